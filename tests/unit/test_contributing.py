@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md says where things are, so they have to be there."""
+"""The paths that CONTRIBUTING.md names exist."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_the_places_that_it_names_exist_and_no_package_is_left_out() -> None:
     assert packages - named == set()
 
 
-def test_no_package_and_no_data_is_left_out_of_the_wheel() -> None:
-    tomllib = pytest.importorskip("tomllib")  # Python 3.10 has none
+def test_wheel_has_every_package_and_data_file() -> None:
+    tomllib = pytest.importorskip("tomllib")  # missing in Python 3.10
     with (ROOT / "pyproject.toml").open("rb") as file:
         stated = tomllib.load(file)["tool"]["setuptools"]
     here = {".".join(file.relative_to(ROOT).parts[:-1]) for file in ROOT.glob("gpuipc_doctor/**/*.py")}

@@ -1,4 +1,4 @@
-"""Files of the kernel that are absent, empty or odd end no command and are taken for no statement."""
+"""Missing, empty or malformed kernel files crash no command and count as unknown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PID = 4_000_077
 
 _STATED = {0: 1, 10: 150, 11: 50, 18: 812, 24: 4096}
 NUMBERS = " ".join(str(_STATED.get(place, 0)) for place in range(49))
-"""Fields of ``/proc/PID/stat`` behind the state."""
+"""Fields of ``/proc/PID/stat`` after the state."""
 
 ODD = b"odd \xff(: - unknown\n? 0x -1 :\n"
 TEXTS = (None, b"", b"\n", ODD)
@@ -57,7 +57,7 @@ texts = pytest.mark.parametrize("text", TEXTS, ids=("absent", "empty", "line", "
 
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `/proc` of our own, with one process that has no file yet."""
+    """A private `/proc`, with one process that has no file yet."""
     for module in (tree, processes, rights, selection, ipc_files, shared_memory):
         monkeypatch.setattr(module, "PROC", tmp_path)
     (tmp_path / "self").symlink_to(str(os.getpid()))
@@ -76,7 +76,7 @@ def write(file: Path, text: bytes | None) -> Path:
 
 
 @texts
-def test_process_without_a_stat_is_in_no_list(proc: Path, text: bytes | None) -> None:
+def test_process_without_a_stat_is_not_listed(proc: Path, text: bytes | None) -> None:
     write(proc / str(PID) / "stat", text)
     assert tree.processes() == {}
     assert tree.exit_code_of_zombie(PID) is None
@@ -85,7 +85,7 @@ def test_process_without_a_stat_is_in_no_list(proc: Path, text: bytes | None) ->
 
 
 @pytest.mark.parametrize("name", ["a) R 1 (b", "line\nfeed", "", "(sd-pam)"])
-def test_name_of_a_process_may_hold_anything(proc: Path, name: str) -> None:
+def test_name_of_a_process_may_contain_anything(proc: Path, name: str) -> None:
     text = f"{PID} ({name}) S {NUMBERS}\n"
     write(proc / str(PID) / "stat", text.encode())
     assert tree.processes() == {PID: tree.Process(PID, 1, name, "S")}
@@ -172,7 +172,7 @@ MAPS = (
 )
 
 
-def test_mappings_are_those_that_a_text_has() -> None:
+def test_mappings_are_parsed_from_the_text() -> None:
     library, shared, stack = mappings(MAPS.decode(errors="replace"))
     assert library == Mapping(0x7F00, 0x7F10, "r-xp", 0x1000, "08:01", 12, "/usr/lib/libmpi.so.12", False)
     assert (shared.file, shared.is_removed, shared.inode) == ("/dev/shm/a b", True, 9)
@@ -181,7 +181,7 @@ def test_mappings_are_those_that_a_text_has() -> None:
 
 
 def test_library_behind_the_most_mappings_is_seen(proc: Path) -> None:
-    """By default a process may have 65,530; libraries are mapped at high addresses."""
+    """By default, a process may have 65,530 mappings; libraries are mapped at high addresses."""
     path = f"/scratch/{'x' * 200}/file"
     line = f"7f00-7f10 r--s 00000000 08:01 12    {path}\n"
     write(proc / str(PID) / "maps", (line * 65_530).encode() + MAPS)
@@ -203,13 +203,13 @@ def test_memory_of_a_process_without_maps_is_unknown(
 
 
 @texts
-def test_stack_and_code_of_a_process_that_shows_none(
+def test_missing_stack_and_code_of_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes | None
 ) -> None:
     file = write(tmp_path / "file", text)
     for module in ("code", "counting", "sleeping"):
         monkeypatch.setattr(f"gpuipc_doctor.job.{module}.Path", lambda name: file)
-    with pytest.raises(OSError):  # noqa: PT011 - absent, or an address that is none
+    with pytest.raises(OSError):  # noqa: PT011 - absent, or not an address
         counting.outer_stack(PID)
     if text is None:
         with pytest.raises(FileNotFoundError):
@@ -241,7 +241,7 @@ def test_number_of_a_file(tmp_path: Path, text: bytes | None) -> None:
 
 
 @texts
-def test_host_name_is_the_hosts_own_if_none_is_stated(tmp_path: Path, text: bytes | None) -> None:
+def test_host_name_is_the_hosts_own_if_the_file_has_none(tmp_path: Path, text: bytes | None) -> None:
     write(tmp_path / "proc/sys/kernel/hostname", text)
     stated = (text or b"").decode(errors="replace").strip()
     assert node_name.below(str(tmp_path)) == (stated or node_name.full())
@@ -259,7 +259,7 @@ def test_directories_that_fail_match_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", ODD, b"x\0y\n", b"../../etc\n"])
-def test_facts_are_those_that_files_state(tmp_path: Path, text: bytes) -> None:
+def test_facts_come_from_files_that_state_them(tmp_path: Path, text: bytes) -> None:
     for name in ("osrelease", "numa_balancing", "yama/ptrace_scope"):
         write(tmp_path / "proc/sys/kernel" / name, text)
     write(tmp_path / "proc/config.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03" + text)
@@ -276,9 +276,7 @@ def test_facts_are_those_that_files_state(tmp_path: Path, text: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", ODD])
-def test_what_is_not_stated_is_not_claimed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes
-) -> None:
+def test_missing_facts_are_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     node = Tree(tmp_path)
     write(tmp_path / "proc/cmdline", text)
     write(tmp_path / "proc/config.gz", gzip.compress(text))
@@ -304,7 +302,7 @@ def test_adapter_with_an_odd_address_is_not_said_to_be_ignored(tmp_path: Path, t
 
 
 @texts
-def test_amd_gpu_without_a_number_says_which(tmp_path: Path, text: bytes | None) -> None:
+def test_amd_gpu_without_a_number_is_named(tmp_path: Path, text: bytes | None) -> None:
     device = tmp_path / "sys/bus/pci/devices/0000:c1:00.0"
     for name, stated in (("vendor", b"0x1002\n"), ("class", b"0x030000\n"), ("mem_info_vram_used", b"7\n")):
         write(device / name, stated)
@@ -318,7 +316,7 @@ def test_amd_gpu_without_a_number_says_which(tmp_path: Path, text: bytes | None)
 
 
 @texts
-def test_kernel_without_a_boot_id_is_known_by_its_node(
+def test_kernel_without_a_boot_id_is_identified_by_its_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes | None
 ) -> None:
     file = write(tmp_path / "boot_id", text)
@@ -335,7 +333,7 @@ def test_pass_stored_before_an_unseen_reboot_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("lacks", ["Threads", "VmData", "VmSize"])
-def test_figures_of_a_process_are_those_that_the_kernel_shows(
+def test_figures_that_the_kernel_lacks_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: str
 ) -> None:
     lines = {"Threads": "3", "VmData": "8 kB", "VmSize": "20 kB"}
@@ -368,7 +366,7 @@ def test_descriptors_are_closed_without_a_list_of_them(monkeypatch: pytest.Monke
         (stem._why_not_to_fork, "cannot read /proc/self/maps: Permission denied"),
     ],
 )
-def test_process_that_cannot_read_itself_cannot_tell(
+def test_process_that_cannot_read_itself_reports_unknown(
     monkeypatch: pytest.MonkeyPatch, read: Callable[[], object], unknown: object
 ) -> None:
     monkeypatch.setattr(Path, "open", _refuse)

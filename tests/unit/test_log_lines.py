@@ -1,4 +1,4 @@
-"""Which lines of a log tell something, and what an MPI library said when it gave up."""
+"""Informative lines of a log, and the message of an MPI library that aborts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ find_provider(3004)..........: OFI fi_getinfo() failed (ofi_init.c:3004:find_pro
 """.splitlines()
 
 
-def test_an_error_tells_more_than_a_warning_and_a_setting_nothing() -> None:
+def test_errors_precede_warnings_and_settings_are_ignored() -> None:
     lines = (ERROR, INFO, WARNINGS[0], ABORT[0], NEWS, "all is well")
     assert [how_telling(line) for line in lines] == [2, 2, 1, 1, 0, 0]
 
 
-def test_the_most_telling_lines_come_in_their_order() -> None:
+def test_most_informative_lines_keep_their_order() -> None:
     assert most_telling([*WARNINGS, NEWS, ERROR], 2) == [WARNINGS[0], ERROR]
 
 
-def test_the_reason_of_an_abort_is_the_innermost() -> None:
+def test_reason_of_an_abort_is_the_innermost() -> None:
     said = "OFI fi_getinfo() failed (ofi_init.c:3004:find_provider:No data available)"
     assert reason_of_abort(ABORT) == said
     assert reason_of_abort([*ABORT, "gone(1): not of the stack any more"]) != said

@@ -1,4 +1,4 @@
-"""Names in docstrings exist, and no two modules have one name for different things."""
+"""Names quoted in docstrings exist; a module's name means the same thing in every package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 FILES = [*ROOT.glob("gpuipc_doctor/**/*.py"), *ROOT.glob("checks/*.py")]
 
 FOREIGN = re.compile(r"(MPIX?_|cuda|cu|hip|fi_|nvml)\w+|dlopen|ps|yaml\.compose")
-"""Functions of libraries and programs that are called by these names elsewhere."""
+"""Functions of foreign libraries and programs, and names defined elsewhere."""
 
 SAME_MEANING = {
     "check": "the class, the command",
@@ -35,7 +35,7 @@ SAME_MEANING = {
     "sampling": "looking again and again",
     "slurm": "what asks Slurm",
 }
-"""Modules of one name in several rooms, with what all of them are about."""
+"""Modules of one name in several packages, with the subject that they share."""
 
 
 def identifiers(tree: ast.AST) -> Iterator[str]:
@@ -48,7 +48,7 @@ def identifiers(tree: ast.AST) -> Iterator[str]:
 
 
 def mentioned(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and name of what stands between single backticks in docstrings."""
+    """Line and name of each word between single backticks in docstrings."""
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Expr)
@@ -78,7 +78,7 @@ def test_each_name_in_a_docstring_exists() -> None:
     assert stale == []
 
 
-def test_modules_of_one_name_mean_the_same() -> None:
+def test_modules_of_one_name_have_one_subject() -> None:
     rooms = defaultdict(set)
     for file in FILES:
         if not file.stem.startswith("__"):

@@ -1,4 +1,4 @@
-"""What this node is called, by Slurm or by itself."""
+"""The name of this node, from Slurm or from the kernel."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_slurms_name_comes_first(
     assert (node_name.full(), node_name.short()) == (full, short)
 
 
-def test_it_is_asked_for_in_one_place() -> None:
-    """But for what has the standard library alone."""
+def test_name_is_read_in_one_place() -> None:
+    """Except in rank.py, which may only import the standard library."""
     root = Path(gpuipc_doctor.__file__).parent
     asking = [file for file in root.rglob("*.py") if re.search(r"uname\(\)\.nodename", file.read_text())]
     assert {str(file.relative_to(root)) for file in asking} == {"node_name.py", "supervise/rank.py"}

@@ -1,4 +1,4 @@
-"""Versions are ordered as their projects order them, and a range says no more than is known."""
+"""Versions are ordered as their projects order them; a range gives no verdict beyond known versions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ VERSIONS = {
     "libfabric": st.from_regex(r"[12]\.[0-9]{1,2}\.[0-9](rc[1-3]|a1)?", fullmatch=True),
     "kernel": st.from_regex(r"[456]\.[0-9]{1,2}\.[0-9](-[0-9]{1,3}-generic)?", fullmatch=True),
 }
-"""Versions as these projects write them; the others write numbers and dots."""
+"""Versions in the formats of these projects; the others use numbers and dots."""
 
 
 def versions(component: str) -> st.SearchStrategy[str]:
@@ -59,19 +59,19 @@ def versions(component: str) -> st.SearchStrategy[str]:
     return st.sampled_from(IN_ORDER[component].split()) | VERSIONS.get(component, plain)
 
 
-def test_every_order_has_its_examples() -> None:
+def test_every_order_has_examples() -> None:
     assert IN_ORDER.keys() == ORDERS.keys()
 
 
 @pytest.mark.parametrize("component", IN_ORDER)
-def test_real_versions_stand_in_their_order(component: str) -> None:
+def test_real_versions_are_ordered(component: str) -> None:
     parsed = [parse(component, text) for text in IN_ORDER[component].split()]
     assert all(a is not None and b is not None and a < b for a, b in combinations(parsed, 2))
 
 
 @pytest.mark.parametrize("component", IN_ORDER)
 @given(st.data())
-def test_the_order_is_total_antisymmetric_and_transitive(component: str, data: st.DataObject) -> None:
+def test_order_is_total_antisymmetric_and_transitive(component: str, data: st.DataObject) -> None:
     a, b, c = (parse(component, data.draw(versions(component))) for _ in range(3))
     assert a is not None
     assert b is not None
@@ -87,13 +87,13 @@ def test_the_order_is_total_antisymmetric_and_transitive(component: str, data: s
         ("nvidia-driver", "460.32.03-open"),
         ("nvidia-driver", "R460"),
         ("nvidia-driver", ""),
-        ("nvidia-driver", "460.\u0663\u0662"),  # digits, but not ours
+        ("nvidia-driver", "460.\u0663\u0662"),  # digits, but not ASCII
         ("nvidia-driver", "9" * 5000),
         ("mpich", "4.3.0-git"),
         ("mpich", "v4.3.0"),
         ("rocm", "unknown"),
         ("cray-mpich", "8.1.28rc"),
-        ("ucx", "1.15.0-rc1"),  # before 1.15.0 or a package of it? UCX does not say
+        ("ucx", "1.15.0-rc1"),  # before 1.15.0, or a package of it? UCX does not say
         ("kernel", "6.19.0-rc1"),
         ("intel-mpi", "2019 Update 4"),
         ("pytorch", "2.9.0.dev20260101"),
@@ -101,13 +101,13 @@ def test_the_order_is_total_antisymmetric_and_transitive(component: str, data: s
         ("no-such-component", "1.0"),
     ],
 )
-def test_what_cannot_be_ordered_is_not_guessed(component: str, text: str) -> None:
+def test_unordered_versions_are_refused(component: str, text: str) -> None:
     assert parse(component, text) is None
     assert Range(component, "0", fixed="999.0").judge(text) is UNKNOWN
 
 
 @given(st.text())
-def test_any_text_is_a_version_or_is_not(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     for component in ORDERS:
         parse(component, text)
 
@@ -166,7 +166,7 @@ CRAY_LAST = Range("cray-mpich", "0", last_affected="8.1.28.15")
         (CRAY_LAST, "8.1.28.16", FINE),
     ],
 )
-def test_a_range_says_what_is_known(affected: Range, version: str, verdict: Verdict) -> None:
+def test_verdict_of_a_range(affected: Range, version: str, verdict: Verdict) -> None:
     assert affected.judge(version) is verdict
 
 
@@ -185,7 +185,7 @@ def test_a_range_says_what_is_known(affected: Range, version: str, verdict: Verd
         (Range("mpich", "unknown", fixed="unknown"), "unknown"),
     ],
 )
-def test_a_range_reads_as_a_person_would_say_it(affected: Range, text: str) -> None:
+def test_text_of_a_range(affected: Range, text: str) -> None:
     assert str(affected) == text
 
 
@@ -202,7 +202,7 @@ PAIRS = st.tuples(DRIVERS, DRIVERS).map(lambda two: tuple(sorted(two, key=driver
 
 
 @given(PAIRS, PAIRS)
-def test_a_range_with_both_bounds_has_one_inside_and_no_doubt(
+def test_range_with_both_bounds_has_definite_verdicts(
     bounds: tuple[str, str], others: tuple[str, str]
 ) -> None:
     (a, b), (x, y) = bounds, others
@@ -218,7 +218,7 @@ def test_a_range_with_both_bounds_has_one_inside_and_no_doubt(
 
 
 @given(st.lists(DRIVERS, min_size=1), st.lists(DRIVERS), DRIVERS)
-def test_with_both_bounds_unknown_nothing_is_claimed_beyond_what_was_tried(
+def test_range_without_bounds_has_verdicts_for_tried_versions_only(
     bad: list[str], good: list[str], version: str
 ) -> None:
     affected = Range("nvidia-driver", "unknown", "unknown", "", tuple(bad), tuple(good))
@@ -246,10 +246,10 @@ def test_with_both_bounds_unknown_nothing_is_claimed_beyond_what_was_tried(
          ["known_bad 4.2.1 is outside of the range 4.0 to before 4.2.0"]),
     ],
 )  # fmt: skip
-def test_a_range_that_contradicts_itself_says_so(affected: Range, told: list[str]) -> None:
+def test_contradictions_of_a_range_are_reported(affected: Range, told: list[str]) -> None:
     assert affected.contradictions() == told
 
 
-def test_verdicts_add_up_as_in_three_valued_logic() -> None:
+def test_verdicts_combine_by_three_valued_logic() -> None:
     assert [any_of(v) for v in ([], [FINE], [FINE, UNKNOWN], [UNKNOWN, BAD])] == [FINE, FINE, UNKNOWN, BAD]
     assert [all_of(v) for v in ([], [BAD], [BAD, UNKNOWN], [UNKNOWN, FINE])] == [BAD, BAD, UNKNOWN, FINE]

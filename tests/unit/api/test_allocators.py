@@ -1,4 +1,4 @@
-"""Which allocators a run is tested with."""
+"""The allocators that a run tests."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.checks.judging import gpu
         ([Fact("cupy", None, "no cupy*-*.dist-info in Python's path")], "cuda", ()),
     ],
 )
-def test_allocators_are_those_of_libraries_built_for_the_device(
+def test_allocators_come_from_libraries_built_for_the_device(
     facts: list[Fact], backend: str, libraries: tuple[tuple[str, ...], ...]
 ) -> None:
     assert installed(facts, backend) == libraries
 
 
-def test_what_is_imported_early_is_there_to_be_imported() -> None:
+def test_early_imports_are_installed() -> None:
     for allocator in (*itertools.chain(*_OF.values()), "PyTorch expandable"):
         (module,) = probe(allocator, gpu(0), {}).imports
         assert module in ("cupy", "torch") or importlib.util.find_spec(module)

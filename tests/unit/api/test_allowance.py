@@ -1,4 +1,4 @@
-"""An allocator that is held to a share of the device's memory, by its library or by us."""
+"""An allocator limited to a share of the device's memory, by its library or by `api`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 class Allocator:
-    """It keeps what is freed until it is told to give it back, or has none left within its own bound."""
+    """Keeps freed memory until `release`, or until its limit is reached."""
 
     def __init__(self, *, has_bound: bool, leaks: bool = False) -> None:
         self.allocated = self.reserved = 0
@@ -55,7 +55,7 @@ def bounded(allocator: Allocator, free: int = 1000 * MIB) -> Any:
 
 
 @pytest.mark.parametrize("has_bound", [True, False])
-def test_what_is_only_kept_is_given_back_for_what_is_asked(has_bound: bool) -> None:
+def test_cached_memory_is_released_for_an_allocation(has_bound: bool) -> None:
     allocator = Allocator(has_bound=has_bound)
     within = bounded(allocator)
     assert within.alloc(90 * MIB, None)
@@ -66,7 +66,7 @@ def test_what_is_only_kept_is_given_back_for_what_is_asked(has_bound: bool) -> N
 
 
 @pytest.mark.parametrize("has_bound", [True, False])
-def test_who_gives_nothing_back_gets_no_more_than_the_room(has_bound: bool) -> None:
+def test_allocator_that_releases_nothing_stays_within_the_limit(has_bound: bool) -> None:
     allocator = Allocator(has_bound=has_bound, leaks=True)
     within = bounded(allocator)
     assert within.alloc(60 * MIB, None)
@@ -78,14 +78,14 @@ def test_who_gives_nothing_back_gets_no_more_than_the_room(has_bound: bool) -> N
     assert within.alloc(1, None) is None
 
 
-def test_all_of_the_room_may_be_taken() -> None:
+def test_whole_limit_may_be_allocated() -> None:
     assert bounded(Allocator(has_bound=False)).alloc(100 * MIB, None)
 
 
 @pytest.mark.parametrize(
     ("name", "free"), [("CUDA_ERROR_OUT_OF_MEMORY", 99 * MIB), ("CUDA_ERROR_ILLEGAL_ADDRESS", 1000 * MIB)]
 )
-def test_a_device_that_has_no_more_or_that_fails_is_not_the_allocators_doing(name: str, free: int) -> None:
+def test_full_or_failing_device_is_not_the_allocators_limit(name: str, free: int) -> None:
     allocator = Allocator(has_bound=True, leaks=True)
     allocator.name = name
     within = bounded(allocator, free)
@@ -94,7 +94,7 @@ def test_a_device_that_has_no_more_or_that_fails_is_not_the_allocators_doing(nam
         within.alloc(60 * MIB, None)
 
 
-def test_a_role_takes_its_share_of_what_is_free_now() -> None:
+def test_role_uses_its_share_of_the_memory_free_now() -> None:
     gpu = SimpleNamespace(memory_info=lambda: (50 * MIB, 1000 * MIB))
     w: Any = SimpleNamespace(params=share(MemoryShare(fraction=0.1)), gpu=gpu)
     assert share_of_free(w) == 5 * MIB

@@ -1,4 +1,4 @@
-"""How many freed buffers are kept, from used memory."""
+"""The number of freed buffers that are kept, estimated from used memory."""
 
 from __future__ import annotations
 
@@ -29,44 +29,44 @@ def with_small(number: int, first: float = END, each: float = 2 * MIB) -> list[f
     return [first + each * n for n in range(1, number + 1)]
 
 
-def test_buffers_that_grow_and_are_all_kept_are_counted() -> None:
+def test_all_kept_growing_buffers_are_counted() -> None:
     assert ALL_KEPT.grows
     assert ALL_KEPT.is_large
     assert ALL_KEPT.at_least == pytest.approx(24, abs=1)
     assert followed_by(with_small(99)).at_least == pytest.approx(24 + 99, abs=1)
 
 
-def test_what_is_given_up_for_a_buffer_that_lies_over_it_does_not_hide_the_later_ones() -> None:
+def test_release_for_an_overlapping_buffer_does_not_hide_later_ones() -> None:
     over_the_first_ten = [used - sum(SIZES[: min(n, 10)]) for n, used in enumerate(with_small(99), 1)]
     kept = followed_by(over_the_first_ten).at_least
     assert 89 <= kept <= 14 + 99
     assert followed_by(over_the_first_ten).bound is None
 
 
-def test_a_leak_of_more_than_the_buffers_is_no_more_buffers_than_were_sent() -> None:
+def test_leak_larger_than_the_buffers_counts_at_most_the_sent_ones() -> None:
     leak = with_small(10, each=27 * MIB)
     assert followed_by(leak).at_least == 10 + 24
 
 
-def test_the_newest_buffers_that_are_kept_are_counted_as_what_they_are() -> None:
-    """They are the largest: as many of the mean size would be more than there are."""
+def test_newest_kept_buffers_are_counted_by_their_size() -> None:
+    """The kept buffers are the largest: their number at the mean size would exceed the real number."""
     newest = [sum(SIZES[max(0, n - 8) : n]) for n in range(1, 25)]
     assert replace(ALL_KEPT, used=newest).at_least == 8
 
 
-def test_what_was_released_later_does_not_count_as_kept() -> None:
+def test_buffers_released_later_do_not_count_as_kept() -> None:
     emptied = [END + 2.0 * MIB * n for n in range(1, 17)] + [2.0 * MIB * n for n in range(1, 41)]
     assert followed_by(emptied).at_least == 24 + 16
 
 
-def test_a_cache_that_gave_the_large_ones_up_for_small_ones_is_as_large_as_what_is_left() -> None:
+def test_size_of_a_cache_that_replaced_large_buffers_is_the_rest() -> None:
     for kept in (1, 16, 64):
         gone = [used if n <= 8 else 2.0 * MIB * kept for n, used in enumerate(with_small(99))]
         assert followed_by(gone).bound == kept * 2 * MIB
 
 
-def test_what_the_first_buffer_costs_is_counted_in_blocks() -> None:
-    """A driver takes 4 MiB for a buffer of 2.048 MiB: the bound was low by one."""
+def test_first_buffer_is_counted_in_blocks() -> None:
+    """A driver allocates 4 MiB for a buffer of 2.048 MiB; the bound was too low by one buffer."""
     sizes = [int((2.048 + 1.024 * n) * MIB) for n in range(12)]
     costs = [-(-size // (2 * MIB)) * 2 * MIB for size in sizes]
     sent = costs + [2 * MIB] * 48
@@ -79,19 +79,19 @@ def test_what_the_first_buffer_costs_is_counted_in_blocks() -> None:
     "went",
     [
         [used if n <= 8 else 2.0 * MIB * 16 for n, used in enumerate(with_small(99))],
-        [END - 300.0 * MIB + 2 * MIB * (n % 20) for n in range(129)],  # saw teeth of one height
+        [END - 300.0 * MIB + 2 * MIB * (n % 20) for n in range(129)],  # a saw tooth of constant height
     ],
 )
-def test_a_release_for_a_buffer_at_an_address_used_before_proves_no_bound(went: list[float]) -> None:
-    """As Open MPI's smcuda, which has none: the check of 2239b7e claimed 16 and 183 buffers."""
+def test_release_at_a_reused_address_proves_no_bound(went: list[float]) -> None:
+    """As with Open MPI's smcuda, which has no bound: the check of 2239b7e reported 16 and 183 buffers."""
     assert followed_by(went).bound is not None
     assert followed_by(went, apart=False).bound is None
 
 
 @pytest.mark.parametrize("period", [2, 3, 5, 16, 33])
 @pytest.mark.parametrize("given_up", [1, 2, 3, 40])
-def test_a_saw_tooth_has_no_bound_and_does_not_stop(period: int, given_up: int) -> None:
-    """Each buffer is kept, and every few of them one that lay beneath is released: Open MPI's smcuda."""
+def test_saw_tooth_has_no_bound_and_does_not_stop(period: int, given_up: int) -> None:
+    """Each buffer is kept, and every few of them an earlier one is released: Open MPI's smcuda."""
     tooth = [END + 2.0 * MIB * (n - n // period * given_up) for n in range(1, 129)]
     growth = followed_by(tooth, [tooth[-1] + 30.0 * MIB])
     assert growth.bound is None
@@ -99,8 +99,8 @@ def test_a_saw_tooth_has_no_bound_and_does_not_stop(period: int, given_up: int) 
 
 
 @pytest.mark.parametrize("more", [0, 2 * MIB, 40 * MIB, -4 * MIB])
-def test_what_gives_nothing_up_is_not_known_to_be_a_cache(more: int) -> None:
-    """Small buffers may not go by IPC, or a bound in bytes is not reached."""
+def test_growth_without_releases_is_not_a_known_cache(more: int) -> None:
+    """Small buffers may not use IPC, or a bound in bytes is not reached."""
     assert followed_by([END + more] * 99).bound is None
 
 
@@ -108,9 +108,9 @@ def test_what_gives_nothing_up_is_not_known_to_be_a_cache(more: int) -> None:
     ("growth", "late", "stops"),
     [
         (4, 0, True),
-        (6, 2, True),  # a block of the driver's own
+        (6, 2, True),  # one block of the driver
         (4, 2, False),
-        (4, 4, False),  # small messages do not go by IPC, and large ones cost as much as before
+        (4, 4, False),  # small messages do not use IPC, and large ones cost as much as before
         (4, None, False),
     ],
 )
@@ -124,15 +124,15 @@ def test_growth_stops_if_neither_small_nor_large_buffers_add_memory(
     assert not replace(growing, small=flat, each=2 * MIB, late=ended, apart=False).stops
 
 
-def test_growth_that_released_buffers_on_the_way_has_a_bound_and_does_not_stop() -> None:
-    """A cache of 12 large buffers ends, with 44 small ones, where it was before these."""
+def test_growth_with_releases_has_a_bound_and_does_not_stop() -> None:
+    """A cache of 12 large buffers ends, with 44 small ones, at the level before them."""
     went = [END + 2.0 * MIB * n for n in range(1, 21)]
     back = followed_by([*went, *[END + 2.0 * MIB] * 60], [END + 2.0 * MIB])
     assert not back.stops
     assert back.bound == END + 2 * MIB
 
 
-def test_a_little_growth_is_not_said_to_stop_by_so_few_buffers() -> None:
+def test_few_buffers_do_not_show_that_small_growth_stops() -> None:
     slow = replace(ALL_KEPT, used=[1.0 * MIB * n for n in range(24)])
     assert slow.grows
     assert not replace(slow, small=[24.0 * MIB] * 99, each=2 * MIB, late=[24.0 * MIB], apart=True).stops
@@ -146,20 +146,20 @@ def test_a_little_growth_is_not_said_to_stop_by_so_few_buffers() -> None:
         ([(0, 10)], [(5, 1)], False),
         ([(5, 1)], [(0, 10)], False),
         ([(50, 10)], [(0, 100), (10, 10)], False),
-        ([(100, 10)], [(0, 100), (10, 10)], True),  # what was freed may have lain over each other
+        ([(100, 10)], [(0, 100), (10, 10)], True),  # freed buffers may have overlapped each other
     ],
 )
-def test_buffers_are_apart_if_no_address_was_used_twice(
+def test_buffers_are_apart_if_no_address_was_reused(
     buffers: list[tuple[int, int]], freed: list[tuple[int, int]], apart: bool
 ) -> None:
     assert share_no_address(buffers, freed) is apart
 
 
-def test_what_still_grows_has_no_bound_that_is_known() -> None:
+def test_continuing_growth_has_no_known_bound() -> None:
     assert followed_by(with_small(99, first=0.0)).bound is None
 
 
-def test_growth_as_in_the_control_is_none() -> None:
+def test_growth_equal_to_the_control_is_no_growth() -> None:
     control = [8.0 * MIB * n for n in range(8)]
     assert not BufferGrowth(SIZES, [8.0 * MIB * n for n in range(24)], control).grows
     assert not BufferGrowth(
@@ -173,17 +173,15 @@ def test_growth_as_in_the_control_is_none() -> None:
         (2 * MIB - 1, 27 * MIB, False),
         (2 * MIB, 27 * MIB, True),
         (MIB - 1, 4 * MIB, False),
-        (MIB, 4 * MIB, True),  # a quarter of each
+        (MIB, 4 * MIB, True),  # a quarter of each buffer
     ],
 )
-def test_a_block_of_the_drivers_or_a_quarter_of_each_buffer_is_no_little(
-    each: int, of: int, is_large: bool
-) -> None:
+def test_driver_block_or_quarter_of_each_buffer_is_large(each: int, of: int, is_large: bool) -> None:
     growth = BufferGrowth([of] * 24, [float(each * n) for n in range(24)], QUIET)
     assert (growth.grows, growth.is_large) == (True, is_large)
 
 
-def test_buffers_grow_as_far_as_there_is_room_and_are_never_too_few_to_tell_by() -> None:
+def test_growing_buffers_fit_the_room_and_are_never_too_few() -> None:
     assert growing_sizes(1000, 4, 2, 43) == list(range(4, 64, 2))  # one of 64 would not fit
     assert growing_sizes(1000, 4, 2, 20) == list(range(4, 44, 2))
     few = growing_sizes(90, 4, 2, 43)
@@ -191,19 +189,19 @@ def test_buffers_grow_as_far_as_there_is_room_and_are_never_too_few_to_tell_by()
     assert sum(few) <= 90
 
 
-def test_buffers_of_one_size_are_as_large_as_there_is_room_for() -> None:
+def test_buffers_of_one_size_fit_the_room() -> None:
     assert equal_sizes(1000, 10, 40, 50) == [20] * 50
     assert equal_sizes(10_000, 10, 40, 50) == [40] * 50
     assert equal_sizes(200, 10, 40, 50) == [10] * 20
     assert equal_sizes(60, 10, 40, 50) == [5] * 12
 
 
-def test_too_few_buffers_to_tell_by_are_none() -> None:
+def test_too_few_buffers_are_refused() -> None:
     assert [how_many(room, 2, 20) for room in (100, 30, 24, 23)] == [20, 15, 12, 0]
 
 
 @pytest.mark.parametrize("buffers", [FEWEST, 36, 128])
-def test_a_plateau_says_which_growth_would_have_been_found_and_it_is(buffers: int) -> None:
+def test_growth_stated_as_detectable_on_a_plateau_is_detected(buffers: int) -> None:
     flat, control = [600.0 * MIB] * buffers, [600.0 * MIB] * (buffers // 3)
     least = BufferGrowth([1], flat, control).plateau("sender", 2 * MIB).values["least"]
 
@@ -217,7 +215,7 @@ def test_a_plateau_says_which_growth_would_have_been_found_and_it_is(buffers: in
 
 
 @pytest.mark.parametrize("looked_at", [12, 43, 134])
-def test_two_blocks_of_the_drivers_own_are_no_growth_wherever_they_come(looked_at: int) -> None:
+def test_two_driver_blocks_at_any_time_are_no_growth(looked_at: int) -> None:
     third, step = range(looked_at), max(1, looked_at // 12)
     for first, second in product(range(0, looked_at, step), repeat=2):
         blocks = [2.0 * MIB * ((first <= n) + (second <= n)) for n in third]
@@ -235,11 +233,13 @@ GROWS = lasting([float(MIB * n) for n in range(24)])
         ([MIB * n * 0.49 for n in range(24)], False),
         ([MIB] * 24, False),
         ([None] * 12 + [MIB * n for n in range(12)], True),
-        ([None] * 13 + [MIB * n for n in range(11)], False),  # for all of what counts it must be known
+        ([None] * 13 + [MIB * n for n in range(11)], False),  # a missing figure among the last ones
         ([None] * 24, False),
     ],
 )
-def test_growth_is_held_by_whose_process_holds_most_of_it(held: list[float | None], is_theirs: bool) -> None:
+def test_growth_is_attributed_to_the_process_that_holds_most_of_it(
+    held: list[float | None], is_theirs: bool
+) -> None:
     records = {"rank 0": {"held": [[0.0] * 24, [MIB] * 24]}, "rank 1": {"held": [[0.0] * 24, held]}}
     found = held_by(outcome(records, ONE, ""), 1, GROWS)
     assert [(item.kind, item.values["role"]) for item in found] == [

@@ -1,4 +1,4 @@
-"""Which devices, and which pairs of them, a check is to probe."""
+"""The devices, and pairs of devices, that a check probes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.checks.judging import gpu
 DEVICES = tuple(gpu(index, backend) for backend in ("cuda", "hip") for index in range(2))
 
 
-def test_a_pair_stays_within_a_backend() -> None:
+def test_pairs_are_of_one_backend() -> None:
     labels = [(a.label, b.label) for a, b in Context(DEVICES).pairs]
     assert labels == [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0"), ("hip:0", "hip:1"), ("hip:1", "hip:0")]
 
 
 def shown(*ranks: str) -> Context:
-    """Four devices, and what a launcher shows of them to each rank, by their numbers."""
+    """Four devices, and the numbers of the devices that a launcher shows to each rank."""
     by_rank = tuple(frozenset(f"cuda:{number}" for number in numbers) for numbers in ranks)
     launch = Launch(("mpiexec",), shows=by_rank)
     return Context(tuple(map(gpu, range(4))), mpi=MpiStack("mpich", "5.0.2", "/libmpi.so", launch))
@@ -36,7 +36,7 @@ def shown(*ranks: str) -> Context:
         (("0", ""), [], ""),
     ],
 )
-def test_ranks_are_on_devices_that_the_launcher_shows_them(
+def test_ranks_use_devices_that_the_launcher_shows_them(
     ranks: tuple[str, ...], pairs: list[str], alone: str
 ) -> None:
     context = shown(*ranks)
@@ -47,7 +47,7 @@ def test_ranks_are_on_devices_that_the_launcher_shows_them(
 
 
 def pairs_of(count: int, tier: Tier = Tier.ACCEPTANCE) -> list[str]:
-    """What a check of subjects probes beside each of so many devices."""
+    """The pairs that a check probes on ``count`` devices, in addition to each device."""
     devices = tuple(replace(DEVICES[0], index=index) for index in range(count))
     subjects = Context(devices, tier=tier).subjects
     assert subjects[:count] == tuple((device,) for device in devices)
@@ -63,11 +63,11 @@ def pairs_of(count: int, tier: Tier = Tier.ACCEPTANCE) -> list[str]:
         (3, ["cuda:0 > cuda:1", "cuda:1 > cuda:2", "cuda:2 > cuda:0"]),
     ],
 )
-def test_beside_each_device_the_pairs_of_neighbours_are_probed(count: int, pairs: list[str]) -> None:
+def test_each_device_and_pairs_of_neighbours_are_probed(count: int, pairs: list[str]) -> None:
     assert pairs_of(count) == pairs
 
 
-def test_of_eight_devices_eight_pairs_are_probed_and_only_a_soak_takes_all() -> None:
+def test_eight_of_eight_devices_pairs_are_probed_and_all_in_soak() -> None:
     assert len(pairs_of(8)) == 8
     assert len(pairs_of(8, Tier.SOAK)) == 56
     assert pairs_of(8, Tier.PROLOG) == []
@@ -78,6 +78,6 @@ def test_neighbours_are_of_one_backend() -> None:
     assert labels == ["cuda:0 > cuda:1", "hip:0 > hip:1"]
 
 
-def test_there_is_as_much_room_as_on_the_smallest_device() -> None:
+def test_room_is_that_of_the_smallest_device() -> None:
     context = Context((), memory=MemoryShare(fraction=0.5, most_gib=1000))
     assert context.room([gpu(0, total_bytes=80 << 30), gpu(1, total_bytes=40 << 30)]) == 20 << 30

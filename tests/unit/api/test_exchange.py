@@ -1,4 +1,4 @@
-"""Data that goes both ways through a mapping, and mappings that are right only at first."""
+"""Data exchanged in both directions through a mapping, and mappings that are correct only at first."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.checks.judging import ONE, outcome
 
 NBYTES = 300_000
 MIDDLE = 200_000
-"""An offset that no glance covers."""
+"""An offset outside all sampled parts."""
 
 
 class Bytes:
-    """Memory of a process, or another's view of it."""
+    """Memory of a process, or another process's mapping of it."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Bytes:
 
 
 def exchanged(mapping: Callable[[bytearray], Bytes], offset: int = 0) -> tuple[list[str], list[str]]:
-    """What the exporter and the importer read wrong."""
+    """The wrong data that the exporter and the importer read."""
     memory, there, back = bytearray(offset + NBYTES), Queue[str](), Queue[str]()
     exporter: Any = SimpleNamespace(peer=SimpleNamespace(send=there.put, recv=back.get))
     importer: Any = SimpleNamespace(peer=SimpleNamespace(send=back.put, recv=there.get))
@@ -65,35 +65,35 @@ def exchanged(mapping: Callable[[bytearray], Bytes], offset: int = 0) -> tuple[l
 
 
 def turns(lines: list[str]) -> list[int]:
-    """The turns in which something was read wrong."""
+    """The turns in which wrong data was read."""
     return list(dict.fromkeys(int(line.removeprefix("it, turn ").partition(" ")[0]) for line in lines))
 
 
 @pytest.mark.parametrize("offset", [0, 64])
-def test_a_mapping_that_is_the_memory_is_right(offset: int) -> None:
+def test_correct_mapping_passes(offset: int) -> None:
     assert exchanged(Bytes, offset) == ([], [])
 
 
-def test_a_mapping_that_shows_a_copy_is_found_by_who_opened_it() -> None:
+def test_mapping_that_shows_a_copy_is_found_by_the_importer() -> None:
     exporter, importer = exchanged(lambda data: Bytes(data, shows=bytes(data)))
     assert exporter == []
     assert turns(importer) == [2, 4]
 
 
-def test_a_mapping_that_loses_writes_is_found_by_who_owns_the_memory() -> None:
+def test_mapping_that_loses_writes_is_found_by_the_exporter() -> None:
     exporter, importer = exchanged(lambda data: Bytes(data, loses_writes=True))
     assert turns(exporter) == [1, 3, 5]
     assert importer == []
 
 
-def test_one_byte_in_the_middle_that_a_mapping_loses_is_found_where_all_is_written() -> None:
+def test_lost_byte_in_the_middle_is_found_when_all_is_written() -> None:
     exporter, importer = exchanged(lambda data: Bytes(data, loses_middle=True))
     assert (turns(exporter), turns(importer)) == ([1], [])
     assert "1 of 300000 B wrong" in exporter[0]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 6])
-def test_each_mapping_is_closed_once_and_others_are_used_after_it(count: int) -> None:
+def test_each_mapping_is_closed_once_and_the_others_stay_usable(count: int) -> None:
     order = closing_order(count)
     assert sorted(order) == list(range(count))
     if count > 2:
@@ -110,7 +110,7 @@ def test_each_mapping_is_closed_once_and_others_are_used_after_it(count: int) ->
         (["turn 1"], ["turn 2"], ["later-writes-unseen", "writes-lost"]),
     ],
 )
-def test_what_either_end_read_wrong_is_a_failure_of_its_own(
+def test_wrong_data_of_each_role_is_a_separate_failure(
     exporter: list[str], importer: list[str], keys: list[str]
 ) -> None:
     records = {"exporter": {"exchanged": exporter}, "importer": {"exchanged": importer}}

@@ -1,4 +1,4 @@
-"""Messages there and back: their times, their data, and what is concluded from both."""
+"""Messages there and back: their times, their data, and the findings from both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZES = [0, 8, LARGE]
 
 
 class Memory:
-    """Memory that loses what is read from it, where it ``forgets``."""
+    """Memory that reads as zeros if it ``forgets``."""
 
     address = 4096
 
@@ -47,7 +47,7 @@ class Memory:
 
 
 class Rank:
-    """A worker that is one of two ranks, each of whose messages takes a microsecond for each round."""
+    """A worker that is one of two ranks; each of its messages takes a microsecond per round."""
 
     def __init__(self, rank: int, memory: Memory, out: Queue[bytes], into: Queue[bytes]) -> None:
         self.mpi, self.rank, self.memory = self, rank, memory
@@ -74,7 +74,7 @@ class Rank:
 
 
 def timed(*, forgets: bool = False) -> tuple[list[Rank], dict[int, tuple[list[Latency], list[str]]]]:
-    """Both ranks, and what each found; rank 1's memory may forget."""
+    """Both ranks, and the results of each; ``forgets`` applies to rank 1's memory."""
     there, back = Queue[bytes](), Queue[bytes]()
     ranks = [Rank(0, Memory(), there, back), Rank(1, Memory(forgets=forgets), back, there)]
     found: dict[int, tuple[list[Latency], list[str]]] = {}
@@ -90,7 +90,7 @@ def timed(*, forgets: bool = False) -> tuple[list[Rank], dict[int, tuple[list[La
     return ranks, found
 
 
-def test_what_arrives_is_right_and_its_times_are_kept_by_size() -> None:
+def test_correct_messages_have_times_by_size() -> None:
     ranks, found = timed()
     (latencies, wrong), other = found[0], found[1]
     assert other == (latencies, wrong)
@@ -108,7 +108,7 @@ def test_what_arrives_is_right_and_its_times_are_kept_by_size() -> None:
     }
 
 
-def test_what_is_wrong_is_told_once_for_each_size_by_the_rank_that_reads_it() -> None:
+def test_wrong_data_is_reported_once_per_size_by_the_reading_rank() -> None:
     _, found = timed(forgets=True)
     assert found[0][1] == []
     assert [line.partition(":")[0] for line in found[1][1]] == [
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_told_once_for_each_size_by_the_rank_that_reads_it() ->
     ]
 
 
-def test_bandwidth_is_told_of_what_has_bytes() -> None:
+def test_empty_messages_have_no_bandwidth() -> None:
     lines = [sentences.line(figure) for figure in figures([Latency(0, 1e-6, 2e-6), Latency(8, 1e-6, 2e-6)])]
     assert lines == [
         "0 B: median 2.0 µs, fastest 1.0 µs",
@@ -124,7 +124,7 @@ def test_bandwidth_is_told_of_what_has_bytes() -> None:
     ]
 
 
-def test_measured_are_the_first_and_the_last_latency_of_small_ones_and_the_bandwidth_of_large_ones() -> None:
+def test_first_and_last_small_latency_and_large_bandwidth_are_measured() -> None:
     sizes = [4 * LARGE, LARGE, LARGE - 1, 64, 8, 0]
     told = list(measurements(Latency(size, 1e-6, 2e-6) for size in sizes))
     assert [(figure.name, figure.value, figure.unit, figure.more_is_better) for figure in told] == [
@@ -141,12 +141,12 @@ def test_measured_are_the_first_and_the_last_latency_of_small_ones_and_the_bandw
     [
         ([1, OUT_OF_LINE + 1, 1], [2]),
         ([1, OUT_OF_LINE - 1, 1], []),
-        ([1, OUT_OF_LINE + 1, 2], []),  # not so many times its slower neighbour
+        ([1, OUT_OF_LINE + 1, 2], []),  # too small a multiple of its slower neighbour
         ([2, OUT_OF_LINE + 1, 1], []),
-        ([OUT_OF_LINE + 1, 1, OUT_OF_LINE + 1], []),  # ends have one neighbour only
+        ([OUT_OF_LINE + 1, 1, OUT_OF_LINE + 1], []),  # the first and last size have one neighbour only
     ],
 )
-def test_out_of_line_is_what_takes_far_longer_than_both_neighbours(us: list[float], sizes: list[int]) -> None:
+def test_out_of_line_sizes_take_far_longer_than_both_neighbours(us: list[float], sizes: list[int]) -> None:
     latencies = [Latency(1 << n, 1e-6 * each, 1e-6 * each) for n, each in enumerate(us)]
     found = list(out_of_line(reversed(latencies)))
     assert [item.values["size"] for item in found] == sizes

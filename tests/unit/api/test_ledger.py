@@ -1,4 +1,4 @@
-"""What the ledger enters of a device's memory, and what its judges make of it."""
+"""Entries of a ledger of device memory, and the findings from them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FOLLOWS = [[0, ODD_BYTES + MIB]]
 
 
 class Device:
-    """A device whose memory in use is ``base`` at each time, and as the driver counts it."""
+    """A device with ``base`` bytes in use at each time, which the driver counts with ``counts``."""
 
     device = gpu(0)
 
@@ -64,7 +64,7 @@ class Device:
 
 
 class Worker:
-    """A worker for which time goes on only while it waits."""
+    """A worker whose clock advances only while it waits."""
 
     def __init__(self, device: Device) -> None:
         self.gpu, self.records = device, {}
@@ -102,14 +102,14 @@ def opened(device: Device) -> tuple[Any, Any]:
     ],
     ids=["all free", "all taken", "in steps of 1 GiB", "upside down", "half of it"],
 )
-def test_a_counter_that_does_not_follow_is_not_believed(counts: Callable[[int], int]) -> None:
+def test_counter_that_does_not_follow_is_not_trusted(counts: Callable[[int], int]) -> None:
     w, ledger = opened(Device(counts=counts))
     ledger.enter("the end", ledger.mark())
     (finding,) = account(w.records).judge(ODD_BYTES)
     assert (finding.status, finding.key) == (Status.ERROR, "counter-does-not-follow")
 
 
-def test_a_counter_that_follows_is_believed_though_others_allocate_meanwhile() -> None:
+def test_counter_that_follows_is_trusted_although_others_allocate() -> None:
     jumps = iter([0, 50 * MIB])
     device = Device(counts=lambda used: used // (2 * MIB) * 2 * MIB)
     enter = device.alloc
@@ -125,10 +125,8 @@ def test_a_counter_that_follows_is_believed_though_others_allocate_meanwhile() -
 
 
 @pytest.mark.parametrize(("counted", "keys"), [(1.0, []), (0.5, []), (1.02, ["understated-size"])])
-def test_a_device_described_as_smaller_than_its_counter_counts_is_warned_of(
-    counted: float, keys: list[str]
-) -> None:
-    """Smaller by the counter is normal: MPS may limit it."""
+def test_device_smaller_than_its_counter_is_a_warning(counted: float, keys: list[str]) -> None:
+    """A counter below the device's size is normal: MPS may limit it."""
     device = Device()
     device.memory_info = lambda: (0, int(counted * device.device.total_bytes))  # type: ignore[method-assign]
     w, _ = opened(device)
@@ -151,9 +149,7 @@ class Lagging(Device):
 
 @pytest.mark.parametrize("interval_s", [0.02, 0.05, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("phase", [percent / 100 for percent in range(0, 100, 4)])
-def test_a_counter_that_lags_is_exact_though_it_was_refreshed_during_an_allocation(
-    interval_s: float, phase: float
-) -> None:
+def test_lagging_counter_is_exact_if_refreshed_during_an_allocation(interval_s: float, phase: float) -> None:
     device = Lagging(interval_s)
     device.now, enter = phase * interval_s, device.alloc
 
@@ -175,7 +171,7 @@ def test_a_counter_that_lags_is_exact_though_it_was_refreshed_during_an_allocati
 
 @pytest.mark.parametrize("interval_s", [0.02, 0.05, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("kept", [0, ODD_BYTES])
-def test_a_counter_that_lags_is_waited_for_and_then_believed(interval_s: float, kept: int) -> None:
+def test_lagging_counter_is_waited_for_and_then_trusted(interval_s: float, kept: int) -> None:
     device = Lagging(interval_s)
     w, ledger = opened(device)
 
@@ -189,7 +185,7 @@ def test_a_counter_that_lags_is_waited_for_and_then_believed(interval_s: float, 
     assert [finding.status for finding in account(w.records).judge(ODD_BYTES)] == [Status.FAIL] * bool(kept)
 
 
-def test_a_counter_that_does_not_lag_is_not_waited_for() -> None:
+def test_counter_without_lag_is_not_waited_for() -> None:
     device = Device()
     _, ledger = opened(device)
     began = device.now
@@ -197,7 +193,7 @@ def test_a_counter_that_does_not_lag_is_not_waited_for() -> None:
     assert device.now == began
 
 
-def test_a_counter_that_lags_by_more_than_a_second_is_not_believed() -> None:
+def test_counter_that_lags_by_more_than_a_second_is_not_trusted() -> None:
     w, ledger = opened(Lagging(60.0))
     ledger.enter("the end", ledger.mark())
     (finding,) = account(w.records).judge(ODD_BYTES)
@@ -214,7 +210,7 @@ def test_a_counter_that_lags_by_more_than_a_second_is_not_believed() -> None:
         ([37, 0], Status.FAIL, "not-returned"),  # a whole segment
     ],
 )
-def test_a_loss_of_an_odd_size_is_ours_where_it_repeats(losses: list[int], status: Status, key: str) -> None:
+def test_loss_of_an_odd_size_is_a_fail_if_it_repeats(losses: list[int], status: Status, key: str) -> None:
     device, acts = Device(), iter(losses)
     w, ledger = opened(device)
 
@@ -231,7 +227,7 @@ def test_a_loss_of_an_odd_size_is_ours_where_it_repeats(losses: list[int], statu
 @pytest.mark.parametrize(
     ("losses", "status"), [([21, 21], Status.FAIL), ([21, 0], Status.ERROR), ([0], None)]
 )
-def test_the_end_of_a_process_is_repeated_by_a_spare_one_where_memory_is_missing(
+def test_spare_process_repeats_an_exit_that_left_memory_missing(
     losses: list[int], status: Status | None
 ) -> None:
     device, ends = Device(), iter(losses)
@@ -247,7 +243,7 @@ def test_the_end_of_a_process_is_repeated_by_a_spare_one_where_memory_is_missing
     assert list(ends) == []
 
 
-def test_a_loss_of_an_odd_size_after_a_process_ended_cannot_be_told_and_shows_the_holders() -> None:
+def test_loss_of_an_odd_size_after_an_exit_is_an_error_with_the_holders() -> None:
     device = Device()
     w, ledger = opened(device)
     before = ledger.mark()
@@ -263,12 +259,12 @@ def test_a_loss_of_an_odd_size_after_a_process_ended_cannot_be_told_and_shows_th
     assert any("process 4711 (train)" in line for line in held_by)
 
 
-def test_a_mark_is_made_when_used_memory_stands_still() -> None:
+def test_mark_waits_until_used_memory_is_constant() -> None:
     _, ledger = opened(Device(lambda now: int(500 * MIB - min(now, 1.0) * 400 * MIB)))
     assert ledger.mark() == 100 * MIB
 
 
-def test_what_is_as_at_the_last_mark_has_stood_still_since_then() -> None:
+def test_memory_equal_to_the_last_mark_counts_as_constant_since() -> None:
     device = Device()
     _, ledger = opened(device)
     before, began = ledger.mark(), device.now
@@ -279,7 +275,7 @@ def test_what_is_as_at_the_last_mark_has_stood_still_since_then() -> None:
 
 
 def entered(seconds_late: float, nbytes: int = ODD_BYTES) -> Account:
-    """An account whose memory came back so late after the end."""
+    """An account whose memory is released ``seconds_late`` after the end."""
     device = Device()
     w, ledger = opened(device)
     mark, ended = ledger.mark(), device.now
@@ -288,17 +284,17 @@ def entered(seconds_late: float, nbytes: int = ODD_BYTES) -> Account:
     return account(w.records)
 
 
-def test_what_comes_back_soon_is_in_order() -> None:
+def test_quick_release_passes() -> None:
     assert entered(SETTLE_S / 2).judge(ODD_BYTES) == []
 
 
-def test_what_comes_back_late_is_a_warning_with_the_time() -> None:
+def test_late_release_is_a_warning_with_the_time() -> None:
     (finding,) = entered(5.0).judge(ODD_BYTES)
     assert finding.status is Status.WARN
     assert sentences.summary(finding) == "device memory was released only 5 s after the end"
 
 
-def test_what_does_not_come_back_fails_and_the_next_is_not_waited_for_as_long() -> None:
+def test_unreleased_memory_fails_and_shortens_the_next_wait() -> None:
     device = Device()
     w, ledger = opened(device)
     mark = ledger.mark()
@@ -311,7 +307,7 @@ def test_what_does_not_come_back_fails_and_the_next_is_not_waited_for_as_long() 
     assert SETTLE_S <= second.waited_s < SETTLE_S + 1
     failed, error = account(w.records).judge(ODD_BYTES)
     assert (failed.status, failed.key, failed.values["end"]) == (Status.FAIL, "not-returned", "the first end")
-    assert error.status is Status.ERROR  # two segments, where one was given back
+    assert error.status is Status.ERROR  # two segments, one of which was released
     assert account(w.records).judge(ODD_BYTES, 2)[1].status is Status.FAIL
 
 
@@ -336,7 +332,7 @@ def test_what_does_not_come_back_fails_and_the_next_is_not_waited_for_as_long() 
         (6 << 30, 4, Status.ERROR),
     ],
 )
-def test_a_change_by_a_size_of_ours_is_ours_and_any_other_is_not(
+def test_only_changes_by_our_sizes_are_attributed_to_the_driver(
     missing: int, most: int, status: Status | None
 ) -> None:
     finding = Entry("the end", missing, 8.0 if missing else 0.0).judge(ODD_BYTES, most, 2 * MIB)
@@ -347,7 +343,7 @@ def test_a_change_by_a_size_of_ours_is_ours_and_any_other_is_not(
         assert finding is None or finding.status is Status.WARN
 
 
-def test_who_holds_memory_is_told_with_pid_name_and_bytes() -> None:
+def test_holders_are_listed_with_pid_name_and_bytes() -> None:
     entry = Entry("the end", 100 * MIB, 8.0, [{**STRANGER, "pid": 1, "held": MIB}, STRANGER])
     finding = entry.judge(ODD_BYTES, 1, 2 * MIB)
     assert finding is not None
@@ -357,8 +353,8 @@ def test_who_holds_memory_is_told_with_pid_name_and_bytes() -> None:
     )
 
 
-def test_what_was_missing_and_came_back_later_is_the_first_ends_alone() -> None:
-    """A close that did nothing: the segment goes when the importer ends."""
+def test_memory_released_by_a_later_end_is_blamed_on_the_first_end() -> None:
+    """A close without effect: the segment is released when the importer ends."""
     ends = [Entry("the close", ODD_BYTES, 8.0), Entry("the exit", -ODD_BYTES)]
     (finding,) = Account("cuda:0", FOLLOWS, ends).judge(ODD_BYTES)
     assert (finding.status, finding.values["end"]) == (Status.FAIL, "the close")
@@ -367,7 +363,7 @@ def test_what_was_missing_and_came_back_later_is_the_first_ends_alone() -> None:
 
 
 ROUNDS = range(8, 257, 8)
-IDLE = 666 * MIB  # without the segment, which takes 38 MiB in blocks of 2 MiB: 704 MiB, a multiple of 64
+IDLE = 666 * MIB  # without the segment, which uses 38 MiB in blocks of 2 MiB: 704 MiB, a multiple of 64
 LEVEL = [IDLE + 38 * MIB for _ in ROUNDS]
 CREEPS = [IDLE + 38 * MIB + 2 * MIB * done for done in ROUNDS]
 
@@ -380,29 +376,29 @@ def creeps(used: Sequence[int], control: Sequence[int] = LEVEL) -> bool:
     return loop(used, control).judge("cuda:0") is not None
 
 
-def test_a_loop_that_creeps_fails_with_its_rate() -> None:
+def test_growing_loop_fails_with_its_rate() -> None:
     finding = loop(CREEPS).judge("cuda:0")
     assert finding is not None
     assert finding.status is Status.FAIL
     assert sentences.summary(finding) == "used memory of cuda:0 grows by 2097152 B with each open and close"
 
 
-def test_a_loop_that_wavers_does_not_creep() -> None:
+def test_wavering_loop_does_not_grow() -> None:
     assert not creeps([IDLE + 38 * MIB + (done % 16) * 1024 for done in ROUNDS])
 
 
-def test_only_what_grows_faster_than_its_control_creeps() -> None:
+def test_only_growth_faster_than_the_control_counts() -> None:
     assert not creeps(CREEPS, CREEPS)
     assert creeps(CREEPS, [IDLE + 38 * MIB + MIB * done for done in ROUNDS])
 
 
-def test_what_crept_away_and_is_missing_is_one_finding_beside_nobody_elses() -> None:
+def test_growth_that_is_also_missing_is_one_finding() -> None:
     ends = [Entry("the end", 512 * MIB, 8.0)]
     found = Account("cuda:0", FOLLOWS, ends, [loop(CREEPS)]).judge(ODD_BYTES)
     assert [finding.key for finding in found] == ["grows"]
 
 
-def test_whole_segments_that_a_loop_lost_are_not_reported_again_at_its_end() -> None:
+def test_segments_lost_by_a_loop_are_not_reported_again_at_its_end() -> None:
     each_round = [IDLE + ODD_BYTES * done for done in ROUNDS]
     ends = [Entry("the loop", 256 * ODD_BYTES, 8.0), Entry("the exit", ODD_BYTES, 2.0)]
     found = Account("cuda:0", FOLLOWS, ends, [loop(each_round)]).judge(ODD_BYTES, 256)
@@ -417,7 +413,7 @@ def in_blocks(each: int, phase: int) -> list[int]:
     return [IDLE + 38 * MIB + (each * done + phase) // (2 * MIB) * 2 * MIB for done in ROUNDS]
 
 
-def test_what_was_watched_says_which_growth_would_have_been_found() -> None:
+def test_measured_loops_report_the_detectable_growth() -> None:
     watched = Account("cuda:0", [[IDLE, IDLE + 38 * MIB]], [], [loop(LEVEL)])
     (evidence,) = watched.evidence()
     assert sentences.line(evidence) == (
@@ -429,7 +425,7 @@ def test_what_was_watched_says_which_growth_would_have_been_found() -> None:
 
 
 class Partner:
-    """Whoever is looked on at: it takes so many bytes once it may begin, and keeps some of them."""
+    """The partner of `look_on`: allocates bytes once it may begin, and keeps ``kept`` of them."""
 
     def __init__(self, device: Device, kept: int) -> None:
         self._device, self._kept = device, kept
@@ -444,7 +440,7 @@ class Partner:
 
 
 @pytest.mark.parametrize(("kept", "is_theirs"), [(0, True), (30 * MIB, False)])
-def test_what_outlives_the_process_that_is_looked_on_at_was_not_its_doing(kept: int, is_theirs: bool) -> None:
+def test_memory_still_used_after_the_partners_end_is_foreign(kept: int, is_theirs: bool) -> None:
     w: Any = Worker(Device())
     w.peers = [Partner(w.gpu, kept)]
     look_on(w)
@@ -456,7 +452,7 @@ def test_what_outlives_the_process_that_is_looked_on_at_was_not_its_doing(kept: 
     assert entry.trust(None) is None
 
 
-def test_samples_are_drawn_with_what_was_marked_among_them() -> None:
+def test_samples_are_drawn_with_marks() -> None:
     w: Any = Worker(Device())
     allocator: Any = type("Allocator", (), {"held": lambda _: (2 * MIB, 6 * MIB)})()
     samples = MemorySamples(w, allocator)
@@ -474,7 +470,7 @@ def test_samples_are_drawn_with_what_was_marked_among_them() -> None:
     assert [(mark.at, mark.text) for mark in drawn.marks] == [(drawn.at[1], "all freed")]
 
 
-def test_what_leaves_memory_as_it_was_is_done_once() -> None:
+def test_step_without_change_is_done_once() -> None:
     w, ledger = opened(Device())
     acts: list[int] = []
     ledger.watch("the act", lambda: acts.append(1))
@@ -482,7 +478,7 @@ def test_what_leaves_memory_as_it_was_is_done_once() -> None:
 
 
 @pytest.mark.parametrize(("times", "acts"), [(1, 2), (9, TRIES)])
-def test_what_others_gave_back_meanwhile_has_it_done_again(times: int, acts: int) -> None:
+def test_release_by_other_processes_repeats_the_step(times: int, acts: int) -> None:
     device = Device()
     _, ledger = opened(device)
     done: list[int] = []
@@ -495,7 +491,7 @@ def test_what_others_gave_back_meanwhile_has_it_done_again(times: int, acts: int
     assert len(done) == acts
 
 
-def test_who_holds_memory_is_asked_only_where_some_is_missing() -> None:
+def test_holders_are_queried_only_if_memory_is_missing() -> None:
     device = Device()
     w, ledger = opened(device)
     mark = ledger.mark()
@@ -507,8 +503,8 @@ def test_who_holds_memory_is_asked_only_where_some_is_missing() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_that_may_share_a_device_look_at_it_in_turn(rank: int) -> None:
-    """Each takes `ODD_BYTES` to see whether the counter follows."""
+def test_ranks_that_may_share_a_device_test_the_counter_in_turn(rank: int) -> None:
+    """Each allocates `ODD_BYTES` to test whether the counter follows."""
     device, turns = Device(), []
     w: Any = Worker(device)
 
@@ -532,14 +528,14 @@ MOVES, STUCK = ledger_of(), ledger_of(moves=False)
         ({"exporter": {}}, False),
     ],
 )
-def test_of_all_roles_that_watched_one_that_could_not_see_is_enough(records: Any, is_blind: bool) -> None:
+def test_one_role_with_an_unreliable_counter_is_enough(records: Any, is_blind: bool) -> None:
     found = blind(outcome(records, ONE, ""))
     assert (found is not None) == is_blind
     if found:
         assert (found.status, found.key) == (Status.ERROR, "counter-does-not-follow")
 
 
-def test_loops_are_drawn_beside_their_controls_from_their_first_samples_on() -> None:
+def test_loops_are_drawn_with_their_controls_from_the_first_samples() -> None:
     (drawn,) = Account("cuda:0", FOLLOWS, [], [loop(CREEPS)]).series()
     assert drawn.title == "used memory of cuda:0, beyond the first sample"
     assert [(line.name, line.values[0], line.values[-1]) for line in drawn.lines] == [
@@ -551,7 +547,7 @@ def test_loops_are_drawn_beside_their_controls_from_their_first_samples_on() -> 
 @pytest.mark.parametrize(
     ("each", "creeps_away"), [(CREEP_BYTES // 256, False), (CREEP_BYTES // 256 + 1, True)]
 )
-def test_growth_is_suspicious_by_what_it_comes_to_over_the_whole_loop(each: int, creeps_away: bool) -> None:
+def test_growth_is_judged_by_its_sum_over_the_whole_loop(each: int, creeps_away: bool) -> None:
     finding = loop([IDLE + each * done for done in ROUNDS]).judge("cuda:0")
     assert (finding is not None) == creeps_away
     if finding:

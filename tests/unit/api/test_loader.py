@@ -1,4 +1,4 @@
-"""Check files are told apart by their whole path."""
+"""Check files are identified by their whole path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECK = Ours()
 """
 
 
-def test_files_whose_names_differ_in_punctuation_alone_are_two(tmp_path: Path) -> None:
+def test_files_whose_names_differ_only_in_punctuation_are_distinct(tmp_path: Path) -> None:
     ids = {
         "my-check.py": "x-one",
         "my_check.py": "x-two",
@@ -41,11 +41,11 @@ def test_files_whose_names_differ_in_punctuation_alone_are_two(tmp_path: Path) -
         ("x = 1\n\nimport json\njson.loads('{')\n", ":4: JSONDecodeError: "),  # our line, not json's
         ("x = 1\ny = (\n", ":2: SyntaxError: '(' was never closed"),
         ("x = 1\nraise SystemExit('no')\n", ":2: SystemExit: no"),
-        ("x = '\0'\n", ":1: "),  # Python tells no line of it
+        ("x = '\0'\n", ":1: "),  # Python reports no line for it
         ("x = 1\n", ": defines no CHECK = YourCheck()"),
     ],
 )
-def test_a_file_that_is_no_check_is_told_with_the_line(tmp_path: Path, text: str, says: str) -> None:
+def test_broken_check_file_is_reported_with_its_line(tmp_path: Path, text: str, says: str) -> None:
     file = tmp_path / "own_check.py"
     file.write_text(text)
     broken = loader.load_file(file)

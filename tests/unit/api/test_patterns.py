@@ -1,4 +1,4 @@
-"""Patterns that show where they belong, and words for what is wrong."""
+"""Data patterns that encode their offset, and descriptions of differences."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from gpuipc_doctor.api.patterns import (
 
 
 @given(st.integers(0, 20_000), st.lists(st.integers(), max_size=3))
-def test_a_pattern_is_as_long_as_asked_and_repeatable(nbytes: int, key: list[int]) -> None:
+def test_pattern_has_the_requested_length_and_is_repeatable(nbytes: int, key: list[int]) -> None:
     assert len(pattern(nbytes, *key)) == nbytes
     assert pattern(nbytes, *key) == pattern(nbytes, *key)
 
 
 @given(st.integers(0, 15))
-def test_no_shift_by_a_power_of_two_maps_a_pattern_onto_itself(exponent: int) -> None:
+def test_pattern_shifted_by_a_power_of_two_differs(exponent: int) -> None:
     data = pattern(1 << 17, 1)
     shift = 1 << exponent
     assert data[shift : shift + 4096] != data[:4096]
 
 
-def test_keys_tell_patterns_apart() -> None:
+def test_patterns_of_different_keys_differ() -> None:
     assert len({pattern(64, rank, round_) for rank in range(8) for round_ in range(64)}) == 8 * 64
 
 
@@ -48,7 +48,7 @@ def test_equal_data_has_no_difference() -> None:
     assert difference(b"abc", b"abc") == ""
 
 
-def test_one_wrong_byte_is_counted_and_placed() -> None:
+def test_wrong_byte_is_counted_and_located() -> None:
     right = pattern(3 * 4096, 1)
     wrong = bytearray(right)
     wrong[5000] ^= 0xFF
@@ -58,22 +58,22 @@ def test_one_wrong_byte_is_counted_and_placed() -> None:
     )
 
 
-def test_missing_data_is_said() -> None:
+def test_missing_data_is_reported() -> None:
     assert difference(b"", b"abc") == "0 B instead of 3 B"
 
 
 @given(st.binary(max_size=10_000), st.binary(max_size=10_000))
-def test_any_difference_is_seen(one: bytes, other: bytes) -> None:
+def test_any_difference_is_found(one: bytes, other: bytes) -> None:
     assert bool(difference(one, other)) == (one != other)
 
 
-def test_of_what_is_wrong_it_is_said_where_and_of_what_is_right_nothing() -> None:
+def test_wrong_data_is_described_with_its_offset_and_correct_data_not() -> None:
     assert differences("round 2", b"abc", b"abc") == []
     assert differences("round 2", b"abd", b"abc") == [f"round 2: {difference(b'abd', b'abc')}"]
 
 
 class Sparse:
-    """Memory of any size of which only what is written takes room."""
+    """Memory of any size that stores only the written parts."""
 
     def __init__(self) -> None:
         self.parts: dict[int, bytes] = {}
@@ -86,7 +86,7 @@ class Sparse:
 
 
 def edges(first: int, last: int) -> list[int]:
-    """Where glances around these powers of two begin."""
+    """Offsets of the sampled parts around these powers of two."""
     return [(1 << bits) - GLANCE // 2 for bits in range(first, last + 1)]
 
 
@@ -99,7 +99,7 @@ def edges(first: int, last: int) -> list[int]:
         ((2 << 30) + (2 << 20), [0, *edges(15, 31), (2 << 30) + (2 << 20) - GLANCE]),
     ],
 )
-def test_a_segment_is_looked_at_at_its_ends_and_across_powers_of_two(nbytes: int, offsets: list[int]) -> None:
+def test_samples_are_at_the_ends_and_across_powers_of_two(nbytes: int, offsets: list[int]) -> None:
     memory: Any = Sparse()
     write_glances(memory, nbytes, 1)
     assert list(memory.parts) == offsets
@@ -109,7 +109,7 @@ def test_a_segment_is_looked_at_at_its_ends_and_across_powers_of_two(nbytes: int
     assert [line.partition(":")[0] for line in lines] == [f"it, at {offset}" for offset in offsets]
 
 
-def test_a_glance_shows_what_is_at_another_offset() -> None:
+def test_sample_shows_data_of_another_offset() -> None:
     memory: Any = Sparse()
     write_glances(memory, 4 << 20, 1)
     memory.parts[0] = memory.parts[(4 << 20) - GLANCE]
@@ -117,7 +117,7 @@ def test_a_glance_shows_what_is_at_another_offset() -> None:
     assert line.startswith("it, at 0:")
 
 
-def test_memory_that_stays_is_read_in_a_step_that_names_the_close_before_it() -> None:
+def test_remaining_memory_is_read_in_a_step_that_names_the_previous_close() -> None:
     steps, memory = list[str](), Sparse()
     w: Any = SimpleNamespace(step=lambda what: steps.append(what) or nullcontext())
     write_glances(memory, 4 << 20, 1)
@@ -130,7 +130,7 @@ def test_memory_that_stays_is_read_in_a_step_that_names_the_close_before_it() ->
 
 
 class Bytes:
-    """Memory of which the first bytes, as `MUCH` are, are written and read."""
+    """Memory that can be written and read only within its first `MUCH` bytes."""
 
     def __init__(self) -> None:
         self.data = bytearray(max(MUCH) + 1)
@@ -146,7 +146,7 @@ MUCH = [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 5000]
 
 
 @pytest.mark.parametrize("nbytes", MUCH)
-def test_in_pieces_a_pattern_is_the_same(nbytes: int) -> None:
+def test_pattern_written_in_pieces_is_the_same(nbytes: int) -> None:
     memory: Any = Bytes()
     write_pattern(memory, nbytes, 1, 2)
     assert memory.data == pattern(nbytes, 1, 2).ljust(len(memory.data), b"\0")
@@ -157,7 +157,7 @@ def test_in_pieces_a_pattern_is_the_same(nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{0}, {PIECE}, {PIECE - 1, 2 * PIECE + 3}, {3 * PIECE + 4999}])
-def test_in_pieces_a_difference_is_the_same(wrong: set[int]) -> None:
+def test_difference_found_in_pieces_is_the_same(wrong: set[int]) -> None:
     memory: Any = Bytes()
     write_pattern(memory, MUCH[-1], 1)
     for offset in wrong:
@@ -167,7 +167,7 @@ def test_in_pieces_a_difference_is_the_same(wrong: set[int]) -> None:
     assert unlike_pattern(memory, MUCH[-1], 1) == difference(memory.read(MUCH[-1]), expected) != ""
 
 
-def test_a_page_that_two_pieces_share_is_counted_once() -> None:
+def test_page_shared_by_two_pieces_is_counted_once() -> None:
     memory: Any = Bytes()
     write_pattern(memory, 2 * PIECE, 1)
     for offset in (PIECE - 1, PIECE, PIECE + 4096):
@@ -176,7 +176,7 @@ def test_a_page_that_two_pieces_share_is_counted_once() -> None:
     assert told.startswith(f"3 of {2 * PIECE} B wrong on 2 of 257 pages, first at offset {PIECE - 1} ")
 
 
-def test_what_was_wrong_once_is_told_though_it_is_right_when_the_rest_is_read() -> None:
+def test_wrong_data_is_reported_although_a_later_read_is_correct() -> None:
     class Once(Bytes):
         def read(self, nbytes: int, offset: int = 0) -> bytes:
             data = super().read(nbytes, offset)
@@ -189,8 +189,8 @@ def test_what_was_wrong_once_is_told_though_it_is_right_when_the_rest_is_read() 
     assert unlike_pattern(memory, 2 * PIECE).startswith(f"1 of {2 * PIECE} B wrong on 1 of ")
 
 
-def test_in_pieces_it_is_written_and_what_is_right_is_read_once() -> None:
-    """More than a piece of the host's memory is taken for neither."""
+def test_each_piece_is_written_once_and_correct_data_read_once() -> None:
+    """Neither needs more host memory than a piece."""
     sizes: list[int] = []
 
     class Counting(Bytes):

@@ -1,4 +1,4 @@
-"""Whether roles ran on as many nodes as they were to run on."""
+"""Findings if roles ran on another number of nodes than requested."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuipc_doctor.report import sentences
 
 
 @pytest.mark.parametrize(("nodes", "across"), [(["n1", "n1"], False), (["n2", "n1"], True)])
-def test_who_ran_where_it_was_to_run_is_not_misplaced(nodes: list[str], across: bool) -> None:
+def test_roles_on_the_requested_number_of_nodes_pass(nodes: list[str], across: bool) -> None:
     assert misplaced(nodes, across=across) is None
 
 
@@ -22,7 +22,7 @@ def test_who_ran_where_it_was_to_run_is_not_misplaced(nodes: list[str], across: 
         (["n3", "n2", "n1"], True, "the launcher did not put the ranks on two nodes: they ran on n1, n2, n3"),
     ],
 )
-def test_who_did_not_has_shown_nothing(nodes: list[str], across: bool, says: str) -> None:
+def test_roles_on_another_number_of_nodes_are_an_error(nodes: list[str], across: bool, says: str) -> None:
     found = misplaced(nodes, across=across)
     assert found is not None
     assert (found.status, found.key) == (Status.ERROR, "misplaced")

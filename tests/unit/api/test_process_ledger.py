@@ -1,4 +1,4 @@
-"""What a process loses with each repetition of an operation, and what it may have more of."""
+"""Losses of a process with each repetition of an operation, and growth that is allowed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOSSES = [
 
 
 @pytest.mark.parametrize(("figure", "each", "status", "says"), LOSSES)
-def test_a_loss_with_each_repetition_is_found(figure: str, each: int, status: Status, says: str) -> None:
+def test_loss_with_each_repetition_is_found(figure: str, each: int, status: Status, says: str) -> None:
     (finding,) = judge(**{figure: lambda number: 100 + each * number})
     assert (finding.status, sentences.summary(finding)) == (status, says)
     assert finding.remedy
@@ -42,14 +42,14 @@ def test_a_loss_with_each_repetition_is_found(figure: str, each: int, status: St
 
 @pytest.mark.parametrize(("figure", "each", "status", "_says"), LOSSES)
 @pytest.mark.parametrize("phase", range(3))
-def test_a_loss_with_every_third_repetition_is_found(
+def test_loss_with_every_third_repetition_is_found(
     figure: str, each: int, status: Status, _says: str, phase: int
 ) -> None:
     (finding,) = judge(**{figure: lambda number: each * ((number + phase) // 3)})
     assert (finding.status, finding.values["growth"]) == (status, pytest.approx(each / 3, rel=0.15))
 
 
-def test_a_loss_with_every_twentieth_repetition_of_many_is_found() -> None:
+def test_loss_with_every_twentieth_repetition_of_many_is_found() -> None:
     records = {"importer": each_round("open", 256, descriptors=lambda number: number // 20)}
     (finding,) = judge_processes(outcome(records, ONE, ""))
     assert finding.values["growth"] == pytest.approx(0.05, rel=0.2)
@@ -57,9 +57,7 @@ def test_a_loss_with_every_twentieth_repetition_of_many_is_found() -> None:
 
 @pytest.mark.parametrize("phase", range(3))
 @pytest.mark.parametrize("rounds", [16, 20, 256])
-def test_what_malloc_gives_out_with_every_third_repetition_and_is_not_freed_is_found(
-    rounds: int, phase: int
-) -> None:
+def test_malloc_leak_with_every_third_repetition_is_found(rounds: int, phase: int) -> None:
     lost = each_round("open", rounds, times=3, heap=lambda number: (65 << 10) * ((3 * number + phase) // 3))
     (finding,) = judge_processes(outcome({"importer": lost}, ONE, ""))
     assert (finding.key, finding.status) == ("host-memory-left", Status.WARN)
@@ -77,25 +75,25 @@ def test_what_malloc_gives_out_with_every_third_repetition_and_is_not_freed_is_f
         {"addresses": lambda number: 64 * MIB * (number > 48) + 64 * MIB * (number > 56)},
         {"addresses": lambda number: 64 * MIB * (number > 50) + 4096 * (number > 45) + 4096 * (number > 57)},
         {"descriptors": lambda number: (number > 48) + (number > 53) + (number > 58)},
-        {"host": lambda number: min(number, 30) * MIB},  # what the first calls set up
+        {"host": lambda number: min(number, 30) * MIB},  # set up by the first calls
         {"host": lambda number: MIB * (number > 45) + MIB * (number > 55)},  # the interpreter's own arenas
         {"descriptors": lambda number: 40 + number % 3},
-        {"descriptors": lambda number: min(number, 32)},  # a cache that has a bound
+        {"descriptors": lambda number: min(number, 32)},  # a cache with a limit
         {"descriptors": lambda number: 100 - number},
         {"threads": lambda number: 4 + 8 * (number > 50)},
     ],
 )
-def test_a_healthy_process_has_lost_nothing(healthy: dict[str, Callable[[int], float]]) -> None:
+def test_healthy_process_has_no_loss(healthy: dict[str, Callable[[int], float]]) -> None:
     assert judge(**healthy) == []
 
 
-def test_the_memory_of_lost_threads_is_no_loss_of_its_own() -> None:
+def test_memory_of_lost_threads_is_no_separate_loss() -> None:
     grows = {"threads": 1, "host": 8 * MIB, "addresses": 64 * MIB}
     found = judge(**{name: lambda number, each=each: number * each for name, each in grows.items()})
     assert [finding.key for finding in found] == ["threads-left"]
 
 
-def test_several_losses_of_one_kind_are_one_finding_that_names_the_largest() -> None:
+def test_several_losses_of_one_kind_are_one_finding_with_the_largest() -> None:
     small = each_round("message", ROUNDS, times=60, descriptors=lambda number: 6 * number)
     large = each_round("large message", ROUNDS, descriptors=lambda number: 2 * number)
     records = {"rank 0": small, "rank 1": {**small, **large}}
@@ -120,7 +118,7 @@ def opened() -> Iterator[list[int]]:
         os.close(descriptor)
 
 
-def test_the_rounds_of_a_loop_are_watched_in_this_process(opened: list[int]) -> None:
+def test_rounds_of_a_loop_are_measured_in_this_process(opened: list[int]) -> None:
     records: dict[str, Json] = {}
     w: Any = SimpleNamespace(record=records.update)
     for number in watched(w, "open", range(15)):
@@ -130,7 +128,7 @@ def test_the_rounds_of_a_loop_are_watched_in_this_process(opened: list[int]) -> 
     assert (finding.key, finding.values["growth"]) == ("descriptors-left", 1)
 
 
-def test_figures_that_may_grow_are_not_noted(opened: list[int]) -> None:
+def test_figures_that_may_grow_are_not_recorded(opened: list[int]) -> None:
     records: dict[str, Json] = {}
     w: Any = SimpleNamespace(record=records.update)
     for _ in watched(w, "open", range(15), but={"descriptors"}):
@@ -139,7 +137,7 @@ def test_figures_that_may_grow_are_not_noted(opened: list[int]) -> None:
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2])
-def test_a_loop_of_few_or_no_rounds_says_nothing(rounds: int) -> None:
+def test_loop_of_few_or_no_rounds_has_no_finding(rounds: int) -> None:
     records: dict[str, Json] = {}
     w: Any = SimpleNamespace(record=records.update)
     for _ in watched(w, "open", range(rounds)):
@@ -154,7 +152,7 @@ def test_small_memory_of_the_c_library_is_counted() -> None:
     assert figures_of_process()["heap"] - before == pytest.approx(64 * (64 << 10), rel=0.02)
 
 
-def test_the_figures_are_those_of_this_process() -> None:
+def test_figures_are_those_of_this_process() -> None:
     figures = figures_of_process()
     assert figures["descriptors"] >= 3
     assert figures["threads"] >= 1

@@ -1,4 +1,4 @@
-"""A loss of a program is measured again, and blamed on the program only if both runs had it."""
+"""A loss of a program is measured in a second run, and blamed on the program only if both runs had it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROLES: dict[str, Any] = {"program": lambda w: None, "onlooker": lambda w: None}
 
 
 def run(kept: int, missing: int, **params: Json) -> ProbeOutcome:
-    """A run whose program kept so many MiB, and after whose end so many were missing."""
+    """A run whose program kept ``kept`` MiB, with ``missing`` MiB missing after its end."""
     records: dict[str, dict[str, Json]] = {
         "program": {"kept": kept * MIB},
         "onlooker": ledger({"the program ended": missing * MIB}),
@@ -45,7 +45,7 @@ def kept(done: ProbeOutcome) -> Finding | None:
         ((0, 30), (30, 0), Status.ERROR, "unexplained-change"),
     ],
 )
-def test_a_loss_is_blamed_only_if_both_runs_had_it(
+def test_loss_is_blamed_only_if_both_runs_had_it(
     first: tuple[int, int], second: tuple[int, int] | None, status: Status | None, key: str
 ) -> None:
     again = list(repeat_if_lost(run(*first), ROLES, kept))
@@ -60,7 +60,7 @@ def test_a_loss_is_blamed_only_if_both_runs_had_it(
         assert judge_loss(run(*first), kept) is None
 
 
-def test_a_loss_that_could_not_be_repeated_is_an_error_with_the_first_runs_sentence() -> None:
+def test_loss_that_could_not_be_repeated_is_an_error_with_the_first_sentence() -> None:
     (probe,) = repeat_if_lost(run(30, 0), ROLES, kept)
     stopped = ProbeOutcome("PyTorch", ONE, probe.params, {}, None, 0.0, stopped="budget")
     found = judge_loss(stopped, kept)
@@ -70,7 +70,7 @@ def test_a_loss_that_could_not_be_repeated_is_an_error_with_the_first_runs_sente
     assert sentences.evidence(found) == ("30 MiB kept",)
 
 
-def test_a_second_run_that_crashes_is_judged_by_its_crash() -> None:
+def test_crash_of_the_second_run_is_its_finding() -> None:
     (probe,) = repeat_if_lost(run(30, 0), ROLES, kept)
     crashed = ProbeOutcome("PyTorch", ONE, probe.params, {}, "program", 0.0)
     assert judge_loss(crashed, kept) is None

@@ -1,4 +1,4 @@
-"""What counts as a driver's refusal, and what as a failure that the engine is to blame on the call."""
+"""Errors that count as a driver's refusal, and errors that the engine blames on the call."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def raising(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_HANDLE", "hipErrorInvalidDevicePointer"]
 )
-def test_a_documented_refusal_is_taken_as_one(name: str) -> None:
+def test_documented_refusal_counts_as_one(name: str) -> None:
     refused = unless_refused(lambda: raising(name))
     assert str(refused) == f"call returned {name} (1)"
 
 
 @pytest.mark.parametrize("name", ["CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorUnknown"])
-def test_any_other_error_is_left_to_the_engine_to_blame(name: str) -> None:
+def test_other_errors_are_left_to_the_engine(name: str) -> None:
     with pytest.raises(DriverError):
         unless_refused(lambda: raising(name))
 
 
-def test_what_is_not_refused_is_handed_on() -> None:
+def test_result_without_a_refusal_is_returned() -> None:
     assert unless_refused(lambda: b"handle") == b"handle"
 
 
@@ -41,7 +41,7 @@ def test_what_is_not_refused_is_handed_on() -> None:
         ("CUDA_ERROR_INVALID_VALUE", False, False, False),
     ],
 )
-def test_what_checks_ask_of_an_error_goes_by_its_name(
+def test_kinds_of_error_are_identified_by_name(
     name: str, is_already_mapped: bool, is_not_permitted: bool, is_out_of_memory: bool
 ) -> None:
     error = DriverError(DriverFault("call", 1, name))

@@ -1,4 +1,4 @@
-"""A slope and its interval: right on lines, unmoved by outliers, honest about noise."""
+"""The slope and its interval: exact on lines, robust to outliers, wide with noise."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpuipc_doctor.api.trend import BLOCK_BYTES, block_of, slope, smallest_found
 
 
 @given(rise=st.integers(-(10**6), 10**6), start=st.integers(-(10**9), 10**9), n=st.integers(4, 40))
-def test_a_line_has_its_slope_and_no_uncertainty(rise: int, start: int, n: int) -> None:
+def test_line_has_its_slope_without_uncertainty(rise: int, start: int, n: int) -> None:
     found = slope(range(n), [start + rise * x for x in range(n)])
     assert (found.low, found.estimate, found.high) == (rise, rise, rise)
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=4, max_size=30))
-def test_the_interval_holds_the_estimate(y: list[float]) -> None:
+def test_interval_contains_the_estimate(y: list[float]) -> None:
     found = slope(range(len(y)), y)
     assert found.low <= found.estimate <= found.high
 
@@ -34,13 +34,13 @@ def test_an_outlier_does_not_move_a_slope() -> None:
     assert slope(range(32), y).estimate == pytest.approx(100)
 
 
-def test_noise_without_a_slope_is_rarely_called_one() -> None:
+def test_noise_is_rarely_called_a_slope() -> None:
     rng = random.Random(0)
     alarms = sum(slope(range(24), [rng.gauss(0, 1) for _ in range(24)]).low > 0 for _ in range(400))
     assert alarms <= 400 * 0.04  # 2.5 % by construction
 
 
-def test_a_slope_in_noise_is_found() -> None:
+def test_slope_in_noise_is_found() -> None:
     rng = random.Random(1)
     assert slope(range(32), [x + rng.gauss(0, 4) for x in range(32)]).low > 0.5
 
@@ -48,7 +48,7 @@ def test_a_slope_in_noise_is_found() -> None:
 @pytest.mark.parametrize(
     ("x", "y"), [([1, 2, 3], [1, 2, 3]), ([1, 1, 2, 3], [1, 2, 3, 4]), ([1, 2, 3, 4], [1])]
 )
-def test_too_little_to_go_by(x: list[float], y: list[float]) -> None:
+def test_too_few_values(x: list[float], y: list[float]) -> None:
     with pytest.raises(ValueError, match="at least four points"):
         slope(x, y)
 
@@ -63,7 +63,7 @@ MIB = 1 << 20
     phase=st.integers(0, BLOCK_BYTES - 1),
     more=st.sampled_from([0, 0, 1, 4096, MIB]),
 )
-def test_growth_that_is_said_to_be_found_is_found_in_each_phase_of_the_counter(
+def test_stated_detectable_growth_is_found_in_each_phase_of_the_counter(
     rounds: range, above: float, jumps: list[int], phase: int, more: int
 ) -> None:
     levels = [sum(jumps[:n]) * BLOCK_BYTES for n in range(len(rounds))]
@@ -72,7 +72,7 @@ def test_growth_that_is_said_to_be_found_is_found_in_each_phase_of_the_counter(
 
 
 @pytest.mark.parametrize(("n", "above"), [(12, 4 * MIB / 12), (43, 4 * MIB / 43), (134, 4 * MIB / 134)])
-def test_much_less_growth_than_is_said_to_be_found_is_not_found_in_each_phase(n: int, above: float) -> None:
+def test_much_less_than_the_detectable_growth_is_not_found_in_each_phase(n: int, above: float) -> None:
     each = smallest_found(range(n), [0] * n, above, BLOCK_BYTES) // 2
     phases = random.Random(n).sample(range(BLOCK_BYTES), 100)
     found = [slope(range(n), stepped(range(n), [0] * n, each, phase)).low > above for phase in phases]
@@ -92,12 +92,12 @@ def stepped(rounds: range, levels: list[int], each: int, phase: int) -> list[int
     [
         ([700, 700], 2),
         ([700, 738], 2),
-        ([703, 741], 2),  # whatever the device has in use at rest
+        ([703, 741], 2),  # for any amount that the idle device has in use
         ([700, 748], 16),
         ([700, 748, 702], 2),
         ([700, 662], 2),
-        ([700, 737, 700], 2),  # by the byte: what a driver loses comes from blocks nevertheless
+        ([700, 737, 700], 2),  # counted in bytes, although a driver allocates blocks
     ],
 )
-def test_the_blocks_of_a_counter_are_seen_by_its_changes(figures: list[int], mib: int) -> None:
+def test_block_size_of_a_counter_is_derived_from_its_changes(figures: list[int], mib: int) -> None:
     assert block_of(figure * MIB for figure in figures) == mib * MIB

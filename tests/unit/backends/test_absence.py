@@ -1,4 +1,4 @@
-"""Why a backend cannot be used: each cause has its own reason, its own remedy, and says what it means."""
+"""Reasons why a backend cannot be used, each with its own remedy and status."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def no_device(backend: str) -> DriverFault:
     return DriverFault({"cuda": "cuInit", "hip": "hipGetDeviceCount"}[backend], NO_DEVICE, "NO_DEVICE")
 
 
-# Whether the node has such a GPU
+# Whether the node has a GPU of the vendor
 
 
-def test_a_loaded_kernel_driver_shows_a_gpu(backend: str, tmp_path: Path) -> None:
+def test_loaded_kernel_driver_shows_a_gpu(backend: str, tmp_path: Path) -> None:
     assert not absence(backend, tmp_path).node_has_gpu()
     assert absence(backend, tree(tmp_path, *MODULE_FILES[backend])).node_has_gpu()
 
@@ -71,7 +71,7 @@ def test_a_pci_device_of_the_vendor_shows_a_gpu(
 
 
 @pytest.mark.parametrize(("backend", "is_no_device"), [("cuda", False), ("hip", True)])
-def test_what_amds_runtime_calls_an_invalid_device_is_none_at_all(
+def test_invalid_device_of_amds_runtime_means_no_device(
     backend: str, is_no_device: bool, tmp_path: Path
 ) -> None:
     fault = DriverFault("init", 101, "INVALID_DEVICE")
@@ -80,7 +80,7 @@ def test_what_amds_runtime_calls_an_invalid_device_is_none_at_all(
 
 
 @pytest.mark.parametrize("has_gpu", [True, False])
-def test_a_missing_gpu_is_an_error_only_where_there_is_one(
+def test_no_device_is_an_error_only_if_the_node_has_a_gpu(
     backend: str, tmp_path: Path, has_gpu: bool
 ) -> None:
     if has_gpu:
@@ -90,15 +90,15 @@ def test_a_missing_gpu_is_an_error_only_where_there_is_one(
     assert ("although this node has" if has_gpu else "this node has no") in unavailable.reason
 
 
-# What stands between a process and the GPU
+# Obstacles between a process and the GPU
 
 
-def test_what_a_missing_binding_needs_is_what_the_package_asks_for() -> None:
+def test_required_bindings_equal_those_of_pyproject() -> None:
     pyproject = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     assert all(f'"{vendor.requirement}"' in pyproject for vendor in VENDORS.values())
 
 
-def test_a_missing_binding_says_what_to_install(
+def test_missing_binding_is_reported_with_the_package(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, BINDING[backend], None)
@@ -109,13 +109,13 @@ def test_a_missing_binding_says_what_to_install(
     assert not caught.value.broken
 
 
-def test_a_binding_that_does_not_import_says_why(backend: str, tmp_path: Path) -> None:
+def test_binding_that_does_not_import_is_reported_with_the_reason(backend: str, tmp_path: Path) -> None:
     error = ImportError("libstdc++.so.6: version `GLIBCXX_3.4.29' not found")
     assert "GLIBCXX_3.4.29" in absence(backend, tmp_path).binding_missing(error).reason
 
 
 @pytest.mark.parametrize("value", ["", "7"])
-def test_a_variable_that_hides_every_device_is_named(
+def test_variable_that_hides_every_device_is_named(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     variable = next(iter(VENDORS[backend].hiding_variables))
@@ -127,7 +127,7 @@ def test_a_variable_that_hides_every_device_is_named(
     assert f"unset {variable}" in unavailable.remedy
 
 
-def test_an_empty_variable_that_hides_nothing_is_not_blamed(
+def test_empty_variable_that_hides_nothing_is_not_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ROCR_VISIBLE_DEVICES", raising=False)
@@ -135,7 +135,7 @@ def test_an_empty_variable_that_hides_nothing_is_not_blamed(
     assert "HIP_VISIBLE" not in absence("hip", tmp_path).initialising_failed(no_device("hip")).reason
 
 
-def test_a_device_file_that_may_not_be_opened_is_named(
+def test_device_file_without_permission_is_named(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tree(tmp_path, *MODULE_FILES[backend], DEVICE_FILE[backend])
@@ -143,7 +143,7 @@ def test_a_device_file_that_may_not_be_opened_is_named(
     os_open = os.open
 
     def denied(path: Any, flags: int, *arguments: Any) -> int:
-        if Path(path).is_relative_to(root / "dev"):  # as a container's device rules do, root or not
+        if Path(path).is_relative_to(root / "dev"):  # like a container's device rules, for root as well
             raise PermissionError(1, "Operation not permitted", str(path))
         return os_open(path, flags, *arguments)
 
@@ -156,7 +156,7 @@ def test_a_device_file_that_may_not_be_opened_is_named(
     unavailable = Absence(VENDORS[backend], root, arm).initialising_failed(no_device(backend))
     assert f"no permission to open {root / DEVICE_FILE[backend]}" in unavailable.reason
     assert unavailable.broken
-    assert opened == [f"open {root / DEVICE_FILE[backend]}"]  # opening a device file can hang, too
+    assert opened == [f"open {root / DEVICE_FILE[backend]}"]  # opening a device file can also hang
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_device_file_that_may_not_be_opened_is_named(
     ],
     indirect=["backend"],
 )
-def test_a_code_with_a_known_cause_is_explained(backend: str, tmp_path: Path, code: int, word: str) -> None:
+def test_code_with_a_known_cause_is_explained(backend: str, tmp_path: Path, code: int, word: str) -> None:
     unavailable = absence(backend, tmp_path).initialising_failed(DriverFault("cuInit", code, "NAME"))
     assert str(code) in unavailable.reason
     assert word in unavailable.reason + unavailable.remedy

@@ -31,7 +31,7 @@ class Result(IntEnum):
 
 
 class Journal:
-    """Arms operations as a worker does, and remembers them."""
+    """Arms operations as a worker does, and records them."""
 
     def __init__(self) -> None:
         self.armed: str | None = None
@@ -53,7 +53,7 @@ def journal() -> Journal:
 def driver_of(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, root: Path = Path("/"), **functions: Any
 ) -> CudaDriver:
-    """A CUDA driver whose binding is ``functions`` and whose library is there."""
+    """A CUDA driver with ``functions`` as its binding, and a library that loads."""
     monkeypatch.setattr(CudaDriver, "_import_binding", lambda self: SimpleNamespace(**functions))
     monkeypatch.setattr("ctypes.CDLL", lambda name: None)
     return CudaDriver(journal, root)
@@ -66,14 +66,14 @@ def driver_of(
     ("returned", "value"),
     [((Result.SUCCESS,), None), ((Result.SUCCESS, 7), 7), ((Result.SUCCESS, 7, 8), [7, 8])],
 )
-def test_a_call_returns_what_follows_the_error(
+def test_call_returns_the_values_after_the_error(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, returned: tuple[Any, ...], value: object
 ) -> None:
     driver = driver_of(journal, monkeypatch, cuMemGetInfo=lambda: returned)
     assert driver.call("mem-info") == value
 
 
-def test_a_call_is_armed_under_its_own_name_while_it_runs(
+def test_call_is_armed_under_its_own_name_while_it_runs(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     during: list[str | None] = []
@@ -85,16 +85,16 @@ def test_a_call_is_armed_under_its_own_name_while_it_runs(
     assert journal.armed is None
 
 
-def test_a_failed_call_raises_the_drivers_own_name(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_call_raises_the_drivers_name_of_the_error(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = driver_of(journal, monkeypatch, cuMemFree=lambda address: (Result.ERROR_INVALID_HANDLE,))
     with pytest.raises(DriverError) as caught:
         driver.call("mem-free", 1)
     assert caught.value.fault == DriverFault("cuMemFree", 400, "ERROR_INVALID_HANDLE")
 
 
-def test_a_code_that_the_binding_does_not_know_is_still_a_driver_error(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_code_is_a_driver_error(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = driver_of(journal, monkeypatch, cuMemFree=lambda address: (Result(9999),))
     with pytest.raises(DriverError) as caught:
         driver.call("mem-free", 1)
@@ -116,7 +116,7 @@ def test_text_that_is_not_utf_8_is_a_driver_error(journal: Journal, monkeypatch:
         driver.call("device-name", 256, 0)
 
 
-def test_a_mistake_of_ours_is_not_blamed_on_the_driver(
+def test_our_own_mistake_is_not_blamed_on_the_driver(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rejects(address: object) -> None:
@@ -127,7 +127,7 @@ def test_a_mistake_of_ours_is_not_blamed_on_the_driver(
         driver.call("mem-free", "x")
 
 
-def test_an_entry_point_that_the_library_lacks_makes_the_backend_unavailable(
+def test_missing_entry_point_makes_the_backend_unavailable(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(flags: int) -> None:
@@ -136,12 +136,14 @@ def test_an_entry_point_that_the_library_lacks_makes_the_backend_unavailable(
     driver = driver_of(journal, monkeypatch, cuInit=missing)
     with pytest.raises(BackendUnavailable, match="cuCtxCreate_v4"):
         driver.call("init", 0)
-    with pytest.raises(BackendUnavailable, match="cuMemAlloc"):  # the binding itself has no such name
+    with pytest.raises(BackendUnavailable, match="cuMemAlloc"):  # the binding itself has no such function
         driver.call("mem-alloc", 1)
 
 
 @pytest.mark.parametrize("driver", [CudaDriver, HipDriver])
-def test_both_vendors_offer_what_the_shared_code_calls(driver: type[CudaDriver] | type[HipDriver]) -> None:
+def test_both_drivers_have_the_methods_that_shared_code_calls(
+    driver: type[CudaDriver] | type[HipDriver],
+) -> None:
     own = {"device-uuid-mig", "runtime-version"}
     assert driver.calls.keys() - own == (CudaDriver.calls.keys() & HipDriver.calls.keys())
 
@@ -150,7 +152,7 @@ def test_both_vendors_offer_what_the_shared_code_calls(driver: type[CudaDriver] 
 
 
 class Machine:
-    """A driver of one device that remembers the calls made to it, in the order of the journal."""
+    """A driver of one device that records the calls made to it, in the order of the journal."""
 
     def __init__(self, own_memory: bool = True) -> None:
         self.contexts_own_memory = own_memory
@@ -166,7 +168,7 @@ class Machine:
     memory_info = Driver.memory_info
 
     def take_working_memory(self) -> None:
-        """None, as with CUDA."""
+        """Nothing to do, as with CUDA."""
 
     def create_context(self, ordinal: int) -> str:
         self.calls.append(("context-create", ordinal))
@@ -193,13 +195,13 @@ def test_without_a_context_the_primary_one_is_retained_once() -> None:
     ]
 
 
-def test_a_created_context_is_made_current_also_where_the_driver_does_not() -> None:
+def test_created_context_is_made_current() -> None:
     machine = Machine()
     gpu_of(machine).create_context()
     assert machine.calls == [("context-create", 0), ("context-set", "context 1")]
 
 
-def test_each_gpu_goes_back_to_its_own_latest_context() -> None:
+def test_each_gpu_uses_its_own_latest_context() -> None:
     machine = Machine()
     one, other = gpu_of(machine, 0), gpu_of(machine, 1)
     mine = one.create_context()
@@ -209,7 +211,7 @@ def test_each_gpu_goes_back_to_its_own_latest_context() -> None:
 
 
 @pytest.mark.parametrize(("own_memory", "freed"), [(True, False), (False, True)])
-def test_memory_that_went_with_its_context_is_not_freed_again(own_memory: bool, freed: bool) -> None:
+def test_memory_released_with_its_context_is_not_freed_again(own_memory: bool, freed: bool) -> None:
     machine = Machine(own_memory)
     gpu = gpu_of(machine)
     context = gpu.create_context()
@@ -227,8 +229,8 @@ def test_a_buffer_is_freed_once() -> None:
     assert machine.calls.count(("mem-free", 0x1000)) == 1
 
 
-def test_a_block_that_an_error_ends_makes_no_further_call() -> None:
-    """It would fail in the first error's place, as after CUDA's error 700, or hang."""
+def test_block_ended_by_an_error_makes_no_further_call() -> None:
+    """After an error the block frees nothing: a further call could hang, or hide the first error."""
     machine = Machine()
     with pytest.raises(ZeroDivisionError), gpu_of(machine).alloc(64):
         raise ZeroDivisionError
@@ -239,7 +241,7 @@ def test_a_block_that_an_error_ends_makes_no_further_call() -> None:
 
 
 def backend_of(journal: Journal, monkeypatch: pytest.MonkeyPatch, root: Path, count: int) -> Backend:
-    """A CUDA backend whose driver counts ``count`` devices, all of them without a uuid."""
+    """A CUDA backend whose driver reports ``count`` devices, all without a uuid."""
     driver = driver_of(
         journal,
         monkeypatch,
@@ -252,14 +254,14 @@ def backend_of(journal: Journal, monkeypatch: pytest.MonkeyPatch, root: Path, co
     return Backend(driver)
 
 
-def test_a_driver_that_counts_no_device_has_none(
+def test_driver_that_reports_no_device_has_none(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(BackendUnavailable, match="this node has no NVIDIA GPU"):
         backend_of(journal, monkeypatch, tmp_path, count=0).devices()
 
 
-def test_a_device_without_a_uuid_is_found_by_its_pci_address(
+def test_device_without_a_uuid_is_found_by_its_pci_address(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     backend = backend_of(journal, monkeypatch, tmp_path, count=2)
@@ -267,7 +269,7 @@ def test_a_device_without_a_uuid_is_found_by_its_pci_address(
     assert journal.seen.count("cuInit") == 1
 
 
-def test_a_device_that_this_process_does_not_see_is_named(
+def test_device_invisible_to_this_process_is_named(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     backend = backend_of(journal, monkeypatch, tmp_path, count=2)
@@ -285,13 +287,13 @@ def test_bytes_can_be_filled_in_place(nbytes: int) -> None:
     hostmemory.poke(hostmemory.address_of(data), b"\xa5" * nbytes)
     assert data == b"\xa5" * nbytes
     assert hostmemory.peek(hostmemory.address_of(data), nbytes) == data
-    assert hostmemory.unfilled(1) is not hostmemory.unfilled(1)  # CPython shares one-byte objects otherwise
+    assert hostmemory.unfilled(1) is not hostmemory.unfilled(1)  # otherwise CPython shares one-byte objects
 
 
 # The table of expectations
 
 
-def test_every_case_has_a_word_and_a_source_for_both_backends() -> None:
+def test_every_case_has_a_value_and_a_source_for_both_backends() -> None:
     for case, by_backend in rules.cases().items():
         assert {"cuda", "hip"} <= set(by_backend) <= {"cuda", "hip", "hip-5", "hip-6", "hip-7"}, case
         for rule in by_backend.values():
@@ -314,7 +316,7 @@ def test_importing_the_backends_loads_no_binding() -> None:
     assert listed.stdout.strip() == "[]"
 
 
-def test_a_backend_that_does_not_exist_is_named(journal: Journal) -> None:
+def test_unknown_backend_is_named(journal: Journal) -> None:
     with pytest.raises(ValueError, match="level-zero"):
         open_backend("level-zero", journal)
 
@@ -327,11 +329,11 @@ def test_the_documentation_names_every_capability() -> None:
     assert all(f"``{word}``" in inspect.getsource(gpu) for word in CAPABILITIES)
 
 
-# -- whose memory --------------------------------------------------------------------------------------
+# -- memory of other processes -------------------------------------------------------------------------
 
 
-def test_a_stranger_lives_and_is_none_of_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that has ended may be an importer of ours that was killed, and what it held must be missed."""
+def test_foreign_processes_are_alive_and_outside_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a running process outside this run is foreign: a dead one may be our own killed importer."""
     monkeypatch.setenv(MARKER, "run-1/7")
     own, other = {**os.environ, MARKER: "run-1/8"}, {**os.environ, MARKER: "run-2/7"}
     without = {name: value for name, value in os.environ.items() if name != MARKER}
@@ -340,14 +342,14 @@ def test_a_stranger_lives_and_is_none_of_this_run(monkeypatch: pytest.MonkeyPatc
         with waiting(sys.executable, environment) as process:
             found.append(nvml.is_stranger(process.pid))
             process.kill()
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # and is a zombie
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # and the process is a zombie
             assert not nvml.is_stranger(process.pid)
         assert not nvml.is_stranger(process.pid)
     assert found == [False, True, True]
 
 
-def test_who_serves_this_run_is_no_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server of MPS holds what its clients allocate. Without a run nobody is strange."""
+def test_mps_server_is_not_foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The MPS server holds its clients' memory, so it is not foreign. Without a run, no process is."""
     server = tmp_path / "nvidia-cuda-mps-server"
     server.write_bytes(Path("/bin/cat").read_bytes())
     server.chmod(0o755)
@@ -359,11 +361,11 @@ def test_who_serves_this_run_is_no_stranger(tmp_path: Path, monkeypatch: pytest.
 
 @contextmanager
 def waiting(program: str | Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of that program which waits for its standard input."""
+    """A process of that program, which waits for its standard input."""
     arguments = ["-c", "input()"] if program == sys.executable else []
     with subprocess.Popen([program, *arguments], stdin=subprocess.PIPE, env=environment) as process:
         while not Path(f"/proc/{process.pid}/environ").read_bytes():
-            time.sleep(0.001)  # Popen returns before the kernel has put the environment in its place
+            time.sleep(0.001)  # Popen returns before the kernel has set the environment
         yield process
 
 
@@ -389,8 +391,8 @@ def test_before_rocm_5_7_used_memory_of_all_processes_is_read_from_amdgpu(
         assert unknown.value.broken
 
 
-def test_a_stranger_that_allocates_while_we_look_is_not_counted(journal: Journal) -> None:
-    """He is asked about before and after the device is, until nothing has changed in between."""
+def test_foreign_allocation_during_the_query_is_not_counted(journal: Journal) -> None:
+    """Foreign memory is queried before and after the device's, until it has not changed in between."""
     held = iter([0, 5, 5])
     driver = SimpleNamespace(
         process_memory=SimpleNamespace(of_strangers=lambda uuid, has_context: next(held)),

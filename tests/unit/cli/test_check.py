@@ -1,4 +1,4 @@
-"""``gpuipc-doctor check``: what it says beside the report."""
+"""``gpuipc-doctor check``: output in addition to the report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sample_reports import healthy
     ("absent", "shown"),
     [((), "healthy-both"), (("hip",), "healthy-cuda"), (("cuda",), "healthy-hip"), (("cuda", "hip"), "")],
 )
-def test_the_node_to_look_at_is_one_that_can_be_tested_here(
+def test_suggested_simulated_node_can_be_tested_here(
     monkeypatch: pytest.MonkeyPatch, absent: tuple[str, ...], shown: str
 ) -> None:
     for backend in ("cuda", "hip"):

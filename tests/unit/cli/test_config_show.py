@@ -1,4 +1,4 @@
-"""``config``: what is in force is shown, a first file is written, a node's mistakes are named at once."""
+"""``config``: shows the values in force, writes a first file, and reports all mistakes at once."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_each_value_is_shown_with_its_file_and_line(directory: Path) -> None:
     )
 
 
-def test_the_fabric_of_all_nodes_and_of_a_type_of_them(directory: Path) -> None:
+def test_fabric_of_all_nodes_and_of_a_node_type(directory: Path) -> None:
     text = "fabric: tcp\nnode_types:\n  login: {hosts: login01, fabric: none}\n"
     write(directory / "fabrics.yaml", text)
     assert run("show", "--origin", "--config", "fabrics.yaml").stdout == (
@@ -85,7 +85,7 @@ def test_the_fabric_of_all_nodes_and_of_a_type_of_them(directory: Path) -> None:
     ]
 
 
-def test_what_is_shown_can_be_used(directory: Path) -> None:
+def test_shown_config_is_valid(directory: Path) -> None:
     write(directory / "shown.yaml", run("show", "--config", "top.yaml").stdout)
     one, other = (config.load(Path(name)) for name in ("top.yaml", "shown.yaml"))
     assert {name: said.value for name, said in one.node.environment.items()} == {
@@ -98,20 +98,20 @@ def test_what_is_shown_can_be_used(directory: Path) -> None:
     )
 
 
-def test_the_defaults_are_shown_when_they_are_asked_for(directory: Path) -> None:
+def test_defaults_are_shown_on_request(directory: Path) -> None:
     assert run("show").stdout == "# no file sets anything: the defaults apply; --all shows them\n"
     shown = run("show", "--all", "--origin", "--config", "top.yaml").stdout
     assert "tier: soak  # top.yaml:4\n" in shown
     assert "\n  fraction: 0.05  # site-configs/generic.yaml:" in shown
 
 
-def test_the_sites_own_file_is_found(directory: Path) -> None:
+def test_sites_own_file_is_found(directory: Path) -> None:
     write(directory / "site.yaml", "tier: prolog\n")
     assert "tier: prolog" in run("show").stdout
     assert "site.yaml" in run("show").stdout
 
 
-def test_a_loop_is_one_line_and_a_usage_error(directory: Path) -> None:
+def test_loop_is_one_line_and_a_usage_error(directory: Path) -> None:
     write(directory / "top.yaml", "extends: ./top.yaml\n")
     ended = run("show", "--config", "top.yaml")
     assert ended.exit_code != 0
@@ -132,11 +132,11 @@ node_types:
 """
 
 
-def test_all_mistakes_are_named_in_one_pass(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_mistakes_are_reported_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LMOD_CMD", "MODULES_CMD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr(hosts, "is_of", lambda *_: True)  # else a missing library is no mistake
+    monkeypatch.setattr(hosts, "is_of", lambda *_: True)  # otherwise a missing library is no mistake
     write(directory / "wrong.yaml", WRONG.replace('hosts: "n[1-"\n', "", 1) + "cluster: lake\n")
     ended = run("validate", "wrong.yaml")
     assert ended.exit_code == 2
@@ -153,7 +153,7 @@ def test_all_mistakes_are_named_in_one_pass(directory: Path, monkeypatch: pytest
     assert any(line.startswith("7: node_types.gpu.hosts: '@nosuchgroup' names no nodes") for line in said)
 
 
-def test_what_is_absent_here_is_a_note_where_a_file_names_no_nodes(directory: Path) -> None:
+def test_missing_path_is_a_note_if_the_file_names_no_nodes(directory: Path) -> None:
     preload = "preload: {hip: {library: /none/libmpi_gtl_hsa.so, why: Cray MPICH needs it}}\n"
     write(directory / "elsewhere.yaml", preload)
     ended = run("validate", "elsewhere.yaml")
@@ -166,7 +166,7 @@ def test_what_is_absent_here_is_a_note_where_a_file_names_no_nodes(directory: Pa
     )
 
 
-def test_an_mpi_that_is_absent_here_is_a_note(directory: Path) -> None:
+def test_missing_mpi_is_a_note(directory: Path) -> None:
     write(directory / "elsewhere.yaml", "mpi: {library: /none/libmpi.so, launcher: 'nosuchrun -n {ranks}'}\n")
     ended = run("validate", "elsewhere.yaml")
     assert (ended.exit_code, ended.stderr) == (0, "")
@@ -188,7 +188,7 @@ prolog: {checks: [ipc-reopn, 5, ipc-stal]}
 """
 
 
-def test_one_mistake_in_an_entry_hides_no_other(directory: Path) -> None:
+def test_mistake_in_an_entry_hides_no_other(directory: Path) -> None:
     write(directory / "wrong.yaml", TWICE_WRONG)
     ended = run("validate", "wrong.yaml")
     assert ended.exit_code == 2
@@ -225,7 +225,7 @@ checks_dirs:
 """
 
 
-def test_a_bad_item_of_a_list_hides_no_other(directory: Path) -> None:
+def test_bad_item_of_a_list_hides_no_other(directory: Path) -> None:
     write(directory / "wrong.yaml", LISTS_TWICE_WRONG)
     ended = run("validate", "wrong.yaml")
     assert ended.exit_code == 2
@@ -245,13 +245,13 @@ def test_a_bad_item_of_a_list_hides_no_other(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", layers.names())
-def test_a_shipped_site_is_fine_on_any_machine(name: str) -> None:
+def test_shipped_site_is_valid_on_any_machine(name: str) -> None:
     ended = run("validate", name)
     assert (ended.exit_code, ended.stderr) == (0, "")
     assert ended.stdout.startswith(f"{name}: fine")
 
 
-def test_what_other_nodes_have_is_not_looked_for_here(directory: Path) -> None:
+def test_paths_of_other_nodes_are_not_checked_here(directory: Path) -> None:
     write(
         directory / "other.yaml", WRONG.split("mpi:")[0].replace('"n[1-"', "n[1-9]").replace(": 1}", ": '1'}")
     )
@@ -267,9 +267,7 @@ def test_what_other_nodes_have_is_not_looked_for_here(directory: Path) -> None:
 
 
 @pytest.mark.cuda
-def test_a_first_file_is_written_once_and_is_in_order(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_file_is_written_once_and_is_valid(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "lake")
     monkeypatch.setenv("SLURMD_NODENAME", "nid0001")
     ended = run("new", "--simulate", "healthy-cuda", "--to", "new.yaml")

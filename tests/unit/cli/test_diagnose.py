@@ -1,4 +1,4 @@
-"""The command: bad input is one line each and nothing of the rest is lost; what never ends can be ended."""
+"""``diagnose``: bad input is one line each and loses nothing else; an endless input can be interrupted."""
 
 import contextlib
 import fcntl
@@ -30,7 +30,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["diagnose", *arguments])
 
 
-def test_a_known_issue_is_found_in_a_file() -> None:
+def test_known_issue_is_found_in_a_file() -> None:
     result = run(SEED_2)
     assert result.exit_code == 12
     assert result.stdout.count("FOUND  ") == 1
@@ -64,18 +64,18 @@ def test_bad_input_costs_its_own_line_only(tmp_path: Path) -> None:
     assert "\x1b" not in result.stderr
 
 
-def test_an_empty_name_is_told_as_that_and_costs_nothing_of_the_rest() -> None:
+def test_empty_name_is_reported_and_loses_nothing_else() -> None:
     result = run("", HEALTHY)
     assert (result.exit_code, result.stderr) == (11, 'gpuipc-doctor: "": the name is empty\n')
 
 
-def test_what_could_not_be_read_shows_in_the_exit_code() -> None:
+def test_unreadable_input_shows_in_the_exit_code() -> None:
     assert run("none", HEALTHY).exit_code == 11
     assert run(HEALTHY).exit_code == 0
     assert run("/dev/null").exit_code == 3
 
 
-def test_json_goes_to_standard_output_alone() -> None:
+def test_only_json_goes_to_standard_output() -> None:
     result = run("--json", SEED_1, SEED_2, "none")
     told = json.loads(result.stdout)
     assert told["exit_code"] == result.exit_code == 12
@@ -86,7 +86,7 @@ def test_json_goes_to_standard_output_alone() -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_an_inventory_is_taken_into_account(tmp_path: Path) -> None:
+def test_inventory_is_used(tmp_path: Path) -> None:
     inventory = tmp_path / "inventory.json"
     facts = [{"name": "nvidia-driver", "value": "580.159.04", "source": "NVML"}]
     inventory.write_text(json.dumps({"facts": facts}), encoding="utf-8")
@@ -107,7 +107,7 @@ def test_an_inventory_is_taken_into_account(tmp_path: Path) -> None:
     assert len(process.stderr.splitlines()) == 1
 
 
-def test_a_sites_own_issue_is_found(tmp_path: Path) -> None:
+def test_sites_own_issue_is_found(tmp_path: Path) -> None:
     (tmp_path / "issues").mkdir()
     (tmp_path / "issues" / "site.yaml").write_text(
         """issues:
@@ -139,7 +139,7 @@ def test_help_has_the_exit_codes() -> None:
 
 @pytest.fixture
 def background(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts ``diagnose`` in ``tmp_path``, and ends what is left at the end."""
+    """Starts ``diagnose`` in ``tmp_path``, and kills the remaining processes at the end."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> "subprocess.Popen[str]":
@@ -160,7 +160,7 @@ def background(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"
 
 
 def await_read(pipe: TextIO) -> None:
-    """Until the other end has taken all that is written."""
+    """Wait until the reader has read everything written."""
     pipe.flush()
     left = array("i", [1])
 
@@ -181,7 +181,7 @@ def has_read(pid: int, file: Path) -> bool:
     return False
 
 
-def test_a_pipe_that_never_ends_is_read_last_and_ended_by_the_user(
+def test_endless_pipe_is_read_last_and_can_be_interrupted(
     tmp_path: Path, background: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
     os.mkfifo(tmp_path / "fifo")
@@ -189,7 +189,7 @@ def test_a_pipe_that_never_ends_is_read_last_and_ended_by_the_user(
     with (tmp_path / "fifo").open("w") as writer:
         writer.write(Path(SEED_1).read_text(encoding="utf-8"))
         await_read(writer)
-        writer.write("and then nothing\n")  # who has read this has looked at what came before
+        writer.write("and then nothing\n")  # once this is read, the lines before it have been examined
         await_read(writer)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
@@ -202,7 +202,7 @@ def test_a_pipe_that_never_ends_is_read_last_and_ended_by_the_user(
     assert process.returncode == 12
 
 
-def test_a_followed_log_tells_what_is_found_at_once(
+def test_followed_log_reports_issues_at_once(
     tmp_path: Path, background: Callable[..., "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")

@@ -1,4 +1,4 @@
-"""``gpuipc-doctor drill``: what it prints and how it exits, the runs themselves being replaced."""
+"""``gpuipc-doctor drill``: output and exit codes, with the runs themselves replaced."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(drill.command, ["--backend", "cuda", *arguments], terminal_width=80)
 
 
-def test_what_is_found_as_stated_exits_with_0() -> None:
+def test_expected_findings_exit_with_0() -> None:
     ran = invoke("already-mapped", "healthy-cuda")
     assert ran.exit_code == 0
     assert "already-mapped  cuda  ipc-stale FAIL" in ran.output
     assert ran.output.splitlines()[-1] == "2 drills in 2 s: 2 as stated, 0 not"
 
 
-def test_what_was_missed_is_said_in_full_and_exits_with_12() -> None:
+def test_missed_finding_is_reported_in_full_and_exits_with_12() -> None:
     ran = invoke("stale-data")
     assert ran.exit_code == 12
     assert "MISSED    stale-data on cuda: ipc-stale FAIL mentioning 'the old data'" in ran.output
     assert "MISSED    stale-data on cuda: exit 12 (it was 0)" in ran.output
 
 
-def test_what_is_missed_once_in_many_times_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_missed_in_some_repetitions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = iter([OVERLAPPING, HEALTHY, OVERLAPPING])
     monkeypatch.setattr(drill, "_run", lambda *_: (next(outcomes), 1.0))
     ran = invoke("--repeat", "3", "already-mapped")
@@ -71,7 +71,7 @@ def test_what_is_missed_once_in_many_times_is_counted(monkeypatch: pytest.Monkey
     assert ran.output.splitlines()[-1] == "3 drills in 3 s: 2 as stated, 1 not"
 
 
-def test_what_the_real_mpi_library_is_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_on_the_real_mpi_library_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     not_aware = ReportResult("mpi-gpu-aware", Finding.fail("", "it takes no device pointers"))
     report = replace(HEALTHY, results=(*HEALTHY.results, not_aware))
     monkeypatch.setattr(drill, "_run", lambda *_: (report, 1.0))
@@ -79,7 +79,7 @@ def test_what_the_real_mpi_library_is_does_not_count(monkeypatch: pytest.MonkeyP
 
 
 def by_check(monkeypatch: pytest.MonkeyPatch, everything: Report, alone: Report) -> list[str | None]:
-    """Runs of all checks and of one alone come to these; which were asked for."""
+    """Replace the runs by these reports, of all checks and of one; returns the requested checks."""
     asked: list[str | None] = []
 
     def run(
@@ -98,7 +98,7 @@ GIVEN_UP = ReportResult("ipc-vmm", Finding.skip("given-up", "it had hung in {cal
 FOUND_ALONE = ReportResult("ipc-vmm", Finding.fail("hung", "{call} #1 hung", **CALL))
 
 
-def test_a_check_that_was_given_up_is_run_alone_and_what_follows_is_counted(
+def test_skipped_check_is_rerun_alone_and_follow_ups_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     others = replace(HEALTHY, results=(HUNG, GIVEN_UP))
@@ -115,7 +115,7 @@ def test_a_check_that_was_given_up_is_run_alone_and_what_follows_is_counted(
 
 
 @pytest.mark.parametrize("alone", [(GIVEN_UP, HUNG), HEALTHY.results])
-def test_a_check_that_never_ran_or_finds_nothing_alone_has_not_caught_it(
+def test_check_that_did_not_run_or_finds_nothing_alone_missed_the_fault(
     monkeypatch: pytest.MonkeyPatch, alone: tuple[ReportResult, ...]
 ) -> None:
     by_check(monkeypatch, replace(HEALTHY, results=(HUNG, GIVEN_UP)), replace(HEALTHY, results=alone))
@@ -125,20 +125,20 @@ def test_a_check_that_never_ran_or_finds_nothing_alone_has_not_caught_it(
     assert "MISSED    vmm-hang-import on cuda: ipc-vmm" in ran.output
 
 
-def test_ctrl_c_ends_the_drill_with_what_was_learned() -> None:
+def test_ctrl_c_ends_the_drill_with_its_results() -> None:
     ran = invoke("healthy-cuda", "hang-init", "healthy-both")
     assert ran.exit_code == 130
     assert ran.output.splitlines()[-1] == "1 drill in 1 s: 1 as stated, 0 not, 2 not completed"
 
 
-def test_a_run_on_one_backend_leaves_out_the_profiles_of_the_other() -> None:
+def test_run_on_one_backend_leaves_out_the_others_profiles() -> None:
     ran = invoke("healthy-cuda", "healthy-hip")
     assert [line.split()[0] for line in ran.output.splitlines() if "nothing invented" in line] == [
         "healthy-cuda"
     ]
 
 
-def test_what_was_named_and_cannot_be_run_is_told_and_exits_with_11(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_profile_that_cannot_run_is_reported_and_exits_with_11(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BINDINGS, "hip", ("no_such_module", "hip-python"))
     ran = CliRunner().invoke(drill.command, ["amd-ipc-reopen", "healthy-single"])
     assert ran.exit_code == 11
@@ -156,7 +156,7 @@ def test_what_was_named_and_cannot_be_run_is_told_and_exits_with_11(monkeypatch:
     assert invoke().exit_code == 0
 
 
-def test_what_was_named_for_another_backend_is_told() -> None:
+def test_named_profile_of_another_backend_is_reported() -> None:
     ran = invoke("healthy-hip")
     assert ran.exit_code == 11
     assert "NOT RUN   healthy-hip: the profile needs hip, which --backend excludes" in ran.output
@@ -168,7 +168,7 @@ def test_every_line_fits_80_columns_and_the_screen_says_simulated() -> None:
     assert max(map(len, ran.output.splitlines())) <= 80
 
 
-def test_json_holds_the_same_for_programs() -> None:
+def test_json_has_the_same_content() -> None:
     ran = invoke("--json", "stale-data", "healthy-cuda")
     outcome = json.loads(ran.output)
     assert outcome["simulated"] is True
@@ -180,7 +180,7 @@ def test_json_holds_the_same_for_programs() -> None:
     assert outcome["drills"][0]["verdict"]["missed"][1] == "exit 12 (it was 0)"
 
 
-def test_a_profile_that_states_nothing_is_refused(tmp_path: Path) -> None:
+def test_profile_without_expectations_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "site.yaml"
     path.write_text("description: Nothing.\n")
     ran = invoke(str(path))
@@ -205,24 +205,24 @@ def test_faults_of_mpi_are_drilled_with_an_mpi_only(monkeypatch: pytest.MonkeyPa
         ("fabric-wrong-byte", False),
     ],
 )
-def test_an_mpi_is_given_to_nodes_whose_fault_is_of_mpi_or_that_have_none(name: str, is_given: bool) -> None:
+def test_mpi_is_passed_for_faults_of_mpi_and_healthy_nodes(name: str, is_given: bool) -> None:
     request = drill._request(profile.load(name), "cuda", "/opt/mpi/lib/libmpi.so.12", None)
     assert bool(request.mpi_lib) is is_given
 
 
-def test_a_fault_of_mpi_that_is_none_is_drilled_with_a_check_of_mpi() -> None:
+def test_healthy_mpi_profile_is_drilled_with_an_mpi_check() -> None:
     stated = profile.load("mpi-fixed-loss")
     assert stated.expect["cuda"].findings == ()
     assert drill._request(stated, "cuda", "/opt/mpi/lib/libmpi.so.12", None).checks == ("mpi-cache-growth",)
 
 
-def test_faults_of_mpi_that_are_named_ask_for_an_mpi() -> None:
+def test_named_faults_of_mpi_require_an_mpi() -> None:
     ran = invoke("mpi-segv")
     assert ran.exit_code == 2
     assert "mpi-segv has faults of MPI; name a library with --mpi-lib" in ran.output
 
 
-def test_a_backend_without_its_binding_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_without_its_binding_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BINDINGS, "hip", ("no_such_module", "hip-python"))
     ran = CliRunner().invoke(drill.command, ["healthy-both"])
     assert "hip is skipped: hip-python is not installed" in ran.stderr
@@ -231,7 +231,7 @@ def test_a_backend_without_its_binding_is_left_out_and_named(monkeypatch: pytest
     ]
 
 
-def test_one_check_alone_is_held_to_what_is_stated_of_it() -> None:
+def test_single_check_is_compared_with_its_own_expectations() -> None:
     ran = invoke("--check", "ipc-stale", "already-mapped", "vmm-wrong-byte")
     assert ran.exit_code == 0
     rows = [" ".join(line.split()) for line in ran.output.splitlines()]
@@ -239,7 +239,7 @@ def test_one_check_alone_is_held_to_what_is_stated_of_it() -> None:
     assert "vmm-wrong-byte cuda nothing nothing invented 1.2" in rows
 
 
-def test_what_a_check_says_and_no_profile_states_is_written_where_that_is_asked(
+def test_update_writes_unexpected_findings_of_a_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "faulty.yaml"
@@ -258,7 +258,7 @@ def test_what_a_check_says_and_no_profile_states_is_written_where_that_is_asked(
     assert invoke("--check", "ipc-new", str(path)).exit_code == 0
 
 
-def test_what_a_check_says_on_one_backend_is_written_with_that_backend(
+def test_update_writes_findings_of_one_backend_with_that_backend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "faulty.yaml"
@@ -280,7 +280,7 @@ def test_what_a_check_says_on_one_backend_is_written_with_that_backend(
     )
 
 
-def test_update_asks_for_a_check() -> None:
+def test_update_requires_a_check() -> None:
     ran = invoke("--update", "already-mapped")
     assert ran.exit_code == 2
     assert "--update needs --check" in ran.output

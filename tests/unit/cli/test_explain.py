@@ -1,4 +1,4 @@
-"""A check's page: its file's own words, laid out anew, and the known issues that it detects."""
+"""A check's page: its file's docstring, reformatted, and the known issues that it detects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def explained(*arguments: str) -> str:
     return ended.stdout
 
 
-def test_the_words_of_a_check_are_laid_out_in_80_columns(tmp_path: Path) -> None:
+def test_docstring_of_a_check_is_wrapped_to_80_columns(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "site_look.py").write_text(CHECK)
     config = tmp_path / "site.yaml"
@@ -65,11 +65,11 @@ tier      acceptance
 """ in explained("site-look", "--config", str(config))
 
 
-def test_ids_of_known_issues_stay_whole() -> None:
+def test_ids_of_known_issues_are_not_wrapped() -> None:
     page = explained("ipc-peer")
     assert "rocm-ipc-between-containers" in page
     assert "nccl-container-without-peers" in page
 
 
-def test_known_versions_detects_all_that_has_versions() -> None:
+def test_known_versions_detects_all_issues_with_versions() -> None:
     assert "detects   every known issue with versions\n" in explained("known-versions")

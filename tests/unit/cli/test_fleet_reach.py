@@ -1,4 +1,4 @@
-"""How the nodes of a fleet are reached: what the site, the command line and Slurm have to say of it."""
+"""How the nodes of a fleet are reached: site config, command line and Slurm."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHECK = Own()
 """
 
 
-def test_a_check_of_the_site_is_known_by_its_config(tmp_path: Path) -> None:
+def test_check_of_the_site_is_found_through_its_config(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     config = tmp_path / "site.yaml"
     config.write_text(f"checks_dirs: [{tmp_path}]\n")
@@ -51,8 +51,8 @@ def test_a_check_of_the_site_is_known_by_its_config(tmp_path: Path) -> None:
         Reach(**ASKED, via="ssh").way("site-own")
 
 
-def test_a_library_need_not_be_here_to_be_named_for_the_nodes() -> None:
-    """A login node may have no MPI of theirs."""
+def test_library_of_the_nodes_may_be_missing_here() -> None:
+    """A login node may lack the nodes' MPI."""
     way = Reach(**ASKED, via="ssh").way("--all", "--mpi-lib", "/opt/cray/libmpi.so")
     assert way.command[-2:] == ("--mpi-lib", "/opt/cray/libmpi.so")
 
@@ -61,14 +61,12 @@ def test_a_library_need_not_be_here_to_be_named_for_the_nodes() -> None:
     ("asked", "says"),
     [("fabric-smal", "no check 'fabric-smal'; did you mean"), ("--all", "omit --all, or the names")],
 )
-def test_pairs_look_checks_up_before_any_node_is_asked(asked: str, says: str) -> None:
+def test_pairs_validate_checks_before_reaching_any_node(asked: str, says: str) -> None:
     ended = CliRunner().invoke(cli, ["fleet", "pairs", "--via", "ssh", "-w", "n[1-2]", "--", asked])
     assert (ended.exit_code, says in ended.output) == (2, True)
 
 
-def test_pairs_with_further_options_of_check_are_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pairs_pass_further_options_to_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     ended = CliRunner().invoke(
         cli,
@@ -77,10 +75,8 @@ def test_pairs_with_further_options_of_check_are_tried(
     assert (ended.exit_code, "n1 - n2: no answer: ssh: " in ended.output) == (11, True), ended.output
 
 
-def test_a_directory_in_which_no_node_has_answered_need_not_be_named_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a wrong name left there goes; what a node has reported stays, and stops the next run."""
+def test_directory_without_answers_can_be_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of nodes that never answered are removed; a directory with a report stops the next run."""
     monkeypatch.setenv("PATH", str(tmp_path))
     ssh = tmp_path / "ssh"
 
@@ -108,7 +104,7 @@ def test_a_directory_in_which_no_node_has_answered_need_not_be_named_anew(
         pytest.param("ssh", "7", ("-oProxyJump=login2", "-v"), id="ssh in an allocation"),
     ],
 )
-def test_what_the_site_wants_of_a_job_is_said(
+def test_sites_job_options_are_passed_on(
     via: str, around: str | None, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "site.yaml").write_text(SITE)

@@ -26,7 +26,7 @@ def priorities() -> tuple[int, int]:
 
 
 def run(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Priorities while the command looks at a job."""
+    """Priorities while the command examines a job."""
     seen = list[tuple[int, int]]()
 
     def report(*_: object, **__: object) -> NoReturn:
@@ -47,10 +47,10 @@ def test_ranks_that_take_every_processor_do_not_starve_root(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("text", ["", "\n", "/autogroup-7", None])
-def test_kernel_that_tells_no_group_of_the_session_is_no_fault(
+def test_kernel_without_session_groups_is_no_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
 ) -> None:
-    """In CI the file is empty: there no process was ever in a session of its own."""
+    """In CI the file is empty, because no process there was ever in its own session."""
     monkeypatch.setattr(tree, "PROC", tmp_path)
     (tmp_path / "self").mkdir()
     if text is not None:
@@ -60,7 +60,7 @@ def test_kernel_that_tells_no_group_of_the_session_is_no_fault(
     assert priorities() == before
 
 
-def test_user_without_the_right_to_a_priority_looks_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_permission_keeps_the_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: int) -> NoReturn:
         raise PermissionError
 

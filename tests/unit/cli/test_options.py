@@ -1,4 +1,4 @@
-"""What several commands share: where a simulated node's memory goes, and a word that is none of a choice."""
+"""Shared options: place of a simulated node's memory, and invalid choices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuipc_doctor.cli.main import cli
 
 
 @pytest.mark.parametrize(("free_bytes", "in_shared_memory"), [(64 << 20, False), (2 << 30, True)])
-def test_a_simulated_node_is_in_shared_memory_where_that_is_roomy(
+def test_simulated_node_is_in_shared_memory_if_there_is_room(
     free_bytes: int, in_shared_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared, temporary = tmp_path / "shm", tmp_path / "tmp"
@@ -31,7 +31,7 @@ def test_a_simulated_node_is_in_shared_memory_where_that_is_roomy(
     assert not state.exists()
 
 
-def test_a_word_that_is_none_of_a_choice_has_its_near_miss() -> None:
+def test_invalid_choice_suggests_the_nearest_one() -> None:
     wrong = CliRunner().invoke(cli, ["check", "--all", "--backend", "cudaa"])
     assert wrong.exit_code == 2
     assert "'cudaa' is not one of 'auto', 'cuda', 'hip', 'all'; did you mean 'cuda'?" in wrong.output
@@ -54,8 +54,8 @@ def test_a_word_that_is_none_of_a_choice_has_its_near_miss() -> None:
         ("fleet report", "DIR"),
     ],
 )
-def test_an_empty_name_is_no_file_and_not_the_directory_that_we_are_in(command: str, parameter: str) -> None:
-    """As an unset variable leaves it."""
+def test_empty_name_is_refused(command: str, parameter: str) -> None:
+    """As from an unset variable."""
     ended = CliRunner().invoke(cli, [*command.split(), ""])
     assert ended.exit_code == 2
     (line,) = [line for line in ended.output.splitlines() if "empty" in line]

@@ -1,4 +1,4 @@
-"""Files for reports and pictures: whole or not at all, and never where somebody else points."""
+"""Files for reports and pictures: complete or absent, and never redirected by another user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuipc_doctor.cli.output import OutputFile
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root is held to it")
 
 
-def test_it_is_whole_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_file_is_complete_and_no_other_is_left(tmp_path: Path) -> None:
     file = OutputFile(tmp_path / "r.json")
     assert list(tmp_path.iterdir()) == []
     file.write("é")
@@ -25,13 +25,13 @@ def test_it_is_whole_and_leaves_nothing_else(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "r.json").stat().st_mode) == 0o666 & ~output._umask()
 
 
-def test_a_mode_that_is_asked_for_is_that_of_the_file_whatever_was_there(tmp_path: Path) -> None:
+def test_requested_mode_applies_to_new_and_existing_files(tmp_path: Path) -> None:
     (tmp_path / "hook").write_text("before")
     OutputFile(tmp_path / "hook", 0o755).write("after")
     assert stat.S_IMODE((tmp_path / "hook").stat().st_mode) == 0o755
 
 
-def test_a_link_is_replaced_and_what_it_leads_to_stays_as_it_is(tmp_path: Path) -> None:
+def test_link_is_replaced_and_its_target_unchanged(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("before")
     victim.chmod(0o600)
@@ -40,10 +40,10 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays_as_it_is(tmp_path: Path) 
     assert (victim.read_text(), stat.S_IMODE(victim.stat().st_mode)) == ("before", 0o600)
 
 
-def test_what_is_swapped_in_between_is_neither_written_nor_changed(
+def test_replaced_draft_is_neither_written_nor_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever can write the directory puts a link in the place of the draft that has just been written."""
+    """A user with write access to the directory replaces the just written draft by a link."""
     victim = tmp_path / "victim"
     victim.write_text("before")
     victim.chmod(0o600)
@@ -63,7 +63,7 @@ def test_what_is_swapped_in_between_is_neither_written_nor_changed(
     assert (victim.read_text(), stat.S_IMODE(victim.stat().st_mode)) == ("before", 0o600)
 
 
-def test_a_directory_that_is_swapped_in_between_is_not_gone_to(tmp_path: Path) -> None:
+def test_replaced_directory_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "elsewhere").mkdir()
     file = OutputFile(tmp_path / "there" / "r.json")
@@ -75,7 +75,7 @@ def test_a_directory_that_is_swapped_in_between_is_not_gone_to(tmp_path: Path) -
 
 
 def test_nothing_stays_open(tmp_path: Path) -> None:
-    """A report's pictures are two files each."""
+    """A report has two files per picture."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         OutputFile(tmp_path / "r.json").write("x")
@@ -88,7 +88,7 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
 
 @as_root
 @pytest.mark.parametrize("name", ["r.json", "link", "pipe"])
-def test_root_writes_nothing_where_another_user_can_change_the_way(tmp_path: Path, name: str) -> None:
+def test_root_writes_nothing_below_another_users_directory(tmp_path: Path, name: str) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "link").symlink_to("/etc/passwd")
@@ -100,7 +100,7 @@ def test_root_writes_nothing_where_another_user_can_change_the_way(tmp_path: Pat
 
 
 @as_root
-def test_the_commands_say_so_in_a_line(tmp_path: Path) -> None:
+def test_refusal_is_one_line(tmp_path: Path) -> None:
     os.chown(tmp_path, 4711, 4711)
     for option in (
         ["--output", tmp_path / "r.json"],
@@ -114,7 +114,7 @@ def test_the_commands_say_so_in_a_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_device_and_a_pipe_are_written_in_place() -> None:
+def test_device_and_pipe_are_written_in_place() -> None:
     OutputFile(Path("/dev/null")).write("x")
     command = "import sys; from pathlib import Path; from gpuipc_doctor.cli.output import OutputFile; "
     command += "OutputFile(Path('/dev/stdout')).write('x')"

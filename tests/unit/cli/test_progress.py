@@ -1,4 +1,4 @@
-"""The progress display, on a terminal of its own and where there is none."""
+"""The progress display, with and without a terminal."""
 
 import io
 import os
@@ -17,7 +17,7 @@ from gpuipc_doctor.cli.progress import Display, progress
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[IO[str], int]]:
-    """A terminal to write to, and the descriptor from which to read what it shows."""
+    """A stream that writes to a terminal, and the descriptor from which its output is read."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     screen, end = pty.openpty()
@@ -33,7 +33,7 @@ def shown(screen: int, until: str) -> str:
     return text
 
 
-def test_a_terminal_sees_what_runs(terminal: tuple[IO[str], int]) -> None:
+def test_terminal_shows_running_probes(terminal: tuple[IO[str], int]) -> None:
     stream, screen = terminal
     with progress(stream) as display:
         display.started("find", "finding devices", 5.0)
@@ -58,7 +58,7 @@ def test_probes_that_find_devices_are_not_counted(terminal: tuple[IO[str], int])
         shown(screen, "0/7 probes done")
 
 
-def test_many_threads_may_tell(terminal: tuple[IO[str], int]) -> None:
+def test_many_threads_may_report_progress(terminal: tuple[IO[str], int]) -> None:
     stream, screen = terminal
 
     def run(number: int) -> None:
@@ -76,7 +76,7 @@ def test_many_threads_may_tell(terminal: tuple[IO[str], int]) -> None:
         shown(screen, "200/200 probes done")
 
 
-def test_nothing_is_written_where_nobody_looks() -> None:
+def test_nothing_is_written_without_a_terminal() -> None:
     stream = io.StringIO()
     with progress(stream) as display:
         display.planned(1)
@@ -85,7 +85,7 @@ def test_nothing_is_written_where_nobody_looks() -> None:
     assert stream.getvalue() == ""
 
 
-def test_a_terminal_that_cannot_redraw_is_left_alone(
+def test_terminal_that_cannot_redraw_is_not_used(
     terminal: tuple[IO[str], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")

@@ -1,4 +1,4 @@
-"""Calls in processes of their own: their results in order, and an end when they are told to end."""
+"""Calls in separate processes: results in order, and termination on a signal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_results_come_in_order_and_from_other_processes_if_several_run(jobs: int
 
 
 def interrupted(directory: str) -> str | None:
-    """As a run: it is ended by a signal when the other one is there as well, and says so."""
+    """A task that is interrupted by a signal once both tasks run."""
     told = list[int]()
     with interruptible(lambda: told.append(1)):
         Path(directory, str(os.getpid())).touch()
@@ -39,7 +39,7 @@ def interrupted(directory: str) -> str | None:
     return None
 
 
-def test_a_signal_ends_what_runs_and_begins_no_more(tmp_path: Path) -> None:
+def test_signal_ends_running_tasks_and_starts_no_more(tmp_path: Path) -> None:
     with side_by_side(interrupted, [str(tmp_path)] * 8, 2) as outcomes:
         assert list(outcomes) == [None] * 8
     assert len(list(tmp_path.iterdir())) == 2
@@ -52,6 +52,6 @@ def failing(how: str) -> None:
 
 
 @pytest.mark.parametrize(("how", "error"), [("raises", ValueError), ("is killed", ChildProcessError)])
-def test_what_a_process_raises_is_raised_here(how: str, error: type[Exception]) -> None:
+def test_exception_of_a_process_is_raised_here(how: str, error: type[Exception]) -> None:
     with side_by_side(failing, [how, how], 2) as outcomes, pytest.raises(error):
         list(outcomes)

@@ -1,4 +1,4 @@
-"""``config validate`` and ``known-issues lint`` name all mistakes in one pass."""
+"""``config validate`` and ``known-issues lint`` report all mistakes at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuipc_doctor.simulator import profile
 from tests.waiting import LIMIT_S
 
 
-def test_a_config_its_checks_and_its_known_issues_are_looked_at_together(tmp_path: Path) -> None:
+def test_config_with_its_checks_and_known_issues_is_validated(tmp_path: Path) -> None:
     for name in ("checks", "issues"):
         (tmp_path / name).mkdir(mode=0o755)
     (tmp_path / "checks" / "broken.py").write_text("import no_such_module\n")
@@ -44,7 +44,7 @@ def test_a_config_its_checks_and_its_known_issues_are_looked_at_together(tmp_pat
 
 
 def mistakes(tmp_path: Path, text: str) -> list[str]:
-    """What ``config validate`` says of a file, without its name."""
+    """The messages of ``config validate`` on a file, without the file's name."""
     site = tmp_path / "x.yaml"
     site.write_text(text)
     site.chmod(0o644)
@@ -81,7 +81,7 @@ def mistakes(tmp_path: Path, text: str) -> list[str]:
         ("fabric-info: {status_dir: }", ["1: options.fabric-info.status_dir must be text, not empty"]),
     ],
 )
-def test_options_of_checks_are_checked(tmp_path: Path, options: str, wrong: list[str]) -> None:
+def test_options_of_checks_are_validated(tmp_path: Path, options: str, wrong: list[str]) -> None:
     said = mistakes(tmp_path, f"options: {{{options}}}\n")
     assert len(said) == len(wrong)
     assert all(part in line for part, line in zip(wrong, said, strict=True)), said
@@ -91,7 +91,7 @@ def test_options_of_checks_are_checked(tmp_path: Path, options: str, wrong: list
     ("key", "wrong"),
     [
         ("ipc-handles.refused", ""),
-        ("ipc-reopen.hung", ""),  # of any check
+        ("ipc-reopen.hung", ""),  # a key of every check
         ("driver-init.node-type-unclear", ""),
         ("ipc-handles.refusd", "ipc-handles has no finding 'refusd'; did you mean 'refused'?"),
         ("ipc-reopen.stated-not-offered", "ipc-reopen has no finding 'stated-not-offered'"),
@@ -152,7 +152,7 @@ def test_every_key_that_a_profile_expects_may_be_suppressed() -> None:
         ("options: {mpi-small-message: 5, fabric-info: {a: 1}}", ["must be a mapping", "unknown key 'a'"]),
     ],
 )
-def test_no_mistake_hides_another(tmp_path: Path, text: str, wrong: list[str]) -> None:
+def test_mistake_hides_no_other(tmp_path: Path, text: str, wrong: list[str]) -> None:
     said = mistakes(tmp_path, f"{text}\n")
     assert len(said) == len(wrong), said
     assert [part for part in wrong if not any(part in line for line in said)] == []
@@ -171,7 +171,7 @@ def test_wrong_options_stop_a_run_before_it_begins(tmp_path: Path) -> None:
     ]
 
 
-def test_an_entry_that_breaks_the_schema_does_not_hide_the_mistakes_of_others(tmp_path: Path) -> None:
+def test_entry_that_breaks_the_schema_hides_no_other_mistake(tmp_path: Path) -> None:
     shipped = min(knownissues.files(), key=lambda file: file.stat().st_size).read_text()
     lines = shipped.splitlines()
     first = next(number for number, line in enumerate(lines) if line.lstrip("- ").startswith("id:"))

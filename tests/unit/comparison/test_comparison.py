@@ -1,4 +1,4 @@
-"""Two reports held against each other: what counts as worse, as better, as lost and as the same."""
+"""Two reports compared: which checks count as worse, better, lost and the same."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ SCHEMA = schemas.beside(comparison_content, "comparison")
 NODE = gpus(2)
 PASS, SKIP, WARN, ERROR, FAIL = Status
 NO_GPU = {"probes_run": 0, "needs_gpu": False}
-"""A run of checks that take no GPU, such as known-versions."""
+"""A run of checks that need no GPU, such as known-versions."""
 
 
 def ended(status: Status | None) -> Report:
-    """A run that is all well but for one check on the node, which ended so or has not run."""
+    """A healthy run except for one check with this status; None: not run."""
     base = healthy(NODE)
     others = tuple(r for r in base.results if r.check != "known-versions")
     own = (Result("known-versions", Finding(status, "", "so it is")),) if status else ()
@@ -79,7 +79,7 @@ def ended(status: Status | None) -> Report:
         (None, SKIP, ChangeKind.SAME, Exit.OK),
     ],
 )
-def test_what_became_of_a_check(
+def test_changes_of_a_check(
     before: Status | None, after: Status | None, turn: ChangeKind, code: Exit
 ) -> None:
     found = compare(ended(before), ended(after))
@@ -124,14 +124,14 @@ def fails_in(*probes: str, occurrence: int = 4, seconds: float = 0.7) -> Report:
         (fails_in("destroy-context"), fails_in("primary-reset"), ChangeKind.WORSE),
     ],
 )
-def test_what_became_of_a_check_that_fails(before: Report, after: Report, turn: ChangeKind) -> None:
+def test_changes_of_a_failing_check(before: Report, after: Report, turn: ChangeKind) -> None:
     found = compare(before, after)
     [verdict] = [v for v in found.verdicts if v.after is FAIL]
     assert verdict.turn is turn
     assert found.exit_code is (Exit.FAIL if turn is ChangeKind.WORSE else Exit.OK)
 
 
-def test_of_a_report_without_keys_nobody_can_tell_how_a_check_failed() -> None:
+def test_failures_without_keys_cannot_be_compared() -> None:
     text = (Path(__file__).parents[2] / "golden/report-1.json").read_text(encoding="utf-8")
     before = report_json.loads(text)
     assert {v.turn for v in compare(before, before).verdicts} == {ChangeKind.SAME}
@@ -143,7 +143,7 @@ def test_of_a_report_without_keys_nobody_can_tell_how_a_check_failed() -> None:
     assert any(note.startswith("before has no finding keys") for note in found.notes)
 
 
-def test_what_was_skipped_beside_what_was_not_changes_nothing() -> None:
+def test_additional_skips_change_nothing() -> None:
     base = healthy(NODE)
     partly = replaced(
         base, Result("ipc-stale", Finding.skip("not-reused", "no address was reused"), ("cuda:0",), "reuse")
@@ -153,7 +153,7 @@ def test_what_was_skipped_beside_what_was_not_changes_nothing() -> None:
     assert {verdict.turn for verdict in compare(base, partly).verdicts} == {ChangeKind.SAME}
 
 
-def test_of_several_failures_the_new_one_is_told() -> None:
+def test_new_one_of_several_failures_is_reported() -> None:
     before = fails_in("destroy-context")
     after = replaced(
         before, Result("ipc-reopen", Finding.fail("hung", "it hung"), ("cuda:0",), "primary-reset")
@@ -183,7 +183,7 @@ def test_exit_codes_of_runs_that_lack_something(before: Report, after: Report, c
     )
 
 
-# -- devices --------------------------------------------------------------------------------------------
+# -- devices -------------------------------------------------------------------------------------------
 
 
 def fates(before: list[Device], after: list[Device]) -> dict[str, DeviceChange]:
@@ -191,7 +191,7 @@ def fates(before: list[Device], after: list[Device]) -> dict[str, DeviceChange]:
     return {(match.before or match.after).label: match.fate for match in found if match.before or match.after}
 
 
-def test_devices_that_came_and_went() -> None:
+def test_added_and_removed_devices() -> None:
     zero, one = NODE
     other = replace(one, uuid="GPU-other")
     assert fates([zero, one], [zero, one]) == {"cuda:0": DeviceChange.SAME, "cuda:1": DeviceChange.SAME}
@@ -207,8 +207,8 @@ def test_devices_that_came_and_went() -> None:
     assert fates(alike, alike) == {"cuda:0": DeviceChange.SAME, "cuda:1": DeviceChange.SAME}
 
 
-def test_a_gpu_keeps_its_results_when_it_is_renumbered() -> None:
-    """The GPU that was cuda:1 and failed has become cuda:0, and fails."""
+def test_renumbered_gpu_keeps_its_results() -> None:
+    """The GPU that was cuda:1 and failed is now cuda:0, and still fails."""
     zero, one = NODE
     stale = Finding.fail("stale", "stale bytes")
     before = replaced(healthy(NODE), Result("ipc-stale", stale, ("cuda:1",)))
@@ -217,7 +217,7 @@ def test_a_gpu_keeps_its_results_when_it_is_renumbered() -> None:
     found = compare(without_pairs(before), without_pairs(after))
     assert {verdict.turn for verdict in found.verdicts} == {ChangeKind.SAME}
     assert found.exit_code is Exit.OK
-    pairs = compare(before, after)  # of which only neighbours are tested, and in one direction
+    pairs = compare(before, after)  # only neighbours are tested, and in one direction
     assert {subject for v in pairs.turned(ChangeKind.NEWLY_TESTED) for subject in v.subjects} == {
         ("cuda:0", "cuda:1")
     }
@@ -227,7 +227,7 @@ def without_pairs(report: Report) -> Report:
     return replaced(report, results=tuple(r for r in report.results if len(r.devices) < 2))
 
 
-def test_a_gpu_that_has_gone_is_told_once() -> None:
+def test_lost_gpu_is_reported_once() -> None:
     after = healthy(NODE[:1])
     found = compare(replaced(healthy(NODE)), replaced(after, inventory=healthy(NODE).inventory))
     assert [match.fate for match in found.devices] == [DeviceChange.SAME, DeviceChange.GONE]
@@ -235,7 +235,7 @@ def test_a_gpu_that_has_gone_is_told_once() -> None:
     assert gone == []
 
 
-# -- what they say of themselves ------------------------------------------------------------------------
+# -- metadata -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -260,12 +260,12 @@ def test_a_gpu_that_has_gone_is_told_once() -> None:
         ),
     ],
 )
-def test_what_makes_two_reports_hard_to_compare(changes: dict[str, object], note: str) -> None:
+def test_notes_on_reports_that_are_hard_to_compare(changes: dict[str, object], note: str) -> None:
     [said] = compare(healthy(NODE), replaced(healthy(NODE), **changes)).notes
     assert said.startswith(note)
 
 
-def test_a_simulated_report_is_marked_everywhere() -> None:
+def test_simulated_report_is_marked_everywhere() -> None:
     found = compare(healthy(NODE), replaced(healthy(NODE), simulated="healthy-cuda"))
     assert "SIMULATED (after healthy-cuda)" in comparison_content.screen(found)
     assert "SIMULATED" in comparison_content.ticket(found).splitlines()[0]
@@ -282,7 +282,7 @@ def test_the_same_report_twice_has_not_changed() -> None:
 
 @PROPERTY
 @given(reports)
-def test_no_report_is_worse_than_itself(any_report: Report) -> None:
+def test_report_is_not_worse_than_itself(any_report: Report) -> None:
     found = compare(any_report, any_report)
     assert {verdict.turn for verdict in found.verdicts} <= {ChangeKind.SAME}
     assert found.exit_code in (Exit.OK, Exit.NOTHING)
@@ -300,12 +300,12 @@ def test_any_two_reports_can_be_compared(before: Report, after: Report, width: i
         assert sanitise(line).split() == line.split()
 
 
-def test_the_schema_is_a_schema() -> None:
+def test_schema_is_valid() -> None:
     Draft202012Validator.check_schema(SCHEMA)
     schemas.check(comparison_content, "comparison")
 
 
-def test_text_of_a_report_is_no_markup() -> None:
+def test_text_of_a_report_is_escaped() -> None:
     evil = Finding.fail("wrong", "<img src=x> [click](http://x) | `a` *b*")
     text = comparison_content.ticket(
         compare(healthy(NODE), replaced(healthy(NODE), Result("ipc-stale", evil, ("cuda:0",))))
@@ -313,11 +313,11 @@ def test_text_of_a_report_is_no_markup() -> None:
     assert r"\<img src=x\> \[click\](http://x) \| \`a\` \*b\*" in text
 
 
-# -- the looks ------------------------------------------------------------------------------------------
+# -- output ---------------------------------------------------------------------------------------------
 
 
 def timed(base: Report, open_us: float, *, repetitions: int = 10) -> Report:
-    """Every probe of ``base`` that has no role, run so often, its opens taking so many microseconds."""
+    """Probes without a role, run ``repetitions`` times, with opens of ``open_us`` microseconds."""
     results = []
     for result in base.results:
         if not result.devices or result.roles:
@@ -335,7 +335,7 @@ def timed(base: Report, open_us: float, *, repetitions: int = 10) -> Report:
 
 
 def upgraded() -> Report:
-    """Another driver: reopening fails, opening takes twice as long, a known issue goes and another comes."""
+    """Another driver: reopening fails, opening takes twice as long, one known issue replaces another."""
     base = timed(healthy(NODE), 240.0)
     stale = Join("nvidia-ipc-overlap", "a stale mapping", Relation.LATENT, "", checks=("ipc-stale",))
     return replaced(
@@ -379,14 +379,14 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_the_screen_as_an_admin_sees_it(name: str) -> None:
+def test_screen(name: str) -> None:
     golden.check(f"comparison/{name}.txt", comparison_content.screen(compare(*PAIRS[name]), width=80))
 
 
 @pytest.mark.parametrize("name", ["upgraded", "the-same"])
-def test_the_document_as_a_ticket_shows_it(name: str) -> None:
+def test_document(name: str) -> None:
     golden.check(f"comparison/{name}.md", comparison_content.ticket(compare(*PAIRS[name])))
 
 
-def test_the_json_as_a_program_reads_it() -> None:
+def test_json() -> None:
     golden.check("comparison/upgraded.json", comparison_content.dumps(compare(*PAIRS["upgraded"])))

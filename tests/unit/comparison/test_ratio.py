@@ -1,4 +1,4 @@
-"""The ratio of two sets of samples: right without noise, and its bounds as rare to miss as they say."""
+"""The ratio of two sets of samples: exact without noise; its bounds miss it no more often than stated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOUBT = 0.05
 
 
 @given(TIMES, TIMES)
-def test_the_bounds_hold_the_estimate(before: list[float], after: list[float]) -> None:
+def test_bounds_contain_the_estimate(before: list[float], after: list[float]) -> None:
     found = ratio(before, after, DOUBT)
     assert found is not None
     assert found.low <= found.estimate * (1 + 1e-12)
@@ -25,7 +25,7 @@ def test_the_bounds_hold_the_estimate(before: list[float], after: list[float]) -
 
 
 @given(TIMES, st.floats(0.01, 100))
-def test_a_factor_is_found_whatever_it_multiplies(before: list[float], factor: float) -> None:
+def test_factor_is_found_for_any_samples(before: list[float], factor: float) -> None:
     found, unchanged = ratio(before, [factor * b for b in before], DOUBT), ratio(before, before, DOUBT)
     assert found is not None
     assert unchanged is not None
@@ -35,7 +35,7 @@ def test_a_factor_is_found_whatever_it_multiplies(before: list[float], factor: f
 
 
 @given(TIMES, TIMES)
-def test_the_other_way_round_it_is_the_inverse(before: list[float], after: list[float]) -> None:
+def test_swapped_samples_have_the_inverse_ratio(before: list[float], after: list[float]) -> None:
     there, back = ratio(before, after, DOUBT), ratio(after, before, DOUBT)
     assert there is not None
     assert back is not None
@@ -44,19 +44,19 @@ def test_the_other_way_round_it_is_the_inverse(before: list[float], after: list[
     )
 
 
-def test_without_noise_there_is_no_width() -> None:
+def test_bounds_without_noise_have_no_width() -> None:
     assert ratio([2.0] * 4, [3.0] * 4, DOUBT) == Ratio(1.5, 1.5, 1.5)
 
 
-def test_an_outlier_does_not_move_it() -> None:
+def test_outlier_does_not_change_the_ratio() -> None:
     found = ratio([1.0] * 10, [1.0] * 9 + [1000.0], DOUBT)
     assert found == Ratio(1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(("m", "n"), [(4, 4), (5, 5), (4, 7)])
 @pytest.mark.parametrize("doubt", [0.2, 0.05, 0.03])
-def test_the_chance_to_miss_is_counted_out(m: int, n: int, doubt: float) -> None:
-    """All orders of m + n different values are alike likely where nothing differs: count those that miss."""
+def test_bounds_miss_as_rarely_as_stated_over_all_orders(m: int, n: int, doubt: float) -> None:
+    """If nothing changed, all orders of the values are equally likely: count those whose bounds miss 1."""
     misses = 0
     for chosen in combinations(range(m + n), m):
         before = [1.0 + i for i in chosen]
@@ -66,9 +66,9 @@ def test_the_chance_to_miss_is_counted_out(m: int, n: int, doubt: float) -> None
     assert misses <= doubt * comb(m + n, m)
 
 
-def test_few_samples_have_no_bounds_of_little_doubt() -> None:
+def test_too_few_samples_have_no_bounds() -> None:
     assert ratio([1.0], [2.0], DOUBT) is None
-    assert ratio([1.0] * 3, [2.0] * 3, DOUBT) is None  # 2 of 20 orders are that extreme
+    assert ratio([1.0] * 3, [2.0] * 3, DOUBT) is None  # 2 of 20 orders are as extreme
     assert ratio([], [1.0] * 9, DOUBT) is None
     assert [samples_needed(DOUBT / many) for many in (1, 10, 100, 1000)] == [4, 6, 8, 9]
 
@@ -83,7 +83,7 @@ def test_many_samples_have_bounds_about_as_wide_as_exact_ones(n: int) -> None:
 
 
 @pytest.mark.parametrize("noise", ["even", "skewed", "two speeds"])
-def test_noise_crosses_the_bounds_as_seldom_as_stated(noise: str) -> None:
+def test_noise_exceeds_the_bounds_as_rarely_as_stated(noise: str) -> None:
     rng = random.Random(noise)
     draw = {
         "even": lambda: rng.uniform(1, 2),
@@ -95,4 +95,4 @@ def test_noise_crosses_the_bounds_as_seldom_as_stated(noise: str) -> None:
         found = ratio([draw() for _ in range(8)], [draw() for _ in range(8)], DOUBT)
         assert found is not None
         misses += not found.low <= 1 <= found.high
-    assert misses <= 70  # 50 by construction, and three standard deviations
+    assert misses <= 70  # 50 are expected, plus three standard deviations

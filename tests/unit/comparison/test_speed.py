@@ -1,4 +1,4 @@
-"""Slower is what is slower: noise is not, a busy node is not, and what is gets found."""
+"""Slower calls are found; noise and a busy node are not reported as slower."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuipc_doctor.comparison.speed import CONTROL, SpeedVerdict
 from gpuipc_doctor.model import Calls, Ending, Finding, Measurement, Result, RoleOutcome
 
 CALLS = {"cuInit": 0.6, "cuCtxCreate": 0.08, "cuIpcOpenMemHandle": 120e-6, "cuMemcpyDtoH": 4e-3}
-"""Seconds, about those of an H200."""
+"""Seconds, similar to an H200."""
 
 CHECKS = ("ipc-handles", "ipc-release", "ipc-reopen")
 DEVICES = ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
@@ -25,7 +25,7 @@ Noise = Callable[[], float]
 def run(
     noise: Noise, *, repetitions: int = 10, slower: dict[str, float] | None = None, load: float = 1.0
 ) -> list[Result]:
-    """A run in which every time is its own, times ``noise``, ``load`` and, for some calls, a factor."""
+    """Results of a run: fixed times multiplied by ``noise``, ``load`` and, for some calls, a factor."""
     factors = slower or {}
     return [
         Result(
@@ -66,15 +66,15 @@ def found(before: list[Result], after: list[Result]) -> set[tuple[str, SpeedVerd
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in noises(random.Random(0))])
-def test_of_equal_runs_it_does_not_cry_wolf(kind: str) -> None:
+def test_equal_runs_have_no_false_alarms(kind: str) -> None:
     rng = random.Random(kind)
     noise = dict(noises(rng))[kind]
     alarms = sum(bool(found(run(noise), run(noise))) for _ in range(100))
-    assert alarms <= 5  # of a hundred comparisons of 61 quantities each
+    assert alarms <= 5  # in a hundred comparisons of 61 quantities each
 
 
-def test_without_bounds_it_would() -> None:
-    """The control of the test above: the same noise makes medians differ by more than is tolerated."""
+def test_without_bounds_equal_runs_would_have_false_alarms() -> None:
+    """The control of the test above: with the same noise, medians differ by more than the tolerance."""
     rng = random.Random(0)
     noise = dict(noises(rng))["much"]
     speeds = speed.compare(run(noise), run(noise), TOLERANCE)
@@ -82,7 +82,7 @@ def test_without_bounds_it_would() -> None:
 
 
 @pytest.mark.parametrize(("factor", "pace"), [(1.5, SpeedVerdict.SLOWER), (0.5, SpeedVerdict.FASTER)])
-def test_one_call_that_changed_is_found_among_many(factor: float, pace: SpeedVerdict) -> None:
+def test_one_changed_call_is_found_among_many(factor: float, pace: SpeedVerdict) -> None:
     rng = random.Random(factor)
     noise = dict(noises(rng))["little"]
     changed = run(noise, slower={"cuIpcOpenMemHandle": factor})
@@ -104,7 +104,7 @@ def test_less_bandwidth_is_slower() -> None:
     assert found(run(noise), halved) == {("bandwidth", SpeedVerdict.SLOWER)}
 
 
-def test_a_busy_node_is_no_slow_driver() -> None:
+def test_busy_node_is_not_a_slow_driver() -> None:
     rng = random.Random(4)
     noise = dict(noises(rng))["little"]
     busy = run(noise, load=1.8)
@@ -114,7 +114,7 @@ def test_a_busy_node_is_no_slow_driver() -> None:
     assert found(run(noise), slow_too) == {("cuInit", SpeedVerdict.SLOWER)}
 
 
-def test_a_few_microseconds_are_nothing() -> None:
+def test_few_microseconds_are_ignored() -> None:
     def still() -> float:
         return 1.0
 
@@ -123,7 +123,7 @@ def test_a_few_microseconds_are_nothing() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (10, 1), (1, 10), (3, 3), (6, 6)])
-def test_with_too_few_samples_there_is_no_verdict(before: int, after: int) -> None:
+def test_too_few_samples_have_no_verdict(before: int, after: int) -> None:
     rng = random.Random(5)
     noise = dict(noises(rng))["little"]
     speeds = speed.compare(
@@ -135,7 +135,7 @@ def test_with_too_few_samples_there_is_no_verdict(before: int, after: int) -> No
     assert found(*again) == {("cuInit", SpeedVerdict.SLOWER)}
 
 
-def test_what_did_not_complete_says_nothing_of_speed() -> None:
+def test_incomplete_probes_are_not_compared() -> None:
     def still() -> float:
         return 1.0
 
@@ -143,7 +143,7 @@ def test_what_did_not_complete_says_nothing_of_speed() -> None:
     assert speed.compare(run(still), failed, TOLERANCE).all == ()
 
 
-def test_what_was_not_repeated_is_left_out() -> None:
+def test_checks_without_repetitions_are_left_out() -> None:
     def still() -> float:
         return 1.0
 
@@ -154,8 +154,8 @@ def test_what_was_not_repeated_is_left_out() -> None:
     assert (speeds.control.quantity.name, speeds.control.pace) == (CONTROL, SpeedVerdict.SAME)
 
 
-def test_a_repetition_that_lacks_a_probe_does_not_count() -> None:
-    """A mean over fewer probes would be that of another mixture of calls."""
+def test_repetition_without_a_probe_does_not_count() -> None:
+    """A mean over fewer probes would be of other calls."""
 
     def still() -> float:
         return 1.0

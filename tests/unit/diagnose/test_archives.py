@@ -1,4 +1,4 @@
-"""Logs in archives are read as files of their own; what is wrong with an archive is one line."""
+"""Logs in archives are read like single files; each problem with an archive is one line."""
 
 import bz2
 import gzip
@@ -61,7 +61,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 
 def read(path: Path) -> tuple[dict[str, bytes], str]:
-    """The files of the archive, and what was wrong."""
+    """The files of the archive, and the message about a problem."""
     files: dict[str, bytes] = {}
     log = Log(str(path))
     trouble, name = "", ""
@@ -90,7 +90,7 @@ def read(path: Path) -> tuple[dict[str, bytes], str]:
     ],
     ids=["tar", "tar.gz", "tar.bz2", "tar.zst", "zip"],
 )
-def test_every_text_in_an_archive_is_read_and_nothing_written(
+def test_every_text_in_an_archive_is_read_and_no_file_written(
     tmp_path: Path, archive: Callable[[dict[str, bytes]], bytes]
 ) -> None:
     path = tmp_path / "in" / "logs"
@@ -102,7 +102,7 @@ def test_every_text_in_an_archive_is_read_and_nothing_written(
 
 
 @pytest.mark.parametrize("archive", [tar, zipped])
-def test_the_place_of_a_line_names_the_file_in_the_archive(
+def test_place_of_a_line_names_the_file_in_the_archive(
     tmp_path: Path, archive: Callable[[dict[str, bytes]], bytes]
 ) -> None:
     path = tmp_path / "logs"
@@ -114,7 +114,7 @@ def test_the_place_of_a_line_names_the_file_in_the_archive(
 
 
 @pytest.mark.parametrize("archive", [tar, zipped])
-def test_a_damaged_file_does_not_cost_the_others(
+def test_damaged_file_does_not_lose_the_others(
     tmp_path: Path, archive: Callable[[dict[str, bytes]], bytes]
 ) -> None:
     path = tmp_path / "logs"
@@ -125,7 +125,7 @@ def test_a_damaged_file_does_not_cost_the_others(
     assert said == "cut.gz is truncated gzip data; the part before the end was read"
 
 
-def test_a_cut_archive_is_read_as_far_as_it_is(tmp_path: Path) -> None:
+def test_truncated_archive_is_read_as_far_as_possible(tmp_path: Path) -> None:
     path = tmp_path / "logs"
     for whole, form in ((tar({"a": b"text\n", "b": TEXT}), "tar"), (gzip.compress(tar({"a": TEXT})), "gzip")):
         path.write_bytes(whole[: len(whole) // 2])
@@ -136,7 +136,7 @@ def test_a_cut_archive_is_read_as_far_as_it_is(tmp_path: Path) -> None:
     assert read(path)[1].startswith("has damaged zip data")
 
 
-def test_archives_that_would_never_end_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_archives_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "logs"
     monkeypatch.setattr(archives, "MOST_BYTES", 1000)
     for archive in (tar, zipped):
@@ -147,7 +147,7 @@ def test_archives_that_would_never_end_are_bounded(tmp_path: Path, monkeypatch: 
     assert read(path) == ({"a": b"text"}, "holds more than 1 files; the rest was not read")
 
 
-def test_a_header_of_a_gigabyte_is_not_read_into_memory(tmp_path: Path) -> None:
+def test_gigabyte_header_is_not_read_into_memory(tmp_path: Path) -> None:
     header = tarfile.TarInfo("././@LongLink")
     header.type, header.size = tarfile.GNUTYPE_LONGNAME, 1 << 30
     path = tmp_path / "logs"
@@ -157,7 +157,7 @@ def test_a_header_of_a_gigabyte_is_not_read_into_memory(tmp_path: Path) -> None:
     assert "a header of 1073741824 bytes" in said
 
 
-def test_a_zip_archive_in_a_pipe_is_refused(tmp_path: Path) -> None:
+def test_zip_archive_in_a_pipe_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "fifo"
     os.mkfifo(path)
     log = Log(str(path))

@@ -1,4 +1,4 @@
-"""The database against logs: each signature finds its own sample, the seeds theirs, healthy runs nothing."""
+"""The database on logs: each signature finds its sample, the seed logs their issues, healthy logs nothing."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,12 +27,12 @@ def diagnosed(*paths: Path, known: Sequence[Fact] = ()) -> Diagnosis:
     return diagnose(map(str, paths), Examination(ISSUES), known=known)
 
 
-def test_all_signatures_can_be_searched_for() -> None:
+def test_all_signatures_are_searchable() -> None:
     assert Examination(ISSUES).index.skipped == []
 
 
-def test_nothing_in_a_debug_log_is_worth_a_look_once_it_was_seen() -> None:
-    """Else logs are read at a third of the speed: some signature's fixed text is too common."""
+def test_debug_log_has_no_candidates_once_seen() -> None:
+    """Otherwise a signature's fixed text is too common, and logs are read at a third of the speed."""
     log = b"".join(diagnose_speed.quiet_lines(10_000))
     reading = Examination(ISSUES).log("debug.log")
     for _ in range(2):
@@ -41,7 +41,7 @@ def test_nothing_in_a_debug_log_is_worth_a_look_once_it_was_seen() -> None:
 
 
 @pytest.mark.parametrize(("issue", "number"), SAMPLES)
-def test_a_signature_finds_its_sample(issue: knownissues.KnownIssue, number: int, tmp_path: Path) -> None:
+def test_signature_finds_its_sample(issue: knownissues.KnownIssue, number: int, tmp_path: Path) -> None:
     log = tmp_path / "sample.log"
     log.write_text(issue.signatures[number].sample, encoding="utf-8")
     examination = Examination([issue])
@@ -57,13 +57,13 @@ def test_a_signature_finds_its_sample(issue: knownissues.KnownIssue, number: int
         ("seed-002-ipc-reopen.log", ["nvidia-ipc-reopen"], []),
     ],
 )
-def test_the_seeds_are_recognised(log: str, found: list[str], hints: list[str]) -> None:
+def test_seeds_are_recognised(log: str, found: list[str], hints: list[str]) -> None:
     diagnosis = diagnosed(LOGS / "faulty" / log)
     assert [issue_.issue.id for issue_ in diagnosis.found] == found
     assert [issue_.issue.id for issue_ in diagnosis.hints] == hints
 
 
-def test_an_inventory_makes_a_finding_of_a_hint() -> None:
+def test_inventory_turns_a_hint_into_a_finding() -> None:
     known = [
         Fact("cray-mpich", "8.1.30", "MPI_Get_library_version"),
         Fact("env:MPICH_GPU_IPC_ENABLED", None, "environment"),

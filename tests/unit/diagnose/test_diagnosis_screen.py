@@ -1,4 +1,4 @@
-"""How a diagnosis reads on a terminal, and as JSON."""
+"""A diagnosis on a terminal, and as JSON."""
 
 import json
 from dataclasses import replace
@@ -80,13 +80,13 @@ SEEDS = ("seed-000-gpudirect-oom.log", "seed-001-cxi-device-memory.log", "seed-0
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_page(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     page = diagnosis_content.screen(diagnosed(*SEEDS, monkeypatch=monkeypatch), width=width, exit_code=12)
     assert max(map(columns, page.splitlines())) <= width
     golden.check(f"diagnose/seeds-{width}.txt", page)
 
 
-def test_the_page_of_lines_that_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_of_unknown_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lines = [
         f"2026-11-20T10:{n % 60:02}:00 nid{n:06} kernel: NVRM: Xid (PCI:0009:01:00): 31, pid={n}"
@@ -128,11 +128,11 @@ SCREENS = [
         10,
     ),
 ]
-"""A log, what is known of its node, and the exit code with ``--strict``."""
+"""Name, log, facts of the node, and the exit code with ``--strict``."""
 
 
 @pytest.mark.parametrize(("name", "log", "known", "code"), SCREENS, ids=[screen[0] for screen in SCREENS])
-def test_the_page_at_three_in_the_morning(
+def test_screen_golden_files(
     name: str, log: str, known: tuple[Fact, ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -146,14 +146,14 @@ def test_the_page_at_three_in_the_morning(
         assert "no other known cause" not in page
 
 
-def test_the_exit_code_gets_a_line_where_the_last_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_code_gets_its_own_line_if_the_last_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosis = replace(diagnosed(*SEEDS, "none", monkeypatch=monkeypatch), interrupted=True)
     *_, last, code = diagnosis_content.screen(diagnosis, width=80, exit_code=12).splitlines()
     assert last == "2 known issues recognised · 1 hint · 1 log not read to the end · interrupted"
     assert code == "exit 12".rjust(80)
 
 
-def test_colours_are_for_the_words_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_words_are_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosis = diagnosed(*SEEDS, monkeypatch=monkeypatch)
     coloured = diagnosis_content.screen(diagnosis, width=80, color=True, exit_code=12)
     assert "\x1b[31;1mFOUND\x1b[0m  cxi-not-mapped" in coloured
@@ -161,7 +161,7 @@ def test_colours_are_for_the_words_only(monkeypatch: pytest.MonkeyPatch) -> None
     assert plain == diagnosis_content.screen(diagnosis, width=80, exit_code=12)
 
 
-def test_the_document_is_as_its_schema_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_matches_its_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     Draft202012Validator.check_schema(SCHEMA)
     schemas.check(diagnosis_content, "diagnosis")
     diagnosis = diagnosed(*SEEDS, "none", monkeypatch=monkeypatch)
@@ -183,7 +183,7 @@ def test_the_document_is_as_its_schema_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert told["logs"][3]["trouble"] == "cannot be opened: No such file or directory"
 
 
-def test_names_that_are_no_text_do_not_break_the_document() -> None:
+def test_file_names_that_are_not_utf_8_do_not_break_the_document() -> None:
     diagnosis = Diagnosis((LogRead("job\udcff.out", 1, 2),), (), (), ())
     assert (
         json.loads(diagnosis_content.dumps(diagnosis, exit_code=0, edition=EDITION))["logs"][0]["name"]
@@ -217,7 +217,7 @@ def test_exit_codes(
     assert exits.code(diagnosis, strict=strict) == expected
 
 
-def test_errors_that_nobody_knows_are_told_from_health_by_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_errors_fail_a_strict_run(monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosis = diagnosed(SEEDS[1], monkeypatch=monkeypatch)
     nobody_knows = Diagnosis(diagnosis.logs, (), (), diagnosis.unknown)
     assert exits.code(nobody_knows, strict=True) == Exit.WARN
@@ -225,7 +225,7 @@ def test_errors_that_nobody_knows_are_told_from_health_by_a_script(monkeypatch: 
     assert exits.code(Diagnosis(diagnosis.logs, (), (), ()), strict=True) == Exit.OK
 
 
-def test_a_contradiction_stands_in_the_place_of_what_the_lines_are_worth() -> None:
+def test_contradiction_replaces_the_confidence() -> None:
     place = Place("a.log", 1, "cxil_map() failed: -22", 0, 8, "", "")
     lines = Occurrences(1, False, place, place, (), ())
     fine = Recognised(
@@ -254,7 +254,7 @@ def test_page_and_ticket_have_the_content_of_the_screen(form: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("form", ["markdown", "html"])
-def test_no_line_of_a_log_becomes_markup(form: str, tmp_path: Path) -> None:
+def test_lines_of_a_log_are_escaped(form: str, tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     log.write_text("FATAL <script>alert(1)</script> | `x` [a](http://b) \x1b]0;title\a\n", encoding="utf-8")
     diagnosis = diagnose([str(log)], Examination(ISSUES))

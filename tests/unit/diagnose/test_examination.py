@@ -1,4 +1,4 @@
-"""What lines mean: signatures of several parts, beside versions, more or less sure; and the rest."""
+"""Recognised issues in log lines: multi-part signatures, versions, confidence; and unexplained errors."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -46,7 +46,7 @@ def examine(logs: dict[str, str], *issues: KnownIssue, known: Iterable[Fact] = (
 GONE = Signature(("the handle is gone",))
 
 
-def test_lines_are_counted_and_placed() -> None:
+def test_lines_are_counted_and_located() -> None:
     text = "\n".join(
         ["start", *(f"srun: error: nid00{n}: task {n}: the handle is gone" for n in (3, 1, 2)), "end", ""]
     )
@@ -65,7 +65,7 @@ def test_all_parts_of_a_signature_must_be_in_one_log() -> None:
     assert one.lines.count == 4, "the part that says less is found once"
 
 
-def test_a_part_that_is_everywhere_rests_until_the_other_is_found() -> None:
+def test_frequent_part_is_paused_until_the_other_is_found() -> None:
     both = issue(Signature(("everywhere in this log", "then")))
     text = "everywhere in this log\n" * (MANY + 500)
     (one,) = examine({"a": text + "x\n" * 20_000 + "then\n" + "x\n" * 40_000 + text}, both).recognised
@@ -92,7 +92,7 @@ BAD = Range("nccl", introduced="2.0", fixed="3.0")
         (Confidence.LOW, None, Confidence.LOW, Relation.UNKNOWN),
     ],
 )
-def test_the_version_moves_the_confidence(
+def test_version_changes_the_confidence(
     written: Confidence, version: str | None, confidence: Confidence, relation: Relation
 ) -> None:
     one = issue(Signature(GONE.match, confidence=written), affected=[BAD])
@@ -113,7 +113,7 @@ def test_the_version_moves_the_confidence(
         ("openmpi", "use Open MPI 4.1.7, 5.0.6 or newer", "5.0.1", True),
     ],
 )
-def test_an_update_that_the_node_has_is_not_advised(
+def test_installed_update_is_not_recommended(
     component: str, update: str, version: str | None, offered: bool
 ) -> None:
     known = [Fact(component, version, "inventory")] if version else []
@@ -122,7 +122,7 @@ def test_an_update_that_the_node_has_is_not_advised(
     assert bool(found.remedy) is offered
 
 
-def test_what_is_known_of_the_node_wins_over_what_logs_tell() -> None:
+def test_facts_of_the_node_override_logs() -> None:
     text = "NCCL version 3.1+cuda12.4\nthe handle is gone\n"
     known = Fact("nccl", "2.5", "inventory")
     diagnosis = examine({"a": text}, issue(GONE, affected=[BAD]), known=[known])
@@ -138,14 +138,14 @@ def test_what_is_known_of_the_node_wins_over_what_logs_tell() -> None:
         ("UCX  INFO  Version 1.17.0 (loaded)\nthe handle is gone", None),
     ],
 )
-def test_a_signature_may_need_a_version_beside_it(text: str, confidence: Confidence | None) -> None:
+def test_signature_may_require_a_version(text: str, confidence: Confidence | None) -> None:
     needy = Signature(GONE.match, needs=(Need("ucx", range=Range("ucx", introduced="0", fixed="1.16")),))
     diagnosis = examine({"a": text}, issue(needy))
     assert [issue_.confidence for issue_ in diagnosis.recognised] == [confidence] * (confidence is not None)
     assert len(diagnosis.found) == (confidence is Confidence.HIGH)
 
 
-def test_a_bad_version_does_not_stand_in_for_what_a_signature_needs() -> None:
+def test_affected_version_does_not_replace_a_required_one() -> None:
     needy = Signature(GONE.match, needs=(Need("ucx"),))
     (one,) = examine({"a": "NCCL version 2.5.1\nthe handle is gone"}, issue(needy, affected=[BAD])).recognised
     assert (one.confidence, one.relation) == (Confidence.LOW, Relation.CONFIRMED)
@@ -163,12 +163,12 @@ def test_a_bad_version_does_not_stand_in_for_what_a_signature_needs() -> None:
         ("MY_NCCL_P2P_DISABLE=1", None),
     ],
 )
-def test_variables_that_known_issues_ask_for_are_read(text: str, told: str | None) -> None:
+def test_variables_of_known_issues_are_read(text: str, told: str | None) -> None:
     needy = issue(Signature(GONE.match, needs=(Need("env:NCCL_P2P_DISABLE", matches="1"),)))
     assert [fact.value for fact in examine({"a": text}, needy).facts] == [told] * (told is not None)
 
 
-def test_the_surest_comes_first() -> None:
+def test_highest_confidence_comes_first() -> None:
     issues = [
         issue(Signature(GONE.match, confidence=confidence), id_=confidence.label) for confidence in Confidence
     ]
@@ -178,14 +178,14 @@ def test_the_surest_comes_first() -> None:
     assert [issue_.issue.id for issue_ in diagnosis.hints] == ["low"]
 
 
-def test_withdrawn_issues_are_not_looked_for() -> None:
+def test_withdrawn_issues_are_not_searched() -> None:
     withdrawn = KnownIssue(
         "old", "t", "nccl", "error", "open", "s", (), signatures=(GONE,), withdrawn="it was none"
     )
     assert not examine({"a": "the handle is gone"}, withdrawn).recognised
 
 
-def test_a_signature_that_cannot_be_searched_for_is_named_and_the_others_are_found() -> None:
+def test_unsearchable_signature_is_reported_and_others_are_found() -> None:
     examination = Examination([issue(Signature((r"\d+|[a-z]*\d",)), GONE)])
     assert examination.index.skipped == [
         r"one: '\\d+|[a-z]*\\d' has no fixed text except digits, white space and a to f"
@@ -196,7 +196,7 @@ def test_a_signature_that_cannot_be_searched_for_is_named_and_the_others_are_fou
     assert examination.conclude(()).recognised
 
 
-def test_telling_lines_that_nothing_explains_are_grouped_most_telling_first() -> None:
+def test_unexplained_lines_are_grouped_by_importance() -> None:
     text = "".join(f"srun: error: nid{n:06}: task {n}: Terminated\n" for n in range(1000))
     text += "ERROR: the handle is gone\nsegmentation fault\nno error here\n"
     diagnosis = examine({"a": text}, issue(GONE))
@@ -204,13 +204,13 @@ def test_telling_lines_that_nothing_explains_are_grouped_most_telling_first() ->
     assert len(diagnosis.unknown[1].hosts) == 1000
 
 
-def test_a_line_of_an_incomplete_signature_is_not_explained() -> None:
+def test_line_of_an_incomplete_signature_is_not_explained() -> None:
     diagnosis = examine({"a": "ERROR: the handle is gone\n"}, issue(Signature((*GONE.match, "elsewhere"))))
     assert not diagnosis.recognised
     assert [lines.count for lines in diagnosis.unknown] == [1]
 
 
-def test_there_is_an_end_to_the_kinds_that_are_told_apart() -> None:
+def test_number_of_distinct_kinds_is_limited() -> None:
     letters = "ghijklmnop"
     names = ["".join(letters[int(digit)] for digit in f"{n:04}") for n in range(MOST_GROUPS + 50)]
     diagnosis = examine({"a": "".join(f"{name} FATAL\n" for name in names)})
@@ -218,7 +218,7 @@ def test_there_is_an_end_to_the_kinds_that_are_told_apart() -> None:
     assert 0 < diagnosis.unknown_beyond <= 50, "at least so many; the pattern rests"
 
 
-def test_a_flood_of_one_pattern_hides_no_other() -> None:
+def test_flood_of_one_pattern_hides_no_other() -> None:
     words = "".join(
         f"{'ghijklmnop'[n % 10] * 7}{'qrstuvwxyz'[n // 10 % 10] * (n // 100 + 1)} ERROR\n"
         for n in range(9000)
@@ -228,13 +228,13 @@ def test_a_flood_of_one_pattern_hides_no_other() -> None:
     assert len(diagnosis.unknown) == MOST_GROUPS + 1
 
 
-def test_a_very_long_line_is_told_by_what_is_near() -> None:
+def test_very_long_line_is_quoted_around_its_match() -> None:
     (one,) = examine({"a": "v" * 3000 + "the handle is gone" + "w" * 900}, issue(GONE)).recognised
     assert "the handle is gone" in one.lines.first.excerpt
     assert len(one.lines.first.excerpt) < 500
 
 
-def test_a_line_of_another_program_does_not_count() -> None:
+def test_line_of_another_program_does_not_count() -> None:
     ours = Signature(GONE.match, unless="^GTL")
     assert not examine({"a": "GTL DEBUG: the handle is gone\n"}, issue(ours)).recognised
     (one,) = examine({"a": "GTL DEBUG: the handle is gone\nthe handle is gone\n"}, issue(ours)).recognised
@@ -247,10 +247,10 @@ def test_a_line_of_another_program_does_not_count() -> None:
         ([], True),
         (["nvidia-driver"], True),
         (["rocm"], False),
-        (["rocm", "cuda-runtime"], True),  # both are installed: nobody knows whose the GPUs are
+        (["rocm", "cuda-runtime"], True),  # both are installed: the vendor of the GPUs is unknown
     ],
 )
-def test_an_issue_of_the_other_vendor_is_not_one_of_this_node(there: list[str], recognised: bool) -> None:
+def test_issue_of_the_other_vendor_is_not_recognised(there: list[str], recognised: bool) -> None:
     of_nvidia = replace(issue(GONE), component="cuda-driver")
     node = [Fact(name, "1.0", "inventory") for name in there]
     assert bool(examine({"a": "the handle is gone\n"}, of_nvidia, known=node).recognised) is recognised
@@ -269,7 +269,7 @@ def test_an_issue_of_the_other_vendor_is_not_one_of_this_node(there: list[str], 
         "Signal handlers are installed",
     ],
 )
-def test_a_quiet_line_is_not_shown_as_trouble(line: str) -> None:
+def test_harmless_line_is_not_shown_as_an_error(line: str) -> None:
     assert examine({"a": f"ready\n{line}\ndone\n"}).unknown == ()
 
 
@@ -302,7 +302,7 @@ def test_a_quiet_line_is_not_shown_as_trouble(line: str) -> None:
         "ValueError: world size must be at least 2",
     ],
 )
-def test_trouble_that_nobody_knows_is_shown(line: str) -> None:
+def test_unknown_error_is_shown(line: str) -> None:
     (shown,) = examine({"a": f"ready\n{line}\ndone\n"}).unknown
     assert shown.first.text == line
 
@@ -312,7 +312,7 @@ STACK = Signature(match=(), stack=("cxip_cq_eq_progress", "PMPI_Recv"))
 
 @pytest.mark.parametrize("block", [50, 1 << 18])
 @pytest.mark.parametrize("again", [1, 3000])
-def test_a_stack_is_recognised_by_its_functions_in_order(again: int, block: int) -> None:
+def test_stack_is_recognised_by_its_functions_in_order(again: int, block: int) -> None:
     inner, outer = "#0  cxip_cq_eq_progress () at a.c:1\n", "#3  0x00007f12 in PMPI_Recv () from libmpi.so\n"
     for text, lines in ((inner + outer, 2 * again), (outer + inner.replace("#0", "#9"), 0)):
         examination = Examination([issue(STACK)])
@@ -325,7 +325,7 @@ def test_a_stack_is_recognised_by_its_functions_in_order(again: int, block: int)
         assert sum(issue_.lines.count for issue_ in recognised) == lines
 
 
-def test_names_of_functions_in_a_debug_log_are_no_stack_and_are_looked_for_no_more() -> None:
+def test_function_names_in_a_debug_log_are_no_stack_and_searched_no_more() -> None:
     examination = Examination([issue(STACK)])
     reading = examination.log("job.out")
     for part in ("cxip_cq_eq_progress", "PMPI_Recv"):
@@ -349,7 +349,7 @@ OLD = Range("ucx", introduced="unknown", fixed="1.12.1")  # of March 2022
         ("2026-01-02T03:04:05Z ", "1.18.1", Confidence.LOW),
     ],
 )
-def test_date_and_version_of_a_log_count_against_what_was_cured_long_before(
+def test_date_and_version_of_a_log_count_against_long_fixed_issues(
     stamp: str, version: str, confidence: Confidence, tmp_path: Path
 ) -> None:
     known = KnownIssue(
@@ -366,7 +366,7 @@ def test_date_and_version_of_a_log_count_against_what_was_cured_long_before(
     )
 
 
-def test_every_cure_with_a_public_tag_has_its_date() -> None:
+def test_every_fix_with_a_public_tag_has_its_date() -> None:
     lacking = {
         (issue.component, range_.fixed)
         for issue in knownissues.load()
@@ -378,4 +378,4 @@ def test_every_cure_with_a_public_tag_has_its_date() -> None:
         ("nccl", "2.30.6"),
         ("nccl", "2.31.2"),
         ("mpich", "5.0.2"),
-    }  # younger than the copies read
+    }  # newer than the copies that were read

@@ -1,4 +1,4 @@
-"""Dumps of PyTorch's Flight Recorder: read without running anything, and compared between ranks."""
+"""Dumps of PyTorch's Flight Recorder: read without executing anything, and compared between ranks."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def test_uneven_sizes_and_messages_between_two_are_no_difference(tmp_path: Path)
     assert read(dumps, tmp_path, 2).flights == ()
 
 
-def test_groups_are_compared_each_by_itself() -> None:
+def test_groups_are_compared_separately() -> None:
     def one(rank: str, group: str, number: int) -> Dump:
         return Dump(f"log{rank}", rank, (Operation(group, number, "all_reduce", "", "completed", ""),))
 
@@ -160,7 +160,7 @@ def test_memo_of_any_number_takes_no_memory() -> None:
     assert pickles.plain(b"\x80\x02]r" + struct.pack("<I", 2**32 - 1) + b".") == []
 
 
-def test_pickle_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_pickle_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickles, "MOST_STEPS", 100)
     assert "more than 100 steps" in refusal(b"\x80\x02]" + b"]a" * 1000)
 

@@ -1,4 +1,4 @@
-"""Events of a GPU, its driver and its node come before everything that libraries report after them."""
+"""Events of a GPU, its driver and its node precede errors that libraries report afterwards."""
 
 from pathlib import Path
 
@@ -41,13 +41,13 @@ def xid(number: int) -> str:
         "bus and is not responding to commands.\n",
     ],
 )
-def test_a_lost_gpu_is_found_in_every_form(line: str, tmp_path: Path) -> None:
+def test_lost_gpu_is_found_in_every_form(line: str, tmp_path: Path) -> None:
     diagnosis = read(line, tmp_path)
     assert [seen.issue.id for seen in diagnosis.found] == ["nvidia-gpu-lost"]
     assert exits.code(diagnosis) == Exit.FAIL
 
 
-def test_a_lost_gpu_comes_before_what_libraries_report_earlier(tmp_path: Path) -> None:
+def test_lost_gpu_precedes_earlier_reports_of_libraries(tmp_path: Path) -> None:
     library = (
         "n1:1:2 [0] transport/p2p.cc:355 NCCL WARN failed to peer with device 1(=65000): 217 peer access\n"
     )
@@ -56,7 +56,7 @@ def test_a_lost_gpu_comes_before_what_libraries_report_earlier(tmp_path: Path) -
     assert len(diagnosis.recognised) > 1
 
 
-def test_of_one_severity_the_first_occurrence_leads(tmp_path: Path) -> None:
+def test_first_event_of_a_severity_comes_first(tmp_path: Path) -> None:
     diagnosis = read(xid(64) + xid(79) + xid(64) * 3, tmp_path)
     assert [seen.issue.id for seen in diagnosis.found] == ["nvidia-row-remapping-failed", "nvidia-gpu-lost"]
 
@@ -96,17 +96,17 @@ def test_each_xid_has_one_row(number: int, issue: str, tmp_path: Path) -> None:
         "amdgpu 0000:c3:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc block\n",
         "amdgpu 0000:c3:00.0: amdgpu: 3 correctable hardware errors detected in umc block\n",
         "pcieport 0000:00:1c.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)\n",
-        "amdgpu: Freeing queue vital buffer 0x7fc107400000, queue evicted\n",  # when any process ends
+        "amdgpu: Freeing queue vital buffer 0x7fc107400000, queue evicted\n",  # at the end of any process
         "fs-OST0015-osc-ffff3000: Connection restored to  (at 172.28.1.43@tcp)\n",
         "a.out[4711]: page fault (user) at 0\n",
         "oom_reaper is idle; Out of memory is far away\n",
     ],
 )
-def test_what_is_no_such_event_is_not_named(line: str, tmp_path: Path) -> None:
+def test_other_line_is_no_event(line: str, tmp_path: Path) -> None:
     assert not read(line, tmp_path).recognised
 
 
-def test_another_number_that_ends_alike_is_hinted_at_without_a_name(tmp_path: Path) -> None:
+def test_unknown_xid_is_hinted_at_without_a_name(tmp_path: Path) -> None:
     (recognised,) = read("NVRM: Xid (PCI:0000:44:00): 179, pid=7\n", tmp_path).recognised
     assert (recognised.issue.id, recognised.issue.fallback) == ("nvidia-kernel-message", True)
 
@@ -119,7 +119,7 @@ def test_another_number_that_ends_alike_is_hinted_at_without_a_name(tmp_path: Pa
         "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=191.batch cgroup.",
     ],
 )
-def test_the_oom_killer_is_not_a_gpus_fault(line: str, tmp_path: Path) -> None:
+def test_oom_killer_is_not_a_gpus_fault(line: str, tmp_path: Path) -> None:
     (seen,) = read(f"{line}\n", tmp_path).found
     assert seen.issue.kind == "elsewhere"
     assert seen.issue.title.startswith("not a GPU's fault")

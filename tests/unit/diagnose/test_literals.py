@@ -1,4 +1,4 @@
-"""The fixed text of a pattern: in everything that the pattern matches, whatever its spacing and case."""
+"""The fixed text of a pattern occurs in everything that the pattern matches, in any spacing and case."""
 
 import re
 
@@ -38,18 +38,18 @@ SIGNATURES = [
         ("abc", []),
     ],
 )
-def test_the_best_fixed_text_is_found(pattern: str, texts: list[str]) -> None:
+def test_best_fixed_text_is_found(pattern: str, texts: list[str]) -> None:
     assert fixed_text(pattern) == {bare(text.encode()) for text in texts}
 
 
-def test_everyday_words_are_a_last_resort() -> None:
+def test_common_words_are_a_last_resort() -> None:
     assert fixed_text(r"MPI \d+ error") == {b"MPI"}
     assert fixed_text(r"error \d+") == {bare(b"error")}
 
 
 @given(st.data())
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
-def test_what_a_signature_matches_has_its_fixed_text(data: st.DataObject) -> None:
+def test_matches_of_a_signature_have_its_fixed_text(data: st.DataObject) -> None:
     pattern = data.draw(st.sampled_from(SIGNATURES))
     matched = data.draw(st.from_regex(re.compile(pattern, re.ASCII)))
     assert any(text in bare(matched.encode()).replace(b"\n", b"") for text in fixed_text(pattern)), pattern
@@ -68,13 +68,13 @@ def test_what_a_signature_matches_has_its_fixed_text(data: st.DataObject) -> Non
         (r"\d+|\S", [""]),
     ],
 )
-def test_figures_are_looked_for_where_there_are_some(pattern: str, texts: list[str]) -> None:
+def test_digits_are_part_of_the_fixed_text(pattern: str, texts: list[str]) -> None:
     assert dense_text(pattern) == {text.encode() for text in texts}
 
 
 @given(st.data())
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
-def test_what_a_signature_matches_has_its_dense_text(data: st.DataObject) -> None:
+def test_matches_of_a_signature_have_its_dense_text(data: st.DataObject) -> None:
     pattern = data.draw(st.sampled_from(SIGNATURES))
     matched = data.draw(st.from_regex(re.compile(pattern, re.ASCII)))
     assert any(text in dense(matched.encode()).replace(b"\n", b"") for text in dense_text(pattern)), pattern

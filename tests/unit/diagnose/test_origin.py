@@ -1,4 +1,4 @@
-"""Who wrote a line and when, from lines as libraries really print them."""
+"""Time, host and rank of a line, from real lines of libraries."""
 
 import pytest
 
@@ -47,18 +47,18 @@ LINES = [
 
 
 @pytest.mark.parametrize(("line", "told"), LINES)
-def test_time_host_and_rank_are_those_of_the_line(line: str, told: tuple[str, str, str]) -> None:
+def test_time_host_and_rank_come_from_the_line(line: str, told: tuple[str, str, str]) -> None:
     assert (time(line), *Writers().writer(line, bare(line.encode()))) == told
 
 
-def test_lines_of_one_kind_are_told_apart_by_host_and_rank() -> None:
+def test_lines_of_one_kind_are_distinguished_by_host_and_rank() -> None:
     writers = Writers()
     for number in (1, 22, 333):
         line = f"srun: error: nid{number:06}: task {number}: Terminated"
         assert writers.writer(line, bare(line.encode())) == (f"nid{number:06}", str(number))
 
 
-def test_figures_do_not_make_another_kind_and_words_do() -> None:
+def test_kinds_of_lines_differ_in_words_not_figures() -> None:
     first = b"nid001097: Failed to acquire mapping (0x151242400000, 256): -22"
     assert bare(first) == bare(b"nid000003: Failed to acquire mapping (0x7fe, 4096): -12")
     assert bare(first) != bare(first.replace(b"acquire", b"release"))

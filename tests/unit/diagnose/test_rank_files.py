@@ -1,4 +1,4 @@
-"""Logs of one rank each are compared: what most of them say, and which differ."""
+"""Logs of single ranks are compared: lines of most ranks, and ranks that differ."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def test_known_issue_of_one_rank_is_named(tmp_path: Path) -> None:
     ],
     ids=["healthy", "two logs", "all differ"],
 )
-def test_nothing_is_said_without_a_usual_rank(texts: list[str], tmp_path: Path) -> None:
+def test_no_comparison_without_a_usual_rank(texts: list[str], tmp_path: Path) -> None:
     assert read(texts, tmp_path).rank_files == ()
 
 

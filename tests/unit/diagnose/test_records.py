@@ -1,4 +1,4 @@
-"""Logs that are JSON are read as the lines that programs wrote, with their time and host."""
+"""JSON logs are read as the lines that programs wrote, with their time and host."""
 
 import json
 import random
@@ -70,14 +70,14 @@ def test_journal_in_each_form_is_the_line_of_the_kernel(text: str, block: int) -
     assert [line for line in read(text, block=block) if line] == [IN_JOURNAL]
 
 
-def test_journal_tells_host_time_and_line(tmp_path: Path) -> None:
+def test_journal_has_host_time_and_line(tmp_path: Path) -> None:
     (one,) = found(f"{journal('idle')}\n{journal(XID)}\n", tmp_path).found
     assert one.issue.id == "nvidia-gpu-lost"
     first = one.lines.first
     assert (first.line, first.host, first.time) == (2, "n17", "2024-11-24T01:00:00.123456+00:00")
 
 
-def test_message_that_was_too_long_for_the_journal_is_a_line_of_the_rest() -> None:
+def test_message_too_long_for_the_journal_leaves_the_other_fields() -> None:
     (line,) = read(journal(None) + "\n")
     assert "SYSLOG_IDENTIFIER=kernel" in line
 
@@ -137,17 +137,17 @@ def test_kubernetes_events_and_pods_are_diagnosed(indent: int | None, tmp_path: 
         "{} and so on\n",
     ],
 )
-def test_what_is_no_json_to_the_end_stays_as_it_stands(text: str) -> None:
+def test_incomplete_json_is_kept_as_text(text: str) -> None:
     lines = read(text)
     assert lines[-1] == text.splitlines()[-1]
     assert len(lines) == len(text.splitlines())
 
 
-def test_damaged_record_among_others_stays_as_it_stands() -> None:
+def test_damaged_record_among_others_is_kept_as_text() -> None:
     assert read(f'{journal(XID)}\n{{"MESSAGE":\n{journal(XID)}\n') == [IN_JOURNAL, '{"MESSAGE":', IN_JOURNAL]
 
 
-def test_line_without_end_is_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_line_is_not_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "LONGEST", 1000)
     blocks = iter([b'{"a": "', *[b"x" * 100] * 100])
     reading = records.lines(blocks, lambda _: False)

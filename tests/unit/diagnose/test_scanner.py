@@ -1,4 +1,4 @@
-"""Patterns are found whatever comes between: block edges, wrapped lines, escapes, lines without an end."""
+"""Patterns are found across block edges, wrapped lines, escape sequences, and in endless lines."""
 
 import random
 import re
@@ -14,7 +14,7 @@ PATTERNS = Patterns(
 
 
 def find(text: bytes | str, size: int = BLOCK, patterns: Patterns = PATTERNS) -> list[tuple[int, int]]:
-    """(line, pattern) of each hit, in a log that comes in blocks of ``size`` bytes."""
+    """(line, pattern) of each hit, in a log read in blocks of ``size`` bytes."""
     data = text.encode() if isinstance(text, str) else text
     scanner = Scanner(patterns)
     hits = []
@@ -48,7 +48,7 @@ def test_blocks_make_no_difference(size: int) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 72, 80, 97, 132])
-def test_a_line_that_a_terminal_wrapped_is_found_wherever_it_was_broken(width: int) -> None:
+def test_line_wrapped_by_a_terminal_is_found(width: int) -> None:
     for before in range(width - len(NEEDLES[1]) - 2, width + 2):
         log = [
             *noise(20),
@@ -60,17 +60,17 @@ def test_a_line_that_a_terminal_wrapped_is_found_wherever_it_was_broken(width: i
         assert hit[1] == 1
 
 
-def test_a_line_that_was_filled_between_words_is_found() -> None:
+def test_line_wrapped_between_words_is_found() -> None:
     log = "The second node said, again and again, that it had Failed to map\nrecv buffer: -22, and hung.\n"
     assert [pattern for _, pattern in find(log)] == [1]
 
 
-def test_an_indented_line_goes_on() -> None:
+def test_indented_line_continues_the_previous_one() -> None:
     assert [pattern for _, pattern in find("warn: Failed to map\n    recv buffer: -22\n")] == [1]
 
 
-def test_figures_tell_lines_apart_that_are_the_same_without_them() -> None:
-    """However many there are in one block: lines are looked at together that say the same."""
+def test_lines_that_differ_only_in_figures_are_distinguished() -> None:
+    """For any number of them in one block: equal lines are searched together."""
     status = [-22 if n % 7 == 0 else -14 for n in range(500)]
     log = "\n".join(f"{n} cxil_map() failed:\t{one}" for n, one in enumerate(status))
     assert find(log) == [(n + 1, 0) for n, one in enumerate(status) if one == -22]
@@ -78,7 +78,7 @@ def test_figures_tell_lines_apart_that_are_the_same_without_them() -> None:
     assert len(find(log.replace("-14", "-22"))) == len(status)
 
 
-def test_lines_that_only_stand_one_after_the_other_are_not_one() -> None:
+def test_successive_lines_are_not_joined() -> None:
     patterns = Patterns([Pattern(re.compile(r"cuIpcOpenMemHandle.*INVALID_HANDLE"), wrapped=True)])
     log = (
         "cuIpcOpenMemHandle: fine\ncuCtxDestroy: INVALID_HANDLE\n"
@@ -92,20 +92,20 @@ def test_colours_inside_a_message_do_not_hide_it() -> None:
     assert find("\x1b[1;31mcxil_map()\x1b[0m failed\x1b]0;title\x07: -22\n") == [(1, 0)]
 
 
-def test_carriage_returns_begin_no_new_line_number() -> None:
+def test_carriage_returns_do_not_count_as_lines() -> None:
     assert find("one\r\n10%\r20%\rcxil_map() failed: -22\rdone\r\ncxil_map() failed: -22\r\n") == [
         (2, 0),
         (3, 0),
     ]
 
 
-def test_a_very_long_line_is_searched_in_parts_that_belong_together() -> None:
+def test_very_long_line_is_searched_in_overlapping_parts() -> None:
     for at in range(LONGEST - len(NEEDLES[0]), LONGEST):
         assert find("z" * at + NEEDLES[0] + "z" * 9000 + "\nlast\n") == [(1, 0)]
 
 
 @pytest.mark.parametrize("size", [1000, BLOCK])
-def test_a_line_that_never_ends_is_read_in_bounded_memory(size: int) -> None:
+def test_endless_line_is_read_in_bounded_memory(size: int) -> None:
     scanner = Scanner(PATTERNS)
     found = []
     for _ in range(40 * BLOCK // size):
@@ -116,11 +116,11 @@ def test_a_line_that_never_ends_is_read_in_bounded_memory(size: int) -> None:
     assert [(hit.number, len(hit.matches)) for hit in found] == [(1, 1)]
 
 
-def test_bytes_that_are_no_text_are_passed_over() -> None:
+def test_bytes_that_are_not_text_are_skipped() -> None:
     assert find(b"\xff\xfe\x80 \0\0 cxil_map() failed: -22 \xc3\n") == [(1, 0)]
 
 
-def test_what_rests_is_not_looked_for_until_it_is_woken() -> None:
+def test_paused_pattern_is_not_searched_until_resumed() -> None:
     scanner = Scanner(PATTERNS)
     scanner.rest(0)
     log = (NEEDLES[0] + "\n").encode() * 20_000
@@ -130,13 +130,13 @@ def test_what_rests_is_not_looked_for_until_it_is_woken() -> None:
 
 
 @pytest.mark.parametrize("wasted", [0, 10**9])
-def test_a_search_without_the_paused_patterns_finds_the_others(
+def test_search_without_the_paused_patterns_finds_the_others(
     monkeypatch: pytest.MonkeyPatch, wasted: int
 ) -> None:
     monkeypatch.setattr("gpuipc_doctor.diagnose.scanner._WASTED", wasted)
     scanner = Scanner(PATTERNS)
     scanner.rest(0)
-    log = f"{NEEDLES[0]}\n{NEEDLES[1]}\n" * 3  # the search is narrowed by the first block
+    log = f"{NEEDLES[0]}\n{NEEDLES[1]}\n" * 3  # after the first block, the search is narrower
     for _ in range(2):
         found = [*scanner.feed(log.encode()), *scanner.flush()]
         assert {number for hit in found for number, _ in hit.matches} == {1}
@@ -146,6 +146,6 @@ def test_a_search_without_the_paused_patterns_finds_the_others(
     assert {number for hit in found for number, _ in hit.matches} == {0}
 
 
-def test_a_pattern_without_fixed_text_is_refused() -> None:
+def test_pattern_without_fixed_text_is_refused() -> None:
     with pytest.raises(ValueError, match="no fixed text"):
         Patterns([Pattern(re.compile(r"\d+"))])

@@ -1,4 +1,4 @@
-"""Logs of every kind are read to the end, or as far as can be with one line about the rest."""
+"""Logs of every kind are read to the end, or as far as possible, with one line about the unread rest."""
 
 import bz2
 import gzip
@@ -32,7 +32,7 @@ FORMATS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def read(path: Path) -> tuple[bytes, str]:
-    """What could be read, and what was wrong."""
+    """The data that could be read, and the message about a problem."""
     data = b""
     try:
         log = Log(str(path))
@@ -65,17 +65,17 @@ def test_compressed_text_is_read(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_of_truncated_data_nothing_that_is_there_is_lost(tmp_path: Path, name: str) -> None:
+def test_truncated_data_is_read_as_far_as_possible(tmp_path: Path, name: str) -> None:
     whole = FORMATS[name](TEXT)
     data, said = read(written(tmp_path, whole[: len(whole) * 3 // 4]))
     assert said == f"is truncated {name} data; the part before the end was read"
     assert TEXT.startswith(data)
-    if name != "bzip2":  # of whose blocks, larger than this text, no part can be had
+    if name != "bzip2":  # bzip2's blocks are larger than this text, and cannot be read in part
         assert len(data) > len(TEXT) // 2
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_damaged_data_is_named(tmp_path: Path, name: str) -> None:
+def test_damaged_data_is_reported(tmp_path: Path, name: str) -> None:
     whole = bytearray(FORMATS[name](TEXT))
     for at in range(len(whole) // 2, len(whole) // 2 + 40):
         whole[at] ^= 0x5A
@@ -84,7 +84,7 @@ def test_damaged_data_is_named(tmp_path: Path, name: str) -> None:
     assert len(said.splitlines()) == 1
 
 
-def test_a_bomb_is_read_a_block_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bomb_is_read_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "LONGEST_LINE", 1 << 30)
     log = Log(str(written(tmp_path, gzip.compress(b"a" * 10_000 + b"\0" * 30_000_000))))
     blocks = [len(block or b"") for block in log.blocks()]
@@ -101,7 +101,7 @@ def test_a_bomb_is_read_a_block_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
     ],
     ids=["a program", "compressed noise"],
 )
-def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes, said: str) -> None:
+def test_data_that_is_not_text_is_refused(tmp_path: Path, data: bytes, said: str) -> None:
     assert read(written(tmp_path, data))[1].startswith(said)
 
 
@@ -110,10 +110,10 @@ def test_utf_16_is_read_as_utf_8(tmp_path: Path, encoding: str) -> None:
     text = "Größe µ 𝄞 NVRM: Xid\r\n" * 40_000  # a character of four bytes on the edge of a block
     data = ("\ufeff" + text).encode(encoding)
     assert read(written(tmp_path, data)) == (text.encode(), "")
-    assert read(written(tmp_path, data[:-1]))[0] == text.encode()[:-1]  # cut off within a character
+    assert read(written(tmp_path, data[:-1]))[0] == text.encode()[:-1]  # cut within a character
 
 
-def test_a_directory_is_its_logs_newest_first(tmp_path: Path) -> None:
+def test_logs_of_a_directory_are_read_newest_first(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     names = ["old.log", "deep/new.log.gz", "deep/newest"]
     for age, name in enumerate(names):
@@ -134,7 +134,7 @@ def test_a_directory_is_its_logs_newest_first(tmp_path: Path) -> None:
     assert said == []
 
 
-def test_of_very_many_files_the_newest_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_of_very_many_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MOST_FILES", 2)
     for age in range(3):
         (tmp_path / str(age)).write_bytes(TEXT)
@@ -144,23 +144,23 @@ def test_of_very_many_files_the_newest_are_read(tmp_path: Path, monkeypatch: pyt
     assert said == [f"{tmp_path}: has 3 logs; the newest 2 are read"]
 
 
-def test_text_in_strange_encodings_and_colours_is_text(tmp_path: Path) -> None:
+def test_text_in_other_encodings_and_colours_is_text(tmp_path: Path) -> None:
     for data in (b"caf\xe9 \xff\xfe\n" * 99, b"\x1b[31mred\x1b[0m\r\n\a\b" * 99, "Größe µ ×".encode() * 99):
         assert read(written(tmp_path, data)) == (data, "")
 
 
-def test_the_hole_of_an_emptied_log_is_passed_over(tmp_path: Path) -> None:
+def test_hole_of_a_truncated_log_is_skipped(tmp_path: Path) -> None:
     data, said = read(written(tmp_path, b"\0" * 300_000 + TEXT))
     assert (data, said) == (TEXT, "")
 
 
-def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
+def test_file_that_cannot_be_opened_is_reported_with_the_reason(tmp_path: Path) -> None:
     assert read(tmp_path / "none") == (b"", "cannot be opened: No such file or directory")
     assert read(tmp_path) == (b"", "is a directory; name files in the directory")
     assert read(Path("nul\0byte"))[1] == "is not the name of a file"
 
 
-def test_a_file_that_grows_is_read_up_to_where_it_was(tmp_path: Path) -> None:
+def test_growing_file_is_read_up_to_its_initial_size(tmp_path: Path) -> None:
     path = written(tmp_path, TEXT)
     log = Log(str(path))
     blocks = log.blocks()
@@ -174,7 +174,7 @@ def test_a_file_that_grows_is_read_up_to_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", *FORMATS])
-def test_a_line_without_end_is_cut_and_the_next_ones_are_read(
+def test_endless_line_is_cut_and_the_next_ones_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(sources, "LONGEST_LINE", 2 * BLOCK)
@@ -186,7 +186,7 @@ def test_a_line_without_end_is_cut_and_the_next_ones_are_read(
     assert notes == sources.TOO_LONG
 
 
-def test_a_file_that_shrinks_says_so(tmp_path: Path) -> None:
+def test_shrinking_file_is_reported(tmp_path: Path) -> None:
     path = written(tmp_path, TEXT)
     log = Log(str(path))
     blocks = log.blocks()
@@ -197,7 +197,7 @@ def test_a_file_that_shrinks_says_so(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_file_that_is_removed_is_still_read(tmp_path: Path) -> None:
+def test_removed_file_is_still_read(tmp_path: Path) -> None:
     path = written(tmp_path, TEXT)
     log = Log(str(path))
     path.unlink()
@@ -205,11 +205,11 @@ def test_a_file_that_is_removed_is_still_read(tmp_path: Path) -> None:
     log.close()
 
 
-def test_files_of_proc_are_read_though_they_say_that_they_are_empty() -> None:
+def test_files_of_proc_are_read_despite_size_0() -> None:
     assert b"Pid:" in read(Path("/proc/self/status"))[0]
 
 
-def test_a_pipe_is_waited_for_without_blocking(tmp_path: Path) -> None:
+def test_pipe_is_waited_for_without_blocking(tmp_path: Path) -> None:
     path = tmp_path / "fifo"
     os.mkfifo(path)
     log = Log(str(path))
@@ -225,13 +225,13 @@ def test_a_pipe_is_waited_for_without_blocking(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_followed_file_is_read_on_when_it_grows_is_emptied_or_replaced(tmp_path: Path) -> None:
+def test_followed_file_is_read_on_after_growth_truncation_or_replacement(tmp_path: Path) -> None:
     path = written(tmp_path, b"begin\n")
     log = Log(str(path), follow=True)
     blocks = log.blocks()
 
     def come() -> list[bytes | None]:
-        """What comes until nothing more does."""
+        """The data until no more arrives."""
         came: list[bytes | None] = []
         for block in blocks:
             if block == b"" and came:

@@ -1,4 +1,4 @@
-"""HPE's adapters, as files say that they are: those of a simulated node (see `fabric.devices`)."""
+"""Slingshot adapters, described by a simulated node's files (see `fabric.devices`)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def read(root: Path, files: dict[str, str]) -> list[CxiAdapter]:
     return cxi_adapters(root)
 
 
-def test_a_healthy_one(tmp_path: Path) -> None:
+def test_healthy_adapter(tmp_path: Path) -> None:
     assert read(tmp_path, HEALTHY) == [CxiAdapter("cxi0", "up", "BS_200G", "on", "off", "hsn0", "")]
 
 
-def test_one_of_the_next_generation(tmp_path: Path) -> None:
+def test_adapter_of_the_next_generation(tmp_path: Path) -> None:
     port = "sys/class/cxi/cxi0/device/port"
     others = {name: text for name, text in HEALTHY.items() if not name.startswith(port)}
     second = {
@@ -51,21 +51,21 @@ def test_one_of_the_next_generation(tmp_path: Path) -> None:
         ("sys/class/net/hsn0/address", "5c:ba:2c:af:cb:e3", "no address of the fabric manager (AMA): 5c:ba"),
     ],
 )
-def test_why_libfabric_leaves_one_out(tmp_path: Path, file: str, text: str, says: str) -> None:
+def test_reason_why_libfabric_ignores_an_adapter(tmp_path: Path, file: str, text: str, says: str) -> None:
     [adapter] = read(tmp_path, HEALTHY | {file: text})
     assert says in adapter.left_out
 
 
-def test_without_a_network_interface(tmp_path: Path) -> None:
+def test_adapter_without_a_network_interface(tmp_path: Path) -> None:
     files = {name: text for name, text in HEALTHY.items() if "/net/" not in name}
     assert read(tmp_path, files)[0].left_out == "it has no network interface"
 
 
-def test_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_adapters_are_ordered_by_number(tmp_path: Path) -> None:
     for number in (10, 2, 0):
         (tmp_path / f"sys/class/cxi/cxi{number}/device").mkdir(parents=True)
     assert [adapter.name for adapter in cxi_adapters(tmp_path)] == ["cxi0", "cxi2", "cxi10"]
 
 
-def test_no_such_adapter(tmp_path: Path) -> None:
+def test_no_adapter(tmp_path: Path) -> None:
     assert cxi_adapters(tmp_path) == []

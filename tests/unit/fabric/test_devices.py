@@ -1,4 +1,4 @@
-"""The adapters that the kernel lists, and their ports, from files as Linux has them."""
+"""The adapters that the kernel lists, and their ports, from files like Linux's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NONE: dict[str, tuple[str, ...]] = {"cxi": (), "verbs": (), "efa": (), "opa": ()
         ("mlx5_0", "", "", "verbs"),
     ],
 )
-def test_adapters_of_efa_and_of_omni_path_are_none_of_verbs(
+def test_efa_and_omni_path_adapters_do_not_count_as_verbs(
     tmp_path: Path, name: str, vendor: str, device: str, fabric: str
 ) -> None:
     files = tmp_path / "sys/class/infiniband" / name / "device"

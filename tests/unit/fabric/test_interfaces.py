@@ -1,4 +1,4 @@
-"""What is read in the output of ``fi_info``."""
+"""Parsing the output of ``fi_info``."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ fi_info:
         prov_name: tcp
     nic: (nil)
 """
-"""The form of libfabric's src/fi_tostr.c; ``state`` as HPE's guide greps for it."""
+"""The format of libfabric's src/fi_tostr.c; HPE's guide searches ``state`` with grep."""
 
 
-def test_the_short_form() -> None:
+def test_short_form() -> None:
     assert offered(CXI) == [Interface("cxi", "cxi0", "FI_EP_RDM")]
 
 
-def test_the_long_form_tells_of_links() -> None:
+def test_long_form_has_links() -> None:
     assert offered(VERBOSE) == [
         Interface("cxi", "cxi0", "FI_EP_RDM", "up"),
         Interface("tcp", "eth0", "FI_EP_MSG"),
@@ -65,12 +65,12 @@ def test_the_long_form_tells_of_links() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "fi_getinfo: -61 (No data available)\n", "rubbish"])
-def test_none(text: str) -> None:
+def test_no_interface(text: str) -> None:
     assert offered(text) == []
 
 
 @pytest.mark.skipif(shutil.which("fi_info") is None, reason="libfabric's programs are not on PATH")
-def test_both_forms_of_the_real_one_agree() -> None:
+def test_both_forms_of_the_real_program_agree() -> None:
     def asked(*options: str) -> set[tuple[str, str, str]]:
         text = subprocess.run(["fi_info", *options], capture_output=True, text=True, check=True).stdout
         return {(interface.provider, interface.domain, interface.kind) for interface in offered(text)}
@@ -100,7 +100,7 @@ def rdm(*providers: str) -> list[Interface]:
         (("tcp", "shm", "verbs;ofi_rxm"), True, "efa", []),
     ],
 )
-def test_what_an_mpi_would_send_through_or_the_site_says(
+def test_providers_that_an_mpi_would_use_or_the_site_states(
     providers: tuple[str, ...], across: bool, stated: str | None, expected: list[str]
 ) -> None:
     assert routes(rdm(*providers), across=across, stated=stated) == expected
@@ -117,5 +117,5 @@ UCX_INFO = """\
 """
 
 
-def test_ucxs_transports_each_once() -> None:
+def test_each_ucx_transport_is_listed_once() -> None:
     assert transports(UCX_INFO) == ["tcp", "rc_mlx5"]

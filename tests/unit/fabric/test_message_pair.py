@@ -1,4 +1,4 @@
-"""What is concluded from what ``fi_pingpong`` and ``ucx_perftest`` print. The texts are theirs."""
+"""Results parsed from real output of ``fi_pingpong`` and ``ucx_perftest``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ PSM2 = "\nfi_pingpong:26476 terminated with signal 11 at PC=7f9a50c85487 SP=7ffc
         (3, "", {"ended": "failed", "said": "exit code 3: no output"}),
     ],
 )
-def test_how_a_program_ended(code: int, text: str, told: dict[str, object]) -> None:
+def test_results_of_a_program(code: int, text: str, told: dict[str, object]) -> None:
     assert message_pair.judge(code, text, 10) == told
 
 
@@ -82,7 +82,7 @@ def test_exit_code_0_without_a_result_is_a_failure(text: str) -> None:
     assert told["said"].startswith("exit code 0, but no result for 10 messages: ")
 
 
-def test_only_the_end_of_ucx_perftest_that_waits_prints_no_result() -> None:
+def test_server_of_ucx_perftest_prints_no_result() -> None:
     ends = [(name, serves) for name in ("fi_pingpong", "ucx_perftest") for serves in (True, False)]
     silent = [end for end in ends if not message_pair.has_result(f"/bin/{end[0]}", serves=end[1])]
     assert silent == [("ucx_perftest", True)]
@@ -103,13 +103,13 @@ def test_only_the_end_of_ucx_perftest_that_waits_prints_no_result() -> None:
         (1, "fi_pingpong: /lib/libc.so.6: version `GLIBC_2.38' not found (required by fi_pingpong)\n"),
     ],
 )
-def test_a_program_that_cannot_start_is_reported_with_its_words(code: int, text: str) -> None:
+def test_program_that_cannot_start_is_reported_with_its_message(code: int, text: str) -> None:
     cannot_start = {"ended": "cannot start", "said": text.strip()}
     assert message_pair.judge(code, text, 10) == cannot_start
     assert message_pair.worse_of(message_pair.no_listener(), cannot_start)["ended"] == "cannot start"
 
 
-def test_memory_that_a_build_does_not_know_is_no_failure() -> None:
+def test_unsupported_memory_is_no_failure() -> None:
     told = message_pair.judge(255, NO_ROCM, 10)
     assert told["ended"] == "unable"
     assert told["said"] == (
@@ -117,7 +117,7 @@ def test_memory_that_a_build_does_not_know_is_no_failure() -> None:
     )
 
 
-def test_a_line_of_ucxs_log_loses_its_head_whatever_the_length_of_a_process_id() -> None:
+def test_prefix_of_ucx_log_lines_is_removed_for_pids_of_any_length() -> None:
     log = "[1795358814.885] [vm:775  :0]  perftest_run.c:363 UCX  ERROR Failed to run test: No such device\n"
     assert message_pair.judge(255, log, 10)["said"] == "exit code 255: Failed to run test: No such device"
 
@@ -133,14 +133,14 @@ def test_a_line_of_ucxs_log_loses_its_head_whatever_the_length_of_a_process_id()
         ("/a/fi_pingpong", "tcp", "tcp", None),
     ],
 )
-def test_ucx_is_told_the_fabric_that_the_site_states(
+def test_ucx_uses_the_stated_fabric(
     program: str, route: str, stated: str | None, transports: str | None
 ) -> None:
     told = message_pair.transports(program, route, stated)
     assert told == ({"UCX_TLS": transports} if transports else {})
 
 
-def test_of_both_ends_the_one_that_tells_more() -> None:
+def test_more_informative_result_of_both_roles_is_used() -> None:
     crashed, failed = {"ended": "crashed", "said": "SIGSEGV"}, {"ended": "failed", "said": "exit code 1"}
     assert message_pair.worse_of(crashed, failed) == message_pair.worse_of(failed, crashed) == crashed
     ended_by_us = {"ended": "crashed", "said": "SIGTERM"}
@@ -157,10 +157,10 @@ def test_of_both_ends_the_one_that_tells_more() -> None:
     assert message_pair.worse_of(server, client) == message_pair.worse_of(client, server) == client
 
 
-def test_both_ends_of_a_command() -> None:
+def test_commands_of_client_and_server() -> None:
     command = message_pair.command("/usr/bin/fi_pingpong", "cxi", 16, 2)
     assert command[:3] == ["/usr/bin/fi_pingpong", "-p", "cxi"]
-    assert {"-c", "16"} <= set(command)  # data are compared
+    assert {"-c", "16"} <= set(command)  # data is compared
     assert message_pair.serve(command[0], 5) == ["-B", "5"]
     assert message_pair.call(command[0], "n2", 5) == ["-P", "5", "n2"]
     assert "rocm" in message_pair.command("/usr/bin/ucx_perftest", "hip", 16, 2)
@@ -175,7 +175,7 @@ Check: link_flap_check  Result: Fail
 """shs-docs (ef07c6c), troubleshoot/cxi/CXI_Healthcheck.md, with one result changed."""
 
 
-def test_results_of_hpes_own_check(tmp_path: Path) -> None:
+def test_results_of_hpes_check(tmp_path: Path) -> None:
     (tmp_path / "cxi0").write_text(SUMMARY)
     (tmp_path / "else").write_bytes(b"\xff\n")
     found = healthcheck.results(tmp_path)

@@ -1,4 +1,4 @@
-"""Where the programs of libfabric and UCX are found, and with which library they are started."""
+"""Search order of the programs of libfabric and UCX, and the library that they are started with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def found(root: Path, path: str = "", library: str | None = None) -> dict[str, t
     return {name: (one.file, one.via) for name, one in every.items()}
 
 
-def test_path_comes_first_then_the_mpi_then_vendors(tmp_path: Path) -> None:
+def test_path_precedes_the_mpi_and_vendors_directories(tmp_path: Path) -> None:
     on_path = program(tmp_path / "usr/fi_info")
     beside = program(tmp_path / "mpi/bin/fi_pingpong")
     program(tmp_path / "mpi/bin/fi_info")
@@ -34,21 +34,23 @@ def test_path_comes_first_then_the_mpi_then_vendors(tmp_path: Path) -> None:
     }
 
 
-def test_of_several_releases_the_newest(tmp_path: Path) -> None:
+def test_newest_release_is_used(tmp_path: Path) -> None:
     """By number, not by name: 2.10 is newer than 2.9."""
     for release in ("1.22.0", "2.9.0", "2.10.0"):
         program(tmp_path / f"opt/cray/libfabric/{release}/bin/fi_info")
     assert "/2.10.0/" in found(tmp_path)["fi_info"][0]
 
 
-def test_intel_mpis_script_is_passed_over_for_the_program(tmp_path: Path) -> None:
+def test_intel_mpis_script_is_skipped(tmp_path: Path) -> None:
     program(tmp_path / "bin/fi_info")
     real = program(tmp_path / "bin/libfabric/fi_info")
     assert found(tmp_path / "nowhere", str(tmp_path / "bin"))["fi_info"] == (str(real), "PATH")
 
 
 @pytest.mark.parametrize("made", ["not executable", "a directory", "a relative PATH"])
-def test_what_cannot_be_run_is_not_found(tmp_path: Path, made: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_cannot_be_executed_is_not_found(
+    tmp_path: Path, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     if made == "a directory":
         (tmp_path / "bin/fi_info").mkdir(parents=True)
@@ -59,7 +61,7 @@ def test_what_cannot_be_run_is_not_found(tmp_path: Path, made: str, monkeypatch:
 
 @pytest.mark.parametrize(("name", "soname"), [("fi_info", "libfabric.so.1"), ("ucx_info", "libucp.so.0")])
 @pytest.mark.parametrize("place", ["bin", "bin/libfabric"])
-def test_the_library_that_came_with_it_comes_first(
+def test_library_of_the_same_installation_comes_first(
     tmp_path: Path, name: str, soname: str, place: str
 ) -> None:
     file = program(tmp_path / place / name)
@@ -69,7 +71,7 @@ def test_the_library_that_came_with_it_comes_first(
     assert environ == {"LD_LIBRARY_PATH": f"{tmp_path}/lib:/mine", "HOME": "/root"}
 
 
-def test_without_one_nothing_is_added(tmp_path: Path) -> None:
+def test_without_a_library_nothing_is_added(tmp_path: Path) -> None:
     assert programs.environment(str(program(tmp_path / "bin/fi_info")), {"HOME": "/root"}) == {
         "HOME": "/root"
     }

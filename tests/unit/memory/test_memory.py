@@ -1,4 +1,4 @@
-"""Samples of device memory: what grows, what is shown and logged, and what the kernel's files say."""
+"""Samples of device memory: growth, output, log, and parsing of the kernel's files."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ GIB, MIB = 1 << 30, 1 << 20
 NOON = 1795176000.0
 
 H200 = 143771 * MIB
-"""As NVML and `nvidia-smi` count it: the 141 GB of the name are not GiB."""
+"""As reported by NVML and `nvidia-smi`: the 141 GB of the name are not GiB."""
 
 
 def sample(number: int = 0) -> Sample:
-    """Every two seconds; a training job leaks, and something grew that no process accounts for."""
+    """Samples at intervals of 2 s; a training job leaks, and some growth belongs to no known process."""
     leaking = 40 * GIB + number * 9 * MIB
     return Sample(
         NOON + 2 * number,
@@ -58,7 +58,7 @@ def watched() -> History:
     return history
 
 
-def test_what_grows_is_told_by_the_minute(watched: History) -> None:
+def test_growth_is_reported_per_minute(watched: History) -> None:
     assert watched.growth(("nvidia:0", 0)) == pytest.approx(270 * MIB)
     assert watched.growth(("nvidia:0", 41213)) == pytest.approx(270 * MIB)
     assert watched.growth(("nvidia:0", 41377)) == 0.0
@@ -67,7 +67,7 @@ def test_what_grows_is_told_by_the_minute(watched: History) -> None:
     assert watched.growth(("amd:0", 99)) is None
 
 
-def test_a_few_jumps_are_no_growth() -> None:
+def test_few_jumps_are_no_growth() -> None:
     history = History()
     for number in range(30):
         used = GIB + (512 * MIB if number in (7, 8, 20) else 0)
@@ -75,28 +75,28 @@ def test_a_few_jumps_are_no_growth() -> None:
     assert history.growth(("nvidia:0", 0)) == 0.0
 
 
-def test_what_has_ended_is_forgotten(watched: History) -> None:
+def test_ended_processes_are_forgotten(watched: History) -> None:
     watched.add(Sample(NOON + 90, (GpuUse("nvidia:0", "", "", GIB, 2 * GIB, ()),)))
     assert watched.growth(("nvidia:0", 41213)) is None
     watched.add(sample(46))
-    assert watched.growth(("nvidia:0", 41213)) is None  # another process of that number
+    assert watched.growth(("nvidia:0", 41213)) is None  # another process with the same pid
 
 
-def test_the_table(watched: History) -> None:
+def test_table(watched: History) -> None:
     rows = list(memory_content.rows(sample(31), watched.growth))
     golden.check("memory/watch.txt", table(rows, memory_content.HEADERS, wrapped=1) + "\n")
 
 
-def test_the_lines(watched: History) -> None:
+def test_lines(watched: History) -> None:
     text = "\n".join(memory_content.lines(sample(31), watched.growth)) + "\n"
     golden.check("memory/lines.txt", re.sub(r"\d{4}-\d\d-\d\dT\S+", "2026-11-20T12:01:02+00:00", text))
 
 
-def test_a_sample_comes_through_json_unchanged() -> None:
+def test_sample_survives_a_json_round_trip() -> None:
     assert documents.load(Sample, json.loads(json.dumps(asdict(sample())))) == sample()
 
 
-def test_a_line_of_the_log_is_as_its_schema_says(watched: History) -> None:
+def test_log_line_matches_its_schema(watched: History) -> None:
     schema = json.loads(memory_content.SCHEMA.read_text())
     line = json.loads(memory_content.log_line(sample(31), watched.growth, host="node01", simulated=""))
     jsonschema.validate(line, schema)
@@ -130,7 +130,7 @@ def worker() -> Any:
     return worker
 
 
-def test_amds_gpus_are_read_from_the_kernels_files(
+def test_amd_gpus_are_read_from_the_kernels_files(
     write: Callable[[str, str], None], worker: Any, tmp_path: Path
 ) -> None:
     device, nobody = "sys/bus/pci/devices/0000:c1:00.0", 1 << 23  # Linux numbers no process so high
@@ -153,7 +153,7 @@ def test_amds_gpus_are_read_from_the_kernels_files(
     ]
 
 
-def test_an_amd_gpu_without_its_driver_says_what_is_missing(
+def test_amd_gpu_without_its_driver_reports_the_missing_part(
     write: Callable[[str, str], None], worker: Any, tmp_path: Path
 ) -> None:
     write("sys/bus/pci/devices/0000:c1:00.0/vendor", "0x1002\n")

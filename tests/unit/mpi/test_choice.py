@@ -1,4 +1,4 @@
-"""Only the MPI of the run, and the UCX under it, can be confirmed by what its probes find."""
+"""Probes can only confirm issues of the run's MPI and of the UCX that it uses."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def values(stack: MpiStack) -> dict[str, str | None]:
     return {fact.name: fact.value for fact in in_use(NODE, stack)}
 
 
-def test_another_mpi_of_the_node_took_no_part() -> None:
+def test_other_mpi_of_the_node_is_not_in_use() -> None:
     stack = MpiStack("intel-mpi", "2021.17", "/impi/libmpi.so.12", Launch(()))
     assert values(stack) == {"nvidia-driver": "580.159.04", "intel-mpi": "2021.17"}
 
 
-def test_the_ucx_under_it_is_the_one_it_uses() -> None:
+def test_ucx_in_use_is_the_one_of_the_mpi() -> None:
     stack = MpiStack("mpich", "5.0.2", "/mpich/libmpi.so.12", Launch(()), ucx="1.22.0")
     assert values(stack) == {"nvidia-driver": "580.159.04", "mpich": "5.0.2", "ucx": "1.22.0"}
 
 
-def test_of_an_mpi_without_a_way_for_device_memory_no_fault_of_such_is_expected() -> None:
+def test_mpi_without_device_memory_support_has_no_such_issues() -> None:
     stack = MpiStack("mpich", "5.0.2", "/mpich/libmpi.so.12", Launch(()), ucx="1.22.0")
     assert [fact.name for fact in relevant_facts(NODE, stack)] == ["nvidia-driver"]
     taking = replace(stack, has_gpu_path=True)
     assert [fact.name for fact in relevant_facts(NODE, taking)] == ["nvidia-driver", "mpich", "ucx"]
 
 
-def test_a_library_that_no_rank_had_loaded_took_no_part() -> None:
-    """An MPI may carry its own libfabric inside, whatever the distribution has."""
+def test_library_that_no_rank_loaded_is_not_in_use() -> None:
+    """An MPI may contain its own libfabric, whatever the distribution has."""
     stack = MpiStack("mpich", "4.0", "/mpich/libmpi.so.12", Launch(()))
     node = (*NODE, Fact("libfabric", "1.17.0", "/usr/lib"))
     assert "libfabric" in {fact.name for fact in in_use(node, stack)}
@@ -49,7 +49,7 @@ def test_a_library_that_no_rank_had_loaded_took_no_part() -> None:
     assert [fact.name for fact in messages_went_through(facts, stack)] == ["mpich", "libfabric"]
 
 
-def test_a_libfabric_that_nothing_loads_for_device_memory_is_expected_to_have_no_fault() -> None:
+def test_libfabric_not_used_for_device_memory_has_no_issues() -> None:
     fabric = Fact("libfabric", "1.17.0", "/usr/lib")
     taking = MpiStack("mpich", "5.0.2", "/mpich/libmpi.so.12", Launch(()), has_gpu_path=True)
 
@@ -60,12 +60,12 @@ def test_a_libfabric_that_nothing_loads_for_device_memory_is_expected_to_have_no
     assert "libfabric" in names(taking, ["/usr/lib/libfabric.so.1"])
     assert "libfabric" not in names(taking, [])
     assert "libfabric" not in names(replace(taking, has_gpu_path=False))
-    assert "libfabric" in names(None)  # Open MPI is on the node and was not asked
+    assert "libfabric" in names(None)  # Open MPI is on the node, but was not tested
     without_mpi = [Fact("openmpi", None, "no ompi_info"), fabric]
     assert [fact.name for fact in relevant_facts(without_mpi, None)] == ["openmpi"]
 
 
-def test_a_library_of_the_same_name_in_another_place_is_another(tmp_path: Path) -> None:
+def test_library_of_the_same_name_in_another_directory_is_distinct(tmp_path: Path) -> None:
     for place in ("usr", "mpi"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "libfabric.so.1.2.3").touch()
@@ -75,11 +75,11 @@ def test_a_library_of_the_same_name_in_another_place_is_another(tmp_path: Path) 
     assert loaded.facts_of_loaded([fact], [f"{tmp_path}/mpi/libfabric.so.1.2.3"]) == ()
 
 
-def test_what_a_process_has_loaded_is_seen() -> None:
+def test_loaded_libraries_of_a_process_are_found() -> None:
     assert any("/libc.so" in path or "/libc-" in path or "/ld-" in path for path in loaded.mapped_files())
 
 
-def test_the_components_are_facts_of_the_inventory() -> None:
+def test_components_are_facts_of_the_inventory() -> None:
     from gpuipc_doctor.inventory import NAMES
 
     assert set(NAMES) >= COMPONENTS

@@ -1,4 +1,4 @@
-"""The libraries that a library asks for, against what the linker was told."""
+"""A library's dependencies, compared with the linker's arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuipc_doctor.mpi import elf
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that links with two others, one of them under a soname that is not its file's name."""
+    """A library that links with two others; the soname of one differs from its file name."""
     here = tmp_path_factory.mktemp("elf")
     source = here / "empty.c"
     source.write_text("int nothing(void) { return 0; }\n")
@@ -32,7 +32,7 @@ def test_sonames_in_the_order_of_linking(library: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"INPUT(libmpi.so.12)\n", b"\x7fELF\x01\x01" + bytes(100)])
-def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_not_elf_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "libmpi.so"
     file.write_bytes(content)
     with pytest.raises(elf.Damaged, match=r"libmpi\.so is not a 64-bit little-endian ELF file"):
@@ -40,7 +40,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes) -> None
 
 
 @given(data=st.data())
-def test_a_damaged_file_is_refused_or_read(library: Path, data: st.DataObject) -> None:
+def test_damaged_file_is_refused_or_read(library: Path, data: st.DataObject) -> None:
     image = bytearray(library.read_bytes())
     at = data.draw(st.integers(6, 0x240))
     image[at] = data.draw(st.integers(0, 255))

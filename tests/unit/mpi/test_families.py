@@ -1,6 +1,6 @@
-"""Which MPI it is, whether it takes device pointers, and what turns its IPC off: from facts, by the tables.
+"""MPI family, GPU awareness, and how to turn IPC off: derived from facts by the tables.
 
-The texts are what the libraries really say; tests/e2e/test_mpi_libraries.py asks those that PyPI has.
+The texts are real output of the libraries; tests/e2e/test_mpi_libraries.py tests those that PyPI has.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PLAIN_UCX = {"library": "/opt/mpi/libucp.so.0", "version": "1.20.1", "components
 
 
 def seen(version_text: str, **facts: Any) -> dict[str, Any]:
-    """What a survey brings back, with nothing in it but what is told."""
+    """A survey's result with only these facts."""
     nothing = {"needs": [], "loaded": [], "variables": {}, "ucx": None, "cannot_load": {}, "environment": {}}
     return {"library": "/opt/mpi/lib/libmpi.so", "version_text": version_text, **nothing, **facts}
 
@@ -76,7 +76,7 @@ def seen(version_text: str, **facts: Any) -> dict[str, Any]:
         ("", "unknown", "", "an MPI library that does not report its name"),
     ],
 )
-def test_a_library_is_known_by_what_it_says(text: str, family: str, version: str, title: str) -> None:
+def test_library_is_identified_by_its_version_text(text: str, family: str, version: str, title: str) -> None:
     identity = identify(text)
     assert (identity.family, identity.version, identity.title) == (family, version, title)
 
@@ -109,13 +109,13 @@ MVAPICH_4_ON = {"needs": ["libcudart.so.12"], "variables": {"MVP_ENABLE_GPU": 1}
         (MVAPICH_4, MVAPICH_4_ON, "own"),
     ],
 )
-def test_what_takes_device_pointers_is_let(text: str, facts: dict[str, Any], via: str) -> None:
+def test_gpu_aware_libraries_are_recognised(text: str, facts: dict[str, Any], via: str) -> None:
     aware = families.gpu_aware(seen(text, **facts), "cuda")
     assert (aware.able, aware.via, aware.why_not, aware.remedy) == (True, via, "", "")
 
 
 def changed(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """``facts`` with one thing otherwise: mappings are merged, anything else is replaced."""
+    """``facts`` with changes: mappings are merged, other values are replaced."""
     merged = {
         key: {**facts.get(key, {}), **value} if isinstance(value, dict) else value
         for key, value in changes.items()
@@ -197,13 +197,13 @@ def changed(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
         (MVAPICH_4, changed(MVAPICH_4_ON, variables={"MVP_ENABLE_GPU": 0}), "set MVP_ENABLE_GPU=1"),
     ],
 )
-def test_what_is_missing_is_told_with_its_exact_cure(text: str, facts: dict[str, Any], remedy: str) -> None:
+def test_missing_setting_is_reported_with_its_remedy(text: str, facts: dict[str, Any], remedy: str) -> None:
     aware = families.gpu_aware(seen(text, **facts), "cuda")
     assert (aware.able, aware.remedy) == (False, remedy)
     assert aware.why_not
 
 
-def test_where_much_is_missing_another_build_is_told_too() -> None:
+def test_another_build_is_recommended_if_much_is_missing() -> None:
     aware = families.gpu_aware(seen(MPICH_5, ucx=PLAIN_UCX, variables={"MPIR_CVAR_NOLOCAL": 0}), "hip")
     assert aware.why_not == (
         "its UCX 1.20.1 (/opt/mpi/libucp.so.0) has no ROCm transports; "
@@ -224,7 +224,7 @@ def test_where_much_is_missing_another_build_is_told_too() -> None:
         (MVAPICH_2, {"needs": ["libamdhip64.so.5"], "environment": {"MV2_USE_ROCM": "1"}}),
     ],
 )
-def test_one_vendors_support_is_not_the_others(text: str, facts: dict[str, Any]) -> None:
+def test_support_is_per_vendor(text: str, facts: dict[str, Any]) -> None:
     assert families.gpu_aware(seen(text, **facts), "hip").able
     assert not families.gpu_aware(seen(text, **facts), "cuda").able
 
@@ -234,7 +234,7 @@ def test_intel_mpi_has_no_support_for_amd() -> None:
     assert (aware.able, aware.why_not) == (False, "Intel MPI 2021.17 does not support ROCm")
 
 
-def test_of_an_unknown_library_nothing_is_assumed() -> None:
+def test_unknown_library_has_no_assumptions() -> None:
     aware = families.gpu_aware(seen("FUJITSU MPI Library 4.0.1", needs=["libcuda.so.1"]), "cuda")
     assert not aware.able
     assert "FUJITSU MPI Library 4.0.1 is unknown" in aware.why_not
@@ -267,7 +267,7 @@ def test_transports_of_ucx(tls: str, lets: bool) -> None:
         ({"MPIR_CVAR_CH4_NETMOD": ""}, "ucx"),
     ],
 )
-def test_the_network_module_is_the_first_unless_another_is_named(
+def test_network_module_is_the_first_unless_another_is_named(
     environment: dict[str, str], netmod: str
 ) -> None:
     assert Facts(seen(MPICH_5, environment=environment), "cuda").netmod == netmod
@@ -292,13 +292,13 @@ def mpich(version: str) -> dict[str, Any]:
         ("5.1.0a1", [{"MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE": "0"}]),
     ],
 )
-def test_a_variable_has_the_values_of_its_version(version: str, caches: list[dict[str, str]]) -> None:
+def test_variable_has_the_values_of_the_librarys_version(version: str, caches: list[dict[str, str]]) -> None:
     off = {"MPIR_CVAR_CH4_IPC_GPU_P2P_THRESHOLD": "1000000000"}
     assert [dict(switch.env) for switch in families.switches(mpich(version), "cuda")] == [*caches, off]
     assert families.ipc_off(mpich(version), "cuda") == off
 
 
-def test_what_keeps_ipc_is_offered_before_what_turns_it_off() -> None:
+def test_settings_that_keep_ipc_precede_those_that_turn_it_off() -> None:
     offered = families.switches(seen(INTEL, **INTEL_ON), "cuda")
     assert [dict(switch.env) for switch in offered] == [
         {"I_MPI_OFFLOAD_CACHE_MAX_SIZE": "1"},
@@ -306,7 +306,7 @@ def test_what_keeps_ipc_is_offered_before_what_turns_it_off() -> None:
     ]
 
 
-def test_nothing_is_offered_where_it_does_nothing() -> None:
+def test_settings_without_effect_are_not_offered() -> None:
     assert families.switches(mpich("3.3.2"), "cuda") == ()
     assert families.ipc_off(seen("FUJITSU MPI"), "cuda") == {}
     assert families.switches(seen(MVAPICH_4, **MVAPICH_4_ON), "cuda") == ()
@@ -322,18 +322,18 @@ def test_nothing_is_offered_where_it_does_nothing() -> None:
         ("sm,cuda_copy,cuda_ipc", "sm,cuda_copy"),
     ],
 )
-def test_turning_ipc_off_keeps_what_the_user_chose(set_already: str, off: str) -> None:
+def test_turning_ipc_off_keeps_the_users_choice(set_already: str, off: str) -> None:
     facts = changed(MPICH_OVER_UCX, environment={"UCX_TLS": set_already})
     assert families.ipc_off(seen(MPICH_5, **facts), "cuda")["UCX_TLS"] == off
 
 
-def test_a_library_is_offered_no_settings_of_another() -> None:
+def test_settings_of_other_libraries_are_not_offered() -> None:
     assert dict(families.ipc_off(seen(MPICH_5, **MPICH_OVER_UCX), "cuda")) == {"UCX_TLS": "^cuda_ipc"}
     open_mpi = families.ipc_off(seen(OPEN_MPI_5, **OPEN_MPI_OVER_UCX), "cuda")
     assert open_mpi["OMPI_MCA_opal_common_ucx_tls"] == "any"
 
 
-def test_the_edges_of_protocols_come_from_the_library_and_its_environment() -> None:
+def test_protocol_thresholds_come_from_the_library_and_its_environment() -> None:
     open_mpi = seen(
         OPEN_MPI_5, variables={"btl_sm_eager_limit": 4096, "btl_tcp_eager_limit": 65536, "pml": ""}
     )
@@ -350,7 +350,7 @@ def test_the_edges_of_protocols_come_from_the_library_and_its_environment() -> N
     )
 
 
-def test_every_row_says_where_it_is_from_and_leaves_nothing_open() -> None:
+def test_every_row_has_a_source_and_no_open_values() -> None:
     conditions = [row for routes in ROUTES.values() for route in routes for row in route.conditions]
     assert all(row.source for row in (*conditions, *table().switches))
     assert all(switch.cost for switch in table().switches)
@@ -378,13 +378,13 @@ def test_every_row_says_where_it_is_from_and_leaves_nothing_open() -> None:
         (MVAPICH_4, {}, ("", None, False)),
     ],
 )
-def test_what_bounds_its_cache_and_to_how_many_buffers(
+def test_variable_that_limits_the_cache_and_its_number_of_buffers(
     text: str, facts: dict[str, Any], bound: tuple[str, int | None, bool]
 ) -> None:
     assert families.cache_bound(seen(text, **facts), "cuda") == bound
 
 
-def test_a_bound_in_bytes_is_no_number_of_buffers() -> None:
+def test_limit_in_bytes_is_no_number_of_buffers() -> None:
     name = "OMPI_MCA_rcache_rgpusm_rcache_size_limit"
     facts = {"environment": {name: "1073741824"}, "ucx": None}
     assert families.cache_bound(seen(OPEN_MPI_5, **facts), "cuda") == (name, None, True)

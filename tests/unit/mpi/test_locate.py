@@ -1,4 +1,4 @@
-"""Which MPI library and which launcher are chosen, and that a person's word goes first."""
+"""Choice of the MPI library and launcher; the user's choice takes precedence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ linked_mpi4py = locate._linked_mpi4py
 
 @pytest.fixture(autouse=True)
 def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An mpi4py from PyPI, whatever this machine has."""
+    """An mpi4py like PyPI's, regardless of the installed one."""
     monkeypatch.setattr(locate, "_linked_mpi4py", lambda: None)
 
 
@@ -35,7 +35,7 @@ def plant(path: Path) -> Path:
     return path
 
 
-def test_a_file_that_a_wheel_has_in_place_of_a_link_is_no_library(tmp_path: Path) -> None:
+def test_placeholder_of_a_wheel_is_not_a_library(tmp_path: Path) -> None:
     stub = tmp_path / "lib/libmpi.so"
     library = plant(tmp_path / "lib/libmpi.so.12")
     stub.write_text("INPUT(libmpi.so.12)\n")
@@ -50,7 +50,7 @@ def test_a_file_that_a_wheel_has_in_place_of_a_link_is_no_library(tmp_path: Path
     assert refused.value.remedy == "name the library: …/libmpi.so.…"
 
 
-def test_a_persons_word_goes_before_what_is_found(tmp_path: Path) -> None:
+def test_users_choice_takes_precedence(tmp_path: Path) -> None:
     asked, configured = plant(tmp_path / "a/lib/libmpi.so.40"), plant(tmp_path / "b/lib/libmpi.so.12")
     on_path = plant(tmp_path / "c/bin/mpiexec")
     beside = plant(tmp_path / "c/lib/libmpi.so.12")
@@ -65,12 +65,12 @@ def test_a_persons_word_goes_before_what_is_found(tmp_path: Path) -> None:
     assert find_library(None, None, {"PATH": str(tmp_path)}) == Library(None, "mpi4py's own search")
 
 
-def test_a_library_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+def test_missing_library_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"--mpi-lib: file not found: /nowhere/libmpi\.so"):
         find_library("/nowhere/libmpi.so", None, {})
 
 
-def test_an_mpi4py_built_for_one_mpi_cannot_load_another(
+def test_mpi4py_built_for_one_mpi_cannot_load_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locate, "_linked_mpi4py", lambda: Path("/site/mpi4py/MPI.so"))
@@ -85,7 +85,7 @@ def test_an_mpi4py_built_for_one_mpi_cannot_load_another(
     ("module", "is_linked"),
     [("MPI.cpython-311-x86_64-linux-gnu.so", True), ("MPI.mpich.cpython-311-x86_64-linux-gnu.so", False)],
 )
-def test_how_mpi4py_was_built_is_seen_without_importing_it(
+def test_build_of_mpi4py_is_detected_without_importing_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, is_linked: bool
 ) -> None:
     plant(tmp_path / "mpi4py/__init__.py").write_text("raise SystemExit('imported')\n")
@@ -95,7 +95,7 @@ def test_how_mpi4py_was_built_is_seen_without_importing_it(
     assert linked_mpi4py() == (file if is_linked else None)
 
 
-def test_of_two_mpis_in_one_prefix_the_launcher_decides(tmp_path: Path) -> None:
+def test_launcher_decides_between_two_mpis_in_one_prefix(tmp_path: Path) -> None:
     """As on Debian: both libraries in /usr/lib/x86_64-linux-gnu, and mpiexec a link to one MPI's launcher."""
     lib = tmp_path / "lib/x86_64-linux-gnu"
     open_mpi, mpich = plant(lib / "libmpi.so.40"), plant(lib / "libmpich.so.12")
@@ -107,7 +107,7 @@ def test_of_two_mpis_in_one_prefix_the_launcher_decides(tmp_path: Path) -> None:
         assert find_library(None, None, {"PATH": str(mpiexec.parent)}).path == str(library)
 
 
-def test_the_launcher_is_the_librarys_own(tmp_path: Path) -> None:
+def test_launcher_is_the_librarys_own(tmp_path: Path) -> None:
     library, own = plant(tmp_path / "mpi/lib/libmpi.so.12"), plant(tmp_path / "mpi/bin/mpiexec")
     other = plant(tmp_path / "other/bin/mpiexec")
     environment = {"PATH": str(other.parent)}
@@ -121,7 +121,7 @@ def test_the_launcher_is_the_librarys_own(tmp_path: Path) -> None:
         find_launcher(MPICH, str(library), "", {"PATH": ""})
 
 
-def test_two_launchers_in_one_directory_are_told_apart_by_family(tmp_path: Path) -> None:
+def test_two_launchers_in_one_directory_are_distinguished_by_family(tmp_path: Path) -> None:
     library = plant(tmp_path / "lib/x86_64-linux-gnu/libmpi.so.40")
     for name in ("mpiexec", "mpiexec.openmpi", "mpiexec.mpich"):
         plant(tmp_path / "bin" / name)
@@ -130,7 +130,7 @@ def test_two_launchers_in_one_directory_are_told_apart_by_family(tmp_path: Path)
         assert command[0] == str(tmp_path / "bin" / name)
 
 
-def test_within_a_slurm_allocation_it_is_srun(tmp_path: Path) -> None:
+def test_launcher_in_a_slurm_allocation_is_srun(tmp_path: Path) -> None:
     library = plant(tmp_path / "mpi/lib/libmpi.so.12")
     plant(tmp_path / "mpi/bin/mpiexec")
     srun = plant(tmp_path / "slurm/srun")
@@ -162,7 +162,7 @@ def test_within_a_slurm_allocation_it_is_srun(tmp_path: Path) -> None:
         (MPICH, "none", {"SLURM_MPI_TYPE": "pmix_v5"}, []),
     ],
 )
-def test_srun_is_told_how_ranks_find_each_other_where_the_site_does_not_say(
+def test_srun_gets_an_mpi_option_unless_the_site_sets_one(
     tmp_path: Path, identity: Identity, default: str, set_by_user: dict[str, str], option: list[str]
 ) -> None:
     plant(tmp_path / "srun")
@@ -173,7 +173,7 @@ def test_srun_is_told_how_ranks_find_each_other_where_the_site_does_not_say(
     assert [word for word in command if word.startswith("--mpi=")] == option
 
 
-def test_where_srun_cannot_load_its_interface_the_librarys_own_launcher_starts_ranks(tmp_path: Path) -> None:
+def test_own_launcher_is_used_if_srun_cannot_load_its_mpi_plugin(tmp_path: Path) -> None:
     library = plant(tmp_path / "mpi/lib/libmpi.so.40")
     own = plant(tmp_path / "mpi/bin/mpiexec")
     srun = plant(tmp_path / "slurm/srun")
@@ -192,7 +192,7 @@ def test_where_srun_cannot_load_its_interface_the_librarys_own_launcher_starts_r
     assert "libpmix-dev" in none.value.remedy
 
 
-def test_a_template_without_nodes_cannot_start_ranks_on_two() -> None:
+def test_template_without_nodes_cannot_start_ranks_on_two_nodes() -> None:
     with pytest.raises(NotFound, match=r"it has no \{nodes\}"):
         find_launcher(MPICH, "/opt/libmpi.so", "srun -n{ranks}", {"PATH": ""}, nodes=2)
 
@@ -208,13 +208,13 @@ def test_on_several_nodes_each_has_one_rank(
     assert command == (str(own), "-n", "{ranks}", *spread)
 
 
-def test_the_environment_that_a_library_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_that_a_library_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = str(plant(tmp_path / "lib/libmpi.so"))
     plant(tmp_path / "bin/mpiexec")
     plant(tmp_path / "share/openmpi/help.txt")
 
     def env(identity: Identity, **environment: str) -> dict[str, str]:
-        there = {"PATH": "", "FI_LOG_LEVEL": "debug", **environment}  # what the user has set stands
+        there = {"PATH": "", "FI_LOG_LEVEL": "debug", **environment}  # the user's setting is kept
         return dict(find_launcher(identity, library, "", there).launch.env)
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -242,7 +242,9 @@ def test_the_environment_that_a_library_needs(tmp_path: Path, monkeypatch: pytes
         (2, ("mpirun", "-N", "2", "-n", "{ranks}", "--ppn=1")),
     ],
 )
-def test_a_sites_template_goes_first_and_is_no_shell(nodes: int, words: tuple[str, ...]) -> None:
+def test_sites_template_takes_precedence_and_is_not_run_by_a_shell(
+    nodes: int, words: tuple[str, ...]
+) -> None:
     template = "mpirun -N {nodes} -n {ranks} --ppn={ranks_per_node} 'a b; c' {env}"
     found = find_launcher(MPICH, "/opt/{odd}/libmpi.so", template, {"PATH": ""}, nodes=nodes)
     assert found.source == "mpi.launcher of the site config"
@@ -265,13 +267,13 @@ def test_a_sites_template_goes_first_and_is_no_shell(nodes: int, words: tuple[st
         ("mpiexec -n {ranks} -x={env}", "{env} must be a separate word"),
     ],
 )
-def test_a_template_is_checked_before_it_is_used(template: str, wrong: str) -> None:
+def test_template_is_validated_before_use(template: str, wrong: str) -> None:
     said = list(mistakes(template))
     assert len(said) == bool(wrong)
     assert all(line.startswith(wrong) for line in said)
 
 
-def test_srun_of_a_template_is_told_the_nodes_and_no_other_launcher_is() -> None:
+def test_only_srun_of_a_template_gets_the_nodes() -> None:
     launch = find_launcher(
         MPICH, "/opt/libmpi.so", "srun -N{nodes} -n{ranks}", {"PATH": ""}, nodes=2, hosts=("n1", "n2")
     ).launch
@@ -282,7 +284,7 @@ def test_srun_of_a_template_is_told_the_nodes_and_no_other_launcher_is() -> None
         )
 
 
-def test_flux_of_a_template_is_told_the_nodes() -> None:
+def test_flux_of_a_template_gets_the_nodes() -> None:
     template = "flux run -o spindle.level=off --nodes={nodes} --ntasks={ranks}"
     launch = find_launcher(MPICH, "/opt/libmpi.so", template, {}, nodes=2, hosts=("n1", "n2")).launch
     assert launch.command[:3] == ("flux", "run", "--requires=host:n1,n2")
@@ -292,7 +294,7 @@ def test_flux_of_a_template_is_told_the_nodes() -> None:
 @pytest.mark.parametrize(
     ("identity", "words"), [(MPICH, ()), (OPEN_MPI_4, ()), (OPEN_MPI_5, ("-o", "pmi=pmix")), (INTEL, ())]
 )
-def test_within_a_flux_instance_it_is_flux_run(
+def test_launcher_in_a_flux_instance_is_flux_run(
     tmp_path: Path, identity: Identity, words: tuple[str, ...]
 ) -> None:
     library = plant(tmp_path / "mpi/lib/libmpi.so.12")
@@ -312,8 +314,10 @@ def test_within_a_flux_instance_it_is_flux_run(
     [{"PATH": ""}, {"FLUX_URI": None}, {"FLUX_JOB_ID": "fuzzybunny"}],
     ids=["program", "uri", "task"],
 )
-def test_elsewhere_flux_starts_no_ranks(tmp_path: Path, lacking: dict[str, str | None]) -> None:
-    """A task of a Flux job would wait for the resources that its own job holds."""
+def test_flux_is_not_used_outside_an_instance_of_its_own(
+    tmp_path: Path, lacking: dict[str, str | None]
+) -> None:
+    """A task of a Flux job would wait for resources that its own job holds."""
     library, mpiexec = plant(tmp_path / "mpi/lib/libmpi.so.12"), plant(tmp_path / "mpi/bin/mpiexec")
     plant(tmp_path / "flux")
     given = {"PATH": str(tmp_path), "FLUX_URI": "local:///run/flux/local", **lacking}
@@ -321,7 +325,7 @@ def test_elsewhere_flux_starts_no_ranks(tmp_path: Path, lacking: dict[str, str |
     assert find_launcher(MPICH, str(library), "", environment).launch.command[0] == str(mpiexec)
 
 
-def test_what_the_site_gives_ranks_is_in_their_environment() -> None:
+def test_sites_variables_are_in_the_ranks_environment() -> None:
     added = {"MPICH_GPU_SUPPORT_ENABLED": "1"}
     found = find_launcher(
         MPICH, "/opt/libmpi.so", "srun -n{ranks} {env}", {"PATH": "", **added}, added=added
@@ -330,7 +334,7 @@ def test_what_the_site_gives_ranks_is_in_their_environment() -> None:
     assert "MPICH_GPU_SUPPORT_ENABLED=1" in found.command
 
 
-def test_processes_that_know_of_no_mpi_start_by_the_site_or_by_srun(tmp_path: Path) -> None:
+def test_processes_without_mpi_start_by_the_sites_launcher_or_srun(tmp_path: Path) -> None:
     srun = plant(tmp_path / "srun")
     environment = {"PATH": str(tmp_path), "SLURM_JOB_NUM_NODES": "2"}
     by_site = locate.find_plain_launcher("go -N{nodes} -n{ranks}", {}, 2)

@@ -1,4 +1,4 @@
-"""What a module system says is read, whichever it is; and what it does not have is one clear line."""
+"""Output of each module system is parsed; a missing module is one clear line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ os.environ["_LMFILES_"] = "/modules/base/1.0:/modules/craympich/8.1.28";
 os.environ["_ModuleTable001_"] = "X01vZHVsZVRhYmxlXyA9IHsKTVR2ZXJzaW9uID0gMywK";
 _mlstatus = True
 """
-"""As Lmod 8.6.19 wrote it."""
+"""Output of Lmod 8.6.19."""
 
 ENVIRONMENT_MODULES = """\
 import os
@@ -34,14 +34,14 @@ os.environ['OLD'] = ''
 del os.environ['OLD']
 _mlstatus = True
 """
-"""As Environment Modules 5.2.0 wrote it."""
+"""Output of Environment Modules 5.2.0."""
 
 Program = Callable[..., dict[str, str]]
 
 
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
-    """``program(text)`` → the environment of a user whose module system writes that."""
+    """``program(text)`` → the environment of a user whose module system prints ``text``."""
 
     def made(text: str, variable: str = "LMOD_CMD", stderr: str = "", code: int = 0) -> dict[str, str]:
         path = tmp_path / "modulecmd"
@@ -58,7 +58,7 @@ def program(tmp_path: Path) -> Program:
 
 @pytest.mark.parametrize("text", [LMOD, ENVIRONMENT_MODULES])
 @pytest.mark.parametrize("variable", ["LMOD_CMD", "MODULES_CMD"])
-def test_both_systems_are_understood(program: Program, tmp_path: Path, text: str, variable: str) -> None:
+def test_both_systems_are_parsed(program: Program, tmp_path: Path, text: str, variable: str) -> None:
     assert modules.load(["base", "craympich/8.1.28"], program(text, variable)) == {
         "CRAY_MPICH_ROOTDIR": "/opt/cray/pe/mpich/8.1.28",
         "PATH": "/opt/it's/bin:/usr/bin",
@@ -66,12 +66,12 @@ def test_both_systems_are_understood(program: Program, tmp_path: Path, text: str
     assert (tmp_path / "asked").read_text() == "python load base craympich/8.1.28\n"
 
 
-def test_a_program_in_the_path_will_do(program: Program, tmp_path: Path) -> None:
+def test_program_on_path_is_used(program: Program, tmp_path: Path) -> None:
     program(LMOD)
     assert "PATH" in modules.load(["base"], {"PATH": f"{tmp_path}:/bin"})
 
 
-def test_nothing_that_is_written_is_run(program: Program, tmp_path: Path) -> None:
+def test_output_is_not_executed(program: Program, tmp_path: Path) -> None:
     text = f"import os\nos.mkdir('{tmp_path}/planted')\nos.environ['A'] = str(1)\n_mlstatus = True\n"
     assert modules.load(["base"], program(text)) == {}
     assert not (tmp_path / "planted").exists()
@@ -90,7 +90,7 @@ def test_nothing_that_is_written_is_run(program: Program, tmp_path: Path) -> Non
         ("raise (", "", "exit code 1, no output"),
     ],
 )
-def test_a_module_that_is_not_there_is_said_in_the_systems_words(
+def test_missing_module_is_reported_with_the_systems_message(
     program: Program, text: str, stderr: str, says: str
 ) -> None:
     environment = program(text, stderr=stderr, code=1)
@@ -99,10 +99,10 @@ def test_a_module_that_is_not_there_is_said_in_the_systems_words(
     assert caught.value.reason == f"{environment['LMOD_CMD']} cannot load nosuch: {says}"
 
 
-# -- what ranks have ------------------------------------------------------------------------------------
+# -- environment of ranks -----------------------------------------------------------------------------
 
 
-def test_no_module_system_is_said_with_the_line_that_asks_for_one() -> None:
+def test_missing_module_system_is_reported_with_the_config_line() -> None:
     site = NodeConfig(modules=(SourcedValue("cray-mpich", "site.yaml:3"),))
     with pytest.raises(NotFound) as caught:
         ranks.setting(site, ["cuda"], {"PATH": ""})
@@ -111,7 +111,7 @@ def test_no_module_system_is_said_with_the_line_that_asks_for_one() -> None:
     )
 
 
-def test_the_users_environment_stands_before_the_sites_and_that_before_the_modules(program: Program) -> None:
+def test_precedence_is_user_then_site_then_modules(program: Program) -> None:
     site = NodeConfig(
         modules=(SourcedValue("craympich", "site.yaml:1"),),
         environment={
@@ -126,7 +126,7 @@ def test_the_users_environment_stands_before_the_sites_and_that_before_the_modul
     assert found.of(environment)["MINE"] == "user"
 
 
-def test_each_vendors_ranks_preload_its_own_library(program: Program, tmp_path: Path) -> None:
+def test_ranks_preload_their_vendors_library(program: Program, tmp_path: Path) -> None:
     library = tmp_path / "opt/cray/pe/mpich/8.1.28/gtl/lib/libmpi_gtl_hsa.so"
     library.parent.mkdir(parents=True)
     library.touch()
@@ -145,7 +145,7 @@ def test_each_vendors_ranks_preload_its_own_library(program: Program, tmp_path: 
     assert caught.value.remedy == "correct the path, or remove the entry; its reason: for NVIDIA"
 
 
-def test_a_variable_that_nobody_sets_is_said(tmp_path: Path) -> None:
+def test_unset_variable_is_reported(tmp_path: Path) -> None:
     site = NodeConfig(preload={"hip": SourcedValue("${CRAY_MPICH_ROOTDIR}/x.so", "site.yaml:4", "for AMD")})
     with pytest.raises(NotFound, match=r"site.yaml:4: preload: .*: CRAY_MPICH_ROOTDIR is set neither"):
         ranks.setting(site, ["hip"], {}, str(tmp_path))

@@ -1,4 +1,4 @@
-"""Blocks on a terminal and in Markdown: each kind, where the page is wide enough and where it is not."""
+"""Blocks on a terminal and in Markdown: each kind, on wide and on narrow pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text for terminals: what logs can do to it, and how it is wrapped and folded."""
+"""Text for terminals: control sequences, wrapping and folding."""
 
 import unicodedata
 from itertools import pairwise, permutations
@@ -32,7 +32,7 @@ from tests.sample_reports import LABELS, TEXT
         ("4 × GH200, 1.9 µs, 字幕", "4 × GH200, 1.9 µs, 字幕"),
     ],
 )
-def test_what_a_terminal_gets_to_see(text: str, shown: str) -> None:
+def test_sanitised_text(text: str, shown: str) -> None:
     assert sanitise(text) == shown
 
 
@@ -44,7 +44,7 @@ def test_sanitised_text_moves_no_cursor_and_can_be_encoded(text: str) -> None:
     assert sanitise(line) == line
 
 
-def test_lines_hang_and_words_stay_whole() -> None:
+def test_wrapped_lines_are_indented_and_words_stay_whole() -> None:
     text = "native stack: cuIpcOpenMemHandle_v2 in /usr/lib/x86_64-linux-gnu/libcuda.so.1"
     assert wrap(text, 40, "  ", "    ") == [
         "  native stack: cuIpcOpenMemHandle_v2 in",
@@ -117,5 +117,5 @@ def test_folding_loses_no_device(labels: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 nodes"), (1, "1 node"), (2, "2 nodes")])
-def test_one_is_not_many(number: int, text: str) -> None:
+def test_singular_and_plural(number: int, text: str) -> None:
     assert counted(number, "node") == text

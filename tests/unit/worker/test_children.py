@@ -1,4 +1,4 @@
-"""Processes that a role starts: what they are sent, what they answer, and how they end."""
+"""Processes that a role starts: requests, answers, and how they end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT_S = 30.0
 
 @pytest.fixture
 def returned() -> list[Calls]:
-    """The driver calls that children say they have made."""
+    """The driver calls that children report as returned."""
     return []
 
 
@@ -47,7 +47,7 @@ def echo(child: Child) -> None:
         child.send(child.recv())
 
 
-def test_child_answers_and_ends_as_programs_do(start: Start) -> None:
+def test_child_answers_and_exits(start: Start) -> None:
     child = start(echo)
     child.send({"of": b"\0bytes"})
     assert child.recv(LIMIT_S) == {"of": b"\0bytes"}
@@ -126,8 +126,8 @@ def test_child_without_a_processor_is_not_hung(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("sign", ["progress", "call"])
-def test_child_that_goes_on_within_a_batch_is_not_hung(sign: str) -> None:
-    """A crew sends up to 64 operations at once, which may take longer together than one may."""
+def test_child_that_makes_progress_in_a_batch_is_not_hung(sign: str) -> None:
+    """A crew sends up to 64 operations at once, which together may take longer than the limit of one."""
 
     def perform(child: Child) -> None:
         for number in range(1, 7):

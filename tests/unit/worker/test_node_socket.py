@@ -1,4 +1,4 @@
-"""Two roles that a launcher started find each other through the probe's directory, and nobody else."""
+"""Two roles that a launcher started find each other, and only each other, through the probe's directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.waiting import until
 
 
 class Role(threading.Thread):
-    """The role of that place, in a thread that ends when it has met the other."""
+    """The role of this place, in a thread that ends when it has met the other role."""
 
     def __init__(self, directory: Path, place: int) -> None:
         super().__init__(daemon=True)
@@ -28,7 +28,7 @@ class Role(threading.Thread):
 
 
 def talk(*roles: Role) -> bytes:
-    """What the second has of what the first sends."""
+    """The data that the second role receives from the first."""
     for role in roles:
         role.join(30)
     with roles[0].connection as one, roles[1].connection as other:
@@ -37,12 +37,12 @@ def talk(*roles: Role) -> bytes:
         return other.recv(6, socket.MSG_WAITALL)
 
 
-def test_they_talk_whoever_comes_first(tmp_path: Path) -> None:
+def test_roles_connect_in_either_order(tmp_path: Path) -> None:
     client = Role(tmp_path, 1)
     assert talk(Role(tmp_path, 0), client) == b"port 5"
 
 
-def test_a_stranger_is_turned_away(tmp_path: Path) -> None:
+def test_foreign_connection_is_refused(tmp_path: Path) -> None:
     server = Role(tmp_path, 0)
     until("it listens", (tmp_path / node_socket.ADDRESS).exists)
     address = json.loads((tmp_path / node_socket.ADDRESS).read_text())
