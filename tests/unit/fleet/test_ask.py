@@ -1,4 +1,4 @@
-"""Asking nodes: one that hangs holds up nobody, one that does not answer has its deadline."""
+"""Running commands on nodes: a hanging node delays no other, and ends at its deadline."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.sample_fleets import HEALTHY, named
 from tests.waiting import LIMIT_S, until
 
 
-class FindingSummary:
-    """Keeps what comes, and does ``then`` when a name has come."""
+class Recorder:
+    """Records reports; creates the file ``release`` after ``expected`` reports."""
 
     def __init__(self, expected: int = 0, release: Path | None = None) -> None:
         self.reports: dict[str, NodeReport] = {}
@@ -34,7 +34,7 @@ class FindingSummary:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where an `ssh` stands that is no ssh: it runs the last of its words here."""
+    """Directory with a stand-in for `ssh` that runs its last argument locally."""
     script = tmp_path / "ssh"
     script.write_text('#!/bin/sh\nfor word; do :; done\nexec sh -c "$word"\n')
     script.chmod(0o755)
@@ -46,15 +46,17 @@ def pair(one: str, other: str) -> Target:
     return Target(f"{one}+{other}", one, (one, other), uses=(one, other))
 
 
-def test_a_pair_that_hangs_holds_up_nobody(node: Path) -> None:
-    """It ends only when all others that do not need its nodes have been told."""
+def test_hanging_pair_delays_no_other(node: Path) -> None:
+    """The hanging pair ends only after all pairs that do not need its nodes."""
     release = node / "release"
     command = f"case $0$1 in n1n2) until [ -e {release} ]; do sleep 0.01; done ;; esac; echo said >&2; exit 3"
     targets = [pair("n1", "n2"), pair("n3", "n4"), pair("n5", "n6"), pair("n3", "n5"), pair("n1", "n6")]
-    told = FindingSummary(3, release)
-    ask(targets, LaunchOptions(Via.SSH, ("sh", "-c", command), fanout=2), told)
-    assert list(told.reports)[3:] == ["n1+n2", "n1+n6"]
-    assert {(report.state, report.reason) for report in told.reports.values()} == {(State.NO_ANSWER, "said")}
+    recorder = Recorder(3, release)
+    ask(targets, LaunchOptions(Via.SSH, ("sh", "-c", command), fanout=2), recorder)
+    assert list(recorder.reports)[3:] == ["n1+n2", "n1+n6"]
+    assert {(report.state, report.reason) for report in recorder.reports.values()} == {
+        (State.NO_ANSWER, "said")
+    }
 
 
 ANSWER = named(HEALTHY, "")
@@ -76,11 +78,11 @@ setattr(pkgutil.resolve_name(owner), name, wait)
 from gpuipc_doctor.__main__ import main
 main()
 """
-"""The tool that stands still in one of its functions, until the file `go` is there."""
+"""The tool, which waits in one of its functions until the file `go` exists."""
 
 
 def _doctor(node: Path, script: str, waits: str = "") -> subprocess.Popen[str]:
-    """`fleet check` of three nodes that each run the script, with $1 the node; ``waits``: see `WAITS`."""
+    """`fleet check` of three nodes that each run the script with their name as $1; ``waits``: see `WAITS`."""
     (node / "answer").write_bytes(summary.dumps(ANSWER))
     (node / "ssh").write_text(
         '#!/bin/sh\nwhile [ "$1" != -- ]; do node=$1; shift; done\nset -- $node\n' + script
@@ -90,7 +92,7 @@ def _doctor(node: Path, script: str, waits: str = "") -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_run_shows_what_is_known_and_how_to_resume(node: Path, number: int) -> None:
+def test_interrupted_run_shows_its_results_and_how_to_resume(node: Path, number: int) -> None:
     with _doctor(node, "[ $1 = n1 ] || exec sleep 4711; exec cat answer") as running:
         until("n1 has answered", (node / f"out/n1{SUMMARY}").exists)
         running.send_signal(number)
@@ -110,7 +112,7 @@ def test_an_interrupted_run_shows_what_is_known_and_how_to_resume(node: Path, nu
     ],
     ids=["before it asks", "before the first answer", "while it writes"],
 )
-def test_an_interruption_without_an_answer_leaves_no_torn_file_and_says_how_to_resume(
+def test_interrupt_without_an_answer_leaves_no_torn_file_and_says_how_to_resume(
     node: Path, number: int, script: str, waits: str
 ) -> None:
     with _doctor(node, script, waits) as running:
@@ -123,7 +125,7 @@ def test_an_interruption_without_an_answer_leaves_no_torn_file_and_says_how_to_r
     assert [path.name for path in (node / "out").glob(".*")] in ([], [".lock"])
 
 
-def test_an_interruption_while_the_table_is_made_says_how_to_see_it(node: Path) -> None:
+def test_interrupt_during_the_table_says_how_to_print_it(node: Path) -> None:
     with _doctor(node, "exec cat answer", "gpuipc_doctor.fleet.fold.fold") as running:
         until("it is there", (node / "waits").exists)
         running.send_signal(signal.SIGINT)
@@ -133,8 +135,8 @@ def test_an_interruption_while_the_table_is_made_says_how_to_see_it(node: Path) 
     assert len(list((node / "out").glob(f"n[1-3]{SUMMARY}"))) == 3
 
 
-def test_a_directory_without_room_is_reported_and_asking_goes_on(node: Path) -> None:
-    """A directory in place of the file of n2 stands for a full disk: no rename succeeds."""
+def test_full_directory_is_reported_and_the_run_continues(node: Path) -> None:
+    """A directory in place of n2's file stands for a full disk: it cannot be replaced."""
     with _doctor(node, "[ $1 != n2 ] || mkdir out/n2.summary.json.gz; exec cat answer") as running:
         shown, said = running.communicate(timeout=LIMIT_S)
     assert (running.returncode, "3 PASS" in shown) == (1, True), shown
@@ -145,37 +147,37 @@ def test_a_directory_without_room_is_reported_and_asking_goes_on(node: Path) -> 
     ]
 
 
-def test_who_does_not_answer_has_a_deadline(node: Path) -> None:
-    told = FindingSummary()
+def test_node_that_does_not_answer_ends_at_its_deadline(node: Path) -> None:
+    recorder = Recorder()
     way = LaunchOptions(Via.SSH, ("sleep", "4711"), deadline_s=0.3)
-    ask([Target.of_node("n1")], way, told)
-    assert told.reports["n1"].state is State.DEADLINE
+    ask([Target.of_node("n1")], way, recorder)
+    assert recorder.reports["n1"].state is State.DEADLINE
 
 
-def test_the_budget_of_all_ends_who_is_asked_and_leaves_out_the_rest(node: Path) -> None:
-    told = FindingSummary()
+def test_budget_stops_running_nodes_and_leaves_out_the_rest(node: Path) -> None:
+    recorder = Recorder()
     way = LaunchOptions(Via.SSH, ("sleep", "4711"), fanout=1, budget_s=0.3)
-    ask([Target.of_node("n1"), Target.of_node("n2")], way, told)
-    assert [report.state for report in told.reports.values()] == [State.DEADLINE, State.NO_ANSWER]
-    assert told.reports["n2"].reason == NOT_ASKED
+    ask([Target.of_node("n1"), Target.of_node("n2")], way, recorder)
+    assert [report.state for report in recorder.reports.values()] == [State.DEADLINE, State.NO_ANSWER]
+    assert recorder.reports["n2"].reason == NOT_ASKED
 
 
-def test_what_ssh_leaves_behind_does_not_hold_the_answer(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A master of ControlPersist has the standard error of the first ssh."""
+def test_process_left_by_ssh_does_not_delay_the_answer(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ssh master of ControlPersist keeps the standard error of the first ssh open."""
     monkeypatch.setattr("gpuipc_doctor.fleet.ask.GRACE_S", 0.1)
     command = f"until [ -e {node}/release ]; do sleep 0.01; done & echo said >&2; exit 3"
-    told = FindingSummary()
-    ask([Target.of_node("n1")], LaunchOptions(Via.SSH, ("sh", "-c", command)), told)
+    recorder = Recorder()
+    ask([Target.of_node("n1")], LaunchOptions(Via.SSH, ("sh", "-c", command)), recorder)
     (node / "release").touch()
-    assert told.reports["n1"].reason == "said"
+    assert recorder.reports["n1"].reason == "said"
 
 
-def test_an_answer_without_an_end_is_cut_and_costs_no_memory(node: Path) -> None:
+def test_endless_answer_is_cut_and_uses_little_memory(node: Path) -> None:
     """Two gigabytes, as a node with a broken tool may print."""
     import resource
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    told = FindingSummary()
-    ask([Target.of_node("n1")], LaunchOptions(Via.SSH, ("head", "-c", str(2 << 30), "/dev/zero")), told)
-    assert told.reports["n1"].reason == "the answer is longer than 64 MiB"
+    recorder = Recorder()
+    ask([Target.of_node("n1")], LaunchOptions(Via.SSH, ("head", "-c", str(2 << 30), "/dev/zero")), recorder)
+    assert recorder.reports["n1"].reason == "the answer is longer than 64 MiB"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10

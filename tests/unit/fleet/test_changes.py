@@ -1,4 +1,4 @@
-"""Two runs over a fleet: who got worse, better or lost, by what was found; what has changed beside it."""
+"""Comparing two fleet runs: nodes that got worse, better or lost, and changed facts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.sample_reports import PROPERTY
 SCHEMA = schemas.beside(changes_content, "changes")
 
 
-def test_as_it_was_looked_at() -> None:
+def test_golden_files() -> None:
     found = changes.compare(timed(a_fleet()), timed(upgraded(), 2.9))
     golden.check("fleet/changes-80.txt", changes_content.screen(found))
     golden.check("fleet/changes.md", changes_content.ticket(found))
     golden.check("fleet/changes.json", changes_content.dumps(found))
 
 
-def test_who_got_worse_better_or_lost() -> None:
+def test_nodes_that_got_worse_better_or_lost() -> None:
     found = changes.compare(a_fleet(), upgraded())
     told = {name: nodes for name, nodes in found.nodes.items() if name != "same"}
     assert {name: nodes for name, nodes in told.items() if nodes} == {
@@ -47,7 +47,7 @@ def test_who_got_worse_better_or_lost() -> None:
     assert [len(row.nodes) for row in driver.changes] == [29, 2, 1, 1, 1, 1]
 
 
-def test_figures_that_have_changed_everywhere() -> None:
+def test_figures_that_changed_everywhere() -> None:
     found = changes.compare(timed(a_fleet()), timed(upgraded(), 2.9))
     assert [(pace.before, pace.after, pace.is_slower) for pace in found.figures] == [(2.0, 2.9, True)]
 
@@ -81,13 +81,13 @@ def one(status: Status | None, key: str = "", **more: object) -> NodeReport:
         (summary.silent("n1", State.KILLED, ""), one(Status.FAIL, "x"), "new", Exit.FAIL),
     ],
 )
-def test_what_became_of_a_node(before: NodeReport, after: NodeReport, turn: str, code: Exit) -> None:
+def test_changes_of_a_node(before: NodeReport, after: NodeReport, turn: str, code: Exit) -> None:
     found = changes.compare([before], [after])
     assert [name for name, nodes in found.nodes.items() if nodes] == [turn]
     assert found.exit_code is code
 
 
-def test_a_lost_node_beside_one_that_is_the_same() -> None:
+def test_lost_node_is_an_error() -> None:
     other = named(one(Status.PASS), "n2")
     assert changes.compare([one(Status.PASS), other], [other]).exit_code is Exit.ERROR
 
@@ -103,7 +103,7 @@ def test_only_one_node_that_got_slower_stands_out() -> None:
     assert changes.compare(at(after), at(after)).exit_code is Exit.OK
 
 
-def test_what_each_node_has_for_itself_is_no_news() -> None:
+def test_facts_unique_to_each_node_are_no_change() -> None:
     def booted(day: int) -> list[NodeReport]:
         facts = [{"boot": (f"{day}-{n}",), "kernel": (str(day),)} for n in range(4)]
         return [named(one(Status.PASS), f"n{n}", facts=each) for n, each in enumerate(facts)]
@@ -111,7 +111,7 @@ def test_what_each_node_has_for_itself_is_no_news() -> None:
     assert [shift.name for shift in changes.compare(booted(1), booted(2)).facts] == ["kernel"]
 
 
-def test_the_schema_is_a_schema_and_knows_every_word() -> None:
+def test_schema_is_valid_and_has_every_value() -> None:
     Draft202012Validator.check_schema(SCHEMA)
     schemas.check(changes_content, "changes")
     definitions = SCHEMA["$defs"]
@@ -136,14 +136,14 @@ def test_any_two_fleets_can_be_compared(before: list[NodeReport], after: list[No
 
 @PROPERTY
 @given(fleets)
-def test_a_fleet_is_the_same_as_itself(reports: list[NodeReport]) -> None:
+def test_fleet_equals_itself(reports: list[NodeReport]) -> None:
     found = changes.compare(reports, reports)
     assert found.exit_code in (Exit.OK, Exit.NOTHING)
     assert (found.facts, found.figures, found.slow, found.lost, found.new) == ((),) * 5
     assert {move.turn for move in found.findings} <= {ChangeKind.SAME}
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_command(tmp_path: Path) -> None:
     places = [tmp_path / "before", tmp_path / "after"]
     for place, reports in zip(places, (a_fleet(), upgraded()), strict=True):
         place.mkdir()

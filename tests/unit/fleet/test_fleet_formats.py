@@ -1,4 +1,4 @@
-"""A fleet for programs and tickets: JSON with its schema, JUnit XML, Prometheus' text format, Markdown."""
+"""Fleet reports in other formats: JSON with its schema, JUnit XML, Prometheus' text format, Markdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.sample_reports import PROPERTY
 SCHEMA = schemas.beside(fleet_exports, "fleet")
 
 
-def test_as_it_was_looked_at() -> None:
+def test_golden_files() -> None:
     fleet = fold.fold(timed(a_fleet(), nid0009=9.5))
     golden.check("fleet/forty.json", fleet_exports.dumps(fleet))
     golden.check("fleet/forty.md", fleet_content.ticket(fleet))
@@ -29,7 +29,7 @@ def test_as_it_was_looked_at() -> None:
     golden.check("fleet/forty.xml", fleet_exports.junit(fleet))
 
 
-def test_the_schema_is_a_schema_and_knows_every_word() -> None:
+def test_schema_is_valid_and_has_every_value() -> None:
     Draft202012Validator.check_schema(SCHEMA)
     schemas.check(fleet_exports, "fleet")
     assert SCHEMA["$defs"]["State"]["enum"] == sorted(state.value for state in State)
@@ -60,7 +60,7 @@ def test_any_fleet_fits_the_schema_and_every_format(reports: list[NodeReport]) -
         assert "\x1b" not in text
 
 
-def test_one_is_no_plural() -> None:
+def test_singular_and_plural() -> None:
     fleet = fold.fold([named(HEALTHY, "n1")])
     assert "<h1>1 node</h1>" in fleet_exports.html(fleet)
     assert ">1 report · from 2026-" in fleet_exports.html(fleet)
@@ -69,7 +69,7 @@ def test_one_is_no_plural() -> None:
 
 
 def metrics(fleet: fold.Fleet) -> dict[str, Metric]:
-    """By name without the prefix, as Prometheus' own parser reads them."""
+    """Metrics by name without the prefix, as parsed by Prometheus' own parser."""
     found = list(text_string_to_metric_families(fleet_exports.prometheus(fleet)))
     samples = [(s.name, *sorted(s.labels.items())) for metric in found for s in metric.samples]
     assert len(samples) == len(set(samples))
@@ -77,14 +77,14 @@ def metrics(fleet: fold.Fleet) -> dict[str, Metric]:
 
 
 @pytest.mark.parametrize(("labels", "value"), [({"status": "FAIL"}, 2), ({"status": "ERROR"}, 3)])
-def test_what_prometheus_reads(labels: dict[str, str], value: int) -> None:
+def test_prometheus_parses_the_metrics(labels: dict[str, str], value: int) -> None:
     found = metrics(fold.fold(a_fleet()))
     assert [s.value for s in found["fleet_nodes"].samples if s.labels == labels] == [value]
     nodes = {s.labels["node"]: s.value for s in found["fleet_node_severity"].samples}
     assert (len(nodes), nodes["nid0035"]) == (40, Status.FAIL.severity)
 
 
-def test_a_node_without_a_report_is_an_error_that_says_why() -> None:
+def test_node_without_a_report_is_an_error_with_the_reason() -> None:
     cases = ElementTree.fromstring(fleet_exports.junit(fold.fold(a_fleet())))[0].findall("testcase")
     [silent] = [case for case in cases if case.attrib["name"] == "nid0039"]
     [error] = silent

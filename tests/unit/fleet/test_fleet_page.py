@@ -1,4 +1,4 @@
-"""The page of ten thousand nodes: small and whole, and as a person meets it in Chromium."""
+"""The HTML page of ten thousand nodes: small, complete, and usable in Chromium."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sample_fleets import a_fleet, ten_thousand
 MAX_BYTES = 2_000_000
 
 FIRST_PAINT_MS = 1000
-"""Of the quickest of some loads: the tests beside this one take the processor from the others."""
+"""Limit for the fastest of several loads, because other tests use the processor."""
 
 STATES: dict[str, dict[str, int]] = {"healthy": {}, "bad": {"failing": 200, "silent": 300}}
 
@@ -29,7 +29,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Those of ten thousand nodes, by their state."""
+    """Pages of ten thousand nodes, by state of the fleet."""
     directory = tmp_path_factory.mktemp("pages")
     return {state: written(directory, state, ten_thousand(**those)) for state, those in STATES.items()}
 
@@ -51,9 +51,7 @@ def written(directory: Path, name: str, reports: list[NodeReport]) -> Path:
         (5_000, 5_000, True),
     ],
 )
-def test_a_page_of_ten_thousand_nodes_is_small_whatever_their_state(
-    failing: int, silent: int, differing: bool
-) -> None:
+def test_page_of_ten_thousand_nodes_is_small_in_any_state(failing: int, silent: int, differing: bool) -> None:
     reports = ten_thousand(failing=failing, silent=silent, differing=differing)
     page = fleet_exports.html(fold.fold(reports))
     assert len(page.encode()) <= MAX_BYTES
@@ -62,7 +60,7 @@ def test_a_page_of_ten_thousand_nodes_is_small_whatever_their_state(
 
 @pytest.mark.browser
 @pytest.mark.parametrize("state", STATES)
-def test_the_first_paint_of_ten_thousand_nodes_takes_a_second_at_most(
+def test_first_paint_of_ten_thousand_nodes_takes_at_most_a_second(
     browser: Browser, pages: dict[str, Path], state: str
 ) -> None:
     paint = (
@@ -85,7 +83,9 @@ def test_the_first_paint_of_ten_thousand_nodes_takes_a_second_at_most(
 
 @pytest.mark.browser
 @pytest.mark.parametrize("state", STATES)
-def test_what_matters_is_visible_at_1280_pixels(browser: Browser, pages: dict[str, Path], state: str) -> None:
+def test_important_parts_are_visible_at_1280_pixels(
+    browser: Browser, pages: dict[str, Path], state: str
+) -> None:
     browser.open(pages[state])
     heads = "[...document.querySelectorAll('#groups th, #all th')]"
     assert browser.ask(f"{heads}.map(head => head.textContent)") == [
@@ -123,7 +123,7 @@ def test_headers_sort_by_severity_with_the_keyboard(browser: Browser, tmp_path: 
 
 
 @pytest.mark.browser
-def test_a_node_is_found_by_its_reason_and_folds_out_to_its_own_findings(
+def test_node_is_found_by_its_reason_and_unfolds_to_its_findings(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
     browser.open(pages["bad"])
@@ -150,7 +150,7 @@ def test_a_node_is_found_by_its_reason_and_folds_out_to_its_own_findings(
 
 
 @pytest.mark.browser
-def test_a_silent_node_links_to_its_cause(browser: Browser, pages: dict[str, Path]) -> None:
+def test_silent_node_links_to_its_cause(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["bad"])
     causes = browser.ask(
         "[...document.querySelectorAll('#all tbody tr a')].map(a => "
@@ -161,7 +161,7 @@ def test_a_silent_node_links_to_its_cause(browser: Browser, pages: dict[str, Pat
 
 
 @pytest.mark.browser
-def test_paper_has_the_bad_nodes_with_what_is_folded(browser: Browser, pages: dict[str, Path]) -> None:
+def test_printed_page_has_the_bad_nodes_unfolded(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["bad"])
     browser.style(media="print")
     rows = "[...document.querySelectorAll('#all tbody tr')].filter(row => row.checkVisibility()).length"

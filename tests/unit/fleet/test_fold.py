@@ -1,4 +1,4 @@
-"""A fleet folded: which nodes are bad, which differ, which did not answer; and what is no answer."""
+"""Merging node reports: bad, different and silent nodes, and data that is not a report."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tests.sample_fleets import BAD, HEALTHY, a_fleet, named, timed
 from tests.sample_reports import gpus, healthy, seed_002
 
 
-def test_the_screen() -> None:
+def test_screen() -> None:
     golden.check("fleet/forty-80.txt", fleet_content.screen(fold.fold(a_fleet())))
     golden.check("fleet/forty-120.txt", fleet_content.screen(fold.fold(a_fleet()), width=120))
 
 
-def test_the_documented_screen() -> None:
+def test_documented_screen() -> None:
     path = Path(__file__).parents[3] / "docs/fleet.md"
     page, now = path.read_text(), fleet_content.screen(fold.fold(a_fleet()))
     [shown] = re.findall(r"```text\n(40 nodes(?:.*\n)*?)```", page)
@@ -48,7 +48,7 @@ def test_the_documented_screen() -> None:
     assert now == shown
 
 
-def test_the_bad_the_different_and_the_silent() -> None:
+def test_bad_different_and_silent_nodes() -> None:
     fleet = fold.fold(a_fleet())
     assert fleet.nodes(Status.FAIL) == ("nid0035", "nid0036")
     assert sorted(fleet.nodes(Status.ERROR)) == ["nid0037", "nid0038", "nid0039"]
@@ -64,8 +64,8 @@ def test_the_bad_the_different_and_the_silent() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("checks", [1, 30])
-def test_a_screen_has_at_most_60_lines_however_bad_the_fleet(width: int, checks: int) -> None:
-    """Each node has findings, facts and a group of its own, in long sentences; each silent one its reason."""
+def test_screen_has_at_most_60_lines(width: int, checks: int) -> None:
+    """Each node has its own findings, facts and group, in long sentences; each silent one its own reason."""
     words = "word " * 80
     reports = []
     for number in range(200):
@@ -105,7 +105,7 @@ def test_a_screen_has_at_most_60_lines_however_bad_the_fleet(width: int, checks:
         assert what in shown
 
 
-def test_the_slow() -> None:
+def test_slow_nodes() -> None:
     fleet = fold.fold(timed(a_fleet(), nid0009=9.5))
     assert [(outlier.node, outlier.peers) for outlier in fleet.slow] == [("nid0009", 37)]
     assert (
@@ -114,7 +114,7 @@ def test_the_slow() -> None:
     )
 
 
-def test_a_fact_that_some_nodes_do_not_have() -> None:
+def test_fact_that_some_nodes_lack() -> None:
     fleet = fold.fold([named(HEALTHY, "n1"), named(HEALTHY, "n2", facts={}), named(HEALTHY, "n3")])
     assert "DRIFT nvidia-driver: not found on n2; 450.102.04 on the other 2" in fleet_content.screen(fleet)
 
@@ -128,7 +128,7 @@ KNOWN = BAD.known[0]
 
 
 def judged(*reports: NodeReport) -> list[tuple[str, list[str], list[str]]]:
-    """Of each finding the check, what is said of known issues, and what to do."""
+    """(check, lines on known issues, remedies) of each finding."""
     return [
         (
             explained.problem.check,
@@ -143,7 +143,7 @@ def judged(*reports: NodeReport) -> list[tuple[str, list[str], list[str]]]:
     ]
 
 
-def test_a_finding_says_its_known_issue_once_and_what_to_do() -> None:
+def test_finding_has_its_known_issue_once_and_a_remedy() -> None:
     head = "Known issue nvidia-ipc-reopen CONFIRMED"
     assert judged(named(BAD, "n1"), named(BAD, "n2")) == [
         ("ipc-reopen", [f"{head}: {KNOWN.title}; {KNOWN.reason}"], [KNOWN.remedy]),
@@ -151,7 +151,7 @@ def test_a_finding_says_its_known_issue_once_and_what_to_do() -> None:
     ]
 
 
-def test_nodes_whose_reports_say_otherwise_of_a_known_issue_are_told_apart() -> None:
+def test_nodes_with_different_relations_to_an_issue_are_separate() -> None:
     new = msgspec.structs.replace(KNOWN, relation=Relation.NEW, reason="nvidia-driver 580.95.05 is not")
     bare = tuple(msgspec.structs.replace(told, issues=()) for told in BAD.findings)
     other = [told for told in BAD.findings if told.check == "ipc-reopen"]
@@ -168,19 +168,19 @@ def test_nodes_whose_reports_say_otherwise_of_a_known_issue_are_told_apart() -> 
     assert remedies == [KNOWN.remedy]
 
 
-def test_a_remedy_of_its_own_is_told_beside_that_of_a_known_issue() -> None:
+def test_findings_remedy_is_shown_with_that_of_a_known_issue() -> None:
     told = tuple(msgspec.structs.replace(finding, remedy="drain it") for finding in BAD.findings)
     assert judged(named(BAD, "n1", findings=told))[0][2] == [KNOWN.remedy, "drain it"]
 
 
-def test_a_summary_is_as_its_schema_says() -> None:
+def test_summary_matches_its_schema() -> None:
     schemas.check(summary, "summary")
     Draft202012Validator.check_schema(summary.schema())
     for report in a_fleet():
         Draft202012Validator(summary.schema()).validate(json.loads(summary.dumps(report)))
 
 
-def test_a_summary_from_before_known_issues_were_told_is_read() -> None:
+def test_summary_of_a_version_without_known_issues_is_read() -> None:
     older = json.loads(summary.dumps(named(BAD, "n1")))
     del older["known"]
     older["issues"] = {"nvidia-ipc-reopen": "confirmed"}
@@ -191,12 +191,12 @@ def test_a_summary_from_before_known_issues_were_told_is_read() -> None:
     assert [(said, do) for _, said, do in judged(found)] == [([], []), ([], [KNOWN.remedy])]
 
 
-def test_a_simulated_node_is_told() -> None:
+def test_simulated_node_is_marked() -> None:
     fleet = fold.fold([named(HEALTHY, "n1", simulated="healthy-both"), named(HEALTHY, "n2")])
     assert "SIMULATED: no real GPU was tested on n1" in fleet_content.screen(fleet)
 
 
-def test_a_spread_that_is_that_of_the_others_is_no_outlier() -> None:
+def test_value_within_the_spread_is_no_outlier() -> None:
     values = [2.0, 2.1, 1.9, 2.2, 1.8, 2.3, 2.6]
     figures = [{"x: y": Figure(value, "µs", more_is_better=False)} for value in values]
     assert fold.fold(named(HEALTHY, f"n{n}", figures=one) for n, one in enumerate(figures)).slow == ()
@@ -247,7 +247,7 @@ EXITED = "srun: error: n1: task 0: Exited with exit code 2"
         (b"x" * MAX_ANSWER, 0, "", Via.SSH, State.NO_ANSWER, "longer than 64 MiB"),
     ],
 )
-def test_what_is_no_answer_says_why(
+def test_missing_answer_has_a_reason(
     data: bytes, code: int, said: str, via: Via, state: State, reason: str
 ) -> None:
     found, full = answer("n1", data, code, said, via)
@@ -281,7 +281,9 @@ def test_what_is_no_answer_says_why(
         (b'{"node":"","state":"on holiday"}\n', State.OTHER_VERSION, "Invalid enum value 'on holiday'"),
     ],
 )
-def test_garbage_is_no_other_version(banner: bytes, data: bytes, state: State, reason: str) -> None:
+def test_garbage_does_not_count_as_another_version(
+    banner: bytes, data: bytes, state: State, reason: str
+) -> None:
     found, full = answer("n1", banner + data, 0, "", Via.SSH)
     assert (found.state, full) == (state, b"")
     assert found.reason.startswith(reason)
@@ -294,13 +296,13 @@ BANNER = b"Lmod: loading cuda/12\n"
 @pytest.mark.parametrize(
     "sent", [summary.dumps(named(HEALTHY, "")), b'{\n  "x": 1\n}\n' + summary.dumps(HEALTHY)]
 )
-def test_a_summary_is_taken_as_the_node_made_it(banner: bytes, sent: bytes) -> None:
+def test_summary_is_read_as_the_node_wrote_it(banner: bytes, sent: bytes) -> None:
     found, full = answer("n1", banner + sent, 0, "", Via.SLURM)
     assert found == named(HEALTHY, "n1")
     assert full + summary.dumps(HEALTHY) in (summary.dumps(HEALTHY), sent)
 
 
-def test_a_banner_before_a_full_report_is_skipped() -> None:
+def test_banner_before_a_full_report_is_skipped() -> None:
     data = report_json.dumps(seed_002()).encode()
     assert answer("n1", BANNER + data, 12, "", Via.SSH) == answer("n1", data, 12, "", Via.SSH)
 
@@ -310,7 +312,7 @@ def test_a_banner_before_a_full_report_is_skipped() -> None:
 @pytest.mark.parametrize(
     "sent", [report_json.dumps(seed_002()).encode().rstrip(), summary.dumps(BAD).rstrip()]
 )
-def test_banners_of_any_kind_are_no_part_of_an_answer(before: bytes, behind: bytes, sent: bytes) -> None:
+def test_banners_of_any_kind_are_skipped(before: bytes, behind: bytes, sent: bytes) -> None:
     found, full = answer("n1", before + sent + b"\n" + behind, 12, "", Via.SSH)
     assert (found.state, found.checks["ipc-reopen"]) == (State.REPORTED, "FAIL")
     assert full.rstrip() in (b"", sent)
@@ -352,7 +354,7 @@ def skipping(node: str, *checks: str) -> NodeReport:
 
 
 @pytest.mark.parametrize("form", ["screen", "html", "markdown", "json"])
-def test_skips_that_no_site_asked_for_are_reported_by_check_once(tmp_path: Path, form: str) -> None:
+def test_unrequested_skips_are_reported_once_per_check(tmp_path: Path, form: str) -> None:
     for number in range(30):
         directory.save(tmp_path, skipping(f"n{number}", *(SKIPPED if number else ("mpi-start",))))
     option = ["--json"] if form == "json" else ["--format", form]
@@ -367,7 +369,7 @@ def test_skips_that_no_site_asked_for_are_reported_by_check_once(tmp_path: Path,
             ("mpi-first-touch", "no-mpi", "n[1-29]"),
         ]
     else:
-        assert shown.count("no MPI to test") == 2  # on all nodes, and on all but one
+        assert shown.count("no MPI to test") == 2  # on all nodes, and on all except one
         assert ("all 30" in shown, shown.count("needs two devices")) == (True, 1)
     assert not [says for key, says in SKIPPED.values() if key in fold.EXPECTED_SKIPS and says in shown]
 
@@ -379,7 +381,7 @@ def test_checks_skipped_for_one_reason_are_one_line() -> None:
     assert fleet.exit_code == 0
 
 
-def test_an_answer_is_kept_whole_and_summed_up() -> None:
+def test_full_report_is_kept_and_summarised() -> None:
     data = report_json.dumps(seed_002()).encode()
     found, full = answer("n1", data, 12, "", Via.SSH)
     assert (full, found.exit_code, found.checks["ipc-reopen"]) == (data, 12, "FAIL")
@@ -394,7 +396,7 @@ def test_an_answer_is_kept_whole_and_summed_up() -> None:
         ({"interrupted": True}, State.KILLED, Status.ERROR),
     ],
 )
-def test_a_node_on_which_nothing_was_tested_has_not_passed(
+def test_node_on_which_nothing_was_tested_has_not_passed(
     changes: dict[str, bool], state: State, status: Status
 ) -> None:
     report = replace(healthy(gpus(1)), **changes)
@@ -405,11 +407,11 @@ def test_a_node_on_which_nothing_was_tested_has_not_passed(
     assert ("nothing was tested on n1" in fleet_content.screen(fleet)) is (state is State.UNTESTED)
 
 
-def test_a_fail_is_an_answer_however_the_run_ended() -> None:
+def test_fail_is_an_answer_however_the_run_ended() -> None:
     assert summary.of(replace(seed_002(), interrupted=True, probes_run=0), "n1", 130).status is Status.FAIL
 
 
-def test_a_command_for_each_way() -> None:
+def test_command_for_each_launcher() -> None:
     command = ("gpuipc-doctor", "check", "a b")
     job = LaunchOptions(Via.SLURM, command, deadline_s=61).words(Target.of_node("n1"))
     assert job[:4] == ["srun", "--immediate=30", "--time=2", "-w"]
@@ -423,7 +425,7 @@ def test_a_command_for_each_way() -> None:
     )
 
 
-def test_what_else_lies_in_the_directory_is_told(tmp_path: Path) -> None:
+def test_other_files_of_the_directory_are_reported(tmp_path: Path) -> None:
     directory.save(tmp_path, named(HEALTHY, "n1"))
     other = b'{"node": "n5", "state": "reported", "schema": "other"}'
     (tmp_path / f"n2{directory.SUMMARY}").write_bytes(gzip.compress(summary.dumps(named(HEALTHY, "n3"))))
@@ -446,8 +448,8 @@ def test_what_else_lies_in_the_directory_is_told(tmp_path: Path) -> None:
     assert ("was cut after" in said["n4"], "is longer than 1024 KiB" in said["n8"]) == (True, True), said
 
 
-def test_a_summary_of_many_facts_takes_one_block_of_a_file_system(tmp_path: Path) -> None:
-    """Each fact has a number of the node's own; as text it is three blocks."""
+def test_summary_of_many_facts_needs_one_block_of_a_file_system(tmp_path: Path) -> None:
+    """Each fact has a number unique to the node; as text they fill three blocks."""
     chaos = random.Random(0)
     facts = {
         f"env:UCX_OPTION_{n}": (f"{chaos.choice(['rc', 'dc', 'ud'])},{chaos.randrange(10**9)}",)
@@ -460,8 +462,8 @@ def test_a_summary_of_many_facts_takes_one_block_of_a_file_system(tmp_path: Path
     assert directory.read(tmp_path) == ([node], [])
 
 
-def test_what_nodes_have_in_common_is_in_memory_once(tmp_path: Path) -> None:
-    """Ten thousand nodes of a hundred facts took 330 MB in place of 100."""
+def test_common_facts_are_in_memory_once(tmp_path: Path) -> None:
+    """Without this, ten thousand nodes with a hundred facts took 330 MB instead of 100."""
     for node in ("n1", "n2"):
         directory.save(tmp_path, named(BAD, node))
     [one, other], _ = directory.read(tmp_path)
@@ -470,8 +472,8 @@ def test_what_nodes_have_in_common_is_in_memory_once(tmp_path: Path) -> None:
     assert all(ours is theirs for ours, theirs in zip(one.findings, other.findings, strict=True))
 
 
-def test_a_summary_is_kept_where_its_full_report_has_no_room(tmp_path: Path) -> None:
-    """Or a later `fleet report` would not know of the bad node."""
+def test_summary_is_kept_if_its_full_report_does_not_fit(tmp_path: Path) -> None:
+    """Otherwise a later `fleet report` would not know of the bad node."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
     try:
@@ -483,8 +485,8 @@ def test_a_summary_is_kept_where_its_full_report_has_no_room(tmp_path: Path) -> 
     assert directory.read(tmp_path) == ([named(BAD, "n1")], [])
 
 
-def test_a_directory_of_an_earlier_version_is_read_resumed_and_forgotten(tmp_path: Path) -> None:
-    """Its summaries are plain; a node's compressed one is the newer."""
+def test_directory_of_an_earlier_version_is_read_resumed_and_cleaned(tmp_path: Path) -> None:
+    """Its summaries are uncompressed; if a node also has a compressed one, that is newer."""
     for node, report in {"n1": HEALTHY, "n2": BAD, "n3": BAD}.items():
         (tmp_path / f"{node}{directory.PLAIN_SUMMARY}").write_bytes(summary.dumps(named(report, node)))
     (tmp_path / "n3.json").write_text(report_json.dumps(seed_002()))
@@ -501,7 +503,7 @@ def test_a_directory_of_an_earlier_version_is_read_resumed_and_forgotten(tmp_pat
 
 
 @pytest.mark.parametrize("form", ["screen", "html", "junit", "markdown", "nodeset", "prometheus", "json"])
-def test_a_damaged_report_is_in_every_format(tmp_path: Path, form: str) -> None:
+def test_damaged_report_is_in_every_format(tmp_path: Path, form: str) -> None:
     directory.save(tmp_path, named(HEALTHY, "n1"))
     (tmp_path / "n4.json").write_text(report_json.dumps(seed_002())[:999])
     option = ["--json"] if form == "json" else ["--format", form]
@@ -510,7 +512,7 @@ def test_a_damaged_report_is_in_every_format(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("newer", ["n1", "n1.site"])
-def test_the_newer_report_counts_of_a_node_with_two_names(tmp_path: Path, newer: str) -> None:
+def test_newer_report_of_a_node_with_two_names_counts(tmp_path: Path, newer: str) -> None:
     for node in ("n1", "n1.site"):
         started = "2026-11-21T08:00:00+01:00" if node == newer else HEALTHY.started
         directory.save(tmp_path, named(HEALTHY if node == newer else BAD, node, started=started))
@@ -521,8 +523,8 @@ def test_the_newer_report_counts_of_a_node_with_two_names(tmp_path: Path, newer:
     assert foreign[0].path.exists()
 
 
-def test_of_a_node_with_two_names_one_report_of_a_second_counts(tmp_path: Path) -> None:
-    """As where both names stand in one -w: neither is counted twice, nor told as not asked."""
+def test_one_of_two_equally_old_reports_of_a_node_counts(tmp_path: Path) -> None:
+    """If -w has both names, neither is counted twice or reported as not asked."""
     for node in ("n1.site", "n1"):
         directory.save(tmp_path, named(HEALTHY, node))
     reports, _ = directory.read(tmp_path)
@@ -554,7 +556,7 @@ def test_nodes_without_a_report_are_grouped_by_state_and_cause() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_node_report_or_none(data: bytes) -> None:
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     with suppress(summary.BadSummary):
         assert summary.loads(data).node is not None
 
@@ -596,7 +598,9 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
         (["-w", "n1", "--", "--all", "--dry-run"], "--dry-run leaves no report"),
     ],
 )
-def test_what_no_node_need_be_asked_is_one_line(tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_usage_mistake_is_one_line_before_any_node_is_reached(
+    tmp_path: Path, arguments: list[str], says: str
+) -> None:
     ended = CliRunner(env={"SLURM_JOB_NODELIST": ""}).invoke(
         cli, ["fleet", "check", "--into", str(tmp_path / "out"), *arguments]
     )
@@ -608,13 +612,13 @@ def test_what_no_node_need_be_asked_is_one_line(tmp_path: Path, arguments: list[
 @pytest.mark.parametrize(
     "names", [["n1", "n2", "n3"], ["x1c0s0b0n0", "x1c0s0b0n1", "x1c0s1b0n0", "x1c0s1b0n1"]]
 )
-def test_a_set_is_folded_and_comes_back(names: list[str]) -> None:
+def test_folded_node_set_expands_to_the_same_nodes(names: list[str]) -> None:
     folder = nodeset.NodeSetFormatter(names)
     for subset in (names, names[:-1], names[:1]):
         assert sorted(hosts.expand(folder.fold(subset))) == subset
 
 
-def test_a_node_that_refused_the_command_is_none_that_did_not_answer() -> None:
+def test_node_that_refused_the_command_is_not_silent() -> None:
     reports = [HEALTHY, answer("n2", b"", 2, USAGE, Via.SSH)[0]]
     shown = fleet_content.screen(fold.fold(reports))
     assert "ERROR n2 refused the command\n      n2: --mpi-lib: file not found: /mpi.so; name" in shown
@@ -623,7 +627,7 @@ def test_a_node_that_refused_the_command_is_none_that_did_not_answer() -> None:
 
 
 @pytest.mark.parametrize(("of_all", "code", "total"), [("fail", 12, "40 FAIL"), ("unknown", 11, "40 ERROR")])
-def test_where_no_node_is_well(of_all: str, code: int, total: str) -> None:
+def test_fleet_without_a_healthy_node(of_all: str, code: int, total: str) -> None:
     nodes = [f"n{number}" for number in range(40)]
     deadline = summary.silent("", State.DEADLINE, "no answer within 600 s")
     fleet = fold.fold(named(BAD if of_all == "fail" else deadline, node) for node in nodes)
@@ -632,7 +636,7 @@ def test_where_no_node_is_well(of_all: str, code: int, total: str) -> None:
     assert "n[0-39]" in fleet_content.screen(fleet)
 
 
-def test_clocks_that_differ_are_told() -> None:
+def test_clocks_that_differ_are_reported() -> None:
     now = datetime.fromisoformat(HEALTHY.started) + timedelta(seconds=HEALTHY.elapsed_s + 20)
     reports = [named(HEALTHY, f"n{number}") for number in range(4)]
     clocks = [now, now, now - timedelta(hours=2), now]
@@ -652,8 +656,8 @@ def reported(place: Path) -> Result:
     return CliRunner().invoke(cli, ["fleet", "report", str(place)])
 
 
-def test_a_directory_of_foreign_and_torn_files(tmp_path: Path) -> None:
-    """A line for each foreign file, of many for some; a node for each torn one."""
+def test_directory_of_foreign_and_torn_files(tmp_path: Path) -> None:
+    """A line for each foreign file (for some, if there are many); a node for each torn file."""
     directory.save(tmp_path, named(HEALTHY, "n1"))
     for number in range(20):
         torn = gzip.compress(summary.dumps(HEALTHY))[: 10 * number]
@@ -669,7 +673,7 @@ def test_a_directory_of_foreign_and_torn_files(tmp_path: Path) -> None:
     assert "21 ERROR · 1 PASS" in ended.stdout
 
 
-def test_full_reports_are_folded_where_no_summary_lies_beside_them(tmp_path: Path) -> None:
+def test_full_reports_without_summaries_are_merged(tmp_path: Path) -> None:
     for node, report in {"a": seed_002(), "b": healthy(gpus(4)), "c": healthy(gpus(4))}.items():
         (tmp_path / f"{node}.json").write_text(report_json.dumps(report))
     directory.save(tmp_path, named(BAD, "c"))
@@ -689,7 +693,7 @@ def test_full_reports_are_folded_where_no_summary_lies_beside_them(tmp_path: Pat
         ("n[1-2].json", report_json.dumps(healthy(gpus(1))), "n[1-2].json: its name is not a node name"),
     ],
 )
-def test_json_that_is_no_report_is_told_in_a_line(tmp_path: Path, name: str, text: str, says: str) -> None:
+def test_other_json_is_one_line(tmp_path: Path, name: str, text: str, says: str) -> None:
     directory.save(tmp_path, named(HEALTHY, "n2"))
     (tmp_path / name).write_text(text)
     ended = reported(tmp_path)
@@ -697,13 +701,13 @@ def test_json_that_is_no_report_is_told_in_a_line(tmp_path: Path, name: str, tex
     assert (ended.stderr.count("\n"), ended.exit_code) == (1, 0)
 
 
-def test_a_directory_without_a_report(tmp_path: Path) -> None:
+def test_directory_without_a_report(tmp_path: Path) -> None:
     ended = reported(tmp_path)
     assert (ended.exit_code, "has no node reports" in ended.stderr) == (2, True)
     assert reported(tmp_path / "nowhere").exit_code == 2
 
 
-def test_a_second_run_into_a_directory_is_refused(tmp_path: Path) -> None:
+def test_second_run_into_a_directory_is_refused(tmp_path: Path) -> None:
     with directory.ours(tmp_path):
         ended = CliRunner().invoke(cli, ["fleet", "check", "-w", "n1", "--into", str(tmp_path)])
     assert (ended.exit_code, f"process {os.getpid()} is writing to it" in ended.output) == (2, True)

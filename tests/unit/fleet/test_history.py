@@ -1,4 +1,4 @@
-"""Runs over a fleet in a row."""
+"""Successive runs over a fleet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.sample_fleets import BAD, HEALTHY, named
 
 
 def run(marks: str, day: int) -> dict[str, NodeReport]:
-    """A letter for each node n1, n2, …: p passed, F failed, E silent, - not asked."""
+    """Reports of n1, n2, …, one per letter: p passed, F failed, E silent, - not asked."""
     began = f"2026-11-{day:02}T08:00:00+00:00"
     kinds = {
         "p": lambda node: named(HEALTHY, node, started=began),
@@ -29,7 +29,7 @@ def run(marks: str, day: int) -> dict[str, NodeReport]:
 RUNS = [run("ppFpp", 1), run("pFFpE", 2), run("ppF-p", 3), run("pFFpE", 4)]
 
 
-def test_each_node_has_its_marks_its_failures_and_its_last_pass() -> None:
+def test_each_node_has_marks_failures_and_last_pass() -> None:
     found = {history.node: history for history in histories(RUNS)}
     assert {node: one.marks for node, one in found.items()} == {
         "n1": "pppp", "n2": "pFpF", "n3": "FFFF", "n4": "pp-p", "n5": "pEpE",
@@ -43,7 +43,7 @@ def test_each_node_has_its_marks_its_failures_and_its_last_pass() -> None:
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_the_screen_is_in_the_order_of_time(tmp_path: Path, backwards: bool) -> None:
+def test_screen_is_in_order_of_time(tmp_path: Path, backwards: bool) -> None:
     for place, reports in enumerate(RUNS):
         (tmp_path / str(place)).mkdir()
         for report in reports.values():
@@ -62,6 +62,6 @@ def test_the_screen_is_in_the_order_of_time(tmp_path: Path, backwards: bool) -> 
     assert lines[-1] == "2 nodes passed every time"
 
 
-def test_a_format_of_the_history_is_refused(tmp_path: Path) -> None:
+def test_other_formats_of_the_history_are_refused(tmp_path: Path) -> None:
     words = ["fleet", "report", "--history", str(tmp_path), str(tmp_path), "--json"]
     assert CliRunner().invoke(cli, words).exit_code == 2

@@ -1,6 +1,6 @@
-"""Blocks over stand-ins for Slurm's and Flux's programs, which run the tasks of a step here.
+"""Blocks, with stand-ins for Slurm's and Flux's programs that run a step's tasks locally.
 
-What Flux itself does has not been tried: its stand-in takes the options that its documentation has.
+Flux itself was not tested: its stand-in accepts the documented options.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ os.execvpe("sh", ["sh", "{place}/step", *asked.command], environment)
 """
 
 
-class Told:
-    """What becomes of the nodes."""
+class Recorder:
+    """Records the reports of the nodes."""
 
     def __init__(self) -> None:
         self.reports: dict[str, NodeReport] = {}
@@ -82,7 +82,7 @@ class Told:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the stand-ins are, and what they were asked, in `log`."""
+    """Directory of the stand-ins; `log` records their arguments."""
     bodies = {"step": STEP, "srun": SRUN, "salloc": SALLOC, "flux": FLUX}
     for name, body in bodies.items():
         (tmp_path / name).write_text(body.format(place=tmp_path, most=2))
@@ -104,82 +104,82 @@ def lines(place: Path, program: str) -> list[str]:
 
 
 def test_flux_runs_one_job_for_a_block(place: Path) -> None:
-    told = Told()
+    recorder = Recorder()
     way = LaunchOptions(Via.FLUX, ("cat", f"{place}/answer"), block=3)
-    node_blocks.ask(nodes(5), way, told)
-    assert {report.state for report in told.reports.values()} == {State.REPORTED}
-    assert len(told.reports) == 5
+    node_blocks.ask(nodes(5), way, recorder)
+    assert {report.state for report in recorder.reports.values()} == {State.REPORTED}
+    assert len(recorder.reports) == 5
     assert sorted(line.split()[1] for line in lines(place, "flux")) == nodes(5)
 
 
-def test_under_flux_the_others_of_a_block_are_asked_one_by_one(place: Path) -> None:
+def test_under_flux_the_rest_of_a_block_runs_node_by_node(place: Path) -> None:
     (place / "dead-n2").touch()
-    told = Told()
-    node_blocks.ask(nodes(3), LaunchOptions(Via.FLUX, ("cat", f"{place}/answer"), block=3), told)
-    states = {node: report.state for node, report in told.reports.items()}
+    recorder = Recorder()
+    node_blocks.ask(nodes(3), LaunchOptions(Via.FLUX, ("cat", f"{place}/answer"), block=3), recorder)
+    states = {node: report.state for node, report in recorder.reports.items()}
     assert states == {"n1": State.REPORTED, "n2": State.NO_ANSWER, "n3": State.REPORTED}
-    assert told.reports["n2"].reason == "flux: error: n2 is dead"
+    assert recorder.reports["n2"].reason == "flux: error: n2 is dead"
 
 
-def test_a_block_that_slurm_refuses_is_halved(place: Path) -> None:
-    told = Told()
+def test_block_that_slurm_refuses_is_halved(place: Path) -> None:
+    recorder = Recorder()
     way = LaunchOptions(Via.SLURM, ("cat", f"{place}/answer"), block=8, options=("--gres=gpu:4",))
-    node_blocks.ask(nodes(8), way, told)
-    assert len(told.reports) == 8
+    node_blocks.ask(nodes(8), way, recorder)
+    assert len(recorder.reports) == 8
     sizes = Counter(line.split("-N")[1].split()[0] for line in lines(place, "salloc"))
-    # A block that is refused while a job of two nodes runs is asked for again when that job has ended.
+    # A block that is refused while a job of two nodes runs is retried when that job has ended.
     assert sizes.pop("4") >= 2
     assert sizes == {"8": 1, "2": 4}
     assert all("--gres=gpu:4" in line for line in lines(place, "salloc"))
 
 
-def test_each_node_is_asked_by_itself_where_salloc_is_missing(place: Path) -> None:
+def test_each_node_runs_alone_if_salloc_is_missing(place: Path) -> None:
     (place / "salloc").unlink()
-    told = Told()
-    node_blocks.ask(nodes(2), LaunchOptions(Via.SLURM, ("cat", f"{place}/answer"), block=8), told)
-    assert {report.state for report in told.reports.values()} == {State.REPORTED}
+    recorder = Recorder()
+    node_blocks.ask(nodes(2), LaunchOptions(Via.SLURM, ("cat", f"{place}/answer"), block=8), recorder)
+    assert {report.state for report in recorder.reports.values()} == {State.REPORTED}
 
 
-def test_a_file_is_sent_once_to_a_block(place: Path) -> None:
+def test_file_is_sent_once_to_a_block(place: Path) -> None:
     shipped = place / "tool.pyz"
     shipped.write_text(f'[ "$1$2" = --oncecheck ] || exit 9\nexec cat {place}/answer\n')
-    told = Told()
+    recorder = Recorder()
     way = LaunchOptions(Via.SLURM, ("check",), block=2, shipped=Shipped(shipped, str(place)))
-    node_blocks.ask(nodes(2), way, told)
-    assert {report.state for report in told.reports.values()} == {State.REPORTED}
+    node_blocks.ask(nodes(2), way, recorder)
+    assert {report.state for report in recorder.reports.values()} == {State.REPORTED}
     assert lines(place, "sbcast") == ["sbcast --jobid=7"]
     assert (place / "gpuipc-doctor.7").read_text() == shipped.read_text()
 
 
-def test_where_a_file_cannot_be_sent_to_a_block_each_node_is_sent_it(place: Path) -> None:
+def test_file_is_sent_to_each_node_if_the_block_fails(place: Path) -> None:
     (place / "sbcast").write_text("#!/bin/sh\nexit 17\n")
     shipped = place / "tool.pyz"
     shipped.write_text(f"#!/bin/sh\nexec cat {place}/answer\n")
     shipped.chmod(0o755)
-    told = Told()
+    recorder = Recorder()
     way = LaunchOptions(Via.SLURM, ("check",), block=2, shipped=Shipped(shipped, str(place)))
-    node_blocks.ask(nodes(2), way, told)
-    assert {report.state for report in told.reports.values()} == {State.REPORTED}
+    node_blocks.ask(nodes(2), way, recorder)
+    assert {report.state for report in recorder.reports.values()} == {State.REPORTED}
     assert len(lines(place, "bcast")) == 2
 
 
-def test_jobs_and_steps_are_begun_at_the_rate_that_is_asked(place: Path) -> None:
-    told = Told()
+def test_jobs_and_steps_start_at_the_requested_rate(place: Path) -> None:
+    recorder = Recorder()
     way = LaunchOptions(Via.SLURM, ("cat", f"{place}/answer"), block=2, rate=5)
     began = time.monotonic()
-    node_blocks.ask(nodes(4), way, told)
-    assert len(told.reports) == 4
+    node_blocks.ask(nodes(4), way, recorder)
+    assert len(recorder.reports) == 4
     assert time.monotonic() - began >= 3 / 5  # two jobs and two steps
 
 
 @pytest.mark.parametrize("label", ["", "3: "])
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_an_answer_is_put_together_from_any_pieces(label: str, size: int) -> None:
-    """Two nodes at a time; other lines, such as a Prolog prints, are none of it."""
+def test_answer_is_assembled_from_any_pieces(label: str, size: int) -> None:
+    """With output of two nodes mixed, and other lines, such as a Prolog's."""
     import base64
 
-    told = Told()
-    answers = node_blocks._Answers(["n1", "n2.site"], told, 60)
+    recorder = Recorder()
+    answers = node_blocks._Answers(["n1", "n2.site"], recorder, 60)
     encoded = base64.b64encode(summary.dumps(named(HEALTHY, "")) + b"\0banner\n0").decode()
     sent = "welcome\n"
     for node in ("n1", "n2"):
@@ -191,16 +191,16 @@ def test_an_answer_is_put_together_from_any_pieces(label: str, size: int) -> Non
     data = sent.encode()
     for start in range(0, len(data), size):
         answers.pipe_data_received(1, data[start : start + size])
-    assert {node: report.state for node, report in told.reports.items()} == {
+    assert {node: report.state for node, report in recorder.reports.items()} == {
         "n1": State.REPORTED,
         "n2.site": State.REPORTED,
     }
 
 
-def test_an_answer_without_a_line_is_none() -> None:
-    told = Told()
-    answers = node_blocks._Answers(["n1"], told, 60)
+def test_answer_without_a_line_is_missing() -> None:
+    recorder = Recorder()
+    answers = node_blocks._Answers(["n1"], recorder, 60)
     answers.pipe_data_received(
         1, b"@gpuipc-doctor n1 begins\n@gpuipc-doctor n1 abc\n@gpuipc-doctor n1 ends\n"
     )
-    assert (told.reports, answers.ended, set(answers.begun)) == ({}, set(), {"n1"})
+    assert (recorder.reports, answers.ended, set(answers.begun)) == ({}, set(), {"n1"})

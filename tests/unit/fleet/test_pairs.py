@@ -1,4 +1,4 @@
-"""What a pair of nodes is said to have come to, by the report of the one that tried."""
+"""The outcome of a pair of nodes, from the report of the node that ran the check."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def report(**told: Status) -> Report:
         ({"mpi": Status.SKIP, "fabric": Status.PASS}, Outcome.SILENT),
     ],
 )
-def test_what_counts_is_what_went_between_the_two_nodes(told: dict[str, Status], outcome: Outcome) -> None:
+def test_only_messages_between_the_two_nodes_count(told: dict[str, Status], outcome: Outcome) -> None:
     assert outcome_of(report(**told)) is outcome
 
 
 @pytest.mark.parametrize("shown", [fleet_pairs._pairs_as_text, fleet_pairs._pairs_as_json])
-def test_pairs_of_neighbours_say_that_links_between_switches_were_not_tried(
+def test_pairs_of_neighbours_report_untested_links_between_switches(
     shown: Callable[[list[str], Blame, Rounds, str], str],
 ) -> None:
     open_links = "most links between switches"
@@ -68,15 +68,15 @@ def test_pairs_of_neighbours_say_that_links_between_switches_were_not_tried(
     assert open_links not in shown(["n1", "n2"], Blame(), Rounds(), "")
 
 
-def test_switches_out_of_which_nothing_was_sent_are_listed() -> None:
-    """A cut leaf passes without --across; with it, silent nodes may leave a leaf untried."""
+def test_switches_that_no_message_left_are_listed() -> None:
+    """A cut-off leaf passes without --across; with it, silent nodes may leave a leaf untested."""
     found = Blame(uncrossed=("leaf1", "leaf2"))
     assert fleet_pairs._untried(found, across=False) == f"{fleet_pairs.UNTRIED}; any link out of leaf[1-2]"
     assert fleet_pairs._untried(found, across=True) == "any link out of leaf[1-2]"
     assert fleet_pairs._untried(Blame(), across=True) == ""
 
 
-def test_a_switch_below_which_nothing_passes_is_not_called_bad() -> None:
+def test_switch_below_which_nothing_passes_is_not_called_bad() -> None:
     nodes = [f"n{number}" for number in range(8)]
     cut = Cut("leaf1", tuple(nodes[4:]), is_certain=False)
     lines = fleet_pairs._pairs_as_text(
@@ -85,7 +85,7 @@ def test_a_switch_below_which_nothing_passes_is_not_called_bad() -> None:
     assert lines[1:] == ["cut off, or all of their nodes are bad: leaf1 (n[4-7])", "perhaps cut off: leaf0"]
 
 
-def test_a_switch_and_a_split_are_a_line_each() -> None:
+def test_switch_and_split_are_one_line_each() -> None:
     nodes = [f"n{number}" for number in range(8)]
     links = tuple((f"leaf{leaf}", f"leaf{other}") for leaf in (1, 2) for other in (3, 4))
     blamed = Blame(cut=(Cut("leaf0", tuple(nodes[:4])),), links=links, unstable=("n7",))
@@ -98,8 +98,8 @@ def test_a_switch_and_a_split_are_a_line_each() -> None:
     ]
 
 
-def test_a_switch_of_the_site_config_is_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve nodes below three switches; what crosses leaf1 fails. The `ssh` here answers for check."""
+def test_switch_of_the_site_config_is_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve nodes below three switches; messages across leaf1 fail. The `ssh` here answers for check."""
     for name, status in (("pass", Status.PASS), ("fail", Status.FAIL)):
         (tmp_path / name).write_text(report_json.dumps(report(mpi=status)))
     script = """#!/bin/sh

@@ -1,4 +1,4 @@
-"""Blame among nodes: seeded bad nodes, bad pairs, flakes and missing answers, in fleets of 2 to 10,000."""
+"""Blame among nodes: seeded bad nodes, bad pairs, flaky and missing answers, in fleets of 2 to 10,000."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuipc_doctor.fleet.partners import MAX_ROUNDS, Blame, blame, next_round
 from gpuipc_doctor.fleet.switches import Topology
 
 Fault = Callable[[Pair, int], Outcome]
-"""What a pair answers when it is run for the first, second … time."""
+"""The answer of a pair in its first, second … run."""
 
 
 def fleet(n: int) -> list[str]:
@@ -48,8 +48,7 @@ def deterministic(bad: set[str], bad_pairs: set[frozenset[str]], silent: set[str
 
 @st.composite
 def fleets(draw: st.DrawFn) -> tuple[list[str], set[str], set[frozenset[str]], set[str]]:
-    """Nodes of which at most a quarter is bad, links of which no node has two bad ones, some that are
-    mute."""
+    """Nodes (at most a quarter bad), bad nodes, bad links (at most one per node), and silent nodes."""
     nodes = fleet(draw(st.integers(8, 120)))
     chaos = random.Random(draw(st.integers(0, 2**32)))
     shuffled = chaos.sample(nodes, len(nodes))
@@ -59,14 +58,14 @@ def fleets(draw: st.DrawFn) -> tuple[list[str], set[str], set[frozenset[str]], s
     number = draw(st.integers(0, len(links) // 8))
     pairs = {frozenset(links[2 * i : 2 * i + 2]) for i in range(number)}
     neighbours = {frozenset(nodes[i : i + 2]) for i in range(0, len(nodes) - 1, 2)}
-    if draw(st.booleans()):  # links that the first round will see
+    if draw(st.booleans()):  # links that the first round tests
         pairs = {pair for pair in neighbours if not pair & (bad | silent) and chaos.random() < 0.2}
     return nodes, bad, pairs, silent
 
 
 @settings(max_examples=200, deadline=None)
 @given(fleets(), st.booleans())
-def test_the_bad_are_found_and_nobody_else_is_blamed(
+def test_only_bad_nodes_and_pairs_are_blamed(
     seeded: tuple[list[str], set[str], set[frozenset[str]], set[str]], across: bool
 ) -> None:
     nodes, bad, pairs, silent = seeded
@@ -87,7 +86,7 @@ def test_the_bad_are_found_and_nobody_else_is_blamed(
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(8, 200), st.data())
-def test_all_bad_nodes_are_found_where_there_are_partners(n: int, data: st.DataObject) -> None:
+def test_all_bad_nodes_are_found_with_enough_partners(n: int, data: st.DataObject) -> None:
     nodes = fleet(n)
     chaos = random.Random(data.draw(st.integers(0, 2**32)))
     bad = set(chaos.sample(nodes, data.draw(st.integers(0, n // 4))))
@@ -98,7 +97,7 @@ def test_all_bad_nodes_are_found_where_there_are_partners(n: int, data: st.DataO
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(8, 200), st.integers(0, 2**32))
-def test_a_bad_link_that_was_met_is_a_pair_and_no_node(n: int, seed: int) -> None:
+def test_tested_bad_link_is_a_pair_and_no_node(n: int, seed: int) -> None:
     nodes = fleet(n)
     place = random.Random(seed).randrange(n // 2) * 2
     link = frozenset(nodes[place : place + 2])
@@ -109,7 +108,7 @@ def test_a_bad_link_that_was_met_is_a_pair_and_no_node(n: int, seed: int) -> Non
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(8, 60), st.integers(0, 2**32))
-def test_a_flake_is_nobodys_fault(n: int, seed: int) -> None:
+def test_flaky_run_is_not_blamed(n: int, seed: int) -> None:
     nodes = fleet(n)
     place = random.Random(seed).randrange(n // 2) * 2
     link = frozenset(nodes[place : place + 2])
@@ -122,19 +121,19 @@ def test_a_flake_is_nobodys_fault(n: int, seed: int) -> None:
     assert (found.nodes, found.pairs, found.unclear) == ((), (), ())
 
 
-def test_of_two_that_fail_nobody_can_tell_which() -> None:
+def test_failure_of_two_nodes_is_unclear() -> None:
     nodes = fleet(2)
     found, _ = play(nodes, deterministic({nodes[0]}, set(), set()))
     assert (found.nodes, found.unclear) == ((), tuple(nodes))
 
 
-def test_of_three_two_prove_each_other() -> None:
+def test_two_of_three_nodes_prove_each_other() -> None:
     nodes = fleet(3)
     found, _ = play(nodes, deterministic({nodes[0]}, set(), set()))
     assert found == Blame(nodes=(nodes[0],))
 
 
-def test_where_nothing_works_nobody_is_blamed() -> None:
+def test_no_node_is_blamed_if_nothing_works() -> None:
     nodes = fleet(50)
     found, rounds = play(nodes, deterministic(set(nodes), set(), set()))
     assert (found.nodes, found.pairs) == ((), ())
@@ -142,7 +141,7 @@ def test_where_nothing_works_nobody_is_blamed() -> None:
     assert len(rounds) <= MAX_ROUNDS
 
 
-def test_where_each_first_pair_has_a_bad_node_others_are_tried_together() -> None:
+def test_other_pairs_are_tried_if_each_first_pair_has_a_bad_node() -> None:
     nodes = fleet(32)
     bad = set(nodes[::2])
     found, _ = play(nodes, deterministic(bad, set(), set()))
@@ -168,12 +167,12 @@ def test_ten_thousand_nodes() -> None:
 
 
 def below(nodes: Sequence[str], size: int) -> dict[str, str]:
-    """Leaf switches with so many nodes each."""
+    """Node → leaf switch, with ``size`` nodes per switch."""
     return {node: f"leaf{place // size}" for place, node in enumerate(nodes)}
 
 
 def cut_off(switches: set[str], topology: Topology, bad: set[str]) -> Fault:
-    """No message leaves the switches; the bad nodes fail with everybody."""
+    """No message leaves the switches; the bad nodes fail with every partner."""
 
     def answer(pair: Pair, _: int) -> Outcome:
         one, other = (topology[node] for node in pair)
@@ -187,10 +186,10 @@ def cut_off(switches: set[str], topology: Topology, bad: set[str]) -> Fault:
 @given(st.integers(4, 24), st.integers(3, 32), st.integers(0, 2**32), st.integers(1, 6), st.integers(0, 38))
 @example(leaves=23, size=5, seed=742330, most_cut=3, most_bad=3)  # two of leaf12's partners are bad
 @example(leaves=9, size=3, seed=995454607, most_cut=1, most_bad=1)
-def test_a_switch_that_is_cut_off_is_blamed_and_none_of_its_nodes(
+def test_cut_off_switch_is_blamed_and_none_of_its_nodes(
     leaves: int, size: int, seed: int, most_cut: int, most_bad: int
 ) -> None:
-    """With some bad nodes elsewhere; at least three quarters of the switches work."""
+    """At most a quarter of the switches are cut off; some nodes elsewhere are bad."""
     nodes = fleet(leaves * size)
     topology = below(nodes, size)
     chaos = random.Random(seed)
@@ -209,16 +208,16 @@ def test_a_switch_that_is_cut_off_is_blamed_and_none_of_its_nodes(
 @given(st.integers(4, 24), st.integers(3, 32), st.integers(0, 2**32), st.booleans(), st.booleans())
 @example(leaves=10, size=3, seed=15, some_are_silent=True, some_are_unknown=False)
 @example(leaves=16, size=13, seed=41, some_are_silent=False, some_are_unknown=True)
-@example(leaves=23, size=23, seed=23, some_are_silent=True, some_are_unknown=True)  # had no end
+@example(leaves=23, size=23, seed=23, some_are_silent=True, some_are_unknown=True)  # did not terminate
 @example(leaves=17, size=3, seed=3771936825, some_are_silent=False, some_are_unknown=True)
 @example(leaves=19, size=3, seed=1784785076, some_are_silent=True, some_are_unknown=True)
 @example(leaves=16, size=3, seed=3885257658, some_are_silent=True, some_are_unknown=True)
-def test_a_cut_switch_is_found_beside_silent_nodes_and_nodes_that_the_topology_lacks(
+def test_cut_switch_is_found_among_silent_and_unknown_nodes(
     leaves: int, size: int, seed: int, some_are_silent: bool, some_are_unknown: bool
 ) -> None:
-    """Up to a quarter of the nodes of the cut switches, and some others, do not answer. Up to a tenth of all,
-    below a cut switch or elsewhere, is not in the topology, and comes last, as `fleet pairs` has it; each
-    switch is."""
+    """Up to a quarter of the nodes of the cut switches, and some others, do not answer. Up to a tenth of all
+    nodes is missing in the topology and comes last, as in `fleet pairs`; each switch has a node in the
+    topology."""
     nodes = fleet(leaves * size)
     wired = below(nodes, size)
     chaos = random.Random(seed)
@@ -256,7 +255,7 @@ def test_a_cut_switch_is_found_beside_silent_nodes_and_nodes_that_the_topology_l
 def test_no_node_and_no_pair_is_blamed_for_its_switch(
     leaves: int, size: int, seed: int, across: bool
 ) -> None:
-    """Without ``across`` only leftover nodes cross switches; a node below the switch may also be bad."""
+    """Without ``across``, only leftover nodes cross switches; a node below the switch may also be bad."""
     nodes = fleet(leaves * size)
     topology = below(nodes, size)
     chaos = random.Random(seed)
@@ -271,7 +270,7 @@ def test_no_node_and_no_pair_is_blamed_for_its_switch(
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(4, 20), st.integers(3, 12), st.integers(0, 2**32))
-def test_a_leaf_of_bad_nodes_is_cut_off_or_bad_and_cannot_be_told(leaves: int, size: int, seed: int) -> None:
+def test_leaf_of_bad_nodes_may_count_as_cut_off(leaves: int, size: int, seed: int) -> None:
     nodes = fleet(leaves * size)
     topology = below(nodes, size)
     leaf = random.Random(seed).choice(sorted(set(topology.values())))
@@ -281,8 +280,8 @@ def test_a_leaf_of_bad_nodes_is_cut_off_or_bad_and_cannot_be_told(leaves: int, s
     assert (found.nodes, found.pairs, found.unclear) == ((), (), ())
 
 
-def test_without_across_a_cut_switch_is_found_or_said_to_be_untried() -> None:
-    """Of 100 random fleets: it is in one list or the other."""
+def test_without_across_a_cut_switch_is_found_or_listed_as_untested() -> None:
+    """In 100 random fleets, each cut-off switch is either found or listed as untested."""
     for seed in range(100):
         chaos = random.Random(seed)
         leaves, size = chaos.randint(4, 24), chaos.randint(3, 32)
@@ -295,7 +294,7 @@ def test_without_across_a_cut_switch_is_found_or_said_to_be_untried() -> None:
         assert (found.nodes, found.pairs, found.links) == ((), (), ()), seed
 
 
-def test_of_ten_thousand_nodes_two_switches_are_cut_off() -> None:
+def test_two_cut_off_switches_among_ten_thousand_nodes() -> None:
     nodes = fleet(10_000)
     topology = below(nodes, 40)
     cut = {"leaf3", "leaf200"}
@@ -307,7 +306,7 @@ def test_of_ten_thousand_nodes_two_switches_are_cut_off() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(2, 12), st.integers(3, 40))
-def test_a_split_spine_is_links_between_switches_and_no_pair(half: int, size: int) -> None:
+def test_split_spine_is_links_between_switches_and_no_pair(half: int, size: int) -> None:
     nodes = fleet(2 * half * size)
     topology = below(nodes, size)
     side = {f"leaf{place}": place < half for place in range(2 * half)}
@@ -324,7 +323,7 @@ def test_a_split_spine_is_links_between_switches_and_no_pair(half: int, size: in
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(2, 12), st.integers(3, 30), st.integers(0, 2**32), st.booleans())
-def test_bad_nodes_are_no_switches(leaves: int, size: int, seed: int, across: bool) -> None:
+def test_bad_nodes_are_not_blamed_on_switches(leaves: int, size: int, seed: int, across: bool) -> None:
     nodes = fleet(leaves * size)
     topology = below(nodes, size)
     bad = set(random.Random(seed).sample(nodes, max(len(nodes) // 20, 1)))
@@ -334,8 +333,8 @@ def test_bad_nodes_are_no_switches(leaves: int, size: int, seed: int, across: bo
 
 
 @pytest.mark.parametrize("everybody", [False, True])
-def test_who_fails_one_run_in_twenty_is_not_bad(everybody: bool) -> None:
-    """Three wrong blames in 300 fleets at most; it was 31."""
+def test_node_that_fails_one_run_in_twenty_is_not_bad(everybody: bool) -> None:
+    """At most three wrong blames in 300 fleets; there were 31."""
     wrong = 0
     for seed in range(300):
         chaos = random.Random(seed)
@@ -353,7 +352,7 @@ def test_who_fails_one_run_in_twenty_is_not_bad(everybody: bool) -> None:
     assert wrong <= 3
 
 
-def test_a_node_that_fails_and_passes_with_several_is_unstable() -> None:
+def test_node_that_fails_and_passes_with_several_is_unstable() -> None:
     nodes = fleet(8)
     a, b, c, _ = nodes[:4]
     outcomes = [Run((a, b), Outcome.FAIL), Run((a, b), Outcome.PASS), Run((a, c), Outcome.FAIL)]

@@ -1,4 +1,4 @@
-"""The order of Slurm's topology, in which neighbours are tried; what its programs refuse is one line."""
+"""The order of Slurm's topology, in which neighbours are paired; errors of its programs are one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SwitchName=s3 Level=1 LinkSpeed=1 Nodes=n[1,4-6] Switches=s[0,2]
 SwitchName=s4 Level=1 LinkSpeed=1 Nodes=n[2-3,7] Switches=s1
 SwitchName=s5 Level=2 LinkSpeed=1 Nodes=n[1-7] Switches=s[3-4]
 """
-"""As Slurm 22.05 prints it."""
+"""Output of Slurm 22.05."""
 
 BLOCKS = """\
 BlockName=b0 BlockIndex=0 Nodes=n[1-4] BlockSize=4
@@ -44,7 +44,7 @@ def test_neighbours_are_below_one_switch(topology: str, order: list[str] | None)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60))
-def test_pairs_cross_no_switch_but_those_of_the_last_of_each(switch_of: list[int]) -> None:
+def test_only_leftover_nodes_cross_switches(switch_of: list[int]) -> None:
     nodes = [f"n{number}" for number in range(len(switch_of))]
     lines = [
         f"SwitchName=s{switch} Level=0 LinkSpeed=1 Nodes={','.join(those)}"
@@ -55,11 +55,11 @@ def test_pairs_cross_no_switch_but_those_of_the_last_of_each(switch_of: list[int
     assert sorted(order) == sorted(nodes)
     of = dict(zip(nodes, switch_of, strict=True))
     crossing = [pair for pair in partners.next_round(order, []) if of[pair[0]] != of[pair[1]]]
-    assert len(crossing) <= 3  # of six switches, each has one at most that is left over
+    assert len(crossing) <= 3  # each of the six switches has at most one node left over
     assert all(one != other for one, other in pairwise(order))
 
 
-def test_what_slurm_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_of_slurm_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "slurm_load_partitions: Unable to contact slurm controller (connect failure)"
     for name in ("sinfo", "scontrol"):
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{said}' >&2\necho again >&2\nexit 1\n")
@@ -83,7 +83,7 @@ BLOCK = "BlockName=b0 BlockIndex=0 Nodes=n[1-2]\nBlockName=b1 BlockIndex=1 Nodes
 
 
 @pytest.mark.parametrize(("topology", "names"), [(TREE, ("leaf0", "leaf1")), (BLOCK, ("b0", "b1")), ("", ())])
-def test_a_node_is_below_its_lowest_switch(topology: str, names: tuple[str, ...]) -> None:
+def test_node_is_below_its_lowest_switch(topology: str, names: tuple[str, ...]) -> None:
     found = slurm.leaves(["n1", "n4", "n9"], topology)
     assert found == dict(zip(("n1", "n4"), names, strict=False))
 
@@ -92,5 +92,5 @@ def test_a_node_is_below_its_lowest_switch(topology: str, names: tuple[str, ...]
     ("limit", "seconds"),
     [("1-02:03:04", 93784.0), ("00:05:00", 300.0), ("UNLIMITED", float("inf")), ("", float("inf"))],
 )
-def test_a_time_limit_is_read(limit: str, seconds: float) -> None:
+def test_time_limit_is_parsed(limit: str, seconds: float) -> None:
     assert slurm._seconds(limit) == seconds

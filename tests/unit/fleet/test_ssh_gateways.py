@@ -1,4 +1,4 @@
-"""Whether a site's topology is ours to follow."""
+"""Use of a site's topology file for ssh gateways."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (None, False),
     ],
 )
-def test_a_topology_is_followed_from_its_root(topology: Path, text: str | None, is_ours: bool) -> None:
+def test_topology_is_used_if_this_host_is_its_root(topology: Path, text: str | None, is_ours: bool) -> None:
     if text:
         topology.write_text(text)
     assert ssh_gateways.is_laid_out() is is_ours
 
 
 @pytest.mark.parametrize("text", ["routes", "[routes]\nx", f"[routes]\n{HERE}: n[1-\n", "\0", "\udcff"])
-def test_a_topology_that_cannot_be_read_is_one_line(topology: Path, tmp_path: Path, text: str) -> None:
+def test_unreadable_topology_is_one_line(topology: Path, tmp_path: Path, text: str) -> None:
     topology.write_bytes(text.encode(errors="surrogateescape"))
     command = ["fleet", "check", "--via", "ssh", "-w", "n1", "--into", str(tmp_path / "out")]
     ended = CliRunner().invoke(cli, command)
@@ -47,7 +47,7 @@ def test_a_topology_that_cannot_be_read_is_one_line(topology: Path, tmp_path: Pa
     assert len(ended.output.rpartition("Error: ")[2].splitlines()) == 1
 
 
-def test_the_budget_of_all_is_no_reason_of_a_node_that_was_asked(
+def test_node_stopped_by_the_budget_reports_its_own_time(
     topology: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ssh = tmp_path / "ssh"
@@ -56,13 +56,13 @@ def test_the_budget_of_all_is_no_reason_of_a_node_that_was_asked(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     reasons: dict[str, tuple[State, str]] = {}
 
-    class Told:
+    class Recorder:
         def started(self, name: str) -> None: ...
 
         def finished(self, report: NodeReport, full: bytes) -> None:
             reasons[report.node] = report.state, report.reason
 
-    ssh_gateways.ask(["n1", "n2"], LaunchOptions(Via.SSH, ("true",), fanout=1, budget_s=0.4), Told())
-    asked, left = sorted(reasons.values(), key=lambda one: one[0] is State.NO_ANSWER)  # in whichever order
+    ssh_gateways.ask(["n1", "n2"], LaunchOptions(Via.SSH, ("true",), fanout=1, budget_s=0.4), Recorder())
+    asked, left = sorted(reasons.values(), key=lambda one: one[0] is State.NO_ANSWER)  # in any order
     assert asked == (State.DEADLINE, "no answer within 0.4 s")
     assert left == (State.NO_ANSWER, NOT_ASKED)

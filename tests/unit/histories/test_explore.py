@@ -1,4 +1,4 @@
-"""Exploring on made-up drivers: one that hangs, one whose device vanishes, and one that is well."""
+"""Exploring with simulated drivers: one hangs, one loses its device, and one is healthy."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.unit.histories.trivial_driver import TrivialDriver
 
 LIMIT_S = 5.0
 Fault = Callable[[Order, int], Answer | None]
-"""What becomes of an order, as the so-manieth of its process, instead of success; it may raise."""
+"""The answer to a process's order with this number, None for success; it may raise."""
 
 
 class Node:
-    """A driver in memory, its processes, and a clock that only waiting moves."""
+    """A driver in memory, its processes, and a clock that only advances by waiting."""
 
     def __init__(self, fault: Fault = lambda order, number: None) -> None:
         self.driver = TrivialDriver()
@@ -31,9 +31,9 @@ class Node:
         self.now = 0.0
         self.started = self.acting = 0
         self.at_work: dict[int, set[str]] = {}
-        """Process → the operations that it has been sent and has not answered."""
+        """Process → the operations that were sent to it and not answered yet."""
         self.meanwhile: dict[int, set[str]] = {}
-        """Process → the operations that others are sent before it answers."""
+        """Process → the operations that others receive before it answers."""
 
     def start(self, act: object) -> FakeProcess:
         self.started += 1
@@ -48,7 +48,7 @@ class Node:
 
 
 class FakeProcess:
-    """A process that performs orders on the driver in memory; implements ``api.ChildProcess``."""
+    """A process that executes orders on the driver in memory; implements ``api.ChildProcess``."""
 
     call = "the call"
     descriptors = ()
@@ -71,7 +71,7 @@ class FakeProcess:
             self._node.at_work[self._number] = mine
 
     def recv(self, limit_s: float) -> Any:
-        if isinstance(self._message, tuple):  # its device
+        if isinstance(self._message, tuple):  # the assignment, with its device
             self._node.fault(Order("begin", 0, 0, 0, 0, 0), 0)
             return None
         try:
@@ -138,7 +138,7 @@ def test_hang_is_shrunk_within_a_minute(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_race_is_found_and_shrunk_to_the_operations_of_two_processes(seed: int) -> None:
+def test_race_is_found_and_shrunk_to_two_processes(seed: int) -> None:
     def open_beside_an_allocation_fails(order: Order, number: int) -> Answer | None:
         if order.do == "open" and "allocate" in node.meanwhile[node.acting]:
             return Answer(0, {}, 0, "error", "CUDA_ERROR_INVALID_HANDLE", "it returned 400")
@@ -153,7 +153,7 @@ def test_race_is_found_and_shrunk_to_the_operations_of_two_processes(seed: int) 
     assert len(operations) <= 4
 
 
-def test_fault_of_one_process_is_shrunk_to_operations_in_turn() -> None:
+def test_fault_of_one_process_is_shrunk_to_sequential_operations() -> None:
     def third_open_fails(order: Order, number: int) -> Answer | None:
         fails = order.do == "open" and number > 30
         return Answer(0, {}, 0, "error", "CUDA_ERROR_INVALID_HANDLE", "it returned 400") if fails else None
@@ -163,7 +163,7 @@ def test_fault_of_one_process_is_shrunk_to_operations_in_turn() -> None:
     assert not any(operation.beside for operation in explored.shortest.operations)
 
 
-def test_device_that_vanishes_is_no_disagreement_that_repeats() -> None:
+def test_vanished_device_is_not_a_repeatable_disagreement() -> None:
     gone = False
 
     def vanishes(order: Order, number: int) -> Answer | None:
@@ -196,7 +196,7 @@ def test_failure_that_does_not_repeat_leaves_a_usable_device() -> None:
     assert (explored.again, explored.unusable) == (None, "")
 
 
-def test_long_history_that_fails_once_is_replayed_in_part_and_told_as_a_whole() -> None:
+def test_long_history_that_fails_once_is_replayed_in_part_and_reported_as_a_whole() -> None:
     orders = 0
 
     def once(order: Order, number: int) -> Answer | None:

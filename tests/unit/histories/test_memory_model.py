@@ -1,4 +1,4 @@
-"""The model against a trivial driver in memory: what it calls legal succeeds, and shows what it expects."""
+"""The model, compared with a trivial driver in memory: legal operations succeed with the expected data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARED = (Operation("allocate", A, makes=1, nbytes=64), Operation("open", B, on=
 
 
 class AnyLegalOperation(RuleBasedStateMachine):
-    """Any operation that the model calls legal, on the driver."""
+    """Performs any operation that the model calls legal on the driver."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,13 +77,13 @@ def test_generated_history_is_legal_and_succeeds_on_the_trivial_driver(backend: 
 
 @pytest.mark.parametrize("backend", ["cuda", "hip"])
 @pytest.mark.parametrize("seed", range(5))
-def test_operations_at_the_same_time_mean_the_same_in_any_order(backend: str, seed: int) -> None:
+def test_concurrent_operations_have_one_meaning_in_any_order(backend: str, seed: int) -> None:
     generator, order = Generator(backend, 2, seed), Random(seed)
     driver = TrivialDriver(contexts_own_memory=backend == "cuda")
     group, together = list[tuple[Operation, Expected]](), 0
 
     def perform() -> None:
-        """The operations of each process in order, those of two in any."""
+        """Operations of one process in order, those of different processes in any order."""
         while group:
             chosen = order.choice([operation.by for operation, _ in group])
             place = next(at for at, (operation, _) in enumerate(group) if operation.by == chosen)
@@ -107,7 +107,7 @@ def test_operations_at_the_same_time_mean_the_same_in_any_order(backend: str, se
     [
         (SHARED, Operation("allocate", A, makes=3, nbytes=64), True),
         (SHARED, Operation("export", A, on=1), True),
-        (SHARED[:1], Operation("open", B, on=1, makes=2), False),  # it needs the handle
+        (SHARED[:1], Operation("open", B, on=1, makes=2), False),  # needs the handle
         ((*SHARED, Operation("read", B, on=2)), Operation("read", A, on=1), True),
         ((*SHARED, Operation("read", B, on=2)), Operation("write", A, on=1, stamp=1), False),
         ((*SHARED, Operation("write", B, on=2, stamp=1)), Operation("read", A, on=1), False),
@@ -121,14 +121,14 @@ def test_operations_at_the_same_time_mean_the_same_in_any_order(backend: str, se
                 Operation("use-context", B),
             ),
             Operation("read", A, on=1),
-            False,  # what was written before the fork is sent with it
+            False,  # data written before the fork is sent with it
         ),
         ((*SHARED, Operation("fork", A), Operation("use-context", A)), Operation("close", B, on=2), False),
         (SHARED, Operation("kill", A), False),
-        (SHARED, Operation("read", B, on=2), False),  # its own process is the only one at work
+        (SHARED, Operation("read", B, on=2), False),  # only its own process is at work
     ],
 )
-def test_operation_is_beside_another_only_if_neither_depends_on_the_other(
+def test_operations_are_concurrent_only_if_neither_depends_on_the_other(
     before: tuple[Operation, ...], operation: Operation, joins: bool
 ) -> None:
     model = Model(History("cuda", PLANS))
@@ -138,7 +138,7 @@ def test_operation_is_beside_another_only_if_neither_depends_on_the_other(
     assert model.apply(replace(operation, beside=True)).beside is joins
 
 
-def test_wide_history_has_more_and_is_legal() -> None:
+def test_wide_history_has_more_operations_and_is_legal() -> None:
     generator = Generator("cuda", 2, 1, Limits(room=9 << 30, wide=True), peers=((0, 1), (1, 0)))
     driver, done, sizes = TrivialDriver(), Counter[str](), set[int]()
     for _ in range(40):
@@ -152,7 +152,7 @@ def test_wide_history_has_more_and_is_legal() -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])
-def test_crew_comes_to_every_device(devices: int) -> None:
+def test_crew_uses_every_device(devices: int) -> None:
     generator = Generator("cuda", devices, 6)
     used = {
         generator.plans[operation.by].device for _ in range(devices) for operation, _ in generator.epoch()

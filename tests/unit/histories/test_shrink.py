@@ -1,4 +1,4 @@
-"""The shrinker, on made-up failures."""
+"""The shrinker, with simulated failures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpuipc_doctor.histories.shrink import SMALLEST, renumber, shrink
 from gpuipc_doctor.histories.steps import steps
 
 Fault = Callable[[Sequence[Operation]], bool]
-"""Whether the last of these operations fails, after those before it."""
+"""Whether the last of these operations fails, after the others."""
 
 
 def reopen(done: Sequence[Operation]) -> bool:
-    """A process cannot open anything after it had opened something and ended its context."""
+    """A process that has opened something and ended its context cannot open anything."""
     last = done[-1]
     own = [operation.do for operation in done[:-1] if operation.by == last.by]
     return last.do == "open" and "open" in own and "end-context" in own[own.index("open") :]
@@ -33,21 +33,21 @@ def third_import(done: Sequence[Operation]) -> bool:
 
 
 def large(done: Sequence[Operation]) -> bool:
-    """A close is wrong once more than 1 MiB has been allocated at once."""
+    """A close is wrong after an allocation of more than 1 MiB."""
     return done[-1].do == "close" and any(
         operation.do == "allocate" and operation.nbytes > 1 << 20 for operation in done
     )
 
 
 def recycled(done: Sequence[Operation]) -> bool:
-    """An open is wrong when another buffer of the same process was freed before."""
+    """An open is wrong if another buffer of the same process was freed before."""
     owners = {operation.makes: operation.by for operation in done if operation.do == "allocate"}
     freed = {owners[operation.on] for operation in done if operation.do == "free"}
     return done[-1].do == "open" and owners[done[-1].on] in freed
 
 
 class Node:
-    """Replays what is legal of a history on a driver with one fault."""
+    """Replays the legal operations of a history on a driver with one fault."""
 
     def __init__(self, history: History, fault: Fault) -> None:
         self.history = history
@@ -95,7 +95,7 @@ def test_shrinking_stops_when_there_is_no_time() -> None:
     assert node.replays <= 6
 
 
-def test_sizes_shrink_where_the_history_fails_with_small_ones() -> None:
+def test_sizes_shrink_if_the_history_still_fails() -> None:
     node, _ = failing(reopen, 0)
     history = [
         Operation("allocate", 1, makes=1, nbytes=8 << 20),
@@ -107,7 +107,7 @@ def test_sizes_shrink_where_the_history_fails_with_small_ones() -> None:
     assert [operation.nbytes for operation in shortest] == [SMALLEST, 0, 0, 0]
 
 
-def test_numbers_of_a_shortest_history_begin_at_1() -> None:
+def test_numbers_of_the_shortest_history_begin_at_1() -> None:
     node, _ = failing(reopen, 0)
     process = max(node.history.processes)
     history = node.history.of(

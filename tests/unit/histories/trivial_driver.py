@@ -1,4 +1,4 @@
-"""A driver that is a dictionary, and refuses what no driver would do."""
+"""A driver made of dictionaries, which refuses only what every driver refuses."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from gpuipc_doctor.histories.operations import Operation
 
 @dataclass(eq=False)
 class Cell:
-    """Memory of one allocation: its process and object, the stamp of what was written last, its users."""
+    """Memory of one allocation: its process and object, the stamp of the last write, its users."""
 
     owner: tuple[int, int]
     stamp: int = 0
     users: int = 1
     outlives_owner: bool = False
-    """Physical memory: handles, mappings and processes come and go."""
+    """Physical memory outlives handles, mappings and processes."""
     owned: bool = True
 
 
 @dataclass
 class TrivialDriver:
-    """Performs operations. What cannot be is a `KeyError` or an `AssertionError`."""
+    """Executes operations. An impossible one is a `KeyError` or an `AssertionError`."""
 
     contexts_own_memory: bool = True
     memory: set[Cell] = field(default_factory=set)
     pointers: dict[tuple[int, int], tuple[Cell, int]] = field(default_factory=dict)
-    """(process, object) → its cell and the context that it lives in."""
+    """(process, object) → its cell and its context."""
     contexts: dict[int, int] = field(default_factory=dict)
     """Process → its current context."""
 
     def perform(self, operation: Operation) -> int:
-        """The stamp that a read shows; 0 for what shows nothing."""
+        """The stamp that a read shows; 0 for other operations."""
         by, on = operation.by, operation.on
         current = self.contexts.setdefault(by, 0)
         match operation.do:

@@ -1,4 +1,4 @@
-"""Where the bytes of a message lie, against a list of their places."""
+"""The bytes of a message in memory, compared with a list of their offsets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def places(layout: Layout, nbytes: int) -> list[int]:
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("nbytes", SIZES)
 @pytest.mark.parametrize("came", [0, 1, 5, 8, 200, 768])
-def test_message_lies_at_its_places_and_nothing_elsewhere(kind: str, nbytes: int, came: int) -> None:
+def test_message_is_at_its_offsets_and_nothing_elsewhere(kind: str, nbytes: int, came: int) -> None:
     layout = LAYOUTS[kind]
     if not layout.fits(nbytes):
         return

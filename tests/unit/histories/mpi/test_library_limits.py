@@ -1,4 +1,4 @@
-"""What an MPI library does not support in device memory depends on what moves that memory."""
+"""The operations in device memory that an MPI library lacks depend on what transports that memory."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ from gpuipc_doctor.histories.mpi.library_limits import DERIVED, SELF, lacks
         pytest.param("cray-mpich", False, (), id="cray-mpich"),
     ],
 )
-def test_what_it_lacks(family: str, over_ucx: bool, expected: tuple[str, ...]) -> None:
+def test_unsupported_operations(family: str, over_ucx: bool, expected: tuple[str, ...]) -> None:
     assert lacks(family, over_ucx=over_ucx) == expected

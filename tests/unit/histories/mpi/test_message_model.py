@@ -1,4 +1,4 @@
-"""The model of messages against a trivial MPI in which ranks and messages come in any order."""
+"""The model of messages, compared with a trivial MPI in which ranks and messages proceed in any order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def made(ranks: int, seed: int, epochs: int = EPOCHS) -> tuple[Generator, list[O
 
 
 def expected(history: History) -> dict[int, list[int]]:
-    """In a rank's order, the stamps of the messages that its completed receives get."""
+    """Rank → the stamps of the messages that its completed receives get, in order."""
     model = Model(history)
     steps = [(operation, model.apply(operation)) for operation in history.operations]
     assert not model.unmatched()
@@ -41,7 +41,7 @@ def expected(history: History) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("seed", range(3, 21, 3))
 def test_every_epoch_ends_and_messages_are_repeated(seed: int) -> None:
-    """No rank waits for a message of any source that no other rank may send any more."""
+    """No rank waits for a message from any source that no other rank can still send."""
     for ranks in (3, 4):
         generator, operations = made(ranks, seed, epochs=40)
         received = Counter(
@@ -54,7 +54,7 @@ def test_every_epoch_ends_and_messages_are_repeated(seed: int) -> None:
 
 
 def without_wait_all(operations: Sequence[Operation]) -> list[Operation]:
-    """The same, in which what nothing waits for ends with the history."""
+    """The operations without ``wait-all``: pending requests then complete at the history's end."""
     return [operation for operation in operations if operation.do != "wait-all"]
 
 
@@ -72,7 +72,7 @@ def test_generated_history_ends_and_matches_as_modelled_in_any_order(ranks: int,
 
 @pytest.mark.parametrize("seed", range(6))
 def test_part_of_a_history_ends_and_matches_as_modelled_in_any_order(seed: int) -> None:
-    """What a shrinker leaves: any operations may be gone."""
+    """As after shrinking, any operations may be missing."""
     random = Random(seed)
     generator, operations = made(3, seed, 1)
     for _ in range(20):
@@ -84,12 +84,12 @@ def test_part_of_a_history_ends_and_matches_as_modelled_in_any_order(seed: int) 
         assert mpi.received == wanted
 
 
-def test_two_generators_of_one_seed_make_one_history() -> None:
+def test_generators_with_one_seed_make_the_same_history() -> None:
     assert made(3, 7)[1] == made(3, 7)[1]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_a_library_lacks_is_not_drawn_and_every_epoch_ends(seed: int) -> None:
+def test_unsupported_operations_are_not_generated_and_every_epoch_ends(seed: int) -> None:
     generator = Generator("cuda", 3, seed, (8192, 65536), lacks=(DERIVED, SELF))
     drawn = [operation for _ in range(40) for operation, _ in generator.epoch()]
     assert not generator.model.unmatched()
@@ -99,13 +99,13 @@ def test_what_a_library_lacks_is_not_drawn_and_every_epoch_ends(seed: int) -> No
     assert not [operation for operation in drawn if operation.peer == operation.by]
 
 
-def test_every_operation_comes_and_has_a_sentence() -> None:
+def test_every_operation_is_generated_and_has_a_sentence() -> None:
     done = Counter(operation.do for seed in range(6) for operation in made(3, seed)[1])
     assert set(done) == set(SENTENCES)
     assert all("{" not in step(operation) for operation in made(3, 0)[1])
 
 
-def test_every_operation_of_all_is_one_of_the_model() -> None:
+def test_model_has_every_operation() -> None:
     assert set(SENTENCES) > OF_ALL
 
 
@@ -163,7 +163,7 @@ def test_illegal_operation_is_refused(operations: list[Operation], why: str) -> 
     assert model.illegal(operations[-1]) == why
 
 
-def test_barrier_ends_the_doubt_about_any_source() -> None:
+def test_barrier_makes_the_source_definite() -> None:
     model = Model(HISTORY)
     for operation in [
         *BUFFERS,
@@ -176,6 +176,6 @@ def test_barrier_ends_the_doubt_about_any_source() -> None:
     assert not model.illegal(Operation("isend", 2, on=2, makes=10, nbytes=8, stamp=2, peer=3))
 
 
-def test_what_nothing_matches_is_left_out() -> None:
+def test_unmatched_operations_are_left_out() -> None:
     unmatched = Operation("isend", 1, on=1, makes=9, nbytes=8, stamp=1, peer=2)
     assert legal(HISTORY.of([*BUFFERS, unmatched])) == BUFFERS

@@ -1,4 +1,4 @@
-"""From a disagreement to the shortest history that shows it, with ranks that are made up."""
+"""From a disagreement to the shortest history that shows it, with simulated ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuipc_doctor.histories.operations import Disagreement, History, Operation
 from gpuipc_doctor.model import Ending, Json, ProbeOutcome, RoleOutcome
 
 Fault = Callable[[Sequence[Operation]], int | None]
-"""The place of the operation that fails, None where none does."""
+"""The index of the operation that fails; None if none does."""
 
 EPOCHS = 10
 
@@ -38,7 +38,7 @@ def wrong(trying: int, at: int) -> ProbeOutcome:
 
 
 def launch(tries: Sequence[History], fault: Fault) -> ProbeOutcome:
-    """What becomes of histories that are tried one after the other by fresh ranks."""
+    """The outcome of a launch that replays these histories in turn; ends at the first failure."""
     for number, history in enumerate(tries):
         operations = [operation for operation, _ in steps_of(history)]
         if (at := fault(operations)) is not None:
@@ -57,7 +57,7 @@ def found(fault: Fault) -> Search:
 
 
 def searched(fault: Fault) -> tuple[Search, int]:
-    """What it comes to, and the number of launches."""
+    """The final state of the search, and the number of launches."""
     search, launches = found(fault), 0
     while True:
         launches += 1
@@ -76,7 +76,7 @@ def large_receive(operations: Sequence[Operation]) -> int | None:
 
 
 def fifth_derived(operations: Sequence[Operation]) -> int | None:
-    """The fifth of a history that sends in blocks."""
+    """The fifth send in blocks fails."""
     places = [n for n, one in enumerate(operations) if "send" in one.do and one.kind == "blocks-of-8"]
     return places[4] if len(places) > 4 else None
 
@@ -98,14 +98,14 @@ def test_fault_of_one_message_is_found_in_a_few_operations_and_launches() -> Non
 
 
 @pytest.mark.parametrize("fault", [fifth_derived, fortieth])
-def test_fault_that_comes_by_count_is_shown_by_what_counts(fault: Fault) -> None:
+def test_fault_that_comes_by_count_is_shown_by_the_counted_operations(fault: Fault) -> None:
     search, _ = searched(fault)
     assert search.stage == "confirm"
     assert search.shortest is not None
     assert fault([operation for operation, _ in steps_of(search.shortest)]) is not None
 
 
-def test_every_history_that_is_tried_is_legal() -> None:
+def test_every_tried_history_is_legal() -> None:
     search = found(large_receive)
     while search.stage != "confirm":
         for history in search.tries:
@@ -115,7 +115,7 @@ def test_every_history_that_is_tried_is_legal() -> None:
         search = following
 
 
-def test_disagreement_that_never_comes_again_ends_the_search_without_a_history() -> None:
+def test_disagreement_that_does_not_repeat_ends_the_search_without_a_history() -> None:
     search, launches = found(large_receive), 0
     while following := search.after(ended()):
         search, launches = following, launches + 1
@@ -147,7 +147,7 @@ def test_rank_that_did_not_end_is_a_disagreement(ending: Ending, what: str, name
 
 
 def test_crash_whose_signal_no_launcher_reports_is_the_same_crash() -> None:
-    """On a busy node Open MPI's launcher can end first: nobody then knows how the rank ended."""
+    """On a busy node Open MPI's launcher can end first, and then the signal of the rank is unknown."""
     search = found(large_receive)
     [history] = search.tries
     at = large_receive([operation for operation, _ in steps_of(history)])
@@ -163,7 +163,7 @@ def test_crash_whose_signal_no_launcher_reports_is_the_same_crash() -> None:
     assert first.disagreement.says == "rank 1: MPI_Recv ended the process"
 
 
-def test_rank_that_ended_before_any_operation_is_none() -> None:
+def test_rank_that_ended_before_any_operation_is_no_disagreement() -> None:
     assert met(ended(Ending.CRASHED)) is None
     assert met(ended()) is None
 
@@ -182,9 +182,9 @@ FLAT, LATE = [34] * 24, [34] * 16 + [35, 37, 36, 40, 40, 41, 44, 43]
         ([{"descriptors": FLAT}, {"descriptors": LATE}], 19),
         ([{"descriptors": FLAT}, {"descriptors": [34] * 13 + [58, 61, 87] + [88] * 8}, {}], 15),
         ([{"descriptors": [*FLAT[:-4], 35, 36, 36, 37]}], 23),  # it began late
-        ([{"descriptors": FLAT, "addresses": [1 << 40, *[(1 << 40) + 4096] * 23]}], None),  # at the beginning
-        ([{"descriptors": [34] * 20 + [40, 34, 40, 34]}], None),  # what rises falls
-        ([{"descriptors": [34] * 20 + [40] * 4}], None),  # once
+        ([{"descriptors": FLAT, "addresses": [1 << 40, *[(1 << 40) + 4096] * 23]}], None),  # at the start
+        ([{"descriptors": [34] * 20 + [40, 34, 40, 34]}], None),  # it also falls
+        ([{"descriptors": [34] * 20 + [40] * 4}], None),  # only once
         ([{"descriptors": [34, 40, 50]}], None),  # too few epochs
         ([], None),
     ],

@@ -1,7 +1,7 @@
-"""MPI's matching in memory, in any order of ranks and arrivals, with no send that is buffered.
+"""MPI's message matching in memory, in any order of ranks and arrivals, without buffered sends.
 
-It knows nothing of the model: it has only what each rank is told to do, and so it shows whether a history
-ends, and what each receive gets, whatever the timing.
+It does not use the model: it only knows each rank's operations, and so shows whether a history ends, and what
+each receive gets, in any timing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuipc_doctor.histories.operations import Operation
 
 
 class Deadlock(Exception):
-    """No rank can go on, and nothing is under way."""
+    """No rank can continue, and no message is under way."""
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class Posted:
 
 @dataclass
 class TrivialMpi:
-    """Performs a history; ``received`` is, in a rank's order, the stamp that each receive got."""
+    """Executes a history; ``received``: rank → the stamps that its receives got, in order."""
 
     operations: Sequence[Operation]
     ranks: Sequence[int]
