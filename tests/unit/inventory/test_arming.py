@@ -1,4 +1,4 @@
-"""What a job should have set before it hangs."""
+"""Settings that a job should have before it hangs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def names(*facts: tuple[str, str]) -> set[str]:
     return {variable.name for variable in arming.variables(found)}
 
 
-def test_variables_are_those_that_the_versions_know() -> None:
+def test_variables_depend_on_the_versions() -> None:
     assert names() == {"PYTHONFAULTHANDLER"}
     assert "MPIR_CVAR_DEBUG_PROGRESS_TIMEOUT" in names(("mpich", "5.0.0"))
     assert "MPIR_CVAR_DEBUG_PROGRESS_TIMEOUT" not in names(("mpich", "4.1.2"))
@@ -27,7 +27,7 @@ def test_variables_are_those_that_the_versions_know() -> None:
     assert {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "CUDA_COREDUMP_PIPE"} <= old
 
 
-def test_variable_that_is_set_already_is_left_as_it_is() -> None:
+def test_variable_that_is_already_set_is_left_out() -> None:
     facts = [Fact("nccl", "2.29.2", "a test")]
     assert "NCCL_DEBUG" not in {each.name for each in arming.variables(facts, ["NCCL_DEBUG"])}
 
@@ -50,7 +50,7 @@ def test_lines_are_a_shell_script(scope: int) -> None:
     assert all(line.startswith("export ") for line in printed.splitlines())
 
 
-def test_what_a_job_would_lack_is_what_is_not_set_and_what_the_kernel_forbids() -> None:
+def test_unset_variables_and_kernel_restrictions_are_listed_as_missing() -> None:
     facts = [Fact("perf-event-paranoid", "4", ""), Fact("ptrace-scope", "1", ""), Fact("nccl", None, "")]
     lacks = list(arming.lacking(facts, []))
     assert [line.partition(" is ")[0] for line in lacks] == [
@@ -59,7 +59,7 @@ def test_what_a_job_would_lack_is_what_is_not_set_and_what_the_kernel_forbids() 
     assert not list(arming.lacking([Fact("perf-event-paranoid", "2", "")], ["PYTHONFAULTHANDLER"]))
 
 
-def test_command_prints_the_lines_and_looks_at_no_job() -> None:
+def test_command_prints_the_lines_and_examines_no_job() -> None:
     for options in (["--arm"], ["--arm", "taskprolog"]):
         ended = CliRunner().invoke(cli, ["job", *options])
         assert ended.exit_code == 0

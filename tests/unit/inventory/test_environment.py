@@ -1,4 +1,4 @@
-"""What each variable does in the versions that were found, and that a slip is named and nothing else is."""
+"""Effect of each variable in the versions found; misspelt names are reported, and only those."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VARIABLES = variables.load()
 
 
 def judge(environ: dict[str, str], **versions: str) -> list[Setting]:
-    """Settings of these variables on a node with these versions, ``_`` standing for ``-`` in names."""
+    """Settings of these variables on a node with these versions; ``_`` in a name stands for ``-``."""
     facts = [Fact(name.replace("_", "-"), version, "told") for name, version in versions.items()]
     return list(environment.judge(environment.read("/nowhere", environ), VARIABLES, facts))
 
@@ -33,18 +33,18 @@ def effect(name: str, value: str, **versions: str) -> Effect:
 # -- the table ------------------------------------------------------------------------------------------
 
 
-def test_the_table_follows_its_schema_and_reads_the_same_in_every_yaml() -> None:
+def test_table_matches_its_schema_and_parses_equally_in_both_yaml_readers() -> None:
     schema = json.loads(SCHEMA.read_text())
     assert read(SHIPPED, schema).data == yaml.safe_load(SHIPPED.read_text())
 
 
-def test_no_variable_is_there_twice() -> None:
+def test_no_variable_is_listed_twice() -> None:
     data = yaml.safe_load(SHIPPED.read_text())
     assert len(VARIABLES) == sum(len(group["variables"]) for group in data["groups"])
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_each_range_is_one_in_which_a_version_can_be(name: str) -> None:
+def test_each_range_can_contain_a_version(name: str) -> None:
     for form in VARIABLES[name].forms:
         assert form.library in inventory.NAMES
         assert form.versions.contradictions() == []
@@ -72,7 +72,7 @@ def test_every_variable_that_a_workaround_sets_is_in_the_table() -> None:
     assert named <= set(VARIABLES)
 
 
-# -- what a variable does in a version -----------------------------------------------------------------
+# -- effect of a variable in a version ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -118,24 +118,24 @@ def test_every_variable_that_a_workaround_sets_is_in_the_table() -> None:
         ("UCX_CUDA_IPC_CACHE_MAX_SIZE", "inf", {"ucx": "of the distribution"}, Effect.UNKNOWN),
     ],
 )
-def test_what_a_variable_does_in_a_version(
+def test_effect_of_a_variable_in_a_version(
     name: str, value: str, versions: dict[str, str], expected: Effect
 ) -> None:
     assert effect(name, value, **versions) is expected
 
 
-def test_what_a_user_reads_of_a_dead_variable() -> None:
+def test_message_about_a_variable_without_effect() -> None:
     [setting] = judge({"MPIR_CVAR_CH4_IPC_GPU_MAX_CACHE_ENTRIES": "4"}, mpich="5.1.0a1")
     assert setting.says == "mpich 5.1.0a1 does not know it (mpich 4.3.0 to before 5.1.0a1)"
     assert setting.instead == "MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE"
 
 
-def test_what_a_user_reads_of_a_wrong_value() -> None:
+def test_message_about_a_wrong_value() -> None:
     [setting] = judge({"MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE": "8"}, mpich="5.0.2")
     assert setting.says == "mpich 5.0.2 does not accept '8'; it accepts unlimited, limited or disabled"
 
 
-def test_a_version_of_two_that_knows_it_is_enough() -> None:
+def test_one_of_two_versions_that_reads_it_is_enough() -> None:
     facts = [Fact("ucx", "1.15.0", "system"), Fact("ucx", "1.22.0", "beside Open MPI")]
     found = environment.read("/nowhere", {"UCX_CUDA_IPC_CACHE_MAX_REGIONS": "8"})
     [setting] = environment.judge(found, VARIABLES, facts)
@@ -150,10 +150,10 @@ RIGHT = """
     OMPI_MCA_pml OMPI_MCA_btl_smcuda_priority CUDA_HOME CUDA_PATH CUDA_MPS_LOG_DIRECTORY
     HIP_PLATFORM HSA_OVERRIDE_GFX_VERSION MPICH_VERSION MPICH_DIR PATH LD_LIBRARY_PATH
 """
-"""Names that the libraries really read, from their own lists, and some of everyday."""
+"""Names that the libraries really read, from their own lists, and some common ones."""
 
 
-# -- slips ----------------------------------------------------------------------------------------------
+# -- misspelt names ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -169,17 +169,17 @@ RIGHT = """
         ("CUDA_VISIBLE_DEVICE", "CUDA_VISIBLE_DEVICES"),
     ],
 )
-def test_a_slip_is_named(name: str, meant: str) -> None:
+def test_misspelt_name_is_reported(name: str, meant: str) -> None:
     [setting] = judge({name: "1"})
     assert (setting.effect, setting.instead) == (Effect.MISSPELT, meant)
 
 
 @pytest.mark.parametrize("name", RIGHT.split())
-def test_a_right_name_is_no_slip_of_another(name: str) -> None:
+def test_correct_name_is_not_reported_as_misspelt(name: str) -> None:
     assert judge({name: "1"}, mpich="5.0.2", ucx="1.22.0", libfabric="2.3.1", nccl="2.24.3") == []
 
 
-def test_a_name_of_a_library_that_is_not_here_may_be_meant_for_one_that_is() -> None:
+def test_name_of_a_missing_library_may_be_meant_for_an_installed_one() -> None:
     facts = [Fact("mpich", "3.4", "told")]
     variables = {name: VARIABLES[name] for name in ("MPIR_CVAR_NOLOCAL", "MPICH_GPU_IPC_ENABLED")}
     found = environment.read("/nowhere", {"MPICH_GPU_IPC_ENABLED": "1", "MPIR_CVAR_NO_LOCAL": "1"})
@@ -195,10 +195,10 @@ PATH=/evil
 """
 
 
-# -- where variables are set -----------------------------------------------------------------------------
+# -- places where variables are set -----------------------------------------------------------------------
 
 
-def test_nccls_files_are_read_too_and_the_environment_comes_first(tmp_path: Path) -> None:
+def test_nccls_files_are_read_and_the_environment_takes_precedence(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/nccl.conf").write_text(SITE)
     (tmp_path / "home").mkdir()
@@ -211,7 +211,7 @@ def test_nccls_files_are_read_too_and_the_environment_comes_first(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["absent", "directory", "fifo", "binary"])
-def test_a_file_of_nccls_that_is_none_says_nothing(tmp_path: Path, kind: str) -> None:
+def test_unusable_file_of_nccl_is_ignored(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "nccl.conf"
     if kind == "directory":
         path.mkdir()
@@ -223,7 +223,7 @@ def test_a_file_of_nccls_that_is_none_says_nothing(tmp_path: Path, kind: str) ->
     assert set(environment.read(str(tmp_path), environ)) == {"NCCL_CONF_FILE"}
 
 
-def test_a_fact_for_every_variable_that_is_known_set_or_not() -> None:
+def test_every_known_variable_has_a_fact_set_or_not() -> None:
     found = environment.read("/nowhere", {"UCX_TLS": "all\x1b[31m", "HOME": "/root"})
     facts = {fact.name: fact for fact in environment.facts(found, VARIABLES)}
     assert set(facts) == {f"env:{name}" for name in VARIABLES}

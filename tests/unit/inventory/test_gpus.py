@@ -1,4 +1,4 @@
-"""A job's GPUs by the kernel's lists: which they are, and when a driver must be asked all the same."""
+"""A job's GPUs from the kernel's lists, and cases in which the driver must be queried."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Device Minor: \t {minor}
 GPU Firmware: \t 580.159.04
 """
 UUIDS = [f"GPU-0000000{n}-1111-2222-3333-444444444444" for n in range(3)]
-MINORS = [2, 0, 1]  # /dev/nvidiaN need not be in the order of the bus
+MINORS = [2, 0, 1]  # /dev/nvidiaN need not be in bus order
 
 
 def put(root: Path, name: str, text: str = "") -> None:
@@ -55,7 +55,7 @@ def indices(job: gpus.JobGpus) -> list[int]:
 def test_slurm_names_nvidia_gpus_by_their_device_files(nvidia: Path) -> None:
     job = gpus.of_job(str(nvidia), "0,2")
     assert [device.uuid for device in job.devices] == [UUIDS[0], UUIDS[1]]
-    assert [device.label for device in job.devices] == ["cuda:0", "cuda:1"]  # as nvidia-smi calls them
+    assert [device.label for device in job.devices] == ["cuda:0", "cuda:1"]  # the indices of nvidia-smi
     assert [device.name for device in job.devices] == ["NVIDIA H200"] * 2
     assert job.is_identified
     assert job.visible["CUDA_VISIBLE_DEVICES"] == f"{UUIDS[0]},{UUIDS[1]}"
@@ -63,7 +63,7 @@ def test_slurm_names_nvidia_gpus_by_their_device_files(nvidia: Path) -> None:
 
 
 @pytest.mark.parametrize("ids", ["", " ", ","])
-def test_without_ids_all_gpus_are_meant(nvidia: Path, ids: str) -> None:
+def test_without_ids_all_gpus_are_used(nvidia: Path, ids: str) -> None:
     assert indices(gpus.of_job(str(nvidia), ids)) == [0, 1, 2]
 
 
@@ -79,7 +79,7 @@ def test_without_ids_all_gpus_are_meant(nvidia: Path, ids: str) -> None:
         ("1\x1b[2J", ("1 [2J",)),
     ],
 )
-def test_what_names_no_gpu_is_told_and_never_escapes(
+def test_ids_that_name_no_gpu_are_reported_and_escaped(
     nvidia: Path, ids: str, unknown: tuple[str, ...]
 ) -> None:
     job = gpus.of_job(str(nvidia), ids)
@@ -87,7 +87,7 @@ def test_what_names_no_gpu_is_told_and_never_escapes(
     assert job.known == "0, 1, 2"
 
 
-def test_a_gpu_that_nothing_has_initialised_has_no_uuid_yet(nvidia: Path) -> None:
+def test_uninitialised_gpu_has_no_uuid(nvidia: Path) -> None:
     file = "/proc/driver/nvidia/gpus/0000:20:00.0/information"
     unknown = "GPU-????????-????-????-????-????????????"
     put(nvidia, file, NVIDIA.format(uuid=unknown, pci="0000:20:00.0", minor=0))
@@ -96,48 +96,48 @@ def test_a_gpu_that_nothing_has_initialised_has_no_uuid_yet(nvidia: Path) -> Non
     assert gpus.of_job(str(nvidia), "1,2").is_identified
 
 
-def test_a_gpu_that_is_split_is_not_identified_by_its_own_uuid(nvidia: Path) -> None:
+def test_split_gpu_is_not_identified_by_its_own_uuid(nvidia: Path) -> None:
     put(nvidia, "/proc/driver/nvidia/capabilities/gpu0/mig/gi1/access", "DeviceFileMinor: 12\n")
     assert not gpus.of_job(str(nvidia), "0").is_identified
 
 
-def test_amd_gpus_are_numbered_as_rocm_does(amd: Path) -> None:
-    job = gpus.of_job(str(amd), "10,130")  # a place in that order, or the number of a render node
+def test_amd_gpus_are_numbered_like_rocm(amd: Path) -> None:
+    job = gpus.of_job(str(amd), "10,130")  # an index in that order, or the number of a render node
     assert indices(job) == [2, 10]
     assert job.visible["HIP_VISIBLE_DEVICES"] == "2,10"
     assert [gpu.pci for gpu in job.chosen] == ["0001:03:00.0", "0001:0b:00.0"]
-    assert not job.is_identified  # so the driver is asked
+    assert not job.is_identified  # so the driver is queried
 
 
-def test_what_the_driver_finds_is_numbered_as_on_the_whole_node(amd: Path) -> None:
+def test_devices_of_the_driver_are_numbered_as_on_the_whole_node(amd: Path) -> None:
     job = gpus.of_job(str(amd), "2,10")
     found = [
         Device("hip", 0, "GPU-a", "0001:0b:00.0", "MI300A", 1),
         Device("hip", 1, "", "0009:01:00.0", "", 1),
     ]
     devices, missing = job.numbered(found)
-    assert [device.label for device in devices] == ["hip:10"]  # and the stranger is left out
+    assert [device.label for device in devices] == ["hip:10"]  # and the foreign one is left out
     assert missing == ("hip:2 (0001:03:00.0)",)
 
 
-def test_a_node_that_lists_nothing(tmp_path: Path) -> None:
+def test_node_without_lists(tmp_path: Path) -> None:
     job = gpus.of_job(str(tmp_path), "0")
     assert (job.chosen, job.unknown, job.known) == ((), ("0",), "none")
     found = [Device("cuda", 0, UUIDS[0], "0000:10:00.0", "H200", 1)]
     assert gpus.of_job(str(tmp_path), "").numbered(found) == (tuple(found), ())
 
 
-def test_a_gpu_is_missing_where_every_gpu_has_a_number_and_none_has_this(nvidia: Path) -> None:
+def test_gpu_is_missing_if_all_gpus_have_other_numbers(nvidia: Path) -> None:
     assert gpus.of_job(str(nvidia), "0,7").missing == ("7",)
     assert gpus.of_job(str(nvidia), "").missing == ()
-    assert gpus.of_job(str(nvidia), "0,GPU-x").missing == ()  # not as Slurm names them
+    assert gpus.of_job(str(nvidia), "0,GPU-x").missing == ()  # not the naming of Slurm
 
 
-def test_an_amd_gpu_is_missing_too(amd: Path) -> None:
+def test_amd_gpu_is_missing(amd: Path) -> None:
     assert gpus.of_job(str(amd), "7,129,200").missing == ("200",)
 
 
-def test_where_gpus_are_split_or_have_no_number_nobody_can_tell_which_is_missing(nvidia: Path) -> None:
+def test_missing_gpu_is_unknown_if_gpus_are_split_or_lack_numbers(nvidia: Path) -> None:
     information = next(nvidia.glob("proc/driver/nvidia/gpus/*/information"))
     whole = information.read_text()
     information.write_text(whole.replace("Device Minor", "Minor"))

@@ -1,4 +1,4 @@
-"""Every fact names where it was read, and what was not found names searched."""
+"""Every fact names its source, and a missing one the places searched."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def node(tmp_path: Path) -> Path:
 def facts_of(
     root: object, asked: Iterable[Fact] = (), environ: Mapping[str, str] | None = None
 ) -> tuple[Fact, ...]:
-    """The whole inventory of a tree of files, as a run takes it."""
+    """The whole inventory of a directory tree, as a run collects it."""
     found = inventory.facts_from_files(str(root), os.environ if environ is None else environ)
     found = (*inventory.of_modules(str(root)), *found)
     return inventory.merged(asked, found, foreign=str(root) == "/")
@@ -74,7 +74,7 @@ def plant(root: Path, path: str, text: str | bytes) -> None:
 
 
 def link(root: Path, path: str, target: str) -> None:
-    """A link, and the empty file that it leads to."""
+    """Create a link, and its target as an empty file."""
     file = root / path.lstrip("/")
     plant(root, str((file.parent / target).relative_to(root)), "")
     file.symlink_to(target)
@@ -112,14 +112,14 @@ SETTINGS = (
 )
 
 
-def test_a_node_as_a_user_reads_it(node: Path) -> None:
+def test_golden_file_of_a_node(node: Path) -> None:
     facts = facts_of(node, ASKED, {"LD_LIBRARY_PATH": "/opt/cuda/compat"})
     text = page(facts, SETTINGS) + "\n"
     assert max(map(len, text.splitlines())) <= 80
     golden.check("inventory/h200.txt", text)
 
 
-def test_what_has_changed_as_a_user_reads_it(node: Path) -> None:
+def test_golden_file_of_changes(node: Path) -> None:
     facts = facts_of(node, ASKED, {})
     before = [
         Fact("nvidia-driver", "570.86.15", ""),
@@ -132,7 +132,7 @@ def test_what_has_changed_as_a_user_reads_it(node: Path) -> None:
     golden.check("inventory/changes.txt", text)
 
 
-def test_nothing_has_changed() -> None:
+def test_no_change() -> None:
     before, after = Fact("kernel", "6.8", "/proc"), Fact("kernel", "6.8", "elsewhere")
     assert page_of_changes([before], [after]) == "nothing has changed"
 
@@ -147,7 +147,7 @@ def test_sources_that_agree_are_named_together(node: Path) -> None:
     assert rows(node, "nvidia-driver", nvml) == [("580.159.04", f"NVML; {files}")]
 
 
-def test_a_kernel_module_under_other_libraries_keeps_a_row_of_its_own(node: Path) -> None:
+def test_kernel_module_of_another_version_has_its_own_row(node: Path) -> None:
     nvml = Fact("nvidia-driver", "590.44.01", "NVML")
     assert rows(node, "nvidia-driver", nvml) == [
         ("590.44.01", "NVML"),
@@ -155,7 +155,7 @@ def test_a_kernel_module_under_other_libraries_keeps_a_row_of_its_own(node: Path
     ]
 
 
-def test_a_version_with_fewer_numbers_is_the_same(tmp_path: Path) -> None:
+def test_version_with_fewer_numbers_is_equal(tmp_path: Path) -> None:
     link(tmp_path, "/usr/lib64/libmpi_gnu_123.so.12", "../../opt/cray/pe/mpich/8.1.30/lib/libmpi.so.12.0.0")
     said = Fact("cray-mpich", "8.1.30.16", "MPI_Get_library_version")
     [(found, source)] = rows(tmp_path, "cray-mpich", said)
@@ -163,7 +163,7 @@ def test_a_version_with_fewer_numbers_is_the_same(tmp_path: Path) -> None:
     assert source == "MPI_Get_library_version; /usr/lib64/libmpi_gnu_123.so.12 (default)"
 
 
-def test_what_a_driver_could_not_say_is_read_from_files(node: Path) -> None:
+def test_facts_missing_from_the_driver_are_read_from_files(node: Path) -> None:
     silent = Fact("nvidia-driver", None, "NVML: nvmlInit returned NVML_ERROR_DRIVER_NOT_LOADED")
     assert rows(node, "nvidia-driver", silent) == rows(node, "nvidia-driver")
 
@@ -177,7 +177,7 @@ def test_what_a_driver_could_not_say_is_read_from_files(node: Path) -> None:
         ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n", ""),
     ],
 )  # fmt: skip
-def test_processor_has_its_model_where_the_kernel_names_it(tmp_path: Path, text: str, model: str) -> None:
+def test_processor_has_its_model_if_the_kernel_lists_it(tmp_path: Path, text: str, model: str) -> None:
     plant(tmp_path, "/proc/cpuinfo", text)
     assert value(tmp_path, "cpu") == f"{model}{os.uname().machine}"
 
@@ -188,12 +188,12 @@ def test_distribution_is_the_pretty_name(tmp_path: Path, line: str) -> None:
     assert value(tmp_path, "os") == "Arch"
 
 
-def test_what_could_not_be_asked_says_why(node: Path) -> None:
+def test_fact_that_could_not_be_queried_has_the_reason(node: Path) -> None:
     [(found, source)] = rows(node, "persistence", *ASKED)
     assert (found, source) == (None, "nvidia: nvmlDeviceGetPersistenceMode #1 hung (5 s)")
 
 
-def test_what_is_not_there_says_where_it_was_looked_for(tmp_path: Path) -> None:
+def test_missing_fact_has_the_places_searched(tmp_path: Path) -> None:
     plant(tmp_path, NVRM, "no such words\n")
     plant(tmp_path, "/sys/module/amdgpu/version/is-a-directory", "")
     facts = facts_of(tmp_path, (), {})
@@ -209,14 +209,14 @@ def test_what_is_not_there_says_where_it_was_looked_for(tmp_path: Path) -> None:
     ]
 
 
-def test_every_name_has_a_row_unless_it_is_known_not_to_be_read(tmp_path: Path) -> None:
+def test_every_name_has_a_row_unless_listed_as_unread(tmp_path: Path) -> None:
     asked_of_drivers = {"cuda-driver", "hip-driver", "hip-runtime"}
     names = {fact.name for fact in facts_of(tmp_path, (), {})}
     assert names | asked_of_drivers | {"mpi4py", "psm2", "kokkos"} == set(inventory.NAMES)
     assert {*LOOKED_FOR, *LOOKED_FOR_FOREIGN} <= set(inventory.NAMES)
 
 
-def test_the_names_are_a_closed_set_in_the_order_of_the_rows(node: Path) -> None:
+def test_names_are_a_closed_set_in_the_order_of_the_rows(node: Path) -> None:
     facts = facts_of(node, [Fact("hip-runtime", "7.2.53211", "hipRuntimeGetVersion")])
     names = list(dict.fromkeys(fact.name for fact in facts))
     assert names == sorted(names, key=list(inventory.NAMES).index)
@@ -238,7 +238,7 @@ def test_the_names_are_a_closed_set_in_the_order_of_the_rows(node: Path) -> None
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  384.81  Wed Aug 17\n", "384.81", "proprietary"),
     ],
 )
-def test_both_kernel_modules_are_told_apart(tmp_path: Path, text: str, version: str, module: str) -> None:
+def test_both_kernel_modules_are_distinguished(tmp_path: Path, text: str, version: str, module: str) -> None:
     plant(tmp_path, NVRM, text)
     assert rows(tmp_path, "nvidia-driver") == [(version, NVRM)]
     assert rows(tmp_path, "nvidia-module") == [(module, NVRM)]
@@ -271,7 +271,7 @@ def test_both_kernel_modules_are_told_apart(tmp_path: Path, text: str, version: 
         ("/sys/class/cxi/cxi0", "", "cxi-devices", "cxi0"),
     ],
 )  # fmt: skip
-def test_what_one_file_says(tmp_path: Path, file: str, text: str, name: str, found: str | None) -> None:
+def test_fact_from_one_file(tmp_path: Path, file: str, text: str, name: str, found: str | None) -> None:
     plant(tmp_path, "/proc/sys/kernel/osrelease", "6.8\n")
     plant(tmp_path, file, text)
     assert value(tmp_path, name) == found
@@ -281,7 +281,7 @@ def test_what_one_file_says(tmp_path: Path, file: str, text: str, name: str, fou
     ("types", "mode"),
     [(["identity", "identity"], "passthrough"), (["identity", "DMA-FQ"], "translating"), ([], "on")],
 )
-def test_what_the_iommu_does(tmp_path: Path, types: list[str], mode: str) -> None:
+def test_iommu_mode(tmp_path: Path, types: list[str], mode: str) -> None:
     plant(tmp_path, "/sys/class/iommu/ivhd0", "")
     for number, kind in enumerate(types):
         plant(tmp_path, f"/sys/kernel/iommu_groups/{number}/type", f"{kind}\n")
@@ -299,7 +299,7 @@ UNSEEN = "in a container, the node's processes are hidden"
         (False, "nvidia-imex\n", (None, "no /proc/driver/nvidia")),
     ],
 )  # fmt: skip
-def test_the_imex_daemon_is_known_by_its_process(
+def test_imex_daemon_is_found_by_its_process(
     tmp_path: Path, driver: bool, comm: str, found: tuple[str | None, str]
 ) -> None:
     plant(tmp_path, "/proc/812/comm", comm)
@@ -308,13 +308,13 @@ def test_the_imex_daemon_is_known_by_its_process(
     assert rows(tmp_path, "imex-daemon") == [found]
 
 
-def test_channels_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_channels_are_ordered_by_number(tmp_path: Path) -> None:
     for number in (10, 0, 2):
         plant(tmp_path, f"/dev/nvidia-caps-imex-channels/channel{number}", "")
     assert value(tmp_path, "imex-channels") == "channel0, channel2, channel10"
 
 
-def test_namespaces_of_its_own(tmp_path: Path) -> None:
+def test_own_namespaces(tmp_path: Path) -> None:
     directory = tmp_path / "proc/self/ns"
     directory.mkdir(parents=True)
     for kind, inode in (("ipc", 4026531839), ("uts", 4026531838), ("user", 4026531837), ("pid", 4026532201)):
@@ -322,7 +322,7 @@ def test_namespaces_of_its_own(tmp_path: Path) -> None:
     assert value(tmp_path, "namespaces") == "own pid"
 
 
-def test_python_packages_are_known_by_what_pip_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_packages_are_found_by_their_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", ["", "/opt/venv/lib/python3.12/site-packages"])
     plant(tmp_path, "/opt/venv/lib/python3.12/site-packages/torch-2.9.0+cu130.dist-info/METADATA", "")
     plant(tmp_path, "/opt/venv/lib/python3.12/site-packages/cupy_cuda12x-13.6.0.dist-info/METADATA", "")
@@ -337,9 +337,7 @@ def test_python_packages_are_known_by_what_pip_left(tmp_path: Path, monkeypatch:
         ("healthy-hip", {"rocm": "6.4.3"}),
     ],
 )
-def test_a_simulated_node_is_read_like_a_real_one(
-    tmp_path: Path, profile: str, found: dict[str, str]
-) -> None:
+def test_simulated_node_is_read_like_a_real_one(tmp_path: Path, profile: str, found: dict[str, str]) -> None:
     for path, text in claimed_files(load(profile)).items():
         plant(tmp_path, path, text)
     facts = {fact.name: fact.value for fact in facts_of(tmp_path)}
@@ -354,12 +352,12 @@ versions:
 """
 
 
-def test_whatever_software_a_simulated_node_claims_is_found(
+def test_claimed_software_of_a_simulated_node_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuipc_doctor.simulator.build.build", lambda: Path("/libraries"))
     claims = {name: f"1.{number}.3" for number, name in enumerate(sorted(software.NAMES))}
-    del claims["libfabric"]  # HPE's has the same name
+    del claims["libfabric"]  # HPE's library has the same name
     claims["libcuda"] = "580.82.07"
     profile = tmp_path / "claims.yaml"
     profile.write_text(CLAIMS + "".join(f"  {name}: {version}\n" for name, version in claims.items()))
@@ -370,18 +368,18 @@ def test_whatever_software_a_simulated_node_claims_is_found(
     assert facts["gpu-model"] == "AMD Instinct MI300A"
 
 
-def test_nothing_of_this_machine_is_taken_for_a_simulated_node(tmp_path: Path) -> None:
+def test_simulated_node_has_no_fact_of_this_machine(tmp_path: Path) -> None:
     environ = {**os.environ, "LD_LIBRARY_PATH": "/usr/lib:/usr/lib64", "APPTAINER_CONTAINER": "x.sif"}
     facts = facts_of(tmp_path, (), environ)
     assert [(fact.name, fact.value) for fact in facts if fact.value] == [("container", "none")]
 
 
-def test_this_machine_has_the_kernel_that_it_says() -> None:
+def test_kernel_of_this_machine() -> None:
     assert rows(Path("/"), "kernel") == [(os.uname().release, "/proc/sys/kernel/osrelease")]
 
 
 @given(st.binary())
-def test_whatever_a_file_holds_becomes_one_printable_line(raw: bytes) -> None:
+def test_any_content_of_a_file_becomes_one_printable_line(raw: bytes) -> None:
     from tempfile import TemporaryDirectory
 
     files = (NVRM, "/sys/module/nvidia/version", "/proc/cmdline", "/proc/self/limits", "/etc/ld.so.cache")

@@ -1,4 +1,4 @@
-"""The inventory finds the library that a process would load, and loads nothing."""
+"""The inventory finds the library that a process would load, without loading it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X86_64 = 0x0303
 
 
 def cache(entries: list[tuple[int, str, str]], before: bytes = b"") -> bytes:
-    """A cache as ldconfig writes it, with what older formats put in front: (flags, soname, file)."""
+    """A cache in ldconfig's format, after one in an older format. ``entries``: (flags, soname, file)."""
     strings, places = b"", []
     at = 48 + 24 * len(entries)
     for _, soname, file in entries:
@@ -46,7 +46,7 @@ def fact(root: Path, name: str, **environ: str) -> list[str | None]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """A driver's libcuda in the cache, another of a compatibility package beside it."""
+    """A driver's libcuda in the cache, and another one in a compatibility package."""
     link(tmp_path, "/usr/lib/aarch64-linux-gnu/libcuda.so.1", "libcuda.so.570.86.15")
     link(tmp_path, "/usr/lib32/libcuda.so.1", "libcuda.so.1.1")
     link(tmp_path, "/usr/local/cuda/compat/libcuda.so.1", "libcuda.so.580.82.07")
@@ -59,36 +59,36 @@ def node(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_cache_names_the_file_of_this_architecture(node: Path) -> None:
+def test_cache_entry_of_this_architecture_is_used(node: Path) -> None:
     assert found(node, "libcuda.so.1") == ("/usr/lib/aarch64-linux-gnu/libcuda.so.1", CACHE)
     assert fact(node, "libcuda") == ["570.86.15"]
 
 
-def test_ld_library_path_comes_before_the_cache(node: Path) -> None:
+def test_ld_library_path_precedes_the_cache(node: Path) -> None:
     path = "relative:/nowhere:/usr/local/cuda/compat"
     expected = ("/usr/local/cuda/compat/libcuda.so.1", "LD_LIBRARY_PATH")
     assert found(node, "libcuda.so.1", LD_LIBRARY_PATH=path) == expected
     assert fact(node, "libcuda", LD_LIBRARY_PATH=path) == ["580.82.07"]
 
 
-def test_a_file_that_is_gone_is_not_found(node: Path) -> None:
+def test_removed_file_is_not_found(node: Path) -> None:
     assert found(node, "libgone.so.1") is None
 
 
-def test_a_cache_behind_one_of_the_old_format(node: Path) -> None:
+def test_cache_after_one_in_the_old_format(node: Path) -> None:
     entries = [(X86_64, "libcuda.so.1", "/usr/lib/aarch64-linux-gnu/libcuda.so.1")]
     plant(node, CACHE, cache(entries, before=b"ld.so-1.7.0" + bytes(37)))
     assert found(node, "libcuda.so.1") == ("/usr/lib/aarch64-linux-gnu/libcuda.so.1", CACHE)
 
 
-def test_without_a_cache_the_default_directories_count(tmp_path: Path) -> None:
+def test_without_a_cache_default_directories_are_searched(tmp_path: Path) -> None:
     link(tmp_path, "/usr/lib64/libcudart.so.12", "libcudart.so.12.4.127")
     link(tmp_path, "/usr/lib64/libcudart.so.11.0", "libcudart.so.11.8.89")
     assert sorted(map(str, fact(tmp_path, "cuda-runtime"))) == ["11.8.89", "12.4.127"]
 
 
 @given(st.binary(), st.integers(0, 200))
-def test_a_damaged_cache_finds_nothing_and_harms_nobody(noise: bytes, cut: int) -> None:
+def test_damaged_cache_finds_nothing(noise: bytes, cut: int) -> None:
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as root:
@@ -98,32 +98,32 @@ def test_a_damaged_cache_finds_nothing_and_harms_nobody(noise: bytes, cut: int) 
             assert found(Path(root), "libx.so.1") is None
 
 
-def test_a_stub_or_wsl_library_has_no_driver_version(tmp_path: Path) -> None:
+def test_stub_or_wsl_library_has_no_driver_version(tmp_path: Path) -> None:
     plant(tmp_path, "/usr/lib64/libcuda.so.1", "")
     [one] = [fact for fact in facts_of(tmp_path, (), {}) if fact.name == "libcuda"]
     assert (one.value, one.source) == (None, "not in the name of /usr/lib64/libcuda.so.1 (default)")
 
 
-def test_rocm_is_that_of_the_library_and_not_of_the_default_link(tmp_path: Path) -> None:
+def test_rocm_version_is_the_librarys_and_not_the_default_links(tmp_path: Path) -> None:
     plant(tmp_path, "/opt/rocm/.info/version", "7.2.4-93\n")
     plant(tmp_path, "/opt/rocm-6.4.3/.info/version", "6.4.3-128\n")
     plant(tmp_path, "/opt/rocm-6.4.3/lib/libamdhip64.so.6", "")
     assert fact(tmp_path, "rocm", LD_LIBRARY_PATH="/opt/rocm-6.4.3/lib") == ["7.2.4-93", "6.4.3-128"]
 
 
-def test_rocm_of_a_distribution_is_in_the_name_of_its_library(tmp_path: Path) -> None:
-    """Debian's libamdhip64-7 has no /opt/rocm, and no .info/version beside its library."""
+def test_rocm_version_of_a_distribution_is_in_its_librarys_name(tmp_path: Path) -> None:
+    """Debian's libamdhip64-7 has no /opt/rocm, and no .info/version in its library's directory."""
     plant(tmp_path, "/usr/lib64/libamdhip64.so.7.2.53211", "")
     (tmp_path / "usr/lib64/libamdhip64.so.7").symlink_to("libamdhip64.so.7.2.53211")
     assert fact(tmp_path, "rocm") == ["7.2"]
 
 
-def test_rocm_without_a_version_beside_its_library_or_in_its_name_is_unknown(tmp_path: Path) -> None:
+def test_rocm_without_a_version_file_or_name_is_unknown(tmp_path: Path) -> None:
     plant(tmp_path, "/usr/lib64/libamdhip64.so.7", "")
     assert fact(tmp_path, "rocm") == [None]
 
 
-def test_a_libfabric_of_hpe_is_not_upstreams(tmp_path: Path) -> None:
+def test_libfabric_of_hpe_is_not_upstreams(tmp_path: Path) -> None:
     directory = "/opt/cray/libfabric/1.15.2.0/lib64"
     plant(tmp_path, f"{directory}/libfabric.so.1", "")
     plant(tmp_path, f"{directory}/pkgconfig/libfabric.pc", "Version: 1.15.2.0\n")
@@ -140,22 +140,20 @@ def test_a_libfabric_of_hpe_is_not_upstreams(tmp_path: Path) -> None:
         ("libfabric.so.1", "libfabric", "libfabric"),
     ],
 )
-def test_a_package_description_beside_the_library(
-    tmp_path: Path, soname: str, package: str, name: str
-) -> None:
+def test_package_description_near_the_library(tmp_path: Path, soname: str, package: str, name: str) -> None:
     plant(tmp_path, f"/opt/x/lib/{soname}", "")
     plant(tmp_path, f"/opt/x/lib/pkgconfig/{package}.pc", "prefix=/opt/x\nName: x\nVersion: 5.0.9\n")
     assert fact(tmp_path, name, LD_LIBRARY_PATH="/opt/x/lib") == ["5.0.9"]
 
 
-def test_a_link_out_of_a_simulated_node_is_not_followed(tmp_path: Path) -> None:
+def test_link_out_of_a_simulated_node_is_not_followed(tmp_path: Path) -> None:
     directory = tmp_path / "usr/lib64"
     directory.mkdir(parents=True)
     (directory / "libcuda.so.1").symlink_to("/usr/lib/libcuda.so.570.86.15")
     assert fact(tmp_path, "libcuda") == [None]
 
 
-def test_mpi_libraries_in_the_order_in_which_they_are_asked(tmp_path: Path) -> None:
+def test_search_order_of_mpi_libraries(tmp_path: Path) -> None:
     plant(tmp_path, "/opt/ompi/bin/mpiexec", "")
     (tmp_path / "opt/ompi/bin/mpiexec").chmod(0o755)
     link(tmp_path, "/opt/ompi/lib/libmpi.so.40", "libmpi.so.40.40.7")

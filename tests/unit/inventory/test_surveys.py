@@ -1,4 +1,4 @@
-"""What is asked in workers: answers are taken apart, and a source that hangs costs its own rows."""
+"""Surveys in workers: parsed answers; a hanging source loses only its own rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ NCCL = "int ncclGetVersion(int *version) { *version = 22403; return 0; }"
 
 
 class Silent:
-    """A watcher that watches nothing."""
+    """A watcher that ignores everything."""
 
     def planned(self, total: int) -> None: ...
     def started(self, key: str, text: str, deadline_s: float) -> None: ...
@@ -67,7 +67,7 @@ class Silent:
 
 @pytest.fixture
 def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory in which this process, and so its workers, finds programs and libraries first."""
+    """A directory in which this process and its workers find programs and libraries first."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "lib"))
     plant(tmp_path, "bin/mpiexec", "#!/bin/sh\n")
@@ -83,7 +83,7 @@ def library(prefix: Path, soname: str, source: str) -> None:
 
 
 def stock(tier: Tier = Tier.ACCEPTANCE) -> dict[str, Fact]:
-    """The inventory of this machine, by name; where a name has several rows, the first."""
+    """The inventory of this machine by name; the first row of each name."""
     request = Request(backend="cuda", deadline_s=2.0, tier=tier)
     facts = engine.collect_inventory(request, SiteConfig(), Node(), Silent()).facts
     found: dict[str, Fact] = {}
@@ -93,7 +93,7 @@ def stock(tier: Tier = Tier.ACCEPTANCE) -> dict[str, Fact]:
 
 
 @needs_compiler
-def test_each_library_is_asked_for_its_version(prefix: Path) -> None:
+def test_each_library_is_queried_for_its_version(prefix: Path) -> None:
     library(prefix, "libmpi.so.12", MPI.format(extra="", body=""))
     library(prefix, "libucp.so.0", UCX)
     library(prefix, "libfabric.so.1", LIBFABRIC)
@@ -122,7 +122,7 @@ def test_each_library_is_asked_for_its_version(prefix: Path) -> None:
         ),
     ],
 )
-def test_a_source_that_hangs_or_crashes_costs_its_own_rows(
+def test_source_that_hangs_or_crashes_loses_only_its_own_rows(
     prefix: Path, extra: str, body: str, why: str
 ) -> None:
     library(prefix, "libmpi.so.12", MPI.format(extra=extra, body=body))
@@ -135,7 +135,7 @@ def test_a_source_that_hangs_or_crashes_costs_its_own_rows(
 
 
 @needs_compiler
-def test_an_mpi_library_that_is_named_is_asked_for_a_simulated_node_too(prefix: Path) -> None:
+def test_named_mpi_library_is_also_surveyed_for_a_simulated_node(prefix: Path) -> None:
     library(prefix, "libmpi_mine.so", MPI.format(extra="", body=""))
     request = Request(backend="cuda", mpi_lib=f"{prefix}/lib/libmpi_mine.so")
     node = Node(root=str(prefix / "tree"), simulated="tree")
@@ -144,12 +144,12 @@ def test_an_mpi_library_that_is_named_is_asked_for_a_simulated_node_too(prefix: 
     assert Fact("mpich", "4.2.2", said) in facts
 
 
-def test_a_library_that_does_not_load_says_why(prefix: Path) -> None:
+def test_library_that_does_not_load_has_the_reason(prefix: Path) -> None:
     (prefix / "lib/libucp.so.0").write_text("no ELF\n")
     assert "invalid ELF header" in stock()["ucx"].source or "file too short" in stock()["ucx"].source
 
 
-def test_programs_are_asked_for_their_versions(prefix: Path) -> None:
+def test_programs_are_queried_for_their_versions(prefix: Path) -> None:
     plant(prefix, "bin/scontrol", "#!/bin/sh\necho slurm 24.05.4\n")
     plant(prefix, "bin/ofed_info", "#!/bin/sh\necho MLNX_OFED_LINUX-5.1-0.6.6.0:\n")
     for program in ("scontrol", "ofed_info"):
@@ -159,7 +159,7 @@ def test_programs_are_asked_for_their_versions(prefix: Path) -> None:
     assert facts["mlnx-ofed"].value == "5.1-0.6.6.0"
 
 
-def test_a_prolog_runs_nothing_that_its_environment_names(prefix: Path) -> None:
+def test_prolog_runs_no_program_from_its_environment(prefix: Path) -> None:
     plant(prefix, "bin/scontrol", f"#!/bin/sh\ntouch {prefix}/ran\n")
     (prefix / "bin/scontrol").chmod(0o755)
     fact = stock(Tier.PROLOG)["slurm"]
@@ -167,7 +167,7 @@ def test_a_prolog_runs_nothing_that_its_environment_names(prefix: Path) -> None:
     assert not (prefix / "ran").exists()
 
 
-def test_a_program_that_says_something_else_is_quoted(prefix: Path) -> None:
+def test_unexpected_output_of_a_program_is_quoted(prefix: Path) -> None:
     plant(prefix, "bin/scontrol", "#!/bin/sh\necho cannot find slurm.conf\n")
     (prefix / "bin/scontrol").chmod(0o755)
     fact = stock()["slurm"]
@@ -179,11 +179,11 @@ def test_a_program_that_says_something_else_is_quoted(prefix: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "version"), [(22403, "2.24.3"), (2708, "2.7.8"), (23007, "2.30.7")])
-def test_the_number_of_nccl(number: int, version: str) -> None:
+def test_version_number_of_nccl(number: int, version: str) -> None:
     assert nccl_version(number) == version
 
 
-def test_the_slingshot_release_is_a_part_of_a_packages_release() -> None:
+def test_slingshot_release_is_part_of_a_packages_release() -> None:
     text = (
         "cray-cxi-driver 1.0.0-SHS11.0.2_20240801T1234_abcdef\n"
         "package shs-version is not installed\n"
@@ -197,7 +197,7 @@ def test_the_slingshot_release_is_a_part_of_a_packages_release() -> None:
 
 
 @pytest.mark.parametrize("text", ["slurm 24.05.4", "slurm-wlm 23.11.4"])
-def test_how_slurm_names_itself(text: str) -> None:
+def test_version_text_of_slurm(text: str) -> None:
     import re
 
     assert re.search(PROGRAMS["slurm"][2], text)
@@ -224,7 +224,7 @@ def config_space(*capabilities: tuple[int, int]) -> bytes:
         ((0x0001 | 0x100 << 20).to_bytes(4, "little").join([bytes(0x100), bytes(0x100)]), None),  # a loop
     ],
 )
-def test_the_access_control_of_a_bridge(space: bytes, control: int | None) -> None:
+def test_access_control_of_a_bridge(space: bytes, control: int | None) -> None:
     assert acs_control(space) == control
 
 
@@ -243,7 +243,7 @@ def test_bridges_that_redirect_are_counted(tmp_path: Path, controls: Mapping[str
     assert [fact.value for fact in facts if fact.name == "acs"] == [value]
 
 
-def test_the_models_are_counted(tmp_path: Path) -> None:
+def test_models_are_counted(tmp_path: Path) -> None:
     for bus, model in (("19", "NVIDIA H200"), ("3b", "NVIDIA H200"), ("5e", "NVIDIA A2")):
         file = f"/proc/driver/nvidia/gpus/0000:{bus}:00.0/information"
         plant(tmp_path, file, f"Model: \t\t {model}\nIRQ:   \t\t 18\n")
@@ -252,7 +252,7 @@ def test_the_models_are_counted(tmp_path: Path) -> None:
     assert [fact.value for fact in facts if fact.name == "gpu-model"] == ["2 × NVIDIA H200, NVIDIA A2"]
 
 
-def test_the_surveys_are_a_check_file_that_loads() -> None:
+def test_surveys_are_a_check_file_that_loads() -> None:
     from gpuipc_doctor.api.loader import LoadedCheck, load_file
 
     item = load_file(inventory.SURVEYS)

@@ -1,4 +1,4 @@
-"""Names of functions that a stripped library does not tell."""
+"""Function names recovered from stripped libraries."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _is_of_mpi(frame: str) -> bool:
     return "libmpi" in frame
 
 
-def test_frame_of_a_call_is_told_once() -> None:
+def test_frame_of_a_call_is_listed_once() -> None:
     assert code.entered("[libmpi.so.12]", "MPI_Waitall") == "MPI_Waitall (libmpi.so.12)"
     assert code.entered("PMPI_Waitall (libmpi.so.12)", "MPI_Waitall") == ""
     assert code.entered("poll (libc.so.6)", "MPI_Waitall") == ""

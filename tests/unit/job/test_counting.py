@@ -1,4 +1,4 @@
-"""Whether numbers in registers and on a stack count."""
+"""Detection of numbers that keep rising or falling, in registers and on a stack."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHANCE = Random(28)
     ],
     ids=["up", "down", "rounds", "once", "slowly", "two-steps", "turns", "random", "constant", "none"],
 )
-def test_number_counts(values: Sequence[int], does: bool) -> None:
+def test_values_count(values: Sequence[int], does: bool) -> None:
     assert counts(values) is does
     assert any_counts([(1, value) for value in values]) is does
 
@@ -45,8 +45,8 @@ SAMPLE = """\
 """
 
 
-def test_threads_whose_registers_count_are_found_in_what_perf_prints() -> None:
-    """The stack pointer and the instruction pointer are no numbers of the program's."""
+def test_threads_with_counting_registers_are_found_in_perfs_output() -> None:
+    """The stack pointer and the instruction pointer are not the program's numbers."""
     text = "".join(
         SAMPLE.format(thread=1, number=8 * n, stack=0) + SAMPLE.format(thread=2, number=3, stack=n)
         for n in range(30)

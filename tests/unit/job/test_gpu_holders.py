@@ -1,4 +1,4 @@
-"""Which rank is on which GPU, as far as the drivers say it."""
+"""The GPU of each rank, from the drivers' lists of processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_late_rank_is_shown_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-def test_driver_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     driver_says(monkeypatch, trouble=Finding.fail("hung", "sampler: nvmlInit hung (10 s)"))
     found = here.with_gpus(LATE, Node())
     assert found.unable["GPUs of the ranks"] == "cannot list GPUs: sampler: nvmlInit hung (10 s)"

@@ -1,4 +1,4 @@
-"""What grows, what levels off, and what only moves."""
+"""Values that grow, level off or only fluctuate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def judged(values: list[int], what: str = HOST) -> float | None:
-    """Growth a minute of samples that are 2 s apart; None if it is not said to grow."""
+    """Growth per minute of samples 2 s apart; None if no growth is reported."""
     key: Key = (3, what)
     found = list(judge({key: [(2.0 * n, value) for n, value in enumerate(values)]}, {3: 77}))
     assert all((each.rank, each.pid, each.what) == (3, 77, what) for each in found)
@@ -29,7 +29,7 @@ def judged(values: list[int], what: str = HOST) -> float | None:
     return found[0].per_minute if found else None
 
 
-def test_steady_growth_is_told_within_five_percent() -> None:
+def test_steady_growth_is_exact_within_five_percent() -> None:
     noise = random.Random(7)
     values = [500 * MIB + n * 3 * MIB + noise.randrange(MIB // 4) for n in range(24)]
     assert judged(values) == pytest.approx(90 * MIB, rel=0.05)
@@ -40,7 +40,7 @@ def test_steady_growth_is_told_within_five_percent() -> None:
     [
         [100 * MIB] * 24,
         [100 * MIB + n % 3 * MIB for n in range(24)],
-        [(100 + min(n, 6) * 20) * MIB for n in range(24)],  # a cache that is full
+        [(100 + min(n, 6) * 20) * MIB for n in range(24)],  # a cache that fills up
         [(100 + (n > 12) * 300) * MIB for n in range(24)],  # one allocation
         [(200 - n) * MIB for n in range(24)],
         [(100 + n) * MIB for n in range(7)],  # too few samples
@@ -50,7 +50,7 @@ def test_level_use_full_caches_and_single_steps_do_not_grow(values: list[int]) -
     assert judged(values) is None
 
 
-def test_descriptors_that_are_lost_seldom_grow() -> None:
+def test_rare_loss_of_descriptors_is_growth() -> None:
     assert judged([20 + n // 3 for n in range(24)], DESCRIPTORS) == pytest.approx(10, rel=0.2)
 
 
@@ -75,7 +75,7 @@ def test_growth_of_a_process_is_seen_from_outside(loses: str, what: str) -> None
 def test_slow_driver_gets_more_time_and_too_few_samples_are_no_verdict(
     monkeypatch: pytest.MonkeyPatch, slow_s: float, cause: Cause
 ) -> None:
-    """On a busy node one sample takes as long as all of them should."""
+    """On a busy node, one sample takes as long as all of them should."""
     clock = iter(range(1_000_000))
     slow = SimpleNamespace(monotonic=lambda: next(clock) * slow_s, sleep=lambda seconds: None)
     monkeypatch.setattr(growth, "time", slow)

@@ -1,4 +1,4 @@
-"""Shared memory of ranks, and what was left behind."""
+"""Shared memory of ranks, and files that were left behind."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_segment_without_users_was_left_behind(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("mib", "is_said"), [(10, False), (20, True)])
-def test_much_that_was_left_behind_is_said(mib: int, is_said: bool) -> None:
+def test_large_leftovers_are_reported(mib: int, is_said: bool) -> None:
     left = tuple(
         MemoryFile(host="n1", name=f"/dev/shm/x{number}", held=mib << 20, ranks=None) for number in range(4)
     )

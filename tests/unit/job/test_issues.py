@@ -1,4 +1,4 @@
-"""Known issues of a running job: by stack, by loaded version, by both; and settings that do nothing."""
+"""Known issues of a running job: by stack, by loaded version, by both; and settings without effect."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_issue_is_joined_by_stack_and_loaded_version(
     assert all(each.ranks == (3,) and each.checks == ("mpi-small-message",) for each in found)
 
 
-def test_issue_of_a_stack_without_a_version_cannot_be_told() -> None:
+def test_issue_of_a_stack_without_a_version_is_uncertain() -> None:
     (found,) = matching(report(IN_THE_BUG), [ISSUE])
     assert found.relation is Relation.UNKNOWN
 
 
 @pytest.mark.parametrize("cause", [Cause.HOST_LATE, Cause.RUNS, Cause.STOPPED, Cause.RANK_ENDED])
-def test_version_alone_explains_no_job_whose_program_is_late_or_that_runs(cause: Cause) -> None:
+def test_version_alone_does_not_explain_a_late_or_running_job(cause: Cause) -> None:
     assert list(matching(report(ELSEWHERE, cause, ucx="1.17.0"), [ISSUE])) == []
 
 
@@ -70,7 +70,7 @@ def test_library_that_is_not_loaded_has_no_issues() -> None:
     assert list(matching(report(ELSEWHERE), load(()))) == []
 
 
-def test_setting_that_the_loaded_version_does_not_take_is_named() -> None:
+def test_setting_that_the_loaded_version_ignores_is_reported() -> None:
     rank = Rank(
         rank=0, host="n1", pid=7, program="app", doing="", operation="", path=(),
         settings={"NCCL_RAS_ENABLE": "1"}, versions={"nccl": "2.20.5"},

@@ -1,4 +1,4 @@
-"""What a rank does by its stacks, which ranks wait for which, and how ranks are folded."""
+"""Activity of a rank from its stacks, ranks that wait for each other, and merging ranks with equal stacks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_running_rank_is_in_the_outermost_waiting_call(stack: Stack, kind: Kind,
     assert (seen.kind, seen.operation if kind is not Kind.COMPUTES else operation) == (kind, operation)
 
 
-def test_python_that_synchronizes_with_the_gpu_waits_for_it_without_a_native_stack() -> None:
+def test_python_that_synchronises_with_the_gpu_waits_without_a_native_stack() -> None:
     python = ("torch.cuda.synchronize (__init__.py:1162)", "<module> (spin.py:4)")
     assert activity([replace(process(), python=python)] * 2).kind is Kind.DEVICE
     seen = activity([replace(process(COMPUTING), python=python)] * 2)
@@ -85,7 +85,7 @@ def test_python_that_synchronizes_with_the_gpu_waits_for_it_without_a_native_sta
     assert activity(moved).kind is Kind.LOOPS
 
 
-def test_frames_of_torch_cuda_are_told_from_a_programs_own() -> None:
+def test_frames_of_torch_cuda_are_distinguished_from_the_programs() -> None:
     def frame(file: str) -> str:
         return python_stacks.label({"name": "synchronize", "filename": file, "line": 1162})
 
@@ -94,30 +94,28 @@ def test_frames_of_torch_cuda_are_told_from_a_programs_own() -> None:
     assert frame("/home/u/app/__init__.py") == "synchronize (__init__.py:1162)"
 
 
-def test_call_of_mpi_on_the_gpu_is_a_wait_for_mpi_when_mpi_made_it() -> None:
+def test_gpu_call_made_by_mpi_is_a_wait_for_mpi() -> None:
     stack = ("cuStreamSynchronize (libcuda.so.1)", "PMPI_Recv (libmpi.so.12)", "main (app)")
     assert activity([process(stack)]).kind is Kind.RECEIVES
 
 
-def test_rank_whose_calls_differ_moves_on() -> None:
+def test_rank_whose_calls_differ_makes_progress() -> None:
     assert activity([process(IN_RECEIVE), process(COMPUTING)]).kind is Kind.MOVES
 
 
-def test_stack_that_ends_within_a_transport_says_nothing() -> None:
+def test_stack_that_ends_in_a_transport_is_unknown() -> None:
     cut = ("__sched_yield (libc.so.6)", "opal_progress (libopen-pal.so.80)")
     assert activity([process(IN_RECEIVE), process(cut)]).kind is Kind.RECEIVES
 
 
 @pytest.mark.parametrize("state", ["R", "S"])
 @pytest.mark.parametrize("native", [(), (("__sched_yield (libc.so.6)",),)])
-def test_rank_without_a_stack_that_reaches_the_program_cannot_be_told(
-    state: str, native: tuple[Stack, ...]
-) -> None:
+def test_rank_without_a_stack_up_to_the_program_is_unknown(state: str, native: tuple[Stack, ...]) -> None:
     """A rank that sleeps between two polls of MPI wakes while its stack is read."""
     assert activity([process(*native, state=state)] * 2).kind is Kind.UNKNOWN
 
 
-def test_sleeping_rank_with_remains_of_mpi_further_out_sleeps_outside() -> None:
+def test_sleeping_rank_with_stale_mpi_frames_further_out_sleeps_outside_mpi() -> None:
     remains = ("clock_nanosleep (libc.so.6)", "nap (app)", "PMPI_Recv (libmpi.so.12)", "main (app)")
     assert activity([process(state="S", approximate=remains)]).kind is Kind.SLEEPS
 
@@ -127,13 +125,13 @@ def test_rank_that_sleeps_inside_mpi_waits_in_mpi() -> None:
     assert activity([process(state="S", approximate=asleep)]).kind is Kind.RECEIVES
 
 
-def test_remains_of_an_earlier_call_do_not_contradict_a_sampled_stack() -> None:
+def test_stale_frames_do_not_contradict_a_sampled_stack() -> None:
     remains = ("clock_nanosleep (libc.so.6)", "PMPI_Comm_dup (libmpi.so.40)", "PMPI_Allreduce (libmpi.so.40)")
     seen = activity([process(IN_ALLREDUCE), process(state="S", approximate=remains)])
     assert (seen.kind, seen.operation) == (Kind.COLLECTIVE, "MPI_Allreduce")
 
 
-def test_thread_in_state_d_at_every_look_is_stuck_in_the_kernel() -> None:
+def test_thread_in_state_d_in_every_snapshot_is_stuck_in_the_kernel() -> None:
     stuck = process(state="D", wchan="fuse_wait")
     seen = activity([stuck, stuck])
     assert (seen.kind, seen.operation) == (Kind.KERNEL, "fuse_wait")
@@ -159,7 +157,7 @@ QUEUES = ("[libcudart.so.12]", "launch (libtorch_cuda.so)", "[python3.12]")
         ([("spin (libamdhip64.so.6)", "main (app)")] * 2, (), Kind.DEVICE),
         ([("[libhsa-runtime64.so.1]", "main (app)")] * 2, (), Kind.DEVICE),
         ([IN_DRIVER, QUEUES], ("f (t.py:1)",), Kind.LOOPS),  # between two launches
-        ([IN_DRIVER, IN_DRIVER], ("f (t.py:1)", "f (t.py:2)"), Kind.COMPUTES),  # it goes on
+        ([IN_DRIVER, IN_DRIVER], ("f (t.py:1)", "f (t.py:2)"), Kind.COMPUTES),  # it makes progress
         ([("memcpy (libc.so.6)", "main (app)")] * 2, (), Kind.COMPUTES),
         ([(*IN_DRIVER[:3], "PMPI_Recv (libmpi.so.12)", "main (app)")] * 2, (), Kind.RECEIVES),
     ],
@@ -179,7 +177,7 @@ def test_thread_that_polls_in_the_driver_waits_for_the_gpu(
     [
         (("poll (libc.so.6)", "[libcuda.so.580.95.05]", "train (app)"), "do_sys_poll", Kind.DEVICE),
         (("ioctl (libc.so.6)", "[libhsa-runtime64.so.1]", "train (app)"), "kfd_wait_on_events", Kind.DEVICE),
-        ((), "kfd_wait_on_events", Kind.DEVICE),  # its stack may not be read
+        ((), "kfd_wait_on_events", Kind.DEVICE),  # its stack is not readable
         (("poll (libc.so.6)", "train (app)"), "do_sys_poll", Kind.SLEEPS),
         (("poll (libc.so.6)", "[libcuda.so.1]", "PMPI_Recv (libmpi.so.12)"), "do_sys_poll", Kind.RECEIVES),
     ],
@@ -214,7 +212,7 @@ def test_late_ranks_are_blamed_whether_few_or_most(late: set[int]) -> None:
         ([RECEIVES, REDUCES, REDUCES], Cause.MESSAGE_LOST, (0,)),
         ([RECEIVES, RECEIVES], Cause.ALL_WAIT, ()),
         ([RECEIVES, doing(Kind.SENDS, "MPI_Send")], Cause.ALL_WAIT, ()),
-        ([SENDS, SENDS, REDUCES], Cause.ALL_WAIT, (0, 1)),  # those in a collective are in no cycle
+        ([SENDS, SENDS, REDUCES], Cause.ALL_WAIT, (0, 1)),  # ranks in a collective are in no cycle
         ([SENDS, RECEIVES, REDUCES], Cause.ALL_WAIT, (0, 1)),
         ([SENDS, doing(Kind.ENDS, "MPI_Finalize")], Cause.ALL_WAIT, (0,)),
         ([requests("MPI_Waitall"), REDUCES, REDUCES], Cause.MESSAGE_LOST, (0,)),
@@ -239,7 +237,7 @@ def test_late_ranks_are_blamed_whether_few_or_most(late: set[int]) -> None:
         ([doing(Kind.MOVES), REDUCES], Cause.RUNS, ()),
     ],
 )
-def test_verdict_by_what_the_ranks_do(
+def test_verdict_from_the_ranks_activities(
     activities: list[Activity], cause: Cause, blamed: tuple[int, ...]
 ) -> None:
     verdict = judge(dict(enumerate(activities)))
@@ -257,10 +255,10 @@ IN_PYTHON = replace(REDUCES, path=("<module> (train.py:3)", "PMPI_Allreduce (lib
         ([REDUCES, REDUCES], None, Cause.ALL_WAIT),
         ([IN_PYTHON, IN_PYTHON], True, Cause.RUNS),
         ([IN_PYTHON, IN_PYTHON], False, Cause.ALL_WAIT),
-        ([IN_PYTHON, IN_PYTHON], None, Cause.UNKNOWN),  # a loop of nothing but it looks the same
+        ([IN_PYTHON, IN_PYTHON], None, Cause.UNKNOWN),  # a loop of this collective looks the same
         ([RECEIVES, REDUCES], True, Cause.UNKNOWN),
         ([RECEIVES, REDUCES], False, Cause.MESSAGE_LOST),
-        ([REDUCES, SLEEPS], True, Cause.UNKNOWN),  # a step of a few seconds, a task of a worker
+        ([REDUCES, SLEEPS], True, Cause.UNKNOWN),  # a step of a few seconds, or a task of a worker
         ([REDUCES, SLEEPS], False, Cause.HOST_LATE),
         ([REDUCES, SLEEPS], None, Cause.HOST_LATE),
     ],
@@ -271,12 +269,12 @@ def test_ranks_between_which_messages_move_do_not_wait(
     assert judge(dict(enumerate(activities)), messages=messages).cause is cause
 
 
-def test_rank_that_is_absent_has_ended() -> None:
+def test_absent_rank_has_ended() -> None:
     verdict = judge({0: REDUCES, 2: REDUCES}, size=3)
     assert (verdict.cause, verdict.blamed, verdict.waiting) == (Cause.RANK_ENDED, (1,), (0, 2))
 
 
-def test_no_rank_at_all_cannot_be_told() -> None:
+def test_no_rank_has_no_verdict() -> None:
     assert judge({}).cause is Cause.UNKNOWN
 
 
@@ -357,7 +355,7 @@ def test_samples_of_root_are_in_no_directory_of_a_user(
 @pytest.mark.parametrize(
     "changes", [{"python": ("step (app.py:8)",)}, {"callers": "8d1f"}], ids=["Python frames", "callers"]
 )
-def test_rank_whose_caller_moves_between_two_equal_calls_moves_on(changes: dict[str, object]) -> None:
+def test_rank_whose_caller_advances_between_equal_calls_makes_progress(changes: dict[str, object]) -> None:
     before = replace(process(IN_ALLREDUCE), python=("step (app.py:7)",), callers="05aa")
     assert activity([before, before]).kind is Kind.COLLECTIVE
     assert activity([before, replace(before, **changes)]).kind is Kind.MOVES  # type: ignore[arg-type]
@@ -366,8 +364,8 @@ def test_rank_whose_caller_moves_between_two_equal_calls_moves_on(changes: dict[
 @pytest.mark.parametrize(
     "call", ["Test", "Testall", "Testsome", "Iprobe", "Improbe", "Request_get_status", "Parrived"]
 )
-def test_nonblocking_test_is_no_wait(call: str) -> None:
-    """An idle server looks like this; all samples of a loop that sleeps can fall into its test."""
+def test_nonblocking_mpi_test_is_no_wait(call: str) -> None:
+    """An idle server looks like this; all samples of a loop that sleeps can be in its test."""
     polls = replace(process((f"PMPI_{call} (libmpi.so.12)", "main (app)")), callers="05aa")
     seen = activity([polls, replace(polls, callers="8d1f")])
     assert (seen.kind, seen.operation) == (Kind.LOOPS, f"MPI_{call}")
@@ -383,8 +381,8 @@ def test_thread_that_polls_does_not_hide_the_main_thread() -> None:
     assert activity([replace(process(), threads=(main, poller))] * 2).operation == "kernel (app)"
 
 
-def test_python_that_goes_through_extension_functions_is_late_or_in_a_loop() -> None:
-    """One line in every snapshot, since it naps there, but its samples show several calls of NumPy."""
+def test_python_in_changing_extension_functions_is_late_or_in_a_loop() -> None:
+    """Each snapshot is at the same line, a sleep, but the samples show several calls of NumPy."""
     numpy, inner = "(_multiarray_umath.so)", ("_PyEval_EvalFrameDefault (python3.11)", "main (python3.11)")
     naps = replace(process(), python=("solve (h3.py:8)", "<module> (h3.py:10)"))
 
@@ -396,11 +394,11 @@ def test_python_that_goes_through_extension_functions_is_late_or_in_a_loop() -> 
     sleeps = ("clock_nanosleep (libc.so.6)", "[python3.11]")
     several = seen(multiply, (f"array_arange {numpy}",), sleeps)
     assert (several.kind, several.reason) == (Kind.LOOPS, "goes through array_dot, array_arange")
-    assert seen(multiply, multiply[1:], sleeps, ()).kind is Kind.COMPUTES  # one call, again and again
+    assert seen(multiply, multiply[1:], sleeps, ()).kind is Kind.COMPUTES  # the same call repeatedly
 
 
-def test_messages_between_any_looks_but_the_first_two_count() -> None:
-    """A master that has a message every two seconds: none need fall between the last two snapshots."""
+def test_messages_between_any_snapshots_except_the_first_two_count() -> None:
+    """A master with a message every two seconds: the last two snapshots may see none."""
 
     def moved(*digests: str) -> bool | None:
         shared = [Contents(digest, whole=digest != "partial") for digest in digests]
@@ -414,8 +412,8 @@ def test_messages_between_any_looks_but_the_first_two_count() -> None:
     assert moved("a", "partial", "partial", "partial") is None
 
 
-def test_rank_whose_main_thread_reads_or_writes_moves_on() -> None:
-    """A checkpoint of minutes, a line that a pipe gives every second: late, and not stuck."""
+def test_rank_whose_main_thread_reads_or_writes_makes_progress() -> None:
+    """A checkpoint of minutes, or a pipe with a line every second: late, but not stuck."""
 
     def snapshots(wchan: str, *transferred: int | None) -> list[Process]:
         asleep = process(state="S", approximate=("read (libc.so.6)", "main (app)"), wchan=wchan)
@@ -444,7 +442,7 @@ def test_python_frames_name_the_programs_own_function_and_its_loop() -> None:
     assert activity(through).kind is Kind.LOOPS
 
 
-def test_ranks_that_poll_in_loops_of_their_own_are_told_by_whether_messages_move() -> None:
+def test_ranks_that_poll_in_own_loops_are_judged_by_moving_messages() -> None:
     polls, sleeps = ("MPI_Iprobe (libmpi.so.40)", "main (app)"), ("nap (app)", "main (app)")
     seen = activity([process(polls, sleeps)] * 2)
     assert (seen.kind, seen.operation) == (Kind.LOOPS, "MPI_Iprobe")
@@ -454,7 +452,7 @@ def test_ranks_that_poll_in_loops_of_their_own_are_told_by_whether_messages_move
     assert activity([process(polls, IN_RECEIVE)] * 2).kind is Kind.MOVES
 
 
-def test_ranks_that_wait_while_others_move_are_named() -> None:
+def test_ranks_that_wait_while_others_make_progress_are_named() -> None:
     verdict = judge({0: doing(Kind.MOVES), 1: RECEIVES, 2: RECEIVES})
     assert (verdict.cause, verdict.waiting) == (Cause.UNKNOWN, (1, 2))
     idle = "2 others in MPI_Recv: idle, or stuck"
@@ -487,14 +485,14 @@ def test_rank_that_counts_in_one_function_is_late_or_in_a_loop() -> None:
     assert judge({0: counting, 1: REDUCES, 2: doing(Kind.COMPUTES)}).cause is Cause.HOST_LATE
 
 
-def test_ranks_that_wait_at_a_socket_without_mpi_cannot_be_told() -> None:
+def test_ranks_that_wait_at_a_socket_without_mpi_have_no_verdict() -> None:
     deaf = replace(doing(Kind.SLEEPS, "recv"), path=("recv (app)", "wait_woken"))
     verdict = judge({0: deaf, 1: SLEEPS})
     assert (verdict.cause, verdict.waiting) == (Cause.UNKNOWN, (0,))
     assert judge({0: deaf}).cause is Cause.RUNS
 
 
-def test_c_program_that_goes_through_functions_is_late_or_in_a_loop() -> None:
+def test_c_program_in_changing_functions_is_late_or_in_a_loop() -> None:
     assemble = ("assemble (app)", "go_on (app)", "main (app)")
     solve = ("sin (libm.so.6)", "solve (app)", "main (app)")
     seen = activity([process(assemble, solve)] * 2)
@@ -504,7 +502,7 @@ def test_c_program_that_goes_through_functions_is_late_or_in_a_loop() -> None:
     assert (calls_itself.kind, calls_itself.reason) == (Kind.LOOPS, "goes through solve, itself at 2 depths")
 
 
-def test_threads_are_told_of_a_main_thread_that_waits_for_them() -> None:
+def test_threads_of_a_main_thread_that_waits_for_them_are_shown() -> None:
     main = Thread(tid=7, name="app", state="S", wchan="futex_do_wait", approximate=(("main (app)",),))
     lock = ("pthread_mutex_lock (libc.so.6)", "fill (app)")
     other = Thread(tid=8, name="app", state="S", wchan="futex_do_wait", approximate=(lock,))
@@ -514,8 +512,8 @@ def test_threads_are_told_of_a_main_thread_that_waits_for_them() -> None:
 
 
 @pytest.mark.parametrize(("left", "cause"), [("bash", Cause.RANK_ENDED), ("python3", Cause.HOST_LATE)])
-def test_rank_of_which_only_its_script_is_left_has_ended(left: str, cause: Cause) -> None:
-    """Its processes have no MPI, though other ranks are past MPI_Init, which needs every rank."""
+def test_rank_with_only_its_script_left_has_ended(left: str, cause: Cause) -> None:
+    """Its processes have no MPI, although other ranks have passed MPI_Init, which needs every rank."""
     waits = replace(process(IN_ALLREDUCE), rank=0, size=2, libraries=("/opt/mpi/lib/libmpi.so.12",))
     rest = replace(process(state="S", approximate=("wait4 (libc.so.6)", "main (bash)")), program=left)
     rest = replace(rest, pid=9, rank=1, size=2, threads=(replace(rest.threads[0], tid=9),))

@@ -1,4 +1,4 @@
-"""What people read of a job: screens, Markdown and pages."""
+"""Output of `job`: screens, Markdown and pages."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_screen(name: str) -> None:
     golden.check(f"job/{name}.txt", job_content.screen(shown, width=80, color=False))
 
 
-def test_verdict_does_not_call_waiting_ranks_well() -> None:
+def test_verdict_does_not_call_waiting_ranks_healthy() -> None:
     waits = rank(0, Kind.COLLECTIVE, WAITING, operation="MPI_Bcast")
     moves = job_content.screen(report(waits, rank(1, Kind.MOVES, WAITING), size=2), width=80, color=False)
     assert "PASS   some ranks make progress; rank 0 waits in MPI_Bcast" in moves
@@ -104,7 +104,7 @@ def test_screen_of_ten_thousand_ranks_in_many_places_is_one_screen() -> None:
     assert len(job_content.screen(report(*ranks, size=10_000), width=80, color=False).splitlines()) < 100
 
 
-def test_text_of_processes_is_text_everywhere() -> None:
+def test_text_of_processes_is_escaped_everywhere() -> None:
     path = ("main (app)", HOSTILE)
     hostile = report(
         rank(0, Kind.COLLECTIVE, path, operation=HOSTILE, program=HOSTILE, settings={"UCX_TLS": HOSTILE}),

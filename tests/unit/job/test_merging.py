@@ -1,4 +1,4 @@
-"""Reports of several nodes as one, and what has moved since an earlier one."""
+"""Merging the reports of several nodes; progress since an earlier report."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_settings_and_versions_that_differ_are_listed() -> None:
     )
 
 
-def test_setting_that_every_rank_has_of_its_own_is_no_difference() -> None:
+def test_setting_unique_to_each_rank_is_no_difference() -> None:
     ranks = [rank(n, "n1", settings={"UCX_NET_DEVICES": f"mlx5_{n}:1"}) for n in range(4)]
     assert merge([report(*ranks)], {}).differences == ()
 
@@ -69,12 +69,12 @@ def test_setting_that_every_rank_has_of_its_own_is_no_difference() -> None:
         ({"n1": ["0", "0", "1", "1"]}, True),
         ({"n1": ["0"], "n2": ["3"]}, True),
         ({"n1": ["0,1", "2,3"]}, True),
-        ({"n1": ["0", "0", "2", "3"]}, False),  # two ranks on one GPU, and one GPU without
+        ({"n1": ["0", "0", "2", "3"]}, False),  # two ranks on one GPU, and one GPU without a rank
         ({"n1": ["0", None]}, False),
         ({"n1": ["0", "1"], "n2": ["0", "0", "1"]}, False),
     ],
 )
-def test_launcher_that_gives_ranks_their_gpus_makes_no_difference(
+def test_gpus_assigned_by_the_launcher_are_no_difference(
     name: str, gpus: dict[str, list[str | None]], binds: bool
 ) -> None:
     bound = [(host, gpu) for host, those in gpus.items() for gpu in those]
@@ -96,7 +96,7 @@ def test_messages_of_any_node_count(each: list[bool | None], together: bool | No
     assert merge(seen, {}).messages is together
 
 
-def test_rank_sampled_deeper_in_the_same_call_is_still_there() -> None:
+def test_rank_sampled_deeper_in_the_same_call_has_not_moved() -> None:
     call = ("main (app)", "PMPI_Allreduce (libmpi.so.12)")
     before = report(*(rank(n, "n1", path=call) for n in range(2)))
     now = report(
@@ -106,7 +106,7 @@ def test_rank_sampled_deeper_in_the_same_call_is_still_there() -> None:
     assert (since(before, now).still, since(before, now).moved) == ((0,), (1,))
 
 
-def test_ranks_are_still_moved_restarted_or_gone() -> None:
+def test_ranks_since_an_earlier_report_are_unmoved_moved_restarted_or_gone() -> None:
     before = report(*(rank(n, "n1") for n in range(5)))
     now = report(
         rank(0, "n1"),

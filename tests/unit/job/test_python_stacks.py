@@ -33,8 +33,8 @@ def stack(pid: int) -> python_stacks.PythonStack:
 
 
 @pytest.mark.parametrize("threads", [[], ["with another thread"]], ids=["alone", "two-threads"])
-def test_variables_change_when_the_program_goes_on_but_not_while_it_waits(threads: list[str]) -> None:
-    """Another thread may change them as well, so that they say nothing of the main thread."""
+def test_variables_change_with_progress_but_not_while_waiting(threads: list[str]) -> None:
+    """Another thread may also change them, and then they show nothing about the main thread."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *threads], stdin=pipe, stdout=pipe, text=True

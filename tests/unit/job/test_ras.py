@@ -1,4 +1,4 @@
-"""NCCL's RAS service, played from what it prints."""
+"""NCCL's RAS service, simulated with its output."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Warnings
   26 ranks have launched up to operation 6650
   6 ranks have launched up to operation 6649
 """
-"""By the format strings of NCCL's src/ras/client_support.cc and the example in its user guide."""
+"""From the format strings of NCCL's src/ras/client_support.cc and the example in its user guide."""
 
 
 def rank(number: int, count: int, error: int = 0) -> dict[str, object]:
@@ -72,7 +72,7 @@ JSON = json.dumps({"nccl_version": "2.29.2", "communicators": COMMUNICATORS, "ra
 
 @contextmanager
 def service(answer: str) -> Iterator[tuple[int, list[str]]]:
-    """The port on which one client is answered, and what it asks."""
+    """The port on which one client is answered, and its requests."""
     asked: list[str] = []
     with socket.create_server(("localhost", 0)) as listening:
 
@@ -96,7 +96,7 @@ def service(answer: str) -> Iterator[tuple[int, list[str]]]:
         thread.join()
 
 
-def test_text_is_read_for_its_errors_and_warnings() -> None:
+def test_text_is_parsed_for_errors_and_warnings() -> None:
     with service(TEXT) as (port, asked):
         found = status(port, as_json=False)
     assert found[:2] == ("INCOMPLETE", "Missing communicator data from 1 job process")
@@ -105,7 +105,7 @@ def test_text_is_read_for_its_errors_and_warnings() -> None:
     assert asked == ["CLIENT PROTOCOL 2", "STATUS"]
 
 
-def test_json_is_read_for_ranks_that_lag_or_are_missing() -> None:
+def test_json_is_parsed_for_lagging_or_missing_ranks() -> None:
     with service(JSON) as (port, asked):
         found = status(port, as_json=True)
     assert found == (
@@ -147,10 +147,10 @@ print("asked", flush=True)
         ("2.30.3", False, "did not answer"),
     ],
 )
-def test_ras_is_asked_only_where_it_is_safe_or_on_request(
+def test_ras_is_queried_only_if_safe_or_on_request(
     monkeypatch: pytest.MonkeyPatch, version: str, ask: bool, said: str
 ) -> None:
-    """The service here hangs up at once when it is asked."""
+    """The service here closes the connection at once."""
     monkeypatch.setattr(ras, "versions", lambda process: {"nccl": version})
     with subprocess.Popen([sys.executable, "-c", LISTENS], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout
@@ -166,7 +166,7 @@ def test_ras_is_asked_only_where_it_is_safe_or_on_request(
     assert said in line
 
 
-def test_job_without_nccl_or_without_a_listener_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_without_nccl_or_a_listener_has_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(pid=1, parent=0, uid=0, program="init")
     assert ras.lines([process], ask=True) == ()
     monkeypatch.setattr(ras, "versions", lambda process: {"nccl": "2.30.3"})

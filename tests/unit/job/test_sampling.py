@@ -1,4 +1,4 @@
-"""Samples of threads that get little of a processor."""
+"""Samples of threads that get little processor time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ while True:
 
 
 @pytest.mark.parametrize("means", ["perf", "perf_event_open"])
-def test_thread_that_runs_seldom_is_sampled(means: str, tmp_path: Path) -> None:
-    """Beside a load of eight ranks a rank that polls gets 3 % of a processor."""
+def test_thread_that_rarely_runs_is_sampled(means: str, tmp_path: Path) -> None:
+    """Under a load of eight ranks, a rank that polls gets 3 % of a processor."""
     with subprocess.Popen([sys.executable, "-c", SELDOM], stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout

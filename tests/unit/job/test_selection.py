@@ -1,4 +1,4 @@
-"""Which processes make up a job."""
+"""The processes of a job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ranks[0].wait()
 
 @contextmanager
 def launched(place: Path, job: str, **environment: str) -> Iterator[tuple[int, set[int]]]:
-    """A process that is called mpirun, with two ranks below it: its pid and theirs."""
+    """A process called mpirun with two ranks: its pid and theirs."""
     program = place / "mpirun"
     if not program.exists():
         program.symlink_to(sys.executable)
@@ -46,13 +46,13 @@ def launched(place: Path, job: str, **environment: str) -> Iterator[tuple[int, s
                 os.killpg(launcher.pid, signal.SIGKILL)
 
 
-def test_job_is_all_that_its_launcher_started_named_by_any_of_them(tmp_path: Path) -> None:
+def test_job_is_all_processes_of_its_launcher_given_any_pid(tmp_path: Path) -> None:
     with launched(tmp_path, "990001") as (launcher, ranks):
         for pid in (launcher, *ranks):
             assert ranks <= set(select(Request(pids=(pid,))))
 
 
-def test_two_jobs_with_ranks_of_one_number_are_not_taken_for_one(tmp_path: Path) -> None:
+def test_two_jobs_with_equal_rank_numbers_are_not_merged(tmp_path: Path) -> None:
     both = launched(tmp_path, "990006"), launched(tmp_path, "990007")
     with both[0] as (first, _), both[1] as (second, _), pytest.raises(SeveralJobs) as refused:
         select(Request(pids=(first, second)))
@@ -67,20 +67,18 @@ def test_job_of_slurm_is_found_by_its_number(tmp_path: Path) -> None:
             select(Request(slurm="990003"))
 
 
-def test_ranks_of_another_node_on_the_same_machine_are_not_taken(tmp_path: Path) -> None:
+def test_ranks_of_another_node_on_the_same_machine_are_ignored(tmp_path: Path) -> None:
     with launched(tmp_path, "990005", SLURMD_NODENAME="n9"), pytest.raises(NoSuchJob):
         select(Request(slurm="990005"))
 
 
-def test_user_without_a_job_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_a_job_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "_uid", lambda user: 54321)
     with pytest.raises(NoSuchJob, match="has no rank and no process"):
         select(Request(user="somebody"))
 
 
-def test_job_of_slurm_whose_nodes_are_not_known_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_job_with_unknown_nodes_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuipc_doctor.job.nodes.of_slurm_job", lambda job: [])
     monkeypatch.setattr("gpuipc_doctor.job.watcher.SNAPSHOTS", 1)
     monkeypatch.setattr("gpuipc_doctor.job.watcher.MORE", 0)

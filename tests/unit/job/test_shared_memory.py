@@ -1,4 +1,4 @@
-"""Whether the memory that ranks share changes: read from outside, on real mappings."""
+"""Changes of memory shared by ranks, read from outside, on real mappings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="map_files needs CAP_CHECKPO
 
 
 class Mapper:
-    """A process that has a file mapped."""
+    """A process that has mapped a file."""
 
     def __init__(self, path: Path, size: int) -> None:
         words = [sys.executable, "-c", MAPS, str(path), str(size)]
@@ -72,7 +72,7 @@ def seen(mappers: list[Mapper]) -> Contents | None:
 
 
 @pytest.mark.parametrize("removed", [False, pytest.param(True, marks=ROOT)])
-def test_message_changes_what_ranks_share(removed: bool) -> None:
+def test_message_changes_shared_memory(removed: bool) -> None:
     with mapping(1 << 30, 1 << 30) as mappers:
         mappers[0].tell("5")
         if removed:
@@ -91,7 +91,7 @@ def test_memory_of_one_rank_is_not_shared() -> None:
         assert seen(mappers) is None
 
 
-def test_more_than_is_read_cannot_show_that_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_beyond_the_read_limit_cannot_show_a_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "MOST_BYTES", 1)
     with mapping(1 << 20, 1 << 20) as mappers:
         for place in (0, 300_000, 600_000):

@@ -1,4 +1,4 @@
-"""Processes that are stopped for a moment are found afterwards as they were; some are left alone."""
+"""Processes that are stopped for a moment continue unchanged; some are not stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ IN_STATE_D = """
 #include <unistd.h>
 int main(void) { puts("ready"); fflush(stdout); if (!vfork()) { sleep(600); _exit(0); } return 0; }
 """
-"""A parent waits uninterruptibly for the child of its vfork(2)."""
+"""A parent that waits uninterruptibly for the child of its vfork(2)."""
 
 IN_C = """
 #include <stdio.h>
@@ -79,14 +79,14 @@ def seen(pid: int) -> tuple[str, str, str]:
 @pytest.fixture(params=["py-spy", "gdb"])
 def tool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name: str = request.param
-    monkeypatch.setattr(stopping, "LIMIT_S", 60.0)  # on a loaded machine gdb takes longer than 2 s
+    monkeypatch.setattr(stopping, "LIMIT_S", 60.0)  # under load, gdb takes longer than 2 s
     monkeypatch.setattr(
         stopping, "find_program", lambda asked: find_program(asked) if asked == name else None
     )
     return name
 
 
-def test_process_in_a_system_call_goes_on_with_it(tool: str) -> None:
+def test_process_in_a_system_call_continues_it(tool: str) -> None:
     with running(sys.executable, "-c", IN_A_SYSTEM_CALL) as child:
         until("it reads", lambda: seen(child.pid) == ("S", "0", "0"))
         found = stacks(process(child))[child.pid]
@@ -97,7 +97,7 @@ def test_process_in_a_system_call_goes_on_with_it(tool: str) -> None:
         assert child.communicate("a line\n")[0] == "a line\n"
 
 
-def test_process_that_ignores_signals_is_as_before(tool: str) -> None:
+def test_process_that_ignores_signals_is_unchanged(tool: str) -> None:
     with running(sys.executable, "-c", IGNORING) as child:
         until("it sleeps", lambda: seen(child.pid)[0] == "S")
         before = seen(child.pid)
@@ -149,7 +149,7 @@ def test_stopped_process_stays_stopped() -> None:
         assert seen(child.pid)[0] == "T"
 
 
-def test_process_in_state_d_is_left_alone(tmp_path: Path) -> None:
+def test_process_in_state_d_is_not_stopped(tmp_path: Path) -> None:
     with running(compiled(IN_STATE_D, tmp_path)) as child:
         until("it is in state D", lambda: seen(child.pid)[0] == "D")
         with pytest.raises(NotStopped, match="state D"):
@@ -157,7 +157,7 @@ def test_process_in_state_d_is_left_alone(tmp_path: Path) -> None:
         assert seen(child.pid)[:2] == ("D", "0")
 
 
-def test_process_that_has_ended_is_said_to_have() -> None:
+def test_ended_process_is_reported_as_such() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     with pytest.raises(NotStopped, match="ended"):

@@ -1,4 +1,4 @@
-"""Processes that end, or whose pid another one gets, while a job is looked at."""
+"""Processes that end, or whose pid is reused, between snapshots."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_later_process_with_the_same_pid_is_absent(tmp_path: Path, monkeypatch: 
         ("#!/nowhere/sh\n", "cannot start perf"),
     ],
 )
-def test_perf_that_fails_costs_no_snapshot(
+def test_failure_of_perf_loses_no_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, perf: str, why: str
 ) -> None:
     (tmp_path / "perf").write_text(perf)

@@ -9,7 +9,7 @@ from gpuipc_doctor import knownissues
 OWN = "suppress:\n  - {id: nvidia-ipc-reopen, reason: known here, until: 2026-12-31}\n"
 
 
-def test_an_edition_is_that_of_a_sites_files_too(tmp_path: Path) -> None:
+def test_edition_depends_on_the_sites_files(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(OWN)
     one = knownissues.edition([tmp_path])
     assert one != knownissues.edition()

@@ -1,4 +1,4 @@
-"""What contradicts a known issue: what was tried, what failed beside it. What of ours would harm a node."""
+"""Evidence against a known issue (workarounds tried, controls that failed), and probes that harm a node."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tried(env: dict[str, str], outcome: Trial) -> Evidence:
 
 
 def alike(env: dict[str, str]) -> Evidence:
-    """Another probe of the check found the same with these settings."""
+    """Another probe of the check had the same finding with these settings."""
     return Evidence(EvidenceKind.CONTROL, "same finding with {env:env}", {"env": env, "failed": True})
 
 
@@ -76,16 +76,18 @@ OTHER = {"C": "1"}
         ([alike({"A": "1"}), tried({"A": "1"}, Trial.HELPS)], Relation.CONFIRMED),
     ],
 )
-def test_what_contradicts_an_issue_does_not_confirm_it(evidence: list[Evidence], relation: Relation) -> None:
+def test_contradicting_evidence_does_not_confirm_an_issue(
+    evidence: list[Evidence], relation: Relation
+) -> None:
     assert joined(*evidence).relation is relation
 
 
-def test_it_is_told_what_contradicts_it() -> None:
+def test_contradicting_evidence_is_reported() -> None:
     assert joined(tried({"A": "1"}, Trial.DOES_NOT_HELP)).reason.endswith("; but A=1 does not help")
 
 
 @pytest.mark.parametrize(("backend", "shows"), [("cuda", True), ("hip", False)])
-def test_what_is_seen_on_a_device_shows_no_issue_of_another_vendors_driver(backend: str, shows: bool) -> None:
+def test_finding_on_a_device_shows_no_issue_of_another_vendors_driver(backend: str, shows: bool) -> None:
     known = replace(
         issue(),
         affected=(),
@@ -98,7 +100,7 @@ def test_what_is_seen_on_a_device_shows_no_issue_of_another_vendors_driver(backe
     assert any(join.checks for join in joins) == shows
 
 
-def test_an_issue_may_name_the_key_of_what_shows_it() -> None:
+def test_issue_may_require_a_findings_key() -> None:
     known = issue("mpi-stale-buffer.stale")
     assert known.checks == ("mpi-stale-buffer",)
     assert joined(known=known).relation is Relation.CONFIRMED
@@ -126,13 +128,13 @@ def seen(*results: Result, signature: str = GROWTH) -> Join:
         (Finding.ok("levels-off", "16 freed buffers are kept on paper"), GROWTH, Relation.LATENT),
     ],
 )
-def test_a_warning_with_the_signature_shows_the_issue(
+def test_warning_with_the_signature_shows_the_issue(
     finding: Finding, signature: str, relation: Relation
 ) -> None:
     assert seen(Result("mpi-cache-growth", finding), signature=signature).relation is relation
 
 
-def test_a_warning_shows_no_issue_without_a_signature() -> None:
+def test_warning_shows_no_issue_without_a_signature() -> None:
     [join] = knownissues.join([issue("mpi-cache-growth")], FACTS, [Result("mpi-cache-growth", KEPT)])
     assert join.relation is Relation.LATENT
 
@@ -143,7 +145,7 @@ LASTING, PASSING = "exports VMM memory", "kills an importer"
 
 
 def harmed(rocm: str | None, *affected: Range, needs: tuple[Need, ...] = ()) -> set[tuple[str, str]]:
-    """The steps that are left out on a node with both vendors' devices, and where."""
+    """(step, device) of the skipped steps on a node with devices of both vendors."""
     component = "amdgpu" if needs else "rocm"
     known = KnownIssue(
         "bug", "bug", component, "probe-harms", "open", "bug", (), affected, needs, harms=(LASTING, PASSING)
@@ -156,14 +158,12 @@ def harmed(rocm: str | None, *affected: Range, needs: tuple[Need, ...] = ()) -> 
     ("rocm", "steps"),
     [("7.0.0", {LASTING, PASSING}), ("7.2.0", set()), (None, {LASTING}), ("unheard-of", {LASTING})],
 )
-def test_steps_that_harm_are_left_out_and_the_lasting_ones_in_doubt_too(
-    rocm: str | None, steps: set[str]
-) -> None:
+def test_harmful_steps_are_skipped_and_lasting_harm_also_in_doubt(rocm: str | None, steps: set[str]) -> None:
     found = harmed(rocm, Range("rocm", "7.0", fixed="7.1"))
     assert found == {(step, "hip:0") for step in steps}
 
 
-def test_where_nobody_knows_the_versions_the_other_conditions_decide() -> None:
+def test_other_conditions_decide_if_versions_are_unknown() -> None:
     unknown = Range("amdgpu", "unknown", fixed="unknown")
     of_7_1 = (Need("rocm", range=Range("rocm", "7.1", fixed="7.2")),)
     assert harmed("7.1.0", unknown, needs=of_7_1) == {(LASTING, "hip:0"), (PASSING, "hip:0")}

@@ -1,4 +1,4 @@
-"""The database, its mistakes, and what it says of a node together with what the probes saw there."""
+"""The database, its mistakes, and its results for a node's versions and findings."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_versions_and_probes_are_joined_four_ways(
     assert (join and join.relation) is relation
 
 
-def test_what_a_user_reads_of_each_join() -> None:
+def test_golden_file_of_joins() -> None:
     cases = {
         "version bad, probe bad": joined(
             driver("460.32.03"), FAILED, reopen(Finding.fail("failed", SAID), "cuda:1")
@@ -111,7 +111,7 @@ def test_what_a_user_reads_of_each_join() -> None:
     golden.check("knownissues/joins.txt", "\n".join(lines))
 
 
-def test_only_the_subjects_on_which_it_showed_are_named() -> None:
+def test_only_affected_subjects_are_named() -> None:
     join = joined(driver("460.32.03"), FAILED, reopen(Finding.ok("right", "reopened"), "cuda:1"))
     assert join is not None
     assert (join.checks, join.subjects) == (("ipc-reopen",), ("cuda:0",))
@@ -134,7 +134,7 @@ SILENT = Finding.fail("failed", "the importer failed")
         reopen(SILENT, "cuda:0", replace(ROLE, fault=FAULT)),
     ],
 )
-def test_a_signature_is_found_wherever_it_was_left(result: Result) -> None:
+def test_signature_is_found_in_every_part_of_a_result(result: Result) -> None:
     join = joined(driver("460.32.03"), result)
     assert join is not None
     assert join.relation is Relation.CONFIRMED
@@ -150,23 +150,23 @@ def test_a_signature_is_found_wherever_it_was_left(result: Result) -> None:
         reopen(Finding.fail("failed", "hipIpcOpenMemHandle #4 returned hipErrorInvalidHandle (400)")),
     ],
 )
-def test_what_is_not_this_issue_is_not_taken_for_it(result: Result) -> None:
+def test_other_result_is_not_taken_for_the_issue(result: Result) -> None:
     join = joined(driver("460.32.03"), result)
     assert join is not None
     assert join.relation is Relation.LATENT
     assert joined(driver("450.102.04"), result) is None
 
 
-def test_an_issue_without_signatures_is_confirmed_by_its_check_alone() -> None:
+def test_issue_without_signatures_is_confirmed_by_its_check() -> None:
     unsigned = replace(REOPEN, signatures=())
     anything = reopen(SILENT)
     confirmed = joined(driver("460.32.03"), anything, issue=unsigned)
     assert confirmed is not None
     assert confirmed.relation is Relation.CONFIRMED
-    assert joined(driver("450.102.04"), anything, issue=unsigned) is None  # nothing says that it is this one
+    assert joined(driver("450.102.04"), anything, issue=unsigned) is None  # no evidence for this issue
 
 
-def test_a_withdrawn_issue_says_nothing_more() -> None:
+def test_withdrawn_issue_is_ignored() -> None:
     assert joined(driver("460.32.03"), FAILED, issue=replace(REOPEN, withdrawn="it was a cable")) is None
 
 
@@ -194,18 +194,16 @@ def mpich(version: str) -> tuple[Fact, ...]:
         ("5.2.0", ["CACHE_SIZE=0", "P2P_THRESHOLD=1000000000"]),
     ],
 )
-def test_a_workaround_is_offered_where_its_variable_has_that_meaning(
-    version: str, variables: list[str]
-) -> None:
+def test_workaround_is_offered_for_versions_with_its_variable(version: str, variables: list[str]) -> None:
     wanted = "; or ".join(f"set MPIR_CVAR_CH4_IPC_GPU_{variable}" for variable in variables)
     assert STALE.remedy(mpich(version)) == wanted
 
 
-def test_without_a_version_each_workaround_says_where_it_is_right() -> None:
+def test_without_a_version_each_workaround_states_its_versions() -> None:
     assert "HANDLE_CACHE=0 (mpich 3.4 to before 4.2.0); or " in STALE.remedy(())
 
 
-def test_a_condition_that_does_not_hold_makes_a_bad_version_harmless() -> None:
+def test_unmet_condition_makes_a_bad_version_harmless() -> None:
     overlap = Finding.fail("failed", "cuIpcOpenMemHandle #2 returned CUDA_ERROR_ALREADY_MAPPED (208)")
     stale = Result("ipc-stale", overlap, ("cuda:0",))
     old_cuda = replace(STALE, needs=(replace(STALE.needs[0], matches=r"^11\."),))
@@ -224,7 +222,7 @@ def test_a_condition_that_does_not_hold_makes_a_bad_version_harmless() -> None:
     st.sampled_from(["450.102.04", "455.32.00", "460.32.03", "580.159.04", "x", None]),
     st.lists(st.builds(reopen, st.builds(Finding, st.sampled_from(Status), st.sampled_from([SAID, "no"])))),
 )
-def test_a_join_claims_no_more_than_it_knows(version: str | None, results: list[Result]) -> None:
+def test_join_claims_no_more_than_its_evidence(version: str | None, results: list[Result]) -> None:
     join = joined(driver(version), *results)
     failed = any(r.finding.status is Status.FAIL and sentences.summary(r.finding) == SAID for r in results)
     bad = version in ("455.32.00", "460.32.03")
@@ -236,7 +234,7 @@ def test_a_join_claims_no_more_than_it_knows(version: str | None, results: list[
         assert (join.relation is Relation.LATENT) == (bad and not failed)
 
 
-def test_each_class_of_the_schema_has_a_severity_and_a_chapter() -> None:
+def test_each_class_has_a_severity_and_a_chapter() -> None:
     classes = json.loads(SCHEMA.read_text())["$defs"]["issue"]["properties"]["class"]["enum"]
     assert sorted(classes) == sorted(KINDS) == sorted(issue_content._SEEN)
 
@@ -318,14 +316,14 @@ def lint(tmp_path: Path, text: str, *more: str) -> list[str]:
         ),
     ],
 )
-def test_each_mistake_is_named_where_it_stands(
+def test_each_mistake_is_reported_with_its_line(
     tmp_path: Path, was: str, becomes: str, told: list[str]
 ) -> None:
     assert lint(tmp_path, GOOD) == []
     assert lint(tmp_path, GOOD.replace(was, becomes, 1)) == told
 
 
-def test_an_issue_needs_a_reference(tmp_path: Path) -> None:
+def test_issue_needs_a_reference(tmp_path: Path) -> None:
     text = GOOD[: GOOD.index("    references")]
     assert lint(tmp_path, text) == ["0.yaml:2: issues[0]: key 'references' is missing"]
     assert lint(tmp_path, text + "    references: []\n") == [
@@ -333,13 +331,13 @@ def test_an_issue_needs_a_reference(tmp_path: Path) -> None:
     ]
 
 
-def test_an_id_is_used_once_in_all_files(tmp_path: Path) -> None:
+def test_id_is_unique_in_all_files(tmp_path: Path) -> None:
     assert lint(tmp_path, GOOD, GOOD) == [
         "1.yaml:2: id 'some-issue' is already used by 0.yaml:2; to replace it, add 'overrides'"
     ]
 
 
-def test_mistakes_in_conditions_and_workarounds_are_found_too(tmp_path: Path) -> None:
+def test_mistakes_in_conditions_and_workarounds_are_found(tmp_path: Path) -> None:
     text = GOOD + (
         "    needs:\n"
         "      - {fact: cuda-driver, matches: '[', says: x}\n"
@@ -354,7 +352,7 @@ def test_mistakes_in_conditions_and_workarounds_are_found_too(tmp_path: Path) ->
     ]
 
 
-def test_a_site_adds_issues_of_its_own(tmp_path: Path) -> None:
+def test_site_adds_its_own_issues(tmp_path: Path) -> None:
     (tmp_path / "ours.yaml").write_text(GOOD)
     (tmp_path / "README").write_text("not an issue")
     assert [issue.id for issue in knownissues.load([tmp_path])] == [*SHIPPED, "some-issue"]
@@ -365,7 +363,7 @@ def test_a_site_adds_issues_of_its_own(tmp_path: Path) -> None:
         knownissues.load([tmp_path / "none"])
 
 
-def test_a_workaround_says_when_where_its_variable_changed(tmp_path: Path) -> None:
+def test_workaround_needs_versions_if_its_variable_changed(tmp_path: Path) -> None:
     path = tmp_path / "0.yaml"
     path.write_text(GOOD + "    workarounds:\n      - {env: {CACHE: '0', OTHER: '1'}}\n")
     changing = {"CACHE": {"mpich"}, "OTHER": {"ucx"}}
@@ -376,14 +374,14 @@ def test_a_workaround_says_when_where_its_variable_changed(tmp_path: Path) -> No
     assert knownissues.lint([path], changing=changing) == ()
 
 
-def test_a_workaround_brings_about_issues_that_exist(tmp_path: Path) -> None:
+def test_conflicts_of_a_workaround_must_exist(tmp_path: Path) -> None:
     text = GOOD + "    workarounds:\n      - {do: pray, conflicts: [nvidia-ipc-repoen]}\n"
     assert lint(tmp_path, text) == [
         "0.yaml:15: no known issue 'nvidia-ipc-repoen'; did you mean 'nvidia-ipc-reopen'?"
     ]
 
 
-def test_what_can_never_speak_is_a_mistake(tmp_path: Path) -> None:
+def test_issue_that_can_never_match_is_a_mistake(tmp_path: Path) -> None:
     text = GOOD.replace("    affected:\n      - {introduced: 4.0.0, fixed: 4.2.0}\n", "    affected: []\n")
     assert lint(tmp_path, text) == []
     silent = text.replace("    signatures: [broken]\n", "")
@@ -391,15 +389,13 @@ def test_what_can_never_speak_is_a_mistake(tmp_path: Path) -> None:
     assert lint(tmp_path, silent.replace("class: hang", "class: limitation")) == []
 
 
-def test_a_signature_must_find_its_own_sample(tmp_path: Path) -> None:
+def test_signature_must_find_its_sample(tmp_path: Path) -> None:
     text = GOOD.replace("[broken]", "[{match: [broken, pipe], sample: a broken plate}]")
     assert lint(tmp_path, text) == ["0.yaml:11: the signature does not find its own sample"]
 
 
-def test_a_signature_of_the_package_says_who_prints_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert lint(tmp_path, GOOD) == []  # a site's need not
+def test_signature_of_the_package_names_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lint(tmp_path, GOOD) == []  # optional for a site's signature
     monkeypatch.setattr(database, "SHIPPED", tmp_path)
     text = "state in 'source' where the program prints this, or 'none' if its source is not public"
     assert lint(tmp_path, GOOD) == [f"0.yaml:11: {text}"]
@@ -431,7 +427,7 @@ def test_a_signature_of_the_package_says_who_prints_it(
         (Need("shs", range=Range("shs", "13.1")), [Fact("shs", "next", "x")], Verdict.UNKNOWN),
     ],
 )
-def test_a_need_is_judged_by_what_was_found(need: Need, facts: list[Fact], verdict: Verdict) -> None:
+def test_need_is_judged_by_the_facts(need: Need, facts: list[Fact], verdict: Verdict) -> None:
     assert need.judge(facts) is verdict
 
 
@@ -448,7 +444,7 @@ ON_GH200 = replace(REOPEN, needs=(Need("gpu-model", "GH200"),))
     [
         ([], Relation.LATENT),
         (["cuda:1"], Relation.CONFIRMED),
-        (["cuda:0"], Relation.LATENT),  # not the GPU that has it
+        (["cuda:0"], Relation.LATENT),  # not the GPU with this version
         (["cuda:0", "cuda:1"], Relation.CONFIRMED),
     ],
 )
@@ -459,12 +455,12 @@ def test_model_and_version_must_meet_on_one_gpu(failed_on: list[str], relation: 
     assert knownissues.match_versions([ON_GH200], driver("460.32.03"), [A100, MI210]) == ()
 
 
-def test_with_all_gpus_alike_nothing_is_said_of_single_ones() -> None:
+def test_single_gpus_are_not_named_if_all_are_alike() -> None:
     (join,) = knownissues.match_versions([REOPEN], driver("460.32.03"), [A100, GH200])
     assert join.subjects == ()
 
 
-def test_a_weak_signature_counts_beside_a_bad_version_only() -> None:
+def test_weak_signature_counts_only_with_a_bad_version() -> None:
     weak = replace(REOPEN, signatures=(replace(REOPEN.signatures[0], confidence=Confidence.LOW),))
     bad, fine = (joined(driver(version), FAILED, issue=weak) for version in ("460.32.03", "450.102.04"))
     assert bad is not None
@@ -472,7 +468,7 @@ def test_a_weak_signature_counts_beside_a_bad_version_only() -> None:
     assert fine is None
 
 
-def test_a_version_older_than_the_cure_is_told_so() -> None:
+def test_version_older_than_the_fix_is_reported_as_such() -> None:
     issue = replace(REOPEN, affected=(Range("nvidia-driver", "unknown", fixed="470.57.02"),))
     join = joined(driver("460.32.03"), FAILED, issue=issue)
     assert join is not None
@@ -480,21 +476,21 @@ def test_a_version_older_than_the_cure_is_told_so() -> None:
     assert join.reason.startswith("nvidia-driver 460.32.03 is older than 470.57.02, which fixes this")
 
 
-def test_the_database_holds_what_it_should() -> None:
+def test_every_issue_has_references_evidence_and_a_symptom() -> None:
     assert len(SHIPPED) >= 120
     assert all(issue.references and issue.evidence and issue.symptom for issue in SHIPPED.values())
     files = {Path(issue.where.rpartition(":")[0]).name for issue in SHIPPED.values()}
     assert files == {path.name for path in knownissues.files()}
 
 
-def test_the_document_made_from_the_database_is_fresh() -> None:
+def test_generated_document_is_current() -> None:
     path = Path(__file__).parents[3] / "docs/known-issues.md"
     is_fresh = path.read_text(encoding="utf-8") == run("list", "--markdown").stdout
     assert is_fresh, "run `gpuipc-doctor known-issues list --markdown > docs/known-issues.md`"
 
 
-def test_the_shipped_files_are_without_a_mistake() -> None:
-    """Nobody checks them again when they are loaded."""
+def test_shipped_files_have_no_mistake() -> None:
+    """The package's files are not validated when loaded, so this test validates them."""
     ran = run("lint")
     assert (ran.exit_code, ran.stderr) == (0, "")
 
@@ -503,20 +499,20 @@ def run(*args: str) -> Ran:
     return CliRunner().invoke(command, args)
 
 
-def test_list_and_show_as_a_user_reads_them() -> None:
+def test_list_and_show_golden_files() -> None:
     golden.check("knownissues/list.txt", run("list").stdout)
     for id_ in ("mpich-ipc-stale-mapping", "nvidia-ipc-reopen", "nccl-dev-shm-too-small"):
         golden.check(f"knownissues/show-{id_}.txt", run("show", id_).stdout)
 
 
-def test_a_page_fits_a_narrow_terminal_but_for_what_people_copy() -> None:
+def test_page_fits_80_columns_except_text_to_copy() -> None:
     for issue in SHIPPED.values():
         for line in page(issue).splitlines():
-            # A word that is too long stands alone, after "report:", or after a bullet.
+            # A word that is too long is alone on its line, after "report:", or after a bullet.
             assert len(line) <= 80 or len(line.split()) <= 3, line
 
 
-def test_list_and_show_as_a_program_reads_them() -> None:
+def test_list_and_show_as_json() -> None:
     entries = {entry["id"]: entry for entry in json.loads(run("list", "--json").stdout)}
     assert entries.keys() == SHIPPED.keys()
     shown = json.loads(run("show", "nvidia-ipc-reopen", "--json").stdout)
@@ -525,7 +521,7 @@ def test_list_and_show_as_a_program_reads_them() -> None:
     assert shown["affected"][0]["known_bad"] == ["455.32.00", "460.32.03"]
 
 
-def test_an_unknown_issue_is_told_with_the_near_miss() -> None:
+def test_unknown_issue_suggests_the_nearest_one() -> None:
     ran = run("show", "nvidia-ipc-repoen")
     assert isinstance(ran.exception, UnknownName)
     assert str(ran.exception) == "no known issue 'nvidia-ipc-repoen'; did you mean 'nvidia-ipc-reopen'?"
@@ -543,7 +539,7 @@ def test_lint_names_mistakes_and_exits_with_2(tmp_path: Path) -> None:
     assert (ran.exit_code, ran.stdout) == (0, "1 file without mistakes\n")
 
 
-def test_advice_that_may_do_harm_comes_last_and_says_so() -> None:
+def test_risky_workaround_comes_last_with_its_risk() -> None:
     stale = SHIPPED["libfabric-mr-cache-stale-device-memory"]
     *_, last = stale.remedy([Fact("libfabric", "1.15.2", "fi_info")]).split("; or ")
     assert last == "set FI_MR_ROCR_CACHE_MONITOR_ENABLED=0 (can cause wrong results)"
@@ -552,7 +548,7 @@ def test_advice_that_may_do_harm_comes_last_and_says_so() -> None:
     assert all(workaround.risk_source for workaround in risky)
 
 
-def test_a_risk_has_a_source(tmp_path: Path) -> None:
+def test_risk_has_a_source(tmp_path: Path) -> None:
     text = GOOD + "    workarounds:\n      - {do: pray, risk: a hang}\n"
     assert lint(tmp_path, text) == ["0.yaml:15: issues[0].workarounds[0]: risk needs risk_source"]
 
@@ -566,9 +562,7 @@ def test_a_risk_has_a_source(tmp_path: Path) -> None:
         ({"nvidia-driver": "580.95.05"}, set()),
     ],
 )
-def test_probes_that_would_harm_a_node_are_known_by_its_versions(
-    versions: dict[str, str], steps: set[str]
-) -> None:
+def test_harmful_probes_depend_on_the_nodes_versions(versions: dict[str, str], steps: set[str]) -> None:
     node = [Fact(name, version, "x") for name, version in versions.items()]
     harmful = {
         step
@@ -580,13 +574,13 @@ def test_probes_that_would_harm_a_node_are_known_by_its_versions(
     assert harmful == steps
 
 
-def test_a_harmful_step_is_one_that_probes_name(tmp_path: Path) -> None:
+def test_harmful_step_must_be_named_by_a_probe(tmp_path: Path) -> None:
     text = GOOD + "    harms: [exports VMM memory]\n"
     assert lint(tmp_path, text) == ["0.yaml:14: class probe-harms and 'harms' must be used together"]
     assert "did you mean 'exports VMM memory'?" in lint(tmp_path, text.replace("exports VMM", "sells VMM"))[0]
 
 
-def test_who_tells_of_a_message_says_how_to_find_it(tmp_path: Path) -> None:
+def test_quoted_message_needs_a_signature_or_a_reason(tmp_path: Path) -> None:
     text = GOOD.replace("    signatures: [broken]\n", "")
     text = text.replace("symptom: ", "symptom: an assertion, then ")
     (said,) = lint(tmp_path, text)
@@ -602,11 +596,11 @@ def test_who_tells_of_a_message_says_how_to_find_it(tmp_path: Path) -> None:
         (Need("env:UCX_CUDA_IPC_CACHE", "^[yY1]?$", says="unset or on"), "UCX_CUDA_IPC_CACHE unset or on"),
     ],
 )
-def test_a_condition_is_told_without_a_regular_expression(need: Need, words: str) -> None:
+def test_condition_is_described_without_a_regular_expression(need: Need, words: str) -> None:
     assert str(need) == words
 
 
-def test_a_condition_that_cannot_be_told_has_words_of_its_own(tmp_path: Path) -> None:
+def test_condition_with_a_complex_expression_needs_its_own_text(tmp_path: Path) -> None:
     text = GOOD + '    needs: [{fact: gpu-model, matches: "GB[23]00"}]\n'
     assert lint(tmp_path, text) == ["0.yaml:14: explain 'GB[23]00' in 'says'"]
 
@@ -619,7 +613,7 @@ def test_a_condition_that_cannot_be_told_has_words_of_its_own(tmp_path: Path) ->
         ("linux", ["FI_MR_CUDA_CACHE_MONITOR_ENABLED", "FI_MR_ROCR_CACHE_MONITOR_ENABLED", "FI_X"]),
     ],
 )
-def test_a_variable_of_another_vendor_is_not_offered(driver: str, offered: list[str]) -> None:
+def test_variable_of_another_vendor_is_not_offered(driver: str, offered: list[str]) -> None:
     names = ("FI_MR_CUDA_CACHE_MONITOR_ENABLED", "FI_MR_ROCR_CACHE_MONITOR_ENABLED", "FI_X")
     ways = tuple(Workaround(f"set {name}=0", {name: "0"}) for name in names)
     issue = KnownIssue("x", "x", "libfabric", "leak", "open", "it leaks", (), workarounds=ways)

@@ -1,4 +1,4 @@
-"""Nodes as their inventories describe them (nodes.yaml), with exactly the issues of each."""
+"""Nodes described by their inventories (nodes.yaml), with the exact issues of each."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def matches(node: dict[str, Any]) -> list[Join]:
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_a_node_shows_exactly_its_issues(name: str) -> None:
+def test_node_has_exactly_its_issues(name: str) -> None:
     found = matches(NODES[name])
     assert {match.relation for match in found} <= {Relation.LATENT}
     assert [match.issue for match in found] == NODES[name]["issues"]
 
 
-def test_what_is_said_of_each_node() -> None:
+def test_golden_file_of_each_node() -> None:
     lines = []
     for name, node in NODES.items():
         lines.append(f"# {name}")
@@ -64,6 +64,6 @@ def test_what_is_said_of_each_node() -> None:
     golden.check("knownissues/nodes.txt", "\n".join(lines))
 
 
-def test_the_nodes_say_nothing_that_an_inventory_does_not() -> None:
+def test_nodes_have_only_names_of_the_inventory() -> None:
     for node in NODES.values():
         assert set(node["facts"]) | set(node.get("lacks", ())) <= set(NAMES)

@@ -1,4 +1,4 @@
-"""Every signature against the samples of all other entries: high confidence is for one issue alone."""
+"""Every signature on the samples of all other entries: high confidence is for one issue only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Part = tuple[KnownIssue, Signature]
 
 
 def overlaps(issues: Iterable[KnownIssue]) -> Iterator[tuple[Part, Part]]:
-    """An entry's signature, and that of another in whose sample it is found."""
+    """Pairs of an entry's signature and another entry's signature whose sample it matches."""
     signatures = [(issue, signature) for issue in issues for signature in issue.signatures]
     for finder in signatures:
         for sampled in signatures:
@@ -36,7 +36,7 @@ def too_sure(issues: Iterable[KnownIssue]) -> list[str]:
 
 
 def undecided(issues: Iterable[KnownIssue]) -> set[tuple[str, str]]:
-    """Pairs that leave the same lines, of which neither says how to tell them apart."""
+    """Pairs of issues that leave the same lines, if neither entry says how to distinguish them."""
     return {
         (min(one.id, other.id), max(one.id, other.id))
         for (one, _), (other, _) in overlaps(issues)
@@ -45,15 +45,15 @@ def undecided(issues: Iterable[KnownIssue]) -> set[tuple[str, str]]:
     }
 
 
-def test_high_confidence_is_for_lines_that_no_other_entry_leaves() -> None:
+def test_high_confidence_is_for_lines_of_one_entry_only() -> None:
     assert too_sure(NO_FALLBACKS) == []
 
 
-def test_of_two_that_leave_the_same_lines_one_says_what_decides() -> None:
+def test_issues_with_the_same_lines_say_how_to_distinguish_them() -> None:
     assert undecided(NO_FALLBACKS) == set()
 
 
-def test_an_entry_that_claims_anothers_lines_is_found() -> None:
+def test_entry_that_matches_anothers_lines_is_found() -> None:
     first = next(issue for issue in ISSUES if issue.id == "nvidia-gpu-lost")
     copy = replace(first, id="copy")
     assert undecided([first, copy]) == {("copy", "nvidia-gpu-lost")}
@@ -61,7 +61,7 @@ def test_an_entry_that_claims_anothers_lines_is_found() -> None:
     assert any(text.startswith("nvidia-gpu-lost is sure of") for text in too_sure([first, copy]))
 
 
-def test_both_of_two_that_fit_are_shown_with_what_decides(tmp_path: Path) -> None:
+def test_two_matching_issues_are_shown_with_the_difference(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     line = "UCX  ERROR cuIpcOpenMemHandle() failed: invalid device context"
     log.write_text(f"UCX  INFO  Version 1.21.0 (loaded)\ncuda_ipc_cache.c:284  {line}\n", encoding="utf-8")
@@ -73,13 +73,13 @@ def test_both_of_two_that_fit_are_shown_with_what_decides(tmp_path: Path) -> Non
     assert page.count("; to decide: UCX in the line and two GPUs in one process") == 2
 
 
-def test_a_fallback_is_never_more_than_a_hint() -> None:
+def test_fallback_is_never_more_than_a_hint() -> None:
     fallbacks = [issue for issue in ISSUES if issue.fallback]
     assert fallbacks
     assert {signature.confidence for issue in fallbacks for signature in issue.signatures} == {Confidence.LOW}
 
 
-def test_a_fallback_is_shown_only_where_nothing_definite_is(tmp_path: Path) -> None:
+def test_fallback_is_shown_only_without_a_definite_issue(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     log.write_text("a.c:1 UCX  ERROR something new failed\n", encoding="utf-8")
     (only,) = diagnose([str(log)], Examination(ISSUES)).recognised

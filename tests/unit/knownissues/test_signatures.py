@@ -1,4 +1,4 @@
-"""Signatures find what they are for however it was logged, and are safe to let loose on any log."""
+"""Signatures match their messages in every log format, and are fast on any log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIGNATURES = [
 
 
 def found(text: str, *facts: Fact, least: Confidence = Confidence.MEDIUM) -> set[str]:
-    """The issues that a log shows, as far as their signatures alone can tell."""
+    """The issues that a log shows by its signatures only."""
     return {issue.id for issue in ISSUES.values() if shows(issue, text, facts, least)}
 
 
@@ -45,10 +45,10 @@ def test_each_signature_finds_its_sample(signature: Signature) -> None:
 
 
 LOGS = {
-    # UCX tries huge pages first and goes on without; any bad pointer ends with the second line.
+    # UCX tries huge pages first and continues without; any bad pointer ends with the second line.
     "sys.c:61  UCX  ERROR shmget(size=4194304 flags=0xfb0) for mm_x failed: Operation not permitted": set(),
     "Caught signal 11 (Segmentation fault: invalid permissions for mapped object at address 0x7f1200)": set(),
-    # Other versions, ranks, hosts, line numbers and prefixes than in the samples.
+    # Versions, ranks, hosts, line numbers and prefixes differ from the samples.
     "3: (GTL DEBUG: 3) cuIpcOpenMemHandle: invalid argument, CUDA_ERROR_INVALID_VALUE, line no 272": {
         "cray-mpich-gpu-binding-hides-peers",
     },
@@ -86,7 +86,7 @@ LOGS = {
     "#2  MPL_gpu_fast_memcpy ()\n#5  MPIDI_GPU_copy_data_async ()\n#6  MPIDI_IPC_rndv_cb ()": {
         "mpich-ipc-evict-in-use",
     },
-    # As the programs' format strings have it, with other values than in the samples.
+    # Built from the programs' format strings, with other values than in the samples.
     "[2026-01-12T08:22:20.530] error: Failed to destroy CXI Service ID 12 (cxi3): Device or resource busy": {
         "cxi-service-busy-after-job",
     },
@@ -118,7 +118,7 @@ LOGS = {
     "WARNING: ttm/ttm_bo.c:650 at amdttm_bo_unpin+0x6d/0x80 [amdttm], CPU#3: python/4711": {
         "rocm-vmm-memory-ipc-kernel-bug",
     },
-    # An errno decides, and so does who prints it.
+    # An errno decides, and so does the program that prints it.
     "x1: cxil_map lni: 7 base: 0x1f len: 256 map_flags: 0x3c failure: -22, Invalid argument": {
         "cxi-device-memory-not-mapped",
     },
@@ -146,11 +146,11 @@ LOGS = {
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_a_log_shows_what_it_shows_and_no_more(log: str) -> None:
+def test_log_shows_exactly_these_issues(log: str) -> None:
     assert found(log) == LOGS[log]
 
 
-def test_a_fact_beside_a_text_makes_it_mean_something() -> None:
+def test_text_with_a_fact_is_recognised() -> None:
     log = "cxi_core 0000:21:00.0: Failed to find Nvidia GPU symbols. Nvidia RDMA support disabled."
     assert found(log, Fact("nvidia-driver", "580.95.05", "NVML")) == {"cxi-device-memory-not-mapped"}
     assert found(log, Fact("nvidia-driver", None, "no /proc/driver/nvidia")) == set()
@@ -169,7 +169,7 @@ def test_a_fact_beside_a_text_makes_it_mean_something() -> None:
         (r"a\ b[ x]c[]  ]d[^ ]", r"a\ b[ x]c[]  ]d[^ ]"),
     ],
 )
-def test_a_space_stands_for_any_white_space(pattern: str, becomes: str) -> None:
+def test_space_stands_for_any_white_space(pattern: str, becomes: str) -> None:
     assert spaced(pattern) == becomes
     re.compile(becomes)
 
@@ -208,12 +208,12 @@ HARMFUL = {
 
 
 @pytest.mark.parametrize("pattern", HARMLESS)
-def test_what_is_harmless_is_let_pass(pattern: str) -> None:
+def test_harmless_pattern_is_accepted(pattern: str) -> None:
     assert list(objections(pattern)) == []
 
 
 @pytest.mark.parametrize("pattern", HARMFUL)
-def test_what_is_harmful_is_refused(pattern: str) -> None:
+def test_harmful_pattern_is_refused(pattern: str) -> None:
     (objection,) = objections(pattern)
     assert HARMFUL[pattern] in objection
 
@@ -234,8 +234,8 @@ PATTERNS = st.recursive(
 
 @given(PATTERNS)
 @example(r"(?:a*)b*a*c")
-def test_what_is_let_pass_does_not_take_exponential_time(pattern: str) -> None:
-    """Sound: on the texts that hurt most, 40 characters would take years where time is exponential."""
+def test_accepted_patterns_do_not_take_exponential_time(pattern: str) -> None:
+    """Patterns that pass the check are fast: an exponential one would take years on these 40 characters."""
     pattern += "c"
     if list(objections(pattern)):
         return
@@ -247,19 +247,19 @@ def test_what_is_let_pass_does_not_take_exponential_time(pattern: str) -> None:
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_judged(pattern: str) -> None:
+def test_any_pattern_is_accepted_or_refused(pattern: str) -> None:
     if not list(objections(spaced(pattern))):
         re.compile(spaced(pattern))
 
 
-def test_signatures_apply_where_their_needs_hold() -> None:
+def test_signatures_apply_if_their_needs_hold() -> None:
     needy = Signature(("x",), needs=(Need("ucx"), Need("env:A", "^0?$")))
     assert needy.applies(()) is Verdict.UNKNOWN
     assert needy.applies((Fact("ucx", "1.15.0", "x"), Fact("env:A", None, "not set"))) is Verdict.BAD
     assert needy.applies((Fact("ucx", "1.15.0", "x"), Fact("env:A", "1", "environment"))) is Verdict.FINE
 
 
-def test_every_signature_is_as_its_program_prints_it_or_says_why_not() -> None:
+def test_every_signature_matches_its_programs_text_or_says_why_not() -> None:
     signatures = [signature for issue in ISSUES.values() for signature in issue.signatures]
     assert all(signature.source for signature in signatures)
     read = [

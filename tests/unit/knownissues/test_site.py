@@ -1,4 +1,4 @@
-"""A site's own files: issues of its own, overridden ones, and suppressions with a reason and a last day."""
+"""A site's own files: its own issues, overridden ones, and suppressions with a reason and a last day."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def joined(issue: KnownIssue, today: date, *results: Result) -> Join | None:
     return joins[0] if joins else None
 
 
-def test_a_suppressed_issue_is_silent_until_its_last_day(tmp_path: Path) -> None:
+def test_suppressed_issue_is_silent_until_its_last_day(tmp_path: Path) -> None:
     issue = load(tmp_path, SUPPRESS)["nvidia-ipc-reopen"]
     assert joined(issue, TODAY) is None
     assert joined(issue, date(2026, 12, 31)) is None
@@ -74,7 +74,7 @@ def test_a_suppressed_issue_is_silent_until_its_last_day(tmp_path: Path) -> None
     assert after.reason.endswith(f"; its suppression expired on 2026-12-31 {said}")
 
 
-def test_what_a_probe_saw_is_told_all_the_same(tmp_path: Path) -> None:
+def test_finding_of_a_probe_is_reported_despite_suppression(tmp_path: Path) -> None:
     issue = load(tmp_path, SUPPRESS)["nvidia-ipc-reopen"]
     seen = joined(issue, TODAY, FAILED)
     assert seen is not None
@@ -82,7 +82,7 @@ def test_what_a_probe_saw_is_told_all_the_same(tmp_path: Path) -> None:
     assert "; suppressed until 2026-12-31 if only versions match (no job" in seen.reason
 
 
-def test_an_expired_suppression_is_a_mistake_to_lint_and_not_to_load(tmp_path: Path) -> None:
+def test_expired_suppression_is_a_mistake_for_lint_but_loads(tmp_path: Path) -> None:
     text = SUPPRESS.replace("2026-12-31", "2026-11-19")
     assert "nvidia-ipc-reopen" in load(tmp_path, text)
     assert lint(tmp_path, text) == [
@@ -91,7 +91,7 @@ def test_an_expired_suppression_is_a_mistake_to_lint_and_not_to_load(tmp_path: P
     assert lint(tmp_path, SUPPRESS) == []
 
 
-def test_an_overriding_entry_takes_the_place_of_the_shipped_one(tmp_path: Path) -> None:
+def test_overriding_entry_replaces_the_shipped_one(tmp_path: Path) -> None:
     issues = load(tmp_path, OVERRIDE)
     assert list(issues) == [issue.id for issue in knownissues.load()]
     assert issues["nvidia-ipc-reopen"].title == "it is fine here"
@@ -114,7 +114,7 @@ def test_an_overriding_entry_takes_the_place_of_the_shipped_one(tmp_path: Path) 
         ),
     ],
 )
-def test_an_override_names_what_it_overrides(tmp_path: Path, was: str, becomes: str, told: str) -> None:
+def test_override_must_name_a_shipped_issue(tmp_path: Path, was: str, becomes: str, told: str) -> None:
     shipped = next(issue for issue in knownissues.load() if issue.id == "nvidia-ipc-reopen").where
     assert lint(tmp_path, OVERRIDE.replace(was, becomes)) == [told.replace("{shipped}", shipped)]
     with pytest.raises(BadFile):
@@ -136,7 +136,7 @@ def test_an_override_names_what_it_overrides(tmp_path: Path, was: str, becomes: 
         ("until:", "untill:", None),
     ],
 )
-def test_mistakes_of_a_suppression_are_named(
+def test_mistakes_of_a_suppression_are_reported(
     tmp_path: Path, was: str, becomes: str, told: str | None
 ) -> None:
     found = lint(tmp_path, SUPPRESS.replace(was, becomes))
@@ -148,7 +148,7 @@ def test_mistakes_of_a_suppression_are_named(
         load(tmp_path, SUPPRESS.replace(was, becomes))
 
 
-def test_a_sites_signatures_are_checked_before_they_are_used(tmp_path: Path) -> None:
+def test_sites_signatures_are_validated_before_use(tmp_path: Path) -> None:
     text = OVERRIDE + "    signatures: ['(a+)+b', '[']\n    needs: [{fact: kernel, matches: '('}]\n"
     with pytest.raises(BadFile) as bad:
         load(tmp_path, text)
@@ -159,7 +159,7 @@ def test_a_sites_signatures_are_checked_before_they_are_used(tmp_path: Path) -> 
     ]
 
 
-def test_what_a_user_reads_of_it(tmp_path: Path) -> None:
+def test_golden_file(tmp_path: Path) -> None:
     tomorrow = date.today() + timedelta(days=1)
     (tmp_path / "issues").mkdir()
     (tmp_path / "issues/a.yaml").write_text(OVERRIDE)

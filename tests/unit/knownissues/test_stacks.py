@@ -1,4 +1,4 @@
-"""A stack is read whoever printed it; functions count together in one stack and in their order only."""
+"""Stacks from every tool are parsed; a signature's functions must occur in one stack, in order."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def found(functions: list[str], text: str) -> bool:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_stack_is_read_whoever_printed_it(form: list[str]) -> None:
+def test_stack_of_every_tool_is_parsed(form: list[str]) -> None:
     (stack,) = stacks(printed(form))
     assert tuple(function for _, function in stack.frames) == CALLS
     assert found(["ofi_cq_readfrom|cxip_eq", "PMPI_*"], printed(form))
@@ -48,7 +48,7 @@ def test_stack_is_read_whoever_printed_it(form: list[str]) -> None:
     assert not found(["ofi_cq"], printed(form))
 
 
-def test_traceback_begins_with_the_outermost() -> None:
+def test_traceback_begins_with_the_outermost_frame() -> None:
     form = ['  File "/x/train.py", line {n}, in {f}\n    call()'] * 4
     assert found(list(CALLS), printed(form, CALLS[::-1]))
     assert not found(list(CALLS), printed(form))
@@ -69,12 +69,12 @@ def test_functions_of_two_threads_do_not_count_together(form: str, parts: str) -
     assert not found(list(CALLS), parts.format(*halves))
 
 
-def test_numbers_that_begin_again_begin_a_stack() -> None:
+def test_restarted_numbers_begin_a_new_stack() -> None:
     text = "\n".join(printed(FORMS["gdb"][:2], some) for some in (CALLS[:2], CALLS[2:]))
     assert not found(list(CALLS), text)
 
 
-def test_stacks_of_ranks_that_print_at_once_are_apart() -> None:
+def test_interleaved_stacks_of_ranks_are_separated() -> None:
     one = printed(FORMS["Open MPI"]).splitlines()
     other = printed(FORMS["Open MPI"], ("a_one", "b_two", "c_three", "d_four")).replace("nid1:123", "nid2:9")
     mixed = "\n".join(line for both in zip(one, other.splitlines(), strict=True) for line in both)
@@ -96,7 +96,7 @@ def test_stacks_of_ranks_that_print_at_once_are_apart() -> None:
         ("#0  __GI_raise (sig=6) at raise.c:50", "raise"),
     ],
 )
-def test_function_is_bare_of_what_compilers_add(line: str, function: str) -> None:
+def test_function_name_is_stripped_of_compiler_suffixes(line: str, function: str) -> None:
     seen = frame(line)
     assert seen is not None
     assert seen.function == function

@@ -1,4 +1,4 @@
-"""Documents that tickets are made of: a node and a job for each vendor."""
+"""Sample documents for tickets: a node and a job for each vendor."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def node(*facts: Fact, host: str = "n1", backend: str = "cuda", bad: Result = RE
 
 
 def repeated(report: Report, times: int, bad_in: set[int]) -> Report:
-    """The same run so many times; what is not PASS was seen in some of them only."""
+    """The run repeated ``times`` times, with bad findings only in repetitions ``bad_in``."""
     results = [
         replace(result, repetition=number)
         for number in range(1, times + 1)

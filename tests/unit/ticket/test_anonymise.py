@@ -1,4 +1,4 @@
-"""Pseudonyms: what is planted is in nothing that is sent, and what diagnosis needs stays."""
+"""Pseudonyms: planted private names never occur in the bundle; facts needed for diagnosis stay."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_names_are_replaced(text: str, replaced: str) -> None:
         "cuda:0",
     ],
 )
-def test_what_diagnosis_needs_stays(text: str) -> None:
+def test_facts_needed_for_diagnosis_stay(text: str) -> None:
     names = {
         "hosts": frozenset({"n1"}),
         "versions": frozenset({"1.15.2.0"}),
@@ -90,7 +90,7 @@ def test_values_that_name_nothing_stay(value: str) -> None:
 
 @PROPERTY
 @given(reports)
-def test_any_report_is_one_afterwards(report: Report) -> None:
+def test_any_report_stays_valid(report: Report) -> None:
     names = anonymise.names([report], [], Names())
     made = Pseudonyms(names, [report_json.dumps(report)]).of(report)
     again = report_json.loads(report_json.dumps(made))
@@ -110,7 +110,7 @@ SECRET = st.from_regex(r"zq[bcdfghjkmnpqrstvwxz]{4,8}", fullmatch=True)
     value=SECRET,
     octet=st.integers(1, 254),
 )
-def test_no_planted_name_is_in_anything_that_is_sent(
+def test_no_planted_name_is_in_the_bundle(
     host: str, user: str, directory: str, file: str, program: str, value: str, octet: int
 ) -> None:
     path, address = f"/home/{user}/{directory}/{file}.py", f"10.77.3.{octet}"

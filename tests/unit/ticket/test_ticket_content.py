@@ -1,4 +1,4 @@
-"""Tickets: each vendor's fields, what fills them, what is missing."""
+"""Tickets: each vendor's fields, their sources, and missing ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_vendor_of_the_command_has_a_template() -> None:
     assert sorted(VENDORS) == sorted(templates.load())
 
 
-def test_templates_have_no_key_that_nothing_reads() -> None:
+def test_templates_have_no_unused_key() -> None:
     def keys(kind: type) -> set[str]:
         return {field.name for field in dataclasses.fields(kind)}
 
@@ -57,7 +57,7 @@ def test_templates_have_no_key_that_nothing_reads() -> None:
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
-def test_template_names_its_source_and_only_what_there_is(vendor: str) -> None:
+def test_template_names_its_source_and_existing_facts(vendor: str) -> None:
     template = templates.load()[vendor]
     assert template.source.startswith("https://")
     for field in template.fields:
@@ -68,13 +68,13 @@ def test_template_names_its_source_and_only_what_there_is(vendor: str) -> None:
             assert ask.optional or ask.command, f"{field.label}: nothing says how to get {ask.what}"
 
 
-def test_every_answer_is_asked_for() -> None:
+def test_every_answer_has_a_field() -> None:
     asked = {ask.answer for each in templates.load().values() for field in each.fields for ask in field.asks}
     assert answers.ANSWERS.keys() == asked - {""}
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
-def test_what_an_empty_node_lacks_is_missing_with_its_command(vendor: str) -> None:
+def test_facts_missing_on_an_empty_node_have_their_command(vendor: str) -> None:
     bare = Subject(replaced(healthy(()), inventory=(), devices=()))
     text = ticket(vendor, bare)
     asks = [ask for field in templates.load()[vendor].fields for ask in field.asks if not ask.optional]
@@ -112,7 +112,7 @@ def test_incidence_follows_repetitions(times: int, bad_in: set[int], word: str |
         ("grows", ""),
     ],
 )
-def test_impact_in_the_words_of_the_form(key: str, impact: str) -> None:
+def test_impact_has_the_forms_wording(key: str, impact: str) -> None:
     bad = Result("ipc-peer", Finding.fail(key, "x"), ("cuda:0", "cuda:1"))
     found = field("nccl", Subject(node(*NVIDIA, bad=bad)), "How is this issue impacting you?")
     assert bool(found.missing) == (not impact)
@@ -135,7 +135,7 @@ def test_older_version_that_worked_comes_from_the_comparison() -> None:
     assert "nvidia-driver: 570.86.15, now 580.159.04" in worked
 
 
-def test_earlier_report_that_failed_too_says_so() -> None:
+def test_earlier_report_that_also_failed_is_reported() -> None:
     report = node(*NVIDIA)
     found = field("nccl", Subject(report, before=report), "Steps to Reproduce the Issue")
     assert "mpi-small-message: FAIL on" in str(found.blocks)
