@@ -7,6 +7,9 @@ one while data is exchanged through the others. Further cases: a re-created cont
 survive on some drivers (control: contexts that are kept); an exporter that released everything, and one that
 was killed; an importer that was killed, and a spare one if memory is missing then. Leaks over many imports
 are tested by `ipc-vmm-release`.
+
+One process also maps, copies and unmaps memory many times without a pause: addresses are then reserved again
+while the driver's own thread is still busy with the last copy.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from gpuipc_doctor.api import (
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
+    write_glances,
     write_pattern,
+    wrong_glances,
     wrong_pattern,
 )
 
@@ -45,6 +50,9 @@ HARMS = frozenset({"kills an importer"})
 
 ROUTES = ("SCM_RIGHTS", "pidfd_getfd", "SCM_RIGHTS")
 """How the descriptor of each segment is passed."""
+REMAPPINGS = 160
+"""Mappings without a pause: ROCm 6.4.3 fails within 50, on a busy node and on an idle one."""
+
 CASES = ("with both contexts kept", "in the importer's new context", "from the exporter's new context")
 
 
@@ -151,6 +159,27 @@ def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
 def judge_wrong(record: Mapping[str, Json]) -> Iterable[Finding]:
     if wrong := record["wrong"]:
         yield Finding.fail("wrong-data", "an imported descriptor shows wrong data", *wrong)
+
+
+# -- addresses that are used again ------------------------------------------------------------------------
+
+
+def remap(w: Worker) -> None:
+    nbytes, wrong = w.gpu.granule, list[str]()
+    for number in range(1, REMAPPINGS + 1):
+        step = w.step(f"mapping {number} of {REMAPPINGS}")
+        with step, w.gpu.create_physical(nbytes) as memory, memory.map() as mapping:
+            write_glances(mapping, nbytes, number)
+            wrong += wrong_glances(f"mapping {number}", mapping, nbytes, number)
+    w.record(wrong=wrong)
+
+
+def judge_remapped(done: ProbeOutcome) -> Iterable[Finding]:
+    if wrong := done.records["exporter"]["wrong"]:
+        says = "memory shows wrong data if its addresses were unmapped just before"
+        yield Finding.fail("wrong-after-unmap", says, *wrong[:3], times=len(wrong))
+    else:
+        yield Finding.ok("remaps", "memory mapped, copied and unmapped {times} times", times=REMAPPINGS)
 
 
 # -- contexts that end ------------------------------------------------------------------------------------
@@ -275,6 +304,7 @@ def judge_killed(done: ProbeOutcome) -> Iterable[Finding]:
 
 PROCEDURES = {
     "data": ({"exporter": export, "importer": attach}, judge_data),
+    "mapped many times": ({"exporter": remap}, judge_remapped),
     "contexts": ({"exporter": export_anew, "importer": attach_anew}, judge_contexts),
     "exporter gone": ({"exporter": export_and_die, "importer": outlive}, judge_gone),
     "importer gone": (

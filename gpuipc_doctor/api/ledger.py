@@ -193,6 +193,7 @@ class Ledger:
         missing = self._missing_after_wait(mark)
         holders = [] if abs(missing) <= NOISE_BYTES else self._gpu.memory_holders()
         entry = self._entries[end] = {
+            "mark": mark,
             "missing": missing,
             "waited_s": self._w.clock() - began - self._lag_s,
             "holders": holders,
@@ -294,14 +295,18 @@ class Entry:
     """The processes that then held memory of the device: see `Gpu.memory_holders`."""
     repeated: int | None = None
     """Bytes missing after the action was repeated; None if it was not repeated."""
+    mark: int | None = None
+    """Bytes in use before the action."""
 
     @property
     def is_back(self) -> bool:
         return abs(self.missing) <= NOISE_BYTES
 
-    def judge(self, size: int, most: int, block: int) -> Finding | None:
+    def judge(self, size: int, most: int, block: int, later: Iterable[Entry] = ()) -> Finding | None:
         """Judge missing memory if up to ``most`` pieces of ``size`` bytes were released, each of which takes
-        whole blocks of the device."""
+        whole blocks of the device.
+
+        ``later``: the entries after this one, of which one may have released the memory."""
         if self.is_back:
             return self.late()
         taken = -(-size // block) * block
@@ -310,7 +315,11 @@ class Entry:
         if not fits and not self.repeats:
             return self.somebody_elses()
         says = "{size:mib} pieces should have been released; waited {waited:s}"
-        return self.not_returned(Evidence.seen(says, size=size, waited=round(self.waited_s)))
+        waited = Evidence.seen(says, size=size, waited=round(self.waited_s))
+        ends = [each.end for each in later if each.is_back and each.mark == self.mark is not None]
+        return self.not_returned(
+            waited, *(Evidence.seen("released after {end}", end=end) for end in ends[:1])
+        )
 
     def not_returned(self, *evidence: Evidence) -> Finding:
         """The FAIL for missing memory."""
@@ -448,13 +457,13 @@ class Account:
             return [blind]
         owed, missing = 0, []
         creeping = [loop for loop in self.loops if loop.judge(self.device)]
-        for entry in self.entries:
+        for number, entry in enumerate(self.entries, 1):
             if owed and abs(entry.missing + owed) <= NOISE_BYTES:
                 owed = 0
                 continue
             owed += 0 if entry.is_back else entry.missing
             if not any(loop.explains(entry.missing) for loop in creeping):
-                missing.append(entry.judge(size, most, self.block))
+                missing.append(entry.judge(size, most, self.block, self.entries[number:]))
         if creeping:
             missing = [finding for finding in missing if finding and finding.key == "not-returned"]
         found = (self.understated(), *(loop.judge(self.device) for loop in creeping), *missing)

@@ -40,7 +40,7 @@ _TAKES_NO_DEVICE_POINTERS = (
 )
 """Settings for programs that pass no GPU buffers to MPI; with these settings, a device pointer crashes."""
 
-_OF_DRIVERS = ("CUDA_", "HIP_", "HSA_", "ROCR_")
+_OF_DRIVERS = ("AMD_", "CUDA_", "DEBUG_HIP_", "HIP_", "HSA_", "ROCR_")
 """Prefixes of variables that a GPU driver's library reads; a probe without ranks loads nothing else."""
 
 Candidates = Callable[[Entry], Sequence[Workaround]]

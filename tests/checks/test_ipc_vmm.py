@@ -58,9 +58,16 @@ def test_killed_importer_must_leave_its_data_but_no_memory(
     assert [finding.key for finding in found] == keys
 
 
+@pytest.mark.parametrize(("wrong", "key"), [([], "remaps"), (WRONG, "wrong-after-unmap")])
+def test_memory_whose_addresses_were_just_unmapped_shows_its_own_data(wrong: Json, key: str) -> None:
+    found = conclude("ipc-vmm", {"exporter": {"wrong": wrong}}, probe="mapped many times")
+    assert [finding.key for finding in found] == [key]
+
+
 def test_each_device_and_pair_is_probed_and_probes_that_kill_are_marked_as_harmful() -> None:
     planned = plan("ipc-vmm", gpu(0), gpu(1))
     assert {probe.subject for probe in planned} == {"cuda:0", "cuda:1", "cuda:0 > cuda:1"}
-    assert {probe.name for probe in planned} == {"data", "contexts", "exporter gone", "importer gone"}
+    names = {"data", "mapped many times", "contexts", "exporter gone", "importer gone"}
+    assert {probe.name for probe in planned} == names
     harmful = {probe.name for probe in planned if probe.harms}
     assert harmful == {"exporter gone", "importer gone"}

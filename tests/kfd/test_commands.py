@@ -63,7 +63,9 @@ def test_prolog_passes_without_the_variables_that_it_clears(node: EmulatedNode) 
     installed = ("unshare", "--mount", "--propagation", "unchanged", "sh", "tests/kfd/installed.sh")
     ended = run(node, *installed, str(node.runtime.root), *DOCTOR, "prolog", enter=outside)
     assert ended.returncode == 0
-    assert ended.stdout.startswith("gpuipc-doctor: PASS 2 checks on hip:0-1"), ended.stdout + ended.stderr
+    is_known_bad = node.runtime.generation == 7  # known-versions: ROCm/hip#3886 and others
+    counts = "PASS 1 check, 1 WARN" if is_known_bad else "PASS 2 checks"
+    assert ended.stdout.startswith(f"gpuipc-doctor: {counts} on hip:0-1"), ended.stdout + ended.stderr
 
 
 def test_inventory_has_the_version_of_the_runtime(node: EmulatedNode) -> None:

@@ -1,4 +1,4 @@
-"""`ipc-release` on AMD's own runtime passes, or names the leak of ROCm 7.2 and the setting that avoids it."""
+"""Faults of AMD's own runtimes: a check passes, or fails each time, names the fault and tries what helps."""
 
 from __future__ import annotations
 
@@ -13,23 +13,37 @@ from tests.kfd import emulated
 from tests.kfd.emulated import REPOSITORY, Runtime
 from tests.waiting import LIMIT_S
 
-LEAK, CURE = "rocm-ipc-hipfree-leak", "Tried HSA_ENABLE_IPC_MODE_LEGACY=1: helps"
+CRASHES = ("rocm-ipc-close-leaves-freed-object", "AMD_DIRECT_DISPATCH=0")
+
+FAULTS = {
+    ("ipc-release", 6): CRASHES,
+    ("ipc-vmm", 6): CRASHES,
+    ("ipc-release", 7): ("rocm-ipc-hipfree-leak", "HSA_ENABLE_IPC_MODE_LEGACY=1"),
+    ("driver-pool-release", 7): ("rocm-72-vmm-unmap-leak", "DEBUG_HIP_MEM_POOL_VMHEAP=0"),
+}
+"""Check and generation: the known issue that it finds there, and the setting that helps."""
+
+LACKING = {("ipc-vmm", 5), ("driver-pool-release", 5)}
+"""Checks of which a generation lacks the functions."""
 
 
 @pytest.mark.kfd
 @pytest.mark.hip
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "runtime",
+    ("runtime", "check"),
     [
-        pytest.param(runtime, id=runtime.name, marks=pytest.mark.xdist_group(f"kfd-{runtime.name}"))
+        pytest.param(
+            runtime, check, id=f"{runtime.name}-{check}", marks=pytest.mark.xdist_group(f"kfd-{runtime.name}")
+        )
         for runtime in emulated.chosen_runtimes()
-        if runtime.generation != 6  # 6.4.3 sometimes crashes in it: benchmarks/amd_runtimes.md
+        for check in sorted({check for check, _ in FAULTS})
+        if (check, runtime.generation) not in LACKING
     ],
 )
-def test_leak_of_rocm_7_is_confirmed_with_its_cure(runtime: Runtime) -> None:
+def test_known_fault_of_a_runtime_is_named_with_the_setting_that_helps(runtime: Runtime, check: str) -> None:
     with emulated.node(runtime, gpus=1) as node:
-        command = [*node.enter, sys.executable, "-m", "gpuipc_doctor", "check", "ipc-release", "--json"]
+        command = [*node.enter, sys.executable, "-m", "gpuipc_doctor", "check", check, "--json"]
         done = subprocess.run(
             [*command, "--backend", "hip"],
             env={**os.environ, **node.env},
@@ -40,10 +54,14 @@ def test_leak_of_rocm_7_is_confirmed_with_its_cure(runtime: Runtime) -> None:
             check=False,
         )
     report = json.loads(done.stdout)
-    found = [result["finding"] for result in report["results"] if result["check"] == "ipc-release"]
-    confirmed = {join["issue"] for join in report["joins"] if join["relation"] == "confirmed"}
-    cured = [any(item["line"].startswith(CURE) for item in finding["evidence"]) for finding in found]
-    leaks = runtime.generation == 7
-    assert {finding["status"] for finding in found} == ({"FAIL"} if leaks else {"PASS"})
-    assert confirmed == ({LEAK} if leaks else set())
-    assert set(cured) == {leaks}
+    found = [result["finding"] for result in report["results"] if result["check"] == check]
+    seen = {join["issue"] for join in report["joins"] if join["relation"] != "latent"}
+    tried = {item["line"] for finding in found for item in finding["evidence"]}
+    if fault := FAULTS.get((check, runtime.generation)):
+        issue, setting = fault
+        assert "FAIL" in {finding["status"] for finding in found}
+        assert issue in seen
+        assert any(line.startswith(f"Tried {setting}: helps") for line in tried), tried
+    else:
+        assert {finding["status"] for finding in found} == {"PASS"}
+        assert not seen

@@ -362,6 +362,19 @@ def test_memory_released_by_a_later_end_is_blamed_on_the_first_end() -> None:
     assert finding.status is Status.ERROR
 
 
+@pytest.mark.parametrize(
+    ("mark", "missing", "is_told"),
+    [(666 * MIB, 0, True), (700 * MIB, 0, False), (666 * MIB, 50 * MIB, False)],
+)
+def test_what_released_missing_memory_is_evidence_if_measured_from_the_same_mark(
+    mark: int, missing: int, is_told: bool
+) -> None:
+    ends = [Entry("the trim", ODD_BYTES, 8.0, mark=666 * MIB), Entry("the destruction", missing, mark=mark)]
+    finding = Account("cuda:0", FOLLOWS, ends).judge(ODD_BYTES)[0]
+    assert (finding.status, finding.values["end"]) == (Status.FAIL, "the trim")
+    assert ("released after the destruction" in sentences.evidence(finding)) is is_told
+
+
 ROUNDS = range(8, 257, 8)
 IDLE = 666 * MIB  # without the segment, which uses 38 MiB in blocks of 2 MiB: 704 MiB, a multiple of 64
 LEVEL = [IDLE + 38 * MIB for _ in ROUNDS]
