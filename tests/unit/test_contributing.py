@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_places_that_it_names_exist_and_no_package_is_left_out() -> None:
+def test_named_places_exist_and_every_package_is_named() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where things are")[2]
     rows = re.findall(r"^\| (`.*`.*?) \| (.*) \|$", text, flags=re.MULTILINE)
     listed = {name for places, _ in rows for name in re.findall("`(.*?)`", places)}

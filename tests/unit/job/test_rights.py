@@ -1,4 +1,4 @@
-"""Why a process cannot be read, in the words of what to do."""
+"""Reasons why a process cannot be read, each with its remedy."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def test_process_of_another_user_names_the_user(pid: int, monkeypatch: pytest.Mo
     assert rights.reason(pid).startswith("the process belongs to ")
 
 
-def test_process_that_is_not_dumpable_is_said_to_be(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_is_not_dumpable_is_reported_as_such(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    monkeypatch.setattr(rights, "_real_uid", lambda pid: 54321)  # /proc/PID is root's or ours, not theirs
+    monkeypatch.setattr(rights, "_real_uid", lambda pid: 54321)  # /proc/PID may belong to root or to us
     assert "not dumpable" in rights.reason(pid)
 
 
@@ -40,7 +40,7 @@ def test_process_that_is_not_dumpable_is_said_to_be(pid: int, monkeypatch: pytes
         (0, 3, "ptrace_scope is 3"),
     ],
 )
-def test_yama_is_named_where_it_forbids(
+def test_yama_is_named_if_it_forbids_reading(
     pid: int, monkeypatch: pytest.MonkeyPatch, uid: int, scope: int, words: str
 ) -> None:
     owner = Path(f"/proc/{pid}").stat().st_uid
@@ -50,7 +50,7 @@ def test_yama_is_named_where_it_forbids(
     assert words in rights.reason(pid)
 
 
-def test_process_in_a_container_is_said_to_be(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_in_a_container_is_reported_as_such(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rights, "_namespace", lambda pid, kind: f"user:[{pid}]")
     assert "container" in rights.reason(pid)
 

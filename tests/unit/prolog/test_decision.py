@@ -1,4 +1,4 @@
-"""What the prolog makes of a report by a site's policy: the line, the exit code, and nothing by chance."""
+"""The prolog's line and exit code for a report, by the site's policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def decided(report: Report, policy: PrologConfig = POLICY) -> Decision:
 
 
 def ended(finding: Finding, ending: Ending = Ending.DRIVER_ERROR, stopped: str = "") -> Report:
-    """A node of four GPUs on the first of which a probe of ``ipc-reopen`` ended so."""
+    """A report in which a probe of ``ipc-reopen`` ended in this way on the first of the GPUs."""
     role = RoleOutcome("importer", ending, operation="cuIpcOpenMemHandle", occurrence=8, step=STEP)
     result = Result("ipc-reopen", finding, ("cuda:0",), "destroy-context", roles=(role,), stopped=stopped)
     devices = tuple(replace(gpu, uuid=uuid) for gpu, uuid in zip(gpus(2), UUIDS, strict=True))
@@ -78,14 +78,14 @@ INTERRUPTED = replaced(healthy(gpus(1)), interrupted=True)
         (INTERRUPTED, Kind.ERROR, 11),
     ],
 )
-def test_each_kind_drains_by_its_own_key_alone(report: Report, kind: Kind, code: int) -> None:
+def test_each_kind_drains_only_by_its_own_key(report: Report, kind: Kind, code: int) -> None:
     for action, other in itertools.product(Action, Action):
         keys = {f"on_{kind.value}": other for kind in Kind} | {f"on_{kind.value}": action}
         answer = decided(report, PrologConfig(**keys))
         assert (answer.action, answer.exit_code) == (action, code if action is Action.DRAIN else 0)
 
 
-def test_a_gpu_that_no_check_could_test_is_no_pass() -> None:
+def test_gpu_that_no_check_could_test_is_no_pass() -> None:
     one, other = gpus(2)
     skip = Finding.skip("", f"{other.label} has no multi-process")
     results = (
@@ -98,16 +98,16 @@ def test_a_gpu_that_no_check_could_test_is_no_pass() -> None:
 
 
 @pytest.mark.parametrize("report", [healthy(gpus(1)), healthy(gpus(4))])
-def test_a_healthy_node_exits_with_0_whatever_the_policy(report: Report) -> None:
+def test_healthy_node_exits_with_0_under_any_policy(report: Report) -> None:
     assert (decided(report, DRAIN_ALL).exit_code, decided(report, DRAIN_ALL).action) == (0, None)
 
 
-def test_by_default_what_is_bad_for_certain_drains_and_nothing_else() -> None:
+def test_only_certain_failures_drain_by_default() -> None:
     reports = (FAIL, UNKILLABLE, BUDGET, NOT_REACHED, ERROR, NOTHING, INTERRUPTED)
     assert [decided(report).exit_code for report in reports] == [12, 12, 0, 0, 0, 0, 0]
 
 
-def test_the_documented_policy_is_that_of_the_program() -> None:
+def test_documented_policy_is_that_of_the_program() -> None:
     text = (Path(__file__).parents[3] / "docs/slurm.md").read_text()
     rows = re.findall(r"^\| .* \| `on_(\w+)` \| (\w+) \| (\d+) \|$", text, flags=re.MULTILINE)
     by_default = {kind: decision.decide([Concern(kind, "")], POLICY).action for kind in Kind}
@@ -124,7 +124,7 @@ def test_shadow_mode_never_drains() -> None:
         assert answer.line.startswith("gpuipc-doctor: would drain, but shadow mode is on: ")
 
 
-def test_of_many_the_line_tells_what_drains() -> None:
+def test_line_shows_the_finding_that_drains() -> None:
     found = [Concern(Kind.ERROR, "ERROR a"), Concern(Kind.FAIL, "FAIL b"), Concern(Kind.BUDGET, "ERROR c")]
     policy = PrologConfig(on_fail=Action.LOG, on_error=Action.IGNORE, on_budget=Action.DRAIN)
     answer = decision.decide(found, policy)
@@ -133,7 +133,7 @@ def test_of_many_the_line_tells_what_drains() -> None:
 
 
 def test_lines() -> None:
-    """How they look, with uuids of their real length."""
+    """The lines with uuids of their real length."""
     simulated = POLICY._replace(simulate="hang-init")
     cases = {
         "pass": decided(healthy(gpus(4))),
@@ -155,13 +155,13 @@ def test_lines() -> None:
     golden.check("prolog/lines.txt", "".join(rows))
 
 
-def test_about_the_stated_share_of_the_nodes_may_drain() -> None:
+def test_stated_share_of_the_nodes_may_drain() -> None:
     may = [decision.place(f"node{number:04}") < 0.1 for number in range(2000)]
     assert 120 < sum(may) < 280
     assert all(0 <= decision.place(f"node{number:04}") < 1 for number in range(10))
 
 
-def test_only_a_drain_is_withheld_from_a_node_outside_of_the_share() -> None:
+def test_node_outside_the_share_only_loses_the_drain() -> None:
     nobody = DRAIN_ALL._replace(breaker={"share": 0.0})
     assert [decided(FAIL, nobody).exit_code, decided(FAIL, DRAIN_ALL).exit_code] == [0, 12]
     assert decided(healthy(gpus(1)), nobody).withheld == ""
@@ -171,9 +171,7 @@ def test_only_a_drain_is_withheld_from_a_node_outside_of_the_share() -> None:
 
 @PROPERTY
 @given(reports, st.sampled_from(Action), st.booleans())
-def test_the_line_is_one_printable_line_of_bounded_length(
-    report: Report, action: Action, shadow: bool
-) -> None:
+def test_line_is_one_printable_line_of_limited_length(report: Report, action: Action, shadow: bool) -> None:
     answer = decided(report, PrologConfig(*[action] * len(Kind), shadow=shadow))
     assert answer.line.isprintable()
     assert len(answer.line) <= MAX_LINE
@@ -189,5 +187,5 @@ def test_the_line_is_one_printable_line_of_bounded_length(
         simulate=st.text(),
     )
 )
-def test_a_policy_survives_its_way_to_another_process(policy: PrologConfig) -> None:
+def test_policy_survives_the_transfer_to_another_process(policy: PrologConfig) -> None:
     assert PrologConfig.read(policy.written()) == policy

@@ -1,4 +1,4 @@
-"""The guard alone: it ends in time with the answer, whatever its child, a second one or the system does."""
+"""The guard alone ends in time with an answer, whatever its child, the clerk or the system does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RUN = f"\nguard.run(work, answer_for, ends_at=time.monotonic() + {BUDGET_S})\n"
 
 
 def run(program: str) -> tuple[int, str, str]:
-    """How the guard ends with this ``work`` (and ``answer_for``); never later than it promises."""
+    """Exit code, output and errors of a guard with this ``work``; asserts that it ends within its budget."""
     started = time.monotonic()
     ended = subprocess.run(
         [sys.executable, "-c", HEAD + program + RUN], capture_output=True, text=True, timeout=LIMIT_S
@@ -42,7 +42,7 @@ def run(program: str) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
-def test_the_last_answer_counts() -> None:
+def test_last_answer_counts() -> None:
     assert run("""
 def work(channel):
     channel.answer(0, "first")
@@ -51,7 +51,7 @@ def work(channel):
 """) == (7, "second\n", "by the way\n")
 
 
-def test_an_answer_stands_whatever_becomes_of_the_child() -> None:
+def test_answer_counts_whatever_happens_to_the_child() -> None:
     for end in ("hang()", "os.kill(os.getpid(), 9)", "os.abort()", "raise SystemExit(3)"):
         assert run(f"def work(channel):\n    channel.answer(7, 'answer')\n    {end}\n")[:2] == (7, "answer\n")
 
@@ -70,7 +70,7 @@ def test_an_answer_stands_whatever_becomes_of_the_child() -> None:
         ),
     ],
 )
-def test_without_an_answer_a_second_child_gives_one(does: str, answer: str) -> None:
+def test_second_child_answers_if_the_first_does_not(does: str, answer: str) -> None:
     code, line, said = run(
         f"def work(channel):\n    channel.doing('this')\n    channel.keep({{'a': 1}}, {{}})\n    {does}\n"
     )
@@ -79,7 +79,7 @@ def test_without_an_answer_a_second_child_gives_one(does: str, answer: str) -> N
 
 
 @pytest.mark.parametrize("known", ["", "what is known"])
-def test_without_that_child_the_policy_holds_all_the_same(known: str) -> None:
+def test_policy_holds_without_the_second_child(known: str) -> None:
     for does in ("hang()", "os.abort()", "1 / 0"):
         code, line, _ = run(f"""
 def answer_for(*_):
@@ -94,7 +94,7 @@ def work(channel):
         )
 
 
-def test_a_system_without_processes_lets_the_job_start() -> None:
+def test_system_that_cannot_fork_lets_the_job_start() -> None:
     code, line, _ = run("""
 work = hang
 def fork():
@@ -111,7 +111,7 @@ os.fork = fork
     ("known", "answer"),
     [("", "gpuipc-doctor: ERROR the budget was exhausted while it started"), ("bad", "bad")],
 )
-def test_a_guard_that_is_held_up_itself_answers_all_the_same(known: str, answer: str) -> None:
+def test_delayed_guard_answers(known: str, answer: str) -> None:
     code, line, _ = run(f"""
 def work(channel):
     channel.keep(None, {{"budget": [11, {known!r}]}})
@@ -121,8 +121,8 @@ guard.tree.end = hang
     assert (code, line) == (11, f"{answer}\n")
 
 
-def test_a_guard_that_gets_no_processor_until_its_time_is_over_answers_all_the_same() -> None:
-    """As on a node where others have it: all that it finds is that its time is over."""
+def test_guard_without_processor_time_in_its_budget_answers() -> None:
+    """As on a busy node: when the guard runs, its time is already over."""
     code, line, _ = run("""
 def work(channel):
     channel.answer(7, "too late")
@@ -133,7 +133,7 @@ guard.time.monotonic = lambda: started + 100
     assert line.count("\n") == 1
 
 
-def test_it_goes_first_where_it_may() -> None:
+def test_guard_raises_its_priority_if_permitted() -> None:
     _, line, _ = run("""
 def work(channel):
     channel.answer(0, str(os.getpriority(os.PRIO_PROCESS, 0)))
@@ -146,7 +146,7 @@ def work(channel):
     os.geteuid() != 0 or not Path("/proc/self/autogroup").exists(),
     reason="needs root, and a kernel that schedules sessions as groups",
 )
-def test_all_that_it_starts_goes_first_in_a_session_of_its_own() -> None:
+def test_processes_of_the_guard_have_priority_in_their_own_session() -> None:
     _, line, _ = run("""
 def work(channel):
     worker = subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -157,7 +157,7 @@ def work(channel):
     assert line == f"{guard.PRIORITY} {guard.PRIORITY}\n"
 
 
-def test_the_budget_is_the_configs_once_it_is_known() -> None:
+def test_budget_is_the_configs_once_known() -> None:
     code, line, _ = run(f"""
 def work(channel):
     channel.ends_at(time.monotonic() + 60)
@@ -167,7 +167,7 @@ def work(channel):
     assert (code, line) == (7, "in time\n")
 
 
-def test_nobody_whom_the_child_started_lives_on(tmp_path: Path) -> None:
+def test_processes_started_by_the_child_are_killed(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     run(f"""
 SLEEP = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
@@ -182,14 +182,14 @@ def work(channel):
             os.kill(pid, 0)
 
 
-def test_the_child_does_not_hold_the_streams_that_the_batch_system_waits_for() -> None:
+def test_child_closes_the_streams_that_the_batch_system_waits_for() -> None:
     assert run("""
 def work(channel):
     channel.answer(0, " ".join(os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)))
 """) == (0, "/dev/null /dev/null /dev/null\n", "")
 
 
-def test_much_that_is_said_is_told_whole() -> None:
+def test_long_output_is_complete() -> None:
     assert run("""
 def work(channel):
     channel.say("x" * 200_000)
@@ -200,7 +200,7 @@ def work(channel):
 # -- the clock ------------------------------------------------------------------------------------------
 
 
-def test_the_start_of_the_process_counts_python_itself() -> None:
+def test_start_of_the_process_includes_python() -> None:
     program = """
 import time
 time.sleep(0.5)
@@ -211,7 +211,7 @@ print(time.monotonic() - guard.started_at())
     assert 0.5 <= float(ended.stdout) < 60
 
 
-def test_a_process_that_is_older_than_a_prolog_can_be_starts_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_too_old_for_a_prolog_starts_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "MAX_AGE_S", 0.0)
     before = guard.time.monotonic()
     assert before <= guard.started_at() <= guard.time.monotonic()

@@ -1,6 +1,6 @@
-"""``config hooks``: what stands in the files, and what happens where they cannot be written.
+"""``config hooks``: content of the files, and errors if they cannot be written.
 
-That Slurm does with them what they promise is in tests/slurm.
+Their behaviour under Slurm is tested in tests/slurm.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def test_every_path_is_filled_in_and_quoted(config: Path, scontrol: str, which: 
     assert subprocess.run(["bash", "-n"], input=shown, text=True, capture_output=True).stderr == ""
 
 
-def test_of_slurms_variables_those_are_handed_on_that_the_prolog_keeps(config: Path, scontrol: str) -> None:
+def test_slurm_variables_that_the_prolog_keeps_are_passed_on(config: Path, scontrol: str) -> None:
     shown = hooks("slurm", "--config", config, "--scontrol", scontrol).output
     assert tuple(re.findall(r'^    \$\{(\w+)\+"\1=\$\1"\}', shown, re.MULTILINE)) == isolation.KEPT
 
 
 @pytest.mark.parametrize("which", HOOKS)
-def test_a_node_is_drained_by_the_exit_codes_that_the_prolog_drains_with(which: str) -> None:
+def test_hook_drains_on_the_prologs_drain_codes(which: str) -> None:
     codes = sorted({kind.exit_code for kind in Kind})
     text = (
         Path(sys.modules["gpuipc_doctor.prolog.hooks"].__file__ or "")
@@ -62,7 +62,7 @@ def test_a_node_is_drained_by_the_exit_codes_that_the_prolog_drains_with(which: 
     assert f"    {' | '.join(map(str, codes))})" in text
 
 
-def test_slurms_configuration_is_handed_on_where_it_is_not_at_its_usual_place(
+def test_slurm_conf_is_passed_on_if_not_in_the_usual_place(
     config: Path, scontrol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLURM_CONF", raising=False)
@@ -72,7 +72,7 @@ def test_slurms_configuration_is_handed_on_where_it_is_not_at_its_usual_place(
     assert "SLURM_CONF='/opt/our slurm/slurm.conf'\nexport SLURM_CONF\n" in shown
 
 
-def test_written_anew_it_is_replaced_and_keeps_its_mode(config: Path, scontrol: str, tmp_path: Path) -> None:
+def test_rewritten_hook_is_replaced_and_keeps_its_mode(config: Path, scontrol: str, tmp_path: Path) -> None:
     for _ in range(2):
         done = hooks("slurm", "--config", config, "--scontrol", scontrol, "--to", tmp_path)
         assert done.exit_code == 0, done.output
@@ -82,7 +82,7 @@ def test_written_anew_it_is_replaced_and_keeps_its_mode(config: Path, scontrol: 
     assert f"#   Prolog={file}\n" in file.read_text()
 
 
-def test_what_is_not_ours_is_not_overwritten(config: Path, scontrol: str, tmp_path: Path) -> None:
+def test_foreign_file_is_not_overwritten(config: Path, scontrol: str, tmp_path: Path) -> None:
     file = tmp_path / "gpuipc-doctor-slurm"
     file.write_text("#!/bin/sh\n")
     done = hooks("slurm", "--config", config, "--scontrol", scontrol, "--to", tmp_path)
@@ -92,7 +92,7 @@ def test_what_is_not_ours_is_not_overwritten(config: Path, scontrol: str, tmp_pa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is held to it")
-def test_root_puts_nothing_into_a_directory_that_others_can_write(
+def test_root_writes_nothing_into_a_directory_that_others_can_write(
     config: Path, scontrol: str, tmp_path: Path
 ) -> None:
     (tmp_path / "hooks").mkdir()
@@ -103,7 +103,7 @@ def test_root_puts_nothing_into_a_directory_that_others_can_write(
     assert list((tmp_path / "hooks").iterdir()) == []
 
 
-def test_a_config_with_mistakes_is_not_put_in_front_of_jobs(config: Path, scontrol: str) -> None:
+def test_config_with_mistakes_is_not_installed(config: Path, scontrol: str) -> None:
     config.write_text("prolog: {on_fail: drian}\n")
     done = hooks("slurm", "--config", config, "--scontrol", scontrol)
     assert "drian" in str(done.exception)
@@ -111,7 +111,9 @@ def test_a_config_with_mistakes_is_not_put_in_front_of_jobs(config: Path, scontr
 
 
 @pytest.mark.parametrize("named", [[], ["--scontrol", "/nowhere/scontrol"]])
-def test_a_missing_scontrol_is_said(config: Path, monkeypatch: pytest.MonkeyPatch, named: list[str]) -> None:
+def test_missing_scontrol_is_reported(
+    config: Path, monkeypatch: pytest.MonkeyPatch, named: list[str]
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     done = hooks("slurm", "--config", config, *named)
     assert done.exit_code == 2
@@ -119,7 +121,7 @@ def test_a_missing_scontrol_is_said(config: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def nhc(check: str) -> subprocess.CompletedProcess[str]:
-    """Run the check. NHC's ``die`` and ``log`` are stood in for, the first with the quoting of NHC 1.4."""
+    """Run the check with stand-ins for NHC's ``die`` and ``log``, the first with the quoting of NHC 1.4."""
     functions = """die() { eval echo "'die'" "'$*'"; }\nlog() { echo "log $*"; }\n"""
     return subprocess.run(["bash", "-c", f"{check}\n{functions}check_gpuipc"], capture_output=True, text=True)
 
@@ -133,9 +135,7 @@ def nhc(check: str) -> subprocess.CompletedProcess[str]:
         ("healthy-single", "/nowhere/python", "log check_gpuipc:  gpuipc-doctor prolog ended with 127"),
     ],
 )
-def test_the_check_of_nhc_calls_what_nhc_gives_to_its_checks(
-    config: Path, profile: str, python: str, said: str
-) -> None:
+def test_nhc_check_calls_the_functions_of_nhc(config: Path, profile: str, python: str, said: str) -> None:
     policy = "on_fail: drain, on_error: log, on_budget: log, on_unkillable: log"
     config.write_text(f"budget_s: {{prolog: 20}}\nprolog: {{{policy}, simulate: {profile}}}\n")
     ended = nhc(hooks("nhc", "--config", config).output.replace(sys.executable, python))
@@ -144,7 +144,7 @@ def test_the_check_of_nhc_calls_what_nhc_gives_to_its_checks(
     assert ended.returncode == (1 if said.startswith("die") else 0)
 
 
-def test_what_nhc_evaluates_has_no_apostrophes(config: Path, tmp_path: Path) -> None:
+def test_text_evaluated_by_nhc_has_no_apostrophes(config: Path, tmp_path: Path) -> None:
     drains = tmp_path / "drains"
     drains.write_text("#!/bin/sh\necho \"it'; echo evaluated; 's bad\"; exit 12\n")
     drains.chmod(0o755)
@@ -164,7 +164,7 @@ def test_what_nhc_evaluates_has_no_apostrophes(config: Path, tmp_path: Path) -> 
 def test_monitor_exits_0_healthy_1_drain_2_unknown(
     config: Path, profile: str, python: str, code: int, line: str
 ) -> None:
-    """node-problem-detector's custom plug-ins and NVSentinel's preflight checks agree on these codes."""
+    """node-problem-detector's custom plug-ins and NVSentinel's preflight checks use these codes."""
     policy = "on_fail: drain, on_error: log, on_budget: log, on_unkillable: log"
     config.write_text(f"budget_s: {{prolog: 20}}\nprolog: {{{policy}, simulate: {profile}}}\n")
     script = hooks("monitor", "--config", config).output.replace(sys.executable, python)

@@ -1,4 +1,4 @@
-"""The prolog's log: private, bounded, whole lines; and what fails there is one line."""
+"""The prolog's log: private, limited in size, complete lines; an error of the log is one line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def descriptors_of(file: Path) -> int:
-    """How often this process has a file open."""
+    """Number of times that this process has a file open."""
     opened = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -49,7 +49,7 @@ def test_lines_are_appended_and_private(log: Path) -> None:
     assert log.read_text().isascii()
 
 
-def test_it_is_rotated_before_it_grows_too_large(log: Path) -> None:
+def test_log_is_rotated_before_it_grows_too_large(log: Path) -> None:
     for number in range(100):
         append(log, {"n": number, "text": "x" * 80}, MAX_BYTES)
     rotated = log.with_name("log.jsonl.1")
@@ -58,7 +58,7 @@ def test_it_is_rotated_before_it_grows_too_large(log: Path) -> None:
     assert sorted(path.name for path in log.parent.iterdir()) == ["log.jsonl", "log.jsonl.1"]
 
 
-def test_a_lock_that_somebody_holds_is_not_waited_for(log: Path) -> None:
+def test_held_lock_is_not_waited_for(log: Path) -> None:
     append(log, {}, MAX_BYTES)
     fd = os.open(log, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
@@ -69,7 +69,7 @@ def test_a_lock_that_somebody_holds_is_not_waited_for(log: Path) -> None:
         os.close(fd)
 
 
-def test_who_waits_while_another_rotates_writes_to_the_new_log(
+def test_writer_that_waited_for_a_rotation_writes_to_the_new_log(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private, "LOCK_LIMIT_S", LIMIT_S)
@@ -85,8 +85,8 @@ def test_who_waits_while_another_rotates_writes_to_the_new_log(
     assert (lines(log.with_name("log.jsonl.1")), lines(log)) == ([{"n": 1}], [{"n": 2}])
 
 
-def test_a_log_that_somebody_moves_meanwhile_is_said(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As logrotate may, between our look at the name and our renaming it."""
+def test_log_moved_meanwhile_is_reported(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As logrotate may do, between the prolog's look at the name and its renaming."""
     append(log, {"n": 1}, 10)
 
     def moved(self: Path, target: Path) -> Path:
@@ -97,8 +97,8 @@ def test_a_log_that_somebody_moves_meanwhile_is_said(log: Path, monkeypatch: pyt
         append(log, {"n": 2}, 10)
 
 
-def test_a_full_disk_leaves_no_torn_line(log: Path) -> None:
-    """A limit of the file's size stands for the disk: the kernel writes what fits, and then no more."""
+def test_full_disk_leaves_no_torn_line(log: Path) -> None:
+    """A limit of the file's size stands for a full disk: the kernel writes only as much as fits."""
     program = f"""
 import resource, signal
 from pathlib import Path
@@ -118,7 +118,7 @@ for _ in range(2):
     assert lines(log) == [{"n": 1}]
 
 
-def test_two_who_rotate_at_once_lose_nothing(log: Path) -> None:
+def test_two_simultaneous_rotations_lose_nothing(log: Path) -> None:
     program = f"""
 import sys
 import time
@@ -138,8 +138,8 @@ for number in range(60):
     assert sum(map(len, numbers.values())) > 60
 
 
-def test_what_another_writes_to_the_new_log_meanwhile_stays(log: Path) -> None:
-    """Between a rotation and the line that it was for; then the disk is full, and that line is taken back."""
+def test_lines_of_another_writer_in_the_new_log_stay(log: Path) -> None:
+    """Between a rotation and the line that caused it; then the disk is full, and that line is taken back."""
     program = f"""
 import resource, signal
 from pathlib import Path
@@ -168,7 +168,9 @@ except NotLogged as reason:
 
 
 @pytest.mark.parametrize(("drains", "priority"), [(True, 27), (False, 28)])  # daemon.err, daemon.warning
-def test_syslog_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drains: bool, priority: int) -> None:
+def test_line_is_sent_to_syslog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drains: bool, priority: int
+) -> None:
     monkeypatch.setattr("gpuipc_doctor.prolog.log.SYSLOG", tmp_path / "log")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "log"))
@@ -182,9 +184,7 @@ def test_without_a_syslog_nothing_happens(tmp_path: Path, monkeypatch: pytest.Mo
     tell_syslog("gpuipc-doctor: FAIL", drains=True)
 
 
-def test_a_syslog_that_nobody_reads_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unread_syslog_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuipc_doctor.prolog.log.SYSLOG", tmp_path / "log")
     with (
         ThreadPoolExecutor(1) as pool,
@@ -200,10 +200,8 @@ def test_a_syslog_that_nobody_reads_is_not_waited_for(
         pool.submit(tell_syslog, "gpuipc-doctor: FAIL", drains=True).result(timeout=10)
 
 
-def test_a_syslog_that_takes_a_stream_of_lines_is_told_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As syslog-ng may be set up."""
+def test_line_is_sent_to_a_stream_syslog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As syslog-ng may be configured."""
     monkeypatch.setattr("gpuipc_doctor.prolog.log.SYSLOG", tmp_path / "log")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "log"))

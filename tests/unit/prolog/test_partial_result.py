@@ -1,4 +1,4 @@
-"""What is known while the checks run: it decides where nothing more becomes known."""
+"""Results known while checks run; they decide if the run does not finish."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BAD = KnownSoFar(bad=(Concern(Kind.FAIL, "FAIL it is bad"),))
 
 
 class Kept(Channel):
-    """What the guard has last been told to keep."""
+    """The last results that the guard was asked to keep."""
 
     def __init__(self) -> None:
         self.known: Any = None
@@ -31,27 +31,25 @@ class Kept(Channel):
 
 
 @pytest.mark.parametrize("kind", [Kind.UNKILLABLE, Kind.ERROR, Kind.BUDGET])
-def test_what_is_known_to_be_bad_drains_whatever_ends_the_test(kind: Kind) -> None:
+def test_known_failure_drains_whatever_ends_the_test(kind: Kind) -> None:
     decided = BAD.decide(kind, "the budget was exhausted")
     assert (decided.exit_code, decided.text) == (12, "FAIL it is bad")
     assert BAD.answers[kind.value] == (12, "gpuipc-doctor: FAIL it is bad")
 
 
-def test_what_is_known_survives_its_way_to_another_process() -> None:
+def test_known_results_survive_the_transfer_to_another_process() -> None:
     known = BAD._replace(policy=PrologConfig(on_fail=Action.LOG, log="/l"), results=({"check": "x"},))
     assert KnownSoFar.read(json.loads(json.dumps(known.written()))) == known
 
 
 @pytest.mark.parametrize(("patient", "code"), [(False, 0), (True, 12)])
-def test_what_cannot_be_killed_is_held_against_a_node_once_there_was_time_enough(
-    patient: bool, code: int
-) -> None:
+def test_unkillable_process_counts_against_the_node_after_enough_time(patient: bool, code: int) -> None:
     known = KnownSoFar(is_patient=patient)
     assert known.decide(Kind.UNKILLABLE, "pid 1 cannot be killed").exit_code == code
     assert known.answers["unkillable"] == (code, "")
 
 
-def test_nobody_drains_who_is_not_in_the_share() -> None:
+def test_node_outside_the_share_does_not_drain() -> None:
     answers = BAD._replace(policy=PrologConfig(breaker={"share": 0.0})).answers
     assert [code for code, _ in answers.values()] == [0, 0, 0]
     assert (
@@ -60,7 +58,7 @@ def test_nobody_drains_who_is_not_in_the_share() -> None:
     )
 
 
-def test_results_are_kept_as_they_come_and_so_is_what_still_runs() -> None:
+def test_results_and_running_checks_are_kept() -> None:
     kept = Kept()
     so_far = PartialResult(kept, KnownSoFar(), ())
     so_far.started("ipc-reopen cuda:0 x", "ipc-reopen on cuda:0", 1.0)
@@ -75,7 +73,7 @@ def test_results_are_kept_as_they_come_and_so_is_what_still_runs() -> None:
     assert kept.told["budget"] == (12, "gpuipc-doctor: FAIL ipc-reopen: it hung")
 
 
-def test_what_only_could_not_be_told_is_not_bad() -> None:
+def test_unknown_result_is_not_a_failure() -> None:
     kept = Kept()
     so_far = PartialResult(kept, KnownSoFar(), ())
     so_far.concluded(Result("ipc-reopen", Finding.error("", "no idea"), ("cuda:0",)))

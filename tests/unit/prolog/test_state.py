@@ -1,4 +1,4 @@
-"""What the prolog remembers: a pass counts for the same node only, and a bad file never does."""
+"""Stored passes: valid for the same node only; a damaged file is ignored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REMEMBERED = st.builds(
 
 
 @given(REMEMBERED)
-def test_what_is_written_is_read(remembered: State) -> None:
+def test_written_state_is_read_back(remembered: State) -> None:
     assert state.loads(state.dumps(remembered)) == remembered
 
 
@@ -48,21 +48,21 @@ def test_what_is_written_is_read(remembered: State) -> None:
         ),
     ).map(lambda value: json.dumps(value).encode())
 )
-def test_any_other_content_is_refused_and_nothing_else_happens(data: bytes) -> None:
+def test_any_other_content_is_refused(data: bytes) -> None:
     with contextlib.suppress(ValueError):
         state.loads(data)
 
 
 @given(REMEMBERED, st.integers(0, 400))
-def test_a_cut_file_is_refused(remembered: State, at: int) -> None:
+def test_truncated_file_is_refused(remembered: State, at: int) -> None:
     data = state.dumps(remembered)
     if at < len(data):
-        with pytest.raises(ValueError):  # noqa: PT011 - its text is whoever's who finds out
+        with pytest.raises(ValueError):  # noqa: PT011 - the text depends on the place of the damage
             state.loads(data[:at])
 
 
 def after(*passes: tuple[str, float]) -> State:
-    """What is known of `NODE` when these GPUs have passed at these times."""
+    """The state of `NODE` after these GPUs have passed at these times."""
     state = NOTHING.of(NODE)
     for gpus, at in passes:
         state = state.passed(gpus.split(","), at)
@@ -73,7 +73,7 @@ def age(remembered: State, gpus: str = "", now: float = 1000.0, node: dict[str, 
     return remembered.age(node, gpus, now, FRESH_S)
 
 
-def test_a_pass_counts_for_as_long_as_it_is_fresh() -> None:
+def test_pass_counts_while_it_is_fresh() -> None:
     passed = after((ALL, 900.0))
     assert [age(passed, now=now) for now in (900.0, 1499.9)] == [0.0, pytest.approx(599.9)]
     assert age(passed, now=1500.0) == "no pass of these GPUs in the last 600 s"
@@ -83,7 +83,7 @@ def test_a_pass_counts_for_as_long_as_it_is_fresh() -> None:
 
 
 @pytest.mark.parametrize("what", list(NODE))
-def test_what_is_known_of_another_node_does_not_count_and_says_what_changed(what: str) -> None:
+def test_pass_of_another_node_does_not_count_and_the_change_is_named(what: str) -> None:
     changed = {**NODE, what: "another"}
     known = after((ALL, 900.0)).begun(["1"])
     assert age(known, node=changed) == f"changed since the last pass: {what}"
@@ -99,7 +99,7 @@ def test_what_is_known_of_another_node_does_not_count_and_says_what_changed(what
         (["0,1"], "1,2", None),
         (["0,1"], "", None),
         ([f"{ALL},0,1"], "1", 100.0),
-        ([f"{ALL},0,1"], "3", None),  # which is not there
+        ([f"{ALL},0,1"], "3", None),  # a GPU that is missing
         ([], "0", None),
     ],
 )
@@ -108,22 +108,22 @@ def test_only_gpus_that_passed_count(passed: list[str], asked: str, answer: floa
     assert age(remembered, asked) == (answer or "no pass of these GPUs in the last 600 s")
 
 
-def test_the_oldest_pass_of_the_gpus_counts() -> None:
+def test_oldest_pass_of_the_gpus_counts() -> None:
     assert age(after(("0,1", 900.0), ("0", 950.0)), "0,1") == 100.0
 
 
-def test_nothing_remembered_says_so() -> None:
+def test_empty_state_is_reported() -> None:
     assert age(NOTHING) == "no pass is stored"
 
 
-def test_a_test_that_was_begun_is_unfinished_until_one_of_these_gpus_comes_to_its_end() -> None:
+def test_started_test_is_unfinished_until_one_of_its_gpus_finishes() -> None:
     begun = after().begun([ALL, "0", "1"])
     assert [begun.is_unfinished(gpus) for gpus in ("", "0", "1,2", "2")] == [True, True, True, False]
     ended = begun.finished(["0"])
     assert [ended.is_unfinished(gpus) for gpus in ("", "0", "1,2", "2")] == [True, False, True, False]
 
 
-def test_no_more_is_kept_than_can_be_read_again() -> None:
+def test_stored_state_stays_within_the_readable_size() -> None:
     remembered = NOTHING
     for number in range(4 * state.MAX_GPUS):
         remembered = remembered.passed([str(number)], number).begun([str(number)])
@@ -143,7 +143,7 @@ def write(place: Path, content: State) -> None:
     state.update(place, lambda before: content)
 
 
-def test_it_is_private_and_whole(place: Path) -> None:
+def test_file_is_private_and_complete(place: Path) -> None:
     write(place, after(("0", 1.0)))
     assert state.read(place) == after(("0", 1.0))
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
@@ -151,7 +151,7 @@ def test_it_is_private_and_whole(place: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_change_starts_from_what_is_there(place: Path) -> None:
+def test_change_starts_from_the_stored_state(place: Path) -> None:
     write(place, after(("0", 1.0)))
     state.update(place, lambda before: before.begun(["1"]))
     assert state.read(place) == after(("0", 1.0)).begun(["1"])
@@ -160,19 +160,19 @@ def test_a_change_starts_from_what_is_there(place: Path) -> None:
     assert state.read(place) == after().begun(["2"])
 
 
-def test_without_a_directory_nothing_is_remembered_and_none_is_made(place: Path) -> None:
+def test_without_a_directory_nothing_is_stored_or_created(place: Path) -> None:
     assert state.read(place) == NOTHING
     assert not place.exists()
 
 
-def test_a_second_name_is_refused(place: Path, tmp_path: Path) -> None:
+def test_hard_link_is_refused(place: Path, tmp_path: Path) -> None:
     write(place, NOTHING)
     os.link(place / "state.json", tmp_path / "another")
     with pytest.raises(Unusable, match=r"state.json has a second hard link"):
         state.read(place)
 
 
-def test_a_directory_that_is_a_link_is_refused(place: Path, tmp_path: Path) -> None:
+def test_directory_that_is_a_link_is_refused(place: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     place.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Unusable, match="is a symbolic link"):
@@ -181,7 +181,7 @@ def test_a_directory_that_is_a_link_is_refused(place: Path, tmp_path: Path) -> N
         write(place, NOTHING)
 
 
-def test_whoever_finds_another_one_writing_lets_it(place: Path) -> None:
+def test_writer_gives_way_to_another_writer(place: Path) -> None:
     import fcntl
 
     write(place, NOTHING)
@@ -194,7 +194,7 @@ def test_whoever_finds_another_one_writing_lets_it(place: Path) -> None:
         os.close(fd)
 
 
-# -- looking it up --------------------------------------------------------------------------------------
+# -- look-up -----------------------------------------------------------------------------------------------
 
 CONFIG = "prolog:\n  fresh_for_s: 600\n  state_dir: state\n"
 
@@ -209,7 +209,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def remember(config: Path) -> None:
-    """What the prolog does after a test that passed."""
+    """Store a pass, as the prolog does after a passed test."""
     found = state.look_up(config, "")
     state.update(
         Path(found.policy.state_dir),
@@ -217,16 +217,14 @@ def remember(config: Path) -> None:
     )
 
 
-def test_a_config_that_has_passed_is_an_answer(config: Path) -> None:
+def test_passed_config_is_an_answer(config: Path) -> None:
     assert state.look_up(config, "").why_not == "not used: no pass is stored"
     remember(config)
     assert state.look_up(config, "").why_not == ""
 
 
 @pytest.mark.parametrize("word", ["config", "gpuipc-doctor", "boot"])
-def test_what_another_config_or_tool_has_left_there_is_not_believed(
-    config: Path, tmp_path: Path, word: str
-) -> None:
+def test_state_of_another_config_or_tool_is_ignored(config: Path, tmp_path: Path, word: str) -> None:
     found = state.look_up(config, "")
     write(
         tmp_path / "state", NOTHING.of({**found.identity, word: "another"}).passed([ALL], node_identity.now())
@@ -234,10 +232,8 @@ def test_what_another_config_or_tool_has_left_there_is_not_believed(
     assert state.look_up(config, "").why_not == f"not used: changed since the last pass: {word}"
 
 
-def test_what_was_looked_up_is_of_the_bytes_that_were_read(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Somebody edits it while it is looked at: what is tested, too, is what was read."""
+def test_look_up_uses_the_bytes_that_were_read(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the config is edited during the look-up, the identity and the tests use the bytes that were read."""
     as_read = node_identity.identity
     config.write_text(WHOLE)
 
@@ -254,13 +250,13 @@ def test_what_was_looked_up_is_of_the_bytes_that_were_read(
     assert load(config, known=found.documents).prolog.fresh_for_s == 600
 
 
-def test_a_place_that_others_can_write_is_not_believed(config: Path, tmp_path: Path) -> None:
+def test_directory_that_others_can_write_is_not_trusted(config: Path, tmp_path: Path) -> None:
     remember(config)
     (tmp_path / "state").chmod(0o777)
     assert "so other users can access it" in state.look_up(config, "").complaint
 
 
-def test_the_sites_own_checks_count(config: Path, tmp_path: Path) -> None:
+def test_sites_own_checks_are_part_of_the_identity(config: Path, tmp_path: Path) -> None:
     (tmp_path / "ours").mkdir()
     config.write_text("checks_dirs: [ours]\n" + CONFIG)
     remember(config)
@@ -272,12 +268,12 @@ def test_the_sites_own_checks_count(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "prolog: 1", "prolog: {fresh_for_s: [1]}", "a: *b", "prolog: {on_fail: x}"]
 )
-def test_a_config_that_is_wrong_is_no_answer(config: Path, text: str) -> None:
+def test_invalid_config_is_no_answer(config: Path, text: str) -> None:
     config.write_text(text)
     assert "no valid section `prolog`" in state.look_up(config, "").why_not
 
 
-def test_the_files_beneath_a_config_count(config: Path, tmp_path: Path) -> None:
+def test_extended_files_are_part_of_the_identity(config: Path, tmp_path: Path) -> None:
     base = tmp_path / "base.yaml"
     base.write_text("cluster: lake\nhosts: nid[0001-0128]\ngpus: {count: 4}\n" + WHOLE)
     config.write_text("extends: ./base.yaml\ntier: soak\n")
@@ -291,7 +287,7 @@ def test_the_files_beneath_a_config_count(config: Path, tmp_path: Path) -> None:
     assert "no valid section `prolog`" in state.look_up(config, "").why_not
 
 
-def test_without_a_config_the_sites_own_file_counts(
+def test_without_a_config_the_sites_own_file_is_used(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layers, "SITE_FILE", config)
@@ -299,7 +295,7 @@ def test_without_a_config_the_sites_own_file_counts(
     assert state.look_up(None, "").why_not == ""
 
 
-def test_what_is_remembered_is_looked_up_without_clustershell(config: Path) -> None:
+def test_look_up_does_not_import_clustershell(config: Path) -> None:
     config.write_text("hosts: nid[0001-0128]\n" + CONFIG)
     remember(config)
     code = (
@@ -311,13 +307,13 @@ def test_what_is_remembered_is_looked_up_without_clustershell(config: Path) -> N
     assert ended.stdout == "'' False False\n"
 
 
-# -- what an answer costs -------------------------------------------------------------------------------
+# -- cost of an answer -------------------------------------------------------------------------------------
 
 ROUNDS = 15
 
 
-def test_an_answer_takes_at_most_half_as_long_again_as_reading_a_command_line_and_yaml(config: Path) -> None:
-    """In processor time, to which a busy machine adds little; the least of many rounds, taken in turn."""
+def test_answer_takes_at_most_1_5_times_as_long_as_importing_click_and_yaml(config: Path) -> None:
+    """Compares processor time, which load hardly affects: the minimum of many alternating rounds."""
     config.write_text(CONFIG + "  log: log.jsonl\n  syslog: false\n")
     remember(config)
     answer = ("-m", "gpuipc_doctor", "prolog", "--config", str(config))
@@ -338,7 +334,7 @@ def test_an_answer_takes_at_most_half_as_long_again_as_reading_a_command_line_an
 # -- identity -------------------------------------------------------------------------------------------
 
 
-def test_a_node_is_the_same_until_something_changes(tmp_path: Path) -> None:
+def test_node_is_the_same_until_something_changes(tmp_path: Path) -> None:
     check = tmp_path / "check.py"
     check.write_text("1")
 
@@ -356,7 +352,7 @@ def test_a_node_is_the_same_until_something_changes(tmp_path: Path) -> None:
     assert changed() == {"check or known issue"}
 
 
-def test_gpus_are_others_when_one_is_gone_divided_or_bound_anew(
+def test_identity_changes_if_a_gpu_is_lost_divided_or_rebound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tops = tmp_path / "gpus", tmp_path / "capabilities"
@@ -372,11 +368,11 @@ def test_gpus_are_others_when_one_is_gone_divided_or_bound_anew(
 
     whole = word()
     (tops[0] / "0000:3b:00.0" / "information").write_text("Video BIOS: 96.00.89.00.01")
-    assert word() == whole  # the driver is asked for it, and answers as the GPU happens to be in use
+    assert word() == whole  # the driver's answer depends on whether the GPU is in use
     (tops[1] / "gpu0" / "mig" / "gi1").mkdir()
     divided = word()
     assert divided != whole
     (tops[0] / "0000:3b:00.0").rename(tmp_path / "gone")
     assert word() not in (whole, divided)
-    (tops[0] / "0000:3b:00.0").mkdir()  # bound to the driver anew: it may have another number
+    (tops[0] / "0000:3b:00.0").mkdir()  # rebound to the driver: it may have another number
     assert word() not in (whole, divided)

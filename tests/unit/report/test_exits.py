@@ -1,4 +1,4 @@
-"""Exit codes, and the output that Nagios reads."""
+"""Exit codes, and the output for Nagios."""
 
 import re
 from typing import Any
@@ -41,7 +41,7 @@ def test_exit_codes(report: Report, code: int, strict_code: int, nagios_code: in
     assert exits.code(report, style="nagios") == nagios_code
 
 
-def test_every_code_says_what_it_means() -> None:
+def test_every_code_has_a_meaning() -> None:
     assert {int(code) for code in Exit} == {0, 1, 2, 3, 10, 11, 12, 130}
     assert set(exits.MEANINGS) == set(Exit)
 
@@ -67,11 +67,11 @@ def test_every_code_says_what_it_means() -> None:
         ),
     ],
 )
-def test_the_line_that_nagios_shows(report: Report, line: str) -> None:
+def test_nagios_line(report: Report, line: str) -> None:
     assert node_content.nagios(report).splitlines()[0] == line
 
 
-def test_a_simulated_run_says_so_to_nagios() -> None:
+def test_simulated_run_is_marked_for_nagios() -> None:
     simulated = replaced(seed_002(), simulated="nvidia-460.32.03")
     assert node_content.nagios(simulated).startswith("GPUIPC CRITICAL - SIMULATED ipc-reopen on cuda:0-3; ")
 

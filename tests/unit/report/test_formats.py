@@ -1,4 +1,4 @@
-"""Reports for other programs, read by what reads them: JUnit XML and Prometheus' text format."""
+"""Reports for other programs, parsed by their readers: JUnit XML and Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("name", ["seed-002", "simulated"])
-def test_junit_as_it_was_looked_at(name: str) -> None:
+def test_junit_golden_files(name: str) -> None:
     golden.check(f"junit/{name}.xml", node_exports.junit(SAMPLES[name]))
 
 
 @pytest.mark.parametrize("name", ["seed-002", "simulated"])
-def test_prometheus_as_it_was_looked_at(name: str) -> None:
+def test_prometheus_golden_files(name: str) -> None:
     golden.check(f"prometheus/{name}.prom", node_exports.prometheus(SAMPLES[name]))
 
 
@@ -41,11 +41,11 @@ IN_CASE = {
     "skipped": {"message"},
     "system-out": set(),
 }
-"""What readers of JUnit XML know: for each element of a case, its attributes."""
+"""Element of a case → its attributes, as known to readers of JUnit XML."""
 
 
 def cases(report: Report) -> list[ElementTree.Element]:
-    """The cases, once the rest has been held against what readers expect."""
+    """The cases, after checking the rest against readers' expectations."""
     root = ElementTree.fromstring(node_exports.junit(report))
     [suite] = root
     assert (root.tag, suite.tag) == ("testsuites", "testsuite")
@@ -68,7 +68,7 @@ def cases(report: Report) -> list[ElementTree.Element]:
 
 @PROPERTY
 @given(reports)
-def test_any_report_is_junit_with_a_case_for_each_probe(report: Report) -> None:
+def test_any_report_is_junit_with_a_case_per_probe(report: Report) -> None:
     found = cases(report)
     probes = {(r.check, r.devices, r.probe, r.repetition) for r in report.results}
     assert len(found) == len(probes) + len(digest.not_reached(report))
@@ -76,14 +76,14 @@ def test_any_report_is_junit_with_a_case_for_each_probe(report: Report) -> None:
     assert any(case.find("failure") is not None for case in found) is (worst is Status.FAIL)
 
 
-def test_the_worst_of_a_probe_is_its_outcome_and_says_what_to_do() -> None:
+def test_worst_finding_of_a_probe_is_its_outcome_with_the_remedy() -> None:
     known_versions = [case for case in cases(seed_002()) if "known-versions" in case.attrib["classname"]]
     [warned] = known_versions
     assert [outcome.tag for outcome in warned] == ["system-out"]
     assert "Do: install driver 450.102.04" in (warned[0].text or "")
 
 
-def test_a_check_that_was_not_reached_is_skipped() -> None:
+def test_check_that_was_not_reached_is_skipped() -> None:
     base = healthy(gpus(1))
     cut = replaced(base, results=tuple(r for r in base.results if r.check != "ipc-stale"), interrupted=True)
     [skipped] = [case for case in cases(cut) if "ipc-stale" in case.attrib["classname"]]
@@ -94,7 +94,7 @@ def test_a_check_that_was_not_reached_is_skipped() -> None:
 
 
 def metrics(report: Report) -> dict[str, Metric]:
-    """By name without the prefix, as Prometheus' own parser reads them; what it lets pass is checked here."""
+    """Metrics by name without the prefix, as parsed by Prometheus' parser, with additional checks."""
     found = list(text_string_to_metric_families(node_exports.prometheus(report)))
     samples = [(s.name, *sorted(s.labels.items())) for metric in found for s in metric.samples]
     assert len(samples) == len(set(samples))
@@ -114,7 +114,7 @@ def test_any_report_is_read_by_prometheus(report: Report) -> None:
     assert max(severities) == report.worst().severity
 
 
-def test_what_prometheus_reads() -> None:
+def test_prometheus_parses_the_metrics() -> None:
     found = metrics(seed_002())
     severity = {(s.labels["check"], s.labels["subject"]): s.value for s in found["check_severity"].samples}
     assert severity["ipc-reopen", "cuda:0"] == Status.FAIL.severity
@@ -127,17 +127,17 @@ def test_what_prometheus_reads() -> None:
     assert (devices.labels, devices.value) == ({"backend": "cuda", "model": "GH200 120GB"}, 4)
 
 
-def test_quotes_and_backslashes_in_a_label_come_back() -> None:
+def test_quotes_and_backslashes_in_a_label_survive() -> None:
     odd = replaced(healthy(gpus(1)), tool_version='a"b\\c')
     assert metrics(odd)["run_info"].samples[0].labels["version"] == 'a"b\\c'
 
 
-def test_a_start_that_is_no_time_is_left_out() -> None:
+def test_invalid_start_time_is_left_out() -> None:
     assert "run_start_timestamp_seconds" not in metrics(replaced(healthy(gpus(1)), started="soon"))
 
 
 def test_no_result_of_a_probe_is_lost() -> None:
-    """Two findings of one probe are one case, with the worse one's words."""
+    """Two findings of one probe are one case, with the text of the worse one."""
     base = healthy(gpus(1))
     two = [r for r in base.results if r.check == "ipc-stale"]
     finding = seed_002().results[-1].finding

@@ -1,4 +1,4 @@
-"""The page: readable without script, and nothing that a report holds is more than text to it."""
+"""The HTML page is readable without script, and shows everything in a report as text only."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Elements(HTMLParser):
 
 
 def hostile() -> Report:
-    """A report of which every text that comes from outside is an attack."""
+    """A report in which every external text is an attack."""
     told = Finding.fail("hostile", HOSTILE + " {x}", HOSTILE, remedy=HOSTILE, x=HOSTILE)
     report = replaced(healthy(gpus(1)), Result("ipc-stale", told, ("cuda:0",), HOSTILE))
     return replaced(report, host=HOSTILE, simulated=HOSTILE, inventory=(Fact("kernel", HOSTILE, HOSTILE),))
 
 
-def test_a_page_says_what_the_screen_says() -> None:
+def test_page_has_the_content_of_the_screen() -> None:
     page = Elements(node_exports.html(seed_002()))
     for said in ("nid006672", "ipc-reopen", "CUDA_ERROR_INVALID_HANDLE (400)", "✗ FAIL", "nvidia-ipc-reopen"):
         assert said in page.text
@@ -53,7 +53,7 @@ def test_a_page_says_what_the_screen_says() -> None:
     assert "SIMULATED (x)" in Elements(node_exports.html(replaced(seed_002(), simulated="x"))).text
 
 
-def test_a_page_tells_a_known_issue_once_and_names_what_to_do() -> None:
+def test_page_has_each_known_issue_once_with_its_remedy() -> None:
     text = Elements(node_exports.html(seed_002())).text
     assert text.count(f"Known issue nvidia-ipc-reopen CONFIRMED: {REOPEN_ISSUE.title}") == 1
     assert "Known issue nvidia-ipc-reopen CONFIRMED, see above." in text
@@ -61,18 +61,18 @@ def test_a_page_tells_a_known_issue_once_and_names_what_to_do() -> None:
     assert "The name after each is its key" in text
 
 
-def test_a_page_says_how_many_pairs_passed() -> None:
+def test_page_has_the_number_of_passed_pairs() -> None:
     text = Elements(node_exports.html(seed_002())).text
     assert ("✗ FAIL 4/4" in text, "✓ 12/12" in text) == (True, True)
 
 
 @pytest.mark.parametrize("needs_gpu", [True, False])
-def test_a_page_of_checks_that_take_no_gpu_does_not_say_that_nothing_was_tested(needs_gpu: bool) -> None:
+def test_page_of_checks_without_gpus_does_not_say_nothing_was_tested(needs_gpu: bool) -> None:
     page = node_exports.html(replace(healthy(gpus(1)), probes_run=0, needs_gpu=needs_gpu))
     assert ("NOTHING WAS TESTED" in page) is needs_gpu
 
 
-def test_hostile_strings_are_text() -> None:
+def test_hostile_strings_are_escaped() -> None:
     page = Elements(node_exports.html(hostile()))
     harmless = Elements(node_exports.html(replaced(hostile(), host="x")))
     assert page.tags == harmless.tags
@@ -88,7 +88,7 @@ def test_any_report_is_a_page(report: Report) -> None:
     Elements(node_exports.html(replace(report, results=undrawn)))
 
 
-def test_a_fleet_on_a_page() -> None:
+def test_fleet_page() -> None:
     page = Elements(fleet_exports.html(fold.fold(a_fleet())))
     for said in ("40 nodes", "nid[0035-0036]", "no report: not reachable", "450.102.04", "nid0007"):
         assert said in page.text
@@ -97,7 +97,7 @@ def test_a_fleet_on_a_page() -> None:
 
 
 @pytest.mark.browser
-def test_a_browser_runs_nothing_of_it(tmp_path: Path) -> None:
+def test_browser_executes_no_text_of_a_report(tmp_path: Path) -> None:
     browser = shutil.which("chromium")
     assert browser
     (tmp_path / "page.html").write_text(node_exports.html(hostile()))

@@ -1,4 +1,4 @@
-"""The screen. Its looks are golden files; what must hold of any screen are properties."""
+"""The screen: golden files for its appearance, and properties of any screen."""
 
 import re
 from dataclasses import replace
@@ -36,7 +36,7 @@ def one_device_hangs(count: int) -> Report:
 
 
 def every_device_differs() -> Report:
-    """The worst case for the width: no two neighbours agree."""
+    """The worst case for the width: neighbours always differ."""
     bad = [
         Result(
             "ipc-stale", Finding.fail("stale", "stale bytes in round {rounds}", rounds=[3]), (f"cuda:{i}",)
@@ -59,7 +59,7 @@ def context_creation_hangs() -> Report:
 
 
 def mixed() -> Report:
-    """Two vendors; one APU cannot exchange with the others."""
+    """Two vendors; one APU cannot exchange data with the others."""
     apus = gpus(4, "hip", "AMD Instinct MI300A")
     bad = Finding.fail(
         "wrong-data",
@@ -90,7 +90,7 @@ def init_hung() -> Report:
 
 
 def comes_and_goes() -> Report:
-    """Run three times, and one GPU of two shows stale data in the first and the last."""
+    """Three repetitions; one GPU of two shows stale data in the first and the last."""
     base = healthy(gpus(2))
     thrice = [replace(r, repetition=n) for r in base.results for n in ((1, 2, 3) if r.devices else (1,))]
     bad = {("ipc-stale", ("cuda:1",), n) for n in (1, 3)}
@@ -134,7 +134,7 @@ def ranks_in_one_call() -> Report:
 
 
 def nasty() -> Report:
-    """What a crashed worker printed tries to clear the screen, to set the title and to hide in white."""
+    """The output of a crashed worker tries to clear the screen, set the title and hide text."""
     role = RoleOutcome(
         "importer",
         Ending.CRASHED,
@@ -161,7 +161,7 @@ def no_peer_access(one: str, other: str) -> Finding:
 
 
 def troubled() -> Report:
-    """A little of everything that is not PASS."""
+    """A report with each kind of bad finding."""
     other = Finding.error(
         "held-by-others",
         "another process holds the memory: 140.6 of 141.0 GiB are in use",
@@ -212,11 +212,11 @@ WIDE = ["troubled", "one-of-16-hangs", "every-device-differs"]
 @pytest.mark.parametrize(
     ("name", "width"), [*((name, 80) for name in SCREENS), *((name, 120) for name in WIDE)]
 )
-def test_the_screen_as_an_admin_sees_it(name: str, width: int) -> None:
+def test_screen(name: str, width: int) -> None:
     golden.check(f"matrix/{name}-{width}.txt", node_content.screen(SCREENS[name], width=width))
 
 
-def test_colour_changes_nothing_but_colour() -> None:
+def test_colour_changes_nothing_else() -> None:
     plain, coloured = (node_content.screen(troubled(), color=color) for color in (False, True))
     assert "\x1b[31;1mFAIL\x1b[0m" in coloured
     assert "\x1b[32mPASS\x1b[0m" in coloured
@@ -224,30 +224,30 @@ def test_colour_changes_nothing_but_colour() -> None:
     assert "\x1b" not in plain
 
 
-def test_the_exit_code_of_another_style_is_shown() -> None:
+def test_exit_code_of_another_style_is_shown() -> None:
     assert node_content.screen(seed_002(), exit_code=2).endswith(" exit 2\n")
 
 
-def test_who_asks_for_no_gpu_is_not_told_that_nothing_was_tested() -> None:
+def test_checks_without_gpus_do_not_count_as_nothing_tested() -> None:
     told = Result("known-versions", Finding.ok("not-known-bad", "no known issue has these versions"))
     assert "NOTHING WAS TESTED" in node_content.screen(report((), [told], probes_run=0))
     assert "NOTHING WAS TESTED" not in node_content.screen(report((), [told], probes_run=0, needs_gpu=False))
 
 
-def test_the_header_names_what_messages_went_through() -> None:
+def test_header_names_the_libraries_that_moved_the_messages() -> None:
     stack = (Fact("cray-mpich", "8.1.28", "/opt/libmpi.so.12"), Fact("libfabric", "1.15.2.0", ""))
     screen = node_content.screen(replaced(healthy(gpus(1)), stack=stack), width=120)
     assert "Cray MPICH 8.1.28 · libfabric 1.15.2.0" in " ".join(screen.split())
 
 
-def test_a_control_that_passed_on_some_devices_only_is_no_control() -> None:
+def test_control_that_passed_on_some_devices_only_is_no_control() -> None:
     base = seed_002()
     spoilt = replaced(base, Result("ipc-reopen", Finding.warn("slow", "slow"), ("cuda:2",), "keep-context"))
     assert "Passed here: keep-context." in node_content.screen(base)
     assert "Passed here" not in node_content.screen(spoilt)
 
 
-def test_occurrences_of_a_call_are_not_mere_figures() -> None:
+def test_occurrences_of_a_call_distinguish_findings() -> None:
     hangs = [
         Finding.fail("hung", "{call} #{occurrence} hung", call="cuMemFree", occurrence=n) for n in (2, 3)
     ]
@@ -255,7 +255,7 @@ def test_occurrences_of_a_call_are_not_mere_figures() -> None:
     assert len(digest.paragraphs(replaced(healthy(gpus(2)), second, third))) == 2
 
 
-def test_a_known_issue_is_told_where_it_was_seen() -> None:
+def test_known_issue_is_shown_only_where_it_was_seen() -> None:
     elsewhere = Join(
         **{f: getattr(REOPEN_ISSUE, f) for f in REOPEN_ISSUE.__slots__} | {"subjects": ("cuda:9",)}
     )
@@ -265,7 +265,7 @@ def test_a_known_issue_is_told_where_it_was_seen() -> None:
     assert first.joins == ()
 
 
-def test_a_device_without_results_has_its_column() -> None:
+def test_device_without_results_has_a_column() -> None:
     lonely = Device("hip", 0, "", "", "MI300A", 1)
     base = healthy(gpus(1))
     assert "hip:0" in node_content.screen(replaced(base, devices=(*base.devices, lonely)))
@@ -292,7 +292,7 @@ def test_totals_add_up(any_report: Report) -> None:
 
 @PROPERTY
 @given(reports)
-def test_everything_that_is_not_pass_has_its_paragraph(any_report: Report) -> None:
+def test_every_finding_except_pass_has_a_paragraph(any_report: Report) -> None:
     shown = digest.paragraphs(any_report)
     told = [id(result) for paragraph in shown for result in paragraph.results]
     not_passed = [id(r) for r in any_report.results if r.finding.status.value != "PASS"]

@@ -1,4 +1,4 @@
-"""Pictures from a report: one for each check and subject, that says whose figures they are."""
+"""Pictures from a report: one for each check and subject, labelled with the node."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def texts(svg: bytes) -> str:
     return "\n".join("".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text"))
 
 
-def test_a_picture_says_what_it_shows_and_of_which_node() -> None:
+def test_picture_is_labelled_with_subject_and_node() -> None:
     whole = recorded(result())
     (picture,) = plots.pictures(whole)
     assert picture.name == "allocator-growth-cuda0"
@@ -61,13 +61,13 @@ def test_a_picture_says_what_it_shows_and_of_which_node() -> None:
     assert picture.png.startswith(b"\x89PNG")
 
 
-def test_a_simulated_node_is_marked_on_its_picture() -> None:
+def test_simulated_node_is_marked_on_its_picture() -> None:
     (picture,) = plots.pictures(replace(recorded(result()), simulated="leaky"))
     assert "allocator-growth on cuda:0 · SIMULATED" in texts(picture.svg)
     assert "SIMULATED (leaky)" in texts(picture.svg)
 
 
-def test_the_probes_of_a_check_share_a_picture_and_checks_do_not() -> None:
+def test_probes_of_a_check_share_a_picture() -> None:
     whole = recorded(
         result(), result("allocator-growth", "PyTorch", series("PyTorch")), result("ipc-release", "kill")
     )
@@ -77,29 +77,29 @@ def test_the_probes_of_a_check_share_a_picture_and_checks_do_not() -> None:
     assert "PyTorch" not in texts(second.svg)
 
 
-def test_a_report_that_recorded_nothing_has_no_picture() -> None:
+def test_report_without_series_has_no_picture() -> None:
     assert list(plots.pictures(recorded(Result("ipc-reopen", Finding.ok("right", "3 segments"))))) == []
 
 
 @pytest.mark.parametrize(
     ("most", "unit"), [(0.0, "MiB"), (30.0, "B"), (3 << 20, "MiB"), (3 << 30, "GiB"), (1 << 30, "MiB")]
 )
-def test_the_unit_suits_the_figures(most: float, unit: str) -> None:
+def test_unit_fits_the_figures(most: float, unit: str) -> None:
     (picture,) = plots.pictures(recorded(result("a", "b", series(most=most))))
     assert unit in texts(picture.svg).splitlines()
 
 
-def test_two_pictures_of_one_report_are_the_same() -> None:
+def test_pictures_of_one_report_are_reproducible() -> None:
     assert list(plots.pictures(recorded(result()))) == list(plots.pictures(recorded(result())))
 
 
-def test_what_a_driver_said_is_neither_markup_nor_a_formula() -> None:
+def test_text_of_a_driver_is_neither_markup_nor_a_formula() -> None:
     finding = Finding.fail("left", "b: left $x$ <b> \x1b[31m & \x07")
     (picture,) = plots.pictures(recorded(Result("a", finding, ("cuda:0",), "b", series=(series(),))))
     assert "FAIL  left $x$ <b>" in texts(picture.svg)
 
 
-def test_without_matplotlib_it_is_a_mistake_that_says_what_to_install(
+def test_missing_matplotlib_is_a_usage_error_with_the_package(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(util, "find_spec", lambda name: None)
@@ -109,7 +109,7 @@ def test_without_matplotlib_it_is_a_mistake_that_says_what_to_install(
     assert not (tmp_path / "pictures").exists()
 
 
-def test_a_directory_that_cannot_be_written_is_found_out_before_anything_runs() -> None:
+def test_unwritable_directory_is_reported_before_anything_runs() -> None:
     ended = CliRunner().invoke(command, ["--all", "--plots", "/dev/null/pictures"])
     assert ended.exit_code == 2
     assert "--plots: /dev/null/pictures: " in ended.output

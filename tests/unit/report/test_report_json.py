@@ -1,4 +1,4 @@
-"""The JSON report: it comes back as it went, and the schema in the package describes exactly it."""
+"""The JSON report survives a round trip, and the shipped schema matches it exactly."""
 
 import dataclasses
 import json
@@ -19,23 +19,23 @@ from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, see
 SCHEMA = schemas.beside(report_json, "report")
 
 
-def test_the_schema_is_a_schema_and_that_of_the_types() -> None:
+def test_schema_is_valid_and_equals_that_of_the_types() -> None:
     Draft202012Validator.check_schema(SCHEMA)
     schemas.check(report_json, "report")
 
 
 @PROPERTY
 @given(reports)
-def test_any_report_fits_the_schema_and_comes_back(any_report: Report) -> None:
+def test_any_report_matches_the_schema_and_survives_a_round_trip(any_report: Report) -> None:
     text = report_json.dumps(any_report)
     Draft202012Validator(SCHEMA).validate(json.loads(text))
     again = report_json.loads(text)
     assert report_json.dumps(again) == text
-    if "\\ud" not in text and "?" not in text:  # undecodable bytes come back as question marks
+    if "\\ud" not in text and "?" not in text:  # undecodable bytes become question marks
         assert again == any_report
 
 
-def test_a_real_report_comes_back_equal() -> None:
+def test_real_report_survives_a_round_trip() -> None:
     assert report_json.loads(report_json.dumps(seed_002())) == seed_002()
 
 
@@ -58,7 +58,7 @@ KINDS = (
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_schema_knows_every_field(kind: Any) -> None:
+def test_schema_has_every_field(kind: Any) -> None:
     described = SCHEMA["$defs"][kind.__name__]
     fields = {field.name for field in dataclasses.fields(kind)}
     sentence = {model.Finding: {"summary"}, model.Evidence: {"line"}}.get(kind, set())
@@ -66,7 +66,7 @@ def test_the_schema_knows_every_field(kind: Any) -> None:
     assert described["additionalProperties"] is False
 
 
-def test_a_report_from_before_a_field_was_added_is_read_with_its_default() -> None:
+def test_report_without_a_later_field_is_read_with_its_default() -> None:
     earlier = json.loads(report_json.dumps(seed_002()))
     for result in earlier["results"]:
         del result["repetition"], result["finding"]["measured"]
@@ -76,10 +76,10 @@ def test_a_report_from_before_a_field_was_added_is_read_with_its_default() -> No
 
 
 EARLIER = (Path(__file__).parents[2] / "golden/report-1.json").read_text(encoding="utf-8")
-"""What ``check ipc-reopen ipc-handles --simulate nvidia-460.32.03 --json`` wrote at 50cb26e, of one GPU."""
+"""Output of ``check ipc-reopen ipc-handles --simulate nvidia-460.32.03 --json`` at 50cb26e, for one GPU."""
 
 
-def test_a_report_of_version_1_is_read() -> None:
+def test_report_of_version_1_is_read() -> None:
     assert json.loads(EARLIER)["schema"] == report_json.EARLIER
     report = report_json.loads(EARLIER)
     assert report.worst() is Status.FAIL
@@ -94,17 +94,17 @@ def test_a_report_of_version_1_is_read() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"results": 3}, {"results": [3]}, {"results": [{"finding": 3}]}])
-def test_what_is_wrong_with_a_report_of_version_1_is_told(wrong: dict[str, Any]) -> None:
+def test_damaged_report_of_version_1_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadDocument):
         report_json.loads(json.dumps({**json.loads(EARLIER), **wrong}))
 
 
-def test_the_schema_defines_what_a_report_holds_and_no_more() -> None:
+def test_schema_defines_only_fields_of_a_report() -> None:
     objects = {name for name, about in SCHEMA["$defs"].items() if about.get("additionalProperties") is False}
     assert objects == {kind.__name__ for kind in KINDS}
 
 
-def test_the_schema_knows_every_word() -> None:
+def test_schema_has_every_value() -> None:
     definitions = SCHEMA["$defs"]
     for words in (Status, Tier, Ending, Relation):
         assert definitions[words.__name__]["enum"] == sorted(word.value for word in words)
@@ -112,7 +112,7 @@ def test_the_schema_knows_every_word() -> None:
     assert set(SCHEMA["properties"]) == set(SCHEMA["required"]) == top
 
 
-def test_what_a_script_asks_first_is_at_hand() -> None:
+def test_main_results_are_at_the_top_level() -> None:
     read = json.loads(report_json.dumps(seed_002()))
     assert read["schema"] == "gpuipc-doctor/report/2"
     assert read["exit_code"] == 12
@@ -123,11 +123,11 @@ def test_what_a_script_asks_first_is_at_hand() -> None:
     assert read["matrix"]["known-versions"] == {"node": "WARN"}
 
 
-def test_the_exit_code_is_the_one_of_the_run() -> None:
+def test_exit_code_is_that_of_the_run() -> None:
     assert json.loads(report_json.dumps(seed_002(), exit_code=2))["exit_code"] == 2
 
 
-def test_strict_parsers_can_read_what_workers_left() -> None:
+def test_records_of_workers_are_valid_for_strict_parsers() -> None:
     role = RoleOutcome("a", Ending.CRASHED, records={"slope": float("nan")}, log_tail=("bad \udcff byte",))
     report = replaced(
         healthy(gpus(1)), Result("ipc-stale", Finding.fail("x", "x"), ("cuda:0",), roles=(role,))
@@ -167,7 +167,7 @@ def changed(**changes: Any) -> str:
         (report_json.dumps(seed_002())[:5000], "not JSON: Input data was truncated"),
     ],
 )
-def test_a_text_that_is_no_report_is_refused_in_one_line(text: str, told: str) -> None:
+def test_other_text_is_refused_in_one_line(text: str, told: str) -> None:
     with pytest.raises(BadDocument) as caught:
         report_json.loads(text)
     assert told in str(caught.value)

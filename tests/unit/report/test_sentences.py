@@ -1,4 +1,4 @@
-"""A sentence is filled in from data that anybody may have written."""
+"""Sentences are formatted safely from untrusted data."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ VALUES = st.dictionaries(st.sampled_from(["n", "call", "__init__"]), JSON, max_s
 
 @PROPERTY
 @given(SAYS, VALUES, st.booleans())
-def test_whatever_a_report_says_it_is_told(says: str, values: dict[str, Any], brief: bool) -> None:
+def test_any_sentence_is_formatted(says: str, values: dict[str, Any], brief: bool) -> None:
     assert isinstance(sentences.fill(says, values, brief=brief), str)
 
 
 @PROPERTY
 @given(SAYS)
-def test_without_values_a_sentence_stays_as_it_is(says: str) -> None:
+def test_sentence_without_values_is_unchanged(says: str) -> None:
     assert sentences.fill(says, {}) == says
 
 
 @pytest.mark.parametrize(
     "says", ["{n.__class__}", "{n[0]}", "{n!r}", "{n:>9}", "{}", "{0}", "{n", "n}", "{N}", "{__class__}"]
 )
-def test_no_sentence_looks_into_an_object(says: str) -> None:
+def test_sentence_cannot_read_attributes(says: str) -> None:
     assert sentences.fill(says, {"n": Finding, "__class__": Finding}) == says
 
 
-def test_what_a_value_says_is_not_filled_in_again() -> None:
+def test_values_are_not_formatted_again() -> None:
     assert sentences.fill("{call} {n}", {"call": "{n}", "n": "{call}"}) == "{n} {call}"
 
 
@@ -70,7 +70,7 @@ def test_forms(form: str, value: Any, told: str) -> None:
     assert sentences.fill(f"{{n:{form}}}" if form else "{n}", {"n": value}) == told
 
 
-def test_a_line_that_must_be_short_leaves_out_the_asides() -> None:
+def test_short_line_leaves_out_parentheses() -> None:
     finding = Finding.fail("hung", "{call}{step:aside} hung", call="cuInit", step="the first")
     assert sentences.summary(finding) == "cuInit (the first) hung"
     assert sentences.summary(finding, brief=True) == "cuInit hung"

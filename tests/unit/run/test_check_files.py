@@ -1,4 +1,4 @@
-"""A site's own check files: one that hangs or ends its process costs its own row."""
+"""A site's own check files: one that hangs or ends its process loses only its own row."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("program", "reason"), HOSTILE.items(), ids=map(str, range(len(HOSTILE))))
-def test_a_file_that_hangs_or_ends_is_named_and_the_others_are_loaded(
+def test_file_that_hangs_or_exits_is_reported_and_others_are_loaded(
     tmp_path: Path, program: str, reason: str
 ) -> None:
     (tmp_path / "a_first.py").write_text(GOOD.format(id="a-first"))
@@ -51,13 +51,13 @@ def test_a_file_that_hangs_or_ends_is_named_and_the_others_are_loaded(
     assert all(isinstance(loaded[name], LoadedCheck) for name in ("a_first.py", "c_last.py"))
 
 
-def test_what_only_raises_is_told_by_the_loader(tmp_path: Path) -> None:
+def test_file_that_raises_is_reported_by_the_loader(tmp_path: Path) -> None:
     (tmp_path / "raises.py").write_text("import nothing_of_that_name\n")
     (broken,) = (item for item in check_files.load([tmp_path]) if item.file.parent == tmp_path)
     assert isinstance(broken, BrokenCheck)
     assert "ModuleNotFoundError" in broken.reason
 
 
-def test_without_files_of_a_site_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_is_started_without_site_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_files.subprocess, "Popen", None)
     assert all(isinstance(item, LoadedCheck) for item in check_files.load())

@@ -1,4 +1,4 @@
-"""What is attached to failures from what their control has found."""
+"""Evidence that a control's findings add to failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TheControl(Tested):
 def attached(
     finding: Finding, *controlled: tuple[Finding, Launch | None], launch: Launch = HERE
 ) -> list[str]:
-    """What the failing finding is told, where these are the control's findings."""
+    """The evidence attached to a failing finding if its control has these findings."""
     log = ResultLog()
     for check in (Tested(), TheControl()):
         log.announce(CheckInfo(check.id, check.title, Tier.ACCEPTANCE))
@@ -49,29 +49,29 @@ def attached(
     return list(sentences.evidence(result.finding))
 
 
-def test_both_ways() -> None:
+def test_passed_and_failed_control() -> None:
     assert attached(FAIL, (PASS, None)) == ["right without (the-control)"]
     assert attached(FAIL, (FAIL, None)) == ["wrong without, too (the-control)"]
     assert attached(FAIL, (PASS, None), (FAIL, None)) == ["wrong without, too (the-control)"]
 
 
 @pytest.mark.parametrize("nothing", [SKIP, ERROR])
-def test_a_control_that_could_not_tell_says_nothing(nothing: Finding) -> None:
+def test_control_without_a_result_adds_nothing(nothing: Finding) -> None:
     assert attached(FAIL, (nothing, None)) == []
 
 
-def test_what_has_not_failed_is_told_nothing() -> None:
+def test_nothing_is_added_without_a_failure() -> None:
     assert attached(PASS, (PASS, None)) == []
 
 
-def test_between_nodes_is_another_way_than_within_one() -> None:
+def test_control_between_nodes_is_not_one_within_a_node() -> None:
     assert attached(FAIL, (PASS, None), launch=ACROSS) == []
     assert attached(FAIL, (PASS, None), (FAIL, ACROSS)) == ["right without (the-control)"]
     assert attached(FAIL, (PASS, None), (FAIL, ACROSS), launch=ACROSS) == ["wrong without, too (the-control)"]
 
 
 def with_settings(first: Finding, second: Finding, env: dict[str, str]) -> list[list[str]]:
-    """The evidence of two probes of a check, of which the second ran with more settings."""
+    """The evidence of two probes of a check; the second ran with more settings."""
     log = ResultLog()
     log.announce(CheckInfo("tested", "tested", Tier.ACCEPTANCE))
     for number, (finding, name, more) in enumerate([(first, "growing", {}), (second, "IPC off", env)]):
@@ -82,7 +82,7 @@ def with_settings(first: Finding, second: Finding, env: dict[str, str]) -> list[
     return [list(sentences.evidence(result.finding)) for result in log.results()]
 
 
-def test_a_probe_of_the_check_that_failed_alike_with_more_settings_is_a_control_of_it() -> None:
+def test_equal_failure_with_more_settings_is_a_control() -> None:
     said = "same finding with IPC=0 (IPC off)"
     assert with_settings(FAIL, FAIL, {"IPC": "0"}) == [[said], [said]]
 
@@ -90,7 +90,5 @@ def test_a_probe_of_the_check_that_failed_alike_with_more_settings_is_a_control_
 @pytest.mark.parametrize(
     ("second", "env"), [(PASS, {"IPC": "0"}), (FAIL, {}), (Finding.fail("other", "other"), {"IPC": "0"})]
 )
-def test_a_probe_that_ended_otherwise_or_had_no_more_settings_says_nothing(
-    second: Finding, env: dict[str, str]
-) -> None:
+def test_different_result_or_equal_settings_are_no_control(second: Finding, env: dict[str, str]) -> None:
     assert with_settings(FAIL, second, env) == [[], []]

@@ -1,4 +1,4 @@
-"""What is taken for a device at rest."""
+"""When a device counts as idle."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def exclusive(*devices: Device) -> PlannedProbe:
 
 
 class Node:
-    """A session in which this much is in use on each device; nobody can look at one with nothing."""
+    """A session with these bytes in use on each device; None: cannot be read."""
 
     def __init__(self, *used: int | None, outside: bool = True) -> None:
         self.used = used
@@ -58,7 +58,7 @@ def learned(node: Node, *probes: PlannedProbe) -> IdleDevices:
     return quiet
 
 
-def test_all_devices_are_looked_at_together_and_each_once() -> None:
+def test_all_devices_are_read_together_and_each_once() -> None:
     node = Node(10, 20)
     quiet = learned(node, exclusive(FIRST), exclusive(SECOND), exclusive(FIRST, SECOND))
     assert node.looked_at == [(FIRST, SECOND)]
@@ -67,7 +67,7 @@ def test_all_devices_are_looked_at_together_and_each_once() -> None:
 
 
 @pytest.mark.parametrize("outside", [True, False])
-def test_a_device_that_nobody_can_look_at_does_not_hide_the_others(outside: bool) -> None:
+def test_unreadable_device_does_not_hide_the_others(outside: bool) -> None:
     node = Node(10, None, outside=outside)
     quiet = learned(node, exclusive(FIRST), exclusive(SECOND), exclusive(FIRST, SECOND))
     assert [rest.used for rest in quiet.at_rest(exclusive(FIRST))] == [10]
@@ -75,12 +75,12 @@ def test_a_device_that_nobody_can_look_at_does_not_hide_the_others(outside: bool
     assert not quiet.waits_itself(exclusive(SECOND))
     node.looked_at.clear()
     quiet.before(exclusive(SECOND), math.inf)
-    assert node.looked_at == []  # there is nothing that it could wait for
+    assert node.looked_at == []  # there is nothing to wait for
     quiet.before(exclusive(FIRST), math.inf)
     assert node.looked_at == [(FIRST,)]
 
 
-def test_a_device_is_taken_as_it_was_found_from_then_on() -> None:
+def test_device_is_not_read_again() -> None:
     quiet = learned(Node(10 << 20), exclusive(FIRST))
     for found, then in ((9 << 20, 9 << 20), (12 << 20, 9 << 20), (50 << 20, 50 << 20)):
         probe = exclusive(FIRST)

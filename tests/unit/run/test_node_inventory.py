@@ -17,7 +17,7 @@ from gpuipc_doctor.site.config import SiteConfig
 pytestmark = pytest.mark.cuda
 
 
-def test_a_kernel_module_that_the_driver_loads_when_it_is_first_used_is_told(
+def test_kernel_module_loaded_at_first_use_is_in_the_inventory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = prepare("healthy-single", tmp_path)

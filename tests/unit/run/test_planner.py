@@ -1,4 +1,4 @@
-"""Which checks and devices are chosen, and that no mistake of a check is lost."""
+"""Choice of checks and devices; no mistake of a check is lost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_all_checks_of_a_tier_without_the_discovery() -> None:
     }
 
 
-def test_an_unknown_check_is_told_with_the_near_miss() -> None:
+def test_unknown_check_suggests_the_nearest_name() -> None:
     with pytest.raises(UnknownName, match=r"no check 'ipc-reopne'; did you mean 'ipc-reopen'\?"):
         Planner(Request(checks=("ipc-reopne",)), SiteConfig())
 
@@ -84,32 +84,32 @@ def test_devices_by_label_index_or_uuid(names: tuple[str, ...], labels: list[str
     assert [device.label for device in chosen] == labels
 
 
-def test_an_index_is_a_device_where_one_backend_has_it() -> None:
+def test_index_is_a_device_if_one_backend_has_it() -> None:
     chosen = Request(devices=("1",)).select_devices(DEVICES[:2])
     assert [device.label for device in chosen] == ["cuda:1"]
     with pytest.raises(AmbiguousName, match="device '1' may be any of cuda:1, hip:1; name the one you mean"):
         Request(devices=("1",)).select_devices(DEVICES)
 
 
-def test_an_unknown_device_is_told_with_the_near_miss() -> None:
+def test_unknown_device_suggests_the_nearest_label() -> None:
     with pytest.raises(UnknownName, match="no device 'cuda:9'; did you mean 'cuda:"):
         Request(devices=("cuda:9",)).select_devices(DEVICES)
 
 
-def test_a_check_plans_with_the_tier_that_was_asked_for(tmp_path: Path) -> None:
+def test_check_plans_with_the_requested_tier(tmp_path: Path) -> None:
     item = load(OWN_CHECK.format(body="yield Finding.ok('told', ctx.tier.label)"), tmp_path)
     layout = plan_probes(item, request=Request(tier=Tier.SOAK))
     assert [sentences.summary(result.finding) for result in layout.concluded] == ["soak"]
 
 
 ONE_WAY = (DEVICES[0], replace(DEVICES[1], peers=frozenset({"cuda:0"})))
-"""The second reaches the first's memory, and not the other way round."""
+"""The second has peer access to the first, but not the first to the second."""
 
 ALL_PAIRS = """for pair in ctx.pairs:
             yield Probe('', {'a': role, 'b': role}, pair)"""
 
 
-def test_a_pair_without_peer_access_is_a_skip_where_the_check_is_of_ipc(tmp_path: Path) -> None:
+def test_pair_without_peer_access_is_a_skip_for_ipc_checks(tmp_path: Path) -> None:
     item = load(OWN_CHECK.format(body=ALL_PAIRS), tmp_path)
     assert isinstance(item, LoadedCheck)
     assert len(plan_probes(item, ONE_WAY).probes) == 2
@@ -122,7 +122,7 @@ def test_a_pair_without_peer_access_is_a_skip_where_the_check_is_of_ipc(tmp_path
     assert sentences.summary(result.finding) == "no peer access between cuda:0 and cuda:1"
 
 
-def test_a_device_without_what_a_check_requires_is_a_skip_with_the_reason(tmp_path: Path) -> None:
+def test_device_without_a_requirement_is_a_skip_with_the_reason(tmp_path: Path) -> None:
     item = load(OWN_CHECK.format(body="return []"), tmp_path)
     assert isinstance(item, LoadedCheck)
     type(item.check).requires = frozenset({"legacy-ipc", "contexts"})
@@ -148,7 +148,7 @@ def test_a_device_without_what_a_check_requires_is_a_skip_with_the_reason(tmp_pa
         ("raise SystemExit(0)", "planning failed: SystemExit"),
     ],
 )
-def test_a_check_that_plans_wrongly_is_an_error(tmp_path: Path, body: str, says: str) -> None:
+def test_check_that_plans_wrongly_is_an_error(tmp_path: Path, body: str, says: str) -> None:
     layout = plan_probes(load(OWN_CHECK.format(body=body), tmp_path))
     [result] = layout.concluded
     assert result.finding.status is Status.ERROR
@@ -177,13 +177,13 @@ def test_a_check_that_plans_wrongly_is_an_error(tmp_path: Path, body: str, says:
         ),
     ],
 )
-def test_a_file_that_does_not_load_is_an_error(tmp_path: Path, text: str, says: str) -> None:
+def test_file_that_does_not_load_is_an_error(tmp_path: Path, text: str, says: str) -> None:
     [result] = plan_probes(load(text, tmp_path)).concluded
     assert result.finding.status is Status.ERROR
     assert says in sentences.summary(result.finding)
 
 
-def test_a_disabled_check_is_a_skip_that_says_where() -> None:
+def test_disabled_check_is_a_skip_with_the_config_line() -> None:
     [item] = Planner(Request(checks=("ipc-reopen",)), SiteConfig()).selected
     config = SiteConfig(disabled={"ipc-reopen": Waiver("ticket 4711", "site.yaml:12")})
     [result] = plan_probes(item, config=config).concluded
@@ -191,7 +191,7 @@ def test_a_disabled_check_is_a_skip_that_says_where() -> None:
     assert sentences.summary(result.finding) == "disabled at site.yaml:12: ticket 4711"
 
 
-def test_a_check_runs_again_after_the_last_day_of_its_disabling_and_says_so() -> None:
+def test_check_runs_after_the_last_day_of_its_disabling_and_says_so() -> None:
     (item,) = Planner(Request(checks=("ipc-reopen",)), SiteConfig()).selected
 
     def laid_out(until: date) -> Plan:
@@ -205,7 +205,7 @@ def test_a_check_runs_again_after_the_last_day_of_its_disabling_and_says_so() ->
     assert warned == ["runs again: disabled until 2001-01-01 at site.yaml:12"]
 
 
-def test_a_deadline_of_the_command_line_wins() -> None:
+def test_deadline_of_the_command_line_takes_precedence() -> None:
     [item] = Planner(Request(checks=("ipc-reopen",)), SiteConfig()).selected
     for request, config, expected in (
         (Request(), SiteConfig(), 10.0),
@@ -217,7 +217,7 @@ def test_a_deadline_of_the_command_line_wins() -> None:
 
 
 @pytest.mark.parametrize(("partner", "names"), [("", {"here", "both"}), ("n2", {"both"})])
-def test_with_a_partner_only_what_is_run_with_it(tmp_path: Path, partner: str, names: set[str]) -> None:
+def test_with_a_partner_only_probes_between_nodes_run(tmp_path: Path, partner: str, names: set[str]) -> None:
     lines = (
         "from gpuipc_doctor.model import Launch",
         'yield Probe("here", {"role": role}, ctx.devices[:1], launch=Launch(("mpiexec",)))',
@@ -228,7 +228,7 @@ def test_with_a_partner_only_what_is_run_with_it(tmp_path: Path, partner: str, n
     assert {planned.probe.name for planned in plan.probes} == names
 
 
-def test_probes_are_repeated_one_round_after_the_other() -> None:
+def test_probes_are_repeated_in_rounds() -> None:
     [item] = Planner(Request(checks=("ipc-reopen",)), SiteConfig()).selected
     once = plan_probes(item, DEVICES[:1])
     thrice = plan_probes(item, DEVICES[:1], request=Request(repeat=3))
@@ -249,11 +249,11 @@ def test_probes_are_repeated_one_round_after_the_other() -> None:
         (("driver-init",), True),
     ],
 )
-def test_what_takes_a_gpu_to_answer(checks: tuple[str, ...], needs_gpu: bool) -> None:
+def test_checks_that_need_a_gpu(checks: tuple[str, ...], needs_gpu: bool) -> None:
     assert Planner(Request(checks=checks), SiteConfig()).needs_gpu is needs_gpu
 
 
-def test_a_probe_that_would_do_harm_is_a_skip_on_the_devices_that_it_harms(tmp_path: Path) -> None:
+def test_harmful_probe_is_a_skip_on_affected_devices(tmp_path: Path) -> None:
     harms = "frozenset({'kills an importer'})"
     body = f"""for device in ctx.devices:
             yield Probe('kill', {{'a': role}}, (device,), harms={harms})
@@ -267,7 +267,7 @@ def test_a_probe_that_would_do_harm_is_a_skip_on_the_devices_that_it_harms(tmp_p
     assert (skipped.subject, skipped.probe, skipped.finding) == ("hip:0", "kill", reason)
 
 
-def test_a_second_check_of_the_same_id_is_an_error(tmp_path: Path) -> None:
+def test_second_check_with_the_same_id_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "twin.py").write_text(OWN_CHECK.format(body="return []").replace("own-check", "ipc-reopen"))
     loaded = loader.load([tmp_path])
     [broken] = [item for item in loaded if isinstance(item, BrokenCheck)]
@@ -284,8 +284,8 @@ def test_every_built_in_check_loads_and_is_documented() -> None:
         assert len(item.check.title) <= 60
 
 
-def test_of_built_in_checks_only_the_requested_are_imported(tmp_path: Path) -> None:
-    """In a process of its own: this one has imported all of them. A site's files are not imported either."""
+def test_only_requested_built_in_checks_are_imported(tmp_path: Path) -> None:
+    """In a new process, because this one has imported all checks. A site's files are not imported either."""
     (tmp_path / "ours.py").write_text(OWN_CHECK.format(body="return []"))
     program = (
         "import sys\n"
@@ -308,7 +308,7 @@ def test_of_built_in_checks_only_the_requested_are_imported(tmp_path: Path) -> N
     ]
 
 
-def test_what_the_site_decides_reaches_the_check(tmp_path: Path) -> None:
+def test_site_config_reaches_the_check(tmp_path: Path) -> None:
     class Curious(Check):
         id = "curious"
         title = "curious"
@@ -330,7 +330,7 @@ CONTROL = OWN_CHECK.replace("import Check,", "import Check, Control,").replace(
     ("request_", "devices", "runs"),
     [(Request(), (), False), (Request(), DEVICES, True), (Request(checks=("ipc-reopen",)), (), True)],
 )
-def test_a_control_waits_for_what_it_controls_unless_it_was_asked_for(
+def test_control_waits_for_its_check_unless_requested(
     tmp_path: Path, request_: Request, devices: tuple[Device, ...], runs: bool
 ) -> None:
     item = load(CONTROL.format(body='yield Probe("", {"a": role})'), tmp_path)
@@ -340,9 +340,7 @@ def test_a_control_waits_for_what_it_controls_unless_it_was_asked_for(
 
 
 @pytest.mark.parametrize(("tier", "concurrent"), [(Tier.ACCEPTANCE, set()), (Tier.SOAK, {"role"})])
-def test_soak_has_contexts_as_applications_have_them(
-    tier: Tier, concurrent: set[str], tmp_path: Path
-) -> None:
+def test_contexts_in_soak_are_like_an_applications(tier: Tier, concurrent: set[str], tmp_path: Path) -> None:
     item = load(OWN_CHECK.format(body='yield Probe("", {"role": role}, ctx.devices[:1])'), tmp_path)
     (planned,) = plan_probes(item, request=Request(tier=tier)).probes
     assert planned.probe.concurrent == concurrent

@@ -1,4 +1,4 @@
-"""The second look at a probe that hung or crashed: once for each kind, and what it adds to the finding."""
+"""Reruns with debug logs after a hang or crash: one for each kind, and the evidence it adds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def outcome(*log: str, call: str = "MPI_Recv", ending: Ending = Ending.HUNG) -> 
 
 
 class Stage:
-    """Stands in for the schedule: answers instead of running, and remembers the environment."""
+    """A stand-in for the schedule: returns an answer instead of running, and records the environment."""
 
     def __init__(self, answer: ProbeOutcome | NotRun) -> None:
         self.answer = answer
@@ -46,7 +46,7 @@ class Stage:
 
 
 def heard(answer: ProbeOutcome | NotRun, *failed: ProbeOutcome) -> tuple[Stage, list[tuple[Evidence, ...]]]:
-    """The schedule after somebody has listened, and the evidence of each failure."""
+    """The schedule after `rerun_with_logs`, and each failure's evidence."""
     log, stage = ResultLog(), Stage(answer)
     probe = Probe("", {}, launch=Launch(("mpiexec",), {"FI_LOG_LEVEL": "warn"}))
     log.announce(CheckInfo(CHECK.id, "ranks", Tier.ACCEPTANCE))
@@ -81,7 +81,7 @@ QUIET = "libfabric:7:1::core: a line at 0x10"
         ),
     ],
 )
-def test_what_the_second_run_adds(answer: ProbeOutcome | NotRun, evidence: tuple[str, ...]) -> None:
+def test_evidence_of_the_rerun(answer: ProbeOutcome | NotRun, evidence: tuple[str, ...]) -> None:
     stage, [told] = heard(answer, outcome(QUIET))
     assert tuple(map(sentences.line, told)) == evidence
     assert {item.kind for item in told} == {EvidenceKind.RERUN}
@@ -89,14 +89,14 @@ def test_what_the_second_run_adds(answer: ProbeOutcome | NotRun, evidence: tuple
     assert [launch.env for launch in stage.launches] == [LOUDER]
 
 
-def test_each_kind_of_failure_is_listened_to_once() -> None:
+def test_each_kind_of_failure_is_rerun_once() -> None:
     failures = outcome("a"), outcome("b"), outcome("c", call="MPI_Waitall")
     stage, evidence = heard(BUDGET, *failures)
     assert len(stage.launches) == 2
     assert [bool(lines) for lines in evidence] == [True, False, True]
 
 
-def test_what_was_told_at_first_is_not_told_again_for_want_of_more() -> None:
+def test_log_lines_of_the_first_run_are_not_repeated() -> None:
     _, [told] = heard(outcome("error: no", "an address"), outcome("error: no"))
     assert tuple(map(sentences.line, told)) == (f"{AGAIN}same failure, no new log lines",)
 
@@ -106,7 +106,7 @@ def ended_by(signal: str, ending: Ending) -> ProbeOutcome:
     return ProbeOutcome("", (), {}, roles, "rank 1", 1.0)
 
 
-def test_by_which_signal_we_ended_what_hung_says_nothing_of_its_kind() -> None:
+def test_signal_that_ended_a_hang_does_not_change_its_kind() -> None:
     planned = PlannedProbe(0, CHECK, FILE, Probe("", {}))
     hung = {reruns.kind_of(planned, ended_by(signal, Ending.HUNG)) for signal in ("SIGTERM", "SIGKILL")}
     crashed = {reruns.kind_of(planned, ended_by(signal, Ending.CRASHED)) for signal in ("SIGSEGV", "SIGABRT")}

@@ -1,4 +1,4 @@
-"""What a check's own mistakes come to, and what follows a probe that did not complete."""
+"""Findings for errors in a check's code, and for incomplete probes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def outcome(ending: Ending = Ending.COMPLETED) -> ProbeOutcome:
 
 
 class Session:
-    """Stands in for the supervisor: every probe ends as it is told."""
+    """A stand-in for the supervisor: every probe has this outcome."""
 
     unkillable = ""
     ran = False
@@ -64,7 +64,7 @@ def planned(check: Check, **changes: Any) -> PlannedProbe:
 
 
 def run(check: Check, ends: ProbeOutcome | Exception | Session, *probes: PlannedProbe) -> Run:
-    """A run of these probes of the check, by default of one."""
+    """A run of these probes of the check; by default of one."""
     session: Any = ends if isinstance(ends, Session) else Session(ends)
     nothing: Any = None
     schedule = Schedule(session, Silent(), until=float("inf"))
@@ -76,7 +76,7 @@ def run(check: Check, ends: ProbeOutcome | Exception | Session, *probes: Planned
 
 
 @pytest.mark.parametrize("mistake", [KeyError("x"), SystemExit(0)])
-def test_a_judge_that_fails_is_an_error(mistake: BaseException) -> None:
+def test_judge_that_fails_is_an_error(mistake: BaseException) -> None:
     class Failing(Odd):
         def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
             raise mistake
@@ -87,7 +87,7 @@ def test_a_judge_that_fails_is_an_error(mistake: BaseException) -> None:
 
 
 @pytest.mark.parametrize("said", [[], ["fine"], [None]])
-def test_a_judge_that_says_nothing_of_use_is_an_error(said: list[Any]) -> None:
+def test_judge_without_a_valid_finding_is_an_error(said: list[Any]) -> None:
     class Mumbling(Odd):
         def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
             return said
@@ -107,7 +107,7 @@ LOSES = each_round("open", descriptors=lambda number: number)
         (Finding.fail("keeps", "mappings are kept"), ["keeps"]),
     ],
 )
-def test_what_a_process_loses_is_found_whatever_the_check_says_unless_that_explains_it(
+def test_loss_of_a_process_is_found_unless_the_checks_finding_explains_it(
     says: Finding, keys: list[str]
 ) -> None:
     class Fine(Odd):
@@ -120,13 +120,13 @@ def test_what_a_process_loses_is_found_whatever_the_check_says_unless_that_expla
     assert [finding.key for finding in judge(planned(Fine()), lost)] == keys
 
 
-def test_a_probe_that_cannot_be_started_is_an_error() -> None:
+def test_probe_that_cannot_be_started_is_an_error() -> None:
     [result] = run(Odd(), OSError(28, "No space left on device")).log.results()
     assert result.finding.status is Status.ERROR
     assert "No space left on device" in sentences.summary(result.finding)
 
 
-def test_a_repetition_that_is_skipped_takes_nothing_back() -> None:
+def test_skipped_repetition_keeps_earlier_results() -> None:
     class Fine(Odd):
         def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
             yield Finding.ok("fine", "fine")
@@ -143,7 +143,7 @@ def test_a_repetition_that_is_skipped_takes_nothing_back() -> None:
     assert [(r.finding.status, r.repetition) for r in results] == [(Status.PASS, 1)]
 
 
-def test_what_follows_up_is_bounded_and_one_ending_is_told_once() -> None:
+def test_follow_ups_are_limited_and_equal_endings_reported_once() -> None:
     class Endless(Odd):
         def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
             yield Probe("more", {"a": role})
@@ -155,8 +155,8 @@ def test_what_follows_up_is_bounded_and_one_ending_is_told_once() -> None:
     assert sentences.summary(left_out.finding) == "1 more follow-up probes not run, after 40"
 
 
-def test_probes_that_end_alike_are_each_told_of() -> None:
-    """Two ways of one check on one subject, as messages on a node and between nodes are."""
+def test_probes_with_equal_endings_are_each_reported() -> None:
+    """Two variants of one check on one subject, like messages on a node and between nodes."""
 
     class Mapping(Odd):
         def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
@@ -179,7 +179,7 @@ def test_probes_that_end_alike_are_each_told_of() -> None:
     assert told > {("near", 1), ("far", 1), ("far", 2)}
 
 
-def test_a_mistake_in_what_follows_up_is_an_error() -> None:
+def test_mistake_in_follow_ups_is_an_error() -> None:
     class Failing(Odd):
         def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
             raise KeyError("cell")
@@ -189,7 +189,7 @@ def test_a_mistake_in_what_follows_up_is_an_error() -> None:
 
 
 class Clock(Session):
-    """Remembers until when each probe might run."""
+    """Records the time limit of each probe."""
 
     def __init__(self, ends: ProbeOutcome) -> None:
         super().__init__(ends)
@@ -203,9 +203,7 @@ class Clock(Session):
 @pytest.mark.parametrize(
     ("launch", "share"), [(None, 1.0), (Launch(("mpiexec",)), 1 - RERUN_BUDGET_FRACTION)]
 )
-def test_of_the_budget_a_share_is_left_for_a_second_look_at_ranks(
-    launch: Launch | None, share: float
-) -> None:
+def test_share_of_the_budget_is_reserved_for_reruns_of_ranks(launch: Launch | None, share: float) -> None:
     session: Any = Clock(outcome())
     now = time.monotonic()
     schedule = Schedule(session, Silent(), until=now + 1000)
@@ -219,7 +217,7 @@ def test_of_the_budget_a_share_is_left_for_a_second_look_at_ranks(
     assert again == now + 1000
 
 
-def test_what_ranks_had_loaded_is_gathered_from_all_of_them() -> None:
+def test_loaded_libraries_are_collected_from_all_ranks() -> None:
     log = ResultLog()
     assert log.loaded_in_ranks() is None
     roles = {name: RoleOutcome(name, Ending.COMPLETED, records={"loaded": [name]}) for name in ("a", "b")}
@@ -247,7 +245,7 @@ RULE = "-" * 74
     ],
     ids=["last words", "banner", "banner of paragraphs", "two banners", "our own", "nothing"],
 )  # fmt: skip
-def test_a_worker_that_did_not_start_is_told_of_in_words(log: list[str], said: str) -> None:
+def test_worker_that_did_not_start_is_explained(log: list[str], said: str) -> None:
     roles = {"rank 0": RoleOutcome("rank 0", Ending.NOT_STARTED, log_tail=tuple(log))}
     finding = blame.conclude(ProbeOutcome("", (), {}, roles, "rank 0", 0.1))
     assert sentences.summary(finding) == f"rank 0: the worker did not start: {said}"

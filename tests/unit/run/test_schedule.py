@@ -1,4 +1,4 @@
-"""In which order probes start, and which of them at the same time."""
+"""The order in which probes start, and which of them run at the same time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def planned(
     return PlannedProbe(next(NUMBERS), Any(), Path(__file__), probe)
 
 
-def test_ranks_that_spin_have_a_processor_each() -> None:
+def test_spinning_ranks_have_one_processor_each() -> None:
     launch = Launch(("mpiexec", "-n", "{ranks}"))
     ranks = [planned(name, device) for name, device in (("first", FIRST), ("second", SECOND))]
     ranks = [replace(planned, probe=replace(planned.probe, launch=launch)) for planned in ranks]
@@ -54,7 +54,7 @@ def names(probes: list[PlannedProbe]) -> list[str]:
     return [planned.probe.name for planned in probes]
 
 
-def test_what_has_devices_to_itself_goes_first_and_pairs_before_what_has_one() -> None:
+def test_exclusive_probes_start_first_and_pairs_before_single_devices() -> None:
     probes = [
         planned("pair, alone", FIRST, SECOND, exclusive=True),
         planned("shares", FIRST),
@@ -66,13 +66,13 @@ def test_what_has_devices_to_itself_goes_first_and_pairs_before_what_has_one() -
 
 
 def outcome(probe: Probe, ending: Ending | None = None) -> ProbeOutcome:
-    """Of a probe without roles, or whose only one ended so."""
+    """The outcome of a probe with one role that ended in this way, or without roles."""
     roles = {"role": RoleOutcome("role", ending)} if ending else {}
     return ProbeOutcome(probe.name, probe.devices, {}, roles, next(iter(roles), None), 0.0, 1.0, "")
 
 
 class Importing:
-    """A session whose stems import until so many probes have run."""
+    """A session whose stems finish importing after ``left`` probes have run."""
 
     unkillable = ""
 
@@ -99,9 +99,7 @@ class Importing:
         (9, ["pair", "shares", "torch", "cupy"]),
     ],
 )
-def test_no_device_waits_for_imports_while_there_is_something_else_to_run(
-    left: int, turns: list[str]
-) -> None:
+def test_no_device_waits_for_imports_while_other_probes_can_run(left: int, turns: list[str]) -> None:
     probes = [
         planned("pair", FIRST, SECOND),
         planned("torch", FIRST, imports=("torch",), exclusive=True),
@@ -122,7 +120,7 @@ def test_no_device_waits_for_imports_while_there_is_something_else_to_run(
 
 
 class Still:
-    """Devices that are always at rest."""
+    """Devices that are always idle."""
 
     def __init__(self, waits_itself: bool = False) -> None:
         self._waits_itself = waits_itself
@@ -139,7 +137,7 @@ class Still:
 
 
 class InTurn:
-    """A session whose probes each run until the next has started, if it can, and until it is their turn."""
+    """A session whose probes each run until the next one has started, if it can, and their signal came."""
 
     unkillable = ""
 
@@ -177,7 +175,7 @@ class InTurn:
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_what_waits_for_a_device_has_started_by_then_and_is_given_up_where_it_is_not_to_run(
+def test_next_probe_starts_early_and_is_stopped_if_it_must_not_run(
     interrupted: bool,
 ) -> None:
     session = InTurn()
@@ -194,13 +192,13 @@ def test_what_waits_for_a_device_has_started_by_then_and_is_given_up_where_it_is
 
 
 class ImportsMeanwhile(InTurn):
-    """One whose imports are ready once the second probe has started."""
+    """A session whose imports are ready once the second probe has started."""
 
     def has_imported(self, imports: Iterable[str]) -> bool:
         return "second starts" in self.told
 
 
-def test_what_was_started_early_runs_before_what_has_imported_since() -> None:
+def test_early_started_probe_runs_before_later_imports() -> None:
     session = ImportsMeanwhile()
     running = schedule.Schedule(session, Silent(), time.monotonic() + LIMIT_S)  # type: ignore[arg-type]
     running._quiet = Still(waits_itself=True)  # type: ignore[assignment]
@@ -220,7 +218,7 @@ def test_what_was_started_early_runs_before_what_has_imported_since() -> None:
 
 
 class EndsAhead(InTurn):
-    """One in which the second probe ends before its turn; for good, if it cannot be killed."""
+    """A session whose second probe ends before its start signal with ``ending``."""
 
     def __init__(self, ending: Ending) -> None:
         super().__init__()
@@ -238,7 +236,7 @@ class EndsAhead(InTurn):
 
 
 @pytest.mark.parametrize("ending", [Ending.HUNG, Ending.UNKILLABLE])
-def test_what_ended_before_its_turn_starts_anew_and_what_cannot_be_killed_is_told(ending: Ending) -> None:
+def test_probe_that_ended_before_its_signal_restarts_or_is_reported_as_unkillable(ending: Ending) -> None:
     session = EndsAhead(ending)
     running = schedule.Schedule(session, Silent(), time.monotonic() + LIMIT_S)  # type: ignore[arg-type]
     running._quiet = Still(waits_itself=True)  # type: ignore[assignment]
@@ -256,7 +254,7 @@ def test_what_ended_before_its_turn_starts_anew_and_what_cannot_be_killed_is_tol
     assert session.told.count("second starts") == (1 if session.unkillable else 2)
 
 
-def test_pairs_that_share_no_device_run_at_the_same_time() -> None:
+def test_pairs_without_a_common_device_run_at_the_same_time() -> None:
     ring = [gpu(number) for number in range(4)]
     pairs = [
         planned(f"{a}{b}", ring[a], ring[b], exclusive=True) for a, b in ((0, 1), (1, 2), (2, 3), (3, 0))
@@ -266,7 +264,7 @@ def test_pairs_that_share_no_device_run_at_the_same_time() -> None:
     assert names(schedule._startable([pairs[1], pairs[3], shares], [pairs[0]], jobs=4)) == []
 
 
-def test_who_is_next_in_line_for_a_device() -> None:
+def test_next_probe_for_a_device() -> None:
     probes = [
         planned("both", FIRST, SECOND, exclusive=True),
         planned("later", FIRST, exclusive=True),
@@ -276,19 +274,19 @@ def test_who_is_next_in_line_for_a_device() -> None:
     assert names(list(schedule._next_in_line(probes[1:]))) == ["later"]
 
 
-def test_what_shares_a_device_starts_beside_its_like_and_beside_nothing_exclusive() -> None:
+def test_sharing_probes_start_together_but_not_with_an_exclusive_one() -> None:
     running = [planned("alone", FIRST, exclusive=True)]
     waiting = [planned("a", FIRST), planned("b", SECOND), planned("c", SECOND), planned("d", SECOND)]
     assert names(schedule._startable(waiting, running, jobs=3)) == ["b", "c"]
 
 
-def test_who_cannot_start_beside_an_exclusive_probe_keeps_nobody_from_its_other_device() -> None:
+def test_waiting_pair_does_not_block_its_other_device() -> None:
     running = [planned("alone", FIRST, exclusive=True)]
     waiting = [planned("pair", FIRST, SECOND), planned("shares", SECOND)]
     assert names(schedule._startable(waiting, running, jobs=4)) == ["shares"]
 
 
-def test_an_exclusive_probe_that_waits_has_its_turn_before_later_ones() -> None:
+def test_waiting_exclusive_probe_runs_before_later_ones() -> None:
     running = [planned("shares", FIRST)]
     waiting = [planned("alone", FIRST, exclusive=True), planned("later", FIRST), planned("other", SECOND)]
     assert names(schedule._startable(waiting, running, jobs=4)) == ["other"]

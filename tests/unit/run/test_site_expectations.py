@@ -1,4 +1,4 @@
-"""What a site expects and what is here: fewer GPUs fail, what else is different is said."""
+"""Differences from the site config: missing GPUs FAIL, others are reported."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_gpus(model: str, count: int, here: list[str], says: list[str]) -> None:
     assert [f"{finding.key}: {sentences.summary(finding)}" for finding in found] == says
 
 
-def test_gpus_that_a_batch_system_hides_are_not_missed() -> None:
+def test_gpus_hidden_by_a_batch_system_are_not_missing() -> None:
     expected = ExpectedGpus("A100", 4, "x.yaml:1")
     assert list(site_expectations.of_gpus(expected, gpus(A100), {"CUDA_VISIBLE_DEVICES": "0"})) == []
 
@@ -67,10 +67,8 @@ def test_gpus_that_a_batch_system_hides_are_not_missed() -> None:
         ("", 4, [], []),
     ],
 )
-def test_of_one_driver_gpus_are_missed_that_must_be_its_own(
-    model: str, count: int, here: list[str], says: list[str]
-) -> None:
-    """What else is expected may be the other vendor's. A driver that lists none is no pass anyway."""
+def test_missing_gpus_of_one_driver(model: str, count: int, here: list[str], says: list[str]) -> None:
+    """Other expected GPUs may be another vendor's. A driver without GPUs never passes anyway."""
     found = site_expectations.check_backend_gpus(
         "cuda", ExpectedGpus(model, count, "x.yaml:1"), gpus(*here), {}
     )
@@ -135,14 +133,12 @@ SITE = SiteConfig(
         ("gpu03", ["NVIDIA A40"], "x.yaml:1"),
     ],
 )
-def test_a_node_is_of_the_type_that_its_name_says_else_its_gpus(
-    host: str, here: list[str], where: str
-) -> None:
+def test_type_of_a_node_follows_from_its_name_or_its_gpus(host: str, here: list[str], where: str) -> None:
     assert SITE.of_node(host, NodeGpus(gpus(*here))).node.gpus.where == where
 
 
 def judged(here: list[str], *, unlisted: int = 0, by_slurm: int = 0, types: SiteConfig = SITE) -> list[str]:
-    """What is found on a node of no name that the site knows."""
+    """The findings on a node whose name the site config does not list."""
     node = NodeGpus(gpus(*here), {"cuda": unlisted}, lambda: by_slurm)
     found = [
         *site_expectations.of_types(types.types_of("gpu03", node), node, {}),
@@ -171,14 +167,14 @@ def fewer(here: int, expected: int, line: int) -> str:
         (4, {}, [FOUR_OR_EIGHT]),
         (4, {"by_slurm": 4}, []),
         (4, {"by_slurm": 8}, [fewer(4, 8, 7)]),
-        (4, {"by_slurm": 28}, [FOUR_OR_EIGHT]),  # as MIG instances are counted
+        (4, {"by_slurm": 28}, [FOUR_OR_EIGHT]),  # MIG instances are counted separately
         (4, {"unlisted": 4}, [fewer(4, 8, 7)]),
         (4, {"unlisted": 1}, [FOUR_OR_EIGHT]),  # a display controller of the same vendor, or a lost GPU
         (3, {"unlisted": 1}, [fewer(3, 4, 6)]),
         (3, {"by_slurm": 8, "unlisted": 1}, [fewer(3, 8, 7)]),
     ],
 )
-def test_a_lost_gpu_never_makes_a_node_one_of_a_smaller_type(
+def test_lost_gpu_never_makes_a_node_one_of_a_smaller_type(
     here: int, shown: dict[str, int], says: list[str]
 ) -> None:
     found = judged([A100] * here, **shown)
@@ -186,13 +182,13 @@ def test_a_lost_gpu_never_makes_a_node_one_of_a_smaller_type(
     assert all(finding.startswith(("FAIL", "WARN node-type-unclear")) for finding in found)
 
 
-def test_three_of_a_type_with_four_or_eight_fail_and_say_that_the_type_is_unclear() -> None:
+def test_three_gpus_of_types_with_four_or_eight_fail_with_an_unclear_type() -> None:
     unclear, failed = judged([A100] * 3)
     assert unclear.endswith("four with 1 lost, or eight with 5 lost")
     assert failed == fewer(3, 4, 6)
 
 
-def test_gpus_of_another_model_are_not_counted_as_those_of_the_type() -> None:
+def test_gpus_of_another_model_do_not_count_for_the_type() -> None:
     assert judged([A100] * 7 + [H100])[-1] == fewer(7, 8, 7)
 
 
@@ -221,20 +217,20 @@ def test_types_without_a_count_without_a_model_and_of_one_kind(
     assert all(one.endswith(said) for one, said in zip(found, says, strict=True))
 
 
-def test_a_node_without_any_gpu_is_of_a_type_without_unless_slurm_says_that_it_has_some() -> None:
+def test_node_without_gpus_has_a_type_without_unless_slurm_lists_some() -> None:
     assert judged([]) == [fewer(0, 4, 1).replace("A100", "A40")]  # `cpu` leaves the count to the site
     assert [kind.name for kind in SITE.types_of("x", NodeGpus())] == ["cpu"]
     assert judged([], by_slurm=8) == [fewer(0, 8, 7)]
 
 
-def test_gpus_that_a_batch_system_hides_leave_no_type_unclear() -> None:
+def test_gpus_hidden_by_a_batch_system_leave_no_type_unclear() -> None:
     node = NodeGpus(gpus(*[A100] * 4))
     types = SITE.types_of("gpu03", node)
     assert [kind.name for kind in types] == ["four", "eight"]
     assert list(site_expectations.of_types(types, node, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})) == []
 
 
-def test_what_a_type_does_not_say_the_site_says() -> None:
+def test_values_missing_in_a_type_come_from_the_site() -> None:
     node = SITE.of_node("gpu03", NodeGpus()).node
     assert {name: one.value for name, one in node.environment.items()} == {"A": "cpu", "B": "site"}
     assert node.mpi == MpiConfig("/opt/libmpi.so", "mpiexec -n {ranks}", "x.yaml:9")

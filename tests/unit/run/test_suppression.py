@@ -1,4 +1,4 @@
-"""What a site does not want to hear of is never silently gone."""
+"""Suppressed findings stay visible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def wished(result: Result, key: str = "ipc-release.leaks", until: date | None = 
 
 
 @pytest.mark.parametrize("until", [None, TODAY])
-def test_a_suppressed_finding_is_a_skip_that_says_where_and_why(until: date | None) -> None:
+def test_suppressed_finding_is_a_skip_with_line_and_reason(until: date | None) -> None:
     finding = wished(LEAKS, until=until).finding
     assert finding.status is Status.SKIP
     says = "FAIL ipc-release.leaks is suppressed at site.yaml:9: ticket 4711"
@@ -29,14 +29,14 @@ def test_a_suppressed_finding_is_a_skip_that_says_where_and_why(until: date | No
     assert sentences.evidence(finding) == ("1 MiB are lost", "seen")
 
 
-def test_after_its_last_day_it_counts_again_and_says_so() -> None:
+def test_finding_counts_after_the_last_day_and_says_so() -> None:
     finding = wished(LEAKS, until=date(2026, 11, 21)).finding
     assert (finding.status, finding.key) == (Status.FAIL, "leaks")
     says = "counts again: it was suppressed until 2026-11-21 at site.yaml:9: ticket 4711"
     assert sentences.evidence(finding) == ("seen", says)
 
 
-def test_another_key_and_what_is_no_trouble_stay() -> None:
+def test_other_keys_and_good_findings_are_not_suppressed() -> None:
     assert wished(LEAKS, "ipc-release.other") == LEAKS
     fine = Result("ipc-release", Finding.ok("leaks", "none"))
     assert wished(fine) == fine

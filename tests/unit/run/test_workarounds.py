@@ -1,4 +1,4 @@
-"""Workarounds are told as what they were seen to do."""
+"""Tried workarounds are reported with their observed effect."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def outcome(ending: Ending = Ending.COMPLETED, **records: Json) -> ProbeOutcome:
 
 
 class Stage:
-    """Stands in for the schedule: answers instead of running, by the value of the variable X."""
+    """A stand-in for the schedule: returns the answer for the value of variable X instead of running."""
 
     def __init__(self, answers: dict[str, ProbeOutcome | NotRun]) -> None:
         self.answers = answers
         self.tried: list[tuple[str, str]] = []
-        """Subjects, and under which X."""
+        """(subject, value of X) of each run."""
 
     def run_one(self, planned: PlannedProbe) -> ProbeOutcome | NotRun:
         x = (planned.probe.launch or planned.probe).env["X"]
@@ -80,7 +80,7 @@ KEEPS = Finding.warn("keeps", "keeps 16 buffers")
 
 
 def failed(*devices: Device, launch: Launch | None = LAUNCH, finding: Finding = LEAKS) -> ResultLog:
-    """A probe that failed on each of the devices, or on the node."""
+    """The results of a probe that failed on each of the devices, or on the node."""
     log = ResultLog()
     log.announce(CheckInfo("leaky", "leaky", Tier.ACCEPTANCE))
     for number, on in enumerate([(device,) for device in devices] or [()]):
@@ -90,13 +90,13 @@ def failed(*devices: Device, launch: Launch | None = LAUNCH, finding: Finding = 
 
 
 def after(log: ResultLog, stage: Stage, *offered: Workaround) -> list[Finding]:
-    """What is found after these workarounds were tried."""
+    """The findings after these workarounds were tried."""
     schedule: Any = stage
     workarounds.try_all(log, schedule, Planner(Request(), SiteConfig()), lambda _: offered)
     return [result.finding for result in log.results()]
 
 
-def test_nothing_is_tried_twice_when_more_is_known() -> None:
+def test_nothing_is_tried_twice() -> None:
     log, stage = failed(), Stage({"1": outcome(leaks=True), "2": outcome(leaks=False)})
     first, second = Workaround({"X": "1"}, "slow"), Workaround({"X": "2"}, "slow")
     after(log, stage, first)
@@ -132,7 +132,7 @@ def test_nothing_is_tried_twice_when_more_is_known() -> None:
         ),
     ],
 )
-def test_what_became_of_a_workaround(answer: ProbeOutcome | NotRun, says: str, outcome: Trial) -> None:
+def test_outcome_of_a_workaround(answer: ProbeOutcome | NotRun, says: str, outcome: Trial) -> None:
     [finding] = after(failed(), Stage({"1": answer}), Workaround({"X": "1"}, "slow"))
     assert finding.status is Status.FAIL
     assert sentences.evidence(finding) == ("by 52 MiB", says)
@@ -149,9 +149,7 @@ def test_what_became_of_a_workaround(answer: ProbeOutcome | NotRun, says: str, o
         (True, Trial.DOES_NOT_HELP, Trial.DOES_NOT_HELP),
     ],
 )
-def test_a_curable_warning_is_cured_by_a_pass_only(
-    leaks: Json, after_fail: Trial, after_warning: Trial
-) -> None:
+def test_warning_is_cured_only_by_a_pass(leaks: Json, after_fail: Trial, after_warning: Trial) -> None:
     for finding, became in ((LEAKS, after_fail), (KEEPS, after_warning)):
         [found] = after(
             failed(finding=finding), Stage({"1": outcome(leaks=leaks)}), Workaround({"X": "1"}, "")
@@ -164,14 +162,14 @@ def test_no_workaround_is_tried_on_another_warning() -> None:
     assert found.evidence == ()
 
 
-def test_a_probe_without_a_launcher_is_rerun_with_the_setting() -> None:
+def test_probe_without_a_launcher_is_rerun_with_the_setting() -> None:
     stage = Stage({"1": outcome(leaks=False)})
     [finding] = after(failed(launch=None), stage, Workaround({"X": "1"}, "slow"))
     assert sentences.evidence(finding) == ("by 52 MiB", "Tried X=1: helps (slow)")
 
 
-def test_what_follows_up_a_failure_is_left_alone() -> None:
-    """It is told beside the failure itself, and ends as a failure with whatever helps against that."""
+def test_no_workaround_is_tried_on_a_follow_up() -> None:
+    """No workaround is tried on a follow-up probe: it is reported with the original failure."""
     stage, log = Stage({"1": outcome(leaks=False)}), failed()
     rest = PlannedProbe(9, Leaky(), Path(__file__), Probe("the rest", {}, launch=LAUNCH), follows=1)
     log.keep(rest, outcome(leaks=True), [Finding.fail("map", "failures by kind of message")])
@@ -179,7 +177,7 @@ def test_what_follows_up_a_failure_is_left_alone() -> None:
     assert stage.tried == [("node", "1")]
 
 
-def test_one_kind_of_failure_is_tried_once_and_the_likeliest_cure_first() -> None:
+def test_each_kind_of_failure_is_tried_once_with_the_likeliest_cure_first() -> None:
     stage = Stage({"1": outcome(leaks=True), "2": outcome(leaks=False)})
     log = failed(*gpus(2))
     other = PlannedProbe(9, Leaky(), Path(__file__), Probe("other", {}, launch=LAUNCH))
@@ -195,7 +193,7 @@ def issue(*workarounds: Remedy) -> KnownIssue:
 def tried(
     known: KnownIssue, relation: Relation, *built_in: Workaround, launch: Launch | None = LAUNCH
 ) -> list[tuple[dict[str, str], str]]:
-    """The settings that are candidates where the issue is found in this relation, and what they cost."""
+    """The candidate settings for an issue with this relation, and their cost."""
     join = Join("x", "x", relation, "", checks=("leaky",), subjects=("node",))
     facts = [Fact("mpich", "4.3.2", "here")]
     of = workarounds.candidates([known], [join], facts, built_in)
@@ -203,15 +201,15 @@ def tried(
     return [(dict(workaround.env), workaround.cost) for workaround in of(failure)]
 
 
-def test_what_a_known_issue_that_shows_offers_comes_first_and_nothing_twice() -> None:
+def test_workarounds_of_a_confirmed_issue_come_first_without_duplicates() -> None:
     known = issue(Remedy("a", {"A": "1"}, cost="dear"), Remedy("downgrade"))
     built_in = Workaround({"B": "1"}, ""), Workaround({"A": "1"}, "cheap")
     assert tried(known, Relation.UNKNOWN, *built_in) == [({"A": "1"}, "dear"), ({"B": "1"}, "")]
     assert tried(known, Relation.LATENT, *built_in) == [({"B": "1"}, ""), ({"A": "1"}, "cheap")]
 
 
-def test_without_ranks_only_what_a_driver_reads_is_tried() -> None:
-    """NCCL's settings do nothing in a process without NCCL: "does not help" would be wrong."""
+def test_without_ranks_only_settings_of_the_driver_are_tried() -> None:
+    """NCCL's settings do nothing in a process without NCCL, so "does not help" would be wrong."""
     known = issue(
         Remedy("a", {"NCCL_P2P_DISABLE": "1"}),
         Remedy("b", {"HSA_ENABLE_IPC_MODE_LEGACY": "1"}),
@@ -222,14 +220,14 @@ def test_without_ranks_only_what_a_driver_reads_is_tried() -> None:
     assert offered == [({"HSA_ENABLE_IPC_MODE_LEGACY": "1"}, "")]
 
 
-def test_only_what_is_right_for_the_version_is_tried() -> None:
+def test_only_workarounds_for_the_version_are_tried() -> None:
     number = Remedy("a", {"A": "0"}, Range("mpich", "3.4", fixed="4.2.0"))
     word = Remedy("a", {"A": "disabled"}, Range("mpich", "4.2.0"))
     assert tried(issue(number, word), Relation.CONFIRMED) == [({"A": "disabled"}, "")]
 
 
 @pytest.mark.parametrize(("made", "offered"), [("MPI_Init_thread", ["IPC"]), ("dlopen libmpi", [])])
-def test_settings_of_messages_are_offered_once_mpi_was_initialised(made: str, offered: list[str]) -> None:
+def test_settings_of_messages_are_offered_after_mpi_init(made: str, offered: list[str]) -> None:
     log = ResultLog()
     log.announce(CheckInfo("leaky", "leaky", Tier.ACCEPTANCE))
     hung = outcome(Ending.HUNG)
@@ -244,7 +242,7 @@ def test_settings_of_messages_are_offered_once_mpi_was_initialised(made: str, of
     assert [next(iter(workaround.env)) for workaround in of(failure)] == ["SIGNATURE", *offered]
 
 
-def test_neither_what_is_set_nor_what_takes_gpus_away_is_tried(
+def test_settings_already_set_or_hiding_gpus_are_not_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("A", "1")

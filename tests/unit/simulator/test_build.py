@@ -19,7 +19,7 @@ ROWS = read_table((SOURCES / "calls.table").read_text())
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of this test's own; returns the directory that libraries go into."""
+    """A private cache; returns the directory that libraries go into."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "gpuipc-doctor"
 
@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # The table
 
 
-def test_rows_are_read_with_versions_and_variants() -> None:
+def test_rows_are_parsed_with_versions_and_variants() -> None:
     row = "fill: sim_fill(uint64_t address, size_t count)\n    cuFill_v2@3020+ptds\n    hipFill\n"
     fill, end = read_table(f"# why\n{row}\nexit:\n")
     assert fill.symbols == (
@@ -39,12 +39,12 @@ def test_rows_are_read_with_versions_and_variants() -> None:
     assert end == Row("exit", "", "", ())
 
 
-def test_a_line_that_is_no_row_is_named() -> None:
+def test_invalid_row_is_reported() -> None:
     with pytest.raises(ValueError, match=r"^calls\.table:2: not a row: fill sim_fill$"):
         read_table("# why\nfill sim_fill\n")
 
 
-def test_every_symbol_stands_in_one_row() -> None:
+def test_every_symbol_is_in_one_row() -> None:
     names = [symbol.name for row in ROWS for symbol in row.symbols]
     assert sorted(set(names)) == sorted(names)
 
@@ -52,7 +52,7 @@ def test_every_symbol_stands_in_one_row() -> None:
 # The libraries
 
 
-def test_the_libraries_export_what_the_table_says() -> None:
+def test_libraries_export_the_symbols_of_the_table() -> None:
     libraries = build()
     for face in FACES:
         library = ctypes.CDLL(str(libraries / face.soname))
@@ -68,7 +68,7 @@ def test_the_libraries_export_what_the_table_says() -> None:
 
 
 @pytest.mark.parametrize("name", ["libcuda.so.1", "libamdhip64.so"])
-def test_without_a_node_the_drivers_refuse_in_one_line(name: str) -> None:
+def test_drivers_without_a_node_refuse_in_one_line(name: str) -> None:
     init = "cuInit" if "cuda" in name else "hipInit"
     code = f"import ctypes; ctypes.CDLL({str(build() / name)!r}).{init}(0)"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GPUIPC_SIM")}
@@ -80,10 +80,10 @@ def test_without_a_node_the_drivers_refuse_in_one_line(name: str) -> None:
 # The build
 
 
-def test_builds_at_the_same_time_agree_and_leave_nothing_and_none_is_built_again(
+def test_simultaneous_builds_agree_leave_nothing_and_are_reused(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also that the C code has no warning."""
+    """This also shows that the C code has no warning."""
     monkeypatch.setenv("CC", "cc -Werror")
     built: list[Path] = []
     threads = [threading.Thread(target=lambda: built.append(build())) for _ in range(2)]
@@ -114,7 +114,7 @@ def test_no_compiler_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -
         build()
 
 
-def test_a_compiler_that_fails_tells_its_first_error(
+def test_failing_compiler_is_reported_with_its_first_error(
     cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     compiler = tmp_path / "cc"
@@ -128,14 +128,14 @@ def test_a_compiler_that_fails_tells_its_first_error(
     assert list(cache.iterdir()) == []
 
 
-def test_a_cache_that_others_can_write_to_is_refused(cache: Path) -> None:
+def test_cache_that_others_can_write_is_refused(cache: Path) -> None:
     cache.mkdir()
     cache.chmod(0o770)
     with pytest.raises(SimulatorUnavailable, match=r"other users can write to .*chmod go-w"):
         build()
 
 
-def test_a_cache_below_what_others_can_write_to_is_refused(
+def test_cache_below_a_directory_that_others_can_write_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everyones = tmp_path / "everyones"
@@ -146,7 +146,7 @@ def test_a_cache_below_what_others_can_write_to_is_refused(
         build()
 
 
-def test_a_cache_of_another_user_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_of_another_user_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.mkdir(mode=0o700)
     if os.geteuid() == 0:
         os.chown(cache, 12345, -1)
@@ -156,7 +156,7 @@ def test_a_cache_of_another_user_is_refused(cache: Path, monkeypatch: pytest.Mon
         build()
 
 
-def test_a_cache_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_that_cannot_be_created_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(SimulatorUnavailable, match="Not a directory; set XDG_CACHE_HOME"):

@@ -1,4 +1,4 @@
-"""Judging a run against what its profile says must be found."""
+"""Comparing a run with its profile's expected findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOUND = Row("ipc-reopen", "destroy-context", Status.FAIL, "cuIpcOpenMemHandle #4
 FINE = Row("ipc-stale", "same-size", Status.PASS, "64 rounds")
 
 
-def test_a_finding_that_is_there_is_caught() -> None:
+def test_expected_finding_is_caught() -> None:
     verdict = judge(FAULTY, [FINE, FOUND], 12)
     assert verdict == DrillResult(
         ("ipc-reopen destroy-context FAIL mentioning 'cuIpcOpenMemHandle' and '400'",), (), ()
@@ -36,7 +36,7 @@ def test_a_finding_that_is_there_is_caught() -> None:
     ],
     ids=["other check", "other probe", "other status", "other words"],
 )
-def test_a_complaint_that_is_not_the_expected_one_is_missed_and_invented(row: Row) -> None:
+def test_other_bad_finding_is_missed_and_invented(row: Row) -> None:
     verdict = judge(FAULTY, [row], 12)
     assert not verdict.caught
     assert len(verdict.missed) == 1
@@ -44,7 +44,7 @@ def test_a_complaint_that_is_not_the_expected_one_is_missed_and_invented(row: Ro
     assert not verdict.good
 
 
-def test_a_finding_must_speak_of_the_subject_that_is_stated() -> None:
+def test_finding_must_have_the_expected_subject() -> None:
     on_pairs = Expectation(12, (replace(REOPEN, subject="pair"),))
     assert judge(on_pairs, [replace(FOUND, subject="pair")], 12).good
     verdict = judge(on_pairs, [FOUND], 12)
@@ -52,7 +52,7 @@ def test_a_finding_must_speak_of_the_subject_that_is_stated() -> None:
     assert verdict.missed[0].startswith("ipc-reopen destroy-context FAIL on a pair")
 
 
-def test_ucx_may_meet_what_libfabric_must_where_there_is_ucx() -> None:
+def test_ucx_may_have_the_finding_expected_of_libfabric() -> None:
     check = "fabric-small-message"
     must = Expected(check, Status.FAIL, mentions=("tcp: 256 B",), key="crashed")
     libfabric = Row(check, "libfabric", Status.FAIL, "crashed\ntcp: 256 B", "node", "crashed")
@@ -64,7 +64,7 @@ def test_ucx_may_meet_what_libfabric_must_where_there_is_ucx() -> None:
     assert judge(HEALTHY, [ucx], 12).invented
 
 
-def test_a_finding_at_times_is_neither_missed_nor_invented() -> None:
+def test_finding_expected_sometimes_is_neither_missed_nor_invented() -> None:
     race = Expected("ipc-histories", Status.FAIL, key="data", at_times=True)
     expected = Expectation(12, (REOPEN, race))
     row = Row("ipc-histories", "", Status.FAIL, "memory is wrong", key="data")
@@ -75,7 +75,7 @@ def test_a_finding_at_times_is_neither_missed_nor_invented() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.WARN, Status.ERROR, Status.FAIL])
-def test_a_complaint_about_a_healthy_node_is_invented(status: Status) -> None:
+def test_bad_finding_on_a_healthy_node_is_invented(status: Status) -> None:
     row = Row("ipc-stale", "same-size", status, "stale bytes\nand more of it")
     assert judge(HEALTHY, [row], 0).invented == (f"ipc-stale {status.value}: stale bytes",)
 
@@ -85,12 +85,12 @@ def test_pass_and_skip_are_never_invented(status: Status) -> None:
     assert judge(HEALTHY, [Row("ipc-stale", "same-size", status, "…")], 0).good
 
 
-def test_a_control_must_have_passed() -> None:
+def test_control_must_have_passed() -> None:
     control = Expectation(12, (REOPEN, Expected("ipc-reopen", Status.PASS, "keep-context")))
     assert judge(control, [FOUND], 12).missed == ("ipc-reopen keep-context PASS",)
 
 
-def test_a_wrong_exit_code_is_missed() -> None:
+def test_wrong_exit_code_is_missed() -> None:
     assert judge(FAULTY, [FOUND], 0).missed == ("exit 12 (it was 0)",)
 
 
@@ -98,13 +98,13 @@ def test_a_wrong_exit_code_is_missed() -> None:
     ("status", "call", "check", "invented"),
     [
         (Status.FAIL, "cuIpcOpenMemHandle", "ipc-new", False),
-        (Status.FAIL, "cuIpcOpenMemHandle", "ipc-reopen", True),  # of which something else is stated
+        (Status.FAIL, "cuIpcOpenMemHandle", "ipc-reopen", True),  # another finding of this check is expected
         (Status.FAIL, "cuMemAlloc", "ipc-new", True),
         (Status.FAIL, "", "ipc-new", True),
         (Status.WARN, "cuIpcOpenMemHandle", "ipc-new", True),
     ],
 )
-def test_who_blames_just_the_call_that_has_a_fault_invents_nothing(
+def test_finding_that_blames_the_faulty_call_is_not_invented(
     status: Status, call: str, check: str, invented: bool
 ) -> None:
     expectation = replace(FAULTY, faulted=frozenset({"cuIpcOpenMemHandle"}))
@@ -129,7 +129,7 @@ HUNG = Row("ipc-new", "", Status.FAIL, "cuIpcOpenMemHandle #1 hung", call="cuIpc
     ],
     ids=["given up", "nobody hung", "for another call", "for another reason", "another check"],
 )
-def test_what_was_not_run_for_others_had_hung_is_to_be_run_alone(row: Row, other: Row, missed: int) -> None:
+def test_check_skipped_after_hangs_must_run_alone(row: Row, other: Row, missed: int) -> None:
     hung = replace(FAULTY, faulted=frozenset({"cuIpcOpenMemHandle"}))
     verdict = judge(hung, [other, row], 12)
     assert (verdict.caught, len(verdict.missed), verdict.invented) == ((), missed, ())
@@ -139,13 +139,13 @@ def test_what_was_not_run_for_others_had_hung_is_to_be_run_alone(row: Row, other
     assert not verdict.with_rerun(judge(hung, [FINE], 12)).good
 
 
-def test_a_key_tells_findings_apart() -> None:
+def test_findings_are_distinguished_by_key() -> None:
     keyed = Expectation(12, (replace(REOPEN, key="wrong-data"),))
     assert judge(keyed, [replace(FOUND, key="wrong-data")], 12).good
     assert not judge(keyed, [replace(FOUND, key="hung")], 12).good
 
 
-def test_the_calls_of_a_check_are_told_in_the_words_of_profiles() -> None:
+def test_calls_of_a_check_have_the_profiles_names() -> None:
     made = RoleOutcome("importer", Ending.COMPLETED, calls=(Calls("hipIpcOpenMemHandle", 2, 0.1),))
     result = Result("ipc-new", Finding.ok("fine", "fine"), roles=(made,))
     report = Report("node", "", 1.0, Tier.ACCEPTANCE, "0", (), (), (), (result,), 1)

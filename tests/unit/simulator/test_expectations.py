@@ -1,4 +1,4 @@
-"""What `drill --check ID --update` writes into a profile."""
+"""Text that `drill --check ID --update` writes into a profile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ options: {deadline: 2}
 """
 
 
-def test_a_finding_is_added_to_those_that_are_stated_and_the_rest_stays(tmp_path: Path) -> None:
+def test_finding_is_added_and_the_rest_is_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "faulty.yaml"
     file.write_text(TEXT)
     expectations.add(file, [NEW])
@@ -37,7 +37,7 @@ def test_a_finding_is_added_to_those_that_are_stated_and_the_rest_stays(tmp_path
     assert (stated.exit_code, stated.findings[1]) == (12, NEW)
 
 
-def test_a_warning_leaves_the_exit_code(tmp_path: Path) -> None:
+def test_warning_does_not_change_the_exit_code(tmp_path: Path) -> None:
     file = tmp_path / "faulty.yaml"
     file.write_text(TEXT)
     expectations.add(file, [Expected("ipc-write-back", Status.WARN, key="odd")])
@@ -54,7 +54,7 @@ def test_finding_of_one_backend_is_added_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["healthy-both", "healthy-single", "slow-driver"])
-def test_a_healthy_node_has_no_place_for_a_finding(name: str, tmp_path: Path) -> None:
+def test_finding_cannot_be_added_to_a_healthy_node(name: str, tmp_path: Path) -> None:
     file = tmp_path / "node.yaml"
     file.write_text(text := profile.file_of(name).read_text())
     with pytest.raises(expectations.NoPlace):

@@ -1,4 +1,4 @@
-"""The simulated drivers are made of layers: a file calls those of the rows above its own in the README."""
+"""The layers of the simulated drivers: a file only calls files of lower layers in the README's table."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.waiting import LIMIT_S
 
 @pytest.fixture(scope="module")
 def layers() -> list[list[str]]:
-    """The files of each row of the README's table, the lowest first."""
+    """The files of each row of the README's table, lowest layer first."""
     table = (SOURCES / "README.md").read_text().partition("| layer |")[2].partition("\n\n")[0]
     return [re.findall(r"`(\w+\.c)`", row.split("|")[1]) for row in table.splitlines()[2:]]
 
 
 @pytest.fixture(scope="module")
 def symbols(tmp_path_factory: pytest.TempPathFactory, layers: list[list[str]]) -> dict[str, dict[str, str]]:
-    """File → symbol → what nm says of it: ``U`` where it is another file's."""
+    """File → symbol → its type from nm: ``U`` if another file defines it."""
     directory = tmp_path_factory.mktemp("layers")
     for name, text in generate(read_table((SOURCES / "calls.table").read_text())).items():
         (directory / name).write_text(text)
@@ -35,7 +35,7 @@ def symbols(tmp_path_factory: pytest.TempPathFactory, layers: list[list[str]]) -
     return found
 
 
-def test_the_readme_names_every_file(layers: list[list[str]]) -> None:
+def test_readme_names_every_file(layers: list[list[str]]) -> None:
     assert sorted(chain.from_iterable(layers)) == sorted(
         {path.name for path in SOURCES.glob("*.c")} - {"mpi_faults.c", "fabric_faults.c", "cuda_runtime.c"}
     )

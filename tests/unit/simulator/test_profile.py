@@ -1,4 +1,4 @@
-"""Profiles: what they inherit, what is wrong in them, and what the simulated drivers and /proc get to say."""
+"""Profiles: inheritance, mistakes, and the resulting drivers and /proc."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mistakes(path: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", profile.names())
-def test_every_profile_of_the_package_states_what_must_be_found(name: str) -> None:
+def test_every_shipped_profile_has_expected_findings(name: str) -> None:
     loaded = profile.load(name)
     assert loaded.name == name
     assert loaded.expect
@@ -45,32 +45,32 @@ def test_every_profile_of_the_package_states_what_must_be_found(name: str) -> No
         assert expectation.exit_code in codes.get(list(Status)[worst], {0})
 
 
-def test_every_profile_of_the_package_follows_the_schema() -> None:
+def test_every_shipped_profile_matches_the_schema() -> None:
     schema = json.loads(profile.SCHEMA.read_text())
     for name in profile.names():
         read(profile.file_of(name), schema)
 
 
 @pytest.mark.parametrize("name", sorted({*profile.names()} - {"one-uuid", "one-pci-address"}))
-def test_devices_of_a_node_are_told_apart(name: str) -> None:
+def test_devices_of_a_node_are_distinct(name: str) -> None:
     devices = profile.load(name).devices
     assert len({device.uuid for device in devices}) == len(devices)
     assert len({device.pci for device in devices}) == len(devices)
 
 
-def test_identity_of_a_device_stays_the_same(tmp_path: Path) -> None:
+def test_identity_of_a_device_is_stable(tmp_path: Path) -> None:
     path = write(tmp_path, ONE_GPU)
     assert profile.load(path) == profile.load(path)
 
 
-def test_an_extended_profile_keeps_what_is_not_said_again() -> None:
+def test_extended_profile_keeps_values_that_are_not_overridden() -> None:
     base, child = profile.load("nvidia-455.32.00"), profile.load("nvidia-460.32.03")
     assert child.faults == base.faults
     assert child.expect == base.expect
     assert child.versions == {**base.versions, "nvidia-driver": "460.32.03", "cuda-driver": "11.2"}
 
 
-def test_a_path_extends_a_file_beside_it(tmp_path: Path) -> None:
+def test_path_extends_a_file_in_the_same_directory(tmp_path: Path) -> None:
     write(tmp_path, ONE_GPU, "base.yaml")
     child = profile.load(write(tmp_path, "description: Child.\nextends: base.yaml\nfaults: []\n"))
     assert [device.name for device in child.devices] == ["Tesla V100"]
@@ -154,26 +154,26 @@ def test_a_path_extends_a_file_beside_it(tmp_path: Path) -> None:
         (ONE_GPU + "extends: ./site.yaml\n", "7: extends: './site.yaml' is a cycle"),
     ],
 )
-def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
+def test_mistake_is_reported_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
     found = mistakes(write(tmp_path, text))
     assert len(found) == 1
     assert found[0].startswith(expected)
 
 
-def test_a_mistake_in_an_extended_profile_is_named_where_it_stands(tmp_path: Path) -> None:
+def test_mistake_in_an_extended_profile_has_its_own_file_and_line(tmp_path: Path) -> None:
     base = write(tmp_path, ONE_GPU + "faults: [{call: fly, do: hang}]\n", "base.yaml")
     with pytest.raises(BadFile, match=f"{base}:7: unknown call 'fly'"):
         profile.load(write(tmp_path, "description: Child.\nextends: base.yaml\n"))
 
 
-def test_an_unknown_profile_gets_the_near_miss() -> None:
+def test_unknown_profile_suggests_the_nearest_name() -> None:
     with pytest.raises(
         BadFile, match=r"helthy-cuda: no such simulator profile; did you mean 'healthy-cuda'\?"
     ):
         profile.load("helthy-cuda")
 
 
-def test_mentions_are_in_the_words_of_the_vendor(tmp_path: Path) -> None:
+def test_mentions_use_the_vendors_names(tmp_path: Path) -> None:
     found = "{check: a, status: FAIL, mentions: ['{ipc-open} {MAP_FAILED}']}"
     text = f"{ONE_GPU}expect: {{exit: 12, backends: [cuda, hip], findings: [{found}]}}\n"
     expect = profile.load(write(tmp_path, text)).expect
@@ -188,7 +188,7 @@ def test_finding_of_one_backend_is_not_expected_on_the_other(tmp_path: Path) -> 
     assert {on: expect[on].checks for on in expect} == {"cuda": ("a",), "hip": ("a", "b")}
 
 
-def test_calls_have_the_names_that_users_know() -> None:
+def test_calls_have_the_drivers_names() -> None:
     calls = vocabulary.calls()
     assert calls["ipc-open"] == {"cuda": "cuIpcOpenMemHandle", "hip": "hipIpcOpenMemHandle"}
     assert calls["context-create"] == {"cuda": "cuCtxCreate", "hip": "hipCtxCreate"}
@@ -199,7 +199,7 @@ def test_calls_have_the_names_that_users_know() -> None:
 def test_error_codes_are_those_of_cuda() -> None:
     driver = pytest.importorskip("cuda.bindings.driver")
     for error, (code, names) in vocabulary.errors().items():
-        if error != "17":  # HIP's own, hipErrorInvalidDevicePointer
+        if error != "17":  # only HIP has it: hipErrorInvalidDevicePointer
             assert int(getattr(driver.CUresult, names["cuda"])) == code
 
 
@@ -207,11 +207,11 @@ def test_error_codes_are_those_of_cuda() -> None:
 def test_error_codes_are_those_of_hip() -> None:
     hip = pytest.importorskip("hip").hip
     for error, (code, names) in vocabulary.errors().items():
-        if error != "DEVICE_UNAVAILABLE":  # CUDA's own
+        if error != "DEVICE_UNAVAILABLE":  # only CUDA has it
             assert int(getattr(hip.hipError_t, names["hip"])) == code
 
 
-def test_the_drivers_read_one_record_a_line(tmp_path: Path) -> None:
+def test_drivers_read_one_record_per_line(tmp_path: Path) -> None:
     text = ONE_GPU + "faults: [{call: ipc-open, nth: 2, do: error, error: INVALID_HANDLE, device: 0}]\n"
     loaded = profile.load(write(tmp_path, text.replace("V100", "V100 100%")))
     assert node.driver_file(loaded).splitlines() == [
@@ -224,7 +224,7 @@ def test_the_drivers_read_one_record_a_line(tmp_path: Path) -> None:
     ]
 
 
-def test_faults_of_mpi_are_read_by_a_library_of_their_own(tmp_path: Path) -> None:
+def test_faults_of_mpi_are_for_a_separate_library(tmp_path: Path) -> None:
     text = "mpi-faults:\n  - {call: MPI_Recv, do: hang, rank: 1, memory: device, size: 16 B, log: info}\n"
     text += "  - {call: MPI_Send, min: 1 MiB, do: leak, bytes: 2 KiB, from: 3, cured-by: UCX_TLS=^cuda_ipc}\n"
     loaded = profile.load(write(tmp_path, ONE_GPU + text))
@@ -250,7 +250,7 @@ def test_only_ranks_of_a_node_with_faults_of_mpi_preload_them(tmp_path: Path) ->
     assert not node.prepare("healthy-cuda", healthy).rank_env
 
 
-def test_an_empty_name_is_shown_as_one() -> None:
+def test_empty_name_is_shown() -> None:
     with pytest.raises(BadFile, match=r'^"": no such simulator profile'):
         profile.load("")
 
@@ -268,7 +268,7 @@ def test_peers_are_ordered_pairs_and_default_to_all() -> None:
     assert not profile.load("no-peer-access").peers
 
 
-def test_versions_are_the_numbers_that_the_driver_calls_return() -> None:
+def test_versions_become_the_numbers_that_driver_calls_return() -> None:
     assert node.driver_versions({"cuda-driver": "11.2", "hip-runtime": "6.4.43482"}) == {
         "cuda-driver": 11020,
         "hip-runtime": 60443482,
@@ -286,12 +286,12 @@ def test_files_follow_from_the_versions_and_the_devices() -> None:
     assert "/sys/module/amdgpu/version" not in files
 
 
-def test_a_profile_states_files_of_its_own(tmp_path: Path) -> None:
+def test_profile_adds_its_own_files(tmp_path: Path) -> None:
     loaded = profile.load(write(tmp_path, ONE_GPU + "files: {/proc/driver/nvidia/version: NVRM!}\n"))
     assert node.claimed_files(loaded)["/proc/driver/nvidia/version"] == "NVRM!"
 
 
-def test_a_prepared_node_lies_below_its_directory_and_in_the_environment_alone(
+def test_prepared_node_is_only_in_its_directory_and_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = pytest.importorskip("gpuipc_doctor.simulator.build")
@@ -305,7 +305,7 @@ def test_a_prepared_node_lies_below_its_directory_and_in_the_environment_alone(
     assert (Path(prepared.root) / "proc/sys/kernel/osrelease").read_text() == "6.8.0-60-generic\n"
 
 
-def test_a_profile_may_give_its_drill_a_larger_share_of_memory(tmp_path: Path) -> None:
+def test_profile_may_set_a_larger_memory_limit_for_its_drill(tmp_path: Path) -> None:
     assert profile.load(write(tmp_path, ONE_GPU)).memory == MemoryShare()
     more = profile.load(write(tmp_path, f"{ONE_GPU}options: {{most_gib: 3}}\n"))
     assert more.memory == MemoryShare(most_gib=3)

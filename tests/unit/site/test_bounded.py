@@ -1,4 +1,4 @@
-"""Files that somebody names: what is no file, too long or too deep is refused, and at once."""
+"""Files named by a user: non-files, and files too long or too deeply nested, are refused at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuipc_doctor.site import bounded
 MIB = 1 << 20
 
 
-def test_a_file_is_read_whole(tmp_path: Path) -> None:
+def test_file_is_read_completely(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * MIB)
     assert len(bounded.read(tmp_path / "file", MIB)) == MIB
 
@@ -42,12 +42,12 @@ def test_anything_else_is_refused_without_waiting(tmp_path: Path, what: str, say
 
 
 @pytest.mark.parametrize("text", ["[" * 1_000_000, "[" * 200 + "]" * 200, '{"a":' * 200 + "1" + "}" * 200])
-def test_what_is_nested_too_deeply_is_refused(tmp_path: Path, text: str) -> None:
+def test_too_deeply_nested_data_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "file").write_text(text)
     with pytest.raises(bounded.Unreadable, match=r"is nested deeper than 100 levels|is not JSON"):
         bounded.read_json(tmp_path / "file", MIB)
 
 
-def test_json_that_is_deep_enough_for_anybody_is_read(tmp_path: Path) -> None:
+def test_json_of_realistic_depth_is_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("[" * bounded.MAX_DEPTH + "]" * bounded.MAX_DEPTH)
     assert bounded.read_json(tmp_path / "file", MIB)

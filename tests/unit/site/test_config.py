@@ -1,4 +1,4 @@
-"""A site config says what it says with its lines, and what is wrong with it is one clear line each."""
+"""Values of a site config keep their line numbers; each mistake is one clear line."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def told(path: Path) -> list[str]:
     return [str(mistake).replace(f"{path.parent}/", "") for mistake in caught.value.mistakes]
 
 
-def test_generic_yaml_holds_the_defaults_and_names_every_key(tmp_path: Path) -> None:
+def test_generic_yaml_has_the_defaults_and_every_key(tmp_path: Path) -> None:
     text = GENERIC.read_text()
     assert (
         config.load(write(tmp_path / "x.yaml", text)) == SiteConfig()
-    )  # a copy: root may not own the source
+    )  # a copy: the source may not be owned by root
     keys = config.schema()["properties"]
     assert [key for key in keys if f"\n{key}:" not in text.replace("\n# ", "\n").replace("\n  ", "\n")] == []
     prolog = keys["prolog"]["properties"]
@@ -49,7 +49,7 @@ def test_generic_yaml_holds_the_defaults_and_names_every_key(tmp_path: Path) -> 
     assert [key for key in [*prolog, *prolog["breaker"]["properties"]] if f"\n  {key}:" not in stated] == []
 
 
-def test_what_a_site_says(tmp_path: Path) -> None:
+def test_all_values_of_a_config(tmp_path: Path) -> None:
     (tmp_path / "our-checks").mkdir()
     (tmp_path / "our-issues").mkdir()
     path = write(
@@ -114,7 +114,7 @@ def test_what_a_site_says(tmp_path: Path) -> None:
     )
 
 
-def test_an_empty_mapping_is_the_defaults(tmp_path: Path) -> None:
+def test_empty_mapping_means_the_defaults(tmp_path: Path) -> None:
     assert config.load(write(tmp_path / "x.yaml", "{}\n")) == SiteConfig()
 
 
@@ -165,13 +165,13 @@ def test_each_mistake_is_one_clear_line(tmp_path: Path, text: str, lines: list[s
     assert told(write(tmp_path / "x.yaml", text)) == lines
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_missing_file_is_reported_as_such(tmp_path: Path) -> None:
     assert told(tmp_path / "x.yaml") == ["x.yaml: cannot be read: No such file or directory"]
 
 
 @pytest.fixture
 def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs this test is root, and his files are root's."""
+    """Make the test's user look like root, and its files like root's."""
     me, real = os.geteuid(), Path.stat
 
     def stat(path: Path, **how: bool) -> os.stat_result:
@@ -210,13 +210,13 @@ def test_root_refuses_a_config_that_belongs_to_a_user(
 
 
 @root
-def test_root_refuses_what_others_could_put_in_its_place(tmp_path: Path) -> None:
+def test_root_refuses_a_config_that_others_could_replace(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir(mode=0o755)
     path = write(tmp_path / "open" / "x.yaml", "{}\n")
     (tmp_path / "open").chmod(0o777)
     (line,) = told(path)
     assert line.startswith("x.yaml: is not trusted: others can write ")
-    (tmp_path / "open").chmod(0o1777)  # as /tmp: nobody can move another's file there
+    (tmp_path / "open").chmod(0o1777)  # like /tmp: users cannot move other users' files there
     assert config.load(path) == SiteConfig()
     link = tmp_path / "link.yaml"
     link.symlink_to(path)
@@ -226,8 +226,8 @@ def test_root_refuses_what_others_could_put_in_its_place(tmp_path: Path) -> None
 
 
 @root
-def test_a_directory_is_told_as_that_and_never_to_be_closed_where_all_may_use_it(tmp_path: Path) -> None:
-    """Who follows `chmod go-w /tmp` has no machine left."""
+def test_directory_is_reported_and_no_chmod_of_a_shared_one_is_suggested(tmp_path: Path) -> None:
+    """`chmod go-w /tmp` would break the machine."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -237,12 +237,12 @@ def test_a_directory_is_told_as_that_and_never_to_be_closed_where_all_may_use_it
 
 
 @root
-def test_root_refuses_a_way_that_others_can_turn(tmp_path: Path) -> None:
+def test_root_refuses_a_path_that_others_can_redirect(tmp_path: Path) -> None:
     for name in ("ours", "open"):
         (tmp_path / name).mkdir(mode=0o755)
     path = write(tmp_path / "ours" / "x.yaml", "{}\n")
     (tmp_path / "open" / "middle").symlink_to(path.parent)
-    (tmp_path / "first").symlink_to("open/middle")  # named by root, leads through what is not root's
+    (tmp_path / "first").symlink_to("open/middle")  # root's own link, but through another user's directory
     assert config.load(tmp_path / "first" / "x.yaml") == SiteConfig()
     (tmp_path / "open").chmod(0o777)
     (line,) = told(tmp_path / "first" / "x.yaml")
@@ -288,7 +288,7 @@ def test_root_refuses_directories_that_others_can_write(tmp_path: Path, key: str
     assert told(path)[0].startswith(f"x.yaml:1: {key}: ours is not trusted: others can write ours;")
 
 
-def test_another_user_may_use_what_is_his(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_may_use_his_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "x.yaml", "{}\n")
     path.chmod(0o666)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -300,19 +300,19 @@ def validate(*files: Path) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_validate_says_that_a_config_is_fine(tmp_path: Path) -> None:
+def test_validate_accepts_a_valid_config(tmp_path: Path) -> None:
     path = write(tmp_path / "x.yaml", "disabled: {driver-init: why not}\n")
     assert validate(path) == (0, f"{path}: fine\n", "")
 
 
-def test_validate_says_what_is_wrong_with_a_set_of_nodes(tmp_path: Path) -> None:
+def test_validate_reports_a_wrong_node_set(tmp_path: Path) -> None:
     path = write(tmp_path / "x.yaml", "# ours\nhosts: nid[01-99\n")
     code, _, err = validate(path)
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith(f"gpuipc-doctor: {path}:2: hosts: 'nid[01-99' names no nodes: missing bracket")
 
 
-def test_a_name_that_is_neither_a_file_nor_a_shipped_site(tmp_path: Path) -> None:
+def test_name_that_is_neither_a_file_nor_a_shipped_site(tmp_path: Path) -> None:
     code, _, err = validate(Path("olcf-fronteir"))
     assert (code, err) == (
         2,
@@ -323,7 +323,7 @@ def test_a_name_that_is_neither_a_file_nor_a_shipped_site(tmp_path: Path) -> Non
     assert "x.yaml:1: extends: no shipped site 'ours'; they are csc-lumi-g, " in err
 
 
-def test_validate_names_every_mistake_of_every_file_and_of_what_they_add(tmp_path: Path) -> None:
+def test_validate_reports_every_mistake_of_every_file_and_its_additions(tmp_path: Path) -> None:
     write(tmp_path / "checks" / "ours.py", "import no_such_module\n")
     write(tmp_path / "issues" / "ours.yaml", "issues: []\n")
     a = write(tmp_path / "a.yaml", "tier: fast\n")
@@ -343,7 +343,7 @@ def test_validate_names_every_mistake_of_every_file_and_of_what_they_add(tmp_pat
     ]
 
 
-def test_what_a_schema_cannot_see_is_named_beside_what_it_can(tmp_path: Path) -> None:
+def test_mistakes_beyond_the_schema_are_reported_with_those_of_the_schema(tmp_path: Path) -> None:
     path = write(
         tmp_path / "x.yaml",
         "teir: soak\n"
@@ -364,7 +364,7 @@ def test_what_a_schema_cannot_see_is_named_beside_what_it_can(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "text", ["[]", "prolog: []\nchecks_dirs: {a: 1}\n", "checks_dirs: [1]\n", "disabled: [{}]\n"]
 )
-def test_a_section_of_the_wrong_kind_leaves_the_others_to_be_looked_at(tmp_path: Path, text: str) -> None:
+def test_section_of_the_wrong_type_hides_no_other_mistake(tmp_path: Path, text: str) -> None:
     found, mistakes = config.examine(write(tmp_path / "x.yaml", text))
     assert mistakes
     assert [wrong for document in found.documents for wrong in config.unknown_checks(document, ())] == []

@@ -1,4 +1,4 @@
-"""The number of GPUs that Slurm's configuration gives a node."""
+"""The number of GPUs of a node in Slurm's configuration."""
 
 from __future__ import annotations
 

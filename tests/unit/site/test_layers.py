@@ -1,4 +1,4 @@
-"""Which file has the say: the layers of a site config, from the top down, and mistakes in their order."""
+"""Precedence of a site config's layers, and order of their mistakes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Write = Callable[[str, str], Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a file of this name; ``site.yaml`` is the site's own, ``shipped/…`` come with the package."""
+    """Writes a file of this name; ``site.yaml`` is the site's own, ``shipped/…`` belong to the package."""
     (tmp_path / "shipped").mkdir()
     monkeypatch.setattr(layers, "SITE_FILE", tmp_path / "site.yaml")
     monkeypatch.setattr(layers, "shipped", lambda: tmp_path / "shipped")
@@ -44,7 +44,7 @@ def refused(top: Path, match: layers.Find = lambda: None) -> list[str]:
     return [f"{wrong.path.name}:{wrong.line}: {wrong.text}" for wrong in caught.value.mistakes]
 
 
-def test_the_order_is_config_then_the_sites_file_then_the_shipped_one_that_matches(write: Write) -> None:
+def test_order_is_config_then_sites_file_then_matching_shipped_file(write: Write) -> None:
     top, shipped = write("top.yaml", "tier: soak\n"), write("shipped/lake.yaml", "cluster: lake\n")
     assert names(top) == ["top.yaml"]
     assert names(None) == []
@@ -52,10 +52,10 @@ def test_the_order_is_config_then_the_sites_file_then_the_shipped_one_that_match
     site = write("site.yaml", "tier: prolog\n")
     assert names(top, lambda: shipped) == ["top.yaml", "site.yaml", "lake.yaml"]
     assert names(None, lambda: shipped) == ["site.yaml", "lake.yaml"]
-    assert names(site, lambda: shipped) == ["site.yaml", "lake.yaml"]  # as the prolog's hook names it
+    assert names(site, lambda: shipped) == ["site.yaml", "lake.yaml"]  # as named by the prolog's hook
 
 
-def test_what_a_file_extends_takes_the_place_of_all_that_would_come_next(write: Write) -> None:
+def test_extended_file_replaces_all_following_layers(write: Write) -> None:
     write("site.yaml", "tier: prolog\n")
     write("shipped/generic.yaml", "tier: acceptance\n")
     write("shipped/lake.yaml", "extends: generic\n")
@@ -70,7 +70,7 @@ def test_what_a_file_extends_takes_the_place_of_all_that_would_come_next(write: 
     ]
 
 
-def test_sections_are_merged_by_entry_and_each_value_knows_its_line(write: Write) -> None:
+def test_sections_are_merged_by_entry_and_values_keep_their_lines(write: Write) -> None:
     write(
         "base.yaml",
         "environment:\n"
@@ -102,7 +102,7 @@ def test_sections_are_merged_by_entry_and_each_value_knows_its_line(write: Write
     ] == ["top.yaml:3", "base.yaml:3", "base.yaml:5", "base.yaml:6", "base.yaml:8"]
 
 
-def test_an_empty_variable_takes_away_what_lies_beneath(write: Write) -> None:
+def test_empty_variable_removes_the_lower_layers_value(write: Write) -> None:
     write("shipped/lake.yaml", "environment: {A: one, B: two}\n")
     top = write("top.yaml", "extends: lake\nenvironment: {A: }\n")
     said = config.load(top).node.environment
@@ -110,7 +110,7 @@ def test_an_empty_variable_takes_away_what_lies_beneath(write: Write) -> None:
     assert said["B"].where == "site-configs/lake.yaml:1"
 
 
-def test_a_loop_of_extends_is_named_where_it_closes(write: Write) -> None:
+def test_loop_of_extends_is_reported_at_its_last_line(write: Write) -> None:
     write("shipped/lake.yaml", "\nextends: sea\n")
     write("shipped/sea.yaml", "extends: lake\n")
     top = write("top.yaml", "extends: lake\n")
@@ -121,7 +121,7 @@ def test_a_loop_of_extends_is_named_where_it_closes(write: Write) -> None:
     ]
 
 
-def test_an_unknown_base_is_named_with_the_near_miss_and_all_other_mistakes(write: Write) -> None:
+def test_unknown_base_is_reported_with_the_nearest_name_and_all_mistakes(write: Write) -> None:
     write("shipped/lake.yaml", "cluster: lake\n")
     top = write("top.yaml", "teir: soak\nextends: laek\n")
     assert refused(top) == [
@@ -130,7 +130,7 @@ def test_an_unknown_base_is_named_with_the_near_miss_and_all_other_mistakes(writ
     ]
 
 
-def test_mistakes_of_all_layers_are_named_in_one_pass(write: Write) -> None:
+def test_mistakes_of_all_layers_are_reported_at_once(write: Write) -> None:
     write("base.yaml", "tier: fast\nhosts: n[1-\nversions: {nvidia-drvier: '580'}\n")
     top = write("top.yaml", "extends: ./base.yaml\nmpi: {launcher: 'srun -n{tasks}'}\n")
     assert refused(top) == [
@@ -142,9 +142,7 @@ def test_mistakes_of_all_layers_are_named_in_one_pass(write: Write) -> None:
     ]
 
 
-def test_the_sites_file_is_read_or_said_to_be_unreadable(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sites_file_is_read_or_reported_as_unreadable(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     site = write("site.yaml", "tier: prolog\n")
     assert config.load().tier.label == "prolog"
     monkeypatch.setattr(layers, "SITE_FILE", site.parent)
@@ -152,7 +150,7 @@ def test_the_sites_file_is_read_or_said_to_be_unreadable(
         config.load()
 
 
-def test_of_the_same_name_a_file_stands_before_a_shipped_site(
+def test_file_precedes_a_shipped_site_of_the_same_name(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -163,7 +161,7 @@ def test_of_the_same_name_a_file_stands_before_a_shipped_site(
     assert layers.of_option(Path("laek")) == Path("laek")
 
 
-# -- of which nodes -------------------------------------------------------------------------------------
+# -- nodes of a config --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -180,11 +178,11 @@ def test_of_the_same_name_a_file_stands_before_a_shipped_site(
         ({"cluster": "sea", "hosts": "nid0007"}, False),
     ],
 )
-def test_a_config_says_of_which_nodes_it_is(said: dict[str, object], fits: bool) -> None:
+def test_config_fits_the_nodes_it_names(said: dict[str, object], fits: bool) -> None:
     assert hosts.is_of(said, "nid0007", "lake") is fits
 
 
-def test_two_shipped_sites_that_match_are_told_apart_by_a_person(write: Write) -> None:
+def test_two_matching_shipped_sites_are_left_to_the_user(write: Write) -> None:
     write("shipped/lake.yaml", "# the lake\ncluster: lake\n")
     write("shipped/pond.yaml", "hosts: nid[0001-0009]\n")
 
@@ -199,7 +197,7 @@ def test_two_shipped_sites_that_match_are_told_apart_by_a_person(write: Write) -
     assert names(write("own.yaml", "extends: pond\n"), match) == ["own.yaml", "pond.yaml"]
 
 
-def test_the_clusters_name_is_the_jobs_else_that_of_slurms_configuration(
+def test_cluster_name_is_the_jobs_or_that_of_slurm_conf(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosts, "SLURM_CONF", (str(tmp_path / "none"), str(tmp_path / "default.conf")))

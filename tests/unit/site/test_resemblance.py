@@ -1,4 +1,4 @@
-"""Which shipped sites the simulated nodes of each system look like."""
+"""Shipped sites that resemble the simulated nodes of each system."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALIKE = {
     "llnl-el-capitan": ["llnl-el-capitan"],
     "ncsa-delta": ["ncsa-delta"],
     "ncsa-deltaai": ["cscs-alps-gh200", "ncsa-deltaai"],
-    "nersc-perlmutter": ["ncsa-delta", "nersc-perlmutter"],  # Delta has nodes of four A100, too
+    "nersc-perlmutter": ["ncsa-delta", "nersc-perlmutter"],  # Delta also has nodes with four A100
     "olcf-frontier": ["csc-lumi-g", "olcf-frontier"],
 }
 
@@ -40,19 +40,19 @@ def names(name: str, *, cluster: str = "", lost: int = 0, fabric: str = "") -> l
 
 
 @pytest.mark.parametrize(("name", "alike"), ALIKE.items(), ids=ALIKE)
-def test_a_node_looks_like_its_own_system(name: str, alike: list[str]) -> None:
+def test_node_resembles_its_own_system(name: str, alike: list[str]) -> None:
     assert names(name) == alike
 
 
-def test_every_shipped_system_is_tried() -> None:
+def test_every_shipped_system_is_tested() -> None:
     assert set(ALIKE) == {path.stem for path in NODES.glob("*.yaml")} & set(layers.names())
 
 
-def test_a_lost_gpu_hides_no_system_and_another_fabric_does() -> None:
+def test_lost_gpu_excludes_no_system_but_another_fabric_does() -> None:
     assert names("csc-lumi-g", lost=1) == ALIKE["csc-lumi-g"]
     assert names("csc-lumi-g", lost=8) == []
     assert names("csc-lumi-g", fabric="verbs") == []
 
 
-def test_a_system_whose_cluster_has_another_name_is_left_out() -> None:
+def test_system_with_another_cluster_name_is_left_out() -> None:
     assert names("csc-lumi-g", cluster="lumi") == ["csc-lumi-g"]

@@ -1,4 +1,4 @@
-"""What a person gets wrong in a YAML file is named by file and line, and nothing else ever comes out."""
+"""Every mistake in a YAML file becomes a message with file and line; no other exception escapes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCHEMA = {
 
 
 def mistakes(tmp_path: Path, text: str | bytes) -> list[str]:
-    """The lines a user reads for this text, without the directory."""
+    """The messages for this text, without the directory."""
     path = tmp_path / "x.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(BadFile) as caught:
@@ -89,7 +89,7 @@ def test_each_mistake_is_one_clear_line(tmp_path: Path, text: str | bytes, told:
     assert mistakes(tmp_path, text) == [told]
 
 
-def test_all_mistakes_are_named_at_once_and_in_order(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once_and_in_order(tmp_path: Path) -> None:
     text = "deadline: 3\nclass: leek\nversions: [1.5]\nclass: leak\n"
     assert mistakes(tmp_path, text) == [
         "x.yaml:1: key 'id' is missing",
@@ -99,7 +99,7 @@ def test_all_mistakes_are_named_at_once_and_in_order(tmp_path: Path) -> None:
     ]
 
 
-def test_what_cannot_be_read_is_named_without_a_line(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported_without_a_line(tmp_path: Path) -> None:
     (tmp_path / "big.yaml").write_bytes(b"#" * (5 << 20))
     for path, told in (
         (tmp_path / "none.yaml", "cannot be read: No such file or directory"),
@@ -113,13 +113,13 @@ def test_what_cannot_be_read_is_named_without_a_line(tmp_path: Path) -> None:
         assert [str(m) for m in caught.value.mistakes] == [f"{path}: {told}"]
 
 
-def test_a_name_with_a_newline_makes_no_second_line(tmp_path: Path) -> None:
+def test_name_with_a_newline_makes_no_second_line(tmp_path: Path) -> None:
     with pytest.raises(BadFile) as bad:
         read(tmp_path / "two\nlines", SCHEMA)
     assert len(str(bad.value).splitlines()) == 1
 
 
-def test_a_good_file_gives_its_data_and_its_lines(tmp_path: Path) -> None:
+def test_valid_file_has_its_data_and_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(
         "\ufeff# comment\nid: off\nversions:\n  - 455.32.00\n  - '12.10'\nanything:\n"
@@ -142,7 +142,7 @@ def test_a_good_file_gives_its_data_and_its_lines(tmp_path: Path) -> None:
     assert str(document.mistake("no such check", "versions", 0)) == f"{path}:4: no such check"
 
 
-def test_the_slower_parser_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slower_parser_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import yaml
 
     path = tmp_path / "x.yaml"
@@ -153,7 +153,7 @@ def test_the_slower_parser_reads_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     assert mistakes(tmp_path, 'id: "\\ud800"\n') == ["x.yaml:1: holds the control character '\\ud800'"]
 
 
-def test_the_near_miss_is_offered_only_when_it_is_near() -> None:
+def test_only_a_close_name_is_suggested() -> None:
     assert did_you_mean("ipc-repoen", ["ipc-reopen", "ipc-release"]) == "; did you mean 'ipc-reopen'?"
     assert did_you_mean("gpu", ["ipc-reopen"]) == ""
 
@@ -162,7 +162,7 @@ yamlish = st.text("id:- [],{}&*!?|>'\"#%.~1x<\\ud80@\n\t\x00\udead")
 
 
 @given(st.binary() | st.one_of(st.text(), yamlish).map(lambda text: text.encode(errors="surrogatepass")))
-def test_any_bytes_are_either_read_or_a_bad_file(raw: bytes) -> None:
+def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     with TemporaryDirectory() as directory:
         path = Path(directory, "x.yaml")
         path.write_bytes(raw)

@@ -1,4 +1,4 @@
-"""What it means that a call found no memory: who has it decides, and how much is free."""
+"""The finding for a call that ran out of memory depends on the free memory and on who holds the rest."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("memory", "status"),
     [
-        ([], Status.ERROR),  # the driver does not say
+        ([], Status.ERROR),  # the driver does not report it
         ([[1 * GIB, 139 * GIB]], Status.ERROR),
         ([[34 * GIB, 139 * GIB]], Status.ERROR),
         ([[139 * GIB, 139 * GIB]], Status.FAIL),
         ([[139 * GIB, 139 * GIB], [1 * GIB, 139 * GIB]], Status.ERROR),
     ],
 )
-def test_out_of_memory_fails_only_where_far_more_is_free(memory: list[list[int]], status: Status) -> None:
+def test_out_of_memory_fails_only_if_far_more_is_free(memory: list[list[int]], status: Status) -> None:
     role = RoleOutcome(
         "importer",
         Ending.DRIVER_ERROR,
@@ -49,15 +49,15 @@ def until_full(used: list[int]) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("used", "status"),
     [
-        ([(1 << 28) + n * (152 << 20) for n in range(18)], Status.FAIL),  # all of it, step by step
-        ([(1 << 28) + n * (152 << 20) for n in range(5)], Status.ERROR),  # too few to tell
-        ([1 << 28] * 9 + [5 << 29] * 9, Status.ERROR),  # another process came
-        ([(1 << 28) + n * (1 << 20) for n in range(18)], Status.ERROR),  # others took nearly all of it
+        ([(1 << 28) + n * (152 << 20) for n in range(18)], Status.FAIL),  # the loop used all of it, in steps
+        ([(1 << 28) + n * (152 << 20) for n in range(5)], Status.ERROR),  # too few samples
+        ([1 << 28] * 9 + [5 << 29] * 9, Status.ERROR),  # another process started
+        ([(1 << 28) + n * (1 << 20) for n in range(18)], Status.ERROR),  # other processes used most of it
         ([1 << 28] * 18, Status.ERROR),
     ],
 )
 @pytest.mark.parametrize("sampler", ["exporter", "importer"])
-def test_a_loop_that_filled_the_device_itself_fails(used: list[int], status: Status, sampler: str) -> None:
+def test_loop_that_filled_the_device_itself_fails(used: list[int], status: Status, sampler: str) -> None:
     fault = DriverFault("hipMemCreate", 2, "hipErrorOutOfMemory")
     roles = {
         "exporter": RoleOutcome(

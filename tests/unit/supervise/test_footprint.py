@@ -1,4 +1,4 @@
-"""What a worker's driver is told to see and to make."""
+"""Environment variables that limit what a worker's driver sees and creates."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def test_workers_have_a_single_queue_unless_their_streams_are_concurrent(tmp_pat
         assert [queues(), queues("wait_for_partner"), queues("describe_the_process")] == ["1", "1", None]
 
 
-def test_what_the_user_has_chosen_stays() -> None:
+def test_users_choice_is_kept() -> None:
     assert one_queue((ONE,), {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}) == {}
 
 
-def test_other_vendors_and_processes_without_a_device_are_left_alone() -> None:
+def test_other_vendors_and_processes_without_a_device_get_no_limits() -> None:
     assert one_queue((replace(ONE, backend="hip"),), {}) == {}
     assert one_queue((), {}) == {}
     assert visible_devices((), {}) == {}
 
 
-def test_of_devices_without_a_uuid_all_stay_visible() -> None:
+def test_all_devices_stay_visible_without_uuids() -> None:
     assert visible_devices((replace(ONE, uuid=""), replace(ONE, index=1)), {}) == {}
 
 
-def test_an_index_is_one_of_those_that_the_user_chose() -> None:
+def test_indices_refer_to_the_users_choice() -> None:
     amd = replace(ONE, backend="hip", index=1)
     assert visible_devices((amd,), {"HIP_VISIBLE_DEVICES": "4,6"}) == {"HIP_VISIBLE_DEVICES": "6"}

@@ -1,4 +1,4 @@
-"""What a worker wrote is what its supervisor reads, however far it got."""
+"""The supervisor reads everything that a worker wrote before it ended."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def read(path: Path) -> Progress:
     return progress
 
 
-def test_nothing_written_is_not_started(path: Path) -> None:
+def test_empty_journal_means_not_started(path: Path) -> None:
     assert not read(path).started
 
 
-def test_an_armed_operation_is_seen_with_its_occurrence(path: Path) -> None:
+def test_armed_operation_is_read_with_its_occurrence(path: Path) -> None:
     journal = Journal(path)
     for _ in range(2):
         with journal.armed("cuInit"):
@@ -40,8 +40,8 @@ def test_an_armed_operation_is_seen_with_its_occurrence(path: Path) -> None:
     assert (after.operation, after.occurrences, after.step) == ("", {"cuInit": 3}, "")
 
 
-def test_calls_that_came_back_are_counted_and_timed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = count(100.0)  # each line of the journal is written a second after the last
+def test_returned_calls_are_counted_and_timed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = count(100.0)  # each line of the journal is written a second after the previous one
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     journal = Journal(path)
     for _ in range(2):
@@ -54,7 +54,7 @@ def test_calls_that_came_back_are_counted_and_timed(path: Path, monkeypatch: pyt
     assert seen.first_at == 100.0
 
 
-def test_an_exception_leaves_the_operation_armed(path: Path) -> None:
+def test_exception_leaves_the_operation_armed(path: Path) -> None:
     journal = Journal(path)
     with pytest.raises(KeyError), journal.step("step"), journal.armed("call"):
         raise KeyError
@@ -75,7 +75,7 @@ def test_waiting_is_seen_while_it_lasts(path: Path) -> None:
     assert not read(path).waiting
 
 
-def test_a_line_that_is_not_complete_yet_is_read_later(path: Path) -> None:
+def test_incomplete_line_is_read_later(path: Path) -> None:
     journal = Journal(path)
     journal.record({"a": 1})
     whole = path.read_bytes()
@@ -87,8 +87,8 @@ def test_a_line_that_is_not_complete_yet_is_read_later(path: Path) -> None:
     assert progress.records == {"a": 1}
 
 
-def test_another_nodes_clock_is_read_as_ours(path: Path) -> None:
-    """The clock that counts from a node's boot: two nodes may be months apart."""
+def test_clock_of_another_node_is_converted(path: Path) -> None:
+    """The clock counts from a node's boot: two nodes may differ by months."""
     lines = [
         {"event": "armed", "at": 1e9, "operation": "MPI_Send", "occurrence": 1},
         {"event": "disarmed", "at": 1e9 + 2},
@@ -102,7 +102,7 @@ def test_another_nodes_clock_is_read_as_ours(path: Path) -> None:
     assert progress.returned["MPI_Send"].seconds == pytest.approx(2)
 
 
-def test_a_journal_that_is_begun_anew_stays_short_and_is_followed(path: Path) -> None:
+def test_restarted_journal_stays_short_and_is_followed(path: Path) -> None:
     journal, progress = Journal(path), Progress(path)
     seen: list[float] = []
     for _ in range(20):

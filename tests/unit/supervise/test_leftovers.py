@@ -1,4 +1,4 @@
-"""What killed runs have left is removed by the next, and nothing else is."""
+"""The next run removes leftovers of killed runs, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SENT = (Path(__file__).parents[3] / "ship/header.sh").read_bytes() + b"PK"
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """As /tmp is."""
+    """A directory with the mode of /tmp."""
     made = tmp_path / "tmp"
     made.mkdir()
     made.chmod(0o1777)
@@ -101,7 +101,7 @@ def file_of_another(place: Path) -> Path:
 
 
 def in_a_place_of_all(place: Path) -> Path:
-    place.chmod(0o777)  # without the sticky bit others can replace what is there
+    place.chmod(0o777)  # without the sticky bit, other users can replace its files
     return directory(place)
 
 
@@ -124,7 +124,7 @@ def in_a_place_of_all(place: Path) -> Path:
         lambda place: file(place, "gpuipc-doctor-error-ab12xyz_.txt"),
     ],
 )
-def test_all_else_is_left_alone(place: Path, made: Callable[[Path], Path]) -> None:
+def test_everything_else_is_kept(place: Path, made: Callable[[Path], Path]) -> None:
     path = made(place)
     before = sorted(place.parent.rglob("*"))
     assert leftovers.sweep([place]) == []
@@ -132,7 +132,7 @@ def test_all_else_is_left_alone(place: Path, made: Callable[[Path], Path]) -> No
     assert sorted(place.parent.rglob("*")) == before
 
 
-def test_a_directory_of_a_run_that_is_alive_is_left_alone(place: Path) -> None:
+def test_directory_of_a_running_run_is_kept(place: Path) -> None:
     with scratch.directory([place]) as used:
         age(used)
         assert leftovers.sweep([place]) == []
@@ -150,5 +150,5 @@ def test_a_directory_of_a_run_that_is_alive_is_left_alone(place: Path) -> None:
         assert leftovers.sweep([place]) == [place / "gpuipc-doctor-ab_12xyz"]
 
 
-def test_a_place_that_is_not_there_is_none(tmp_path: Path) -> None:
+def test_missing_directory_has_no_leftovers(tmp_path: Path) -> None:
     assert leftovers.sweep([tmp_path / "nowhere"]) == []

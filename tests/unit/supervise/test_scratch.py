@@ -1,4 +1,4 @@
-"""A run's own directory: nobody else's, where there is room, and gone with the run."""
+"""A run's own directory: private, on a file system with room, and removed with the run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     ("space", "chosen"), [(ROOM, 0), (NO_BYTES, 1), (NO_INODES, 1), (COUNTS_NO_INODES, 0)]
 )
-def test_a_full_place_means_another_place(
+def test_full_file_system_means_another_directory(
     places: tuple[Path, Path], space: object, chosen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda place: space if place == places[0] else ROOM)
@@ -46,17 +46,15 @@ def test_a_full_place_means_another_place(
     assert made.stat().st_mode & 0o777 == 0o700
 
 
-def test_where_every_place_is_full_the_first_that_takes_it_will_do(
+def test_first_writable_directory_is_used_if_all_are_full(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: NO_BYTES)
     assert scratch.make(places).parent == places[0]
 
 
-def test_a_name_that_is_taken_means_another_name(
-    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the other directory is not announced, or the keeper would remove it."""
+def test_existing_name_means_another_name(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other process's directory is not announced to the keeper, which would remove it."""
     monkeypatch.setattr(scratch, "_names", lambda: iter(["gpuipc-doctor-taken", "gpuipc-doctor-free"]))
     (places[0] / "gpuipc-doctor-taken").mkdir()
     announced: list[Path] = []
@@ -65,7 +63,7 @@ def test_a_name_that_is_taken_means_another_name(
 
 
 @AS_ROOT
-def test_root_works_in_no_place_where_a_user_could_put_another_directory(places: tuple[Path, Path]) -> None:
+def test_root_uses_no_directory_that_a_user_could_replace(places: tuple[Path, Path]) -> None:
     os.chown(places[0], 12345, -1)
     assert scratch.make(places).parent == places[1]
     places[1].chmod(0o777)
@@ -90,7 +88,7 @@ def test_a_session_of_root_does_not_follow_TMPDIR_into_a_user_s_directory(  # no
 
 @AS_ROOT
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare (util-linux)")
-def test_where_nothing_can_be_written_one_line_says_so() -> None:
+def test_no_writable_directory_is_one_line() -> None:
     script = (
         "for place in /tmp /var/tmp /dev/shm; do"
         " mount --bind $place $place && mount -o remount,bind,ro $place || exit 99; done; cd /proc;"
@@ -104,7 +102,7 @@ def test_where_nothing_can_be_written_one_line_says_so() -> None:
     assert ended.stderr.count("\n") == 1
 
 
-def test_no_command_line_tells_where_a_run_s_files_are() -> None:
+def test_no_command_line_has_the_path_of_a_runs_files() -> None:
     with Session(Node(), Limits()) as session:
         session.expect(())
         told = [
@@ -115,7 +113,7 @@ def test_no_command_line_tells_where_a_run_s_files_are() -> None:
         assert not [line for line in told if session._directory.name in line or session._id in line]
 
 
-def test_a_directory_of_a_process_that_is_killed_as_it_makes_it_is_removed(tmp_path: Path) -> None:
+def test_directory_of_a_process_killed_while_creating_it_is_removed(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path; from gpuipc_doctor.supervise import scratch\n"
         "real, here = Path.mkdir, Path(sys.argv[1])\n"
@@ -129,7 +127,7 @@ def test_a_directory_of_a_process_that_is_killed_as_it_makes_it_is_removed(tmp_p
     until("its directory is removed", lambda: [path.name for path in tmp_path.iterdir()] == ["made"])
 
 
-def test_what_a_killed_process_made_for_itself_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from gpuipc_doctor.supervise import scratch\n"
         "with scratch.directory([Path(sys.argv[1])]) as made:\n"

@@ -1,4 +1,4 @@
-"""Workers forked from a stem are as those that are started by themselves, whatever becomes of the stem."""
+"""Forked workers behave like started ones, even if the stem fails."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def complaints(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("imports", [(), ("json",)], ids=["by the first stem", "by one forked from it"])
-def test_a_forked_worker_is_as_one_that_was_started_by_itself(
+def test_forked_worker_is_like_a_started_one(
     roles: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: tuple[str, ...]
 ) -> None:
     def described(name: str) -> Json:
@@ -82,7 +82,7 @@ def test_many_workers_have_one_stem(session: Session, roles: ModuleType) -> None
     assert len(stems(session)) == 2
 
 
-def test_a_worker_has_the_environment_of_its_own_node(session: Session, roles: ModuleType) -> None:
+def test_worker_has_the_environment_of_its_node(session: Session, roles: ModuleType) -> None:
     assert run(session, roles, "say_hello", "describe_the_process").roles["say_hello"].pid
     session.node = Node(env={**NODE.env, "OF_THE_NODE": "no longer"})
     outcome = run(session, roles, "describe_the_process", "wait_for_partner")
@@ -98,7 +98,7 @@ def test_a_worker_has_the_environment_of_its_own_node(session: Session, roles: M
         ("opens_a_device", "the imports opened /dev/zero"),
     ],
 )
-def test_from_a_stem_that_is_not_fit_no_worker_is_forked(
+def test_no_worker_is_forked_from_an_unsuitable_stem(
     session: Session, roles: ModuleType, tmp_path: Path, module: str, reason: str
 ) -> None:
     assert run(session, roles, "say_hello", "answer_hello", imports=(module,)).completed
@@ -107,35 +107,31 @@ def test_from_a_stem_that_is_not_fit_no_worker_is_forked(
     assert len(stems(session)) == 1  # the one with our own imports
 
 
-def test_a_module_that_is_not_there_is_no_reason_not_to_fork(
-    session: Session, roles: ModuleType, tmp_path: Path
-) -> None:
+def test_missing_module_does_not_prevent_forking(session: Session, roles: ModuleType, tmp_path: Path) -> None:
     assert run(session, roles, "completes", imports=("not_installed.at_all",)).completed
     assert complaints(tmp_path) == []
     assert len(stems(session)) == 2
 
 
-def test_a_stem_that_hangs_while_it_imports_costs_its_time_and_no_more(
-    roles: ModuleType, tmp_path: Path
-) -> None:
+def test_stem_that_hangs_in_an_import_costs_only_its_time(roles: ModuleType, tmp_path: Path) -> None:
     with Session(NODE, Limits(start_up_s=3.0), keep_logs=tmp_path) as session:
         outcome = run(session, roles, "raise_error", imports=("hangs_when_imported",))
         assert outcome.roles["raise_error"].ending in (Ending.EXCEPTION, Ending.NOT_STARTED)
         assert complaints(tmp_path) == [
             "gpuipc-doctor: no worker is forked from this stem: the stem did not finish its imports in time"
         ]
-        assert len(stems(session)) == 1  # the one that it was forked from, and is as fit as before
+        assert len(stems(session)) == 1  # the stem that it was forked from, which still works
         assert run(session, roles, "say_hello", "answer_hello").completed
         assert len(complaints(tmp_path)) == 1
 
 
-def test_a_run_that_is_stopped_does_not_wait_for_a_stem(session: Session, roles: ModuleType) -> None:
+def test_stopped_run_does_not_wait_for_a_stem(session: Session, roles: ModuleType) -> None:
     session.stop()
     outcome = run(session, roles, "completes", imports=("hangs_when_imported",))
     assert outcome.stopped == "interrupted"
 
 
-def test_the_loss_of_a_stem_concerns_no_worker(session: Session, roles: ModuleType, tmp_path: Path) -> None:
+def test_loss_of_a_stem_affects_no_worker(session: Session, roles: ModuleType, tmp_path: Path) -> None:
     waits = Probe("beside", {"waits": roles.wait_for_the_end}, deadline_s=60.0)
     with session.beside("misbehaving", FILE, waits):
         wait_until(lambda: (tmp_path / "001-misbehaving-node-beside/waits.journal").exists())
@@ -150,7 +146,7 @@ def test_the_loss_of_a_stem_concerns_no_worker(session: Session, roles: ModuleTy
     ]
 
 
-def test_a_stem_that_does_not_answer_is_given_up(
+def test_stem_that_does_not_answer_is_abandoned(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuipc_doctor.supervise.stems.FORK_LIMIT_S", 0.5)
@@ -162,14 +158,14 @@ def test_a_stem_that_does_not_answer_is_given_up(
     assert stems(session) == []
 
 
-def test_threads_that_a_worker_leaves_are_its_own(session: Session, roles: ModuleType) -> None:
+def test_threads_left_by_a_worker_stay_in_it(session: Session, roles: ModuleType) -> None:
     for _ in range(2):
         assert run(session, roles, "leave_a_thread").completed
     assert len(stems(session)) == 1
 
 
 @pytest.mark.parametrize("module", ["json", "hangs_when_imported"])
-def test_a_killed_supervisor_leaves_no_stem(tmp_path: Path, module: str) -> None:
+def test_killed_supervisor_leaves_no_stem(tmp_path: Path, module: str) -> None:
     script = tmp_path / "supervise.py"
     script.write_text(
         "import sys, time\n"
@@ -208,7 +204,7 @@ def test_a_killed_supervisor_leaves_no_stem(tmp_path: Path, module: str) -> None
     "backend", [pytest.param("cuda", marks=pytest.mark.cuda), pytest.param("hip", marks=pytest.mark.hip)]
 )
 def test_every_fork_can_initialise_its_driver(tmp_path: Path, backend: str) -> None:
-    """The bindings are proven not to load a driver: what the stem maps is looked at, too."""
+    """Also checks the stem's mappings: importing the bindings must not load a driver."""
     node, logs = tmp_path / "node", tmp_path / "logs"
     node.mkdir()
     logs.mkdir()

@@ -54,28 +54,26 @@ def run(
     return session.run("misbehaving", FILE, probe, until=time.monotonic() + limit_s)
 
 
-def test_a_role_that_completes(session: Session, roles: ModuleType) -> None:
+def test_role_that_completes(session: Session, roles: ModuleType) -> None:
     outcome = run(session, roles, "completes")
     assert outcome.completed
     assert outcome.records == {"completes": {"answer": 42}}
 
 
-def test_two_roles_talk_and_nul_bytes_survive(session: Session, roles: ModuleType) -> None:
+def test_two_roles_communicate_and_nul_bytes_survive(session: Session, roles: ModuleType) -> None:
     outcome = run(session, roles, "say_hello", "answer_hello")
     assert outcome.completed
     assert all(record["heard"] for record in outcome.records.values())
 
 
-def test_of_several_roles_the_first_talks_with_each_of_the_others(
-    session: Session, roles: ModuleType
-) -> None:
+def test_first_role_communicates_with_each_of_the_others(session: Session, roles: ModuleType) -> None:
     functions = {"asks": roles.asks_everybody} | dict.fromkeys(("one", "two", "three"), roles.answers_one)
     outcome = session.run("misbehaving", FILE, Probe("probe", functions), until=time.monotonic() + 60.0)
     assert outcome.records["asks"]["heard"] == [["one", 0], ["two", 1], ["three", 2]]
 
 
 class Held:
-    """A probe whose turn has not come, in a thread of its own."""
+    """A probe that waits for its start signal, in a thread."""
 
     def __init__(self, session: Session, roles: ModuleType, *names: str) -> None:
         probe = Probe("probe", {name: getattr(roles, name) for name in names}, deadline_s=0.5)
@@ -87,7 +85,7 @@ class Held:
         self._journal = Progress(files.journal)
 
     def wait(self) -> None:
-        """Until its first role has waited for its turn for longer than an operation may take."""
+        """Wait until its first role has waited for its start signal longer than an operation may take."""
 
         def has_waited() -> bool:
             self._journal.read()
@@ -96,7 +94,9 @@ class Held:
         until("the role waits", has_waited)
 
 
-def test_roles_that_wait_for_their_turn_neither_hang_nor_begin(session: Session, roles: ModuleType) -> None:
+def test_roles_that_wait_for_the_start_signal_neither_hang_nor_begin(
+    session: Session, roles: ModuleType
+) -> None:
     held = Held(session, roles, "say_hello", "answer_hello")
     held.wait()
     assert not held.ended.done()
@@ -106,7 +106,7 @@ def test_roles_that_wait_for_their_turn_neither_hang_nor_begin(session: Session,
     assert all(record["heard"] for record in outcome.records.values())
 
 
-def test_from_its_turn_on_a_role_has_its_deadline(session: Session, roles: ModuleType) -> None:
+def test_deadline_of_a_role_begins_with_the_start_signal(session: Session, roles: ModuleType) -> None:
     held = Held(session, roles, "hang_in_c")
     held.wait()
     held.turn.at_rest = ()
@@ -114,7 +114,7 @@ def test_from_its_turn_on_a_role_has_its_deadline(session: Session, roles: Modul
     assert (hung.ending, hung.operation) == (Ending.HUNG, "pause")
 
 
-def test_a_probe_whose_turn_does_not_come_is_ended(session: Session, roles: ModuleType) -> None:
+def test_probe_without_a_start_signal_is_ended(session: Session, roles: ModuleType) -> None:
     held = Held(session, roles, "say_hello", "answer_hello")
     held.wait()
     held.turn.given_up = True
@@ -124,7 +124,7 @@ def test_a_probe_whose_turn_does_not_come_is_ended(session: Session, roles: Modu
 
 
 @pytest.mark.parametrize("role", ["hang_in_c", "hang_holding_the_interpreter_lock", "hang_ignoring_term"])
-def test_a_hang_is_blamed_on_the_armed_operation(session: Session, roles: ModuleType, role: str) -> None:
+def test_hang_is_blamed_on_the_armed_operation(session: Session, roles: ModuleType, role: str) -> None:
     outcome = run(session, roles, role)
     hung = outcome.roles[role]
     assert (outcome.blamed, hung.ending, hung.operation) == (role, Ending.HUNG, "pause")
@@ -133,14 +133,14 @@ def test_a_hang_is_blamed_on_the_armed_operation(session: Session, roles: Module
     assert blame.conclude(outcome).status is Status.FAIL
 
 
-def test_a_hang_shows_its_native_stack(session: Session, roles: ModuleType) -> None:
+def test_hang_shows_its_native_stack(session: Session, roles: ModuleType) -> None:
     native = run(session, roles, "hang_in_c").roles["hang_in_c"].native_stack
     if not native:
         pytest.skip("no py-spy, gdb or eu-stack can look at a process here")
     assert any("pause" in frame for frame in native)
 
 
-def test_a_debugger_that_hangs_costs_neither_the_verdict_nor_the_budget(
+def test_hanging_debugger_costs_neither_the_verdict_nor_the_budget(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evidence, "TOOLS", [("sleep", lambda pid: ["60"], lambda text: [])] * 3)
@@ -151,12 +151,14 @@ def test_a_debugger_that_hangs_costs_neither_the_verdict_nor_the_budget(
     assert not outcome.stopped
 
 
-def test_waiting_for_a_processor_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_processor_does_not_count_as_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waited = {7: 3.0}
     monkeypatch.setattr(tree, "timeslices_of", lambda pid: {pid: tree.Timeslices(wanted_s=waited[pid])})
     role = RunningRole(SimpleNamespace(pid=7), RoleFiles(tmp_path, "one"), Progress(tmp_path / "j"), 0.0)  # type: ignore[arg-type]
     role.progress.last_at = 100.0
-    assert role.silent_for(120.0) == 0.0  # seen late: the supervisor had no processor, either
+    assert role.silent_for(120.0) == 0.0  # seen late: the supervisor had no processor either
     waited[7] = 5.0
     assert role.silent_for(123.0) == 1.0
     role.progress.last_at = 123.0
@@ -172,7 +174,7 @@ def test_waiting_for_a_processor_is_no_silence(tmp_path: Path, monkeypatch: pyte
     ],
     ids=["starved", "polls-and-yields"],
 )
-def test_a_program_below_a_worker_is_starved_unless_it_gives_its_turns_away(
+def test_program_below_a_worker_is_starved_unless_it_yields(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: tree.Timeslices, silent_s: float
 ) -> None:
     """As fi_pingpong does while it waits for a message that never comes."""
@@ -190,19 +192,19 @@ THREADS = {7: tree.Timeslices(number=1), 8: tree.Timeslices(number=1)}
 @pytest.mark.parametrize(
     ("looks", "starved_s"),
     [
-        ([{8: tree.Timeslices(0.0, 2.0, 9)}], 2.0),  # it waits for a thread without a processor
-        ([{8: tree.Timeslices(2.0, 0.0, 9)}], 0.0),  # for one that runs
-        ([{}], 0.0),  # for one that sleeps
-        ([{7: tree.Timeslices(0.1, 2.0, 9)}, {8: tree.Timeslices(0.1, 2.0, 9)}], 4.0),  # in turn
-        ([{7: tree.Timeslices(0.1, 2.0, 9), 8: tree.Timeslices(0.1, 2.0, 9)}], 2.0),  # together
-        ([{9: tree.Timeslices(0.0, 2.0, 1)}], 2.0),  # for a thread that has not yet run
+        ([{8: tree.Timeslices(0.0, 2.0, 9)}], 2.0),  # it waits for a thread that has no processor
+        ([{8: tree.Timeslices(2.0, 0.0, 9)}], 0.0),  # for a thread that runs
+        ([{}], 0.0),  # for a thread that sleeps
+        ([{7: tree.Timeslices(0.1, 2.0, 9)}, {8: tree.Timeslices(0.1, 2.0, 9)}], 4.0),  # one after the other
+        ([{7: tree.Timeslices(0.1, 2.0, 9), 8: tree.Timeslices(0.1, 2.0, 9)}], 2.0),  # at the same time
+        ([{9: tree.Timeslices(0.0, 2.0, 1)}], 2.0),  # for a thread that has not run yet
     ],
     ids=["starved", "runs", "sleeps", "in-turn", "together", "new"],
 )
-def test_threads_that_a_call_may_wait_for_are_starved_if_any_is(
+def test_call_is_starved_if_any_thread_it_may_wait_for_is(
     looks: list[dict[int, tree.Timeslices]], starved_s: float
 ) -> None:
-    """As of hipStreamCreateWithFlags, which starts a thread and waits for it."""
+    """As in hipStreamCreateWithFlags, which starts a thread and waits for it."""
     threads, seconds = dict(THREADS), 0.0
     starvation = tree.Starvation(dict(threads))
     for look in looks:
@@ -211,23 +213,23 @@ def test_threads_that_a_call_may_wait_for_are_starved_if_any_is(
     assert seconds == starved_s
 
 
-def test_who_failed_first_is_to_blame_though_it_was_seen_to_end_last(tmp_path: Path) -> None:
-    """An exporter whose call failed, and an importer of what went with it: beside load it ended first."""
+def test_first_failure_is_blamed_although_seen_last(tmp_path: Path) -> None:
+    """An exporter's call fails, and so does its importer, which under load is seen to end first."""
     exporter = _failed(tmp_path, "exporter", at=1.0, ended_at=3.0)
     importer = _failed(tmp_path, "importer", at=2.0, ended_at=2.5)
     assert first_wrong([exporter, importer]) is exporter
     assert first_wrong([importer, exporter]) is exporter
 
 
-def test_of_two_that_failed_within_a_tick_the_first_is_to_blame(tmp_path: Path) -> None:
-    """An importer finds the device lost, and its exporter then cannot free what it has there."""
+def test_first_of_two_failures_within_a_tick_is_blamed(tmp_path: Path) -> None:
+    """An importer finds the device lost, and then its exporter cannot free its memory there."""
     exporter = _failed(tmp_path, "exporter", at=1.0012, ended_at=1.01)
     importer = _failed(tmp_path, "importer", at=1.0003, ended_at=1.01)
     assert first_wrong([exporter, importer]) is importer
 
 
-def test_a_crash_is_blamed_for_an_error_that_it_may_have_caused(tmp_path: Path) -> None:
-    """Nobody knows when a process has crashed: not before its last line, and before it was seen to end."""
+def test_crash_is_blamed_for_an_error_that_it_may_have_caused(tmp_path: Path) -> None:
+    """A crash is only known to lie between the last journal line and the observed end."""
     exporter = _crashed(tmp_path, "exporter", last_at=1.0, ended_at=3.0)
     importer = _failed(tmp_path, "importer", at=2.0, ended_at=2.5)
     assert first_wrong([importer, exporter]) is exporter
@@ -235,8 +237,8 @@ def test_a_crash_is_blamed_for_an_error_that_it_may_have_caused(tmp_path: Path) 
     assert first_wrong([exporter, importer]) is importer
 
 
-def test_the_stack_that_a_crash_leaves_says_when_it_was(tmp_path: Path) -> None:
-    """One whose buffers are gone may crash because its partner failed."""
+def test_stack_file_of_a_crash_shows_its_time(tmp_path: Path) -> None:
+    """The time of the stack file shows which came first: the crash or its partner's failure."""
     exporter = _failed(tmp_path, "exporter", at=2.0, ended_at=3.0)
     importer = _crashed(tmp_path, "importer", last_at=1.0, ended_at=3.0)
     ahead = time.time() - time.monotonic()
@@ -246,8 +248,8 @@ def test_the_stack_that_a_crash_leaves_says_when_it_was(tmp_path: Path) -> None:
         assert first_wrong([importer, exporter]) is first
 
 
-def test_a_rank_that_its_library_ended_is_placed_by_when_it_was_seen_to_end(tmp_path: Path) -> None:
-    """MPI libraries end a rank with an exit code when another one is gone."""
+def test_rank_ended_by_its_library_is_ordered_by_its_observed_end(tmp_path: Path) -> None:
+    """MPI libraries end a rank with an exit code when another rank is gone."""
     failed = _failed(tmp_path, "rank 0", at=2.0, ended_at=2.5)
     ended = _crashed(tmp_path, "rank 1", last_at=1.0, ended_at=3.0)
     ended.process = LaunchedProcess(None, ended.files)
@@ -278,7 +280,7 @@ def _crashed(directory: Path, name: str, *, last_at: float, ended_at: float) -> 
     return role
 
 
-def test_a_rank_is_not_hung_while_the_other_waits_for_a_processor(
+def test_rank_is_not_hung_while_the_other_waits_for_a_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = {7: 0.0, 8: 0.0}
@@ -299,7 +301,7 @@ def test_a_rank_is_not_hung_while_the_other_waits_for_a_processor(
     assert overdue[1] is Ending.HUNG
 
 
-def test_a_role_that_waits_long_is_not_hung_while_a_message_is_under_way_between_others(
+def test_role_is_not_hung_while_a_message_between_others_is_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tree, "timeslices_of", lambda pid: {})
@@ -330,7 +332,7 @@ SEND_20, RECV_20 = {"MPI_Send": 20}, {"MPI_Recv": 20}
         (("cuMemcpyHtoD", {"cuMemcpyHtoD": 50}), ("MPI_Recv", {"MPI_Recv": 1}), {"rank 0"}),
     ],
 )
-def test_the_rank_to_blame_is_in_a_driver_call_or_has_made_fewest_mpi_calls(
+def test_blamed_rank_is_in_a_driver_call_or_has_made_fewest_mpi_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: Any, second: Any, suspects: set[str]
 ) -> None:
     monkeypatch.setattr(tree, "timeslices_of", lambda pid: {})
@@ -343,14 +345,14 @@ def test_the_rank_to_blame_is_in_a_driver_call_or_has_made_fewest_mpi_calls(
         progress.last_at = 100.0 + pid
         files = RoleFiles(tmp_path, name)
         execution._roles[name] = RunningRole(SimpleNamespace(pid=pid), files, progress, 99.0)  # type: ignore[arg-type]
-    assert execution._overdue(118.0) is None  # seen for the first time
+    assert execution._overdue(118.0) is None  # the first look
     overdue = execution._overdue(121.0)
     assert overdue
     assert {role.files.role for role in execution._suspects(overdue[0])} == suspects
 
 
-def test_a_process_without_a_processor_is_seen_to_wait_unless_it_gives_its_turns_away() -> None:
-    """As a rank does that polls for a message which never comes: its deadline is not to wait for ever."""
+def test_process_without_a_processor_is_seen_to_wait_unless_it_yields() -> None:
+    """As a rank that polls for a message that never comes: its deadline must still end it."""
     spins, yields = (
         f"import os\nos.write(1, b'.')\nwhile True: {does}" for does in ("pass", "os.sched_yield()")
     )
@@ -394,7 +396,7 @@ def test_every_thread_of_a_process_has_its_timeslices() -> None:
         thread.join()
 
 
-def test_orphans_are_this_process_s_only_during_a_session() -> None:
+def test_orphans_are_adopted_only_during_a_session() -> None:
     def adopts() -> bool:
         ended = subprocess.run(["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], capture_output=True, text=True)
         orphan = int(ended.stdout)
@@ -408,20 +410,20 @@ def test_orphans_are_this_process_s_only_during_a_session() -> None:
     assert not adopts()
 
 
-def test_the_loss_of_the_keeper_is_survived(roles: ModuleType) -> None:
+def test_run_survives_the_loss_of_the_keeper(roles: ModuleType) -> None:
     with Session(Node(), LIMITS) as session:
         [keeper] = [p.pid for p in tree.descendants(os.getpid()) if p.name == tree.KEEPER]
         os.kill(keeper, signal.SIGKILL)
         assert run(session, roles, "completes").completed
 
 
-def test_a_hang_names_the_step_and_what_was_recorded(session: Session, roles: ModuleType) -> None:
+def test_hang_has_the_step_and_the_records(session: Session, roles: ModuleType) -> None:
     finding = blame.conclude(run(session, roles, "hang_in_c"))
     assert sentences.summary(finding) == "hang_in_c: pause #1 (wait for what never comes) hung (1.5 s)"
     assert sentences.evidence(finding) == ("before that, hang_in_c: control: was fine",)
 
 
-def test_the_one_who_hangs_is_blamed_not_the_one_who_waits(session: Session, roles: ModuleType) -> None:
+def test_role_that_hangs_is_blamed_not_the_one_that_waits(session: Session, roles: ModuleType) -> None:
     outcome = run(session, roles, "wait_for_partner", "hang_in_c")
     assert outcome.blamed == "hang_in_c"
     assert outcome.roles["wait_for_partner"].ending is Ending.STOPPED
@@ -459,7 +461,7 @@ def test_endings(
         "take_files_in_a_call",
     ],
 )
-def test_what_cannot_be_written_down_is_neither_a_pass_nor_a_failure(
+def test_unwritable_records_are_neither_a_pass_nor_a_failure(
     session: Session, roles: ModuleType, role: str
 ) -> None:
     outcome = run(session, roles, role)
@@ -468,13 +470,13 @@ def test_what_cannot_be_written_down_is_neither_a_pass_nor_a_failure(
     assert (finding.status, finding.key) == (Status.ERROR, "unrecorded")
 
 
-def test_a_crash_is_blamed_not_its_casualty(session: Session, roles: ModuleType) -> None:
+def test_crash_is_blamed_not_the_role_that_it_broke(session: Session, roles: ModuleType) -> None:
     outcome = run(session, roles, "wait_for_partner", "segfault")
     assert outcome.blamed == "segfault"
     assert outcome.roles["wait_for_partner"].ending is Ending.PEER_LOST
 
 
-def test_a_partner_that_just_ends_is_no_failure_of_the_node(session: Session, roles: ModuleType) -> None:
+def test_partner_that_exits_is_no_failure_of_the_node(session: Session, roles: ModuleType) -> None:
     outcome = run(session, roles, "wait_for_partner", "completes")
     assert outcome.blamed == "wait_for_partner"
     assert blame.conclude(outcome).status is Status.ERROR
@@ -503,7 +505,7 @@ def test_ten_megabytes_on_standard_error_do_no_harm(session: Session, roles: Mod
     assert run(session, roles, "chatter").completed
 
 
-def test_of_a_flood_on_standard_error_both_ends_are_kept(
+def test_start_and_end_of_a_flood_on_standard_error_are_kept(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evidence, "MAX_LOG_BYTES", 1 << 20)
@@ -518,9 +520,7 @@ def test_of_a_flood_on_standard_error_both_ends_are_kept(
     assert re.fullmatch(rf"first words\n(.*\n)+{middle}\n(.*\n)+last words\n", text)
 
 
-def test_logs_that_cannot_be_looked_at_for_a_while_end_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temporarily_unreadable_logs_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stale(directory: Path, names: str) -> Iterator[Path]:
         raise OSError(116, "Stale file handle")
 
@@ -529,13 +529,11 @@ def test_logs_that_cannot_be_looked_at_for_a_while_end_nothing(
         pass
 
 
-def test_the_deadline_is_for_each_operation_not_for_the_probe(session: Session, roles: ModuleType) -> None:
+def test_deadline_is_per_operation_not_per_probe(session: Session, roles: ModuleType) -> None:
     assert run(session, roles, "work_slowly", deadline_s=1.0).completed
 
 
-def test_a_worker_that_does_not_start_is_an_error(
-    session: Session, roles: ModuleType, tmp_path: Path
-) -> None:
+def test_worker_that_does_not_start_is_an_error(session: Session, roles: ModuleType, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("import os\nos._exit(3)\n")
     probe = Probe("probe", {"completes": roles.completes}, deadline_s=1.0)
@@ -544,7 +542,7 @@ def test_a_worker_that_does_not_start_is_an_error(
     assert blame.conclude(outcome).status is Status.ERROR
 
 
-def test_a_slow_start_is_not_a_hung_gpu(roles: ModuleType, tmp_path: Path) -> None:
+def test_slow_start_is_not_a_hung_gpu(roles: ModuleType, tmp_path: Path) -> None:
     slow = tmp_path / "slow.py"
     slow.write_text("import time\ntime.sleep(30)\n")
     probe = Probe("probe", {"completes": roles.completes}, deadline_s=0.2)
@@ -554,13 +552,13 @@ def test_a_slow_start_is_not_a_hung_gpu(roles: ModuleType, tmp_path: Path) -> No
     assert blame.conclude(outcome).status is Status.ERROR
 
 
-def test_the_budget_ends_a_probe_as_a_skip(session: Session, roles: ModuleType) -> None:
+def test_budget_ends_a_probe_as_a_skip(session: Session, roles: ModuleType) -> None:
     outcome = run(session, roles, "hang_in_c", deadline_s=30, limit_s=0.3)
     assert outcome.stopped == "budget"
     assert blame.conclude(outcome).status is Status.SKIP
 
 
-def test_a_call_that_stalls_when_the_budget_ends_is_told(
+def test_call_stalled_at_the_end_of_the_budget_is_reported(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuipc_doctor.supervise.probe.STALLED_S", 0.1)
@@ -574,7 +572,7 @@ def test_a_call_that_stalls_when_the_budget_ends_is_told(
 @pytest.mark.parametrize(
     ("role", "signal_name"), [("killed_in_a_call", "SIGKILL"), ("told_to_end_in_a_call", "SIGTERM")]
 )
-def test_killed_from_outside_is_no_failure_of_the_node(
+def test_kill_from_outside_is_no_failure_of_the_node(
     session: Session, roles: ModuleType, role: str, signal_name: str
 ) -> None:
     outcome = run(session, roles, role)
@@ -583,10 +581,10 @@ def test_killed_from_outside_is_no_failure_of_the_node(
 
 
 @pytest.mark.parametrize(("program", "stays"), [("while True: pass", False), ("time.sleep(600)", True)])
-def test_waiting_for_a_processor_is_not_to_be_unkillable(
+def test_process_that_waits_for_a_processor_is_not_unkillable(
     monkeypatch: pytest.MonkeyPatch, program: str, stays: bool
 ) -> None:
-    """With signals without effect, as for a process that is killed and has not had a processor since."""
+    """Signals are disabled, like for a killed process that has not been scheduled since."""
     monkeypatch.setattr(tree, "signal_all", lambda targets, number: None)
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", f"import time; print(flush=True)\n{program}"],
@@ -611,11 +609,11 @@ def test_stopping_the_session_ends_a_probe(session: Session, roles: ModuleType) 
     assert outcome.stopped == "interrupted"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left, as it must be
-def test_what_cannot_be_killed_is_named(
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left
+def test_unkillable_process_is_reported(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in for a process in uninterruptible sleep: signals have no effect on it."""
+    """A stand-in for a process in uninterruptible sleep, on which signals have no effect."""
     monkeypatch.setattr(tree, "signal_all", lambda targets, number: None)
     outcome = run(session, roles, "hang_in_c")
     monkeypatch.undo()
@@ -626,7 +624,7 @@ def test_what_cannot_be_killed_is_named(
     assert session.unkillable
 
 
-def test_what_a_worker_started_and_cannot_be_killed_is_no_pass(
+def test_unkillable_process_started_by_a_worker_is_no_pass(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -640,8 +638,8 @@ def test_what_a_worker_started_and_cannot_be_killed_is_no_pass(
         os.kill(pid, 9)
 
 
-def test_a_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
-    """kill -9 of the process that supervises: its workers, their children and its directories go."""
+def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
+    """After SIGKILL of the supervisor, its workers, their children and its directories are removed."""
     import signal
     import subprocess
 
@@ -683,7 +681,7 @@ def test_logs_are_kept_in_a_relative_directory(
     assert list(tmp_path.glob("logs/001*/say_hello.journal"))
 
 
-def test_a_probe_beside_the_others_lives_until_the_block_is_left(session: Session, roles: ModuleType) -> None:
+def test_background_probe_runs_until_the_block_ends(session: Session, roles: ModuleType) -> None:
     def beside() -> list[int]:
         return [pid for pid in tree.processes() if tree.carries(pid, f"{session._id}/1")]
 
@@ -696,7 +694,7 @@ def test_a_probe_beside_the_others_lives_until_the_block_is_left(session: Sessio
         session.stop()
         assert run(session, roles, "hang_in_c").stopped == "interrupted"
         assert beside() == before
-    wait_until(lambda: not beside())  # on a busy node a killed process takes its time
+    wait_until(lambda: not beside())  # on a busy node, a killed process takes a while to end
 
 
 def wait_until(condition: object, limit_s: float = 15.0) -> None:
@@ -707,7 +705,7 @@ def wait_until(condition: object, limit_s: float = 15.0) -> None:
         time.sleep(0.05)
 
 
-def test_of_ranks_in_one_call_the_one_that_sleeps_is_named_first() -> None:
+def test_sleeping_rank_is_named_first_of_ranks_in_one_call() -> None:
     programs = ("while True: pass", "import signal; signal.pause()")
     ranks = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
     spinning, sleeping = (SimpleNamespace(process=SimpleNamespace(pid=rank.pid)) for rank in ranks)
@@ -721,7 +719,7 @@ def test_of_ranks_in_one_call_the_one_that_sleeps_is_named_first() -> None:
 
 
 @pytest.mark.parametrize(("how", "code"), [("exit(3)", 3), ("kill(getpid(), SIGKILL)", -signal.SIGKILL)])
-def test_a_rank_that_nobody_has_reaped_yet_has_ended(tmp_path: Path, how: str, code: int) -> None:
+def test_zombie_rank_has_ended(tmp_path: Path, how: str, code: int) -> None:
     program = f"from os import getpid, kill; from signal import SIGKILL; {how}"
     files = RoleFiles(tmp_path, "rank 0")
     with subprocess.Popen([sys.executable, "-c", program]) as zombie:
@@ -731,7 +729,7 @@ def test_a_rank_that_nobody_has_reaped_yet_has_ended(tmp_path: Path, how: str, c
         assert process.returncode == code
 
 
-def test_a_role_leaves_no_shared_memory(session: Session, roles: ModuleType) -> None:
+def test_role_leaves_no_shared_memory(session: Session, roles: ModuleType) -> None:
     outcome = run(session, roles, "leave_shared_memory")
     assert outcome.completed
     assert not Path(outcome.records["leave_shared_memory"]["left"]).exists()
@@ -742,17 +740,17 @@ def test_a_role_leaves_no_shared_memory(session: Session, roles: ModuleType) -> 
     [f"mpich_shm_{uuid.uuid4()}", f"{1 << 23}:0:0", f"0x{uuid.uuid4().hex[:12]}"],
     ids=["mpich", "libfabric", "hip"],
 )
-def test_shared_memory_of_ranks_goes_with_a_supervisor_that_was_killed(name: str) -> None:
+def test_shared_memory_of_ranks_is_removed_after_a_kill_of_the_supervisor(name: str) -> None:
     command = [sys.executable, "-I", "-S", keeper.__file__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin
         assert process.stdout
-        process.stdout.read(1)  # it keeps watch
+        process.stdout.read(1)  # it is watching
         left = Path(keeper.SHARED_MEMORY) / name
         try:
             left.write_bytes(b"of a rank")
             process.stdin.write(b"no-such-run\0")
-            process.stdin.close()  # nobody has said that he cleaned up
+            process.stdin.close()  # without a message that the memory was removed
             process.wait()
             assert not left.exists()
         finally:
