@@ -11,7 +11,9 @@ gpu=0
 while [ "$gpu" -lt "$gpus" ]; do
     for heap in vram gtt; do
         mkdir -p "$run/$heap$gpu"
-        mount -t tmpfs -o "size=${mib}m,mode=1777" "$heap$gpu" "$run/$heap$gpu"
+        # Buffers in huge pages, where Linux has them: 96 MiB are then allocated in 1 ms rather than 43 ms.
+        mount -t tmpfs -o "size=${mib}m,mode=1777,huge=within_size" "$heap$gpu" "$run/$heap$gpu" 2>/dev/null ||
+            mount -t tmpfs -o "size=${mib}m,mode=1777" "$heap$gpu" "$run/$heap$gpu"
     done
     gpu=$((gpu + 1))
 done
