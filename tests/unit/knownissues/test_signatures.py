@@ -66,6 +66,21 @@ LOGS = {
     "[5] register_mr:1 NCCL WARN NET/OFI Unable to register memory (type = 2) for device 0. RC: -22": {
         "ofi-nccl-memory-not-registered",
     },
+    # Reasons of a /dev/kfd that cannot be opened, with and without a place in the group.
+    "Unable to open /dev/kfd read-write: Cannot allocate memory\nuser is member of render group": {
+        "rocm-device-file-opens-not-for-permission",
+    },
+    "Unable to open /dev/kfd read-write: Permission denied": {"rocm-kfd-not-accessible"},
+    # Warnings of jobs that run well.
+    "UCX  WARN  unused environment variable: UCX_FOO (set UCX_WARN_UNUSED_ENV_VARS=n to suppress this warning)": (
+        set()
+    ),
+    "srun: warning: can't honor --ntasks-per-node set to 4 which doesn't match the requested tasks 8": set(),
+    "pyxis: importing docker image: nvcr.io/nvidia/notebook:24.01": set(),
+    "DeprecationWarning: the parameter is deprecated": set(),
+    "systemd[1]: session-3.scope: Stopping timed out. Killing.": set(),
+    "[n1:1] MCW rank 0 is not bound (or bound to all available processors)": set(),
+    "nvidia-nvlink: Nvlink Core is being initialized, major device number 510": set(),
     "cuda_ipc_cache.c:301  UCX  ERROR cuIpcOpenMemHandle() failed: CUDA_ERROR_ALREADY_MAPPED": {
         "mpich-ipc-stale-mapping",
         "ucx-ipc-element-already-exists",
