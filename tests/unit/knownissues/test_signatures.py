@@ -72,9 +72,7 @@ LOGS = {
     },
     "Unable to open /dev/kfd read-write: Permission denied": {"rocm-kfd-not-accessible"},
     # Warnings of jobs that run well.
-    "UCX  WARN  unused environment variable: UCX_FOO (set UCX_WARN_UNUSED_ENV_VARS=n to suppress this warning)": (
-        set()
-    ),
+    "UCX  WARN  unused environment variable: UCX_A (set UCX_WARN_UNUSED_ENV_VARS=n to suppress)": set(),
     "srun: warning: can't honor --ntasks-per-node set to 4 which doesn't match the requested tasks 8": set(),
     "pyxis: importing docker image: nvcr.io/nvidia/notebook:24.01": set(),
     "DeprecationWarning: the parameter is deprecated": set(),
