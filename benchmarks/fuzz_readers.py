@@ -42,7 +42,7 @@ from tests.sample_reports import gpus, healthy, seed_002
 
 REPOSITORY = Path(__file__).parent.parent
 LIMIT_S = 20
-"""For one input, also on a busy machine."""
+"""Limit for one input, also on a busy machine."""
 
 ACTED_UPON = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -61,7 +61,7 @@ class Refused(Exception):
 @dataclass(frozen=True)
 class Target:
     share: int
-    """Of a hundred inputs."""
+    """Number of inputs out of a hundred."""
     suffix: str
     seeds: tuple[bytes, ...]
     read: Callable[[Path], Iterable[str]]

@@ -160,7 +160,7 @@ def _given(environment: Mapping[str, str]) -> object:
 def main(fd: int) -> None:
     for package in ("gpuipc_doctor.cli", "gpuipc_doctor.checks"):
         for module in iter_modules(import_module(package).__path__, f"{package}."):
-            if module.name != "gpuipc_doctor.cli.main":  # which is run
+            if module.name != "gpuipc_doctor.cli.main":  # runpy runs this one
                 import_module(module.name)
     for name in ("gpuipc_doctor.run.engine", "gpuipc_doctor.simulator.node", "jsonschema"):
         import_module(name)

@@ -39,7 +39,7 @@ SAME = {
 """(module, mutation) → why it changes nothing."""
 
 LIMIT_S = 300
-"""For the tests of the original file."""
+"""Time limit of the tests of an unchanged file."""
 
 PATIENCE = 8
 """A mutation may make a loop endless: a run that takes this many times the original's counts as a failure."""

@@ -403,7 +403,7 @@ def test_leak_that_fills_the_memory_limit_is_not_a_cache() -> None:
 
 
 def test_holder_of_the_memory_is_reported_if_the_driver_reports_it() -> None:
-    """As on two H200s: memory that the sender has freed is held by the receiver, which still maps it."""
+    """Seen on two H200s: the receiver holds memory that the sender has freed, because it still maps it."""
     few = [2 * MIB * number for number in range(33)]
     sender, receiver = memory(total(SIZES), few, [0] * 33), memory([600 * MIB] * 33, total(SIZES), few)
     assert sentences.evidence(growth(sender, receiver))[3:] == (

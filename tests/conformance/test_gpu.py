@@ -119,7 +119,7 @@ def test_allocation_larger_than_the_device_fails(backend: str, exporter: Remote)
 @on_backends("cuda", "hip")
 @pytest.mark.usefixtures("two_devices")
 def test_memory_is_allocated_on_the_chosen_gpu(exporter: Remote) -> None:
-    """Also with HIP, whose hipCtxCreate leaves another device current."""
+    """HIP is tested because hipCtxCreate leaves another device current."""
     one, other = (exporter.backend.gpu(device) for device in exporter.backend.devices()[:2])
     one.create_context()
     other.create_context()

@@ -82,7 +82,7 @@ def test_read_only_node_is_one_line() -> None:
 
 @pytest.mark.parametrize("processes", [2, 5, 8])
 def test_process_limit_of_the_user_is_reported(processes: int) -> None:
-    """One line or, if a run begins, a report that has tested nothing."""
+    """Prints one line or, if a run begins, a report that has tested nothing."""
     user = 64000 + processes  # this user has no other processes
     command = [
         *("prlimit", f"--nproc={processes}"),

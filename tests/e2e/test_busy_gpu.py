@@ -105,7 +105,7 @@ def test_holders_are_listed_if_too_little_memory_is_free() -> None:
 
 
 def test_memory_released_late_is_a_warning_with_the_seconds(tmp_path: Path) -> None:
-    """Also after an earlier probe whose memory is released late: that would hide a loss in a later probe."""
+    """The next probe waits until the memory is released, because a late release would hide a loss."""
     profile = tmp_path / "late.yaml"
     profile.write_text(
         "description: What a process has when it ends stays taken for two and a half seconds more.\n"

@@ -203,7 +203,7 @@ def test_ucx_delivers_in_host_and_simulated_device_memory(tmp_path: Path) -> Non
 @pytest.mark.mpi
 @pytest.mark.usefixtures("ucx")
 def test_messages_from_device_memory_show_the_simulated_drivers_faults(tmp_path: Path) -> None:
-    """Which shows that the messages use the driver, not only the host's memory."""
+    """This shows that the messages use the driver, not only the host's memory."""
     node = tmp_path / "node.yaml"
     node.write_text(OVER_CUDA.format(what="dies in imports", call="ipc-open", do="abort"))
     told = by_ucx(str(node), "--config", with_sizes(tmp_path, [16]))

@@ -132,7 +132,7 @@ def test_healthy_node_passes(healthy: Any, name: str, node: str) -> None:
 
 
 def test_intel_mpi_fails_from_one_device_to_the_others_host(healthy: Any) -> None:
-    """As on two H200s: it opens a handle for the host that it still has open for the device."""
+    """Seen on two H200s: it opens a handle for the host that it still has open for the device."""
     found = of("mpi-small-message", healthy("impi", "healthy-cuda"))
     last = {subject: concluded[-1] for subject, concluded in found.items()}
     assert {subject: finding["status"] for subject, finding in last.items()} == {

@@ -142,7 +142,7 @@ if __name__ != "__main__":
 
     @every_library
     def test_ranks_start_under_the_launcher_found(name: str) -> None:
-        """With more ranks than this machine may have cores, as root or not."""
+        """Starts more ranks than this machine may have cores, as root or not."""
         seen = survey(path_of(name))
         found = find_launcher(identify(seen["version_text"]), seen["library"], "", os.environ)
         command = [part.format(ranks=4) for part in found.launch.command]

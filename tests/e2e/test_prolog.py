@@ -24,7 +24,7 @@ POLICY = {
 }
 
 AMPLE = ("--budget", "90")
-"""For tests that are not about time: other tests run in parallel."""
+"""A budget for tests that are not about time: other tests run in parallel."""
 
 SHORT_S = 4.0
 

@@ -52,7 +52,7 @@ def test_shipped_file_is_valid_and_states_missing_tests(name: str, tmp_path: Pat
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_section_of_a_system_has_its_source(name: str) -> None:
-    """In the comment above the section, or within it."""
+    """The source is in the comment above the section, or within the section."""
     sections: list[str] = []
     above = ""
     for line in SHIPPED[name].read_text().splitlines():

@@ -40,7 +40,7 @@ def between(slurm: Callable[..., Cluster], tmp_path: Path, node: str, *options: 
 
 
 def test_messages_arrive_between_two_nodes_without_mpi(slurm: Callable[..., Cluster], tmp_path: Path) -> None:
-    """Over tcp only, because shared memory does not reach another node."""
+    """Only tcp is used, because shared memory does not reach another node."""
     told = between(slurm, tmp_path, "fabric-healthy")
     assert (told["status"], told["summary"]) == ("PASS", "2 sizes right over tcp"), told
 

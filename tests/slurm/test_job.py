@@ -49,7 +49,7 @@ def test_job_is_examined_over_ssh(sshd: list[str], rank_of_nobody: int) -> None:
 
 @pytest.mark.full
 def test_job_is_examined_by_flux_run(tmp_path: Path, rank_of_nobody: int) -> None:
-    """With a stand-in that runs the command after Flux's own options; Flux itself was not tested."""
+    """A stand-in for Flux runs the command after Flux's options; Flux itself was not tested."""
     flux = tmp_path / "flux"
     start = "at = sys.argv.index(sys.executable); os.execv(sys.executable, sys.argv[at:])"
     flux.write_text(f"#!{sys.executable}\nimport os, sys\n{start}\n")

@@ -193,7 +193,7 @@ def test_missing_second_node_is_an_error_and_the_first_is_tested(slurm: Slurm) -
 
 
 def test_node_name_inherited_from_the_launcher_is_not_used(slurm: Slurm) -> None:
-    """As in a batch script: Hydra passes the environment of its caller to every rank."""
+    """Batch scripts have this variable, and Hydra passes its caller's environment to every rank."""
     cluster = slurm(nodes=2)
     options = ("--nodes", "2", "--keep-logs", str(cluster.directory / "logs"))
     handed_on = {"SLURMD_NODENAME": "n1"}

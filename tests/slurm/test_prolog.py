@@ -200,7 +200,7 @@ def test_jobs_that_start_at_once_are_each_tested(site: Site) -> None:
 
 
 def test_slurm_ends_a_prolog_that_does_not_start(site: Site) -> None:
-    """For example, a Python that does not start because its file system is gone."""
+    """The prolog's Python hangs at its start, as if its file system were gone."""
     cluster = site(HEALTHY, PrologEpilogTimeout="3")
     hook, sleeps = cluster.directory / "n1/gpuipc-doctor-slurm", cluster.directory / "sleeps"
     sleeps.write_text("#!/bin/sh\nexec sleep 4711\n")

@@ -1,4 +1,4 @@
-"""The package's tables: their compiled form counts only for the same contents, and is never needed."""
+"""The package's tables: a compiled form is used only for the same contents, and is never required."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def test_nothing_is_stored_if_python_stores_no_bytecode(
 
 
 def test_directory_that_cannot_be_written_costs_only_time(reader: Reader) -> None:
-    (reader.file.parent / "__pycache__").touch()  # in place of a read-only directory, which stops no root
+    (
+        reader.file.parent / "__pycache__"
+    ).touch()  # stands for a read-only directory, which would not stop root
     assert [reader.compiled() for _ in range(2)] == [["one", "two"]] * 2
     assert reader.times == 2
 

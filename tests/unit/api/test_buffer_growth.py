@@ -83,7 +83,7 @@ def test_first_buffer_is_counted_in_blocks() -> None:
     ],
 )
 def test_release_at_a_reused_address_proves_no_bound(went: list[float]) -> None:
-    """As with Open MPI's smcuda, which has no bound: the check of 2239b7e reported 16 and 183 buffers."""
+    """Open MPI's smcuda has no bound, but the check of 2239b7e reported 16 and 183 buffers."""
     assert followed_by(went).bound is not None
     assert followed_by(went, apart=False).bound is None
 

@@ -55,7 +55,7 @@ def test_invalid_choice_suggests_the_nearest_one() -> None:
     ],
 )
 def test_empty_name_is_refused(command: str, parameter: str) -> None:
-    """As from an unset variable."""
+    """An unset variable leaves an empty name."""
     ended = CliRunner().invoke(cli, [*command.split(), ""])
     assert ended.exit_code == 2
     (line,) = [line for line in ended.output.splitlines() if "empty" in line]

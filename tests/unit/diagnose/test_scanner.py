@@ -70,7 +70,7 @@ def test_indented_line_continues_the_previous_one() -> None:
 
 
 def test_lines_that_differ_only_in_figures_are_distinguished() -> None:
-    """For any number of them in one block: equal lines are searched together."""
+    """Lines that are equal without their figures are searched together, in blocks of any size."""
     status = [-22 if n % 7 == 0 else -14 for n in range(500)]
     log = "\n".join(f"{n} cxil_map() failed:\t{one}" for n, one in enumerate(status))
     assert find(log) == [(n + 1, 0) for n, one in enumerate(status) if one == -22]

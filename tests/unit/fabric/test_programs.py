@@ -35,7 +35,7 @@ def test_path_precedes_the_mpi_and_vendors_directories(tmp_path: Path) -> None:
 
 
 def test_newest_release_is_used(tmp_path: Path) -> None:
-    """By number, not by name: 2.10 is newer than 2.9."""
+    """Releases are compared by number, not by name: 2.10 is newer than 2.9."""
     for release in ("1.22.0", "2.9.0", "2.10.0"):
         program(tmp_path / f"opt/cray/libfabric/{release}/bin/fi_info")
     assert "/2.10.0/" in found(tmp_path)["fi_info"][0]

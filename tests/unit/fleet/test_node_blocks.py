@@ -175,7 +175,7 @@ def test_jobs_and_steps_start_at_the_requested_rate(place: Path) -> None:
 @pytest.mark.parametrize("label", ["", "3: "])
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_answer_is_assembled_from_any_pieces(label: str, size: int) -> None:
-    """With output of two nodes mixed, and other lines, such as a Prolog's."""
+    """The output of two nodes is mixed, with other lines, such as a Prolog's, between."""
     import base64
 
     recorder = Recorder()

@@ -183,7 +183,7 @@ def test_thread_that_polls_in_the_driver_waits_for_the_gpu(
     ],
 )
 def test_thread_that_sleeps_in_the_driver_waits_for_the_gpu(stack: Stack, wchan: str, kind: Kind) -> None:
-    """As with cudaDeviceScheduleBlockingSync, and on AMD's GPUs by default: it does not poll."""
+    """The thread does not poll, with cudaDeviceScheduleBlockingSync, and on AMD's GPUs by default."""
     assert activity([process(state="S", approximate=stack, wchan=wchan)] * 2).kind is kind
 
 
@@ -513,7 +513,7 @@ def test_threads_of_a_main_thread_that_waits_for_them_are_shown() -> None:
 
 @pytest.mark.parametrize(("left", "cause"), [("bash", Cause.RANK_ENDED), ("python3", Cause.HOST_LATE)])
 def test_rank_with_only_its_script_left_has_ended(left: str, cause: Cause) -> None:
-    """Its processes have no MPI, although other ranks have passed MPI_Init, which needs every rank."""
+    """The rank's processes have no MPI, although other ranks have passed MPI_Init, which needs every rank."""
     waits = replace(process(IN_ALLREDUCE), rank=0, size=2, libraries=("/opt/mpi/lib/libmpi.so.12",))
     rest = replace(process(state="S", approximate=("wait4 (libc.so.6)", "main (bash)")), program=left)
     rest = replace(rest, pid=9, rank=1, size=2, threads=(replace(rest.threads[0], tid=9),))

@@ -96,7 +96,7 @@ def test_build_of_mpi4py_is_detected_without_importing_it(
 
 
 def test_launcher_decides_between_two_mpis_in_one_prefix(tmp_path: Path) -> None:
-    """As on Debian: both libraries in /usr/lib/x86_64-linux-gnu, and mpiexec a link to one MPI's launcher."""
+    """Debian has both libraries in /usr/lib/x86_64-linux-gnu; mpiexec is a link to one MPI's launcher."""
     lib = tmp_path / "lib/x86_64-linux-gnu"
     open_mpi, mpich = plant(lib / "libmpi.so.40"), plant(lib / "libmpich.so.12")
     orterun, hydra = plant(tmp_path / "bin/orterun"), plant(tmp_path / "bin/mpiexec.hydra")

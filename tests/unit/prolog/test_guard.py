@@ -122,7 +122,7 @@ guard.tree.end = hang
 
 
 def test_guard_without_processor_time_in_its_budget_answers() -> None:
-    """As on a busy node: when the guard runs, its time is already over."""
+    """On a busy node, the guard's time may be over when it first runs."""
     code, line, _ = run("""
 def work(channel):
     channel.answer(7, "too late")

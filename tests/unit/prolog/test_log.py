@@ -86,7 +86,7 @@ def test_writer_that_waited_for_a_rotation_writes_to_the_new_log(
 
 
 def test_log_moved_meanwhile_is_reported(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As logrotate may do, between the prolog's look at the name and its renaming."""
+    """logrotate may move the log between the prolog's look at the name and its renaming."""
     append(log, {"n": 1}, 10)
 
     def moved(self: Path, target: Path) -> Path:
@@ -201,7 +201,7 @@ def test_unread_syslog_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_line_is_sent_to_a_stream_syslog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As syslog-ng may be configured."""
+    """syslog-ng may be configured with a stream socket."""
     monkeypatch.setattr("gpuipc_doctor.prolog.log.SYSLOG", tmp_path / "log")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "log"))

@@ -285,7 +285,7 @@ def test_every_built_in_check_loads_and_is_documented() -> None:
 
 
 def test_only_requested_built_in_checks_are_imported(tmp_path: Path) -> None:
-    """In a new process, because this one has imported all checks. A site's files are not imported either."""
+    """Uses a new process: this one has imported all checks. A site's files are not imported either."""
     (tmp_path / "ours.py").write_text(OWN_CHECK.format(body="return []"))
     program = (
         "import sys\n"

@@ -177,7 +177,7 @@ def test_waiting_for_a_processor_does_not_count_as_silence(
 def test_program_below_a_worker_is_starved_unless_it_yields(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: tree.Timeslices, silent_s: float
 ) -> None:
-    """As fi_pingpong does while it waits for a message that never comes."""
+    """fi_pingpong yields while it waits for a message that never comes."""
     monkeypatch.setattr(tree, "timeslices_of", {7: {}, 8: {8: had}}.__getitem__)
     monkeypatch.setattr(tree, "at_work", lambda pid: 8)
     role = RunningRole(SimpleNamespace(pid=7), RoleFiles(tmp_path, "one"), Progress(tmp_path / "j"), 0.0)  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ THREADS = {7: tree.Timeslices(number=1), 8: tree.Timeslices(number=1)}
 def test_call_is_starved_if_any_thread_it_may_wait_for_is(
     looks: list[dict[int, tree.Timeslices]], starved_s: float
 ) -> None:
-    """As in hipStreamCreateWithFlags, which starts a thread and waits for it."""
+    """hipStreamCreateWithFlags starts a thread and waits for it."""
     threads, seconds = dict(THREADS), 0.0
     starvation = tree.Starvation(dict(threads))
     for look in looks:
@@ -352,7 +352,7 @@ def test_blamed_rank_is_in_a_driver_call_or_has_made_fewest_mpi_calls(
 
 
 def test_process_without_a_processor_is_seen_to_wait_unless_it_yields() -> None:
-    """As a rank that polls for a message that never comes: its deadline must still end it."""
+    """A rank that polls for a message that never comes may yield; its deadline must still end it."""
     spins, yields = (
         f"import os\nos.write(1, b'.')\nwhile True: {does}" for does in ("pass", "os.sched_yield()")
     )

@@ -72,7 +72,7 @@ def test_generated_history_ends_and_matches_as_modelled_in_any_order(ranks: int,
 
 @pytest.mark.parametrize("seed", range(6))
 def test_part_of_a_history_ends_and_matches_as_modelled_in_any_order(seed: int) -> None:
-    """As after shrinking, any operations may be missing."""
+    """Shrinking may remove any operations."""
     random = Random(seed)
     generator, operations = made(3, seed, 1)
     for _ in range(20):
