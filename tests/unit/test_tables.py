@@ -81,9 +81,8 @@ def test_nothing_is_stored_if_python_stores_no_bytecode(
 
 
 def test_directory_that_cannot_be_written_costs_only_time(reader: Reader) -> None:
-    (
-        reader.file.parent / "__pycache__"
-    ).touch()  # stands for a read-only directory, which would not stop root
+    # Like a read-only directory, which would not stop root.
+    (reader.file.parent / "__pycache__").touch()
     assert [reader.compiled() for _ in range(2)] == [["one", "two"]] * 2
     assert reader.times == 2
 
