@@ -24,7 +24,7 @@ FAULTS = {
 """Check and generation: the known issue that it finds there, and the setting that helps."""
 
 LACKING = {("ipc-vmm", 5), ("driver-pool-release", 5)}
-"""Checks of which a generation lacks the functions."""
+"""Checks whose functions a generation lacks."""
 
 
 @pytest.mark.kfd

@@ -125,7 +125,7 @@ def test_growth_stops_if_neither_small_nor_large_buffers_add_memory(
 
 
 def test_growth_with_releases_has_a_bound_and_does_not_stop() -> None:
-    """A cache of 12 large buffers ends, with 44 small ones, at the level before them."""
+    """After 44 small buffers, a cache of 12 large ones uses as much memory as before them."""
     went = [END + 2.0 * MIB * n for n in range(1, 21)]
     back = followed_by([*went, *[END + 2.0 * MIB] * 60], [END + 2.0 * MIB])
     assert not back.stops
