@@ -131,7 +131,7 @@ def judge_threshold(seen: Json) -> Iterable[Finding]:
         yield Finding.warn(
             "not-held",
             "a pool held {reserved:mib} although its release threshold is {threshold:mib}",
-            "more than that was allocated and freed; a new allocation of that size must wait for the device",
+            "more than the threshold was allocated and freed; the next allocation must wait for the device",
             reserved=held,
             threshold=2 * nbytes,
         )

@@ -50,7 +50,7 @@ class Environment(Check):
         if ctx.lacking:
             yield Finding.ok(
                 "hang-unarmed",
-                "not set, although they would help to diagnose a hang; `gpuipc-doctor job --arm` prints them",
+                "variables that help to diagnose a hang are not set; see `gpuipc-doctor job --arm`",
                 *ctx.lacking,
             )
 

@@ -146,7 +146,7 @@ class FabricSmallMessage(Check):
                 "{count} sizes {checked} over {routes}",
                 *latencies(right),
                 *chosen(right, done.params["stated"]),
-                *(f"not tried without {other}: {COME_FROM[other]}" for other in done.params["missing"]),
+                *(f"{other} not found, so not tried: {COME_FROM[other]}" for other in done.params["missing"]),
                 measured=measured(program, right),
                 count=len(done.params["sizes"]),
                 checked="right" if program == "fi_pingpong" else "delivered",
@@ -199,7 +199,7 @@ def measured(program: str, tries: list[Json]) -> Iterator[Measurement]:
 
 def latencies(tries: list[Json]) -> Iterator[Evidence]:
     for timing in timed(tries):
-        says = "{route}, {size:bytes}: {latency:us}"
+        says = "{route}, {size} B: {latency:us}"
         yield Evidence.measured(says, route=timing["route"], size=timing["size"], latency=timing["us"] / 1e6)
 
 

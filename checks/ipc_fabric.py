@@ -112,9 +112,9 @@ def export(w: Worker) -> None:
     with memory, memory.map() as mapping:
         write_pattern(mapping, nbytes)
         handle = memory.export_fabric()
-        step = w.step("import it in the process that made it")
+        step = w.step("import the handle in the exporting process")
         with step, w.gpu.import_fabric(handle, nbytes) as own, own.map() as again:
-            wrong = wrong_pattern("in the process that made it", again, nbytes)
+            wrong = wrong_pattern("in the exporting process", again, nbytes)
         w.record(refused="", wrong=wrong, exchanged=[], nbytes=nbytes)
         w.peer.send([handle, nbytes])
         if w.peer.recv() == "mapped":

@@ -90,7 +90,7 @@ class IpcRelease(Check):
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         if failed := done.records.get("starter", {}).get("failed"):
-            says = "importer {number} of {exits} did not open the segment and exit: {call} {how}"
+            says = "importer {number} of {exits} failed before it exited with the segment open: {call} {how}"
             yield Finding.fail("importer-ended", says, exits=len(EXITS), **failed)
             return
         wrong = [line for record in done.records.values() for line in record.get("wrong", ())]
@@ -242,7 +242,7 @@ def open_segment(gpu: Gpu, wrong: list[str], handle: bytes) -> IpcMapping:
     """Open a segment and record wrong data."""
     mapping = gpu.open_ipc(handle)
     if unlike := unlike_pattern(mapping, NBYTES, 1):
-        wrong.append(f"opened to be closed later: {unlike}")
+        wrong.append(f"segment left open: {unlike}")
     return mapping
 
 

@@ -81,7 +81,7 @@ class IpcStale(Check):
         if importer["overlap"]:
             yield Finding.fail(
                 "overlap",
-                "overlapping mapping: a new segment cannot be opened beside a stale mapping",
+                "a new segment cannot be opened while a stale mapping overlaps it",
                 *importer["overlap"],
                 remedy="MPI: limit or disable its cache of IPC mappings",
             )
@@ -163,7 +163,7 @@ def look(w: Worker) -> None:
                 if name not in PARTS:
                     overlap.append(f"{what}: {error}")
                 w.peer.send("refused")
-        new_wrong.append(wrong and f"{what}: {wrong}")
+        new_wrong.append(wrong and f"{what} {wrong}")
         old.close()
         with w.step(f"round {number + 1}: read the neighbour, whose block the closed segments may share"):
             old_wrong += wrong_pattern(f"neighbour of the {what}", neighbour, NEIGHBOUR, STAYS)
@@ -174,14 +174,14 @@ def look(w: Worker) -> None:
 
 
 def new_segment(mapping: str, name: str) -> str:
-    return f"new segment ({name}), old mapping {mapping}"
+    return f"new segment ({name}, old mapping {mapping})"
 
 
 def mistaken(new: IpcMapping, nbytes: int, number: int) -> str:
-    """Descriptions of wrong data in a round's new segment; and whether it is the old segment's data."""
+    """Description of wrong data in a round's new segment, perhaps the old segment's; empty if correct."""
     wrong = unlike_pattern(new, nbytes, number, 1)
     shows_old = wrong and new.read(PAGE) == pattern(PAGE, number, 0)
-    return f"the old data: {wrong}" if shows_old else wrong
+    return wrong and f"shows {'the old' if shows_old else 'wrong'} data: {wrong}"
 
 
 CHECK = IpcStale()

@@ -276,7 +276,7 @@ def share_and_watch(w: Worker) -> None:
         with w.gpu.create_physical(nbytes) as memory, memory.map() as mapping:
             share(importer, memory)
             importer.wait_gone()
-            lost.extend(wrong_pattern("written by the importer that was killed", mapping, nbytes))
+            lost.extend(wrong_pattern("data written by the killed importer", mapping, nbytes))
 
     before = ledger.mark()
     lose(importer)

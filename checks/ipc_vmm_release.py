@@ -70,7 +70,7 @@ class IpcVmmRelease(Check):
             found.append(Finding.fail("wrong-at-exporter", says, *wrong[:3], times=len(wrong)))
         if not found:
             evidence = [item for each in accounts(done) for item in each.evidence()]
-            says = "nothing left after {rounds} imports, {verified:mib} verified"
+            says = "nothing leaked in {rounds} imports, {verified:mib} verified"
             verified = ROUNDS * glanced_at(exporter["nbytes"])
             found.append(Finding.ok("returned", says, *evidence, rounds=ROUNDS, verified=verified))
         yield from found

@@ -36,7 +36,7 @@ class KnownVersions(Check):
             )
         if not (ctx.version_matches or ctx.unexpected):
             known = [f"{fact.name} {fact.value}" for fact in ctx.inventory if fact.value]
-            yield Finding.ok("not-known-bad", "no known issue has these versions", *known)
+            yield Finding.ok("not-known-bad", "no known issue affects these versions", *known)
 
 
 CHECK = KnownVersions()

@@ -173,7 +173,7 @@ def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
     if room < TELLING:
         return Finding.skip(
             "share-too-small",
-            "{room:mib} of buffers are too few for a verdict, although none was kept ({variant})",
+            "{room:mib} of buffers is too little for a verdict; none of them was kept ({variant})",
             *evidence,
             remedy=f"raise `memory` in the site config to {least:.0f} MiB of device memory",
             room=room,
@@ -225,7 +225,7 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
             "keeps-many",
             f"about {kept} are kept {{where}} ({{variant}}), then use levels off",
             Evidence.seen(
-                "{sent} of {each:mib} displaced the large ones; no address was used twice", **values
+                "{sent} buffers of {each:mib} displaced the large ones; no address was reused", **values
             ),
             *([] if seen.counts_bytes else [reach]),
             *held,
@@ -267,7 +267,7 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
     says = "did not level off in {times} iterations: at least {buffers:round} freed buffers are kept"
     if bound:
         often = "twice" if decides else "once"
-        says = f"a bound of {kept}, if there is one, was not exceeded {often} in {{times}} iterations"
+        says = f"may level off at {kept}; {{times}} iterations did not fill such a cache {often}"
     full = "at this rate the device is full after {left:round} more iterations"
     return Finding.fail(
         "grows",
@@ -297,9 +297,9 @@ def judge_creep(done: ProbeOutcome, role: str, seen: BufferGrowth) -> Finding:
         "variant": done.probe,
     }
     rose = Evidence.seen(
-        "{sent} small buffers of {each:mib} followed; each of the last permanently added {creep:bytes}"
+        "{sent} small buffers of {each:mib} followed; each of the last ones added {creep:bytes} for good"
         if seen.creep
-        else "{steps} permanent increases in {times} iterations, in each third of them",
+        else "used memory rose for good {steps} times in {times} iterations, in each third of the run",
         sent=len(seen.small),
         each=SMALL,
         creep=seen.creep,

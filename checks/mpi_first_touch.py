@@ -72,8 +72,8 @@ class MpiFirstTouch(Check):
             nbytes = done.params["nbytes"]
             yield Finding.warn(
                 "slow-first-message",
-                "the first message from a buffer of {odd:bytes} takes {ratio:round} times as long as from "
-                "one of {whole:bytes}",
+                "the first message from a buffer of {odd} B takes {ratio:round} times as long as from one of "
+                "{whole} B",
                 *figures,
                 remedy=f"round the sizes of buffers up to whole pages ({PAGE} B)",
                 odd=nbytes + 1,

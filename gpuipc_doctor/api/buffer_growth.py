@@ -188,8 +188,8 @@ class BufferGrowth:
         blocks."""
         last = last_third(self.used)
         return Evidence.seen(
-            "{role}: {more:mib} more in use than at the start; would have detected growth of "
-            "{least:bytes} per iteration",
+            "{role}: {more:mib} more in use than at the start; growth of {least:bytes} or more per iteration "
+            "would have been detected",
             role=whose,
             more=self.beyond_the_first,
             least=smallest_found(range(len(last)), last, self.unsuspicious, block),
@@ -228,7 +228,8 @@ class BufferGrowth:
 
     @property
     def _ends(self) -> tuple[Sequence[float], Sequence[float]]:
-        """First and last readings of a cache full of small buffers: a third each, or as many as it holds."""
+        """First and last readings of a cache full of small buffers: a third of the readings each, or as many
+        as the cache holds buffers."""
         if len(self.small) < FEWEST:
             return (), ()
         then = self.small[self._displaced_after :]
@@ -254,7 +255,7 @@ class BufferGrowth:
         return max(self._ends[0], default=0)
 
     def _since_before_the_first(self, used: float) -> float:
-        """Growth in bytes since before the first buffer, which counts as kept, in driver blocks."""
+        """Growth in bytes, in whole driver blocks, since before the first buffer, which counts as kept."""
         return used - self.used[0] + -(-self.sizes[0] // self.each) * self.each
 
     @property

@@ -71,7 +71,7 @@ def record_bandwidth(w: Worker, nbytes: int) -> None:
 def figures(latencies: Iterable[Latency]) -> Iterator[Evidence]:
     """Latency and bandwidth by size."""
     for size, fastest, usual in latencies:
-        says = "{size:bytes}: median {median:us}, fastest {fastest:us}"
+        says = "{size} B: median {median:us}, fastest {fastest:us}"
         values = {"size": size, "median": usual, "fastest": fastest}
         if size:
             says, values = f"{says}, {{speed}} GB/s", {**values, "speed": float(f"{size / usual / 1e9:.3g}")}
@@ -102,7 +102,7 @@ def out_of_line(latencies: Iterable[Latency]) -> Iterator[Evidence]:
         around = max(before.fastest, after.fastest)
         if here.fastest > OUT_OF_LINE * around:
             yield Evidence.measured(
-                "{size:bytes}: {fastest:us}; {smaller:bytes} and {larger:bytes}: at most {around:us}",
+                "{size} B: {fastest:us}; {smaller} B and {larger} B: at most {around:us}",
                 size=here.size,
                 fastest=here.fastest,
                 smaller=before.size,

@@ -83,7 +83,7 @@ class Ledger:
         self._lag_s = 0.0
         self._sizes = [self._gpu.device.total_bytes, self._gpu.memory_info()[1]]
         self._still, self._since = self._gpu.memory_used(), w.clock()
-        with w.step("see whether used memory rises by what is allocated"):
+        with w.step("check that used memory rises by the allocated amount"):
             while len(self._rises) < TRIES and not self._see_rise():
                 pass
         self._record()
@@ -342,7 +342,8 @@ class Entry:
     def _repetition(self) -> list[Evidence]:
         if self.repeated is None:
             return []
-        return [Evidence.seen("in a repetition it changed by {repeated:mib}", repeated=self.repeated)]
+        says = "used memory changed by {repeated:mib} when the step was repeated"
+        return [Evidence.seen(says, repeated=self.repeated)]
 
     def trust(self, found: Finding | None) -> Finding | None:
         """Return ``found``; if the memory stays missing after the process ended, another process holds it."""
@@ -416,8 +417,8 @@ class Loop:
         `smallest_found`."""
         smallest = smallest_found(self.rounds, self.used, self.unsuspicious, block)
         return Evidence.measured(
-            "would have detected growth of {smallest:bytes} or more on {device} with each {what} ({rounds} "
-            "rounds, counter step {block:bytes})",
+            "growth of {smallest:bytes} or more on {device} with each {what} would have been detected "
+            "({rounds} rounds, counter step {block:bytes})",
             rounds=max(self.rounds),
             smallest=smallest,
             what=self.what,

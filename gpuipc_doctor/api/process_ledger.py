@@ -133,7 +133,7 @@ _LOSSES: Mapping[str, _Loss] = {
         Finding.warn,
         "threads-left",
         "{role}: threads grow by {growth} with each {what}",
-        "restart processes before they reach the limit of threads (ulimit -u, pids.max)",
+        "restart processes before they reach the thread limit (ulimit -u, pids.max)",
     ),
     "host": _Loss(
         Finding.warn,

@@ -83,7 +83,7 @@ def lacking(facts: Iterable[Fact], environ: Iterable[str]) -> Iterator[str]:
     """Settings missing on this node that would help diagnose a hanging job."""
     facts = tuple(facts)
     for variable in variables(facts, environ):
-        yield f"{variable.name} is not set: {_use(variable)}"
+        yield f"{variable.name} is not set; with it: {_use(variable)}"
     yield from limits(facts)
 
 

@@ -23,14 +23,21 @@ def _plain(value: Json) -> str:
     return str(value)
 
 
-def _mib(value: Json) -> str:
-    mib = value / 2**20
-    return f"{mib:.0f} MiB" if abs(mib) >= 10 or mib == round(mib) else f"{mib:.1f} MiB"
+def _in(unit: str, nbytes: int, value: Json) -> str:
+    number = value / nbytes
+    return f"{number:.0f} {unit}" if abs(number) >= 10 or number == round(number) else f"{number:.1f} {unit}"
+
+
+def _bytes(value: Json) -> str:
+    return _in(*next((unit for unit in _UNITS if abs(value) >= unit[1]), ("B", 1)), value)
+
+
+_UNITS = (("MiB", 2**20), ("KiB", 2**10))
 
 
 FORMS: Mapping[str, Callable[[Json], str]] = {
-    "bytes": lambda value: f"{value:.0f} B",
-    "mib": _mib,
+    "bytes": _bytes,
+    "mib": lambda value: _in("MiB", 2**20, value),
     "s": lambda value: f"{value:g} s",
     "ms": lambda value: f"{1000 * value:.3g} ms",
     "us": lambda value: f"{1e6 * value:.1f} µs",

@@ -46,7 +46,7 @@ def test_missing_diagnostic_variables_are_no_warning() -> None:
     found = [*check("environment").probes(Context(lacking=("NCCL_DEBUG is not set: its warnings",)))]
     passed, lacks = (finding for finding in found if isinstance(finding, Finding))
     assert (passed.status, lacks.status) == (Status.PASS, Status.PASS)
-    assert sentences.summary(lacks).startswith("not set, although they would help to diagnose a hang")
+    assert sentences.summary(lacks).startswith("variables that help to diagnose a hang are not set")
     assert sentences.evidence(lacks) == ("NCCL_DEBUG is not set: its warnings",)
 
 

@@ -10,7 +10,7 @@ from gpuipc_doctor.report import sentences
 from tests.checks.judging import GOOD, conclude, statuses
 
 RIGHT = [""] * 6
-ONE_WRONG = ["", "new segment (larger), old mapping closed: the old data", *[""] * 4]
+ONE_WRONG = ["", "new segment (larger, old mapping closed) shows the old data", *[""] * 4]
 
 
 def ipc_stale(
@@ -68,9 +68,9 @@ def test_wrong_data_without_a_reused_address_is_not_stale(wrong: dict[str, Json]
     [("overlap", "overlap"), ("exporters", "writes-lost"), ("importers", "later-writes-unseen")],
 )
 def test_new_handle_that_does_not_open_or_later_shows_wrong_data_fails(seen: str, key: str) -> None:
-    (finding,) = ipc_stale(**{seen: ["new segment (larger), old mapping open"]})
+    (finding,) = ipc_stale(**{seen: ["new segment (larger, old mapping open)"]})
     assert (finding.status, finding.key) == (Status.FAIL, key)
-    assert sentences.evidence(finding) == ("new segment (larger), old mapping open",)
+    assert sentences.evidence(finding) == ("new segment (larger, old mapping open)",)
 
 
 @pytest.mark.parametrize(

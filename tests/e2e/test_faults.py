@@ -216,7 +216,7 @@ def _names(process: Path) -> str:
     ("faults", "exit_code", "says"),
     [
         ([], 0, "with each exit with it open (24 rounds"),
-        ([{"call": "exit", "do": "leak", "bytes": "2 MiB"}], 12, "grows by 2097152 B with each exit"),
+        ([{"call": "exit", "do": "leak", "bytes": "2 MiB"}], 12, "grows by 2 MiB with each exit"),
     ],
     ids=["healthy", "2 MiB"],
 )

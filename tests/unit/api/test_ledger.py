@@ -220,7 +220,7 @@ def test_loss_of_an_odd_size_is_a_fail_if_it_repeats(losses: list[int], status: 
     ledger.watch("the end", act)
     (finding,) = account(w.records).judge(ODD_BYTES)
     assert (finding.status, finding.key) == (status, key)
-    assert f"in a repetition it changed by {losses[1]} MiB" in sentences.evidence(finding)
+    assert f"used memory changed by {losses[1]} MiB when the step was repeated" in sentences.evidence(finding)
     assert any("process 4711 (train)" in line for line in sentences.evidence(finding))
 
 
@@ -393,7 +393,7 @@ def test_growing_loop_fails_with_its_rate() -> None:
     finding = loop(CREEPS).judge("cuda:0")
     assert finding is not None
     assert finding.status is Status.FAIL
-    assert sentences.summary(finding) == "used memory of cuda:0 grows by 2097152 B with each open and close"
+    assert sentences.summary(finding) == "used memory of cuda:0 grows by 2 MiB with each open and close"
 
 
 def test_wavering_loop_does_not_grow() -> None:
@@ -430,8 +430,8 @@ def test_measured_loops_report_the_detectable_growth() -> None:
     watched = Account("cuda:0", [[IDLE, IDLE + 38 * MIB]], [], [loop(LEVEL)])
     (evidence,) = watched.evidence()
     assert sentences.line(evidence) == (
-        "would have detected growth of 37450 B or more on cuda:0 with each open and close "
-        "(256 rounds, counter step 2097152 B)"
+        "growth of 37 KiB or more on cuda:0 with each open and close would have been detected "
+        "(256 rounds, counter step 2 MiB)"
     )
     assert all(creeps(in_blocks(37450, phase)) for phase in range(0, 2 * MIB, MIB // 16))
     assert not creeps(in_blocks(37450 // 4, 0))

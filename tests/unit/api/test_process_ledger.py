@@ -28,8 +28,8 @@ def judge(**figures: Callable[[int], float]) -> list[Finding]:
 LOSSES = [
     ("descriptors", 1, Status.FAIL, "importer: open descriptors grow by 1 with each open"),
     ("threads", 1, Status.WARN, "importer: threads grow by 1 with each open"),
-    ("addresses", 4096, Status.FAIL, "importer: reserved addresses grow by 4096 B with each open"),
-    ("host", MIB, Status.WARN, "importer: host memory grows by 1048576 B with each open"),
+    ("addresses", 4096, Status.FAIL, "importer: reserved addresses grow by 4 KiB with each open"),
+    ("host", MIB, Status.WARN, "importer: host memory grows by 1 MiB with each open"),
 ]
 
 

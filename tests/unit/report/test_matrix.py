@@ -168,7 +168,7 @@ def troubled() -> Report:
         remedy="run again on an idle node",
     )
     leaks = [
-        Finding.fail("leaks", "every open and close leaks {each:bytes} of device memory", each=each)
+        Finding.fail("leaks", "every open and close leaks {each} B of device memory", each=each)
         for each in (65536, 65540, 65524)
     ]
     base = seed_002()

@@ -75,7 +75,7 @@ def test_loop_that_filled_the_device_itself_fails(used: list[int], status: Statu
     assert finding.status is status
     if status is Status.FAIL:
         summary = sentences.summary(finding)
-        assert summary == "used memory of hip:0 grows by 39845888 B with each import"
+        assert summary == "used memory of hip:0 grows by 38 MiB with each import"
         assert sentences.evidence(finding)[-1] == (
             "then exporter: hipMemCreate #76 returned hipErrorOutOfMemory (2)"
         )
