@@ -138,7 +138,7 @@ class Measurement:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
-            raise ValueError(f"{self.name} is {self.value}, which is no measurement")
+            raise ValueError(f"{self.name} is {self.value}, which is not a finite number")
 
 
 class EvidenceKind(enum.Enum):

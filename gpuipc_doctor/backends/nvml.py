@@ -57,7 +57,7 @@ class ProcessMemory:
                 "pid": pid,
                 "name": name_of(pid),
                 "held": nbytes,
-                "whose": "none of this run's" if is_stranger(pid) else "maybe this run's",
+                "whose": "not of this run" if is_stranger(pid) else "perhaps of this run",
             }
             for pid, nbytes in self._held(uuid).items()
             if nbytes

@@ -52,7 +52,7 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
 @click.option(
     "--summary",
     is_flag=True,
-    help="Print the summary that `fleet` reads, after the JSON report on ERROR, on FAIL or with --json.",
+    help="Print the summary that `fleet` reads; before it the JSON report on ERROR, on FAIL or with --json.",
 )
 @click.option(
     "--output", type=options.FilePath(), metavar="FILE", help="Also write the JSON report to this file."
@@ -99,7 +99,7 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     "--operations",
     type=click.IntRange(1),
     metavar="N",
-    help="Operations of each of these two.  [default: 1500 and more; in soak, for 10 minutes]",
+    help="Operations of each of ipc- and mpi-histories.  [default: 1500 and more; in soak, for 10 minutes]",
 )
 @click.option("--no-workarounds", is_flag=True, help="Do not try workarounds for failed checks.")
 @click.option("--accept-harm", is_flag=True, help="Also run probes known to harm nodes with these versions.")
@@ -109,7 +109,7 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     type=options.Choice(["default", "nagios"]),
     default="default",
     show_default=True,
-    help="Meaning of the exit code.",
+    help="Exit codes: this tool's, or those of a Nagios plugin.",
 )
 @click.option("--dry-run", is_flag=True, help="List the devices and the planned probes, and stop.")
 @click.pass_context

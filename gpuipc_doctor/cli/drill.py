@@ -344,8 +344,8 @@ class _Table:
         ended_early = f", {left} not completed" if left else ""
         ended = f"{counted(len(done), 'drill')} in {seconds:.0f} s"
         if accepted:
-            lines.append(f"{counted(accepted, 'finding')} accepted: explained by a fault, not stated")
-        return [*lines, f"{ended}: {good} as stated, {len(done) - good} not{ended_early}"]
+            lines.append(f"{counted(accepted, 'finding')} accepted: explained by a fault, not in 'expect'")
+        return [*lines, f"{ended}: {good} as expected, {len(done) - good} not{ended_early}"]
 
     def _line(self, *cells: str) -> list[str]:
         wrapped = [wrap(cell, width) for cell, width in zip(cells, self._widths, strict=True)]

@@ -75,8 +75,8 @@ def command(
 ) -> None:
     """Run `gpuipc-doctor check` on every node, collect the reports in DIR, and print them merged.
 
-    Arguments after `--` go to `check`, by default --all. Nodes are those of -w, else Slurm's: of a partition,
-    a reservation, the idle ones, or of the surrounding allocation.
+    Arguments after `--` go to `check`, by default --all. Nodes: -w, or a Slurm partition, reservation or all
+    idle nodes; by default those of the current allocation.
     """
     from gpuipc_doctor.fleet import directory
     from gpuipc_doctor.fleet.ask import Shipped, Via
@@ -156,7 +156,7 @@ class _Progress:
             directory.save(self._into, report, full)
         except OSError as error:
             if not self.unsaved:
-                say(f"{self._into}: {error.strerror or error}: reports without room are shown but not kept")
+                say(f"{self._into}: {error.strerror or error}: further reports are shown but not saved")
             self.unsaved.append(report)
         self._running.pop(report.node, None)
         self._done += 1

@@ -41,11 +41,15 @@ def command(
 ) -> None:
     """Send messages between pairs of nodes, and find bad nodes and bad links.
 
-    A node is bad if it fails five times, with two or more partners that pass with others; a pair is bad if it
-    fails five times while both pass with others; a switch, but none of its nodes, if no message leaves it.
+    \b
+      bad node    fails five times, with two or more partners that pass with others
+      bad pair    fails five times, while both nodes pass with others
+      bad switch  no message leaves it; its nodes are then not bad
+    \b
+
     Neighbours are tried first, in the order of Slurm's topology, else of the site config's topology, else of
-    the node set. Arguments after `--` go to `check mpi-small-message`; with `fabric-small-message` there,
-    each pair is also tried without MPI, or only without MPI on nodes that have none.
+    the node set. Arguments after `--` go to `check mpi-small-message`; `fabric-small-message` among them also
+    tries each pair without MPI, or only without MPI on nodes that have none.
     """
     from gpuipc_doctor.fleet import slurm
     from gpuipc_doctor.fleet.ask import Via
@@ -94,7 +98,7 @@ def _verdict(wanted: Sequence[str], found: Blame) -> dict[str, str]:
     return {
         "bad switches": folder.fold(each.switch for each in certain),
         "cut off by them": folder.fold(node for each in certain for node in each.nodes),
-        "cut off, or all of their nodes are bad": ", ".join(
+        "switches cut off, or with only bad nodes": ", ".join(
             f"{each.switch} ({folder.fold(each.nodes)})" for each in found.cut if not each.is_certain
         ),
         "perhaps cut off": folder.fold(found.suspected),

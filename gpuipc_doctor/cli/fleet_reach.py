@@ -60,7 +60,7 @@ def options_of(command: options.Command) -> options.Command:
             type=click.Choice(["auto", "slurm", "flux", "ssh"]),
             default="auto",
             show_default=True,
-            help="auto: flux within a Flux instance, slurm if srun is found.",
+            help="How to reach the nodes. auto: flux within a Flux instance, slurm if srun is found.",
         ),
         click.option("--all-idle", is_flag=True, help="All nodes that are idle in Slurm."),
         click.option("--reservation", metavar="NAME", help="The nodes of this reservation."),

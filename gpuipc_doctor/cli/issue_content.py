@@ -70,7 +70,7 @@ def _detection(issue: KnownIssue) -> Iterator[str]:
     if issue.checks:
         yield f"gpuipc-doctor check {' '.join(issue.checks)}"
     if issue.signatures:
-        yield "gpuipc-doctor diagnose FILE, in logs"
+        yield "gpuipc-doctor diagnose FILE (logs)"
     if any(range_.introduced != "unknown" or range_.known_bad for range_ in issue.affected) or (
         issue.needs and not issue.affected
     ):
@@ -95,7 +95,7 @@ def _workaround(issue: KnownIssue, one: Workaround) -> Iterator[str]:
     if one.when:
         yield _fill(f"for: {issue.component} {one.when}", "    ")
     if one.cost:
-        yield _fill(f"price: {one.cost}", "    ")
+        yield _fill(f"cost: {one.cost}", "    ")
     if one.risk:
         yield _fill(f"can cause {one.risk}: {one.risk_source}", "    ")
     if one.conflicts:

@@ -55,7 +55,7 @@ SHORTEST_S, LONGEST_S = 5.0, 24 * 3600.0
 @click.option("--stacks", is_flag=True,
               help="Stop each process for up to 2 s per snapshot, one at a time, for its stack.")  # fmt: skip
 @click.option("--for", "seconds", type=Duration(), metavar="SECONDS", default=0.0,
-              help="After that, watch each process for growth during this time (60s, 5m).")  # fmt: skip
+              help="After the snapshots, watch each process for growth for this time (60s, 5m).")  # fmt: skip
 @click.option(
     "--ras", is_flag=True, help="Query NCCL's RAS service of any version; old versions can crash the job."
 )
@@ -65,7 +65,7 @@ SHORTEST_S, LONGEST_S = 5.0, 24 * 3600.0
                   "versions, and exit.")  # fmt: skip
 @options.seconds("--deadline", "Time limit for each node.", default=180.0, show_default=True)
 @click.option("--since", "since_file", type=options.FilePath(), metavar="FILE",
-              help="Show changes since an earlier JSON document.")  # fmt: skip
+              help="Show changes since an earlier run's JSON (--save).")  # fmt: skip
 @click.option("--save", type=options.FilePath(), metavar="FILE", help="Also write the JSON to FILE.")
 @formats.options(["table", "markdown", "html", "json"], "Format for people, a ticket, a browser or programs.")
 @click.pass_context

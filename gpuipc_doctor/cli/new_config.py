@@ -97,7 +97,7 @@ def _base(base: Path | None, devices: Sequence[Device], resembled: Sequence[str]
         yield "# The shipped file for this node; the settings below override it."
         yield f"extends: {flow(base.stem)}"
     elif resembled:
-        yield "# By GPUs and network this node looks like a system with a shipped file. If it is:"
+        yield "# Shipped files for systems with these GPUs and this network; uncomment this system's line:"
         yield from (f"# extends: {name}" for name in resembled)
     else:
         backends = {device.backend for device in devices}

@@ -32,17 +32,20 @@ class ExitZeroOnUsageError(click.Command):
 
 @click.command(cls=ExitZeroOnUsageError)
 @options.config("Site config; without it /etc/gpuipc-doctor/site.yaml, else the defaults.")
-@options.seconds("--budget", "Seconds from the start of this process.  [default: the config's, or 8]")
+@options.seconds("--budget", "Time limit from the start of this process.  [default: the config's, or 8]")
 def command(*, config_file: Path | None, budget: float | None) -> None:
     """Test this node before a job.
 
-    Runs the checks of the prolog tier on the job's GPUs (SLURM_JOB_GPUS, else all), prints one line and
-    exits: with 0 if the job may start; if the site config's policy drains the node, with 12 (FAIL) or 11
-    (could not tell). Ends within the budget plus one second, whatever hangs. Any other code means that the
-    tool is broken, which is no reason to drain.
+    Runs the checks of the prolog tier on the job's GPUs (SLURM_JOB_GPUS, else all) and prints one line. Ends
+    within the budget plus one second, whatever hangs. Needs no PATH, HOME, TMPDIR or terminal. Serves as
+    Slurm's Prolog, Epilog and HealthCheckProgram.
 
-    The same command serves as Slurm's Prolog, Epilog and HealthCheckProgram. It needs no PATH, HOME, TMPDIR
-    or terminal. A mistake on its command line or in the config is reported, with exit code 0.
+    \b
+    Exit codes:
+      0      the job may start; also after a mistake on the command line or in the config
+      11     could not tell, and the site config's policy drains the node
+      12     FAIL, and the policy drains the node
+      other  the tool failed: do not drain
     """
     isolation.isolate()
     answer.run(config_file, budget)

@@ -69,7 +69,7 @@ def command(
     \b
     Exit codes:
       0  the ticket is written, complete or not
-      2  usage, or a file is no such document
+      2  usage, or a file is not such a document
     """
     from gpuipc_doctor.ticket import bundle as archive
     from gpuipc_doctor.ticket import templates, ticket_content

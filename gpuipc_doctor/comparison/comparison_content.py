@@ -206,8 +206,8 @@ def _on_speed(comparison: Comparison) -> Iterator[str]:
         found = ", ".join(f"{len(speeds.of(pace))} {pace.value}" for pace in _CHANGED)
         yield (
             f"Speed: {len(told)} quantities compared: {found}. Changes within "
-            f"{100 * comparison.tolerance:g} % are ignored; "
-            f"all bounds hold together with {100 - 100 * DOUBT:g} %."
+            f"{100 * comparison.tolerance:g} % are ignored. With {100 - 100 * DOUBT:g} % probability, all "
+            "intervals are correct."
         )
     if few:
         yield (
@@ -217,6 +217,6 @@ def _on_speed(comparison: Comparison) -> Iterator[str]:
     if control.ratio:
         was, now = (_figure(value, "s") for value in (control.before, control.after))
         yield (
-            f"Control: a worker started in {was}, then in {now}, without any driver: ratio "
-            f"{_ratio(control)}. Only larger changes count."
+            f"Control: starting a worker without a driver took {was}, then {now}: ratio {_ratio(control)}. "
+            "Only larger changes count."
         )

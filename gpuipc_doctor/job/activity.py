@@ -330,7 +330,8 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
         return Activity(Kind.DEVICE, where or driver, path, f"{how} in {driver} at every sample")
     if main.state == "R" or busy > 0.5:
         if any(snapshot.counts for snapshot in snapshots):
-            return Activity(Kind.COUNTS, where, path, "a number in its registers, stack or variables counts")
+            why = "a number in its registers, stack or variables keeps rising or falling"
+            return Activity(Kind.COUNTS, where, path, why)
         return Activity(Kind.COMPUTES, where, path, "runs outside MPI and the driver")
     reason = f"sleeps in {main.wchan or 'a system call'}{_other_threads(snapshots, main)}"
     return Activity(Kind.SLEEPS, where or main.wchan, path, reason)
@@ -338,7 +339,7 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
 
 def _functions(snapshots: Sequence[Process], main: Thread) -> list[str]:
     """Functions that the thread was seen in: the Python function, or those of extensions that it calls, else
-    each stack's innermost frame in the program. One that calls itself is several, where its depth differs.
+    each stack's innermost frame in the program. A recursive function counts once for each depth.
     """
     python = [tuple(map(_without_line, snapshot.python)) for snapshot in snapshots if snapshot.python]
     if len({*python}) > 1:
@@ -351,7 +352,7 @@ def _functions(snapshots: Sequence[Process], main: Thread) -> list[str]:
         inner = (next((frame for frame in stack if not _SHARED.search(frame)), "[") for stack in stacks)
     names = [*dict.fromkeys(frame.partition(" (")[0] for frame in inner if frame[0] != "[")]
     depths = {sum(frame.startswith(f"{name} (") for frame in stack) for stack in stacks for name in names[:1]}
-    return [*names, f"itself at {len(depths)} depths"] if len(depths) > 1 < max(depths) else names
+    return [*names, f"itself at {len(depths)} recursion depths"] if len(depths) > 1 < max(depths) else names
 
 
 def _is_outside_interpreter(frame: str) -> bool:

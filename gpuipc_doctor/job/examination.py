@@ -61,7 +61,9 @@ def _ended(
     )
     return {
         rank: replace(
-            activities[rank], kind=Kind.ENDED, reason=f"of it {', '.join(left[rank])} is left, without MPI"
+            activities[rank],
+            kind=Kind.ENDED,
+            reason=f"only {', '.join(left[rank])} is left of this rank, without MPI",
         )
         for rank, process in ranks.items()
         if is_past_init

@@ -72,7 +72,7 @@ class Watched:
         self._add(at, _sample(self.ranks))
         samples, elapsed = len(self._times), at - self._times[0]
         if samples < FEWEST and elapsed >= self.seconds * MOST_TIMES:
-            self.unseen[GROWTH] = f"only {samples} samples in {elapsed:.0f} s, of {FEWEST} that are needed"
+            self.unseen[GROWTH] = f"only {samples} of {FEWEST} required samples in {elapsed:.0f} s"
         return GROWTH in self.unseen or (samples >= FEWEST and elapsed >= self.seconds)
 
     def _add(self, at: float, values: Iterable[tuple[Key, int]]) -> None:

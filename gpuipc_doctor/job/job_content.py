@@ -56,7 +56,7 @@ _SENTENCES = {
     Cause.MISMATCH: "the ranks are in different collectives: {calls}",
     Cause.ALL_WAIT: "every rank waits in MPI for another rank: {waits_in}",
     Cause.FINALIZE: "every rank waits in MPI_Finalize",
-    Cause.GROWS: "growth in {blamed}: {operation}",
+    Cause.GROWS: "growth of {operation} in {blamed}",
     Cause.RUNS: "nothing is stuck",
     Cause.UNKNOWN: "cannot tell",
 }
@@ -77,12 +77,12 @@ _REMEDIES = {
     Cause.HOST_LATE: "check what the late rank does there; it may only be slow: rerun to compare",
     Cause.RANK_ENDED: "check the job's output for its last messages, and dmesg for the OOM killer",
     Cause.STOPPED: "send the process SIGCONT, or quit the debugger",
-    Cause.DEVICE_BUSY: "see whether the GPU is busy (nvidia-smi, rocm-smi); a kernel may not end",
+    Cause.DEVICE_BUSY: "check whether the GPU is busy (nvidia-smi, rocm-smi); a kernel may not end",
     Cause.MESSAGE_LOST: "compare the receive's tag, communicator and source with the sends",
     Cause.MISMATCH: "call collectives in the same order on all ranks of a communicator",
     Cause.ALL_WAIT: f"look for a cycle of sends and receives; or {_ON_A_FREE_NODE}",
-    Cause.GROWS: "see what it keeps (ls -l /proc/PID/fd, pmap PID); if the program frees it, "
-    f"{_ON_A_FREE_NODE}: mpi-cache-growth and others find what grows",
+    Cause.GROWS: "list what the process holds (ls -l /proc/PID/fd, pmap PID); if the program frees it, "
+    f"{_ON_A_FREE_NODE}: mpi-cache-growth and other checks find the leak",
     Cause.FINALIZE: "look for requests that were never completed",
 }
 

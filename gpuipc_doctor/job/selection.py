@@ -81,7 +81,9 @@ def _by_pid(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:
         if pid not in everyone:
             raise NoSuchJob(_unlisted(pid))
         if pid in (1, os.getpid()):
-            raise NoSuchJob(f"process {pid} ({everyone[pid].name}) is no job; name a rank or its launcher")
+            raise NoSuchJob(
+                f"process {pid} ({everyone[pid].name}) is not part of a job; name a rank or its launcher"
+            )
         if everyone[pid].state == "Z":
             raise NoSuchJob(f"process {pid} ({everyone[pid].name}) has ended and waits for its parent")
         found.add(_launcher(pid, everyone))

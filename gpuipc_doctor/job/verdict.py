@@ -54,10 +54,8 @@ def judge(
         )
         return Verdict(cause=Cause.UNKNOWN, blamed=tuple(polling), reasons=(why,))
     if len(activities) > 1 and (deaf := [rank for rank in outside if _is_at_socket(activities[rank])]):
-        why = "at a socket, outside MPI: for whom is not visible"
-        return Verdict(
-            cause=Cause.UNKNOWN, waiting=tuple(deaf), reasons=(f"{_plural(len(deaf), 'rank')} {why}",)
-        )
+        why = f"{_plural(len(deaf), 'rank')} waiting at a socket outside MPI: the peer cannot be seen"
+        return Verdict(cause=Cause.UNKNOWN, waiting=tuple(deaf), reasons=(why,))
     return Verdict(cause=Cause.RUNS, reasons=("no rank waits for another",))
 
 
@@ -127,7 +125,7 @@ def _all_in_mpi(activities: Mapping[int, Activity], waiting: Sequence[int], mess
     if messages:
         return Verdict(cause=Cause.RUNS if len(calls) == 1 else Cause.UNKNOWN, reasons=(_MOVE,))
     if messages is None and in_one_collective and any(_is_python(activities[rank]) for rank in waiting):
-        loop = "every rank is in the same collective; a Python loop of it would look the same"
+        loop = "every rank is in the same collective: stuck, or calling it repeatedly in a Python loop"
         return Verdict(cause=Cause.UNKNOWN, waiting=tuple(waiting), reasons=(loop,))
     collective = _ranks(activities, {Kind.COLLECTIVE, Kind.STARTS, Kind.ENDS})
     if len(collective) < len(waiting):
@@ -161,11 +159,11 @@ def _exchange(
     gone = f"{_plural(len(collective), 'rank')} left the exchange for {_operations(activities, collective)}"
     calls = {activities[rank].operation for rank in partners}
     if any(activities[rank].kind is Kind.SENDS for rank in partners) or any(map(_is_open, calls)):
-        request = "a request may be of a message or of a nonblocking collective"
+        request = "the request may belong to a message or to a nonblocking collective"
         reasons = [gone, request] if any(call.startswith("MPI_Wait") for call in calls) else [gone]
         return _all_wait(partners, collective, activities, "; ".join(reasons), messages)
     verdict = _blame(Cause.MESSAGE_LOST, partners, collective, activities)
-    several = ("or a request is of a send that no rank receives",) if calls - set(_RECEIVES) else ()
+    several = ("or a request belongs to a send that no rank receives",) if calls - set(_RECEIVES) else ()
     return replace(verdict, reasons=("no rank is in a send", *several, gone))
 
 

@@ -199,7 +199,7 @@ def _apply_suppression(one: Join, suppression: Suppression | None, today: date) 
         said = f"its suppression expired on {suppression.until} {wish}"
         yield replace(one, reason=f"{one.reason}; {said}")
     elif one.relation is not Relation.LATENT:
-        said = f"suppressed until {suppression.until} if only versions match {wish}"
+        said = f"suppressed until {suppression.until} only while no probe shows it {wish}"
         yield replace(one, reason=f"{one.reason}; {said}")
 
 

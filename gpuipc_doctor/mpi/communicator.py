@@ -64,11 +64,13 @@ class Communicator:
         self.size: int = self._world.Get_size()
         if self.size != ranks and "SLURM_PROCID" in os.environ and not _launchers_words():
             raise BackendUnavailable(
-                f"srun started {ranks} ranks of {library} without common MPI: each sees {self.size}",
+                f"srun started {ranks} ranks of {library}, but MPI_COMM_WORLD has {self.size}",
                 "set SLURM_MPI_TYPE to the interface that the library speaks, pmi2 or pmix (srun --mpi=list)",
             )
         if self.size != ranks:
-            raise _mismatch(f"{ranks} ranks were started, but each sees {self.size}; the launcher", library)
+            raise _mismatch(
+                f"{ranks} ranks were started, but MPI_COMM_WORLD has {self.size}; the launcher", library
+            )
 
     def library_version(self) -> str:
         text: str = self._api.Get_library_version()

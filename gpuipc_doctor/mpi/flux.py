@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gpuipc_doctor.mpi.identity import Identity
 
-SOURCE = "flux run, because this is a Flux instance (not tried on Flux)"
+SOURCE = "flux run, because this is a Flux instance (untested)"
 
 
 def program(environment: Mapping[str, str]) -> str:

@@ -55,7 +55,7 @@ def run(config: Path | None, budget_s: float | None = None) -> NoReturn:
 
 def answer(asked: Invocation, channel: Channel) -> None:
     """Answer from a stored pass, or test the node. Runs in the guard's child, because any step may hang."""
-    channel.doing(f"it read {asked.config or 'what it is made of'}")
+    channel.doing(f"it read {asked.config or 'its own files'}")
     lookup = state.look_up(asked.config, asked.gpus)
     if lookup.complaint:
         channel.say(f"gpuipc-doctor: {lookup.complaint}")
@@ -110,7 +110,7 @@ def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
     devices = {device.label: device.uuid for device in report.devices}
     _conclude(asked, policy, decided, channel, rows, devices, memory=lookup.why_not)
     if concerns.came_to_an_end(report):
-        channel.doing("it remembered the result")
+        channel.doing("it stored the result")
         has_passed = not decided.weighed
 
         def after(before: State) -> State:

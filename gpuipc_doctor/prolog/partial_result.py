@@ -78,7 +78,7 @@ class PartialResult:
             if self._running:
                 self._tell_what_runs()
             else:
-                self._channel.doing(f"what {last} showed was concluded")
+                self._channel.doing(f"the result of {last} was judged")
 
     def concluded(self, result: Result) -> None:
         with self._lock:

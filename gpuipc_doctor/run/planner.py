@@ -445,9 +445,9 @@ def _hidden(probe: Probe) -> Finding | None:
             "Slurm's GPU binding hides the other ranks' GPUs, and IPC handles cannot be opened",
             {"issue": HIDDEN_PEERS},
         ),
-        remedy="to test every device and pair, bind no GPU in mpi.launcher: srun --gpu-bind=none, without "
-        "--gpus-per-task (Intel MPI binds them itself: I_MPI_OFFLOAD_PIN=0); "
-        f"for jobs: `gpuipc-doctor known-issues show {HIDDEN_PEERS}`",
+        remedy="to test every device and pair, set an mpi.launcher that binds no GPUs: srun --gpu-bind=none "
+        "without --gpus-per-task; with Intel MPI, I_MPI_OFFLOAD_PIN=0; "
+        f"for jobs, see `gpuipc-doctor known-issues show {HIDDEN_PEERS}`",
         shown=[f"rank {rank} {' and '.join(labels) or 'none'}" for rank, labels in enumerate(shows)],
     )
 

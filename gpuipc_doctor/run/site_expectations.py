@@ -51,7 +51,7 @@ def of_types(types: Sequence[NodeType], node: NodeGpus, environment: Mapping[str
         return
     lost = [max(kind.gpus.count - node.listed(kind.gpus), 0) for kind in types]
     fitting = [
-        f"{kind.name} with {number} lost" if number else kind.name
+        f"{kind.name} with {number} missing" if number else kind.name
         for kind, number in zip(types, lost, strict=True)
     ]
     yield Finding.warn(

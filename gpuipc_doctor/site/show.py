@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def rendered(found: Layers, *, origin: bool) -> str:
     """The merged content of the files, in the schema's order."""
     files = [layers.shown(document.path) for document in found.documents]
-    head = f"# from the top: {' over '.join(files)}"
+    head = f"# layers, topmost first: {', '.join(files)}"
     if not files:
         return "# no file sets anything: the defaults apply; --all shows them\n"
     order = config.schema()["properties"]

@@ -172,7 +172,7 @@ def _during(
     values = {**_of(role), **values}
     if role.operation:
         return Finding.fail(key, f"{_CALL} {says}", *so_far, **values)
-    return Finding.error(key, f"{{role}}: {says} while no operation was armed", *so_far, **values)
+    return Finding.error(key, f"{{role}}: {says} outside any driver or MPI call", *so_far, **values)
 
 
 def _not_started(outcome: ProbeOutcome, role: RoleOutcome, so_far: tuple[Evidence, ...]) -> Finding:

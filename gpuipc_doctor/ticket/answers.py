@@ -241,7 +241,9 @@ def _gpus(subject: Subject) -> Iterator[Block]:
 
 def _stable_kernel(subject: Subject) -> Iterator[Block]:
     for fact in subject.facts("kernel")[:1]:
-        release = "a release candidate" if "-rc" in str(fact.value) else "no release candidate by its name"
+        release = (
+            "a release candidate" if "-rc" in str(fact.value) else "not a release candidate, by its name"
+        )
         yield Lines((f"{fact.value}: {release}",))
 
 

@@ -103,7 +103,7 @@ def _read(name: str, directory: int) -> bytes | str:
         ):
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                return "is no regular file"
+                return "is not a regular file"
             if status.st_size > MOST_BYTES:
                 return f"is larger than {MOST_BYTES >> 20} MiB"
             return file.read(MOST_BYTES)
@@ -128,7 +128,7 @@ def rewritten(members: Mapping[str, bytes], rewrite: Callable[[str], str]) -> tu
         if is_text(content)
     }
     return texts, {
-        rewrite(name): "is no text, so it cannot be anonymised"
+        rewrite(name): "is not text, so it cannot be anonymised"
         for name, content in members.items()
         if not is_text(content)
     }

@@ -175,7 +175,7 @@ class Worker:
     @cached_property
     def mpi(self) -> Communicator:
         if not self._assignment.ranks:
-            raise RuntimeError(f"role {self.role} is no rank: only probes with a launcher have MPI")
+            raise RuntimeError(f"role {self.role} is not a rank: only probes with a launcher have MPI")
         from gpuipc_doctor.mpi import loaded
         from gpuipc_doctor.mpi.communicator import Communicator
 
@@ -205,7 +205,7 @@ class Worker:
 
             self._peer_fds = (node_socket.connect(self._directory, self._assignment.place, self._journal),)
         if not self._peer_fds:
-            raise RuntimeError(f"role {self.role} has no peer: it has no other role, or not two ranks")
+            raise RuntimeError(f"role {self.role} has no peer: the probe has no second role or rank")
         return tuple(Peer(fd, self._journal) for fd in self._peer_fds)
 
     @cached_property
@@ -219,7 +219,8 @@ class Worker:
 
     def start(self, act: Callable[[children.Child], None]) -> children.ChildProcess:
         if not self._assignment.starter or self._backends:
-            raise RuntimeError(f"role {self.role} cannot start a process: no starter, or has a driver")
+            why = "it is not in Probe.starters, or it opened a driver"
+            raise RuntimeError(f"role {self.role} cannot start a process: {why}")
         journal = self._journal
         return children.start(act, self._assignment, journal.add_returned, journal.disarm)
 

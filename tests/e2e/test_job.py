@@ -310,7 +310,7 @@ def test_rank_whose_file_system_does_not_answer_is_stuck_in_the_kernel(
     ("arguments", "code", "words"),
     [
         (["--pid", "4194303"], 3, "no process 4194303"),
-        (["--pid", "1"], 3, "is no job"),
+        (["--pid", "1"], 3, "is not part of a job"),
         (["--pid", "0"], 2, "0 is not in the range"),
         (["--user", "nobody-of-that-name"], 3, "unknown user"),
         (["--slurm", "12;rm"], 2, "is not a JOBID"),

@@ -167,13 +167,14 @@ def test_matching_file_is_suggested_without_a_config(doctor: Command) -> None:
     assert doctor(*command).stderr == suggested
     assert doctor(*command, "--config", "llnl-el-capitan").stderr == ""
     new = doctor("config", "new", "--simulate", str(NODES / "llnl-el-capitan.yaml"))
-    assert "looks like a system with a shipped file. If it is:\n# extends: llnl-el-capitan\n" in new.stdout
+    assert "this system's line:\n# extends: llnl-el-capitan\n" in new.stdout
 
 
 @pytest.mark.cuda
 def test_file_of_a_cluster_is_found_by_its_name(doctor: Command) -> None:
     shown = doctor("config", "show", env={**os.environ, "SLURM_CLUSTER_NAME": "frontier"})
-    assert shown.stdout.startswith("# from the top: site-configs/olcf-frontier.yaml\ncluster: frontier\n")
+    head = "# layers, topmost first: site-configs/olcf-frontier.yaml\ncluster: frontier\n"
+    assert shown.stdout.startswith(head)
 
 
 def test_values_of_a_node_type_apply_to_it() -> None:

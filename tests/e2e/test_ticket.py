@@ -104,9 +104,9 @@ def test_links_and_special_files_among_the_logs_are_left_out(
     ended = doctor("ticket", str(run / "report.json"), *options)
     assert [name for name in opened(bundle) if name.startswith("logs/")] == ["logs/a.log"]
     for said in (
-        "logs/core: is no text",
+        "logs/core: is not text",
         "logs/shadow: is a link",
-        "logs/pipe: is no regular file",
+        "logs/pipe: is not a regular file",
         "logs/large: is larger than 64 MiB",
     ):
         assert said in ended.stdout

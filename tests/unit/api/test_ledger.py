@@ -32,7 +32,7 @@ from tests.checks.judging import ONE, gpu, outcome
 from tests.checks.judging import ledger as ledger_of
 
 MIB = 1 << 20
-STRANGER = {"pid": 4711, "name": "train", "held": 9 << 30, "whose": "none of this run's"}
+STRANGER = {"pid": 4711, "name": "train", "held": 9 << 30, "whose": "not of this run"}
 FOLLOWS = [[0, ODD_BYTES + MIB]]
 
 
@@ -349,7 +349,7 @@ def test_holders_are_listed_with_pid_name_and_bytes() -> None:
     assert finding is not None
     assert [item.kind for item in finding.evidence][1:] == [EvidenceKind.HOLDER] * 2
     assert sentences.evidence(finding)[1] == (
-        "process 4711 (train), none of this run's, holds 9216 MiB of device memory"
+        "process 4711 (train), not of this run, holds 9216 MiB of device memory"
     )
 
 

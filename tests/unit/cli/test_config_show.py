@@ -49,7 +49,7 @@ def run(*arguments: str) -> Result:
 def test_each_value_is_shown_with_its_file_and_line(directory: Path) -> None:
     shown = run("show", "--origin", "--config", "top.yaml")
     assert shown.stdout == (
-        "# from the top: top.yaml over base.yaml\n"
+        "# layers, topmost first: top.yaml, base.yaml\n"
         "cluster: lake  # base.yaml:1\n"
         "gpus:\n"
         "  model: A100  # base.yaml:2\n"
@@ -70,7 +70,7 @@ def test_fabric_of_all_nodes_and_of_a_node_type(directory: Path) -> None:
     text = "fabric: tcp\nnode_types:\n  login: {hosts: login01, fabric: none}\n"
     write(directory / "fabrics.yaml", text)
     assert run("show", "--origin", "--config", "fabrics.yaml").stdout == (
-        "# from the top: fabrics.yaml\n"
+        "# layers, topmost first: fabrics.yaml\n"
         "fabric: tcp  # fabrics.yaml:1\n"
         "node_types:\n"
         "  login:  # fabrics.yaml:3\n"

@@ -51,7 +51,7 @@ def test_expected_findings_exit_with_0() -> None:
     ran = invoke("already-mapped", "healthy-cuda")
     assert ran.exit_code == 0
     assert "already-mapped  cuda  ipc-stale FAIL" in ran.output
-    assert ran.output.splitlines()[-1] == "2 drills in 2 s: 2 as stated, 0 not"
+    assert ran.output.splitlines()[-1] == "2 drills in 2 s: 2 as expected, 0 not"
 
 
 def test_missed_finding_is_reported_in_full_and_exits_with_12() -> None:
@@ -68,7 +68,7 @@ def test_findings_missed_in_some_repetitions_are_counted(monkeypatch: pytest.Mon
     assert ran.exit_code == 12
     [row] = [" ".join(line.split()) for line in ran.output.splitlines() if line.startswith("already-mapped")]
     assert "MISSED 2, 2 of 3" in row
-    assert ran.output.splitlines()[-1] == "3 drills in 3 s: 2 as stated, 1 not"
+    assert ran.output.splitlines()[-1] == "3 drills in 3 s: 2 as expected, 1 not"
 
 
 def test_findings_on_the_real_mpi_library_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +109,8 @@ def test_skipped_check_is_rerun_alone_and_follow_ups_are_counted(
     assert "caught 1, accepted" in ran.output
     assert "ACCEPTED  vmm-hang-import on cuda: ipc-new FAIL: cuMemImportFromShareableHandle" in ran.output
     assert ran.output.splitlines()[-2:] == [
-        "1 finding accepted: explained by a fault, not stated",
-        "1 drill in 2 s: 1 as stated, 0 not",
+        "1 finding accepted: explained by a fault, not in 'expect'",
+        "1 drill in 2 s: 1 as expected, 0 not",
     ]
 
 
@@ -128,7 +128,7 @@ def test_check_that_did_not_run_or_finds_nothing_alone_missed_the_fault(
 def test_ctrl_c_ends_the_drill_with_its_results() -> None:
     ran = invoke("healthy-cuda", "hang-init", "healthy-both")
     assert ran.exit_code == 130
-    assert ran.output.splitlines()[-1] == "1 drill in 1 s: 1 as stated, 0 not, 2 not completed"
+    assert ran.output.splitlines()[-1] == "1 drill in 1 s: 1 as expected, 0 not, 2 not completed"
 
 
 def test_run_on_one_backend_leaves_out_the_others_profiles() -> None:
@@ -144,7 +144,7 @@ def test_named_profile_that_cannot_run_is_reported_and_exits_with_11(monkeypatch
     assert ran.exit_code == 11
     assert ran.stdout.splitlines()[-2:] == [
         "NOT RUN   amd-ipc-reopen: the profile needs hip, but hip-python is not installed",
-        "1 drill in 1 s: 1 as stated, 0 not",
+        "1 drill in 1 s: 1 as expected, 0 not",
     ]
     alone = invoke("--json", "healthy-hip")
     assert alone.exit_code == 11

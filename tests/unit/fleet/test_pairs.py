@@ -82,7 +82,7 @@ def test_switch_below_which_nothing_passes_is_not_called_bad() -> None:
     lines = fleet_pairs._pairs_as_text(
         nodes, Blame(cut=(cut,), suspected=("leaf0",)), Rounds(), ""
     ).splitlines()
-    assert lines[1:] == ["cut off, or all of their nodes are bad: leaf1 (n[4-7])", "perhaps cut off: leaf0"]
+    assert lines[1:] == ["switches cut off, or with only bad nodes: leaf1 (n[4-7])", "perhaps cut off: leaf0"]
 
 
 def test_switch_and_split_are_one_line_each() -> None:

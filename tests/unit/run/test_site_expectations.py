@@ -149,7 +149,7 @@ def judged(here: list[str], *, unlisted: int = 0, by_slurm: int = 0, types: Site
 
 FOUR_OR_EIGHT = (
     "WARN node-type-unclear: 4 × NVIDIA A100-SXM4-40GB matches more than one node type of x.yaml:6: "
-    "four, or eight with 4 lost"
+    "four, or eight with 4 missing"
 )
 
 
@@ -184,7 +184,7 @@ def test_lost_gpu_never_makes_a_node_one_of_a_smaller_type(
 
 def test_three_gpus_of_types_with_four_or_eight_fail_with_an_unclear_type() -> None:
     unclear, failed = judged([A100] * 3)
-    assert unclear.endswith("four with 1 lost, or eight with 5 lost")
+    assert unclear.endswith("four with 1 missing, or eight with 5 missing")
     assert failed == fewer(3, 4, 6)
 
 
@@ -202,7 +202,7 @@ def of_types(**kinds: ExpectedGpus) -> SiteConfig:
     ("kinds", "here", "says"),
     [
         ({"any": ("A100", 0), "eight": ("A100", 8)}, 8, []),
-        ({"any": ("A100", 0), "eight": ("A100", 8)}, 7, ["any, or eight with 1 lost"]),
+        ({"any": ("A100", 0), "eight": ("A100", 8)}, 7, ["any, or eight with 1 missing"]),
         ({"any": ("A100", 0)}, 3, []),
         ({"four": ("", 4), "eight": ("", 8)}, 7, ["found 7 × GPU; x.yaml:1 expects 8"]),
         ({"small": ("A100", 4), "large": ("A100", 4)}, 4, ["small, or large"]),

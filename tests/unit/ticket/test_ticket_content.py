@@ -163,7 +163,7 @@ def test_simulated_report_is_not_to_be_sent() -> None:
 
 
 def test_growing_job_is_described() -> None:
-    assert "growth in rank 1: device memory, descriptors" in ticket("mpich", Subject(GROWS))
+    assert "growth of device memory, descriptors in rank 1" in ticket("mpich", Subject(GROWS))
 
 
 def test_hostile_text_is_text() -> None:
