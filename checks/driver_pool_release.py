@@ -163,7 +163,7 @@ def give_back(w: Worker) -> None:
         w.record(unheld=pool.reserved)
 
     pool.hold(2 * nbytes)
-    with w.step("release threshold above what is allocated"):
+    with w.step("release threshold above the allocated memory"):
         allocate_and_free(pool, stream, nbytes)
         w.record(held=pool.reserved)
 

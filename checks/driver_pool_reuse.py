@@ -49,13 +49,13 @@ TIMES = 4
 
 CASES = {
     "no reuse allowed": ((), False),
-    "no reuse allowed, after an event": ((), True),
-    "reuse after events, without an event": (("event-dependencies",), False),
-    "reuse after events, after an event": (("event-dependencies",), True),
-    "reuse of what is freed and done": (("opportunistic",), False),
-    "reuse with a dependency put in": (("internal-dependencies",), False),
+    "no reuse allowed, with an event": ((), True),
+    "event dependencies, without an event": (("event-dependencies",), False),
+    "event dependencies, with an event": (("event-dependencies",), True),
+    "opportunistic reuse": (("opportunistic",), False),
+    "internal dependencies": (("internal-dependencies",), False),
     "all reuse allowed": (tuple(sorted(REUSES)), False),
-    "all reuse allowed, after an event": (tuple(sorted(REUSES)), True),
+    "all reuse allowed, with an event": (tuple(sorted(REUSES)), True),
 }
 """Case → (attributes of the pool, whether the second stream waits for the first by an event)."""
 

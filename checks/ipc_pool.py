@@ -174,7 +174,7 @@ def outlive(w: Worker) -> None:
     memory = pool.import_pointer(pointer, NBYTES)
     w.peer.send("open")
     w.peer.wait_gone()
-    with w.step("read what the killed exporter shared"):
+    with w.step("read memory that the killed exporter shared"):
         wrong = wrong_pattern("after the exporter was killed", memory, NBYTES)
     memory.free(stream)
     stream.synchronize()

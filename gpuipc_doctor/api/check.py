@@ -107,10 +107,10 @@ class Context:
 
     @property
     def neighbours(self) -> tuple[tuple[Device, Device], ...]:
-        """The `pairs` of each device with the next of its backend; of more than two devices, also of the last
+        """The `pairs` of each device with the next of its backend; with more than two devices, also the last
         with the first.
 
-        Two devices are one such pair; of more, each exports once and imports once.
+        Two devices make one pair; with three or more, each device exports once and imports once.
         """
         rings: dict[str, list[Device]] = {}
         for device in self.devices:

@@ -362,7 +362,7 @@ class Entry:
         )
 
     def somebody_elses(self) -> Finding:
-        """The ERROR for a change that is no multiple of our allocations: the process is unknown."""
+        """The ERROR for a change that is not a multiple of our allocations: the process is unknown."""
         once = self.repeated is None and self.missing > 0
         says = "seen once, after {end}; the check does not repeat this step" if once else "seen after {end}"
         return Finding.error(

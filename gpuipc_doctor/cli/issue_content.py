@@ -55,7 +55,8 @@ def _suppression(suppression: Suppression | None, today: date) -> Iterator[str]:
 
 
 def _affected(issue: KnownIssue) -> Iterator[str]:
-    yield f"{issue.component} {issue.bad_versions} ({issue.kind}, {issue.status})"
+    status = "closed without a stated fix" if issue.status == "closed-unclear" else issue.status
+    yield f"{issue.component} {issue.bad_versions} ({issue.kind}, {status})"
     if good := [version for range_ in issue.affected for version in range_.known_good]:
         yield f"not affected: {', '.join(good)}"
     if issue.needs:

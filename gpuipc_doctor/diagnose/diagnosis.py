@@ -50,7 +50,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """Logs of which each has one rank."""
+    """Logs that have one rank each."""
 
     alike: int
     """Number of logs with the same contents."""

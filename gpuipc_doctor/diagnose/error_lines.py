@@ -31,7 +31,7 @@ class ErrorLines:
         """Minimum number of lines whose kinds are not kept."""
 
     def is_full(self, rank: int) -> bool:
-        """Whether no other kind of line is kept for this pattern."""
+        """Whether the maximum number of kinds of line is kept for this pattern."""
         return self._kinds[rank] >= MOST_GROUPS
 
     def add(self, seen: Sighting, rank: int, known: Collection[int]) -> None:

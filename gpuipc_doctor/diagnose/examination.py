@@ -69,7 +69,7 @@ class Examination:
         return LogExamination(summary, self)
 
     def count(self, seen: Sighting, parts: Sequence[int], told: int | None) -> None:
-        """Count lines with parts of signatures, or with error words number ``told``."""
+        """Count lines with parts of signatures. ``told``: number of the line's error pattern; None: none."""
         of_issue: dict[int, Sighting] = {}
         for number in parts:
             part = self.index.parts[number]
@@ -205,7 +205,7 @@ class Examination:
 
 
 def _without_needless_fallbacks(recognised: Sequence[Recognised]) -> Iterator[Recognised]:
-    """The issues less each fallback of which a more definite entry has the component or the first line."""
+    """The issues, without fallbacks for whose component or first line there is a more specific issue."""
     definite = [known_issue for known_issue in recognised if not known_issue.issue.fallback]
     components = {
         name for known_issue in definite for name in (known_issue.issue.component, *known_issue.issue.also)

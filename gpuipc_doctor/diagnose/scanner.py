@@ -439,8 +439,8 @@ def _parts(line: bytes) -> Iterator[bytes]:
 def _readings(lines: Sequence[bytes], index: int) -> list[tuple[str, int, int]]:
     """A line joined with its wrapped parts: (text, position of the line).
 
-    Twice if the lines are as long as a terminal is wide: unchanged, so that white space in a pattern matches
-    a line end, and with broken words joined.
+    If the lines are as long as a terminal is wide, returns two readings: with line ends, so that white space
+    in a pattern matches them, and with broken words joined.
     """
     reach = 1 if len(lines[index]) >= LONGEST else REACH  # not a terminal's wrapping
     low = max(0, index - reach)

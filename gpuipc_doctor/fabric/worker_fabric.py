@@ -54,7 +54,7 @@ class Other(Protocol):
 
 
 class Fabric:
-    """``place``: this role's index in the probe; the first role waits for messages, the second starts."""
+    """Implements `api.Fabric` for one role. ``place``: index of the role; the first waits for messages."""
 
     def __init__(self, place: int, root: Path, armed: Armed, other: Callable[[], Other], host: str) -> None:
         self._place = place

@@ -83,7 +83,7 @@ for an unreachable node."""
 
 
 class Via(enum.Enum):
-    """How a node is told to run a command."""
+    """How to run a command on a node."""
 
     SLURM = "slurm"
     FLUX = "flux"

@@ -174,7 +174,7 @@ def _silence(fleet: Fleet, silence: MissingReports) -> Entry:
 def _listed(
     word: str, found: Sequence[T], title: Callable[[T], str], most: int, more: str, rest: str
 ) -> Section:
-    """An entry of one line for each; ``more`` and ``rest`` say what is omitted."""
+    """One entry per item, at most ``most``; then the number of omitted items (``more``, ``rest``)."""
     left = len(found) - most
     drawn = (_entry(word, title(explained)) for explained in found[:most])
     return _cut(drawn, f"{counted(left, more)} {rest}" if left > 0 else "", apart=False)

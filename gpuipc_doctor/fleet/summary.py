@@ -251,7 +251,7 @@ def _may_be_left_out(described: dict[str, object], kind: type[msgspec.Struct]) -
 
 
 class BadSummary(ValueError):
-    """The text is no summary of this version; the message is one line with place and reason."""
+    """The text is not a summary of this version; the message is one line with place and reason."""
 
 
 class GarbledSummary(BadSummary):

@@ -112,7 +112,7 @@ def _list(numbers: Iterable[int]) -> str:
 
 
 def _used(uses: str) -> Iterator[str]:
-    """The lines of the template without the parts below ``//@ WORD …`` of which no word is used."""
+    """The template's lines, without parts below a line ``//@ WORD …`` none of whose words is used."""
     used = True
     for line in _TEMPLATE.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.startswith("//@"):

@@ -348,7 +348,7 @@ class Model:
 
     def _may_create(self, operation: Operation) -> str:
         granules, rest = divmod(operation.nbytes, GRANULE)
-        return "" if operation.makes and granules > 0 and not rest else "the size is no granule multiple"
+        return "" if operation.makes and granules > 0 and not rest else "the size must be a granule multiple"
 
     def _create(self, operation: Operation, process: Process) -> None:
         storage = Storage(operation.makes, operation.by, process.plan.device, operation.nbytes)

@@ -15,7 +15,7 @@ NAMES: Mapping[str, str] = {
     "acs": "PCIe bridges whose access control (ACS) sends traffic between devices through the root",
     "numa-balancing": "whether the kernel migrates pages between NUMA nodes (automatic NUMA balancing)",
     "ptrace-scope": "which processes a process may trace (Yama); 0: all of the same user",
-    "perf-event-paranoid": "who is allowed to sample processes (perf); above 2: only root",
+    "perf-event-paranoid": "whether users may sample processes (perf); above 2: only root",
     "seccomp": "system call filters of this process (seccomp), as containers set them",
     "memlock": "how much memory a process may lock",
     "dev-shm": "size of /dev/shm",

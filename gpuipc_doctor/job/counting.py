@@ -1,7 +1,7 @@
-"""Whether a thread that runs in one function advances: numbers in its registers or on its stack count.
+"""Whether a thread in one function advances: a number in its registers or on its stack rises or falls.
 
 A loop that ends has something that goes one way: a counter, an address, a sum. Samples of a waiting loop show
-the same few values. An endless loop may count as well, so this tells only that a thread may not be stuck.
+the same few values. An endless loop may count as well: such a thread is only perhaps not stuck.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "busybox"
 def _ended(
     snapshot: Snapshot, ranks: Mapping[int, Process], activities: Mapping[int, Activity]
 ) -> dict[int, Activity]:
-    """Ranks of which only a script is left: their processes do not use MPI although others are past MPI_Init.
+    """Ranks that have ended except for a script: they do not use MPI although others are past MPI_Init.
 
     MPI_Init needs every rank, so a rank without MPI has used MPI before and has ended.
     """

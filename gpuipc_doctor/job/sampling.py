@@ -200,7 +200,7 @@ def stacks(text: str) -> Iterator[tuple[int, Stack]]:
 
 
 def counting_threads(text: str) -> Set[int]:
-    """Threads in one of whose registers a number counts, from the same output."""
+    """Threads with a register that keeps rising or falling, from the same output of perf."""
     thread, found = 0, defaultdict[int, list[list[int]]](list)
     for line in text.splitlines():
         if line.startswith(" ABI:"):

@@ -69,7 +69,7 @@ def bounding(facts: Facts, via: str, ucx: str) -> Bound | None:
 
 
 def suitable(facts: Facts, via: str) -> tuple[IpcSetting, ...]:
-    """Rows for a library whose variables it reads and that are not set already."""
+    """The IPC settings that the library reads and that are not set yet."""
     return tuple(
         replace(
             row, env={name: _value(facts, name, row.env[name]) for name in row.env if _reads(facts, name)}

@@ -46,7 +46,7 @@ class Kind:
 
 
 class BadDocument(ValueError):
-    """The text is no document of this kind and version; the message is one line with place and reason."""
+    """The text is not a document of this kind and version; the message is one line with place and reason."""
 
 
 class NotJson(BadDocument):

@@ -35,6 +35,9 @@ LOG_LINES = 4
 LOG_COLUMNS = 240
 EVIDENCE_LINES = 8
 
+REPORT_IT = "write a bug report: gpuipc-doctor ticket --for VENDOR FILE (the JSON report)"
+"""What to do about a FAIL without a remedy that is not a known issue."""
+
 OUTERMOST = ("_call (running.py:", "run_role (worker.py:")
 """The frame that calls the role function, in current and older reports; frames outside it never differ."""
 
@@ -246,7 +249,8 @@ def _body(paragraph: Paragraph, told: Container[str]) -> Iterator[Item | Chain]:
     if paragraph.passed_beside:
         yield Item(f"Passed here: {', '.join(paragraph.passed_beside)}.")
     yield from known_issues(paragraph, told)
-    yield do(remedy(paragraph, told))
+    is_unexplained = paragraph.status is Status.FAIL and not (paragraph.finding.remedy or paragraph.joins)
+    yield do(REPORT_IT if is_unexplained else remedy(paragraph, told))
     if logs := tuple(dict.fromkeys(result.logs for result in paragraph.results if result.logs)):
         yield Item(f"Logs: {logs[0]}" + (f" (and {len(logs) - 1} more)" if logs[1:] else ""))
 

@@ -217,7 +217,7 @@ def _so_far(outcome: ProbeOutcome) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
             EvidenceKind.CONTROL if name is TellingRecord.CONTROL else EvidenceKind.BEFORE,
-            "before that, {role}: {name}: {said}",
+            "before that ({role}, {name}): {said}",
             {"role": role.role, "name": name.value, "said": said},
         )
         for role in outcome.roles.values()

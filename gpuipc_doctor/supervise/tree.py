@@ -280,7 +280,7 @@ def carried(environ: bytes) -> str:
 
 
 def with_room(marker: str) -> str:
-    """The marker with room for a later one, for starting a process that will `carry` others."""
+    """The marker, padded so that the started process can later `carry` another one."""
     return marker.ljust(_ROOM, ".")
 
 

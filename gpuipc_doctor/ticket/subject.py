@@ -63,7 +63,7 @@ class Subject:
         return list({fact.value: fact for fact in reversed(found)}.values())[::-1]
 
     def asked(self, name: str) -> Fact | None:
-        """The first fact with this name, even without a value; None if nobody looked for the fact."""
+        """The first fact with this name, even without a value; None if the fact was not looked for."""
         return next((fact for fact in self._read() if fact.name == name), None)
 
     def _read(self) -> Iterator[Fact]:

@@ -82,7 +82,7 @@ def _why_not_to_fork() -> str:
 
 
 def _unsafe() -> str:
-    """As `_why_not_to_fork`. Raises `OSError` if that cannot be told."""
+    """As `_why_not_to_fork`. Raises `OSError` if the kernel does not show it."""
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
         return f"the imports started threads: {threads - 1}"

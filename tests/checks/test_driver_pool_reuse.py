@@ -19,12 +19,12 @@ def reuse(case: str, given: bool = False, busy: bool = True, wrong: str = "", **
     ("case", "busy", "allowed"),
     [
         ("no reuse allowed", False, False),
-        ("no reuse allowed, after an event", False, False),
-        ("reuse after events, without an event", True, False),
-        ("reuse after events, after an event", True, True),
-        ("reuse of what is freed and done", True, False),
-        ("reuse of what is freed and done", False, True),
-        ("reuse with a dependency put in", True, True),
+        ("no reuse allowed, with an event", False, False),
+        ("event dependencies, without an event", True, False),
+        ("event dependencies, with an event", True, True),
+        ("opportunistic reuse", True, False),
+        ("opportunistic reuse", False, True),
+        ("internal dependencies", True, True),
         ("all reuse allowed", True, True),
     ],
 )

@@ -181,7 +181,7 @@ class Generator:
         return tuple(dealt)
 
     def _size(self, epoch: Epoch, to: int) -> int:
-        """The size of which this rank has received the fewest messages."""
+        """The size for which this rank has received the fewest messages."""
         size = min(epoch.sizes, key=lambda size: (self._drawn[size, to], self.random.random()))
         self._drawn[size, to] += 1
         return size
@@ -298,7 +298,7 @@ class Generator:
         return self._try(operation)
 
     def _can_be_sent(self, posted: Operation) -> bool:
-        """Whether a rank may send what a receive waits for, whatever an earlier receive matches."""
+        """Whether a rank may send the message that a receive waits for, whatever earlier receives match."""
         if any(
             (other.posted.by, other.posted.peer, other.within) == (posted.by, ANY_SOURCE, posted.within)
             for other in self.model.pending

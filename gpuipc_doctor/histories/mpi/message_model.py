@@ -172,7 +172,7 @@ class Model:
         return self._may_begin(operation, operation.on, operation.nbytes)
 
     def may_reach(self, operation: Operation) -> str:
-        """Whether no receive from any source could match this message in place of another message."""
+        """Why a receive from any source may match this message in place of another; empty if none may."""
         message = Message(self.at, operation, operation.within)
         rivals = (
             receive.message.sent.by

@@ -499,7 +499,8 @@ def test_c_program_in_changing_functions_is_late_or_in_a_loop() -> None:
     assert (seen.kind, seen.reason) == (Kind.LOOPS, "goes through assemble, solve")
     assert activity([process(solve, solve[1:])] * 2).kind is Kind.COMPUTES
     calls_itself = activity([process(solve[1:], ("solve (app)", *solve[1:]))] * 2)
-    assert (calls_itself.kind, calls_itself.reason) == (Kind.LOOPS, "goes through solve, itself at 2 recursion depths")
+    assert calls_itself.kind is Kind.LOOPS
+    assert calls_itself.reason == "goes through solve, itself at 2 recursion depths"
 
 
 def test_threads_of_a_main_thread_that_waits_for_them_are_shown() -> None:
