@@ -86,7 +86,7 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     type=click.IntRange(1, 2),
     default=1,
     show_default=True,
-    help="2: also test small messages and fabric handles between two nodes.",
+    help="Number of nodes; with 2, also test messages and fabric handles between them.",
 )
 @click.option("--partner", metavar="NODE", help="Only send messages to and from this node.")
 @click.option(
@@ -99,7 +99,7 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     "--operations",
     type=click.IntRange(1),
     metavar="N",
-    help="Operations of each of ipc- and mpi-histories.  [default: 1500 and more; in soak, for 10 minutes]",
+    help="Operations of ipc-histories or mpi-histories.  [default: 1500 and more; in soak, for 10 minutes]",
 )
 @click.option("--no-workarounds", is_flag=True, help="Do not try workarounds for failed checks.")
 @click.option("--accept-harm", is_flag=True, help="Also run probes known to harm nodes with these versions.")

@@ -31,9 +31,15 @@ from gpuipc_doctor.comparison.comparison import TOLERANCE
 def command(ctx: click.Context, *, before: Path, after: Path, form: str, tolerance: float) -> None:
     """Compare report BEFORE with report AFTER.
 
-    `gpuipc-doctor check --output FILE` writes reports. Slowdowns need reports made with --repeat. The exit
-    code is 0 when nothing is worse, 3 when one of the reports has no probe that ran on a GPU, 10 when
-    something is slower or newly a WARN, 11 when something is no longer tested, 12 when something newly fails.
+    `gpuipc-doctor check --output FILE` writes reports. Slowdowns need reports made with --repeat.
+
+    \b
+    Exit codes:
+      0   nothing is worse
+      3   one of the reports has no probe that ran on a GPU
+      10  something is slower or newly a WARN
+      11  something is no longer tested
+      12  something newly fails
     """
     comparison = compare(saved.report(before), saved.report(after), tolerance / 100)
     click.echo(formats.text(comparison, form, comparison_content), nl=False)

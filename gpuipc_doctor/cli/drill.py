@@ -93,8 +93,13 @@ def command(
 
     PROFILE is the name of a simulated node or your own YAML file; without one, all shipped ones are run,
     which takes minutes. Nothing touches a real GPU. An unexpected FAIL that names the faulty call is
-    accepted, and counted. The exit code is 0 when all expected findings were made, and nothing else; 11 when
-    the same is true but a named PROFILE could not be run; otherwise 12.
+    accepted, and counted.
+
+    \b
+    Exit codes:
+      0   all expected findings, and no others
+      11  the same, but a named PROFILE could not be run
+      12  a finding is missing or invented
     """
     asked = {name: profile.load(name) for name in profiles or profile.names()}
     lends = "fi_pingpong" in fabric_programs.here()

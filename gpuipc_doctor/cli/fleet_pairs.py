@@ -45,7 +45,6 @@ def command(
       bad node    fails five times, with two or more partners that pass with others
       bad pair    fails five times, while both nodes pass with others
       bad switch  no message leaves it; its nodes are then not bad
-    \b
 
     Neighbours are tried first, in the order of Slurm's topology, else of the site config's topology, else of
     the node set. Arguments after `--` go to `check mpi-small-message`; `fabric-small-message` among them also

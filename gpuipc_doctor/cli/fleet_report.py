@@ -40,8 +40,13 @@ _DIRECTORY = options.FilePath(exists=True, file_okay=False)
 def report(ctx: click.Context, *, directory: Path, form: str, earlier: tuple[Path, ...]) -> None:
     """Merge the node reports in DIR.
 
-    With --history: when each node last passed, how often it failed, which nodes flap, and what changed. The
-    exit code is 12 if a node fails, 11 if a node has no report or its result is ERROR, else 0.
+    With --history: when each node last passed, how often it failed, which nodes flap, and what changed.
+
+    \b
+    Exit codes:
+      0   no node is worse than WARN
+      11  a node has no report, or its result is ERROR
+      12  a node fails
     """
     if earlier:
         if form != "screen":
@@ -61,8 +66,12 @@ def report(ctx: click.Context, *, directory: Path, form: str, earlier: tuple[Pat
 def compare(ctx: click.Context, *, before: Path, after: Path, form: str) -> None:
     """Compare the nodes in DIR1 with those in DIR2, such as before and after an upgrade.
 
-    The exit code is 0 when nothing is worse, 10 when something is slower or newly a WARN, 11 when a node or
-    check is no longer tested, 12 when something newly fails.
+    \b
+    Exit codes:
+      0   nothing is worse
+      10  something is slower or newly a WARN
+      11  a node or check is no longer tested
+      12  something newly fails
     """
     from gpuipc_doctor.fleet import changes, changes_content
 

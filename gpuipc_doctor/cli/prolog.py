@@ -42,7 +42,7 @@ def command(*, config_file: Path | None, budget: float | None) -> None:
 
     \b
     Exit codes:
-      0      the job may start; also after a mistake on the command line or in the config
+      0      the job may start, or the command line or config has a mistake
       11     could not tell, and the site config's policy drains the node
       12     FAIL, and the policy drains the node
       other  the tool failed: do not drain
