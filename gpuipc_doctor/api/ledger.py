@@ -510,7 +510,7 @@ class Account:
 
     def evidence(self) -> list[Evidence]:
         """Evidence of a PASS: the watched actions."""
-        says = "after {end}; up to {unseen:mib} missing would not have been noticed"
+        says = "released after {end}; up to {unseen:mib} missing would not have been noticed"
         ends = [Evidence.seen(says, end=entry.end, unseen=NOISE_BYTES) for entry in self.entries]
         return ends + [loop.sensitivity(self.device, self.block) for loop in self.loops]
 

@@ -88,7 +88,7 @@ def test_on_a_pair_either_unreliable_counter_is_an_error() -> None:
 def test_pass_reports_the_measurement_and_the_detectable_growth() -> None:
     (finding,) = release()
     end, growth = sentences.evidence(finding)
-    assert end == "after the importer closed it; up to 4 MiB missing would not have been noticed"
+    assert end == "released after the importer closed it; up to 4 MiB missing would not have been noticed"
     assert growth.startswith("growth of ")
 
 
@@ -96,7 +96,8 @@ def test_probe_without_a_loop_reports_no_growth() -> None:
     records = {"exporter": ledger({"the importer was killed with it open": 0}), "importer": {"wrong": []}}
     (finding,) = conclude("ipc-release", records)
     assert sentences.evidence(finding) == (
-        "after the importer was killed with it open; up to 4 MiB missing would not have been noticed",
+        "released after the importer was killed with it open; "
+        "up to 4 MiB missing would not have been noticed",
     )
 
 
