@@ -152,7 +152,7 @@ def give_back(w: Worker) -> None:
     if room < 2 * LEAST:
         return
     ledger, stream = Ledger(w), w.gpu.create_stream()
-    with w.step("create and destroy a pool, so that the driver has what it needs"):
+    with w.step("create and destroy a pool, so that the driver is set up"):
         create_and_destroy(w, stream, nbytes)
     before = ledger.mark()
     pool = w.gpu.create_pool()
