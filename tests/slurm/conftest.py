@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import RESTING
 from tests.slurm.cluster import Cluster, until
+
+RESTING_APART = {name: value for name, value in RESTING.items() if name != "I_MPI_FABRICS"}
+"""`RESTING`, for ranks on several nodes, which shared memory does not connect."""
 
 
 @contextmanager
@@ -48,6 +52,13 @@ def shared_slurm() -> Iterator[Callable[..., Cluster]]:
     """Starts a cluster for the tests of a module, which leave it idle: see `Cluster.rest`."""
     with clusters() as start:
         yield start
+
+
+@pytest.fixture
+def resting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks on several nodes of one machine leave the processor while they wait: see `RESTING`."""
+    for name, value in RESTING_APART.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ import pytest
 
 from gpuipc_doctor.fleet.directory import SUMMARY
 from gpuipc_doctor.simulator import fabric_programs
+from tests.e2e.conftest import SMALL_MESSAGES
 from tests.slurm.cluster import Cluster, until
+from tests.slurm.conftest import RESTING_APART
 from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.slurm, pytest.mark.cuda]
@@ -196,8 +198,9 @@ exec {sys.executable} -m gpuipc_doctor "$@" --simulate $profile --backend cuda -
 """
     )
     path.chmod(0o755)
-    pairs = (*DOCTOR, "fleet", "pairs", "--json", "--tool", str(path), "--", "--deadline", "5")
-    ended = four.run("salloc", "-N4", *pairs, timeout_s=LIMIT_S)
+    options = ("--deadline", "5", "--config", SMALL_MESSAGES)
+    pairs = (*DOCTOR, "fleet", "pairs", "--json", "--tool", str(path), "--", *options)
+    ended = four.run("salloc", "-N4", *pairs, timeout_s=LIMIT_S, env=RESTING_APART)
     assert ended.returncode == 12, ended
     said = json.loads(ended.stdout)
     assert {name: said[name] for name in verdict} == verdict

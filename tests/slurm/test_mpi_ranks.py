@@ -16,7 +16,7 @@ import pytest
 from tests.slurm.cluster import Cluster
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.mpi]
+pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.usefixtures("resting")]
 
 Slurm = Callable[..., Cluster]
 
