@@ -46,11 +46,12 @@ ROOTS := .prefix/bookworm/.ready .prefix/trixie/.ready
 
 .PHONY: demo test test-all packages test-amd diff-amd test-again compiled lint format zipapp docs clean machine
 
-# The real MPI library whose ranks a simulated node is tested with, in a share of memory that takes seconds.
+# The real MPI library whose ranks a simulated node is tested with, in a share of memory and with messages that
+# take seconds.
 DEMO_MPI := .prefix/mpich43
-SHARE    := --config tests/fixtures/small-share.yaml
+SHARE    := --config tests/fixtures/few-messages.yaml
 
-demo: .venv/.ready $(DEMO_MPI)/.ready
+demo: .venv/.runs $(DEMO_MPI)/.ready
 	@if test -e /dev/nvidiactl || test -e /dev/kfd; then set -x; $(BIN)/gpuipc-doctor check --all; \
 	else set -x; $(BIN)/gpuipc-doctor check --all --simulate $(PROFILE) $(SHARE) \
 	    $(if $(wildcard $(DEMO_MPI)/.ready),--mpi-lib $(DEMO_MPI)/lib/libmpi.so.12); fi
@@ -139,8 +140,13 @@ machine:
 	$(@D)/bin/python $(INSTALL) 'pip>=25.1'
 	touch $@
 
-.venv/.ready: pyproject.toml .venv/.pip
-	$(BIN)/python $(INSTALL) --editable '.[mpi,stacks]' --group dev
+# What the command needs; the rest is for tests, lint and documentation.
+.venv/.runs: pyproject.toml .venv/.pip
+	$(BIN)/python $(INSTALL) --editable '.[mpi,stacks]' --group bindings
+	touch $@
+
+.venv/.ready: .venv/.runs
+	$(BIN)/python $(INSTALL) --group dev
 	touch $@
 
 # The other generation of each vendor's bindings, for the conformance suite. After .venv: who installs this, builds.
