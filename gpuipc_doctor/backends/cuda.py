@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from functools import cached_property
 from typing import Any
 
@@ -106,11 +105,11 @@ class CudaDriver(Driver):
             identity = self.call(operation, ordinal)
         except BackendUnavailable:
             identity = self.call("device-uuid", ordinal)
-        value = uuid.UUID(bytes=hostmemory.peek(self.address_of(identity), 16))
-        if not value.int:
+        value = hostmemory.peek(self.address_of(identity), 16).hex()
+        if not int(value, 16):
             return ""
         kind = "MIG" if " MIG " in self.text("device-name", ordinal) else "GPU"
-        return f"{kind}-{value}"
+        return "-".join((kind, value[:8], value[8:12], value[12:16], value[16:20], value[20:]))
 
     def capabilities(self, ordinal: int) -> frozenset[str]:
         words = {"contexts"}

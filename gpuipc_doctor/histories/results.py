@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from gpuipc_doctor.histories.explore import Explored
-from gpuipc_doctor.histories.operations import History
+from gpuipc_doctor.histories.operations import History, Operation
 from gpuipc_doctor.model import Json
+
+if TYPE_CHECKING:  # it imports what ranks do not need
+    from gpuipc_doctor.histories.explore import Explored
 
 
 def to_json(explored: Explored) -> Json:
@@ -29,7 +32,7 @@ def history_to_json(history: History) -> Json:
         "peers": [list(pair) for pair in history.peers],
         "processes": {str(number): asdict(plan) for number, plan in history.processes.items()},
         "operations": [
-            {name: value for name, value in asdict(operation).items() if value}
+            {name: value for name in Operation.__slots__ if (value := getattr(operation, name))}
             for operation in history.operations
         ],
     }

@@ -11,7 +11,6 @@ import select
 import signal
 import socket
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -210,6 +209,8 @@ def _be_child(
         act(child)
         process.exit_as_programs_do()
     except BaseException:
+        import traceback
+
         traceback.print_exc()
     finally:
         os._exit(1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -68,5 +67,7 @@ def _call(worker: Worker, assignment: Assignment) -> RoleResult:
         return RoleResult(Ending.UNAVAILABLE, exception=f"{error.reason}\n{error.remedy}")
     except Exception as error:
         summary = f"{type(error).__name__}: {error}"
+        import traceback
+
         return RoleResult(Ending.EXCEPTION, exception=f"{summary}\n{traceback.format_exc()}")
     return RoleResult(Ending.COMPLETED)
