@@ -12,7 +12,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from gpuipc_doctor.model import AtRest, Device, DriverFault, Ending, Json
@@ -64,7 +64,9 @@ class Assignment:
     starter: bool = False
 
     def write(self, path: Path) -> None:
-        data = asdict(self)
+        data = {
+            each.name: getattr(self, each.name) for each in fields(self)
+        }  # `asdict` copies the parameters
         data["devices"] = [device_to_json(device) for device in self.devices]
         path.write_text(json.dumps(data))
 
