@@ -24,6 +24,8 @@ def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
     Raises `BadFile` with all mistakes of a site's files.
     """
     own, _, wrong = read_all(_files_in(extra_dirs))
+    if not (own or wrong):
+        return _shipped_issues()
     issues, clashes = merge((*shipped(), *own))
     if wrong := [*wrong, *clashes, *(mistake for document in own for mistake in _within(document))]:
         raise BadFile(wrong)
@@ -46,6 +48,14 @@ def shipped() -> tuple[Document, ...]:
         Document.with_lines(path, data, "issues", lines)
         for path, (data, lines) in zip(paths, found, strict=True)
     )
+
+
+@cache
+def _shipped_issues() -> tuple[KnownIssue, ...]:
+    issues, clashes = merge(shipped())
+    if clashes:
+        raise BadFile(clashes)
+    return issues
 
 
 def lint(
