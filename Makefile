@@ -44,7 +44,7 @@ MPI_PREFIXES := $(patsubst %,.prefix/%/.ready,impi mpich43 mpich50 openmpi ucx)
 # Root file systems in which packages are tried.
 ROOTS := .prefix/bookworm/.ready .prefix/trixie/.ready
 
-.PHONY: demo test test-all packages test-amd diff-amd test-again compiled lint format zipapp docs clean machine
+.PHONY: demo test test-all packages test-amd diff-amd test-again lint format zipapp docs clean machine
 
 # The real MPI library whose ranks a simulated node is tested with, in a share of memory and with messages that
 # take seconds.
@@ -66,7 +66,7 @@ test-all: .prefix/openmpi-smcuda/.ready
 test-all: FULL := -m '' --hypothesis-profile=full
 test-all: export GPUIPC_FULL_TURN :=
 test-all: MUTATIONS := $(BIN)/python -m tests.mutations
-test test-all: lint compiled .venv-other/.ready $(MPI_PREFIXES) $(ROOTS)
+test test-all: lint .venv/.compiled .venv-other/.ready $(MPI_PREFIXES) $(ROOTS)
 	$(WITH_MPI); $(BIN)/python $(PYTEST) $(FULL)
 	$(CONFORMANCE)
 	$(MUTATIONS)
@@ -84,15 +84,17 @@ comma := ,
 space := $(subst ,, )
 test-amd diff-amd test-all: export GPUIPC_TEST_AMD = $(subst $(space),$(comma),$(patsubst .prefix/%/.ready,%,$(wildcard $(AMD_RUNTIMES:%=.prefix/%/.ready))))
 test-amd diff-amd test-all: $(AMD_RUNTIMES:%=.prefix/%/.ready)
-test-amd: compiled $(MPI_PREFIXES)
+test-amd: .venv/.compiled $(MPI_PREFIXES)
 	$(BIN)/python -m tests.kfd.emulated
 	$(WITH_MPI); $(BIN)/python $(PYTEST) tests/conformance tests/kfd -m '' -k 'rocm or kfd'
-diff-amd: compiled
+diff-amd: .venv/.compiled
 	$(BIN)/python -m tests.conformance.diff
 
-# What all workers import, so that not each of them compiles it: in a fresh clone that was 10 of 37 s.
-compiled: .venv/.ready
+# What all workers import, so that not each of them compiles it: in a fresh clone that was 10 of 37 s. What has
+# changed since, they compile.
+.venv/.compiled: .venv/.ready
 	@$(BIN)/python -m pytest -p no:cacheprovider --collect-only --quiet >/dev/null 2>&1 || true
+	@touch $@
 
 # Workers append a test's group to the name by which it is remembered. pytest compares names while it collects, when no
 # group is known: once it had found a failed test without a group, it left out those with one.
