@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ OF_LARGE = ("mpi-cache-growth", "mpi-wrong-large")
 """A check, and a fault of another check, with large messages. The others send small ones: large messages are
 tested here, and on healthy nodes."""
 
+HISTORIES = "mpi-histories"
+"""The check that searches for the shortest history that fails: twenty launches, half of a fault's time."""
+
+SEARCHED_IN_TURN = (
+    *("mpi-guard-overwritten", "mpi-hang-finalize", "mpi-leaks-addresses", "mpi-leaks-threads"),
+    *("mpi-segv", "mpi-stale-data"),
+)
+"""Faults that `HISTORIES` meets only where marked `full`. In every run it meets another one of each kind: an
+abort, a hang, wrong data, an overwritten guard, a loss."""
+
 CURED = "mpi-hang-quiet"
 """The fault of the test of workarounds below."""
 
@@ -71,17 +82,31 @@ def runs() -> list[object]:
     }
     return [
         pytest.param(
-            *run, id="-".join(run), marks=[at_once(library), *([pytest.mark.full] * (run not in chosen))]
+            *run, left_out, id="-".join(run) + also, marks=[at_once(library), *([pytest.mark.full] * rare)]
         )
         for name in faulty
         for library, backend in [*on_cuda, (HIP_WITH, "hip")]
         for run in [(name, library, backend)]
+        for left_out, also, rare in (
+            [(HISTORIES, "", False), ("", "-searched", True)]
+            if run in chosen and name in SEARCHED_IN_TURN
+            else [("", "", run not in chosen)]
+        )
     ]
 
 
-@pytest.mark.parametrize(("name", "library", "backend"), runs())
-def test_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backend: str) -> None:
-    stated = profile.load(name)
+def without(check: str, stated: Profile) -> Profile:
+    """The profile as it is where this check does not run."""
+    expect = {
+        backend: replace(expected, findings=tuple(one for one in expected.findings if one.check != check))
+        for backend, expected in stated.expect.items()
+    }
+    return replace(stated, expect=expect)
+
+
+@pytest.mark.parametrize(("name", "library", "backend", "left_out"), runs())
+def test_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backend: str, left_out: str) -> None:
+    stated = without(left_out, profile.load(name))
     deadline = ["--deadline", str(stated.deadline_s)] if stated.deadline_s else []
     expected = stated.expect[backend]
     checks = expected.checks or ("mpi-cache-growth",)
