@@ -12,6 +12,7 @@ https://rocm.docs.amd.com/projects/HIP/en/latest/.doxygen/docBin/html/group___st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import product
 
@@ -41,6 +42,11 @@ BALLAST = 128 << 20
 """Bytes of the copies that keep a stream busy: on an H200 a copy takes longer than its launch."""
 
 COPIES = 100
+"""Copies with which a stream is kept busy, unless fewer take `BUSY_S`."""
+
+BUSY_S = 0.1
+"""Seconds for which a stream is kept busy at most: long compared with an allocation on a slow device."""
+
 FIRST_COPIES = 10
 """Copies that test whether a copy still runs when the next is launched; the first may have ended."""
 
@@ -125,10 +131,13 @@ def reuse(w: Worker) -> None:
     ballasts = w.gpu.alloc(ballast), w.gpu.alloc(ballast)
 
     with w.step("check that a copy keeps its stream busy"):
+        began = w.clock()
         for _ in range(FIRST_COPIES):
             streams[0].copy(*ballasts)
-        copies = COPIES if streams[0].is_busy() else 0
+        is_busy = streams[0].is_busy()
         streams[0].synchronize()
+        copy_s = (w.clock() - began) / FIRST_COPIES
+        copies = math.ceil(BUSY_S / max(copy_s, BUSY_S / COPIES)) if is_busy else 0
 
     tries = []
     for name, number in watched(w, "pool shared by two streams", product(CASES, range(TIMES))):
