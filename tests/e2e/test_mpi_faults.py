@@ -17,7 +17,7 @@ from gpuipc_doctor.model import Relation, Report, RoleOutcome, Status
 from gpuipc_doctor.report import exits, sentences
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Profile
-from tests.e2e.conftest import SMALL_MESSAGES, SMALL_SHARE
+from tests.e2e.conftest import FEW_MESSAGES, SMALL_MESSAGES, SMALL_SHARE
 from tests.e2e.test_faults import check, few_are_let_off
 
 PREFIXES = Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere"))
@@ -47,9 +47,12 @@ KNOWN = {"mpi-hang-16": "impi"}
 """Fault → the library to use instead of the next one, because another interfered: under load, sixteen MiB
 took so long that they seemed to hang."""
 
-OF_LARGE = ("mpi-cache-growth", "mpi-wrong-large")
-"""A check, and a fault of another check, with large messages. The others send small ones: large messages are
-tested here, and on healthy nodes."""
+GROWTH = "mpi-cache-growth"
+"""The check that needs a small share of memory. Few sizes of messages are sent beside it."""
+
+OF_LARGE = "mpi-wrong-large"
+"""The fault of large messages. The others send small ones: large messages are tested here, and on healthy
+nodes."""
 
 HISTORIES = "mpi-histories"
 """The check that searches for the shortest history that fails: twenty launches, half of a fault's time."""
@@ -109,8 +112,8 @@ def test_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backend
     stated = without(left_out, profile.load(name))
     deadline = ["--deadline", str(stated.deadline_s)] if stated.deadline_s else []
     expected = stated.expect[backend]
-    checks = expected.checks or ("mpi-cache-growth",)
-    config = SMALL_SHARE if {name, *checks} & {*OF_LARGE} else SMALL_MESSAGES
+    checks = expected.checks or (GROWTH,)
+    config = SMALL_SHARE if name == OF_LARGE else FEW_MESSAGES if GROWTH in checks else SMALL_MESSAGES
     report, _ = check(
         *checks,
         *("--simulate", name, "--backend", backend, "--mpi-lib", path_of(library)),
@@ -149,7 +152,7 @@ def test_bound_is_reported_in_soak_only_if_exceeded_twice(
         f"  - {{call: MPI_Send, memory: device, min: 1 MiB, do: leak, keeps: {buffers}}}\n"
     )
     report, _ = check(
-        *("mpi-cache-growth", "--tier", "soak", "--simulate", str(node), "--backend", "cuda"),
+        *(GROWTH, "--tier", "soak", "--simulate", str(node), "--backend", "cuda"),
         *("--mpi-lib", path_of("mpich50"), "--config", SMALL_SHARE, "--no-workarounds"),
     )
     [growing] = [result.finding for result in report.results if result.probe == "growing"]
