@@ -46,10 +46,10 @@ ROOTS := .prefix/bookworm/.ready .prefix/trixie/.ready
 
 .PHONY: demo test test-all packages test-amd diff-amd test-again lint format zipapp docs clean machine
 
-# The real MPI library whose ranks a simulated node is tested with, in a share of memory and with messages that
-# take seconds.
+# The real MPI library whose ranks a simulated node is tested with, in a share of memory, with messages and with
+# random histories that take seconds.
 DEMO_MPI := .prefix/mpich43
-SHARE    := --config tests/fixtures/few-messages.yaml
+SHARE    := --config tests/fixtures/few-messages.yaml --operations 500
 
 demo: .venv/.runs $(DEMO_MPI)/.ready
 	@if test -e /dev/nvidiactl || test -e /dev/kfd; then set -x; $(BIN)/gpuipc-doctor check --all; \
