@@ -218,7 +218,7 @@ def reachable(devices: Sequence[Device]) -> list[tuple[int, int]]:
 
 
 def perform(w: Worker) -> None:
-    lag_s, free = w.peer.recv()  # the devices are at rest and watched
+    lag_s, free = w.peer.recv()  # the devices are idle and watched
 
     def settle() -> None:
         if lag_s:

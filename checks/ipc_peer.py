@@ -47,7 +47,7 @@ class IpcPeer(Check):
         if wrong := done.records["importer"]["wrong"]:
             yield Finding.fail("wrong-data", "wrong data read from the other device", wrong)
         found = list(judge_exchange(done))
-        if not (wrong or found):  # else the copies, too, are wrong by that
+        if not (wrong or found):  # otherwise the copies are also wrong
             copied = [line for record in done.records.values() for line in record["copied"]]
             says = "wrong data after a copy from device to device"
             right = Finding.ok("right", "{nbytes:mib} verified both ways", nbytes=NBYTES)

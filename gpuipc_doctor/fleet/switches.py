@@ -117,7 +117,7 @@ class Switches:
         cut = []
         for switch in sorted(self._suspects & set(below)):
             failed = self._failed(switch, self._proven)
-            if switch in self._inner_pass:  # a node that fails below it, too, may be bad
+            if switch in self._inner_pass:  # a node that also fails below it may be bad
                 failed = {own: others for own, others in failed.items() if own in self._proven}
             partners = {other for others in failed.values() for other in others}
             fewest = FEWEST if switch in self._inner_pass else FEWEST_SILENT

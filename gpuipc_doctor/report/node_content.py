@@ -138,7 +138,7 @@ def _totals(report: Report, exit_code: int) -> Iterator[Block]:
     yield Closing(words or ["no findings"], f"exit {exit_code}", report.worst().value)
 
 
-# -- the matrix: checks by devices, and columns for pairs and for the node where checks speak of them --------
+# -- the matrix: checks by devices, and columns for pairs and the node if checks have such results -----------
 
 
 def _matrix(report: Report) -> Iterator[Grid]:

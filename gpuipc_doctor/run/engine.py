@@ -74,7 +74,7 @@ class Run:
     """Facts from files, read while drivers initialise."""
     issues: Sequence[KnownIssue] = ()
     _endings: set[object] = field(default_factory=set)
-    """Ways in which follow-up probes have ended so far."""
+    """Endings of the follow-up probes so far."""
 
     @property
     def request(self) -> Request:

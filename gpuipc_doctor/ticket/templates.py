@@ -23,7 +23,7 @@ class Ask:
     answer: str = ""
     """A key of `answers.ANSWERS`."""
     facts: tuple[str, ...] = ()
-    """Names of inventory facts, of which any fills the field."""
+    """Names of inventory facts, any of which fills the field."""
     file: str = ""
     """A file name pattern: an added file with such a name fills the field."""
     optional: bool = False

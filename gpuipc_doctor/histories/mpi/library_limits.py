@@ -21,7 +21,7 @@ _LACKS_OVER_UCX: Mapping[str, tuple[str, ...]] = {
     "mpich": (DERIVED, SELF),
     "openmpi": (DERIVED,),
 }
-"""The same for libraries without GPU support, whose UCX moves device memory: what they copy themselves."""
+"""Features that fail with libraries without GPU support, whose UCX moves device memory."""
 
 
 def lacks(family: str, *, over_ucx: bool) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from gpuipc_doctor.histories.shrink import renumber, shrink
 from gpuipc_doctor.model import Ending, Json, ProbeOutcome
 
 SEARCH_S = 40.0
-"""Seconds after which only the shortest failing history is tried once more."""
+"""Seconds after which only the shortest failing history is retried."""
 
 MOST_LAUNCHES = 30
 """Maximum launches of a search; the engine allows 40 follow-up probes."""
