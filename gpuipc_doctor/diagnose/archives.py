@@ -41,15 +41,15 @@ def is_zip(sample: bytes) -> bool:
 
 
 def tar_members(begin: bytes, rest: Iterable[bytes | None]) -> Iterator[Member]:
-    """Regular files of a tar archive; links, devices and sparse files are skipped."""
+    """Regular files of a tar archive; links and devices are skipped."""
     raw = cast("IO[bytes]", RawBlocks(begin, rest))
     with (
         _damage_named("tar"),
         tarfile.open(fileobj=raw, mode="r|", tarinfo=_BoundedHeader, errorlevel=1) as archive,
     ):
-        files = (member for member in archive if member.isreg() and not member.issparse())
+        files = (member for member in archive if member.isreg())
         yield from _bounded(
-            "tar", ((member.name, cast("IO[bytes]", archive.extractfile(member))) for member in files)
+            "tar", ((file.name, None if file.issparse() else archive.extractfile(file)) for file in files)
         )
 
 
@@ -70,11 +70,14 @@ def _damage_named(form: str) -> Iterator[None]:
         raise Unreadable(f"cannot be read further: {error}") from None
 
 
-def _bounded(form: str, files: Iterable[tuple[str, IO[bytes]]]) -> Iterator[Member]:
+def _bounded(form: str, files: Iterable[tuple[str, IO[bytes] | None]]) -> Iterator[Member]:
+    """The files, None for a sparse one, until a limit is reached."""
     left = MOST_BYTES
 
-    def blocks(file: IO[bytes]) -> Iterator[bytes]:
+    def blocks(file: IO[bytes] | None) -> Iterator[bytes]:
         nonlocal left
+        if file is None:
+            raise Unreadable("is a sparse file; not read")
         with _damage_named(form):
             while left > 0 and (block := file.read(min(_PIECE, left))):
                 left -= len(block)

@@ -61,7 +61,7 @@ class RankFiles:
 
 @dataclass(frozen=True, slots=True)
 class LogRead:
-    """How far one log was read. ``trouble`` says why reading ended early; ``notes`` are remarks."""
+    """How far one log was read. ``trouble`` says what was not read, and why; ``notes`` are remarks."""
 
     name: str
     lines: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypedDict
 
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, Difference, LogRead, RankFiles, Recognised
@@ -88,6 +88,7 @@ def _blocks(diagnosis: Diagnosis, limits: Limits) -> Iterator[Block]:
     yield from (_rank_files(files, limits) for files in diagnosis.rank_files)
     if diagnosis.unknown:
         yield _unknown(diagnosis, limits)
+    yield from _unread(diagnosis.logs, limits)
     if any(seen.relation is Relation.UNKNOWN for seen in diagnosis.recognised):
         yield Lines((_TELL,), hang=0)
 
@@ -161,6 +162,15 @@ def _unknown(diagnosis: Diagnosis, limits: Limits) -> Entry:
     items += _rest(diagnosis.unknown_beyond, "lines of further kinds", "at least ", depth=1)
     about = f"error lines that match no known issue: {counted(kinds, 'kind')}, most relevant first"
     return Entry("OTHER", about, tuple(items), gap=1, hang=1)
+
+
+def _unread(logs: Iterable[LogRead], limits: Limits) -> Iterator[Entry]:
+    """Why logs, or parts of them, were not searched."""
+    said = [f"{log.name}: {text}" for log in logs for text in (log.trouble, *log.notes) if text]
+    items = [Item(text, depth=1) for text in said[: limits.unknown]]
+    items += _rest(len(said) - limits.unknown, "more with -v", depth=1)
+    if said:
+        yield Entry("UNREAD", "not searched, or not to the end", tuple(items), "WARN", gap=1, hang=1)
 
 
 def _rest(number: int, what: str, how: str = "", depth: int = 0) -> list[Item]:

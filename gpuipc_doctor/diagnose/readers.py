@@ -37,7 +37,14 @@ def diagnose(
     ``say`` is called with a line for each log that cannot be read, as soon as that is known; ``news`` with
     each known issue recognised in logs that may never end.
     """
-    readers = [_Reader(path, examination, follow, say) for path in dict.fromkeys(expanded(paths, say))]
+    directories: list[LogRead] = []
+    """Directories that were not read completely."""
+
+    def unread(name: str, trouble: str) -> None:
+        say(f"{name}: {trouble}")
+        directories.append(LogRead(name, 0, 0, trouble))
+
+    readers = [_Reader(path, examination, follow, say) for path in dict.fromkeys(expanded(paths, unread))]
     interrupted = False
     with _one_interrupt():
         try:
@@ -50,7 +57,8 @@ def diagnose(
         for reader in readers:
             reader.finish()
         dumps = [dump for reader in readers for dump in reader.dumps]
-        return examination.conclude([reader.result() for reader in readers], known, interrupted, dumps)
+        logs = [*directories, *(reader.result() for reader in readers)]
+        return examination.conclude(logs, known, interrupted, dumps)
 
 
 @contextlib.contextmanager
@@ -146,14 +154,15 @@ class _Reader:
 
     def finish(self) -> None:
         self.flush()
-        for note in self._log.notes if self._log else ():
+        for note in (*self._log.unread, *self._log.notes) if self._log else ():
             self._say(f"{self._name}: {note}")
         if self._log:
             self._log.close()
 
     def result(self) -> LogRead:
-        notes = tuple(self._log.notes) if self._log else ()
-        return LogRead(self._name, self._lines + self._reading.lines, self._bytes, self._trouble, notes)
+        unread, notes = (self._log.unread, tuple(self._log.notes)) if self._log else ([], ())
+        trouble = "; ".join(filter(None, (*unread, self._trouble)))
+        return LogRead(self._name, self._lines + self._reading.lines, self._bytes, trouble, notes)
 
     @property
     def dumps(self) -> list[Dump]:

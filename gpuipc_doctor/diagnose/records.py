@@ -15,9 +15,9 @@ from typing import Any
 LONGEST = 1 << 26
 """Maximum bytes of a document or record of JSON; longer ones are read as text."""
 DEEPEST = 50
+"""Maximum levels of JSON in JSON; what has more is read as text."""
 TAKEN = b"(a dump of PyTorch's Flight Recorder)\n"
 """The line that replaces a document which another reader has handled."""
-_LONGEST_VALUE = 1 << 16
 
 _BEGIN = re.compile(rb'(?:\x1e|data: )?\s*(?:\{\s*(?:"|\})|\[\s*(?:\{|\]))')
 """Start of a document, of a record of ``journalctl -o json-seq`` or of ``-o json-sse``."""
@@ -87,6 +87,7 @@ def _documents(text: str) -> list[Any] | None:
     while match := _NEXT.match(text, at):
         try:
             document, at = decoder.raw_decode(text, match.end())
+            _check_depth(document)
         except (ValueError, RecursionError):
             return None
         documents.append(document)
@@ -99,9 +100,19 @@ def _parsed(line: bytearray) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text)
+        _check_depth(value)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _check_depth(value: Any, depth: int = 0) -> None:
+    """Raise `RecursionError` for more than `DEEPEST` levels."""
+    if depth > DEEPEST:
+        raise RecursionError
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        if isinstance(item, dict | list):
+            _check_depth(item, depth + 1)
 
 
 def _line(line: bytearray, is_taken: Callable[[Any], bool]) -> bytes:
@@ -114,11 +125,11 @@ def _line(line: bytearray, is_taken: Callable[[Any], bool]) -> bytes:
     return "\r".join(of_value(record)).replace("\n", "\r").encode("utf-8", "replace") + b"\n"
 
 
-def of_value(value: Any, depth: int = 0) -> Iterator[str]:
+def of_value(value: Any) -> Iterator[str]:
     """Lines of a record, of a list of records, or of an object that contains records."""
     if isinstance(value, list):
         for item in value:
-            yield from of_value(item, depth + 1) if depth < DEEPEST else ()
+            yield from of_value(item)
     elif isinstance(value, dict):
         said = _said(value)
         if said is not None:
@@ -131,7 +142,7 @@ def of_value(value: Any, depth: int = 0) -> Iterator[str]:
         if own:
             yield _stamp(value) + " ".join(own)
         for item in value.values():
-            yield from of_value(item, depth + 1) if depth < DEEPEST else ()
+            yield from of_value(item)
 
 
 def _said(record: dict[str, Any]) -> str | None:
@@ -143,7 +154,7 @@ def _said(record: dict[str, Any]) -> str | None:
         if name == "MESSAGE" and isinstance(value, list):
             if all(isinstance(byte, int) and 0 <= byte < 256 for byte in value):
                 return bytes(value).decode("utf-8", "replace")
-            return "\n".join(filter(None, (_said({name: part}) for part in value[:1000])))
+            return "\n".join(filter(None, (_said({name: part}) for part in value)))
     return None
 
 
@@ -189,4 +200,4 @@ def _stamp(record: dict[str, Any]) -> str:
 
 
 def _short(value: object) -> str:
-    return str(value)[:_LONGEST_VALUE].replace("\n", " ")
+    return str(value).replace("\n", " ")

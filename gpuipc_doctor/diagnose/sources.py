@@ -47,24 +47,32 @@ MOST_FILES = 4096
 """Maximum files read from one directory, newest first."""
 
 
-def expanded(paths: Iterable[str], say: Callable[[str], None]) -> Iterator[str]:
+Unread = Callable[[str, str], None]
+"""Called with the name of what is not read and the reason, which begins with a verb."""
+
+
+def expanded(paths: Iterable[str], unread: Unread) -> Iterator[str]:
     """The paths; for a directory, the logs below it, newest first, without binary files and links.
 
-    ``say`` is called with a line for each directory of more than `MOST_FILES`.
+    ``unread`` is called for each directory of more than `MOST_FILES`, and for each that cannot be opened.
     """
     for path in paths:
         if path in ("", STDIN) or not Path(path).is_dir():
             yield path
             continue
-        logs = [log for _, log in sorted(_logs_below(path))]
+        logs = [log for _, log in sorted(_logs_below(path, unread))]
         if len(logs) > MOST_FILES:
-            say(f"{path}: has {len(logs)} logs; the newest {MOST_FILES} are read")
+            unread(path, f"has {len(logs)} logs; only the newest {MOST_FILES} are read")
         yield from logs[:MOST_FILES]
 
 
-def _logs_below(directory: str) -> Iterator[tuple[float, str]]:
-    """(log, age) of each log below a directory."""
-    for at, _, names in os.walk(directory):
+def _logs_below(directory: str, unread: Unread) -> Iterator[tuple[float, str]]:
+    """(age, log) of each log below a directory."""
+
+    def failed(error: OSError) -> None:
+        unread(error.filename, f"cannot be opened: {error.strerror}")
+
+    for at, _, names in os.walk(directory, onerror=failed):
         for name in names:
             file = Path(at, name)
             try:
@@ -104,6 +112,8 @@ class Log:
         self.name = "standard input" if path == STDIN else path
         self.notes: list[str] = []
         """Remarks for readers of the results."""
+        self.unread: list[str] = []
+        """What was not read of the log, and why."""
         self.dumps: list[Dump] = []
         """Dumps of PyTorch's Flight Recorder read so far."""
         self._path = path
@@ -160,8 +170,8 @@ class Log:
                 block = rest[:1] + newline + following  # an empty block means no new data
             if block:
                 length = len(block) - 1 - at if (at := block.rfind(b"\n")) >= 0 else length + len(block)
-            if length > LONGEST_LINE and TOO_LONG not in self.notes:
-                self.notes.append(TOO_LONG)
+            if length > LONGEST_LINE and TOO_LONG not in self.unread:
+                self.unread.append(TOO_LONG)
             yield block
 
     def _takes(self, name: str, value: object) -> bool:
@@ -185,6 +195,8 @@ class Log:
                 if is_compressed(sample):
                     raw = decompressed(sample, raw)
                     sample = yield from _sample(raw)
+                if archives.is_tar(sample) or archives.is_zip(sample):
+                    raise Unreadable("is an archive in an archive; not read")
                 text = self._lines(f"{self.name}:{name}", sample, raw)
                 first = next(text, b"")
                 yield name
@@ -193,7 +205,7 @@ class Log:
             except NoText:
                 continue
             except Unreadable as trouble:
-                self.notes.append(f"{name} {trouble}")
+                self.unread.append(f"{name} {trouble}")
 
     def _raw(self) -> Blocks:
         if self._follow:

@@ -2,12 +2,15 @@
 
 import contextlib
 import fcntl
+import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import termios
+import zipfile
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +20,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.diagnose import sources
 from gpuipc_doctor.diagnose.exits import MEANINGS
+from gpuipc_doctor.diagnose.scanner import BLOCK
 from tests.waiting import LIMIT_S, until
 
 LOGS = Path(__file__).parents[2] / "logs"
@@ -62,6 +67,59 @@ def test_bad_input_costs_its_own_line_only(tmp_path: Path) -> None:
         "is neither text nor compressed text; not read",
     ]
     assert "\x1b" not in result.stderr
+
+
+def long_line(directory: Path) -> Path:
+    log = directory / "job.out"
+    log.write_bytes(b"x" * (3 * BLOCK) + b" and more\nquiet\n")
+    return log
+
+
+def damaged_member(directory: Path) -> Path:
+    with zipfile.ZipFile(directory / "logs.zip", "w") as archive:
+        archive.writestr("quiet", b"step 1\n")
+        archive.writestr("rank0.gz", gzip.compress(os.urandom(1000).hex().encode())[:500])
+    return directory / "logs.zip"
+
+
+def archive_in_archive(directory: Path) -> Path:
+    log = damaged_member(directory)
+    with zipfile.ZipFile(directory / "all.zip", "w") as archive:
+        archive.writestr("quiet", b"step 1\n")
+        archive.write(log, "n17.zip")
+    return directory / "all.zip"
+
+
+def many_logs(directory: Path) -> Path:
+    for number in range(3):
+        (directory / f"{number}.log").write_bytes(b"step 1\n")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "trouble"),
+    [
+        (long_line, "job.out", sources.TOO_LONG),
+        (damaged_member, "logs.zip", "rank0.gz is truncated gzip data; the part before the end was read"),
+        (archive_in_archive, "all.zip", "n17.zip is an archive in an archive; not read"),
+        (many_logs, "", "has 3 logs; only the newest 2 are read"),
+    ],
+)
+def test_part_that_was_not_read_is_an_error_and_in_the_report(
+    made: Callable[[Path], Path], name: str, trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "LONGEST_LINE", BLOCK)
+    monkeypatch.setattr(sources, "MOST_FILES", 2)
+    log = str(made(tmp_path))
+    result = run(log)
+    assert result.exit_code == 11
+    assert trouble in result.stderr
+    assert "UNREAD" in result.stdout
+    assert f"{name}: {trouble}".replace(" ", "") in re.sub(r"\s", "", result.stdout)
+    assert "1 log not read to the end" in result.stdout
+    (told,) = (log for log in json.loads(run(log, "--json").stdout)["logs"] if log["trouble"])
+    assert (told["name"], told["trouble"]) == (log, trouble)
+    assert run(log, SEED_2).exit_code == 12
 
 
 def test_empty_name_is_reported_and_loses_nothing_else() -> None:

@@ -76,7 +76,7 @@ def read(path: Path) -> tuple[dict[str, bytes], str]:
     except Unreadable as error:
         trouble = str(error)
     log.close()
-    return files, "; ".join(filter(None, [*log.notes, trouble]))
+    return files, "; ".join(filter(None, [*log.unread, *log.notes, trouble]))
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,30 @@ def test_damaged_file_does_not_lose_the_others(
     assert files["whole"] == b"text\n"
     assert TEXT.startswith(files["cut.gz"])
     assert said == "cut.gz is truncated gzip data; the part before the end was read"
+
+
+@pytest.mark.parametrize("archive", [tar, zipped])
+def test_archive_in_an_archive_is_named(tmp_path: Path, archive: Callable[[dict[str, bytes]], bytes]) -> None:
+    path = tmp_path / "logs"
+    path.write_bytes(archive({"a": b"text\n", "n1.tgz": gzip.compress(tar(MEMBERS)), "n2": zipped(MEMBERS)}))
+    assert read(path) == (
+        {"a": b"text\n"},
+        "n1.tgz is an archive in an archive; not read; n2 is an archive in an archive; not read",
+    )
+
+
+def test_sparse_file_is_named(tmp_path: Path) -> None:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, headers in (("holes", {"GNU.sparse.map": "0,5", "GNU.sparse.size": "9"}), ("a", {})):
+            header = tarfile.TarInfo(name)
+            header.size, header.pax_headers = 5, headers
+            archive.addfile(header, io.BytesIO(b"text\n"))
+    path = tmp_path / "logs"
+    path.write_bytes(made.getvalue())
+    files, said = read(path)
+    assert files["a"] == b"text\n"
+    assert said == "holes is a sparse file; not read"
 
 
 def test_truncated_archive_is_read_as_far_as_possible(tmp_path: Path) -> None:

@@ -147,6 +147,17 @@ def test_damaged_record_among_others_is_kept_as_text() -> None:
     assert read(f'{journal(XID)}\n{{"MESSAGE":\n{journal(XID)}\n') == [IN_JOURNAL, '{"MESSAGE":', IN_JOURNAL]
 
 
+@pytest.mark.parametrize("levels", [records.DEEPEST + 1, 990, 5000])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_deeper_levels_stay_as_they_stand(levels: int, end: str) -> None:
+    text = '{"a": ' * levels + '{"b": "cxil_map() failed"}' + "}" * levels + end
+    assert read(text) == [text.rstrip()]
+
+
+def test_long_value_is_complete() -> None:
+    assert read(json.dumps({"rank": 3, "error": "x" * 100_000 + " lost"}))[0].endswith("x lost")
+
+
 def test_endless_line_is_not_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "LONGEST", 1000)
     blocks = iter([b'{"a": "', *[b"x" * 100] * 100])

@@ -1,12 +1,14 @@
 """Logs of every kind are read to the end, or as far as possible, with one line about the unread rest."""
 
 import bz2
+import errno
 import gzip
 import lzma
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +43,7 @@ def read(path: Path) -> tuple[bytes, str]:
     except Unreadable as trouble:
         return data, str(trouble)
     log.close()
-    return data, "; ".join(log.notes)
+    return data, "; ".join([*log.unread, *log.notes])
 
 
 def written(directory: Path, data: bytes) -> Path:
@@ -124,14 +126,12 @@ def test_logs_of_a_directory_are_read_newest_first(tmp_path: Path) -> None:
     (tmp_path / "link.log").symlink_to(tmp_path / "old.log")
     (tmp_path / "loop").symlink_to(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    said: list[str] = []
-    assert list(sources.expanded([str(tmp_path), STDIN, "", "none"], said.append)) == [
+    assert list(sources.expanded([str(tmp_path), STDIN, "", "none"], pytest.fail)) == [
         *(str(tmp_path / name) for name in reversed(names)),
         STDIN,
         "",
         "none",
     ]
-    assert said == []
 
 
 def test_newest_of_very_many_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +139,24 @@ def test_newest_of_very_many_files_are_read(tmp_path: Path, monkeypatch: pytest.
     for age in range(3):
         (tmp_path / str(age)).write_bytes(TEXT)
         os.utime(tmp_path / str(age), (1000 + age, 1000 + age))
-    said: list[str] = []
-    assert list(sources.expanded([str(tmp_path)], said.append)) == [f"{tmp_path}/2", f"{tmp_path}/1"]
-    assert said == [f"{tmp_path}: has 3 logs; the newest 2 are read"]
+    unread: dict[str, str] = {}
+    assert list(sources.expanded([str(tmp_path)], unread.setdefault)) == [f"{tmp_path}/2", f"{tmp_path}/1"]
+    assert unread == {str(tmp_path): "has 3 logs; only the newest 2 are read"}
+
+
+def test_directory_that_cannot_be_opened_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job.log").write_bytes(TEXT)
+    (tmp_path / "closed").mkdir()
+
+    def scandir(path: str, opened: Callable[[str], Any] = os.scandir) -> Any:
+        if path.endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return opened(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    unread: dict[str, str] = {}
+    assert list(sources.expanded([str(tmp_path)], unread.setdefault)) == [f"{tmp_path}/job.log"]
+    assert unread == {f"{tmp_path}/closed": "cannot be opened: Permission denied"}
 
 
 def test_text_in_other_encodings_and_colours_is_text(tmp_path: Path) -> None:
