@@ -7,7 +7,7 @@ that differ only in numbers and wrapping are equal when bare.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import groupby
 
@@ -16,9 +16,16 @@ SHORTEST = 2
 LONGEST = 32
 """Bytes. Longer texts gain nothing."""
 
+Needs = tuple[tuple[bytes, ...], ...]
+"""Alternatives, each with texts that are all in a line that matches."""
+
 _FIGURES = b"0123456789abcdef"
-_WHITE = b" \t\r\v\f"
-_MOST = 32
+_WHITE = b" \t\r\v\f\x1c\x1d\x1e\x1f"
+_WIDE_WHITE = re.compile(
+    rb"\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
+)
+"""The other characters of ``\\s``, in UTF-8: text that is copied from a page has no-break spaces."""
+_MOST = 128
 """Maximum texts into which one expression is expanded."""
 _GAP = "\n"
 """Placeholder for arbitrary text, which ends a fixed text."""
@@ -31,40 +38,75 @@ _TOKEN = re.compile(
 
 def bare(text: bytes) -> bytes:
     """``text`` without digits and white space; line ends are kept."""
-    return text.translate(None, _FIGURES + _WHITE)
+    return _stripped(text, _FIGURES + _WHITE)
 
 
 def dense(text: bytes) -> bytes:
     """``text`` without white space; digits and line ends are kept."""
-    return text.translate(None, _WHITE)
+    return _stripped(text, _WHITE)
+
+
+def _stripped(text: bytes, unwanted: bytes) -> bytes:
+    text = text.translate(None, unwanted)
+    return text if text.isascii() else _WIDE_WHITE.sub(b"", text)
 
 
 @cache
-def fixed_text(pattern: str) -> frozenset[bytes]:
-    """Fixed texts, as long as possible, at least one of which is in every match of ``pattern``.
+def fixed_text(pattern: str) -> Mapping[bytes, Needs]:
+    """Bare texts, at least one of which is in every match of ``pattern`` → the other texts of such a match.
 
-    Empty if none has at least `SHORTEST` bytes. The pattern is valid for `re`, without flags.
+    The texts are as long as possible, and no everyday words if there are others. Empty if one has less than
+    `SHORTEST` bytes. The pattern is valid for `re`, without flags.
     """
-    texts = {text[:LONGEST] for text in _best(pattern, bare, _worth)}
+    best = {runs: max(runs, key=_worth)[:LONGEST] for runs in _runs(pattern, bare)}
+    texts = {text for text in best.values() if not any(o != text and o in text for o in best.values())}
     if min(map(len, texts)) < SHORTEST:
-        return frozenset()
-    return frozenset(text for text in texts if not any(other != text and other in text for other in texts))
+        return {}
+    return {
+        text: _weakest({run for run in runs if run not in text} for runs, own in best.items() if text in own)
+        for text in texts
+    }
 
 
 @cache
-def dense_text(pattern: str) -> frozenset[bytes]:
-    """Dense texts, at least one of which is in every match of ``pattern``; with digits if the pattern has
-    any.
-    """
-    return _best(pattern, dense, lambda text: (bool(re.search(rb"\d", text)), len(text)))
+def dense_text(pattern: str) -> Needs:
+    """The dense texts in every match of ``pattern``."""
+    return _weakest(map(set, _runs(pattern, dense)))
 
 
-def _best(
-    pattern: str, strip: Callable[[bytes], bytes], worth: Callable[[bytes], tuple[bool, int]]
-) -> frozenset[bytes]:
-    """For each way to match, the most selective fixed text after stripping."""
+def best_dense_text(pattern: str) -> frozenset[bytes]:
+    """Dense texts, at least one of which is in every match of ``pattern``."""
+    return frozenset(
+        max(runs, key=lambda run: (*_worth(bare(run)), len(run))) for runs in _runs(pattern, dense)
+    )
+
+
+def _weakest(alternatives: Iterable[set[bytes]]) -> Needs:
+    """The alternatives without those that need more than another, each with its longest text first."""
+    ordered = {tuple(sorted(texts - {b""}, key=lambda text: (-len(text), text))) for texts in alternatives}
+    weakest: list[tuple[bytes, ...]] = []
+    for texts in sorted(ordered, key=lambda texts: (sum(map(len, texts)), texts)):
+        together = b"\n".join(texts)
+        if not any(all(part in together for part in weaker) for weaker in weakest):
+            weakest.append(texts)
+    return tuple(weakest)
+
+
+def has(text: bytes, needed: Needs) -> bool:
+    """Whether ``text`` may contain a match that has these fixed texts."""
+    for texts in needed:
+        for part in texts:
+            if part not in text:
+                break
+        else:
+            return True
+    return False
+
+
+def _runs(pattern: str, strip: Callable[[bytes], bytes]) -> set[tuple[bytes, ...]]:
+    """For each way to match, the fixed texts in order, after stripping."""
     spelt, _ = _alternatives(_TOKEN.finditer(pattern))
-    return frozenset(max((strip(run.encode()) for run in text.split(_GAP)), key=worth) for text in spelt)
+    return {tuple(strip(run.encode()) for run in text.split(_GAP)) for text in spelt}
 
 
 def _alternatives(tokens: Iterator[re.Match[str]]) -> tuple[set[str], str]:
@@ -104,10 +146,18 @@ def _spelt(atom: str) -> set[str]:
     return {_GAP} if atom == "." or re.fullmatch(r"\\\w", atom) else {atom[-1]}
 
 
-_EVERYDAY = frozenset(
-    map(bare, b"address cuda debug device error Error failed invalid memory version".split())
+_EVERYDAY = b"\n".join(
+    bare(word.encode())
+    for words in (
+        "address allocate argument assert attribute bandwidth cannot code context create",
+        "cuda debug device driver error errors Error ERROR event exit code export fail failed Failed failure",
+        "fatal find found handle import info interface invalid kernel link lost map memory message missing",
+        "node not found number open path process queue register return set size status supported",
+        "unable unexpected unknown version warn",
+    )
+    for word in words.split()
 )
-"""Texts so frequent in lines that any other text is better."""
+"""Words so frequent in lines that any text that is not part of one is better."""
 
 
 def _worth(text: bytes) -> tuple[bool, int]:

@@ -7,15 +7,17 @@ its neighbours, since messages are wrapped by terminals, editors and gdb, someti
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, compress
+from typing import NamedTuple
 
-from gpuipc_doctor.diagnose.finder import finder
+from gpuipc_doctor.diagnose.finder import Find, finder
 from gpuipc_doctor.diagnose.literals import LONGEST as LONGEST_TEXT
-from gpuipc_doctor.diagnose.literals import bare, dense, dense_text, fixed_text
+from gpuipc_doctor.diagnose.literals import Needs, bare, best_dense_text, dense, dense_text, fixed_text, has
 
 REACH = 6
 """Number of neighbouring lines on each side that are joined with a line."""
@@ -33,6 +35,8 @@ _MOSTLY = 0.3
 """Fraction of new lines in a block above which remembering lines costs more than examining them again."""
 _FEW = 200
 """Minimum lines in a block for its fraction of new lines to count."""
+_FEW_PATTERNS = 4
+"""Patterns that are tried in a line in less time than it takes to search their texts."""
 _UNREMEMBERED = 24
 """Blocks after which remembering is tried again."""
 _WASTED = 30_000
@@ -61,10 +65,6 @@ class Pattern:
         return bool(re.search(r"\d|\\d(?!\+)", _ANY_FIGURES.sub("", self.regex.pattern)))
 
 
-_CROSSING = re.compile(r"\[\^[^\]]*\][*+]|(?<![\[\\])\^|(?<!\\)\$|\\[AZ]")
-"""A repetition that may run over many lines, or an anchor, which means another place in joined lines."""
-
-_LINE_END = re.compile("\n")
 _ANY_FIGURES = re.compile(r"0x|\[0-9a-f\]\+|\{[\d,]+\}")
 
 
@@ -100,16 +100,39 @@ class Patterns:
         """Raises `ValueError` for a pattern without fixed text, which would have to be tried on each line."""
         self.patterns = patterns
         self.read_figures = frozenset(n for n, pattern in enumerate(patterns) if pattern.reads_figures)
-        numbers: dict[bytes, list[int]] = {}
+        self.of_text: dict[bytes, list[_Candidate]] = {}
+        """A fixed text → what may match there."""
         for number, pattern in enumerate(patterns):
             texts = fixed_text(pattern.regex.pattern)
             if not texts:
                 raise ValueError(f"{pattern.regex.pattern!r} has no fixed text to look for")
-            for text in texts:
-                numbers.setdefault(text, []).append(number)
-        self.of_text = numbers
-        """A fixed text → its patterns."""
-        self.find = finder(list(numbers))
+            for text, rest in texts.items():
+                self.of_text.setdefault(text, []).append(_Candidate(number, pattern.wrapped, rest))
+        self.find = finder(list(self.of_text))
+
+    def in_text(self, text: bytes, numbers: Iterable[int]) -> list[int]:
+        """The patterns of which a dense text is in ``text``."""
+        find, of_text = self._dense_finder
+        found = {number for index, _ in find(text) for number in of_text[index]}
+        return [number for number in numbers if number in found]
+
+    @cached_property
+    def _dense_finder(self) -> tuple[Find, list[list[int]]]:
+        """A finder of dense texts, and the patterns of each text."""
+        of_text: defaultdict[bytes, list[int]] = defaultdict(list)
+        for number, pattern in enumerate(self.patterns):
+            for text in best_dense_text(pattern.regex.pattern):
+                of_text[text].append(number)
+        return finder(list(of_text)), list(of_text.values())
+
+
+class _Candidate(NamedTuple):
+    """A pattern of which a fixed text was found."""
+
+    number: int
+    wrapped: bool
+    rest: Needs
+    """The other bare texts of a match with this text."""
 
 
 class _Search:
@@ -118,18 +141,20 @@ class _Search:
     def __init__(self, patterns: Patterns, resting: Collection[int] = ()) -> None:
         self._texts: Sequence[bytes] = list(patterns.of_text)
         self._find = patterns.find
-        self._awake = [[n for n in some if n not in resting] for some in patterns.of_text.values()]
-        """Index of a text → its patterns without paused patterns."""
+        self._awake = [
+            [one for one in some if one.number not in resting] for some in patterns.of_text.values()
+        ]
+        """Index of a text → what may match there, without paused patterns."""
         self._wasted = 0
         """Number of matches of texts without patterns."""
 
     def rest(self, number: int) -> None:
-        self._awake = [[n for n in some if n != number] for some in self._awake]
+        self._awake = [[one for one in some if one.number != number] for some in self._awake]
 
-    def _matches(self, text: bytes) -> list[tuple[int, list[int]]]:
-        """(offset of the end, patterns) of each fixed text."""
+    def _matches(self, text: bytes) -> list[tuple[int, list[_Candidate]]]:
+        """(offset of the end, what may match there) of each fixed text."""
         found = self._find(text)
-        matches = [(end, numbers) for index, end in found if (numbers := self._awake[index])]
+        matches = [(end, awake) for index, end in found if (awake := self._awake[index])]
         self._wasted += len(found) - len(matches)
         if self._wasted > _WASTED and any(self._awake):
             self._texts = list(compress(self._texts, self._awake))
@@ -145,11 +170,11 @@ class _Search:
         tails = [before[-LONGEST_TEXT:] for before in befores]
         texts = [b"%b%b\n" % both for both in zip(tails, lines, strict=True)]
         ends = list(accumulate(map(len, texts)))
-        found: dict[int, set[int]] = {}
-        for end, numbers in self._matches(b"".join(texts)):
+        found: defaultdict[int, set[int]] = defaultdict(set)
+        for end, candidates in self._matches(b"".join(texts)):
             at = bisect_right(ends, end - 1)
             if end >= ends[at] - len(lines[at]):
-                found.setdefault(at, set()).update(numbers)
+                found[at].update(one.number for one in candidates if one.wrapped or has(lines[at], one.rest))
         return found
 
     def in_block(self, before: bytes, lines: Sequence[bytes]) -> dict[int, set[int]]:
@@ -158,10 +183,19 @@ class _Search:
         found: defaultdict[int, set[int]] = defaultdict(set)
         if matches := self._matches(tail + b"".join(lines)):
             ends = list(accumulate(map(len, lines), initial=len(tail)))
-            for end, numbers in matches:
-                found[bisect_right(ends, end - 1) - 1].update(numbers)
-            found.pop(-1, None)  # ends in the line before the first
+            for end, candidates in matches:
+                at = bisect_right(ends, end - 1) - 1
+                if at < 0:
+                    continue  # ends in the line before the first
+                found[at].update(one.number for one in candidates if _may_match(one, lines, at))
         return found
+
+
+def _may_match(one: _Candidate, lines: Sequence[bytes], at: int) -> bool:
+    """Whether the other texts of a match are in the line or, if it may be wrapped, near it."""
+    if one.wrapped and not REACH <= at < len(lines) - REACH:
+        return True  # the neighbours are in other blocks
+    return has(b"".join(lines[at - REACH : at + REACH + 1]) if one.wrapped else lines[at], one.rest)
 
 
 @dataclass(eq=False, slots=True)
@@ -173,6 +207,8 @@ class _Form:
     numbers: tuple[int, ...]
     is_news: bool = True
     """Whether none of the lines was examined yet."""
+    figures: list[tuple[re.Pattern[str], Needs]] | None = None
+    """Patterns that may distinguish the lines, if known."""
 
 
 class _Memory:
@@ -317,25 +353,39 @@ class Scanner:
         around = [*surroundings, *lines, *_rows(after)[1]]
         block = _Block(lines, numbers, bare_lines, around, len(surroundings))
         for form, places in groups.items():
-            for alike in self._alike(block, places, form.numbers):
+            for alike in self._alike(block, places, form):
                 yield from self._look(block, alike, form)
 
-    def _alike(self, block: _Block, places: Sequence[int], wanted: Iterable[int]) -> Iterable[Sequence[int]]:
+    def _figures(self, form: _Form, kind: bytes) -> list[tuple[re.Pattern[str], Needs]]:
+        """The digit-sensitive patterns of a form, with those of their needs that its lines may have."""
+        if form.figures is None:
+            regexes = [
+                self._patterns.patterns[n].regex for n in form.numbers if n in self._patterns.read_figures
+            ]
+            form.figures = [
+                (regex, possible)
+                for regex in regexes
+                if (possible := tuple(texts for texts in dense_text(regex.pattern) if _is_in(kind, texts)))
+            ]
+        return form.figures
+
+    def _alike(self, block: _Block, places: Sequence[int], form: _Form) -> Iterable[Sequence[int]]:
         """Group lines that differ only in digits by the digit-sensitive patterns that they match.
 
-        Most lines match none, which one search over all lines shows.
+        Only the lines that have the dense texts of a pattern are searched for it.
         """
-        figures = [self._patterns.patterns[n].regex for n in wanted if n in self._patterns.read_figures]
-        if not figures or len(places) <= _SAMPLE:
+        if len(places) == 1 or not (figures := self._figures(form, block.kinds[places[0]])):
             return [places]
-        text = b"\n".join(block.rows(places))
-        there = dense(text)
-        figures = [
-            pattern for pattern in figures if any(some in there for some in dense_text(pattern.pattern))
+        if len(places) <= _SAMPLE:
+            return [[place] for place in places]
+        rows = block.rows(places)
+        text = dense(b"\n".join(rows))
+        lines = text.split(b"\n")
+        held = [
+            _held(regex, rows, [has(line, there) for line in lines])
+            for regex, possible in figures
+            if (there := tuple(texts for texts in possible if has(text, (texts,))))
         ]
-        joined = text.decode("utf-8", "replace") if figures else ""
-        ends = [match.start() for match in _LINE_END.finditer(joined)]
-        held = [_held(regex, joined, ends) for regex in figures]
         held = [lines for lines in held if any(lines)]
         if all(map(all, held)):
             return [places]
@@ -358,15 +408,18 @@ class Scanner:
             sample = [Hit(first.number, first.text, first.kind, first.matches, block.rows(again), numbers)]
         yield from (hit for hit in sample if hit.matches)
 
-    def _hit(self, block: _Block, place: int, wanted: Iterable[int]) -> Hit:
+    def _hit(self, block: _Block, place: int, wanted: Collection[int]) -> Hit:
         text = block.lines[place].decode("utf-8", "replace")
+        near, index = block.near(place)
         readings: list[tuple[str, int, int]] | None = None
         matches = []
+        if len(wanted) > _FEW_PATTERNS:
+            wanted = self._patterns.in_text(dense(b"".join(near)), wanted)
         for number in wanted:
             pattern = self._patterns.patterns[number]
             match = pattern.regex.search(text)
             if match is None and pattern.wrapped:
-                readings = _readings(block.around, block.before + place) if readings is None else readings
+                readings = _readings(near, index) if readings is None else readings
                 match = _across(pattern.regex, readings)
             if match and not (pattern.unless and pattern.unless.search(spanned(match)[0])):
                 matches.append((number, match))
@@ -388,21 +441,24 @@ class _Block:
     def rows(self, places: Iterable[int]) -> list[bytes]:
         return list(map(self.lines.__getitem__, places))
 
+    def near(self, place: int) -> tuple[Sequence[bytes], int]:
+        """A line with the neighbours that may belong to it, and its index among them."""
+        index = self.before + place
+        reach = 1 if len(self.lines[place]) >= LONGEST else REACH  # not a terminal's wrapping
+        low = max(0, index - reach)
+        return self.around[low : index + reach + 1], index - low
 
-def _held(regex: re.Pattern[str], text: str, ends: Sequence[int]) -> list[bool]:
-    """For each line of ``text``, whether it has a match; ``ends``: its line ends.
 
-    One search over all lines, unless a match or a repetition may run over a line end.
-    """
-    held = [False] * (len(ends) + 1)
-    if not _CROSSING.search(regex.pattern):
-        for match in regex.finditer(text):
-            if "\n" in match[0]:
-                break
-            held[bisect_left(ends, match.start())] = True
-        else:
-            return held
-    return [regex.search(line) is not None for line in text.split("\n")]
+def _is_in(kind: bytes, texts: Iterable[bytes]) -> bool:
+    """Whether lines with this bare text may have all these dense texts."""
+    return all(bare(text) in kind for text in texts)
+
+
+def _held(regex: re.Pattern[str], rows: Sequence[bytes], possible: Sequence[bool]) -> list[bool]:
+    """For each row, whether it has a match; only rows that are ``possible`` are searched."""
+    texts = b"\n".join(compress(rows, possible)).decode("utf-8", "replace").split("\n")
+    found = map(regex.search, texts)
+    return [here and next(found) is not None for here in possible]
 
 
 def _lines_back(text: bytes, end: int, count: int) -> int:
@@ -436,17 +492,14 @@ def _parts(line: bytes) -> Iterator[bytes]:
         yield from [part[at : at + LONGEST] for at in range(0, len(part), LONGEST)] or [part]
 
 
-def _readings(lines: Sequence[bytes], index: int) -> list[tuple[str, int, int]]:
+def _readings(near: Sequence[bytes], index: int) -> list[tuple[str, int, int]]:
     """A line joined with its wrapped parts: (text, position of the line).
 
     If the lines are as long as a terminal is wide, returns two readings: with line ends, so that white space
     in a pattern matches them, and with broken words joined.
     """
-    reach = 1 if len(lines[index]) >= LONGEST else REACH  # not a terminal's wrapping
-    low = max(0, index - reach)
-    near = lines[low : index + reach + 1]
     width = max(map(len, near))
-    first = last = index - low
+    first = last = index
     while first > 0 and _goes_on(near[first - 1], near[first], width):
         first -= 1
     while last + 1 < len(near) and _goes_on(near[last], near[last + 1], width):
@@ -454,7 +507,7 @@ def _readings(lines: Sequence[bytes], index: int) -> list[tuple[str, int, int]]:
     if first == last:
         return []
     hard = width in _WIDTHS or (width >= _NARROWEST and sum(len(line) == width for line in near) > 1)
-    run, own = near[first : last + 1], index - low - first
+    run, own = near[first : last + 1], index - first
     return [_joined(run, own, full) for full in ([0, width] if hard else [0])]
 
 

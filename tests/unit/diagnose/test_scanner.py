@@ -78,6 +78,35 @@ def test_lines_that_differ_only_in_figures_are_distinguished() -> None:
     assert len(find(log.replace("-14", "-22"))) == len(status)
 
 
+@pytest.mark.parametrize("letters", ["x", "xy", "ghijklmnopqrstuvwxyz"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_many_patterns_find_the_lines_that_match_them(letters: str, wrapped: bool) -> None:
+    """Whether few lines are alike or many, and however many patterns have the same text."""
+    regexes = [re.compile(rf"Cuda\s+failure\s+{code}\b|cudaErrorNumber{code}\b") for code in range(1, 12)]
+    regexes += [re.compile(r"Xid.{0,40}: (?:13|31|48), .*(?:reset|lost)"), re.compile(r"GPU (?:7|8) lost")]
+    rng = random.Random(1)
+    lines = []
+    for _ in range(6000):
+        code, word = rng.randrange(50), "".join(rng.choices(letters, k=5))
+        lines.append(
+            rng.choice(
+                (
+                    f"[{rng.randrange(9999)}] NCCL WARN Cuda failure {code} '{word}'",
+                    f"NVRM: Xid (PCI:{rng.randrange(99)}): {code}, pid={code}, {word} GPU {code} lost",
+                    f"step {rng.randrange(9999)} {word} {code}",
+                )
+            )
+        )
+    expected = [
+        (at, number)
+        for at, line in enumerate(lines, 1)
+        for number, regex in enumerate(regexes)
+        if regex.search(line)
+    ]
+    patterns = Patterns([Pattern(regex, wrapped=wrapped) for regex in regexes])
+    assert find("\n".join(lines), 20_000, patterns) == expected
+
+
 def test_successive_lines_are_not_joined() -> None:
     patterns = Patterns([Pattern(re.compile(r"cuIpcOpenMemHandle.*INVALID_HANDLE"), wrapped=True)])
     log = (
