@@ -105,8 +105,13 @@ def has(text: bytes, needed: Needs) -> bool:
 
 def _runs(pattern: str, strip: Callable[[bytes], bytes]) -> set[tuple[bytes, ...]]:
     """For each way to match, the fixed texts in order, after stripping."""
-    spelt, _ = _alternatives(_TOKEN.finditer(pattern))
-    return {tuple(strip(run.encode()) for run in text.split(_GAP)) for text in spelt}
+    return {tuple(strip(run.encode()) for run in text.split(_GAP)) for text in _ways(pattern)}
+
+
+@cache
+def _ways(pattern: str) -> set[str]:
+    """Each way to match, with a gap for text that is not fixed."""
+    return _alternatives(_TOKEN.finditer(pattern))[0]
 
 
 def _alternatives(tokens: Iterator[re.Match[str]]) -> tuple[set[str], str]:
