@@ -58,14 +58,8 @@ def fixed_text(pattern: str) -> Mapping[bytes, Needs]:
     The texts are as long as possible, and no everyday words if there are others. Empty if one has less than
     `SHORTEST` bytes. The pattern is valid for `re`, without flags.
     """
-    best = {runs: max(runs, key=_worth)[:LONGEST] for runs in _runs(pattern, bare)}
-    texts = {text for text in best.values() if not any(o != text and o in text for o in best.values())}
-    if min(map(len, texts)) < SHORTEST:
-        return {}
-    return {
-        text: _weakest({run for run in runs if run not in text} for runs, own in best.items() if text in own)
-        for text in texts
-    }
+    keys = _keys({runs: max(runs, key=_worth)[:LONGEST] for runs in _runs(pattern, bare)})
+    return keys if min(map(len, keys)) >= SHORTEST else {}
 
 
 @cache
@@ -74,11 +68,20 @@ def dense_text(pattern: str) -> Needs:
     return _weakest(map(set, _runs(pattern, dense)))
 
 
-def best_dense_text(pattern: str) -> frozenset[bytes]:
-    """Dense texts, at least one of which is in every match of ``pattern``."""
-    return frozenset(
-        max(runs, key=lambda run: (*_worth(bare(run)), len(run))) for runs in _runs(pattern, dense)
+def dense_keys(pattern: str) -> Mapping[bytes, Needs]:
+    """As `fixed_text`, with dense texts of any length."""
+    return _keys(
+        {runs: max(runs, key=lambda run: (*_worth(bare(run)), len(run))) for runs in _runs(pattern, dense)}
     )
+
+
+def _keys(best: Mapping[tuple[bytes, ...], bytes]) -> Mapping[bytes, Needs]:
+    """The best text of each way to match → the other texts of the ways with this text."""
+    texts = {text for text in best.values() if not any(o != text and o in text for o in best.values())}
+    return {
+        text: _weakest({run for run in runs if run not in text} for runs, own in best.items() if text in own)
+        for text in texts
+    }
 
 
 def _weakest(alternatives: Iterable[set[bytes]]) -> Needs:

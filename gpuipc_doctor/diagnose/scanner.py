@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from gpuipc_doctor.diagnose.finder import Find, finder
 from gpuipc_doctor.diagnose.literals import LONGEST as LONGEST_TEXT
-from gpuipc_doctor.diagnose.literals import Needs, bare, best_dense_text, dense, dense_text, fixed_text, has
+from gpuipc_doctor.diagnose.literals import Needs, bare, dense, dense_keys, dense_text, fixed_text, has
 
 REACH = 6
 """Number of neighbouring lines on each side that are joined with a line."""
@@ -111,18 +111,18 @@ class Patterns:
         self.find = finder(list(self.of_text))
 
     def in_text(self, text: bytes, numbers: Iterable[int]) -> list[int]:
-        """The patterns of which a dense text is in ``text``."""
+        """The patterns that may match in a dense text."""
         find, of_text = self._dense_finder
-        found = {number for index, _ in find(text) for number in of_text[index]}
+        found = {n for index in {at for at, _ in find(text)} for n, rest in of_text[index] if has(text, rest)}
         return [number for number in numbers if number in found]
 
     @cached_property
-    def _dense_finder(self) -> tuple[Find, list[list[int]]]:
-        """A finder of dense texts, and the patterns of each text."""
-        of_text: defaultdict[bytes, list[int]] = defaultdict(list)
+    def _dense_finder(self) -> tuple[Find, list[list[tuple[int, Needs]]]]:
+        """A finder of dense texts, and the patterns of each text with the other texts of a match."""
+        of_text: defaultdict[bytes, list[tuple[int, Needs]]] = defaultdict(list)
         for number, pattern in enumerate(self.patterns):
-            for text in best_dense_text(pattern.regex.pattern):
-                of_text[text].append(number)
+            for text, rest in dense_keys(pattern.regex.pattern).items():
+                of_text[text].append((number, rest))
         return finder(list(of_text)), list(of_text.values())
 
 
