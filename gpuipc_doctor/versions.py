@@ -96,7 +96,7 @@ def any_of(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def all_of(verdicts: Iterable[Verdict]) -> Verdict:
-    """BAD if all are BAD; GOOD if any is GOOD."""
+    """FINE if any is FINE, else UNKNOWN if any is UNKNOWN, else BAD."""
     seen = set(verdicts)
     return next((verdict for verdict in (Verdict.FINE, Verdict.UNKNOWN) if verdict in seen), Verdict.BAD)
 

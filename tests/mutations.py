@@ -2,11 +2,10 @@
 
     python -m tests.mutations [CHECK | api/MODULE]...     # ipc-release, api/ledger; without a name, all
 
-In a check, the code that concludes is mutated: its judge and each function that this calls, by returning no
-findings and by changing each decision. Code of its workers is not: the fault profiles show whether a role
-sees its fault. In a module of gpuipc_doctor/api, all functions are mutated in the same way. A mutation that
-no test of the check, or none in tests/unit/api/, notices is printed: a test is missing. The exit code is then
-1.
+In a check, `judge` and the functions that it calls are mutated: each is made to return no findings, and each
+of its conditions is changed. Role functions are not mutated: the fault profiles test them. In a module of
+gpuipc_doctor/api, all functions are mutated in the same way. A mutation that no test of the check, or none in
+tests/unit/api/, notices is printed: a test is missing. The exit code is then 1.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class BufferGrowth:
 
     @property
     def _rises(self) -> tuple[tuple[float, ...], int]:
-        """Rise of the minimum and maximum from the first to the last part, and the buffers between."""
+        """Rise of used memory from the first to the last readings, and the number of buffers between them."""
         first, last = self._ends
         if not first:
             return (), 1

@@ -346,7 +346,7 @@ class Entry:
         return [Evidence.seen(says, repeated=self.repeated)]
 
     def trust(self, found: Finding | None) -> Finding | None:
-        """Return ``found``; if the memory stays missing after the process ended, another process holds it."""
+        """``found``, if the memory was released after the process ended; else an ERROR of unknown cause."""
         return self.somebody_elses() if found and not self.is_back else found
 
     def late(self) -> Finding | None:

@@ -140,7 +140,7 @@ class _Wrong:
 
 
 def differences(what: str, found: bytes, expected: bytes) -> list[str]:
-    """A list of ``what`` with the `difference`; empty if equal."""
+    """The `difference` as a list of one line that begins with ``what``; empty if equal."""
     wrong = difference(found, expected)
     return [f"{what}: {wrong}"] if wrong else []
 

@@ -83,14 +83,15 @@ class Mpi(Protocol):
 
     def barrier(self) -> None: ...
     def any_says(self, mine: bool) -> bool:
-        """Whether ``value`` is true on any rank. Collective, like a barrier."""
+        """Whether ``mine`` is true on any rank. Collective, like a barrier."""
 
     def first_says(self, number: int) -> int:
         """Rank 0's number. Collective, like a barrier."""
 
     def ping_pong(self, address: int, nbytes: int, partner: int, rounds: int) -> list[float]:
-        """Blocking messages to the other rank and back, armed as one operation; returns seconds one way per
-        round.
+        """Send blocking messages to ``partner`` and back; returns seconds one way for each round.
+
+        All rounds together have one deadline.
         """
 
     def finalize(self) -> None:

@@ -61,8 +61,8 @@ SHORTEST_S, LONGEST_S = 5.0, 24 * 3600.0
 )
 @click.option("--arm", is_flag=False, flag_value="script", metavar="[script|taskprolog]",
               type=click.Choice(["script", "taskprolog"]),
-              help="Print the variables that the next job should set, for these "
-                  "versions, and exit.")  # fmt: skip
+              help="Print variables that make a hang of a later job easier to "
+                  "diagnose, for the libraries found here, and exit.")  # fmt: skip
 @options.seconds("--deadline", "Time limit for each node.", default=180.0, show_default=True)
 @click.option("--since", "since_file", type=options.FilePath(), metavar="FILE",
               help="Show changes since an earlier run's JSON (--save).")  # fmt: skip

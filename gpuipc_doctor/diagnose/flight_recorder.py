@@ -129,9 +129,9 @@ def _of_group(group: str, ranks: dict[str, dict[int, Operation]]) -> Iterator[tu
             usual, *others = sorted(kinds.items(), key=lambda one: -len(one[1]))
             for words, some in others:
                 where = at[some[0]].where
-                place = f", at {where}" if where else ""
+                place = f", called at {where}" if where else ""
                 yield (
-                    f"collective {number} of {group} is {words}, but the others do {usual[0]}{place}",
+                    f"collective {number} of {group} is {words}{place}, but {usual[0]} on the other ranks",
                     some,
                 )
             return  # later collectives differ too

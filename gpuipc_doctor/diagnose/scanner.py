@@ -493,10 +493,10 @@ def _parts(line: bytes) -> Iterator[bytes]:
 
 
 def _readings(near: Sequence[bytes], index: int) -> list[tuple[str, int, int]]:
-    """A line joined with its wrapped parts: (text, position of the line).
+    """Possible original texts of a line that is part of a wrapped message, each with the line's position.
 
-    If the lines are as long as a terminal is wide, returns two readings: with line ends, so that white space
-    in a pattern matches them, and with broken words joined.
+    The parts are joined with line ends, which white space in a pattern matches. If the lines look cut at a
+    terminal's width, there is a second text, with broken words joined.
     """
     width = max(map(len, near))
     first = last = index

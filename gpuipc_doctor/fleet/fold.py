@@ -109,7 +109,7 @@ class MissingReports:
     remedy: str
 
     def about(self, nodes: str) -> str:
-        """Merged results of a set of nodes."""
+        """A sentence on these nodes."""
         if self.state is State.UNTESTED:
             return f"nothing was tested on {nodes}"
         if self.state is State.REFUSED:

@@ -42,7 +42,7 @@ class Cut:
 
 
 def _inferred(runs: Sequence[Run], topology: Topology) -> Topology:
-    """The switch of each node that the topology lacks and that passes with nodes below one switch alone."""
+    """Node → switch, for nodes missing from the topology that passed only with nodes below one switch."""
     passed: dict[str, set[str]] = defaultdict(set)
     known: Topology = topology
     while True:

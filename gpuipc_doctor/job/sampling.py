@@ -61,7 +61,7 @@ def is_installed() -> bool:
 
 
 class Recording:
-    """Samples all threads of these processes from its start until `stacks`; the stacks are those by thread.
+    """A recording of all threads of these processes until `stacks` is called, which returns their stacks.
 
     One perf(1) for all snapshots: starting it costs more than what it samples. ``scratch``: a directory for
     its file, of some 34 kB a sample, which is removed. Raises `NotSampled`.

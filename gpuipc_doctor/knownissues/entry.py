@@ -181,8 +181,8 @@ class KnownIssue:
             holds = need.judge(facts)
             verdict = all_of((verdict, holds))
             if holds is not Verdict.BAD:
-                why = "does not hold" if holds is Verdict.FINE else "is not known"
-                lacking += f"; also required: {need}, which {why}"
+                why = "not the case here" if holds is Verdict.FINE else "unknown here"
+                lacking += f"; the issue also needs {need}: {why}"
             elif not need.is_mere_presence:
                 held.append(need.found(facts))
         return verdict, reason + (f" with {', '.join(held)}" if held else "") + lacking

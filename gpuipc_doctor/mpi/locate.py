@@ -198,8 +198,8 @@ def find_plain_launcher(
         command = (srun, *_SRUN, "--mpi=none", f"-N{nodes}", *(("-w", ",".join(hosts)) if hosts else ()))
         return Launch((*command, "-n{ranks}"), {}, nodes)
     raise NotFound(
-        f"no launcher for {nodes} nodes: neither an MPI's nor a Slurm allocation of that size",
-        f"run in such an allocation (salloc -N{nodes}), or set mpi.launcher in the site config",
+        f"no launcher for {nodes} nodes: not in a Slurm allocation of {nodes} nodes, nor in a Flux instance",
+        f"run in an allocation of {nodes} nodes (salloc -N{nodes}), or set mpi.launcher in the site config",
     )
 
 

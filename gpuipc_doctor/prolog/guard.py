@@ -85,7 +85,7 @@ class Channel:
                 data = data[os.write(self._fd, data) :]
 
     def answer(self, code: int, line: str) -> None:
-        """The line and the exit code, unless a later answer replaces them."""
+        """Set the output line and the exit code; a later call replaces them."""
         self._send(answer=[code, line])
 
     def say(self, text: str) -> None:
@@ -101,7 +101,7 @@ class Channel:
         self._send(ends_at=at)
 
     def keep(self, known: Json, answers: Answers) -> None:
-        """Keep data for a second child if this child is lost, and the answer if the second is also lost."""
+        """Store ``known`` for a second child, which runs if this is lost, and ``answers`` if both are."""
         self._send(keep=known, answers=answers)
 
 

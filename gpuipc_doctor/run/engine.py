@@ -58,7 +58,7 @@ class NodeInventory:
 
     @property
     def told(self) -> tuple[Fact, ...]:
-        """The facts without unset variables, which only the matching of known issues needs."""
+        """The facts for the report, without unset variables, which are needed only to match known issues."""
         return tuple(fact for fact in self.facts if fact.value is not None or fact.name in inventory.NAMES)
 
 

@@ -85,7 +85,7 @@ class Document:
 
     @classmethod
     def with_lines(cls, path: Path, data: Json, name: str, lines: Sequence[int]) -> Document:
-        """A document of which only the lines of the elements of the list ``name`` are known."""
+        """A document with line numbers only for the elements of its list ``name``."""
         marks: dict[tuple[Key, ...], _Mark] = {(): _Mark(1, "")}
         marks |= {(name, number): _Mark(line, "") for number, line in enumerate(lines)}
         return cls(path, data, marks)

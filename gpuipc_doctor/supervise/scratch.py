@@ -122,7 +122,7 @@ class Keeper:
         self._tell(os.fsencode(directory) + b"\0")
 
     def dismiss(self) -> None:
-        """Nothing is left to clean up."""
+        """End the keeper without a clean-up: this process has already cleaned up."""
         self._tell(keeper.DONE)
         with suppress(BrokenPipeError):
             self._pipe.close()

@@ -46,7 +46,7 @@ Hydra would pass them on to ranks on other nodes.
 
 
 def imports(probe: Probe) -> set[str]:
-    """Imports for the stem of a probe's workers."""
+    """Modules to import before a probe's workers are forked: see `worker.stem`."""
     return {device.backend for device in probe.devices} | set(probe.imports)
 
 

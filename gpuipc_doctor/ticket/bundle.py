@@ -33,7 +33,7 @@ Members = dict[str, bytes]
 
 
 def of_documents(subject: Subject) -> tuple[Members, dict[str, str]]:
-    """Documents, pages, inventory, stacks and reproducer; and what is missing → reason."""
+    """Two mappings: file name → content of the documents, and missing file → reason."""
     members: Members = {}
     absent: dict[str, str] = {}
     for number, each in enumerate((subject.about, *subject.also)):

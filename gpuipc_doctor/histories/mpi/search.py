@@ -290,7 +290,7 @@ def _keeps_rising(figures: Sequence[int]) -> bool:
 
 
 def repeat(generator: Generator, epoch: int, explored: Json) -> Search:
-    """Repeat an epoch so often that a loss with each repetition is certain."""
+    """A search that repeats one epoch often enough to prove a loss in each repetition."""
     made, begin = list[Operation](), 0
     for _ in range(epoch + 1):
         begin = len(made)

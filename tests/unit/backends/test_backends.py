@@ -392,7 +392,7 @@ def test_before_rocm_5_7_used_memory_of_all_processes_is_read_from_amdgpu(
 
 
 def test_foreign_allocation_during_the_query_is_not_counted(journal: Journal) -> None:
-    """Foreign memory is queried before and after the device's, until it has not changed in between."""
+    """Other processes' memory is queried before and after the device's, until both queries agree."""
     held = iter([0, 5, 5])
     driver = SimpleNamespace(
         process_memory=SimpleNamespace(of_strangers=lambda uuid, has_context: next(held)),

@@ -79,7 +79,7 @@ def test_ranks_in_different_collectives_are_named(tmp_path: Path) -> None:
     diagnosis = read([*dumps, recorded(entry(1), other)], tmp_path, 2)
     (one,) = diagnosis.flights
     assert one.ranks == ("3",)
-    assert "is broadcast of 1 Float, but the others do all_reduce of 1024×8 Float" in one.says
+    assert "is broadcast of 1 Float, called at step (train.py:42), but all_reduce of 1024×8" in one.says
 
 
 def test_healthy_ranks_have_no_difference(tmp_path: Path) -> None:

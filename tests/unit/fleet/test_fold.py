@@ -524,7 +524,7 @@ def test_newer_report_of_a_node_with_two_names_counts(tmp_path: Path, newer: str
 
 
 def test_one_of_two_equally_old_reports_of_a_node_counts(tmp_path: Path) -> None:
-    """If -w has both names, neither is counted twice or reported as not asked."""
+    """A node that -w names twice, short and in full, counts once, and neither name is reported as missing."""
     for node in ("n1.site", "n1"):
         directory.save(tmp_path, named(HEALTHY, node))
     reports, _ = directory.read(tmp_path)
