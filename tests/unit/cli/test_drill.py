@@ -29,7 +29,7 @@ HEALTHY = Report(
     probes_run=1,
 )
 OVERLAP = Finding.fail(
-    "", "overlapping mapping", "cuIpcOpenMemHandle returned CUDA_ERROR_ALREADY_MAPPED (208)"
+    "", "a stale mapping overlaps it", "cuIpcOpenMemHandle returned CUDA_ERROR_ALREADY_MAPPED (208)"
 )
 OVERLAPPING = replace(HEALTHY, results=(ReportResult("ipc-stale", OVERLAP),))
 
