@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import marshal
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
+
+from gpuipc_doctor import atomic_write
 
 DIGEST_BYTES = 16
 
@@ -50,7 +51,8 @@ def compiled(name: Path, files: Sequence[Path], read: Callable[[], Any]) -> Any:
     if not sys.dont_write_bytecode:
         with contextlib.suppress(OSError, ValueError):  # no permission, or a type that marshal does not have
             value = marshal.dumps(found)
-            _write(stored, sources + _digest(value) + value)
+            stored.parent.mkdir(exist_ok=True)
+            atomic_write.write(stored, sources + _digest(value) + value)
     return found
 
 
@@ -59,18 +61,6 @@ def _digest(*parts: bytes) -> bytes:
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Replace a file at once, so that no other process reads a part of it."""
-    file.parent.mkdir(exist_ok=True)
-    new = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
-        new.write_bytes(content)
-        new.replace(file)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
 
 
 def frozen(data: Mapping[str, Any], *other: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec  # noqa: TID253 - who imports this module reads node reports
 
+from gpuipc_doctor import atomic_write
 from gpuipc_doctor.fleet.nodeset import NAME
 from gpuipc_doctor.fleet.summary import BadSummary, NodeReport, State, dumps, loads, of, silent
 from gpuipc_doctor.report import exits, report_json
@@ -59,21 +60,11 @@ def save(directory: Path, summary: NodeReport, full: bytes = b"") -> None:
     packed = gzip.compress(dumps(summary), compresslevel=6, mtime=0)
     try:
         if full:
-            _put(directory / f"{summary.node}{FULL}", full)
+            atomic_write.write(directory / f"{summary.node}{FULL}", full)
     except OSError:
-        _put(directory / f"{summary.node}{SUMMARY}", packed)
+        atomic_write.write(directory / f"{summary.node}{SUMMARY}", packed)
         raise
-    _put(directory / f"{summary.node}{SUMMARY}", packed)
-
-
-def _put(path: Path, data: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(data)
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    atomic_write.write(directory / f"{summary.node}{SUMMARY}", packed)
 
 
 def forget_silent(directory: Path, reports: Iterable[NodeReport]) -> None:
