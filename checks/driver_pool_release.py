@@ -53,8 +53,6 @@ LEAST = 32 << 20
 ROUNDS = range(1, 49)
 """Rounds of allocating, freeing and trimming."""
 
-TRIMMED, DESTROYED = "the pool was trimmed", "the pool was destroyed"
-
 WHAT = "allocation that is freed and trimmed"
 
 CHECKED = 1 << 20
@@ -183,7 +181,8 @@ def give_back(w: Worker) -> None:
         w.record(trimmed={"reserved": pool.reserved, "used": pool.used})
         if not pool.reserved:
             other_pools: list[Pool] = []
-            ledger.enter(TRIMMED, before, lambda: other_pools.append(create_and_trim(w, stream, nbytes)))
+            end = "the pool was trimmed"
+            ledger.enter(end, before, lambda: other_pools.append(create_and_trim(w, stream, nbytes)))
             for other in other_pools:
                 other.destroy()
 
@@ -194,7 +193,7 @@ def give_back(w: Worker) -> None:
     ledger.enter_loop(WHAT, sampled, growing, [ledger.used() for _ in sampled])
     with w.step("destroy the pool"):
         pool.destroy()
-        ledger.enter(DESTROYED, before, lambda: create_and_destroy(w, stream, nbytes))
+        ledger.enter("the pool was destroyed", before, lambda: create_and_destroy(w, stream, nbytes))
     w.record(wrong=[line for line in wrong if line])
 
 
