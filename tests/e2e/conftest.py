@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -34,6 +35,13 @@ RESTING = {
 """Each library's variables that make a waiting rank release the processor."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def cuda_ucx() -> dict[str, str]:
+    """Variables that put PyPI's UCX, which has CUDA, in place of the one that an MPI brings."""
+    (packages,) = Path(os.environ["GPUIPC_TEST_MPI"], "ucx", "lib").glob("python*/site-packages")
+    libraries = f"{packages}/libucx/lib:{packages}/libucx_cu12.libs"
+    return {"LD_LIBRARY_PATH": libraries, "UCX_MODULE_DIR": f"{packages}/libucx/lib/ucx"}
 
 
 def evidence(finding: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Command, evidence
+from tests.e2e.conftest import Command, cuda_ucx, evidence
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("resting")]
 
@@ -96,13 +96,10 @@ def test_request_that_never_completes_among_others_is_found(finding: Any, tmp_pa
 
 @pytest.mark.full  # each try that hangs takes seconds
 def test_real_hang_of_mpich_over_ucx_is_named(doctor: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Path(os.environ["GPUIPC_TEST_MPI"])
-    (packages,) = (root / "ucx/lib").glob("python*/site-packages")
-    monkeypatch.setenv("LD_LIBRARY_PATH", f"{packages}/libucx/lib:{packages}/libucx_cu12.libs")
-    monkeypatch.setenv("UCX_MODULE_DIR", f"{packages}/libucx/lib/ucx")
-    monkeypatch.setenv("MPIR_CVAR_CH4_NETMOD", "ucx")
-    monkeypatch.setenv("MPIR_CVAR_NOLOCAL", "1")
-    library = str(root / "mpich50" / LIBRARIES["mpich50"])
+    over_ucx = {**cuda_ucx(), "MPIR_CVAR_CH4_NETMOD": "ucx", "MPIR_CVAR_NOLOCAL": "1"}
+    for name, value in over_ucx.items():
+        monkeypatch.setenv(name, value)
+    library = str(Path(os.environ["GPUIPC_TEST_MPI"], "mpich50", LIBRARIES["mpich50"]))
     on_node = ("--simulate", "healthy-single", "--backend", "cuda", "--mpi-lib", library)
     ended = doctor("check", "mpi-histories", *on_node, "--no-workarounds")
     assert ended.returncode == 12, ended.stdout

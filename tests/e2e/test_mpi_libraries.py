@@ -30,6 +30,7 @@ if __name__ != "__main__":
     from gpuipc_doctor.mpi.identity import identify
     from gpuipc_doctor.mpi.locate import find_launcher
     from gpuipc_doctor.simulator.node import prepare
+    from tests.e2e.conftest import cuda_ucx
 
     pytestmark = pytest.mark.mpi
 
@@ -52,12 +53,6 @@ if __name__ != "__main__":
     def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, __file__, *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-
-    def cuda_ucx() -> dict[str, str]:
-        """Variables that select PyPI's UCX, which has CUDA, instead of the MPI library's own."""
-        (packages,) = Path(os.environ["GPUIPC_TEST_MPI"], "ucx", "lib").glob("python*/site-packages")
-        libraries = f"{packages}/libucx/lib:{packages}/libucx_cu12.libs"
-        return {"LD_LIBRARY_PATH": libraries, "UCX_MODULE_DIR": f"{packages}/libucx/lib/ucx"}
 
     @pytest.fixture
     def node(tmp_path: Path) -> Node:
