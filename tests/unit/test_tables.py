@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import date
 from pathlib import Path
@@ -91,3 +92,15 @@ def test_value_that_marshal_does_not_have_is_read_each_time(reader: Reader) -> N
     dates = Reader(reader.file, {"day": date(2026, 11, 26)})
     assert [dates.compiled() for _ in range(2)] == [{"day": date(2026, 11, 26)}] * 2
     assert dates.times == 2
+
+
+def test_processes_that_compile_at_once_leave_one_whole_form(reader: Reader) -> None:
+    reader.file.write_text("word " * 100_000)
+    started = []
+    for _ in range(4):
+        if (pid := os.fork()) == 0:
+            os._exit(0 if reader.compiled() == ["word"] * 100_000 else 1)
+        started.append(pid)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in started] == [0] * 4
+    assert reader.compiled() == ["word"] * 100_000
+    assert reader.times == 0
