@@ -10,6 +10,7 @@ from gpuipc_doctor import knownissues
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis
 from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.readers import diagnose
+from gpuipc_doctor.knownissues.signatures import Confidence
 from gpuipc_doctor.model import Fact, Relation
 
 LOGS = Path(__file__).parents[2] / "logs"
@@ -94,3 +95,10 @@ def test_versions_are_read_from_healthy_logs() -> None:
         "mpich": "5.0.2",
         "ucx": "1.20.1",
     }
+
+
+def test_warning_on_fork_in_a_run_that_passes_is_only_a_hint(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text("A process has executed an operation involving a call to the\nall 12 tests passed\n")
+    [seen] = diagnosed(log).recognised
+    assert (seen.issue.id, seen.confidence) == ("ompi-forks-with-registered-memory", Confidence.LOW)
