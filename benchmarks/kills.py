@@ -188,7 +188,7 @@ def role_of(pid: int) -> str:
 
 
 def kill_one(process: subprocess.Popen[bytes], find: Callable[[int], Sequence[int]], at: float) -> bool:
-    """Kill a process of ``find(tool's pid)`` at that time or later; returns whether there was one."""
+    """Kill a random one of ``find(tool's pid)`` at that time or later; returns whether it killed one."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, at - time.monotonic()))
     while process.poll() is None:

@@ -195,7 +195,7 @@ def _running(ranks: Iterable[Process]) -> list[tuple[int, int]]:
 
 
 def _sampled(process: Process, found: Mapping[int, Sequence[Stack]]) -> Process:
-    """The process with the stacks that were sampled, unless it was stopped for better ones."""
+    """The process with sampled stacks for those threads that have no native stack yet."""
     threads = [
         thread if thread.native else replace(thread, native=tuple(found.get(thread.tid, ())))
         for thread in process.threads
@@ -261,7 +261,7 @@ def _does_more(process: Process, other: Process) -> bool:
 
 
 def _stopped(process: Process) -> Process:
-    """The process with native stacks for which it was stopped, instead of samples."""
+    """The process with native stacks read while it was stopped; they replace sampled ones."""
     try:
         found = stopping.stacks(process)
     except stopping.NotStopped as reason:

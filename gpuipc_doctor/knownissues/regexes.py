@@ -115,7 +115,7 @@ def _cost_of_repetition(low: int, high: int, body: Sequence[_Item], after: _Set)
 
 
 def _is_fixed(items: Iterable[_Item]) -> bool:
-    """Whether this sequence always matches the same number of characters, in one way."""
+    """Whether this sequence always matches the same number of characters and a text in one way only."""
     for op, value in items:
         if op is sre.SUBPATTERN:
             if not _is_fixed(value[3]):
