@@ -34,7 +34,7 @@ from gpuipc_doctor.histories.leaks import CERTAIN
 from gpuipc_doctor.histories.mpi import search as searching
 from gpuipc_doctor.histories.mpi.message_generator import Generator
 from gpuipc_doctor.histories.mpi.message_steps import SENTENCES, short_name, steps
-from gpuipc_doctor.histories.mpi.performer import Rank
+from gpuipc_doctor.histories.mpi.performer import Rank, Steps
 from gpuipc_doctor.histories.mpi.search import Search, met, steps_of
 from gpuipc_doctor.histories.operations import Disagreement, History
 
@@ -104,7 +104,7 @@ class MpiHistories(Check):
         known, probe = ended.params["search"], _probe(ended)
         if known:
             following = searching.from_json(known).after(ended)
-        elif found := met(ended):
+        elif found := met(ended, lambda _: _performed(ended)):
             generator = _generator(ended.params, len(ended.roles), _seed(ended))
             following = searching.begin(generator, found, _figures(ended), ended.params["operations"])
         elif (epoch := _losing_epoch(ended)) is not None:
@@ -167,7 +167,7 @@ def passed(lacks: Sequence[str], figures: dict[str, Json], done: Mapping[str, in
 
 def conclude(known: Search, ended: ProbeOutcome) -> Iterator[Finding]:
     """The result of a search after its last launch."""
-    found = met(ended)
+    found = known.met(ended)
     like = found and (known.first is None or found.disagreement.what == known.first.what)
     labels = [device.label for device in ended.devices]
     if found and like and known.stage in ("confirm", "replay"):
@@ -255,6 +255,12 @@ def ranks(number: int) -> dict[str, Callable[[Worker], None]]:
 def _generator(params: Mapping[str, Json], number: int, seed: int) -> Generator:
     edges, lacks = tuple(params["edges"]), tuple(params["lacks"])
     return Generator(params["backend"], number, seed, edges, huge=params["huge"], lacks=lacks)
+
+
+def _performed(ended: ProbeOutcome) -> Steps:
+    """The operations of a random run, at least up to the latest that a rank began."""
+    generator = _generator(ended.params, len(ended.roles), _seed(ended))
+    return searching.performed(generator, max(rank.get("at", 0) for rank in ended.records.values()))
 
 
 def perform(w: Worker) -> None:

@@ -32,6 +32,9 @@ PAGE = 4096
 TEST_S = 60.0
 """Seconds for which a request is tested repeatedly, unless the deadline is sooner."""
 
+END = "end"
+"""Recorded in place of an operation by a rank that has performed all of its part."""
+
 Steps = Sequence[tuple[Operation, Expected]]
 
 
@@ -101,6 +104,7 @@ class Rank:
                 if do not in acts:
                     acts[do] = getattr(self, f"_{do.replace('-', '_')}")
                 acts[do](operation, expected)
+        self.worker.record(at=first + len(steps) - 1, do=END)
 
     def end(self) -> None:
         """Complete pending requests and release all objects."""

@@ -7,14 +7,15 @@ and the last launch's result determine the next probe.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.leaks import CERTAIN, repeated
+from gpuipc_doctor.histories.mpi.hangs import lost
 from gpuipc_doctor.histories.mpi.message_generator import Generator
-from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Message, Model, Receive, legal
+from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Expected, Message, Model, Receive, legal
 from gpuipc_doctor.histories.mpi.performer import Steps
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
 from gpuipc_doctor.histories.shrink import renumber, shrink
@@ -61,8 +62,11 @@ class Met:
     disagreement: Disagreement
 
 
-def met(ended: ProbeOutcome) -> Met | None:
-    """The first disagreement of ranks and model; None if there was none, or if it is unknown."""
+def met(ended: ProbeOutcome, performed: Callable[[int], Steps]) -> Met | None:
+    """The first disagreement of ranks and model; None if there was none, or if it is unknown.
+
+    ``performed`` gives the operations of the history with this index among those of the launch.
+    """
     if ended.completed:
         found = [rank["wrong"] for rank in ended.records.values() if rank.get("wrong")]
         if not found:
@@ -76,9 +80,8 @@ def met(ended: ProbeOutcome) -> Met | None:
     what = _WHAT.get(role.ending) if role else None
     if role is None or what is None or not role.operation or "at" not in role.records:
         return None
-    if what == "hang":  # if ranks wait for each other, the earliest pending operation was lost
-        waiting = [role for role in ended.roles.values() if role.operation and "at" in role.records]
-        role = min(waiting, key=lambda one: (one.records["trying"], one.records["at"]))
+    if what == "hang":
+        role = lost(ended, performed)
     records = role.records
     if role.fault:
         name = role.fault.name.partition(", error stack")[0].partition("\n")[0]  # MPICH appends addresses
@@ -159,10 +162,14 @@ class Search:
         shrink(begin, fails, lambda: len(asked) < AT_ONCE, keep_last=False)
         return base.of(best), tuple(base.of(operations) for operations in asked)
 
+    def met(self, ended: ProbeOutcome) -> Met | None:
+        """The first disagreement in a launch of `tries`."""
+        return met(ended, lambda trying: steps_of(self.tries[trying]))
+
     def after(self, ended: ProbeOutcome) -> Search | None:
         """The state after a launch; None when the search is complete."""
         now = replace(self, launches=self.launches + 1, spent_s=self.spent_s + ended.elapsed_s)
-        found = met(ended)
+        found = self.met(ended)
         failed = found if found and self.first and _alike(found.disagreement, self.first) else None
         match self.stage:
             case "again":
@@ -251,6 +258,14 @@ def begin(generator: Generator, found: Met, explored: Json, operations: int) -> 
     )
     candidates = (epoch, replace(epoch, times=LOOP), *([whole] if whole != epoch else []))
     return Search(found.disagreement, explored, candidates)
+
+
+def performed(generator: Generator, until: int) -> Steps:
+    """The operations of a random run, up to the end of the epoch with this index."""
+    made: list[tuple[Operation, Expected]] = []
+    while len(made) <= until:
+        made += generator.epoch()
+    return made
 
 
 # -- what is left ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.mpi import search as searching
 from gpuipc_doctor.histories.mpi.message_generator import Generator
 from gpuipc_doctor.histories.mpi.message_model import legal
+from gpuipc_doctor.histories.mpi.performer import Steps
 from gpuipc_doctor.histories.mpi.search import MOST_LAUNCHES, Met, Search, met, steps_of
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
 from gpuipc_doctor.model import Ending, Json, ProbeOutcome, RoleOutcome
@@ -29,6 +30,10 @@ def ended(ending: Ending = Ending.COMPLETED, elapsed_s: float = 1.0, **records: 
     }
     blamed = None if ending is Ending.COMPLETED else "rank 1"
     return ProbeOutcome("", (), {}, roles, blamed, elapsed_s)
+
+
+def first_steps(trying: int) -> Steps:
+    return searching.performed(Generator("cuda", 3, 1), 0)
 
 
 def wrong(trying: int, at: int) -> ProbeOutcome:
@@ -140,7 +145,7 @@ def test_search_ends_in_time() -> None:
     [(Ending.HUNG, "hang", ""), (Ending.CRASHED, "crash", "SIGSEGV")],
 )
 def test_rank_that_did_not_end_is_a_disagreement(ending: Ending, what: str, name: str) -> None:
-    it = met(ended(ending, trying=2, at=7, do="recv"))
+    it = met(ended(ending, trying=2, at=7, do="recv"), first_steps)
     assert it is not None
     assert (it.trying, it.disagreement.at) == (2, 7)
     assert (it.disagreement.what, it.disagreement.name, it.disagreement.call) == (what, name, "MPI_Recv")
@@ -155,7 +160,7 @@ def test_crash_whose_signal_no_launcher_reports_is_the_same_crash() -> None:
     untold = replace(known.roles["rank 1"], signal="", exit_code=None)
     unknown = replace(known, roles={**known.roles, "rank 1": untold})
     for one, other in ((known, unknown), (unknown, known)):
-        first = met(one)
+        first = met(one, first_steps)
         assert first is not None
         following = replace(search, first=first.disagreement).after(other)
         assert following is not None
@@ -164,8 +169,8 @@ def test_crash_whose_signal_no_launcher_reports_is_the_same_crash() -> None:
 
 
 def test_rank_that_ended_before_any_operation_is_no_disagreement() -> None:
-    assert met(ended(Ending.CRASHED)) is None
-    assert met(ended()) is None
+    assert met(ended(Ending.CRASHED), first_steps) is None
+    assert met(ended(), first_steps) is None
 
 
 def test_history_survives_as_json() -> None:

@@ -16,7 +16,11 @@ from gpuipc_doctor.histories.operations import Operation
 
 
 class Deadlock(Exception):
-    """No rank can continue, and no message is under way."""
+    """No rank can continue, and no message is under way; ``pending``: rank → the operation it is in."""
+
+    def __init__(self, pending: dict[int, Operation]) -> None:
+        super().__init__(pending)
+        self.pending = pending
 
 
 @dataclass(eq=False)
@@ -50,12 +54,16 @@ class Posted:
 
 @dataclass
 class TrivialMpi:
-    """Executes a history; ``received``: rank → the stamps that its receives got, in order."""
+    """Executes a history; ``received``: rank → the stamps that its receives got, in order.
+
+    ``hangs``: an operation that does not return.
+    """
 
     operations: Sequence[Operation]
     ranks: Sequence[int]
     random: Random
     received: dict[int, list[int]] = field(default_factory=dict)
+    hangs: Operation | None = None
 
     def __post_init__(self) -> None:
         self.received = {rank: [] for rank in self.ranks}
@@ -73,20 +81,33 @@ class TrivialMpi:
         self._persistent: dict[int, Operation] = {}
         self._matched: dict[int, Sent] = {}
         self._meeting: set[int] = set()
+        self._latest: dict[int, Operation] = {}
 
     def run(self) -> None:
-        while any(self._programs.values()) or self._waiting:
+        while any(self._pending(rank) for rank in self.ranks):
             moves = [("arrive", lane) for lane, sent in self._under_way.items() if sent]
             moves += [("go", (rank, 0)) for rank in self.ranks if self._can_go(rank)]
             if not moves:
-                raise Deadlock(self._waiting)
+                pending = ((rank, self._pending(rank)) for rank in self.ranks)
+                raise Deadlock({rank: operation for rank, operation in pending if operation})
             what, (first, second) = self.random.choice(moves)
             if what == "arrive":
                 self._arrive(self._under_way[first, second].popleft())
             else:
                 self._go(first)
 
+    def _pending(self, rank: int) -> Operation | None:
+        """The operation that a rank is in; None if it has performed all of its part."""
+        if rank in self._waiting or rank in self._meeting or self._hangs(rank):
+            return self._latest[rank]
+        return next(iter(self._programs[rank]), None)
+
+    def _hangs(self, rank: int) -> bool:
+        return self.hangs is not None and self._latest.get(rank) is self.hangs
+
     def _can_go(self, rank: int) -> bool:
+        if self._hangs(rank):
+            return False
         if rank in self._waiting:
             return all(waiting.matched for waiting in self._waiting[rank])
         if not self._programs[rank] or rank in self._meeting:
@@ -132,7 +153,7 @@ class TrivialMpi:
                 if isinstance(waiting, Posted) and waiting.got:
                     self.received[rank].append(waiting.got.stamp)
             return
-        operation = self._programs[rank].popleft()
+        operation = self._latest[rank] = self._programs[rank].popleft()
         do = operation.do
         if do in OF_ALL:
             self._meeting.add(rank)

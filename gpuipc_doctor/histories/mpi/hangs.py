@@ -1,0 +1,69 @@
+"""Which of several hung ranks caused the hang: one that waits for nothing that another rank has yet to do.
+
+A rank may block in a valid operation because its partner hangs before the matching one, so the earliest
+pending operation of a history need not be the one that was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Message, Part
+from gpuipc_doctor.histories.mpi.performer import END, Steps
+from gpuipc_doctor.model import ProbeOutcome, RoleOutcome
+
+_LOCAL = frozenset({"isend", "issend", "irecv", "start"})
+"""Operations that return before their messages are matched."""
+
+
+def lost(ended: ProbeOutcome, performed: Callable[[int], Steps]) -> RoleOutcome:
+    """The hung rank whose operation could have completed; of several, the one with the earliest operation.
+
+    A rank in a call of the GPU's driver comes first: that call waits for no other rank. ``performed`` gives
+    the operations of the history with this index. At least one rank must have hung in an operation.
+    """
+    performed = cache(performed)
+    pending = {
+        process: role
+        for process, role in enumerate(ended.roles.values(), 1)
+        if role.operation and "at" in role.records
+    }
+
+    def waits(role: RoleOutcome, process: int) -> bool:
+        trying, at = _place(role)
+        needs = (
+            [(other, at) for other in pending]
+            if _is_collective(role)
+            else _matching(process, role.records["do"], performed(trying)[at][1].parts)
+        )
+        return any(_place(pending[by]) < (trying, needed) for by, needed in needs if by in pending)
+
+    def order(process: int) -> tuple[bool, bool, tuple[int, int], bool]:
+        role = pending[process]
+        return role.operation.startswith("MPI_"), waits(role, process), _place(role), _is_collective(role)
+
+    return pending[min(pending, key=order)]
+
+
+def _place(role: RoleOutcome) -> tuple[int, int]:
+    """Index of the history among those of the launch, and of the operation in it."""
+    return role.records["trying"], role.records["at"]
+
+
+def _is_collective(role: RoleOutcome) -> bool:
+    do = role.records["do"]
+    return do in OF_ALL or (do == END and role.operation != "MPI_Wait")
+
+
+def _matching(process: int, do: str, parts: tuple[Part, ...]) -> Iterator[tuple[int, int]]:
+    """Process and index of each operation without which this one cannot complete."""
+    if do in _LOCAL or do == END:
+        return
+    for part in parts:
+        message = part if isinstance(part, Message) else part.message
+        assert message is not None
+        if message is part and message.sent.by == process and message.receive:
+            yield message.receive.posted.by, message.receive.at
+        else:
+            yield message.sent.by, message.at
