@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -353,7 +354,6 @@ def built(text: str, tmp_path: Path) -> Path:
 
 
 def ran(program: Path, node: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    directory = tmp_path / node
-    directory.mkdir(exist_ok=True)
-    environment = {**os.environ, **prepare(node, directory).env}
+    directory = tempfile.mkdtemp(dir=tmp_path)
+    environment = {**os.environ, **prepare(node, Path(directory)).env}
     return subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60)
