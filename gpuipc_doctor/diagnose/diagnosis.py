@@ -31,10 +31,14 @@ class Recognised:
     lookalikes: tuple[Lookalike, ...] = ()
     """Other issues of this diagnosis that cause the same lines."""
 
-    def rank(self, log: int) -> tuple[bool, int, int, int, int]:
-        """Sort key in a diagnosis: hints last, then severity, then the first line of log number ``log``."""
+    def rank(self, log: int) -> tuple[bool, bool, int, int, int, int]:
+        """Sort key in a diagnosis: hints last, before them secondary issues, then severity, then first line.
+
+        ``log``: the number of the log with the first line.
+        """
         is_hint = self.confidence is Confidence.LOW
-        return is_hint, self.issue.severity, log, self.lines.first.line, -self.confidence
+        severity = self.issue.severity
+        return is_hint, self.issue.secondary, severity, log, self.lines.first.line, -self.confidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,8 @@ class KnownIssue:
     trigger: str = ""
     fallback: bool = False
     """Whether the entry names only layer and call; shown if no other entry of its components matches."""
+    secondary: bool = False
+    """Whether another fault usually causes the message; listed after the issues that name a cause."""
     also: tuple[str, ...] = ()
     evidence: str = ""
     inferred: tuple[str, ...] = ()

@@ -178,6 +178,17 @@ def test_highest_confidence_comes_first() -> None:
     assert [issue_.issue.id for issue_ in diagnosis.hints] == ["low"]
 
 
+def test_cause_comes_before_secondary_issue_and_that_before_hint() -> None:
+    peer = Signature(("a peer has gone",), confidence=Confidence.MEDIUM)
+    issues = [
+        issue(Signature(("a warning",), confidence=Confidence.LOW), id_="hint"),
+        replace(issue(peer, id_="peer"), kind="elsewhere", secondary=True),
+        replace(issue(GONE, id_="cause"), kind="config"),
+    ]
+    diagnosis = examine({"a": "a warning\na peer has gone\nthe handle is gone\n"}, *issues)
+    assert [issue_.issue.id for issue_ in diagnosis.recognised] == ["cause", "peer", "hint"]
+
+
 def test_withdrawn_issues_are_not_searched() -> None:
     withdrawn = KnownIssue(
         "old", "t", "nccl", "error", "open", "s", (), signatures=(GONE,), withdrawn="it was none"
