@@ -61,7 +61,7 @@ UNIT = 64 << 10
 """Sizes are multiples of this many bytes."""
 
 KEPT = 0.25
-"""Growth is unbounded if the lower bound of the slope exceeds this fraction of the mean block per round."""
+"""Memory grows without bound if, per round, the slope's lower bound exceeds this fraction of a mean block."""
 
 HIGH = 6.0
 """Reserved memory that levels off at this multiple of the allocated memory or more is a WARN. On an H200 the
@@ -118,7 +118,9 @@ def judge_growth(allocator: str, program: Json) -> Finding | None:
         Evidence.seen(
             "{half} blocks of {block:mib} are freed and allocated each round", half=BLOCKS // 2, block=block
         ),
-        Evidence.seen("{reserved:mib} of it are reserved by the allocator", reserved=reserved.estimate),
+        Evidence.seen(
+            "{reserved:mib} of this memory is reserved by the allocator", reserved=reserved.estimate
+        ),
         gave_back(program),
         allocator=allocator,
         growth=growth.estimate,

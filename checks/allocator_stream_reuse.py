@@ -78,7 +78,7 @@ class AllocatorStreamReuse(Check):
         if leaks:
             yield Finding.fail(
                 "guard-failed",
-                "{allocator}: a documented guard failed: memory was reused while a stream read it",
+                "{allocator}: memory was reused while a stream still read it, in spite of a documented guard",
                 *leaks,
                 remedy="synchronise the reading stream before you free its memory",
                 allocator=done.probe,
@@ -86,7 +86,7 @@ class AllocatorStreamReuse(Check):
         elif unseen:
             yield Finding.skip(
                 "not-provoked",
-                "{allocator}: guards not tested: no race even without a guard ({sizes} B)",
+                "{allocator}: no race could be provoked, even without a guard ({sizes} B)",
                 allocator=done.probe,
                 sizes=unseen,
             )

@@ -44,8 +44,8 @@ NBYTES = 96 << 20
 large compared with the driver's own allocations."""
 
 PIECES = 4
-"""Number of such allocations before the rounds. A larger loss has another cause: other processes allocate
-gibibytes, and a third of such amounts are multiples of 96 MiB."""
+"""Number of such allocations before the rounds. A loss of more than these has another cause: other processes
+allocate GiB, and a third of such amounts are multiples of 96 MiB."""
 
 LEAST = 32 << 20
 """Losses of fewer bytes cannot be distinguished from the driver's own allocations."""
@@ -136,7 +136,8 @@ def judge_threshold(seen: Json) -> Iterable[Finding]:
     if not unheld and held >= nbytes:
         yield Finding.ok(
             "returned",
-            "memory released at the threshold, by trimming and by destroying; {verified:mib} verified",
+            "pools released memory at the threshold, when trimmed and when destroyed; {verified:mib} "
+            "verified",
             *account(seen).evidence(),
             "trimmed while half allocated, a pool kept the allocated half",
             verified=nbytes + len(ROUNDS) * CHECKED,
@@ -203,7 +204,7 @@ def allocate_and_free(pool: Pool, stream: GpuStream, nbytes: int) -> None:
 
 
 def create_and_trim(w: Worker, stream: GpuStream, nbytes: int) -> Pool:
-    """Trim a new pool from which as much was allocated and freed as from the tested one."""
+    """Create a pool, allocate and free as much as in the tested pool, and trim it."""
     pool = w.gpu.create_pool()
     for memory in [pool.alloc(nbytes, stream) for _ in range(2)]:
         memory.free(stream)

@@ -42,10 +42,10 @@ BALLAST = 128 << 20
 """Bytes of the copies that keep a stream busy: on an H200 a copy takes longer than its launch."""
 
 COPIES = 100
-"""Copies with which a stream is kept busy, unless fewer take `BUSY_S`."""
+"""Maximum number of copies that keep a stream busy; fewer if they take `BUSY_S`."""
 
 BUSY_S = 0.1
-"""Seconds for which a stream is kept busy at most: long compared with an allocation on a slow device."""
+"""Maximum seconds for which a stream is kept busy: long compared with an allocation on a slow device."""
 
 FIRST_COPIES = 10
 """Copies that test whether a copy still runs when the next is launched; the first may have ended."""
@@ -80,7 +80,7 @@ class DriverPoolReuse(Check):
         tries = done.records["allocator"]["tries"]
         strayed = [attempt["case"] for attempt in tries if attempt["given"] and not may_be_given(**attempt)]
         if wrong := wrong_data(tries):
-            says = "wrong data where one stream freed memory and another allocated"
+            says = "wrong data in pool memory that one stream freed and another allocated"
             yield Finding.fail("wrong-data", says, *wrong)
         if strayed:
             yield Finding.warn(
@@ -93,7 +93,7 @@ class DriverPoolReuse(Check):
             given = sum(attempt["given"] for attempt in tries)
             yield Finding.ok(
                 "reused-as-allowed",
-                "{tries} frees on one stream and allocations on another, all data correct",
+                "memory passed from one stream to another {tries} times, all data correct",
                 f"the second stream reused the first's memory {given} times, always as allowed",
                 tries=len(tries),
             )

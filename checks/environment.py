@@ -18,7 +18,7 @@ DECIDE = ("ptrace-scope", "seccomp", "container", "namespaces", "imex-channels",
 
 class Environment(Check):
     id = "environment"
-    title = "variables are known to the versions here"
+    title = "installed libraries know the set variables"
 
     def probes(self, ctx: Context) -> Iterable[Finding]:
         for setting in ctx.settings:

@@ -36,10 +36,10 @@ WHAT_IT_IS = {
 }
 
 SEEK = {
-    "cxi": "check `lspci -d 17db:`, that its driver cxi_ss1 is loaded, and dmesg",
-    "verbs": "check lspci, that its driver (mlx5_ib, …) is loaded, and dmesg",
-    "efa": "check `lspci -d 1d0f:`, that its driver efa is loaded, and dmesg",
-    "opa": "check lspci, that its driver hfi1 is loaded, and dmesg",
+    "cxi": "check `lspci -d 17db:` and dmesg, and that the driver cxi_ss1 is loaded",
+    "verbs": "check lspci and dmesg, and that the driver (mlx5_ib, …) is loaded",
+    "efa": "check `lspci -d 1d0f:` and dmesg, and that the driver efa is loaded",
+    "opa": "check lspci and dmesg, and that the driver hfi1 is loaded",
 }
 """Fabric → remedy for an adapter that the kernel does not list."""
 
@@ -153,7 +153,7 @@ def unlike_stated(seen: Json, stated: Json) -> Iterator[Finding]:
                 for program, found in offers.items()
                 if found
             ),
-            remedy="load the jobs' MPI module or name it with --mpi-lib: its libraries may",
+            remedy="load the jobs' MPI module or name it with --mpi-lib: it may have its own UCX",
             fabric=name,
             where=where,
         )
@@ -169,7 +169,7 @@ OFFERED_AS = {
 
 
 def summary(seen: Json, known: list[str], stated: Json = None) -> str:
-    """The versions found, in short."""
+    """The versions found, and the number of adapters, in one line."""
     parts = [f"libfabric {seen['libfabric']}"] if seen.get("libfabric") else []
     parts += [f"UCX {seen['ucx']}"] if seen.get("ucx") else []
     parts = parts or [line.partition(" (")[0] for line in known]
@@ -227,8 +227,8 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
                 "not-offered",
                 "libfabric does not list {adapter}{why:aside}",
                 shown,
-                remedy="remove that cause, or run FI_LOG_LEVEL=warn fi_info -p cxi; after a crash of the "
-                "retry handler, reboot (HPE's guide)",
+                remedy="fix the stated cause; if none is stated, run FI_LOG_LEVEL=warn fi_info -p cxi; "
+                "after a crash of the retry handler, reboot (HPE's guide)",
                 adapter=name,
                 why=adapter["left_out"],
             )

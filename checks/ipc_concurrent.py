@@ -52,7 +52,7 @@ SIZES, ROUNDS = (1, 4 << 20), 16
 LARGE, LARGE_ROUNDS = tuple(boundary + (2 << 20) for boundary in BOUNDARIES), 2
 
 WHOLE = (0, 1)
-"""The first writes of exporter and importer in a round: the whole segment is written and verified."""
+"""Numbers of the writes in a round that cover the whole segment: the exporter's and the importer's first."""
 
 SPARE = -1
 """Round number in the data of the spare segment, which no importer opens."""
@@ -181,7 +181,7 @@ def exchange(w: Worker, importers: Sequence[Peer], number: int, memory: Memory) 
 
 @contextmanager
 def segment(w: Worker, nbytes: int) -> Iterator[tuple[Memory, Callable[[], Exported]]]:
-    """New memory and its export.
+    """Allocate memory; yields it with the function that exports it.
 
     If a call fails, the memory is not freed: otherwise importers that open it would fail first.
     """

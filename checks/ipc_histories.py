@@ -54,11 +54,11 @@ ROOM, WIDE_ROOM = 64 << 20, 9 << 30
 """Maximum bytes allocated on a device at a time; in soak, enough for two huge buffers."""
 
 SAYS = {
-    "error": "{call} returned {name} at step {steps} of a valid history on {device}",
-    "data": "memory is wrong at step {steps} of a valid history on {device}",
-    "crash": "{call} ended its process ({name}) at step {steps} of a valid history on {device}",
-    "hang": "{call} hung at step {steps} of a valid history on {device}",
-    "leak": "each repetition of a valid history of {steps} steps leaves more {name} on {device}",
+    "error": "{call} returned {name} at step {steps} of a sequence of valid calls on {device}",
+    "data": "memory is wrong at step {steps} of a sequence of valid calls on {device}",
+    "crash": "{call} crashed its process ({name}) at step {steps} of a sequence of valid calls on {device}",
+    "hang": "{call} hung at step {steps} of a sequence of valid calls on {device}",
+    "leak": "each repetition of a sequence of {steps} valid calls leaves more {name} on {device}",
 }
 LEFT_OUT = "omitted because it may harm this node: {left_out}"
 NO_ROOM = "omitted because the limit of device memory is only {room:mib}: {no_room}"

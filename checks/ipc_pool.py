@@ -52,7 +52,7 @@ SMALL, ROUNDS = 2 << 20, range(1, 65)
 POINTER_STAYS = "the pointer that stays"
 
 HARMS = frozenset({"kills an importer"})
-"""The same step of `Probe.harms` as when an exporter is killed: either way, the device may lose memory."""
+"""Step of `Probe.harms`. It includes killing an exporter: either way, the device may lose memory."""
 
 
 class IpcPool(Check):

@@ -119,8 +119,8 @@ def open_all(
 ) -> list[str]:
     """Open, verify and close each segment; returns wrong data.
 
-    With ``wrong``, the segments are opened for the second time: each whole segment is verified and data is
-    exchanged.
+    ``exchanged``: given when the segments are opened for the second time. Each whole segment is then verified
+    and data is exchanged; wrong data of the exchange is appended.
     """
     wrong = []
     for handle, which, number in segments:

@@ -46,7 +46,7 @@ NBYTES = 20 << 20
 """Bytes of each segment, before rounding up to the device's granularity."""
 
 HARMS = frozenset({"kills an importer"})
-"""The same step of `Probe.harms` as when an exporter is killed: either way, the device may lose memory."""
+"""Step of `Probe.harms`. It includes killing an exporter: either way, the device may lose memory."""
 
 ROUTES = ("SCM_RIGHTS", "pidfd_getfd", "SCM_RIGHTS")
 """How the descriptor of each segment is passed."""

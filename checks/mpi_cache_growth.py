@@ -220,7 +220,7 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
     if bound and seen.was_passed(bound, 2 if decides else 1):
         values |= {"bound": bound, "buffers": bound / SMALL, "sent": sent, "each": SMALL}
         filled = done.devices[place].total_bytes * SMALL / bound / 2**30
-        reach = f"{bound / SMALL:.0f} of {filled:.1f} GiB would fill this device"
+        reach = f"{bound / SMALL:.0f} kept buffers of {filled:.1f} GiB each would fill this device"
         return Finding.warn(
             "keeps-many",
             f"about {kept} are kept {{where}} ({{variant}}), then use levels off",
@@ -287,7 +287,7 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
 
 
 def judge_creep(done: ProbeOutcome, role: str, seen: BufferGrowth) -> Finding:
-    """Judge slow growth, some whole buffers or a little of each, seen with small buffers or in all thirds."""
+    """Judge slow growth: some lost buffers, or a little per buffer, with small buffers or in all thirds."""
     where = f"on the {role}'s device" if len(done.devices) > 1 else "on the device of both ranks"
     each = seen.beyond_the_first / (len(seen.used) - 1)
     is_large = bool(seen.creep) and not seen.grows and each >= SMALL

@@ -43,9 +43,9 @@ REPETITIONS, LATER = 5, 8
 
 OUT_OF_PROPORTION, SLOW_S = 10.0, 0.010
 """A first message from an odd buffer is slow if the fastest takes this many times the fastest from whole
-pages, and more than this many seconds. In the report the factor is 130, and 0.4 ms for each MiB of the
-buffer. The fastest counts because on a busy node even the median waits for a processor (4 ms were seen). A
-later message that is as slow excuses slow first ones."""
+pages, and more than this many seconds. In the report the factor is 130: 0.4 ms for each MiB of the buffer.
+The fastest counts because on a busy node even the median waits for a processor (4 ms were seen). If a later
+message is as slow, slow first messages are no finding."""
 
 
 class MpiFirstTouch(Check):
@@ -81,7 +81,7 @@ class MpiFirstTouch(Check):
                 ratio=odd / whole,
             )
         else:
-            says = "first message from odd sizes and from whole pages: {ratio:times} to 1"
+            says = "first message: odd sizes take {ratio:times} times as long as whole pages"
             yield Finding.ok("in-proportion", says, *figures, ratio=odd / whole)
 
 

@@ -46,15 +46,15 @@ HANG_S = 2.5
 """Maximum seconds for a call when a history that hung is replayed."""
 
 SAYS = {
-    "error": "{call} returned {name} at step {steps} of a valid history of messages",
-    "data": "{call}: {wrong} at step {steps} of a valid history of messages",
-    "crash": "{call} ended a rank ({name}) at step {steps} of a valid history of messages",
-    "hang": "{call} hung at step {steps} of a valid history of messages",
+    "error": "{call} returned {name} at step {steps} of a sequence of valid MPI calls",
+    "data": "{call}: {wrong} at step {steps} of a sequence of valid MPI calls",
+    "crash": "{call} crashed a rank ({name}) at step {steps} of a sequence of valid MPI calls",
+    "hang": "{call} hung at step {steps} of a sequence of valid MPI calls",
 }
 USAGE = ("descriptors", "threads", "addresses")
 """Figures of `api.process_ledger` that a rank notes after each epoch; if one rises, an epoch is repeated.
 
-Host memory rises and falls by some MiB with the buffers of healthy ranks: only the repetitions judge it.
+Host memory rises and falls by some MiB with the buffers of healthy ranks, so only repetitions show its leaks.
 """
 
 REPETITION = "repetition of a valid history of messages"

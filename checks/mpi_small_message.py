@@ -163,7 +163,7 @@ Failed = Sequence[tuple[Message, str]]
 
 
 def mapped(failed: Failed) -> Iterator[Evidence]:
-    """One line for each way of failed messages and each ending."""
+    """One line for each way in which messages failed, and each ending of their probes."""
     for way, ending in dict.fromkeys((message.way, ending) for message, ending in failed):
         sizes = [message.size for message, other in failed if (message.way, other) == (way, ending)]
         values = {"way": way, "sizes": [f"{size} B" for size in sizes], "ending": ending}
@@ -174,8 +174,8 @@ def mapped(failed: Failed) -> Iterator[Evidence]:
 
 
 def given_up(message: Message, failed: Failed) -> bool:
-    """Whether to omit a message: it failed, or enough others of its way did, or, after many failures, any of
-    its size did."""
+    """Whether to omit a message, because it failed, enough others of its way failed, or, after many failures,
+    any of its size failed."""
     sizes = [other.size for other, _ in failed if other.way == message.way]
     if len(failed) >= MOST_FAILED:
         return bool(sizes) or message.size in [other.size for other, _ in failed]

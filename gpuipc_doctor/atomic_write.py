@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write(path: Path, data: bytes) -> None:
-    """Raises `OSError`; the file is then unchanged."""
+    """Replace the file at ``path``. Raises `OSError`; the file is then unchanged."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_bytes(data)

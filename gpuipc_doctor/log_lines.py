@@ -9,7 +9,7 @@ _ERROR = re.compile(r"error|fail|abort|assert|fatal", re.IGNORECASE)
 _WARNING = re.compile(r"warn", re.IGNORECASE)
 
 _NO_NEWS = re.compile(r"error checking", re.IGNORECASE)
-"""A line with a setting, as in MPICH's summary: ``error checking : enabled``."""
+"""Words of a setting, not an error, as in MPICH's summary: ``error checking : enabled``."""
 
 _GOES_ON = re.compile(r"\bdlopen\b", re.IGNORECASE)
 """Printed by a library that tries all vendors: ``Failed to dlopen libze_loader.so.1`` without Intel GPUs."""
@@ -30,7 +30,7 @@ def how_telling(line: str) -> int:
 
 
 def most_telling(lines: Sequence[str], most: int) -> list[str]:
-    """The first of the most relevant lines."""
+    """The most relevant lines, at most ``most`` of them; of equally relevant lines, the first."""
     telling = [number for number, line in enumerate(lines) if how_telling(line)]
     telling.sort(key=lambda number: -how_telling(lines[number]))
     return [lines[number] for number in sorted(telling[:most])]

@@ -495,7 +495,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class RoleOutcome:
-    """The outcome of one role.
+    """How one role ended.
 
     ``operation`` is the call that was armed when the worker ended (``cuIpcOpenMemHandle``), ``occurrence``
     its number among the worker's calls of that name, from 1, ``step`` the check's description of it.
@@ -537,7 +537,7 @@ class LauncherEnd:
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
-    """How a probe ended: every role's outcome, and the failed role if it did not complete."""
+    """How a probe ended: each role's outcome and, if the probe did not complete, the failed role."""
 
     probe: str
     devices: tuple[Device, ...]
@@ -559,7 +559,7 @@ class ProbeOutcome:
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """The failed role, then the roles that hung with it: of ranks in one call, any may be the cause."""
+        """The failed role, then roles that hung with it: if ranks hang in one call, any may be the cause."""
         if self.blamed is None:
             return ()
         hung = [name for name, role in self.roles.items() if role.ending is Ending.HUNG]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str], *, else_list: bool = False) -> str:
-    """``; did you mean 'ipc-reopen'?`` if a known word is similar to ``word``.
+    """Return ``; did you mean 'ipc-reopen'?`` if a known word is similar to ``word``.
 
     Otherwise empty, or with ``else_list`` all known words: ``; there are cuda, hip``.
     """

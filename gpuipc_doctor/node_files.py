@@ -76,7 +76,7 @@ def quietly(file: Path) -> str:
 
 
 def number(file: Path) -> int | None:
-    """The integer that is a file's whole text; None if unreadable, or if the text is another."""
+    """The integer in a file that contains nothing else; None if unreadable, or for any other text."""
     text = quietly(file)
     return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else None
 

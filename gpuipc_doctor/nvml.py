@@ -58,7 +58,7 @@ class Nvml:
         return self._text("nvmlDeviceGetName", device)
 
     def pci(self, device: Any) -> str:
-        """``0000:01:00.0``."""
+        """A GPU's PCI address, as ``0000:01:00.0``."""
         import ctypes
 
         pci = ctypes.create_string_buffer(_PCI_BYTES)

@@ -1,7 +1,7 @@
 """The package's own tables: YAML files next to the module that reads them.
 
 Reading YAML takes 0.2 s for each MiB, so a table is also stored in compiled form, as Python does with a
-module: in ``__pycache__``, by the first process that may write there. It counts only for the same contents.
+module: in ``__pycache__``, by the first process that may write there. It is used only for unchanged contents.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _read(file: Path) -> Any:
 
 
 def compiled(name: Path, files: Sequence[Path], read: Callable[[], Any]) -> Any:
-    """What ``read`` returns for these files, from its compiled form if there is one.
+    """The result of ``read`` for these files, from its compiled form if there is one.
 
     ``name`` is the path that the compiled form is named after. Raises `OSError` if a file cannot be read.
     """

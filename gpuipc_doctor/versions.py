@@ -134,7 +134,7 @@ class Range:
         return all_of((self._since(version), self._until(version)))
 
     def lacks_cure(self, text: str) -> bool:
-        """Whether this version is known to be older than the first one without the fault."""
+        """Whether this version is known to be older than the first version without the fault."""
         version, fixed = parse(self.component, text), parse(self.component, self.fixed)
         return bool(version and fixed and _at_least(self.component, version, fixed) is Verdict.FINE)
 

@@ -1,4 +1,4 @@
-"""PyTorch with expandable segments, which must be set before torch is imported. Workers' stems import it."""
+"""Import PyTorch with expandable segments, which must be set before the import. For workers' stems."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _imports(allocator: str, backend: str) -> tuple[str, ...]:
 
 
 def _built_for(fact: Fact) -> str:
-    """Backend of a distribution, by its name: ``cupy_rocm_5_0``, ``torch-2.5.1+rocm6.2``,
+    """The backend that a distribution is built for, by its name: ``cupy_rocm_5_0``, ``torch-2.5.1+rocm6.2``,
     ``torch-2.5.1+cpu``.
     """
     told = f"{fact.value} {fact.source}"

@@ -31,7 +31,8 @@ def growing_sizes(room: float, first: int, step: int, most: int) -> list[int]:
 
 
 def equal_sizes(room: int, least: int, largest: int, most: int) -> list[int]:
-    """Equal sizes that fit into ``room`` bytes, at least ``least`` bytes each, or `FEWEST` smaller ones."""
+    """Up to ``most`` equal sizes from ``least`` to ``largest`` that fit into ``room``; else `FEWEST` smaller
+    ones."""
     number = max(FEWEST, min(most, room // least))
     return [min(largest, room // number)] * number
 
@@ -91,8 +92,8 @@ class BufferGrowth:
     def creep(self) -> float:
         """Bytes lost with each small buffer, apart from any cache; 0 if none detected.
 
-        This finds libraries that lose some buffers whole, or a little with each. A cache's usage
-        fluctuates and hides that, so minima and maxima are compared, as far apart as possible.
+        This finds libraries that lose some whole buffers, or a little per buffer. A cache's usage fluctuates
+        and hides such losses, so minima and maxima as far apart as possible are compared.
         """
         rises, between = self._rises
         if min(rises, default=0) <= self._noise or len(self._ends[0]) < self._displaced_after:
@@ -102,7 +103,7 @@ class BufferGrowth:
 
     @property
     def climb(self) -> float:
-        """Bytes per iteration by which used memory permanently rose, in each third; 0 if not in all.
+        """Bytes per iteration by which used memory permanently rose; 0 unless it rose in each third.
 
         This finds libraries that lose a few buffers: between two losses, used memory stays constant for
         longer than a slope allows. A cache that still fills in the last third has kept the whole second
@@ -167,7 +168,7 @@ class BufferGrowth:
 
     @property
     def counts_bytes(self) -> bool:
-        """Whether a full cache evicted other buffers for the large one: it counts bytes."""
+        """Whether a full cache evicted other buffers for the large one, so that its limit is in bytes."""
         stayed_full = self._level - min(last_third(self.small), default=0) <= NOISE_BYTES
         return stayed_full and bool(self.late) and self.late[-1] < self._level + KEPT * self.sizes[-1]
 

@@ -129,7 +129,7 @@ class Context:
 
     @property
     def a_pair_or_device_of_each_backend(self) -> tuple[tuple[Device, ...], ...]:
-        """Each backend's first pair, else its first device: for faults of a library, not a device."""
+        """Each backend's first pair, else its first device: enough to test a library."""
         chosen: dict[str, tuple[Device, ...]] = {}
         for devices in (*self.rank_pairs, *((device,) for device in self.devices)):
             chosen.setdefault(devices[0].backend, devices)
@@ -140,8 +140,8 @@ class Context:
 class Control:
     """Declares a check to be the control of another check: the same test without the suspected part.
 
-    ``right`` and ``wrong`` are sentences for failures of the other check of the same reach, within a node or
-    between nodes, if this check passed or failed; ``{check}`` stands for its id.
+    ``right`` and ``wrong`` are sentences added to the other check's failures if this check passed or failed
+    with the same reach (within a node, or between nodes). ``{check}`` stands for this check's id.
     """
 
     of: str
@@ -172,11 +172,11 @@ class Check(ABC):
     searches: ClassVar[bool] = False
     """Whether a failing probe starts a search, or a second run, by follow-up probes.
 
-    Then `again` is also called after completed probes, the probes have their own deadlines, only the last one
-    is judged, and `judge` is called first, however the probe ended.
+    Then `again` is also called after completed probes, probes have their own deadlines, and only the last
+    probe is judged, by `judge` however it ended.
     """
     explains_losses: ClassVar[frozenset[str]] = frozenset()
-    """Keys of its findings that also explain losses of processes, as kept memory explains lost addresses."""
+    """Keys of its findings that also explain a process's losses: kept memory explains lost addresses."""
     needs_allocators: ClassVar[bool] = False
     """Whether the check needs an allocator for a device; without an installed array library, it is a SKIP."""
 
@@ -192,7 +192,8 @@ class Check(ABC):
         return ()
 
     def replay(self, failed: ProbeOutcome, without: Collection[str] = ()) -> Probe | None:
-        """A short probe that repeats the failure of a completed one without these operations, or None."""
+        """A short probe that repeats a completed probe's failure without these operations; None if it
+        cannot."""
         return None
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:

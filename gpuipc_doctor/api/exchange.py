@@ -15,8 +15,8 @@ from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Finding, ProbeOutcome
 
 TURNS, WHOLE_TURNS = 5, 2
-"""Odd, so that the importer writes first and last, and the exporter has read everything when its part
-returns. Two of the turns, one in each direction, write and verify all of the memory."""
+"""Odd number of turns: the importer writes first and last, so when the exporter returns, it has read
+everything. Two of the turns, one in each direction, write and verify all of the memory."""
 
 
 def closing_order(count: int) -> list[int]:

@@ -21,11 +21,11 @@ from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Line, ProbeOutcome, Series
 
 ODD_BYTES = 37 << 20
-"""Large compared with the 2 MiB blocks of drivers, small for any GPU, and a size that other processes are
-unlikely to allocate."""
+"""Bytes of the test allocation: many of a driver's 2 MiB blocks, little for any GPU, and unlikely to be
+allocated by another process."""
 
 NOISE_BYTES = 4 << 20
-"""Change of used memory to ignore: a block or two of the driver's own."""
+"""Change of used memory to ignore: one or two of the driver's own blocks."""
 
 CREEP_BYTES = 64 << 10
 """Growth over a whole loop to ignore."""
@@ -58,7 +58,7 @@ PROGRAM_ENDED = "the program ended"
 REINSTALL = "reinstall the driver; check dmesg for GPU errors"
 """Remedy if a driver describes a device wrongly."""
 
-RERUN_IDLE = "rerun on an idle device; if it repeats, the driver changes it"
+RERUN_IDLE = "rerun on an idle device; if used memory changes again, the driver causes it"
 """Remedy for a change of used memory by an unknown process."""
 
 
@@ -303,10 +303,10 @@ class Entry:
         return abs(self.missing) <= NOISE_BYTES
 
     def judge(self, size: int, most: int, block: int, later: Iterable[Entry] = ()) -> Finding | None:
-        """Judge missing memory if up to ``most`` pieces of ``size`` bytes were released, each of which takes
-        whole blocks of the device.
+        """Judge missing memory: a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes, each in whole
+        blocks, or was lost again in a repetition.
 
-        ``later``: the entries after this one, of which one may have released the memory."""
+        ``later``: the entries after this one, any of which may have released the memory."""
         if self.is_back:
             return self.late()
         taken = -(-size // block) * block
@@ -314,7 +314,7 @@ class Entry:
         fits = pieces <= most and self.missing >= pieces * size - NOISE_BYTES
         if not fits and not self.repeats:
             return self.somebody_elses()
-        says = "{size:mib} pieces should have been released; waited {waited:s}"
+        says = "pieces of {size:mib} should have been released; waited {waited:s}"
         waited = Evidence.seen(says, size=size, waited=round(self.waited_s))
         ends = [each.end for each in later if each.is_back and each.mark == self.mark is not None]
         return self.not_returned(
@@ -346,7 +346,7 @@ class Entry:
         return [Evidence.seen(says, repeated=self.repeated)]
 
     def trust(self, found: Finding | None) -> Finding | None:
-        """``found``, if the memory was released after the process ended; else an ERROR of unknown cause."""
+        """Return ``found`` if the memory was released after the process ended; else an ERROR."""
         return self.somebody_elses() if found and not self.is_back else found
 
     def late(self) -> Finding | None:
@@ -356,7 +356,7 @@ class Entry:
         return Finding.warn(
             "returned-late",
             "device memory was released only {waited:s} after {end}",
-            remedy="a job that starts sooner finds less memory; check dmesg for the cause",
+            remedy="check dmesg for the cause; a job that starts sooner finds less free memory",
             waited=round(self.waited_s, 1),
             end=self.end,
         )
@@ -409,7 +409,7 @@ class Loop:
         )
 
     def explains(self, missing: int) -> bool:
-        """Whether this amount is the loss of all rounds together, within a quarter."""
+        """Whether this amount equals the loss of all rounds together, within 25 %."""
         return math.isclose(missing, self.growth.estimate * max(self.rounds), rel_tol=0.25)
 
     def sensitivity(self, device: str, block: int) -> Evidence:
@@ -446,13 +446,13 @@ class Account:
     entries: Sequence[Entry] = ()
     loops: Sequence[Loop] = ()
     sizes: tuple[int, int] = (0, 0)
-    """Bytes of the device as the driver describes it, and as its counter of free memory does."""
+    """The device's bytes: as the driver describes it, and as its counter of free memory reports."""
 
     def judge(self, size: int, most: int = 1) -> list[Finding]:
-        """Judge all entries if up to ``most`` pieces of ``size`` bytes were released.
+        """Judge all entries. Missing memory is a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes.
 
-        Memory missing after one end and released after a later one counts for the first. Growth in a loop is
-        also missing at the end; such growth is reported only once.
+        An entry that only releases what an earlier entry left missing is not judged. Growth in a loop is also
+        missing at the end; such growth is reported only once.
         """
         if blind := self.blind():
             return [blind]
@@ -477,7 +477,7 @@ class Account:
         return block_of(chain(*self.rises, loops))
 
     def understated(self) -> Finding | None:
-        """The WARN if the driver describes a device smaller than what its counter of free memory counts.
+        """The WARN if the driver describes a smaller device than its counter of free memory does.
 
         The reverse is normal: a limit of MPS, or memory that the driver reserves.
         """
@@ -502,7 +502,7 @@ class Account:
             "counter-does-not-follow",
             "memory counter of {device} is unreliable: it changed by {changes} B when {asked:bytes} "
             "were allocated",
-            remedy="rerun on an idle device; if it repeats, this driver's counter does not work",
+            remedy="rerun on an idle device; if the error returns, this driver's counter does not work",
             device=self.device,
             changes=[after - before for before, after in self.rises],
             asked=ODD_BYTES,

@@ -21,8 +21,8 @@ SPAN = 16 * PAGE
 """Bytes compared at a time to find wrong data; most of a large segment may be correct."""
 
 GLANCE = 16 << 10
-"""Bytes that are sampled at each end of a segment and around each power of two in it, which includes the
-first boundary of every page size and each offset that needs one more bit."""
+"""Bytes sampled at each end of a segment and around each power of two in it. Powers of two are the first
+boundary of every page size, and the offsets that need one more bit."""
 
 BOUNDARIES = (2 << 30, 4 << 30)
 """Smallest offsets that do not fit into 31 and into 32 bits."""
@@ -67,7 +67,7 @@ def unlike_pattern(memory: Memory, nbytes: int, *key: int, offset: int = 0) -> s
 
 
 def wrong_pattern(what: str, memory: Memory, nbytes: int, *key: int, offset: int = 0) -> list[str]:
-    """A list of ``what`` with the result of `unlike_pattern`; empty if the data is correct."""
+    """The result of `unlike_pattern` as a list of one line that begins with ``what``; empty if none."""
     wrong = unlike_pattern(memory, nbytes, *key, offset=offset)
     return [f"{what}: {wrong}"] if wrong else []
 
@@ -159,8 +159,8 @@ def wrong_glances(what: str, memory: Memory, nbytes: int, *key: int, offset: int
 def reader_of(w: Worker, what: str, memory: Memory, nbytes: int, *key: int) -> Callable[[str], list[str]]:
     """A function that reads memory which stays open while other memory is opened and closed.
 
-    It returns the `differences` from the data of `write_glances`. Its argument says after what it reads: a
-    close may end or change another mapping, and then the read is the call that fails.
+    It returns the `differences` from the data of `write_glances`. Its argument names the preceding operation:
+    a close may end or change another mapping, and then the read is the call that fails.
     """
     written = _glances(nbytes, key)
 

@@ -26,7 +26,7 @@ Round = TypeVar("Round")
 
 FEWEST_RISES, RISING = 4, 0.04
 """Minimum rises of a figure in the last third of a loop: a number, and a fraction of its rounds. One or two
-jumps are no loss per repetition, such as the C library's 64 MiB of addresses for a thread."""
+jumps, such as the C library's 64 MiB of addresses for a thread, are no loss per repetition."""
 
 _ARENAS_BYTES = 5 << 19
 """Growth of host memory over the last third of a loop to ignore: two of Python's 1 MiB arenas, which at worst

@@ -1,7 +1,7 @@
 """A program's loss of device memory, measured again by a second run before the program is blamed.
 
 The program is one role; another one watches device memory until its end (`look_on`). Memory that another
-process takes meanwhile looks like a loss, but hardly in both runs. For checks with `Check.searches`.
+process takes meanwhile looks like a loss, but is unlikely in both runs. For checks with `Check.searches`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Judge = Callable[[ProbeOutcome], Finding | None]
 
 
 def repeat_if_lost(ended: ProbeOutcome, roles: Mapping[str, Role], judge: Judge) -> Iterator[Probe]:
-    """The second run, if the program of the first lost memory while it ran or by its end."""
+    """Plan the second run if the first run's program lost memory, while it ran or by its end."""
     if not ended.completed or LOST in ended.params or blind(ended):
         return
     found, missing = judge(ended), _after(ended).missing
@@ -38,7 +38,7 @@ def judge_loss(done: ProbeOutcome, judge: Judge) -> Finding | None:
         return _after(done).trust(judge(done))
     first = done.params.get(LOST, {"found": None})
     if not done.completed:
-        says = "one run lost device memory, and it was not repeated ({why})"
+        says = "device memory was missing after one run, which was not repeated ({why})"
         return _seen_once(first["found"], says, why=done.stopped) if done.stopped else None
     found, after = judge(done), replace(_after(done), repeated=first["missing"])
     if after.repeats:
@@ -48,7 +48,7 @@ def judge_loss(done: ProbeOutcome, judge: Judge) -> Finding | None:
             replace(found, evidence=(*found.evidence, Evidence.seen("seen in both of two runs")))
         )
     told = found and {"says": found.says, "values": found.values}
-    return _seen_once(told or first["found"], "only one of two runs lost device memory")
+    return _seen_once(told or first["found"], "device memory was missing after only one of two runs")
 
 
 def _after(done: ProbeOutcome) -> Entry:
@@ -62,5 +62,5 @@ def _seen_once(found: Mapping[str, Json] | None, says: str, **values: Json) -> F
         return None
     seen = Evidence.seen(found["says"], **found["values"])
     return Finding.error(
-        "unexplained-change", f"{says}: cannot tell which process", seen, remedy=RERUN_IDLE, **values
+        "unexplained-change", f"{says}: cannot tell which process holds it", seen, remedy=RERUN_IDLE, **values
     )

@@ -41,12 +41,12 @@ class MemorySamples:
         return self.used[-1]
 
     def json(self) -> Json:
-        """For `Worker.record`; `series` reads it."""
+        """The samples as JSON, for `Worker.record`; `series` reads them."""
         return {name: getattr(self, name) for name in ("seconds", *_LINES, "marks")}
 
 
 def series(title: str, samples: Mapping[str, Json]) -> Series:
-    """The recorded samples."""
+    """The recorded samples as a time series."""
     return Series(
         title,
         "seconds",

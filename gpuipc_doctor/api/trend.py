@@ -57,9 +57,9 @@ def slope(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> S
 def smallest_found(x: Sequence[float], y: Sequence[float], above: float, block: int) -> int:
     """The smallest growth of ``y`` per unit of ``x`` that would raise `Slope.low` above ``above``.
 
-    Growth shows in steps of ``block``, which may begin anywhere: between two points, at least the whole
-    blocks that it fills show. So each pair of points has a smallest growth for which its slope exceeds
-    ``above``; `slope` requires a certain number of such pairs. Larger growth is also found. ``x`` must rise.
+    The counter moves in steps of ``block`` that may begin anywhere: between two points, at least by the whole
+    blocks that growth fills. Each pair of points thus has a smallest growth at which its slope exceeds
+    ``above``; `slope` requires a number of such pairs. Larger growth is also found. ``x`` must rise.
     """
     needed = sorted(
         block * (math.floor((above * (x[j] - x[i]) - (y[j] - y[i])) / block) + 1) / (x[j] - x[i])

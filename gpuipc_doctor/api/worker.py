@@ -118,7 +118,7 @@ class Fabric(Protocol):
     def ping_pong(
         self, program: str, route: str, nbytes: int, rounds: int, stated: str | None
     ) -> dict[str, Json]:
-        """Messages to the other process of ``program`` and back; both roles call it.
+        """Send messages to the other role's process of ``program`` and back; both roles call it.
 
         ``route``: a libfabric provider, or the kind of memory that UCX sends from. Returns the result: see
         `fabric.message_pair.judge`. ``chosen``: variables that make UCX use the ``stated`` fabric.
@@ -205,8 +205,8 @@ class Worker(Protocol):
     def wait_for_rest(self, at_rest: Sequence[AtRest]) -> tuple[list[int], bool]:
         """Wait until the devices are idle, if their idle level is known; returns their state.
 
-        The state is the bytes in use on each device for a process that does not use it, and whether this
-        process is one: if NVML does not report the bytes, a context must be created.
+        The state: the bytes in use on each device without this process, and whether this process does not use
+        the devices. (If NVML does not report the bytes, a context must be created.)
         """
 
     def host_memory(self, nbytes: int) -> Memory:

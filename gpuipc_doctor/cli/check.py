@@ -38,7 +38,7 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
 @click.option(
     "--tier",
     type=options.Choice([tier.label for tier in Tier]),
-    help="Which checks run: seconds, about a minute, or long.  [default: acceptance]",
+    help="Depth of the run: seconds, about a minute, or long.  [default: acceptance]",
 )
 @options.node_options
 @click.option(
@@ -99,7 +99,8 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     "--operations",
     type=click.IntRange(1),
     metavar="N",
-    help="Operations of ipc-histories or mpi-histories.  [default: 1500 and more; in soak, for 10 minutes]",
+    help="Number of steps of ipc-histories or mpi-histories.  [default: 1500 and more; in soak, for 10 "
+    "minutes]",
 )
 @click.option("--no-workarounds", is_flag=True, help="Do not try workarounds for failed checks.")
 @click.option("--accept-harm", is_flag=True, help="Also run probes known to harm nodes with these versions.")

@@ -52,7 +52,7 @@ def command(
     Reads messages of MPI libraries, libfabric, UCX, NCCL, Slurm and the kernel, and stacks of gdb; also
     compressed with gzip, xz, bzip2 or zstd, in tar and zip archives, UTF-16, and JSON of systemd's journal
     and of containers. Compares the dumps of PyTorch's Flight Recorder, and logs whose names differ only in
-    numbers. Of a directory, reads the logs below it, newest first. Without FILE, and for -, reads standard
+    numbers. In a directory, reads the logs below it, newest first. Without FILE, and for -, reads standard
     input.
     """
     formats.require(form)

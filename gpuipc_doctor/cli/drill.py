@@ -212,7 +212,7 @@ def _of(check: str, asked: Mapping[str, Profile]) -> dict[str, Profile]:
 
 
 def _as_expected(expectation: Expectation, found: Sequence[Row]) -> Iterator[Expected]:
-    """Unexpected findings of a profile, in the form of its missing expectations."""
+    """A profile's unexpected findings, as the expectations that would cover them."""
     for row in drill.invented(expectation, found):
         yield Expected(row.check, row.status, key=row.key)
 

@@ -45,7 +45,7 @@ ENDING_S = 10.0
     help="With --ship, the directory on the nodes.",
 )
 @click.option(
-    "--python", default="", metavar="PATH", help="With --ship, the nodes' Python that has the bindings."
+    "--python", default="", metavar="PATH", help="With --ship, the Python (with GPU bindings) to use."
 )
 @click.option(
     "--full", is_flag=True, help="Also collect the full report of healthy nodes, not only their summary."

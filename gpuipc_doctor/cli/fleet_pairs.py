@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpuipc_doctor.site.config import SiteConfig
 
 UNTRIED = "most links between switches were not tested, since neighbours are paired first; add --across"
-"""Note on a run without ``--across``."""
+"""Note on a PASS without ``--across``."""
 
 SHOWN_PAIRS = 8
 """Maximum lines for failed pairs, and for pairs without an answer."""
@@ -76,7 +76,7 @@ def command(
 
 
 def _untried(found: Blame, *, across: bool) -> str:
-    """What a PASS does not cover."""
+    """What a PASS did not test; empty if it tested everything."""
     from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
 
     parts = [] if across else [UNTRIED]
@@ -112,7 +112,7 @@ def _verdict(wanted: Sequence[str], found: Blame) -> dict[str, str]:
 
 
 def _sides(links: Sequence[tuple[str, str]]) -> str:
-    """One line for all links, because a split spine has hundreds of them."""
+    """All links in one line, grouped by their ends (``s[1-4] - t1``): a split spine has hundreds of links."""
     from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
 
     folder = NodeSetFormatter(sorted({switch for link in links for switch in link}))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def options_of(command: options.Command) -> options.Command:
-    """The options that select nodes and how to reach them."""
+    """Add the options that select nodes and the way to reach them."""
     for option in (
         click.option(
             "--tool", default=None, metavar="PATH", help="gpuipc-doctor on the nodes.  [default: this one]"
@@ -135,7 +135,7 @@ class Reach:
         return Via(via_of(self.via))
 
     def _of_site(self, site: SiteConfig, via: Via, *, in_job: bool) -> Iterator[str]:
-        """Options of ssh or of a job: those of the site config; also exclusive nodes if nodes are shared."""
+        """The site config's options for ssh or for a job; also exclusive nodes if nodes are shared."""
         if via is not via.SLURM:
             yield from site.fleet.get(via.value, ())
         elif via is via.SLURM and not in_job:

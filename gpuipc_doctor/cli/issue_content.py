@@ -79,7 +79,7 @@ def _detection(issue: KnownIssue) -> Iterator[str]:
 
 
 def _signature(one: Signature) -> Iterator[str]:
-    """The sample line; regular expressions are only in the JSON."""
+    """A signature's sample line; its regular expressions are only in the JSON."""
     said = one.sample.splitlines() or [" … ".join(one.match) or f"a stack of {' < '.join(one.stack)}"]
     beside = "".join(f"; counts beside {need}" for need in one.needs)
     sure = "" if one.confidence is Confidence.HIGH else f"; {one.confidence.label} confidence"

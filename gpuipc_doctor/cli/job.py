@@ -38,11 +38,11 @@ SHORTEST_S, LONGEST_S = 5.0, 24 * 3600.0
 
 @click.command()
 @click.option("--pid", "pids", type=click.IntRange(min=1), multiple=True, metavar="PID",
-              help="A rank, or the launcher above it; may be repeated.")  # fmt: skip
+              help="Process id of a rank or of its launcher. May be repeated.")  # fmt: skip
 @click.option("--slurm", metavar="JOBID[.STEP]", default="", help="A Slurm job or step, on all of its nodes.")
 @click.option("--user", metavar="NAME", default="", help="The ranks and GPU programs of this user.")
 @click.option("--gpu", metavar="cuda:N", default="",
-              help="The processes that use this GPU, in PCI order, and their jobs.")  # fmt: skip
+              help="The jobs that use this GPU, whose number is in PCI order.")  # fmt: skip
 @click.option("-w", "--nodes", metavar="NODES", default="", help="Examine these nodes (a node set).")
 @click.option("--this-node", is_flag=True, help="With --slurm, examine only this node.")
 @click.option("--part", is_flag=True, hidden=True)

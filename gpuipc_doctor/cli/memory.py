@@ -94,7 +94,7 @@ def _log(path: Path | None) -> AbstractContextManager[IO[str] | None]:
 
 @contextmanager
 def _screen(node: Node, watch: bool) -> Iterator[Show]:
-    """One table; while watching, a table that is redrawn on a terminal, or lines elsewhere."""
+    """A function that shows samples: one table; while watching, a table on a terminal, else lines."""
     heading = f"SIMULATED (profile {node.simulated}): no real GPU was read" if node.simulated else ""
     if watch and can_redraw(sys.stdout):
         with _redrawn(heading) as show:

@@ -66,7 +66,7 @@ def seconds(name: str, says: str, **more: Any) -> Callable[[Command], Command]:
 
 
 def config(says: str, **more: Any) -> Callable[[Command], Command]:
-    """``--config``: a site config, used as each command requires."""
+    """The option ``--config``, with a command's help text."""
     return click.option("--config", "config_file", type=FilePath(), metavar="FILE", help=says, **more)
 
 
@@ -108,7 +108,7 @@ def mpi_library(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def node_options(command: Command) -> Command:
-    """``--config``, ``--simulate`` and ``--backend``: which node, and which of its drivers."""
+    """Add ``--config``, ``--simulate`` and ``--backend``: the node, and the drivers to use."""
     for option in (
         click.option(
             "--backend",

@@ -27,7 +27,9 @@ _SUFFIXES = (".tar.zst", ".tar.gz")
 
 @click.command()
 @click.argument("file", type=options.FilePath())
-@click.option("--for", "vendor", type=options.Choice(VENDORS), required=True, help="Whose form to fill.")
+@click.option(
+    "--for", "vendor", type=options.Choice(VENDORS), required=True, help="Vendor whose form to use."
+)
 @click.option("--check", "checks", multiple=True, metavar="CHECK",
               help="Only findings of this check; may be repeated.  [default: all failures]")  # fmt: skip
 @click.option("--also", type=options.FilePath(), multiple=True, metavar="FILE",
@@ -102,7 +104,7 @@ def command(
     members |= {f"logs/{name}": content for name, content in kept.items()}
     absent |= {f"logs/{name}": why for name, why in left_out.items()}
     if not logs:
-        absent["logs"] = "name the directory of check --keep-logs, which has journals too, with --logs"
+        absent["logs"] = "to add logs and journals, run check --keep-logs DIR, then ticket --logs DIR"
     said = [f"In the bundle: {', '.join(_folded(members))}."]
     said += [f"Not in the bundle: {name}: {why}" for name, why in absent.items()]
     text = ticket_content.ticket(template, subject, said)
@@ -164,7 +166,7 @@ def _of_logs(directory: Path) -> tuple[dict[str, bytes], dict[str, str]]:
 
 
 def _place(path: Path) -> tuple[Callable[[bytes], bytes], OutputFile]:
-    """How to compress, and the file to write. Raises `click.BadParameter`."""
+    """The compressing function, and the file to write. Raises `click.BadParameter`."""
     import importlib
 
     from gpuipc_doctor.cli.output import OutputFile

@@ -90,7 +90,7 @@ def turn_of(was: Status | None, now: Status | None) -> ChangeKind:
 
 
 def _turn_of_failures(before: Sequence[Result], after: Sequence[Result]) -> ChangeKind:
-    """A check that failed before is worse if it fails in a probe that did not."""
+    """The change of a check that fails in both reports: worse if a probe fails that did not fail before."""
     failed = {result.probe for result in before if result.finding.status is Status.FAIL}
     was_fine = {result.probe for result in before if result.finding.status in TESTED} - failed
     if any(result.probe in was_fine for result in after if result.finding.status is Status.FAIL):
@@ -108,7 +108,7 @@ def _are_without_keys(results: Sequence[Result]) -> bool:
 
 
 def _failures(results: Sequence[Result]) -> Mapping[object, Finding]:
-    """Kinds of failure, by everything that distinguishes them except figures."""
+    """Failures by kind: equal kinds differ at most in figures."""
     failed = [(result.probe, result.finding) for result in results if result.finding.status is Status.FAIL]
     return {(probe, finding.identity): finding for probe, finding in failed}
 

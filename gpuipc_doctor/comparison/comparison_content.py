@@ -44,7 +44,7 @@ def screen(comparison: Comparison, *, width: int = 80, color: bool = False) -> s
 
 
 def ticket(comparison: Comparison) -> str:
-    """The same as Markdown, ending in a newline."""
+    """The comparison as Markdown, ending in a newline."""
     simulated = "SIMULATED: " if comparison.before.simulated or comparison.after.simulated else ""
     head = f"{simulated}{', '.join(_totals(comparison))} (exit {comparison.exit_code})"
     return markdown.render(head, _blocks(comparison))

@@ -1,8 +1,8 @@
 """Changes in speed: the time of every driver and MPI call, and the checks' measurements.
 
-The unit is one repetition of a check on a subject. Rounds within a probe share a processor and a moment, and
-a hundred of them would give bounds so narrow that the next run exceeds them; only repetitions count, and a
-single one proves nothing. The stated confidence is that all bounds of a comparison hold.
+The unit is one repetition of a check on a subject. Rounds within a probe are not independent: they share a
+processor and a moment, and bounds from a hundred rounds would be so narrow that the next run exceeds them. A
+single repetition proves nothing. The stated confidence is for all bounds of a comparison together.
 
 The control is the start-up time of workers, which involves no driver: if it differs between the reports, the
 node was busier or slower altogether, and only larger changes count.
@@ -157,7 +157,7 @@ def _completed(results: Iterable[Result]) -> dict[ProbeOf, dict[int, list[Result
 
 
 def _samples(runs: Runs) -> dict[Quantity, list[float]]:
-    """One value for each repetition that has all of the check's probes on the subject."""
+    """Each quantity's values: one for each repetition that has all of the check's probes on the subject."""
     samples: dict[Quantity, list[float]] = {}
     for check, subject in dict.fromkeys((check, subject) for check, subject, _ in runs):
         own = [of for (c, s, _), of in runs.items() if (c, s) == (check, subject)]

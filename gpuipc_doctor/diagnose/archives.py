@@ -71,7 +71,7 @@ def _damage_named(form: str) -> Iterator[None]:
 
 
 def _bounded(form: str, files: Iterable[tuple[str, IO[bytes] | None]]) -> Iterator[Member]:
-    """The files, None for a sparse one, until a limit is reached."""
+    """The files, up to the limits; a sparse file (None) is not read."""
     left = MOST_BYTES
 
     def blocks(file: IO[bytes] | None) -> Iterator[bytes]:

@@ -60,7 +60,7 @@ def screen(
 
 
 def ticket(diagnosis: Diagnosis, *, exit_code: int, limits: Limits = BRIEF) -> str:
-    """The same as Markdown, ending in a newline."""
+    """The diagnosis as Markdown, ending in a newline."""
     return markdown.render(_title(diagnosis, exit_code), _blocks(diagnosis, limits))
 
 
@@ -139,7 +139,7 @@ def _head(diagnosis: Diagnosis, limits: Limits) -> Iterator[Block]:
 
 
 def _rank_files(one: RankFiles, limits: Limits) -> Entry:
-    """``the same on 510 ranks; rank 17 (nid000004) differs``."""
+    """An entry such as ``the same on 510 ranks; rank 17 (nid000004) differs``."""
     alike = f"the same on {counted(one.alike, 'rank')}"
     some = [
         f"{_names('', seen.ranks, limits).strip()} differ{'s' * (len(seen.ranks) == 1)}"
@@ -193,7 +193,7 @@ def _quoted(seen: Occurrences, limits: Limits, depth: int = 0) -> Item:
 
 
 def _where(seen: Occurrences, limits: Limits) -> str:
-    """``job.out:95 to 171, 2023-12-07T21:47:30Z, host nid001097, ranks 0, 1``."""
+    """Places as ``job.out:95 to 171, 2023-12-07T21:47:30Z, host nid001097, ranks 0, 1``."""
     first, last = seen.first, seen.last
     end = str(last.line) if last.log == first.log and last.line != first.line else last.where
     parts = [_span(first.where, end), _span(first.time, last.time)]
@@ -214,7 +214,7 @@ def _names(word: str, names: Sequence[str], limits: Limits) -> str:
 
 
 def _size(number: int) -> str:
-    """``29.6 kB``, ``1.2 GB``."""
+    """Bytes as ``29.6 kB`` or ``1.2 GB``."""
     power = min((len(str(number)) - 1) // 3, len(_UNITS) - 1)
     return f"{number / 1000**power:.{int(power > 0)}f} {_UNITS[power]}"
 

@@ -17,7 +17,7 @@ MOST_GROUPS = 250
 
 
 def patterns() -> list[re.Pattern[str]]:
-    """Expressions for such lines, most relevant first."""
+    """Regular expressions of error lines, most relevant first."""
     return list(map(re.compile, table(LOG_LINES)["errors"]))
 
 

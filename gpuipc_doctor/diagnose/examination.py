@@ -34,7 +34,7 @@ libfabric's function names, for example, are in stacks and in every line of its 
 """
 
 ENOUGH = 100
-"""Lines with a stack's function outside frames after which the search for the function pauses."""
+"""Number of lines with a stack's function, but outside stacks, after which the search for it pauses."""
 MOST_LOGS = 1 << 14
 """Maximum logs compared with each other."""
 
@@ -86,7 +86,7 @@ class Examination:
         return self._groups.is_full(pattern)
 
     def lose_count(self, part: int) -> None:
-        """Record that further lines of a part are not counted."""
+        """Record that further lines with this part are not counted."""
         self._of_part[part].lose_count()
         self._of_issue[self.index.parts[part].issue].lose_count()
 
@@ -306,11 +306,12 @@ class LogExamination:
                 self._summary.issues.add(one.issue)
 
     def _is_news(self, number: int) -> bool:
-        """Whether a line adds information: for a part that does not count, only the first line does."""
+        """Whether a line with this part is news: if its lines are not counted, only the first one is."""
         return self._index.is_part(number) and (self._index.parts[number].counts or not self._seen[number])
 
     def _most(self, part: Part, complete: bool) -> float:
-        """Lines of a part after which its search pauses; a fallback's part is in every error of a library."""
+        """Lines after which the search for a part pauses; a fallback's part is in every error of a
+        library."""
         if self._index.issues[part.issue].fallback:
             return ENOUGH
         return inf if complete else MANY

@@ -12,7 +12,7 @@ from typing import Any
 from gpuipc_doctor.diagnose.literals import trie
 
 Find = Callable[[bytes], list[tuple[int, int]]]
-"""Finds (index of the text, offset of its end) for each occurrence of one of the texts in a block."""
+"""Returns (index of the text, offset of its end) for each occurrence of a text in a block."""
 
 
 def finder(texts: Sequence[bytes]) -> Find:

@@ -16,8 +16,8 @@ from gpuipc_doctor.knownissues import KnownIssue, stacks
 class Part:
     """One expression of a signature.
 
-    Of several expressions, most only have to occur, and may be in every other line (``MPI_``). ``counts``:
-    the lines of this expression are counted, because it has the most fixed text.
+    ``counts``: whether its lines are counted. Only those of the expression with the most fixed text are; the
+    others must only occur, even in many lines (``MPI_``).
     """
 
     issue: int

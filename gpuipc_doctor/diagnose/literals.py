@@ -76,7 +76,7 @@ def dense_keys(pattern: str) -> Mapping[bytes, Needs]:
 
 
 def _keys(best: Mapping[tuple[bytes, ...], bytes]) -> Mapping[bytes, Needs]:
-    """The best text of each way to match → the other texts of the ways with this text."""
+    """Best text → for each way to match whose best text it is, the other texts of that way."""
     texts = {text for text in best.values() if not any(o != text and o in text for o in best.values())}
     return {
         text: _weakest({run for run in runs if run not in text} for runs, own in best.items() if text in own)
@@ -85,7 +85,7 @@ def _keys(best: Mapping[tuple[bytes, ...], bytes]) -> Mapping[bytes, Needs]:
 
 
 def _weakest(alternatives: Iterable[set[bytes]]) -> Needs:
-    """The alternatives without those that need more than another, each with its longest text first."""
+    """The alternatives, without any that needs all texts of another; in each, the longest text is first."""
     ordered = {tuple(sorted(texts - {b""}, key=lambda text: (-len(text), text))) for texts in alternatives}
     weakest: list[tuple[bytes, ...]] = []
     for texts in sorted(ordered, key=lambda texts: (sum(map(len, texts)), texts)):
@@ -118,7 +118,7 @@ def _ways(pattern: str) -> set[str]:
 
 
 def _alternatives(tokens: Iterator[re.Match[str]]) -> tuple[set[str], str]:
-    """All alternatives of a pattern or group, as far as fixed; and how often the group is repeated."""
+    """The fixed text of each alternative of a pattern or group, and the group's quantifier."""
     done: set[str] = set()
     now = {""}
     for token in tokens:
@@ -165,7 +165,7 @@ _EVERYDAY = b"\n".join(
     )
     for word in words.split()
 )
-"""Words so frequent in lines that any text that is not part of one is better."""
+"""Words so frequent in logs that any text which is not part of them is better to search for."""
 
 
 def _worth(text: bytes) -> tuple[bool, int]:
@@ -173,7 +173,7 @@ def _worth(text: bytes) -> tuple[bool, int]:
 
 
 def trie(texts: Iterable[bytes]) -> bytes:
-    """A regular expression for the longest of ``texts`` that needs fewer attempts than a list of them."""
+    """A regular expression that finds the longest of ``texts``, in fewer attempts than ``a|b|c``."""
     alike = groupby(sorted(set(texts)), key=lambda text: text[:1])
     branches = {first: trie(text[1:] for text in some) if first else b"" for first, some in alike}
     ends_here = branches.pop(b"", None) is not None

@@ -83,7 +83,7 @@ _DAYS = (
 
 
 def day(time: str) -> date | None:
-    """The date in a `time`, if it has one."""
+    """The date in a result of `time`, if it has one."""
     for form, layout in _DAYS:
         if found := form.search(time):
             with contextlib.suppress(ValueError):

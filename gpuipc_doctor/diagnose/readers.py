@@ -63,8 +63,8 @@ def diagnose(
 
 @contextlib.contextmanager
 def _one_interrupt() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` at the first SIGINT only: timeout(1) sends two, and the rest takes no
-    time."""
+    """Raise `KeyboardInterrupt` at the first SIGINT only: timeout(1) sends two, and the diagnosis ends
+    soon."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

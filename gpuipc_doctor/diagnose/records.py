@@ -15,7 +15,7 @@ from typing import Any
 LONGEST = 1 << 26
 """Maximum bytes of a document or record of JSON; longer ones are read as text."""
 DEEPEST = 50
-"""Maximum levels of JSON in JSON; what has more is read as text."""
+"""Maximum levels of nested JSON; a deeper document is read as text."""
 TAKEN = b"(a dump of PyTorch's Flight Recorder)\n"
 """The line that replaces a document which another reader has handled."""
 
@@ -146,7 +146,7 @@ def of_value(value: Any) -> Iterator[str]:
 
 
 def _said(record: dict[str, Any]) -> str | None:
-    """The message; journald writes a message that is not UTF-8 as byte values."""
+    """A record's message; journald writes a message that is not UTF-8 as byte values."""
     for name in _MESSAGES:
         value = record.get(name)
         if isinstance(value, str):
@@ -159,7 +159,7 @@ def _said(record: dict[str, Any]) -> str | None:
 
 
 def _head(record: dict[str, Any]) -> str:
-    """``2026-11-24T01:02:03.000000+00:00 n17 kernel: ``, as far as given in the record."""
+    """The record's parts of ``2026-11-24T01:02:03.000000+00:00 n17 kernel: ``, the start of a line."""
     around = [record, *(record[name] for name in _WITHIN if isinstance(record.get(name), dict))]
     around += [inner["labels"] for inner in around[1:] if isinstance(inner.get("labels"), dict)]
     host = _first(around, _HOSTS)

@@ -1,7 +1,7 @@
 """Find patterns in a log read in blocks, in linear time and bounded memory, also across block ends.
 
-A pattern is searched in single lines. If it is not in the line with its fixed text, the line is joined with
-its neighbours, since messages are wrapped by terminals, editors and gdb, sometimes inside a word.
+A pattern is searched in single lines that contain its fixed text. If such a line does not match, it is joined
+with its neighbours, since messages are wrapped by terminals, editors and gdb, sometimes inside a word.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SAMPLE = 3
 _MOST_KNOWN = 50_000
 """Maximum pairs of lines kept, about 5 MB; a log with more forms clears them."""
 _MOSTLY = 0.3
-"""Fraction of new lines in a block above which remembering lines costs more than examining them again."""
+"""Fraction of new lines in a block above which remembering lines takes longer than examining them again."""
 _FEW = 200
 """Minimum lines in a block for its fraction of new lines to count."""
 _FEW_PATTERNS = 4
@@ -101,7 +101,7 @@ class Patterns:
         self.patterns = patterns
         self.read_figures = frozenset(n for n, pattern in enumerate(patterns) if pattern.reads_figures)
         self.of_text: dict[bytes, list[_Candidate]] = {}
-        """A fixed text → what may match there."""
+        """Fixed text → the patterns that may match where it occurs."""
         for number, pattern in enumerate(patterns):
             texts = fixed_text(pattern.regex.pattern)
             if not texts:
@@ -127,12 +127,12 @@ class Patterns:
 
 
 class _Candidate(NamedTuple):
-    """A pattern of which a fixed text was found."""
+    """A pattern whose fixed text was found."""
 
     number: int
     wrapped: bool
     rest: Needs
-    """The other bare texts of a match with this text."""
+    """The other bare texts of a match that contains this text."""
 
 
 class _Search:
@@ -144,7 +144,7 @@ class _Search:
         self._awake = [
             [one for one in some if one.number not in resting] for some in patterns.of_text.values()
         ]
-        """Index of a text → what may match there, without paused patterns."""
+        """Index of a text → the patterns that may match where it occurs, without paused patterns."""
         self._wasted = 0
         """Number of matches of texts without patterns."""
 
@@ -152,7 +152,7 @@ class _Search:
         self._awake = [[one for one in some if one.number != number] for some in self._awake]
 
     def _matches(self, text: bytes) -> list[tuple[int, list[_Candidate]]]:
-        """(offset of the end, what may match there) of each fixed text."""
+        """For each fixed text found: (offset of its end, the patterns that may match there)."""
         found = self._find(text)
         matches = [(end, awake) for index, end in found if (awake := self._awake[index])]
         self._wasted += len(found) - len(matches)
@@ -163,9 +163,9 @@ class _Search:
         return matches
 
     def possible(self, befores: Sequence[bytes], lines: Sequence[bytes]) -> dict[int, set[int]]:
-        """Patterns that each line may contain, by its bare text and the end of the previous line.
+        """Index of a line → the patterns that it, or its join with the previous line's end, may contain.
 
-        A text counts for the line in which it ends. Lines without any are left out.
+        A text belongs to the line in which it ends. Lines without a pattern are left out.
         """
         tails = [before[-LONGEST_TEXT:] for before in befores]
         texts = [b"%b%b\n" % both for both in zip(tails, lines, strict=True)]
@@ -229,7 +229,7 @@ class _Memory:
         """Number of blocks examined without remembering."""
 
     def groups(self, before: bytes, lines: Sequence[bytes]) -> dict[_Form, list[int]]:
-        """Positions of the bare lines that may contain patterns. ``before`` is the one before the first."""
+        """Positions of the bare lines that may contain patterns. ``before`` is the line before the first."""
         groups: defaultdict[_Form, list[int]] = defaultdict(list)
         if self._not_remembered:
             self._not_remembered -= 1
@@ -357,7 +357,7 @@ class Scanner:
                 yield from self._look(block, alike, form)
 
     def _figures(self, form: _Form, kind: bytes) -> list[tuple[re.Pattern[str], Needs]]:
-        """The digit-sensitive patterns of a form, with those of their needs that its lines may have."""
+        """The digit-sensitive patterns of a form, each with the required texts that its lines may have."""
         if form.figures is None:
             regexes = [
                 self._patterns.patterns[n].regex for n in form.numbers if n in self._patterns.read_figures
@@ -372,7 +372,7 @@ class Scanner:
     def _alike(self, block: _Block, places: Sequence[int], form: _Form) -> Iterable[Sequence[int]]:
         """Group lines that differ only in digits by the digit-sensitive patterns that they match.
 
-        Only the lines that have the dense texts of a pattern are searched for it.
+        A line is searched for a pattern only if it has the pattern's dense texts.
         """
         if len(places) == 1 or not (figures := self._figures(form, block.kinds[places[0]])):
             return [places]
@@ -455,7 +455,7 @@ def _is_in(kind: bytes, texts: Iterable[bytes]) -> bool:
 
 
 def _held(regex: re.Pattern[str], rows: Sequence[bytes], possible: Sequence[bool]) -> list[bool]:
-    """For each row, whether it has a match; only rows that are ``possible`` are searched."""
+    """Whether each row has a match; rows that are not ``possible`` are not searched."""
     texts = b"\n".join(compress(rows, possible)).decode("utf-8", "replace").split("\n")
     found = map(regex.search, texts)
     return [here and next(found) is not None for here in possible]

@@ -23,7 +23,7 @@ from gpuipc_doctor.diagnose.scanner import BLOCK
 STDIN = "-"
 
 LONGEST_LINE = 1 << 24
-"""Bytes of a line, to within a block, that are searched."""
+"""Maximum bytes of a line that are searched, rounded up to a whole block."""
 TOO_LONG = f"has lines of more than {LONGEST_LINE >> 20} MiB; the rest of these lines was not searched"
 
 Blocks = Iterator[bytes | None]
@@ -38,7 +38,7 @@ _SAMPLE = 1 << 13
 _PATIENCE_MS = 20
 """Milliseconds to wait for a stream: a pipe holds 64 KiB, and its writer is often slower than we are."""
 _LEAST = 6
-"""Bytes that identify each compressed format, if no more bytes arrive for a while."""
+"""Bytes that suffice to identify any compressed format, if no more arrive for a while."""
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CONTROL = bytes(byte for byte in range(32) if byte not in b"\a\b\t\n\v\f\r\x1b")
 
@@ -48,7 +48,7 @@ MOST_FILES = 4096
 
 
 Unread = Callable[[str, str], None]
-"""Called with the name of what is not read and the reason, which begins with a verb."""
+"""Called with the name of each log or part that is not read, and the reason, which begins with a verb."""
 
 
 def expanded(paths: Iterable[str], unread: Unread) -> Iterator[str]:
@@ -113,7 +113,7 @@ class Log:
         self.notes: list[str] = []
         """Remarks for readers of the results."""
         self.unread: list[str] = []
-        """What was not read of the log, and why."""
+        """Parts of the log that were not read, each with the reason."""
         self.dumps: list[Dump] = []
         """Dumps of PyTorch's Flight Recorder read so far."""
         self._path = path
@@ -160,7 +160,7 @@ class Log:
         yield from self._shortened(text)
 
     def _shortened(self, blocks: Blocks) -> Blocks:
-        """Blocks without what follows the first `LONGEST_LINE` bytes of a line."""
+        """The blocks, with each line cut after `LONGEST_LINE` bytes."""
         length = 0
         for block in blocks:
             if block is None:
@@ -305,7 +305,7 @@ def _sample(blocks: Blocks) -> Generator[bytes | None, None, bytes]:
 
 
 def _whole(sample: bytes, rest: Blocks) -> bytes:
-    """A log that must be read completely. Raises `Unreadable` if it is too large."""
+    """All bytes of a log that cannot be read in blocks. Raises `Unreadable` if it is too large."""
     data = bytearray(sample)
     for block in rest:
         if block is None:

@@ -62,7 +62,7 @@ class Process:
 class Expected(NamedTuple):
     """The contents that an operation reads or writes (0 if unknown), and their size in bytes.
 
-    ``beside``: whether it is performed at the same time as operations of another process before it.
+    ``beside``: whether another process may still be performing earlier operations when this one begins.
     """
 
     stamp: int
@@ -95,12 +95,12 @@ ALONE = {
     "idle",
     "rest",
 }
-"""Operations during which other processes are idle, because two processes or all take part in them."""
+"""Operations during which all uninvolved processes are idle, because two processes or all take part."""
 
 ENDS = {"free", "free-to-pool", "destroy-pool"}
 WRITES = {"write", "copy", "copy-across-streams"}
 BEGINS = {"allocate", "create", "create-fabric", "create-pool", "allocate-from-pool"}
-"""Operations that change the memory of ``on`` or its contents; and operations that create memory."""
+"""Operations that change the memory of ``on`` or its contents, and operations that create memory."""
 
 
 class Model:
@@ -155,8 +155,8 @@ class Model:
     def joins(self, operation: Operation) -> bool:
         """Whether another process may still be performing the latest operations while this one begins.
 
-        In any order they must mean the same: no process may change memory, or its contents, that another
-        uses. What a process does follows its own order in any case.
+        Their order must not matter: no process may change memory, or its contents, that another uses. (Each
+        process performs its own operations in order.)
         """
         others = [touched for by, touched in self._group.items() if by != operation.by]
         if self._is_closed or not 0 < len(others) < AT_ONCE or operation.do in ALONE:

@@ -25,8 +25,8 @@ class Operation:
     any source; ``tag`` is `ANY_TAG` or the message's; ``within`` is the communicator, 0 for the world;
     ``kind`` is a key of `mpi.layouts.LAYOUTS`, or for a buffer where it is allocated.
 
-    ``beside``: it begins before the operations of another process that precede it have ended, if they do not
-    depend on each other; see `memory_model.Model.joins`.
+    ``beside``: whether it begins before another process's preceding operations have ended, which requires
+    that they do not depend on each other; see `memory_model.Model.joins`.
     """
 
     do: str

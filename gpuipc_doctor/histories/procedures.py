@@ -15,7 +15,8 @@ SIZES = (146064, 226656)
 
 
 def _shared(number: int, nbytes: int) -> tuple[Operation, ...]:
-    """Allocate, write, open and read a buffer. Its mapping has the next number after the buffer."""
+    """Operations that allocate, write, open and read a buffer. The mapping has the buffer's number plus
+    one."""
     return (
         Operation("allocate", EXPORTER, makes=number, nbytes=nbytes),
         Operation("write", EXPORTER, on=number, stamp=number),

@@ -31,8 +31,8 @@ def shrink(
 ) -> list[Operation]:
     """The shortest failing history found while ``more()`` is true.
 
-    ``keep_last``: only histories that end with the last operation are tried, unless processes act at the same
-    time: then another process's may be the last.
+    ``keep_last``: only try histories that end with the last operation. If processes act at the same time,
+    another process's operation may be the last.
     """
     keep_last = keep_last and not any(operation.beside for operation in failing)
     shortest = _in_turn(list(failing), fails, more)

@@ -32,7 +32,7 @@ def facts_from_files(root: str, environ: Mapping[str, str]) -> tuple[Fact, ...]:
 
 
 def of_modules(root: str) -> tuple[Fact, ...]:
-    """Facts about kernel modules, read after drivers were used."""
+    """Facts about kernel modules. Read them after drivers were used, which may load modules."""
     return tuple(files.of_modules(Tree(Path(root))))
 
 
@@ -77,7 +77,7 @@ def facts_from_surveys(outcomes: Iterable[ProbeOutcome]) -> Iterator[Fact]:
 
 
 def _rows(facts: list[Fact]) -> Iterator[Fact]:
-    """The rows of a name: one for each value found, else a row that says what was searched."""
+    """The rows of one fact's name: one for each value found, else a row that says what was searched."""
     found = [fact for fact in facts if fact.value is not None]
     if not found:
         if facts:

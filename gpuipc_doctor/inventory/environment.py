@@ -31,8 +31,7 @@ class SetVariable:
 def read(
     root: str, environ: Mapping[str, str], of_ranks: Iterable[SetVariable] = ()
 ) -> dict[str, SetVariable]:
-    """Variables set by name. Precedence: environment, site's settings for ranks, user's file, system's
-    file."""
+    """Name → set variable. Precedence: environment, site's settings for ranks, user's file, system's file."""
     found = {name: SetVariable(name, value, ENVIRONMENT) for name, value in environ.items()}
     for rank in of_ranks:
         found.setdefault(rank.name, rank)
@@ -90,7 +89,7 @@ def judge(
 
 
 def _judge(one: SetVariable, variable: Variable, versions: Mapping[str, list[str]]) -> Setting:
-    """The best effect in any version found; dead if all are known not to support the variable."""
+    """The setting with the best effect in any version found; dead if no version supports the variable."""
     here = [(form, version) for form in variable.forms for version in versions.get(form.library, ())]
     if not here:
         libraries = " or ".join(variable.libraries)
@@ -126,7 +125,8 @@ def _what(form: Form, version: str) -> str:
 
 
 def _meant(name: str, variables: Mapping[str, Variable], here: Collection[str] | None) -> str:
-    """The variable that a misspelt name probably means, or none. ``here``: only of these libraries."""
+    """The variable that a misspelt name probably means; else empty. ``here``: only these libraries'
+    variables."""
     for variable in variables.values():
         is_here = here is None or any(library in here for library in variable.libraries)
         if variable.name == name or not is_here:

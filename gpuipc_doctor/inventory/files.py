@@ -44,19 +44,19 @@ def _first_line(text: str) -> str:
 
 
 def _distribution(text: str) -> str:
-    """``PRETTY_NAME="Rocky Linux 9.4 (Blue Onyx)"``: os-release(5)."""
+    """The distribution's name, from ``PRETTY_NAME="Rocky Linux 9.4 (Blue Onyx)"``: os-release(5)."""
     found = re.search(r"^PRETTY_NAME=(['\"]?)(.+)\1$", text, re.MULTILINE)
     return found[2] if found else ""
 
 
 def _processor(text: str) -> str:
-    """``model name : AMD EPYC 7763``; the kernel names no model on arm64."""
+    """The processor's name, from ``model name : AMD EPYC 7763``; the kernel names no model on arm64."""
     found = re.search(r"^(?:model name|cpu)\s*: (.+)$", text, re.MULTILINE)
     return f"{found[1]}, {os.uname().machine}" if found else os.uname().machine
 
 
 def _nvrm_version(text: str) -> str:
-    """``NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build …``"""
+    """The version in ``NVRM version: NVIDIA UNIX Open Kernel Module for x86_64 580.159.04 Release …``."""
     found = re.search(r"^NVRM version:.*?\s([0-9]+(?:\.[0-9]+){1,2})\s", text, re.MULTILINE)
     return found[1] if found else ""
 
@@ -80,7 +80,7 @@ def _boot_parameters(text: str) -> str:
 
 
 def _memlock(text: str) -> str:
-    """``Max locked memory  8388608  unlimited  bytes``: the soft limit, then the hard one."""
+    """The soft and hard limit in ``Max locked memory 8388608 unlimited bytes``."""
     found = re.search(r"^Max locked memory\s+(\S+)\s+(\S+)", text, re.MULTILINE)
     if not found:
         return ""
@@ -89,7 +89,7 @@ def _memlock(text: str) -> str:
 
 
 def _size(nbytes: int) -> str:
-    """``64 MiB``: exact, or rounded down if at least ten whole units."""
+    """Bytes as ``64 MiB``: exact, or rounded down if at least ten whole units."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if nbytes >> shift >= 10 or (nbytes and nbytes % (1 << shift) == 0):
             return f"{nbytes >> shift} {unit}"
@@ -101,7 +101,7 @@ _SECCOMP = {"0": "off", "1": "strict", "2": "filter"}
 
 
 def _seccomp(text: str) -> str:
-    """``Seccomp: 2`` and, since Linux 5.9, ``Seccomp_filters: 1``: ``filter (1)``."""
+    """``filter (1)`` for ``Seccomp: 2`` and, since Linux 5.9, ``Seccomp_filters: 1``."""
     said = dict(re.findall(r"^(Seccomp|Seccomp_filters):\s*(\d+)$", text, re.MULTILINE))
     mode = _SECCOMP.get(said.get("Seccomp", ""), "")
     return f"{mode} ({said['Seccomp_filters']})" if mode == "filter" and "Seccomp_filters" in said else mode
@@ -270,7 +270,7 @@ def _imex_channels(tree: Tree) -> Fact:
 
 
 def _imex_daemon(tree: Tree) -> Fact:
-    """Whether the process runs. IMEX's own status (``nvidia-imex-ctl -N``) was seen to hang, and to be wrong
+    """Whether IMEX's daemon runs. Its own status (``nvidia-imex-ctl -N``) was seen to hang, and to be wrong
     both ways (NVIDIA/k8s-dra-driver-gpu issue 1417, NVIDIA/DCGM issue 308)."""
     driver, name = "/proc/driver/nvidia", "nvidia-imex"
     if not tree.exists(driver):
@@ -295,7 +295,7 @@ _DISTRIBUTIONS = {"pytorch": "torch", "cupy": "cupy*", "vllm": "vllm"}
 
 
 def _python_packages(tree: Tree) -> Iterator[Fact]:
-    """Packages that this Python would import, from pip's metadata."""
+    """Versions of packages that this Python would import, from pip's metadata."""
     for name, distribution in _DISTRIBUTIONS.items():
         pattern = f"{distribution}-*.dist-info"
         found = False

@@ -24,7 +24,7 @@ DEFAULT = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
 _MAGIC = b"glibc-ld.so.cache1.1"
 _HEADER = struct.Struct("<20sII5I")
 _ENTRY = struct.Struct("<iIIIQ")
-"""Flags, offset of the name, offset of the path, and two unused fields (glibc, dl-cache.h)."""
+"""A cache entry: flags, offset of the name, offset of the path, and two unused fields (glibc, dl-cache.h)."""
 
 
 @dataclass(frozen=True, slots=True)

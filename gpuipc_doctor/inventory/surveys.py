@@ -67,7 +67,7 @@ LOOKED_FOR: Mapping[str, str] = {
     ),
     "acs": "no /sys/bus/pci/devices/*/config",
 }
-"""Fact → reason why it is missing, for facts known only from drivers and devices."""
+"""Fact → the reason if it is missing, for facts known only from drivers and devices."""
 
 LOOKED_FOR_FOREIGN: Mapping[str, str] = {
     **dict.fromkeys(MPI_FACTS, "none found by mpi4py, next to mpiexec, in CRAY_MPICH_DIR or by the loader"),
@@ -76,7 +76,7 @@ LOOKED_FOR_FOREIGN: Mapping[str, str] = {
     **{fact: f"no {', '.join(names)} on PATH" for fact, (names, _, _) in PROGRAMS.items()},
     **dict.fromkeys(PACKAGES.values(), f"none of {', '.join(_PACKAGE_SIGNS)}: packages were not queried"),
 }
-"""Fact → reason why it is missing, for facts that depend on the environment."""
+"""Fact → the reason if it is missing, for facts that depend on the environment."""
 
 
 def _probe(name: str, role: Callable[[Worker], None], facts: Iterable[str], **params: Json) -> Probe:

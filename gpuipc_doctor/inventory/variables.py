@@ -83,7 +83,7 @@ class Variable:
 
     @property
     def changing(self) -> frozenset[str]:
-        """Libraries for which the form of the variable depends on the version."""
+        """Libraries in which the variable's form depends on the version."""
         return frozenset(
             form.library for form in self.forms if form.versions != Range(form.library, BEGINNING)
         )

@@ -41,7 +41,7 @@ class Kind(Enum):
 
     @property
     def may_advance(self) -> bool:
-        """Whether it is a loop that may end, for all that is seen."""
+        """Whether the rank may be in a loop that ends: nothing seen excludes it."""
         return self in (Kind.LOOPS, Kind.COUNTS)
 
 
@@ -103,7 +103,7 @@ _NOISE_THREADS = re.compile(
 
 MOST_PLACES = 3
 MUCH_BYTES = 1 << 20
-"""Bytes that a main thread reads and writes in all snapshots, more than a waiting loop writes to a log."""
+"""Bytes that a main thread transfers over all snapshots if it moves data; a waiting loop logs less."""
 
 MOST_THREADS = 3
 """Maximum number of threads named for a rank whose main thread waits for another thread."""
@@ -125,7 +125,7 @@ _INTERPRETER = re.compile(r"\((lib)?python[\w.]*\)$|^_?Py|^\[(lib)?python")
 
 
 Call = tuple[Kind, str]
-"""A waiting call: the kind of thing that it waits for, and its function."""
+"""A waiting call: what it waits for, and its function."""
 
 _POLLS = ("MPI_Test", "MPI_Iprobe", "MPI_Improbe", "MPI_Request_get_status", "MPI_Parrived")
 
@@ -226,10 +226,10 @@ def _approximate(snapshots: Iterable[Process], tid: int) -> list[Stack]:
 def _calls(snapshots: Iterable[Process], tid: int) -> set[Call | None]:
     """The waiting calls in which a thread was seen; None for a stack without a waiting call.
 
-    In an exact stack this is the outermost call. In an approximate stack, frames left over from earlier calls
-    may follow the first frame of another library, so only the frames before it count. Left-over frames can
-    also be before it (MPI_Comm_dup of Open MPI inside MPI_Allreduce), so approximate stacks count only if
-    there are no exact ones.
+    In an exact stack this is the outermost call. An approximate stack may have frames left over from earlier
+    calls: after the first frame of another library they are ignored. Left-over frames can also be before it
+    (MPI_Comm_dup of Open MPI inside MPI_Allreduce), so approximate stacks count only if there are no exact
+    ones.
     """
     seen = [thread for snapshot in snapshots for thread in snapshot.threads if thread.tid == tid]
     exact = {_first_call(reversed(stack)) for thread in seen for stack in filter(_is_telling, thread.native)}
@@ -256,7 +256,7 @@ def _is_telling(stack: Stack) -> bool:
 
 
 def _of_libraries(stack: Stack) -> Iterator[str]:
-    """The inner frames in the C library, MPI, its transports and the GPU driver."""
+    """The innermost frames: those in the C library, MPI, its transports and the GPU driver."""
     return takewhile(lambda frame: _LIBRARY.search(frame), stack)
 
 
@@ -277,7 +277,7 @@ def _first_call(stack: Iterable[str]) -> Call | None:
 
 
 def mpi_function(symbol: str) -> str:
-    """``Recv`` of ``MPI_Recv``, ``PMPI_Recv_c`` and ``mpi_recv_``; empty for any other function."""
+    """``Recv`` for ``MPI_Recv``, ``PMPI_Recv_c`` and ``mpi_recv_``; empty for functions outside MPI."""
     found = _MPI.match(symbol)
     if not found:
         return ""
@@ -320,7 +320,7 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
     if all(snapshot.main and snapshot.main.wchan in _DRIVER_WAITS for snapshot in snapshots):
         return Activity(Kind.DEVICE, where or main.wchan, path, f"sleeps in {main.wchan} in every snapshot")
     if None not in _calls(snapshots, main.tid):
-        return Activity(Kind.UNKNOWN, "", path, "its native stacks end before the program's own frames")
+        return Activity(Kind.UNKNOWN, "", path, "native stacks lack the program's own functions")
     if why := _transfers(snapshots, main):
         return Activity(Kind.MOVES, where, path, why)
     if len(through := _functions(snapshots, main)) > 1:
@@ -369,7 +369,7 @@ def _transfers(snapshots: Sequence[Process], main: Thread) -> str:
 
 
 def _own_first(snapshots: Sequence[Process], python: Stack) -> str:
-    """The innermost frame of the program's own files, then the frame of a library that it has called."""
+    """The innermost frame in the program's own files, then the frame of the library that it called."""
     if not python:
         return ""
     outward = len(snapshots[-1].python) - snapshots[-1].own

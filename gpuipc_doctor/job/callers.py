@@ -1,8 +1,8 @@
 """Whether the program makes progress between two calls of MPI that look alike.
 
 A rank that is stuck in a call changes the stack only below that call: its callers' frames stay the same, byte
-for byte. A loop that repeats the call changes a counter or a saved register in them. Of the call's own frame,
-only the registers that it saves first count, because MPICH polls in the frame of MPI_Mprobe.
+for byte. A loop that repeats the call changes a counter or a saved register in them. In the call's own frame,
+only the registers that it saves first are compared, because MPICH polls in the frame of MPI_Mprobe.
 """
 
 from __future__ import annotations

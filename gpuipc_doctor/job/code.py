@@ -58,7 +58,7 @@ class Code:
         return tuple(frame for frame in frames if frame)[:MAX_FRAMES]
 
     def called(self, address: int) -> str:
-        """As the function `called`, for an address in this process."""
+        """Name of the imported function that is called before this address; see the function `called`."""
         segment = self._segment(address)
         return called(segment.file, address - segment.begin + segment.offset) if segment else ""
 

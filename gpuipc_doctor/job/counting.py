@@ -1,7 +1,7 @@
 """Whether a thread in one function advances: a number in its registers or on its stack rises or falls.
 
-A loop that ends has something that goes one way: a counter, an address, a sum. Samples of a waiting loop show
-the same few values. An endless loop may count as well: such a thread is only perhaps not stuck.
+In a loop that ends, some number goes one way: a counter, an address, a sum. Samples of a waiting loop show
+the same few values. An endless loop may also count, so a thread that counts may still be stuck.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from gpuipc_doctor.job.processes import Stat
 from gpuipc_doctor.node_files import quietly
 
 MOST_BYTES = 16 << 10
-"""Bytes of the main thread's outer stack frames. Those of the loops around a kernel are there."""
+"""Bytes read of the main thread's outer stack frames, which include the loops around a kernel."""
 
 ONE_WAY = 8
-"""Changes in one direction, one after the other, of a number that counts. A loop within another one restarts
-each time. In 100 random numbers as many are chance in 0.05 % (nine in order: 2 in 9! each).
+"""Successive changes in one direction that make a number count; fewer occur because an inner loop restarts.
+In 100 random numbers, so many occur by chance in 0.05 % of cases (nine in order: 2 in 9! each).
 """
 
 FEWEST_EQUAL = 3
-"""Changes of a slow counter, all by the same step."""
+"""Successive changes by the same step that make a slow number count."""
 
 
 def counts(values: Sequence[int]) -> bool:
-    """Whether a number, in order of time, goes up or goes down for a while."""
+    """Whether a number's ``values``, in order of time, rise or fall for long enough."""
     steps = [later - earlier for earlier, later in pairwise(values) if later != earlier]
     runs = groupby(step > 0 for step in steps)
     longest = max((len(list(run)) for _, run in runs), default=0)
@@ -36,7 +36,7 @@ def counts(values: Sequence[int]) -> bool:
 
 
 def any_counts(samples: Iterable[Sequence[int]]) -> bool:
-    """Whether any number does, of samples that each have the same numbers in the same places."""
+    """Whether any number counts. Each sample has the same numbers, in the same places."""
     return any(len({*values}) > FEWEST_EQUAL and counts(values) for values in zip(*samples, strict=False))
 
 

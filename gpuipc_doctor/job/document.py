@@ -1,6 +1,6 @@
 """The document of a job: what each rank was doing, and the verdict.
 
-Of environments it contains listed variables only, and of command lines the program's name.
+It contains no environments except listed variables, and no command lines except the program's name.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Process:
     callers: str = ""
     """Hash of the main thread's stack outside MPI; empty if unknown, or if the thread is in no MPI call."""
     counts: bool = False
-    """Whether numbers in the main thread's registers, stack or Python variables count; False also if
-    unknown."""
+    """Whether a number in the main thread's registers, stack or Python variables keeps rising or falling;
+    False if unknown."""
     libraries: tuple[str, ...] = ()
     """Paths of mapped shared libraries."""
     settings: dict[str, str] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class Rank:
     """Value of an `activity.Kind`."""
     operation: str
     path: Stack
-    """Its frames common to all snapshots, outermost first."""
+    """The rank's frames common to all snapshots, outermost first."""
     reason: str = ""
     """Evidence for ``doing``."""
     settings: dict[str, str] = field(default_factory=dict)

@@ -47,7 +47,7 @@ SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "busybox"
 def _ended(
     snapshot: Snapshot, ranks: Mapping[int, Process], activities: Mapping[int, Activity]
 ) -> dict[int, Activity]:
-    """Ranks that have ended except for a script: they do not use MPI although others are past MPI_Init.
+    """Ranks of which only a script is left: they do not use MPI although other ranks are past MPI_Init.
 
     MPI_Init needs every rank, so a rank without MPI has used MPI before and has ended.
     """
@@ -94,8 +94,7 @@ def _rank(number: int, process: Process, doing: Activity, host: str) -> Rank:
 def _size_here(size: int | None, ranks: Mapping[int, Process], snapshot: Snapshot) -> int | None:
     """Number of ranks expected here: the whole job if this node has most of its ranks, else None (unknown).
 
-    Ranks of the job on other nodes are absent here but have not ended, nor has one whose environment cannot
-    be read.
+    A rank that is absent here has not ended if it is on another node, or if its environment cannot be read.
     """
     programs = {process.program for process in ranks.values()}
     is_hidden = any(

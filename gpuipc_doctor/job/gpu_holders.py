@@ -40,7 +40,7 @@ def pids(label: str, node: Node) -> tuple[int, ...]:
     ours = tuple(pid for pid in listed if (PROC / str(pid)).exists())
     if not ours:
         numbers = ", ".join(map(str, listed))
-        raise NoSuchJob(f"{label} is used by pid {numbers} of the node: run this outside the container")
+        raise NoSuchJob(f"{label} is used by pid {numbers} outside this container: run this on the host")
     return ours
 
 
@@ -55,7 +55,7 @@ def _gpus(backends: Sequence[str], node: Node, start_up_s: float = START_UP_S) -
 
 
 def by_process(node: Node) -> dict[int, tuple[str, ...]]:
-    """As `holders`, for the node's current GPUs. Raises `NoSuchJob` if no GPU can be listed."""
+    """The result of `holders` for the node's current GPUs. Raises `NoSuchJob` if no GPU can be listed."""
     return holders(_gpus(("cuda", "hip"), node, start_up_s=SHORT_START_UP_S))
 
 

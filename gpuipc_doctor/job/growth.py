@@ -29,10 +29,11 @@ THREADS = "threads"
 SHARED = "shared memory of the node"
 
 OF_PROCESS = (HOST, DESCRIPTORS, MAPPINGS, THREADS)
-"""What the kernel shows of each process (proc(5)): ``RssAnon`` since Linux 4.5, and not in every sandbox."""
+"""Resources in the kernel's files on a process (proc(5)); ``RssAnon`` since Linux 4.5, not in every
+sandbox."""
 
 FLOOR = {HOST: 1 << 20, DEVICE: 1 << 20, DESCRIPTORS: 1, MAPPINGS: 2, THREADS: 1, SHARED: 1 << 20}
-"""Change from first to last sample that is not growth: allocators and interpreters cause as much."""
+"""Resource → change from first to last sample to ignore: allocators and interpreters cause as much."""
 
 Key = tuple[int | None, str]
 """(rank, resource); rank None for resources that belong to no rank."""

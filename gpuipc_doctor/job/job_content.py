@@ -48,7 +48,7 @@ _WAY = " > "
 
 _SENTENCES = {
     Cause.KERNEL: "{blamed} {is_} stuck in the kernel, in {operation}",
-    Cause.HOST_LATE: "{waiting} {wait} in {waits_in} for {blamed}, outside MPI in {operation}",
+    Cause.HOST_LATE: "{waiting} {wait} in {waits_in} for {blamed}, which {is_} outside MPI, in {operation}",
     Cause.RANK_ENDED: "{waiting} {wait} in {waits_in} for {blamed}, which {has} ended",
     Cause.STOPPED: "{blamed} {is_} stopped by a signal or a debugger",
     Cause.DEVICE_BUSY: "{blamed} {wait} for the GPU in {operation}",
@@ -63,9 +63,9 @@ _SENTENCES = {
 
 _PARTNERS = (
     "{blamed} {wait} in {operation} for a partner that does not answer; "
-    "{waiting}, in {waits_in}, for {blamed}"
+    "{waiting} {wait_too} for {blamed} in {waits_in}"
 )
-"""The sentence if all ranks wait, and those in a collective wait for the others."""
+"""The verdict's sentence if all ranks wait, and those in a collective wait for the others."""
 
 _WAITING_BLAMED = (Cause.DEVICE_BUSY, Cause.MESSAGE_LOST, Cause.ALL_WAIT)
 """Verdicts in which the blamed ranks are the waiting ranks."""
@@ -74,10 +74,10 @@ _ON_A_FREE_NODE = "run gpuipc-doctor check --all on a free node"
 
 _REMEDIES = {
     Cause.KERNEL: "check dmesg and the file systems of that node; SIGKILL may not end the process",
-    Cause.HOST_LATE: "check what the late rank does there; it may only be slow: rerun to compare",
+    Cause.HOST_LATE: "check why the late rank is in this function; if it may only be slow, rerun to compare",
     Cause.RANK_ENDED: "check the job's output for its last messages, and dmesg for the OOM killer",
     Cause.STOPPED: "send the process SIGCONT, or quit the debugger",
-    Cause.DEVICE_BUSY: "check whether the GPU is busy (nvidia-smi, rocm-smi); a kernel may not end",
+    Cause.DEVICE_BUSY: "check whether the GPU is busy (nvidia-smi, rocm-smi): a GPU kernel may never end",
     Cause.MESSAGE_LOST: "compare the receive's tag, communicator and source with the sends",
     Cause.MISMATCH: "call collectives in the same order on all ranks of a communicator",
     Cause.ALL_WAIT: f"look for a cycle of sends and receives; or {_ON_A_FREE_NODE}",
@@ -101,6 +101,7 @@ def sentence(report: JobReport) -> str:
         blamed=_ranks(verdict.blamed) if verdict.blamed else "no rank",
         waiting=_ranks(verdict.waiting),
         wait="waits" if len(subject) == 1 else "wait",
+        wait_too="waits" if len(verdict.waiting) == 1 else "wait",
         is_="is" if one else "are",
         has="has" if one else "have",
         operation=verdict.operation or "a place that could not be seen",

@@ -26,7 +26,7 @@ class Mapping(NamedTuple):
     device: str
     inode: int
     file: str
-    """Path, also of a removed file, or a name such as ``[stack]``; empty for anonymous memory."""
+    """Path, even of a removed file, or a name such as ``[stack]``; empty for anonymous memory."""
     is_removed: bool
 
     def place(self, pid: int) -> str:

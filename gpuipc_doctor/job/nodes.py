@@ -36,7 +36,7 @@ def of_slurm_job(job: str) -> list[str]:
 
 
 def wanted(named: str, job: str) -> list[str] | None:
-    """Nodes of a node set, else of a Slurm job; empty: only this node; None: Slurm lists no nodes of it.
+    """Nodes of a node set, else of a Slurm job. Empty: only this node. None: Slurm lists no nodes of the job.
 
     Raises `NoSuchJob` and `hosts.BadNodes`.
     """

@@ -30,7 +30,7 @@ _TYPE_SOFTWARE, _CPU_CLOCK = 1, 0
 _SAMPLE = 1 << 0 | 1 << 1 | 1 << 12 | 1 << 13
 """Sample fields: IP, thread, user registers, user stack."""
 _EXCLUDE_KERNEL, _FREQUENCY = 1 << 5, 1 << 10
-"""Flags of the event: exclude the kernel; the period is a frequency."""
+"""Flags of the event: exclude the kernel; the sampling period is given as a frequency."""
 _ATTRIBUTES = struct.Struct("<IIQQQQQIIQQQQIiQIHH")
 _HEADER, _RECORD_SAMPLE = struct.Struct("<IHH"), 9
 _HEAD_AT = 1024

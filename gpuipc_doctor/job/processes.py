@@ -62,8 +62,8 @@ class Reader:
             return None
 
     def _refuse(self, name: str, error: OSError) -> None:
-        """Record the reason. Raises `Gone` if the process, or the thread, is no longer there: a kernel may
-        also be built without the file."""
+        """Record the reason. Raises `Gone` if the process or thread has ended (a missing file may also mean a
+        kernel built without it)."""
         path = self._directory / name
         if isinstance(error, FileNotFoundError | ProcessLookupError) and not path.parent.exists():
             raise Gone from None
@@ -115,10 +115,10 @@ def used_s(pid: int, tid: int) -> float:
 
 
 _FIELDS = 25
-"""Numbers behind the state that are used here; newer kernels have more of them."""
+"""Number of fields after the state that are used here; newer kernels have more."""
 
 _STAT = re.compile(rf"[0-9]+ \((.*)\) ([A-Za-z])((?: -?[0-9]+){{{_FIELDS},}})\s*", re.DOTALL)
-"""The name may contain spaces, brackets and line feeds."""
+"""A process's ``stat``: name, state, numbers. The name may contain spaces, brackets and line feeds."""
 
 
 class Stat:

@@ -7,7 +7,7 @@ from gpuipc_doctor.job.document import JobReport, Progress, Rank
 
 
 def since(earlier: JobReport, now: JobReport) -> Progress:
-    """Compare each rank with the earlier report: same process and same stack, or not."""
+    """Compare each rank with the earlier report: whether it is the same process with the same stack."""
     before = {rank.rank: rank for rank in earlier.ranks}
     here = {rank.rank: rank for rank in now.ranks}
     known = [rank for number, rank in here.items() if number in before]

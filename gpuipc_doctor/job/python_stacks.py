@@ -19,7 +19,7 @@ MAX_FRAMES = 60
 
 _INTEGER = re.compile(r"-?\d{1,18}")
 _OF_LIBRARY = re.compile(r"/lib(64)?/python3[\d.]*/|/(site|dist)-packages/|^<frozen ")
-"""Files of Python's own library and of installed packages."""
+"""Pattern for files of Python's own library and of installed packages."""
 
 
 class NotRead(Exception):
@@ -32,9 +32,9 @@ class PythonStack:
 
     frames: Stack = ()
     own: int = 0
-    """Index of the first frame in a file of the program's own."""
+    """Index of the first frame in one of the program's own files."""
     variables: Mapping[tuple[int, str], str] = field(default_factory=dict)
-    """(frame, counted from the outermost; name) → value of its local variables, never put into a document.
+    """(number of the frame from the outermost, name of a local variable) → value; never put into a document.
     Empty if the process has other Python threads, which may change them."""
 
     @property

@@ -106,7 +106,7 @@ def _of_text(text: str) -> Iterator[str]:
 
 
 def _of_json(text: str) -> Iterator[str]:
-    """Collectives that ranks of a communicator have started in different numbers, and missing ranks."""
+    """Communicators whose ranks have started different numbers of collectives, and missing ranks."""
     try:
         document = json.loads(text)
         for number, communicator in enumerate(document["communicators"]):

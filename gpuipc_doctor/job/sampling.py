@@ -32,7 +32,7 @@ ALL_HZ = 120
 """Maximum samples per second of all ranks of a node together, because perf unwinds about 1,000 per second."""
 
 SAMPLES = 3.5
-"""Processor time of a thread, in sample periods, after which it has at least three samples."""
+"""Processor time of a thread, in sample periods, that gives at least three samples."""
 
 LEAST_S, MOST_S = 0.2, 2.0
 """Minimum and maximum seconds to wait for threads; on a busy node a sample takes longer."""
@@ -41,7 +41,7 @@ STACK_BYTES = 32 << 10
 """Bytes of stack copied with each sample. The default, 8 KiB, is too little for Intel MPI's collectives."""
 
 LIMIT_S = 30.0
-"""Seconds for perf to start, and for it to unwind its samples."""
+"""Maximum seconds for perf to start, and again for unwinding its samples."""
 
 MAX_FRAMES = 100
 
@@ -76,10 +76,10 @@ class Recording:
         self._record = _start(["perf", "record", *event, "-p", ",".join(map(str, pids)), *how, "--", "cat"])
         self._before: dict[tuple[int, int], float] | None = None
         self.counting: Set[int] = frozenset()
-        """Threads in whose registers numbers count, once `stacks` is done."""
+        """Threads with a register that keeps rising or falling; set by `stacks`."""
 
     def begin(self, running: Sequence[tuple[int, int]]) -> None:
-        """Wait until perf samples, and note the processor seconds that these (pid, tid) have used by then."""
+        """Wait until perf samples, and note the processor seconds used so far by these (pid, tid) threads."""
         if self._before is not None:
             return
         assert self._record.stdin
@@ -91,8 +91,8 @@ class Recording:
         self._before = _all_used(running)
 
     def stacks(self, running: Sequence[tuple[int, int]], most_s: float = MOST_S) -> Mapping[int, list[Stack]]:
-        """Wait until each running thread was sampled, then end; returns the stacks by thread, each innermost
-        first."""
+        """Wait until each running thread was sampled, then end perf; returns stacks by thread, innermost
+        frame first."""
         try:
             self.begin(running)
             wait_for_use(running, SAMPLES / self.frequency_hz, most_s, self._before)

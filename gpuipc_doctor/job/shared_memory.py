@@ -26,7 +26,7 @@ MOST_BYTES = 64 << 20
 
 _BLOCK = 1 << 16
 _IN_MEMORY = ("/dev/shm/", "/SYSV", "/memfd:")  # noqa: S108 - they are only read
-"""Prefixes of the names of such files. Devices and files that may be on another node are not opened."""
+"""Prefixes of in-memory files' names. Devices, and files that may be on another node, are not opened."""
 
 
 def moved(earlier: Contents | None, later: Contents | None) -> bool | None:

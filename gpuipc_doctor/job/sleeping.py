@@ -36,7 +36,7 @@ def stack(pid: int, tid: int) -> Stack:
 
 
 def _stack(pid: int, tid: int) -> Stack:
-    """As `stack`, but also empty if the thread woke up in the meantime."""
+    """One attempt of `stack`: also empty if the thread woke up in the meantime."""
     syscall = Path(f"/proc/{pid}/task/{tid}/syscall")
     before = syscall.read_text(errors="replace")
     found = _POINTERS.search(before)

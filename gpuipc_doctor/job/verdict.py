@@ -72,17 +72,17 @@ def _late(
     if messages:
         why = f"ranks were in {verdict.waits_in} in every snapshot, but {_MOVE}"
     elif all(activities[rank].kind.may_advance for rank in late):
-        why = f"ranks wait in {verdict.waits_in} for it: it is late, or in a loop that does not end"
+        why = f"ranks wait in {verdict.waits_in} for a rank that is late, or in a loop that does not end"
     else:
         return verdict
     return replace(verdict, cause=Cause.UNKNOWN, reasons=(*verdict.reasons, why))
 
 
 _FOR_PARTNERS = (Kind.RECEIVES, Kind.SENDS, Kind.PROGRESSES)
-"""What ranks do that may wait for each other while others move on. A collective waits for those that move on,
-unless a rank is at one place outside MPI or in another collective."""
+"""Activities in which ranks may wait for each other while other ranks move on. A rank in a collective waits
+for the moving ranks, unless a rank stays at one place outside MPI or is in another collective."""
 
-_MOVE = "memory shared by ranks changes: messages move"
+_MOVE = "messages still move: memory shared by the ranks changes"
 
 
 def _is_at_socket(activity: Activity) -> bool:
@@ -134,7 +134,7 @@ def _all_in_mpi(activities: Mapping[int, Activity], waiting: Sequence[int], mess
         return _blame(Cause.FINALIZE, [], waiting, activities)
     if len({activities[rank].operation for rank in waiting}) > 1:
         left = _ranks(activities, {Kind.ENDS})
-        order = "the ranks are in different collectives, which must be called in one order"
+        order = "the ranks are in different collectives, which must be called in the same order"
         gone = "a rank in MPI_Finalize takes part in no other collective"
         return replace(
             _blame(Cause.MISMATCH, left, waiting, activities),
@@ -151,8 +151,8 @@ def _exchange(
     collective: Sequence[int],
     messages: bool | None,
 ) -> Verdict:
-    """The verdict if some ranks wait for partners: ranks in a collective are in no cycle with them, but wait
-    for them."""
+    """The verdict if some ranks wait for partners. Ranks in a collective wait for these ranks, not the
+    reverse."""
     partners = [rank for rank in waiting if rank not in collective]
     if not collective:
         return _all_wait((), partners, activities, "every rank waits in MPI for another rank", messages)

@@ -36,10 +36,10 @@ BETWEEN_NUMBERS_S = 0.1
 """Seconds between readings of what may count in a running program."""
 
 FEWEST_NUMBERS, MOST_NUMBERS_S = 16, 5.0
-"""Readings of a late Python rank's variables, and seconds in which to complete them on a busy node."""
+"""Minimum readings of a late Python rank's variables, and maximum seconds for them on a busy node."""
 
 BUSY = 0.0175
-"""Part of a processor from which a thread counts as running: within `MOST_S` it has been sampled."""
+"""Processor share from which a thread counts as running: it is then sampled within `MOST_S`."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class Watcher:
                 self._variables[process.pid].append(numbers)
 
     def _counted(self, process: Process, snapshots: Sequence[Snapshot], in_registers: Set[int]) -> Process:
-        """The process, with whether it counts, if it computes outside MPI."""
+        """The process with `Process.counts` set, if it computes outside MPI."""
         if not is_outside(_of(process.pid, snapshots), process.pid):
             return process
         if is_python(process):
@@ -170,7 +170,7 @@ class Watcher:
             return PythonStack()
 
     def _sample(self, ranks: Sequence[Process]) -> Mapping[int, Sequence[Stack]]:
-        """Approximate stacks of the threads that run, where there is no perf(1)."""
+        """Approximate stacks of the running threads, if perf(1) is not installed."""
         found: dict[int, list[Stack]] = defaultdict(list)
         try:
             if not sampling.is_installed():
@@ -236,7 +236,7 @@ def is_candidate(process: Process) -> bool:
 
 
 def by_rank(snapshot: Snapshot) -> dict[int, Process]:
-    """Rank → the process that does its work: of a wrapper and its child, the child.
+    """Rank → the process that does its work; for a wrapper and its child, this is the child.
 
     Processes without a rank number (no launcher) are numbered in order.
     """
@@ -252,7 +252,7 @@ def by_rank(snapshot: Snapshot) -> dict[int, Process]:
 
 
 def _does_more(process: Process, other: Process) -> bool:
-    """Whether ``one`` communicates or uses a GPU and the other does not, or else has more libraries."""
+    """Whether ``process`` does more than ``other``: has MPI, else a GPU, else more libraries."""
     return (process.has_mpi, process.has_gpu, len(process.libraries)) > (
         other.has_mpi,
         other.has_gpu,

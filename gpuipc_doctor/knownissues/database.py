@@ -34,7 +34,7 @@ def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
 
 @cache
 def shipped() -> tuple[Document, ...]:
-    """The shipped files, read once. Of lines, only those of their entries are known."""
+    """The shipped files, read once. Line numbers are known for their entries only."""
     paths = files()
 
     def read() -> list[tuple[Json, list[int]]]:

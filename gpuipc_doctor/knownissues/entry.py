@@ -22,7 +22,7 @@ class Workaround:
     do: str
     env: Mapping[str, str] = field(default_factory=dict)
     when: Range | None = None
-    """Versions of the component for which this workaround is right; None: all versions."""
+    """Versions of the component to which this workaround applies; None: all versions."""
     cost: str = ""
     risk: str = ""
     """The workaround's risk: wrong results, a hang or a crash."""
@@ -54,7 +54,7 @@ _VENDORS = {"CUDA": ("nvidia-driver", "cuda-driver"), "ROC": ("amdgpu", "hip-dri
 
 
 def _is_of_another_vendor(env: Mapping[str, str], facts: Iterable[Fact]) -> bool:
-    """Whether all variables are for GPUs of a vendor without a driver here, while another vendor has one."""
+    """Whether all variables are for a vendor without a driver here, and another vendor has one."""
     found = {fact.name for fact in facts if fact.value}
     here = {word for word, drivers in _VENDORS.items() if not found.isdisjoint(drivers)}
     others = _VENDORS.keys() - here
@@ -103,7 +103,7 @@ KINDS = (
     "perf",
     "probe-harms",
 )
-"""Classes of issues, most severe first: a failed GPU or link, then a node that ended the job, and so on."""
+"""Classes of issues, most severe first. ``elsewhere``: the cause is not a GPU and not its software."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class KnownIssue:
 
     @property
     def has_cure(self) -> bool:
-        """Whether later versions are known to be without the issue."""
+        """Whether the issue is known to be fixed in later versions."""
         return any(range_.fixed not in ("", "unknown", None) for range_ in self.affected)
 
     def cured_before(self, day: date) -> str:
@@ -271,11 +271,11 @@ class KnownIssue:
         return "; or ".join(said)
 
     def settings(self, facts: Iterable[Fact]) -> tuple[Workaround, ...]:
-        """Workarounds by environment that are known to be right for the version found."""
+        """Workarounds by environment variables that are known to apply to the version found."""
         return tuple(workaround for workaround, right in self._fitting(facts) if right and workaround.env)
 
     def omissions(self, facts: Iterable[Fact]) -> tuple[Workaround, ...]:
-        """Workarounds that leave out operations and are known to be right for the version found."""
+        """Workarounds that leave out operations and are known to apply to the version found."""
         return tuple(workaround for workaround, right in self._fitting(facts) if right and workaround.without)
 
     def _fitting(self, facts: Iterable[Fact]) -> Iterator[tuple[Workaround, bool]]:
@@ -310,14 +310,14 @@ class KnownIssue:
     def _reason(self, version: str, verdict: Verdict) -> str:
         what = f"{self.component} {version}"
         if not self.affected:
-            return f"{what} (no matter which version)"
+            return f"{what} (any version)"
         if verdict is Verdict.BAD:
             bad = ", ".join(str(range_) for range_ in self.affected if range_.judge(version) is Verdict.BAD)
             return f"{what} is affected ({bad})"
         if verdict is Verdict.FINE:
             return f"{what} is not affected; affected: {self.bad_versions}"
         if parse(self.component, version) is None:
-            return f"{what} cannot be compared; affected: {self.bad_versions}"
+            return f"{what} is not a comparable version; affected: {self.bad_versions}"
         if cures := [range_.fixed for range_ in self.affected if range_.lacks_cure(version)]:
             return f"{what} is older than {cures[0]}, which fixes this; first affected version unknown"
         return f"unknown whether {what} is affected; affected: {self.bad_versions}"
@@ -334,7 +334,7 @@ _AMD = frozenset(["rocm", "hip-driver", "hip-runtime", "amdgpu", "rccl"])
 
 
 def may_concern(issue: KnownIssue, facts: Iterable[Fact]) -> bool:
-    """Whether a node with these facts may have the issue: no condition is for the vendor that it lacks.
+    """Whether a node with these facts may have the issue: no condition needs a vendor that the node lacks.
 
     A node lacks a vendor if it has facts of only the other.
     """

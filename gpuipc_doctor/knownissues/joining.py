@@ -69,7 +69,7 @@ class _Part:
         return _Part(device.label, NamedFacts((*own, model)), foreign)
 
     def may_have(self, issue: KnownIssue) -> bool:
-        """Whether the issue may concern this part: it is not about another vendor's devices."""
+        """Whether the issue may concern this device: it is not about another vendor's devices."""
         return self.foreign.isdisjoint((issue.component, *(need.fact for need in issue.needs)))
 
 
@@ -199,7 +199,7 @@ def _apply_suppression(one: Join, suppression: Suppression | None, today: date) 
         said = f"its suppression expired on {suppression.until} {wish}"
         yield replace(one, reason=f"{one.reason}; {said}")
     elif one.relation is not Relation.LATENT:
-        said = f"suppressed until {suppression.until} only while no probe shows it {wish}"
+        said = f"suppressed until {suppression.until}, but only as long as no probe shows it {wish}"
         yield replace(one, reason=f"{one.reason}; {said}")
 
 

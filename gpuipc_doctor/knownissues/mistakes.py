@@ -16,7 +16,7 @@ from gpuipc_doctor.versions import Range
 _MESSAGE = re.compile(
     r"\b(?:messages? (?:that|says|about)|assertion|warning|says that|prints|reports? (?:that|an)|logs?)\b"
 )
-"""Words of a symptom that indicate a quoted message."""
+"""Pattern for words in a symptom that indicate a quoted message."""
 
 
 def of_entry(

@@ -22,8 +22,8 @@ else:
     import sre_parse as _parser
 
 _MAX_WIDE = 2
-"""Maximum repetitions that may also match the text after them; together with the search for a start and
-another repetition, they lead to the fourth power."""
+"""Maximum number of repetitions that may also match the text after them. With the search for a start and one
+more repetition, this gives the fourth power."""
 
 _NARROW = 20
 """A repetition with at most this many possible lengths counts as a factor, not as a power."""

@@ -21,24 +21,24 @@ HEADERS = ("GPU", "what", "used", "of", "growth a minute")
 
 
 def time(sample: Sample, unit: str = "seconds") -> str:
-    """ISO 8601, local time with its offset."""
+    """The sample's local time with its offset, as in ISO 8601."""
     return datetime.fromtimestamp(sample.at).astimezone().isoformat(timespec=unit)
 
 
 def size(nbytes: float) -> str:
-    """``1.50 GiB``, ``12 MiB``: two decimals for GiB, none for MiB."""
+    """Bytes as ``1.50 GiB`` or ``12 MiB``: two decimals for GiB, none for MiB."""
     return f"{nbytes / 2**30:.2f} GiB" if abs(nbytes) >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
 
 
 def change(growth: float | None) -> str:
-    """``+12 MiB``, ``level``, or ``-`` if there are too few samples."""
+    """Growth as ``+12 MiB`` or ``level``; ``-`` if there are too few samples."""
     if growth is None:
         return "-"
     return f"{'+' if growth > 0 else ''}{size(growth)}" if growth else "level"
 
 
 def rows(sample: Sample, growth: Growth) -> Iterator[tuple[str, ...]]:
-    """Cells below `HEADERS`: each GPU, then its processes and the memory of no process."""
+    """The table's rows: each GPU, then its processes, then used memory that no process holds."""
     for gpu in sample.gpus:
         if gpu.trouble:
             yield gpu.label, sanitise(gpu.trouble), "", "", ""
@@ -50,11 +50,11 @@ def rows(sample: Sample, growth: Growth) -> Iterator[tuple[str, ...]]:
             what = f"{process.pid} {sanitise(process.name)}".strip()
             yield "", what, used, "", change(growth((gpu.label, process.pid)))
         if (rest := _of_no_process(gpu)) is not None:
-            yield "", "of no process", size(rest), "", ""
+            yield "", "(no process)", size(rest), "", ""
 
 
 def _of_no_process(gpu: GpuUse) -> int | None:
-    """Bytes in use that belong to no process: the driver's own memory, and lost memory."""
+    """Bytes in use that no process holds: the driver's own memory, and lost memory. None if unknown."""
     told = [process.used for process in gpu.processes or ()]
     known = [used for used in told if used is not None]
     return gpu.used - sum(known) if gpu.processes is not None and len(known) == len(told) else None

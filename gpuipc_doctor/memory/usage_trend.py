@@ -26,8 +26,7 @@ class History:
     def growth(self, key: Key) -> float | None:
         """Bytes per minute; 0 if no growth is distinguishable, None while there are too few samples.
 
-        The estimate is `trend.slope`'s, which is robust against jumps; it counts if its 95 % interval
-        excludes 0.
+        The estimate of `trend.slope`, which is robust against jumps; 0 if its 95 % interval includes 0.
         """
         series = dict(self._series.get(key, ()))
         if len(series) < 4:

@@ -25,7 +25,7 @@ DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How watching ended: interrupted, or after the only requested sample, unless a field states a reason."""
+    """How watching ended: if no field has a reason, by an interrupt or after the only requested sample."""
 
     trouble: Finding | None = None
     absent: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""From the survey of an MPI library to the `MpiStack` for checks. Loads nothing."""
+"""Make the `MpiStack` for checks from the survey of an MPI library. Loads nothing."""
 
 from __future__ import annotations
 

@@ -64,12 +64,12 @@ class Communicator:
         self.size: int = self._world.Get_size()
         if self.size != ranks and "SLURM_PROCID" in os.environ and not _launchers_words():
             raise BackendUnavailable(
-                f"srun started {ranks} ranks of {library}, but MPI_COMM_WORLD has {self.size}",
+                f"srun started {ranks} ranks of {library}, but the size of MPI_COMM_WORLD is {self.size}",
                 "set SLURM_MPI_TYPE to the interface that the library speaks, pmi2 or pmix (srun --mpi=list)",
             )
         if self.size != ranks:
             raise _mismatch(
-                f"{ranks} ranks were started, but MPI_COMM_WORLD has {self.size}; the launcher", library
+                f"{ranks} ranks were started, but MPI_COMM_WORLD has size {self.size}; the launcher", library
             )
 
     def library_version(self) -> str:
@@ -131,7 +131,7 @@ class Communicator:
             return int(self._world.bcast(number))
 
     def ping_pong(self, address: int, nbytes: int, partner: int, rounds: int) -> list[float]:
-        """Rank 0 sends first. Half of the round trip is returned; times measured in rank 1 mean little."""
+        """Send back and forth; rank 0 begins. Returns half of each round trip; rank 1's times mean little."""
         buffer, send, recv, clock = (
             self._buffer(address, nbytes),
             self._world.Send,
@@ -174,7 +174,7 @@ class Communicator:
 
 
 def _launchers_words() -> list[str]:
-    """Variables that a launcher of this library sets for a rank."""
+    """Names of the variables that a launcher has set for this rank."""
     return [name for name in os.environ if name.startswith(("PMI_", "PMIX_", "OMPI_COMM_WORLD_"))]
 
 

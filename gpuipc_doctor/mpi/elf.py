@@ -11,7 +11,7 @@ _CLASS_64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 
 
 class Damaged(Exception):
-    """The file cannot be loaded on this machine."""
+    """A file that cannot be loaded on this machine."""
 
 
 def is_elf(path: Path) -> bool:

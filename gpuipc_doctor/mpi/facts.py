@@ -1,4 +1,4 @@
-"""The facts of `survey.survey` about an MPI library, in the tables' terms."""
+"""The facts of `survey.survey` about an MPI library, under the names that `transports` and the tables use."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def program(environment: Mapping[str, str]) -> str:
 
 
 def command(flux: str, nodes: int, hosts: Sequence[str], identity: Identity | None = None) -> tuple[str, ...]:
-    """The words before ``-n{ranks}``. ``identity``: the MPI library; None for processes without MPI.
+    """The command before ``-n{ranks}``. ``identity``: the MPI library; None for processes without MPI.
 
     Without ``exit-on-error``, Flux waits 30 s for the other ranks when one has died. With
     ``gpu-affinity=off`` each rank sees all GPUs, although none is requested. Open MPI 5 only supports PMIx,

@@ -49,7 +49,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The content of ``ipc_settings.yaml``; of each kind of row, the first that matches counts."""
+    """The content of ``ipc_settings.yaml``; among rows of one kind, the first that matches counts."""
 
     switches: tuple[IpcSetting, ...]
     bounds: tuple[Bound, ...]

@@ -35,7 +35,7 @@ class NotFound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """``path`` is None if mpi4py is to find the library. ``source`` says where the choice comes from."""
+    """The chosen MPI library, and where the choice comes from. ``path`` is None if mpi4py is to find it."""
 
     path: str | None
     source: str
@@ -43,7 +43,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """``refused``: the rank interface that ``srun`` cannot load, so that another launcher is used."""
+    """The chosen launcher. ``refused``: the rank interface that ``srun``, not chosen, cannot load."""
 
     launch: Launch
     source: str
@@ -63,7 +63,7 @@ def find_library(asked: str | None, configured: str | None, environment: Mapping
             continue
         if linked:
             raise NotFound(
-                f"{source} has no effect: this mpi4py is linked with one MPI",
+                f"{source} has no effect: this mpi4py is linked with a certain MPI",
                 "install mpi4py from PyPI (4.1 or later), whose wheels load any MPI",
             )
         if not Path(path).is_file():

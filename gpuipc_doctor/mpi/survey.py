@@ -35,16 +35,13 @@ _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_(?!gtl|usempi)\w+)?\.so")
 def survey(library: str | None, arm: Arm) -> dict[str, Json]:
     """Load ``library`` (None: the one that mpi4py finds) and report its version, build and settings.
 
-    ``library``       its path, links resolved
-    ``version_text``  what `MPI_Get_library_version` says
-    ``needs``         the sonames that it links with itself
-    ``loaded``        file names of all libraries that are in this process now
-    ``variables``     control variables (`facts.VARIABLES` and ``EDGES``) as the library reads them
-    ``ucx``           path, version and transports of the UCX that it uses, None without
-    ``cannot_load``   library that it will load when it is initialised → why that fails here
-    ``environment``   variables that have a say (`facts.ENVIRONMENT`)
+    ``library`` its path, links resolved ``version_text`` result of `MPI_Get_library_version` ``needs`` the
+    sonames that the library itself links with ``loaded`` file names of all libraries in this process
+    ``variables`` control variables (`facts.VARIABLES` and ``EDGES``) as the library reads them ``ucx`` path,
+    version and transports of the UCX that it uses, None without ``cannot_load`` library that it loads when
+    initialised → why that fails here ``environment`` variables that matter (`facts.ENVIRONMENT`)
 
-    Raises `BackendUnavailable` when there is no such library or it is no MPI library.
+    Raises `BackendUnavailable` if the library is not found or is not an MPI library.
     """
     path = library or _found_by_mpi4py(arm)
     mpi = _load(path, arm)

@@ -43,7 +43,7 @@ class Route:
     backends: tuple[str, ...] = ("cuda", "hip")
 
 
-_ANOTHER_BUILD = "use a build of it with {gpu} (configured {configure})"
+_ANOTHER_BUILD = "use a build of this MPI with {gpu} (configured {configure})"
 
 _LINKED = Condition(
     lambda facts: facts.linked,

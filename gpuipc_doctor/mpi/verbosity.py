@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 ERRORS_ONLY: Mapping[str, str] = {"FI_LOG_LEVEL": "warn"}
-"""Set in every run: by default libfabric does not even log its errors (src/log.c, `fi_log_init`).
+"""Variables set in every run: by default libfabric does not even log its errors (src/log.c, `fi_log_init`).
 
 Without an error, this setting costs nothing. UCX, MPICH and Open MPI log their errors by default."""
 

@@ -16,7 +16,7 @@ EMPTY: Cell = ("-", "-")
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A sentence below a heading; empty ones are not shown."""
+    """A sentence below a heading; not shown if empty."""
 
     text: str
     lead: str = ""
@@ -28,7 +28,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Frames of a stack or the like, each called by the next."""
+    """Frames of a stack, each called by the next."""
 
     parts: tuple[str, ...]
 
@@ -65,7 +65,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Rows with a name and coloured cells."""
+    """A table whose rows have a name and coloured cells."""
 
     corner: str
     names: tuple[str, ...]
@@ -78,7 +78,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Sentences, each on its own line; nothing is shown if there are none."""
+    """Sentences, each on its own line; not shown if empty."""
 
     lines: tuple[str, ...]
     hang: int = 2

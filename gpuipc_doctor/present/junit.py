@@ -48,7 +48,7 @@ def document(
 def case(
     kind: str, name: str, elapsed_s: float, status: Status | None, message: str, lines: Iterable[str] = ()
 ) -> ElementTree.Element:
-    """A test case with a status; a PASS has no child element."""
+    """A test case for a result with this status; a PASS has no child element."""
     attributes = {"classname": f"gpuipc-doctor.{kind}", "name": name, "time": f"{elapsed_s:.3f}"}
     made = ElementTree.Element("testcase", {key: sanitise(text) for key, text in attributes.items()})
     if status in _OUTCOMES:

@@ -28,7 +28,7 @@ SEVERITIES = ", ".join(f"{status.severity} {status.value}" for status in Status)
 def exposition(metrics: Iterable[Metric], simulated: str) -> str:
     """Gauges in the format, ending in a newline; ``simulated`` names a simulated profile.
 
-    Of samples with equal sanitised labels the last counts, since readers refuse duplicates.
+    If samples have equal labels when sanitised, only the last is written, since readers refuse duplicates.
     """
     lines = [f"# SIMULATED ({sanitise(simulated)})"] if simulated else []
     for name, about, samples in metrics:
@@ -45,7 +45,7 @@ def by(numbers: Mapping[Any, float], *labels: str) -> Iterator[Sample]:
 
 
 def moment(started: str) -> list[Sample]:
-    """A report's time in seconds since 1970; None if it is not a time."""
+    """The time ``started`` as a sample, in seconds since 1970; empty if it is not a time."""
     try:
         return [({}, datetime.fromisoformat(started).timestamp())]
     except (ValueError, OverflowError):

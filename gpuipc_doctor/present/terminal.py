@@ -33,7 +33,7 @@ _LEAST, _LEAST_WRAPPED = 6, 20
 """Minimum width of a table's column, for any page."""
 
 _NAMES_AND_COUNTS = 30
-"""Columns that a grid's cells leave for long row names."""
+"""Columns of the page that a grid leaves for long row names."""
 
 _COLOURS = {"PASS": "32", "WARN": "33", "LATENT": "33", "FAIL": "31;1", "ERROR": "35", "SKIP": "2", "-": "2"}
 """SGR parameters, ECMA-48 8.3.117."""
@@ -124,7 +124,7 @@ def _entry(entry: Entry, page: Page) -> Iterator[str]:
 
 
 def table(rows: Sequence[Sequence[str]], titles: Sequence[str], *, wrapped: int) -> str:
-    """A table of 80 columns; column number ``wrapped`` gets the remaining width."""
+    """A table 80 columns wide; column number ``wrapped`` gets the remaining width."""
     rows = [[sanitise(cell) for cell in row] for row in rows]
     widths = [max(map(columns, cells)) for cells in zip(titles, *rows, strict=True)]
     room = max(COLUMNS - sum(widths) + widths[wrapped] - _GAP * (len(widths) - 1), _LEAST_WRAPPED)

@@ -102,12 +102,12 @@ def _prefix(text: str, width: int) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """``1 check``, ``2 checks``."""
+    """A number with its noun: ``1 check``, ``2 checks``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def quantity(value: float, unit: str) -> str:
-    """``1.23 ms``: three significant digits."""
+    """A value with its unit in three significant digits: ``1.23 ms``."""
     return f"{value:.3g} {unit}"
 
 
@@ -118,7 +118,7 @@ def device_key(label: str) -> tuple[str, int]:
 
 
 def fold_devices(labels: Iterable[str]) -> str:
-    """``cuda:0-3,6, hip:0`` for the labels ``cuda:0``, ``cuda:1`` …"""
+    """Device labels in short form: ``cuda:0-3,6, hip:0``."""
     keys = sorted({device_key(label) for label in labels})
     return ", ".join(
         f"{backend}:{ranges(index for _, index in group)}"
@@ -127,15 +127,15 @@ def fold_devices(labels: Iterable[str]) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """``0-3,6`` for 0, 1, 2, 3, 6, as Slurm and the kernel write lists of numbers."""
+    """Numbers in short form, as Slurm and the kernel write them: ``0-3,6`` for 0, 1, 2, 3, 6."""
     runs = groupby(enumerate(sorted({*numbers})), key=lambda pair: pair[1] - pair[0])
     ends = [(run[0][1], run[-1][1]) for run in (list(group) for _, group in runs)]
     return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in ends)
 
 
 def fold_pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    """``every pair of cuda:0-3``, ``from each of cuda:0-3 to the next`` (from the last to the first), or
-    ``cuda:0-2 > cuda:3; cuda:3 > cuda:0-2``: exporters > importers.
+    """Pairs in short form: ``every pair of cuda:0-3``, ``from each of cuda:0-3 to the next`` (the last to the
+    first), or ``cuda:0-2 > cuda:3; cuda:3 > cuda:0-2``: exporters > importers.
 
     Exporters with the same importers share an entry, so that one bad device is seen at once.
     """
@@ -154,7 +154,7 @@ def fold_pairs(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def fold_subjects(subjects: Iterable[Sequence[str]]) -> str:
-    """``cuda:0-3``, ``cuda:0 > cuda:1``: devices, groups and pairs; empty for the node."""
+    """Devices, groups and pairs in short form: ``cuda:0-3``, ``cuda:0 > cuda:1``; empty for the node."""
     subjects = list(subjects)
     pairs = fold_pairs((labels[0], labels[1]) for labels in subjects if len(labels) == 2)
     singles = fold_devices(label for labels in subjects if len(labels) != 2 for label in labels)

@@ -55,7 +55,7 @@ def run(config: Path | None, budget_s: float | None = None) -> NoReturn:
 
 def answer(asked: Invocation, channel: Channel) -> None:
     """Answer from a stored pass, or test the node. Runs in the guard's child, because any step may hang."""
-    channel.doing(f"it read {asked.config or 'its own files'}")
+    channel.doing(f"the prolog read {asked.config or 'its own files'}")
     lookup = state.look_up(asked.config, asked.gpus)
     if lookup.complaint:
         channel.say(f"gpuipc-doctor: {lookup.complaint}")
@@ -110,7 +110,7 @@ def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
     devices = {device.label: device.uuid for device in report.devices}
     _conclude(asked, policy, decided, channel, rows, devices, memory=lookup.why_not)
     if concerns.came_to_an_end(report):
-        channel.doing("it stored the result")
+        channel.doing("the result was stored")
         has_passed = not decided.weighed
 
         def after(before: State) -> State:
@@ -152,10 +152,10 @@ def _conclude(
 ) -> None:
     """Answer, then log the answer; errors in logging change nothing.
 
-    ``memory``: the reason why no stored pass was used.
+    ``memory``: why no stored pass was used.
     """
     channel.answer(decided.exit_code, decided.line)
-    channel.doing("it wrote the log")
+    channel.doing("the log was written")
     if policy.log:
         entry = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -22,7 +22,7 @@ from gpuipc_doctor.report import digest, sentences
 
 
 def concerns(report: Report) -> list[Concern]:
-    """Everything that counts against the node or makes its state unknown, in words."""
+    """All reasons to reject the node or to consider its state unknown, as text."""
     results = (result for of_check in digest.by_check(report).values() for result in of_check)
     found = of_results(results, report.devices, report.joins)
     if report.interrupted:
@@ -97,7 +97,7 @@ def _kind(results: Sequence[Result]) -> Kind | None:
 
 
 def _text(kind: Kind, group: Sequence[Result], devices: Iterable[Device], joins: Sequence[Join]) -> str:
-    """``FAIL ipc-reopen on cuda:0 GPU-8f3a… and 3 more [nvidia-ipc-reopen]: importer: …``"""
+    """Equal results as ``FAIL ipc-reopen on cuda:0 GPU-8f3a… and 3 more [nvidia-ipc-reopen]: …``."""
     labels = {label for result in group for label in result.devices}
     issues = [join.issue for join in digest.joins_of(joins, group) if join.relation is not Relation.LATENT]
     parts = (
@@ -111,7 +111,7 @@ def _text(kind: Kind, group: Sequence[Result], devices: Iterable[Device], joins:
 
 
 def _holder(finding: Finding) -> Iterator[str]:
-    """The processes with most memory on the device, if relevant. Largest first, because the line is short."""
+    """The processes with most memory on the device, if relevant; largest first, since the line may be cut."""
     for item in finding.evidence:
         if item.kind is EvidenceKind.HOLDER and "pid" in item.values:
             yield sentences.fill("pid {pid}{name:aside} holds {held:mib}", item.values)

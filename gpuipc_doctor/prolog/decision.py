@@ -28,12 +28,12 @@ class Kind(enum.Enum):
 
     @property
     def is_known_bad(self) -> bool:
-        """Whether the outcome counts against the node rather than leaving its state unknown."""
+        """Whether the outcome means a bad node, not merely an unknown state."""
         return self in (Kind.FAIL, Kind.MISSING, Kind.UNKILLABLE)
 
     @property
     def exit_code(self) -> int:
-        """Exit code if the policy drains; no shell, Python or missing program uses it."""
+        """Exit code if the policy drains the node. Shells, Python and missing programs never exit with it."""
         return 12 if self.is_known_bad else 11
 
     @property
@@ -65,7 +65,7 @@ class Decision(NamedTuple):
     withheld: str = ""
     """Why the drain that the policy demands is not done."""
     mark: str = ""
-    """First words of the line if a simulated node was tested."""
+    """Prefix of the line if a simulated node was tested."""
 
     @property
     def action(self) -> Action | None:
@@ -124,7 +124,7 @@ def decide(found: Iterable[Concern], policy: PrologConfig, otherwise: str = "") 
     if policy.shadow:
         return decided._replace(withheld="shadow mode is on")
     if place(node_name.full()) >= policy.share:
-        return decided._replace(withheld=f"this node is outside the breaker's share of {policy.share:g}")
+        return decided._replace(withheld=f"prolog.breaker.share ({policy.share:g}) excludes this node")
     return decided
 
 

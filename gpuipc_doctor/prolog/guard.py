@@ -34,7 +34,7 @@ PRIORITY = -20
 """Niceness of all started processes. The job waits for them, so they get priority."""
 
 MAX_AGE_S = 60.0
-"""Starting takes less; an older process belongs to a program that replaced itself with ours (exec)."""
+"""Maximum plausible seconds since this process started; an older one was another program before (exec)."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -72,7 +72,7 @@ Answers = Mapping[str, tuple[int, str]]
 
 
 class Channel:
-    """Messages from the child to the guard, which reads them as long as the child may live."""
+    """Messages from the child to the guard, which reads them until the child ends."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -101,7 +101,8 @@ class Channel:
         self._send(ends_at=at)
 
     def keep(self, known: Json, answers: Answers) -> None:
-        """Store ``known`` for a second child, which runs if this is lost, and ``answers`` if both are."""
+        """Store ``known`` for the second child, which runs if this one is lost, and ``answers`` if both
+        are."""
         self._send(keep=known, answers=answers)
 
 
@@ -278,12 +279,12 @@ def _start(work: Work, libc: ctypes.CDLL) -> int:
 
 
 def _is_the_nodes(error: Exception) -> bool:
-    """Whether the error is due to what the node lacks rather than to this tool."""
+    """Whether the error is due to the node's lack of resources rather than to this tool."""
     return isinstance(error, OSError) and (error.errno in SCARCE or error.filename in tree.REQUIRED)
 
 
 def _reap() -> None:
-    """Collect the child, which has closed its pipe and so is about to end, unless the kernel blocks it."""
+    """Collect the child's exit status; it has closed its pipe, so it ends soon if the kernel lets it."""
     for _ in range(500):
         tree.reap_orphans()
         with contextlib.suppress(ChildProcessError):

@@ -1,8 +1,8 @@
 """Isolate the prolog from its environment, since it may run as root before another user's job.
 
 Python's isolated mode ignores ``PYTHON*``, the working directory and the user's packages; other variables are
-kept only if listed. A process started otherwise restarts itself once: an environment can then affect only the
-first start.
+kept only if listed. A process started without isolated mode restarts itself once, so the environment only
+affects the first start.
 """
 
 from __future__ import annotations

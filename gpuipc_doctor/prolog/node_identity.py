@@ -20,7 +20,7 @@ DRIVER_FILES = (
     "/sys/module/amdgpu/srcversion",
     "/opt/rocm/.info/version",
 )
-"""Missing files count as well."""
+"""Files that change when a driver is replaced or loaded; that a file is missing also counts."""
 
 LIBRARY_FILES = ("/etc/ld.so.cache", "/opt/rocm/lib")
 """Files that change when a library is installed in a standard place."""
@@ -65,7 +65,7 @@ def of_config(config: Mapping[str, bytes]) -> str:
 
 
 def of_site(paths: Iterable[Path]) -> dict[str, str]:
-    """As `identity`, for the site's files and directories that affect results."""
+    """Name → stamp as in `identity`, for the site's files and directories that affect results."""
     return {"check or known issue": _digest(line for path in paths for line in _tree(path))}
 
 
@@ -117,7 +117,7 @@ def _stamp(path: str) -> str:
 
 
 def _tree(top: Path) -> Iterator[str]:
-    """A stamp of every file below ``top``, except bytecode."""
+    """The stamps of all files below ``top``, except bytecode."""
     if not top.is_dir():
         yield _stamp(str(top))
         return

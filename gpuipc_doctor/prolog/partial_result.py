@@ -21,7 +21,7 @@ class KnownSoFar(NamedTuple):
     is_patient: bool = False
     """Whether there is enough time to tell a hang from slowness."""
     bad: tuple[Concern, ...] = ()
-    """Certain concerns, which no later result can remove."""
+    """Concerns that are certain: no later result can remove them."""
     results: tuple[Json, ...] = ()
     """The results in the log's form, with running probes marked."""
 
@@ -37,7 +37,7 @@ class KnownSoFar(NamedTuple):
         return cls(policy, written["is_patient"], bad, tuple(written["results"]))
 
     def decide(self, kind: Kind, what: str) -> Decision:
-        """The decision if no more results come, with its reason."""
+        """The decision, with its reason ``what``, if no more results come."""
         if kind is Kind.UNKILLABLE and not self.is_patient:
             kind = Kind.BUDGET  # a driver that starts slowly cannot be killed meanwhile either
         return decision.decide([*self.bad, Concern(kind, f"{kind.word} {what}")], self.policy)

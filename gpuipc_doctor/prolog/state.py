@@ -1,9 +1,9 @@
 """The prolog's stored results of a node, looked up in milliseconds.
 
-They have the time of each GPU's last pass, and the GPUs with an unfinished test. Times are seconds since boot
-(CLOCK_BOOTTIME), which no user can set, and results of another boot do not count. A look-up neither loads the
-engine nor validates the config: a config identical to that of the last pass was validated at that time, and
-results with any other config do not count.
+The stored results are the time of each GPU's last pass, and the GPUs with an unfinished test. Times are
+seconds since boot (CLOCK_BOOTTIME), which no user can set, and results of another boot do not count. A
+look-up neither loads the engine nor validates the config: a config identical to that of the last pass was
+validated at that time, and results with any other config do not count.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class State(NamedTuple):
         return max(ages)
 
     def of(self, identity: Mapping[str, str]) -> State:
-        """This state for the given node identity; empty if the identity differs."""
+        """This state if it has the given node identity, else an empty state."""
         return self if self.identity == identity else State(identity, {})
 
     def is_unfinished(self, gpus: str) -> bool:
@@ -159,7 +159,7 @@ def _read_config(config: Path | None) -> tuple[Layers, dict[str, bytes]]:
 
 
 def _files(said: Mapping[str, Json], policy: PrologConfig) -> Iterator[Path]:
-    """The site's own checks and known issues, and the simulated node's file."""
+    """Paths of the site's own checks and known issues, and of the simulated node's profile."""
     for key in SITE_DIRECTORIES:
         yield from map(Path, said.get(key, ()))
     if policy.simulate:

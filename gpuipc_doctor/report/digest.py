@@ -75,7 +75,7 @@ class Paragraph:
 
     @property
     def where(self) -> str:
-        """``cuda:0-3``, ``cuda:0 > cuda:1``, or both; empty for findings about the node."""
+        """The subjects, as ``cuda:0-3`` or ``cuda:0 > cuda:1`` or both; empty for findings about the node."""
         return fold_subjects(result.devices for result in self.results)
 
     @property
@@ -104,7 +104,7 @@ def paragraphs(report: Report) -> list[Paragraph]:
 
 
 def joins_of(joins: Iterable[Join], group: Sequence[Result]) -> tuple[Join, ...]:
-    """Known issues that explain results with the same finding, or that the finding names."""
+    """Known issues that explain results with the same finding, or are named in it."""
     return tuple(join for join in joins if _belongs(join, group))
 
 

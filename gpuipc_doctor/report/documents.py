@@ -124,7 +124,7 @@ def load(kind: type[T], document: Mapping[str, Json], known: Collection[str] = (
 
 
 def codes(meanings: Iterable[Exit]) -> Any:
-    """The type for the exit codes of a command that prints a document."""
+    """The annotated type of the exit code in a document, for a command with these exit codes."""
     return Literal[tuple(code.value for code in meanings if code not in (Exit.INTERNAL, Exit.USAGE))]
 
 

@@ -36,7 +36,7 @@ LOG_COLUMNS = 240
 EVIDENCE_LINES = 8
 
 REPORT_IT = "write a bug report: gpuipc-doctor ticket --for VENDOR FILE (the JSON report)"
-"""What to do about a FAIL without a remedy that is not a known issue."""
+"""Remedy for a FAIL that has no other remedy and matches no known issue."""
 
 OUTERMOST = ("_call (running.py:", "run_role (worker.py:")
 """The frame that calls the role function, in current and older reports; frames outside it never differ."""
@@ -236,7 +236,7 @@ def title(report: Report, paragraph: Paragraph) -> str:
 
 
 def _body(paragraph: Paragraph, told: Container[str]) -> Iterator[Item | Chain]:
-    """``told``: ids of the known issues described in an earlier entry."""
+    """The entry's content. ``told``: ids of the known issues described in an earlier entry."""
     first, lines = paragraph.results[0], evidence(paragraph, told)
     yield Item(sentences.summary(paragraph.finding), hang=0)
     yield from map(Item, lines[:EVIDENCE_LINES])

@@ -32,7 +32,7 @@ _QUIET = "#57606a"
 
 _FACTS = {"nvidia-driver": "NVIDIA {}", "cuda-driver": "CUDA {}", "rocm": "ROCm {}"}
 _LIBRARIES = {"cupy": "CuPy {}", "pytorch": "PyTorch {}"}
-"""Facts in the footer, with their format; the second ones for checks of allocators."""
+"""Facts in the footer, with their format; `_LIBRARIES` only for checks of allocators."""
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 

@@ -33,7 +33,7 @@ os.write(told, b".")
 
 
 def load(directories: Sequence[Path] = ()) -> list[LoadedCheck | BrokenCheck]:
-    """As `loader.load`, but a file whose import hangs or ends its process becomes a `BrokenCheck`."""
+    """`loader.load`, except that a file whose import hangs or ends its process becomes a `BrokenCheck`."""
     files = [file for directory in directories for file in loader.files(directory)]
     return loader.load(directories, unfit=dict(_not_loadable(files)))
 

@@ -1,4 +1,4 @@
-"""The findings of an outcome: the check judges completed probes, a common rule the others."""
+"""The findings of an outcome: checks judge their completed probes; one rule for all judges the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
 
 
 def found_by(check: Check, done: ProbeOutcome) -> list[Finding]:
-    """The check's findings and the losses of its processes per repetition; with a loss, there is no PASS."""
+    """The check's findings, and losses per repetition in its processes, which replace a PASS."""
     findings = list(check.judge(done))
     if strangers := [finding for finding in findings if not isinstance(finding, Finding)]:
         raise TypeError(f"{strangers[0]!r} is not a Finding")

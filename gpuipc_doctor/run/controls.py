@@ -13,8 +13,7 @@ from gpuipc_doctor.run.results import Entry, ResultLog
 def attach(log: ResultLog, checks: Iterable[Check]) -> None:
     """Attach the control's result to each failure of a check that has a control.
 
-    A failure within a node is compared with the control within a node, one between nodes with that between
-    nodes.
+    A failure within a node gets the control's result within a node; between nodes, that between nodes.
     """
     for check in checks:
         control = check.control
@@ -34,7 +33,7 @@ def attach(log: ResultLog, checks: Iterable[Check]) -> None:
 
 
 def attach_settings(log: ResultLog) -> None:
-    """Attach evidence to a finding: a probe with other settings, such as IPC off, has the same finding."""
+    """Attach evidence to a finding that a probe with other settings, such as IPC off, shares."""
     found = [entry for entry in log.to_cure() if entry.planned.probe.launch]
     for plain, control in permutations(found, 2):
         if plain.planned.place == control.planned.place and _identities(plain) & _identities(control):

@@ -43,7 +43,7 @@ from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import device_from_json
 
 _DRIVERS = CheckInfo(planner.DISCOVERY, "the job's GPUs are found", Tier.PROLOG)
-"""For listing a job's GPUs if the kernel lists them; if not, the check `DISCOVERY` reports them."""
+"""Shown as the check that finds a job's GPUs in the kernel's list, without opening a driver."""
 
 _MPI = CheckInfo(planner.MPI_DISCOVERY, "the MPI library accepts device pointers", Tier.ACCEPTANCE)
 
@@ -160,7 +160,7 @@ class Discovery:
         return tuple(devices), (*facts, *inventory.facts_from_surveys(answers)), unlisted
 
     def _unsurprising(self, devices: Collection[Device]) -> Collection[str]:
-        """Backends that may be absent or have hidden devices without a report."""
+        """Backends whose absence or hidden devices need not be reported."""
         if self.job is not None:
             return self.job.backends  # the node's other GPUs are meant to be hidden
         # One vendor's driver is enough: the other's absence needs no report.
@@ -173,7 +173,7 @@ class Discovery:
         return [] if devices else of_intel(self.node.root)
 
     def stacks(self, devices: tuple[Device, ...], site: SiteConfig, *, start_ranks: bool) -> Stacks:
-        """``start_ranks``: also test whether ranks start and which devices the launcher shows to each."""
+        """Find the stacks. ``start_ranks``: also test whether ranks start and which devices each is shown."""
         mpi = self.mpi(devices, site)
         if mpi and start_ranks:
             mpi = self._started(mpi, devices)
@@ -346,7 +346,7 @@ class Discovery:
     ) -> None:
         """Keep the results of a check's probes, except SKIPs of ``unsurprising`` backends.
 
-        They count as a test of a GPU only if the check was selected and a GPU was found.
+        The probes count as a test of a GPU only if the check was selected and a GPU was found.
         """
         self.log.announce(info)
         for planned in probes:

@@ -58,7 +58,7 @@ class NodeInventory:
 
     @property
     def told(self) -> tuple[Fact, ...]:
-        """The facts for the report, without unset variables, which are needed only to match known issues."""
+        """The facts for the report, without variables that are unset (only known issues need those)."""
         return tuple(fact for fact in self.facts if fact.value is not None or fact.name in inventory.NAMES)
 
 
@@ -74,7 +74,7 @@ class Run:
     """Facts from files, read while drivers initialise."""
     issues: Sequence[KnownIssue] = ()
     _endings: set[object] = field(default_factory=set)
-    """Endings of the follow-up probes so far."""
+    """The ways in which follow-up probes have ended so far."""
 
     @property
     def request(self) -> Request:

@@ -11,7 +11,7 @@ from pathlib import Path
 _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 _OF_ALL_CHECKS = ("api", "run", "supervise")
-"""Packages whose findings any check can have: helpers' findings, and how probes end."""
+"""Packages whose finding keys any check can have: those of helpers and of incomplete probes."""
 
 
 def of_check(file: Path) -> set[str]:

@@ -61,7 +61,7 @@ class IdleDevices:
             self._look(_watched(planned), named, planned.probe.deadline_s, until)
 
     def after(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
-        """Record each device's state from the probe's first role, even if it did not become idle."""
+        """Record each device's state as the probe's first role saw it, even if it did not become idle."""
         first = outcome.records.get(next(iter(planned.probe.roles)), {})
         if self.waits_itself(planned) and "at_rest" in first:
             self._note(zip(planned.probe.devices, first["at_rest"], strict=True))

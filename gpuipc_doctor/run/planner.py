@@ -71,7 +71,7 @@ class PlannedProbe:
         return self.check.id, self.probe.subject
 
     def unfinished(self, stopped: str) -> ProbeOutcome:
-        """The probe's outcome if it was not run."""
+        """The outcome for a probe that was not run; ``stopped`` is the reason."""
         probe = self.probe
         return ProbeOutcome(
             probe.name, probe.devices, probe.params, {}, None, 0.0, stopped=stopped, launch=probe.launch
@@ -162,7 +162,7 @@ class Planner:
         devices: tuple[Device, ...] = (),
         mpi: MpiStack | None = None,
     ) -> tuple[CheckInfo, tuple[PlannedProbe, ...]]:
-        """A discovery check with these options; never disabled, run once."""
+        """Plan a discovery check with these options. It is run once and cannot be disabled."""
         item = loader.load_file(file)
         assert isinstance(item, LoadedCheck)
         probes, _ = self._ask(item, Context(devices, options=options, mpi=mpi))
@@ -255,7 +255,7 @@ class Planner:
                 return [], [Result(check.id, Finding.skip("disabled", says, **values))]
             ended = Finding.warn(
                 "disabling-ended",
-                "runs again: disabled until {until} at {where}",
+                "enabled again: {where} disabled it until {until}",
                 disabled.reason,
                 remedy="remove that entry, or extend its date",
                 until=str(disabled.until),
@@ -369,7 +369,7 @@ _BRINGS_ALLOCATORS = {
     "cuda": "`pip install cupy-cuda12x` or `pip install torch` (for CUDA 13: cupy-cuda13x)",
     "hip": "install PyTorch or CuPy for the node's ROCm version",
 }
-"""Backend → remedy if no allocator is found. Simulated nodes are not searched."""
+"""Backend → remedy if no allocator is found."""
 
 
 def _missing_requirement(check: Check, device: Device, context: Context) -> Finding | None:
@@ -377,7 +377,7 @@ def _missing_requirement(check: Check, device: Device, context: Context) -> Find
     mpi = context.mpi
     if lacking := check.requires - device.capabilities:
         says = "{device} lacks {lacking}"
-        remedy = "needs a driver and GPU that support it"
+        remedy = "use a GPU and driver with this capability"
         return Finding.skip("incapable", says, remedy=remedy, device=device.label, lacking=sorted(lacking))
     if check.needs_mpi and mpi is None:
         return Finding.skip(

@@ -28,7 +28,7 @@ class Preview:
 
 
 def of_ranks(site: NodeConfig, mpi: MpiStack | None, devices: Iterable[Device]) -> Iterator[RankItem]:
-    """The ranks' environment; without an MPI library, the site's settings."""
+    """How ranks would start, and their environment; without an MPI library, only the site's settings."""
     if mpi:
         yield RankItem("library", mpi.library, "found" if mpi.library != site.mpi.library else "mpi.library")
         yield RankItem("launcher", " ".join(mpi.launch.command), site.mpi.where or "found")

@@ -38,7 +38,7 @@ def rerun_with_logs(log: ResultLog, schedule: Schedule, planner: Planner, louder
 
 
 def kind_of(planned: PlannedProbe, outcome: ProbeOutcome) -> Kind | None:
-    """The kind of failure; None if every role finished, because the check then has judged the probe."""
+    """The kind of failure; None if every role finished, because the check itself then judges the probe."""
     role = outcome.roles.get(outcome.blamed or "")
     if role is None:
         return None
@@ -75,7 +75,7 @@ def _news(first: ProbeOutcome, second: ProbeOutcome) -> Iterator[Evidence]:
     """Error lines in the second run's logs that are not in the first run's; if there are none, the last
     lines.
 
-    The failed role's and the most relevant lines are sorted last, because the first ones are cut.
+    The failed role's lines and the most relevant lines come last, because the first lines are cut.
     """
     said = {line for role in first.roles.values() for line in role.log_tail}
     new = [

@@ -51,7 +51,7 @@ class NotRun:
 
     finding: Finding
     stopped: str = ""
-    """``interrupted`` or ``budget`` if the run had ended; empty otherwise."""
+    """``interrupted`` or ``budget`` if the run ended first; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class _EarlyStart:
 Ended = ProbeOutcome | NotRun
 
 Take = Callable[[PlannedProbe, Ended], Sequence[PlannedProbe]]
-"""Called with each ended probe; returns the probes that follow it."""
+"""Called with each ended probe; returns its follow-up probes."""
 
 
 @dataclass
@@ -247,7 +247,7 @@ def _key(planned: PlannedProbe) -> str:
 
 
 def _priority(planned: PlannedProbe) -> tuple[bool, int]:
-    """Sort key: exclusive probes first, those with most devices first.
+    """Sort key: exclusive probes first, and among them those with most devices.
 
     Shared probes run in the gaps.
     """

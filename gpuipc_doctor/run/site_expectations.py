@@ -77,7 +77,7 @@ def of_other_gpus(intel: Sequence[str]) -> Iterator[Finding]:
 def check_backend_gpus(
     backend: str, expected: ExpectedGpus, devices: Sequence[Device], environment: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """As `of_gpus` for one backend: GPUs missing from its list may belong to the other vendor."""
+    """The findings of `of_gpus` on one backend; missing GPUs may be another vendor's."""
     if not devices:  # the driver's own check reports that
         return
     for finding in of_gpus(expected, devices, environment):
@@ -89,7 +89,7 @@ def check_backend_gpus(
             yield Finding.skip(
                 "not-counted",
                 "only {backend} GPUs counted (--backend); {where} expects {expected} × {model}",
-                remedy="leave --backend out to count them",
+                remedy="omit --backend to count all GPUs",
                 backend=backend,
                 expected=expected.count,
                 model=expected.model or "GPU",

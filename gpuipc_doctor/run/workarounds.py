@@ -38,7 +38,7 @@ _TAKES_NO_DEVICE_POINTERS = (
     {"MPIR_CVAR_ENABLE_GPU": "0"},
     {"I_MPI_OFFLOAD": "0"},
 )
-"""Settings for programs that pass no GPU buffers to MPI; with these settings, a device pointer crashes."""
+"""Settings for programs that pass no GPU buffers to MPI; MPI then crashes if it gets a device pointer."""
 
 _OF_DRIVERS = ("AMD_", "CUDA_", "DEBUG_HIP_", "HIP_", "HSA_", "ROCR_")
 """Prefixes of variables that a GPU driver's library reads; a probe without ranks loads nothing else."""
@@ -139,7 +139,7 @@ def _in_turn(failures: Sequence[Entry], candidates: Candidates) -> Iterator[tupl
 
 
 def _told(failure: Entry, workaround: Workaround, ended: Ended) -> Evidence:
-    """Evidence: what became of a failed probe with a workaround."""
+    """Evidence: the result of a failed probe when rerun with a workaround."""
     values: dict[str, Json] = {"env": dict(workaround.env), "cost": workaround.cost}
     tried = "Tried {env:env}"
     if workaround.without:

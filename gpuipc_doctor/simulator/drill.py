@@ -13,7 +13,7 @@ from gpuipc_doctor.simulator.profile import Expectation, Expected
 _COMPLAINTS = {Status.WARN, Status.ERROR, Status.FAIL}
 
 _OF_WHAT_IS_REAL = {"mpi-gpu-aware", "known-versions"}
-"""Checks whose result, if a run uses MPI, depends on the real library, so that no profile can state it."""
+"""Checks whose result depends on the real MPI library in a run with MPI, so that no profile can state it."""
 
 
 _SUBJECTS = ("node", "device", "pair", "group")
@@ -22,7 +22,7 @@ _SUBJECTS = ("node", "device", "pair", "group")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A finding as seen by a reader of the report; ``text`` is its summary and evidence."""
+    """A finding as a reader of the report sees it; ``text`` is its summary and evidence."""
 
     check: str
     probe: str
@@ -48,7 +48,7 @@ class DrillResult:
     let_off: tuple[str, ...] = ()
     """Unexpected findings that follow from the fault."""
     given_up: tuple[str, ...] = ()
-    """Checks with an expected finding that did not run because others had hung; they must be run alone."""
+    """Checks that lack an expected finding because other checks hung first; they must be rerun alone."""
 
     @property
     def good(self) -> bool:
@@ -160,7 +160,7 @@ def _answers(row: Row, expected: Expected) -> bool:
 
 
 def _answers_by_ucx(row: Row, expected: Expected) -> bool:
-    """Whether UCX found what libfabric was expected to find: UCX's program may not be on this machine."""
+    """Whether UCX shows a fault that the profile expects of libfabric; UCX may be missing here."""
     return (
         row.probe.startswith("UCX")
         and row.check == expected.check

@@ -26,7 +26,7 @@ from gpuipc_doctor.tables import table
 PROFILES = Path(__file__).with_name("profiles")
 SCHEMA = Path(__file__).with_name("profile.schema.json")
 FAULTS = Path(__file__).with_name("faults.yaml")
-"""Fields of each kind of fault (``call``, ``mpi-call``, ``message``), and where each works."""
+"""File with the fields of each kind of fault (``call``, ``mpi-call``, ``message``), and where each works."""
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MERGED = ("versions", "files", "peers", "options")
@@ -276,7 +276,7 @@ class _Reader:
         for backend in sorted(backends):
             for key in needed[backend]:
                 if key not in versions:
-                    self._complain(f"a {backend} device needs key {key!r} here", "versions")
+                    self._complain(f"a {backend} device needs the key {key!r}", "versions")
         return versions
 
     def _faults(self) -> Iterator[Mapping[str, str | int]]:

@@ -45,7 +45,7 @@ NAMES = frozenset({*_MODULES, *_PACKAGED, *_LINKED})
 
 
 def files(versions: Mapping[str, str]) -> dict[str, str]:
-    """Absolute path → text."""
+    """Absolute path → text of each file of these versions."""
     made = {
         f"/sys/module/{module}/version": f"{versions[name]}\n"
         for name, module in _MODULES.items()

@@ -131,7 +131,7 @@ class NodeGpus:
     """A node's GPUs, including those that its driver does not list."""
 
     devices: Collection[Device] = ()
-    """Names as the driver or the kernel lists them."""
+    """The GPUs as the driver or the kernel lists them."""
     unlisted: Mapping[str, int] = field(default_factory=dict)
     """Backend → number of GPUs on the PCI bus that the driver does not list."""
     by_slurm: Callable[[], int] = lambda: 0
@@ -141,7 +141,7 @@ class NodeGpus:
         return sum(expected.are(device.name) for device in self.devices)
 
     def on_bus(self, expected: ExpectedGpus) -> int:
-        """GPUs on the PCI bus; those not listed count as the expected model."""
+        """Number of GPUs on the PCI bus of the expected model; unlisted GPUs count as that model."""
         backends = {device.backend for device in self.devices if expected.are(device.name)}
         return self.listed(expected) + sum(self.unlisted.get(backend, 0) for backend in backends)
 
@@ -177,9 +177,9 @@ class SiteConfig:
     checks_dirs: tuple[Path, ...] = ()
     known_issues_dirs: tuple[Path, ...] = ()
     disabled: Mapping[str, Waiver] = field(default_factory=dict)
-    """By check id."""
+    """Check id → why it is disabled."""
     suppressed: Mapping[str, Waiver] = field(default_factory=dict)
-    """By the key of a finding, such as ``ipc-handles.refused``."""
+    """Key of a finding, such as ``ipc-handles.refused`` → why it is suppressed."""
     tier: Tier = Tier.ACCEPTANCE
     deadline_s: float | None = None
     """Seconds for each operation; None: the check's default."""
@@ -190,7 +190,7 @@ class SiteConfig:
     options: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     """Check id → the check's ``Context.options``."""
     versions: Mapping[str, ExpectedVersion] = field(default_factory=dict)
-    """By component."""
+    """Component → accepted versions."""
     node: NodeConfig = field(default_factory=NodeConfig)
     """Settings of all nodes; after `of_node`, settings of this node."""
     node_types: tuple[NodeType, ...] = ()
@@ -219,7 +219,7 @@ class SiteConfig:
         return self.prolog.gpus or self.node.gpus.count
 
     def types_of(self, host: str, node: NodeGpus) -> Sequence[NodeType]:
-        """Types that a node can have, fewest lost GPUs first; several if the GPUs leave it open.
+        """Types that a node can have, fewest lost GPUs first; several if the GPUs fit more than one.
 
         Matched by the node's name; else by the number of GPUs in Slurm's configuration or on the PCI bus;
         else by the listed GPUs, some of which may be lost.
@@ -300,7 +300,7 @@ def _waiver(said: Json, where: str) -> Waiver:
 
 
 def _version(component: str, said: Json, where: str) -> ExpectedVersion:
-    """``8.1.28``: this version; else a range with ``from`` and ``before``."""
+    """An expected version: ``8.1.28`` means this version, a mapping a range with ``from`` and ``before``."""
     if isinstance(said, str):
         return ExpectedVersion(Range(component, said, last_affected=said), where)
     expected = Range(
@@ -467,7 +467,7 @@ def _mistakes(document: Document) -> Iterator[Mistake]:
 
 
 def _of_nodes(document: Document, data: Json, *within: Key) -> Iterator[Mistake]:
-    """Invalid node sets and launchers, for all nodes or a type."""
+    """Mistakes: invalid node sets and launchers, for all nodes or a type."""
     name = "".join(f"{key}." for key in within)
     for wrong in launcher.mistakes(data.get("mpi", {}).get("launcher", "{ranks}")):
         yield document.mistake(f"{name}mpi.launcher: {wrong}", *within, "mpi", "launcher")
@@ -492,7 +492,7 @@ def _of_version(document: Document, name: str, said: Json) -> Iterator[Mistake]:
 
 
 def of_directories(document: Document, key: str) -> Iterator[Mistake]:
-    """Directories that cannot be read or that root must not trust."""
+    """Mistakes: directories that cannot be read or that root must not trust."""
     for number, directory in enumerate(directories(document, key)):
         try:
             files = [path for path in directory.iterdir() if path.suffix in SITE_DIRECTORIES[key]]

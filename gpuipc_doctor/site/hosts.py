@@ -21,7 +21,7 @@ _MAX_BYTES = 1 << 20
 
 
 class BadNodes(ValueError):
-    """A text is no valid node set; the message is one line."""
+    """A text that is not a valid node set; the message is one line."""
 
 
 def expand(text: str) -> list[str]:

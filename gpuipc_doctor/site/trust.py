@@ -30,7 +30,7 @@ class Changeable(NamedTuple):
 
 def changeable(path: Path) -> Changeable | None:
     """The first file or directory on the way to ``path``, links included, that a third user can change. Root
-    trusts no group; another user's may be private, so it may write to directories on the way."""
+    trusts no group; any other user's group may be private, so it may write to directories on the way."""
     for place in _way(path):
         try:
             status, itself = place.stat(), place.lstat()

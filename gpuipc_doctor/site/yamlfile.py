@@ -1,10 +1,10 @@
 """Read a user's YAML file, and report all mistakes with file and line.
 
 It uses YAML's events: `yaml.compose` loses tags and the places of aliases, and its C version overflows the
-stack on a file of a million brackets. So every value has its line and nothing is constructed: a document
-consists of mappings with text keys, lists, text, numbers, true, false and null. Tags and aliases are refused,
-so a file can neither name a Python object nor grow beyond its own size. Plain words are read as in YAML 1.2:
-``yes``, ``off``, ``12:30`` and ``2026-11-20`` are text.
+stack on a file of a million brackets. Every value thus has its line, and no Python object is constructed: a
+document consists of mappings with text keys, lists, text, numbers, true, false and null. Tags and aliases are
+refused, so a file can neither name a Python object nor grow beyond its own size. Plain words are read as in
+YAML 1.2: ``yes``, ``off``, ``12:30`` and ``2026-11-20`` are text.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def read(path: Path, schema: Mapping[str, Json] | None) -> Document:
 
 
 def parse(path: Path, content: bytes, schema: Mapping[str, Json] | None) -> Document:
-    """As `read`, but for content that is already in memory."""
+    """Parse and validate content as `read` does, for a file that was read already."""
     builder = _Builder(path)
     document, mistakes = builder.build(_text(path, content))
     if schema is not None:
@@ -150,7 +150,7 @@ def _refuse_what_was_written(document: Document) -> None:
     data = document.data
     written = data.get("schema") if isinstance(data, dict) else None
     if isinstance(written, str) and written.startswith("gpuipc-doctor/"):
-        text = f"is output of gpuipc-doctor ({written}); name a file of this kind"
+        text = f"is output of gpuipc-doctor ({written}), not a file written by hand"
         raise BadFile([Mistake(document.path, 0, text)])
 
 

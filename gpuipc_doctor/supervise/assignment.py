@@ -1,7 +1,7 @@
 """Messages between supervisor and workers: files in the probe's directory, and orders to stems.
 
-There is no result pipe that a runaway writer could fill, and no message is lost when its writer dies: the
-`Assignment` exists before the worker starts, and the `RoleResult` appears completely or not at all.
+Files, not pipes: a runaway writer cannot block, and no message is lost when its writer dies. The `Assignment`
+exists before the worker starts; the `RoleResult` appears completely or not at all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RoleFiles:
         self.turn = directory / "turn"
         """File that signals all roles to start, for probes that wait for it."""
         self.pid = file("pid")
-        """Written by the process that starts a rank's worker, as is ``exit_status``."""
+        """Pid of a rank's worker, written by the process that starts it, as is ``exit_status``."""
         self.exit_status = file("exit-status")
         self.python_stack = file("python-stack")
         self.native_stack = file("native-stack")

@@ -1,7 +1,7 @@
 """The finding for an incomplete probe, by the same rule for every check.
 
-Ended in an armed operation, by a hang, a signal or a driver error: FAIL, naming the operation. Ended outside
-an operation, or because other processes hold the memory: ERROR, because the cause is unknown.
+FAIL with the operation's name if a role hung, crashed or got a driver error in an armed operation. ERROR,
+because the cause is unknown, if it ended outside an operation, or if other processes hold the memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ PLENTY = 0.25
 """Fraction of device memory that is far above the memory limit of checks."""
 
 _BANNER = re.compile(r"^-{20,}\n\s*(.+?)\n\s*(?:\n|-{20,}$)", re.MULTILINE | re.DOTALL)
-"""The first paragraph between rules."""
+"""Pattern for the first paragraph between rules of dashes, as Open MPI's launcher prints it."""
 
 
 _CALL = "{role}: {call} #{occurrence}{step:aside}"
-"""``importer: cuIpcOpenMemHandle #4 (second open of segment 1)``"""
+"""Sentence part for a call: ``importer: cuIpcOpenMemHandle #4 (second open of segment 1)``."""
 
 
 def conclude(outcome: ProbeOutcome) -> Finding:
@@ -99,8 +99,8 @@ def conclude(outcome: ProbeOutcome) -> Finding:
                 "unrecorded",
                 "{role}: could not write its journal",
                 *so_far,
-                remedy="check that the temporary directory is not full (df, df -i); else a driver, or a "
-                "library loaded with it, closes files it does not own",
+                remedy="check with df and df -i whether the temporary directory is full; if not, a driver "
+                "or library closes files that it did not open",
                 role=role.role,
             )
         case Ending.PEER_LOST:
@@ -138,7 +138,7 @@ def _who_aborted(outcome: ProbeOutcome) -> tuple[RoleOutcome, str] | None:
 
 
 def _memory_tool(outcome: ProbeOutcome) -> str:
-    """The vendor's program that lists who uses a GPU."""
+    """The vendor's program that lists the processes on a GPU."""
     tools = {"cuda": "nvidia-smi", "hip": "rocm-smi"}
     backends = dict.fromkeys(device.backend for device in outcome.devices) or tools
     return ", ".join(tools[backend] for backend in backends)
@@ -168,7 +168,7 @@ def _plenty(role: RoleOutcome) -> int:
 def _during(
     role: RoleOutcome, key: str, says: str, so_far: tuple[Evidence, ...], /, **values: Json
 ) -> Finding:
-    """The finding on the armed operation; an ERROR if none was armed."""
+    """The FAIL that names the armed operation; an ERROR if none was armed."""
     values = {**_of(role), **values}
     if role.operation:
         return Finding.fail(key, f"{_CALL} {says}", *so_far, **values)

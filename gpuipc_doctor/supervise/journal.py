@@ -138,7 +138,7 @@ class _Armed(AbstractContextManager[None]):
 
 @dataclass
 class Progress:
-    """The supervisor's view of the journal. ``read`` adds the lines appended since the last call."""
+    """A worker's state as its supervisor reads it from the journal; ``read`` adds new lines."""
 
     path: Path
     same_clock: bool = True
@@ -186,7 +186,7 @@ class Progress:
                 self._apply(json.loads(line))
 
     def begin_anew(self) -> None:
-        """Begin again at the journal's start, because the worker has restarted its journal."""
+        """Read from the journal's start, because the worker has restarted its journal."""
         self._offset = 0
 
     def _apply(self, line: dict[str, Any]) -> None:

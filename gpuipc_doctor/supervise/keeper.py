@@ -22,7 +22,7 @@ MARKER = "GPUIPC_DOCTOR_PROBE"
 """Variable that identifies a run's processes; its value is ``<run>/<probe>``."""
 
 NAME = "gpuipc-keeper"
-"""Name of its process in `ps` and ``/proc``, by which a run's clean-up spares it."""
+"""Name of the keeper's process in `ps` and ``/proc``; a run's clean-up spares processes of this name."""
 
 DONE = b"done"
 
@@ -36,7 +36,7 @@ PR_SET_NAME = 15
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, and files removed that processes of ours made
 
 TICK_S = 0.02
-"""Seconds by which a file may seem too old, because file times lag by up to one kernel tick."""
+"""Seconds to subtract from a time before comparing it with file times, which lag by up to a kernel tick."""
 
 SEGMENTS = (
     *("mpich_shm_*", "sm_segment.*", "vader_segment.*", "Intel_MPI_*", "psm*_shm*", "ucx_shm_*"),
@@ -106,7 +106,7 @@ def remove_abandoned(since: float) -> None:
 
 
 def abandoned(since: float) -> set[str]:
-    """Such files of this user that no process maps, created at or after ``since`` (`time.time()`)."""
+    """This user's `SEGMENTS` that no process maps, created at or after ``since`` (`time.time()`)."""
     candidates = set(_made(since))
     if candidates:
         for _, maps in _of_processes("maps"):  # as far as permissions allow

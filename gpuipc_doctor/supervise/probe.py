@@ -38,7 +38,7 @@ LISTEN_S = 0.5
 """Seconds between polls of a probe with a listener, which may run for days."""
 
 STALLED_S = 1.0
-"""An operation that has run for longer when the budget ends is reported: it may be hanging."""
+"""Seconds. An operation that has run for longer when the budget ends is reported: it may hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ _WORST_FIRST = (
     Ending.EXCEPTION,
     Ending.NOT_STARTED,
 )
-"""Of roles that ended in the same tick, the first in this order is blamed: a signal before an exception."""
+"""Order of blame for roles that ended in the same tick: a signal comes before an exception."""
 
 
 @dataclass
@@ -221,18 +221,18 @@ class Execution:
         return (min(silent, key=self._stuck_order), Ending.HUNG) if silent else None
 
     def _stuck_order(self, role: RunningRole) -> tuple[bool, bool, int, float]:
-        """Sort key: a role in an operation first; of ranks, one in a driver call, which waits for no other
+        """Sort key: a role in an operation first; among ranks, one in a driver call, which waits for no other
         rank.
 
-        Of ranks in MPI calls, the one with the fewest calls first, since all ranks make the same number
-        except for copies.
+        Among ranks in MPI calls, the one with the fewest calls comes first: without a hang, all make equally
+        many, except for copies.
         """
         progress, is_rank = role.progress, self.probe.launch is not None
         calls = progress.mpi_calls if is_rank else 0
         return not progress.operation, is_rank and progress.is_in_mpi, calls, progress.last_at
 
     def _suspects(self, hung: RunningRole) -> list[RunningRole]:
-        """The ranks in equally many MPI calls as this one: any of them may block the others."""
+        """The ranks that have made as many MPI calls as this one: any of them may block the others."""
         if not (self.probe.launch and hung.progress.is_in_mpi):
             return [hung]
         return likeliest_first(
@@ -358,7 +358,7 @@ def likeliest_first(ranks: Iterable[RunningRole]) -> list[RunningRole]:
 def first_wrong(roles: Iterable[RunningRole]) -> RunningRole:
     """The failed role to blame.
 
-    Roles that just lost their partner come last; then the earliest failure counts (by tick), then the kind of
+    Roles that only lost their partner are blamed last. Otherwise the earliest tick counts, then the kind of
     ending, then the time. On a busy node an exit can be delayed, so a partner may seem to end before the
     cause. Clocks of two nodes are not compared.
     """

@@ -40,7 +40,7 @@ class ChildProcess:
 
 
 class ForkedProcess:
-    """A worker that a stem forked. When the process in between ends, we adopt it as our child."""
+    """A worker that a stem forked. When the intermediate process ends, the worker becomes our child."""
 
     is_elsewhere = False
 
@@ -64,8 +64,8 @@ class ForkedProcess:
 class LaunchedProcess:
     """A worker that an MPI launcher started, known only from the files of its starter (`rank`).
 
-    If the files are missing, a launcher has ended the starter and perhaps the worker; the kernel keeps the
-    worker's exit status until it is reaped. The launcher is None if it could not be started.
+    If the files are missing, the launcher has killed the starter and perhaps the worker, whose exit status
+    the kernel keeps until it is reaped. The launcher is None if it could not be started.
     """
 
     def __init__(self, launcher: ChildProcess | None, files: RoleFiles) -> None:
@@ -158,9 +158,9 @@ class RunningRole:
         """Seconds since the last journal line was first seen, minus the time spent waiting for a processor.
 
         Waiting for a processor is no hang: on two busy cores a healthy worker took more than 1.5 s to exit.
-        The time before the line was seen does not count either: a supervisor without a processor does not
-        know what the worker did. Up to ``allowed_s``, programs started by the worker are not counted, because
-        that reads all processes of the node.
+        The time before the line was seen does not count: the supervisor itself may have had no processor. Up
+        to ``allowed_s``, waits of programs started by the worker are ignored: finding them reads all
+        processes of the node.
         """
         had = tree.timeslices_of(self.process.pid)
         if self._line_at != self.progress.last_at:
@@ -226,7 +226,7 @@ class RunningRole:
 
     @property
     def _stack_written_at(self) -> float:
-        """Time of its last stack dump, written on the signals of crashes."""
+        """Time of the worker's last stack dump, which it writes on a crash's signal."""
         try:
             written = self.files.python_stack.stat().st_mtime
         except FileNotFoundError:

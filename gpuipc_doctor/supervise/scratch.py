@@ -20,7 +20,7 @@ from gpuipc_doctor.supervise import keeper, leftovers
 PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108 - private directories are made there
 
 ROOM_BYTES, ROOM_INODES = 64 << 20, 4096
-"""Maximum bytes of a run's logs and journals."""
+"""Space required for a run's logs and journals: bytes and inodes."""
 
 
 _NAME_CHARACTERS = string.ascii_lowercase + string.digits + "_"
@@ -43,8 +43,8 @@ def make(
 ) -> Path:
     """Create a private directory with an unguessable name.
 
-    It is in the first of these places that has room and in which no other user can replace it; if none has
-    room, in the first in which it can be created. Raises `NoPlace`.
+    It is in the first of the places that has room and where no other user can replace it; if none has room,
+    in the first where it can be created. Raises `NoPlace`.
     """
     wrong, full = [], []
     for place in places:

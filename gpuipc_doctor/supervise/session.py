@@ -39,7 +39,7 @@ class Session:
         self.node = node
         self.limits = limits
         self.unkillable = ""
-        """The process that even SIGKILL did not end; no GPU probe may start after it."""
+        """Description of a process that even SIGKILL did not end; then no further GPU probe may start."""
         self._id = secrets.token_hex(8)
         self._keep_logs = keep_logs.absolute() if keep_logs else None  # workers are on other nodes
         self._numbers = itertools.count(1)
@@ -78,7 +78,7 @@ class Session:
         _adopt_orphans(self._adopted_orphans)
 
     def expect(self, imports: Iterable[str]) -> None:
-        """Start the stem for later probes, which may import while they are planned."""
+        """Start the stem for later probes, so that it imports while they are planned."""
         names = frozenset(imports)
         self._expected[names] = self._stems.of(names, environment_with(self.node.env))
 

@@ -36,7 +36,7 @@ stem.
 """
 
 _LISTS = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PATH")
-"""Variables that are lists, to which additions are appended; others are replaced."""
+"""Variables that are lists: additions are put in front of the old value; other variables are replaced."""
 
 _OF_ONE_PROCESS = re.compile(r"PMI_|PMIX_(?!MCA_)|OMPI_COMM_WORLD_|SLURMD_NODENAME$")
 """Variables with which launchers give a process its rank, job and node.

@@ -1,8 +1,8 @@
 """Stems: processes that have imported the workers' modules but used no driver, from which workers are forked.
 
-There is one for each set of imports and environment, started at first use (see `worker.stem`). The first stem
-of an environment imports our own modules only; the others are forked from the first. If a stem is unfit,
-hangs or is gone, workers are started without it, and its log says why.
+Each set of imports and environment has one stem, started at first use (see `worker.stem`). The first stem of
+an environment imports our own modules only; the others are forked from it. If a stem is unfit, hangs or has
+ended, workers are started without it, and its log says why.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Stem:
         self._verdict = reason
         self._kill()
         with contextlib.suppress(OSError), self._log.open("a") as log:
-            log.write(f"gpuipc-doctor: no worker is forked from this stem: {reason}\n")
+            log.write(f"gpuipc-doctor: workers start without this stem: {reason}\n")
 
     def _kill(self) -> None:
         if self._process and not self._process.poll():

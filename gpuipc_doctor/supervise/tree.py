@@ -30,7 +30,7 @@ REQUIRED = (os.devnull, str(PROC), f"{PROC}/self")
 """Files without which processes can be neither started nor found."""
 
 PRIORITY = -10
-"""Niceness beside ranks that use every processor: nine times the share of a process with 0 (sched(7))."""
+"""Niceness for a run whose ranks use every processor: nine times the share of niceness 0 (sched(7))."""
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a run from outside."""
@@ -120,15 +120,15 @@ class Timeslices(NamedTuple):
     number: int = 0
 
     def yields_since(self, before: Timeslices) -> bool:
-        """Whether the thread gives its turns away, as polling MPI ranks do, which queue again each time: on
-        two busy cores one had 34,000 timeslices in 41 s and waited for 40.
+        """Whether the thread yields the processor repeatedly, as polling MPI ranks do: on two busy cores one
+        had 34,000 timeslices in 41 s and waited for 40 s.
         """
         number = self.number - before.number
         return number > _FEW and (self.ran_s - before.ran_s) / number < _SHORT_S
 
 
 _FEW, _SHORT_S = 20, 0.0001
-"""Number; seconds. A computing thread has slices of 2.4 ms beside others; a few short ones prove nothing."""
+"""Number; seconds. So few slices, or longer ones, show no yielding: a computing thread has 2.4 ms each."""
 
 
 def timeslices_of(pid: int) -> dict[int, Timeslices]:
@@ -158,7 +158,8 @@ class Starvation:
         self._seconds = 0.0
 
     def until(self, now: Mapping[int, Timeslices]) -> float:
-        """The seconds so far. Between two calls, the thread that waited longest counts."""
+        """Seconds of starvation so far. Between two calls, the wait of the thread that waited longest
+        counts."""
         none = Timeslices()
         self._seconds += max(
             (
@@ -212,7 +213,7 @@ def signal_name(number: int) -> str:
 
 
 def reap_orphans() -> None:
-    """Collect ended processes that became our children. Call it only when no worker is waited for."""
+    """Collect ended processes that became our children. Only while no worker is being waited for."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -43,7 +43,7 @@ _IMPACTS = (
     (_HANGS, "Application hang"),
     (_SLOW, "Lower performance than expected"),
 )
-"""Keys of findings, with the words of NCCL's form for them. Findings of growth have none."""
+"""(keys of findings, NCCL's words for them in its form). Findings of growth have none."""
 
 _COMPONENTS = {"hsa": "ROCR-Runtime", "hip": "HIP", "nccl": "rccl"}
 """Prefix of a call's name → AMD's component that contains it."""
@@ -130,7 +130,7 @@ def _reproduce(subject: Subject) -> Iterator[Block]:
         programs = dict.fromkeys(rank.program for rank in job.ranks)
         yield Lines((
             f"{_scale(subject)} run {', '.join(programs)}",
-            "add the command that started it: command lines are not kept",
+            "add the command that started the job: reports keep no command lines",
         ))  # fmt: skip
     if subject.checks:
         yield Verbatim((f"gpuipc-doctor check {' '.join(subject.checks)}",))

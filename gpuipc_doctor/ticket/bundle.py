@@ -33,7 +33,7 @@ Members = dict[str, bytes]
 
 
 def of_documents(subject: Subject) -> tuple[Members, dict[str, str]]:
-    """Two mappings: file name → content of the documents, and missing file → reason."""
+    """Two mappings: the documents as file name → content, and missing files as name → reason."""
     members: Members = {}
     absent: dict[str, str] = {}
     for number, each in enumerate((subject.about, *subject.also)):

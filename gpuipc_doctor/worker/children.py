@@ -31,7 +31,7 @@ DESCRIPTORS = 8
 """Maximum file descriptors per message."""
 
 SOON_S, LOOK_S = 0.1, 0.25
-"""Seconds within which most messages arrive and the child is not examined, and between later examinations."""
+"""Seconds to wait for a message before the child is examined, and between later examinations."""
 
 CALL_BYTES = 128
 """Bytes for the current call's name in memory shared by parent and child, followed by 4 bytes each for its

@@ -119,7 +119,7 @@ class Worker:
         return devices[self._assignment.place % len(devices)]
 
     def begin(self) -> None:
-        """Wait for the probe's start signal and idle devices before a role starts; only the first reads."""
+        """Wait for the probe's start signal and idle devices; only the first role reads the devices."""
         if not self._assignment.waits_for_turn:
             return
         if not self._assignment.starter:

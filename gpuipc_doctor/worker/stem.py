@@ -31,7 +31,7 @@ BINDINGS = {
     "cuda": ("gpuipc_doctor.backends.cuda", "cuda.bindings.driver", "ctypes"),
     "hip": ("gpuipc_doctor.backends.hip", "hip.hip", "ctypes"),
 }
-"""Backend → its workers' imports; any other name is a module."""
+"""Backend → modules that its workers import. Other names in an order are modules themselves."""
 
 
 def main(fd: int) -> None:
@@ -82,7 +82,7 @@ def _why_not_to_fork() -> str:
 
 
 def _unsafe() -> str:
-    """As `_why_not_to_fork`. Raises `OSError` if the kernel does not show it."""
+    """The result of `_why_not_to_fork`. Raises `OSError` if the kernel does not show it."""
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
         return f"the imports started threads: {threads - 1}"
@@ -125,7 +125,7 @@ def _serve(orders: socket.socket, imports: Iterable[str] = ()) -> Order | StemOr
 
 
 def _fork() -> int:
-    """As `os.fork`, but -1 at the process limit, which the supervisor notices because the socket closes."""
+    """Fork; -1 at the process limit, which the supervisor notices because the socket closes."""
     try:
         return os.fork()
     except OSError:

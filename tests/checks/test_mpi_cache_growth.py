@@ -178,7 +178,7 @@ def test_a_cache_that_small_buffers_fill_is_a_warning_with_its_bound(buffers: in
     )
     replaced, reach = sentences.evidence(finding)
     assert replaced == "192 buffers of 2 MiB displaced the large ones; no address was reused"
-    assert reach == f"{buffers} of {139 / buffers:.1f} GiB would fill this device"
+    assert reach == f"{buffers} kept buffers of {139 / buffers:.1f} GiB each would fill this device"
     assert "set MAX_REGIONS" in finding.remedy
     assert growth(keeps(buffers)).remedy == ""
 

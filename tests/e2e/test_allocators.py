@@ -144,7 +144,7 @@ def test_loss_in_one_of_two_runs_is_an_error(check: Callable[..., Results], tmp_
     """Memory of another process would look the same. A loss in both runs is a FAIL, as tested above."""
     results = check("allocator-growth", claims=(TORCH_ALONE,), ARRAYS_FIRST_LEAKS=str(tmp_path / "first"))
     found = told(results)["PyTorch"]
-    assert found.startswith("ERROR | only one of two runs lost device memory"), found
+    assert found.startswith("ERROR | device memory was missing after only one of two runs"), found
     assert "used memory grows by" in found
 
 

@@ -66,10 +66,10 @@ def test_once(doctor: Doctor) -> None:
     ended = doctor("memory", "--simulate", "out-of-memory", "--backend", "cuda")
     assert ended.stdout.splitlines() == [
         "SIMULATED (profile out-of-memory): no real GPU was read",
-        "GPU       what           used        of",
-        "--------  -------------  ----------  ----------",
-        "nvidia:0  NVIDIA H200    139.00 GiB  139.00 GiB",
-        "          of no process  139.00 GiB",
+        "GPU       what          used        of",
+        "--------  ------------  ----------  ----------",
+        "nvidia:0  NVIDIA H200   139.00 GiB  139.00 GiB",
+        "          (no process)  139.00 GiB",
     ]
     assert (ended.stderr, ended.returncode) == ("", 0)
 

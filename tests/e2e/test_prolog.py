@@ -91,7 +91,7 @@ def site(tmp_path: Path) -> Site:
             "nvidia-460.32.03",
             {"breaker": {"share": 0}},
             0,
-            ["would drain, but this node is outside the breaker's share"],
+            ["would drain, but prolog.breaker.share (0) excludes this node"],
         ),
         full("segv-ipc-open", {}, 12, ["SIGSEGV"]),
         full("hang-init", {"deadline_s": 1.5}, 12, ["cuInit #1 hung (1.5 s)"]),
@@ -184,7 +184,7 @@ def test_disabled_check_does_not_run_until_its_date(site: Site) -> None:
     assert (code, "FAIL" in line) == (0, False)
     code, line = disabled_until("2001-01-01")
     assert (code, "FAIL ipc-reopen" in line) == (12, True)
-    assert "runs again: disabled until 2001-01-01" in json.dumps(site.entries()[-1])
+    assert "disabled it until 2001-01-01" in json.dumps(site.entries()[-1])
 
 
 # -- memory ---------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def test_config_on_a_hanging_file_system_is_reported(site: Path) -> None:
     assert elapsed_s < BUDGET_S + 1 + LOAD_S
     assert (ended.returncode, ended.stdout) == (
         0,
-        "gpuipc-doctor: ERROR the budget was exhausted while it read site.yaml\n",
+        "gpuipc-doctor: ERROR the budget was exhausted while the prolog read site.yaml\n",
     )
 
 

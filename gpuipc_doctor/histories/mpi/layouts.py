@@ -38,7 +38,7 @@ class Layout:
         return self.begin + nbytes + self.split
 
     def spread(self, data: bytes, whole: int, total: int) -> bytes:
-        """A buffer of ``total`` bytes with ``data``, the first bytes of a message of ``whole`` bytes."""
+        """A buffer of ``total`` bytes with ``data``: the first bytes of a message of ``whole`` bytes."""
         image = bytearray([BLANK]) * total
         if self.block:
             blocks, rest = divmod(len(data), self.block)

@@ -21,12 +21,12 @@ _LACKS_OVER_UCX: Mapping[str, tuple[str, ...]] = {
     "mpich": (DERIVED, SELF),
     "openmpi": (DERIVED,),
 }
-"""Features that fail with libraries without GPU support, whose UCX moves device memory."""
+"""Family → features that fail if the library was built without GPU support and UCX moves device memory."""
 
 
 def lacks(family: str, *, over_ucx: bool) -> tuple[str, ...]:
     """Features that this MPI does not support in device memory; empty if none is known.
 
-    ``over_ucx``: whether it leaves device memory to UCX because it was built without GPU support.
+    ``over_ucx``: whether UCX moves its device memory, because the MPI was built without GPU support.
     """
     return (_LACKS_OVER_UCX if over_ucx else {}).get(family, ()) or _LACKS.get(family, ())

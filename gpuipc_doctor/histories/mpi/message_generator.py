@@ -1,4 +1,4 @@
-"""Random valid messages between ranks, in epochs with different weights that end with all received."""
+"""Random valid messages between ranks, in epochs with different weights; none outlasts its epoch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HUGE = (4 << 20,)
 """Message sizes in bytes, beside those around the library's protocol thresholds."""
 
 ALONE = 16 << 20
-"""Bytes of a message that is sent while no other message is in transit, if messages may be huge."""
+"""Bytes of a huge message, which is sent only while no other message is in transit."""
 
 REPEATS = 24
 """How often a message is repeated: a library may register a buffer, or set up a faster path between ranks,
@@ -72,7 +72,7 @@ ROOM = 48 << 20
 """Bytes of all ranks' buffers together."""
 
 MOST_BUFFERS = 40
-"""Limits beyond which unused buffers are freed; buffers in use can exceed these limits."""
+"""Number of buffers above which unused ones are freed; more buffers can be in use."""
 
 RECYCLED = 0.6
 """Probability that a freed buffer is followed by one of the same size, used at once."""
@@ -132,7 +132,7 @@ class Generator:
 
     @property
     def history(self) -> History:
-        """A history without operations."""
+        """A history of this generator's ranks, still without operations."""
         return History(self.backend, self.plans, seed=self.seed, check=MPI)
 
     def epoch(self) -> list[tuple[Operation, Expected]]:
@@ -424,7 +424,7 @@ class Generator:
                 return
 
     def _meets_earlier(self, by: int, to: int, tag: int, within: int) -> bool:
-        """Whether a message between these ranks, or a receive of it, would match an earlier operation."""
+        """Whether a message between these ranks, or its receive, would match an earlier operation."""
         sent = Operation("send", by, peer=to, tag=tag, within=within, stamp=1)
         posted = Operation("recv", to, peer=by, tag=tag, within=within)
         return bool(self.model.may_reach(sent) or self.model.partner(sent) or self.model.partner(posted))

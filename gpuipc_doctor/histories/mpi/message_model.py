@@ -112,7 +112,7 @@ class Model:
         self.blocked: dict[int, tuple[Part, ...]] = {}
         """Rank → the parts for which its current operation waits."""
         self._wild: list[Receive] = []
-        """Receives from any source whose completion no later message has proved to all ranks."""
+        """Receives from any source that some rank cannot yet know to be complete."""
 
     # -- what is legal ------------------------------------------------------------------------------------
 
@@ -452,7 +452,7 @@ class Model:
         del self.communicators[operation.on]
 
     def partner(self, operation: Operation) -> Operation | None:
-        """The existing send or receive that an operation would match without blocking, or None."""
+        """The send or receive that an operation would match without blocking; None if there is none."""
         if operation.do in SENDS:
             message = Message(self.at, operation, operation.within)
             return next((request.posted for request in self.pending if request.accepts(message)), None)

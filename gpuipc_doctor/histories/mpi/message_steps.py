@@ -75,7 +75,7 @@ def short_name(operation: Operation) -> str:
 
 
 def steps(history: History, first: int = 1) -> Sequence[str]:
-    """``1. rank 0 allocates …``, in order."""
+    """The history's steps in order: ``1. rank 0 allocates …``."""
     numbered = [f"{number}. {step(operation)}" for number, operation in enumerate(history.operations, first)]
     again = f"repeated {history.times} times, each time with new objects"
     return [*numbered, again] if history.times > 1 else numbered

@@ -157,9 +157,9 @@ class Rank:
         return [at, 1, self._types[kind, nbytes]]
 
     def _reach(self, number: int, kind: str, nbytes: int) -> int:
-        """Bytes of a buffer that are written before a message and compared after it: to the page behind it.
+        """Bytes of a buffer that are written before a message and compared after it: up to a page's end.
 
-        Most buffers are larger than their messages: comparing them in full was two thirds of all bytes.
+        Most buffers are larger than their messages: comparing them in full tripled the bytes compared.
         """
         behind = LAYOUTS[kind].extent(nbytes) + MARGIN
         return min(behind + -behind % PAGE + PAGE, self._buffers[number].memory.nbytes)

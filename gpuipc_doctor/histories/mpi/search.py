@@ -1,8 +1,8 @@
-"""Shrink a history on which ranks disagree with the model, over several launches.
+"""Shrink a history in which ranks disagree with the model, over several launches.
 
-A launch tries several histories and ends at the first that fails, so its histories are those that the
-shrinker would try next if none failed. The state is a `Search`, passed from probe to probe as JSON; the state
-and the last launch's result determine the next probe.
+A launch tries several histories and ends at the first that fails. They are those that the shrinker would try
+one after the other if none failed. The state is a `Search`, passed from probe to probe as JSON; the state and
+the last launch's result determine the next probe.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Search:
 
 
 def _up_to(history: History, performed: Sequence[Operation], at: int) -> Sequence[Operation]:
-    """The operations up to the failing one; all performed ones if those are no complete history."""
+    """The operations up to the failing one; all performed ones if the former are not a complete history."""
     cut = legal(history.of(performed[: at + 1]))
     return cut if cut and cut[-1] == performed[at] else performed
 
@@ -272,13 +272,13 @@ def performed(generator: Generator, until: int) -> Steps:
 
 
 FEWEST_RISES = 3
-"""Rises of a figure in the last third of the epochs that are suspicious if it never falls there."""
+"""Number of rises in the last third of the epochs that make a figure suspicious if it never falls there."""
 
 
 def losing_epoch(usages: Collection[Mapping[str, Sequence[int]]]) -> int | None:
-    """Index of an epoch to repeat, because the usage of a rank rises; None if no rank's does.
+    """Index of the epoch to repeat, which raised a rank's usage most; None if no usage keeps rising.
 
-    ``usages``: of each rank, its figures after each epoch. It is the epoch with the greatest rise.
+    ``usages``: for each rank, its figures after each epoch.
     """
     for name in dict.fromkeys(name for usage in usages for name in usage):
         of_ranks = [usage[name] for usage in usages if name in usage]
@@ -294,7 +294,7 @@ def losing_epoch(usages: Collection[Mapping[str, Sequence[int]]]) -> int | None:
 
 
 def _keeps_rising(figures: Sequence[int]) -> bool:
-    """Whether the last third lies above the third before it, or rises several times and never falls."""
+    """Whether the last third lies above the third before, or rises several times and never falls."""
     third = len(figures) // 3
     if third <= FEWEST_RISES:
         return False

@@ -18,7 +18,7 @@ class Hook:
     """Its template next to this module; `written` fills in ``@NAME@``."""
 
     def written(self, file: Path | None, *, python: str, config: Path, scontrol: str, slurm_conf: str) -> str:
-        """Text of the hook for installation as ``file``. It does not depend on a search path.
+        """Text of the hook for installation as ``file``; all programs in it have absolute paths.
 
         ``slurm_conf`` is empty if Slurm finds its configuration by itself.
         """

@@ -66,7 +66,7 @@ def test_loss_that_could_not_be_repeated_is_an_error_with_the_first_sentence() -
     found = judge_loss(stopped, kept)
     assert found
     assert found.status is Status.ERROR
-    assert "it was not repeated (budget)" in sentences.summary(found)
+    assert "which was not repeated (budget)" in sentences.summary(found)
     assert sentences.evidence(found) == ("30 MiB kept",)
 
 

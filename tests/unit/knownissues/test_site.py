@@ -79,7 +79,7 @@ def test_finding_of_a_probe_is_reported_despite_suppression(tmp_path: Path) -> N
     seen = joined(issue, TODAY, FAILED)
     assert seen is not None
     assert seen.relation is Relation.CONFIRMED
-    assert "; suppressed until 2026-12-31 only while no probe shows it (no job" in seen.reason
+    assert "; suppressed until 2026-12-31, but only as long as no probe shows it (no job" in seen.reason
 
 
 def test_expired_suppression_is_a_mistake_for_lint_but_loads(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def changed(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("text", "facts", "remedy"),
     [
-        (MPICH_OFI, {}, "use a build of it with CUDA (configured --with-cuda)"),
+        (MPICH_OFI, {}, "use a build of this MPI with CUDA (configured --with-cuda)"),
         (
             MPICH_OFI,
             changed(MPICH_WITH_CUDA, variables={"MPIR_CVAR_ENABLE_GPU": 0}),
@@ -162,7 +162,7 @@ def changed(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
         (
             UBUNTU,
             {"variables": {"mpi_built_with_cuda_support": 0}},
-            "use a build of it with CUDA (configured --with-cuda)",
+            "use a build of this MPI with CUDA (configured --with-cuda)",
         ),
         (INTEL, changed(INTEL_ON, variables={"MPIR_CVAR_ENABLE_GPU": 0}), "set I_MPI_OFFLOAD=1"),
         (
@@ -211,7 +211,7 @@ def test_another_build_is_recommended_if_much_is_missing() -> None:
     )
     assert aware.remedy == (
         "put a UCX with ROCm first in LD_LIBRARY_PATH and set UCX_MODULE_DIR to its lib/ucx, "
-        "and set MPIR_CVAR_NOLOCAL=1; or use a build of it with ROCm (configured --with-hip)"
+        "and set MPIR_CVAR_NOLOCAL=1; or use a build of this MPI with ROCm (configured --with-hip)"
     )
 
 

@@ -77,7 +77,7 @@ def test_mpi4py_built_for_one_mpi_cannot_load_another(
     assert find_library(None, None, {"MPI4PY_LIBMPI": "/opt/libmpi.so"}).path is None
     with pytest.raises(NotFound) as refused:
         find_library(str(plant(tmp_path / "libmpi.so.12")), None, {})
-    assert "is linked with one MPI" in refused.value.reason
+    assert "is linked with a certain MPI" in refused.value.reason
     assert "mpi4py from PyPI" in refused.value.remedy
 
 

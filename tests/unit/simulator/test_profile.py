@@ -134,7 +134,7 @@ def test_path_extends_a_file_in_the_same_directory(tmp_path: Path) -> None:
             "3: uuid or pci cannot be combined with count",
         ),
         (ONE_GPU.replace("16 GiB", "16 GB"), "3: devices[0].memory: '16 GB' is not a size with its unit"),
-        (ONE_GPU.replace("cuda-driver", "hip-runtime"), "4: a cuda device needs key 'cuda-driver' here"),
+        (ONE_GPU.replace("cuda-driver", "hip-runtime"), "4: a cuda device needs the key 'cuda-driver'"),
         (
             ONE_GPU + "expect: {exit: 12, findings: [{check: a, status: FAIL, mentions: ['{ipc-opn}']}]}\n",
             "7: unknown word in '{ipc-opn}'",

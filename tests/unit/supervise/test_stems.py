@@ -52,7 +52,7 @@ def stems(session: Session) -> list[int]:
 
 def complaints(directory: Path) -> list[str]:
     lines = [line for log in directory.glob("stem*.log") for line in log.read_text().splitlines()]
-    return [line for line in lines if line.startswith("gpuipc-doctor: no worker is forked from this stem: ")]
+    return [line for line in lines if line.startswith("gpuipc-doctor: workers start without this stem: ")]
 
 
 @pytest.mark.parametrize("imports", [(), ("json",)], ids=["by the first stem", "by one forked from it"])
@@ -118,7 +118,7 @@ def test_stem_that_hangs_in_an_import_costs_only_its_time(roles: ModuleType, tmp
         outcome = run(session, roles, "raise_error", imports=("hangs_when_imported",))
         assert outcome.roles["raise_error"].ending in (Ending.EXCEPTION, Ending.NOT_STARTED)
         assert complaints(tmp_path) == [
-            "gpuipc-doctor: no worker is forked from this stem: the stem did not finish its imports in time"
+            "gpuipc-doctor: workers start without this stem: the stem did not finish its imports in time"
         ]
         assert len(stems(session)) == 1  # the stem that it was forked from, which still works
         assert run(session, roles, "say_hello", "answer_hello").completed
@@ -142,7 +142,7 @@ def test_loss_of_a_stem_affects_no_worker(session: Session, roles: ModuleType, t
         assert run(session, roles, "say_hello", "answer_hello").completed
         assert tree.carries(worker, f"{session._id}/1")
     assert complaints(tmp_path) == [
-        "gpuipc-doctor: no worker is forked from this stem: the stem forked no worker on request"
+        "gpuipc-doctor: workers start without this stem: the stem forked no worker on request"
     ]
 
 
