@@ -51,9 +51,14 @@ def _place(role: RoleOutcome) -> tuple[int, int]:
     return role.records["trying"], role.records["at"]
 
 
+def is_last_wait(role: RoleOutcome) -> bool:
+    """Whether the rank waits for a request that its part of the history left pending."""
+    return bool(role.records["do"] == END and role.operation == "MPI_Wait")
+
+
 def _is_collective(role: RoleOutcome) -> bool:
     do = role.records["do"]
-    return do in OF_ALL or (do == END and role.operation != "MPI_Wait")
+    return do in OF_ALL or (do == END and not is_last_wait(role))
 
 
 def _matching(process: int, do: str, parts: tuple[Part, ...]) -> Iterator[tuple[int, int]]:

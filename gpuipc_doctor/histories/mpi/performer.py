@@ -107,9 +107,13 @@ class Rank:
         self.worker.record(at=first + len(steps) - 1, do=END)
 
     def end(self) -> None:
-        """Complete pending requests and release all objects."""
+        """Complete pending requests and release all objects.
+
+        Records the operation that began each request, since a hang or wrong data is that operation's.
+        """
         for number, parts in list(self._parts.items()):
-            request = self._requests[number]
+            request, self._at = self._requests[number], parts[0].at
+            self.worker.record(waits_for=self._at)
             self._complete("MPI_Wait", request.Wait, number, parts)
             self._forget(number, request)
         for request in self._requests.values():

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.leaks import CERTAIN, repeated
-from gpuipc_doctor.histories.mpi.hangs import lost
+from gpuipc_doctor.histories.mpi.hangs import is_last_wait, lost
 from gpuipc_doctor.histories.mpi.message_generator import Generator
 from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Expected, Message, Model, Receive, legal
 from gpuipc_doctor.histories.mpi.performer import Steps
@@ -91,8 +91,9 @@ def met(ended: ProbeOutcome, performed: Callable[[int], Steps]) -> Met | None:
     else:
         name = role.signal or ("" if role.exit_code is None else f"exit {role.exit_code}")
         says = f"{role.operation} ended the process{': ' * bool(name)}{name}"
-    at = Disagreement(records["at"], what, records["do"], name, role.operation, f"{role.role}: {says}")
-    return Met(records["trying"], at)
+    at = records["waits_for" if is_last_wait(role) else "at"]
+    says = f"{role.role}: {says}"
+    return Met(records["trying"], Disagreement(at, what, records["do"], name, role.operation, says))
 
 
 def _alike(one: Disagreement, other: Disagreement) -> bool:

@@ -11,7 +11,7 @@ from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.mpi import search as searching
 from gpuipc_doctor.histories.mpi.message_generator import Generator
 from gpuipc_doctor.histories.mpi.message_model import legal
-from gpuipc_doctor.histories.mpi.performer import Steps
+from gpuipc_doctor.histories.mpi.performer import END, Steps
 from gpuipc_doctor.histories.mpi.search import MOST_LAUNCHES, Met, Search, met, steps_of
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
 from gpuipc_doctor.model import Ending, Json, ProbeOutcome, RoleOutcome
@@ -149,6 +149,14 @@ def test_rank_that_did_not_end_is_a_disagreement(ending: Ending, what: str, name
     assert it is not None
     assert (it.trying, it.disagreement.at) == (2, 7)
     assert (it.disagreement.what, it.disagreement.name, it.disagreement.call) == (what, name, "MPI_Recv")
+
+
+def test_request_that_hangs_at_the_end_of_a_history_is_placed_where_it_began() -> None:
+    hung = ended(Ending.HUNG, trying=0, at=9, do=END, waits_for=4)
+    waiting = replace(hung.roles["rank 1"], operation="MPI_Wait")
+    it = met(replace(hung, roles={**hung.roles, "rank 1": waiting}), first_steps)
+    assert it is not None
+    assert it.disagreement.at == 4
 
 
 def test_crash_whose_signal_no_launcher_reports_is_the_same_crash() -> None:
