@@ -35,8 +35,8 @@ from gpuipc_doctor.histories.mpi import search as searching
 from gpuipc_doctor.histories.mpi.message_generator import Generator
 from gpuipc_doctor.histories.mpi.message_steps import SENTENCES, short_name, steps
 from gpuipc_doctor.histories.mpi.performer import Rank, Steps
-from gpuipc_doctor.histories.mpi.search import Search, met, steps_of
-from gpuipc_doctor.histories.operations import Disagreement, History
+from gpuipc_doctor.histories.mpi.search import Met, Search, met, steps_of
+from gpuipc_doctor.histories.operations import History
 
 OPERATIONS = 3300
 
@@ -172,7 +172,7 @@ def conclude(known: Search, ended: ProbeOutcome) -> Iterator[Finding]:
     labels = [device.label for device in ended.devices]
     if found and like and known.stage in ("confirm", "replay"):
         assert known.shortest is not None
-        yield failed(known.shortest, found.disagreement, known, labels)
+        yield failed(known.shortest, found, known, labels)
     elif known.first is None:
         lost = list(judge_processes(ended)) if ended.completed else []
         for finding in lost:
@@ -189,7 +189,7 @@ def conclude(known: Search, ended: ProbeOutcome) -> Iterator[Finding]:
             says = "every operation had the expected result"
             yield Finding.ok("as-modelled", says, operations=len(known.shortest.operations))  # type: ignore[union-attr]
     elif known.base is not None:  # it failed in fresh ranks, but no shorter history did
-        yield failed(known.base, known.first, known, labels)
+        yield failed(known.base, Met(0, known.first), known, labels)
     else:
         yield Finding.warn(
             "seen-once",
@@ -205,7 +205,8 @@ def _without_done(explored: Json) -> dict[str, Json]:
     return {name: value for name, value in explored.items() if name != "done"}
 
 
-def failed(history: History, met: Disagreement, known: Search, labels: list[str]) -> Finding:
+def failed(history: History, found: Met, known: Search, labels: list[str]) -> Finding:
+    met = found.disagreement
     return Finding.fail(
         met.what,
         SAYS[met.what],
@@ -218,6 +219,7 @@ def failed(history: History, met: Disagreement, known: Search, labels: list[str]
         name=met.name,
         call=met.call,
         wrong=met.says,
+        **({"role": found.role} if found.role else {}),
         history={**results.history_to_json(history), "labels": labels},
         **known.explored,
     )

@@ -43,7 +43,10 @@ def repetitions(report: Report) -> int:
 
 
 def culprits(result: Result) -> list[RoleOutcome]:
-    """Roles at fault: the failed one, and those that hung with it."""
+    """Roles at fault: the failed one, and those that hung with it; or one that the finding blames instead."""
+    blamed = [role for role in result.roles if role.role == result.finding.values.get("role")]
+    if blamed and blamed[0].ending is Ending.STOPPED:
+        return blamed
     bad = [role for role in result.roles if role.ending not in _CASUALTIES]
     return [role for role in bad if role is bad[0] or role.ending is bad[0].ending is Ending.HUNG]
 

@@ -60,6 +60,8 @@ class Met:
 
     trying: int
     disagreement: Disagreement
+    role: str = ""
+    """The rank that did not return from the call; empty if the call returned."""
 
 
 def met(ended: ProbeOutcome, performed: Callable[[int], Steps]) -> Met | None:
@@ -93,7 +95,8 @@ def met(ended: ProbeOutcome, performed: Callable[[int], Steps]) -> Met | None:
         says = f"{role.operation} ended the process{': ' * bool(name)}{name}"
     at = records["waits_for" if is_last_wait(role) else "at"]
     says = f"{role.role}: {says}"
-    return Met(records["trying"], Disagreement(at, what, records["do"], name, role.operation, says))
+    disagreement = Disagreement(at, what, records["do"], name, role.operation, says)
+    return Met(records["trying"], disagreement, role.role)
 
 
 def _alike(one: Disagreement, other: Disagreement) -> bool:

@@ -133,6 +133,14 @@ def ranks_in_one_call() -> Report:
     return replaced(healthy(gpus(1)), result)
 
 
+def test_rank_that_a_finding_blames_is_shown_in_place_of_the_one_that_was_overdue() -> None:
+    """In a history the rank that lost its message need not be the one that hung first."""
+    roles = [RoleOutcome("rank 2", Ending.HUNG), RoleOutcome("rank 0", Ending.STOPPED)]
+    finding = Finding.fail("hang", "{call} hung", call="MPI_Wait", role="rank 0")
+    result = Result("mpi-histories", finding, ("cuda:0",), roles=tuple(roles))
+    assert [role.role for role in digest.culprits(result)] == ["rank 0"]
+
+
 def nasty() -> Report:
     """The output of a crashed worker tries to clear the screen, set the title and hide text."""
     role = RoleOutcome(
