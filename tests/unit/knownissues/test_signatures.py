@@ -82,6 +82,7 @@ LOGS = {
     "MPI startup(): PMI server not found. Please set I_MPI_PMI_LIBRARY variable": set(),
     "mm_xpmem.c:85  UCX  WARN  remote segment id 200009a2f apid 200009a3e is not released": set(),
     "[0] MPI startup(): Warning: Runtime Level Zero library not found": set(),
+    "slurmstepd: error: couldn't chdir to `/root/x': No such file or directory: going to /tmp instead": set(),
     "Kokkos::OpenMP::initialize WARNING: OMP_PROC_BIND environment variable not set": set(),
     "INFO:    User not listed in /etc/subuid, trying root-mapped namespace": set(),
     "*** WARNING: Using GASNet's mpi-conduit, which exists for portability convenience.": set(),
