@@ -45,8 +45,10 @@ def give_it_a_root_of_its_own(cluster: Cluster) -> None:
 
 
 def of_us(screen: str) -> str:
-    """The screen without srun's messages about a refused job, which vary."""
-    return re.sub(r"^srun: (error|Force Terminated|Job step aborted).*\n", "", screen, flags=re.MULTILINE)
+    """The screen without srun's messages about a refused or a waiting job, which vary."""
+    return re.sub(
+        r"^srun: (error|Force Terminated|Job step aborted|job \d+ ).*\n", "", screen, flags=re.MULTILINE
+    )
 
 
 @pytest.fixture
