@@ -498,7 +498,8 @@ class RoleOutcome:
     """How one role ended.
 
     ``operation`` is the call that was armed when the worker ended (``cuIpcOpenMemHandle``), ``occurrence``
-    its number among the worker's calls of that name, from 1, ``step`` the check's description of it.
+    its number among the worker's calls of that name, from 1, ``step`` the check's description of it. If a
+    library's own thread crashed between two calls, ``operation`` is the last call, and ``returned`` is true.
     ``records`` are the role's records, kept even if it died later.
     """
 
@@ -508,6 +509,7 @@ class RoleOutcome:
     operation: str = ""
     occurrence: int = 0
     step: str = ""
+    returned: bool = False
     signal: str = ""
     exit_code: int | None = None
     fault: DriverFault | None = None

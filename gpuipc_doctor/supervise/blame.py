@@ -1,7 +1,8 @@
 """The finding for an incomplete probe, by the same rule for every check.
 
-FAIL with the operation's name if a role hung, crashed or got a driver error in an armed operation. ERROR,
-because the cause is unknown, if it ended outside an operation, or if other processes hold the memory.
+FAIL with the operation's name if a role hung, crashed or got a driver error in an armed operation, or if a
+library's own thread crashed after it. ERROR, because the cause is unknown, if the role ended otherwise
+outside an operation, or if other processes hold the memory.
 """
 
 from __future__ import annotations
@@ -74,6 +75,9 @@ def conclude(outcome: ProbeOutcome) -> Finding:
                 signal=role.signal,
                 **_of(role),
             )
+        case Ending.CRASHED if role.signal and role.returned:
+            says = f"a library's thread ended the process by {{signal}} after {_CALL} had returned"
+            return Finding.fail("crashed-in-thread", says, *so_far, signal=role.signal, **_of(role))
         case Ending.CRASHED if role.signal:
             return _during(role, "crashed", "ended the process by {signal}", so_far, signal=role.signal)
         case Ending.CRASHED:

@@ -55,6 +55,22 @@ def python_stack(file: Path) -> tuple[str, ...]:
     return tuple(f"{name} ({Path(path).name}:{line})" for path, line, name in frames)[:MAX_FRAMES]
 
 
+def crashed_in_librarys_thread(file: Path) -> bool:
+    """Whether `faulthandler` reported a fatal signal in a thread that no Python code had started.
+
+    `faulthandler` marks the thread that crashed as current, if it is one of Python's, and lists the main
+    thread last (``_Py_DumpTracebackThreads`` in CPython's Python/traceback.c). After a dump on time-out the
+    answer is no: the thread that `faulthandler` uses for that is not one of Python's either.
+    """
+    try:
+        before, is_fatal, dump = file.read_text(errors="replace").rpartition("Fatal Python error: ")
+    except FileNotFoundError:
+        return False
+    is_complete = "_run_module_as_main" in dump
+    is_ours = "Timeout (" in before or re.search("^Current thread 0x", dump, flags=re.MULTILINE)
+    return bool(is_fatal and is_complete and not is_ours)
+
+
 def native_stack(pid: int, save_to: Path, until: float) -> tuple[str, ...]:
     """The main thread's native frames, innermost first, from the first installed tool that succeeds.
 

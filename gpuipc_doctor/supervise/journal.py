@@ -146,6 +146,8 @@ class Progress:
     started: bool = False
     operation: str = ""
     """The armed operation; empty when nothing is armed."""
+    returned_last: str = ""
+    """The last operation that returned."""
     occurrences: dict[str, int] = field(default_factory=dict)
     """Number of times that each operation was armed."""
     returned: dict[str, Calls] = field(default_factory=dict)
@@ -204,6 +206,7 @@ class Progress:
             case "disarmed":
                 if self.operation:
                     add(self.returned, Calls(self.operation, 1, at - self._armed_at))
+                    self.returned_last = self.operation
                 self.operation = ""
             case "returned":
                 add(self.returned, Calls(line["operation"], line["count"], line["seconds"]))

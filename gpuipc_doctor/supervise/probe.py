@@ -316,6 +316,10 @@ class Execution:
         fault = role.result.fault if role.result else None
         # A call that returned an error is no longer armed, nor is the clean-up after it.
         operation = fault.call if fault else role.progress.operation if bad else ""
+        between_calls = role.ending is Ending.CRASHED and not operation
+        returned = between_calls and evidence.crashed_in_librarys_thread(role.files.python_stack)
+        if returned:
+            operation = role.progress.returned_last
         return RoleOutcome(
             role=name,
             ending=role.ending,
@@ -324,6 +328,7 @@ class Execution:
             occurrence=(role.result.occurrence if role.result else 0)
             or role.progress.occurrences.get(operation, 0),
             step=role.progress.step if bad else "",
+            returned=returned and bool(operation),
             signal=tree.signal_name(-code) if code is not None and code < 0 else "",
             exit_code=code if code is not None and code >= 0 else None,
             fault=fault,

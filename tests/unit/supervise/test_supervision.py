@@ -434,6 +434,9 @@ def test_role_that_hangs_is_blamed_not_the_one_that_waits(session: Session, role
     [
         ("segfault", Ending.CRASHED, "SIGSEGV", Status.FAIL),
         ("segfault_unarmed", Ending.CRASHED, "SIGSEGV", Status.ERROR),
+        ("call_and_abort_in_another_thread", Ending.CRASHED, "SIGABRT", Status.FAIL),
+        ("abort_in_another_thread", Ending.CRASHED, "SIGABRT", Status.ERROR),  # nothing had been called
+        ("abort_in_a_python_thread", Ending.CRASHED, "SIGABRT", Status.ERROR),
         ("abort", Ending.CRASHED, "SIGABRT", Status.FAIL),
         ("exit_in_c", Ending.CRASHED, "", Status.FAIL),
         ("raise_error", Ending.EXCEPTION, "", Status.ERROR),
@@ -450,6 +453,50 @@ def test_endings(
     assert outcome.blamed == role
     assert (outcome.roles[role].ending, outcome.roles[role].signal) == (ending, signal)
     assert blame.conclude(outcome).status is status
+
+
+def test_crash_of_a_librarys_thread_names_the_last_call(session: Session, roles: ModuleType) -> None:
+    finding = blame.conclude(run(session, roles, "call_and_abort_in_another_thread"))
+    assert finding.key == "crashed-in-thread"
+    assert sentences.summary(finding) == (
+        "a library's thread ended the process by SIGABRT after call_and_abort_in_another_thread: getpid #1 "
+        "had returned"
+    )
+
+
+MAIN = """Thread 0x00007fdb34f2e040 (most recent call first):
+  File "stem.py", line 46 in main
+  File "<frozen runpy>", line 198 in _run_module_as_main
+"""
+
+
+@pytest.mark.parametrize(
+    ("dump", "is_a_librarys"),
+    [
+        (f"Fatal Python error: Segmentation fault\n\n{MAIN}", True),
+        (f"Fatal Python error: Segmentation fault\n\nCurrent t{MAIN[1:]}", False),
+        (f"Fatal Python error: Segmentation fault\n\nThread 0x1 (most recent call first):\n{MAIN}", True),
+        # 3.14 adds the native stack of the thread that crashed
+        (f"Fatal Python error: Aborted\n\n{MAIN}\nCurrent thread's C stack trace:\n  at /lib\n", True),
+        (f"Timeout (0:00:09)!\n{MAIN}\nFatal Python error: Aborted\n\n{MAIN}", False),  # perhaps our timer
+        (f"Timeout (0:00:09)!\n{MAIN}", False),
+        (
+            "Fatal Python error: Segmentation fault\n\nThread 0x1 (most recent call first):\n",
+            False,
+        ),  # cut off
+        ("", False),
+    ],
+)
+def test_thread_that_crashed_is_a_librarys_if_python_does_not_know_it(
+    tmp_path: Path, dump: str, is_a_librarys: bool
+) -> None:
+    file = tmp_path / "stack"
+    file.write_text(dump)
+    assert evidence.crashed_in_librarys_thread(file) is is_a_librarys
+
+
+def test_worker_without_a_stack_file_did_not_crash_in_a_librarys_thread(tmp_path: Path) -> None:
+    assert not evidence.crashed_in_librarys_thread(tmp_path / "stack")
 
 
 @pytest.mark.parametrize(
