@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from gpuipc_doctor.api import Check
 from gpuipc_doctor.api.process_ledger import judge_processes
-from gpuipc_doctor.model import Finding, ProbeOutcome, Series, Status
+from gpuipc_doctor.model import Ending, Finding, ProbeOutcome, Series, Status
 from gpuipc_doctor.run.planner import PlannedProbe, TooManyFollowUps
 from gpuipc_doctor.supervise import blame
+from gpuipc_doctor.supervise.journal import PROCESS_EXIT
 
 SAYS_NOTHING = "says-nothing"
 
 
 def conclude(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
-    """The findings of an outcome, at least one."""
+    """The findings of an outcome, at least one.
+
+    Of a probe in which only the end of a process failed, the check judges the work that was done before.
+    """
+    if _only_exit_failed(outcome):
+        found = [finding for finding in judge(planned, outcome) if finding.status is not Status.PASS]
+        return [*found, blame.conclude(outcome)]
     if not outcome.completed:
         found = judge(planned, outcome) if planned.check.searches else []
         return [finding for finding in found if finding.key != SAYS_NOTHING] or [blame.conclude(outcome)]
     return [*judge(planned, outcome), *blame.of_launcher(outcome)]
+
+
+def _only_exit_failed(outcome: ProbeOutcome) -> bool:
+    """Whether every role's function had returned, and a process then failed to exit."""
+    at_the_end = all(
+        role.ending is Ending.COMPLETED or role.operation == PROCESS_EXIT for role in outcome.roles.values()
+    )
+    return bool(outcome.blamed) and not outcome.stopped and at_the_end
 
 
 def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:

@@ -15,7 +15,7 @@ from gpuipc_doctor.api import Check, Context, Finding, Probe, ProbeOutcome, load
 from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.model import CheckInfo, Ending, Launch, RoleOutcome, Status, Tier
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.run.conclusions import judge
+from gpuipc_doctor.run.conclusions import conclude, judge
 from gpuipc_doctor.run.engine import RERUN_BUDGET_FRACTION, Run
 from gpuipc_doctor.run.planner import MAX_FOLLOW_UPS, Plan, PlannedProbe, Planner
 from gpuipc_doctor.run.request import Request
@@ -118,6 +118,37 @@ def test_loss_of_a_process_is_found_unless_the_checks_finding_explains_it(
 
     lost = replace(outcome(), roles={"importer": RoleOutcome("importer", Ending.COMPLETED, records=LOSES)})
     assert [finding.key for finding in judge(planned(Fine()), lost)] == keys
+
+
+def at_exit(*endings: Ending, returned: bool = True) -> ProbeOutcome:
+    """A probe whose first role crashed as its process exited; the other roles ended in these ways."""
+    crashed = RoleOutcome("a", Ending.CRASHED, operation="process exit", occurrence=1, signal="SIGABRT")
+    others = {
+        name: RoleOutcome(name, ending, operation="process exit" if returned else "pause")
+        for name, ending in zip("bc", endings, strict=False)
+    }
+    return replace(outcome(Ending.CRASHED), roles={"a": crashed, **others})
+
+
+@pytest.mark.parametrize(
+    ("says", "ends", "keys"),
+    [
+        (Finding.ok("fine", "fine"), at_exit(), ["crashed"]),
+        (Finding.ok("fine", "fine"), at_exit(Ending.COMPLETED, Ending.STOPPED), ["crashed"]),
+        (Finding.fail("lost", "lost"), at_exit(Ending.COMPLETED, Ending.STOPPED), ["lost", "crashed"]),
+        (Finding.skip("none", "none"), at_exit(Ending.COMPLETED), ["none", "crashed"]),
+        (Finding.fail("lost", "lost"), at_exit(Ending.STOPPED, returned=False), ["crashed"]),
+        (Finding.fail("lost", "lost"), replace(at_exit(), stopped="interrupted"), ["interrupted"]),
+    ],
+)
+def test_work_is_judged_although_a_process_crashed_at_exit(
+    says: Finding, ends: ProbeOutcome, keys: list[str]
+) -> None:
+    class Fine(Odd):
+        def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+            yield says
+
+    assert [finding.key for finding in conclude(planned(Fine()), ends)] == keys
 
 
 def test_probe_that_cannot_be_started_is_an_error() -> None:
