@@ -46,8 +46,9 @@ NEEDS = {"handles": "legacy-ipc", "descriptors": "vmm-ipc"}
 WATCHED = {"handles": "open and close", "descriptors": "import"}
 """Method → the steps that importers repeat."""
 
-SIZES, ROUNDS = (1, 4 << 20), 16
-"""Bytes of the segments of successive rounds; for descriptors, rounded up to the device's granule."""
+SIZES, ROUNDS = (1, 4 << 20), 32
+"""Bytes of the segments of successive rounds; for descriptors, rounded up to the device's granule. The last
+third of the rounds has five segments of each size, enough to find what each of them loses."""
 
 LARGE, LARGE_ROUNDS = tuple(boundary + (2 << 20) for boundary in BOUNDARIES), 2
 

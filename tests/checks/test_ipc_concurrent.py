@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.api import Context, Device, Finding, Json, Probe, Tier
+from gpuipc_doctor.api.trend import last_third
 from gpuipc_doctor.model import MemoryShare, Status
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import check, conclude, gpu
@@ -100,3 +101,20 @@ def test_large_segments_are_shared_as_far_as_the_share_of_memory_reaches(
 def test_a_pair_shares_descriptors_if_both_devices_can() -> None:
     plain = replace(able(1, "cuda:0"), capabilities=ABLE - {"vmm-ipc"})
     assert {probe.name for probe in planned(able(0), plain)} == {"handles"}
+
+
+@pytest.mark.parametrize("lossy", [0, 1])
+def test_loss_with_the_segments_of_one_size_is_found(lossy: int) -> None:
+    """ROCm 7.2.4 loses a descriptor and 4 MiB of addresses with each segment of 4 MiB."""
+    handles = next(probe for probe in planned(able(0)) if probe.name == "handles")
+    sizes = handles.params["sizes"]
+    left = [
+        sum(number % len(sizes) == lossy for number in range(done))
+        for done in range(handles.params["rounds"])
+    ]
+    records: dict[str, dict[str, Json]] = {role: {"wrong": []} for role in OTHERS}
+    loss = {"times": 1, "descriptors": last_third(left)}
+    records["exporter"] = {"lost": [], "exports": 9, "verified": 1, "after each shared segment": loss}
+    (finding,) = conclude("ipc-concurrent", records, rounds=len(left), large=True)
+    assert finding.key == "descriptors-left"
+    assert sentences.summary(finding) == "exporter: open descriptors grow by 0.5 with each shared segment"
