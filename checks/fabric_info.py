@@ -181,7 +181,7 @@ def summary(seen: Json, known: list[str], stated: Json = None) -> str:
 
 
 def in_words(adapter: Json) -> str:
-    """``cxi0 (hsn0): link up, BS_200G, link layer retry on``; unreadable attributes are omitted."""
+    """An adapter as ``cxi0 (hsn0): link up, BS_200G, link layer retry on``, without unreadable attributes."""
     parts = [f"{word} {adapter[key]}" for key, word in WORDS.items() if adapter[key]]
     return (
         f"{adapter['name']} ({adapter['interface'] or 'no interface'}): {', '.join(parts) or 'no attributes'}"

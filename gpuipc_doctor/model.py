@@ -454,7 +454,8 @@ class Probe:
 
 
 def subject_label(labels: Sequence[str]) -> str:
-    """``node``, ``cuda:0``, ``cuda:0 > cuda:1`` (exporter's device first), or ``cuda:0,1,2`` for a group."""
+    """A subject as ``node``, ``cuda:0``, ``cuda:0 > cuda:1`` (exporter first), or ``cuda:0,1,2`` for a
+    group."""
     if len(labels) > 2:
         indices = ",".join(label.rpartition(":")[2] for label in labels)
         return f"{labels[0].rpartition(':')[0]}:{indices}"

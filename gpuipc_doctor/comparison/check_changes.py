@@ -41,7 +41,7 @@ class CheckChange:
 
 
 def verdicts(before: Sequence[Result], after: Sequence[Result]) -> list[CheckChange]:
-    """One verdict for each check and change of status; subjects with the same change share it.
+    """The changes of all checks; subjects with the same change of status share one entry.
 
     The subjects of ``before`` must already have the labels of ``after``.
     """

@@ -181,7 +181,7 @@ def _ratio(speed: Speed) -> str:
 
 
 def _figure(value: float, unit: str) -> str:
-    """``38 µs`` for 0.000038 s; other units are unchanged."""
+    """A value with its unit: ``38 µs`` for 0.000038 s; other units are unchanged."""
     if unit == "s":
         value, unit = next((value * by, name) for by, name in _SCALES if value * by < 1000 or by == 1)
     return quantity(value, unit)

@@ -69,7 +69,7 @@ def dense_text(pattern: str) -> Needs:
 
 
 def dense_keys(pattern: str) -> Mapping[bytes, Needs]:
-    """As `fixed_text`, with dense texts of any length."""
+    """The result of `fixed_text`, but with dense texts of any length."""
     return _keys(
         {runs: max(runs, key=lambda run: (*_worth(bare(run)), len(run))) for runs in _runs(pattern, dense)}
     )

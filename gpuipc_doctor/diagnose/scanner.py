@@ -178,7 +178,7 @@ class _Search:
         return found
 
     def in_block(self, before: bytes, lines: Sequence[bytes]) -> dict[int, set[int]]:
-        """As `possible`, for consecutive lines."""
+        """The result of `possible` for consecutive lines."""
         tail = before[-LONGEST_TEXT:]
         found: defaultdict[int, set[int]] = defaultdict(set)
         if matches := self._matches(tail + b"".join(lines)):

@@ -84,7 +84,7 @@ def has_result(program: str, *, serves: bool) -> bool:
 
 
 def judge(returncode: int, text: str, rounds: int, *, has_result: bool = True) -> dict[str, Json]:
-    """The result of one end of ``rounds`` messages there and back.
+    """The result of one of the two programs after ``rounds`` messages there and back.
 
     ``ended`` is ``right``, ``wrong`` or a result of `failure`; ``said`` is the reason. An end that
     ``has_result`` is ``right`` only with a result for all messages. ``us``: microseconds per message one way,

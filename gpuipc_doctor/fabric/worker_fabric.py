@@ -210,7 +210,8 @@ def _silent(text: str, found: object) -> dict[str, Json] | None:
 
 
 def _version(word: str, text: str) -> str:
-    """``libfabric: 2.2.0-impi_2021.17.2``, ``# Library version: 1.22.0``, not ``libfabric:PID:…`` of logs."""
+    """The version in ``libfabric: 2.2.0-impi_2021.17.2`` or ``# Library version: 1.22.0``, not in log
+    lines."""
     lines = (line.lstrip("# ") for line in text.splitlines())
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{word}: ")), "")
 

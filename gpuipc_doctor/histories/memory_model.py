@@ -292,9 +292,7 @@ class Model:
         self._end_things([self.things[operation.on]])
 
     def _may_free_open(self, operation: Operation) -> str:
-        """As `_may_free`, but the buffer must be open in another process, as with registration caches of MPI
-        libraries.
-        """
+        """Why the buffer cannot be freed while another process has it open; empty if it can be."""
         if not (buffer := self._own(operation, "buffer")):
             return _no_such(operation, "buffer")
         if not self.allows("free memory that is open elsewhere", legality.LEGAL, legality.DECLARED):

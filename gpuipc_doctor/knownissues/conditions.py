@@ -51,7 +51,7 @@ class Need:
     """``matches`` in words, if these cannot be derived."""
 
     def judge(self, facts: Iterable[Fact]) -> Verdict:
-        """BAD: the condition for the fault holds here; UNKNOWN: the fact was not found."""
+        """BAD if the condition holds on this node, UNKNOWN if the fact was not found, else FINE."""
         named = [fact.value for fact in NamedFacts.of(facts).named(self.fact)]
         values = [value for value in named if value is not None]
         if self.absent:
@@ -67,7 +67,7 @@ class Need:
         return Verdict.BAD if any(re.search(self.matches, value) for value in values) else Verdict.FINE
 
     def found(self, facts: Iterable[Fact]) -> str:
-        """The facts found: ``gpu-model NVIDIA GH200 120GB``, ``MPICH_GPU_IPC_ENABLED not set``."""
+        """The facts as text: ``gpu-model NVIDIA GH200 120GB``, ``MPICH_GPU_IPC_ENABLED not set``."""
         values = [fact.value for fact in NamedFacts.of(facts).named(self.fact) if fact.value is not None]
         if self.is_env:
             name = self.fact.removeprefix(ENV)
@@ -83,7 +83,7 @@ class Need:
         return self.fact.startswith(ENV)
 
     def __str__(self) -> str:
-        """``nvidia-driver 580 and later``, ``gpu-model GH200``, ``MPICH_GPU_IPC_ENABLED unset or 1``."""
+        """The condition as text: ``nvidia-driver 580 and later``, ``MPICH_GPU_IPC_ENABLED unset or 1``."""
         name = self.fact.removeprefix(ENV)
         if self.absent:
             return f"no {name}"
@@ -98,7 +98,8 @@ _PLAIN = re.compile(r"\^?([\w.: -]+(?:\|[\w.: -]+)*)(\??)\$?")
 
 
 def in_words(pattern: str) -> str:
-    """``unset or 1`` for ``^1?$``, ``docker or podman`` for ``docker|podman``; empty for other patterns."""
+    """A pattern as text: ``unset or 1`` for ``^1?$``, ``docker or podman`` for ``docker|podman``; else
+    empty."""
     plain = _PLAIN.fullmatch(pattern)
     if not plain:
         return ""

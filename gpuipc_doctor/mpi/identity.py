@@ -26,7 +26,7 @@ class Identity:
     family: str
     version: str
     title: str
-    """``Open MPI 5.0.11``."""
+    """Name and version: ``Open MPI 5.0.11``."""
 
     @property
     def major(self) -> int:

@@ -32,7 +32,7 @@ def starts(family: str, environment: Mapping[str, str]) -> bool:
 
 
 def pmi(family: str, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """``--mpi=…``, unless the user or the site sets it; without the option, each rank would be alone."""
+    """The option ``--mpi=…``, unless the user or the site sets it; without it, each rank would be alone."""
     scontrol = shutil.which("scontrol", path=environment.get("PATH"))
     if "SLURM_MPI_TYPE" in environment or family not in _PMI or scontrol is None:
         return ()

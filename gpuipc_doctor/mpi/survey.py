@@ -29,7 +29,8 @@ _MAX_VERSION_TEXT = 8192
 
 
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_(?!gtl|usempi)\w+)?\.so")
-"""``libmpi.so.40``, ``libmpich.so.12``, ``libmpi_gnu_91.so.12``; not a GPU transport library or Fortran's."""
+"""Pattern for ``libmpi.so.40``, ``libmpich.so.12``, ``libmpi_gnu_91.so.12``; not for GTL or Fortran
+libraries."""
 
 
 def survey(library: str | None, arm: Arm) -> dict[str, Json]:

@@ -179,7 +179,7 @@ def _cell(results: Iterable[Result]) -> Cell:
 
 
 def _pairs_cell(results: Sequence[Result]) -> Cell:
-    """``12/12`` if all pairs pass, else the number with the worst status (``FAIL 2/12``)."""
+    """The cell for pairs: ``12/12`` if all pass, else the number with the worst status (``FAIL 2/12``)."""
     pairs: dict[tuple[str, ...], list[Result]] = {}
     for result in results:
         if len(result.devices) == 2:
@@ -222,7 +222,7 @@ def described(shown: Iterable[Paragraph]) -> Iterator[tuple[Paragraph, Container
 
 
 def title(report: Report, paragraph: Paragraph) -> str:
-    """``ipc-reopen (destroy-context) on cuda:0-3``; the probe is named if other probes ended differently."""
+    """A title as ``ipc-reopen (destroy-context) on cuda:0-3``; it names the probe if other probes differ."""
     names = []
     for check in paragraph.checks:
         here = paragraph.probes(check)

@@ -70,7 +70,7 @@ class Stacks:
 class Discovery:
     """Discovers `drivers` first, then `stacks`.
 
-    ``job``: before a job, use the kernel's list of its GPUs.
+    ``job``: the job's GPUs in the kernel's list, if the run is before a job.
     """
 
     node: Node
