@@ -276,7 +276,7 @@ def repeat(
 def glance(w: Worker, wrong: list[str], number: int, handle: bytes) -> None:
     """Open a segment, record wrong data at its start, and close it."""
     with w.gpu.open_ipc(handle) as mapping:
-        opened = f"opened segment {number} of {SEGMENTS} in a loop"
+        opened = f"segment {number} of {SEGMENTS}, opened in turn"
         wrong += differences(opened, mapping.read(GLANCE), beginning(number))
 
 

@@ -152,7 +152,7 @@ def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
             reason=importer["refused"],
         )
     elif not bad:
-        says = "{nbytes:mib} verified both ways, by each route"
+        says = "{nbytes:mib} verified in both directions, with a sent and a fetched descriptor"
         yield Finding.ok("right", says, nbytes=importer["verified"])
 
 

@@ -157,8 +157,8 @@ class EvidenceKind(enum.Enum):
     RERUN = "rerun"
     """The result of a rerun of the same probe."""
     TRIAL = "trial"
-    """The result of the probe under a workaround; ``env`` or ``without`` and ``outcome`` (a `Trial`) are in
-    its values.
+    """The result of the probe under a workaround. Its values hold ``outcome`` (a `Trial`), and either ``env``
+    or ``without``.
     """
     ISSUE = "issue"
     """A related known issue; ``values["issue"]`` is its id."""

@@ -100,5 +100,5 @@ class _BoundedHeader(tarfile.TarInfo):
         if header.type == tarfile.GNUTYPE_SPARSE:
             raise tarfile.ReadError("a sparse file")
         if header.type in _LONG_HEADERS and header.size > _LONGEST_HEADER:
-            raise tarfile.ReadError(f"a header of {header.size} bytes")
+            raise tarfile.ReadError(f"a header of {header.size} bytes, more than {_LONGEST_HEADER}")
         return header

@@ -56,7 +56,7 @@ class Foreign:
 
 
 def save(directory: Path, summary: NodeReport, full: bytes = b"") -> None:
-    """Write the full report first, so that each summary has its report. Raises `OSError`."""
+    """Write the full report, if there is room, and then the summary. Raises `OSError`."""
     packed = gzip.compress(dumps(summary), compresslevel=6, mtime=0)
     try:
         if full:

@@ -31,7 +31,7 @@ REMEDIES = {
     State.DEADLINE: "check console and dmesg of {node}; or raise --deadline",
     State.KILLED: "look for `Out of memory` in dmesg of {node}",
     State.NO_TOOL: "name the tool on the nodes with --tool, or send it with --ship and --python",
-    State.REFUSED: "correct the mistake in that line, after `--` or in the node's site config",
+    State.REFUSED: "correct what the message names: an option after `--`, or the node's site config",
     State.OTHER_VERSION: "install the same version on the node and here",
     State.UNTESTED: "check driver and bindings on {node}; a Slurm job may need --launch-option=--gres=gpu:N",
     State.UNREADABLE: "rerun with `fleet check --resume`",

@@ -27,7 +27,7 @@ BOUNDARIES = (2 << 30, 4 << 30)
 
 
 RESTED = 0
-"""Key in `Answer.made` of an idle process's figures; no object has this number."""
+"""The key of an idle process's figures in `Answer.made`, where other keys are numbers of objects, from 1."""
 
 
 class Order(NamedTuple):

@@ -25,7 +25,7 @@ DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How watching ended: if no field has a reason, by an interrupt or after the only requested sample."""
+    """Why watching ended. Both fields are empty after an interrupt, the wanted sample, or the listener."""
 
     trouble: Finding | None = None
     absent: tuple[str, ...] = ()

@@ -40,7 +40,7 @@ def facts_of_loaded(facts: Iterable[Fact], paths: Collection[str]) -> tuple[Fact
 
 
 def _is_at_any(fact: Fact, paths: Collection[str]) -> bool:
-    """Whether a fact's library is at one of these paths. A fact's source is not always a file."""
+    """Whether a fact's library is at one of these paths; if its source names no file, at any of them."""
     library = f"/{LIBRARIES[fact.name]}"
     read_in = {os.path.realpath(word.rstrip(";,)")) for word in fact.source.split() if library in word}
     found = {os.path.realpath(path) for path in paths if library in path}

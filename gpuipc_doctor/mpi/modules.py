@@ -24,9 +24,9 @@ _OWN = ("_ModuleTable", "__LMOD_", "__MODULES_", "_LMFILES_")
 
 
 def load(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that these modules set, in this environment; unset variables are kept.
+    """The variables that these modules set in this environment. A module's unset variables keep their values.
 
-    Raises `NotFound` without a module system or such a module.
+    Raises `NotFound` if there is no module system, or a module does not exist.
     """
     program = find_program(environment)
     try:

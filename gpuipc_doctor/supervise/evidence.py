@@ -60,7 +60,7 @@ def crashed_in_librarys_thread(file: Path) -> bool:
 
     `faulthandler` marks the thread that crashed as current, if it is one of Python's, and lists the main
     thread last (``_Py_DumpTracebackThreads`` in CPython's Python/traceback.c). After a dump on time-out the
-    answer is no: the thread that `faulthandler` uses for that is not one of Python's either.
+    answer is always no: a thread of `faulthandler` wrote it, which looks like a library's.
     """
     try:
         before, is_fatal, dump = file.read_text(errors="replace").rpartition("Fatal Python error: ")

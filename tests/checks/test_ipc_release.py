@@ -102,7 +102,7 @@ def test_probe_without_a_loop_reports_no_growth() -> None:
 
 
 def test_wrong_data_fails_although_all_memory_was_released() -> None:
-    (finding,) = release(wrong=[f"opened segment {number} of 4 in a loop: 1 B wrong" for number in range(9)])
+    (finding,) = release(wrong=[f"segment {number} of 4, opened in turn: 1 B wrong" for number in range(9)])
     assert finding.status is Status.FAIL
     assert len(finding.evidence) == 3
     assert finding.values["times"] == 9
