@@ -25,7 +25,7 @@ DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Why watching ended. Both fields are empty after an interrupt, the wanted sample, or the listener."""
+    """Why watching ended. If both fields are empty, it was stopped, or had taken the one wanted sample."""
 
     trouble: Finding | None = None
     absent: tuple[str, ...] = ()
