@@ -76,8 +76,11 @@ def dense_keys(pattern: str) -> Mapping[bytes, Needs]:
 
 
 def _keys(best: Mapping[tuple[bytes, ...], bytes]) -> Mapping[bytes, Needs]:
-    """Best text → for each way to match whose best text it is, the other texts of that way."""
-    texts = {text for text in best.values() if not any(o != text and o in text for o in best.values())}
+    """The best text of each way to match → the other texts of the ways with this text."""
+    texts: list[bytes] = []
+    for text in sorted(set(best.values()), key=len):
+        if not any(map(text.__contains__, texts)):
+            texts.append(text)
     return {
         text: _weakest({run for run in runs if run not in text} for runs, own in best.items() if text in own)
         for text in texts
@@ -89,13 +92,12 @@ def _weakest(alternatives: Iterable[set[bytes]]) -> Needs:
     ordered = {tuple(sorted(texts - {b""}, key=lambda text: (-len(text), text))) for texts in alternatives}
     weakest: list[tuple[bytes, ...]] = []
     for texts in sorted(ordered, key=lambda texts: (sum(map(len, texts)), texts)):
-        together = b"\n".join(texts)
-        if not any(all(part in together for part in weaker) for weaker in weakest):
+        if not has(b"\n".join(texts), weakest):
             weakest.append(texts)
     return tuple(weakest)
 
 
-def has(text: bytes, needed: Needs) -> bool:
+def has(text: bytes, needed: Iterable[tuple[bytes, ...]]) -> bool:
     """Whether ``text`` may contain a match that has these fixed texts."""
     for texts in needed:
         for part in texts:
@@ -145,6 +147,7 @@ def _alternatives(tokens: Iterator[re.Match[str]]) -> tuple[set[str], str]:
     return done | now, ""
 
 
+@cache
 def _spelt(atom: str) -> set[str]:
     if atom in ("^", "$", r"\b", r"\B", r"\A", r"\Z", r"\s"):  # white space is ignored
         return {""}
