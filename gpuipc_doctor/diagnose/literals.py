@@ -58,7 +58,12 @@ def fixed_text(pattern: str) -> Mapping[bytes, Needs]:
     The texts are as long as possible, and no everyday words if there are others. Empty if one has less than
     `SHORTEST` bytes. The pattern is valid for `re`, without flags.
     """
-    keys = _keys({runs: max(runs, key=_worth)[:LONGEST] for runs in _runs(pattern, bare)})
+    keys = {
+        text: _weakest({run for run in runs if run not in text} for runs in ways)
+        for text, ways in _keys(
+            {runs: max(runs, key=_worth)[:LONGEST] for runs in _runs(pattern, bare)}
+        ).items()
+    }
     return keys if min(map(len, keys)) >= SHORTEST else {}
 
 
@@ -68,23 +73,26 @@ def dense_text(pattern: str) -> Needs:
     return _weakest(map(set, _runs(pattern, dense)))
 
 
+@cache
+def dense_ways(pattern: str) -> Needs:
+    """The ways to match ``pattern``, each with its dense texts in order."""
+    return tuple({tuple(filter(None, runs)) for runs in _runs(pattern, dense)})
+
+
 def dense_keys(pattern: str) -> Mapping[bytes, Needs]:
-    """The result of `fixed_text`, but with dense texts of any length."""
+    """Dense texts, at least one of which is in every match of ``pattern`` → the ways to match with it."""
     return _keys(
-        {runs: max(runs, key=lambda run: (*_worth(bare(run)), len(run))) for runs in _runs(pattern, dense)}
+        {runs: max(runs, key=lambda run: (*_worth(bare(run)), len(run))) for runs in dense_ways(pattern)}
     )
 
 
 def _keys(best: Mapping[tuple[bytes, ...], bytes]) -> Mapping[bytes, Needs]:
-    """The best text of each way to match → the other texts of the ways with this text."""
+    """The best text of each way to match → the ways with this text."""
     texts: list[bytes] = []
     for text in sorted(set(best.values()), key=len):
         if not any(map(text.__contains__, texts)):
             texts.append(text)
-    return {
-        text: _weakest({run for run in runs if run not in text} for runs, own in best.items() if text in own)
-        for text in texts
-    }
+    return {text: tuple(runs for runs, own in best.items() if text in own) for text in texts}
 
 
 def _weakest(alternatives: Iterable[set[bytes]]) -> Needs:
@@ -102,6 +110,19 @@ def has(text: bytes, needed: Iterable[tuple[bytes, ...]]) -> bool:
     for texts in needed:
         for part in texts:
             if part not in text:
+                break
+        else:
+            return True
+    return False
+
+
+def in_order(text: bytes, ways: Iterable[tuple[bytes, ...]]) -> bool:
+    """As `has`, and no text begins before the previous one. They may overlap: ``ab+c`` is ``ab``, ``bc``."""
+    for texts in ways:
+        at = 0
+        for part in texts:
+            at = text.find(part, at)
+            if at < 0:
                 break
         else:
             return True

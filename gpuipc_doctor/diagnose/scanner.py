@@ -9,15 +9,25 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate, compress
 from typing import NamedTuple
 
 from gpuipc_doctor.diagnose.finder import Find, finder
 from gpuipc_doctor.diagnose.literals import LONGEST as LONGEST_TEXT
-from gpuipc_doctor.diagnose.literals import Needs, bare, dense, dense_keys, dense_text, fixed_text, has
+from gpuipc_doctor.diagnose.literals import (
+    Needs,
+    bare,
+    dense,
+    dense_keys,
+    dense_text,
+    dense_ways,
+    fixed_text,
+    has,
+    in_order,
+)
 
 REACH = 6
 """Number of neighbouring lines on each side that are joined with a line."""
@@ -35,11 +45,13 @@ _MOSTLY = 0.3
 """Fraction of new lines in a block above which remembering lines takes longer than examining them again."""
 _FEW = 200
 """Minimum lines in a block for its fraction of new lines to count."""
-_FEW_PATTERNS = 4
-"""Patterns that are tried in a line in less time than it takes to search their texts."""
+_FEW_PATTERNS = 8
+"""Patterns that are tried in less time than it takes to search the texts of all."""
+_PREPARED = 4_000
+"""Patterns that are tried in as much time as it takes to prepare that search."""
 _UNREMEMBERED = 24
 """Blocks after which remembering is tried again."""
-_WASTED = 30_000
+_WASTED = 200_000
 """Matches for paused patterns that take as long as preparing a search without these."""
 
 _WIDTHS = {79, 80, 100, 120, 132, LONGEST}
@@ -109,20 +121,28 @@ class Patterns:
             for text, rest in texts.items():
                 self.of_text.setdefault(text, []).append(_Candidate(number, pattern.wrapped, rest))
         self.find = finder(list(self.of_text))
+        self._tried = 0
+        """Patterns that were asked about with many others."""
 
-    def in_text(self, text: bytes, numbers: Iterable[int]) -> list[int]:
+    def in_text(self, text: bytes, numbers: Sequence[int]) -> list[int]:
         """The patterns that may match in a dense text."""
+        if len(numbers) > _FEW_PATTERNS:
+            self._tried += len(numbers)
+        if len(numbers) <= _FEW_PATTERNS or self._tried < _PREPARED:
+            return [n for n in numbers if has(text, dense_text(self.patterns[n].regex.pattern))]
         find, of_text = self._dense_finder
-        found = {n for index in {at for at, _ in find(text)} for n, rest in of_text[index] if has(text, rest)}
+        found = {
+            n for index in {at for at, _ in find(text)} for n, ways in of_text[index] if in_order(text, ways)
+        }
         return [number for number in numbers if number in found]
 
     @cached_property
     def _dense_finder(self) -> tuple[Find, list[list[tuple[int, Needs]]]]:
-        """A finder of dense texts, and the patterns of each text with the other texts of a match."""
+        """A finder of dense texts, and the patterns of each text with the ways to match that have it."""
         of_text: defaultdict[bytes, list[tuple[int, Needs]]] = defaultdict(list)
         for number, pattern in enumerate(self.patterns):
-            for text, rest in dense_keys(pattern.regex.pattern).items():
-                of_text[text].append((number, rest))
+            for text, ways in dense_keys(pattern.regex.pattern).items():
+                of_text[text].append((number, ways))
         return finder(list(of_text)), list(of_text.values())
 
 
@@ -180,22 +200,28 @@ class _Search:
     def in_block(self, before: bytes, lines: Sequence[bytes]) -> dict[int, set[int]]:
         """The result of `possible` for consecutive lines."""
         tail = before[-LONGEST_TEXT:]
+        text = tail + b"".join(lines)
+        starts = list(accumulate(map(len, lines), initial=len(tail)))
         found: defaultdict[int, set[int]] = defaultdict(set)
-        if matches := self._matches(tail + b"".join(lines)):
-            ends = list(accumulate(map(len, lines), initial=len(tail)))
-            for end, candidates in matches:
-                at = bisect_right(ends, end - 1) - 1
-                if at < 0:
-                    continue  # ends in the line before the first
-                found[at].update(one.number for one in candidates if _may_match(one, lines, at))
+        for end, candidates in self._matches(text):
+            at = bisect_right(starts, end - 1) - 1
+            if at < 0:
+                continue  # ends in the line before the first
+            inside = REACH <= at < len(lines) - REACH  # else, neighbours are in other blocks
+            near = text[starts[at - REACH] : starts[at + REACH + 1]] if inside else b""
+            for one in candidates:
+                if (one.wrapped and not inside) or has(near if one.wrapped else lines[at], one.rest):
+                    found[at].add(one.number)
         return found
 
 
-def _may_match(one: _Candidate, lines: Sequence[bytes], at: int) -> bool:
-    """Whether the other texts of a match are in the line or, if it may be wrapped, near it."""
-    if one.wrapped and not REACH <= at < len(lines) - REACH:
-        return True  # the neighbours are in other blocks
-    return has(b"".join(lines[at - REACH : at + REACH + 1]) if one.wrapped else lines[at], one.rest)
+class _Way(NamedTuple):
+    """One of the ways in which a pattern may match."""
+
+    texts: tuple[bytes, ...]
+    """The dense texts in a match, in order."""
+    figures: Sequence[bytes]
+    """Those of them that have decimal digits."""
 
 
 @dataclass(eq=False, slots=True)
@@ -207,8 +233,8 @@ class _Form:
     numbers: tuple[int, ...]
     is_news: bool = True
     """Whether none of the lines was examined yet."""
-    figures: list[tuple[re.Pattern[str], Needs]] | None = None
-    """Patterns that may distinguish the lines, if known."""
+    figures: dict[int, list[_Way]] | None = None
+    """Patterns that may distinguish the lines, if known, with the ways to match."""
 
 
 class _Memory:
@@ -353,76 +379,92 @@ class Scanner:
         around = [*surroundings, *lines, *_rows(after)[1]]
         block = _Block(lines, numbers, bare_lines, around, len(surroundings))
         for form, places in groups.items():
-            for alike in self._alike(block, places, form):
-                yield from self._look(block, alike, form)
+            for alike, absent in self._alike(block, places, form):
+                yield from self._look(block, alike, form, absent)
 
-    def _figures(self, form: _Form, kind: bytes) -> list[tuple[re.Pattern[str], Needs]]:
-        """The digit-sensitive patterns of a form, each with the required texts that its lines may have."""
+    def _figures(self, form: _Form, kind: bytes) -> dict[int, list[_Way]]:
+        """The digit-sensitive patterns of a form, with the ways in which its lines may match each."""
         if form.figures is None:
-            regexes = [
-                self._patterns.patterns[n].regex for n in form.numbers if n in self._patterns.read_figures
-            ]
-            form.figures = [
-                (regex, possible)
-                for regex in regexes
-                if (possible := tuple(texts for texts in dense_text(regex.pattern) if _is_in(kind, texts)))
-            ]
+            form.figures = {
+                number: [
+                    _Way(texts, [text for text in texts if any(map(str.isdecimal, text.decode()))])
+                    for texts in dense_ways(self._patterns.patterns[number].regex.pattern)
+                    if has(kind, [tuple(map(bare, texts))])
+                ]
+                for number in form.numbers
+                if number in self._patterns.read_figures
+            }
         return form.figures
 
-    def _alike(self, block: _Block, places: Sequence[int], form: _Form) -> Iterable[Sequence[int]]:
+    def _alike(
+        self, block: _Block, places: Sequence[int], form: _Form
+    ) -> Iterable[tuple[Sequence[int], Collection[int]]]:
         """Group lines that differ only in digits by the digit-sensitive patterns that they match.
 
-        A line is searched for a pattern only if it has the pattern's dense texts.
+        With each group are those that none of its lines matches.
         """
-        if len(places) == 1 or not (figures := self._figures(form, block.kinds[places[0]])):
-            return [places]
+        if len(places) == 1:
+            return [(places, ())]
+        figures = self._figures(form, block.kinds[places[0]])
+        if not any(figures.values()):
+            return [(places, figures)]
         if len(places) <= _SAMPLE:
-            return [[place] for place in places]
-        rows = block.rows(places)
-        text = dense(b"\n".join(rows))
-        lines = text.split(b"\n")
-        held = [
-            _held(regex, rows, [has(line, there) for line in lines])
-            for regex, possible in figures
-            if (there := tuple(texts for texts in possible if has(text, (texts,))))
-        ]
-        held = [lines for lines in held if any(lines)]
-        if all(map(all, held)):
-            return [places]
-        alike: defaultdict[tuple[bool, ...], list[int]] = defaultdict(list)
-        for place, which in zip(places, zip(*held, strict=True), strict=True):
-            alike[which].append(place)
-        return alike.values()
+            return [([place], ()) for place in places]
+        rows = b"\n".join(block.rows(places))
+        lines = rows.decode("utf-8", "replace").split("\n")
+        held: dict[int, list[int]] = {}
+        for number, possible in _possible(figures, dense(rows)).items():
+            search = self._patterns.patterns[number].regex.search
+            if found := [row for row in possible if search(lines[row])]:
+                held[number] = found
+        if all(len(found) == len(lines) for found in held.values()):
+            return [(places, figures.keys() - held)]
+        numbers: list[tuple[int, ...]] = [()] * len(lines)
+        for number, found in held.items():
+            for row in found:
+                numbers[row] += (number,)
+        alike: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        for place, some in zip(places, numbers, strict=True):
+            alike[some].append(place)
+        return [(equal, figures.keys() - set(some)) for some, equal in alike.items()]
 
-    def _look(self, block: _Block, places: Sequence[int], form: _Form) -> Iterator[Hit]:
-        """Examine equal lines; the results for the first lines apply to all of them."""
-        sample = [self._hit(block, place, form.numbers) for place in places[: _SAMPLE if form.is_news else 1]]
+    def _look(
+        self, block: _Block, places: Sequence[int], form: _Form, absent: Collection[int]
+    ) -> Iterator[Hit]:
+        """Examine equal lines; the results for the first lines apply to all of them.
+
+        ``absent``: patterns that none of the lines matches by itself, as far as known.
+        """
+        look_at = partial(self._hit, block, wanted=form.numbers, absent=absent)
+        sample = list(map(look_at, places[: _SAMPLE if form.is_news else 1]))
         form.is_news &= len(places) == 1
-        shown = {tuple(number for number, _ in hit.matches) for hit in sample}
-        if len(shown) > 1 or any(match.string is not hit.text for hit in sample for _, match in hit.matches):
-            sample += [self._hit(block, place, form.numbers) for place in places[len(sample) :]]
-        else:
-            again = places[1:]
-            numbers = list(map(block.numbers.__getitem__, again))
-            first = sample[0]
-            sample = [Hit(first.number, first.text, first.kind, first.matches, block.rows(again), numbers)]
+        if len(places) > 1:
+            shown = {tuple(number for number, _ in hit.matches) for hit in sample}
+            if len(shown) > 1 or any(m.string is not hit.text for hit in sample for _, m in hit.matches):
+                sample += map(look_at, places[len(sample) :])
+            else:
+                numbers = list(map(block.numbers.__getitem__, places[1:]))
+                sample = [replace(sample[0], again=block.rows(places[1:]), numbers=numbers)]
         yield from (hit for hit in sample if hit.matches)
 
-    def _hit(self, block: _Block, place: int, wanted: Collection[int]) -> Hit:
-        text = block.lines[place].decode("utf-8", "replace")
-        near, index = block.near(place)
-        readings: list[tuple[str, int, int]] | None = None
-        matches = []
-        if len(wanted) > _FEW_PATTERNS:
-            wanted = self._patterns.in_text(dense(b"".join(near)), wanted)
-        for number in wanted:
-            pattern = self._patterns.patterns[number]
-            match = pattern.regex.search(text)
-            if match is None and pattern.wrapped:
-                readings = _readings(near, index) if readings is None else readings
-                match = _across(pattern.regex, readings)
-            if match and not (pattern.unless and pattern.unless.search(spanned(match)[0])):
-                matches.append((number, match))
+    def _hit(self, block: _Block, place: int, wanted: Sequence[int], absent: Collection[int]) -> Hit:
+        patterns = self._patterns.patterns
+        line = block.lines[place]
+        text = line.decode("utf-8", "replace")
+        likely = [number for number in wanted if number not in absent]
+        if len(likely) > _FEW_PATTERNS:
+            likely = self._patterns.in_text(dense(line), likely)
+        found = {number: match for number in likely if (match := patterns[number].regex.search(text))}
+        others = [number for number in wanted if number not in found and patterns[number].wrapped]
+        if others and (run := block.run(place)):
+            for number in self._patterns.in_text(dense(b"".join(run.lines)), others):
+                if match := _across(patterns[number].regex, run.readings):
+                    found[number] = match
+        matches = [
+            (number, match)
+            for number, match in sorted(found.items())
+            if not ((unless := patterns[number].unless) and unless.search(spanned(match)[0]))
+        ]
         return Hit(block.numbers[place], text, block.kinds[place], tuple(matches))
 
 
@@ -441,24 +483,44 @@ class _Block:
     def rows(self, places: Iterable[int]) -> list[bytes]:
         return list(map(self.lines.__getitem__, places))
 
-    def near(self, place: int) -> tuple[Sequence[bytes], int]:
-        """A line with the neighbours that may belong to it, and its index among them."""
+    def run(self, place: int) -> _Run | None:
+        """The message that a line may be a part of."""
         index = self.before + place
         reach = 1 if len(self.lines[place]) >= LONGEST else REACH  # not a terminal's wrapping
-        low = max(0, index - reach)
-        return self.around[low : index + reach + 1], index - low
+        first = max(0, index - reach)
+        return _run(self.around[first : index + reach + 1], index - first)
 
 
-def _is_in(kind: bytes, texts: Iterable[bytes]) -> bool:
-    """Whether lines with this bare text may have all these dense texts."""
-    return all(bare(text) in kind for text in texts)
+def _possible(figures: Mapping[int, Iterable[_Way]], text: bytes) -> dict[int, Collection[int]]:
+    """For each pattern, the lines of a dense text that may match it.
+
+    Of many patterns that read a number where lines differ, most match some of the lines, and few each line.
+    """
+    lines = text.split(b"\n")
+    every = range(len(lines))
+    parts = tuple(dict.fromkeys(part for ways in figures.values() for way in ways for part in way.figures))
+    if len(parts) <= _FEW_PATTERNS:
+        return {
+            number: every if any(has(text, [way.texts]) for way in ways) else ()
+            for number, ways in figures.items()
+        }
+    having: dict[bytes, set[int]] = {part: set() for part in parts}
+    ends = list(accumulate(len(line) + 1 for line in lines))
+    for index, end in _figure_finder(parts)(text):
+        having[parts[index]].add(bisect_right(ends, end - 1))
+    return {
+        number: {
+            row
+            for way in ways
+            if has(text, [way.texts])
+            for row in set(every).intersection(*map(having.__getitem__, way.figures))
+            if in_order(lines[row], [way.texts])
+        }
+        for number, ways in figures.items()
+    }
 
 
-def _held(regex: re.Pattern[str], rows: Sequence[bytes], possible: Sequence[bool]) -> list[bool]:
-    """Whether each row has a match; rows that are not ``possible`` are not searched."""
-    texts = b"\n".join(compress(rows, possible)).decode("utf-8", "replace").split("\n")
-    found = map(regex.search, texts)
-    return [here and next(found) is not None for here in possible]
+_figure_finder = lru_cache(maxsize=256)(finder)
 
 
 def _lines_back(text: bytes, end: int, count: int) -> int:
@@ -492,12 +554,28 @@ def _parts(line: bytes) -> Iterator[bytes]:
         yield from [part[at : at + LONGEST] for at in range(0, len(part), LONGEST)] or [part]
 
 
-def _readings(near: Sequence[bytes], index: int) -> list[tuple[str, int, int]]:
-    """Possible original texts of a line that is part of a wrapped message, each with the line's position.
+@dataclass(frozen=True)
+class _Run:
+    """Lines that may be one message, wrapped."""
 
-    The parts are joined with line ends, which white space in a pattern matches. If the lines look cut at a
-    terminal's width, there is a second text, with broken words joined.
-    """
+    lines: Sequence[bytes]
+    index: int
+    """Position of the line that is examined."""
+    width: int
+    """Bytes of a line that may be cut inside a word; 0: no line is."""
+
+    @cached_property
+    def readings(self) -> list[tuple[str, int, int]]:
+        """Possible original texts, each with the line's position.
+
+        The parts are joined with line ends, which white space in a pattern matches. If the lines look cut at
+        a terminal's width, there is a second text, with broken words joined.
+        """
+        return [_joined(self.lines, self.index, full) for full in dict.fromkeys((0, self.width))]
+
+
+def _run(near: Sequence[bytes], index: int) -> _Run | None:
+    """The lines that may belong to one wrapped message with the line at ``index``; None if it has none."""
     width = max(map(len, near))
     first = last = index
     while first > 0 and _goes_on(near[first - 1], near[first], width):
@@ -505,10 +583,9 @@ def _readings(near: Sequence[bytes], index: int) -> list[tuple[str, int, int]]:
     while last + 1 < len(near) and _goes_on(near[last], near[last + 1], width):
         last += 1
     if first == last:
-        return []
+        return None
     hard = width in _WIDTHS or (width >= _NARROWEST and sum(len(line) == width for line in near) > 1)
-    run, own = near[first : last + 1], index - first
-    return [_joined(run, own, full) for full in ([0, width] if hard else [0])]
+    return _Run(near[first : last + 1], index - first, width if hard else 0)
 
 
 def _goes_on(line: bytes, following: bytes, width: int) -> bool:

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.diagnose.finder import finder, with_re
-from gpuipc_doctor.diagnose.literals import bare, dense, dense_keys, dense_text, fixed_text, has
+from gpuipc_doctor.diagnose.literals import (
+    bare,
+    dense,
+    dense_keys,
+    dense_text,
+    dense_ways,
+    fixed_text,
+    has,
+    in_order,
+)
 
 SIGNATURES = [
     text for issue in knownissues.load() for signature in issue.signatures for text in signature.patterns
@@ -99,7 +108,25 @@ def test_matches_of_a_signature_have_its_dense_text(data: st.DataObject) -> None
     matched = data.draw(st.from_regex(re.compile(pattern, re.ASCII)))
     there = dense(matched.encode()).replace(b"\n", b"")
     assert has(there, dense_text(pattern)), pattern
-    assert any(text in there and has(there, rest) for text, rest in dense_keys(pattern).items()), pattern
+    assert in_order(there, dense_ways(pattern)), pattern
+    assert any(text in there and in_order(there, ways) for text, ways in dense_keys(pattern).items()), pattern
+
+
+@pytest.mark.parametrize(
+    ("text", "ways", "expected"),
+    [
+        (b"Cuda failure 34", [(b"Cuda", b"34")], True),
+        (b"34: Cuda failure 3", [(b"Cuda", b"34")], False),
+        (b"34: Cuda failure 3", [(b"Cuda", b"34"), (b"34", b"failure")], True),
+        (b"abc", [(b"ab", b"bc")], True),
+        (b"abc", [(b"bc", b"ab")], False),
+        (b"", [()], True),
+        (b"abc", [], False),
+    ],
+)
+def test_texts_in_order(text: bytes, ways: list[tuple[bytes, ...]], expected: bool) -> None:
+    """The texts of a way may overlap, since ``ab+c`` begins with ``ab`` and ends with ``bc``."""
+    assert in_order(text, ways) is expected
 
 
 TEXTS = st.lists(
