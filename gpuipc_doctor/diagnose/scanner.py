@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -49,6 +49,8 @@ _FEW_PATTERNS = 8
 """Patterns that are tried in less time than it takes to search the texts of all."""
 _PREPARED = 4_000
 """Patterns that are tried in as much time as it takes to prepare that search."""
+_OFTEN = 20
+"""Matches of a text after which its other texts are looked for in the whole block first."""
 _UNREMEMBERED = 24
 """Blocks after which remembering is tried again."""
 _WASTED = 200_000
@@ -203,16 +205,31 @@ class _Search:
         text = tail + b"".join(lines)
         starts = list(accumulate(map(len, lines), initial=len(tail)))
         found: defaultdict[int, set[int]] = defaultdict(set)
-        for end, candidates in self._matches(text):
+        matches = self._matches(text)
+        times = Counter(id(candidates) for _, candidates in matches)
+        there = {
+            key: _there(candidates, text) if times[key] > _OFTEN else candidates
+            for key, candidates in {id(candidates): candidates for _, candidates in matches}.items()
+        }
+        for end, candidates in matches:
             at = bisect_right(starts, end - 1) - 1
             if at < 0:
                 continue  # ends in the line before the first
             inside = REACH <= at < len(lines) - REACH  # else, neighbours are in other blocks
             near = text[starts[at - REACH] : starts[at + REACH + 1]] if inside else b""
-            for one in candidates:
+            for one in there[id(candidates)] if inside else candidates:
                 if (one.wrapped and not inside) or has(near if one.wrapped else lines[at], one.rest):
                     found[at].add(one.number)
         return found
+
+
+def _there(candidates: Sequence[_Candidate], text: bytes) -> Sequence[_Candidate]:
+    """The candidates whose other texts are in a bare text."""
+    parts = tuple(dict.fromkeys(part for one in candidates for texts in one.rest for part in texts))
+    if not parts:
+        return candidates
+    found = {parts[index] for index, _ in _finder_of(parts)(text)}
+    return [one for one in candidates if any(found.issuperset(texts) for texts in one.rest)]
 
 
 class _Way(NamedTuple):
@@ -506,7 +523,7 @@ def _possible(figures: Mapping[int, Iterable[_Way]], text: bytes) -> dict[int, C
         }
     having: dict[bytes, set[int]] = {part: set() for part in parts}
     ends = list(accumulate(len(line) + 1 for line in lines))
-    for index, end in _figure_finder(parts)(text):
+    for index, end in _finder_of(parts)(text):
         having[parts[index]].add(bisect_right(ends, end - 1))
     return {
         number: {
@@ -520,7 +537,7 @@ def _possible(figures: Mapping[int, Iterable[_Way]], text: bytes) -> dict[int, C
     }
 
 
-_figure_finder = lru_cache(maxsize=256)(finder)
+_finder_of = lru_cache(maxsize=256)(finder)
 
 
 def _lines_back(text: bytes, end: int, count: int) -> int:
