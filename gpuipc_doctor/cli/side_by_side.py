@@ -67,7 +67,8 @@ def _outcomes(
             while waiting and len(running) < jobs and not stopped.is_set():
                 place, task = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
-                context.Process(target=_do, args=(function, task, theirs)).start()
+                with _interrupts_later():
+                    context.Process(target=_do, args=(function, task, theirs)).start()
                 theirs.close()
                 running[ours] = place
             if not running:
@@ -76,6 +77,16 @@ def _outcomes(
             for results in [each for each in running if each in ready]:
                 done[running.pop(results)] = _received(results, stopped)
         yield done.pop(number, None)
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Hold signals back while a process starts, so that it has handlers of its own and counts as a child."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _received(results: Connection, stopped: Event) -> object:
@@ -96,6 +107,7 @@ def _do(function: Callable[[object], object], task: object, results: Connection)
 
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     os.environ["TERM"] = "dumb"  # several displays would overwrite each other's lines
     try:

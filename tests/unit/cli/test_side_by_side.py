@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from multiprocessing.popen_fork import Popen
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,24 @@ def test_signal_ends_running_tasks_and_starts_no_more(tmp_path: Path) -> None:
     with side_by_side(interrupted, [str(tmp_path)] * 8, 2) as outcomes:
         assert list(outcomes) == [None] * 8
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def endless(directory: str) -> None:
+    Path(directory, str(os.getpid())).touch()
+    waiting.until("nothing", lambda: False, 20)
+
+
+def test_signal_while_a_task_starts_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes after the fork and before the process counts as a child."""
+    launch = Popen._launch
+
+    def interrupted_launch(popen: Popen, process: object) -> None:
+        launch(popen, process)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Popen, "_launch", interrupted_launch)
+    with side_by_side(endless, [str(tmp_path)] * 8, 2) as outcomes:
+        assert list(outcomes) == [None] * 8
 
 
 def failing(how: str) -> None:
