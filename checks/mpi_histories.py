@@ -34,8 +34,8 @@ from gpuipc_doctor.histories.leaks import CERTAIN
 from gpuipc_doctor.histories.mpi import search as searching
 from gpuipc_doctor.histories.mpi.message_generator import Generator
 from gpuipc_doctor.histories.mpi.message_steps import SENTENCES, short_name, steps
-from gpuipc_doctor.histories.mpi.performer import Rank, Steps
-from gpuipc_doctor.histories.mpi.search import Met, Search, met, steps_of
+from gpuipc_doctor.histories.mpi.performer import Rank
+from gpuipc_doctor.histories.mpi.search import Met, RandomRun, Search, met, steps_of
 from gpuipc_doctor.histories.operations import History
 
 OPERATIONS = 3300
@@ -102,17 +102,7 @@ class MpiHistories(Check):
     def again(self, ended: ProbeOutcome) -> Iterable[Probe]:
         """The next launch of a search; see `histories.mpi.search`."""
         known, probe = ended.params["search"], _probe(ended)
-        if known:
-            following = searching.from_json(known).after(ended)
-        elif found := met(ended, lambda _: _performed(ended)):
-            generator = _generator(ended.params, len(ended.roles), _seed(ended))
-            following = searching.begin(generator, found, _figures(ended), ended.params["operations"])
-        elif (epoch := _losing_epoch(ended)) is not None:
-            generator = _generator(ended.params, len(ended.roles), _seed(ended))
-            explored = {**_figures(ended), "done": ended.records["rank 0"]["done"]}
-            following = searching.repeat(generator, epoch, explored)
-        else:
-            return
+        following = searching.from_json(known).after(ended) if known else _search(ended)
         if following and (following.stage != "replay" or not known):
             yield self._try(probe, following)
 
@@ -231,9 +221,19 @@ def _probe(ended: ProbeOutcome) -> Probe:
     )
 
 
-def _seed(ended: ProbeOutcome) -> int:
-    seed: int = ended.records["rank 0"]["seed"]
-    return seed
+def _search(ended: ProbeOutcome) -> Search | None:
+    """The search for a failure or a loss in a random run; None if there was none, or rank 0 did not start."""
+    seed = ended.records.get("rank 0", {}).get("seed")
+    if seed is None:
+        return None
+    run = RandomRun(_generator(ended.params, len(ended.roles), seed))
+    latest = max(rank.get("at", 0) for rank in ended.records.values())
+    if found := met(ended, lambda _: run.operations_until(latest)):
+        return searching.begin(run, found, _figures(ended), ended.params["operations"])
+    if (epoch := _losing_epoch(ended)) is not None:
+        explored = {**_figures(ended), "done": ended.records["rank 0"]["done"]}
+        return searching.repeat(run, epoch, explored)
+    return None
 
 
 def _figures(ended: ProbeOutcome) -> dict[str, Json]:
@@ -257,12 +257,6 @@ def ranks(number: int) -> dict[str, Callable[[Worker], None]]:
 def _generator(params: Mapping[str, Json], number: int, seed: int) -> Generator:
     edges, lacks = tuple(params["edges"]), tuple(params["lacks"])
     return Generator(params["backend"], number, seed, edges, huge=params["huge"], lacks=lacks)
-
-
-def _performed(ended: ProbeOutcome) -> Steps:
-    """The operations of a random run, at least up to the latest that a rank began."""
-    generator = _generator(ended.params, len(ended.roles), _seed(ended))
-    return searching.performed(generator, max(rank.get("at", 0) for rank in ended.records.values()))
 
 
 def perform(w: Worker) -> None:

@@ -17,13 +17,13 @@ _LOCAL = frozenset({"isend", "issend", "irecv", "start"})
 """Operations that return before their messages are matched."""
 
 
-def lost(ended: ProbeOutcome, performed: Callable[[int], Steps]) -> RoleOutcome:
+def lost(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> RoleOutcome:
     """The hung rank whose operation could have completed; of several, the one with the earliest operation.
 
-    A rank in a call of the GPU's driver comes first: that call waits for no other rank. ``performed`` gives
+    A rank in a call of the GPU's driver comes first: that call waits for no other rank. ``steps`` gives
     the operations of the history with this index. At least one rank must have hung in an operation.
     """
-    performed = cache(performed)
+    steps = cache(steps)
     pending = {
         process: role
         for process, role in enumerate(ended.roles.values(), 1)
@@ -31,22 +31,22 @@ def lost(ended: ProbeOutcome, performed: Callable[[int], Steps]) -> RoleOutcome:
     }
 
     def waits(role: RoleOutcome, process: int) -> bool:
-        trying, at = _place(role)
+        trying, at = _reached(role)
         needs = (
             [(other, at) for other in pending]
             if _is_collective(role)
-            else _matching(process, role.records["do"], performed(trying)[at][1].parts)
+            else _matching(process, role.records["do"], steps(trying)[at][1].parts)
         )
-        return any(_place(pending[by]) < (trying, needed) for by, needed in needs if by in pending)
+        return any(_reached(pending[by]) < (trying, needed) for by, needed in needs if by in pending)
 
     def order(process: int) -> tuple[bool, bool, tuple[int, int], bool]:
         role = pending[process]
-        return role.operation.startswith("MPI_"), waits(role, process), _place(role), _is_collective(role)
+        return role.operation.startswith("MPI_"), waits(role, process), _reached(role), _is_collective(role)
 
     return pending[min(pending, key=order)]
 
 
-def _place(role: RoleOutcome) -> tuple[int, int]:
+def _reached(role: RoleOutcome) -> tuple[int, int]:
     """Index of the history among those of the launch, and of the operation in it."""
     return role.records["trying"], role.records["at"]
 

@@ -8,14 +8,14 @@ the last launch's result determine the next probe.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain, pairwise
 
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.leaks import CERTAIN, repeated
 from gpuipc_doctor.histories.mpi.hangs import is_last_wait, lost
 from gpuipc_doctor.histories.mpi.message_generator import Generator
-from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Expected, Message, Model, Receive, legal
+from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Message, Model, Receive, legal
 from gpuipc_doctor.histories.mpi.performer import Steps
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
 from gpuipc_doctor.histories.shrink import renumber, shrink
@@ -64,10 +64,10 @@ class Met:
     """The rank that did not return from the call; empty if the call returned."""
 
 
-def met(ended: ProbeOutcome, performed: Callable[[int], Steps]) -> Met | None:
+def met(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> Met | None:
     """The first disagreement of ranks and model; None if there was none, or if it is unknown.
 
-    ``performed`` gives the operations of the history with this index among those of the launch.
+    ``steps`` gives the operations of the history with this index among those of the launch.
     """
     if ended.completed:
         found = [rank["wrong"] for rank in ended.records.values() if rank.get("wrong")]
@@ -83,7 +83,7 @@ def met(ended: ProbeOutcome, performed: Callable[[int], Steps]) -> Met | None:
     if role is None or what is None or not role.operation or "at" not in role.records:
         return None
     if what == "hang":
-        role = lost(ended, performed)
+        role = lost(ended, steps)
     records = role.records
     if role.fault:
         name = role.fault.name.partition(", error stack")[0].partition("\n")[0]  # MPICH appends addresses
@@ -244,32 +244,44 @@ def _used(operation: Operation) -> tuple[int, ...]:
     return (operation.on, operation.of, operation.within)
 
 
-def _since(generator: Generator, made: Sequence[Operation], begin: int) -> History:
-    """The operations from index ``begin`` on, and the earlier ones that made objects they use."""
-    places = _with_needs(made, set(range(begin, len(made))))
-    return generator.history.of([made[place] for place in sorted(places)])
+@dataclass(frozen=True, slots=True)
+class RandomRun:
+    """The epochs of a random run, drawn again from its seed as far as they are needed."""
+
+    generator: Generator
+    drawn: list[Steps] = field(default_factory=list)
+
+    def epochs(self, number: int) -> list[Steps]:
+        """The first ``number`` epochs."""
+        self.drawn.extend(self.generator.epoch() for _ in range(number - len(self.drawn)))
+        return self.drawn[:number]
+
+    def epochs_until(self, at: int) -> list[Steps]:
+        """The epochs up to the one that contains the operation with this index."""
+        number = performed = 0
+        while performed <= at:
+            number += 1
+            performed += len(self.epochs(number)[-1])
+        return self.epochs(number)
+
+    def operations_until(self, at: int) -> Steps:
+        """The operations of these epochs."""
+        return list(chain.from_iterable(self.epochs_until(at)))
+
+    def history_of_last(self, epochs: Sequence[Steps], last: int) -> History:
+        """The last of these epochs, and the earlier operations that made objects which they use."""
+        made = [operation for operation, _ in chain.from_iterable(epochs)]
+        begin = sum(map(len, epochs[:-last]))
+        places = _with_needs(made, set(range(begin, len(made))))
+        return self.generator.history.of([made[place] for place in sorted(places)])
 
 
-def begin(generator: Generator, found: Met, explored: Json, operations: int) -> Search:
-    """Start a search after a random history failed. ``generator`` can regenerate the same history."""
-    made, begins, at = list[Operation](), [0], found.disagreement.at
-    while len(made) <= at and len(made) < operations:
-        begins.append(len(made))
-        made += [operation for operation, _ in generator.epoch()]
-
-    epoch, whole = (
-        _since(generator, made, begin) for begin in (begins[-1], begins[max(len(begins) - LATEST_EPOCHS, 0)])
-    )
-    candidates = (epoch, replace(epoch, times=LOOP), *([whole] if whole != epoch else []))
+def begin(run: RandomRun, found: Met, explored: Json, operations: int) -> Search:
+    """Start a search after a random run of this many operations failed."""
+    epochs = run.epochs_until(min(found.disagreement.at, operations - 1))
+    epoch, latest = run.history_of_last(epochs, 1), run.history_of_last(epochs, LATEST_EPOCHS)
+    candidates = (epoch, replace(epoch, times=LOOP), *([latest] if latest != epoch else []))
     return Search(found.disagreement, explored, candidates)
-
-
-def performed(generator: Generator, until: int) -> Steps:
-    """The operations of a random run, up to the end of the epoch with this index."""
-    made: list[tuple[Operation, Expected]] = []
-    while len(made) <= until:
-        made += generator.epoch()
-    return made
 
 
 # -- what is left ------------------------------------------------------------------------------------------
@@ -308,13 +320,9 @@ def _keeps_rising(figures: Sequence[int]) -> bool:
     return min(last) > max(before) or never_falls
 
 
-def repeat(generator: Generator, epoch: int, explored: Json) -> Search:
-    """A search that repeats one epoch often enough to prove a loss in each repetition."""
-    made, begin = list[Operation](), 0
-    for _ in range(epoch + 1):
-        begin = len(made)
-        made += [operation for operation, _ in generator.epoch()]
-    history = renumber(_since(generator, made, begin), processes=False)
+def repeat(run: RandomRun, epoch: int, explored: Json) -> Search:
+    """A search that repeats the epoch of this index often enough to prove a loss in each repetition."""
+    history = renumber(run.history_of_last(run.epochs(epoch + 1), 1), processes=False)
     return Search(None, explored, (), "replay", shortest=replace(history, times=CERTAIN))
 
 

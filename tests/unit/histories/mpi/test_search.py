@@ -12,7 +12,7 @@ from gpuipc_doctor.histories.mpi import search as searching
 from gpuipc_doctor.histories.mpi.message_generator import Generator
 from gpuipc_doctor.histories.mpi.message_model import legal
 from gpuipc_doctor.histories.mpi.performer import END, Steps
-from gpuipc_doctor.histories.mpi.search import MOST_LAUNCHES, Met, Search, met, steps_of
+from gpuipc_doctor.histories.mpi.search import MOST_LAUNCHES, Met, RandomRun, Search, met, steps_of
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
 from gpuipc_doctor.model import Ending, Json, ProbeOutcome, RoleOutcome
 
@@ -33,7 +33,7 @@ def ended(ending: Ending = Ending.COMPLETED, elapsed_s: float = 1.0, **records: 
 
 
 def first_steps(trying: int) -> Steps:
-    return searching.performed(Generator("cuda", 3, 1), 0)
+    return RandomRun(Generator("cuda", 3, 1)).operations_until(0)
 
 
 def wrong(trying: int, at: int) -> ProbeOutcome:
@@ -57,7 +57,7 @@ def found(fault: Fault) -> Search:
     at = fault(operations)
     assert at is not None
     disagreement = Disagreement(at, "data", "recv", "", "MPI_Recv", "the message is wrong")
-    again = Generator("cuda", 3, 1, (8192,))
+    again = RandomRun(Generator("cuda", 3, 1, (8192,)))
     return searching.begin(again, Met(0, disagreement), {}, len(operations))
 
 
@@ -209,7 +209,7 @@ def test_epoch_is_repeated_if_the_usage_of_a_rank_rises(
 
 
 def test_repeated_epoch_is_a_history_that_needs_nothing_before_it() -> None:
-    epoch = searching.repeat(Generator("cuda", 3, 6, (8192,)), 5, {}).shortest
+    epoch = searching.repeat(RandomRun(Generator("cuda", 3, 6, (8192,))), 5, {}).shortest
     assert epoch is not None
     assert epoch.times == 24
     alone = replace(epoch, times=1)
