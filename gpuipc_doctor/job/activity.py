@@ -41,7 +41,7 @@ class Kind(Enum):
 
     @property
     def may_advance(self) -> bool:
-        """Whether the rank may be in a loop that ends: nothing seen excludes it."""
+        """Whether the rank may be in a loop that will end; the snapshots cannot tell."""
         return self in (Kind.LOOPS, Kind.COUNTS)
 
 
@@ -61,7 +61,7 @@ _OF_MPI: tuple[tuple[tuple[str, ...], Kind], ...] = (
         Kind.COLLECTIVE,
     ),
 )
-"""Prefixes of MPI function names (lower case, without ``mpi_``) by what the function waits for (MPI 5.0)."""
+"""Prefixes of MPI function names (lower case, without ``mpi_``) → what these functions wait for (MPI 5.0)."""
 
 _MPI = re.compile(r"^P?MPI_(\w+?)(_c)?$|^p?mpi_(\w+?)_{1,2}(?:f08_)?$")
 """C and Fortran names of MPI functions; ``_c`` is the variant with large counts."""
@@ -85,7 +85,7 @@ shows (Linux, drivers/gpu/drm/amd/amdkfd/kfd_events.c, drivers/gpu/drm/amd/amdgp
 drivers/dma-buf/dma-fence.c).
 """
 _SYSTEM = re.compile(r"[(\[](libc\.|libc-|libpthread|linux-vdso|ld-)|\[vdso\]")
-"""Files that a polling driver calls, to read the time or to yield."""
+"""The files of system functions that a driver calls while it polls: to read the time, or to yield."""
 
 _DEVICE = re.compile(
     r"^(cu(da)?|hip)(Ctx|Device|Stream|Event)?(Synchronize|WaitEvent)(_v2|_ptsz|_spt)?$"
@@ -103,7 +103,8 @@ _NOISE_THREADS = re.compile(
 
 MOST_PLACES = 3
 MUCH_BYTES = 1 << 20
-"""Bytes that a main thread transfers over all snapshots if it moves data; a waiting loop logs less."""
+"""Bytes read and written over all snapshots that show that data moves. A loop that waits only writes a
+log."""
 
 MOST_THREADS = 3
 """Maximum number of threads named for a rank whose main thread waits for another thread."""
@@ -179,8 +180,8 @@ def activity(snapshots: Sequence[Process]) -> Activity:
 
 
 def _polls(calls: Iterable[Call | None]) -> str:
-    """The call in which a loop of the program itself polls; empty if there is none, or the loop waits in
-    another call."""
+    """The call with which the program's own loop polls; empty if it polls in none, or if another call
+    waits."""
     names = {call[1] for call in calls if call}
     return min(names) if names and all(map(is_poll, names)) else ""
 
@@ -226,10 +227,10 @@ def _approximate(snapshots: Iterable[Process], tid: int) -> list[Stack]:
 def _calls(snapshots: Iterable[Process], tid: int) -> set[Call | None]:
     """The waiting calls in which a thread was seen; None for a stack without a waiting call.
 
-    In an exact stack this is the outermost call. An approximate stack may have frames left over from earlier
-    calls: after the first frame of another library they are ignored. Left-over frames can also be before it
-    (MPI_Comm_dup of Open MPI inside MPI_Allreduce), so approximate stacks count only if there are no exact
-    ones.
+    An exact stack counts with its outermost call. An approximate stack may have frames left over from earlier
+    calls. After the first frame of another library they are ignored, but they can also occur before that
+    frame (MPI_Comm_dup of Open MPI inside MPI_Allreduce). Approximate stacks are therefore used only if the
+    thread has no exact ones.
     """
     seen = [thread for snapshot in snapshots for thread in snapshot.threads if thread.tid == tid]
     exact = {_first_call(reversed(stack)) for thread in seen for stack in filter(_is_telling, thread.native)}
@@ -240,7 +241,7 @@ def _calls(snapshots: Iterable[Process], tid: int) -> set[Call | None]:
 
 
 def is_outside(snapshots: Iterable[Process], tid: int) -> bool:
-    """Whether a stack of this thread reaches the program without a waiting call."""
+    """Whether a stack of this thread shows the program's own code, and no waiting call."""
     return None in _calls(snapshots, tid)
 
 
@@ -250,8 +251,8 @@ def is_seen(snapshots: Iterable[Process], tid: int) -> bool:
 
 
 def _is_telling(stack: Stack) -> bool:
-    """Whether the stack holds a waiting call or reaches the program; if not, it was truncated below the
-    caller."""
+    """Whether the stack shows a waiting call or the program's own code; a truncated stack may show
+    neither."""
     return _first_call(stack) is not None or any(not _LIBRARY.search(frame) for frame in stack)
 
 
@@ -338,8 +339,10 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
 
 
 def _functions(snapshots: Sequence[Process], main: Thread) -> list[str]:
-    """Functions that the thread was seen in: the Python function, or those of extensions that it calls, else
-    each stack's innermost frame in the program. A recursive function counts once for each depth.
+    """The functions in which the thread was seen, and at how many recursion depths.
+
+    If the Python stack changes, they are Python's; else those of extensions that Python calls. Without
+    Python, they are the innermost ones in the program.
     """
     python = [tuple(map(_without_line, snapshot.python)) for snapshot in snapshots if snapshot.python]
     if len({*python}) > 1:
@@ -369,7 +372,7 @@ def _transfers(snapshots: Sequence[Process], main: Thread) -> str:
 
 
 def _own_first(snapshots: Sequence[Process], python: Stack) -> str:
-    """The innermost frame in the program's own files, then the frame of the library that it called."""
+    """The innermost frame in the program's own files, and the frame of the library that this frame called."""
     if not python:
         return ""
     outward = len(snapshots[-1].python) - snapshots[-1].own
@@ -390,10 +393,10 @@ def _other_threads(snapshots: Sequence[Process], main: Thread) -> str:
 
 
 def _driver_that_waits(snapshots: Sequence[Process], main: Thread) -> str:
-    """The driver library in which all samples of a thread end; empty if any sample ends elsewhere.
+    """The driver library that all samples of a thread are in; empty if a sample is elsewhere.
 
     The library's inner functions have no names, and the unwinder may lose the frames above them. A program
-    that only queues work is also sampled in its own code, or on other lines.
+    that only queues work is sampled in its own code as well, or on several Python lines.
     """
     stacks = _stacks(snapshots, main.tid) or _approximate(snapshots, main.tid)
     inmost = [next(dropwhile(_SYSTEM.search, stack), "") for stack in stacks]
@@ -404,7 +407,7 @@ def _driver_that_waits(snapshots: Sequence[Process], main: Thread) -> str:
 
 
 def _stable_python(snapshots: Sequence[Process]) -> tuple[str, ...]:
-    """The Python frames common to all snapshots, innermost first; without the line if it differs."""
+    """The Python frames common to all snapshots, innermost first; line numbers that change are omitted."""
     stacks = [snapshot.python for snapshot in snapshots if snapshot.python]
     same = _common(stacks)
     inner = {_without_line(stack[-1 - len(same)]) if len(stack) > len(same) else "" for stack in stacks}
@@ -437,7 +440,7 @@ def _path(snapshots: Sequence[Process], thread: Thread) -> tuple[str, ...]:
 
 
 def program_frames(path: Stack) -> Stack:
-    """Frames of a path up to the first library: beyond that, samples of the same wait differ."""
+    """Frames outside the first library, where samples of the same wait agree."""
     return tuple(takewhile(lambda frame: not _LIBRARY.search(frame), path))
 
 

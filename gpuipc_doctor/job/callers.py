@@ -15,7 +15,7 @@ from pathlib import Path
 from gpuipc_doctor.job.code import Code
 
 MOST_BYTES = 1 << 20
-"""Bytes read from the outer end of the main thread's stack."""
+"""Bytes of the main thread's stack that are read; they are those of its outermost frames."""
 
 
 def fingerprint(pid: int) -> str:

@@ -58,7 +58,7 @@ class Code:
         return tuple(frame for frame in frames if frame)[:MAX_FRAMES]
 
     def called(self, address: int) -> str:
-        """Name of the imported function that is called before this address; see the function `called`."""
+        """The imported function that the call before this address calls; empty if unknown."""
         segment = self._segment(address)
         return called(segment.file, address - segment.begin + segment.offset) if segment else ""
 
@@ -160,8 +160,8 @@ class _Image:
         return ""
 
     def _target(self, offset: int) -> int:
-        """The address to which an instruction before this offset refers, by the distance in its last four
-        bytes."""
+        """The address to which the instruction before this offset refers; its last four bytes are the
+        distance."""
         (distance,) = struct.unpack_from("<i", self._raw, offset - 4)
         return self._address(offset) + int(distance)
 
@@ -185,7 +185,6 @@ class _Image:
         return found
 
     def _name(self, table: tuple[int, ...], number: int) -> str:
-        """Name of a symbol in this table."""
         (name,) = struct.unpack_from("<I", self._raw, table[4] + 24 * number)
         begin = self._sections[table[6]][4] + name
         return self._raw[begin : self._raw.index(b"\0", begin)].decode(errors="replace")
@@ -202,7 +201,7 @@ class _Image:
 
 
 def entered(inner: str, function: str) -> str:
-    """The frame of an MPI function that was called, if the next inner frame does not show it."""
+    """The frame of an MPI function, if the next inner frame is in MPI's library but does not name it."""
     file = inner.strip("[]").rpartition("(")[2].strip(")")
     is_known = not MPI_LIBRARY.search(f"/{file}") or inner.removeprefix("P").startswith(f"{function} ")
     return f"{function} ({file})" if _MPI_FUNCTION.match(function) and not is_known else ""
@@ -211,8 +210,8 @@ def entered(inner: str, function: str) -> str:
 def called(file: str, offset: int) -> str:
     """The imported function that the call before this offset of a file calls; empty if unknown.
 
-    It names a frame without a name: an exported function may jump to a function that is not exported, as
-    MPI_Waitall of MPICH 5.0 and MPI_Ssend of Intel MPI 2021 do.
+    With it, a frame without a symbol gets a name: MPI_Waitall of MPICH 5.0 and MPI_Ssend of Intel MPI 2021
+    jump to functions that are not exported.
     """
     image = _image(file)
     try:

@@ -16,12 +16,11 @@ from gpuipc_doctor.job.processes import Stat
 from gpuipc_doctor.node_files import quietly
 
 MOST_BYTES = 16 << 10
-"""Bytes read of the main thread's outer stack frames, which include the loops around a kernel."""
+"""Bytes read of the main thread's outermost frames, which include the program's loops."""
 
 ONE_WAY = 8
-"""Successive changes in one direction that make a number count; fewer occur because an inner loop restarts.
-In 100 random numbers, so many occur by chance in 0.05 % of cases (nine in order: 2 in 9! each).
-"""
+"""Successive changes in one direction that make a number count; an inner loop that restarts makes fewer.
+Among 100 random numbers, chance makes one count in 0.05 % of cases (100 × 2/9!)."""
 
 FEWEST_EQUAL = 3
 """Successive changes by the same step that make a slow number count."""
@@ -36,7 +35,7 @@ def counts(values: Sequence[int]) -> bool:
 
 
 def any_counts(samples: Iterable[Sequence[int]]) -> bool:
-    """Whether any number counts. Each sample has the same numbers, in the same places."""
+    """Whether any number counts; a number's values are at the same index in every sample."""
     return any(len({*values}) > FEWEST_EQUAL and counts(values) for values in zip(*samples, strict=False))
 
 

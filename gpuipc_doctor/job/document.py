@@ -1,6 +1,6 @@
 """The document of a job: what each rank was doing, and the verdict.
 
-It contains no environments except listed variables, and no command lines except the program's name.
+Of the environment it contains only listed variables, and of the command line only the program's name.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Hash of the memory that ranks share. ``whole``: whether all of the memory was read."""
+    """Hash of the memory that ranks share. ``whole``: whether the hash covers all of it."""
 
     digest: str
     whole: bool
@@ -124,7 +124,7 @@ class Rank:
     pid: int
     program: str
     doing: str
-    """Value of an `activity.Kind`."""
+    """The value of the rank's `activity.Kind`."""
     operation: str
     path: Stack
     """The rank's frames common to all snapshots, outermost first."""
@@ -143,7 +143,7 @@ class Rank:
 
 
 class Cause(Enum):
-    """Why a job is stuck; or that nothing is stuck."""
+    """What is wrong with a job; ``RUNS``: nothing."""
 
     KERNEL = "kernel"
     HOST_LATE = "host-late"
@@ -161,7 +161,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """``waiting`` ranks wait for ``blamed`` ranks; either may be empty."""
+    """The conclusion on a job: what is wrong, which ranks are to blame, and which wait for them."""
 
     cause: Cause
     blamed: tuple[int, ...] = ()
@@ -181,7 +181,7 @@ class MatchedIssue:
     relation: Relation
     reason: str
     remedy: str
-    """Workaround for the loaded version. The running job is never changed."""
+    """Workaround for the loaded version. It is for the next job: this tool never changes a running one."""
     checks: tuple[str, ...]
     """Checks that reproduce the issue on a free node."""
     ranks: tuple[int, ...]
@@ -189,7 +189,7 @@ class MatchedIssue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Growth of one resource of a rank: change per minute with its 95 % interval, in bytes or pieces."""
+    """Change of a rank's resource per minute (bytes, or a number of pieces), with its 95 % interval."""
 
     rank: int | None
     """The rank; None for resources that belong to no rank."""
@@ -222,7 +222,7 @@ class Difference:
     ranks: dict[str, tuple[int, ...]]
     """Value → ranks; the empty value stands for an unset variable or a library that is not loaded."""
     binds: bool = False
-    """Whether the variable assigns GPUs to the ranks of a node, as launchers do."""
+    """Whether the variable assigns GPUs to ranks, so that its values differ by design."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ class Progress:
     earlier: float
     """Time of the earlier report, in seconds since the epoch."""
     moved: tuple[int, ...]
-    """Ranks that are doing something else now, or that made progress in either report."""
+    """Ranks that do something else than in the earlier report, or that made progress during either report."""
     still: tuple[int, ...]
     """Ranks without progress."""
     restarted: tuple[int, ...] = ()
@@ -241,7 +241,7 @@ class Progress:
 
 
 GROWTH = "growth"
-"""Prefix of those keys of `JobReport.unable` that state which growth could not be watched."""
+"""In `JobReport.unable`, keys with this prefix name the resources whose growth could not be watched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +271,7 @@ class JobReport:
     """Messages of NCCL's RAS service."""
     issues: tuple[MatchedIssue, ...] = ()
     wrong_settings: tuple[Setting, ...] = ()
-    """Settings that the loaded libraries do not know, or with values that they do not accept."""
+    """Settings that the loaded libraries do not know, and settings whose values they do not accept."""
     differences: tuple[Difference, ...] = ()
     memory_files: tuple[MemoryFile, ...] = ()
     since: Progress | None = None

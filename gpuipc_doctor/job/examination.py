@@ -47,9 +47,9 @@ SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "busybox"
 def _ended(
     snapshot: Snapshot, ranks: Mapping[int, Process], activities: Mapping[int, Activity]
 ) -> dict[int, Activity]:
-    """Ranks of which only a script is left: they do not use MPI although other ranks are past MPI_Init.
+    """Ranks that have ended although a script of theirs still runs, such as the one that started the program.
 
-    MPI_Init needs every rank, so a rank without MPI has used MPI before and has ended.
+    A remaining process without MPI shows this once other ranks are past MPI_Init, which needs every rank.
     """
     left: dict[int, list[str]] = {}
     for process in snapshot.processes:
@@ -92,9 +92,9 @@ def _rank(number: int, process: Process, doing: Activity, host: str) -> Rank:
 
 
 def _size_here(size: int | None, ranks: Mapping[int, Process], snapshot: Snapshot) -> int | None:
-    """Number of ranks expected here: the whole job if this node has most of its ranks, else None (unknown).
+    """The job's number of ranks if every rank that is absent here has ended; None if that is unknown.
 
-    A rank that is absent here has not ended if it is on another node, or if its environment cannot be read.
+    A rank may also be absent because it is on another node, or because its environment cannot be read.
     """
     programs = {process.program for process in ranks.values()}
     is_hidden = any(
@@ -105,5 +105,4 @@ def _size_here(size: int | None, ranks: Mapping[int, Process], snapshot: Snapsho
 
 
 def _refused(ranks: Mapping[int, Process]) -> dict[str, str]:
-    """What could not be read of a rank → reason."""
     return {what: why for process in ranks.values() for what, why in process.refused.items()}

@@ -22,18 +22,18 @@ FEWEST = 8
 """Minimum samples for a judgement."""
 
 MOST_TIMES = 4
-"""On a busy node, the minimum number of samples may take this many times as long."""
+"""On a busy node, sampling may take this many times the requested seconds to get `FEWEST` samples."""
 
 HOST, DEVICE, DESCRIPTORS, MAPPINGS = "host memory", "device memory", "descriptors", "mappings"
 THREADS = "threads"
 SHARED = "shared memory of the node"
 
 OF_PROCESS = (HOST, DESCRIPTORS, MAPPINGS, THREADS)
-"""Resources in the kernel's files on a process (proc(5)); ``RssAnon`` since Linux 4.5, not in every
-sandbox."""
+"""Resources read from the kernel's files on a process (proc(5)). Host memory is ``RssAnon``, which old
+kernels (before Linux 4.5) and some sandboxes do not have."""
 
 FLOOR = {HOST: 1 << 20, DEVICE: 1 << 20, DESCRIPTORS: 1, MAPPINGS: 2, THREADS: 1, SHARED: 1 << 20}
-"""Resource → change from first to last sample to ignore: allocators and interpreters cause as much."""
+"""Resource → largest change over all samples that is not growth: allocators and interpreters cause it."""
 
 Key = tuple[int | None, str]
 """(rank, resource); rank None for resources that belong to no rank."""
@@ -65,7 +65,7 @@ class Watched:
             time.sleep(self.interval_s)
 
     def add(self, device: Mapping[int, int]) -> bool:
-        """Add a sample, with the bytes of device memory by pid. Returns whether it was the last sample."""
+        """Add a sample, with the bytes of device memory by pid. Returns whether there are enough samples."""
         at = time.monotonic()
         self._times.append(at)
         pids = ((rank, process.pid) for rank, process in self.ranks.items())
@@ -91,8 +91,8 @@ def watch(
 ) -> Watched:
     """Sample these processes for this many ``seconds``.
 
-    ``devices`` calls back at the given interval with the bytes of device memory by pid, until the callback
-    returns True. Raises `NoSuchJob` if no GPU can be queried.
+    ``devices(interval_s, add)`` reads device memory: at each interval it passes the bytes by pid to ``add``,
+    until ``add`` returns True. Raises `NoSuchJob` if no GPU can be queried.
     """
     watched = Watched(ranks, seconds)
     try:
@@ -132,7 +132,7 @@ def _sample(ranks: Mapping[int, Process]) -> Iterator[tuple[Key, int]]:
 
 
 def judge(series: Series, pids: Mapping[int, int]) -> Iterator[Growth]:
-    """Resources that still grow in the second half of the samples; a cache that fills up levels off."""
+    """Resources that still grow in the second half of the samples, unlike a cache that has filled up."""
     for (rank, what), samples in series.items():
         if len(samples) < FEWEST:
             continue

@@ -23,7 +23,7 @@ _OF_LIBRARIES = frozenset(
         Cause.UNKNOWN,
     }
 )
-"""Verdicts that a library fault can explain; other verdicts are due to the late rank's program."""
+"""Verdicts that a library's fault can explain; in the others, a rank's own program is late."""
 
 _CLASSES: Mapping[Cause, frozenset[str]] = {Cause.GROWS: frozenset({"leak"})}
 _HANGS = frozenset({"hang"})

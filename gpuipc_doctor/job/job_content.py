@@ -65,10 +65,10 @@ _PARTNERS = (
     "{blamed} {wait} in {operation} for a partner that does not answer; "
     "{waiting} {wait_too} for {blamed} in {waits_in}"
 )
-"""The verdict's sentence if all ranks wait, and those in a collective wait for the others."""
+"""The sentence if some ranks wait for a partner, and all others wait for these ranks in a collective."""
 
 _WAITING_BLAMED = (Cause.DEVICE_BUSY, Cause.MESSAGE_LOST, Cause.ALL_WAIT)
-"""Verdicts in which the blamed ranks are the waiting ranks."""
+"""Verdicts whose sentence is about the blamed ranks: these wait themselves."""
 
 _ON_A_FREE_NODE = "run gpuipc-doctor check --all on a free node"
 
@@ -111,7 +111,7 @@ def sentence(report: JobReport) -> str:
 
 
 def _calls(report: JobReport) -> str:
-    """The calls in which ranks are, those of the fewest ranks first."""
+    """Each call and the ranks in it; the call with the fewest ranks comes first."""
     found: dict[str, list[int]] = {}
     for rank in report.ranks:
         found.setdefault(rank.operation, []).append(rank.rank)
@@ -124,7 +124,7 @@ def screen(report: JobReport, *, width: int, color: bool) -> str:
 
 
 def ticket(report: JobReport) -> str:
-    """Markdown, for a ticket."""
+    """The report as Markdown, for a ticket."""
     return markdown.render(f"gpuipc-doctor job: {status(report)}", blocks(report))
 
 
@@ -166,7 +166,6 @@ def blocks(report: JobReport) -> Iterator[Block]:
 
 
 def _remedy(report: JobReport) -> str:
-    """What to do first about the verdict; empty if nothing."""
     calls = {(rank.doing, rank.operation) for rank in report.ranks}
     if report.verdict.cause is Cause.ALL_WAIT and len(calls) == 1:
         (doing, call) = calls.pop()
@@ -189,7 +188,7 @@ def _progress(progress: Progress) -> Lines:
 
 
 _RELATIONS = (Relation.CONFIRMED, Relation.UNKNOWN, Relation.NEW, Relation.LATENT)
-"""Relations in the order of their strength, strongest evidence first."""
+"""From the strongest evidence for an issue to the weakest."""
 
 
 def _issue(issue: MatchedIssue) -> Entry:
@@ -237,7 +236,7 @@ def _binding(difference: Difference) -> str:
 
 
 def status(report: JobReport) -> str:
-    """FAIL for a verdict, PASS if nothing is stuck, ERROR if unknown."""
+    """The report's status: FAIL if something is wrong with the job, PASS if not, ERROR if that is unknown."""
     return {Cause.RUNS: "PASS", Cause.UNKNOWN: "ERROR"}.get(report.verdict.cause, "FAIL")
 
 

@@ -16,7 +16,7 @@ from gpuipc_doctor.node_files import Tree
 
 
 class _Loaded(Libraries):
-    """The libraries of one process, which replace those that the loader would find."""
+    """Only the libraries that a process has loaded, not those that the loader would find."""
 
     def __init__(self, tree: Tree, paths: tuple[str, ...]) -> None:
         super().__init__(tree, {})

@@ -16,17 +16,17 @@ _LINE = re.compile(
 
 
 class Mapping(NamedTuple):
-    """One mapping: the addresses from ``begin`` up to ``end``, which begin at ``offset`` in a file."""
+    """One mapping: the addresses from ``begin`` up to ``end``. They show the file from ``offset`` on."""
 
     begin: int
     end: int
     rights: str
-    """``r-xp``: read, write, execute; private or shared."""
+    """Permissions such as ``r-xp``: read, write and execute, then p (private) or s (shared)."""
     offset: int
     device: str
     inode: int
     file: str
-    """Path, even of a removed file, or a name such as ``[stack]``; empty for anonymous memory."""
+    """Path of the file, even if removed; a name such as ``[stack]``; or empty for anonymous memory."""
     is_removed: bool
 
     def place(self, pid: int) -> str:

@@ -68,7 +68,7 @@ def differences(ranks: Sequence[Rank]) -> Iterator[Difference]:
 
 
 def _is_of_rank(values: Mapping[str, Sequence[int]], ranks: int) -> bool:
-    """Whether every rank has another value, as for the network interface next to a rank's GPU."""
+    """Whether the value differs between all ranks, like the network interface next to a rank's GPU."""
     return "" not in values and len(values) == ranks and ranks > 2
 
 

@@ -36,9 +36,10 @@ def of_slurm_job(job: str) -> list[str]:
 
 
 def wanted(named: str, job: str) -> list[str] | None:
-    """Nodes of a node set, else of a Slurm job. Empty: only this node. None: Slurm lists no nodes of the job.
+    """The nodes to examine: those of the node set ``named``, or of the Slurm job.
 
-    Raises `NoSuchJob` and `hosts.BadNodes`.
+    Empty if that is only this node; None if Slurm lists no nodes of the job. Raises `NoSuchJob` and
+    `hosts.BadNodes`.
     """
     found = nodeset.expand(named) if named else of_slurm_job(job) if job else []
     if job and not found:

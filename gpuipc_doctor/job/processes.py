@@ -78,10 +78,10 @@ def environment(reader: Reader) -> Mapping[str, str]:
 
 
 def read_process(pid: int, used_s: Callable[[int, float], float], names: frozenset[str]) -> Process | None:
-    """The process now; None if it has ended.
+    """The process now; None if it has ended. ``names``: environment variables to keep.
 
-    ``used_s``: called with (thread id, processor seconds so far), returns the thread's processor share since
-    the previous snapshot. ``names``: environment variables to keep.
+    ``used_s(tid, seconds)`` receives a thread's processor seconds so far; it returns the thread's processor
+    share since the previous snapshot.
     """
     reader = Reader(pid)
     with suppress(Gone, FileNotFoundError, ProcessLookupError):
@@ -115,7 +115,7 @@ def used_s(pid: int, tid: int) -> float:
 
 
 _FIELDS = 25
-"""Number of fields after the state that are used here; newer kernels have more."""
+"""Number of fields read after the state. Newer kernels write more."""
 
 _STAT = re.compile(rf"[0-9]+ \((.*)\) ([A-Za-z])((?: -?[0-9]+){{{_FIELDS},}})\s*", re.DOTALL)
 """A process's ``stat``: name, state, numbers. The name may contain spaces, brackets and line feeds."""
@@ -132,7 +132,7 @@ class Stat:
         self.used_s = (numbers[10] + numbers[11]) * _TICK_S
         self.started_ticks = numbers[18]
         self.stack_begin = numbers[24]
-        """Address at which the main thread's stack begins, and grows down; 0 if hidden."""
+        """Address at which the main thread's stack begins, its highest one; 0 if hidden."""
 
 
 def _threads(pid: int, reader: Reader, used_s: Callable[[int, float], float]) -> Iterator[Thread]:

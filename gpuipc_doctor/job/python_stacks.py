@@ -39,7 +39,7 @@ class PythonStack:
 
     @property
     def digest(self) -> str:
-        """A hash of the variables; empty without any."""
+        """A hash of the variables; empty if there are no variables."""
         text = repr(sorted(self.variables.items())).encode(errors="replace")
         return hashlib.blake2b(text, digest_size=8).hexdigest() if self.variables else ""
 

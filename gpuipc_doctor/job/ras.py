@@ -17,7 +17,7 @@ from gpuipc_doctor.versions import Range, Verdict
 PORT = 28028
 
 LIMIT_S = 12.0
-"""Seconds. NCCL waits 5 s for other processes, twice if some do not answer."""
+"""Seconds to wait for RAS, which itself waits 5 s for other processes, and 5 s more if some do not answer."""
 
 MAX_BYTES = 4 << 20
 MAX_LINES = 30

@@ -32,10 +32,10 @@ ALL_HZ = 120
 """Maximum samples per second of all ranks of a node together, because perf unwinds about 1,000 per second."""
 
 SAMPLES = 3.5
-"""Processor time of a thread, in sample periods, that gives at least three samples."""
+"""Number of sample periods for which a thread must run so that there are at least three samples of it."""
 
 LEAST_S, MOST_S = 0.2, 2.0
-"""Minimum and maximum seconds to wait for threads; on a busy node a sample takes longer."""
+"""Minimum and maximum seconds for which to sample threads. On a busy node, a thread seldom runs."""
 
 STACK_BYTES = 32 << 10
 """Bytes of stack copied with each sample. The default, 8 KiB, is too little for Intel MPI's collectives."""
@@ -49,7 +49,7 @@ _EVENT = re.compile(r"^(?:.*\s)?(\d+)\s*$")
 _FRAME = re.compile(r"^\s+([0-9a-f]+) (.*) \((.*)\)$")
 _REGISTER = re.compile(r"(\w+):0x([0-9a-f]+)")
 _NO_NUMBERS = frozenset({"SP", "IP", "FLAGS", "CS", "SS", "sp", "lr", "pc"})
-"""Registers that hold no number of the program's (Linux, tools/perf/arch)."""
+"""Registers that hold no numbers of the program, but pointers and flags (Linux, tools/perf/arch)."""
 
 
 class NotSampled(Exception):
@@ -61,10 +61,10 @@ def is_installed() -> bool:
 
 
 class Recording:
-    """A recording of all threads of these processes until `stacks` is called, which returns their stacks.
+    """A recording of all threads of these processes, from creation until `stacks` returns their stacks.
 
-    One perf(1) for all snapshots: starting it costs more than what it samples. ``scratch``: a directory for
-    its file, of some 34 kB a sample, which is removed. Raises `NotSampled`.
+    It covers all snapshots, because starting perf(1) costs more than the samples. ``scratch``: a directory
+    for perf's file (34 kB a sample), which is removed at the end. Raises `NotSampled`.
     """
 
     def __init__(self, pids: Sequence[int], scratch: Path) -> None:
@@ -123,8 +123,8 @@ def wait_for_use(
 ) -> None:
     """Wait until each of these threads has used this many more processor seconds, or has ended.
 
-    ``before``: processor seconds that the threads had used when sampling began. Without it, counting starts
-    now, and at least `LEAST_S` pass.
+    ``before``: processor seconds that the threads had used when sampling began. If it is not given, sampling
+    begins now, and the wait is at least `LEAST_S`.
     """
     began, least_s = time.monotonic(), LEAST_S if before is None else 0.0
     used = {**_all_used(running), **(before or {})}
@@ -167,7 +167,6 @@ def _start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def _end(perf: subprocess.Popen[str]) -> str:
-    """Close perf's input and wait for its end; returns its output."""
     with perf:
         try:
             output, errors = perf.communicate(timeout=LIMIT_S)

@@ -91,7 +91,7 @@ def _by_pid(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:
 
 
 def _unlisted(pid: int) -> str:
-    """Why a pid was not found. With ``hidepid=1``, the kernel only shows that it exists (proc(5))."""
+    """Why a pid was not found. With ``hidepid=1``, the kernel shows only its existence (proc(5))."""
     if (PROC / str(pid)).exists():
         return f"process {pid} cannot be read; run this as root or as its user"
     return f"no process {pid} in this pid namespace; in a container, run this where the job runs"
@@ -107,7 +107,6 @@ def _launcher(pid: int, everyone: Mapping[int, Process]) -> int:
 
 
 def _complete(found: set[int], everyone: Mapping[int, Process]) -> set[int]:
-    """These processes and all their descendants."""
     children: dict[int, list[int]] = {}
     for process in everyone.values():
         children.setdefault(process.parent, []).append(process.pid)

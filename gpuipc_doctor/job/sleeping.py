@@ -19,7 +19,8 @@ DEPTH_BYTES = 32 << 10
 
 
 ATTEMPTS, BETWEEN_S = 8, 0.001
-"""Number of attempts: a rank that yields the processor with short sleeps wakes during half of them."""
+"""Number of attempts, and seconds between them. Half of them fail for a rank that polls with short sleeps,
+because the rank wakes up meanwhile."""
 
 
 _POINTERS = re.compile(r" (0x[0-9a-f]{1,15}) (0x[0-9a-f]{1,16})$", re.MULTILINE)
@@ -36,7 +37,7 @@ def stack(pid: int, tid: int) -> Stack:
 
 
 def _stack(pid: int, tid: int) -> Stack:
-    """One attempt of `stack`: also empty if the thread woke up in the meantime."""
+    """One attempt of `stack`; empty if the thread runs, or woke up while its stack was read."""
     syscall = Path(f"/proc/{pid}/task/{tid}/syscall")
     before = syscall.read_text(errors="replace")
     found = _POINTERS.search(before)

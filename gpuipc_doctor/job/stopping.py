@@ -31,7 +31,7 @@ MAX_FRAMES = 100
 _STOPPED = "the process is already stopped"
 
 _RESUMED_S = 10.0
-"""Seconds until a process counts as not resumed after its tool has ended."""
+"""Seconds, from the end of a tool, after which its process is reported as not resumed."""
 
 _THREAD = re.compile(r"^(?:TID |Thread .*\((?:LWP|process|Thread [^)]*\(LWP) )(\d+)")
 _FRAME = re.compile(r"^#\d+ +0x([0-9a-f]+)(?: in)? (\S+)")
@@ -51,7 +51,7 @@ class _Killed(NotStopped):
 
 
 def stacks(process: Process) -> Mapping[int, Stack]:
-    """Stacks by thread, innermost frame first, of a process that is stopped meanwhile. Raises
+    """Stop a process, read the stack of each thread (innermost frame first), and resume the process. Raises
     `NotStopped`."""
     if why := reason_to_leave(process.pid):
         raise NotStopped(why)
@@ -137,7 +137,7 @@ def _continue(pid: int) -> None:
 
 
 def _of_py_spy(text: str, pid: int) -> Iterator[tuple[int, Stack]]:
-    """Native frames of each thread up to the interpreter; beyond it, the Python frames apply."""
+    """Native frames of each thread up to the interpreter. Python frames are read separately."""
     try:
         threads = json.loads(text)
         for thread in threads:

@@ -1,4 +1,4 @@
-"""Which ranks wait for which, and why. The smaller group is not always to blame."""
+"""Which ranks wait for which, and why. A few ranks that differ from the others are not always to blame."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def _late(
     waiting: Sequence[int],
     messages: bool | None,
 ) -> Verdict:
-    """The verdict if some ranks wait for ranks outside MPI and nothing moves. Ranks that poll may also be
-    waiting."""
+    """The verdict if some ranks wait for ranks that stay outside MPI. Of these, ranks that poll are only
+    blamed if there are no others: they may also be waiting."""
     late = [rank for rank in outside if not is_poll(activities[rank].operation)] or outside
     verdict = _blame(Cause.HOST_LATE, late, waiting, activities)
     if messages:
@@ -79,8 +79,8 @@ def _late(
 
 
 _FOR_PARTNERS = (Kind.RECEIVES, Kind.SENDS, Kind.PROGRESSES)
-"""Activities in which ranks may wait for each other while other ranks move on. A rank in a collective waits
-for the moving ranks, unless a rank stays at one place outside MPI or is in another collective."""
+"""Activities of ranks that may be stuck with each other although other ranks move on. A rank in a collective
+is waiting for the ranks that move on, unless some rank stays outside MPI or is in another collective."""
 
 _MOVE = "messages still move: memory shared by the ranks changes"
 
@@ -100,9 +100,10 @@ _AT_SOCKET = (
 
 
 def with_growth(verdict: Verdict, growth: Sequence[Growth], unseen: Mapping[str, str]) -> Verdict:
-    """The verdict on a job that is not known to be stuck and whose ranks use more and more resources.
+    """The verdict on a job that is not known to be stuck, after its growth was watched.
 
-    ``unseen``: what could not be watched, and why. In that case, it is unknown whether something grows.
+    ``unseen``: what could not be watched → reason. If there is any, and no growth was seen, the verdict is
+    unknown.
     """
     if verdict.cause not in (Cause.RUNS, Cause.UNKNOWN):
         return verdict
@@ -119,7 +120,7 @@ def with_growth(verdict: Verdict, growth: Sequence[Growth], unseen: Mapping[str,
 
 
 def _all_in_mpi(activities: Mapping[int, Activity], waiting: Sequence[int], messages: bool | None) -> Verdict:
-    """The verdict if every rank waits in MPI: running if messages still move, else judged by operations."""
+    """The verdict if every rank waits in MPI. If no messages move, it depends on the calls."""
     calls = {(activities[rank].kind, activities[rank].operation) for rank in waiting}
     in_one_collective = len(calls) == 1 and all(kind is Kind.COLLECTIVE for kind, _ in calls)
     if messages:
@@ -151,8 +152,8 @@ def _exchange(
     collective: Sequence[int],
     messages: bool | None,
 ) -> Verdict:
-    """The verdict if some ranks wait for partners. Ranks in a collective wait for these ranks, not the
-    reverse."""
+    """The verdict if some ranks wait for a partner. All others are in a collective and wait for those
+    ranks."""
     partners = [rank for rank in waiting if rank not in collective]
     if not collective:
         return _all_wait((), partners, activities, "every rank waits in MPI for another rank", messages)
@@ -171,7 +172,7 @@ _RECEIVES = ("MPI_Recv", "MPI_Mrecv", "MPI_Probe", "MPI_Mprobe")
 
 
 def _is_open(call: str) -> bool:
-    """Whether a call may wait for something other than a message."""
+    """Whether a call may wait for something other than a message from a partner."""
     return call.startswith(("MPI_Win", "an MPI")) or call == "MPI_Wait"
 
 

@@ -30,16 +30,16 @@ from gpuipc_doctor.job.python_stacks import PythonStack, is_python
 SNAPSHOTS = 4
 MORE = 4
 BETWEEN_S = 1.2
-"""Seconds between snapshots. A program with iterations longer than all snapshots together seems to wait."""
+"""Seconds between snapshots. Iterations that take longer than all snapshots together look like waiting."""
 
 BETWEEN_NUMBERS_S = 0.1
-"""Seconds between readings of what may count in a running program."""
+"""Seconds between readings of a running program's numbers."""
 
 FEWEST_NUMBERS, MOST_NUMBERS_S = 16, 5.0
-"""Minimum readings of a late Python rank's variables, and maximum seconds for them on a busy node."""
+"""Minimum readings of a Python program's variables, and maximum seconds for the readings on a busy node."""
 
 BUSY = 0.0175
-"""Processor share from which a thread counts as running: it is then sampled within `MOST_S`."""
+"""Processor share of a running thread, large enough to sample the thread within `MOST_S`."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Watcher:
         return replace(snapshot, shared=shared_memory.contents(in_mpi))
 
     def snapshots(self, number: int) -> list[Snapshot]:
-        """Take ``number`` snapshots, `BETWEEN_S` apart, while perf(1), if installed, samples continuously."""
+        """Take ``number`` snapshots, `BETWEEN_S` apart. In between, perf(1) samples, if installed."""
         snapshots = [self.snapshot()]
         recording = self._record(_ranks(snapshots[0]))
         try:
@@ -105,7 +105,7 @@ class Watcher:
         return [*snapshots[:-1], replace(snapshots[-1], processes=seen)]
 
     def _wait(self, snapshots: Sequence[Snapshot]) -> None:
-        """Wait for the time of the next snapshot; read what may count in running programs meanwhile."""
+        """Wait for the next snapshot; meanwhile read the numbers of running programs."""
         runs = {pid for pid, tid in _running(_ranks(snapshots[-1])) if pid == tid}
         programs = [rank for rank in _ranks(snapshots[-1]) if rank.pid in runs]
         programs = [rank for rank in programs if not is_python(rank) or _varies(_of(rank.pid, snapshots))]
@@ -115,7 +115,7 @@ class Watcher:
             time.sleep(min(left, BETWEEN_NUMBERS_S))
 
     def _read_numbers(self, process: Process) -> None:
-        """Keep the numbers of the outer stack, or the variables of a Python program."""
+        """Read once more the numbers in Python variables, or on the outer stack of another program."""
         with suppress(OSError):
             if not is_python(process):
                 self._stacks[process.pid].append(counting.outer_stack(process.pid))
@@ -123,7 +123,7 @@ class Watcher:
                 self._variables[process.pid].append(numbers)
 
     def _counted(self, process: Process, snapshots: Sequence[Snapshot], in_registers: Set[int]) -> Process:
-        """The process with `Process.counts` set, if it computes outside MPI."""
+        """The process with `Process.counts` filled in, unless a stack shows it in MPI or the GPU driver."""
         if not is_outside(_of(process.pid, snapshots), process.pid):
             return process
         if is_python(process):
@@ -156,7 +156,6 @@ class Watcher:
         return process if process.started in (first, 0) else None
 
     def _busy(self, tid: int, used_s: float) -> float:
-        """Processor share of a thread since the last snapshot, 0 to 1."""
         now = time.monotonic()
         before, at = self._used.get(tid, (used_s, now - 1))
         self._used[tid] = used_s, now
@@ -186,7 +185,6 @@ def _ranks(snapshot: Snapshot) -> list[Process]:
 
 
 def _varies(snapshots: Sequence[Process]) -> bool:
-    """Whether variables of a Python program have changed."""
     return len({snapshot.variables for snapshot in snapshots if snapshot.variables}) > 1
 
 
@@ -208,9 +206,9 @@ def _runs(thread: Thread) -> bool:
 
 
 def take_snapshots(watcher: Watcher) -> list[Snapshot]:
-    """Take `SNAPSHOTS` snapshots, `BETWEEN_S` apart, and up to `MORE` further ones while a rank has no stack.
+    """Take `SNAPSHOTS` snapshots, `BETWEEN_S` apart; and up to `MORE` further ones if some rank has no stack.
 
-    On a node with more ranks than processors, a waiting rank seldom runs.
+    A rank that waits seldom runs on a node with more ranks than processors, so sampling may miss it.
     """
     snapshots = watcher.snapshots(SNAPSHOTS)
     while len(snapshots) < SNAPSHOTS + MORE and _is_unsampled(snapshots):
@@ -219,7 +217,7 @@ def take_snapshots(watcher: Watcher) -> list[Snapshot]:
 
 
 def _is_unsampled(snapshots: Sequence[Snapshot]) -> bool:
-    """Whether a main thread that runs or sleeps has no stack in any snapshot that shows what it does."""
+    """Whether some main thread that runs or sleeps has no stack yet that shows what it does."""
     return any(
         rank.main and rank.main.state in "RS" and not is_seen(_of(rank.pid, snapshots), rank.pid)
         for rank in _ranks(snapshots[-1])
@@ -252,7 +250,8 @@ def by_rank(snapshot: Snapshot) -> dict[int, Process]:
 
 
 def _does_more(process: Process, other: Process) -> bool:
-    """Whether ``process`` does more than ``other``: has MPI, else a GPU, else more libraries."""
+    """Whether ``process`` rather does the rank's work than ``other``: by MPI, then GPU, then number of
+    libraries."""
     return (process.has_mpi, process.has_gpu, len(process.libraries)) > (
         other.has_mpi,
         other.has_gpu,
