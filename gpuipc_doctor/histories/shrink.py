@@ -9,7 +9,7 @@ from gpuipc_doctor.histories.memory_model import FIRST_CONTEXT
 from gpuipc_doctor.histories.operations import History, Operation
 
 SMALLEST = 4096
-"""Bytes to which allocations shrink if the history still fails."""
+"""Bytes to which allocations are reduced if the history then still fails."""
 
 SIMPLER = {
     "read-in-thread": "read",
@@ -23,7 +23,7 @@ SIMPLER = {
 """Operation → a simpler operation with the same effect."""
 
 Fails = Callable[[Sequence[Operation]], Sequence[Operation] | None]
-"""Performs the valid operations; returns them up to the failing one, or None if none failed."""
+"""Runs the valid operations of a history; returns those up to the failing one, or None if none failed."""
 
 
 def shrink(
@@ -31,8 +31,8 @@ def shrink(
 ) -> list[Operation]:
     """The shortest failing history found while ``more()`` is true.
 
-    ``keep_last``: only try histories that end with the last operation. If processes act at the same time,
-    another process's operation may be the last.
+    ``keep_last``: only try histories that end with the last operation. It is ignored if processes act at the
+    same time, because the failing operation need not be the last one then.
     """
     keep_last = keep_last and not any(operation.beside for operation in failing)
     shortest = _in_turn(list(failing), fails, more)
@@ -52,7 +52,7 @@ def shrink(
 
 
 def _in_turn(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """The operations performed one after the other, if the history then also fails."""
+    """The operations without overlap in time, if the history still fails that way."""
     if any(operation.beside for operation in operations) and more():
         kept = fails([replace(operation, beside=False) for operation in operations])
         return operations if kept is None else list(kept)

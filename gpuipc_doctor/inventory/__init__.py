@@ -1,7 +1,7 @@
 """A node's versions and modes, each with its source.
 
-This part reads plain files below a root, which cannot hang like a driver call and also works for simulated
-nodes. Facts from drivers and libraries come from workers (`surveys`).
+The package reads plain files below a root, which works for simulated nodes and cannot hang like a driver
+call. Facts from drivers and libraries come from workers (`surveys`).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def of_modules(root: str) -> tuple[Fact, ...]:
 def merged(
     asked: Iterable[Fact], found: Iterable[Fact], *, foreign: bool = True, surveyed: bool = True
 ) -> tuple[Fact, ...]:
-    """All facts in the order of `NAMES`, from files and from ``asked`` drivers and libraries.
+    """The facts from drivers (``asked``) and from files (``found``), in the order of `NAMES`.
 
     Sources that agree share a row; sources that differ (NVIDIA's kernel module and libraries of different
-    versions) have separate rows. ``foreign``: whether the surveys may load and run libraries and programs
-    chosen by the environment. ``surveyed``: whether there were surveys.
+    versions) have separate rows. ``foreign`` and ``surveyed`` explain missing facts: whether surveys may load
+    what the environment names, and whether there were surveys.
     """
     facts = [*asked, *found]
     facts += _not_asked({fact.name for fact in facts}, foreign, surveyed)
@@ -77,7 +77,7 @@ def facts_from_surveys(outcomes: Iterable[ProbeOutcome]) -> Iterator[Fact]:
 
 
 def _rows(facts: list[Fact]) -> Iterator[Fact]:
-    """The rows of one fact's name: one for each value found, else a row that says what was searched."""
+    """One row for each value of a fact; if there is none, one row that says what was searched."""
     found = [fact for fact in facts if fact.value is not None]
     if not found:
         if facts:
@@ -94,6 +94,6 @@ def _rows(facts: list[Fact]) -> Iterator[Fact]:
 
 
 def _is_part(a: str, b: str) -> bool:
-    """Whether one version is a prefix of the other, as 8.1.30 (a directory's name) is of 8.1.30.16."""
+    """Whether one version is a prefix of the other: a directory named 8.1.30 may hold 8.1.30.16."""
     short, long = sorted((a, b), key=len)
     return short == long or (short.count(".") >= 2 and long.startswith((f"{short}.", f"{short}-")))

@@ -1,4 +1,4 @@
-"""Variables that a job sets so that its hangs can be diagnosed, for the versions found."""
+"""Variables for jobs that make hangs easier to diagnose, as far as the versions found support them."""
 
 from __future__ import annotations
 

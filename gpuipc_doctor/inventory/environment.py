@@ -31,7 +31,8 @@ class SetVariable:
 def read(
     root: str, environ: Mapping[str, str], of_ranks: Iterable[SetVariable] = ()
 ) -> dict[str, SetVariable]:
-    """Name → set variable. Precedence: environment, site's settings for ranks, user's file, system's file."""
+    """Name → set variable. Of several settings, the first counts: environment, site, ~/.nccl.conf,
+    /etc/nccl.conf."""
     found = {name: SetVariable(name, value, ENVIRONMENT) for name, value in environ.items()}
     for rank in of_ranks:
         found.setdefault(rank.name, rank)
@@ -72,7 +73,7 @@ def facts(found: Mapping[str, SetVariable], names: Iterable[str]) -> Iterator[Fa
 def judge(
     found: Mapping[str, SetVariable], variables: Mapping[str, Variable], inventory: Iterable[Fact]
 ) -> Iterator[Setting]:
-    """A setting for each known variable that is set, and for each probable misspelling."""
+    """The effect of each variable that is set and known, and of each probable misspelling."""
     versions: dict[str, list[str]] = {}
     for fact in inventory:
         if fact.value is not None:
@@ -89,7 +90,7 @@ def judge(
 
 
 def _judge(one: SetVariable, variable: Variable, versions: Mapping[str, list[str]]) -> Setting:
-    """The setting with the best effect in any version found; dead if no version supports the variable."""
+    """The effect of a variable; if it differs between the libraries and versions found, the best one."""
     here = [(form, version) for form in variable.forms for version in versions.get(form.library, ())]
     if not here:
         libraries = " or ".join(variable.libraries)
@@ -125,8 +126,8 @@ def _what(form: Form, version: str) -> str:
 
 
 def _meant(name: str, variables: Mapping[str, Variable], here: Collection[str] | None) -> str:
-    """The variable that a misspelt name probably means; else empty. ``here``: only these libraries'
-    variables."""
+    """The correct name that a misspelt name probably stands for; empty if there is none. ``here``: the
+    libraries found; if given, only their variables are considered."""
     for variable in variables.values():
         is_here = here is None or any(library in here for library in variable.libraries)
         if variable.name == name or not is_here:

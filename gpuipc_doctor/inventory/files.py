@@ -147,7 +147,7 @@ def _stated(tree: Tree, name: str, file: str, find: Callable[[str], str]) -> Fac
 
 
 _PART_OF_KERNEL = ("amdgpu", "nvidia-driver")
-"""Modules without a version here: part of the kernel, or with the version in another file."""
+"""Modules whose version is not read from /sys/module: it is the kernel's, or comes from another file."""
 
 
 # -- the kernel -----------------------------------------------------------------------------------------
@@ -270,8 +270,8 @@ def _imex_channels(tree: Tree) -> Fact:
 
 
 def _imex_daemon(tree: Tree) -> Fact:
-    """Whether IMEX's daemon runs. Its own status (``nvidia-imex-ctl -N``) was seen to hang, and to be wrong
-    both ways (NVIDIA/k8s-dra-driver-gpu issue 1417, NVIDIA/DCGM issue 308)."""
+    """Whether IMEX's daemon runs. Its own status (``nvidia-imex-ctl -N``) is not used: it was seen to hang,
+    and to be wrong in either direction (NVIDIA/k8s-dra-driver-gpu issue 1417, NVIDIA/DCGM issue 308)."""
     driver, name = "/proc/driver/nvidia", "nvidia-imex"
     if not tree.exists(driver):
         return Fact("imex-daemon", None, f"no {driver}")

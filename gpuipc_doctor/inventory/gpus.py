@@ -27,7 +27,7 @@ class ListedGpu:
     index: int
     """Index among the vendor's GPUs of the node, as in ``nvidia-smi`` and ``rocm-smi``."""
     numbers: frozenset[int]
-    """Numbers by which Slurm may name the GPU."""
+    """Numbers that may stand for the GPU in Slurm's variables."""
     uuid: str
     """Uuid in the driver's spelling; empty if unknown."""
     pci: str
@@ -43,7 +43,7 @@ class JobGpus:
     unknown: tuple[str, ...] = ()
     """Ids that match no GPU of the node."""
     missing: tuple[str, ...] = ()
-    """Ids of missing GPUs: numbers, on a node on which every GPU has a number."""
+    """Ids for which the node has no GPU; always empty if a listed GPU has no number."""
 
     @property
     def is_identified(self) -> bool:
@@ -69,7 +69,7 @@ class JobGpus:
 
     @property
     def known(self) -> str:
-        """Ids that would match a GPU, in words."""
+        """The numbers that the node's GPUs have, for an error message."""
         numbers = sorted({min(gpu.numbers) for gpu in self.listed if gpu.numbers})
         return ", ".join(map(str, numbers)) or "none"
 
@@ -80,7 +80,7 @@ class JobGpus:
 
     @property
     def visible(self) -> dict[str, str]:
-        """Environment with which a process sees only these of the vendor's GPUs."""
+        """Variables that hide all GPUs but the selected ones from a process."""
         own: dict[str, list[str]] = {}
         for gpu in self.chosen:
             if gpu.backend == "cuda":
@@ -90,7 +90,7 @@ class JobGpus:
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | {name: ",".join(gpus) for name, gpus in own.items()}
 
     def numbered(self, found: Iterable[Device]) -> tuple[tuple[Device, ...], tuple[str, ...]]:
-        """The driver's devices with the node's numbering, and the job's GPUs that the driver did not find."""
+        """The driver's devices, numbered as in the kernel's list, and selected GPUs that the driver lacks."""
         if not self.listed:
             return tuple(found), ()
         missing = {(gpu.backend, gpu.pci): gpu for gpu in self.chosen}
@@ -128,7 +128,7 @@ _NVIDIA = re.compile(r"^(Model|GPU UUID|Device Minor):(.*)$", re.MULTILINE)
 
 
 def _is_split(tree: Tree) -> bool:
-    """Whether a GPU is in MIG mode: a job then gets GPU instances, which no file lists."""
+    """Whether a GPU is in MIG mode. Jobs then get GPU instances, which are in none of the files read here."""
     return next(tree.glob("/proc/driver/nvidia/capabilities/gpu*/mig/gi*"), None) is not None
 
 
@@ -175,7 +175,7 @@ _INTEL = "0x8086"
 
 
 def of_intel(root: str) -> list[str]:
-    """Intel GPUs on the PCI bus, for which there is no backend, by vendor and device: ``8086:0bd5``."""
+    """Intel GPUs on the PCI bus, as ``vendor:device``: ``8086:0bd5``. There is no backend for them."""
     return [
         ":".join(quietly(device / name).removeprefix("0x") for name in ("vendor", "device"))
         for device in gpus_on_bus(Path(root), _INTEL)

@@ -29,7 +29,7 @@ _ENTRY = struct.Struct("<iIIIQ")
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library's file, and how the loader finds it; both are names on the node."""
+    """A library's file, as the node names it, and how the loader finds it."""
 
     file: str
     via: str
@@ -47,7 +47,6 @@ class Libraries:
         path = environ.get("LD_LIBRARY_PATH", "")
         self._path = [directory for directory in re.split("[:;]", path) if directory.startswith("/")]
         self.searched = ", ".join([*(["LD_LIBRARY_PATH"] if self._path else []), CACHE, *DEFAULT[1::2]])
-        """Directories that `find` searches, for the report of a missing library."""
 
     def find(self, soname: str) -> Library | None:
         """The file that a process gets for ``soname``."""
@@ -120,12 +119,11 @@ class _Mark:
     """File to search for the version, relative to the library's directory; empty: the library's own name."""
 
     in_name: str = ""
-    """Regular expression for the library's name, used if that file is missing."""
+    """Regular expression for the version in the library's name, used if the file ``beside`` is missing."""
 
 
 _NUMBERS = r"[0-9]+(?:\.[0-9]+)+"
 _IN_PC = r"(?m)^Version:\s*([0-9]\S*)"
-"""Pattern for a pkg-config file."""
 
 _MARKS = (
     # The libcuda.so.1 of WSL and of the toolkit's stubs have no driver version in their names.
@@ -146,9 +144,9 @@ _MARKS = (
 
 
 def facts(tree: Tree, libraries: Libraries) -> Iterator[Fact]:
-    """Versions of libraries without loading them; workers query the libraries themselves.
+    """Versions of libraries, read without loading them (workers load and query them).
 
-    If one mark finds the version of a file, later marks skip this file.
+    A file whose version one row of `_MARKS` has found is skipped by later rows.
     """
     known: set[str] = set()
     for mark in _MARKS:

@@ -28,19 +28,18 @@ DEADLINE_S = 5.0
 """Seconds for each call of a driver or library, and for each program."""
 
 MOST_MPI_LIBRARIES = 3
-"""Maximum MPI libraries queried; nodes with more have them in modules, and those in use come first."""
+"""Maximum MPI libraries queried, those in use first; only nodes with environment modules have more."""
 
 _MPI_SONAMES = ("libmpi.so.12", "libmpi.so.40", "libmpi_[acgn]*.so.12")
 _PREFIXED = ("lib64", "lib", "lib/*-linux-gnu", "lib/release")
 
 _PACKAGE_SIGNS = ("/sys/class/cxi", "/sys/module/xe", "/sys/module/i915")
-"""Files that indicate packages whose versions only the package manager has."""
+"""Files of drivers whose packages' versions are known only to the package manager."""
 
 
 class Surveys(Check):
-    """Options: ``root``; ``foreign``: whether to load and run libraries and programs chosen by the
-    environment; ``mpi``: the named MPI library, which is queried even on a simulated node.
-    """
+    """The surveys of a node. Options: ``root``; ``foreign``: whether to load and run libraries and programs
+    that the environment names; ``mpi``: an MPI library that is queried even on a simulated node."""
 
     id = "inventory"
     title = "versions that drivers and libraries report"
@@ -67,7 +66,7 @@ LOOKED_FOR: Mapping[str, str] = {
     ),
     "acs": "no /sys/bus/pci/devices/*/config",
 }
-"""Fact → the reason if it is missing, for facts known only from drivers and devices."""
+"""Facts that only drivers and devices have → why no survey looked for them."""
 
 LOOKED_FOR_FOREIGN: Mapping[str, str] = {
     **dict.fromkeys(MPI_FACTS, "none found by mpi4py, next to mpiexec, in CRAY_MPICH_DIR or by the loader"),
@@ -76,7 +75,7 @@ LOOKED_FOR_FOREIGN: Mapping[str, str] = {
     **{fact: f"no {', '.join(names)} on PATH" for fact, (names, _, _) in PROGRAMS.items()},
     **dict.fromkeys(PACKAGES.values(), f"none of {', '.join(_PACKAGE_SIGNS)}: packages were not queried"),
 }
-"""Fact → the reason if it is missing, for facts that depend on the environment."""
+"""Facts that depend on the environment → why no survey looked for them."""
 
 
 def _probe(name: str, role: Callable[[Worker], None], facts: Iterable[str], **params: Json) -> Probe:
@@ -84,7 +83,6 @@ def _probe(name: str, role: Callable[[Worker], None], facts: Iterable[str], **pa
 
 
 def _foreign(tree: Tree, environ: Mapping[str, str]) -> Iterator[Probe]:
-    """Surveys of the libraries and programs found, each in its own process."""
     from importlib.util import find_spec
 
     libraries = Libraries(tree, environ)
@@ -109,10 +107,8 @@ def _foreign(tree: Tree, environ: Mapping[str, str]) -> Iterator[Probe]:
 
 
 def mpi_libraries(tree: Tree, libraries: Libraries, environ: Mapping[str, str]) -> list[str]:
-    """MPI libraries that a process may load: next to `mpiexec`, of a Cray module, found by the loader.
-
-    Each library is listed once, even if links lead to it.
-    """
+    """MPI libraries that a process may load: next to `mpiexec`, of a Cray module, found by the loader. Links
+    to a library that is already listed are omitted."""
     prefixes = [environ.get("CRAY_MPICH_DIR", "")]
     if launcher := _first_program(tree, environ, ("mpiexec",)):
         prefixes.insert(0, str(Path(tree.real_name(launcher)).parent.parent))
@@ -126,7 +122,6 @@ def mpi_libraries(tree: Tree, libraries: Libraries, environ: Mapping[str, str]) 
 
 
 def _first_program(tree: Tree, environ: Mapping[str, str], names: Iterable[str]) -> str:
-    """The first of these programs on ``PATH``, or an empty text."""
     directories = [part for part in environ.get("PATH", "").split(":") if part.startswith("/")]
     files = (f"{directory}/{name}" for name in names for directory in directories)
     return next((file for file in files if os.access(tree.path(file), os.X_OK)), "")

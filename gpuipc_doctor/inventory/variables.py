@@ -23,7 +23,7 @@ _KINDS: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A variable's form in some versions of one library."""
+    """What a variable does and accepts in some versions of one library."""
 
     library: str
     versions: Range
@@ -33,11 +33,11 @@ class Form:
     default: str = ""
 
     def has(self, version: str) -> bool | None:
-        """Whether the variable has this form in that library version; None if unknown."""
+        """Whether this entry is for that version of the library; None if unknown."""
         return {Verdict.BAD: True, Verdict.FINE: False}.get(self.versions.judge(version))
 
     def takes(self, value: str) -> bool:
-        """Whether the value is accepted in this form; True if that is unknown."""
+        """Whether the variable accepts this value; True if that is unknown."""
         word = value.strip().lower()
         if isinstance(self.values, tuple):
             return word in (known.lower() for known in self.values)
@@ -91,7 +91,7 @@ class Variable:
 
 @cache
 def load(path: Path = SHIPPED) -> Mapping[str, Variable]:
-    """The variables by name. The shipped file is not validated here but by a test."""
+    """The variables by name. A test validates the shipped file; at run time it is not validated."""
     variables = (
         _variable(group, variable) for group in table(path)["groups"] for variable in group["variables"]
     )

@@ -18,9 +18,8 @@ MPI4PY = "mpi4py"
 
 
 def mpi(w: Worker) -> None:
-    """Version from `MPI_Get_library_version`, which can be called before `MPI_Init`; also versions of
-    accompanying libraries.
-    """
+    """Record the version from `MPI_Get_library_version`, which may be called before `MPI_Init`, and the
+    versions of the loaded UCX and libfabric."""
     import ctypes
 
     file = w.params["library"]
@@ -53,7 +52,7 @@ def mpi4py(w: Worker) -> None:
 
 
 def _mpi_fact(text: str, where: str) -> FactRow:
-    """The fact on an MPI; an unknown family is described by its own text."""
+    """The fact on an MPI library; if its family is unknown, the value is the library's own version text."""
     identity = identify(text)
     known = identity.family in MPI_FACTS
     name, value = (identity.family, identity.version) if known else ("other-mpi", identity.title)
@@ -61,7 +60,7 @@ def _mpi_fact(text: str, where: str) -> FactRow:
 
 
 def _companions(w: Worker) -> None:
-    """The UCX and libfabric next to an MPI library, which usually uses these."""
+    """Record the UCX and libfabric that were loaded with an MPI library."""
     for file in sorted(mapped_files()):
         if re.search(r"/libucp\.so", file):
             _ask_ucx(w, file)

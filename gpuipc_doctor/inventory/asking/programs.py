@@ -14,7 +14,7 @@ PROGRAMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "slurm": (("scontrol", "srun", "slurmd"), ("--version",), r"slurm(?:-wlm)? (\S+)"),
     "mlnx-ofed": (("ofed_info",), ("-s",), r"OFED[\w.]*-([0-9][^\s:]*)"),
 }
-"""Fact → programs (the first one found is run), with arguments and the version's pattern in the output."""
+"""Fact → (names of a program, of which the first one found is run; its arguments; pattern of the version)."""
 
 
 def version(w: Worker) -> None:
@@ -41,7 +41,7 @@ PACKAGES = {
     "libze-intel-gpu1": "intel-compute-runtime",
     "intel-opencl-icd": "intel-compute-runtime",
 }
-"""Package → fact with its version. HPE's driver always has version 1.0.0; its release is that of SHS."""
+"""Package → the fact that states its version. The cxi-driver's is always 1.0.0; SHS's differs by release."""
 
 
 def packages(w: Worker) -> None:
@@ -57,7 +57,7 @@ def packages(w: Worker) -> None:
 def versions_in(text: str, facts: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """(fact, version, package) of each line ``package version`` that names a package in ``facts``.
 
-    The Slingshot release is part of the release of HPE's packages: ``1.0.0-SHS11.0.2_2024…``.
+    The versions of HPE's packages contain the Slingshot release: ``1.0.0-SHS11.0.2_2024…``.
     """
     for line in text.splitlines():
         package, _, stated = line.partition(" ")
