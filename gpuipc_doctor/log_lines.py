@@ -9,10 +9,10 @@ _ERROR = re.compile(r"error|fail|abort|assert|fatal", re.IGNORECASE)
 _WARNING = re.compile(r"warn", re.IGNORECASE)
 
 _NO_NEWS = re.compile(r"error checking", re.IGNORECASE)
-"""Words of a setting, not an error, as in MPICH's summary: ``error checking : enabled``."""
+"""A setting in MPICH's summary, which contains the word error: ``error checking : enabled``."""
 
 _GOES_ON = re.compile(r"\bdlopen\b", re.IGNORECASE)
-"""Printed by a library that tries all vendors: ``Failed to dlopen libze_loader.so.1`` without Intel GPUs."""
+"""Printed by libraries that try the drivers of all vendors, so usually without consequence."""
 
 _ABORT = re.compile(r"Fatal error in \w+: (.*?)(?:, error stack:)?$")
 """Message of MPICH and its derivatives on an error without a handler, mostly in ``MPI_Init``."""

@@ -16,7 +16,7 @@ ENV = "env:"
 
 
 class NamedFacts(tuple[Fact, ...]):
-    """Facts that hundreds of conditions look up by name."""
+    """Facts with an index by name, which makes hundreds of look-ups fast."""
 
     @cached_property
     def _by_name(self) -> Mapping[str, Sequence[Fact]]:
@@ -37,8 +37,9 @@ class NamedFacts(tuple[Fact, ...]):
 class Need:
     """A condition on an inventory fact: it was found, matches a pattern, or is in a range.
 
-    An environment variable known to be unset counts as empty text, so that ``^0?$`` holds if the variable is
-    unset or 0; without ``matches`` the variable must be set. Any other fact without a value is unknown.
+    An environment variable that is not set counts as empty text: the pattern ``^0?$`` holds if it is unset or
+    0. Without ``matches``, the condition is that the variable is set. Any other fact without a value is
+    unknown.
     """
 
     fact: str
@@ -48,7 +49,7 @@ class Need:
     absent: bool = False
     """Inverted: the condition holds if the fact was looked for and not found."""
     says: str = ""
-    """``matches`` in words, if these cannot be derived."""
+    """``matches`` in words, for patterns that `in_words` cannot express."""
 
     def judge(self, facts: Iterable[Fact]) -> Verdict:
         """BAD if the condition holds on this node, UNKNOWN if the fact was not found, else FINE."""
@@ -98,8 +99,8 @@ _PLAIN = re.compile(r"\^?([\w.: -]+(?:\|[\w.: -]+)*)(\??)\$?")
 
 
 def in_words(pattern: str) -> str:
-    """A pattern as text: ``unset or 1`` for ``^1?$``, ``docker or podman`` for ``docker|podman``; else
-    empty."""
+    """A simple pattern as text: ``unset or 1`` for ``^1?$``, ``docker or podman`` for ``docker|podman``.
+    Empty for any other pattern."""
     plain = _PLAIN.fullmatch(pattern)
     if not plain:
         return ""

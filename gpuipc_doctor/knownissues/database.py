@@ -34,7 +34,7 @@ def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
 
 @cache
 def shipped() -> tuple[Document, ...]:
-    """The shipped files, read once. Line numbers are known for their entries only."""
+    """The shipped files, read once. Of their line numbers, only those of the entries are kept."""
     paths = files()
 
     def read() -> list[tuple[Json, list[int]]]:
@@ -100,7 +100,7 @@ def _files_in(directories: Iterable[Path]) -> list[Path]:
 
 
 def edition(extra_dirs: Iterable[Path] = ()) -> str:
-    """Twelve hexadecimal digits that change with the database."""
+    """Twelve hexadecimal digits of a hash of the database's files."""
     digest = hashlib.sha256()
     for path in files(extra_dirs):
         digest.update(hashlib.sha256(path.read_bytes()).digest())

@@ -50,7 +50,7 @@ def _is_done(workaround: Workaround, component: str, versions: Collection[str]) 
 
 
 _VENDORS = {"CUDA": ("nvidia-driver", "cuda-driver"), "ROC": ("amdgpu", "hip-driver")}
-"""Prefixes of variables for one vendor's GPUs, and the facts of its drivers."""
+"""Prefix of the variables of one vendor's GPUs → facts that show this vendor's driver."""
 
 
 def _is_of_another_vendor(env: Mapping[str, str], facts: Iterable[Fact]) -> bool:
@@ -84,7 +84,7 @@ class Suppression:
     until: date
     """The last day of the suppression."""
     where: str
-    """``file:line``."""
+    """The suppression's place, as ``file:line``."""
 
     def holds(self, today: date) -> bool:
         return today <= self.until
@@ -103,7 +103,7 @@ KINDS = (
     "perf",
     "probe-harms",
 )
-"""Classes of issues, most severe first. ``elsewhere``: the cause is not a GPU and not its software."""
+"""Classes of issues, most severe first. ``elsewhere``: neither a GPU nor its software is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +132,16 @@ class KnownIssue:
     detected_by: tuple[str, ...] = ()
     """Checks that show the issue, or keys of their findings."""
     history: tuple[str, ...] = ()
-    """Operations in order; the last one fails. In ipc-histories they are the failing process's, in
-    mpi-histories all ranks'."""
+    """The operations of the failing history, in order; the last one fails. ipc-histories has only operations
+    of the process that fails, mpi-histories those of all ranks."""
     workarounds: tuple[Workaround, ...] = ()
     resembles: tuple[Lookalike, ...] = ()
     """Issues with similar symptoms; it is enough if one of the two names the other."""
     trigger: str = ""
     fallback: bool = False
-    """Whether the entry names only layer and call; shown if no other entry of its components matches."""
+    """Whether the entry only names what failed; shown if no other entry of its components matches."""
     secondary: bool = False
-    """Whether another fault usually causes the message; listed after the issues that name a cause."""
+    """Whether another fault usually causes the message; listed after issues that are causes."""
     also: tuple[str, ...] = ()
     evidence: str = ""
     inferred: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class KnownIssue:
     """A site's reason for replacing the shipped entry."""
     suppression: Suppression | None = None
     where: str = ""
-    """``file:line``."""
+    """The entry's place, as ``file:line``."""
 
     @property
     def severity(self) -> int:
@@ -195,8 +195,8 @@ class KnownIssue:
         return any(range_.fixed not in ("", "unknown", None) for range_ in self.affected)
 
     def cured_before(self, day: date) -> str:
-        """The release, with its date, that fixed the issue long before this day; empty unless all ranges have
-        one."""
+        """The release that fixed the issue, with its date, if that was long before this day; empty unless
+        every affected range has such a release."""
         days = released().get(self.component, {})
         cures = [(days.get(range_.fixed or ""), range_.fixed) for range_ in self.affected]
         dates = [(when, version) for when, version in cures if when]
@@ -206,7 +206,7 @@ class KnownIssue:
         return f"{self.component} {version}, which fixes this, was released in {when:%Y-%m}"
 
     def is_looked_for_by(self, result: Result) -> bool:
-        """Whether this finding shows the issue, through its check or key."""
+        """Whether this finding shows the issue: ``detected_by`` names its check or its key."""
         named = result.check in self.detected_by or result.key in self.detected_by
         did = result.finding.values.get("did")
         return named and (not self.history or not isinstance(did, list) or self._is_history(did))
@@ -259,9 +259,9 @@ class KnownIssue:
         return max(found, default=None)
 
     def remedy(self, facts: Iterable[Fact]) -> str:
-        """The workarounds for the version found; if unsure, with their condition.
+        """The workarounds for the version found, harmful ones last with a warning.
 
-        Harmful workarounds come last, with a warning.
+        If the version is unknown, each workaround is followed by the versions that it is for.
         """
         said = []
         for workaround, right in self._fitting(facts):
@@ -279,7 +279,7 @@ class KnownIssue:
         return tuple(workaround for workaround, right in self._fitting(facts) if right and workaround.without)
 
     def _fitting(self, facts: Iterable[Fact]) -> Iterator[tuple[Workaround, bool]]:
-        """Workarounds that may apply to the version found, and whether each is known to."""
+        """Workarounds that may apply to the version found, each with whether it certainly applies."""
         facts = NamedFacts.of(facts)
         versions = [fact.value for fact in facts.named(self.component) if fact.value is not None]
         for workaround in self.harmless_first:
@@ -336,7 +336,7 @@ _AMD = frozenset(["rocm", "hip-driver", "hip-runtime", "amdgpu", "rccl"])
 def may_concern(issue: KnownIssue, facts: Iterable[Fact]) -> bool:
     """Whether a node with these facts may have the issue: no condition needs a vendor that the node lacks.
 
-    A node lacks a vendor if it has facts of only the other.
+    A node that has facts of only one vendor lacks the other one.
     """
     there = {fact.name for fact in facts if fact.value is not None}
     asked = {issue.component, *(need.fact for need in issue.needs if not need.absent)}

@@ -155,9 +155,9 @@ def _join(
 def _judge(
     issue: KnownIssue, facts: Sequence[Fact], parts: Sequence[_Part]
 ) -> tuple[Verdict, str, Sequence[Fact], list[str]]:
-    """Verdict on an issue from the facts, with reason, facts, and labels of the affected devices.
+    """(verdict on an issue, reason, facts that decided, labels of the affected devices).
 
-    The devices are those with the worst verdict.
+    If the verdict differs between devices, the worst one counts, and its devices are the affected ones.
     """
     judged = [(*issue.judge(part.facts), part) for part in parts if part.may_have(issue)]
     if not judged:

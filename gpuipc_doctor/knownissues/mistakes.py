@@ -45,7 +45,7 @@ def of_entry(
 
 
 def of_sources(one: Placed) -> Iterator[Mistake]:
-    """Report signatures without a source in the program, because they may miss other users' logs."""
+    """Report signatures without the place in the source that prints the message."""
     for number, signature in enumerate(one.issue.signatures):
         if not signature.source and not one.issue.withdrawn:
             text = "state in 'source' where the program prints this, or 'none' if its source is not public"
@@ -104,14 +104,13 @@ def _of_conditions(one: Placed) -> Iterator[Mistake]:
 
 
 def _of_words(one: Placed) -> Iterator[Mistake]:
-    """Report conditions without words: people need more than a regular expression."""
+    """Report conditions whose pattern is not explained in words."""
     for need, keys in _needs(one):
         if need.matches and not need.says and not in_words(need.matches):
             yield one.mistake(f"explain {need.matches!r} in 'says'", *keys, "matches")
 
 
 def _of_messages(one: Placed) -> Iterator[Mistake]:
-    """Report entries that quote a message but have neither a signature nor a reason for having none."""
     issue = one.issue
     told = _MESSAGE.search(issue.symptom) if not issue.withdrawn else None
     if told and not issue.signatures and not issue.silent:

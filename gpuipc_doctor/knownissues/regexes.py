@@ -1,9 +1,9 @@
 """Whether a regular expression is safe on any log.
 
-A static test: an accepted expression takes neither exponential time nor more than the fourth power of a
-text's length in a backtracking matcher such as Python's. It may refuse harmless expressions, which must then
-be rewritten. The reasoning: a repetition has several ways to match only if the repeated text can be confused
-with the text that follows, which is counted, or if its body matches in several ways, which is refused.
+The test does not run the expression. It accepts an expression if a backtracking matcher, such as Python's,
+needs at most the fourth power of a text's length in time. Two things make a repetition ambiguous: its body
+may match in several ways, and the text after it may also belong to it. The former is refused, the latter is
+counted. A harmless expression may be refused, and must then be rewritten.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ else:
     import sre_parse as _parser
 
 _MAX_WIDE = 2
-"""Maximum number of repetitions that may also match the text after them. With the search for a start and one
-more repetition, this gives the fourth power."""
+"""Maximum number of repetitions that may also match the text after them. Each multiplies the time by the
+text's length; so do the search for a start and one repetition more: together the fourth power."""
 
 _NARROW = 20
-"""A repetition with at most this many possible lengths counts as a factor, not as a power."""
+"""A repetition with at most this many possible lengths multiplies the time by their number only."""
 
 _MAX_FACTOR = 1000
 
 _BEYOND = frozenset(map(ord, "\u2003\u0660\u4e00\u2014"))
-"""A space, a digit, a letter and a sign, each representing such characters beyond Latin-1."""
+"""A space, a digit, a letter and a sign, which stand for all such characters beyond Latin-1."""
 
 _ALL = _BEYOND | frozenset(range(256))
 
@@ -69,10 +69,11 @@ class _Refused(Exception):
 
 
 def _cost(items: Sequence[_Item], after: _Set) -> tuple[int, int, _Set]:
-    """(wide repetitions, factor of ways, possible first characters) of this sequence.
+    """(number of repetitions that multiply the time by the text's length, factor for all others, possible
+    first characters) of this sequence.
 
-    ``after``: characters that may follow the sequence; none at the end of the expression, where nothing more
-    can fail. A possibly empty part can start with the characters after it.
+    ``after``: characters that may follow the sequence; empty at the end of the expression, where nothing can
+    fail. If a part may be empty, its possible first characters include those that may follow it.
     """
     wide, factor = 0, 1
     for op, value in reversed(items):
@@ -115,7 +116,7 @@ def _cost_of_repetition(low: int, high: int, body: Sequence[_Item], after: _Set)
 
 
 def _is_fixed(items: Iterable[_Item]) -> bool:
-    """Whether this sequence always matches the same number of characters and a text in one way only."""
+    """Whether what this sequence matches always has one length, and each text is matched in one way only."""
     for op, value in items:
         if op is sre.SUBPATTERN:
             if not _is_fixed(value[3]):
@@ -129,7 +130,6 @@ def _is_fixed(items: Iterable[_Item]) -> bool:
 
 
 def _characters(op: Any, value: Any) -> _Set:
-    """Characters that a one-character item may match."""
     if op is sre.LITERAL:
         return frozenset({value}) if value < 256 else _BEYOND
     if op is sre.NOT_LITERAL:

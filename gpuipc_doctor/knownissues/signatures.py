@@ -38,7 +38,7 @@ class Source:
     """Repository and path."""
     versions: str = ""
     holds: str = ""
-    """Condition on the varying parts for the message to mean this issue."""
+    """What the varying parts must be, so that the message shows this issue."""
 
 
 NOT_PUBLIC = Source(prints="", file="not public")
@@ -60,8 +60,8 @@ class Signature:
     """Expression for other programs' lines, which do not count."""
     source: Source | None = None
     stack: tuple[str, ...] = ()
-    """In place of ``match``: functions of one stack, innermost first, possibly with others between; ``a|b``,
-    ``a*``."""
+    """Used instead of ``match``: functions of one stack, innermost first; others may be between them. ``a|b``
+    are alternatives; a name that ends in ``*`` is a prefix."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ class Signature:
 
 
 def spaced(pattern: str) -> str:
-    r"""The pattern with ``\s+`` for spaces outside of character classes, ``\s*`` for optional ones."""
+    r"""The pattern with ``\s+`` for spaces outside of character classes, and ``\s*`` for optional spaces."""
     return re.sub(
         r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])| +([?*+]?)",
         lambda found: found[1] or (r"\s*" if found[2] in ("?", "*") else r"\s+"),

@@ -17,7 +17,7 @@ Line = TypeVar("Line")
 MOST_FRAMES = 512
 """Maximum frames kept for a stack."""
 APART = 64
-"""Number of lines between two frames from which they belong to different stacks."""
+"""Two frames with more lines between them than this belong to different stacks."""
 
 _HEX = r"(?:0x[0-9a-f]+|[0-9a-f]{6,})"
 _OBJECT = r"[^\s()]*[/.][^\s()]*"
@@ -41,7 +41,7 @@ _FORMS = tuple(
 )
 _MAY_BE = re.compile(r"#\s?\d|\(\w|[+]0x|, line \d|\(\)|\(\[| at |^\[\d+\] ")
 _OUTERMOST_FIRST = re.compile(r'File "[^"]*", line \d+, in ')
-"""A traceback; faulthandler has no comma before ``in`` and starts with the innermost frame."""
+"""A traceback, which starts with the outermost frame. faulthandler, which does not, lacks the comma."""
 BEGIN = (
     r"\b[Tt]hread 0x|\bThread \d+ \(|\b(?:TID|Process) \d+:|most recent call|backtrace \(tid|Backtrace:"
     r"|Call Trace:|\* thread #"
@@ -68,7 +68,7 @@ class Stack(Generic[Line]):
         self.frames = tuple(frames)
 
     def lines(self, functions: Sequence[str]) -> list[Line]:
-        """Lines of these functions, innermost first and in order; empty unless all are there.
+        """The lines of these functions, in order, innermost first; empty if a function is missing.
 
         ``a|b`` are alternatives; a name that ends in ``*`` is a prefix.
         """

@@ -20,7 +20,7 @@ class Source(Protocol):
 
 
 class Nvidia:
-    """NVIDIA's GPUs, numbered by NVML as by `nvidia-smi`."""
+    """NVIDIA's GPUs, with the numbers of NVML and `nvidia-smi`."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
@@ -65,7 +65,6 @@ def sample(w: Worker) -> None:
 
 
 def _sources(w: Worker) -> tuple[list[Source], list[str]]:
-    """The readable GPUs, and the reasons why others are not readable."""
     sources: list[Source] = []
     absent: list[str] = []
     if "cuda" in w.params["backends"]:

@@ -41,7 +41,7 @@ class Amdgpu:
         return GpuUse(label, pci, name, used, total, self._processes(pci))
 
     def _reason(self, file: Path) -> str:
-        """Why a file has no number."""
+        """Why no number could be read from a file."""
         shown = str(file).removeprefix(str(self._root).rstrip("/"))
         try:
             with self._worker.armed(f"read {file}"):
@@ -63,7 +63,7 @@ class Amdgpu:
         return tuple(found)
 
     def _topology(self) -> Iterator[tuple[str, str]]:
-        """(PCI address, number under which KFD counts the GPU's memory)."""
+        """(PCI address, KFD's number) of each GPU; KFD counts memory in files named after its number."""
         for node in matching(self._root, "/sys/class/kfd/kfd/topology/nodes/*"):
             properties = dict(re.findall(r"^(\w+) (\d+)$", self._text(node / "properties"), re.MULTILINE))
             number = self._text(node / "gpu_id")
@@ -76,6 +76,5 @@ class Amdgpu:
             return number(file)
 
     def _text(self, file: Path) -> str:
-        """The file's text; empty if unreadable."""
         with self._worker.armed(f"read {file}"):
             return quietly(file)

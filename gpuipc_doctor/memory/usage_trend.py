@@ -8,7 +8,7 @@ from gpuipc_doctor.api.trend import slope
 from gpuipc_doctor.memory.usage import Key, Sample
 
 WINDOW = 30
-"""Number of samples for the slope: enough to distinguish growth from noise, few enough to be cheap."""
+"""Number of samples for the slope. More cost processor time; fewer do not distinguish growth from noise."""
 
 
 class History:
@@ -18,7 +18,7 @@ class History:
         self._series: dict[Key, deque[tuple[float, int]]] = {}
 
     def add(self, sample: Sample) -> None:
-        """Add a sample; drop the history of processes that the sample lacks."""
+        """Add a sample. Processes that it does not contain are forgotten."""
         self._series = {key: self._series.get(key, deque(maxlen=WINDOW)) for key, _ in sample.used()}
         for key, used in sample.used():
             self._series[key].append((sample.at, used))

@@ -40,7 +40,7 @@ def watch(
     *,
     start_up_s: float,
 ) -> End:
-    """Sample every ``interval_s`` seconds, once if 0, until interrupted or the listener returns `ENOUGH`."""
+    """Sample at this interval, or once if it is 0, until interrupted or the listener returns `ENOUGH`."""
     params = {"interval": interval_s, "backends": list(backends), "root": node.root}
     probe = Probe("", {"sampler": sampling.sample}, params=params, deadline_s=interval_s + DEADLINE_S)
     with (
