@@ -80,10 +80,10 @@ def stack(
 def in_use(
     facts: Iterable[Fact], stack: MpiStack, in_ranks: Collection[str] | None = None
 ) -> tuple[Fact, ...]:
-    """The inventory as used by this run's probes: without MPI libraries and UCX that were not in use.
+    """The facts on this run's MPI and UCX, and all facts on other components.
 
-    The others took no part, so no probe is evidence for or against them. ``in_ranks``: the fabric libraries
-    (`loaded.fabric`) that ranks had loaded, if known.
+    Other MPI libraries and UCXs of the node are omitted, because this run's probes did not test them.
+    ``in_ranks``: the fabric libraries (`loaded.fabric`) that ranks had loaded, if known.
     """
     used = {stack.family: stack.version, "ucx": stack.ucx}
     others = tuple(fact for fact in facts if fact.name not in COMPONENTS)
@@ -108,7 +108,7 @@ def relevant_facts(
 
 
 def messages_went_through(facts: Iterable[Fact], stack: MpiStack) -> tuple[Fact, ...]:
-    """The `in_use` facts of libraries that carried messages: those of the MPI and of the fabric."""
+    """Facts from `in_use` on the libraries that messages went through."""
     names = (stack.family, "ucx", "libfabric", "shs-libfabric")
     by_name = {fact.name: fact for fact in facts if fact.value}
     return tuple(by_name[name] for name in names if name in by_name)

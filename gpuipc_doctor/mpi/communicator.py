@@ -126,12 +126,12 @@ class Communicator:
         return any(all_of_us)
 
     def first_says(self, number: int) -> int:
-        """Rank 0's number, in all ranks."""
+        """Broadcast rank 0's number; returns it in every rank."""
         with self._armed("MPI_Bcast"):
             return int(self._world.bcast(number))
 
     def ping_pong(self, address: int, nbytes: int, partner: int, rounds: int) -> list[float]:
-        """Send back and forth; rank 0 begins. Returns half of each round trip; rank 1's times mean little."""
+        """Send back and forth; rank 0 begins. Returns half of each round trip, meaningful in rank 0."""
         buffer, send, recv, clock = (
             self._buffer(address, nbytes),
             self._world.Send,
@@ -174,7 +174,7 @@ class Communicator:
 
 
 def _launchers_words() -> list[str]:
-    """Names of the variables that a launcher has set for this rank."""
+    """Names of the variables in which a launcher describes this rank."""
     return [name for name in os.environ if name.startswith(("PMI_", "PMIX_", "OMPI_COMM_WORLD_"))]
 
 

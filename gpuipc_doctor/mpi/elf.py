@@ -15,7 +15,7 @@ class Damaged(Exception):
 
 
 def is_elf(path: Path) -> bool:
-    """Whether the file can be a library for this machine, by its first bytes."""
+    """Whether the file begins like a library for this machine."""
     try:
         with path.open("rb") as file:
             return file.read(len(_CLASS_64_LITTLE_ENDIAN)) == _CLASS_64_LITTLE_ENDIAN

@@ -1,4 +1,5 @@
-"""The facts of `survey.survey` about an MPI library, under the names that `transports` and the tables use."""
+"""What `survey.survey` found about an MPI library, under the names that `transports` and the YAML tables
+use."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Vendor:
     """Open MPI's configure option for the vendor; MPICH's is ``mpich_configure``."""
     mpich_configure: str
     accelerator: str
-    """Open MPI's accelerator component, also UCX's alias for this vendor's transports."""
+    """Name of Open MPI's accelerator component, and of UCX's alias for this vendor's transports."""
     ucx_component: str
     ucx_copy: str
     """The transport by which UCX recognises this vendor's device memory."""
@@ -69,8 +70,8 @@ EDGE_ENVIRONMENT: Mapping[str, int] = {
     "FI_CXI_RDZV_THRESHOLD": 16384,
     "FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD": 4096,
 }
-"""Sizes that only the environment sets, with defaults: Cray MPICH's (intro_mpi) and its libfabric provider's
-(fi_cxi(7))."""
+"""Variable → default size. No control variable has these: they are Cray MPICH's (intro_mpi), and its
+libfabric provider's (fi_cxi(7))."""
 
 ENVIRONMENT = re.compile(
     r"MPIR_|MPICH_|I_MPI_OFFLOAD|OMPI_MCA_|MV2_|MVP_|UCX_|FI_CXI_|CRAY_MPICH_ROOTDIR$|LD_PRELOAD$"
@@ -127,8 +128,8 @@ class Facts:
     def netmod(self) -> str:
         """The network module in use.
 
-        A text control variable has its environment's value only after `MPI_Init` (seen in MPICH 4.3.2 and
-        5.0.2), so the environment is read. Of the variable's three prefixes, the one listed last here takes
+        It is read from the environment, because text control variables have their default until `MPI_Init`
+        (seen in MPICH 4.3.2 and 5.0.2). If the variable is set with several prefixes, MPIR_CVAR_ takes
         precedence.
         """
         values = [
@@ -142,7 +143,7 @@ class Facts:
 
     @property
     def ucx_tls(self) -> str:
-        """The transports in UCX_TLS; a leading ``^`` excludes them instead."""
+        """The transports that UCX_TLS allows or, after a leading ``^``, excludes."""
         return self.environment.get("UCX_TLS") or "all"
 
     @property

@@ -29,7 +29,7 @@ class Awareness:
 def gpu_aware(seen: Mapping[str, Json], backend: str) -> Awareness:
     """Judge the facts of `survey.survey` for one backend's devices.
 
-    If device pointers can be enabled in several ways, the easiest is reported: settings rather than another
+    If device pointers can be enabled in several ways, the easiest is reported: a setting is easier than a
     build.
     """
     facts = Facts(seen, backend)
@@ -64,7 +64,7 @@ def gpu_aware(seen: Mapping[str, Json], backend: str) -> Awareness:
 
 
 def _unmet(route: Route, facts: Facts) -> list[Condition]:
-    """The unmet conditions; if one requires another build, the first such one only."""
+    """The unmet conditions; if some require another build, only the first of these."""
     unmet = [row for row in route.conditions if not row.holds(facts)]
     return next(([row] for row in unmet if not row.by_setting), unmet)
 
@@ -80,9 +80,10 @@ def ipc_off(seen: Mapping[str, Json], backend: str) -> Mapping[str, str]:
 
 
 def cache_bound(seen: Mapping[str, Json], backend: str) -> tuple[str, int | None, bool]:
-    """(variable that limits its IPC mapping cache, buffers to which it is set, whether it counts bytes).
+    """(variable that limits the library's IPC mapping cache, number of buffers that it allows, whether it
+    counts bytes).
 
-    The variable is empty if unknown, the number None if not set or in bytes.
+    If no such variable is known, the name is empty. If it is not set or counts bytes, the number is None.
     """
     facts, ucx = Facts(seen, backend), seen["ucx"] or {}
     bound = bounding(facts, gpu_aware(seen, backend).via, ucx.get("version", ""))

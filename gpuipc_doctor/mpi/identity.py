@@ -15,8 +15,8 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "intel-mpi": ("Intel MPI", r"^Intel\(R\) MPI Library (?P<version>\d+(\.\d+)*)( Update (?P<update>\d+))?"),
     "mpich": ("MPICH", r"^MPICH Version:\s*(?P<version>\S+)"),
 }
-"""Inventory name of a family's version → (display name, start of `MPI_Get_library_version`'s text).
-Derivatives of MPICH come before MPICH."""
+"""Inventory name of a family's version → (display name, start of `MPI_Get_library_version`'s text). MPICH
+comes last, because the texts of its derivatives may also match MPICH's."""
 
 
 @dataclass(frozen=True, slots=True)

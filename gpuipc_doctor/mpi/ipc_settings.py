@@ -13,11 +13,10 @@ from gpuipc_doctor.mpi.facts import Facts
 
 @dataclass(frozen=True, slots=True)
 class IpcSetting:
-    """One setting, for versions from ``introduced`` on and before ``fixed`` (empty: unbounded).
+    """One setting, for the versions from ``introduced`` on and before ``fixed``; an empty bound is none.
 
-    ``family`` and ``via`` select the library, as in `routes`; family ``*`` matches every one. ``no_ipc``:
-    with the setting, device memory does not use IPC at all, so the setting serves as a control. ``cost`` is
-    in words.
+    ``family`` and ``via`` select the library, as in `routes`; ``*`` stands for every family. ``no_ipc``: with
+    the setting, device memory does not use IPC at all, so a probe with it is a control. ``cost`` is in words.
     """
 
     family: str
@@ -35,7 +34,7 @@ class IpcSetting:
 class Bound:
     """The variable that limits how many buffers or bytes of other processes a library keeps mapped.
 
-    For versions of the library, or of UCX if ``via`` is ``ucx``.
+    ``introduced`` and ``fixed`` are versions of the library, or of UCX if ``via`` is ``ucx``.
     """
 
     family: str
@@ -49,7 +48,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The content of ``ipc_settings.yaml``; among rows of one kind, the first that matches counts."""
+    """The content of ``ipc_settings.yaml``. If several bounds match, the first is used."""
 
     switches: tuple[IpcSetting, ...]
     bounds: tuple[Bound, ...]
@@ -84,7 +83,7 @@ def _reads(facts: Facts, variable: str) -> bool:
 
 
 def _is_of(row: IpcSetting | Bound, facts: Facts, via: str, version: str) -> bool:
-    """Whether a row is for this library, for how it moves messages, and for its version."""
+    """Whether a row is for this library, its version, its backend and the code that moves its messages."""
     return (
         row.family in ("*", facts.identity.family)
         and row.via == via

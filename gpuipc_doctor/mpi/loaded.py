@@ -35,12 +35,13 @@ def fabric() -> list[str] | None:
 
 
 def facts_of_loaded(facts: Iterable[Fact], paths: Collection[str]) -> tuple[Fact, ...]:
-    """The facts, without those about libraries outside ``paths``."""
+    """The facts, except those on fabric libraries that are not in ``paths``."""
     return tuple(fact for fact in facts if fact.name not in LIBRARIES or _is_at_any(fact, paths))
 
 
 def _is_at_any(fact: Fact, paths: Collection[str]) -> bool:
-    """Whether a fact's library is at one of these paths; if its source names no file, at any of them."""
+    """Whether ``paths`` has the library that a fact is about; if its source names no file, any such
+    library."""
     library = f"/{LIBRARIES[fact.name]}"
     read_in = {os.path.realpath(word.rstrip(";,)")) for word in fact.source.split() if library in word}
     found = {os.path.realpath(path) for path in paths if library in path}

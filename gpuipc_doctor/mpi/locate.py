@@ -43,7 +43,8 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """The chosen launcher. ``refused``: the rank interface that ``srun``, not chosen, cannot load."""
+    """The chosen launcher. ``refused``: if ``srun`` was not chosen, the rank interface that it cannot
+    load."""
 
     launch: Launch
     source: str
@@ -94,7 +95,7 @@ def _libraries_in(directory: Path) -> list[Path]:
 
 
 def _linked_mpi4py() -> Path | None:
-    """mpi4py's extension module if it was built from source; wheels have one for each ABI instead."""
+    """mpi4py's extension module if it was built from source; a wheel has no single one."""
     spec = importlib.util.find_spec("mpi4py")
     for directory in (spec.submodule_search_locations or ()) if spec else ():
         for pattern in ("MPI.cpython*.so", "MPI.abi3*.so", "MPI.so"):
@@ -137,7 +138,7 @@ def find_launcher(
 
     ``added``: variables for launcher and ranks that are not in the tool's environment; ``environment``
     includes them. The command keeps the placeholder ``{ranks}``. On several nodes each node gets one rank.
-    Raises `NotFound`, also if there are visibly too few nodes.
+    Raises `NotFound`, also if the allocation is known to have too few nodes.
     """
     env = {**(added or {}), **_environment(identity, library, environment)}
     if template:

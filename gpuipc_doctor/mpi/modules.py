@@ -1,7 +1,8 @@
 """The effect of ``module load`` on the environment, from Lmod or Environment Modules without a shell.
 
-In both, the shell's ``module`` calls a program that prints commands in a chosen language, here Python. Its
-output is parsed, never executed. Tried: Lmod 8.6.19, Environment Modules 5.2.0.
+In a shell, ``module`` is a function that executes the output of a program. Here the program is run with
+Python as the output's language; its output is parsed, never executed. Tried: Lmod 8.6.19, Environment Modules
+5.2.0.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpuipc_doctor.mpi.locate import NotFound
 
 _PROGRAMS = ("LMOD_CMD", "MODULES_CMD")
-"""Variables that contain the path of this program."""
+"""Variables that contain the path of the module system's program."""
 
 _LIMIT_S = 30.0
 """Seconds for all modules together; a cold network file system is slow."""
@@ -24,7 +25,7 @@ _OWN = ("_ModuleTable", "__LMOD_", "__MODULES_", "_LMFILES_")
 
 
 def load(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that these modules set in this environment. A module's unset variables keep their values.
+    """The variables that these modules set in this environment. Unsetting has no effect.
 
     Raises `NotFound` if there is no module system, or a module does not exist.
     """

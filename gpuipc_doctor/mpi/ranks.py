@@ -35,8 +35,8 @@ def setting(
 ) -> RankSetting:
     """The ranks' additions on a node with GPUs of these backends. Raises `NotFound`, naming ``file:line``.
 
-    ``environment`` overrides the site's variables, which override those of modules. ``root``: the node's (see
-    `model.Node`).
+    ``environment`` overrides the site's variables, which override those of modules. ``root``: see
+    `model.Node`.
     """
     loaded: dict[str, str] = {}
     if site.modules:

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 _LIMIT_S = 10.0
-"""Seconds for the controller's answer; without an answer, no option is added and no refusal assumed."""
+"""Seconds for the controller's answer. If there is none, no option is added, and srun is assumed to work."""
 
 _PMI = {"mpich": "pmi2", "mvapich": "pmi2", "openmpi": "pmix"}
 """The rank interface of each library. Tried under Slurm 22.05: MPICH 4.3.2 and 5.0.2, Open MPI 5.0.11. Cray
@@ -19,7 +19,7 @@ _COMES_WITH = {
     "pmix": "the PMIx library, which Slurm loads as libpmix.so (Debian: libpmix-dev, Red Hat: pmix-devel)",
     "pmi2": "Slurm's plugin mpi_pmi2.so (Debian: slurm-wlm-basic-plugins, Red Hat: slurm)",
 }
-"""What a rank interface needs on every node. Slurm 22.05 has the PMIx plugin without the library."""
+"""What a rank interface needs on every node. Slurm 22.05 includes a PMIx plugin, but not the PMIx library."""
 
 
 def starts(family: str, environment: Mapping[str, str]) -> bool:
@@ -42,9 +42,9 @@ def pmi(family: str, environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def refused(srun: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The rank interface that this ``srun`` with its options cannot load; empty if it can.
+    """The rank interface that this ``srun`` command cannot load; empty if there is none.
 
-    The list of ``--mpi=list`` includes interfaces that it cannot load. No step is started.
+    ``srun --mpi=list`` does not help, because it lists such interfaces as well. No step is started.
     """
     ended = _ask((*srun, "--test-only", "-n1", "true"), environment)
     invalid = ended and re.search(r"Invalid MPI type '([^']*)'", ended.stderr)
@@ -58,7 +58,6 @@ def remedy(interface: str) -> str:
 
 
 def _ask(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
-    """The finished process of a Slurm command, or None if the command took too long."""
     try:
         return subprocess.run(
             command,

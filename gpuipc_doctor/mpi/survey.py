@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import ctypes
 
 _MAX_VERSION_TEXT = 8192
-"""`MPI_MAX_LIBRARY_VERSION_STRING` of MPICH and its derivatives; Open MPI has 256."""
+"""Bytes: MPI_MAX_LIBRARY_VERSION_STRING of MPICH and its derivatives; Open MPI's is 256."""
 
 
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_(?!gtl|usempi)\w+)?\.so")
@@ -36,11 +36,12 @@ libraries."""
 def survey(library: str | None, arm: Arm) -> dict[str, Json]:
     """Load ``library`` (None: the one that mpi4py finds) and report its version, build and settings.
 
-    ``library`` its path, links resolved ``version_text`` result of `MPI_Get_library_version` ``needs`` the
-    sonames that the library itself links with ``loaded`` file names of all libraries in this process
-    ``variables`` control variables (`facts.VARIABLES` and ``EDGES``) as the library reads them ``ucx`` path,
-    version and transports of the UCX that it uses, None without ``cannot_load`` library that it loads when
-    initialised → why that fails here ``environment`` variables that matter (`facts.ENVIRONMENT`)
+    The result has these keys. ``library``: its path, links resolved. ``version_text``: from
+    `MPI_Get_library_version`. ``needs``: the sonames that the library itself links with. ``loaded``: file
+    names of all libraries in this process. ``variables``: control variables (`facts.VARIABLES` and ``EDGES``)
+    as the library reads them. ``ucx``: path, version and transports of the UCX that it uses; None if it uses
+    none. ``cannot_load``: a library that `MPI_Init` will load → why that fails here. ``environment``:
+    variables that matter (`facts.ENVIRONMENT`).
 
     Raises `BackendUnavailable` if the library is not found or is not an MPI library.
     """
@@ -78,7 +79,6 @@ def report(library: str | None, backends: Sequence[str], arm: Arm) -> dict[str, 
 
 
 def _found_by_mpi4py(arm: Arm) -> str:
-    """Path of the library that mpi4py's MPI module loads; nothing is initialised."""
     load_mpi4py(arm)
     for path in sorted(mapped_files()):
         if _MPI_LIBRARY.match(Path(path).name):
@@ -120,7 +120,7 @@ def _library_version(mpi: ctypes.CDLL) -> str:
 
 
 def _control_variables(mpi: ctypes.CDLL) -> dict[str, Json]:
-    """Read our control variables by `MPI_T`, which works before `MPI_Init`; numbers or texts.
+    """Read control variables by `MPI_T`, which works before `MPI_Init`. Values are numbers or texts.
 
     MPI_T is not finalised: Open MPI would unload its components and their UCX, which is queried next.
     """
@@ -167,7 +167,7 @@ def _ucx() -> Json:
 
 
 def _components(uct: ctypes.CDLL) -> list[str]:
-    """The names of UCT's components, families of transports (uct_query_components, uct/api/uct.h)."""
+    """The names of UCT's components, which group its transports (uct_query_components, uct/api/uct.h)."""
     import ctypes
 
     class Attributes(ctypes.Structure):
