@@ -49,7 +49,7 @@ def _not_loadable(files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
 
 
 def _import(files: Sequence[Path]) -> tuple[int, str]:
-    """(number of files whose import began, plus one if all were imported; reason of the failure)."""
+    """(position of the file that could not be imported, from 1, or one after the last; reason)."""
     isolated = ["-I"] if sys.flags.isolated else []
     process = subprocess.Popen(
         [sys.executable, *isolated, "-c", _IMPORT, *map(str, files)],

@@ -13,7 +13,8 @@ from gpuipc_doctor.run.results import Entry, ResultLog
 def attach(log: ResultLog, checks: Iterable[Check]) -> None:
     """Attach the control's result to each failure of a check that has a control.
 
-    A failure within a node gets the control's result within a node; between nodes, that between nodes.
+    A control within a node is for failures within a node; a control between nodes is for failures between
+    nodes.
     """
     for check in checks:
         control = check.control
@@ -33,7 +34,7 @@ def attach(log: ResultLog, checks: Iterable[Check]) -> None:
 
 
 def attach_settings(log: ResultLog) -> None:
-    """Attach evidence to a finding that a probe with other settings, such as IPC off, shares."""
+    """Attach evidence if a probe with more settings, such as IPC off, has the same finding."""
     found = [entry for entry in log.to_cure() if entry.planned.probe.launch]
     for plain, control in permutations(found, 2):
         if plain.planned.place == control.planned.place and _identities(plain) & _identities(control):
@@ -55,6 +56,5 @@ def _environment(entry: Entry) -> Mapping[str, str]:
 
 
 def _reach(entry: Entry) -> int:
-    """The number of nodes on which the probe ran."""
     launch = entry.planned.probe.launch
     return launch.nodes if launch else 1

@@ -43,7 +43,7 @@ from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import device_from_json
 
 _DRIVERS = CheckInfo(planner.DISCOVERY, "the job's GPUs are found", Tier.PROLOG)
-"""Shown as the check that finds a job's GPUs in the kernel's list, without opening a driver."""
+"""The check to which findings on the GPUs belong, even if no driver was opened to find the GPUs."""
 
 _MPI = CheckInfo(planner.MPI_DISCOVERY, "the MPI library accepts device pointers", Tier.ACCEPTANCE)
 
@@ -70,7 +70,7 @@ class Stacks:
 class Discovery:
     """Discovers `drivers` first, then `stacks`.
 
-    ``job``: the job's GPUs in the kernel's list, if the run is before a job.
+    ``job``: before a job, the job's GPUs as the kernel lists them; else None.
     """
 
     node: Node
@@ -103,7 +103,6 @@ class Discovery:
         return Found(devices, facts, site)
 
     def _settled(self, gpus: NodeGpus) -> SiteConfig:
-        """The site config for this node's type, if it has types."""
         config, host = self.planner.config, node_name.short()
         self._tell(_DRIVERS, *site_expectations.of_types(config.types_of(host, gpus), gpus, os.environ))
         return config.of_node(host, gpus)
@@ -135,7 +134,8 @@ class Discovery:
     def _ask_drivers(
         self, backends: Sequence[str], beside: Sequence[PlannedProbe] = ()
     ) -> tuple[tuple[Device, ...], tuple[Fact, ...], Mapping[str, int]]:
-        """Each driver's devices and facts, and by backend the GPUs on the bus that it does not list."""
+        """(all devices, facts about them, backend → number of GPUs on the bus that its driver does not
+        list)."""
         options = {"backends": backends, "required": self.planner.request.backend != "auto"}
         info, asked = self.planner.survey(loader.built_in()[planner.DISCOVERY], options)
         ended = self._run((*asked, *beside))
@@ -169,7 +169,6 @@ class Discovery:
         return set(self.planner.request.backends) - here if asked_all else ()
 
     def _intel(self, devices: Collection[Device]) -> list[str]:
-        """Intel GPUs of a node without a testable device."""
         return [] if devices else of_intel(self.node.root)
 
     def stacks(self, devices: tuple[Device, ...], site: SiteConfig, *, start_ranks: bool) -> Stacks:
@@ -322,12 +321,10 @@ class Discovery:
 
     @property
     def _hosts(self) -> tuple[str, ...]:
-        """The two nodes, if both are named."""
         partner = self.planner.request.partner
         return (node_name.full(), partner) if partner else ()
 
     def _run(self, probes: Sequence[PlannedProbe]) -> dict[int, Ended]:
-        """Run all probes at once; returns number → how the probe ended."""
         ended: dict[int, Ended] = {}
 
         def take(planned: PlannedProbe, one: Ended) -> Sequence[PlannedProbe]:
@@ -373,9 +370,8 @@ def gpus_of(
     unlisted: Mapping[str, int] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> NodeGpus:
-    """GPUs that the node's kernel lists. ``environment``: empty before a job, whose variables must not choose
-    a file.
-    """
+    """The node's listed and unlisted GPUs. ``environment`` may name Slurm's configuration file; before a job
+    it is empty, because the job's user must not choose a file."""
     by_slurm = partial(hosts.gpus_by_slurm, node_name.short(), environment or {}, Path(root))
     return NodeGpus(devices, unlisted or {}, by_slurm)
 
@@ -386,7 +382,7 @@ def asks_foreign(tier: Tier) -> bool:
 
 
 def _testable(devices: Sequence[Device]) -> list[Device]:
-    """The devices that can be tested. Devices with the same identity cannot be addressed and are excluded."""
+    """The devices that can be tested. Devices of equal identity cannot be distinguished, and are excluded."""
     identities = Counter(device.identity for device in devices if device.identity)
     return [device for device in devices if device.has_credible_size and identities[device.identity] < 2]
 

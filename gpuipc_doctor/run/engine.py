@@ -74,7 +74,6 @@ class Run:
     """Facts from files, read while drivers initialise."""
     issues: Sequence[KnownIssue] = ()
     _endings: set[object] = field(default_factory=set)
-    """The ways in which follow-up probes have ended so far."""
 
     @property
     def request(self) -> Request:
@@ -83,8 +82,8 @@ class Run:
     def collect_inventory(self, found: Found) -> NodeInventory:
         """The whole inventory, with the workers' facts.
 
-        Includes the relevant variables and those that known issues need, as set by the user, without the
-        additions for workers of a simulated node.
+        Environment variables are as the user and the site set them. Those that were added for a simulated
+        node's workers are not included.
         """
         node = self.discovery.node
         known = variables.load()
@@ -157,7 +156,6 @@ class Run:
             workarounds.try_all(self.log, self.schedule, self.planner, of)
 
     def _take(self, planned: PlannedProbe, ended: Ended) -> Sequence[PlannedProbe]:
-        """Keep a probe's results, and plan its follow-up probes."""
         if isinstance(ended, NotRun) and planned.check.searches and planned.follows:
             ended = planned.unfinished(ended.stopped or "not run")  # the findings so far are already known
         if isinstance(ended, NotRun):
@@ -182,13 +180,13 @@ class Run:
         return more
 
     def _jobs(self, devices: Sequence[Device]) -> int:
-        """Number of concurrent probes; before a job one per GPU: driver calls run partly in parallel."""
+        """Number of concurrent probes: before a job one per GPU, since driver calls run partly in
+        parallel."""
         in_front_of_job = self.request.job_gpus is not None
         return len(devices) if in_front_of_job else min(MAX_JOBS, len(os.sched_getaffinity(0)))
 
 
 def _harm_skip(harm: Harm) -> Finding:
-    """The SKIP that replaces a probe that would harm this node."""
     return Finding.skip(
         "would-harm",
         "the probe {step}, which may harm this node ({issue}: {reason})",
@@ -325,8 +323,8 @@ def _started(
 def _drivers_kept_open(session: Session, backends: Iterable[str]) -> Iterator[None]:
     """During the ``with`` block, a worker holds each driver open, as a persistence daemon does.
 
-    Without either, the last process to end shuts the GPUs down and the next one reinitialises them: on two
-    H200s, 2 of 14 seconds.
+    If no process holds a driver open, each process that ends shuts the GPUs down, and the next one has to
+    initialise them: on two H200s, this took 2 of 14 seconds.
     """
     file = loader.built_in()[planner.DISCOVERY]
     hold = loader.role(file, "keep_open")

@@ -38,10 +38,9 @@ class IdleDevices:
             self._look(devices, "anybody", deadline_s, until)
 
     def waits_itself(self, planned: PlannedProbe) -> bool:
-        """Whether the probe's first role itself waits for idle devices, whose memory use it reads without
-        using them.
+        """Whether the probe's first role waits for idle devices, and the other roles for the first.
 
-        The other roles then wait for it.
+        It does if it can read the devices' memory use without using the devices.
         """
         watched = _watched(planned)
         return (
@@ -61,7 +60,7 @@ class IdleDevices:
             self._look(_watched(planned), named, planned.probe.deadline_s, until)
 
     def after(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
-        """Record each device's state as the probe's first role saw it, even if it did not become idle."""
+        """Record each device's state as the probe's first role saw it last, idle or not."""
         first = outcome.records.get(next(iter(planned.probe.roles)), {})
         if self.waits_itself(planned) and "at_rest" in first:
             self._note(zip(planned.probe.devices, first["at_rest"], strict=True))

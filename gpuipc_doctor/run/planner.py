@@ -178,8 +178,8 @@ class Planner:
         """Have every selected check plan its probes on the devices with the required capabilities.
 
         ``context`` holds all selected devices; each check gets its own part of it. Checks in ``already`` have
-        run, because others depend on them, and are omitted. ``harmful``: SKIPs that replace a harmful probe,
-        by the step of `Probe.harms` and the device's label. Repetitions repeat the whole list, so that
+        run, because others depend on them, and are omitted. ``harmful``: (step of `Probe.harms`, device's
+        label) → the SKIP that replaces a probe with this step. Repetitions repeat the whole list, so that
         changes over time affect all probes equally.
         """
         infos: list[CheckInfo] = []
@@ -219,7 +219,7 @@ class Planner:
         return replace(planned, number=next(self._numbers), probe=probe)
 
     def follow_ups(self, planned: PlannedProbe, outcome: ProbeOutcome) -> list[PlannedProbe]:
-        """The check's follow-up probes after an incomplete probe, or during a search.
+        """The check's follow-up probes after an incomplete probe; if it searches, after any probe.
 
         Raises `TooManyFollowUps`, and any exception of the check's own code.
         """
@@ -246,7 +246,6 @@ class Planner:
         return disabled is not None and not disabled.has_expired(date.today())
 
     def _of_check(self, item: LoadedCheck, context: Context) -> tuple[list[PlannedProbe], list[Result]]:
-        """One check's probes, and its findings without a probe."""
         check, said = item.check, list[Result]()
         if disabled := self.config.disabled.get(check.id):
             values = {"where": disabled.where, "reason": disabled.reason}
@@ -324,7 +323,7 @@ def _is_across(planned: PlannedProbe) -> bool:
 
 
 def verify(probe: Probe, file: Path) -> None:
-    """Raise an error for an invalid probe. Workers find a role by its name in the check's file."""
+    """Raise an error for an invalid probe. Workers find its roles by their names in the check's file."""
     if not isinstance(probe, Probe):
         raise TypeError(f"{probe!r} is neither a Probe nor a Finding")
     if not all(isinstance(device, Device) for device in probe.devices):
@@ -369,11 +368,9 @@ _BRINGS_ALLOCATORS = {
     "cuda": "`pip install cupy-cuda12x` or `pip install torch` (for CUDA 13: cupy-cuda13x)",
     "hip": "install PyTorch or CuPy for the node's ROCm version",
 }
-"""Backend → remedy if no allocator is found."""
 
 
 def _missing_requirement(check: Check, device: Device, context: Context) -> Finding | None:
-    """Why a check cannot run on a device, else None."""
     mpi = context.mpi
     if lacking := check.requires - device.capabilities:
         says = "{device} lacks {lacking}"
@@ -453,13 +450,11 @@ def _hidden(probe: Probe) -> Finding | None:
 
 
 def _harm(probe: Probe, harmful: Mapping[tuple[str, str], Finding]) -> Finding | None:
-    """The SKIP if a probe would harm its devices, else None."""
     steps = ((step, device.label) for step in sorted(probe.harms) for device in probe.devices)
     return next((harmful[step] for step in steps if step in harmful), None)
 
 
 def _result(planned: PlannedProbe, finding: Finding) -> Result:
-    """A result without a probe."""
     labels = tuple(device.label for device in planned.probe.devices)
     return Result(planned.check.id, finding, labels, planned.probe.name)
 

@@ -33,7 +33,7 @@ class AmbiguousName(UnknownName):
 
 
 class NothingToSend(Exception):
-    """Two nodes were requested, but no check that runs between nodes."""
+    """Two nodes were requested, but none of the requested checks runs between nodes."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -62,7 +62,7 @@ class Request:
     repeat: int = 1
     """Repetitions of every probe except discovery."""
     job_gpus: str | None = None
-    """A job's GPUs as Slurm lists them (``0,2``), empty for all; None: those that the drivers list."""
+    """GPUs of the job that follows, as Slurm lists them (``0,2``), empty for all; None without a job."""
     accept_harm: bool = False
     """Whether to run probes that are known to harm nodes with these versions."""
 

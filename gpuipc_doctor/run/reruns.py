@@ -72,10 +72,9 @@ def _told(
 
 
 def _news(first: ProbeOutcome, second: ProbeOutcome) -> Iterator[Evidence]:
-    """Error lines in the second run's logs that are not in the first run's; if there are none, the last
-    lines.
+    """The new error lines in the second run's logs; if there are none, the last lines.
 
-    The failed role's lines and the most relevant lines come last, because the first lines are cut.
+    Only the last `LINES` are reported, so the most relevant lines and the failed role's lines come last.
     """
     said = {line for role in first.roles.values() for line in role.log_tail}
     new = [

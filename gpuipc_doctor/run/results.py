@@ -88,8 +88,10 @@ class Entry:
 
 @dataclass
 class ResultLog:
-    """The results so far. ``keeps_logs``: results name the directories of their logs. ``suppressed``: entries
-    by the finding's key. ``tell`` is called with each result.
+    """The results so far.
+
+    ``keeps_logs``: whether results name the directories of their logs. ``suppressed``: finding key → why its
+    findings are suppressed. ``tell`` is called with each result.
     """
 
     keeps_logs: bool = False
@@ -100,16 +102,14 @@ class ResultLog:
     probes_run: int = 0
     """Number of probes that tested something."""
     _entries: dict[int, Entry] = field(default_factory=dict)
-    """Entries by the number of the planned probe."""
     _said: list[Result] = field(default_factory=list)
-    """Findings without a probe."""
 
     def announce(self, *checks: CheckInfo) -> None:
         for info in checks:
             self.checks.setdefault(info.id, info)
 
     def say(self, *results: Result) -> None:
-        """Add findings without a probe, for checks that were announced."""
+        """Add findings without a probe. Their checks must have been announced with `announce`."""
         self._said += results
 
     def keep(

@@ -24,8 +24,8 @@ HANGS_BEFORE_GIVING_UP = 2
 """Hangs in one call on one device after which its other probes are skipped: each costs a deadline."""
 
 MAX_JOBS = 4
-"""Maximum probes at a time. Drivers initialise one process at a time: more probes would only wait for each
-other, within their deadlines."""
+"""Maximum probes at a time. Drivers initialise one process at a time, so with more probes, processes would
+wait for each other and might exceed their deadlines."""
 
 MOST_AHEAD = 2
 """Maximum probes started early, while others run."""
@@ -56,8 +56,6 @@ class NotRun:
 
 @dataclass(frozen=True, slots=True)
 class _EarlyStart:
-    """A probe whose workers were started early."""
-
     outcome: Future[ProbeOutcome]
     turn: StartSignal
 
@@ -70,7 +68,7 @@ Take = Callable[[PlannedProbe, Ended], Sequence[PlannedProbe]]
 
 @dataclass
 class Schedule:
-    """``until``: end of the run's budget, as `time.monotonic()` seconds."""
+    """Runs the planned probes. ``until``: end of the run's budget, as `time.monotonic()` seconds."""
 
     session: Session
     watcher: Watcher
@@ -117,8 +115,8 @@ class Schedule:
     def _in_line(self, waiting: Iterable[PlannedProbe]) -> list[PlannedProbe]:
         """The probes in order of execution.
 
-        Those started early come first, since nothing else can start early until they have run; those that
-        still import libraries come last on each device.
+        Probes that were started early come first: until they have run, no other probe can start early. Of the
+        others, those whose libraries are still being imported come last.
         """
         return sorted(
             waiting, key=lambda planned: (planned.number not in self._ahead, self._still_imports(planned))
@@ -144,8 +142,8 @@ class Schedule:
     def _begin(self, planned: PlannedProbe, until: float, pool: ThreadPoolExecutor) -> Future[ProbeOutcome]:
         """Start a probe, or continue an early start.
 
-        A probe that ended while starting early is restarted, since another probe may have ended it; a fault
-        of its own will recur.
+        If an early start has failed, the probe is restarted. Another probe may have caused the failure; if
+        the probe itself did, it will fail again.
         """
         self._tell_started(planned)
         ahead = self._ahead.pop(planned.number, None)
@@ -212,7 +210,6 @@ class Schedule:
             self._hangs.update((device.label, role.operation) for device in ended.devices)
 
     def _reason_not_to_run(self, planned: PlannedProbe, until: float) -> NotRun | None:
-        """Why a probe must not run now, else None."""
         if self.interrupted:
             says = "interrupted before this probe ran"
             return NotRun(Finding.skip("interrupted", says), "interrupted")

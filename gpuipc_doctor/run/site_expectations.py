@@ -77,7 +77,7 @@ def of_other_gpus(intel: Sequence[str]) -> Iterator[Finding]:
 def check_backend_gpus(
     backend: str, expected: ExpectedGpus, devices: Sequence[Device], environment: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """The findings of `of_gpus` on one backend; missing GPUs may be another vendor's."""
+    """As `of_gpus`, for one backend: if GPUs are missing, they may be another backend's."""
     if not devices:  # the driver's own check reports that
         return
     for finding in of_gpus(expected, devices, environment):

@@ -107,7 +107,7 @@ def _failed_in_messages(failure: Entry) -> bool:
 
 
 def _is_set(env: Mapping[str, str]) -> bool:
-    """Whether the user had set these settings, so that the probe failed with them already."""
+    """Whether the user had set these settings; the probe then failed although they were set."""
     return bool(env) and all(os.environ.get(name) == value for name, value in env.items())
 
 

@@ -1,9 +1,9 @@
 """Build the simulated drivers on demand: C sources and the symbol table → a private, cached directory.
 
 The directory contains ``libcuda.so.1``, ``libnvidia-ml.so.1`` and ``libamdhip64.so``, each also with its
-unversioned name; first on ``LD_LIBRARY_PATH``, it replaces the drivers for the processes started there. It
-also contains `MPI_FAULTS` (preloaded in ranks), `FABRIC_FAULTS` (preloaded in programs of libfabric and UCX)
-and `CUDA_RUNTIME` (for UCX's programs).
+unversioned name. A process that has the directory first in ``LD_LIBRARY_PATH`` loads these instead of the
+drivers. The directory also contains `MPI_FAULTS` (preloaded in ranks), `FABRIC_FAULTS` (preloaded in programs
+of libfabric and UCX) and `CUDA_RUNTIME` (for UCX's programs).
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ _PRELOADED = {
     FABRIC_FAULTS: SOURCES / "fabric_faults.c",
     CUDA_RUNTIME: SOURCES / "cuda_runtime.c",
 }
-"""Library → its only source file."""
 
 
 class SimulatorUnavailable(Exception):
@@ -166,7 +165,6 @@ def _export(row: Row, symbol: Symbol) -> str:
 
 
 def _symbol_list(rows: list[Row]) -> str:
-    """The table of cuGetProcAddress."""
     symbols = [symbol for row in rows for symbol in row.symbols if symbol.version]
     entries = (
         f'    {{"{re.sub("(_v[0-9]+)?(_pt[ds][sz])?$", "", symbol.name)}", {symbol.version}, '
@@ -249,7 +247,6 @@ def _key(compiler: list[str]) -> str:
 
 
 def _compile(compiler: list[str], directory: Path) -> None:
-    """Compile the common code once, then each library, into ``directory``."""
     apart = {*_PRELOADED.values(), *(SOURCES / face.source for face in FACES)}
     with tempfile.TemporaryDirectory(prefix="generated-", dir=directory) as generated:
         for name, text in generate(read_table((SOURCES / "calls.table").read_text())).items():

@@ -13,7 +13,7 @@ from gpuipc_doctor.simulator.profile import Expectation, Expected
 _COMPLAINTS = {Status.WARN, Status.ERROR, Status.FAIL}
 
 _OF_WHAT_IS_REAL = {"mpi-gpu-aware", "known-versions"}
-"""Checks whose result depends on the real MPI library in a run with MPI, so that no profile can state it."""
+"""Checks whose result depends on the real MPI library that ranks use, so that no profile can state it."""
 
 
 _SUBJECTS = ("node", "device", "pair", "group")
@@ -48,7 +48,7 @@ class DrillResult:
     let_off: tuple[str, ...] = ()
     """Unexpected findings that follow from the fault."""
     given_up: tuple[str, ...] = ()
-    """Checks that lack an expected finding because other checks hung first; they must be rerun alone."""
+    """Checks that lack an expected finding, perhaps because other checks hung first: rerun each alone."""
 
     @property
     def good(self) -> bool:
@@ -66,7 +66,7 @@ class DrillResult:
 
 
 def of_the_profile(report: Report) -> Report:
-    """The report without parts that no profile can state."""
+    """The report, without the results that depend on the real MPI library, if one was used."""
     statuses = {result.finding.status for result in report.results if result.check == "mpi-gpu-aware"}
     if statuses <= {Status.SKIP}:
         return report
@@ -92,10 +92,10 @@ def rows(report: Report) -> list[Row]:
 def judge(expectation: Expectation, found: Sequence[Row], exit_code: int) -> DrillResult:
     """Compare a run's findings with the expected ones.
 
-    A finding is caught if a row matches it. A check was given up if it did not run because other checks had
-    hung in a faulty call and failed (which checks hang first varies under load). A WARN, ERROR or FAIL that
-    matches no expected finding is invented, or accepted if it `follows` from a fault. A wrong exit code
-    counts as missed, because it misleads scripts.
+    A finding is caught if a row matches it. A check was given up if the run skipped it after other checks had
+    hung in a faulty call (which checks hang first varies under load). A WARN, ERROR or FAIL that matches no
+    expected finding is invented, or accepted if it `follows` from a fault. A wrong exit code counts as
+    missed, because it misleads scripts.
     """
     blamed = {row.call for row in found if row.status is Status.FAIL} & expectation.faulted
     not_run = {row.check for row in found if row.key == "given-up" and row.call in blamed}
@@ -160,7 +160,7 @@ def _answers(row: Row, expected: Expected) -> bool:
 
 
 def _answers_by_ucx(row: Row, expected: Expected) -> bool:
-    """Whether UCX shows a fault that the profile expects of libfabric; UCX may be missing here."""
+    """Whether UCX shows a fault that is expected of libfabric. Without UCX, libfabric alone shows it."""
     return (
         row.probe.startswith("UCX")
         and row.check == expected.check

@@ -20,7 +20,7 @@ class NoPlace(Exception):
 def add(file: Path, expected: Sequence[Expected]) -> None:
     """Add findings to the ``expect`` of the profile in ``file``; the rest of the file is kept.
 
-    With a FAIL, the exit code is also set. Raises `NoPlace`, also for findings of a healthy node.
+    A FAIL also sets the exit code. Raises `NoPlace` if the profile lists no findings yet.
     """
     text = file.read_text(encoding="utf-8")
     found = _FINDINGS.search(text)

@@ -26,7 +26,7 @@ from gpuipc_doctor.tables import table
 PROFILES = Path(__file__).with_name("profiles")
 SCHEMA = Path(__file__).with_name("profile.schema.json")
 FAULTS = Path(__file__).with_name("faults.yaml")
-"""File with the fields of each kind of fault (``call``, ``mpi-call``, ``message``), and where each works."""
+"""Default values of the fields of each kind of fault: ``call``, ``mpi-call`` and ``message``."""
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MERGED = ("versions", "files", "peers", "options")
@@ -57,11 +57,11 @@ class SimulatedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One expected finding: check and status; optionally its probe and words in its text.
+    """One expected finding. ``probe`` and ``mentions`` (words in its text) are optional.
 
-    ``subject``: kind of subject, if given: ``device``, ``pair``, ``group``, ``node``. ``key``: the finding's
-    key. ``backend``: the only backend on which it is expected; empty: all. ``at_times``: whether a run may
-    miss it, because it depends on what processes do at the same time.
+    ``subject``: ``device``, ``pair``, ``group`` or ``node``; empty: any. ``key``: the finding's key.
+    ``backend``: the only backend on which it is expected; empty: all. ``at_times``: whether a run may miss
+    it, because it depends on the timing of processes.
     """
 
     check: str
@@ -126,7 +126,7 @@ class Profile:
     faults: tuple[Mapping[str, str | int], ...]
     """Faults in the form read by the simulated drivers, with the keys of ``call`` in `FAULTS`."""
     mpi_faults: tuple[Mapping[str, str | int], ...]
-    """Faults of an MPI library in the form read by ``mpi_faults.c``, with the keys of ``mpi-call`` there."""
+    """Faults of an MPI library in the form read by ``mpi_faults.c``; keys: `FAULTS`, ``mpi-call``."""
     fabric: SimulatedFabric | None
     """None if the node has no program of libfabric or UCX."""
     expect: Mapping[str, Expectation]
@@ -134,7 +134,7 @@ class Profile:
     deadline_s: float | None
     """Deadline in seconds for this profile, so that a drill of a hang is quick."""
     memory: MemoryShare
-    """The memory limit of drills: a fault of large memory is found only if the limit allows such memory."""
+    """The memory limit of drills. A fault that only large allocations show needs a limit that allows them."""
 
     @property
     def needs_mpi(self) -> bool:
@@ -167,7 +167,6 @@ def load(profile: str) -> Profile:
 
 @cache
 def _shipped(path: Path) -> Profile:
-    """A shipped profile, read once."""
     return _Reader(path).profile()
 
 
@@ -192,7 +191,7 @@ def parse_size(text: str) -> int:
 
 
 class _Reader:
-    """Reads a profile and those that it extends, and finds mistakes that a schema cannot."""
+    """Reads a profile and those that it extends. It also finds mistakes that a schema cannot describe."""
 
     def __init__(self, path: Path) -> None:
         self._documents = list(_lineage(path))
@@ -226,7 +225,6 @@ class _Reader:
         return profile
 
     def _complain(self, text: str, *keys: str | int) -> None:
-        """Record a mistake, with file and line of the value."""
         document = self._origin.get(str(keys[0]), self._documents[0])
         self._mistakes.append(document.mistake(text, *keys))
 
@@ -369,7 +367,7 @@ def _with_sizes(stated: Json) -> dict[str, str | int]:
 def _lineage(path: Path) -> Iterator[Document]:
     """The profile in ``path``, then the profile that it extends, and so on.
 
-    Shipped profiles are not validated here, which would take most of the time; a test validates them.
+    Shipped profiles are validated by a test, not here, since validating would take most of the time.
     """
     seen: list[Path] = []
     while True:

@@ -59,7 +59,7 @@ def files(versions: Mapping[str, str]) -> dict[str, str]:
 
 
 def links(versions: Mapping[str, str]) -> dict[str, str]:
-    """Absolute path of a link → its target, which must be an empty file."""
+    """Absolute path of a link → its target. The caller must create each target as an empty file."""
     return {
         f"{_LIB}/{soname.format(major=version.partition('.')[0])}": target.format(version)
         for name, (soname, target) in _LINKED.items()
