@@ -1,7 +1,7 @@
-"""Messages between supervisor and workers: files in the probe's directory, and orders to stems.
+"""Messages between supervisor and workers: files in the probe's directory, and orders to stems (`stems`).
 
-Files, not pipes: a runaway writer cannot block, and no message is lost when its writer dies. The `Assignment`
-exists before the worker starts; the `RoleResult` appears completely or not at all.
+Files are used instead of pipes: a runaway writer cannot block, and no message is lost when its writer dies.
+The `Assignment` exists before the worker starts; the `RoleResult` appears completely or not at all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RoleFiles:
         self.turn = directory / "turn"
         """File that signals all roles to start, for probes that wait for it."""
         self.pid = file("pid")
-        """Pid of a rank's worker, written by the process that starts it, as is ``exit_status``."""
+        """Pid of a rank's worker. The process that starts the worker writes it, and ``exit_status``."""
         self.exit_status = file("exit-status")
         self.python_stack = file("python-stack")
         self.native_stack = file("native-stack")
@@ -47,9 +47,9 @@ class RoleFiles:
 class Assignment:
     """A worker's task: a function of a check file, on these devices.
 
-    ``place`` is the role's index among the probe's roles; ``root`` is the node's (see `model.Node`);
-    ``ranks`` is the number of MPI ranks, 0 without a launcher. ``waits_for_turn``: no context is created
-    before the start signal (see `StartSignal`). ``starter``: the role itself starts processes.
+    ``place`` is the role's index among the probe's roles; ``root`` is as in `model.Node`; ``ranks`` is the
+    number of MPI ranks, 0 without a launcher. ``waits_for_turn``: no context is created before the start
+    signal (see `StartSignal`). ``starter``: the role itself starts processes.
     """
 
     check_file: str

@@ -1,8 +1,8 @@
 """The finding for an incomplete probe, by the same rule for every check.
 
-FAIL with the operation's name if a role hung, crashed or got a driver error in an armed operation, or if a
-library's own thread crashed after it. ERROR, because the cause is unknown, if the role ended otherwise
-outside an operation, or if other processes hold the memory.
+It is a FAIL that names the operation if a role hung, crashed or got a driver error in an armed operation, or
+if a library's own thread crashed after the operation. In all other cases the cause is unknown, and it is an
+ERROR; also if other processes hold the memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU")
 """Signals that say nothing about a driver: sent by a user or by a limit of the system."""
 
 PLENTY = 0.25
-"""Fraction of device memory that is far above the memory limit of checks."""
+"""Fraction of a device's memory. If more than this is free, far more is free than a check may use."""
 
 _BANNER = re.compile(r"^-{20,}\n\s*(.+?)\n\s*(?:\n|-{20,}$)", re.MULTILINE | re.DOTALL)
 """Pattern for the first paragraph between rules of dashes, as Open MPI's launcher prints it."""
@@ -142,7 +142,6 @@ def _who_aborted(outcome: ProbeOutcome) -> tuple[RoleOutcome, str] | None:
 
 
 def _memory_tool(outcome: ProbeOutcome) -> str:
-    """The vendor's program that lists the processes on a GPU."""
     tools = {"cuda": "nvidia-smi", "hip": "rocm-smi"}
     backends = dict.fromkeys(device.backend for device in outcome.devices) or tools
     return ", ".join(tools[backend] for backend in backends)
@@ -164,7 +163,7 @@ def _stopped(outcome: ProbeOutcome) -> Finding:
 
 
 def _plenty(role: RoleOutcome) -> int:
-    """Free bytes of the role's fullest device if they are far more than a probe may use; else 0."""
+    """The least free bytes of the role's devices, if all have more than `PLENTY` free; else 0."""
     memory = role.records.get("memory", [])
     return min((free for free, _ in memory), default=0) * all(free > PLENTY * total for free, total in memory)
 
@@ -209,7 +208,7 @@ def _no_word(outcome: ProbeOutcome) -> str:
 def _complaint(log: Sequence[str]) -> str:
     """The reason in the log: in this tool's own line, else in a launcher's; empty if there is none.
 
-    Open MPI's launcher prints its message between rules of dashes; the reason comes first.
+    Open MPI's launcher prints a message between rules of dashes; its first paragraph is the reason.
     """
     ours = [line.removeprefix(COMPLAINT) for line in log if line.startswith(COMPLAINT)]
     theirs = _BANNER.findall("\n".join(log))
@@ -217,7 +216,7 @@ def _complaint(log: Sequence[str]) -> str:
 
 
 def _so_far(outcome: ProbeOutcome) -> tuple[Evidence, ...]:
-    """The roles' observations before the failure, often its control."""
+    """What the roles observed before the failure; some of these observations are controls."""
     return tuple(
         Evidence(
             EvidenceKind.CONTROL if name is TellingRecord.CONTROL else EvidenceKind.BEFORE,

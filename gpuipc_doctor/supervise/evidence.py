@@ -99,7 +99,6 @@ def find_program(program: str) -> str | None:
 
 
 def _output(command: Sequence[str], limit_s: float) -> str:
-    """The output of ``command``, within the time limit."""
     try:
         process = subprocess.Popen(
             command,

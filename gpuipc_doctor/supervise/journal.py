@@ -24,7 +24,7 @@ CANNOT_WRITE = os.EX_IOERR
 """Exit code of a worker that cannot write its journal."""
 
 PROCESS_EXIT = "process exit"
-"""Stands for the last operation, which stays armed."""
+"""The operation that is armed from the return of the role function until the process has ended."""
 
 MPI_PREFIX = "MPI_"
 """Prefix of operations that are MPI calls."""
@@ -41,7 +41,7 @@ def add(returned: dict[str, Calls], calls: Calls) -> None:
 
 
 class Journal:
-    """The worker's side."""
+    """The journal as the worker writes it."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -118,9 +118,8 @@ class Journal:
 
 
 class _Armed(AbstractContextManager[None]):
-    """An armed operation. A class rather than a generator: each driver call makes two, and a generator takes
-    twice as long.
-    """
+    """An armed operation. A class takes half the time of a generator, and each driver call needs two of
+    these."""
 
     __slots__ = ("_journal", "_operation")
 
@@ -142,7 +141,7 @@ class Progress:
 
     path: Path
     same_clock: bool = True
-    """Whether the writer uses this node's clock. Another node's clock is synchronised with its first line."""
+    """Whether the writer uses this node's clock. If not, the first line shows the difference."""
     started: bool = False
     operation: str = ""
     """The armed operation; empty when nothing is armed."""

@@ -21,7 +21,7 @@ from gpuipc_doctor.site.bounded import opened
 from gpuipc_doctor.site.trust import changeable
 
 AGE_S = 3600.0
-"""Seconds. Younger leftovers are kept: a sent file may start later, and a directory may be locked later."""
+"""Seconds for which leftovers are kept: a sent file may start later, and a directory may be locked later."""
 
 _DIRECTORY = re.compile(r"gpuipc-doctor-[a-z0-9_]{8}")
 """Names from mkdtemp(3), for a run's files or the unpacked tool."""
@@ -30,13 +30,12 @@ _FILE = re.compile(r"gpuipc-doctor\.(?:\d+|\w{6})|slurm_bcast_\d+\.\d+_.+")
 """Names of the sent tool from `sbcast`, mktemp(1) over ssh and `srun --bcast`."""
 
 HEADER = b"#!/bin/sh\n# gpuipc-doctor in one file"
-"""Start of the sent tool (`ship/header.sh`), since Slurm gives other programs similar names."""
+"""How the sent tool begins (`ship/header.sh`). Slurm gives other programs similar file names."""
 
 
 def hold(directory: Path) -> int:
-    """Lock a directory against `sweep` of any process; returns the descriptor, which holds the lock until
-    closed.
-    """
+    """Lock a directory, so that no process removes it by `sweep`. The returned descriptor holds the lock
+    until closed."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with suppress(OSError):  # a file system without locks: only its age protects the directory
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -65,7 +64,7 @@ def sweep(places: Iterable[Path]) -> list[Path]:
 
 
 def _remove(path: Path) -> bool:
-    """Remove a leftover; returns whether it was a leftover and is gone. Raises `OSError`."""
+    """Remove a path if it is a leftover; returns whether it was removed. Raises `OSError`."""
     is_directory = _DIRECTORY.fullmatch(path.name)
     if not is_directory and not _FILE.fullmatch(path.name):
         return False

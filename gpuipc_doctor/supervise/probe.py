@@ -30,7 +30,7 @@ from gpuipc_doctor.supervise.stems import Stems
 
 TICK_S = 0.005
 SLOW_TICK_S, SLOW_AFTER_S = 0.02, 1.0
-"""Seconds between polls of a probe that has run for a while."""
+"""Seconds between polls of a probe, once it has run for `SLOW_AFTER_S`."""
 
 JOURNAL_EVERY_S = 0.1
 
@@ -38,17 +38,17 @@ LISTEN_S = 0.5
 """Seconds between polls of a probe with a listener, which may run for days."""
 
 STALLED_S = 1.0
-"""Seconds. An operation that has run for longer when the budget ends is reported: it may hang."""
+"""Seconds for which an operation may run at the end of the budget; after more, it may hang and is
+reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds. ``start_up_s``: until a worker's first journal line, since a cold file system is not a hung
-    GPU. ``settle_s``: for other roles to end by themselves after a failure, and for a launcher after its
-    ranks. ``grace_s``: between TERM and KILL. ``launcher_s``: the same for a launcher, which must end its
-    ranks, perhaps on other nodes; a launcher killed earlier leaves its ranks. ``kill_s``: after KILL, until a
-    process counts as unkillable.
-    """
+    """Limits in seconds. ``start_up_s``: until a worker's first journal line, which a cold file system may
+    delay. ``settle_s``: after a failure, until the other roles have ended by themselves; after the last rank,
+    until the launcher has ended. ``grace_s``: between TERM and KILL. ``launcher_s``: between TERM and KILL of
+    a launcher, which has to end its ranks, perhaps on other nodes. ``kill_s``: after KILL, until a process
+    counts as unkillable."""
 
     start_up_s: float = 60.0
     settle_s: float = 0.5
@@ -224,8 +224,8 @@ class Execution:
         """Sort key: a role in an operation first; among ranks, one in a driver call, which waits for no other
         rank.
 
-        Among ranks in MPI calls, the one with the fewest calls comes first: without a hang, all make equally
-        many, except for copies.
+        Among ranks in MPI calls, the one with the fewest calls comes first: without a hang, all make about
+        equally many.
         """
         progress, is_rank = role.progress, self.probe.launch is not None
         calls = progress.mpi_calls if is_rank else 0
@@ -252,7 +252,7 @@ class Execution:
         return longest if longest and now - longest.progress.last_at > STALLED_S else None
 
     def _gather_evidence(self, until: float) -> None:
-        """Gather evidence of every running role: passive evidence of all before anything that disturbs.
+        """Gather evidence of every running role; native stacks come last, because reading them disturbs.
 
         ``until``: time at which this must end, so that the rest stays within the budget.
         """
@@ -344,7 +344,7 @@ class Execution:
         )
 
     def _logs(self, role: RunningRole) -> list[Path]:
-        """Logs with a role's last output: its own, or its launcher's unless we ended the launcher."""
+        """Logs with a role's last output: its own; and its launcher's, unless this tool ended the role."""
         ended_by_us = role.ending in (Ending.HUNG, Ending.STOPPED)
         return [role.files.log] if ended_by_us else [role.files.log, self.directory / LAUNCHER_LOG]
 

@@ -64,8 +64,8 @@ class ForkedProcess:
 class LaunchedProcess:
     """A worker that an MPI launcher started, known only from the files of its starter (`rank`).
 
-    If the files are missing, the launcher has killed the starter and perhaps the worker, whose exit status
-    the kernel keeps until it is reaped. The launcher is None if it could not be started.
+    If the files are missing, the launcher has killed the starter, and perhaps the worker; until the worker is
+    reaped, the kernel has its exit status. ``launcher`` is None if the launcher could not be started.
     """
 
     def __init__(self, launcher: ChildProcess | None, files: RoleFiles) -> None:
@@ -87,7 +87,7 @@ class LaunchedProcess:
 
     @property
     def _named(self) -> str:
-        """The worker's pid and kernel id, once written."""
+        """The worker's pid and the id of its kernel, as the starter wrote them; empty before that."""
         self._written = self._written or _read(self._desk.pid)
         return self._written
 
@@ -158,9 +158,9 @@ class RunningRole:
         """Seconds since the last journal line was first seen, minus the time spent waiting for a processor.
 
         Waiting for a processor is no hang: on two busy cores a healthy worker took more than 1.5 s to exit.
-        The time before the line was seen does not count: the supervisor itself may have had no processor. Up
-        to ``allowed_s``, waits of programs started by the worker are ignored: finding them reads all
-        processes of the node.
+        The time before the line was seen does not count: the supervisor itself may have had no processor.
+        After ``allowed_s``, the waits of a program that the worker has started are also subtracted; they are
+        not read earlier, because finding the program reads all processes of the node.
         """
         had = tree.timeslices_of(self.process.pid)
         if self._line_at != self.progress.last_at:
@@ -200,7 +200,7 @@ class RunningRole:
 
     @property
     def _is_recorded(self) -> bool:
-        """Whether the journal is complete: a driver may have closed its descriptor and reused the number."""
+        """Whether the journal is complete. A driver may have closed its descriptor and reused the number."""
         begins_anew = self.files.inbox.exists()  # so the end may have been missed
         return begins_anew or self.progress.operation == PROCESS_EXIT
 
@@ -210,12 +210,11 @@ class RunningRole:
 
     @property
     def went_wrong_at(self) -> float:
-        """Time of the failure on the role's own node, as far as it is known; the supervisor may notice the
-        failure much later.
+        """Time of the failure on the role's own node; the supervisor may notice the failure much later.
 
-        The role reports the time itself. If it crashed, its last sign of life counts: later failures
-        elsewhere may be consequences. This does not hold for a rank that its own library ended with an exit
-        code, as MPI libraries do when another rank is gone.
+        The role itself reports the time. If it crashed and could not, its last sign of life counts, because
+        failures elsewhere may be consequences of the crash. If a rank ended with an exit code, its end
+        counts, because its MPI library may have ended it as a consequence of another rank's failure.
         """
         if self.result and self.result.ending is self.ending:
             return self.result.at

@@ -78,7 +78,7 @@ class Session:
         _adopt_orphans(self._adopted_orphans)
 
     def expect(self, imports: Iterable[str]) -> None:
-        """Start the stem for later probes, so that it imports while they are planned."""
+        """Start the stem for later probes now, so that it imports while these probes are being planned."""
         names = frozenset(imports)
         self._expected[names] = self._stems.of(names, environment_with(self.node.env))
 
@@ -88,7 +88,7 @@ class Session:
         return stem is None or stem.has_imported()
 
     def stop(self) -> None:
-        """End the running probes, which return as stopped, as do all later ones."""
+        """End the running probes, and all later ones at their start. Their outcomes are "stopped"."""
         self._stop.set()
 
     def run(
@@ -105,7 +105,8 @@ class Session:
         """Run one probe to its end. ``until``: `time.monotonic()` seconds at which the run's budget ends.
 
         ``turn``: the start signal for using its devices; None: use them at once. ``listener`` is called with
-        each report of the first role. ``stop`` ends this probe, instead of the session's `stop`.
+        each report of the first role. ``stop``: ends this probe; if it is given, the session's `stop` does
+        not.
         """
         number = next(self._numbers)
         parts = (f"{number:03}", check, probe.subject, probe.name)
@@ -134,7 +135,7 @@ class Session:
     def _temporary(self, probe: Probe) -> Iterator[Path | None]:
         """A directory for the files of a launcher and its ranks, removed with the probe.
 
-        None without a launcher, for ranks on several nodes, or without room.
+        None if there is no launcher, if the ranks are on several nodes, or if no place has room.
         """
         made = None
         if probe.launch and probe.launch.nodes == 1:

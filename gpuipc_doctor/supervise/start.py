@@ -36,7 +36,7 @@ stem.
 """
 
 _LISTS = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PATH")
-"""Variables that are lists: additions are put in front of the old value; other variables are replaced."""
+"""Variables that are lists: an addition is put in front of the old value. Other variables are replaced."""
 
 _OF_ONE_PROCESS = re.compile(r"PMI_|PMIX_(?!MCA_)|OMPI_COMM_WORLD_|SLURMD_NODENAME$")
 """Variables with which launchers give a process its rank, job and node.
@@ -51,7 +51,7 @@ def imports(probe: Probe) -> set[str]:
 
 
 def environment_with(*additions: Mapping[str, str]) -> dict[str, str]:
-    """Our environment plus additions, for processes with another working directory."""
+    """Our environment plus additions. Paths in PYTHONPATH become absolute: workers start elsewhere."""
     environment = dict(os.environ)
     for addition in additions:
         for name, value in addition.items():
@@ -69,8 +69,8 @@ class Starter:
     """Starts the roles of a probe, with ``marker`` in their environment.
 
     ``waits_for_turn``: they create no context before the start signal (see `turn`). ``temporary``: directory
-    for temporary files of a launcher and its ranks, if it is not the usual directory. Open MPI's launcher
-    leaves files in it that make a later process with the same pid fail.
+    for temporary files of a launcher and its ranks; None: the usual one. In the usual one, files that Open
+    MPI's launcher has left make a later process with the same pid fail.
     """
 
     probe: Probe
@@ -149,7 +149,6 @@ class Starter:
 
     @property
     def _stays(self) -> bool:
-        """Whether all roles run on this node."""
         return self.probe.launch is None or self.probe.launch.nodes == 1
 
     def _assign(self, role: str, *, ranks: int = 0) -> RoleFiles:
@@ -172,7 +171,6 @@ class Starter:
         return files
 
     def _own(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Variables specific to this probe's workers."""
         own = {MARKER: self.marker}
         if self._stays and not (self.probe.launch and self.probe.launch.shows):
             own |= visible_devices(self.probe.devices, environment) or self.node.visible

@@ -94,7 +94,6 @@ class Stem:
         return bool(select.select([self._orders], [], [], within_s)[0])
 
     def _hear(self) -> None:
-        """Receive the stem's pid, or the reason why it must not be forked."""
         said = b""
         with contextlib.suppress(OSError):
             said = self._orders.recv(MOST_BYTES)

@@ -30,7 +30,7 @@ REQUIRED = (os.devnull, str(PROC), f"{PROC}/self")
 """Files without which processes can be neither started nor found."""
 
 PRIORITY = -10
-"""Niceness for a run whose ranks use every processor: nine times the share of niceness 0 (sched(7))."""
+"""Niceness for a run whose ranks use every processor: nine times the time of niceness 0 (sched(7))."""
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a run from outside."""
@@ -48,8 +48,8 @@ class Process(NamedTuple):
 def processes() -> dict[int, Process]:
     """Every process of the node, by pid, without those whose ``stat`` cannot be read.
 
-    Raises `OSError` about `PROC` if that cannot be listed, or is another pid namespace's: its numbers would
-    then be those of other processes.
+    Raises `OSError` about `PROC` if it cannot be listed, or if it shows another pid namespace, in which the
+    same pids are other processes.
     """
     found = {}
     entries = os.listdir(PROC)  # noqa: PTH208 - see `_read`
@@ -65,7 +65,7 @@ def processes() -> dict[int, Process]:
 
 
 def _read(pid: int | str, name: str) -> str:
-    """A one-line file of ``/proc/PID``, read directly because every process has one."""
+    """A one-line file of ``/proc/PID``, read with few calls because there are many processes."""
     file = os.open(f"{PROC}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(file, 4096).decode(errors="replace")
@@ -128,7 +128,8 @@ class Timeslices(NamedTuple):
 
 
 _FEW, _SHORT_S = 20, 0.0001
-"""Number; seconds. So few slices, or longer ones, show no yielding: a computing thread has 2.4 ms each."""
+"""Number of timeslices, and their seconds: a thread with more and shorter ones yields; computing takes 2.4
+ms."""
 
 
 def timeslices_of(pid: int) -> dict[int, Timeslices]:
@@ -149,8 +150,8 @@ def timeslices_of(pid: int) -> dict[int, Timeslices]:
 class Starvation:
     """Seconds since a moment in which a thread of a process was ready to run but had no processor.
 
-    Any of its threads counts, since a driver call may wait for another one: `hipStreamCreateWithFlags` starts
-    a thread and waits for its first sign. Threads that yield do not count.
+    All threads of the process count, since a driver call may wait for another thread:
+    `hipStreamCreateWithFlags` starts a thread and waits until it has begun. Threads that yield do not count.
     """
 
     def __init__(self, then: Mapping[int, Timeslices]) -> None:
@@ -158,8 +159,8 @@ class Starvation:
         self._seconds = 0.0
 
     def until(self, now: Mapping[int, Timeslices]) -> float:
-        """Seconds of starvation so far. Between two calls, the wait of the thread that waited longest
-        counts."""
+        """Seconds of starvation so far. Each call adds the longest wait of a thread since the previous
+        call."""
         none = Timeslices()
         self._seconds += max(
             (
@@ -213,7 +214,7 @@ def signal_name(number: int) -> str:
 
 
 def reap_orphans() -> None:
-    """Collect ended processes that became our children. Only while no worker is being waited for."""
+    """Collect ended processes that became our children. Not to be called while a worker is waited for."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -230,8 +231,9 @@ def carry_priority(pid: int | None = None) -> None:
     """Give a negative niceness of ours to the session led by ``pid`` or by us.
 
     Linux schedules sessions as groups, a process's niceness counts only within its group, and a new session's
-    group has 0 (sched(7), "The autogroup feature"). Needs root; a kernel without session groups has no such
-    file, and it is empty for a process that was in no session of its own since the node booted.
+    group has 0 (sched(7), "The autogroup feature"). Needs root. The file ``autogroup`` is missing in a kernel
+    without session groups; it is empty if no ancestor of the process has created a session since the node
+    booted.
     """
     if (niceness := os.getpriority(os.PRIO_PROCESS, 0)) < 0:
         with contextlib.suppress(OSError):
@@ -288,8 +290,8 @@ def with_room(marker: str) -> str:
 def carry(marker: str) -> None:
     """Make ``/proc/PID/environ`` show this marker for this process and its forks.
 
-    The kernel shows the environment's memory from the start of the process, so the marker is overwritten
-    there, in the room reserved by `with_room`. Call it before `os.environ` is changed.
+    The kernel shows the memory that held the environment when the process started. The marker is overwritten
+    in that memory, in the room reserved by `with_room`. Call it before `os.environ` is changed.
     """
     import ctypes
 

@@ -41,7 +41,7 @@ _PROGRESS, _CALLS = slice(CALL_BYTES, CALL_BYTES + 4), slice(CALL_BYTES + 4, CAL
 
 
 class Child:
-    """The interface for a child's function; implements ``api.Child``."""
+    """A child as its own function sees it; implements ``api.Child``."""
 
     def __init__(self, channel: socket.socket, call: mmap.mmap, assignment: Assignment) -> None:
         self._channel = channel
@@ -135,9 +135,8 @@ class ChildProcess:
         return value
 
     def _await_message(self, limit_s: float) -> None:
-        """Raises `ChildHangs` after ``limit_s`` without a message, progress or another call of the child, not
-        counting its wait for a processor.
-        """
+        """Wait for a message. Raises `ChildHangs` if for ``limit_s`` seconds the child sends none, makes no
+        progress and begins no other call. Its waits for a processor do not count."""
         last, began, starvation, wait_s = b"", 0.0, tree.Starvation({}), min(limit_s, SOON_S)
         while not select.select([self._channel], [], [], wait_s)[0]:
             now, had, latest = time.monotonic(), tree.timeslices_of(self.pid), self._call[:]
@@ -183,8 +182,8 @@ def start(
 ) -> ChildProcess:
     """Fork a process that calls ``act`` and then exits. This process must not have loaded a driver.
 
-    ``returned`` is called with each message's driver calls made by the child, ``still_waits`` while the role
-    waits for the child, so that the role does not count as silent.
+    With each message the child reports its driver calls, with which ``returned`` is called. ``still_waits``
+    is called while the role waits for the child, so that the role does not count as silent.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     call = mmap.mmap(-1, CALL_BYTES + 8)

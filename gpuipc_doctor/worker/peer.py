@@ -44,7 +44,7 @@ class Peer:
             raise PeerLost from error
 
     def has_news(self) -> bool:
-        """Whether `recv` would return or raise at once. For a role that sends one value and then waits."""
+        """Whether `recv` would return or raise at once."""
         return bool(select.select([self._socket], [], [], 0)[0])
 
     # The stream is empty while a descriptor is passed: the receiver requests it first.

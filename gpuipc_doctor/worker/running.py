@@ -45,7 +45,6 @@ def run(directory: Path, role: str, peer_fds: Sequence[int]) -> NoReturn:
 
 
 def _call(worker: Worker, assignment: Assignment) -> RoleResult:
-    """Call the role function; returns how it ended."""
     try:
         function = loader.role(Path(assignment.check_file), assignment.function)
         worker.begin()

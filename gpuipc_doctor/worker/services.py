@@ -119,7 +119,8 @@ class Worker:
         return devices[self._assignment.place % len(devices)]
 
     def begin(self) -> None:
-        """Wait for the probe's start signal and idle devices; only the first role reads the devices."""
+        """Wait for the start signal and for idle devices. Only the first role reads the devices' memory
+        use."""
         if not self._assignment.waits_for_turn:
             return
         if not self._assignment.starter:
@@ -152,7 +153,6 @@ class Worker:
 
     @property
     def _unopened(self) -> list[tuple[Backend, Device]]:
-        """The devices, opened without creating a context."""
         return [(self._backend(device.backend), device) for device in self._assignment.devices]
 
     def record_holders(self) -> None:

@@ -11,8 +11,9 @@ class StackTimer:
     """Writes every Python thread's stack to a file when an operation has nearly reached its deadline.
 
     `faulthandler` does so in a thread of its own that needs no interpreter lock and sends no signal, so it
-    works during a hanging C call without waking it. Arming the timer starts a thread, so it is renewed at
-    most eight times per deadline: the stack is taken between 70 % and 95 % of the deadline.
+    works during a hanging C call without waking it. Arming the timer starts such a thread, so the timer is
+    armed at most eight times per deadline. The stack is therefore taken between 70 % and 95 % of the
+    deadline.
     """
 
     def __init__(self, file: int, deadline_s: float) -> None:

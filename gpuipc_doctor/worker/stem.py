@@ -1,8 +1,8 @@
 """A stem, ``python -m gpuipc_doctor.worker.stem SOCKET``: imports once, then forks workers and stems.
 
 It never calls a driver. Its supervisor sends an order for each fork, with the fork's files (see
-`supervise.stems`); the stem ends with its socket. A forked stem imports the modules in its order, and then
-accepts orders.
+`supervise.stems`). The stem ends when its socket is closed. A forked stem imports the modules in its order,
+and then accepts orders.
 
 The stem forks a process, which forks the worker and ends. The worker is then a child of the supervisor, which
 adopts orphans: the supervisor learns how a worker ended, and killing a stem ends no worker.
@@ -31,7 +31,7 @@ BINDINGS = {
     "cuda": ("gpuipc_doctor.backends.cuda", "cuda.bindings.driver", "ctypes"),
     "hip": ("gpuipc_doctor.backends.hip", "hip.hip", "ctypes"),
 }
-"""Backend → modules that its workers import. Other names in an order are modules themselves."""
+"""Backend → modules that its workers import. An order may also name a module itself."""
 
 
 def main(fd: int) -> None:
@@ -47,9 +47,10 @@ def main(fd: int) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc keep up to 64 MiB of freed memory: obtaining new pages takes longer than writing to them.
+    """Make glibc keep up to 64 MiB of freed memory.
 
-    A worker fills and frees some MiB hundreds of times.
+    A worker fills and frees some MiB hundreds of times, and getting new pages takes longer than writing to
+    them.
     """
     import ctypes
 
@@ -82,7 +83,7 @@ def _why_not_to_fork() -> str:
 
 
 def _unsafe() -> str:
-    """The result of `_why_not_to_fork`. Raises `OSError` if the kernel does not show it."""
+    """The reason of `_why_not_to_fork`. Raises `OSError` if ``/proc`` cannot be read."""
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
         return f"the imports started threads: {threads - 1}"
@@ -97,7 +98,8 @@ def _unsafe() -> str:
 
 
 def _serve(orders: socket.socket, imports: Iterable[str] = ()) -> Order | StemOrder | None:
-    """Serve orders with these imports. Returns the order in each fork, and None in the stem at its end."""
+    """Serve orders with these imports. In a forked process, returns its order; in the stem, None at the
+    end."""
     supervisor = os.getppid()
     orders.send(json.dumps(os.getpid()).encode())
     unsafe = load(imports) or _why_not_to_fork()
@@ -125,7 +127,7 @@ def _serve(orders: socket.socket, imports: Iterable[str] = ()) -> Order | StemOr
 
 
 def _fork() -> int:
-    """Fork; -1 at the process limit, which the supervisor notices because the socket closes."""
+    """Fork. Returns -1 at the process limit; the supervisor notices because the fork's socket is closed."""
     try:
         return os.fork()
     except OSError:
