@@ -18,7 +18,7 @@ Json = Any
 
 
 class Status(enum.Enum):
-    """The status of a finding. ``FAIL``: the tested object is bad. ``ERROR``: the result is unknown."""
+    """The status of a finding. ``FAIL``: what was tested is faulty. ``ERROR``: the result is unknown."""
 
     PASS = "PASS"
     SKIP = "SKIP"
@@ -91,7 +91,7 @@ class MemoryShare:
     most_gib: float = 2.0
 
     def of(self, nbytes: int) -> int:
-        """Maximum bytes to use of ``nbytes`` bytes of memory."""
+        """Maximum bytes to use if ``nbytes`` bytes of memory exist or are free."""
         return int(min(self.fraction * nbytes, self.most_gib * 2**30))
 
 
@@ -147,9 +147,9 @@ class EvidenceKind(enum.Enum):
     SEEN = "seen"
     """A further or more detailed observation."""
     CONTROL = "control"
-    """An observation without the suspected part."""
+    """What was observed without the suspected cause."""
     MEASURED = "measured"
-    """A figure, and the fault that it would have detected."""
+    """What was measured, and which fault the measurement would have shown."""
     BEFORE = "before"
     """A role's records from before its probe ended early."""
     HOLDER = "holder"
@@ -199,7 +199,7 @@ class Evidence:
 
 
 PLACES = frozenset({"device", "from_device", "to_device", "host", "step"})
-"""Names of values that are places, by which findings are not distinguished."""
+"""Names of values that say where; findings that differ only in these are equal."""
 
 ORDINALS = frozenset({"occurrence"})
 """Names of numbers that do distinguish findings: a hang in the second call is not a hang in the third."""
@@ -228,8 +228,8 @@ class Finding:
     def identity(self) -> tuple[str, ...]:
         """Key that is equal for a check's findings that differ only in place, time and figures.
 
-        It consists of the finding's key and its text values; numbers and lists are figures, except
-        `ORDINALS`, and `PLACES` are left out. In reports from before keys existed, it is the sentence.
+        It consists of the status, the finding's key, its text values except `PLACES`, and the numbers in
+        `ORDINALS`. Old reports have no keys; their findings' sentences are used instead.
         """
         texts = (
             f"{name}={value}"
@@ -283,12 +283,11 @@ class Finding:
 
 
 def _items(evidence: Iterable[Evidence | str]) -> tuple[Evidence, ...]:
-    """Evidence from items; plain text becomes an observation."""
     return tuple(Evidence(EvidenceKind.SEEN, item) if isinstance(item, str) else item for item in evidence)
 
 
 Role = Callable[[Any], None]
-"""A role function: it receives the ``api.Worker`` of its process and returns when its part is done."""
+"""A role function: it receives the ``api.Worker`` of its process, and returns when the role has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +304,7 @@ class Launch:
     preload: tuple[str, ...] = ()
     """Libraries preloaded in ranks, but not in the launcher."""
     ends_badly: bool = False
-    """Whether the launcher did not end with its ranks, or with a non-zero exit code; reported once."""
+    """Whether the launcher hangs or fails although its ranks have ended. A run reports this only once."""
     shows: tuple[frozenset[str], ...] = ()
     """For each rank, the labels of the devices that the launcher shows it; empty if each rank sees all."""
 
@@ -317,9 +316,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Workaround:
-    """A workaround to try: environment, or operations to leave out; with its cost in words.
+    """A workaround to try: the environment to set, or the operations to omit, and the cost in words.
 
-    ``without`` names operations of a history that a program following ``do`` avoids.
+    ``without`` names the operations of a history that a program omits if it follows ``do``.
     """
 
     env: Mapping[str, str]
@@ -333,11 +332,11 @@ class MpiStack:
     """The MPI of this run: its identity, how to start its ranks, and whether it accepts device pointers.
 
     ``takes`` holds the backends whose device pointers it accepts. On a simulated node that is every backend,
-    since simulated device memory is host memory. ``why_not`` and ``remedy`` are for the other backends.
-    ``ipc_off`` is the environment that disables GPU IPC in this MPI, empty if it cannot be disabled.
-    ``cache_bound`` is the variable that limits its IPC mapping cache, empty if none is known. ``workarounds``
-    are settings for this version that may help when this MPI fails, cheapest first. ``edges`` are the message
-    sizes in bytes at which it changes its protocol.
+    since simulated device memory is host memory. For other backends, ``why_not`` and ``remedy`` say why not,
+    and what to do. ``ipc_off`` is the environment that disables GPU IPC in this MPI, empty if it cannot be
+    disabled. ``cache_bound`` is the variable that limits its IPC mapping cache, empty if none is known.
+    ``workarounds`` are settings for this version that may help when this MPI fails, cheapest first. ``edges``
+    are the message sizes in bytes at which it changes its protocol.
     """
 
     family: str
@@ -406,7 +405,7 @@ class FabricStack:
 
 
 class AtRest(NamedTuple):
-    """The idle level of a device: bytes in use (None if unknown) and seconds to wait for it."""
+    """The idle state of a device: bytes in use (None if unknown), and seconds to wait for the state."""
 
     used: int | None
     patience_s: float
@@ -423,11 +422,11 @@ class Probe:
     the roles as ``Worker.params``. ``deadline_s`` limits each single operation, in seconds, not the whole
     probe. An ``exclusive`` probe has its devices to itself, because it measures their total use. Roles that
     are ``together``, as ranks are, busy-wait for each other. With ``launch`` the roles are the ranks of an
-    MPI job, in order, and communicate through `Worker.mpi`. ``imports`` are the Python modules that the roles
-    will import, or the backends whose bindings they need in addition to their devices' backend; if it is
-    safe, one process imports them for many workers. ``concurrent`` roles run work in several streams at the
-    same time; other roles' contexts have a single queue to the device, which is cheaper. ``starters`` are
-    roles that start processes of their own and load no driver, since a process with a driver must not fork.
+    MPI job, in order, and communicate through `Worker.mpi`. ``imports`` are Python modules that the roles
+    import, and backends whose bindings they use although their devices belong to another one; one process may
+    import them for many workers. ``concurrent`` roles run work in several streams at the same time; other
+    roles' contexts have a single queue to the device, which is cheaper. ``starters`` are roles that start
+    processes of their own and load no driver, since a process with a driver must not fork.
     """
 
     name: str
@@ -441,9 +440,8 @@ class Probe:
     starters: frozenset[str] = frozenset()
     launch: Launch | None = None
     harms: frozenset[str] = frozenset()
-    """Steps of this probe that harm nodes with some versions, as named in known issues of class
-    ``probe-harms``.
-    """
+    """Steps of this probe that are harmful with some versions; known issues of class ``probe-harms`` name the
+    same steps."""
     imports: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the probe's workers if no launcher starts them."""
@@ -454,8 +452,8 @@ class Probe:
 
 
 def subject_label(labels: Sequence[str]) -> str:
-    """A subject as ``node``, ``cuda:0``, ``cuda:0 > cuda:1`` (exporter first), or ``cuda:0,1,2`` for a
-    group."""
+    """A subject's label: ``node``; a GPU ``cuda:0``; a pair ``cuda:0 > cuda:1`` (exporter first); a group
+    ``cuda:0,1,2``."""
     if len(labels) > 2:
         indices = ",".join(label.rpartition(":")[2] for label in labels)
         return f"{labels[0].rpartition(':')[0]}:{indices}"
@@ -562,7 +560,7 @@ class ProbeOutcome:
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """The failed role, then roles that hung with it: if ranks hang in one call, any may be the cause."""
+        """The failed role, then the other roles that hung, because any rank that hangs may be the cause."""
         if self.blamed is None:
             return ()
         hung = [name for name, role in self.roles.items() if role.ending is Ending.HUNG]
@@ -636,7 +634,7 @@ class Relation(enum.Enum):
     LATENT = "latent"
     """Version affected, probe fine or not run."""
     NEW = "new"
-    """Version not affected, but the probe fails in this issue's way: a new finding."""
+    """The probe fails as the issue describes, although the version is not affected: a new finding."""
     UNKNOWN = "cannot tell"
     """The version or the affected range is unknown; the probe is bad."""
 
@@ -654,7 +652,7 @@ class Join:
     """Checks of this run that are evidence for or against the issue."""
     subjects: tuple[str, ...] = ()
     component: str = ""
-    """The issue's component: the name of the facts with the relevant version."""
+    """The issue's component, which is also the name of the facts with its version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -745,13 +743,13 @@ class Report:
     """Name of the simulated profile; empty on a real node."""
     interrupted: bool = False
     probes_run: int = 0
-    """Number of probes run, except those that find devices."""
+    """Number of probes run, not counting discovery."""
     needs_gpu: bool = True
     """Whether the request needs a GPU."""
     stack: tuple[Fact, ...] = ()
     """The MPI library used for messages, and the fabric libraries that its ranks had loaded."""
     known_issues: str = ""
-    """Edition of the known issues that were joined; reports of one edition used the same database."""
+    """Edition of the known issues; two reports with one edition used the same database."""
 
     @property
     def nothing_tested(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MAX_BYTES = 1 << 20
-"""Maximum bytes: more than any file read here; a longer file would only use the node's memory."""
+"""Maximum bytes read of a file. All files needed here are shorter; a longer one would only use memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Tree:
         return self.root / name.lstrip("/")
 
     def name(self, path: Path) -> str:
-        """The node's own path for a result of `path` or `glob`."""
+        """The path that a result of `path` or `glob` has on the node."""
         return f"/{path.relative_to(self.root)}"
 
     def exists(self, name: str) -> bool:

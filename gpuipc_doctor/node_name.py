@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def full() -> str:
-    """The name for other hosts: with its domain, if the host name includes one."""
+    """The name by which other hosts reach this node; with its domain, if the host name includes one."""
     return _by_slurm() or os.uname().nodename
 
 
 def short() -> str:
-    """The name as in node sets."""
+    """The name without a domain, as in node sets."""
     return _by_slurm() or os.uname().nodename.partition(".")[0]
 
 

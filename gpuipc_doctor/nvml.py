@@ -19,7 +19,7 @@ DRIVER_NOT_LOADED = 9
 
 _INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 7, 13
 _NOT_AVAILABLE = 2**64 - 1
-"""``NVML_VALUE_NOT_AVAILABLE`` as a process's bytes: the driver does not count them, as with MIG."""
+"""``NVML_VALUE_NOT_AVAILABLE``: the driver does not count a process's bytes, for example in MIG mode."""
 
 _MEMORY = struct.Struct("=5Q")  # of nvmlMemory_v2_t the version (and a gap), total, reserved, free, used
 _MEMORY_VERSION = 40 | 2 << 24

@@ -64,7 +64,7 @@ def _digest(*parts: bytes) -> bytes:
 
 
 def frozen(data: Mapping[str, Any], *other: str) -> dict[str, Any]:
-    """The values of known fields, except ``other`` names; lists become tuples."""
+    """The mapping without the names in ``other``; lists become tuples."""
     return {
         name: tuple(said) if isinstance(said, list) else said
         for name, said in data.items()

@@ -20,7 +20,7 @@ UNKNOWN = "unknown"
 """Stands for a bound that no source states."""
 
 BEGINNING = "0"
-"""As ``introduced``: every version up to the upper bound is affected."""
+"""A value of ``introduced``: the range begins with the component's first version."""
 
 _RELEASE = r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,4}"
 _NUMBERS = rf"({_RELEASE})"
@@ -108,10 +108,10 @@ _NOT = {Verdict.BAD: Verdict.FINE, Verdict.FINE: Verdict.BAD, Verdict.UNKNOWN: V
 class Range:
     """A range of versions of one component; bounds are versions or `UNKNOWN`.
 
-    ``fixed`` is the first version without the fault, ``last_affected`` the last one with it: at most one of
-    them is given; without either the range has no end. ``known_bad`` and ``known_good`` are versions that
-    were tested or whose source was read. With an unknown bound, the range is bad between the lowest and the
-    highest of ``known_bad``, and unknown outside. As ``last_affected`` or in a list, a bound with fewer
+    ``fixed`` is the first version without the fault, ``last_affected`` the last one with it. At most one of
+    them is given; if neither is given, the range has no end. ``known_bad`` and ``known_good`` are versions
+    that were tested or whose source was read. With an unknown bound, the range is bad between the lowest and
+    the highest of ``known_bad``, and unknown outside. As ``last_affected`` or in a list, a bound with fewer
     numbers stands for all versions that start with it: ``580`` for 580.159.04.
     """
 
@@ -179,7 +179,6 @@ class Range:
         return Verdict.BAD if any(version >= bad for bad in self._parsed(self.known_bad)) else Verdict.UNKNOWN
 
     def _until(self, version: Version) -> Verdict:
-        """Whether the fault still existed in this version."""
         if fixed := parse(self.component, self.fixed):
             return _NOT[_at_least(self.component, version, fixed)]
         if last := parse(self.component, self.last_affected):

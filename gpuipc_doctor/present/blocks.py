@@ -21,7 +21,7 @@ class Item:
     text: str
     lead: str = ""
     hang: int = 2
-    """Hanging indent in columns, without a ``lead``."""
+    """Hanging indent in columns; not used if there is a ``lead``."""
     depth: int = 0
     """Indent in columns."""
 
@@ -41,9 +41,9 @@ class Entry:
     title: str
     items: tuple[Item | Chain, ...] = ()
     look: str = ""
-    """Status whose colour the word has; default: the word itself."""
+    """Status whose colour the word gets; if empty, the word is itself a status."""
     columns: int = 6
-    """Column of the title and the items; after a longer word, ``gap`` columns separate the title."""
+    """Column of the title and the items; a title after a longer word follows ``gap`` columns later."""
     gap: int = 2
     hang: int = 0
 

@@ -26,7 +26,7 @@ SEVERITIES = ", ".join(f"{status.severity} {status.value}" for status in Status)
 
 
 def exposition(metrics: Iterable[Metric], simulated: str) -> str:
-    """Gauges in the format, ending in a newline; ``simulated`` names a simulated profile.
+    """The metrics as gauges, ending in a newline; ``simulated`` names a simulated profile.
 
     If samples have equal labels when sanitised, only the last is written, since readers refuse duplicates.
     """
@@ -39,7 +39,7 @@ def exposition(metrics: Iterable[Metric], simulated: str) -> str:
 
 
 def by(numbers: Mapping[Any, float], *labels: str) -> Iterator[Sample]:
-    """A sample for each number; each key is the text of one label, or the texts of several."""
+    """A sample for each number. Its key is the text of the label, or a tuple for several labels."""
     for key, number in numbers.items():
         yield dict(zip(labels, (key,) if isinstance(key, str) else key, strict=True)), number
 

@@ -30,13 +30,13 @@ COLUMNS = 80
 
 _GAP = 2
 _LEAST, _LEAST_WRAPPED = 6, 20
-"""Minimum width of a table's column, for any page."""
+"""Minimum width of a table's column, and of the column that gets the remaining width."""
 
 _NAMES_AND_COUNTS = 30
 """Columns of the page that a grid leaves for long row names."""
 
 _COLOURS = {"PASS": "32", "WARN": "33", "LATENT": "33", "FAIL": "31;1", "ERROR": "35", "SKIP": "2", "-": "2"}
-"""SGR parameters, ECMA-48 8.3.117."""
+"""Status → parameters of its colour's control sequence (SGR, ECMA-48 8.3.117)."""
 
 
 @dataclass(frozen=True)

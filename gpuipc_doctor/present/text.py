@@ -12,13 +12,13 @@ _ESCAPE_SEQUENCE = re.compile(
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
     r"|\x1b[ -/]*[0-~]"  # the short ones
 )
-"""ECMA-48, 5.4 and 5.6, with xterm's BEL as an alternative end of a string."""
+"""Pattern of a control sequence (ECMA-48, 5.4 and 5.6); as in xterm, BEL may also end a string."""
 
 _UNPRINTABLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 """Unicode categories that move a cursor, reorder a line, are not text or cannot be encoded."""
 
 _BREAK_AFTER = ("/", ",;:=_&?-.)")
-"""Where to break an overlong word: preferably between the parts of a path."""
+"""Characters after which an overlong word may be broken: those between parts of a path are preferred."""
 
 
 def sanitise(text: str) -> str:
@@ -134,10 +134,11 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def fold_pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    """Pairs in short form: ``every pair of cuda:0-3``, ``from each of cuda:0-3 to the next`` (the last to the
-    first), or ``cuda:0-2 > cuda:3; cuda:3 > cuda:0-2``: exporters > importers.
+    """Pairs (exporter, importer) in short form; the last of these forms fits any pairs.
 
-    Exporters with the same importers share an entry, so that one bad device is seen at once.
+    ``every pair of cuda:0-3``; ``from each of cuda:0-3 to the next`` (the last to the first); ``cuda:0-2 >
+    cuda:3; cuda:3 > cuda:0-2``. Exporters with the same importers share an entry, so that one bad device is
+    seen at once.
     """
     wanted = set(pairs)
     devices = sorted({label for pair in wanted for label in pair}, key=device_key)

@@ -1,8 +1,8 @@
 """The prolog from its command line to its answer: look up or test, decide, answer through the guard, log.
 
-A test that ran out of time is no evidence against a node: a slow driver looks like a hanging one. So the
-start of each test is stored, and after an unfinished test, the next test of these GPUs gets enough time to
-distinguish the two.
+A test that ran out of time is no evidence against a node, because a slow driver looks like a hanging one. So
+the start of each test is stored. If a test did not finish, the next test of these GPUs gets enough time to
+find out whether the driver is slow or hangs.
 """
 
 from __future__ import annotations

@@ -33,7 +33,6 @@ def concerns(report: Report) -> list[Concern]:
 
 
 def _untested(report: Report) -> Iterator[Concern]:
-    """GPUs that checks skipped and no check tested."""
     tested = {label for result in report.results if _has_tested(result) for label in result.devices}
     left_out: dict[str, list[str]] = {}
     for result in report.results:

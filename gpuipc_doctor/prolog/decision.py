@@ -18,7 +18,7 @@ MAX_LINE = 200
 
 
 class Kind(enum.Enum):
-    """The outcomes that the policy distinguishes, worst first; values are its keys ``on_…``."""
+    """The outcomes that the policy distinguishes, worst first. ``on_`` and a value make the policy's key."""
 
     FAIL = "fail"
     MISSING = "missing"
@@ -129,7 +129,7 @@ def decide(found: Iterable[Concern], policy: PrologConfig, otherwise: str = "") 
 
 
 def place(node: str) -> float:
-    """A number from 0 to 1 derived from the node's name and the tool's version: it varies by release."""
+    """A number from 0 to 1, evenly distributed over nodes; other versions of this tool give others."""
     import zlib
 
     return zlib.crc32(f"{node} {__version__}".encode()) / 2**32

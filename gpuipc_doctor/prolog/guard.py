@@ -27,14 +27,15 @@ if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored resul
     from gpuipc_doctor.model import Json
 
 LATE_S, KILL_S, REST_S, SETTLE_S, LAST_S, WRITE_S = 0.2, 0.25, 0.05, 0.35, 0.95, 0.2
-"""Seconds from the budget's end until the child is killed; for the kill; for reading its output; for the
-second child; from the budget's end until an unconditional exit; for the reader of our output."""
+"""Seconds. `LATE_S` and `LAST_S` count from the budget's end: until the child is killed, and until an
+unconditional exit. The others are for one step each: the kill, the rest of the child's output, the second
+child, and the reader of our output."""
 
 PRIORITY = -20
 """Niceness of all started processes. The job waits for them, so they get priority."""
 
 MAX_AGE_S = 60.0
-"""Maximum plausible seconds since this process started; an older one was another program before (exec)."""
+"""Maximum plausible seconds since this process started; after an exec, the start may be much older."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -101,8 +102,8 @@ class Channel:
         self._send(ends_at=at)
 
     def keep(self, known: Json, answers: Answers) -> None:
-        """Store ``known`` for the second child, which runs if this one is lost, and ``answers`` if both
-        are."""
+        """Store ``known`` for the second child, which runs if this child is lost. ``answers`` are for the
+        case that the second child is also lost."""
         self._send(keep=known, answers=answers)
 
 
@@ -141,7 +142,6 @@ class _Guard:
         self._kept: Json = None
         self._answers: Answers = {}
         self._torn = b""
-        """The start of a message that has not been received completely."""
         self._told_to_end = self._may_be_interrupted = False
 
     def watch(self, work: Work, answer_for: AnswerFor) -> None:
@@ -247,7 +247,6 @@ class _Guard:
 
 
 def _start(work: Work, libc: ctypes.CDLL) -> int:
-    """Fork a child that does the work; returns the pipe's end on which it reports."""
     reader, writer = os.pipe()
     parent = os.getpid()
     if os.fork():

@@ -18,8 +18,8 @@ OWN = {
 }
 """Variables that are always set.
 
-CUDA's first call connects to any process that listens in the last directory; the default /tmp/nvidia-mps can
-be created by any user: https://docs.nvidia.com/deploy/mps/ (CUDA_MPS_PIPE_DIRECTORY).
+CUDA's first call connects to any process that listens in CUDA_MPS_PIPE_DIRECTORY. The default,
+/tmp/nvidia-mps, can be created by any user: https://docs.nvidia.com/deploy/mps/.
 """
 
 KEPT = (
@@ -64,7 +64,7 @@ def isolate() -> None:
 
 
 def _is_installed(environment: Mapping[str, str]) -> bool:
-    """Whether isolated mode finds this package, not only through ``PYTHONPATH`` or the working directory."""
+    """Whether isolated mode finds this package. It ignores ``PYTHONPATH`` and the working directory."""
     import site
 
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - before pathlib

@@ -20,14 +20,14 @@ DRIVER_FILES = (
     "/sys/module/amdgpu/srcversion",
     "/opt/rocm/.info/version",
 )
-"""Files that change when a driver is replaced or loaded; that a file is missing also counts."""
+"""Files that appear, change or vanish when a driver is loaded or replaced."""
 
 LIBRARY_FILES = ("/etc/ld.so.cache", "/opt/rocm/lib")
 """Files that change when a library is installed in a standard place."""
 
 GPU_ENTRIES = ("/proc/driver/nvidia/gpus", "/sys/bus/pci/drivers/nvidia")
-"""Directories with one entry per GPU, named by bus address and re-created when the driver takes the GPU,
-whose number may then differ. No GPU can be exchanged without such a change or a reboot.
+"""Directories with one entry per GPU, named by bus address. The driver re-creates the entry when it takes the
+GPU, which may then get another number. No GPU can be exchanged without such a change or a reboot.
 
 NVIDIA's file ``information`` is not read: to write it, the driver wakes and queries each GPU and waits for
 its own locks, and it writes question marks if it cannot query the BIOS version. Source: NVIDIA's
@@ -44,10 +44,10 @@ MAX_FILES = 10_000
 
 
 def identity(config: Mapping[str, bytes]) -> dict[str, str]:
-    """Name → stamp, for everything that must be unchanged for a stored pass to count.
+    """Name → stamp of everything that must be unchanged for a stored pass to count.
 
-    ``config``: contents of its files by path, topmost first. Files that the config names are covered by
-    `of_site`, because the config must be read first.
+    ``config``: path → contents of the config's files, in order of precedence. Files named in the config are
+    covered by `of_site`, because the config must be read first.
     """
     package = Path(gpuipc_doctor.__file__).parent
     return {
@@ -95,7 +95,7 @@ def _gpus() -> Iterator[str]:
 
 
 def _of_each(top: str, name: str) -> Iterator[str]:
-    """For each entry of the directory ``top``, the text of a file in it, or the names in a directory."""
+    """For each entry of ``top``: the text of its file ``name``, or the names in its directory ``name``."""
     try:
         entries = sorted(os.listdir(top))  # noqa: PTH208
     except OSError:
@@ -117,7 +117,6 @@ def _stamp(path: str) -> str:
 
 
 def _tree(top: Path) -> Iterator[str]:
-    """The stamps of all files below ``top``, except bytecode."""
     if not top.is_dir():
         yield _stamp(str(top))
         return

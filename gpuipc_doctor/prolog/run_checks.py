@@ -18,18 +18,18 @@ from gpuipc_doctor.supervise import scratch
 from gpuipc_doctor.supervise.probe import Limits
 
 RESERVE_S = 0.5
-"""Seconds of the budget for ending workers, deciding and logging; a quarter of a small budget."""
+"""Seconds of the budget for ending workers, deciding and logging; at most a quarter of the budget."""
 
 ROOMY = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - private directories are made there
 """Directories for a run's files, best first: shared memory is neither a full disk nor a network disk."""
 
 HANG_S, COLD_START_S = 30.0, 10.0
-"""Minimum seconds after which a call certainly hangs, and seconds per GPU of the node: without persistence
-mode, a driver initialises GPUs one by one, 7 s each."""
+"""Seconds after which a call certainly hangs: the first, or if that is longer, the second for each GPU of the
+node. Without persistence mode, a driver initialises GPUs one by one, 7 s each."""
 
 
 class TimeLimits(NamedTuple):
-    """``started_at``: start of the budget and of the process, in `time.monotonic()` seconds."""
+    """Time limits. ``started_at``: `time.monotonic()` seconds at the start of the process."""
 
     started_at: float
     budget_s: float
@@ -41,7 +41,7 @@ class TimeLimits(NamedTuple):
         return self.started_at + self.budget_s
 
     def patient(self, gpus: int) -> TimeLimits:
-        """Seconds that distinguish a hang from a slow start on a node with this many GPUs."""
+        """Longer limits, which distinguish a hang from a slow start on a node with this many GPUs."""
         deadline_s = self.deadline_s or max(HANG_S, COLD_START_S * gpus)
         return TimeLimits(self.started_at, self.budget_s + deadline_s, deadline_s)
 

@@ -86,7 +86,7 @@ NOTHING = State({}, {})
 
 
 def named(gpus: str) -> list[str]:
-    """The ids in ``2,0``, or `ALL`."""
+    """The ids in a list such as ``2,0``; `ALL` if the list is empty."""
     return sorted({gpu.strip() for gpu in gpus.split(",")} - {""}) or [ALL]
 
 
@@ -100,7 +100,7 @@ class Lookup(NamedTuple):
     """Why the stored pass cannot be used; empty if it can."""
     age_s: float = 0.0
     policy: PrologConfig = PrologConfig()
-    """The config's policy, possibly not validated; a stored pass implies validation."""
+    """The config's policy. A run that stored a pass has validated it; else it may be invalid."""
     identity: Mapping[str, str] = NOTHING.identity
     state: State = NOTHING
     complaint: str = ""
@@ -134,7 +134,6 @@ def look_up(config: Path | None, gpus: str) -> Lookup:
 
 
 _NO_CONFIG = (OSError, KeyError, TypeError, ValueError, AttributeError)
-"""Errors of reading a config that was not validated."""
 
 
 def _read_config(config: Path | None) -> tuple[Layers, dict[str, bytes]]:

@@ -43,7 +43,7 @@ def repetitions(report: Report) -> int:
 
 
 def culprits(result: Result) -> list[RoleOutcome]:
-    """Roles at fault: the failed one, and those that hung with it; or one that the finding blames instead."""
+    """The roles at fault: the failed one and those that hung with it, or one that the finding blames."""
     blamed = [role for role in result.roles if role.role == result.finding.values.get("role")]
     if blamed and blamed[0].ending is Ending.STOPPED:
         return blamed

@@ -38,7 +38,7 @@ class Kind:
         return schema(self.name, self.content, self.about, **self.head)
 
     def dumps(self, value: Any, fold: Fold | None = None, **given: Any) -> str:
-        """The JSON document of a value; fields not in ``given`` are attributes of the value."""
+        """The JSON document of a value. Fields are taken from ``given``, or else from the value."""
         fields = get_type_hints(self.content)
         names = (*(name for name in self.head if name not in fields), *fields)
         told = {name: given[name] if name in given else getattr(value, name) for name in names}
@@ -124,7 +124,7 @@ def load(kind: type[T], document: Mapping[str, Json], known: Collection[str] = (
 
 
 def codes(meanings: Iterable[Exit]) -> Any:
-    """The annotated type of the exit code in a document, for a command with these exit codes."""
+    """A type for a document's field: one of the exit codes of a command."""
     return Literal[tuple(code.value for code in meanings if code not in (Exit.INTERNAL, Exit.USAGE))]
 
 

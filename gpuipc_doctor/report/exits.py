@@ -32,7 +32,7 @@ class Nagios(enum.IntEnum):
 
 
 def code(report: Report, *, strict: bool = False, style: Style = "default") -> int:
-    """Exit code of a run with this report. ``strict`` makes WARN count, in the default style.
+    """Exit code of a run with this report. ``strict``: in the default style, a WARN changes the code.
 
     A FAIL during discovery (``cuInit`` hung) counts although no probe ran.
     """

@@ -68,7 +68,7 @@ _STACK = {
 def screen(report: Report, *, width: int = 80, color: bool = False, exit_code: int | None = None) -> str:
     """The screen in lines of at most ``width`` columns, ending in a newline.
 
-    ``exit_code`` is the run's; default: the code of the default style.
+    ``exit_code`` is the run's exit code; if it is not given, it is that of the default style.
     """
     code = exits.code(report) if exit_code is None else exit_code
     return terminal.screen(blocks(report, code), width=width, color=color)
@@ -124,7 +124,7 @@ def _header(report: Report) -> Iterator[Block]:
 
 
 def _totals(report: Report, exit_code: int) -> Iterator[Block]:
-    """Unfinished parts, then the number of checks by status."""
+    """What is incomplete in the run, and the number of checks by status."""
     if report.interrupted:
         yield Notice("INTERRUPTED: only the results before the interruption.", "FAIL")
     if report.nothing_tested:
@@ -236,7 +236,6 @@ def title(report: Report, paragraph: Paragraph) -> str:
 
 
 def _body(paragraph: Paragraph, told: Container[str]) -> Iterator[Item | Chain]:
-    """The entry's content. ``told``: ids of the known issues described in an earlier entry."""
     first, lines = paragraph.results[0], evidence(paragraph, told)
     yield Item(sentences.summary(paragraph.finding), hang=0)
     yield from map(Item, lines[:EVIDENCE_LINES])
@@ -256,7 +255,6 @@ def _body(paragraph: Paragraph, told: Container[str]) -> Iterator[Item | Chain]:
 
 
 def _remains(role: RoleOutcome, result: Result) -> Iterator[Item | Chain]:
-    """A role's stacks, innermost frame first, and the end of its output."""
     python = tuple(takewhile(lambda frame: not frame.startswith(OUTERMOST), role.python_stack))
     for kind, frames in (("python", python), ("native", role.native_stack)):
         if frames:

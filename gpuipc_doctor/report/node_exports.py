@@ -48,7 +48,6 @@ def html(report: Report) -> str:
 
 
 def _folded(result: Result) -> Iterator[tuple[str, Sequence[str]]]:
-    """The roles' stacks and output, as folded sections."""
     for role in result.roles:
         kinds = {
             "native stack": role.native_stack,
@@ -62,7 +61,6 @@ def _folded(result: Result) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def _pictures(report: Report) -> Iterator[tuple[str, str]]:
-    """The time series, if matplotlib is installed."""
     if find_spec("matplotlib") is None:
         return
     from gpuipc_doctor.report import plots

@@ -18,21 +18,21 @@ from gpuipc_doctor.report import sentences
 _COLUMNS = 2
 _PANEL = 5.6, 3.4
 _HEAD, _FOOT = 0.75, 0.17
-"""Inches: height of a panel, of the header, of a footer line."""
+"""Inches: width and height of a panel, height of the header, height of a footer line."""
 
 _FOOTER_COLUMNS = 14
 """Characters per inch of the footer."""
 
 _LOOKS = ("#e69f00", 3.6), ("#0072b2", 2.2), ("#000000", 1.0), ("#cc79a7", 1.0)
-"""Colours of Okabe and Ito, distinguishable with every colour vision (https://jfly.uni-koeln.de/color/), and
-widths in points: an overlapping line does not hide another."""
+"""Colours that every colour vision can distinguish (Okabe and Ito, https://jfly.uni-koeln.de/color/), and
+widths in points: later lines are thinner, so that they do not hide earlier ones."""
 
 _WORDS = {"PASS": "#1a7f37", "WARN": "#9a6700", "FAIL": "#cf222e", "ERROR": "#8250df", "SKIP": "#57606a"}
 _QUIET = "#57606a"
 
 _FACTS = {"nvidia-driver": "NVIDIA {}", "cuda-driver": "CUDA {}", "rocm": "ROCm {}"}
 _LIBRARIES = {"cupy": "CuPy {}", "pytorch": "PyTorch {}"}
-"""Facts in the footer, with their format; `_LIBRARIES` only for checks of allocators."""
+"""Facts in the footer, with their format. `_LIBRARIES` are added for checks of allocators."""
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 
@@ -59,7 +59,6 @@ def pictures(report: Report) -> Iterator[Picture]:
 
 
 def _formats(report: Report, title: str, drawn: Sequence[tuple[Result, Series]]) -> tuple[bytes, bytes]:
-    """The picture as SVG and as PNG."""
     import matplotlib
 
     # Text stays text; dates and random names are removed so that equal reports give equal pictures.

@@ -28,7 +28,6 @@ HEAD: dict[str, Any] = {
 """Exit code of the run, checks by worst status, worst status of each check on each subject."""
 
 _LABEL = re.compile(r"[a-z]+:[0-9]{1,9}")
-"""Label of a GPU."""
 
 
 KIND = documents.Kind(SCHEMA, Report, "The results of one run on one node.", HEAD)

@@ -1,8 +1,8 @@
 """Turn a finding into text, at the end of a run. Decisions use its key and values only.
 
 In a sentence, ``{name}`` is a value and ``{name:form}`` a value in one of the `FORMS`. Nothing else is
-special, and a name without a value stays as it is: sentences come from check files and JSON reports, which
-must not reach our objects, as `str.format` would allow.
+special, and a name without a value stays as it is. `str.format` is not used, because a sentence from a check
+file or a JSON report could then read our objects' attributes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FORMS: Mapping[str, Callable[[Json], str]] = {
     "env": lambda value: " ".join(f"{name}={setting}" for name, setting in value.items()),
     "aside": lambda value: f" ({value})" if value else "",
 }
-"""Form → function that formats a value. Short lines omit ``aside``."""
+"""Form → function that formats a value. An ``aside`` is omitted in short lines."""
 
 
 def fill(says: str, values: Mapping[str, Json], *, brief: bool = False) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored resul
     from gpuipc_doctor.model import Json
 
 MAX_DEPTH = 100
-"""Maximum nesting of a JSON document: far more than ours have, far less than Python's stack allows."""
+"""Maximum nesting of a JSON document: far more than this tool writes, far less than Python's stack allows."""
 
 
 DIRECTORY = "is a directory, not a file"

@@ -54,7 +54,7 @@ class SourcedValue:
 
 @dataclass(frozen=True, slots=True)
 class MpiConfig:
-    """A site's MPI; empty values are detected."""
+    """A site's MPI. A library or launcher that is not stated here is searched for."""
 
     library: str = ""
     """Path of the MPI library."""
@@ -65,7 +65,7 @@ class MpiConfig:
     library_where: str = ""
 
     def over(self, site: MpiConfig) -> MpiConfig:
-        """These settings, completed by those for all nodes."""
+        """These settings; what they do not set is taken from those for all nodes."""
         library, command = self if self.library else site, self if self.launcher else site
         return MpiConfig(library.library, command.launcher, command.where, library.library_where)
 
@@ -111,7 +111,7 @@ class NodeConfig:
     mpi: MpiConfig = MpiConfig()
 
     def over(self, site: NodeConfig) -> NodeConfig:
-        """These settings, completed by those for all nodes."""
+        """These settings; what they do not set is taken from those for all nodes."""
         return NodeConfig(
             gpus=self.gpus if self.gpus.where else site.gpus,
             fabric=self.fabric or site.fabric,
@@ -198,7 +198,7 @@ class SiteConfig:
     memory: MemoryShare = field(default_factory=MemoryShare)
     """Maximum device memory for a check."""
     fleet: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Additional options for a fleet's nodes: options of ``srun`` jobs, ``flux`` and ``ssh``."""
+    """Additional options for starting a fleet's nodes, by launcher: ``srun``, ``flux`` or ``ssh``."""
     topology: Mapping[str, str] = field(default_factory=dict)
     """Leaf switch → node set, for `fleet pairs` without Slurm's topology."""
     files: Layers = field(default_factory=Layers, compare=False, repr=False)
@@ -221,8 +221,9 @@ class SiteConfig:
     def types_of(self, host: str, node: NodeGpus) -> Sequence[NodeType]:
         """Types that a node can have, fewest lost GPUs first; several if the GPUs fit more than one.
 
-        Matched by the node's name; else by the number of GPUs in Slurm's configuration or on the PCI bus;
-        else by the listed GPUs, some of which may be lost.
+        A type that names the node is the only one. Else the types' numbers of GPUs are compared: with Slurm's
+        configuration and the PCI bus; or if none of these matches, with the listed GPUs, since some may be
+        lost.
         """
         if not self.node_types:
             return []
@@ -452,7 +453,7 @@ def directories(document: Document, key: str) -> tuple[Path, ...]:
 
 
 def _mistakes(document: Document) -> Iterator[Mistake]:
-    """Mistakes that the schema cannot see."""
+    """Mistakes that a schema cannot describe."""
     data = document.data
     yield from _of_nodes(document, data)
     for name, said in data.get("node_types", {}).items():
@@ -467,7 +468,6 @@ def _mistakes(document: Document) -> Iterator[Mistake]:
 
 
 def _of_nodes(document: Document, data: Json, *within: Key) -> Iterator[Mistake]:
-    """Mistakes: invalid node sets and launchers, for all nodes or a type."""
     name = "".join(f"{key}." for key in within)
     for wrong in launcher.mistakes(data.get("mpi", {}).get("launcher", "{ranks}")):
         yield document.mistake(f"{name}mpi.launcher: {wrong}", *within, "mpi", "launcher")

@@ -1,8 +1,8 @@
 """The layers of a site's config files, and their merged content.
 
-``--config`` overrides `SITE_FILE`, which overrides the shipped site config for this node. A file that
-``extends`` another overrides only the other file; a shipped file without ``extends`` overrides the defaults.
-Sections are merged entry by entry; an entry is replaced as a whole.
+``--config`` overrides `SITE_FILE`, which overrides the shipped site config for this node, which overrides the
+defaults. A file with ``extends`` overrides the file that it names, instead of the next layer. Sections are
+merged entry by entry; an entry is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -58,14 +58,13 @@ def of_option(name: Path) -> Path:
 
 
 def nameless(path: Path) -> str:
-    """The error for a bare name that is neither a file nor a shipped config; empty if there is no error."""
+    """Why a bare name is not usable: neither a file nor a shipped config has it. Empty if it is usable."""
     if path.parent != Path() or find(str(path), Path()) or _is_there(path):
         return ""
     return f"no such file, and no shipped site of that name{_meant(path)}"
 
 
 def _meant(name: object) -> str:
-    """Suggestion for an unknown name of a shipped config."""
     near = did_you_mean(str(name), names())
     return near or f"; they are {', '.join(names())}"
 
@@ -78,7 +77,7 @@ def shown(path: Path) -> str:
 def lineage(top: Path | None, read: Read, match: Find = lambda: None) -> Iterator[Document]:
     """The files in use, topmost first. Raises `BadFile`, and any exception of ``read``.
 
-    ``match`` finds the shipped config for this node; it is called only if the shipped config can matter.
+    ``match`` finds the shipped config for this node. It is not called if ``extends`` leads to another layer.
     """
     seen: list[Path] = []
     path = top or _beneath_a_file(seen, match)
@@ -107,7 +106,7 @@ def _extended(document: Document, base: str, seen: Sequence[Path]) -> Path:
 
 
 def _beneath_a_file(seen: Sequence[Path], match: Find) -> Path | None:
-    """The site's own file, unless already read or missing; then the shipped config for this node."""
+    """The layer below: `SITE_FILE`, unless missing or already read; else the shipped config for this node."""
     if SITE_FILE.resolve() not in seen and _is_there(SITE_FILE):
         return SITE_FILE
     return match()
@@ -163,7 +162,6 @@ _ABSENT: Json = object()
 
 
 def _anchored(document: Document) -> dict[str, Json]:
-    """Content of one file, with relative paths made absolute."""
     base = document.path.absolute().parent
     said = {key: value for key, value in document.data.items() if key not in _OF_ONE_FILE}
     for key in SITE_DIRECTORIES:

@@ -18,7 +18,7 @@ BUDGET_S = 8.0
 LOG_MAX_BYTES = 10 << 20
 
 STATE_DIR = "/run/gpuipc-doctor"
-"""Stored results do not count after a reboot, which also empties /run."""
+"""A directory that is emptied by a reboot, after which stored results do not count."""
 
 SITE_DIRECTORIES = {"checks_dirs": (".py",), "known_issues_dirs": (".yaml", ".yml")}
 """Keys for directories in a site config → suffixes of the files in them that affect results."""

@@ -73,7 +73,7 @@ def _verify(fd: int, path: Path) -> None:
 
 @contextmanager
 def locked(fd: int) -> Iterator[bool]:
-    """Try for `LOCK_LIMIT_S` to lock a file; returns success. The lock ends with the descriptor."""
+    """Lock a file for the ``with`` block; False if it is not free within `LOCK_LIMIT_S`."""
     import fcntl
 
     until = time.monotonic() + LOCK_LIMIT_S

@@ -17,9 +17,9 @@ def resembling(
 ) -> list[str]:
     """Names of shipped site configs with nodes of this GPU model and fabric, and at least this many GPUs.
 
-    If several match: those with the fewest lost GPUs and, among these, those whose launcher the node has. If
-    Slurm's cluster name is known (``cluster``), configs with a cluster name are excluded: one for this
-    cluster would have matched by name.
+    If several match: those with the fewest lost GPUs and, among these, those whose launcher the node has.
+    ``cluster``: Slurm's name for this cluster. If it is known, configs that name a cluster are excluded: they
+    are for other clusters.
     """
     found: list[tuple[int, bool, str]] = []
     for file in sorted(layers.shipped().glob("*.yaml")):

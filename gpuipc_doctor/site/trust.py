@@ -29,8 +29,9 @@ class Changeable(NamedTuple):
 
 
 def changeable(path: Path) -> Changeable | None:
-    """The first file or directory on the way to ``path``, links included, that a third user can change. Root
-    trusts no group; any other user's group may be private, so it may write to directories on the way."""
+    """The first file or directory on the way to ``path``, links included, that can be changed by a user other
+    than root and this one. Root trusts no group. Other users trust groups, which may have no further member,
+    with the directories on the way."""
     for place in _way(path):
         try:
             status, itself = place.stat(), place.lstat()

@@ -1,10 +1,10 @@
 """Read a user's YAML file, and report all mistakes with file and line.
 
-It uses YAML's events: `yaml.compose` loses tags and the places of aliases, and its C version overflows the
-stack on a file of a million brackets. Every value thus has its line, and no Python object is constructed: a
-document consists of mappings with text keys, lists, text, numbers, true, false and null. Tags and aliases are
-refused, so a file can neither name a Python object nor grow beyond its own size. Plain words are read as in
-YAML 1.2: ``yes``, ``off``, ``12:30`` and ``2026-11-20`` are text.
+The file is read as YAML's events, so that every value has its line and no Python object is constructed.
+(`yaml.compose` loses tags and the places of aliases, and its C version overflows the stack on a file of a
+million brackets.) A document consists of mappings with text keys, lists, text, numbers, true, false and null.
+Tags and aliases are refused, so a file can neither name a Python object nor grow beyond its own size. Plain
+words are read as in YAML 1.2: ``yes``, ``off``, ``12:30`` and ``2026-11-20`` are text.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Document:
 
     @classmethod
     def with_lines(cls, path: Path, data: Json, name: str, lines: Sequence[int]) -> Document:
-        """A document with line numbers only for the elements of its list ``name``."""
+        """A document in which only the elements of the list ``name`` have line numbers."""
         marks: dict[tuple[Key, ...], _Mark] = {(): _Mark(1, "")}
         marks |= {(name, number): _Mark(line, "") for number, line in enumerate(lines)}
         return cls(path, data, marks)
@@ -101,7 +101,7 @@ class Document:
         return [self.line(name, number) for number in range(len(self.data.get(name, ())))]
 
     def written(self, *keys: Key) -> dict[Key, str]:
-        """Each key within this key path, with the text of its value, also for invalid values."""
+        """Each key of the mapping at this key path → its value as written, even if invalid."""
         return {path[-1]: mark.written for path, mark in self._marks.items() if path and path[:-1] == keys}
 
     def mistake(self, text: str, *keys: Key) -> Mistake:
@@ -146,7 +146,7 @@ def violations(document: Document, schema: Mapping[str, Json]) -> list[Mistake]:
 
 
 def _refuse_what_was_written(document: Document) -> None:
-    """Raise `BadFile` for a report or another document of ours, whose keys are not hand-written."""
+    """Raise `BadFile` for a report or another document that this tool has written."""
     data = document.data
     written = data.get("schema") if isinstance(data, dict) else None
     if isinstance(written, str) and written.startswith("gpuipc-doctor/"):
@@ -202,9 +202,8 @@ def _at(data: Json, path: Iterable[Key]) -> Json:
 def _leave_out(
     data: Json, path: list[Key], marks: dict[tuple[Key, ...], _Mark]
 ) -> dict[tuple[Key, ...], _Mark]:
-    """Remove the value at a key path, or the item or mapping of a list that contains it; returns the new
-    marks.
-    """
+    """Remove the value at a key path, or the list item that contains it; returns the marks of the remaining
+    values."""
     for place, key in enumerate(path):
         listed = _at(data, path[:place])
         if isinstance(key, int) and isinstance(listed, list):
@@ -253,7 +252,6 @@ def _text(path: Path, content: bytes) -> str:
 
 
 def _unshowable(text: str) -> re.Match[str] | None:
-    """The first character of ``text`` that YAML forbids."""
     if text.isascii() and not text.encode().translate(None, _SHOWABLE_ASCII):
         return None  # the usual case; compiling the expression takes milliseconds
     return re.search(_UNSHOWABLE, text)
@@ -294,7 +292,7 @@ class _Builder:
         return Document(self._path, data, self._marks), self._mistakes
 
     def _value(self, event: Any, path: tuple[Key, ...], line: int = 0) -> Json:
-        """The value that starts with ``event``. ``line`` is the line of its key, where readers look."""
+        """The value that starts with ``event``. ``line``: line of its key, for messages."""
         import yaml
 
         line = line or event.start_mark.line + 1

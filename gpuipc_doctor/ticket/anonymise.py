@@ -1,8 +1,8 @@
 """Consistent pseudonyms for hosts, users, addresses and paths in everything that is sent.
 
-Addresses and paths in free text are found by their form; hosts and users by the documents, this node and the
-home directories in paths. A name without such a mark, such as a project's name in a message, stays unless it
-is in `Names.words`.
+Addresses and paths in free text are found by their form. Hosts and users are known from the documents, from
+this node, and from home directories in paths. Other names, such as a project's in a message, are only
+replaced if they are in `Names.words`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KEPT = re.compile(
     r"/(?:usr/local/cuda[^/]*|usr(?!/local)|lib\d*|bin|sbin|proc|sys|dev|etc|run|"
     r"opt/(?:rocm[^/]*|cray|nvidia|intel)|var/(?:lib|log|run))(?:/|$)"
 )
-"""Directories found on every node of a kind, kept because their names identify software."""
+"""Directories of the system and of vendors' software, kept because their names identify the software."""
 
 _PLAIN = frozenset("home users tmp scratch work data mnt opt var usr local root srv lib lib64 bin".split())  # noqa: SIM905
 """Directory names that do not identify a site."""

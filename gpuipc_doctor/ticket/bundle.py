@@ -95,7 +95,6 @@ def of_directory(directory: Path) -> tuple[Members, dict[str, str]]:
 
 
 def _read(name: str, directory: int) -> bytes | str:
-    """Contents of the file, or the reason for omitting it."""
     try:
         with (
             bounded.opened(name, os.O_NOFOLLOW, within=directory) as fd,

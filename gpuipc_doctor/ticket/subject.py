@@ -35,7 +35,7 @@ class Subject:
 
     @cached_property
     def bad(self) -> tuple[Paragraph, ...]:
-        """The paragraphs that failed; if nothing failed, those that are otherwise not PASS."""
+        """The paragraphs that failed; if none failed, those with an ERROR or a WARN."""
         if not isinstance(self.about, Report):
             return ()
         shown = [each for each in digest.paragraphs(self.about) if each.status is not Status.SKIP]
