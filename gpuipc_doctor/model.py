@@ -69,7 +69,7 @@ class Device:
 
     @property
     def label(self) -> str:
-        """``cuda:0``: the device's name in the matrix and on the command line."""
+        """The device's name in the matrix and on the command line: ``cuda:0``."""
         return f"{self.backend}:{self.index}"
 
     @property
@@ -716,7 +716,7 @@ class Result:
 
     @property
     def key(self) -> str:
-        """``ipc-release.not-returned``: the finding's stable name."""
+        """The finding's stable name: ``ipc-release.not-returned``."""
         return f"{self.check}.{self.finding.key}"
 
     @property
@@ -730,7 +730,7 @@ class Report:
 
     host: str
     started: str
-    """ISO 8601 with offset."""
+    """Time at which the run started, in ISO 8601 with offset."""
     elapsed_s: float
     tier: Tier
     tool_version: str
@@ -749,7 +749,7 @@ class Report:
     stack: tuple[Fact, ...] = ()
     """The MPI library used for messages, and the fabric libraries that its ranks had loaded."""
     known_issues: str = ""
-    """Edition of the known issues; two reports with one edition used the same database."""
+    """Edition of the known issues; two reports with the same edition used the same database."""
 
     @property
     def nothing_tested(self) -> bool:

@@ -198,7 +198,7 @@ def _begins(version: Version, bound: Version) -> bool:
 
 
 def _at_least(component: str, version: Version, bound: Version) -> Verdict:
-    """BAD: ``version`` is ``bound`` or later; UNKNOWN: it has too few numbers to decide."""
+    """Whether ``version`` is ``bound`` or later: BAD if so, UNKNOWN if it has too few numbers to decide."""
     if component in _ABBREVIATED and len(version.release) < len(bound.release) and _begins(bound, version):
         return Verdict.UNKNOWN
     return Verdict.BAD if version >= bound else Verdict.FINE

@@ -40,7 +40,7 @@ SENTENCES: Mapping[str, str] = {
     "kill": "process {by} is killed",
     "rest": "process {by} has released everything",
 }
-"""Operation → its sentence. Also the list of all operations."""
+"""Operation → its sentence. All operations are listed here."""
 
 
 def step(operation: Operation, *, primary: bool, device: str = "") -> str:

@@ -59,7 +59,7 @@ def _settings(path: Path, name: str) -> Iterator[SetVariable]:
 
 
 def facts(found: Mapping[str, SetVariable], names: Iterable[str]) -> Iterator[Fact]:
-    """``env:NAME`` for each known name, set or not, so that known issues can refer to both."""
+    """``env:NAME`` for each known name. Unset ones are included, because a known issue may require that."""
     for name in names:
         if one := found.get(name):
             yield Fact(f"env:{name}", "".join(c if c.isprintable() else " " for c in one.value), one.where)
@@ -140,8 +140,8 @@ def _meant(name: str, variables: Mapping[str, Variable], here: Collection[str] |
 def _alike(name: str, known: str) -> bool:
     """Whether a name is a misspelling of another.
 
-    The same words in another order, the same letters with other underscores, or one long word misspelt. Short
-    words are not compared, since ``TX`` and ``RX`` are both valid.
+    A misspelling has the same words in another order, the same letters with other underscores, or one long
+    word misspelt. Short words are not compared, since ``TX`` and ``RX`` are both valid.
     """
     if len(known) < 8 or name[:2] != known[:2]:  # skips most of the work below
         return False

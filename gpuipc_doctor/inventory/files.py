@@ -27,7 +27,7 @@ def facts(tree: Tree, environ: Mapping[str, str]) -> Iterator[Fact]:
 
 
 def of_modules(tree: Tree) -> Iterator[Fact]:
-    """Facts on kernel modules; a driver may load its modules and create devices at first use.
+    """Facts on kernel modules. Read them late: a driver may load modules and create devices at first use.
 
     Source: NVIDIA driver README, "nvidia-modprobe".
     """
@@ -89,7 +89,7 @@ def _memlock(text: str) -> str:
 
 
 def _size(nbytes: int) -> str:
-    """Bytes as ``64 MiB``: exact, or rounded down if at least ten whole units."""
+    """Bytes as ``64 MiB``, in the largest unit that is exact, or of which there are at least ten."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if nbytes >> shift >= 10 or (nbytes and nbytes % (1 << shift) == 0):
             return f"{nbytes >> shift} {unit}"
@@ -147,7 +147,7 @@ def _stated(tree: Tree, name: str, file: str, find: Callable[[str], str]) -> Fac
 
 
 _PART_OF_KERNEL = ("amdgpu", "nvidia-driver")
-"""Modules whose version is not read from /sys/module: it is the kernel's, or comes from another file."""
+"""Modules whose version is not in /sys/module: amdgpu has the kernel's, and NVIDIA's is in another file."""
 
 
 # -- the kernel -----------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ _MARKS = (
 def facts(tree: Tree, libraries: Libraries) -> Iterator[Fact]:
     """Versions of libraries, read without loading them (workers load and query them).
 
-    A file whose version one row of `_MARKS` has found is skipped by later rows.
+    Files whose version is known from a row of `_MARKS` are skipped by later rows.
     """
     known: set[str] = set()
     for mark in _MARKS:

@@ -1,7 +1,7 @@
 """Queries that run in workers, because a driver or a foreign library may hang or crash.
 
-For the engine this is a check whose probes are surveys: each has its own process and deadline, so that a
-hanging source only loses its own rows. ``params["facts"]`` names those rows.
+To the engine, `Surveys` is a check. Its probes are the surveys: each has its own process and deadline, so
+that a hanging source only loses its own rows. ``params["facts"]`` names those rows.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ class Form:
     versions: Range
     does: str
     values: str | tuple[str, ...] = ""
-    """``boolean``, ``ternary``, ``integer``, ``size``, the accepted words, or empty if unknown."""
+    """What values are accepted: ``boolean``, ``ternary``, ``integer``, ``size`` or a list of words; empty if
+    unknown."""
     default: str = ""
 
     def has(self, version: str) -> bool | None:
@@ -83,7 +84,7 @@ class Variable:
 
     @property
     def changing(self) -> frozenset[str]:
-        """Libraries in which the variable's form depends on the version."""
+        """Libraries whose versions differ in what the variable does or accepts."""
         return frozenset(
             form.library for form in self.forms if form.versions != Range(form.library, BEGINNING)
         )

@@ -103,8 +103,7 @@ _NOISE_THREADS = re.compile(
 
 MOST_PLACES = 3
 MUCH_BYTES = 1 << 20
-"""Bytes read and written over all snapshots that show that data moves. A loop that waits only writes a
-log."""
+"""Bytes. A main thread that reads and writes more over all snapshots makes progress; a log is shorter."""
 
 MOST_THREADS = 3
 """Maximum number of threads named for a rank whose main thread waits for another thread."""
@@ -180,8 +179,7 @@ def activity(snapshots: Sequence[Process]) -> Activity:
 
 
 def _polls(calls: Iterable[Call | None]) -> str:
-    """The call with which the program's own loop polls; empty if it polls in none, or if another call
-    waits."""
+    """The call with which the program's own loop polls; empty if the thread was seen in a call that waits."""
     names = {call[1] for call in calls if call}
     return min(names) if names and all(map(is_poll, names)) else ""
 

@@ -23,7 +23,7 @@ ONE_WAY = 8
 Among 100 random numbers, chance makes one count in 0.05 % of cases (100 × 2/9!)."""
 
 FEWEST_EQUAL = 3
-"""Successive changes by the same step that make a slow number count."""
+"""Minimum changes of a number that counts although it seldom changes; all of them must be equal."""
 
 
 def counts(values: Sequence[int]) -> bool:

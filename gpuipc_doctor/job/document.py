@@ -189,7 +189,7 @@ class MatchedIssue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Change of a rank's resource per minute (bytes, or a number of pieces), with its 95 % interval."""
+    """Change of a rank's resource per minute, with its 95 % interval: bytes of memory, or a number."""
 
     rank: int | None
     """The rank; None for resources that belong to no rank."""

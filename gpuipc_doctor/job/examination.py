@@ -49,7 +49,7 @@ def _ended(
 ) -> dict[int, Activity]:
     """Ranks that have ended although a script of theirs still runs, such as the one that started the program.
 
-    A remaining process without MPI shows this once other ranks are past MPI_Init, which needs every rank.
+    This is so if no process of a rank has MPI although other ranks are past MPI_Init, which needs every rank.
     """
     left: dict[int, list[str]] = {}
     for process in snapshot.processes:

@@ -265,7 +265,7 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 
 def _brief(numbers: Sequence[int]) -> str:
-    """``0-6,8-15``, truncated if long."""
+    """Ranks as ``0-6,8-15``, truncated if long."""
     text = ranges(numbers)
     if len(text) <= LONGEST:
         return text

@@ -48,7 +48,7 @@ def wanted(named: str, job: str) -> list[str] | None:
 
 
 def ask(nodes: Sequence[str], way: LaunchOptions) -> JobReport:
-    """The merged report of the nodes, and for nodes without a report the reason. Raises `NoSuchJob` if no
+    """The merged report of the nodes. It names the nodes without a report, and why. Raises `NoSuchJob` if no
     node has a process of the job."""
     answers = dict(zip(nodes, asyncio.run(_ask_all(nodes, way)), strict=True))
     silent = {node: why for node, why in answers.items() if isinstance(why, str)}

@@ -132,7 +132,7 @@ class Stat:
         self.used_s = (numbers[10] + numbers[11]) * _TICK_S
         self.started_ticks = numbers[18]
         self.stack_begin = numbers[24]
-        """Address at which the main thread's stack begins, its highest one; 0 if hidden."""
+        """Highest address of the main thread's stack, from which it grows down; 0 if hidden."""
 
 
 def _threads(pid: int, reader: Reader, used_s: Callable[[int, float], float]) -> Iterator[Thread]:

@@ -91,7 +91,8 @@ def dump(process: Process) -> PythonStack:
 
 
 def label(frame: Mapping[str, Any]) -> str:
-    """``function (file.py:line)`` for a py-spy frame; ``torch.cuda.function`` for that module of PyTorch."""
+    """A py-spy frame as ``function (file.py:line)``; PyTorch's as ``torch.cuda.function`` if it is of that
+    module."""
     path = Path(frame["filename"])
     module = "torch.cuda." if path.parts[-3:-1] == ("torch", "cuda") else ""
     return f"{module}{frame['name']} ({path.name}:{frame['line']})"

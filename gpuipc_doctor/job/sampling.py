@@ -64,7 +64,7 @@ class Recording:
     """A recording of all threads of these processes, from creation until `stacks` returns their stacks.
 
     It covers all snapshots, because starting perf(1) costs more than the samples. ``scratch``: a directory
-    for perf's file (34 kB a sample), which is removed at the end. Raises `NotSampled`.
+    for perf's file, which takes 34 kB a sample and is removed at the end. Raises `NotSampled`.
     """
 
     def __init__(self, pids: Sequence[int], scratch: Path) -> None:
@@ -199,7 +199,7 @@ def stacks(text: str) -> Iterator[tuple[int, Stack]]:
 
 
 def counting_threads(text: str) -> Set[int]:
-    """Threads with a register that keeps rising or falling, from the same output of perf."""
+    """Threads with a register that keeps rising or falling, in the output of perf that `stacks` parses."""
     thread, found = 0, defaultdict[int, list[list[int]]](list)
     for line in text.splitlines():
         if line.startswith(" ABI:"):
@@ -211,6 +211,6 @@ def counting_threads(text: str) -> Set[int]:
 
 
 def _name(symbol: str, file: str) -> str:
-    """``MPI_Recv (libmpi.so.12)``; for a function without a name, the file in brackets."""
+    """A frame as ``MPI_Recv (libmpi.so.12)``; without a function's name, the file in brackets."""
     base = file.rpartition("/")[2]
     return f"[{base}]" if symbol == "[unknown]" else f"{symbol.partition('@')[0]} ({base})"

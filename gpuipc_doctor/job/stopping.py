@@ -31,7 +31,7 @@ MAX_FRAMES = 100
 _STOPPED = "the process is already stopped"
 
 _RESUMED_S = 10.0
-"""Seconds, from the end of a tool, after which its process is reported as not resumed."""
+"""Seconds, from the end of a tool, after which the process that it stopped is reported as not resumed."""
 
 _THREAD = re.compile(r"^(?:TID |Thread .*\((?:LWP|process|Thread [^)]*\(LWP) )(\d+)")
 _FRAME = re.compile(r"^#\d+ +0x([0-9a-f]+)(?: in)? (\S+)")

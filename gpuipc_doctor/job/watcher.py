@@ -39,7 +39,7 @@ FEWEST_NUMBERS, MOST_NUMBERS_S = 16, 5.0
 """Minimum readings of a Python program's variables, and maximum seconds for the readings on a busy node."""
 
 BUSY = 0.0175
-"""Processor share of a running thread, large enough to sample the thread within `MOST_S`."""
+"""Processor share above which a thread counts as running, and can be sampled within `MOST_S`."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Watcher:
     stops: bool = False
     """Whether to stop each rank briefly in each snapshot, one after the other, for its native stacks."""
     unable: dict[str, str] = field(default_factory=dict)
-    """Means that this node lacks → reason: ``{"sampling": "perf is not installed"}``."""
+    """What cannot be done on this node → reason: ``{"sampling": "perf is not installed"}``."""
     _used: dict[int, tuple[float, float]] = field(default_factory=dict)
     _started: dict[int, int] = field(default_factory=dict)
     _stacks: dict[int, list[Sequence[int]]] = field(default_factory=lambda: defaultdict(list))
@@ -250,7 +250,7 @@ def by_rank(snapshot: Snapshot) -> dict[int, Process]:
 
 
 def _does_more(process: Process, other: Process) -> bool:
-    """Whether ``process`` rather does the rank's work than ``other``: by MPI, then GPU, then number of
+    """Whether ``process`` does more than ``other``, judged by MPI, then by GPU, then by number of
     libraries."""
     return (process.has_mpi, process.has_gpu, len(process.libraries)) > (
         other.has_mpi,

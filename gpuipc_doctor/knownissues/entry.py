@@ -279,7 +279,7 @@ class KnownIssue:
         return tuple(workaround for workaround, right in self._fitting(facts) if right and workaround.without)
 
     def _fitting(self, facts: Iterable[Fact]) -> Iterator[tuple[Workaround, bool]]:
-        """Workarounds that may apply to the version found, each with whether it certainly applies."""
+        """(workaround, whether it certainly applies) of those that may apply to the version found."""
         facts = NamedFacts.of(facts)
         versions = [fact.value for fact in facts.named(self.component) if fact.value is not None]
         for workaround in self.harmless_first:

@@ -1,9 +1,9 @@
 """Whether a regular expression is safe on any log.
 
 The test does not run the expression. It accepts an expression if a backtracking matcher, such as Python's,
-needs at most the fourth power of a text's length in time. Two things make a repetition ambiguous: its body
-may match in several ways, and the text after it may also belong to it. The former is refused, the latter is
-counted. A harmless expression may be refused, and must then be rewritten.
+needs no more time than the fourth power of the text's length. Two things make a repetition ambiguous: its
+body may match in several ways, and the text after it may also belong to it. The former is refused, the latter
+is counted. A harmless expression may be refused, and must then be rewritten.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ else:
 
 _MAX_WIDE = 2
 """Maximum number of repetitions that may also match the text after them. Each multiplies the time by the
-text's length; so do the search for a start and one repetition more: together the fourth power."""
+text's length, as do the search for the match's start and the last repetition: together, its fourth power."""
 
 _NARROW = 20
 """A repetition with at most this many possible lengths multiplies the time by their number only."""
@@ -116,7 +116,7 @@ def _cost_of_repetition(low: int, high: int, body: Sequence[_Item], after: _Set)
 
 
 def _is_fixed(items: Iterable[_Item]) -> bool:
-    """Whether what this sequence matches always has one length, and each text is matched in one way only."""
+    """Whether this sequence matches only texts of one length, and each of them in only one way."""
     for op, value in items:
         if op is sre.SUBPATTERN:
             if not _is_fixed(value[3]):

@@ -76,7 +76,8 @@ class Signature:
         return all(re.search(pattern, text) for pattern in self.patterns)
 
     def applies(self, facts: Iterable[Fact]) -> Verdict:
-        """BAD: the further conditions hold; UNKNOWN: a fact that they need was not found."""
+        """Whether the further conditions hold: BAD if they do, UNKNOWN if a fact that they need was not
+        found."""
         facts = NamedFacts.of(facts)
         return all_of(need.judge(facts) for need in self.needs)
 

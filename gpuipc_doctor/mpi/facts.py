@@ -70,8 +70,8 @@ EDGE_ENVIRONMENT: Mapping[str, int] = {
     "FI_CXI_RDZV_THRESHOLD": 16384,
     "FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD": 4096,
 }
-"""Variable → default size. No control variable has these: they are Cray MPICH's (intro_mpi), and its
-libfabric provider's (fi_cxi(7))."""
+"""Message sizes that are no control variables → default: those of Cray MPICH (intro_mpi) and of its libfabric
+provider (fi_cxi(7))."""
 
 ENVIRONMENT = re.compile(
     r"MPIR_|MPICH_|I_MPI_OFFLOAD|OMPI_MCA_|MV2_|MVP_|UCX_|FI_CXI_|CRAY_MPICH_ROOTDIR$|LD_PRELOAD$"

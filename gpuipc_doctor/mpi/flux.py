@@ -24,8 +24,8 @@ def program(environment: Mapping[str, str]) -> str:
 def command(flux: str, nodes: int, hosts: Sequence[str], identity: Identity | None = None) -> tuple[str, ...]:
     """The command before ``-n{ranks}``. ``identity``: the MPI library; None for processes without MPI.
 
-    ``exit-on-error``: otherwise Flux waits 30 s for the other ranks when one has died. ``gpu-affinity=off``:
-    each rank sees all GPUs. ``pmi=pmix``, from flux-pmix, is the only interface of Open MPI 5.
+    Without ``exit-on-error``, Flux waits 30 s for the other ranks when one has died. With
+    ``gpu-affinity=off`` each rank sees all GPUs. Open MPI 5 only supports PMIx, which flux-pmix provides.
     """
     options = ["exit-on-error", "gpu-affinity=off"]
     if identity is None:

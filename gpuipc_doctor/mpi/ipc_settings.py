@@ -13,7 +13,7 @@ from gpuipc_doctor.mpi.facts import Facts
 
 @dataclass(frozen=True, slots=True)
 class IpcSetting:
-    """One setting, for the versions from ``introduced`` on and before ``fixed``; an empty bound is none.
+    """One setting, for the versions from ``introduced`` on and before ``fixed``; either may be empty.
 
     ``family`` and ``via`` select the library, as in `routes`; ``*`` stands for every family. ``no_ipc``: with
     the setting, device memory does not use IPC at all, so a probe with it is a control. ``cost`` is in words.
@@ -93,7 +93,7 @@ def _is_of(row: IpcSetting | Bound, facts: Facts, via: str, version: str) -> boo
 
 
 def _value(facts: Facts, name: str, value: str) -> str:
-    """A row's value; if UCX_TLS is already set, the IPC transport is removed from it."""
+    """A row's value; for UCX_TLS, if it is already set, its present value without the IPC transport."""
     if name != "UCX_TLS" or facts.ucx_tls == "all":
         return facts.fill_in(value)
     vendor = facts.vendor

@@ -1,7 +1,7 @@
-"""Choose the MPI library and launcher, without loading it.
+"""Choose the MPI library and the launcher, without loading the library.
 
-Runs in the supervising process, which loads no MPI. Only a worker identifies the library (`survey.survey`);
-the launcher for it is chosen afterwards.
+This runs in the supervising process, which loads no MPI. Only a worker identifies the library
+(`survey.survey`); the launcher for it is chosen afterwards.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _OWN = ("_ModuleTable", "__LMOD_", "__MODULES_", "_LMFILES_")
 
 
 def load(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that these modules set in this environment. Unsetting has no effect.
+    """The variables that these modules set in this environment. Unsetting a variable has no effect.
 
     Raises `NotFound` if there is no module system, or a module does not exist.
     """

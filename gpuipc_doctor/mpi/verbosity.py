@@ -1,4 +1,4 @@
-"""Log levels of MPI libraries and the libraries below them: for every run, and for reruns."""
+"""Log levels of MPI libraries and the libraries that they use: in every run, and in reruns of failures."""
 
 from __future__ import annotations
 

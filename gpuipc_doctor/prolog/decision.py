@@ -129,7 +129,7 @@ def decide(found: Iterable[Concern], policy: PrologConfig, otherwise: str = "") 
 
 
 def place(node: str) -> float:
-    """A number from 0 to 1, evenly distributed over nodes; other versions of this tool give others."""
+    """A number from 0 to 1, evenly distributed over nodes; another version of this tool gives another one."""
     import zlib
 
     return zlib.crc32(f"{node} {__version__}".encode()) / 2**32

@@ -24,8 +24,8 @@ ROOMY = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - priva
 """Directories for a run's files, best first: shared memory is neither a full disk nor a network disk."""
 
 HANG_S, COLD_START_S = 30.0, 10.0
-"""Seconds after which a call certainly hangs: the first, or if that is longer, the second for each GPU of the
-node. Without persistence mode, a driver initialises GPUs one by one, 7 s each."""
+"""A call certainly hangs after `HANG_S` seconds, or, if that is longer, after `COLD_START_S` seconds for each
+GPU of the node: without persistence mode, a driver initialises GPUs one by one, 7 s each."""
 
 
 class TimeLimits(NamedTuple):

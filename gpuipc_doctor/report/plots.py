@@ -18,7 +18,7 @@ from gpuipc_doctor.report import sentences
 _COLUMNS = 2
 _PANEL = 5.6, 3.4
 _HEAD, _FOOT = 0.75, 0.17
-"""Inches: width and height of a panel, height of the header, height of a footer line."""
+"""Inches: `_PANEL`'s width and height, height of the header, height of a footer line."""
 
 _FOOTER_COLUMNS = 14
 """Characters per inch of the footer."""

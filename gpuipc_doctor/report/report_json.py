@@ -37,7 +37,7 @@ schema = KIND.schema
 def dumps(report: Report, *, exit_code: int | None = None) -> str:
     """``report`` as a JSON document in ASCII, ending in a newline.
 
-    ``exit_code`` is the run's; default: the code of the default style.
+    ``exit_code`` is the run's exit code; if it is not given, it is that of the default style.
     """
     totals = digest.totals(report)
     return KIND.dumps(

@@ -49,7 +49,10 @@ def _not_loadable(files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
 
 
 def _import(files: Sequence[Path]) -> tuple[int, str]:
-    """(position of the file that could not be imported, from 1, or one after the last; reason)."""
+    """(position, from 1, of the file that could not be imported; reason).
+
+    If all files could be imported, the position is one after the last.
+    """
     isolated = ["-I"] if sys.flags.isolated else []
     process = subprocess.Popen(
         [sys.executable, *isolated, "-c", _IMPORT, *map(str, files)],

@@ -108,7 +108,7 @@ class Discovery:
         return config.of_node(host, gpus)
 
     def _of_job(self, job: JobGpus) -> tuple[tuple[Device, ...], tuple[Fact, ...], tuple[str, ...]]:
-        """A job's GPUs, the driver's results if queried, and the GPUs missing from its list.
+        """(a job's GPUs, facts from their driver if it was queried, GPUs that the driver does not list).
 
         If the checks will open the GPUs anyway and the kernel identifies them, no driver is queried: each
         initialisation takes time.
@@ -377,7 +377,8 @@ def gpus_of(
 
 
 def asks_foreign(tier: Tier) -> bool:
-    """Whether to run libraries and programs chosen by the environment: never in a prolog, run as root."""
+    """Whether to run libraries and programs chosen by the environment: never in a prolog, which runs as
+    root."""
     return tier > Tier.PROLOG
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 _OF_ALL_CHECKS = ("api", "run", "supervise")
-"""Packages of shared code: any check can have findings with their keys."""
+"""Packages whose finding keys any check can have, because their code is shared."""
 
 
 def of_check(file: Path) -> set[str]:
@@ -33,7 +33,7 @@ def _texts(tree: ast.AST) -> Iterator[str]:
 
 
 def _arguments(tree: ast.AST) -> Iterator[str]:
-    """Texts that are positional arguments of calls: finding keys are passed so."""
+    """Texts that are positional arguments of calls, as finding keys are passed."""
     for node in ast.walk(tree):
         for argument in node.args if isinstance(node, ast.Call) else ():
             yield from _texts(argument) if isinstance(argument, ast.Constant) else ()

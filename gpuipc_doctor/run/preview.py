@@ -24,7 +24,8 @@ class RankItem:
 class Preview:
     plan: Plan
     ranks: tuple[RankItem, ...]
-    """Empty if neither the site config mentions ranks nor an MPI library was found."""
+    """How ranks would start; empty if the site config has no settings for ranks and no MPI library was
+    found."""
 
 
 def of_ranks(site: NodeConfig, mpi: MpiStack | None, devices: Iterable[Device]) -> Iterator[RankItem]:

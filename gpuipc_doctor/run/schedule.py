@@ -21,7 +21,8 @@ from gpuipc_doctor.supervise.start import imports
 from gpuipc_doctor.supervise.tree import interruptible
 
 HANGS_BEFORE_GIVING_UP = 2
-"""Hangs in one call on one device after which its other probes are skipped: each costs a deadline."""
+"""Number of hangs in one call on one device after which the device's other probes are skipped: each hang
+takes a whole deadline."""
 
 MAX_JOBS = 4
 """Maximum probes at a time. Drivers initialise one process at a time, so with more probes, processes would

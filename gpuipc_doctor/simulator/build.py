@@ -100,7 +100,7 @@ class Row:
 
 
 def read_table(text: str) -> list[Row]:
-    """The rows of the symbol table; its comment describes the format."""
+    """The rows of ``calls.table``, in which a comment describes the format."""
     rows: list[Row] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line or line.startswith("#"):

@@ -48,7 +48,7 @@ class DrillResult:
     let_off: tuple[str, ...] = ()
     """Unexpected findings that follow from the fault."""
     given_up: tuple[str, ...] = ()
-    """Checks that lack an expected finding, perhaps because other checks hung first: rerun each alone."""
+    """Checks that lack an expected finding because other checks hung first; each must be rerun alone."""
 
     @property
     def good(self) -> bool:

@@ -126,7 +126,7 @@ class Profile:
     faults: tuple[Mapping[str, str | int], ...]
     """Faults in the form read by the simulated drivers, with the keys of ``call`` in `FAULTS`."""
     mpi_faults: tuple[Mapping[str, str | int], ...]
-    """Faults of an MPI library in the form read by ``mpi_faults.c``; keys: `FAULTS`, ``mpi-call``."""
+    """Faults of an MPI library as ``mpi_faults.c`` reads them; keys as ``mpi-call`` in `FAULTS`."""
     fabric: SimulatedFabric | None
     """None if the node has no program of libfabric or UCX."""
     expect: Mapping[str, Expectation]

@@ -73,7 +73,7 @@ def _verify(fd: int, path: Path) -> None:
 
 @contextmanager
 def locked(fd: int) -> Iterator[bool]:
-    """Lock a file for the ``with`` block; False if it is not free within `LOCK_LIMIT_S`."""
+    """Lock a file for the ``with`` block; yields False if it is not free within `LOCK_LIMIT_S`."""
     import fcntl
 
     until = time.monotonic() + LOCK_LIMIT_S

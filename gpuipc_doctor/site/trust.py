@@ -29,9 +29,9 @@ class Changeable(NamedTuple):
 
 
 def changeable(path: Path) -> Changeable | None:
-    """The first file or directory on the way to ``path``, links included, that can be changed by a user other
-    than root and this one. Root trusts no group. Other users trust groups, which may have no further member,
-    with the directories on the way."""
+    """The first file or directory on the way to ``path``, links included, that a user other than root and
+    this one can change. Root does not accept that a group can write. For other users, a group may write to
+    directories on the way, because it may be the user's own group."""
     for place in _way(path):
         try:
             status, itself = place.stat(), place.lstat()

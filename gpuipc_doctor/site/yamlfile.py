@@ -202,8 +202,8 @@ def _at(data: Json, path: Iterable[Key]) -> Json:
 def _leave_out(
     data: Json, path: list[Key], marks: dict[tuple[Key, ...], _Mark]
 ) -> dict[tuple[Key, ...], _Mark]:
-    """Remove the value at a key path, or the list item that contains it; returns the marks of the remaining
-    values."""
+    """Remove the value at a key path, or the list item that contains it; returns the `_Mark` of each
+    remaining value."""
     for place, key in enumerate(path):
         listed = _at(data, path[:place])
         if isinstance(key, int) and isinstance(listed, list):

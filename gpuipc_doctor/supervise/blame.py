@@ -1,8 +1,8 @@
 """The finding for an incomplete probe, by the same rule for every check.
 
 It is a FAIL that names the operation if a role hung, crashed or got a driver error in an armed operation, or
-if a library's own thread crashed after the operation. In all other cases the cause is unknown, and it is an
-ERROR; also if other processes hold the memory.
+if a library's own thread crashed after the operation. In all other cases, and if other processes hold the
+memory, the cause is unknown, and the finding is an ERROR.
 """
 
 from __future__ import annotations

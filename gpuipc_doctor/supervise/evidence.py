@@ -157,10 +157,9 @@ TOOLS: tuple[Tool, ...] = (
 
 
 def log_tail(*files: Path, lines: int = 10, telling: int = 5, nbytes: int = 65536) -> tuple[str, ...]:
-    """The end of the first non-empty log, of any size.
+    """The end of the first non-empty log, of any size: the most relevant lines, then the last lines.
 
-    The last lines, preceded by the most relevant ones: a library prints its reason before its backtrace and
-    after other warnings.
+    A library prints its reason before its backtrace and after other warnings.
     """
     for file in files:
         with contextlib.suppress(FileNotFoundError), file.open("rb") as log:
@@ -171,10 +170,10 @@ def log_tail(*files: Path, lines: int = 10, telling: int = 5, nbytes: int = 6553
 
 
 MAX_LOG_BYTES = 64 << 20
-"""Size from which a log loses its middle."""
+"""Size in bytes above which the middle of a log is removed."""
 
 KEPT_LOG_BYTES = 8 << 20
-"""Bytes kept at each end."""
+"""Bytes kept at each end of such a log."""
 
 _LOG_EVERY_S = 0.2
 

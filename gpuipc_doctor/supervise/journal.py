@@ -118,8 +118,7 @@ class Journal:
 
 
 class _Armed(AbstractContextManager[None]):
-    """An armed operation. A class takes half the time of a generator, and each driver call needs two of
-    these."""
+    """An armed operation. As a generator it would take twice as long, and each driver call needs two."""
 
     __slots__ = ("_journal", "_operation")
 

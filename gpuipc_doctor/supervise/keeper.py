@@ -99,7 +99,7 @@ def kill_all(wanted: bytes, number: int = signal.SIGKILL) -> int:
 
 
 def remove_abandoned(since: float) -> None:
-    """Remove `abandoned` directories."""
+    """Remove the files that `abandoned` lists."""
     for path in abandoned(since):
         with contextlib.suppress(OSError):
             os.unlink(path)  # noqa: PTH108 - see `take_name`

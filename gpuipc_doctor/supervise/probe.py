@@ -38,8 +38,7 @@ LISTEN_S = 0.5
 """Seconds between polls of a probe with a listener, which may run for days."""
 
 STALLED_S = 1.0
-"""Seconds for which an operation may run at the end of the budget; after more, it may hang and is
-reported."""
+"""Seconds. An operation that has run for longer when the budget ends may hang, and is reported."""
 
 
 @dataclass(frozen=True, slots=True)

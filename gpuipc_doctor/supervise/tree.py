@@ -128,8 +128,8 @@ class Timeslices(NamedTuple):
 
 
 _FEW, _SHORT_S = 20, 0.0001
-"""Number of timeslices, and their seconds: a thread with more and shorter ones yields; computing takes 2.4
-ms."""
+"""A thread yields if it has more timeslices than the first, and their average is less than the second
+(seconds). A computing thread has timeslices of 2.4 ms."""
 
 
 def timeslices_of(pid: int) -> dict[int, Timeslices]:

@@ -182,8 +182,8 @@ def start(
 ) -> ChildProcess:
     """Fork a process that calls ``act`` and then exits. This process must not have loaded a driver.
 
-    With each message the child reports its driver calls, with which ``returned`` is called. ``still_waits``
-    is called while the role waits for the child, so that the role does not count as silent.
+    ``returned`` is called with the driver calls that the child reports in its messages. ``still_waits`` is
+    called while the role waits for the child, so that the role does not count as silent.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     call = mmap.mmap(-1, CALL_BYTES + 8)

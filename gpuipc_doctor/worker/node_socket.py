@@ -22,7 +22,7 @@ _POLL_S = 0.02
 
 
 def host() -> str:
-    """The host name for other nodes."""
+    """The name by which other nodes reach this host."""
     return socket.gethostname()
 
 

@@ -14,7 +14,7 @@ from gpuipc_doctor.nvml import Nvml
 
 
 def nvidia(w: Worker) -> None:
-    """The GPUs' models from ``/proc``, where the driver may hang; then the GPUs' modes from NVML."""
+    """Record the GPUs' models from ``/proc``, then their modes from NVML. Both may hang in the driver."""
     tree = Tree(Path(w.params["root"]))
     where = "/proc/driver/nvidia/gpus/*/information"
     found = []

@@ -41,7 +41,7 @@ PACKAGES = {
     "libze-intel-gpu1": "intel-compute-runtime",
     "intel-opencl-icd": "intel-compute-runtime",
 }
-"""Package → the fact that states its version. The cxi-driver's is always 1.0.0; SHS's differs by release."""
+"""Package → the fact about its version. HPE's cxi-driver has version 1.0.0 in every release of SHS."""
 
 
 def packages(w: Worker) -> None:

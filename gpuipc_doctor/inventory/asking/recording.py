@@ -19,7 +19,7 @@ def record(w: Worker, *facts: FactRow) -> None:
 
 
 def load(w: Worker, library: str, facts: Iterable[str]) -> Any:
-    """Load the library with `ctypes`. If that fails, record the reason as each fact's, and return None."""
+    """Load the library with `ctypes`. If that fails, record the reason for each fact, and return None."""
     import ctypes
 
     try:
