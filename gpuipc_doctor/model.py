@@ -385,7 +385,7 @@ class StatedFabric:
     """The fabric that the site config states for its nodes, and ``file:line`` of the statement."""
 
     name: str
-    """``cxi``, ``verbs``, ``tcp`` or ``none``."""
+    """The fabric's name: ``cxi``, ``verbs``, ``tcp`` or ``none``."""
     where: str
 
 

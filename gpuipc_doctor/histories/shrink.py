@@ -32,7 +32,7 @@ def shrink(
     """The shortest failing history found while ``more()`` is true.
 
     ``keep_last``: only try histories that end with the last operation. It is ignored if processes act at the
-    same time, because the failing operation need not be the last one then.
+    same time, because another operation may then be the failing one.
     """
     keep_last = keep_last and not any(operation.beside for operation in failing)
     shortest = _in_turn(list(failing), fails, more)

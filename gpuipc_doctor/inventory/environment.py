@@ -59,7 +59,7 @@ def _settings(path: Path, name: str) -> Iterator[SetVariable]:
 
 
 def facts(found: Mapping[str, SetVariable], names: Iterable[str]) -> Iterator[Fact]:
-    """``env:NAME`` for each known name. Unset ones are included, because a known issue may require that."""
+    """``env:NAME`` for each known name, set or not: a known issue may require either."""
     for name in names:
         if one := found.get(name):
             yield Fact(f"env:{name}", "".join(c if c.isprintable() else " " for c in one.value), one.where)

@@ -101,7 +101,7 @@ _SECCOMP = {"0": "off", "1": "strict", "2": "filter"}
 
 
 def _seccomp(text: str) -> str:
-    """``filter (1)`` for ``Seccomp: 2`` and, since Linux 5.9, ``Seccomp_filters: 1``."""
+    """The mode of seccomp and, since Linux 5.9, its number of filters: ``filter (1)``."""
     said = dict(re.findall(r"^(Seccomp|Seccomp_filters):\s*(\d+)$", text, re.MULTILINE))
     mode = _SECCOMP.get(said.get("Seccomp", ""), "")
     return f"{mode} ({said['Seccomp_filters']})" if mode == "filter" and "Seccomp_filters" in said else mode
@@ -147,7 +147,7 @@ def _stated(tree: Tree, name: str, file: str, find: Callable[[str], str]) -> Fac
 
 
 _PART_OF_KERNEL = ("amdgpu", "nvidia-driver")
-"""Modules whose version is not in /sys/module: amdgpu has the kernel's, and NVIDIA's is in another file."""
+"""Modules that need no version in /sys/module: amdgpu is part of the kernel; NVIDIA's is in another file."""
 
 
 # -- the kernel -----------------------------------------------------------------------------------------

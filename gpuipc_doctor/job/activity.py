@@ -93,8 +93,9 @@ _DEVICE = re.compile(
     r"|^(ncclCommFinalize|ncclCommDestroy)$"
     r"|^torch\.cuda\.synchronize$"
 )
-"""Driver and runtime functions that return only when the GPU has finished (CUDA driver and runtime API, HIP
-runtime API: synchronisation behaviour; ``torch.cuda`` of PyTorch: devices, streams, events)."""
+"""Functions that return only when the GPU has finished: those of the driver and the runtime (CUDA driver and
+runtime API, HIP runtime API: synchronisation behaviour), and of ``torch.cuda`` (PyTorch: devices, streams,
+events)."""
 
 _NOISE_THREADS = re.compile(
     r"cuda|async|ucx|nvidia|hsa|rocm|openblas|jemalloc|pmix|hydra|libfabric|orte|gdrdrv", re.I
@@ -276,7 +277,8 @@ def _first_call(stack: Iterable[str]) -> Call | None:
 
 
 def mpi_function(symbol: str) -> str:
-    """``Recv`` for ``MPI_Recv``, ``PMPI_Recv_c`` and ``mpi_recv_``; empty for functions outside MPI."""
+    """An MPI function's name without its prefix: ``Recv`` for ``MPI_Recv``, ``PMPI_Recv_c`` and
+    ``mpi_recv_``. Empty for all other functions."""
     found = _MPI.match(symbol)
     if not found:
         return ""
@@ -427,7 +429,8 @@ def _common(stacks: Sequence[Stack]) -> tuple[str, ...]:
 
 
 def _path(snapshots: Sequence[Process], thread: Thread) -> tuple[str, ...]:
-    """A thread's frames common to all snapshots, outermost first; Python frames replace the interpreter's."""
+    """A thread's frames common to all snapshots, outermost first, with Python's frames in place of the
+    interpreter's."""
     python = _stable_python(snapshots) if thread.tid == snapshots[-1].pid else ()
     stacks = _stacks(snapshots, thread.tid) or _approximate(snapshots, thread.tid)
     native = [frame for frame in _common(stacks) if not _is_wrapper(frame)]

@@ -93,7 +93,8 @@ class Code:
         return self._segments[place] if is_code else None
 
     def _frame(self, address: int, *, returns: bool) -> str:
-        """``function (file)``; ``[file]`` if the function has no name; empty if the address is no code."""
+        """A frame as ``function (file)``; ``[file]`` if the function has no name; empty if the address is no
+        code."""
         segment = self._segment(address)
         if segment is None:
             return ""

@@ -76,10 +76,8 @@ def _files() -> list[Path]:
 
 
 def _used() -> set[int] | None:
-    """Inodes of the files in /dev/shm that some process has mapped or open, as far as permissions allow.
-
-    None if the kernel does not even show our own files.
-    """
+    """Inodes of the files in /dev/shm that some process has mapped or open, as far as permissions allow. None
+    if the kernel does not even show this process's own files."""
     if not _shows_files(Reader(os.getpid())):
         return None
     used = set()

@@ -150,7 +150,7 @@ def _used(pid: int, tid: int) -> float | None:
 
 
 def only_user_space() -> str:
-    """``:u`` if the kernel does not let this user sample the kernel, else empty.
+    """The suffix of perf's event: ``:u`` if the kernel does not let this user sample the kernel, else empty.
 
     A library that yields the processor while it waits is nearly always sampled in the kernel.
     """

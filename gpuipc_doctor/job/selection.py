@@ -37,7 +37,7 @@ class Request:
 
     pids: tuple[int, ...] = ()
     slurm: str = ""
-    """``JOBID`` or ``JOBID.STEP``."""
+    """A Slurm job or job step: ``JOBID`` or ``JOBID.STEP``."""
     user: str = ""
 
 

@@ -1,10 +1,9 @@
-"""Whether messages move between the ranks of a node, from changes in the memory that they share, which is
-only read.
+"""Whether messages move between the ranks of a node, from changes in the memory that they share.
 
 MPI libraries pass messages within a node through segments mapped by several ranks. While ranks wait for a
-message that never comes, nothing changes there; each iteration of a loop of collectives changes something.
-Tried with MPICH 4.3 and 5.0, Open MPI 5.0 and Intel MPI 2021: no page changed in two seconds of a stuck job;
-one to 51 pages changed in a loop of MPI_Allreduce.
+message that never comes, nothing changes in the segments; each iteration of a loop of collectives changes
+something. The segments are only read. Tried with MPICH 4.3 and 5.0, Open MPI 5.0 and Intel MPI 2021: no page
+changed in two seconds of a stuck job; one to 51 pages changed in a loop of MPI_Allreduce.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ _AT_SOCKET = (
 def with_growth(verdict: Verdict, growth: Sequence[Growth], unseen: Mapping[str, str]) -> Verdict:
     """The verdict on a job that is not known to be stuck, after its growth was watched.
 
-    ``unseen``: what could not be watched → reason. If there is any, and no growth was seen, the verdict is
-    unknown.
+    ``unseen``: what could not be watched → reason. If no growth was seen and something could not be watched,
+    the verdict is unknown.
     """
     if verdict.cause not in (Cause.RUNS, Cause.UNKNOWN):
         return verdict

@@ -69,10 +69,10 @@ class _Refused(Exception):
 
 
 def _cost(items: Sequence[_Item], after: _Set) -> tuple[int, int, _Set]:
-    """(number of repetitions that multiply the time by the text's length, factor for all others, possible
-    first characters) of this sequence.
+    """(number of wide repetitions, factor for narrow ones, possible first characters) of this sequence; see
+    `_MAX_WIDE` and `_NARROW`.
 
-    ``after``: characters that may follow the sequence; empty at the end of the expression, where nothing can
+    ``after``: characters that may follow the sequence, none at the end of the expression, where nothing can
     fail. If a part may be empty, its possible first characters include those that may follow it.
     """
     wide, factor = 0, 1

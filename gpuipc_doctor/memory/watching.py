@@ -25,7 +25,8 @@ DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Why watching ended. If both fields are empty, it was stopped, or had taken the one wanted sample."""
+    """Why watching ended. If both fields are empty, it was interrupted, the listener had enough, or the one
+    wanted sample was taken."""
 
     trouble: Finding | None = None
     absent: tuple[str, ...] = ()

@@ -120,7 +120,7 @@ class Facts:
 
     @property
     def netmods(self) -> list[str]:
-        """MPICH ch4's network modules, default first: ``MPICH Device: ch4:ucx ofi``."""
+        """MPICH ch4's network modules, default first, from a text such as ``MPICH Device: ch4:ucx ofi``."""
         found = re.search(r"Device\s*:\s*ch4:(.+)", self._seen["version_text"])
         return re.split(r"[\s,]+", found[1].strip()) if found else []
 

@@ -37,7 +37,7 @@ def command(flux: str, nodes: int, hosts: Sequence[str], identity: Identity | No
 
 
 def on_hosts(words: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
-    """``flux run …`` restricted to these nodes."""
+    """The command ``flux run …``, restricted to these nodes."""
     named = (f"--requires=host:{','.join(hosts)}",) if hosts else ()
     after = words.index("run") + 1
     return (*words[:after], *named, *words[after:])

@@ -25,8 +25,11 @@ class Unreadable(Exception):
 
 @contextmanager
 def opened(path: str | Path, flags: int = os.O_RDONLY, *, within: int | None = None) -> Iterator[int]:
-    """A descriptor of a file, opened so that no pipe or device can block and no terminal becomes ours.
-    ``within``: descriptor of the directory that ``path`` is relative to. Raises `OSError`."""
+    """A descriptor of a file. Opening it does not wait for a pipe or a device, and makes no terminal the
+    controlling one.
+
+    ``within``: descriptor of the directory that ``path`` is relative to. Raises `OSError`.
+    """
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=within)
     try:
         yield fd

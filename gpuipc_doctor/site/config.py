@@ -99,7 +99,7 @@ class NodeConfig:
 
     gpus: ExpectedGpus = ExpectedGpus()
     fabric: SourcedValue | None = None
-    """``cxi``, ``verbs``, ``efa``, ``opa``, ``tcp`` or ``none``; None if the site does not set it."""
+    """The nodes' fabric: ``cxi``, ``verbs``, ``efa``, ``opa``, ``tcp`` or ``none``; None if not set."""
     modules: tuple[SourcedValue, ...] = ()
     """Modules for the ranks, loaded in this order."""
     environment: Mapping[str, SourcedValue] = field(default_factory=dict)

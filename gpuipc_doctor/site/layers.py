@@ -58,7 +58,7 @@ def of_option(name: Path) -> Path:
 
 
 def nameless(path: Path) -> str:
-    """Why a bare name is not usable: neither a file nor a shipped config has it. Empty if it is usable."""
+    """An error if there is neither a file nor a shipped config of this bare name; else empty."""
     if path.parent != Path() or find(str(path), Path()) or _is_there(path):
         return ""
     return f"no such file, and no shipped site of that name{_meant(path)}"
@@ -77,7 +77,7 @@ def shown(path: Path) -> str:
 def lineage(top: Path | None, read: Read, match: Find = lambda: None) -> Iterator[Document]:
     """The files in use, topmost first. Raises `BadFile`, and any exception of ``read``.
 
-    ``match`` finds the shipped config for this node. It is not called if ``extends`` leads to another layer.
+    ``match`` finds the shipped config for this node. It is not called if ``extends`` names a shipped config.
     """
     seen: list[Path] = []
     path = top or _beneath_a_file(seen, match)

@@ -91,13 +91,14 @@ class Document:
         return cls(path, data, marks)
 
     def line(self, *keys: Key) -> int:
-        """Line, from 1, of the value at this key path, or of the innermost existing value around it."""
+        """Line number, from 1, of the value at this key path, or of the innermost existing value around
+        it."""
         while keys and keys not in self._marks:
             keys = keys[:-1]
         return self._marks[keys].line
 
     def lines(self, name: str) -> list[int]:
-        """Lines, from 1, of the elements of the list with this name."""
+        """Line numbers, from 1, of the elements of the list with this name."""
         return [self.line(name, number) for number in range(len(self.data.get(name, ())))]
 
     def written(self, *keys: Key) -> dict[Key, str]:

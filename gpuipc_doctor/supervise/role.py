@@ -129,12 +129,9 @@ def _exists(pid: int) -> bool:
 
 
 WorkerProcess = ChildProcess | ForkedProcess | LaunchedProcess
-"""A worker's process.
-
-``pid`` is 0 while unknown, and on another node (``is_elsewhere``). ``returncode`` is as in
-`subprocess.Popen`; None while running or if unknown. ``poll`` returns whether it has ended; ``collect`` waits
-for the end of a killed one, so that no zombie stays.
-"""
+"""A worker's process. ``pid`` is 0 while unknown, and on another node (``is_elsewhere``). ``returncode`` is
+as in `subprocess.Popen`; None while running or if unknown. ``poll`` returns whether the process has ended;
+``collect`` waits for the end of a killed process, so that no zombie stays."""
 
 
 @dataclass

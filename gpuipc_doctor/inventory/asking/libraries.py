@@ -52,7 +52,7 @@ def mpi4py(w: Worker) -> None:
 
 
 def _mpi_fact(text: str, where: str) -> FactRow:
-    """The fact on an MPI library; if its family is unknown, the value is the library's own version text."""
+    """The fact on an MPI library; if its family is unknown, the value is its own version text."""
     identity = identify(text)
     known = identity.family in MPI_FACTS
     name, value = (identity.family, identity.version) if known else ("other-mpi", identity.title)
