@@ -107,7 +107,7 @@ class Node:
     root: str = "/"
     simulated: str = ""
     rank_env: Mapping[str, str] = field(default_factory=dict)
-    """Also added to the environment of workers that are MPI ranks."""
+    """Added, like ``env``, to the environment of workers, but only if they are MPI ranks."""
     visible: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of workers whose probe has no device: it limits the GPUs that they see."""
 

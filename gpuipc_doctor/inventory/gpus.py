@@ -90,7 +90,7 @@ class JobGpus:
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | {name: ",".join(gpus) for name, gpus in own.items()}
 
     def numbered(self, found: Iterable[Device]) -> tuple[tuple[Device, ...], tuple[str, ...]]:
-        """(the driver's devices, numbered as in the kernel's list; selected GPUs that it does not list)."""
+        """(the driver's devices, numbered as in the kernel's list; selected GPUs that the driver lacks)."""
         if not self.listed:
             return tuple(found), ()
         missing = {(gpu.backend, gpu.pci): gpu for gpu in self.chosen}

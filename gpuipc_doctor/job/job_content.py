@@ -42,7 +42,7 @@ MOST_BRANCHES = 20
 MOST_BLAMED = 8
 MOST_ISSUES = 5
 LONGEST = 48
-"""Maximum characters of a set of ranks."""
+"""Maximum characters of a set of ranks, such as ``0-6,8-15``."""
 
 _WAY = " > "
 

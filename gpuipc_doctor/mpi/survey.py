@@ -69,7 +69,8 @@ def survey(library: str | None, arm: Arm) -> dict[str, Json]:
 
 
 def report(library: str | None, backends: Sequence[str], arm: Arm) -> dict[str, Json]:
-    """A survey as ``facts``, the library's title as ``mpi``, and conclusions by backend as ``aware``."""
+    """What a survey found, as ``facts``; the library's title, as ``mpi``; conclusions by backend, as
+    ``aware``."""
     seen = survey(library, arm)
     return {
         "facts": seen,

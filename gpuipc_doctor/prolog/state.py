@@ -235,7 +235,7 @@ def _read(within: int) -> State:
 
 
 def _replace(within: int, data: bytes) -> None:
-    """Replace the file in the locked directory; an existing draft is from a killed process."""
+    """Replace the file in the locked directory. An existing draft, from a killed process, is overwritten."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(DRAFT, dir_fd=within)
     try:

@@ -106,7 +106,7 @@ def _lines(finding: Finding) -> Iterator[str]:
 
 
 def prometheus(report: Report) -> str:
-    """The exposition of a node."""
+    """A node's report in Prometheus' text format."""
     return exposition(_metrics(report), report.simulated)
 
 

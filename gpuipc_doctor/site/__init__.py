@@ -1,1 +1,1 @@
-"""A site's settings and files: read, validated, and trusted or not."""
+"""A site's settings and files: how they are read, validated and trusted."""

@@ -221,7 +221,7 @@ def _leave_out(
 def _renumbered(
     marks: Mapping[tuple[Key, ...], _Mark], listed: tuple[Key, ...], gone: int
 ) -> dict[tuple[Key, ...], _Mark]:
-    """The marks after the removal of one item of a list."""
+    """The `_Mark` of each value after the removal of one item of a list."""
     place, renumbered = len(listed), dict[tuple[Key, ...], _Mark]()
     for path, mark in marks.items():
         number = path[place] if path[:place] == listed and len(path) > place else None

@@ -173,7 +173,7 @@ MAX_LOG_BYTES = 64 << 20
 """Size in bytes above which the middle of a log is removed."""
 
 KEPT_LOG_BYTES = 8 << 20
-"""Bytes kept at each end of such a log."""
+"""Bytes kept at each end of a log whose middle is removed."""
 
 _LOG_EVERY_S = 0.2
 

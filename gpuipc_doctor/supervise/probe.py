@@ -343,7 +343,7 @@ class Execution:
         )
 
     def _logs(self, role: RunningRole) -> list[Path]:
-        """Logs with a role's last output: its own; and its launcher's, unless this tool ended the role."""
+        """Logs with a role's last output: its own and, unless this tool ended the role, its launcher's."""
         ended_by_us = role.ending in (Ending.HUNG, Ending.STOPPED)
         return [role.files.log] if ended_by_us else [role.files.log, self.directory / LAUNCHER_LOG]
 
