@@ -79,6 +79,7 @@ def dense_ways(pattern: str) -> Needs:
     return tuple({tuple(filter(None, runs)) for runs in _runs(pattern, dense)})
 
 
+@cache
 def dense_keys(pattern: str) -> Mapping[bytes, Needs]:
     """Dense texts, at least one of which is in every match of ``pattern`` → the ways to match with it."""
     return _keys(

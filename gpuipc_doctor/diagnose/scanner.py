@@ -10,9 +10,10 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate, compress
+from operator import itemgetter
 from typing import NamedTuple
 
 from gpuipc_doctor.diagnose.finder import Find, finder
@@ -82,8 +83,7 @@ class Pattern:
 _ANY_FIGURES = re.compile(r"0x|\[0-9a-f\]\+|\{[\d,]+\}")
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """A line, or the lines of a wrapped message, with the patterns found."""
 
     number: int
@@ -131,7 +131,7 @@ class Patterns:
         if len(numbers) > _FEW_PATTERNS:
             self._tried += len(numbers)
         if len(numbers) <= _FEW_PATTERNS or self._tried < _PREPARED:
-            return [n for n in numbers if has(text, dense_text(self.patterns[n].regex.pattern))]
+            return [n for n in numbers if _may_match(text, self.patterns[n].regex.pattern)]
         find, of_text = self._dense_finder
         found = {
             n for index in {at for at, _ in find(text)} for n, ways in of_text[index] if in_order(text, ways)
@@ -146,6 +146,11 @@ class Patterns:
             for text, ways in dense_keys(pattern.regex.pattern).items():
                 of_text[text].append((number, ways))
         return finder(list(of_text)), list(of_text.values())
+
+
+def _may_match(text: bytes, pattern: str) -> bool:
+    """Whether a dense text may contain a match, which has at least one of a few texts."""
+    return any(map(text.__contains__, dense_keys(pattern))) and has(text, dense_text(pattern))
 
 
 class _Candidate(NamedTuple):
@@ -171,18 +176,19 @@ class _Search:
         """Number of matches of texts without patterns."""
 
     def rest(self, number: int) -> None:
-        self._awake = [[one for one in some if one.number != number] for some in self._awake]
+        for some in self._awake:
+            some[:] = [one for one in some if one.number != number]
 
-    def _matches(self, text: bytes) -> list[tuple[int, list[_Candidate]]]:
-        """For each fixed text found: (offset of its end, the patterns that may match there)."""
-        found = self._find(text)
-        matches = [(end, awake) for index, end in found if (awake := self._awake[index])]
-        self._wasted += len(found) - len(matches)
+    def _matches(self, text: bytes) -> tuple[list[tuple[int, int]], Counter[int]]:
+        """(Index of a fixed text, offset of its end) for each that is found, and how often each is found."""
         if self._wasted > _WASTED and any(self._awake):
             self._texts = list(compress(self._texts, self._awake))
             self._awake = list(filter(None, self._awake))
             self._find, self._wasted = finder(self._texts), 0
-        return matches
+        found = self._find(text)
+        times = Counter(map(itemgetter(0), found))
+        self._wasted += sum(count for index, count in times.items() if not self._awake[index])
+        return found, times
 
     def possible(self, befores: Sequence[bytes], lines: Sequence[bytes]) -> dict[int, set[int]]:
         """Index of a line → the patterns that it, or its join with the previous line's end, may contain.
@@ -193,9 +199,9 @@ class _Search:
         texts = [b"%b%b\n" % both for both in zip(tails, lines, strict=True)]
         ends = list(accumulate(map(len, texts)))
         found: defaultdict[int, set[int]] = defaultdict(set)
-        for end, candidates in self._matches(b"".join(texts)):
-            at = bisect_right(ends, end - 1)
-            if end >= ends[at] - len(lines[at]):
+        for index, end in self._matches(b"".join(texts))[0]:
+            candidates, at = self._awake[index], bisect_right(ends, end - 1)
+            if candidates and end >= ends[at] - len(lines[at]):
                 found[at].update(one.number for one in candidates if one.wrapped or has(lines[at], one.rest))
         return found
 
@@ -205,19 +211,22 @@ class _Search:
         text = tail + b"".join(lines)
         starts = list(accumulate(map(len, lines), initial=len(tail)))
         found: defaultdict[int, set[int]] = defaultdict(set)
-        matches = self._matches(text)
-        times = Counter(id(candidates) for _, candidates in matches)
+        matches, times = self._matches(text)
         there = {
-            key: _there(candidates, text) if times[key] > _OFTEN else candidates
-            for key, candidates in {id(candidates): candidates for _, candidates in matches}.items()
+            index: _there(self._awake[index], text) if count > _OFTEN else self._awake[index]
+            for index, count in times.items()
         }
-        for end, candidates in matches:
+        inner = range(starts[min(REACH, len(lines))] + 1, starts[max(0, len(lines) - REACH)] + 1)
+        for index, end in matches:
+            inside = end in inner  # else, neighbours are in other blocks
+            candidates = there[index] if inside else self._awake[index]
+            if not candidates:
+                continue
             at = bisect_right(starts, end - 1) - 1
             if at < 0:
                 continue  # ends in the line before the first
-            inside = REACH <= at < len(lines) - REACH  # else, neighbours are in other blocks
             near = text[starts[at - REACH] : starts[at + REACH + 1]] if inside else b""
-            for one in there[id(candidates)] if inside else candidates:
+            for one in candidates:
                 if (one.wrapped and not inside) or has(near if one.wrapped else lines[at], one.rest):
                     found[at].add(one.number)
         return found
@@ -461,7 +470,7 @@ class Scanner:
                 sample += map(look_at, places[len(sample) :])
             else:
                 numbers = list(map(block.numbers.__getitem__, places[1:]))
-                sample = [replace(sample[0], again=block.rows(places[1:]), numbers=numbers)]
+                sample = [sample[0]._replace(again=block.rows(places[1:]), numbers=numbers)]
         yield from (hit for hit in sample if hit.matches)
 
     def _hit(self, block: _Block, place: int, wanted: Sequence[int], absent: Collection[int]) -> Hit:
