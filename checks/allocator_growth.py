@@ -61,7 +61,7 @@ UNIT = 64 << 10
 """Sizes are multiples of this many bytes."""
 
 KEPT = 0.25
-"""Memory grows without bound if, per round, the slope's lower bound exceeds this fraction of a mean block."""
+"""Growth per round that fails the check, as a fraction of a mean block; the slope's lower bound counts."""
 
 HIGH = 6.0
 """Reserved memory that levels off at this multiple of the allocated memory or more is a WARN. On an H200 the
@@ -166,7 +166,7 @@ def gave_back(program: Json) -> Evidence:
 
 
 def release_time(program: Json) -> Evidence:
-    """Evidence on whether releasing the cache waits for kernels, and how long it took."""
+    """Evidence: how long releasing the cache took, and whether the release waits for kernels."""
     times = program["release_s"]
     waits = times["beside"] - times["idle"] > times["kernel"] / 2
     return Evidence.measured(
@@ -230,7 +230,6 @@ def free_all(blocks: Iterable[Block]) -> None:
 
 
 def timed(w: Worker, call: Callable[[], None]) -> float:
-    """Seconds that a call takes."""
     began = w.clock()
     call()
     return w.clock() - began

@@ -1,13 +1,13 @@
 """Share an allocator's memory with another process, as MPI libraries do.
 
 An allocator cuts blocks out of larger pieces from the driver. A handle refers to the whole piece, so the
-importer must add the block's offset; and while the handle is open, the whole piece stays in use even if the
+importer must add the block's offset. While the handle is open, the whole piece stays in use even if the
 allocator releases it. This check exports, opens and reads two blocks of one piece, then frees and releases
 them while the other process still has them open.
 
 Memory of stream-ordered pools (`cudaMallocAsync`) and of virtual memory management (PyTorch's expandable
-segments) has no IPC handles: the driver refuses to export it, so libraries that share device memory by handle
-fail too (MPI with GPU IPC, UCX's cuda_ipc). The check reports which setting selects such memory.
+segments) has no IPC handles: the driver refuses to export it. Libraries that share device memory by handle
+(MPI with GPU IPC, UCX's cuda_ipc) fail with such memory. The check reports which setting selects it.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def export(w: Worker) -> None:
 
 
 def share_blocks(w: Worker, allocator: Allocator, stream: Stream, exchanged: list[str]) -> None:
-    """Have two blocks opened, exchange data in them and release them; or record the refused export."""
+    """Export two blocks, exchange data in them and release them. A refused export is recorded."""
     allocator.alloc(CACHED, stream).free()
     blocks = [allocator.alloc(PART, stream) for _ in range(2)]
     for number, block in enumerate(blocks):

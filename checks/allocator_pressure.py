@@ -108,7 +108,7 @@ def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
 
 
 def lost(done: ProbeOutcome) -> Finding | None:
-    """The FAIL if the program kept memory."""
+    """The FAIL if memory stayed in use after the program released everything."""
     program = done.records["program"]
     kept = program["samples"]["used"][-1]
     if kept <= NOISE_BYTES:

@@ -19,7 +19,7 @@ from gpuipc_doctor.api import (
 )
 
 DESCRIPTION = ("backend", "index", "uuid", "pci", "name", "total_bytes")
-"""Properties that identify a device and that planning uses."""
+"""Properties of a device that planning needs."""
 
 
 class DriverInit(Check):
@@ -99,7 +99,7 @@ def same(devices: list[Device], what: str) -> dict[str, list[Device]]:
 
 
 def without_version(facts: list[list[str | None]]) -> Iterable[Finding]:
-    """Warn of a driver without a version. The package's version comes from NVML, which may be missing."""
+    """Warn if the driver reports no version. NVML's driver version is not required: NVML may be missing."""
     if lacking := [source for name, value, source in facts if value is None and name != "nvidia-driver"]:
         says = "the driver reports no version ({answers}): issues that depend on it cannot be identified"
         yield Finding.warn("no-version", says, remedy=REINSTALL, answers=lacking)

@@ -3,8 +3,9 @@
 With a release threshold of 0, a pool releases freed memory at the next synchronisation; with a larger
 threshold the pool keeps freed memory until it is trimmed. A trim must not release allocated memory, and no
 round may lose memory. The control is the same number of rounds of a call that allocates nothing. Used memory
-is compared with its level before the pool was created, and a loss after a trim or a destroyed pool is
-repeated with another pool: a pool that lost memory to one trim need not lose more to the next (ROCm 7.2.4).
+is compared with its level before the pool was created. If a trim or the destruction of a pool loses memory,
+the step is repeated with another pool: a pool that lost memory to one trim need not lose more to the next
+(ROCm 7.2.4).
 
 NVIDIA: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html (cuMemPoolSetAttribute,
 cuMemPoolTrimTo). AMD documents the same in the same words (hipMemPoolSetAttribute, hipMemPoolTrimTo):
@@ -44,8 +45,8 @@ NBYTES = 96 << 20
 large compared with the driver's own allocations."""
 
 PIECES = 4
-"""Number of such allocations before the rounds. A loss of more than these has another cause: other processes
-allocate GiB, and a third of such amounts are multiples of 96 MiB."""
+"""Number of watched allocations. A larger loss than all of them has another cause: other processes allocate
+GiB, and a third of such amounts are multiples of 96 MiB."""
 
 LEAST = 32 << 20
 """Losses of fewer bytes cannot be distinguished from the driver's own allocations."""

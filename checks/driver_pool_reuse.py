@@ -42,13 +42,13 @@ BALLAST = 128 << 20
 """Bytes of the copies that keep a stream busy: on an H200 a copy takes longer than its launch."""
 
 COPIES = 100
-"""Maximum number of copies that keep a stream busy; fewer if they take `BUSY_S`."""
+"""Maximum number of copies that keep a stream busy; fewer if that many take longer than `BUSY_S`."""
 
 BUSY_S = 0.1
 """Maximum seconds for which a stream is kept busy: long compared with an allocation on a slow device."""
 
 FIRST_COPIES = 10
-"""Copies that test whether a copy still runs when the next is launched; the first may have ended."""
+"""Number of copies with which the mean time of a copy is measured."""
 
 TIMES = 4
 """Number of tries of each case of reuse."""

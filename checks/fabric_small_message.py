@@ -1,9 +1,9 @@
-"""Send the messages of `mpi-small-message` without MPI: through libfabric, and through UCX also in device
-memory.
+"""Send the messages of `mpi-small-message` without MPI, through libfabric and UCX.
 
-Each size is a separate run of a program of each library, so that a hang or crash is attributed and the other
-sizes are still tried. ``fi_pingpong`` compares received with sent data, in host memory; ``ucx_perftest`` only
-shows that messages arrive. This check is a control: if it passes and MPI fails, the fabric is not the cause.
+Libfabric sends from host memory, UCX from host and device memory. Each size is a separate run of each
+library's program, so that a hang or crash is attributed and the other sizes are still tried. ``fi_pingpong``
+compares received with sent data; ``ucx_perftest`` only shows that messages arrive. This check is a control:
+if it passes and MPI fails, the fabric is not the cause.
 
 The provider is the one that MPI would use: the adapter's, or tcp and shm without an adapter; if the site
 config sets ``fabric``, that fabric's provider. With ``--nodes 2``, messages are also sent between two nodes.
@@ -40,7 +40,7 @@ from gpuipc_doctor.api import (
 SIZES = (*SMALL_MESSAGES, *LARGE_MESSAGES)
 
 DEVICE_SIZES = (1, 16, 256, 4096, 65536, *LARGE_MESSAGES)
-"""Fewer sizes, because each run initialises the driver."""
+"""Bytes of messages in device memory: fewer sizes than `SIZES`, because each run initialises the driver."""
 
 ROUNDS = 2
 """Round trips per size; more would only take longer."""
@@ -182,7 +182,7 @@ def mapped(failed: list[Json]) -> Iterator[Evidence]:
 
 
 def timed(tries: list[Json]) -> list[Json]:
-    """Latency of the smallest message and of the largest small one, by route, if the program prints it."""
+    """The timed messages of 1 byte and of the largest small size, by route."""
     return [
         attempt
         for attempt in tries
@@ -239,7 +239,7 @@ def exchange(w: Worker) -> None:
 
 
 def routes(w: Worker) -> list[str]:
-    """The route of the messages, which both ends receive."""
+    """Names of the messages' routes; the server chooses them and sends them to the client."""
     if memory := w.params.get("memory"):
         return [memory]
     if w.role == SERVER:

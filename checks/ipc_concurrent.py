@@ -53,7 +53,7 @@ third of the rounds has five segments of each size, enough to find what each of 
 LARGE, LARGE_ROUNDS = tuple(boundary + (2 << 20) for boundary in BOUNDARIES), 2
 
 WHOLE = (0, 1)
-"""Numbers of the writes in a round that cover the whole segment: the exporter's and the importer's first."""
+"""Numbers of the writes that cover the whole segment: 0, the exporter's first, and 1, the importer's."""
 
 SPARE = -1
 """Round number in the data of the spare segment, which no importer opens."""
@@ -166,9 +166,7 @@ def share(
 
 
 def exchange(w: Worker, importers: Sequence[Peer], number: int, memory: Memory) -> list[str]:
-    """Have one importer write and unmap, read its data, and write again for the others; returns the lost
-    data.
-    """
+    """Let an importer write and unmap; verify its data; write for the other importers. Returns wrong data."""
     readers = list(importers)
     writer = readers.pop(number % len(importers))
     writer.send("write")
@@ -184,7 +182,8 @@ def exchange(w: Worker, importers: Sequence[Peer], number: int, memory: Memory) 
 def segment(w: Worker, nbytes: int) -> Iterator[tuple[Memory, Callable[[], Exported]]]:
     """Allocate memory; yields it with the function that exports it.
 
-    If a call fails, the memory is not freed: otherwise importers that open it would fail first.
+    If a call fails, the memory is not freed, since importers that open freed memory would fail before this
+    role reports the error.
     """
     if w.params["how"] == "handles":
         buffer = w.gpu.alloc(nbytes)
@@ -199,7 +198,7 @@ def segment(w: Worker, nbytes: int) -> Iterator[tuple[Memory, Callable[[], Expor
 
 
 def give(exported: Exported, importer: Peer | None) -> None:
-    """Pass the export to one importer, or close the descriptor."""
+    """Pass exported memory to an importer, if given, and close its descriptor in this process."""
     if isinstance(exported, int):
         if importer:
             importer.send_descriptor(exported)
@@ -272,7 +271,7 @@ def opened(w: Worker, exported: Exported, nbytes: int) -> Iterator[Memory]:
 
 
 def write(w: Worker, memory: Memory, nbytes: int, number: int, writing: int) -> None:
-    """Write this round's data to all of the memory, or only where it is read. ``writing`` counts from 0."""
+    """Write the data of the round ``number`` and of its write ``writing``, from 0."""
     write_all = w.params["whole"] and writing in WHOLE
     (write_pattern if write_all else write_glances)(memory, nbytes, number, writing)
 

@@ -7,10 +7,10 @@ documents; kinds of memory that cannot be shared must be refused; and opening in
 process must behave as this vendor documents. Behaviour that a vendor does not document is recorded but not
 judged.
 
-If an export succeeds that should be refused (such a kind of memory, or a second handle of one segment), the
-importer opens the handle as an application would, and the result is judged. Correct data in both directions
-is harmless. Wrong data and errors are failures, because a library would use another method if the export were
-refused.
+If the driver should refuse an export but does not (memory that cannot be shared, or a second handle of one
+segment), the importer opens the handle as an application would, and the result is judged. Correct data in
+both directions is harmless. Wrong data and errors are failures, because a library would use another method if
+the export were refused.
 
 VMM memory has a separate probe: nodes on which its export succeeded have lost device memory.
 """

@@ -45,10 +45,10 @@ from gpuipc_doctor.histories.leaks import WORDS
 from gpuipc_doctor.histories.steps import steps
 
 OPERATIONS, OPERATIONS_PER_DEVICE = 1500, 100
-"""Operations in the acceptance tier, the same on every node; and the additional ones per further device."""
+"""Operations in the acceptance tier: on one device, and the number added for each further device."""
 
 LIMIT = 0.5
-"""Fraction of the deadline allowed for one operation, so that a role that waits keeps its own deadline."""
+"""Fraction of the deadline that an operation may take, so that waiting roles do not reach theirs."""
 
 ROOM, WIDE_ROOM = 64 << 20, 9 << 30
 """Maximum bytes allocated on a device at a time; in soak, enough for two huge buffers."""
@@ -129,8 +129,8 @@ def conclude(
 ) -> Iterator[Finding]:
     """Findings about an exploration, given as the JSON of `results.to_json`.
 
-    ``left_out``: see `harmful`. ``labels``: of the probe's devices. ``little``: the ``room`` in bytes and the
-    families that need more, by capability; empty if none does.
+    ``left_out``: the steps of `harmful`. ``labels``: labels of the probe's devices. ``little``: the ``room``
+    in bytes, and by capability the families that need more; empty if none does.
     """
     figures = {name: explored[name] for name in ("operations", "wanted", "compared", "seed", "elapsed_s")}
     again = explored["again"]

@@ -1,7 +1,7 @@
 """Open one GPU's memory from another GPU and write through the mapping, as peer-to-peer MPI and NCCL do.
 
-Each way, data is also copied from device to device. Copies from and to the host may take another way, so they
-do not show what a PCI bridge or an IOMMU does to traffic between two GPUs.
+In both directions, data is also copied from device to device. Copies from and to the host may use another
+path, so they do not show what a PCI bridge or an IOMMU does to traffic between two GPUs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def open_from_peer(w: Worker) -> None:
 
 
 def copy_both_ways(w: Worker, mapping: IpcMapping) -> list[str]:
-    """Copy the other device's memory to this one, and other data back; returns what arrived wrong here."""
+    """Copy memory from the other device, then other data to it; returns the wrong data of the first copy."""
     stream = w.gpu.create_stream()
     with w.gpu.alloc(NBYTES) as own:
         with w.step("copy from the other device"):

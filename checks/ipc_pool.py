@@ -44,7 +44,6 @@ NBYTES = ODD_BYTES
 POINTERS = 2
 
 MANY = "many pools"
-"""Name of the probe with many pools."""
 
 SMALL, ROUNDS = 2 << 20, range(1, 65)
 """Bytes allocated from each of the many pools, and the pools' numbers."""
@@ -52,7 +51,7 @@ SMALL, ROUNDS = 2 << 20, range(1, 65)
 POINTER_STAYS = "the pointer that stays"
 
 HARMS = frozenset({"kills an importer"})
-"""Step of `Probe.harms`. It includes killing an exporter: either way, the device may lose memory."""
+"""The name in `Probe.harms` for killing an importer or an exporter: the device may lose memory."""
 
 
 class IpcPool(Check):
@@ -86,7 +85,7 @@ class IpcPool(Check):
 
 
 def judge_many(done: ProbeOutcome) -> Iterable[Finding]:
-    """Judge used memory, and the data that stays, as pools are shared and destroyed one after the other."""
+    """Judge used memory, and the data of a pool that stays open, as other pools are shared and destroyed."""
     ledger = account(done.records["exporter"])
     bad = list(ledger.judge(SMALL, len(ROUNDS)))
     if wrong := [line for record in done.records.values() for line in record["wrong"]]:

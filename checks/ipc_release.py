@@ -59,7 +59,6 @@ GLANCE = 4096
 IMPORTERS = ("importer", "spare importer")
 
 MANY = "many exits"
-"""Name of the probe with many exits."""
 
 EXITS = range(1, 25)
 """Numbers of the importers that exit one after the other."""
@@ -258,7 +257,8 @@ def open_many_times(w: Worker, ledger: Ledger, wrong: list[str], handles: Sequen
 def repeat(
     w: Worker, ledger: Ledger, what: str, call: Callable[[], object], look: Callable[[str], None]
 ) -> list[int]:
-    """Make a call `OPENS` times, ``look`` after each; both roles read used memory after `SAMPLED` rounds."""
+    """Make a call `OPENS` times, with ``look`` after each call. Both roles read used memory after `SAMPLED`
+    rounds."""
     samples = []
     for done in watched(w, what, range(1, OPENS + 1)):
         step = f"{what}, round {done} of {OPENS}"

@@ -37,7 +37,7 @@ SEGMENTS = {"control": (1, 2), "tested": (1, 2, 3)}
 """Set → numbers of its segments, from 1; the control leaves out the largest, which takes time to verify."""
 
 VARIANTS = ("destroy-context", "reset-primary")
-"""Variants. The first is that of the bug report, and the only one before a job: a context takes 0.1 s."""
+"""Ways to end the context. The first is the bug report's; the prolog tier tries only that (0.1 s each)."""
 
 Segment = tuple[bytes, str, int]
 """An exported segment: handle, name of its set, number."""
@@ -119,8 +119,7 @@ def open_all(
 ) -> list[str]:
     """Open, verify and close each segment; returns wrong data.
 
-    ``exchanged``: given when the segments are opened for the second time. Each whole segment is then verified
-    and data is exchanged; wrong data of the exchange is appended.
+    With ``exchanged``, whole segments are verified and data is exchanged; wrong data is appended to it.
     """
     wrong = []
     for handle, which, number in segments:

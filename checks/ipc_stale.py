@@ -1,11 +1,11 @@
 """Free shared memory, allocate at the same address, and check that no mapping shows the old data.
 
-The importer has closed the old segment or still has it open. The new segment is as large, larger or smaller,
-or both are small and lie in a block that stays allocated because a neighbour in it stays open. The new handle
-must open and show the new data, also after the data changes. A cache that keeps mappings beyond the
-exporter's free (MPICH before its pull request 7862, UCX's IPC cache) depends on this: beside a stale mapping,
-some drivers refuse an overlapping new mapping, and a new handle may equal the old one. Reused addresses are
-counted, because without them nothing is tested.
+The importer has closed the old segment or still has it open. The new segment has the same size as the old
+one, is larger, or is smaller. In a further case both are small and share a block, which stays allocated
+because another segment in the block does. The new handle must open and show the new data, also after the data
+changes. A cache that keeps mappings beyond the exporter's free (MPICH before its pull request 7862, UCX's IPC
+cache) depends on this: beside a stale mapping, some drivers refuse an overlapping new mapping, and a new
+handle may equal the old one. Reused addresses are counted, because without them nothing is tested.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def new_segment(mapping: str, name: str) -> str:
 
 
 def mistaken(new: IpcMapping, nbytes: int, number: int) -> str:
-    """Description of wrong data in a round's new segment, perhaps the old segment's; empty if correct."""
+    """The wrong data in a round's new segment, in words; empty if the data is correct."""
     wrong = unlike_pattern(new, nbytes, number, 1)
     shows_old = wrong and new.read(PAGE) == pattern(PAGE, number, 0)
     return wrong and f"shows {'the old' if shows_old else 'wrong'} data: {wrong}"

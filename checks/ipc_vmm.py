@@ -1,12 +1,14 @@
 """Share physical memory by descriptor, as NCCL, UCX and PyTorch do: `cuMemCreate`, export, import, map.
 
 A descriptor is sent to the other process in a message (``SCM_RIGHTS``) or fetched by that process
-(``pidfd_getfd``); an environment may refuse either way although the driver supports sharing. Segments of one
-size are all imported before the first is read, so that swapped descriptors are noticed, and unmapped one by
-one while data is exchanged through the others. Further cases: a re-created context, which IPC handles did not
-survive on some drivers (control: contexts that are kept); an exporter that released everything, and one that
-was killed; an importer that was killed, and a spare one if memory is missing then. Leaks over many imports
-are tested by `ipc-vmm-release`.
+(``pidfd_getfd``). A container may refuse one of these, although the driver supports sharing. All segments of
+one size are imported before the first is read, so that swapped descriptors are noticed. They are unmapped one
+by one while data is exchanged through the others.
+
+Further cases: a re-created context, which IPC handles did not survive on some drivers (control: contexts that
+are kept); an exporter that released everything; an exporter that was killed; an importer that was killed. If
+memory is missing after the last case, a spare importer is also killed. Leaks over many imports are tested by
+`ipc-vmm-release`.
 
 One process also maps, copies and unmaps memory many times without a pause: addresses are then reserved again
 while the driver's own thread is still busy with the last copy.
@@ -46,12 +48,12 @@ NBYTES = 20 << 20
 """Bytes of each segment, before rounding up to the device's granularity."""
 
 HARMS = frozenset({"kills an importer"})
-"""Step of `Probe.harms`. It includes killing an exporter: either way, the device may lose memory."""
+"""The name in `Probe.harms` for killing an importer or an exporter: the device may lose memory."""
 
 ROUTES = ("SCM_RIGHTS", "pidfd_getfd", "SCM_RIGHTS")
 """How the descriptor of each segment is passed."""
 REMAPPINGS = 640
-"""Mappings without a pause. Of 160, ROCm 6.4.3 survived all in some runs."""
+"""Number of mappings without a pause. In some runs, ROCm 6.4.3 passed 160 of them."""
 
 CASES = ("with both contexts kept", "in the importer's new context", "from the exporter's new context")
 

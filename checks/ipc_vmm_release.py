@@ -44,7 +44,7 @@ WARM_UP = 2
 IMPORT, LOOK_ON = "import", "no import"
 
 STAYS = 0
-"""Number of the memory that stays mapped, used in place of a round's number."""
+"""Number of the memory that stays mapped, where other memory has its round's number."""
 
 MAPPING_STAYS = "the mapping that stays"
 
@@ -127,8 +127,7 @@ def share_rounds(
     rounds: int,
     wrong: list[str],
 ) -> list[int]:
-    """Import each round's memory, or skip imports for the control; returns used memory after the sampled
-    rounds."""
+    """Share each round's memory, or none for the control; returns used memory after the sampled rounds."""
 
     def share_one(number: int) -> None:
         step = w.step(f"{what}, round {number} of {rounds}")
@@ -173,8 +172,8 @@ def attach(w: Worker) -> None:
 
 
 def import_one(w: Worker, nbytes: int, number: int) -> list[str]:
-    """Import and map memory from the exporter; returns wrong data. The first time, verify that resource
-    counts rise.
+    """Import and map memory; returns wrong data. The first import verifies that the counts of resources
+    rise.
     """
     without = figures_of_process() if number == 1 else {}
     descriptor = w.peer.recv_descriptor()

@@ -2,19 +2,19 @@
 
 The pattern is that of eth-cscs/alps-gh200-reproducers (gpudirect-oom): each iteration allocates a large
 buffer, a little larger than the last, and a small one that stays; the large buffer is sent and freed. An MPI
-library that keeps IPC handles or mappings of freed buffers then loses about one large buffer each iteration;
-with two devices, the growing one shows whose memory is lost. Controls: as many iterations without messages,
-in the same ranks; buffers of one size; and this MPI's own setting that turns IPC off.
+library that keeps IPC handles or mappings of freed buffers then loses about one large buffer each iteration.
+With two devices, the device whose used memory grows shows whose memory is lost. Controls: the same iterations
+without messages; buffers of one size; and this MPI's own setting that turns IPC off.
 
-Only the last third of the iterations counts. If memory use grew, small buffers follow, as many as the memory
-limit allows, and then a large one, since most caches limit the number of buffers. All are allocated before
-the first is freed, so that no address is used twice: even a library without a bound, such as Open MPI's
-smcuda, releases a mapping when a later buffer has its address. A cache that evicts buffers for the small ones
-and levels off is bounded (by bytes, if the large buffer adds nothing): a warning; in the soak tier only if
-the bound was passed twice. Growth that stops is also a warning. The small buffers also reveal a library that
-loses a few buffers, or a little with each. All other growth is a failure, unless the bound is set to more
-buffers than were sent. Intel MPI's default bound of 256 exceeds the number sent, and 17 buffers of 8 GiB fill
-an H200.
+Only the last third of the iterations counts. If used memory grew, more buffers follow: as many small ones as
+the memory limit allows, since most caches limit the number of buffers, and then a large one. All are
+allocated before the first is freed, so that no address is used twice: even a library without a bound, such as
+Open MPI's smcuda, releases a mapping when a later buffer has its address. A cache is bounded if it evicts
+buffers for the small ones and levels off; its bound is in bytes if the large buffer then adds nothing. A
+bounded cache is a warning (in the soak tier only if the bound was passed twice), and so is growth that stops.
+The small buffers also reveal a library that loses a few buffers, or a little of each. All other growth is a
+failure, unless the bound is set to more buffers than were sent. Intel MPI's default bound of 256 exceeds the
+number sent, and 17 buffers of 8 GiB fill an H200.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from gpuipc_doctor.api import (
 )
 
 BASE, STEP, SMALL = 4 << 20, 2 << 20, 2 << 20
-"""Bytes of the first large buffer, the increase per iteration, and the bytes of a small buffer: one driver
-block.
+"""Bytes of the first large buffer, the increase per iteration, and the bytes of a small buffer.
 
-Small buffers stay allocated to keep the freed ranges apart. If they shared blocks, a later large buffer would
-fit over earlier ones, and a library that notices would release those (Intel MPI 2021.17.2 does).
+Small buffers stay allocated to keep the freed ranges apart. Each fills a driver block: in a shared block, a
+later large buffer would overlap earlier ones, and some libraries would notice and release those (Intel MPI
+2021.17.2).
 """
 
 MOST = 43
@@ -66,20 +66,20 @@ TELLING = 180 << 20
 MiB blocks and reuse earlier addresses, and a run without growth would prove nothing."""
 
 MANY = {False: 192, True: 384}
-"""Soak tier or not → maximum number of small buffers; in soak, a bound must be exceeded twice. A cache of
-more buffers is as bad as an unbounded cache: 192 of 1 GiB fill most GPUs."""
+"""In the soak tier or not → maximum number of small buffers. In soak, a bound must be exceeded twice. A
+larger cache is as bad as an unbounded one: 192 buffers of 1 GiB fill most GPUs."""
 
 FOR_LARGE = {False: 0.6, True: 0.3}
-"""Soak tier or not → fraction of the memory limit for large buffers. The rest is for the small buffers, which
-a library may all keep at the same time."""
+"""In the soak tier or not → fraction of the memory limit for large buffers. The rest is for the small
+buffers, which a library may all keep at the same time."""
 
 TOO_FEW = 24
 """Number of buffers below which a leak and a cache look the same: each buffer is 2 MiB larger, so a cache of
 two grows as much as a loss of 4 MiB."""
 
 SAME, SOAK = 128, 400
-"""Iterations with buffers of one size, outside and in the soak tier. Drivers count in blocks of 2 MiB: the
-last third of 128 iterations shows growth of 256 KiB each, of 400 growth of 64 KiB."""
+"""Iterations with buffers of one size, outside and in the soak tier. Drivers count in blocks of 2 MiB, so the
+last third of 128 iterations shows growth from 256 KiB per iteration on; with 400, from 64 KiB on."""
 
 
 class MpiCacheGrowth(Check):
@@ -140,9 +140,7 @@ class MpiCacheGrowth(Check):
 
 
 def measured(done: ProbeOutcome) -> dict[str, BufferGrowth]:
-    """Growth of used memory of each device, by the rank that uses it; on a shared device both ranks see the
-    same.
-    """
+    """Role → growth of its device's used memory. If both ranks share a device, both have the same growth."""
     ranks, small = list(done.records.items())[: len(done.devices)], done.params["small"]
     are_apart = all(
         share_no_address(record["follow"], record["freed"])
@@ -287,7 +285,7 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
 
 
 def judge_creep(done: ProbeOutcome, role: str, seen: BufferGrowth) -> Finding:
-    """Judge slow growth: some lost buffers, or a little per buffer, with small buffers or in all thirds."""
+    """Judge slow growth: a few buffers are lost, or a little of each."""
     where = f"on the {role}'s device" if len(done.devices) > 1 else "on the device of both ranks"
     each = seen.beyond_the_first / (len(seen.used) - 1)
     is_large = bool(seen.creep) and not seen.grows and each >= SMALL
@@ -353,7 +351,7 @@ def iterate(w: Worker) -> None:
 
 
 def beyond_the_limit(w: Worker) -> list[int]:
-    """The planned sizes; if the cache has a limit in bytes, sizes above that limit if they fit.
+    """Buffer sizes: as planned, or above the cache's limit in bytes if it has one and such sizes fit.
 
     Open MPI's smcuda never closes the mapping of a message that is larger than its limit.
     """
@@ -384,7 +382,7 @@ def large_ones(
 def one_by_one(
     w: Worker, ledger: Ledger, alive: list[Buffer], follow: list[Buffer], most: int
 ) -> Iterator[Buffer]:
-    """Later buffers, sent one at a time while neither rank's device uses more than ``most`` bytes."""
+    """The buffers to ``follow``, one by one, until a rank's device uses more than ``most`` bytes."""
     for buffer in follow:
         if w.mpi.any_says(ledger.used() > most):
             return
@@ -400,8 +398,9 @@ def send_and_free(
     *,
     communicates: bool = True,
 ) -> tuple[list[int], list[list[int | None]]]:
-    """Send each buffer and free it. Returns used memory by iteration, minus the ``alive`` bytes of this
-    node's ranks, and this process's own usage by device.
+    """Send each buffer and free it. Returns used memory by iteration, and this process's usage by device.
+
+    The bytes of ``alive`` are subtracted from used memory, for each rank of this node.
     """
     partner, ranks, used = 1 - w.mpi.rank, w.mpi.size // len(w.gpus), []
     held: list[list[int | None]] = [[] for _ in w.gpus]

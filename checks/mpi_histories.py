@@ -100,7 +100,7 @@ class MpiHistories(Check):
                 yield Probe(name, ranks(number), devices, params, launch=ctx.mpi.launch)
 
     def again(self, ended: ProbeOutcome) -> Iterable[Probe]:
-        """The next launch of a search; see `histories.mpi.search`."""
+        """Plan the next launch of a search (`histories.mpi.search`)."""
         known, probe = ended.params["search"], _probe(ended)
         following = searching.from_json(known).after(ended) if known else _search(ended)
         if following and (following.stage != "replay" or not known):

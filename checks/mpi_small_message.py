@@ -56,17 +56,16 @@ PLACES = (("device", "device"), ("host", "device"), ("device", "host"))
 MODES = ("blocking", "non-blocking")
 
 ACROSS, REST = "between nodes", "the rest"
-"""Names of probes."""
 
 MOST_FAILED = 9
-"""Messages that may fail one by one: more than two sizes in all four ways from device to device.
+"""Number of failed messages after which each way and each size that failed is omitted.
 
-After that, each way and each size that failed is omitted. Otherwise a hang after a certain number of
-messages, whatever their kind, would take 36 probes with one deadline each.
+Two sizes that fail in all four ways from device to device are fewer. Without a limit, a hang after a certain
+number of messages, whatever their kind, would take 36 probes with one deadline each.
 """
 
 SHOWN = 8
-"""Wrong messages listed in a finding."""
+"""Maximum wrong messages listed in a finding."""
 
 
 class Message(NamedTuple):
@@ -174,8 +173,8 @@ def mapped(failed: Failed) -> Iterator[Evidence]:
 
 
 def given_up(message: Message, failed: Failed) -> bool:
-    """Whether to omit a message, because it failed, enough others of its way failed, or, after many failures,
-    any of its size failed."""
+    """Whether to omit a message: it failed, or too many of its way did. After many failures, one failure of
+    its way or its size is enough."""
     sizes = [other.size for other, _ in failed if other.way == message.way]
     if len(failed) >= MOST_FAILED:
         return bool(sizes) or message.size in [other.size for other, _ in failed]

@@ -42,7 +42,7 @@ PAGE = 4096
 """Bytes compared with old contents: mappings cover whole pages."""
 
 SHOWN = 7
-"""Messages listed in a finding."""
+"""Maximum messages listed in a finding."""
 
 
 class MpiStaleBuffer(Check):
@@ -142,7 +142,7 @@ def inspect(buffer: Buffer, number: int, sender: int, stale: list[str], wrong: l
 
 
 def round_shown(data: bytes, number: int) -> int | None:
-    """The latest earlier round whose message has a page in ``data``, or None."""
+    """The latest earlier round with whose data a page of ``data`` agrees; None if none does."""
 
     def shows(earlier: int) -> bool:
         messages = [pattern(len(data), earlier, sender) for sender in (0, 1)]

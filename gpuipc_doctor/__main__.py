@@ -6,7 +6,7 @@ import gc
 import sys
 
 GARBAGE_AFTER = 100_000
-"""New objects after which Python collects garbage, which is rarely needed here (default: a thousand)."""
+"""Number of new objects after which Python collects garbage; by default a thousand."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Code common to both libraries: failed calls, blocks, and a busy stream."""
+"""Code common to both libraries: it arms their calls and translates their errors."""
 
 from __future__ import annotations
 

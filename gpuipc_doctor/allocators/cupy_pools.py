@@ -24,7 +24,7 @@ _ERROR_MEMORY_ALLOCATION = 2
 
 
 class CupyStream:
-    """`gpuipc_doctor.api.allocator.Stream`"""
+    """A CuPy stream (`gpuipc_doctor.api.allocator.Stream`)."""
 
     def __init__(self, pool: _Pool) -> None:
         self._pool = pool
@@ -132,7 +132,8 @@ class CachingPool(_Pool):
         return True
 
     def _malloc(self, nbytes: int) -> Any:
-        """`cudaMalloc` on a device limited to the bound. The pool has already counted these bytes."""
+        """`cudaMalloc` on a device limited to `_most` bytes. The pool has already counted the requested
+        bytes."""
         cuda = self.cupy.cuda
         if self._pool.total_bytes() > self._most:
             raise cuda.runtime.CUDARuntimeError(_ERROR_MEMORY_ALLOCATION)

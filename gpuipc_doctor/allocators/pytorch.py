@@ -17,7 +17,7 @@ EXPANDABLE = dict.fromkeys(_SETTINGS[:2], "expandable_segments:True")
 
 
 class TorchStream:
-    """`gpuipc_doctor.api.allocator.Stream`"""
+    """A PyTorch stream (`gpuipc_doctor.api.allocator.Stream`)."""
 
     def __init__(self, allocator: CachingAllocator) -> None:
         self._allocator = allocator
@@ -41,7 +41,7 @@ class TorchStream:
 
 
 class TorchBlock(PoolBlock):
-    """`gpuipc_doctor.api.allocator.Block`; its owner is a tensor."""
+    """A tensor's memory (`gpuipc_doctor.api.allocator.Block`); the tensor is the ``owner``."""
 
     def used_by(self, stream: Any) -> None:
         with self._driver.arm("Tensor.record_stream"):
@@ -49,7 +49,8 @@ class TorchBlock(PoolBlock):
 
 
 class CachingAllocator:
-    """`gpuipc_doctor.api.allocator.Allocator`. One per process, configured by the environment."""
+    """PyTorch's allocator (`gpuipc_doctor.api.allocator.Allocator`). One per process, configured by the
+    environment."""
 
     records_streams = True
     release_call = "torch.cuda.empty_cache"

@@ -1,4 +1,4 @@
-"""Import PyTorch with expandable segments, which must be set before the import. For workers' stems."""
+"""Import PyTorch with expandable segments, which must be set before the import."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def probe(
 def _imports(allocator: str, backend: str) -> tuple[str, ...]:
     """Modules to import before the workers start (`Probe.imports`).
 
-    None on HIP: it is untested whether importing these libraries starts the driver.
+    Empty on HIP: it is untested whether importing these libraries starts the driver.
     """
     modules = {
         "MemoryPool": "cupy",
@@ -130,13 +130,13 @@ class Allocator(Protocol):
 
     @property
     def release_call(self) -> str:
-        """The library's name of ``release``."""
+        """Name of the library's function that ``release`` calls."""
 
     def stream(self) -> Stream:
         """A new stream that does not wait for the default stream."""
 
     def alloc(self, nbytes: int, stream: Stream) -> Block:
-        """Uninitialised memory for use on ``stream``: new, or freed before on that stream."""
+        """Uninitialised memory for use on ``stream``: new memory, or memory that was freed on that stream."""
 
     def held(self) -> tuple[int, int]:
         """(allocated, reserved) bytes: allocated by users, reserved from the driver."""

@@ -27,7 +27,7 @@ def share_of_free(w: Worker) -> int:
 class Bounded:
     """An allocator limited to ``room`` bytes, as if the device had no more.
 
-    If the library has no limit of its own, its cache is released before it would exceed this one.
+    If the library cannot limit itself, its cache is released before an allocation would exceed ``room``.
     """
 
     def __init__(self, w: Worker, allocator: Allocator, room: int) -> None:

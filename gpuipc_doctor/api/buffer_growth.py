@@ -31,8 +31,8 @@ def growing_sizes(room: float, first: int, step: int, most: int) -> list[int]:
 
 
 def equal_sizes(room: int, least: int, largest: int, most: int) -> list[int]:
-    """Up to ``most`` equal sizes from ``least`` to ``largest`` that fit into ``room``; else `FEWEST` smaller
-    ones."""
+    """At least `FEWEST` equal sizes that together fit into ``room``: up to ``most`` if each has ``least``
+    bytes or more. None is above ``largest``."""
     number = max(FEWEST, min(most, room // least))
     return [min(largest, room // number)] * number
 
@@ -48,7 +48,7 @@ class BufferGrowth:
     """Used memory in bytes after each buffer was sent and freed; the control sends none.
 
     Only the last third is judged: by then a bounded cache is full. If used memory still grows, small buffers
-    follow, since a cache counts buffers, and then a large one.
+    follow (most caches limit the number of buffers), and then a large buffer.
     """
 
     sizes: Sequence[int]
@@ -57,9 +57,9 @@ class BufferGrowth:
     small: Sequence[float] = ()
     """Used memory after each small buffer."""
     each: int = 1
-    """Bytes of a small buffer, at least a driver block."""
+    """Bytes of a small buffer: one driver block or more."""
     late: Sequence[float] = ()
-    """Used memory after the large buffer at the end."""
+    """Used memory after the large buffer that follows the small ones."""
     apart: bool = False
     """Whether no small or late buffer shares an address with a buffer freed before it."""
     pace: float = 1.0
@@ -74,7 +74,7 @@ class BufferGrowth:
     def unsuspicious(self) -> float:
         """Bytes of growth per iteration to ignore: the control's growth, or noise over the last third.
 
-        At worst, two driver blocks make a slope of 1.2 times their size.
+        Noise: two driver blocks, with a margin, because they can make a slope 1.2 times as steep.
         """
         return max(self._without_messages, 1.25 * NOISE_BYTES / len(last_third(self.used)))
 
@@ -106,8 +106,8 @@ class BufferGrowth:
         """Bytes per iteration by which used memory permanently rose; 0 unless it rose in each third.
 
         This finds libraries that lose a few buffers: between two losses, used memory stays constant for
-        longer than a slope allows. A cache that still fills in the last third has kept the whole second
-        third.
+        longer than a slope allows. A cache that fills in the last third does not count: it kept each buffer
+        of the second third.
         """
         third = len(self.used) // 3
         for_good = self._for_good
@@ -128,12 +128,12 @@ class BufferGrowth:
 
     @property
     def rose_often(self) -> bool:
-        """Whether used memory rose permanently more often than a library initialises something."""
+        """Whether used memory rose permanently more often than initialisation explains (`ONCE`)."""
         return self.steps > ONCE
 
     @property
     def is_large(self) -> bool:
-        """Whether each message costs at least a driver block, or a large part of its buffer."""
+        """Whether used memory grows by a driver block per message, or by a large part of the buffer."""
         least = min(BLOCK_BYTES, KEPT * self._mean)
         return self.grows and self.growth.low >= max(self._without_messages, 0.0) + least
 
@@ -149,8 +149,8 @@ class BufferGrowth:
 
     @property
     def at_least(self) -> int:
-        """The fewest buffers that explain the peak: small ones sent while usage rose, plus the largest
-        of the large ones."""
+        """The fewest buffers that explain the peak: the small ones sent while usage rose, and the largest
+        others."""
         went = [self.used[-1], *self.small]
         went = went[: went.index(max(went)) + 1]
         rises = sum(max(0.0, after - before) for before, after in pairwise(went))
@@ -174,19 +174,21 @@ class BufferGrowth:
 
     @property
     def stops(self) -> bool:
-        """Whether growth stopped, with small and with large buffers, although nothing was released."""
+        """Whether growth stopped, although no buffer was released: neither small nor large buffers add
+        any.
+        """
         if not self.is_large or not self.late or not self._levels_off or self.releases:
             return False
         return self.late[-1] - self._level < self.growth.low / 2
 
     def was_passed(self, bound: float, times: int) -> bool:
-        """Whether enough small buffers or bytes were sent to fill a cache with this bound ``times`` times."""
+        """Whether what was sent would fill a cache of ``bound`` bytes ``times`` times."""
         sent = len(self.small) * self.each + (sum(self.sizes) if self.counts_bytes else 0)
         return sent >= times * bound
 
     def plateau(self, whose: str, block: int) -> Evidence:
-        """Evidence of a PASS: the observed use, and the smallest growth that would have been detected, in
-        blocks."""
+        """Evidence of a PASS: the observed use and the smallest growth that would have been detected.
+        ``block``: see `smallest_found`."""
         last = last_third(self.used)
         return Evidence.seen(
             "{role}: {more:mib} more in use than at the start; growth of {least:bytes} or more per iteration "
@@ -209,10 +211,9 @@ class BufferGrowth:
 
     @property
     def _levels_off(self) -> bool:
-        """Whether usage reached the same minimum and maximum at the end as when the large buffers were
-        evicted.
+        """Whether usage at the end has the same minimum and maximum as when the large buffers were evicted.
 
-        With a cache that is emptied when full, usage is a sawtooth; with a leak also, but a rising one.
+        A cache that is emptied when full makes usage a sawtooth. So does a leak, but its sawtooth rises.
         """
         rises, _ = self._rises
         return self.apart and bool(rises) and all(abs(rise) <= self._noise for rise in rises)
@@ -221,16 +222,16 @@ class BufferGrowth:
     def _displaced_after(self) -> int:
         """Number of small buffers after which a cache that counts buffers holds only small ones.
 
-        At most two thirds of the small buffers; one third if the large buffers, fewer in number, had already
-        filled the cache.
+        At most two thirds of the small buffers, or one third if the large buffers had already filled the
+        cache.
         """
         kept = self._since_before_the_first(max(last_third(self.small))) / self.each
         return min(max(FEWEST, math.ceil(kept)), (2 if self.grows else 1) * len(self.small) // 3)
 
     @property
     def _ends(self) -> tuple[Sequence[float], Sequence[float]]:
-        """First and last readings of a cache full of small buffers: a third of the readings each, or as many
-        as the cache holds buffers."""
+        """First and last readings of a cache full of small buffers: a third of the readings each, or one
+        reading for each buffer that the cache holds."""
         if len(self.small) < FEWEST:
             return (), ()
         then = self.small[self._displaced_after :]
@@ -256,7 +257,9 @@ class BufferGrowth:
         return max(self._ends[0], default=0)
 
     def _since_before_the_first(self, used: float) -> float:
-        """Growth in bytes, in whole driver blocks, since before the first buffer, which counts as kept."""
+        """Growth in bytes since before the first buffer, which counts as kept with its whole driver
+        blocks.
+        """
         return used - self.used[0] + -(-self.sizes[0] // self.each) * self.each
 
     @property
@@ -271,7 +274,7 @@ class BufferGrowth:
 
 
 def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
-    """Evidence: the roles whose processes hold the growth, if per-process usage is known.
+    """Evidence: which roles' processes hold the growth, if usage by process is known.
 
     A driver attributes memory that its exporter has freed to the processes that still map it.
     """

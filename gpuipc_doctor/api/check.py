@@ -70,8 +70,8 @@ class Context:
     def allocators(self) -> tuple[tuple[Device, str], ...]:
         """Each allocator (a name for `Worker.allocator`) with a device to test it on.
 
-        Allocators depend on the library rather than on the device, so each gets one device. The devices of a
-        backend are distributed over its libraries, so that most probes have a device to themselves. In
+        Allocators depend on the library rather than on the device, so each is tested on one device. Each
+        library has another device where possible, so that most probes have a device to themselves. In
         ``soak`` each allocator is tested on every device.
         """
         of_backend: dict[str, list[Device]] = {}
@@ -94,8 +94,8 @@ class Context:
     def subjects(self) -> tuple[tuple[Device, ...], ...]:
         """The devices and pairs to probe in this tier.
 
-        ``prolog``: no pairs. ``acceptance``: the pairs of `neighbours`, because all 56 pairs of eight GPUs
-        would take minutes. ``soak``: all `pairs`.
+        ``prolog``: no pairs. ``acceptance``: the pairs of `neighbours`. ``soak``: all `pairs`; for eight GPUs
+        these are 56 and take minutes.
         """
         pairs = {Tier.PROLOG: (), Tier.ACCEPTANCE: self.neighbours, Tier.SOAK: self.pairs}[self.tier]
         return (*((device,) for device in self.devices), *pairs)
@@ -107,8 +107,7 @@ class Context:
 
     @property
     def neighbours(self) -> tuple[tuple[Device, Device], ...]:
-        """The `pairs` of each device with the next of its backend; with more than two devices, also the last
-        with the first.
+        """Pairs of each device with the next one of its backend, closed to a ring from three devices on.
 
         Two devices make one pair; with three or more, each device exports once and imports once.
         """
@@ -129,7 +128,7 @@ class Context:
 
     @property
     def a_pair_or_device_of_each_backend(self) -> tuple[tuple[Device, ...], ...]:
-        """Each backend's first pair, else its first device: enough to test a library."""
+        """For each backend, its first pair or, without a pair, its first device: enough to test a library."""
         chosen: dict[str, tuple[Device, ...]] = {}
         for devices in (*self.rank_pairs, *((device,) for device in self.devices)):
             chosen.setdefault(devices[0].backend, devices)
@@ -138,7 +137,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Declares a check to be the control of another check: the same test without the suspected part.
+    """Makes a check the control of another check: the same test without the suspected part.
 
     ``right`` and ``wrong`` are sentences added to the other check's failures if this check passed or failed
     with the same reach (within a node, or between nodes). ``{check}`` stands for this check's id.
@@ -168,15 +167,15 @@ class Check(ABC):
     options: ClassVar[Mapping[str, Json]] = {}
     """The options that a site config may set: name → JSON Schema of the value."""
     curable_warnings: ClassVar[frozenset[str]] = frozenset()
-    """Keys of its warnings for which workarounds are tried as for a failure."""
+    """Keys of WARN findings for which workarounds are tried, as for a FAIL."""
     searches: ClassVar[bool] = False
-    """Whether a failing probe starts a search, or a second run, by follow-up probes.
+    """Whether this check uses follow-up probes to search for a cause, or to repeat a run.
 
     Then `again` is also called after completed probes, probes have their own deadlines, and only the last
     probe is judged, by `judge` however it ended.
     """
     explains_losses: ClassVar[frozenset[str]] = frozenset()
-    """Keys of its findings that also explain a process's losses: kept memory explains lost addresses."""
+    """Keys of findings that explain a process's losses: with such a finding, losses are not reported."""
     needs_allocators: ClassVar[bool] = False
     """Whether the check needs an allocator for a device; without an installed array library, it is a SKIP."""
 
@@ -185,15 +184,15 @@ class Check(ABC):
         """Plan the probes, or conclude without one: a finding yielded here is about the node."""
 
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
-        """Plan follow-up probes after ``failed``, for example the cases that it did not reach.
+        """Plan follow-up probes after ``failed``, such as one for the cases that it left untested.
 
-        With ``searches``, it is also called after completed probes.
+        With ``searches``, this method is also called after completed probes.
         """
         return ()
 
     def replay(self, failed: ProbeOutcome, without: Collection[str] = ()) -> Probe | None:
-        """A short probe that repeats a completed probe's failure without these operations; None if it
-        cannot."""
+        """A short probe that repeats a completed probe's failure without these operations; None if
+        impossible."""
         return None
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:

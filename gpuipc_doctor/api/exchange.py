@@ -2,7 +2,7 @@
 
 A mapping that is correct when opened may be a copy, wholly or from some offset on: later writes of the
 exporter do not show, or the importer's writes are lost. So each importer exchanges data through its mapping:
-all of it in both directions once, then samples (`write_glances`).
+first all of it in both directions, then only parts (`write_glances`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Finding, ProbeOutcome
 
 TURNS, WHOLE_TURNS = 5, 2
-"""Odd number of turns: the importer writes first and last, so when the exporter returns, it has read
-everything. Two of the turns, one in each direction, write and verify all of the memory."""
+"""Number of turns, and of those that write and verify all of the memory: one in each direction. The number is
+odd: the importer writes first and last, so the exporter returns after it has read everything."""
 
 
 def closing_order(count: int) -> list[int]:

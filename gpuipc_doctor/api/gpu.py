@@ -1,9 +1,9 @@
 """The protocol between checks and backends, in terms common to CUDA and HIP.
 
 Types only: ``backends`` implements them and workers pass them to checks. Every method that calls the driver
-is *armed*: the call is journalled under the driver's own name first, so a hang or crash in it is attributed
-to it. A call that does not return success raises `DriverError`. Sizes and offsets are bytes, addresses plain
-integers, data `bytes`.
+is *armed*: the name of the driver's function is journalled first, so that a hang or crash in the function is
+attributed to it. A call that does not return success raises `DriverError`. Sizes and offsets are bytes,
+addresses plain integers, data `bytes`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ REFUSALS = ALREADY_MAPPED | {
 }
 """Errors with which a healthy driver refuses to export or open a handle.
 
-``INVALID_*``: documented for ``cuIpcGetMemHandle``, ``cuIpcOpenMemHandle`` and their HIP counterparts; see
-``backends.rules``. ``NOT_SUPPORTED``: the feature is missing. ``ALREADY_MAPPED``: MPICH's pull request 7862.
-Documented errors that indicate a fault are left out (``OUT_OF_MEMORY``, ``MAP_FAILED``).
+``INVALID_*`` are documented for ``cuIpcGetMemHandle``, ``cuIpcOpenMemHandle`` and their HIP counterparts (see
+``backends.rules``). ``NOT_SUPPORTED`` means that the feature is missing; for ``ALREADY_MAPPED`` see MPICH's
+pull request 7862. ``OUT_OF_MEMORY`` and ``MAP_FAILED`` are documented, but indicate a fault.
 """
 
 
@@ -72,9 +72,7 @@ class DriverError(Exception):
         super().__init__(str(fault))
         self.fault = fault
         self.occurrence = occurrence
-        """Number of the call among those of the same name, from 1; 0 if unknown. Clean-up may add later
-        calls.
-        """
+        """Number of the call among the process's calls of this function, from 1; 0 if unknown."""
 
     @property
     def is_refusal(self) -> bool:
@@ -135,8 +133,8 @@ class Memory(Protocol):
 class Buffer(Memory, Protocol):
     """Device memory of this process.
 
-    Leaving the ``with`` block frees it, except by an exception. The same holds for everything that a ``with``
-    block releases: after an error the process ends.
+    Leaving the ``with`` block frees the memory, unless an exception was raised: the process then ends. The
+    same holds for everything that a ``with`` block releases.
     """
 
     def ipc_handle(self, offset: int = 0) -> bytes:
@@ -190,7 +188,7 @@ class GpuStream(Protocol):
 
 
 REUSES = frozenset({"event-dependencies", "opportunistic", "internal-dependencies"})
-"""Cases in which a pool may reuse one stream's freed memory on another.
+"""Cases in which a pool may reuse memory on another stream than the one that freed it.
 
 ``event-dependencies``: an event orders the other stream after the free. ``opportunistic``: the free has
 completed. ``internal-dependencies``: the pool makes the other stream wait. A new pool allows all three.
@@ -233,8 +231,8 @@ class Pool(Protocol):
     def export_descriptor(self) -> int:
         """A new descriptor of a pool from `Gpu.create_shared_pool`; the caller passes it on and closes it.
 
-        On an H200 it is not close-on-exec. While it is open in any process, memory with an exported pointer
-        stays in use.
+        On an H200 the descriptor is not close-on-exec. While any process has it open, the pool's memory with
+        an exported pointer stays in use.
         """
 
     def destroy(self) -> None: ...
@@ -247,10 +245,10 @@ class ImportedPool(Protocol):
         """Give this device access to a pool on another device."""
 
     def import_pointer(self, data: bytes, nbytes: int) -> PoolMemory:
-        """The exporter's memory of this many bytes.
+        """Memory of the exporter, ``nbytes`` bytes long.
 
-        Imports are not counted: a second import has the same address, and one free ends both. Free the memory
-        here before the exporter frees it.
+        A second import of a pointer returns the same address; freeing either ends both. Free the memory here
+        before the exporter frees it.
         """
 
     def destroy(self) -> None: ...
@@ -259,8 +257,8 @@ class ImportedPool(Protocol):
 class PhysicalMemory(Protocol):
     """Physical memory, own or imported, which has no address until it is mapped.
 
-    Leaving the ``with`` block releases it. It is freed when its last handle, mapping and open descriptor is
-    gone, in all processes and unreceived messages.
+    Leaving the ``with`` block releases the handle. The memory is freed when no process has a handle, a
+    mapping or an open descriptor of it, and no descriptor is left in an unreceived message.
     """
 
     @property
@@ -304,8 +302,8 @@ class GpuContext(Protocol):
 class Gpu(Protocol):
     """One device as one process sees it.
 
-    Memory operations use the current context; without one, the device's primary context is retained and made
-    current first.
+    Memory operations use the current context. If there is none, they retain the device's primary context and
+    make it current.
     """
 
     @property

@@ -12,8 +12,9 @@ from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, Measurement
 
 PASSES, WARM_UP, ROUNDS = 4, 5, 25
-"""Passes over all sizes. Ranks that share a processor for a while slow one size in one pass (1 ms instead of
-1 µs was seen in all rounds of a pass); a slow size is slow in every pass."""
+"""Passes over all sizes; in each pass, rounds of warm-up and timed rounds of each size. Ranks that share a
+processor for a while slow one size in one pass (1 ms instead of 1 µs was seen in all rounds of a pass); a
+slow size is slow in every pass."""
 
 LARGE, LARGE_ROUNDS = 1 << 20, 3
 """Messages from this many bytes on are repeated less often."""
@@ -31,11 +32,11 @@ class Latency(NamedTuple):
 
 
 def time_there_and_back(w: Worker, memory: Memory, sizes: list[int]) -> tuple[list[Latency], list[str]]:
-    """Send the first bytes of ``memory`` to the other rank and back; returns the latencies, and which data
-    was wrong.
+    """Send the first bytes of ``memory`` to the other rank and back; returns the latencies and the wrong
+    data.
 
-    Rank 0 has the data and the other rank does not, so what either rank holds after the last round was
-    received. Writing and reading the data is not timed.
+    At first only rank 0 has the data, so after the last round both ranks have only received data. Writing and
+    reading the data is not timed.
     """
     from statistics import median
 
@@ -79,9 +80,9 @@ def figures(latencies: Iterable[Latency]) -> Iterator[Evidence]:
 
 
 def measurements(latencies: Iterable[Latency]) -> Iterator[Measurement]:
-    """Figures to compare between nodes and over time: latency of small messages, bandwidth of large ones.
+    """Latency of the shortest and the longest small message, and bandwidth of each size of large messages.
 
-    Of the small messages, only the first and last with data are included.
+    These figures are compared between nodes and over time. The message of 0 bytes is left out.
     """
     timed = sorted(latency for latency in latencies if latency.size)
     small, large = (

@@ -4,8 +4,9 @@ A role function keeps a `Ledger` of a device; its entries reach ``judge`` as an 
 trusted only after it was seen to move, missing memory is checked again, and growth counts only beyond the
 control's growth.
 
-If the driver only counts the memory of all processes together, a change by one of our sizes is attributed to
-this tool, as is a loss that recurs when the action is repeated. Other changes have an unknown cause.
+If the driver only counts the memory of all processes together, the size of a change tells its cause: a
+multiple of the tested allocations is attributed to this tool. So is a loss that recurs when the action is
+repeated. Other changes have an unknown cause.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NOISE_BYTES = 4 << 20
 """Change of used memory to ignore: one or two of the driver's own blocks."""
 
 CREEP_BYTES = 64 << 10
-"""Growth over a whole loop to ignore."""
+"""Growth to ignore, from the first round of a loop to its last."""
 
 QUIET_S = 0.04
 """Seconds without change after which used memory counts as stable."""
@@ -43,15 +44,13 @@ LAG_S = 1.0
 """Seconds after which a counter must show an allocation: some are refreshed at intervals."""
 
 DESCRIBED_WITHIN = 1.01
-"""Ratio of a device's counted size to its described size up to which the two count as equal."""
+"""A counted size of a device above its described size times this factor is reported."""
 
 TRIES = 3
 """Retries if other processes allocated or freed at the same time."""
 
 FEWEST_SAMPLES = 6
-"""Minimum readings of used memory that distinguish a steady rise from other processes' allocations without a
-control.
-"""
+"""Minimum readings of used memory that show a steady rise in a loop without a control."""
 
 PROGRAM_ENDED = "the program ended"
 
@@ -69,7 +68,7 @@ class Ledger:
     """The used memory of one device as measured by one role, with its entries so far.
 
     Opening it allocates `ODD_BYTES` and waits for the counter to rise, so only one role may open it at a
-    time. Later reads wait as long for a lagging counter.
+    time. If the counter lags, later reads wait for it.
     """
 
     def __init__(self, w: Worker, gpu: Gpu | None = None) -> None:
@@ -97,9 +96,9 @@ class Ledger:
         """Record by how much the counter rises, and its delay in rising and falling; returns whether the
         delays are conclusive.
 
-        A counter that is refreshed at intervals takes a whole interval if it was refreshed just before, else
-        part of one. If only one of the two changes took time, a refresh came just before the other: then both
-        are timed again.
+        A counter that is refreshed at intervals takes a whole interval if it was refreshed just before the
+        change, otherwise part of one. If only one of the two changes was delayed, a refresh came just before
+        the other, and both must be timed again.
         """
         before = self.mark()
 
@@ -121,8 +120,7 @@ class Ledger:
         return abs(self._beyond(used)) <= NOISE_BYTES
 
     def mark(self) -> int:
-        """Used memory in bytes, once it is stable. A value equal to the last mark counts as stable since
-        then."""
+        """Used memory in bytes, after `QUIET_S` without change; time since the last mark counts."""
         self._wait_out_lag()
 
         def is_quiet() -> bool:
@@ -140,7 +138,7 @@ class Ledger:
         return self._gpu.memory_used()
 
     def sampled(self, rounds: range) -> range:
-        """Rounds of a loop after which to read used memory: every fourth if each reading must wait."""
+        """Rounds of a loop after which to read used memory; every fourth of them if the counter lags."""
         return rounds[3::4] if self._lag_s else rounds
 
     def used_after(
@@ -169,12 +167,11 @@ class Ledger:
         return used
 
     def watch(self, end: str, act: Callable[[], object]) -> None:
-        """Run an action that must leave used memory unchanged, and record memory that is missing after its
+        """Run an action that must leave used memory unchanged, and record memory that is missing at its
         ``end``.
 
-        If memory is missing, the action is repeated once, to see whether the loss repeats. It is also
-        repeated if less is used than before: other processes released memory meanwhile, which hides our own
-        change.
+        The action is repeated once if memory is missing, to see whether the loss recurs. It is also repeated
+        if used memory fell: other processes then released memory, which may hide a loss.
         """
         for _ in range(TRIES):
             before = self.mark()
@@ -186,8 +183,8 @@ class Ledger:
     def enter(self, end: str, mark: int, again: Callable[[], object] | None = None) -> bool:
         """Wait for used memory to return to its mark after ``end``, and record missing memory.
 
-        If memory is missing, ``again`` repeats the end, to see whether the loss repeats. Returns whether it
-        was called.
+        If memory is missing, ``again`` is called to see whether the loss recurs. Returns whether it was
+        called.
         """
         began = self._w.clock()
         missing = self._missing_after_wait(mark)
@@ -220,7 +217,8 @@ class Ledger:
     def enter_loop(
         self, what: str, rounds: Iterable[int], used: Sequence[int], control: Sequence[int]
     ) -> None:
-        """Record used memory after these rounds of a loop, and of a control loop without ``what``."""
+        """Record used memory after these rounds of a loop that does ``what``, and of a control loop that does
+        not."""
         self._loops[what] = {"rounds": list(rounds), "used": list(used), "control": list(control)}
         self._running = {}
         self._w.record(running=None)
@@ -247,8 +245,9 @@ def ledger_in_turn(w: Worker) -> Ledger:
 def look_on(w: Worker) -> None:
     """Read used memory, let the partner begin, and check that no more is in use after the partner's end.
 
-    The partner is the last role. Roles between use `look_on_another` for their own devices. The partner
-    receives the seconds by which the counters lag, and the number of free bytes on each device.
+    The partner is the last role. Roles between the first and the last watch their own devices with
+    `look_on_another`. The partner receives the longest lag of a counter in seconds, and the fewest free bytes
+    of a device.
     """
     ledger = Ledger(w)
     before = ledger.mark()
@@ -263,7 +262,7 @@ def look_on(w: Worker) -> None:
 
 
 def look_on_another(w: Worker) -> None:
-    """As `look_on`, which the first role uses, but on this role's device."""
+    """Do for this role's device what `look_on` does for the device of the first role."""
     ledger = Ledger(w)
     before = ledger.mark()
     w.peer.send([ledger.lag_s, w.gpu.memory_info()[0]])
@@ -286,7 +285,7 @@ def _follows(rises: Sequence[Sequence[int]]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Missing memory after an end: bytes beyond the mark, and the seconds waited."""
+    """Memory that was missing after an end, in bytes beyond the mark, and the seconds waited for it."""
 
     end: str
     missing: int
@@ -303,10 +302,11 @@ class Entry:
         return abs(self.missing) <= NOISE_BYTES
 
     def judge(self, size: int, most: int, block: int, later: Iterable[Entry] = ()) -> Finding | None:
-        """Judge missing memory: a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes, each in whole
-        blocks, or was lost again in a repetition.
+        """Judge missing memory: a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes, rounded up to
+        whole blocks, or if a repetition lost it again.
 
-        ``later``: the entries after this one, any of which may have released the memory."""
+        ``later``: the entries after this one, any of which may have released the memory.
+        """
         if self.is_back:
             return self.late()
         taken = -(-size // block) * block
@@ -413,8 +413,7 @@ class Loop:
         return math.isclose(missing, self.growth.estimate * max(self.rounds), rel_tol=0.25)
 
     def sensitivity(self, device: str, block: int) -> Evidence:
-        """Evidence of the smallest growth that would have been detected with this counter step; see
-        `smallest_found`."""
+        """Evidence: the smallest growth that would have been detected. ``block``: see `smallest_found`."""
         smallest = smallest_found(self.rounds, self.used, self.unsuspicious, block)
         return Evidence.measured(
             "growth of {smallest:bytes} or more on {device} with each {what} would have been detected "
@@ -451,8 +450,8 @@ class Account:
     def judge(self, size: int, most: int = 1) -> list[Finding]:
         """Judge all entries. Missing memory is a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes.
 
-        An entry that only releases what an earlier entry left missing is not judged. Growth in a loop is also
-        missing at the end; such growth is reported only once.
+        An entry that only releases what an earlier entry left missing is not judged. Memory that a loop lost
+        is reported as growth of the loop, not also as missing at the end.
         """
         if blind := self.blind():
             return [blind]

@@ -102,7 +102,7 @@ def _guessed(file: Path) -> str:
 
 
 def _mistake(check: Check) -> str:
-    """Mistakes in a check's declaration; empty if there are none."""
+    """The first mistake in a check's declaration; empty if there is none."""
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", str(getattr(check, "id", ""))):
         return "its id must be words of a to z and 0 to 9, joined by hyphens"
     if not isinstance(getattr(check, "title", None), str):

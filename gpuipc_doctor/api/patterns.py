@@ -18,7 +18,7 @@ PIECE = 128 * PERIOD
 the copy."""
 
 SPAN = 16 * PAGE
-"""Bytes compared at a time to find wrong data; most of a large segment may be correct."""
+"""Bytes compared at a time to find wrong data."""
 
 GLANCE = 16 << 10
 """Bytes sampled at each end of a segment and around each power of two in it. Powers of two are the first
@@ -67,7 +67,9 @@ def unlike_pattern(memory: Memory, nbytes: int, *key: int, offset: int = 0) -> s
 
 
 def wrong_pattern(what: str, memory: Memory, nbytes: int, *key: int, offset: int = 0) -> list[str]:
-    """The result of `unlike_pattern` as a list of one line that begins with ``what``; empty if none."""
+    """The result of `unlike_pattern` after ``what``, in a list of one line; an empty list if all is
+    correct.
+    """
     wrong = unlike_pattern(memory, nbytes, *key, offset=offset)
     return [f"{what}: {wrong}"] if wrong else []
 
@@ -108,7 +110,7 @@ class _Wrong:
         self._first = ""
 
     def count(self, found: bytes, expected: bytes, offset: int) -> None:
-        """Compare both pieces, which start at ``offset``."""
+        """Count the differences between two byte strings that start at ``offset`` in the segment."""
         at = 0
         while at < len(expected):
             end = at + SPAN - (offset + at) % PAGE
@@ -140,7 +142,7 @@ class _Wrong:
 
 
 def differences(what: str, found: bytes, expected: bytes) -> list[str]:
-    """The `difference` as a list of one line that begins with ``what``; empty if equal."""
+    """The `difference` after ``what``, in a list of one line; an empty list if all is correct."""
     wrong = difference(found, expected)
     return [f"{what}: {wrong}"] if wrong else []
 
@@ -159,8 +161,8 @@ def wrong_glances(what: str, memory: Memory, nbytes: int, *key: int, offset: int
 def reader_of(w: Worker, what: str, memory: Memory, nbytes: int, *key: int) -> Callable[[str], list[str]]:
     """A function that reads memory which stays open while other memory is opened and closed.
 
-    It returns the `differences` from the data of `write_glances`. Its argument names the preceding operation:
-    a close may end or change another mapping, and then the read is the call that fails.
+    It returns the `differences` from the data of `write_glances`. Its argument names the operation before the
+    read, which may have closed or changed this mapping.
     """
     written = _glances(nbytes, key)
 

@@ -33,7 +33,7 @@ _ARENAS_BYTES = 5 << 19
 make a slope of 1.2 times their size."""
 
 _HEAP_BYTES = 16 << 10
-"""Growth of the heap per repetition to ignore. On an H100 no loop here has more than 308 B."""
+"""Growth of the heap per repetition to ignore. On an H100 the checks' loops grow by 308 B at most."""
 
 _STATUS = re.compile(rb"^(Threads|VmSize|VmData):\s+(\d+)", re.M)
 
@@ -46,8 +46,8 @@ def watched(
 ) -> Iterator[Round]:
     """Iterate over the rounds of a loop, and record the process's usage after each measured round.
 
-    ``what`` names the operation that a round repeats, ``times`` is the number of repetitions per round.
-    ``but``: figures that may grow.
+    ``what`` names the operation that a round repeats, ``times`` is the number of repetitions per round. The
+    figures named in ``but`` may grow.
     """
     numbers = range(len(rounds) if isinstance(rounds, Sized) else 0)
     uncounted = set(numbers).difference(last_third(numbers))  # this takes as long as several driver calls

@@ -1,7 +1,8 @@
-"""A program's loss of device memory, measured again by a second run before the program is blamed.
+"""A program's loss of device memory, which a second run must confirm before it is reported.
 
-The program is one role; another one watches device memory until its end (`look_on`). Memory that another
-process takes meanwhile looks like a loss, but is unlikely in both runs. For checks with `Check.searches`.
+The program is one role. Another role watches device memory until the program has ended (`look_on`). Memory
+that another process takes meanwhile looks like a loss, but is unlikely in both runs. For checks with
+`Check.searches`.
 """
 
 from __future__ import annotations

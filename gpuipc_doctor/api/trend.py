@@ -57,9 +57,9 @@ def slope(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> S
 def smallest_found(x: Sequence[float], y: Sequence[float], above: float, block: int) -> int:
     """The smallest growth of ``y`` per unit of ``x`` that would raise `Slope.low` above ``above``.
 
-    The counter moves in steps of ``block`` that may begin anywhere: between two points, at least by the whole
-    blocks that growth fills. Each pair of points thus has a smallest growth at which its slope exceeds
-    ``above``; `slope` requires a number of such pairs. Larger growth is also found. ``x`` must rise.
+    The counter moves in steps of ``block`` that may begin anywhere, so between two points it shows only the
+    whole blocks that growth fills. Each pair of points thus has a smallest growth at which its slope exceeds
+    ``above``; `slope` requires a number of such pairs. ``x`` must rise.
     """
     needed = sorted(
         block * (math.floor((above * (x[j] - x[i]) - (y[j] - y[i])) / block) + 1) / (x[j] - x[i])
@@ -77,7 +77,7 @@ def block_of(figures: Iterable[float]) -> int:
 
 
 def _reach(n: int, confidence: float) -> float:
-    """Number of pairwise slopes inside the interval for ``n`` points."""
+    """Width of the confidence interval, as a number of the sorted slopes between ``n`` points."""
     from statistics import NormalDist
 
     return NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)

@@ -24,18 +24,19 @@ class TellingRecord(enum.Enum):
 
 
 class Peer(Protocol):
-    """Another role of the probe. Losing the other role ends this one without blaming it."""
+    """Another role of the probe. If it ends, this role also ends, but is not blamed."""
 
     def send(self, value: Json | bytes) -> None: ...
     def recv(self) -> Json:
         """Wait for the partner's next value; `bytes` arrive as `bytes`."""
 
     def has_news(self) -> bool:
-        """Whether `recv` would return or end this role at once. For partners that send, then wait."""
+        """Whether `recv` would return or end this role at once. Only for partners that wait after sending."""
 
     def send_descriptor(self, descriptor: int) -> bool:
-        """Pass the partner a copy of a descriptor by its preferred method; returns whether it was
-        received."""
+        """Pass the partner a copy of a descriptor, by the method that it calls; returns whether it
+        arrived.
+        """
 
     def recv_descriptor(self) -> int:
         """The partner's descriptor, received in a message (``SCM_RIGHTS``); this role closes it."""
@@ -73,10 +74,10 @@ class Mpi(Protocol):
     def wait(self, requests: Sequence[object]) -> None: ...
     @property
     def api(self) -> Any:
-        """mpi4py's MPI module, for functions without a method here; see ``call``."""
+        """mpi4py's MPI module, for functions without a method here; call these through ``call``."""
 
     def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of mpi4py, armed under its C name."""
+        """Call a function of mpi4py, journalled under its name in C."""
 
     def is_truncation(self, error: DriverError) -> bool:
         """Whether the error means that a message was too long for its receive."""
@@ -99,20 +100,19 @@ class Mpi(Protocol):
 
 
 class Fabric(Protocol):
-    """libfabric and UCX, through their programs, each a child process armed under its name."""
+    """libfabric and UCX, through their programs. Each is a child process, journalled under its name."""
 
     def look(self, programs: Mapping[str, str], results: str | None, *, transports: bool) -> dict[str, Json]:
-        """Facts about the fabric from the programs, ``/sys`` and the files in the directory ``results``.
+        """Facts about the fabric from the programs (name → file), ``/sys`` and the files in ``results``.
 
-        ``libfabric`` and ``ucx``: versions; ``interfaces`` and ``transports``: see `fabric.interfaces`;
-        ``adapters`` and ``ports``: see `fabric.devices`; ``health``: see `fabric.healthcheck`. ``programs``:
-        name → file. Argument ``transports``: whether to query UCX.
+        ``libfabric`` and ``ucx`` are versions; see `fabric.interfaces` for ``interfaces`` and, if asked for,
+        ``transports``; `fabric.devices` for ``adapters`` and ``ports``; `fabric.healthcheck` for ``health``.
         """
 
     def routes(self, fi_info: str | None, *, across: bool, stated: str | None) -> list[str]:
         """Providers that an MPI would use for small messages, within this node or ``across`` nodes.
 
-        ``stated``: the site config's fabric, whose providers are returned if it names any.
+        If the site config names a fabric (``stated``), only that fabric's providers.
         """
 
     def ping_pong(
@@ -120,8 +120,9 @@ class Fabric(Protocol):
     ) -> dict[str, Json]:
         """Send messages to the other role's process of ``program`` and back; both roles call it.
 
-        ``route``: a libfabric provider, or the kind of memory that UCX sends from. Returns the result: see
-        `fabric.message_pair.judge`. ``chosen``: variables that make UCX use the ``stated`` fabric.
+        ``route`` is a libfabric provider, or the kind of memory that UCX sends from. Returns the result of
+        `fabric.message_pair.judge`, and as ``chosen`` the variables with which UCX uses the ``stated``
+        fabric.
         """
 
 
@@ -160,11 +161,11 @@ class ChildProcess(Protocol):
     def pid(self) -> int: ...
     @property
     def call(self) -> str:
-        """Its latest driver call, which may still be running."""
+        """The process's latest driver call, which may still be running."""
 
     @property
     def progress(self) -> int:
-        """Its latest progress."""
+        """The latest progress that the process recorded."""
 
     @property
     def descriptors(self) -> Sequence[int]:
@@ -203,10 +204,10 @@ class Worker(Protocol):
         """All devices of the probe, in the probe's order."""
 
     def wait_for_rest(self, at_rest: Sequence[AtRest]) -> tuple[list[int], bool]:
-        """Wait until the devices are idle, if their idle level is known; returns their state.
+        """Wait until the devices are idle, if their idle level is known.
 
-        The state: the bytes in use on each device without this process, and whether this process does not use
-        the devices. (If NVML does not report the bytes, a context must be created.)
+        Returns the bytes in use on each device without this process, and whether NVML reported the bytes of
+        all of them. For a device without such a report, a context is created.
         """
 
     def host_memory(self, nbytes: int) -> Memory:
@@ -256,13 +257,15 @@ class Worker(Protocol):
         """Name the next step; a failure in it is reported with this name and the driver call."""
 
     def armed(self, operation: str) -> AbstractContextManager[None]:
-        """Attribute the end of this process inside the block to ``operation``. GPU calls arm themselves."""
+        """If this process ends inside the block, attribute that to ``operation``. GPU calls arm
+        themselves.
+        """
 
     def record(self, **facts: Json) -> None:
         """Keep facts for ``judge``; they survive a later crash of this worker. See `TellingRecord`."""
 
     def tell(self, news: Json) -> None:
-        """Send a message to the probe's listener at once, and restart the journal. For endless probes."""
+        """Send a message to the probe's listener at once and begin a new journal. For endless probes."""
 
     def wait_until(self, condition: Callable[[], bool], limit_s: float) -> bool:
         """Poll ``condition`` until it holds or ``limit_s`` seconds are over; returns whether it holds."""

@@ -71,9 +71,7 @@ class Backend:
         ]
 
     def gpu(self, device: Device) -> DriverGpu:
-        """The GPU ``device``, found by uuid, else PCI address, whatever its number in this process.
-
-        Without either, the device with the same number.
+        """This process's GPU ``device``, found by uuid; if it has none, by PCI address; otherwise by number.
 
         Raises `BackendUnavailable` if this process does not see it.
         """
@@ -102,9 +100,9 @@ class Backend:
         return self.driver.process_memory.used(device.uuid) is not None
 
     def memory_used_from_outside(self, device: Device) -> int:
-        """Bytes in use on a device for a process that does not use it, comparable with other such readings.
+        """Bytes in use on a device that this process does not use.
 
-        If the driver is not needed to read them, no context is created.
+        A context is created only if NVML does not report the bytes.
         """
         driver = self.driver
         if not self.is_seen_from_outside(device):

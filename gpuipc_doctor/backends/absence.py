@@ -52,11 +52,11 @@ class Absence:
     arm: Arm
 
     def node_has_gpu(self) -> bool:
-        """Whether the node has such a GPU: its kernel driver is loaded, or the GPU is on the PCI bus."""
+        """Whether the node has a GPU of this vendor: its kernel driver is loaded, or the PCI bus has one."""
         return all((self.root / mark).exists() for mark in self.vendor.kernel_marks) or self.on_bus() > 0
 
     def on_bus(self) -> int:
-        """Number of such GPUs on the PCI bus."""
+        """Number of this vendor's GPUs on the PCI bus."""
         return len(gpus_on_bus(self.root, self.vendor.pci_vendor))
 
     def hiding(self) -> list[str]:

@@ -54,7 +54,7 @@ class Driver(ABC):
     attribute: ClassVar[str]
     """The binding's name of a device attribute, with ``{}`` for the attribute."""
     unknown_attribute: ClassVar[str]
-    """Name of the error of a driver that is too old to know an attribute."""
+    """The driver's error for an attribute that it is too old to know."""
     unexportable: ClassVar[Mapping[str, str]]
     """Kind of memory that IPC handles must refuse → attribute of devices with such memory."""
     contexts_own_memory: ClassVar[bool]
@@ -85,7 +85,7 @@ class Driver(ABC):
     def call(self, operation: str, *arguments: Any) -> Any:
         """Make one driver call; returns None, one value, or a list of values.
 
-        Raises `DriverError` if the call does not return success or returns no result, and
+        Raises `DriverError` if the call does not return success or a value is a NULL pointer, and
         `BackendUnavailable` if the library or the binding lacks the function.
         """
         name = self.calls[operation]
@@ -116,7 +116,7 @@ class Driver(ABC):
         return numbers
 
     def see_result(self, operation: str, result: object) -> None:
-        """Raise `DriverError` if a successful call of this operation returned 0 or nothing."""
+        """Raise `DriverError` if ``result``, returned by a successful call, is 0 or missing."""
         if not result:
             name = self.calls[operation]
             raise DriverError(DriverFault(name, 0, NO_RESULT), self._made[name])
@@ -152,7 +152,7 @@ class Driver(ABC):
 
     @abstractmethod
     def ask_for_handles(self, request: Any, handle_type: HandleType) -> None:
-        """Set the permitted export types in the properties of memory."""
+        """Set the export type of memory in the properties with which it will be created."""
 
     @abstractmethod
     def export_descriptor(self, operation: str, thing: Any) -> int:
@@ -288,7 +288,9 @@ def version_fact(name: str, number: int, text: str, source: str) -> Fact:
 
 
 def _code_in(error: ValueError) -> int:
-    """The code in ``9999 is not a valid CUresult``: both bindings' error for codes newer than the binding."""
+    """The code in ``9999 is not a valid CUresult``, which a binding raises for a code that it does not
+    know.
+    """
     number = re.match(r"\d+", str(error))
     if number is None:
         raise error

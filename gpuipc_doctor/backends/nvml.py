@@ -64,7 +64,7 @@ class ProcessMemory:
         ]
 
     def _held(self, uuid: str) -> Counter[int]:
-        """Bytes of a GPU by process."""
+        """Process id → bytes of a GPU that the process holds."""
         held: Counter[int] = Counter()
         with suppress(DriverError):
             found = self._nvml.processes(self._gpu(self._nvml, uuid)) if self._nvml else None

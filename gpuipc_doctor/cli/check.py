@@ -29,7 +29,7 @@ SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "
 """Installed bindings → the simulated node to suggest."""
 
 HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operations")
-"""Checks that have options on the command line, with these options."""
+"""Checks that have options on the command line; and the names of these options."""
 
 
 @click.command()
@@ -308,7 +308,7 @@ def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> 
 
 
 def _summary(report: Report, exit_code: int, *, full: bool) -> str:
-    """The summary, one line each, after the full report if needed; a truncated answer has no summary."""
+    """The summary in one line, after the full report if that is requested or needed."""
     import msgspec
 
     from gpuipc_doctor.fleet import summary
@@ -323,7 +323,7 @@ def _summary(report: Report, exit_code: int, *, full: bool) -> str:
 
 
 def _preview(preview: Preview) -> str:
-    """The probes that a run would start, in order, how its ranks start, and findings without a probe."""
+    """A run's probes in order, the settings of its ranks, and its findings that need no probe."""
     plan = preview.plan
     rows = [
         (item.check.id, item.probe.subject, item.probe.name, f"{item.probe.deadline_s:g}")

@@ -31,7 +31,7 @@ from gpuipc_doctor.comparison.comparison import TOLERANCE
 def command(ctx: click.Context, *, before: Path, after: Path, form: str, tolerance: float) -> None:
     """Compare report BEFORE with report AFTER.
 
-    `gpuipc-doctor check --output FILE` writes reports. Slowdowns need reports made with --repeat.
+    `gpuipc-doctor check --output FILE` writes reports. Slowdowns are found only with --repeat.
 
     \b
     Exit codes:

@@ -49,11 +49,11 @@ def command(
 ) -> None:
     """Find known issues in logs and stacks, with workarounds.
 
-    Reads messages of MPI libraries, libfabric, UCX, NCCL, Slurm and the kernel, and stacks of gdb; also
-    compressed with gzip, xz, bzip2 or zstd, in tar and zip archives, UTF-16, and JSON of systemd's journal
-    and of containers. Compares the dumps of PyTorch's Flight Recorder, and logs whose names differ only in
-    numbers. In a directory, reads the logs below it, newest first. Without FILE, and for -, reads standard
-    input.
+    Reads messages of MPI libraries, libfabric, UCX, NCCL, Slurm and the kernel, stacks of gdb, and dumps of
+    PyTorch's Flight Recorder. Also reads files compressed with gzip, xz, bzip2 or zstd, tar and zip archives,
+    UTF-16, and JSON of systemd's journal and of containers. Compares the dumps with each other, and logs
+    whose names differ only in numbers. In a directory, reads the logs below it, newest first. Without FILE,
+    and for -, reads standard input.
     """
     formats.require(form)
     if not files and sys.stdin.isatty():

@@ -30,14 +30,14 @@ from gpuipc_doctor.simulator.profile import Expectation, Expected, Profile
 from gpuipc_doctor.site.config import SiteConfig
 
 FABRIC = ("fabric-info", "fabric-small-message")
-"""Checks for healthy nodes that concern the fabric."""
+"""Checks that run on simulated nodes with libfabric for which no finding is expected."""
 
 GROWTH = ("mpi-cache-growth",)
-"""The check for healthy nodes whose MPI keeps a bounded amount of memory."""
+"""Checks that run on simulated nodes with an MPI for which no finding is expected."""
 
 
 LOSE_DEVICE = "lose-device"
-"""Effect of a fault on later processes only, so that a single check does not see it."""
+"""Effect of a fault that only later processes see, so that a check run alone does not find it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +187,8 @@ def _not_run(asked: Mapping[str, Profile], backends: Collection[str]) -> dict[st
 
 
 def _that_concern(check: str, asked: Mapping[str, Profile]) -> dict[str, Profile]:
-    """Nodes on which this check may report something: with faults in its calls, or without faults. Raises
-    `UnknownName` for an unknown check."""
+    """Profiles on which this check may report something: profiles without faults, with a fault in a call that
+    it makes, or with an expected finding of it. Raises `UnknownName` for an unknown check."""
     request = Request(checks=(check,))
     with options.node("healthy-both") as node, progress() as watcher:
         healthy = engine.run(request, SiteConfig(), node, watcher)
@@ -277,11 +277,11 @@ def _run(
 
 
 def _request(stated: Profile, backend: str, mpi_lib: str | None, check: str | None) -> Request:
-    """The request: every check, as in ``check --all --simulate``, or one check.
+    """The request: every check, as in ``check --all --simulate``, or only ``check``.
 
-    For MPI and libfabric faults, the checks that must find them; each libfabric message is a separate
-    process. Driver faults run without MPI, since libraries react differently. libfabric faults alone also run
-    without MPI, which would use the programs on this machine's ``PATH``.
+    With MPI or libfabric faults, every check means the checks that must find them: each libfabric message is
+    a separate process. Driver faults run without MPI, since libraries react differently. libfabric faults
+    alone also run without MPI, which would use the programs on this machine's ``PATH``.
     """
     request = Request(backend=backend, deadline_s=stated.deadline_s)
     if stated.needs_mpi or stated.needs_fabric:

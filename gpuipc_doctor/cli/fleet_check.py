@@ -181,7 +181,9 @@ class _Progress:
 
 
 def _within_limits(way: LaunchOptions, partition: str | None, block: int | None) -> LaunchOptions:
-    """The options, with jobs within the partition's limits; a shortened deadline is reported."""
+    """The options, with the partition's limits on a job's nodes and time; a shortened deadline is
+    reported.
+    """
     from dataclasses import replace
 
     from gpuipc_doctor.fleet import slurm

@@ -75,7 +75,7 @@ def options_of(command: options.Command) -> options.Command:
 
 @dataclass(frozen=True)
 class Reach:
-    """The values of these options."""
+    """The values of the options that select nodes and the way to reach them."""
 
     nodes: str | None
     partition: str | None
@@ -135,7 +135,7 @@ class Reach:
         return Via(via_of(self.via))
 
     def _of_site(self, site: SiteConfig, via: Via, *, in_job: bool) -> Iterator[str]:
-        """The site config's options for ssh or for a job; also exclusive nodes if nodes are shared."""
+        """Options for ssh, Flux or a job from the site config; for a job, also partition and reservation."""
         if via is not via.SLURM:
             yield from site.fleet.get(via.value, ())
         elif via is via.SLURM and not in_job:

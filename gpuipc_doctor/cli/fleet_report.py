@@ -102,7 +102,7 @@ def tell(
     reason: str = "",
     unsaved: Sequence[NodeReport] = (),
 ) -> int:
-    """Print the fleet from a directory and ``unsaved`` reports; returns the exit code.
+    """Print the fleet: the reports in a directory, and ``unsaved`` ones; returns the exit code.
 
     Nodes of ``wanted`` without a report are listed with the reason.
     """

@@ -19,7 +19,8 @@ _FUNCTIONS = {"matrix": "screen", "table": "screen", "markdown": "ticket", "json
 
 
 def options(formats: Sequence[str], says: str, json: str = "Print JSON.") -> Callable[[Command], Command]:
-    """``--format`` (default: the first) and, with a help text, ``--json``; both set the argument ``form``."""
+    """Add ``--format`` (by default the first format) and, if ``json`` has a help text, ``--json``. Both set
+    the argument ``form``."""
 
     def add(command: Command) -> Any:
         @wraps(command)
@@ -42,7 +43,7 @@ def page() -> dict[str, Any]:
 
 
 def text(value: Any, form: str, *modules: ModuleType) -> str:
-    """The value in a format, rendered by the first module that supports it."""
+    """The value in a format, as text from the first module that has a function for the format."""
     require(form)
     name = _FUNCTIONS.get(form, form)
     make = next(getattr(module, name) for module in modules if hasattr(module, name))

@@ -53,7 +53,7 @@ _NO_THREAD = "can't start new thread"
 
 
 class LazyCommands(click.Group):
-    """Imports a command's module when the command runs, and none to list the commands."""
+    """Imports a command's module only when the command runs; listing the commands imports none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -97,8 +97,8 @@ def main() -> NoReturn:
 def _run() -> int:
     """Run the command. A wrong command line or file gives exit code 2, an interruption 130.
 
-    click reports wrong command lines in its own form, after the usage; all else is one line per mistake.
-    Missing resources (space, processes) are one line and exit code 1.
+    click reports wrong command lines in its own form, after the usage. Every other mistake is one line.
+    Missing resources (space, processes) are reported in one line, with exit code 1.
     """
     try:
         stdio.open_standard()

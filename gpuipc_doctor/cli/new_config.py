@@ -24,7 +24,7 @@ from gpuipc_doctor.site.show import flow, shown
 from gpuipc_doctor.versions import parse
 
 _TOLD = ("nvidia-driver", "rocm", "cray-mpich", "libfabric", "shs-libfabric", "ucx")
-"""Components whose versions sites usually fix."""
+"""Components whose versions a site config usually prescribes."""
 
 
 @click.command("new")

@@ -30,7 +30,7 @@ _SCHEDULERS = {"srun": "slurm", "flux": "flux"}
 """Launcher → directory of its configuration in ``/etc``."""
 
 ELSEWHERE = "elsewhere"
-"""The context's object (``ctx.obj``) while a command line meant for other nodes is parsed here."""
+"""Value of ``ctx.obj`` while this host parses a command line that is meant for other nodes."""
 
 _MAX_SECONDS = 365 * 24 * 3600
 

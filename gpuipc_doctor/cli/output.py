@@ -17,12 +17,11 @@ class OutputFile:
     """A file for a report or a picture, written completely or not at all.
 
     Creating the object tests that the file can be written, with a temporary file that is removed at once.
-    ``write`` writes a temporary file and renames it. A terminal or pipe is written directly. ``mode`` is the
-    file's mode; by default, the umask decides.
+    ``write`` writes a temporary file and renames it; a terminal or pipe is written directly. ``mode`` is the
+    file's mode; by default, the umask decides. Call ``write`` or ``close`` once.
 
-    Root writes only to paths that no other user can change. Every file is created in an open directory,
-    under an unguessable name, and changed through its descriptor. ``write`` ends the object's use; otherwise
-    call ``close``. Raises `OSError`.
+    If root runs this tool, the path must be one that no other user can change. Every file is created in an
+    open directory, under an unguessable name, and changed through its descriptor. Raises `OSError`.
     """
 
     def __init__(self, path: Path, mode: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """Run calls side by side, each in its own process, since a run owns its process's signals and children.
 
-The standard pools cannot: `concurrent.futures` forks no process for each task; `multiprocessing.Pool` waits
-forever for a worker that was killed, and forks in a thread, whose end would also end the worker.
+The standard pools do not serve: `concurrent.futures` forks no process for each task; `multiprocessing.Pool`
+waits forever for a worker that was killed, and forks workers from a thread, with which they would end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def side_by_side(
     """The results of ``function`` for each task, in order; None if interrupted.
 
     A single task runs in this process. Otherwise Ctrl-C and SIGTERM end the running tasks, through the
-    handlers of ``function``, and no more start.
+    handlers of ``function``, and no further task starts.
     """
     if jobs == 1:
         yield map(function, tasks)
@@ -41,7 +41,6 @@ def side_by_side(
     stopped = Event()
 
     def stop() -> None:
-        """End the running tasks and start no more."""
         stopped.set()
         for child in active_children():
             child.terminate()
@@ -81,7 +80,7 @@ def _outcomes(
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Hold signals back while a process starts, so that it has handlers of its own and counts as a child."""
+    """Hold signals back while a process starts, until this process can pass them on to it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
     try:
         yield

@@ -166,7 +166,7 @@ def _of_logs(directory: Path) -> tuple[dict[str, bytes], dict[str, str]]:
 
 
 def _place(path: Path) -> tuple[Callable[[bytes], bytes], OutputFile]:
-    """The compressing function, and the file to write. Raises `click.BadParameter`."""
+    """The function that compresses for this suffix, and the new file. Raises `click.BadParameter`."""
     import importlib
 
     from gpuipc_doctor.cli.output import OutputFile
@@ -218,7 +218,7 @@ def _names_here(words: tuple[str, ...]) -> Names:
 
 
 def _folded(members: dict[str, bytes]) -> list[str]:
-    """Files by name; directories with their number of files."""
+    """Names of the files; for each directory, its name and the number of files in it."""
     names = [name for name in members if "/" not in name]
     for directory in dict.fromkeys(name.partition("/")[0] for name in members if "/" in name):
         names.append(f"{directory} ({len([name for name in members if name.startswith(directory + '/')])})")

@@ -13,7 +13,7 @@ Subject = tuple[str, ...]
 """Device labels: none for the node, one for a device, two for a pair."""
 
 TESTED = {Status.PASS, Status.WARN, Status.FAIL}
-"""Statuses that are a result; with any other status the node's state is unknown."""
+"""Statuses of checks that reached a result; with any other status the node's state is unknown."""
 
 
 class ChangeKind(enum.Enum):
@@ -108,7 +108,7 @@ def _are_without_keys(results: Sequence[Result]) -> bool:
 
 
 def _failures(results: Sequence[Result]) -> Mapping[object, Finding]:
-    """Failures by kind: equal kinds differ at most in figures."""
+    """The FAILs, by probe and by identity, which leaves out figures."""
     failed = [(result.probe, result.finding) for result in results if result.finding.status is Status.FAIL]
     return {(probe, finding.identity): finding for probe, finding in failed}
 

@@ -118,7 +118,7 @@ def _side(report: Report) -> Side:
 
 
 def _relabelled(results: Sequence[Result], now: dict[str, str | None]) -> list[Result]:
-    """Results whose devices have their present labels; results of missing devices are dropped."""
+    """Results of the earlier report with the later report's labels; those of missing devices are dropped."""
     relabelled = []
     for result in results:
         labels = [now.get(label, label) for label in result.devices]
