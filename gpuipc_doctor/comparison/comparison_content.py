@@ -157,7 +157,7 @@ def statuses(*sides: Status | Relation | None) -> Iterator[str]:
 
 
 def _speeds(speeds: Sequence[Speed]) -> Iterator[tuple[str, ...]]:
-    """A row for each quantity of a check: the subject with the largest change. Largest change first."""
+    """A row for each quantity of a check, largest change first; shown for the subject that changed most."""
     groups: dict[tuple[str, str], list[Speed]] = {}
     for speed in sorted(speeds, key=_change, reverse=True):
         groups.setdefault((speed.quantity.name, speed.quantity.check), []).append(speed)

@@ -1,8 +1,8 @@
 """Changes in speed: the time of every driver and MPI call, and the checks' measurements.
 
 The unit is one repetition of a check on a subject. Rounds within a probe are not independent: they share a
-processor and a moment, and bounds from a hundred rounds would be so narrow that the next run exceeds them. A
-single repetition proves nothing. The stated confidence is for all bounds of a comparison together.
+processor and a moment, and bounds from a hundred rounds would be too narrow for the next run. A single
+repetition proves nothing. The stated confidence is for all bounds of a comparison together.
 
 The control is the start-up time of workers, which involves no driver: if it differs between the reports, the
 node was busier or slower altogether, and only larger changes count.
@@ -71,7 +71,7 @@ class Speeds:
     all: tuple[Speed, ...] = ()
     control: Speed | None = None
     needed: int = 0
-    """Samples per side needed to compare this number of quantities."""
+    """Samples per side that a comparison of so many quantities needs."""
 
     def of(self, pace: SpeedVerdict) -> list[Speed]:
         return [speed for speed in self.all if speed.pace is pace]
@@ -157,7 +157,9 @@ def _completed(results: Iterable[Result]) -> dict[ProbeOf, dict[int, list[Result
 
 
 def _samples(runs: Runs) -> dict[Quantity, list[float]]:
-    """Each quantity's values: one for each repetition that has all of the check's probes on the subject."""
+    """Values of each quantity: one for each repetition in which the check's probes on the subject
+    completed.
+    """
     samples: dict[Quantity, list[float]] = {}
     for check, subject in dict.fromkeys((check, subject) for check, subject, _ in runs):
         own = [of for (c, s, _), of in runs.items() if (c, s) == (check, subject)]

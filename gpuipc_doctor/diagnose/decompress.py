@@ -99,4 +99,4 @@ _FORMATS: dict[bytes, tuple[str, Callable[[io.RawIOBase], tuple[Any, type[Except
     b"\xfd7zXZ\0": ("xz", _xz),
     b"\x28\xb5\x2f\xfd": ("zstd", _zstd),
 }
-"""First bytes → format: RFC 1952, RFC 8878, and the files' own descriptions in file(1)."""
+"""First bytes → format, from RFC 1952, RFC 8878 and file(1)."""

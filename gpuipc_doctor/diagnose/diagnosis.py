@@ -14,8 +14,8 @@ from gpuipc_doctor.model import Fact, Relation
 class Recognised:
     """A known issue whose signature is in the logs.
 
-    ``confidence`` is that of the ``signature``, raised by one step if the version is affected, and LOW if it
-    is known to be fine; LOW is only a hint.
+    ``confidence`` is that of the ``signature``, but one step higher if the version is affected, and LOW, only
+    a hint, if the version is known not to be affected.
     """
 
     issue: KnownIssue
@@ -32,7 +32,7 @@ class Recognised:
     """Other issues of this diagnosis that cause the same lines."""
 
     def rank(self, log: int) -> tuple[bool, bool, int, int, int, int]:
-        """Sort key in a diagnosis: hints last, before them secondary issues, then severity, then first line.
+        """Sort key in a diagnosis: secondary issues come late, hints last; then by severity and first line.
 
         ``log``: the number of the log with the first line.
         """
@@ -84,7 +84,7 @@ class Diagnosis:
     unknown: tuple[Occurrences, ...]
     """Error lines that no recognised issue explains; most relevant kind first."""
     unknown_beyond: int = 0
-    """Minimum number of such lines whose kinds are not listed."""
+    """Number of error lines, at least, whose kinds are not listed."""
     interrupted: bool = False
     rank_files: tuple[RankFiles, ...] = ()
     flights: tuple[Difference, ...] = ()

@@ -118,7 +118,7 @@ def entry(one: Recognised, limits: Limits = BRIEF) -> Entry:
 
 
 def _why(one: Recognised) -> str:
-    """One sentence on why the issue was recognised. A contradiction replaces the strength of the evidence."""
+    """One sentence: the evidence for the issue and the version, or the version that contradicts it."""
     if one.relation is Relation.NEW:
         return f"the lines match, but {one.reason}."
     return f"{_WORTH[one.signature]}{', and' if one.relation is Relation.CONFIRMED else ';'} {one.reason}."

@@ -28,14 +28,14 @@ class ErrorLines:
         self._groups: dict[bytes, tuple[Tally, int, set[int]]] = {}
         self._kinds: Counter[int] = Counter()
         self.beyond = 0
-        """Minimum number of lines whose kinds are not kept."""
+        """Number of lines, at least, whose kinds are not kept."""
 
     def is_full(self, rank: int) -> bool:
         """Whether the maximum number of kinds of line is kept for this pattern."""
         return self._kinds[rank] >= MOST_GROUPS
 
     def add(self, seen: Sighting, rank: int, known: Collection[int]) -> None:
-        """Count a line. ``rank``: number of its pattern; ``known``: signatures' patterns in the line."""
+        """Count a line. ``rank``: its error pattern's number; ``known``: its signature patterns' numbers."""
         group = self._groups.get(seen.kind)
         if group is None:
             if self.is_full(rank):
@@ -47,9 +47,8 @@ class ErrorLines:
         group[2].update(known)
 
     def unexplained(self, explained: Collection[int]) -> Iterator[tuple[bytes, Occurrences]]:
-        """Kinds of lines without a pattern of ``explained``, most relevant first, then in order of
-        appearance.
-        """
+        """Kinds of lines that contain none of the ``explained`` patterns, most relevant first, then in order
+        of appearance."""
         left = [
             (rank, kind, tally)
             for kind, (tally, rank, known) in self._groups.items()

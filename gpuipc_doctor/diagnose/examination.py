@@ -1,4 +1,4 @@
-"""Count matches in logs, and conclude which known issues they show with the known versions."""
+"""Count matches in logs, and conclude which known issues they show, given the versions that are known."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.versions import Verdict
 
 MANY = 1000
-"""Number of lines with one part of a signature after which the search for it pauses until the other parts are
-found.
+"""Number of lines with one part of a signature after which the search for that part pauses until the other
+parts are found.
 
 libfabric's function names, for example, are in stacks and in every line of its debug log.
 """
 
 ENOUGH = 100
-"""Number of lines with a stack's function, but outside stacks, after which the search for it pauses."""
+"""Number of lines outside stacks that name a function after which the search for the function pauses."""
 MOST_LOGS = 1 << 14
 """Maximum logs compared with each other."""
 
@@ -69,7 +69,7 @@ class Examination:
         return LogExamination(summary, self)
 
     def count(self, seen: Sighting, parts: Sequence[int], told: int | None) -> None:
-        """Count lines with parts of signatures. ``told``: number of the line's error pattern; None: none."""
+        """Count lines with parts of signatures. ``told``: number of the line's error pattern, or None."""
         of_issue: dict[int, Sighting] = {}
         for number in parts:
             part = self.index.parts[number]
@@ -205,7 +205,7 @@ class Examination:
 
 
 def _without_needless_fallbacks(recognised: Sequence[Recognised]) -> Iterator[Recognised]:
-    """The issues, without fallbacks for whose component or first line there is a more specific issue."""
+    """The issues, except fallbacks that share a component or a first line with a more specific issue."""
     definite = [known_issue for known_issue in recognised if not known_issue.issue.fallback]
     components = {
         name for known_issue in definite for name in (known_issue.issue.component, *known_issue.issue.also)
@@ -306,12 +306,12 @@ class LogExamination:
                 self._summary.issues.add(one.issue)
 
     def _is_news(self, number: int) -> bool:
-        """Whether a line with this part is news: if its lines are not counted, only the first one is."""
+        """Whether a line with this part must be examined: every line if lines are counted, else the first."""
         return self._index.is_part(number) and (self._index.parts[number].counts or not self._seen[number])
 
     def _most(self, part: Part, complete: bool) -> float:
-        """Lines after which the search for a part pauses; a fallback's part is in every error of a
-        library."""
+        """Lines after which the search for a part pauses: few for a fallback, whose part is in every error of
+        a library."""
         if self._index.issues[part.issue].fallback:
             return ENOUGH
         return inf if complete else MANY

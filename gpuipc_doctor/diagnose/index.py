@@ -16,8 +16,8 @@ from gpuipc_doctor.knownissues import KnownIssue, stacks
 class Part:
     """One expression of a signature.
 
-    ``counts``: whether its lines are counted. Only those of the expression with the most fixed text are; the
-    others must only occur, even in many lines (``MPI_``).
+    ``counts``: whether its lines are counted. In a signature, only one expression has its lines counted, that
+    with the most fixed text. The others (``MPI_``) may be in many lines and must only occur.
     """
 
     issue: int

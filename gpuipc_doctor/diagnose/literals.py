@@ -17,14 +17,14 @@ LONGEST = 32
 """Bytes. Longer texts gain nothing."""
 
 Needs = tuple[tuple[bytes, ...], ...]
-"""Alternatives, each with texts that are all in a line that matches."""
+"""Alternatives: a line that matches contains all texts of at least one of them."""
 
 _FIGURES = b"0123456789abcdef"
 _WHITE = b" \t\r\v\f\x1c\x1d\x1e\x1f"
 _WIDE_WHITE = re.compile(
     rb"\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
 )
-"""The other characters of ``\\s``, in UTF-8: text that is copied from a page has no-break spaces."""
+"""White space of ``\\s`` that is not ASCII, in UTF-8: text that is copied from a page has no-break spaces."""
 _MOST = 128
 """Maximum texts into which one expression is expanded."""
 _GAP = "\n"
@@ -53,10 +53,10 @@ def _stripped(text: bytes, unwanted: bytes) -> bytes:
 
 @cache
 def fixed_text(pattern: str) -> Mapping[bytes, Needs]:
-    """Bare texts, at least one of which is in every match of ``pattern`` → the other texts of such a match.
+    """Bare text → the other texts of each match of ``pattern`` that contains it. Each match contains a key.
 
-    The texts are as long as possible, and no everyday words if there are others. Empty if one has less than
-    `SHORTEST` bytes. The pattern is valid for `re`, without flags.
+    The keys are as long as possible, and no everyday words if there are other texts. Empty if a key would be
+    shorter than `SHORTEST` bytes. The pattern is valid for `re`, without flags.
     """
     keys = {
         text: _weakest({run for run in runs if run not in text} for runs in ways)
@@ -97,7 +97,7 @@ def _keys(best: Mapping[tuple[bytes, ...], bytes]) -> Mapping[bytes, Needs]:
 
 
 def _weakest(alternatives: Iterable[set[bytes]]) -> Needs:
-    """The alternatives, without any that needs all texts of another; in each, the longest text is first."""
+    """The alternatives, except those that contain all texts of another; the longest text is first in each."""
     ordered = {tuple(sorted(texts - {b""}, key=lambda text: (-len(text), text))) for texts in alternatives}
     weakest: list[tuple[bytes, ...]] = []
     for texts in sorted(ordered, key=lambda texts: (sum(map(len, texts)), texts)):
@@ -118,7 +118,7 @@ def has(text: bytes, needed: Iterable[tuple[bytes, ...]]) -> bool:
 
 
 def in_order(text: bytes, ways: Iterable[tuple[bytes, ...]]) -> bool:
-    """As `has`, and no text begins before the previous one. They may overlap: ``ab+c`` is ``ab``, ``bc``."""
+    """Whether ``text`` has these fixed texts in order. They may overlap: ``ab+c`` is ``ab`` and ``bc``."""
     for texts in ways:
         at = 0
         for part in texts:
@@ -131,7 +131,7 @@ def in_order(text: bytes, ways: Iterable[tuple[bytes, ...]]) -> bool:
 
 
 def _runs(pattern: str, strip: Callable[[bytes], bytes]) -> set[tuple[bytes, ...]]:
-    """For each way to match, the fixed texts in order, after stripping."""
+    """For each way to match, the fixed texts in order; ``strip`` is applied to each."""
     return {tuple(strip(run.encode()) for run in text.split(_GAP)) for text in _ways(pattern)}
 
 
@@ -190,7 +190,7 @@ _EVERYDAY = b"\n".join(
     )
     for word in words.split()
 )
-"""Words so frequent in logs that any text which is not part of them is better to search for."""
+"""Words that are frequent in logs. Any other text is better to search for."""
 
 
 def _worth(text: bytes) -> tuple[bool, int]:

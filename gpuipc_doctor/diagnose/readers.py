@@ -109,7 +109,7 @@ class _Reader:
         self._say = say
         self._bytes = 0
         self._lines = 0
-        """Number of lines in earlier files of this name, or of the archive."""
+        """Number of lines read before the current file: in earlier files of this name or of the archive."""
         self._trouble = ""
         self._name = path or '""'
         self._log: Log | None = None

@@ -159,7 +159,9 @@ def _said(record: dict[str, Any]) -> str | None:
 
 
 def _head(record: dict[str, Any]) -> str:
-    """The record's parts of ``2026-11-24T01:02:03.000000+00:00 n17 kernel: ``, the start of a line."""
+    """The start of a line, such as ``2026-11-24T01:02:03.000000+00:00 n17 kernel: ``, from a record's
+    parts.
+    """
     around = [record, *(record[name] for name in _WITHIN if isinstance(record.get(name), dict))]
     around += [inner["labels"] for inner in around[1:] if isinstance(inner.get("labels"), dict)]
     host = _first(around, _HOSTS)

@@ -41,21 +41,21 @@ in parts."""
 _SAMPLE = 3
 """Equal lines per block that are examined individually."""
 _MOST_KNOWN = 50_000
-"""Maximum pairs of lines kept, about 5 MB; a log with more forms clears them."""
+"""Maximum pairs of lines remembered, about 5 MB. When a log has more, all are forgotten."""
 _MOSTLY = 0.3
 """Fraction of new lines in a block above which remembering lines takes longer than examining them again."""
 _FEW = 200
 """Minimum lines in a block for its fraction of new lines to count."""
 _FEW_PATTERNS = 8
-"""Patterns that are tried in less time than it takes to search the texts of all."""
+"""Number of patterns that are tried one by one faster than their texts are found by one search."""
 _PREPARED = 4_000
-"""Patterns that are tried in as much time as it takes to prepare that search."""
+"""Number of patterns tried one by one that take as long as preparing one search for the texts of all."""
 _OFTEN = 20
-"""Matches of a text after which its other texts are looked for in the whole block first."""
+"""Matches of a text after which the whole block is searched for the other texts of its patterns first."""
 _UNREMEMBERED = 24
 """Blocks after which remembering is tried again."""
 _WASTED = 200_000
-"""Matches for paused patterns that take as long as preparing a search without these."""
+"""Number of matches for paused patterns that cost as much as preparing a search without paused patterns."""
 
 _WIDTHS = {79, 80, 100, 120, 132, LONGEST}
 """Terminal widths at which one full line counts as wrapped; at other widths two full lines are needed."""
@@ -124,7 +124,7 @@ class Patterns:
                 self.of_text.setdefault(text, []).append(_Candidate(number, pattern.wrapped, rest))
         self.find = finder(list(self.of_text))
         self._tried = 0
-        """Patterns that were asked about with many others."""
+        """Number of patterns tried one by one although they were many: see `_PREPARED`."""
 
     def in_text(self, text: bytes, numbers: Sequence[int]) -> list[int]:
         """The patterns that may match in a dense text."""
@@ -140,7 +140,7 @@ class Patterns:
 
     @cached_property
     def _dense_finder(self) -> tuple[Find, list[list[tuple[int, Needs]]]]:
-        """A finder of dense texts, and the patterns of each text with the ways to match that have it."""
+        """A finder of dense texts; for each text, its patterns with the ways to match that contain it."""
         of_text: defaultdict[bytes, list[tuple[int, Needs]]] = defaultdict(list)
         for number, pattern in enumerate(self.patterns):
             for text, ways in dense_keys(pattern.regex.pattern).items():
@@ -191,7 +191,7 @@ class _Search:
         return found, times
 
     def possible(self, befores: Sequence[bytes], lines: Sequence[bytes]) -> dict[int, set[int]]:
-        """Index of a line → the patterns that it, or its join with the previous line's end, may contain.
+        """Index of a line → the patterns that it may contain, alone or after the end of the line before.
 
         A text belongs to the line in which it ends. Lines without a pattern are left out.
         """
@@ -233,7 +233,7 @@ class _Search:
 
 
 def _there(candidates: Sequence[_Candidate], text: bytes) -> Sequence[_Candidate]:
-    """The candidates whose other texts are in a bare text."""
+    """The candidates that may match in a bare ``text``: it has the other texts of a match."""
     parts = tuple(dict.fromkeys(part for one in candidates for texts in one.rest for part in texts))
     if not parts:
         return candidates
@@ -247,7 +247,7 @@ class _Way(NamedTuple):
     texts: tuple[bytes, ...]
     """The dense texts in a match, in order."""
     figures: Sequence[bytes]
-    """Those of them that have decimal digits."""
+    """The ``texts`` that have decimal digits."""
 
 
 @dataclass(eq=False, slots=True)
@@ -260,14 +260,14 @@ class _Form:
     is_news: bool = True
     """Whether none of the lines was examined yet."""
     figures: dict[int, list[_Way]] | None = None
-    """Patterns that may distinguish the lines, if known, with the ways to match."""
+    """Patterns that may match some of the lines only, with the ways to match; None if not yet known."""
 
 
 class _Memory:
     """Which patterns the lines of a log may contain.
 
-    This depends on the bare line and, for a broken text, on the line before. Nearly every pair of lines
-    recurs, since a log has few forms of lines. For logs in which most lines are new, nothing is remembered.
+    This depends on the bare line and, if a line end breaks a text, on the line before. Nearly every pair of
+    lines recurs, since a log has few forms of lines. If most lines of a log are new, nothing is remembered.
     """
 
     def __init__(self, patterns: Patterns) -> None:
@@ -409,7 +409,7 @@ class Scanner:
                 yield from self._look(block, alike, form, absent)
 
     def _figures(self, form: _Form, kind: bytes) -> dict[int, list[_Way]]:
-        """The digit-sensitive patterns of a form, with the ways in which its lines may match each."""
+        """Digit-sensitive pattern of a form → the ways in which it may match the form's lines."""
         if form.figures is None:
             form.figures = {
                 number: [
@@ -427,7 +427,7 @@ class Scanner:
     ) -> Iterable[tuple[Sequence[int], Collection[int]]]:
         """Group lines that differ only in digits by the digit-sensitive patterns that they match.
 
-        With each group are those that none of its lines matches.
+        Each group comes with the digit-sensitive patterns that none of its lines matches.
         """
         if len(places) == 1:
             return [(places, ())]
@@ -457,7 +457,7 @@ class Scanner:
     def _look(
         self, block: _Block, places: Sequence[int], form: _Form, absent: Collection[int]
     ) -> Iterator[Hit]:
-        """Examine equal lines; the results for the first lines apply to all of them.
+        """Examine equal lines. If the first few lines give the same result, it applies to all.
 
         ``absent``: patterns that none of the lines matches by itself, as far as known.
         """
@@ -518,9 +518,9 @@ class _Block:
 
 
 def _possible(figures: Mapping[int, Iterable[_Way]], text: bytes) -> dict[int, Collection[int]]:
-    """For each pattern, the lines of a dense text that may match it.
+    """Pattern → the lines of a dense text that it may match.
 
-    Of many patterns that read a number where lines differ, most match some of the lines, and few each line.
+    If many patterns read numbers, most of them match some lines, but each line matches few of them.
     """
     lines = text.split(b"\n")
     every = range(len(lines))
@@ -588,7 +588,7 @@ class _Run:
     index: int
     """Position of the line that is examined."""
     width: int
-    """Bytes of a line that may be cut inside a word; 0: no line is."""
+    """Length in bytes of lines that may be cut inside a word; 0 if no line is."""
 
     @cached_property
     def readings(self) -> list[tuple[str, int, int]]:
@@ -601,7 +601,7 @@ class _Run:
 
 
 def _run(near: Sequence[bytes], index: int) -> _Run | None:
-    """The lines that may belong to one wrapped message with the line at ``index``; None if it has none."""
+    """The lines that may form one wrapped message with the line at ``index``; None if no neighbour does."""
     width = max(map(len, near))
     first = last = index
     while first > 0 and _goes_on(near[first - 1], near[first], width):
@@ -615,7 +615,9 @@ def _run(near: Sequence[bytes], index: int) -> _Run | None:
 
 
 def _goes_on(line: bytes, following: bytes, width: int) -> bool:
-    """Whether a line may continue the line before it: it is indented, or its first word did not fit there."""
+    """Whether ``following`` may continue ``line``: it is indented, or its first word did not fit in
+    ``line``.
+    """
     word = following.split(maxsplit=1)[:1]
     return bool(word) and (following[:1] in b" \t" or len(line) + len(word[0]) >= max(width, _NARROWEST))
 

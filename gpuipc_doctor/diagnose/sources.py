@@ -327,9 +327,9 @@ def _as_utf_8(begin: bytes, rest: Blocks) -> Blocks:
 
 
 def _check(begin: bytes) -> None:
-    """Raise `NoText` for binary files, because a library contains all messages that it could print.
+    """Raise `NoText` for binary files: a library contains the text of every message that it could print.
 
-    Also raised for our own reports, whose words are not errors.
+    Also raised for this tool's own reports, whose words are not errors.
     """
     sample = begin[:_SAMPLE]
     if written := re.match(rb'\s*\{\s*"schema":\s*"(gpuipc-doctor/[a-z/0-9-]+)"', sample):

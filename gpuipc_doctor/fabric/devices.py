@@ -1,12 +1,12 @@
-"""The kernel's network adapters by fabric, and why libfabric would ignore one of HPE's.
+"""The kernel's network adapters by fabric, and why libfabric would ignore an adapter of HPE's.
 
-Files: Linux, Documentation/ABI/stable/sysfs-class-infiniband. EFA and Omni-Path are listed beside verbs:
-drivers/infiniband/hw/efa registers ``efa_0`` for devices of Amazon, drivers/infiniband/hw/hfi1 ``hfi1_0`` for
-Intel's 24f0 and 24f1 and for Cornelis'. udev may rename them.
+Files: Linux, Documentation/ABI/stable/sysfs-class-infiniband. EFA and Omni-Path adapters are listed beside
+those of verbs: drivers/infiniband/hw/efa registers ``efa_0`` for Amazon's devices, drivers/infiniband/hw/hfi1
+``hfi1_0`` for Intel's 24f0 and 24f1 and for Cornelis'. udev may rename them.
 
 HPE's adapters: driver (shs-cxi-driver, drivers/net/ethernet/hpe/ss1/cass_sysfs.c and cass_sbl.c) and users
 (shs-libcxi, src/devinfo.c and utils/cxi_stat.c). When libfabric ignores an adapter: prov/cxi/src/cxip_if.c
-(cxip_query_if_list, netdev_ama_check, netdev_link). Read but never tried, without such an adapter.
+(cxip_query_if_list, netdev_ama_check, netdev_link). These sources were read; no such adapter was tried.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _NO_EVENT_QUEUE = "0"
 """``C_EQ_NONE`` (cassini_user_defs.h): no event queue, so no retry handler is running."""
 
 _TEMPORARY = "3"
-"""``NET_ADDR_SET`` (linux/netdevice.h): the address was set, as by the fabric manager."""
+"""``NET_ADDR_SET`` (linux/netdevice.h): the address was set by software, such as the fabric manager."""
 
 
 @dataclass(frozen=True, slots=True)

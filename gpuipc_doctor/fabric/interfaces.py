@@ -17,7 +17,7 @@ OF_FABRIC = {"opx": "opa", "psm2": "opa"}
 """Provider → fabric, if their names differ."""
 
 HOST = ("tcp", "shm")
-"""Providers used if no such adapter exists, or if the site config states tcp."""
+"""Providers used on a node without an adapter in `HARDWARE`, or if the site config states tcp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,5 +86,5 @@ def routes(interfaces: list[Interface], *, across: bool, stated: str | None = No
 
 
 def _offers(name: str, providers: set[str]) -> bool:
-    """Whether ``providers`` has it. Older releases have tcp only in a utility provider: ``tcp;ofi_rxm``."""
+    """Whether the provider is there. Older releases have tcp only in a utility provider: ``tcp;ofi_rxm``."""
     return any(provider.partition(";")[0] == name for provider in providers)

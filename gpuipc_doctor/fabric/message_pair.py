@@ -32,7 +32,7 @@ _SHOWN = 3
 """Lines kept of a program's output."""
 
 _NO_SUCH_MEMORY = ("Unsupported memory types", "Failed to run test: No such device")
-"""Messages of ``ucx_perftest`` (libperf.c) if built without a vendor, or without a device."""
+"""Messages of ``ucx_perftest`` (libperf.c) if it was built without the vendor, or finds no device."""
 
 CANNOT_EXECUTE = 126
 """A shell's exit code for a file that the kernel refuses to execute; 127 if the file is not found."""
@@ -87,8 +87,8 @@ def judge(returncode: int, text: str, rounds: int, *, has_result: bool = True) -
     """The result of one of the two programs after ``rounds`` messages there and back.
 
     ``ended`` is ``right``, ``wrong`` or a result of `failure`; ``said`` is the reason. An end that
-    ``has_result`` is ``right`` only with a result for all messages. ``us``: microseconds per message one way,
-    None without a result.
+    ``has_result`` is ``right`` only if it printed a result for all messages. ``us``: microseconds per message
+    one way, or None.
     """
     if corrupt := re.search(r"^Error at iteration=\d+ size=\d+ byte=(\d+)", text, re.MULTILINE):
         return {"ended": "wrong", "said": f"byte {corrupt[1]} of a message is wrong"}
@@ -147,9 +147,10 @@ def no_listener() -> dict[str, Json]:
 
 
 def _latency(lines: Sequence[str], rounds: int) -> float | None:
-    """Latency from ``fi_pingpong``'s row (bytes, #sent, #ack, …, usec/xfer, Mxfers/sec), or from ``Final:``.
+    """Microseconds per message from the rows that report ``rounds`` messages; None if there is none.
 
-    The latter is ``ucx_perftest``'s. Only for this many messages, all acknowledged, in a possible time.
+    ``fi_pingpong``: bytes, #sent, #ack, …, usec/xfer, Mxfers/sec, with all acknowledged. ``ucx_perftest``:
+    ``Final:``. A time that is not possible does not count.
     """
     for line in reversed(lines):
         fields = line.split()

@@ -46,8 +46,6 @@ _LISTENING = "0A"
 
 
 class Other(Protocol):
-    """The other role."""
-
     def send(self, value: Json) -> None: ...
     def recv(self) -> Json: ...
     def has_news(self) -> bool: ...
@@ -79,7 +77,7 @@ class Fabric:
         def ask(
             key: str, program: str, option: str, read: Callable[[str], Json], nothing: int | None = None
         ) -> None:
-            """Record a program's output; a program without output exits with ``nothing``."""
+            """Record a program's output. ``nothing``: exit code of the program if it has nothing to list."""
             code, text = self._run([programs[program], option])
             found = read(text)
             if code != nothing and (bad := message_pair.failure(code, text) or _silent(text, found)):
@@ -120,7 +118,7 @@ class Fabric:
     def _end(
         self, command: Sequence[str], env: Mapping[str, str], rounds: int
     ) -> tuple[dict[str, Json], dict[str, Json] | None]:
-        """How our end ended, and how the other end did if it ended first."""
+        """How this end's program ended; and how the other end's did, if its result came first."""
         program, serves, port = command[0], self._place == 0, 0
         judge = partial(
             message_pair.judge, rounds=rounds, has_result=message_pair.has_result(program, serves=serves)
@@ -180,7 +178,7 @@ class Fabric:
 
     @cached_property
     def _visible(self) -> dict[str, str]:
-        """Variables with a program's devices: this role's own first, because a program uses the first."""
+        """Variables that list this role's own device first, because a program uses the first device."""
         rotated = {}
         for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
             if devices := os.environ.get(name, "").split(","):
@@ -190,14 +188,14 @@ class Fabric:
 
 
 def _text(output: IO[bytes]) -> str:
-    """Text of an output file; not a pipe, which a left-over child could hold open."""
+    """Text of an output file. (The output is not a pipe, which a left-over child could hold open.)"""
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _MAX_BYTES))
     return output.read().decode(errors="replace")
 
 
 def _not_executed(error: OSError) -> tuple[int, str]:
-    """Exit code and message, as of a shell, for a program that the kernel cannot execute."""
+    """The exit code of a shell, and a message, for a program that the kernel cannot execute."""
     return message_pair.CANNOT_EXECUTE, error.strerror or str(error)
 
 

@@ -48,7 +48,7 @@ MAX_WORDS = 8 << 10
 """Bytes of a launcher's output to keep."""
 
 GRACE_S = 5.0
-"""Seconds between TERM, at which srun cancels its step or job, and KILL; also for the last output."""
+"""Seconds from SIGTERM, at which srun cancels its step or job, to SIGKILL; then, for the last output."""
 
 NO_INPUT = Path(os.devnull)
 
@@ -78,8 +78,8 @@ exit $?
 """Shell script that saves a shipped file from standard input, privately, and runs it; `--once` removes it."""
 
 _TIMED = 'timeout "$@"; exit $?'
-"""Ends a command on its node: timeout(1) dies of the command's signal, for which ssh would exit with 255, as
-for an unreachable node."""
+"""Ends a command on its node. The shell exits with a code where timeout(1) would be killed by a signal: ssh
+would then exit with 255, as for an unreachable node."""
 
 
 class Via(enum.Enum):
@@ -120,9 +120,8 @@ class LaunchOptions:
     budget_s: float = math.inf
     """Seconds for the whole fleet. At the end, running nodes are stopped and the rest are not started."""
     patience_s: float = 30.0
-    """Seconds for which a job waits for a node that is busy, drained or down, and ssh for one that does not
-    answer.
-    """
+    """Seconds for which a job waits for a node that is busy, drained or down, or for which ssh tries to
+    connect."""
     options: tuple[str, ...] = ()
     job: str = ""
     """The Slurm allocation whose steps run on the nodes; without it, each command is a job."""
@@ -168,7 +167,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A run called ``name`` on ``node``, with additional arguments. ``uses``: the nodes that it occupies."""
+    """A run of the command on ``node`` with additional arguments. ``uses``: the nodes that it occupies."""
 
     name: str
     node: str

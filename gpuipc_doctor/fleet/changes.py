@@ -1,7 +1,7 @@
 """Compare two runs over a fleet, before and after an upgrade: nodes that got worse, better or lost.
 
-Pure. Each node is compared with itself, check by check and by the keys of findings; common changes are
-folded.
+Pure. Each node is compared with itself, check by check and by the keys of findings. A change that many nodes
+have in common is reported once.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class FactChange:
 class SpeedChange:
     """A changed figure: its medians, and the median change per node.
 
-    ``ratio`` is after by before, inverted if more is better: above 1 is slower.
+    ``ratio`` is the later by the earlier figure, or the inverse if more is better: above 1 is slower.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Changes:
 
     @property
     def nodes(self) -> Mapping[str, tuple[str, ...]]:
-        """Nodes by their worst change; lost and new nodes have only one side."""
+        """Nodes by their worst change, and those that answered in one run only: ``lost`` and ``new``."""
         lost = {node for silence in self.lost for node in silence.nodes}
         left = {report.node for report in self.after.answered} - set(self.new)
         sets = {"lost": tuple(sorted(lost)), "new": self.new}

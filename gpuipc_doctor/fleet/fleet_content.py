@@ -90,7 +90,7 @@ Section = tuple[list[Block], bool]
 
 
 def _cut(drawn: Iterable[Block], rest: str, *, apart: bool = True) -> Section:
-    """Blocks, then a line about the omitted ones, if any. ``apart``: with empty lines between them."""
+    """Blocks, then a line about the omitted ones, if any. With ``apart``, empty lines separate the blocks."""
     entries = [*drawn, *([Lines((f"… and {rest}",))] if rest else [])]
     return entries if apart or not entries else [blocks.Group(tuple(entries))], not rest
 
@@ -174,7 +174,7 @@ def _silence(fleet: Fleet, silence: MissingReports) -> Entry:
 def _listed(
     word: str, found: Sequence[T], title: Callable[[T], str], most: int, more: str, rest: str
 ) -> Section:
-    """One entry per item, at most ``most``; then the number of omitted items (``more``, ``rest``)."""
+    """One entry per item, at most ``most``; then a line with the number of omitted items."""
     left = len(found) - most
     drawn = (_entry(word, title(explained)) for explained in found[:most])
     return _cut(drawn, f"{counted(left, more)} {rest}" if left > 0 else "", apart=False)
@@ -186,7 +186,9 @@ def _drifts(fleet: Fleet, most: int) -> Section:
 
 
 def _drift(fleet: Fleet, drift: Drift) -> str:
-    """``nvidia-driver: 570.86 on nid[17,420], known bad (nvidia-…); 580.95.05 on the other 1998``"""
+    """A drift: ``nvidia-driver: 570.86 on nid[17,420], known bad (nvidia-…); 580.95.05 on the other
+    1998``.
+    """
     common, *rare = drift.values
     parts = [(held, fleet.folder.brief(held.nodes)) for held in rare]
     parts.append((common, f"the other {len(common.nodes)}"))
@@ -294,7 +296,7 @@ def judged(fleet: Fleet) -> Iterator[ExplainedProblem]:
 def _cause(
     fleet: Fleet, problem: Problem, cause: IssueOnNodes, told: set[tuple[str, str]]
 ) -> tuple[Item, Item]:
-    """``told``: known issues described in an earlier entry; this entry's are added."""
+    """A known issue and its remedy, without texts in ``told``, to which this issue's texts are added."""
     before = {text for issue, text in told if issue == cause.issue}
     told.update((cause.issue, text) for text in (cause.title, cause.reason, cause.remedy))
     on = f" on {fleet.folder.brief(cause.nodes)}" if len(cause.nodes) < len(problem.nodes) else ""

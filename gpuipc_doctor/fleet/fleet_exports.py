@@ -85,7 +85,7 @@ OWN_WORDS = 400_000
 at most 2 MB."""
 
 SHORT_REASON = 60
-"""Maximum characters of a reason after these; the finding has the full text."""
+"""Maximum characters of a reason when `OWN_WORDS` are used up; the finding has the full text."""
 
 
 def html(fleet: Fleet) -> str:
@@ -251,7 +251,7 @@ def _metrics(fleet: Fleet, simulated: str) -> Iterator[Metric]:
 
 
 def _reason(report: NodeReport) -> str:
-    """A state, or the first check with the node's status, so that labels have few values."""
+    """A label with few values: the state of a missing report, or the first check with the worst status."""
     if report.state is not State.REPORTED:
         return str(report.state.value)
     worst = report.status.value if report.status.value in COMPLAINTS else ""

@@ -18,8 +18,8 @@ OF_A_NODE = frozenset({"hostname", "gpu-uuid", "boot-id"})
 """Facts that are meant to differ between nodes."""
 
 OUTLYING = 5.0
-"""Number of robust standard deviations from the fleet's median that makes an outlier, if the figure is also
-`FACTOR` times as bad, since healthy nodes can be very similar."""
+"""Distance from the fleet's median that makes an outlier, in robust standard deviations. The figure must also
+be `FACTOR` times as bad, since healthy nodes can be very similar."""
 
 FACTOR = 1.25
 
@@ -40,7 +40,7 @@ REMEDIES = {
 """Remedies for missing reports; ``node`` is the first of the nodes."""
 
 _FIGURE = re.compile(r"\b\d[\d.:]{3,}")
-"""Job ids, addresses, times and sizes. Exit codes and ports are shorter, and stay."""
+"""Job ids, addresses, times and sizes, but not exit codes and ports, which are shorter."""
 
 EXPECTED_SKIPS = frozenset({"disabled", "no-fabric-here", "suppressed"})
 """Keys of SKIPs that a site config requests."""
@@ -64,7 +64,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class IssueOnNodes:
-    """A known issue of a finding, with the nodes whose reports describe it in the same words."""
+    """A known issue of a finding, with the nodes whose reports give the same title, reason and remedy."""
 
     issue: str
     relation: Relation
@@ -254,7 +254,7 @@ def _skipped(reports: Iterable[NodeReport]) -> Iterator[SkippedCheck]:
 
 
 def _causes(places: Iterable[tuple[NodeReport, FindingSummary]]) -> Iterator[IssueOnNodes]:
-    """Causes, most nodes first."""
+    """The findings' known issues; those on most nodes come first."""
     nodes: dict[MatchedIssue, dict[str, None]] = defaultdict(dict)
     for one, told in places:
         for known in one.known:

@@ -1,9 +1,9 @@
 """Run many nodes with one command: a job for a block of nodes, with one step over all of them.
 
 The controller then has one job for a hundred nodes. Answers arrive in the command's output, in short lines
-that begin with the node's name, so that no shared file system is needed. Slurm aborts a step whose launch
-fails on one node (tried: 22.05): one more step runs the nodes with truncated answers, and separate steps run
-those still without an answer.
+that begin with the node's name, so that no shared file system is needed. If a launch fails on one node, Slurm
+aborts the whole step (tried: 22.05). Then a second step runs the nodes with truncated answers, and separate
+steps run the nodes that still have no answer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _JOB_LIMIT = re.compile(rb"Max\w*(Node|CPU|GRES|Mem|Billing)\w*PerJob|PartitionN
 QOSMaxNodePerJobLimit)."""
 
 MARK = b"@gpuipc-doctor "
-"""Prefix of our lines; the node's name and one of the words below, or a part of the answer, follow."""
+"""Prefix of our lines. The node's name follows, and one of the words below or a part of the answer."""
 
 BEGINS, ENDS = b"begins", b"ends"
 
@@ -95,7 +95,7 @@ _HOLD = 'echo "$SLURM_JOB_ID"; exec cat'
 def ask(nodes: Sequence[str], way: LaunchOptions, listener: Listener, *, apart: Sequence[str] = ()) -> None:
     """Run all nodes, `LaunchOptions.block` at a time; returns when no more answers can come.
 
-    ``apart``: nodes run by separate commands, since they would delay a block. Ctrl-C is raised after
+    The nodes in ``apart`` get separate commands, since they would delay a block. Ctrl-C is raised after
     ending the running commands, which srun and salloc end on the nodes.
     """
     asyncio.run(_Asking(way, listener).all(nodes, apart))
@@ -118,7 +118,7 @@ class _Asking:
         self._jobs, self._job_ended = 0, asyncio.Event()
         """Our jobs that hold nodes, and the condition that signals the end of one of the jobs."""
         self._too_many = math.inf
-        """Nodes in the smallest job that Slurm refused because of a limit."""
+        """Number of nodes in the smallest job that exceeded a limit of Slurm's."""
 
     async def all(self, nodes: Sequence[str], apart: Sequence[str]) -> None:
         left = iter(nodes)
@@ -226,7 +226,7 @@ class _Asking:
 
     @contextlib.asynccontextmanager
     async def _allocation(self, nodes: Sequence[str]) -> AsyncIterator[tuple[str, bool]]:
-        """Id of a job that holds the nodes, or empty; and whether Slurm refused the job at once."""
+        """The id of a job that holds the nodes, or empty text; and whether Slurm refused the job at once."""
         way = self.way
         minutes = min(way.job_limit_s, 2 * way.deadline_s + way.patience_s) / 60
         limits = [way.immediate, f"--time={math.ceil(minutes)}", "--no-kill", "--job-name=gpuipc-doctor"]

@@ -9,7 +9,7 @@ from typing import Any
 from gpuipc_doctor.site import hosts
 
 NAME = re.compile(r"\w[\w.:@%-]*")
-"""Pattern of a node's name: no ssh option, no path outside a directory."""
+"""A node's name; it cannot be taken for an option of ssh, or for a path outside a directory."""
 
 LONGEST = 160
 """Maximum characters of a set in a sentence."""
@@ -25,7 +25,7 @@ def expand(text: str) -> list[str]:
 
 
 class NodeSetFormatter:
-    """Folds subsets of a node set; a subset of nearly all nodes is written as all except the other nodes."""
+    """Folds subsets of a node set. A large subset is written as the whole set without the other nodes."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         from ClusterShell.NodeSet import NodeSet
@@ -37,7 +37,7 @@ class NodeSetFormatter:
         self._seen: dict[frozenset[str], str] = {}
 
     def fold(self, nodes: Iterable[str]) -> str:
-        """``nid[0001-0128]``."""
+        """The nodes as a folded set: ``nid[0001-0128]``."""
         wanted = frozenset(nodes)
         if wanted not in self._seen:
             others = self._nodes - wanted

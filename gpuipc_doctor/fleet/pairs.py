@@ -73,7 +73,7 @@ def try_all(
 
 
 def _target(name: str, pair: Pair) -> Target:
-    """The first node supervises; a hanging pair ends at its deadline without delaying others."""
+    """A run for the pair on its first node. A pair that hangs ends at its deadline and delays no other."""
     one, other = pair
     return Target(name, one, arguments(other), uses=pair)
 
@@ -86,8 +86,8 @@ def arguments(partner: str) -> tuple[str, ...]:
 def outcome_of(report: Report) -> Outcome:
     """A report's result for the pair; `Outcome.SILENT` if no probe between the nodes completed.
 
-    A SKIP of a check other than `CHECK` does not count if other probes of that check passed, because such
-    checks try all libraries. Without an MPI, only those checks count.
+    The result is that of `CHECK`, or of all other checks if `CHECK` did not run (no MPI). A SKIP of another
+    check is ignored, because such checks try all libraries; a FAIL of any check counts.
     """
     told: dict[str, set[Status]] = {}
     for result in report.results:

@@ -23,7 +23,7 @@ FAILURES = 5
 """Failures that make a node bad (with at least two proven partners) or make a pair bad."""
 
 UNSTABLE = 2
-"""Number of partners with which a node must both fail and pass to be unstable."""
+"""A node is unstable if it fails with this many partners and passes with this many."""
 
 _NO_TOPOLOGY: Topology = {}
 
@@ -85,7 +85,7 @@ class _Record:
         return node not in self.proven and len(failed) > 1 and sum(failed) >= FAILURES
 
     def is_decided(self, pair: Pair) -> bool:
-        """Whether the node has failed often enough, or has also passed."""
+        """Whether the pair has passed once, or failed often enough to be bad."""
         return Outcome.PASS in self.outcomes[frozenset(pair)] or self.is_bad_pair(pair)
 
     def is_bad_pair(self, pair: Pair) -> bool:

@@ -34,7 +34,7 @@ class Readiness(enum.Enum):
 
     READY = "ready"
     BUSY = "busy"
-    """Also an unknown state: a job may wait."""
+    """A job would wait. Unknown states also count as busy."""
     GONE = "gone"
 
 
@@ -60,7 +60,7 @@ class Refused(Exception):
 
 
 def nodes_of(*, partition: str | None, reservation: str | None, all_idle: bool) -> str:
-    """Node set of a reservation, else of a partition (default: all; or only idle nodes). Raises `Refused`."""
+    """Node set of a reservation, or of a partition (by default, all nodes). Raises `Refused`."""
     if reservation:
         said = printed_by("scontrol", "-o", "show", "reservation", reservation)
         fields = dict(field.partition("=")[::2] for field in said.split())
@@ -136,7 +136,7 @@ def leaves(nodes: Sequence[str], topology: str) -> dict[str, str]:
 
 
 def ordered(nodes: Sequence[str], topology: str) -> list[str]:
-    """Nodes ordered in pairs below one switch; odd nodes, then nodes outside the topology, come last."""
+    """Nodes in pairs below the same switch; then nodes left over; then nodes outside the topology."""
     switches = _switches(topology)
     below: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for node in nodes:

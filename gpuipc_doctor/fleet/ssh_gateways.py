@@ -1,7 +1,7 @@
 """Run nodes over ssh through a site's gateways, as defined in ClusterShell's topology.
 
-`ask` runs all other ssh: it also starts srun and flux, sends the tool, and runs pairs. For 500 nodes it takes
-0.3 s of processor time, ClusterShell 1.1 s.
+Without gateways, `ask` runs ssh: it can also start srun and flux, send the tool and run pairs. For 500 nodes,
+`ask` takes 0.3 s of processor time, ClusterShell 1.1 s.
 
 Each gateway needs ClusterShell, and runs as many ssh at a time as this host. Gateways are listed in
 topology.conf: https://clustershell.readthedocs.io/en/latest/tools/clush.html#tree-mode

@@ -108,7 +108,7 @@ class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_well(self) -> bool:
-        """Whether the head node needs only the summary: the node passed, with WARN or SKIP at worst."""
+        """Whether the status is PASS, WARN or SKIP. The head node then needs no full report."""
         return self.status not in (Status.ERROR, Status.FAIL)
 
     @property
@@ -179,9 +179,8 @@ def clocked(report: NodeReport, now: datetime) -> NodeReport:
 
 
 def _state(report: Report) -> tuple[State, str]:
-    """The state. A FAIL is an answer even if the run was interrupted; otherwise an unfinished run, or one
-    without a GPU, is not.
-    """
+    """Whether the report is an answer, and the reason if it is not: the run was interrupted, or used no GPU.
+    With a FAIL, even an interrupted run is an answer."""
     if report.worst() is Status.FAIL:
         return State.REPORTED, ""
     if report.interrupted:
@@ -242,7 +241,7 @@ def schema() -> Json:
 
 
 def _may_be_left_out(described: dict[str, object], kind: type[msgspec.Struct]) -> None:
-    """Require only the fields that `dumps` always writes."""
+    """Make the fields that `dumps` may leave out optional in a schema."""
     left_out = {
         field.name for field in msgspec.structs.fields(kind) if field.default is not msgspec.NODEFAULT
     }

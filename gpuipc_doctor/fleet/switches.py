@@ -20,15 +20,15 @@ Link = frozenset[str]
 """Two switches."""
 
 FEWEST = 2
-"""Number of nodes below a switch that must fail across it to blame the switch."""
+"""Number of nodes below a switch that must fail with nodes of other switches to blame the switch."""
 
 FEWEST_SILENT = 3
-"""The same number if the nodes below the switch do not pass among themselves: two nodes may both be bad."""
+"""As `FEWEST`, if the nodes below the switch also fail with each other: two nodes may both be bad."""
 
 
 OTHERS = 3
-"""Number of switches with other contacts, if there are as many, that must have failed with a switch that is
-cut off."""
+"""Number of other switches whose nodes must have failed with those of a cut-off switch. If fewer of them have
+other contacts, all of these must have failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Switches:
         crossed = {switch for link in {*self._passes, *self._failing} for switch in link}
         switches = set(topology.values())
         self.uncrossed = sorted(switches - crossed) if len(switches) > 1 else []
-        """The switches across which no message was seen to arrive or to fail."""
+        """The switches of which no message to or from another switch has a known result."""
 
     def _switch(self, node: str) -> str:
         """The node's switch; a node that the topology lacks has a switch of its own."""
@@ -171,9 +171,10 @@ class Switches:
         return pairs + [(node, partners[switch]) for switch, node in alone.items() if switch in partners]
 
     def _unknown(self, nodes: Sequence[str], proven: Collection[str]) -> list[Pair]:
-        """Failing nodes that the topology lacks, each paired with a node of each switch that reaches no
-        other. A failing node may be below such a switch. The switch's node has passed below it, or is the
-        only one that the topology lists there."""
+        """Failing nodes that the topology lacks, each paired with a node of each switch that is cut off.
+
+        A failing node may be below that switch. The switch's node has passed below it, or is its only node.
+        """
         partners = {self._topology.get(node, ""): node for node in proven}
         switches = self._suspects & self._inner_pass & set(partners)
         for node in nodes:

@@ -27,7 +27,7 @@ BOUNDARIES = (2 << 30, 4 << 30)
 
 
 RESTED = 0
-"""The key of an idle process's figures in `Answer.made`, where other keys are numbers of objects, from 1."""
+"""Key in `Answer.made` for the figures of an idle process; the other keys are object numbers, from 1."""
 
 
 class Order(NamedTuple):
