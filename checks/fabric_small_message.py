@@ -1,9 +1,9 @@
 """Send the messages of `mpi-small-message` without MPI, through libfabric and UCX.
 
-Libfabric sends from host memory, UCX from host and device memory. Each size is a separate run of each
-library's program, so that a hang or crash is attributed and the other sizes are still tried. ``fi_pingpong``
-compares received with sent data; ``ucx_perftest`` only shows that messages arrive. This check is a control:
-if it passes and MPI fails, the fabric is not the cause.
+Libfabric sends from host memory, UCX also from device memory. Each size is a separate run of each library's
+program, so that a hang or crash is attributed and the other sizes are still tried. ``fi_pingpong`` verifies
+data; ``ucx_perftest`` only shows that messages arrive. This check is a control: if it passes and MPI fails,
+the fabric is not the cause.
 
 The provider is the one that MPI would use: the adapter's, or tcp and shm without an adapter; if the site
 config sets ``fabric``, that fabric's provider. With ``--nodes 2``, messages are also sent between two nodes.

@@ -182,8 +182,7 @@ def exchange(w: Worker, importers: Sequence[Peer], number: int, memory: Memory) 
 def segment(w: Worker, nbytes: int) -> Iterator[tuple[Memory, Callable[[], Exported]]]:
     """Allocate memory; yields it with the function that exports it.
 
-    If a call fails, the memory is not freed, since importers that open freed memory would fail before this
-    role reports the error.
+    After a failed call the memory is not freed: importers that open it would fail before this role does.
     """
     if w.params["how"] == "handles":
         buffer = w.gpu.alloc(nbytes)

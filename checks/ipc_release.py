@@ -257,8 +257,7 @@ def open_many_times(w: Worker, ledger: Ledger, wrong: list[str], handles: Sequen
 def repeat(
     w: Worker, ledger: Ledger, what: str, call: Callable[[], object], look: Callable[[str], None]
 ) -> list[int]:
-    """Make a call `OPENS` times, with ``look`` after each call. Both roles read used memory after `SAMPLED`
-    rounds."""
+    """Make a call `OPENS` times, and ``look`` after each; both roles read used memory at `SAMPLED` rounds."""
     samples = []
     for done in watched(w, what, range(1, OPENS + 1)):
         step = f"{what}, round {done} of {OPENS}"

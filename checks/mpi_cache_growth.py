@@ -398,10 +398,8 @@ def send_and_free(
     *,
     communicates: bool = True,
 ) -> tuple[list[int], list[list[int | None]]]:
-    """Send each buffer and free it. Returns used memory by iteration, and this process's usage by device.
-
-    The bytes of ``alive`` are subtracted from used memory, for each rank of this node.
-    """
+    """Send each buffer and free it. Returns used memory by iteration, without the ``alive`` bytes of this
+    node's ranks; and this process's usage by device."""
     partner, ranks, used = 1 - w.mpi.rank, w.mpi.size // len(w.gpus), []
     held: list[list[int | None]] = [[] for _ in w.gpus]
     for number, buffer in enumerate(buffers, 1):

@@ -49,8 +49,7 @@ class TorchBlock(PoolBlock):
 
 
 class CachingAllocator:
-    """PyTorch's allocator (`gpuipc_doctor.api.allocator.Allocator`). One per process, configured by the
-    environment."""
+    """PyTorch's allocator (`gpuipc_doctor.api.allocator.Allocator`); configured by the environment."""
 
     records_streams = True
     release_call = "torch.cuda.empty_cache"

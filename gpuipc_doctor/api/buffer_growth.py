@@ -174,9 +174,7 @@ class BufferGrowth:
 
     @property
     def stops(self) -> bool:
-        """Whether growth stopped, although no buffer was released: neither small nor large buffers add
-        any.
-        """
+        """Whether neither small nor large buffers add growth at the end, although none was released."""
         if not self.is_large or not self.late or not self._levels_off or self.releases:
             return False
         return self.late[-1] - self._level < self.growth.low / 2
@@ -257,9 +255,7 @@ class BufferGrowth:
         return max(self._ends[0], default=0)
 
     def _since_before_the_first(self, used: float) -> float:
-        """Growth in bytes since before the first buffer, which counts as kept with its whole driver
-        blocks.
-        """
+        """Growth in bytes since before the first buffer, whose whole driver blocks count as growth."""
         return used - self.used[0] + -(-self.sizes[0] // self.each) * self.each
 
     @property

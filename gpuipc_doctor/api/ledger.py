@@ -217,8 +217,7 @@ class Ledger:
     def enter_loop(
         self, what: str, rounds: Iterable[int], used: Sequence[int], control: Sequence[int]
     ) -> None:
-        """Record used memory after these rounds of a loop that does ``what``, and of a control loop that does
-        not."""
+        """Record used memory after these rounds of a loop with ``what``, and of a control without."""
         self._loops[what] = {"rounds": list(rounds), "used": list(used), "control": list(control)}
         self._running = {}
         self._w.record(running=None)

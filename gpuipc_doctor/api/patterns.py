@@ -67,9 +67,7 @@ def unlike_pattern(memory: Memory, nbytes: int, *key: int, offset: int = 0) -> s
 
 
 def wrong_pattern(what: str, memory: Memory, nbytes: int, *key: int, offset: int = 0) -> list[str]:
-    """The result of `unlike_pattern` after ``what``, in a list of one line; an empty list if all is
-    correct.
-    """
+    """The result of `unlike_pattern` after ``what``, in a list of one line; an empty list if equal."""
     wrong = unlike_pattern(memory, nbytes, *key, offset=offset)
     return [f"{what}: {wrong}"] if wrong else []
 
@@ -142,7 +140,7 @@ class _Wrong:
 
 
 def differences(what: str, found: bytes, expected: bytes) -> list[str]:
-    """The `difference` after ``what``, in a list of one line; an empty list if all is correct."""
+    """The `difference` after ``what``, in a list of one line; an empty list if equal."""
     wrong = difference(found, expected)
     return [f"{what}: {wrong}"] if wrong else []
 

@@ -34,9 +34,7 @@ class Peer(Protocol):
         """Whether `recv` would return or end this role at once. Only for partners that wait after sending."""
 
     def send_descriptor(self, descriptor: int) -> bool:
-        """Pass the partner a copy of a descriptor, by the method that it calls; returns whether it
-        arrived.
-        """
+        """Pass the partner a copy of a descriptor, by the method that it calls; returns whether it came."""
 
     def recv_descriptor(self) -> int:
         """The partner's descriptor, received in a message (``SCM_RIGHTS``); this role closes it."""
@@ -121,8 +119,7 @@ class Fabric(Protocol):
         """Send messages to the other role's process of ``program`` and back; both roles call it.
 
         ``route`` is a libfabric provider, or the kind of memory that UCX sends from. Returns the result of
-        `fabric.message_pair.judge`, and as ``chosen`` the variables with which UCX uses the ``stated``
-        fabric.
+        `fabric.message_pair.judge`, and ``chosen``: variables with which UCX uses the ``stated`` fabric.
         """
 
 
@@ -257,9 +254,7 @@ class Worker(Protocol):
         """Name the next step; a failure in it is reported with this name and the driver call."""
 
     def armed(self, operation: str) -> AbstractContextManager[None]:
-        """If this process ends inside the block, attribute that to ``operation``. GPU calls arm
-        themselves.
-        """
+        """If this process ends inside the block, ``operation`` ended it. GPU calls arm themselves."""
 
     def record(self, **facts: Json) -> None:
         """Keep facts for ``judge``; they survive a later crash of this worker. See `TellingRecord`."""

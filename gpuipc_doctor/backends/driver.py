@@ -288,9 +288,7 @@ def version_fact(name: str, number: int, text: str, source: str) -> Fact:
 
 
 def _code_in(error: ValueError) -> int:
-    """The code in ``9999 is not a valid CUresult``, which a binding raises for a code that it does not
-    know.
-    """
+    """The code in ``9999 is not a valid CUresult``, a binding's error for a code that it lacks."""
     number = re.match(r"\d+", str(error))
     if number is None:
         raise error

@@ -294,7 +294,6 @@ def _write(report: Report, file: OutputFile | None, exit_code: int) -> bool:
 
 
 def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> str:
-    """What the command prints on standard output."""
     if as_json:
         from gpuipc_doctor.report import report_json
 

@@ -181,9 +181,7 @@ class _Progress:
 
 
 def _within_limits(way: LaunchOptions, partition: str | None, block: int | None) -> LaunchOptions:
-    """The options, with the partition's limits on a job's nodes and time; a shortened deadline is
-    reported.
-    """
+    """The options within the partition's limits on jobs; a shortened deadline is reported."""
     from dataclasses import replace
 
     from gpuipc_doctor.fleet import slurm

@@ -19,8 +19,7 @@ _FUNCTIONS = {"matrix": "screen", "table": "screen", "markdown": "ticket", "json
 
 
 def options(formats: Sequence[str], says: str, json: str = "Print JSON.") -> Callable[[Command], Command]:
-    """Add ``--format`` (by default the first format) and, if ``json`` has a help text, ``--json``. Both set
-    the argument ``form``."""
+    """Add ``--format`` (default: the first) and, if ``json`` is not empty, ``--json`` with that help."""
 
     def add(command: Command) -> Any:
         @wraps(command)

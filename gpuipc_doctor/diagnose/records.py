@@ -159,9 +159,8 @@ def _said(record: dict[str, Any]) -> str | None:
 
 
 def _head(record: dict[str, Any]) -> str:
-    """The start of a line, such as ``2026-11-24T01:02:03.000000+00:00 n17 kernel: ``, from a record's
-    parts.
-    """
+    """The start of a line, ``2026-11-24T01:02:03.000000+00:00 n17 kernel: ``, or the parts that a record
+    has."""
     around = [record, *(record[name] for name in _WITHIN if isinstance(record.get(name), dict))]
     around += [inner["labels"] for inner in around[1:] if isinstance(inner.get("labels"), dict)]
     host = _first(around, _HOSTS)

@@ -615,9 +615,7 @@ def _run(near: Sequence[bytes], index: int) -> _Run | None:
 
 
 def _goes_on(line: bytes, following: bytes, width: int) -> bool:
-    """Whether ``following`` may continue ``line``: it is indented, or its first word did not fit in
-    ``line``.
-    """
+    """Whether a line may continue the one before it: it is indented, or its first word had no room."""
     word = following.split(maxsplit=1)[:1]
     return bool(word) and (following[:1] in b" \t" or len(line) + len(word[0]) >= max(width, _NARROWEST))
 

@@ -187,7 +187,6 @@ class Log:
             yield from self._files(archives.zip_members(file))
 
     def _files(self, members: Iterable[archives.Member]) -> Pieces:
-        """The text files of an archive."""
         for name, blocks in members:
             raw: Blocks = blocks
             try:

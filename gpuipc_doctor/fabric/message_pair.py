@@ -147,10 +147,9 @@ def no_listener() -> dict[str, Json]:
 
 
 def _latency(lines: Sequence[str], rounds: int) -> float | None:
-    """Microseconds per message from the rows that report ``rounds`` messages; None if there is none.
+    """Microseconds per message, from the row for ``rounds`` messages; None if there is no such row.
 
-    ``fi_pingpong``: bytes, #sent, #ack, …, usec/xfer, Mxfers/sec, with all acknowledged. ``ucx_perftest``:
-    ``Final:``. A time that is not possible does not count.
+    Rows of ``fi_pingpong``: bytes, #sent, #ack, …, usec/xfer, Mxfers/sec; of ``ucx_perftest``: ``Final:`` ….
     """
     for line in reversed(lines):
         fields = line.split()

@@ -186,9 +186,7 @@ def _drifts(fleet: Fleet, most: int) -> Section:
 
 
 def _drift(fleet: Fleet, drift: Drift) -> str:
-    """A drift: ``nvidia-driver: 570.86 on nid[17,420], known bad (nvidia-…); 580.95.05 on the other
-    1998``.
-    """
+    """For example ``nvidia-driver: 570.86 on nid[17,420], known bad (…); 580.95.05 on the other 1998``."""
     common, *rare = drift.values
     parts = [(held, fleet.folder.brief(held.nodes)) for held in rare]
     parts.append((common, f"the other {len(common.nodes)}"))

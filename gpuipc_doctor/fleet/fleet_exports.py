@@ -185,7 +185,7 @@ def _words(finding: FindingSummary) -> str:
 
 
 def junit(fleet: Fleet) -> str:
-    """A case for each node."""
+    """JUnit XML with a case for each node."""
     where = {
         "timestamp": fleet.started,
         "hostname": fleet.folder.brief([report.node for report in fleet.reports]),

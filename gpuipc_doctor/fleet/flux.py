@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from gpuipc_doctor.fleet.slurm import printed_by
 
 SHELL_OPTIONS = ("exit-timeout=none", "gpu-affinity=off", "pmi=off", "output.limit=1G")
-"""exit-timeout: by default a job ends 30 s after its first task. output.limit: by default output ends at 10
-MB."""
+"""Without exit-timeout, a job ends 30 s after its first task; without output.limit, output ends at 10 MB."""
 
 
 def run(nodes: Sequence[str], seconds: float) -> list[str]:

@@ -21,7 +21,7 @@ def _block(stamp: int) -> bytes:
 
 
 def contents(stamp: int, nbytes: int, offset: int = 0) -> bytes:
-    """The bytes from ``offset`` on of memory filled by the write ``stamp``."""
+    """``nbytes`` bytes from ``offset`` on of memory that the write ``stamp`` has filled."""
     begin = offset % PERIOD
     return (_block(stamp) * ((begin + nbytes) // PERIOD + 1))[begin : begin + nbytes]
 
@@ -39,7 +39,7 @@ def first_difference(found: bytes, expected: bytes) -> int:
 
 
 def stamp_at(found: bytes, at: int, offset: int) -> int:
-    """The stamp encoded in the word around ``found[at]``, if ``found`` was read from ``offset``."""
+    """The stamp in the whole word around ``found[at]``, else 0. ``offset`` is that of ``found[0]``."""
     place = (offset + at) % PERIOD
     begin = at - place % 8
     if place >= PERIOD - 3 or begin < 0 or begin + 4 > len(found):

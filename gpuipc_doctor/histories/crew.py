@@ -27,11 +27,11 @@ NEEDS = {
     "import-pool": "export-descriptor",
     "import-pointer": "export-pointer",
 }
-"""Operation → the order that the exporter of its object performs first."""
+"""Operation on an imported object → the order with which the object's exporter must first export it."""
 
 
 HANDLES = ("open", "import-pointer", "import-fabric")
-"""Operations on a handle for which the exporter's process has replied."""
+"""Operations that need a handle from the reply of the exporter's process."""
 
 
 class Failed(Exception):
@@ -136,7 +136,7 @@ class Crew:
         return returned
 
     def _unless_it_ends(self, batch: Batch, talk: Callable[[], Disagreement | None]) -> Disagreement | None:
-        """The result of ``talk``, or the operation during which the batch's process ended or hung."""
+        """The result of ``talk``, or the operation of ``batch`` that a process did not complete."""
         try:
             return talk()
         except ChildGone as gone:
@@ -162,8 +162,8 @@ class Crew:
         return Disagreement(at, answer.what, operation.do, answer.name, child.call, answer.says)
 
     def _ended(self, batch: Batch, what: str, name: str) -> Disagreement:
-        """The operation during which a process ended or hung, from its journal, since operations are sent in
-        batches."""
+        """The operation of ``batch`` during which the process ended or hung, from the progress that it
+        recorded."""
         child = self._children.get(batch[0][1].by)  # None if it could not be started
         call = child.call if child else ""
         at, operation, _ = batch[min(child.progress if child else 0, len(batch) - 1)]

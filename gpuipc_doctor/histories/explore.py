@@ -142,7 +142,7 @@ def replay_once(bench: Bench, history: History) -> Explored:
 
 
 def without_permission(bench: Bench, backend: str) -> list[str]:
-    """Families of operations that the node refuses; only an attempt shows it for fabric handles."""
+    """Families of operations that the node refuses. For fabric handles, only an attempt shows that."""
     ask = Operation("create-fabric", 1, makes=1, nbytes=GRANULE)
     found, _ = replay(bench, History(backend, {1: ProcessPlan()}, (ask,)))
     return ["fabric-handles"] if found and found.name in NOT_PERMITTED else []

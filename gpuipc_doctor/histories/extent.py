@@ -27,9 +27,9 @@ REPLAY = "replay it from the JSON report: gpuipc-doctor replay FILE"
 
 
 def extent(ctx: Context, operations: int, runs: int = 1) -> dict[str, Json]:
-    """Params of a probe: its seed (None: an individual seed), its operations and the seconds of each run.
+    """Params of a probe: seed (None: each run makes its own), number of operations, and seconds of each run.
 
-    ``operations``: those of the acceptance tier.
+    ``operations``: their number in the acceptance tier.
     """
     seed, number, time_s = (None, UNBOUNDED, SOAK_S) if ctx.tier is Tier.SOAK else (SEED, operations, TIME_S)
     return {

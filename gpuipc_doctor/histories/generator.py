@@ -24,11 +24,11 @@ ODD = (1, 8, 1000, 5000, 146064, 226656)
 LARGE = (1 << 20, 2 << 20, 3 << 20, 8 << 20)
 HUGE = ((2 << 30) + (2 << 20), (4 << 30) + (2 << 20))
 """Bytes. Offsets in such memory need more than 31 or 32 bits. Only wide histories use these sizes, if memory
-allows. (On CUDA, small allocations share a segment of 2 MiB, large ones have their own.)"""
+allows."""
 
 EPOCH_OPERATIONS = (60, 160)
 AT_ONCE_EPOCHS = 0.5
-"""Probability that, in an epoch, two processes perform operations at the same time if these allow it."""
+"""Probability that two processes of an epoch perform operations at the same time, where that is valid."""
 STAYS = 0.75
 """Probability that the next operation is in the same process: switching costs a message."""
 
@@ -209,7 +209,7 @@ class Generator:
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
         self._chance = Random(~self.seed)
-        """For choices that change no operation, so that the operations of a seed stay the same."""
+        """Decides what changes no operation, so that a seed always gives the same operations."""
         self._at_once = False
         self.model = Model(History(self.backend, self.plans, peers=self.peers))
         self._numbers = 0

@@ -12,7 +12,7 @@ NOISE = {"descriptors": 0, "threads": 0, "addresses": 0, "device": 0, "host": 5 
 """Figure → growth over the last third of the repetitions that counts as noise; see `api.process_ledger`."""
 
 SUSPECT = {"descriptors": 1, "threads": 1, "addresses": 64 << 10, "device": 64 << 10, "host": 1 << 20}
-"""Figure → rise, from one idle time to the next, after which the epoch is repeated."""
+"""Figure → rise since the last idle time that makes the figure suspicious; its epoch is then repeated."""
 
 WORDS = {
     "descriptors": "open descriptors",

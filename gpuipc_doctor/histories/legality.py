@@ -13,8 +13,8 @@ from pathlib import Path
 from gpuipc_doctor.tables import table
 
 LEGAL, ILLEGAL, DECLARED = "legal", "illegal", "declared"
-"""``declared``: used by applications although the vendor's documentation does not allow it; only separate
-operations do this."""
+"""``declared``: applications do it, although the vendor's documentation does not allow it. Only the
+operations in `generator.DECLARED` do so."""
 
 
 @dataclass(frozen=True, slots=True)

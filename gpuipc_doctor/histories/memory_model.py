@@ -36,8 +36,8 @@ class Storage:
 class Thing:
     """An object of one process.
 
-    ``kind``: ``buffer``, or ``mapping`` for another process's buffer; ``physical`` memory, own or imported,
-    and a ``view`` of it; ``pool`` or ``imported-pool``; ``pool-memory`` or ``imported-memory``.
+    ``kind`` is one of: ``buffer``; ``mapping`` (of another process's buffer); ``physical`` (own or imported);
+    ``view`` (of physical memory); ``pool``; ``imported-pool``; ``pool-memory``; ``imported-memory``.
     """
 
     number: int
@@ -51,8 +51,6 @@ class Thing:
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """A running process."""
-
     number: int
     plan: ProcessPlan
     contexts: list[int] = field(default_factory=lambda: [FIRST_CONTEXT])
@@ -95,7 +93,7 @@ ALONE = {
     "idle",
     "rest",
 }
-"""Operations during which all uninvolved processes are idle, because two processes or all take part."""
+"""Operations that involve two processes or all; the processes not involved are idle meanwhile."""
 
 ENDS = {"free", "free-to-pool", "destroy-pool"}
 WRITES = {"write", "copy", "copy-across-streams"}
@@ -115,8 +113,8 @@ class Model:
         self.things: dict[int, Thing] = {}
         self.made: set[int] = set()
         self._group: dict[int, tuple[set[int], set[int]]] = {}
-        """Process → storages that it uses and those that it changes, in operations that may be performed at
-        the same time."""
+        """Process → (storages that it uses, storages that it changes), in operations that may run at the same
+        time."""
         self._is_closed = False
 
     def illegal(self, operation: Operation) -> str:
@@ -215,7 +213,7 @@ class Model:
         return device == storage.device or (storage.device, device) in self.peers
 
     def _end_things(self, things: list[Thing]) -> None:
-        """Remove objects that end without a close or free, with their memory."""
+        """Remove objects that end without being closed or freed, and free their memory."""
         for thing in things:
             del self.things[thing.number]
             if thing.kind in ("buffer", "pool", "pool-memory"):
@@ -262,7 +260,7 @@ class Model:
         return ""
 
     def _beside_stale(self, operation: Operation, buffer: Thing) -> bool:
-        """Whether the process still has freed memory of this exporter open, and both memories are small."""
+        """Whether the process has freed small memory of this exporter open, and ``buffer`` is also small."""
         if self.allows("open small memory beside a stale mapping of small memory"):
             return False
         return buffer.storage.nbytes < GRANULE and any(
@@ -469,8 +467,7 @@ class Model:
     def _may_trim(self, operation: Operation) -> str:
         return "" if self._own(operation, "pool") else _no_such(operation, "pool")
 
-    def _trim(self, operation: Operation, process: Process) -> None:
-        """Release the pool's free memory to the device."""
+    def _trim(self, operation: Operation, process: Process) -> None: ...
 
     def _may_destroy_pool(self, operation: Operation) -> str:
         if not (pool := self._own(operation, "pool", "imported-pool")):

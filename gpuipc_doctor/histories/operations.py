@@ -22,11 +22,11 @@ class Operation:
     an allocation. A write fills its memory with the `contents` of ``stamp``.
 
     The other fields are for MPI, where process 1 is rank 0. ``peer`` is the other process of a message, 0 for
-    any source; ``tag`` is `ANY_TAG` or the message's; ``within`` is the communicator, 0 for the world;
-    ``kind`` is a key of `mpi.layouts.LAYOUTS`, or for a buffer where it is allocated.
+    any source; ``tag`` is `ANY_TAG` or the message's tag; ``within`` is the communicator, 0 for the world.
+    For a message, ``kind`` is a key of `mpi.layouts.LAYOUTS`; for an allocation, a kind of buffer.
 
-    ``beside``: whether it begins before another process's preceding operations have ended, which requires
-    that they do not depend on each other; see `memory_model.Model.joins`.
+    ``beside``: whether the operation begins before other processes have ended their preceding ones. They
+    must not depend on each other; see `memory_model.Model.joins`.
     """
 
     do: str

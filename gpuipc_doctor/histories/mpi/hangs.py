@@ -1,7 +1,7 @@
-"""Which of several hung ranks caused the hang: one that waits for nothing that another rank has yet to do.
+"""Which of several hung ranks caused the hang: the rank that waits for no other rank.
 
 A rank may block in a valid operation because its partner hangs before the matching one, so the earliest
-pending operation of a history need not be the one that was lost.
+pending operation of a history need not be the cause.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _LOCAL = frozenset({"isend", "issend", "irecv", "start"})
 
 
 def lost(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> RoleOutcome:
-    """The hung rank whose operation could have completed; of several, the one with the earliest operation.
+    """The hung rank whose operation could have completed; of several such ranks, the first in the history.
 
-    A rank in a call of the GPU's driver comes first: that call waits for no other rank. ``steps`` gives
-    the operations of the history with this index. At least one rank must have hung in an operation.
+    A rank in a call of the GPU's driver comes first: that call waits for no other rank. ``steps`` returns
+    the operations of a history of the launch, given its index. A rank must have hung in an operation.
     """
     steps = cache(steps)
     pending = {

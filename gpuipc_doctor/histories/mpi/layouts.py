@@ -11,7 +11,7 @@ BLANK = 0xE7
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Blocks of ``block`` bytes whose starts are ``stride`` bytes apart; 0: contiguous.
+    """Blocks of ``block`` bytes whose starts are ``stride`` bytes apart; contiguous if ``block`` is 0.
 
     ``begin`` is the offset of the first block. ``split`` is the size of a gap after the first third of the
     message.
@@ -38,7 +38,8 @@ class Layout:
         return self.begin + nbytes + self.split
 
     def spread(self, data: bytes, whole: int, total: int) -> bytes:
-        """A buffer of ``total`` bytes with ``data``: the first bytes of a message of ``whole`` bytes."""
+        """A buffer of ``total`` bytes that received ``data``: the first bytes of a message of ``whole``
+        bytes."""
         image = bytearray([BLANK]) * total
         if self.block:
             blocks, rest = divmod(len(data), self.block)

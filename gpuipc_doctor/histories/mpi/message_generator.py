@@ -42,7 +42,7 @@ COMMON_EPOCHS = 18
 """Number of first epochs that are the same for every library, given the same seed and number of ranks."""
 
 MORE_TRUNCATED = 2.0
-"""Weight, in each later epoch, of receives that are too small, in addition to that in `WEIGHTS`."""
+"""Added to the weight of receives that are too small, in epochs after the common ones."""
 
 WEIGHTS = {
     "send-first": 10.0,
@@ -88,8 +88,7 @@ MOST_IN_BLOCKS = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """The weights of one epoch. ``far``, ``derived`` and ``any_`` are probabilities: device memory, derived
-    types, any source."""
+    """The weights of one epoch. Fields of type float are probabilities."""
 
     weights: dict[str, float]
     sizes: tuple[int, ...]
@@ -356,7 +355,7 @@ class Generator:
             self._match(epoch, self.random.choice(parts))
 
     def _match(self, epoch: Epoch, part: Part) -> bool:
-        """Have a rank perform the operation that a part waits for, or an operation that must come first."""
+        """Have a rank perform the operation that ``part`` waits for, or one that must come before it."""
         if isinstance(part, Message):
             sent = part.sent
             if sent.peer in self.model.blocked:

@@ -112,7 +112,7 @@ class Model:
         self.blocked: dict[int, tuple[Part, ...]] = {}
         """Rank → the parts for which its current operation waits."""
         self._wild: list[Receive] = []
-        """Receives from any source that some rank cannot yet know to be complete."""
+        """Receives from any source, except those that had completed at the last barrier."""
 
     # -- what is legal ------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class Model:
         return self._may_begin(operation, operation.on, operation.nbytes)
 
     def may_reach(self, operation: Operation) -> str:
-        """Why a receive from any source may match this message in place of another; empty if none may."""
+        """Why a receive from any source may take this message instead of the modelled one, or empty."""
         message = Message(self.at, operation, operation.within)
         rivals = (
             receive.message.sent.by
@@ -299,7 +299,7 @@ class Model:
     # -- what happens -------------------------------------------------------------------------------------
 
     def apply(self, operation: Operation) -> Expected:
-        """Update the state for a valid operation. Later matching operations complete the expected result."""
+        """Update the state for a valid operation; returns what it receives, or will have received."""
         act = getattr(self, f"_{operation.do.replace('-', '_')}")
         expected: Expected = act(operation) or Expected()
         self.at += 1

@@ -62,7 +62,6 @@ class Figures:
     compared: int = 0
     """Bytes compared."""
     wrong: Wrong | None = None
-    """The first error."""
 
 
 @dataclass
@@ -109,7 +108,7 @@ class Rank:
     def end(self) -> None:
         """Complete pending requests and release all objects.
 
-        Records the operation that began each request, since a hang or wrong data is that operation's.
+        Records for each request the operation that began it: a hang or wrong data is attributed to it.
         """
         for number, parts in list(self._parts.items()):
             request, self._at = self._requests[number], parts[0].at
@@ -169,7 +168,7 @@ class Rank:
         return min(behind + -behind % PAGE + PAGE, self._buffers[number].memory.nbytes)
 
     def _image(self, kind: str, nbytes: int, stamp: int, number: int, came: int) -> bytes:
-        """The expected start of a buffer after ``came`` bytes of a message; by default the whole message."""
+        """The expected start of a buffer after the first ``came`` bytes of a message have arrived."""
         total = self._reach(number, kind, nbytes)
         if kind == "":
             data = contents(stamp, came)

@@ -1,8 +1,8 @@
 """Shrink a history in which ranks disagree with the model, over several launches.
 
-A launch tries several histories and ends at the first that fails. They are those that the shrinker would try
-one after the other if none failed. The state is a `Search`, passed from probe to probe as JSON; the state and
-the last launch's result determine the next probe.
+A launch tries the histories that the shrinker would try next if each of them passed, and ends at the first
+that fails. The state is a `Search`, passed from probe to probe as JSON; the state and the last launch's
+result determine the next probe.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Met:
 def met(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> Met | None:
     """The first disagreement of ranks and model; None if there was none, or if it is unknown.
 
-    ``steps`` gives the operations of the history with this index among those of the launch.
+    ``steps`` returns the operations of a history of the launch, given its index.
     """
     if ended.completed:
         found = [rank["wrong"] for rank in ended.records.values() if rank.get("wrong")]
@@ -205,7 +205,7 @@ class Search:
 
 
 def _up_to(history: History, performed: Sequence[Operation], at: int) -> Sequence[Operation]:
-    """The operations up to the failing one; all performed ones if the former are not a complete history."""
+    """The operations up to the failing one, or all performed ones if a shorter history is not complete."""
     cut = legal(history.of(performed[: at + 1]))
     return cut if cut and cut[-1] == performed[at] else performed
 
@@ -310,7 +310,7 @@ def losing_epoch(usages: Collection[Mapping[str, Sequence[int]]]) -> int | None:
 
 
 def _keeps_rising(figures: Sequence[int]) -> bool:
-    """Whether the last third lies above the third before, or rises several times and never falls."""
+    """Whether the last third of the figures is above the second, or rises several times and never falls."""
     third = len(figures) // 3
     if third <= FEWEST_RISES:
         return False
