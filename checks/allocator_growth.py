@@ -7,9 +7,9 @@ leak. At the end everything is freed and the allocator is asked to release its c
 much is released, and how long that takes beside an unrelated kernel, since `cudaFree` waits for the whole
 device.
 
-A second, idle process reads the device's used memory before the first process starts and after it has ended:
-a difference then comes from other processes, and so may the growth. A loss is measured again by new
-processes.
+A second, idle process reads the device's used memory before the first process starts and after it has ended.
+If the two differ, other processes changed used memory, and may also have caused the growth. A loss is
+measured again by new processes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ UNIT = 64 << 10
 """Sizes are multiples of this many bytes."""
 
 KEPT = 0.25
-"""Growth per round that fails the check, as a fraction of a mean block; the slope's lower bound counts."""
+"""The check fails if memory grows by this fraction of a mean block per round (lower bound of the slope)."""
 
 HIGH = 6.0
 """Reserved memory that levels off at this multiple of the allocated memory or more is a WARN. On an H200 the

@@ -106,9 +106,7 @@ class FabricInfo(Check):
 
 
 def without_adapter(fabric: FabricStack, stated: StatedFabric) -> Finding:
-    """The FAIL if the kernel lists no adapter of the fabric in the site config; evidence: the adapters
-    listed.
-    """
+    """The FAIL if the kernel lists no adapter of the fabric in the site config, with those that it lists."""
     return Finding.fail(
         "no-adapter",
         "no {what} adapter found; {where} says this node has {fabric}",

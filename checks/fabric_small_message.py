@@ -182,7 +182,7 @@ def mapped(failed: list[Json]) -> Iterator[Evidence]:
 
 
 def timed(tries: list[Json]) -> list[Json]:
-    """The timed messages of 1 byte and of the largest small size, by route."""
+    """The attempts with 1 byte and with the largest small size, if they were timed."""
     return [
         attempt
         for attempt in tries

@@ -48,7 +48,7 @@ OPERATIONS, OPERATIONS_PER_DEVICE = 1500, 100
 """Operations in the acceptance tier: on one device, and the number added for each further device."""
 
 LIMIT = 0.5
-"""Fraction of the deadline that an operation may take, so that waiting roles do not reach theirs."""
+"""Fraction of the deadline after which an operation hangs, so that roles waiting for it do not."""
 
 ROOM, WIDE_ROOM = 64 << 20, 9 << 30
 """Maximum bytes allocated on a device at a time; in soak, enough for two huge buffers."""
@@ -129,8 +129,8 @@ def conclude(
 ) -> Iterator[Finding]:
     """Findings about an exploration, given as the JSON of `results.to_json`.
 
-    ``left_out``: the steps of `harmful`. ``labels``: labels of the probe's devices. ``little``: the ``room``
-    in bytes, and by capability the families that need more; empty if none does.
+    ``left_out``: the operations from `harmful`. ``labels``: the probe's devices. ``little``: the ``room`` in
+    bytes, and by capability the families that need more; empty if none does.
     """
     figures = {name: explored[name] for name in ("operations", "wanted", "compared", "seed", "elapsed_s")}
     again = explored["again"]

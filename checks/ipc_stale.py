@@ -43,7 +43,7 @@ SIZES = {
 """Case → bytes of the freed segment, and bytes of the segment allocated after it."""
 
 PARTS = ("4 KiB", "64 KiB")
-"""Sizes below a driver block, which have the block's handle. A driver may refuse to open memory at the
+"""Sizes of segments that share a driver block, and thus its handle. A driver may refuse to open memory at the
 address of a freed segment that is still open (undefined, according to AMD), and may reuse the freed segment's
 handle, as an H100 does."""
 

@@ -44,7 +44,7 @@ WARM_UP = 2
 IMPORT, LOOK_ON = "import", "no import"
 
 STAYS = 0
-"""Number of the memory that stays mapped, where other memory has its round's number."""
+"""Number of the memory that stays mapped. Other memory has the number of its round, from 1."""
 
 MAPPING_STAYS = "the mapping that stays"
 

@@ -74,8 +74,8 @@ FOR_LARGE = {False: 0.6, True: 0.3}
 buffers, which a library may all keep at the same time."""
 
 TOO_FEW = 24
-"""Number of buffers below which a leak and a cache look the same: each buffer is 2 MiB larger, so a cache of
-two grows as much as a loss of 4 MiB."""
+"""Number of buffers below which a leak and a cache look the same. Each buffer is 2 MiB larger than the last:
+used memory grows as much with a cache of two buffers as with a loss of 4 MiB each."""
 
 SAME, SOAK = 128, 400
 """Iterations with buffers of one size, outside and in the soak tier. Drivers count in blocks of 2 MiB, so the
@@ -285,7 +285,7 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
 
 
 def judge_creep(done: ProbeOutcome, role: str, seen: BufferGrowth) -> Finding:
-    """Judge slow growth: a few buffers are lost, or a little of each."""
+    """Judge slow growth: a library loses a few buffers, or a part of each."""
     where = f"on the {role}'s device" if len(done.devices) > 1 else "on the device of both ranks"
     each = seen.beyond_the_first / (len(seen.used) - 1)
     is_large = bool(seen.creep) and not seen.grows and each >= SMALL

@@ -48,7 +48,7 @@ from gpuipc_doctor.api import (
 TIMED = (0, 1, 8, 16, 64, 256, 1024, 4096, 16384, 65536, *LARGE_MESSAGES)
 
 GUARD, PAGE = 64, 4096
-"""Minimum bytes behind each message that must not change, up to the end of their page."""
+"""Bytes behind each message that must not change: at least `GUARD`, and up to the end of their page."""
 
 PLACES = (("device", "device"), ("host", "device"), ("device", "host"))
 """Source and destination of the message."""
@@ -58,9 +58,9 @@ MODES = ("blocking", "non-blocking")
 ACROSS, REST = "between nodes", "the rest"
 
 MOST_FAILED = 9
-"""Number of failed messages after which each way and each size that failed is omitted.
+"""Number of failed messages after which every way and every size that failed is omitted.
 
-Two sizes that fail in all four ways from device to device are fewer. Without a limit, a hang after a certain
+Two sizes that fail in all four ways from device to device make eight. Without a limit, a hang after a certain
 number of messages, whatever their kind, would take 36 probes with one deadline each.
 """
 

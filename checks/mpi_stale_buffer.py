@@ -39,7 +39,7 @@ ROUNDS = [size for change in product(SIZES, repeat=2) for size in change] * 2
 """The size of each round's buffer: every change from one size to another, and every size twice in a row."""
 
 PAGE = 4096
-"""Bytes compared with old contents: mappings cover whole pages."""
+"""Bytes of each piece that is compared with old messages. Mappings cover whole pages."""
 
 SHOWN = 7
 """Maximum messages listed in a finding."""
@@ -142,7 +142,7 @@ def inspect(buffer: Buffer, number: int, sender: int, stale: list[str], wrong: l
 
 
 def round_shown(data: bytes, number: int) -> int | None:
-    """The latest earlier round with whose data a page of ``data`` agrees; None if none does."""
+    """The latest earlier round with a message of which ``data`` contains a page; None if there is none."""
 
     def shows(earlier: int) -> bool:
         messages = [pattern(len(data), earlier, sender) for sender in (0, 1)]

@@ -14,7 +14,7 @@ from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.model import DriverFault
 
 _OUT_OF_MEMORY = {"cuda": (2, "CUDA_ERROR_OUT_OF_MEMORY"), "hip": (2, "hipErrorOutOfMemory")}
-"""Backend → the error for out of memory in an allocator, since the libraries raise their own exceptions."""
+"""Backend → the driver's error that replaces a library's own exception for exhausted memory."""
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def calling(gpu: DriverGpu, name: str, out_of_memory: type[Exception]) -> Iterat
 
 
 class PoolBlock(DriverBuffer):
-    """Memory that is freed to its allocator when ``owner``, the library's object for it, is released.
+    """Memory that its allocator may reuse once ``owner`` is released, the library's object for it.
 
     See `gpuipc_doctor.api.allocator.Block`. Streams and blocks are only passed to allocators of the same
     library.

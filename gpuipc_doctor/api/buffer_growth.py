@@ -18,7 +18,7 @@ KEPT = 0.25
 """Growth per iteration, as a fraction of a buffer, from which buffers count as kept."""
 
 ONCE = 3
-"""Rises of used memory that do not count as growth: a library may initialise twice."""
+"""Number of rises of used memory that initialisation may cause: they do not count as growth."""
 
 
 def growing_sizes(room: float, first: int, step: int, most: int) -> list[int]:
@@ -31,8 +31,8 @@ def growing_sizes(room: float, first: int, step: int, most: int) -> list[int]:
 
 
 def equal_sizes(room: int, least: int, largest: int, most: int) -> list[int]:
-    """At least `FEWEST` equal sizes that together fit into ``room``: up to ``most`` if each has ``least``
-    bytes or more. None is above ``largest``."""
+    """Equal sizes of ``largest`` bytes at most that together fit into ``room``. Their number is what fits of
+    ``least`` bytes, but at least `FEWEST` and at most ``most``."""
     number = max(FEWEST, min(most, room // least))
     return [min(largest, room // number)] * number
 
@@ -93,7 +93,7 @@ class BufferGrowth:
         """Bytes lost with each small buffer, apart from any cache; 0 if none detected.
 
         This finds libraries that lose some whole buffers, or a little per buffer. A cache's usage fluctuates
-        and hides such losses, so minima and maxima as far apart as possible are compared.
+        and hides such losses, so its minima and its maxima are compared over as many buffers as possible.
         """
         rises, between = self._rises
         if min(rises, default=0) <= self._noise or len(self._ends[0]) < self._displaced_after:
@@ -106,8 +106,8 @@ class BufferGrowth:
         """Bytes per iteration by which used memory permanently rose; 0 unless it rose in each third.
 
         This finds libraries that lose a few buffers: between two losses, used memory stays constant for
-        longer than a slope allows. A cache that fills in the last third does not count: it kept each buffer
-        of the second third.
+        longer than a slope allows. A cache that still fills in the last third is excluded: it kept all
+        buffers of the second.
         """
         third = len(self.used) // 3
         for_good = self._for_good
@@ -149,8 +149,8 @@ class BufferGrowth:
 
     @property
     def at_least(self) -> int:
-        """The fewest buffers that explain the peak: the small ones sent while usage rose, and the largest
-        others."""
+        """The fewest buffers that explain the peak: small ones sent while usage rose, and large ones for the
+        rest."""
         went = [self.used[-1], *self.small]
         went = went[: went.index(max(went)) + 1]
         rises = sum(max(0.0, after - before) for before, after in pairwise(went))
@@ -255,7 +255,7 @@ class BufferGrowth:
         return max(self._ends[0], default=0)
 
     def _since_before_the_first(self, used: float) -> float:
-        """Growth in bytes since before the first buffer, whose whole driver blocks count as growth."""
+        """Growth in bytes since before the first buffer, which counts as kept in whole driver blocks."""
         return used - self.used[0] + -(-self.sizes[0] // self.each) * self.each
 
     @property

@@ -191,8 +191,8 @@ class Check(ABC):
         return ()
 
     def replay(self, failed: ProbeOutcome, without: Collection[str] = ()) -> Probe | None:
-        """A short probe that repeats a completed probe's failure without these operations; None if
-        impossible."""
+        """A short probe that repeats a completed probe's failure, but not the operations ``without``; or
+        None."""
         return None
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:

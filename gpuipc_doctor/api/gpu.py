@@ -219,7 +219,7 @@ class Pool(Protocol):
     @property
     def used(self) -> int: ...
     def hold(self, nbytes: int) -> None:
-        """Set the release threshold: more reserved memory is released at the next synchronisation."""
+        """Set the release threshold: reserved memory above it is released at the next synchronisation."""
 
     def reuse(self, *cases: str) -> None:
         """Allow reuse between streams in these cases of `REUSES` only."""
@@ -364,8 +364,8 @@ class Gpu(Protocol):
     def memory_used(self) -> int:
         """Bytes in use on the whole device, by all processes.
 
-        Processes outside this run are subtracted if NVML reports each process and the kernel its owner (other
-        users' processes only to root).
+        Memory of processes outside this run is subtracted if NVML lists the processes and this process may
+        examine them. (Only root may examine those of other users.)
         """
 
     def memory_of_this_process(self) -> int | None:

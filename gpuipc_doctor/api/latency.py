@@ -1,4 +1,4 @@
-"""Latency of messages between two ranks, and correctness of repeated ones."""
+"""Latency of messages between two ranks, and whether repeated messages arrive correctly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OUT_OF_LINE = 20.0
 
 
 class Latency(NamedTuple):
-    """Times of messages of one size in bytes, device to device and blocking: seconds one way."""
+    """Seconds one way of blocking messages of ``size`` bytes, from device to device."""
 
     size: int
     fastest: float

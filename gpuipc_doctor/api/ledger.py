@@ -120,7 +120,7 @@ class Ledger:
         return abs(self._beyond(used)) <= NOISE_BYTES
 
     def mark(self) -> int:
-        """Used memory in bytes, after `QUIET_S` without change; time since the last mark counts."""
+        """Used memory in bytes, once it was stable for `QUIET_S`, also if that began before this call."""
         self._wait_out_lag()
 
         def is_quiet() -> bool:
@@ -217,7 +217,7 @@ class Ledger:
     def enter_loop(
         self, what: str, rounds: Iterable[int], used: Sequence[int], control: Sequence[int]
     ) -> None:
-        """Record used memory after these rounds of a loop with ``what``, and of a control without."""
+        """Record used memory after these rounds of the loop ``what`` and of its control."""
         self._loops[what] = {"rounds": list(rounds), "used": list(used), "control": list(control)}
         self._running = {}
         self._w.record(running=None)

@@ -21,8 +21,8 @@ SPAN = 16 * PAGE
 """Bytes compared at a time to find wrong data."""
 
 GLANCE = 16 << 10
-"""Bytes sampled at each end of a segment and around each power of two in it. Powers of two are the first
-boundary of every page size, and the offsets that need one more bit."""
+"""Bytes sampled at each end of a segment and around each power of two in it. A power of two is the first
+boundary of a page size, and the first offset that needs one more bit."""
 
 BOUNDARIES = (2 << 30, 4 << 30)
 """Smallest offsets that do not fit into 31 and into 32 bits."""
@@ -55,7 +55,7 @@ def write_zeros(memory: Memory, nbytes: int) -> None:
 
 
 def unlike_pattern(memory: Memory, nbytes: int, *key: int, offset: int = 0) -> str:
-    """The `difference` of ``nbytes`` bytes from ``offset`` on, read in pieces, from their `pattern`."""
+    """How memory differs from a `pattern` of ``nbytes`` bytes from ``offset`` on; empty if equal."""
     piece = pattern(min(nbytes, PIECE), *key)
     wrong = _Wrong()
     for at in range(0, nbytes, PIECE):
@@ -67,7 +67,7 @@ def unlike_pattern(memory: Memory, nbytes: int, *key: int, offset: int = 0) -> s
 
 
 def wrong_pattern(what: str, memory: Memory, nbytes: int, *key: int, offset: int = 0) -> list[str]:
-    """The result of `unlike_pattern` after ``what``, in a list of one line; an empty list if equal."""
+    """A list of the line ``{what}: {unlike_pattern}``, or an empty list if all data is correct."""
     wrong = unlike_pattern(memory, nbytes, *key, offset=offset)
     return [f"{what}: {wrong}"] if wrong else []
 
@@ -140,7 +140,7 @@ class _Wrong:
 
 
 def differences(what: str, found: bytes, expected: bytes) -> list[str]:
-    """The `difference` after ``what``, in a list of one line; an empty list if equal."""
+    """A list of the line ``{what}: {difference}``, or an empty list if both are equal."""
     wrong = difference(found, expected)
     return [f"{what}: {wrong}"] if wrong else []
 

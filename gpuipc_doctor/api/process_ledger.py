@@ -25,12 +25,12 @@ from gpuipc_doctor.model import Evidence, Finding, Json, ProbeOutcome
 Round = TypeVar("Round")
 
 FEWEST_RISES, RISING = 4, 0.04
-"""Minimum rises of a figure in the last third of a loop: a number, and a fraction of its rounds. One or two
-jumps, such as the C library's 64 MiB of addresses for a thread, are no loss per repetition."""
+"""Minimum rises of a figure in the last third of a loop: this many, and in this fraction of its rounds. One
+or two jumps, such as the C library's 64 MiB of addresses for a thread, are no loss per repetition."""
 
 _ARENAS_BYTES = 5 << 19
-"""Growth of host memory over the last third of a loop to ignore: two of Python's 1 MiB arenas, which at worst
-make a slope of 1.2 times their size."""
+"""Growth of host memory over the last third of a loop to ignore: two of Python's 1 MiB arenas, with a margin,
+because they can make a slope 1.2 times as steep."""
 
 _HEAP_BYTES = 16 << 10
 """Growth of the heap per repetition to ignore. On an H100 the checks' loops grow by 308 B at most."""

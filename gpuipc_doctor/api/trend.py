@@ -77,7 +77,7 @@ def block_of(figures: Iterable[float]) -> int:
 
 
 def _reach(n: int, confidence: float) -> float:
-    """Width of the confidence interval, as a number of the sorted slopes between ``n`` points."""
+    """Number of the slopes between ``n`` points that the confidence interval contains."""
     from statistics import NormalDist
 
     return NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)

@@ -34,7 +34,7 @@ class Peer(Protocol):
         """Whether `recv` would return or end this role at once. Only for partners that wait after sending."""
 
     def send_descriptor(self, descriptor: int) -> bool:
-        """Pass the partner a copy of a descriptor, by the method that it calls; returns whether it came."""
+        """Pass a copy of a descriptor by the method that the partner calls; returns whether it arrived."""
 
     def recv_descriptor(self) -> int:
         """The partner's descriptor, received in a message (``SCM_RIGHTS``); this role closes it."""
@@ -247,7 +247,7 @@ class Worker(Protocol):
         """
 
     def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:
-        """Load an MPI library without initialising it; None: the one that mpi4py finds. See
+        """Load an MPI library, by default the one that mpi4py finds, without initialising it. See
         `mpi.survey.report`. Raises `BackendUnavailable`."""
 
     def step(self, text: str) -> AbstractContextManager[None]:

@@ -152,7 +152,7 @@ class Driver(ABC):
 
     @abstractmethod
     def ask_for_handles(self, request: Any, handle_type: HandleType) -> None:
-        """Set the export type of memory in the properties with which it will be created."""
+        """Set the export type in ``request``, the properties of memory to be created."""
 
     @abstractmethod
     def export_descriptor(self, operation: str, thing: Any) -> int:

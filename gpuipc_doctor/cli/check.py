@@ -307,7 +307,7 @@ def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> 
 
 
 def _summary(report: Report, exit_code: int, *, full: bool) -> str:
-    """The summary in one line, after the full report if that is requested or needed."""
+    """The summary in one line; before it the full report, unless ``full`` is false and the node passed."""
     import msgspec
 
     from gpuipc_doctor.fleet import summary

@@ -77,7 +77,7 @@ def _is_of_this_node(found: Layers) -> bool | None:
 
 
 def _absent(found: Layers) -> list[str]:
-    """Lines on modules, files and programs that the ranks need and this node lacks."""
+    """Messages on modules, files and programs that the ranks need but this node lacks."""
     absent = (line for node in config.of_nodes(found) for line in ranks.missing(node, os.environ))
     return list(dict.fromkeys(absent))
 

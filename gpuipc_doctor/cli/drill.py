@@ -30,10 +30,10 @@ from gpuipc_doctor.simulator.profile import Expectation, Expected, Profile
 from gpuipc_doctor.site.config import SiteConfig
 
 FABRIC = ("fabric-info", "fabric-small-message")
-"""Checks that run on simulated nodes with libfabric for which no finding is expected."""
+"""Checks to run on a simulated fabric if the profile expects no finding."""
 
 GROWTH = ("mpi-cache-growth",)
-"""Checks that run on simulated nodes with an MPI for which no finding is expected."""
+"""Checks to run with a simulated MPI if the profile expects no finding."""
 
 
 LOSE_DEVICE = "lose-device"
@@ -42,7 +42,7 @@ LOSE_DEVICE = "lose-device"
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """A profile run on a backend, with its result."""
+    """A run of a profile on a backend, and its result."""
 
     profile: str
     backend: str
@@ -279,9 +279,9 @@ def _run(
 def _request(stated: Profile, backend: str, mpi_lib: str | None, check: str | None) -> Request:
     """The request: every check, as in ``check --all --simulate``, or only ``check``.
 
-    With MPI or libfabric faults, every check means the checks that must find them: each libfabric message is
-    a separate process. Driver faults run without MPI, since libraries react differently. libfabric faults
-    alone also run without MPI, which would use the programs on this machine's ``PATH``.
+    For MPI and libfabric faults, only the checks that must find them run, since each libfabric message is a
+    separate process. Driver faults run without MPI, since libraries react differently. libfabric faults alone
+    also run without MPI, which would use the programs on this machine's ``PATH``.
     """
     request = Request(backend=backend, deadline_s=stated.deadline_s)
     if stated.needs_mpi or stated.needs_fabric:

@@ -47,8 +47,8 @@ def command(
       bad switch  no message leaves it; its nodes are then not bad
 
     Neighbours are tried first, in the order of Slurm's topology, else of the site config's topology, else of
-    the node set. Arguments after `--` go to `check mpi-small-message`. With `fabric-small-message` among
-    them, each pair is also tried without MPI; nodes that have no MPI are tried only so.
+    the node set. Arguments after `--` go to `check mpi-small-message`. With `fabric-small-message`
+    among them, each pair is also tried without MPI, and only without MPI on nodes that have none.
     """
     from gpuipc_doctor.fleet import slurm
     from gpuipc_doctor.fleet.ask import Via

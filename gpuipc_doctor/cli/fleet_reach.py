@@ -94,7 +94,7 @@ class Reach:
         """How every node runs `check`: with the installed tool, or with a copy sent to the node.
 
         ``adds``: arguments added for each target. Raises `click.UsageError` for options that each node would
-        refuse, and `BadFile` for a site config.
+        refuse, and `BadFile` for an invalid site config.
         """
         from gpuipc_doctor.cli import check
         from gpuipc_doctor.fleet import ask

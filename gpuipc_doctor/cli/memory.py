@@ -94,7 +94,7 @@ def _log(path: Path | None) -> AbstractContextManager[IO[str] | None]:
 
 @contextmanager
 def _screen(node: Node, watch: bool) -> Iterator[Show]:
-    """A function that shows samples: one table; while watching, a table on a terminal, else lines."""
+    """A function that shows samples: as a table, redrawn while watching on a terminal; otherwise as lines."""
     heading = f"SIMULATED (profile {node.simulated}): no real GPU was read" if node.simulated else ""
     if watch and can_redraw(sys.stdout):
         with _redrawn(heading) as show:

@@ -20,8 +20,8 @@ from gpuipc_doctor.cli import formats, options, saved
 def command(file: Path, form: str) -> None:
     """Print a saved report.
 
-    FILE is written by `gpuipc-doctor check --output FILE`. The exit code tells whether it could be read, not
-    its result.
+    FILE is written by `gpuipc-doctor check --output FILE`. The exit code tells whether the report could be
+    read, not its result.
     """
     from gpuipc_doctor.report import node_content, node_exports
 

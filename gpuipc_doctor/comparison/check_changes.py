@@ -37,7 +37,7 @@ class CheckChange:
     after: Status | None
     turn: ChangeKind
     finding: Finding | None
-    """The finding with that status: the later report's, else the earlier one's."""
+    """The finding with the later report's worst status; if it has none, with the earlier report's."""
 
 
 def verdicts(before: Sequence[Result], after: Sequence[Result]) -> list[CheckChange]:
@@ -108,7 +108,7 @@ def _are_without_keys(results: Sequence[Result]) -> bool:
 
 
 def _failures(results: Sequence[Result]) -> Mapping[object, Finding]:
-    """The FAILs, by probe and by identity, which leaves out figures."""
+    """The FAILs by probe and identity. The identity of a finding leaves out figures."""
     failed = [(result.probe, result.finding) for result in results if result.finding.status is Status.FAIL]
     return {(probe, finding.identity): finding for probe, finding in failed}
 

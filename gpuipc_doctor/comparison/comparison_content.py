@@ -103,7 +103,7 @@ def _tier(side: Side) -> str:
 
 
 def _devices(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    """The changed devices. Two nodes are expected to have different GPUs."""
+    """The changed devices. GPUs that were replaced because the node is another one are left out."""
     before, after = comparison.before, comparison.after
     same_node = (before.host, before.simulated) == (after.host, after.simulated)
     for match in comparison.devices:
@@ -157,7 +157,7 @@ def statuses(*sides: Status | Relation | None) -> Iterator[str]:
 
 
 def _speeds(speeds: Sequence[Speed]) -> Iterator[tuple[str, ...]]:
-    """A row for each quantity of a check, largest change first; shown for the subject that changed most."""
+    """For each quantity of a check, the row of the subject that changed most; largest change first."""
     groups: dict[tuple[str, str], list[Speed]] = {}
     for speed in sorted(speeds, key=_change, reverse=True):
         groups.setdefault((speed.quantity.name, speed.quantity.check), []).append(speed)

@@ -29,7 +29,7 @@ LEAST_S = 50e-6
 CONTROL = "start of a worker"
 
 _SMALLEST, _LARGEST = 1e-15, 1e18
-"""Limits of ratios: values of zero have no ratio, and real ratios stay within these."""
+"""Limits of compared values: 0 has no ratio, and every real value lies within these limits."""
 
 
 class SpeedVerdict(enum.Enum):
@@ -71,7 +71,7 @@ class Speeds:
     all: tuple[Speed, ...] = ()
     control: Speed | None = None
     needed: int = 0
-    """Samples per side that a comparison of so many quantities needs."""
+    """Samples per side that are needed to compare as many quantities as there are here."""
 
     def of(self, pace: SpeedVerdict) -> list[Speed]:
         return [speed for speed in self.all if speed.pace is pace]

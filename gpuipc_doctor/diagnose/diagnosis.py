@@ -32,7 +32,7 @@ class Recognised:
     """Other issues of this diagnosis that cause the same lines."""
 
     def rank(self, log: int) -> tuple[bool, bool, int, int, int, int]:
-        """Sort key in a diagnosis: secondary issues come late, hints last; then by severity and first line.
+        """Sort key in a diagnosis: primary issues, secondary issues, hints; each by severity and first line.
 
         ``log``: the number of the log with the first line.
         """
@@ -84,7 +84,7 @@ class Diagnosis:
     unknown: tuple[Occurrences, ...]
     """Error lines that no recognised issue explains; most relevant kind first."""
     unknown_beyond: int = 0
-    """Number of error lines, at least, whose kinds are not listed."""
+    """At least this many error lines are of kinds that are not listed."""
     interrupted: bool = False
     rank_files: tuple[RankFiles, ...] = ()
     flights: tuple[Difference, ...] = ()

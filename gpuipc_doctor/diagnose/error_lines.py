@@ -28,7 +28,7 @@ class ErrorLines:
         self._groups: dict[bytes, tuple[Tally, int, set[int]]] = {}
         self._kinds: Counter[int] = Counter()
         self.beyond = 0
-        """Number of lines, at least, whose kinds are not kept."""
+        """At least this many lines are of kinds that are not kept."""
 
     def is_full(self, rank: int) -> bool:
         """Whether the maximum number of kinds of line is kept for this pattern."""

@@ -34,7 +34,7 @@ libfabric's function names, for example, are in stacks and in every line of its 
 """
 
 ENOUGH = 100
-"""Number of lines outside stacks that name a function after which the search for the function pauses."""
+"""Number of lines outside stacks after which the search for a stack's function pauses."""
 MOST_LOGS = 1 << 14
 """Maximum logs compared with each other."""
 

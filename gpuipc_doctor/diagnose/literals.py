@@ -12,7 +12,7 @@ from functools import cache
 from itertools import groupby
 
 SHORTEST = 2
-"""Bytes. Shorter texts occur in too many lines for a search to pay."""
+"""Bytes. Shorter texts occur in too many lines to be worth a search."""
 LONGEST = 32
 """Bytes. Longer texts gain nothing."""
 
@@ -81,14 +81,14 @@ def dense_ways(pattern: str) -> Needs:
 
 @cache
 def dense_keys(pattern: str) -> Mapping[bytes, Needs]:
-    """Dense texts, at least one of which is in every match of ``pattern`` → the ways to match with it."""
+    """Dense text → the ways to match ``pattern`` with it. Every match contains one of these texts."""
     return _keys(
         {runs: max(runs, key=lambda run: (*_worth(bare(run)), len(run))) for runs in dense_ways(pattern)}
     )
 
 
 def _keys(best: Mapping[tuple[bytes, ...], bytes]) -> Mapping[bytes, Needs]:
-    """The best text of each way to match → the ways with this text."""
+    """The best text of a way to match → all ways with this text."""
     texts: list[bytes] = []
     for text in sorted(set(best.values()), key=len):
         if not any(map(text.__contains__, texts)):

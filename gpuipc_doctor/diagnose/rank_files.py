@@ -11,7 +11,7 @@ from gpuipc_doctor.diagnose.diagnosis import Difference, RankFiles
 from gpuipc_doctor.diagnose.occurrences import Place
 
 FEWEST = 3
-"""Minimum number of logs with names that differ only in numbers to count as a job's ranks."""
+"""Number of logs whose names differ only in numbers from which they count as a job's ranks."""
 MOST_KINDS = 64
 """Maximum kinds of lines kept per log."""
 _QUOTED = 2

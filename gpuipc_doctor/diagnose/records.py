@@ -1,4 +1,4 @@
-"""Convert JSON logs to lines: systemd's journal, containers' logs, Kubernetes' objects, and loggers'.
+"""Convert JSON logs to lines: systemd's journal, Kubernetes' objects, logs of containers and of loggers.
 
 A record becomes the program's line, prefixed by time and host; a record without a message becomes a line of
 its values. Line numbers are kept.

@@ -47,9 +47,9 @@ _MOSTLY = 0.3
 _FEW = 200
 """Minimum lines in a block for its fraction of new lines to count."""
 _FEW_PATTERNS = 8
-"""Number of patterns that are tried one by one faster than their texts are found by one search."""
+"""Number of patterns up to which trying each is faster than one search for the texts of all."""
 _PREPARED = 4_000
-"""Number of patterns tried one by one that take as long as preparing one search for the texts of all."""
+"""Number of tried patterns that take as long as preparing one search for the texts of all."""
 _OFTEN = 20
 """Matches of a text after which the whole block is searched for the other texts of its patterns first."""
 _UNREMEMBERED = 24
@@ -67,7 +67,7 @@ _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """``wrapped``: also search across line ends. ``unless``: lines matching this do not count."""
+    """An expression. ``wrapped``: also across line ends. ``unless``: lines matching this do not count."""
 
     regex: re.Pattern[str]
     wrapped: bool = False
@@ -173,7 +173,7 @@ class _Search:
         ]
         """Index of a text → the patterns that may match where it occurs, without paused patterns."""
         self._wasted = 0
-        """Number of matches of texts without patterns."""
+        """Number of texts found whose patterns are all paused."""
 
     def rest(self, number: int) -> None:
         for some in self._awake:

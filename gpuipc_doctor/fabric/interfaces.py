@@ -68,11 +68,10 @@ def transports(text: str) -> list[str]:
 
 
 def routes(interfaces: list[Interface], *, across: bool, stated: str | None = None) -> list[str]:
-    """Providers that an MPI library would use for small messages: those of the adapter, else those of the
-    host.
+    """Providers that an MPI library would use for small messages: the adapter's, or else the host's.
 
-    ``across``: to another node, which excludes shared memory. ``stated``: the fabric in the site config,
-    whose providers are then the only ones.
+    ``across``: to another node, which excludes shared memory. ``stated``: the site config's fabric; if it is
+    given, no providers of another fabric.
     """
     providers = {interface.provider for interface in interfaces if interface.kind == "FI_EP_RDM"}
     adapters = [
@@ -86,5 +85,5 @@ def routes(interfaces: list[Interface], *, across: bool, stated: str | None = No
 
 
 def _offers(name: str, providers: set[str]) -> bool:
-    """Whether the provider is there. Older releases have tcp only in a utility provider: ``tcp;ofi_rxm``."""
+    """Whether ``providers`` has it; older releases have tcp only in a utility provider: ``tcp;ofi_rxm``."""
     return any(provider.partition(";")[0] == name for provider in providers)

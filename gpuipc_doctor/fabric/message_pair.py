@@ -32,7 +32,7 @@ _SHOWN = 3
 """Lines kept of a program's output."""
 
 _NO_SUCH_MEMORY = ("Unsupported memory types", "Failed to run test: No such device")
-"""Messages of ``ucx_perftest`` (libperf.c) if it was built without the vendor, or finds no device."""
+"""Messages of ``ucx_perftest`` (libperf.c) if UCX does not support the vendor, or a device is missing."""
 
 CANNOT_EXECUTE = 126
 """A shell's exit code for a file that the kernel refuses to execute; 127 if the file is not found."""
@@ -49,7 +49,7 @@ _TOLD_SIGNAL = re.compile(r"terminated with signal (\d+)|Caught signal (\d+)")
 
 
 def command(program: str, route: str, nbytes: int, rounds: int) -> list[str]:
-    """Both ends' arguments. ``route``: a provider of libfabric, or the memory that UCX sends from."""
+    """Arguments of both ends. ``route``: a provider of libfabric, or the memory that UCX sends from."""
     if Path(program).name == "fi_pingpong":
         options = ["-e", "rdm", "-m", "tagged", "-c", "-I", str(rounds), "-S", str(nbytes)]
         return [program, "-p", route, *options]

@@ -59,7 +59,7 @@ def _program(directory: Path, name: str) -> Path | None:
 
 
 def _release(directory: Path) -> tuple[int, ...]:
-    """Sort key of ``/opt/cray/libfabric/2.3.1/bin``: its version."""
+    """The version in a path such as ``/opt/cray/libfabric/2.3.1/bin``, as a sort key."""
     return tuple(int(part) if part.isdigit() else 0 for part in directory.parent.name.split("."))
 
 

@@ -118,7 +118,7 @@ class Fabric:
     def _end(
         self, command: Sequence[str], env: Mapping[str, str], rounds: int
     ) -> tuple[dict[str, Json], dict[str, Json] | None]:
-        """How this end's program ended; and how the other end's did, if its result came first."""
+        """The result of this end's program, and that of the other end's if it arrived before."""
         program, serves, port = command[0], self._place == 0, 0
         judge = partial(
             message_pair.judge, rounds=rounds, has_result=message_pair.has_result(program, serves=serves)

@@ -48,7 +48,7 @@ MAX_WORDS = 8 << 10
 """Bytes of a launcher's output to keep."""
 
 GRACE_S = 5.0
-"""Seconds from SIGTERM, at which srun cancels its step or job, to SIGKILL; then, for the last output."""
+"""Seconds from SIGTERM (srun cancels its step or job) to SIGKILL, and to wait for the last output."""
 
 NO_INPUT = Path(os.devnull)
 
@@ -262,7 +262,7 @@ async def run(words: Sequence[str], seconds: float, stdin: Path = NO_INPUT) -> C
 
 
 class Channel(asyncio.SubprocessProtocol):
-    """A command's output, which is read up to a maximum length; the exit code, None at the deadline."""
+    """A command's output, read up to a maximum length, and its exit code (None at the deadline)."""
 
     def __init__(self) -> None:
         self.told, self.said = bytearray(), bytearray()

@@ -45,7 +45,7 @@ MAX_LINES = 60
 """Maximum lines of the screen before its last line."""
 
 SHARE = 0.5
-"""Fraction of the lines left that each section may use."""
+"""Fraction of the remaining lines that each section may use."""
 
 SHOWN_ISSUES = 3
 """Maximum known issues listed for a version."""

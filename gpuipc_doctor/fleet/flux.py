@@ -16,7 +16,7 @@ SHELL_OPTIONS = ("exit-timeout=none", "gpu-affinity=off", "pmi=off", "output.lim
 
 
 def run(nodes: Sequence[str], seconds: float) -> list[str]:
-    """`flux run` with one task on each of the nodes, which sees all of its GPUs."""
+    """`flux run` with one task per node; each task sees all GPUs of its node."""
     shell = [word for option in SHELL_OPTIONS for word in ("-o", option)]
     where = [f"-N{len(nodes)}", f"-n{len(nodes)}", f"--requires=host:{','.join(nodes)}"]
     return ["flux", "run", *where, f"--time-limit={math.ceil(seconds)}s", *shell]

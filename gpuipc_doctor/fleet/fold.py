@@ -171,7 +171,7 @@ class Fleet:
 
     @property
     def telling_checks(self) -> list[str]:
-        """Checks that are not fine on every node."""
+        """Checks that are not fine on some node."""
         return sorted(
             {check for group in self.groups for check, status in group.checks.items() if status in COMPLAINTS}
         )

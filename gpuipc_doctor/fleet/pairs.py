@@ -15,7 +15,7 @@ from gpuipc_doctor.report import report_json
 
 CHECK = "mpi-small-message"
 BETWEEN = "between nodes"
-"""Part of the names of probes, in all checks, that run on two nodes."""
+"""Part of the name of every probe that runs on two nodes, in all checks."""
 
 
 @dataclass

@@ -49,7 +49,7 @@ class Blame:
     suspected: tuple[str, ...] = ()
     """Switches that may be cut off: no message left them, and too few were sent for a verdict."""
     uncrossed: tuple[str, ...] = ()
-    """Switches that no message was sent across, or whose messages across had no answer."""
+    """Switches for which no message to another switch was sent, or none was answered."""
     links: tuple[tuple[str, str], ...] = ()
     """Pairs of switches between which nothing passes, while their nodes pass with others."""
 
@@ -107,7 +107,7 @@ def next_round(
     across: bool = False,
     topology: Topology = _NO_TOPOLOGY,
 ) -> list[Pair]:
-    """The next pairs after these rounds; empty if `MAX_ROUNDS` allows no more evidence.
+    """The next pairs after these rounds; empty after `MAX_ROUNDS` rounds, or if no pair helps.
 
     ``nodes`` are in topological order, neighbours side by side. With ``across`` the first round pairs each
     node with a node of the other half, so that messages cross switches. A node may be in several pairs of a

@@ -58,7 +58,7 @@ def _inferred(runs: Sequence[Run], topology: Topology) -> Topology:
 
 
 class Switches:
-    """The verdict on switches: ``cut`` off, or ``links`` on which everything failed."""
+    """The switches that are ``cut`` off, and the ``links`` (pairs of switches) on which everything failed."""
 
     def __init__(self, runs: Sequence[Run], topology: Topology) -> None:
         self._topology = {**topology, **_inferred(runs, topology)}
@@ -99,7 +99,7 @@ class Switches:
         return self._topology.get(node, f"?{node}")
 
     def _failed(self, switch: str, beside: Collection[str] | None = None) -> dict[str, set[str]]:
-        """Nodes of a switch that failed across it, with their partners (only those in ``beside``, if
+        """Nodes of a switch that failed with nodes of other switches, and their partners (in ``beside``, if
         given)."""
         failed: dict[str, set[str]] = defaultdict(set)
         for link, pairs in self._failing.items():
@@ -156,7 +156,7 @@ class Switches:
         return node not in self._topology and bool(set(self._sizes) - self._reaching - self._met[node])
 
     def to_try(self, nodes: Sequence[str], proven: Collection[str]) -> list[Pair]:
-        """Pairs that distinguish a switch from its nodes: nodes below it, then some of them with others."""
+        """Pairs that distinguish a bad switch from bad nodes: of nodes below it, then of some with others."""
         return [*self._inner(nodes, proven), *self._across(proven), *self._unknown(nodes, proven)]
 
     def _inner(self, nodes: Sequence[str], proven: Collection[str]) -> list[Pair]:

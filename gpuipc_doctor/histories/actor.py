@@ -121,9 +121,8 @@ class Actor:
         return thing
 
     def _get(self, number: int) -> Any:
-        """Return an object after making its context current, or the process's current context if the object
-        has none.
-        """
+        """Return an object after making its context current. The process's current context stays current for
+        an object without context."""
         context = self._context_of[number]
         self._enter(self._current if context == NO_CONTEXT else context)
         return self._things[number]

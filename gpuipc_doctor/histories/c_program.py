@@ -112,7 +112,7 @@ def _list(numbers: Iterable[int]) -> str:
 
 
 def _used(uses: str) -> Iterator[str]:
-    """The template's lines, without parts below a line ``//@ WORD …`` none of whose words is used."""
+    """The template's lines. A part below a line ``//@ WORD …`` is kept if one of its words is used."""
     used = True
     for line in _TEMPLATE.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.startswith("//@"):
@@ -199,7 +199,7 @@ def _case(history: History, operations: list[Operation], number: int) -> Iterato
 
 
 def _goes_on(history: History) -> list[bool]:
-    """Whether, for each operation, the next one begins before it has ended."""
+    """For each operation, whether the next operation begins before it has ended."""
     model = Model(history)
     beside = [model.apply(operation).beside for operation in history.operations]
     return [*beside[1:], False]

@@ -178,7 +178,7 @@ class Limits:
 
     room: int = 64 << 20
     processes: int = 3
-    """Maximum processes in an epoch, plus one for each device beyond the first."""
+    """Maximum processes in an epoch on one device; each further device adds one."""
     objects: int = 24
     wide: bool = False
     """Whether to add threads, second streams, forks, idle time, huge memory and reuse with other sizes."""

@@ -18,10 +18,10 @@ _LOCAL = frozenset({"isend", "issend", "irecv", "start"})
 
 
 def lost(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> RoleOutcome:
-    """The hung rank whose operation could have completed; of several such ranks, the first in the history.
+    """The hung rank whose operation could have completed; of several, the one that is first in the history.
 
     A rank in a call of the GPU's driver comes first: that call waits for no other rank. ``steps`` returns
-    the operations of a history of the launch, given its index. A rank must have hung in an operation.
+    the operations of a history of the launch, given its index. At least one rank must have hung.
     """
     steps = cache(steps)
     pending = {
@@ -47,7 +47,7 @@ def lost(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> RoleOutcome:
 
 
 def _reached(role: RoleOutcome) -> tuple[int, int]:
-    """Index of the history among those of the launch, and of the operation in it."""
+    """(index of the history in the launch, index of the operation in the history)."""
     return role.records["trying"], role.records["at"]
 
 

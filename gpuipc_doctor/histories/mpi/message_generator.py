@@ -127,7 +127,7 @@ class Generator:
         """(receiver, bytes) of the messages that remain to be repeated."""
         self._decks: dict[tuple[int, ...], list[int]] = {}
         self._drawn = Counter[tuple[int, int]]()
-        """(bytes, receiver) → messages."""
+        """(bytes, receiver) → number of messages so far."""
 
     @property
     def history(self) -> History:
@@ -297,7 +297,7 @@ class Generator:
         return self._try(operation)
 
     def _can_be_sent(self, posted: Operation) -> bool:
-        """Whether a rank may send the message that a receive waits for, whatever earlier receives match."""
+        """Whether some rank can send the message for a receive, regardless of what earlier receives match."""
         if any(
             (other.posted.by, other.posted.peer, other.within) == (posted.by, ANY_SOURCE, posted.within)
             for other in self.model.pending

@@ -74,7 +74,7 @@ Part = Message | Receive
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """``parts``: active sends and receives. ``again``: the operation that a persistent request starts."""
+    """A request. ``parts``: its active sends and receives. ``again``: what it starts if it is persistent."""
 
     by: int
     parts: tuple[Part, ...] = ()
@@ -299,7 +299,7 @@ class Model:
     # -- what happens -------------------------------------------------------------------------------------
 
     def apply(self, operation: Operation) -> Expected:
-        """Update the state for a valid operation; returns what it receives, or will have received."""
+        """Update the state for a valid operation; returns its result, which a later match may complete."""
         act = getattr(self, f"_{operation.do.replace('-', '_')}")
         expected: Expected = act(operation) or Expected()
         self.at += 1

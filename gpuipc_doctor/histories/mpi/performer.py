@@ -25,7 +25,7 @@ from gpuipc_doctor.histories.mpi.message_model import (
 from gpuipc_doctor.histories.operations import Operation
 
 MARGIN = 64
-"""Minimum bytes, after each buffer, that no message may change; they extend to the end of the page."""
+"""Bytes after each buffer that no message may change: at least this many, and up to the end of their page."""
 
 PAGE = 4096
 
