@@ -58,7 +58,7 @@ ALLOCATED = 0.1
 cache, which hides a leak until it is full."""
 
 UNIT = 64 << 10
-"""Sizes are multiples of this many bytes."""
+"""Every block has a multiple of this many bytes."""
 
 KEPT = 0.25
 """The check fails if memory grows by this fraction of a mean block per round (lower bound of the slope)."""

@@ -34,8 +34,8 @@ from gpuipc_doctor.api import (
 )
 
 SIZES = (64 << 10, 4 << 20, 12 << 20)
-"""Bytes. PyTorch cuts up to 1 MiB out of pieces of 2 MiB, up to 10 MiB out of 20 MiB, and allocates larger
-blocks separately (c10/cuda/CUDACachingAllocator.cpp)."""
+"""Bytes of the buffers. PyTorch cuts blocks of up to 1 MiB out of pieces of 2 MiB, and blocks of up to 10 MiB
+out of 20 MiB; it allocates larger blocks separately (c10/cuda/CUDACachingAllocator.cpp)."""
 
 ROUNDS = 4
 

@@ -106,7 +106,7 @@ class FabricInfo(Check):
 
 
 def without_adapter(fabric: FabricStack, stated: StatedFabric) -> Finding:
-    """The FAIL if the kernel lists no adapter of the fabric in the site config, with those that it lists."""
+    """The FAIL if the kernel lists no adapter of the stated fabric; it names the adapters that are listed."""
     return Finding.fail(
         "no-adapter",
         "no {what} adapter found; {where} says this node has {fabric}",

@@ -270,7 +270,7 @@ def opened(w: Worker, exported: Exported, nbytes: int) -> Iterator[Memory]:
 
 
 def write(w: Worker, memory: Memory, nbytes: int, number: int, writing: int) -> None:
-    """Write the data of write ``writing`` (from 0) of round ``number``, everywhere or where it is read."""
+    """Write data that encodes the round ``number`` and ``writing``, everywhere or where it is read."""
     write_all = w.params["whole"] and writing in WHOLE
     (write_pattern if write_all else write_glances)(memory, nbytes, number, writing)
 

@@ -32,8 +32,8 @@ from gpuipc_doctor.api import (
 )
 
 SIZES = (64 << 10, 1 << 20, 4 << 20, 6 << 20)
-"""Bytes. The small sizes may be sent eagerly and share a driver block; the large ones are mapped and have
-their own blocks. If nothing is released, each rank keeps 176 MiB."""
+"""Bytes of the messages. The small ones may be sent eagerly and share a driver block; the large ones are
+mapped and have their own blocks. If nothing is released, each rank keeps 176 MiB."""
 
 ROUNDS = [size for change in product(SIZES, repeat=2) for size in change] * 2
 """The size of each round's buffer: every change from one size to another, and every size twice in a row."""
@@ -142,7 +142,7 @@ def inspect(buffer: Buffer, number: int, sender: int, stale: list[str], wrong: l
 
 
 def round_shown(data: bytes, number: int) -> int | None:
-    """The latest earlier round with a message of which ``data`` contains a page; None if there is none."""
+    """The latest earlier round whose message shares a page with ``data``; None if there is none."""
 
     def shows(earlier: int) -> bool:
         messages = [pattern(len(data), earlier, sender) for sender in (0, 1)]

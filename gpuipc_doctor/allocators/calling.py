@@ -46,7 +46,7 @@ def calling(gpu: DriverGpu, name: str, out_of_memory: type[Exception]) -> Iterat
 
 
 class PoolBlock(DriverBuffer):
-    """Memory that its allocator may reuse once ``owner`` is released, the library's object for it.
+    """Memory that its allocator may reuse once ``owner``, the library's object for it, is released.
 
     See `gpuipc_doctor.api.allocator.Block`. Streams and blocks are only passed to allocators of the same
     library.

@@ -31,7 +31,7 @@ def growing_sizes(room: float, first: int, step: int, most: int) -> list[int]:
 
 
 def equal_sizes(room: int, least: int, largest: int, most: int) -> list[int]:
-    """Equal sizes of ``largest`` bytes at most that together fit into ``room``. Their number is what fits of
+    """Equal sizes that together fit into ``room``, each at most ``largest``. There are as many as if each had
     ``least`` bytes, but at least `FEWEST` and at most ``most``."""
     number = max(FEWEST, min(most, room // least))
     return [min(largest, room // number)] * number

@@ -320,7 +320,8 @@ class Gpu(Protocol):
 
     @property
     def unexportable_kinds(self) -> tuple[str, ...]:
-        """Those of ``async-pool``, ``managed``, ``pinned-host`` and ``vmm`` that this device can allocate."""
+        """The kinds of ``async-pool``, ``managed``, ``pinned-host`` and ``vmm`` that this device can
+        allocate."""
 
     def open_ipc(self, handle: bytes) -> IpcMapping: ...
     def allocation_of(self, address: int) -> tuple[int, int]:

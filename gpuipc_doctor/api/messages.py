@@ -11,7 +11,7 @@ SIZES_OPTION = {
 """JSON Schema of a check's option ``sizes``: bytes, which MPI counts as `int`."""
 
 SMALL_MESSAGES = (0, *(1 << n for n in range(17)))
-"""Bytes, up to 64 KiB."""
+"""Bytes of small messages, up to 64 KiB."""
 
 LARGE_MESSAGES = (4 << 20, 16 << 20)
 """Bytes of large messages, whose bandwidth is measured: latency says little about bandwidth."""

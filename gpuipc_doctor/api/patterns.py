@@ -67,7 +67,7 @@ def unlike_pattern(memory: Memory, nbytes: int, *key: int, offset: int = 0) -> s
 
 
 def wrong_pattern(what: str, memory: Memory, nbytes: int, *key: int, offset: int = 0) -> list[str]:
-    """A list of the line ``{what}: {unlike_pattern}``, or an empty list if all data is correct."""
+    """A list with the line ``{what}: {unlike_pattern}``, or an empty list if all data is correct."""
     wrong = unlike_pattern(memory, nbytes, *key, offset=offset)
     return [f"{what}: {wrong}"] if wrong else []
 
@@ -140,7 +140,7 @@ class _Wrong:
 
 
 def differences(what: str, found: bytes, expected: bytes) -> list[str]:
-    """A list of the line ``{what}: {difference}``, or an empty list if both are equal."""
+    """A list with the line ``{what}: {difference}``, or an empty list if both are equal."""
     wrong = difference(found, expected)
     return [f"{what}: {wrong}"] if wrong else []
 

@@ -103,7 +103,7 @@ class Absence:
         return self._unavailable(f"{fault}: this node has no {self.vendor.gpu}", "run on a node that has one")
 
     def _denied_device_file(self) -> str:
-        """First device file that cannot be opened (a container may deny it despite its mode); else empty."""
+        """The first device file that cannot be opened, as a container may deny it; empty if all can."""
         for pattern in self.vendor.device_files:
             for path in matching(self.root, pattern):
                 try:

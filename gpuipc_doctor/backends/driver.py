@@ -69,7 +69,7 @@ class Driver(ABC):
         self._made: Counter[str] = Counter()
         self.absence = Absence(self.vendor, root, arm)
         self.current: object = None
-        """The context made current last, of any device; None: unknown."""
+        """The context made current last, of any device; None if unknown."""
         try:
             self.api: Any = self._import_binding()
         except ImportError as error:

@@ -37,7 +37,7 @@ class Rule:
 
 @cache
 def cases() -> Mapping[str, Mapping[str, Rule]]:
-    """Case → its rules: the keys are backends, or generations of a backend's runtime."""
+    """Case → (backend, or generation of its runtime → rule)."""
     data = table(Path(__file__).with_name("rules.yaml"))
     return {
         case: {on: Rule(value, source.format_map(data["sources"])) for on, (value, source) in said.items()}

@@ -37,7 +37,7 @@ class CheckChange:
     after: Status | None
     turn: ChangeKind
     finding: Finding | None
-    """The finding with the later report's worst status; if it has none, with the earlier report's."""
+    """A finding with the worst status of the later report, or of the earlier one if the later has none."""
 
 
 def verdicts(before: Sequence[Result], after: Sequence[Result]) -> list[CheckChange]:
@@ -79,7 +79,7 @@ def _not_skipped(results: Sequence[Result]) -> Sequence[Result]:
 
 
 def turn_of(was: Status | None, now: Status | None) -> ChangeKind:
-    """The change of a check between its worst statuses; None: the check did not run."""
+    """The change of a check between its worst statuses; a status is None if the check did not run."""
     if was is now:
         return ChangeKind.SAME
     if now in (Status.FAIL, Status.WARN) and was is not Status.FAIL:
@@ -114,7 +114,7 @@ def _failures(results: Sequence[Result]) -> Mapping[object, Finding]:
 
 
 def _telling(after: Sequence[Result], before: Sequence[Result]) -> Iterator[Finding]:
-    """The findings with the worst status, most relevant first: new failures before those of both reports."""
+    """The findings with the worst status, most relevant first: new failures before failures of both."""
     known = _failures(before)
     yield from (finding for kind, finding in _failures(after).items() if kind not in known)
     for results in (after, before):

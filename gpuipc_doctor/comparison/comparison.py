@@ -46,7 +46,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class IssueChange:
-    """A known issue whose relation to the node changed; None: no relation."""
+    """A known issue whose relation to the node changed; a relation is None if the node had none."""
 
     issue: str
     title: str

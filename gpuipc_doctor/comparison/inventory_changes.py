@@ -10,7 +10,7 @@ from gpuipc_doctor.model import Fact
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A fact whose values differ. None: not found."""
+    """A fact whose values differ; a value is None if the fact was not found."""
 
     name: str
     before: str | None

@@ -24,7 +24,7 @@ DOUBT = 0.05
 """Probability that any bound of a comparison misses the true ratio."""
 
 LEAST_S = 50e-6
-"""Seconds: smaller increases per call are ignored, since journalling a call takes some ten µs."""
+"""Smaller increases per call, in seconds, are ignored, since journalling a call takes some ten µs."""
 
 CONTROL = "start of a worker"
 

@@ -122,7 +122,7 @@ class Examination:
         interrupted: bool = False,
         dumps: Iterable[Dump] = (),
     ) -> Diagnosis:
-        """Conclude. ``known``: facts of the node from other sources, which override the logs'."""
+        """Conclude. ``known``: facts of the node from other sources, which override facts in the logs."""
         names = {fact.name for fact in known}
         facts = NamedFacts((*known, *(fact for fact in self._facts.all() if fact.name not in names)))
         order = {log.name: number for number, log in enumerate(logs)}

@@ -12,9 +12,9 @@ from functools import cache
 from itertools import groupby
 
 SHORTEST = 2
-"""Bytes. Shorter texts occur in too many lines to be worth a search."""
+"""Minimum bytes of a text to search for: shorter texts occur in too many lines."""
 LONGEST = 32
-"""Bytes. Longer texts gain nothing."""
+"""Maximum bytes of a text to search for: longer texts gain nothing."""
 
 Needs = tuple[tuple[bytes, ...], ...]
 """Alternatives: a line that matches contains all texts of at least one of them."""

@@ -33,7 +33,7 @@ from gpuipc_doctor.diagnose.literals import (
 REACH = 6
 """Number of neighbouring lines on each side that are joined with a line."""
 LONGEST = 4096
-"""Bytes. A longer line is treated as several lines."""
+"""Maximum bytes of a line; a longer line is treated as several lines."""
 BLOCK = 1 << 18
 """Bytes read at a time: few enough for the cache, enough for many lines of a kind. A longer line is examined
 in parts."""

@@ -206,7 +206,7 @@ def _found(report: NodeReport | None, check: str, status: Status | None) -> dict
 def _telling(
     known: dict[str, FindingSummary], found: dict[str, FindingSummary], turn: ChangeKind
 ) -> dict[str, FindingSummary | None]:
-    """The findings that represent a change: the new ones, else those that disappeared."""
+    """The findings that represent a change: new ones, or if there are none, those that disappeared."""
     fresh = {key: told for key, told in found.items() if key not in known}
     gone = turn in (ChangeKind.BETTER, ChangeKind.NEWLY_TESTED)
     return {**((known if gone else fresh) or found or known)} or {"": None}

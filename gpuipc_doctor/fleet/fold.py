@@ -46,7 +46,7 @@ EXPECTED_SKIPS = frozenset({"disabled", "no-fabric-here", "suppressed"})
 """Keys of SKIPs that a site config requests."""
 
 FEWEST = 5
-"""Minimum number of nodes for outliers."""
+"""Minimum number of nodes among which outliers are looked for."""
 
 PER_DEVIATION = 1.4826
 """The median of the absolute deviations of a normal distribution, times this, is its standard deviation."""
@@ -136,7 +136,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """A node's figure that is worse than its peers'."""
+    """A node's figure that is worse than those of its peers."""
 
     name: str
     node: str

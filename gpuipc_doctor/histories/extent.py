@@ -8,10 +8,10 @@ from zlib import crc32
 from gpuipc_doctor.api import Context, Json, Tier, Worker
 
 SEED = 6
-"""In the acceptance tier every node performs the same operations."""
+"""Seed of the acceptance tier, so that every node performs the same operations."""
 
 TIME_S, SOAK_S = 20.0, 600.0
-"""Seconds. A node that needs longer has performed fewer operations, and the PASS reports this."""
+"""Maximum seconds of a run. A slow node then performs fewer operations, which its PASS reports."""
 
 UNBOUNDED = 10**9
 """Operations of a run that ends by time."""

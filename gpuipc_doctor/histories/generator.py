@@ -23,7 +23,7 @@ SMALL = (256, 512, 4096, 65536)
 ODD = (1, 8, 1000, 5000, 146064, 226656)
 LARGE = (1 << 20, 2 << 20, 3 << 20, 8 << 20)
 HUGE = ((2 << 30) + (2 << 20), (4 << 30) + (2 << 20))
-"""Bytes. Offsets in such memory need more than 31 or 32 bits. Only wide histories use these sizes, if memory
+"""Bytes of huge memory, in which offsets need more than 31 or 32 bits. Only wide histories use it, if memory
 allows."""
 
 EPOCH_OPERATIONS = (60, 160)
