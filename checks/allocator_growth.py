@@ -100,7 +100,7 @@ class AllocatorGrowth(Check):
 
 
 def lost(done: ProbeOutcome) -> Finding | None:
-    """The FAIL if the program lost memory while running."""
+    """The FAIL if used memory grew while the program ran, or stayed in use at its end."""
     program = done.records["program"]
     return judge_growth(done.probe, program) or judge_kept(done.probe, program)
 

@@ -179,7 +179,7 @@ def summary(seen: Json, known: list[str], stated: Json = None) -> str:
 
 
 def in_words(adapter: Json) -> str:
-    """An adapter as ``cxi0 (hsn0): link up, BS_200G, link layer retry on``, without unreadable attributes."""
+    """An adapter as ``cxi0 (hsn0): link up, BS_200G, link layer retry on``, as far as it can be read."""
     parts = [f"{word} {adapter[key]}" for key, word in WORDS.items() if adapter[key]]
     return (
         f"{adapter['name']} ({adapter['interface'] or 'no interface'}): {', '.join(parts) or 'no attributes'}"

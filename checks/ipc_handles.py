@@ -86,7 +86,7 @@ def judge_segments(done: ProbeOutcome) -> Iterable[Finding]:
 
 
 def judge_answers(answers: Answers, useless: Sequence[str]) -> Iterable[Finding]:
-    """Compare each case with the documented behaviour, and judge what it means for an application."""
+    """Compare each case with the documented behaviour, and judge what a difference means to users."""
     if useless:
         yield Finding.fail(
             "useless-handle",
@@ -142,7 +142,7 @@ def export_vmm(w: Worker) -> None:
 
 
 def export_unexportable(w: Worker, kind: str, memory: Buffer, nbytes: int, useless: list[str]) -> Answers:
-    """Export memory that may be refused; share the memory if the export should have failed but did not."""
+    """Export memory that may be refused. Share it if the driver should have refused but did not."""
     with w.step(f"export {kind} memory"):
         handle = unless_refused(memory.ipc_handle)
     if isinstance(handle, DriverError):
@@ -210,7 +210,7 @@ def locate_data(data: bytes) -> str:
 
 
 def use_strays(w: Worker) -> None:
-    """Use each handle that should have been refused as an application would."""
+    """As an application would, use each handle whose export should have been refused."""
     useless: list[str] = []
     while stray := w.peer.recv():
         useless += use(w, *stray)

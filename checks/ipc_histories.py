@@ -48,7 +48,7 @@ OPERATIONS, OPERATIONS_PER_DEVICE = 1500, 100
 """Operations in the acceptance tier: on one device, and the number added for each further device."""
 
 LIMIT = 0.5
-"""Fraction of the deadline after which an operation counts as hung. Roles that wait for it have longer."""
+"""Fraction of the deadline after which an operation counts as hung. A waiting role has the whole deadline."""
 
 ROOM, WIDE_ROOM = 64 << 20, 9 << 30
 """Maximum bytes allocated on a device at a time; in soak, enough for two huge buffers."""

@@ -159,7 +159,7 @@ def watch_kill(w: Worker) -> None:
 
 
 def end_importer(w: Worker, ledger: Ledger, before: int, how: str, end: str) -> None:
-    """End the importer while it has a segment open; if memory is then missing, also the spare importer."""
+    """End the importer while it has a segment open; if memory is then missing, repeat with the spare one."""
 
     def end_one(importer: Peer) -> None:
         with w.gpu.alloc(NBYTES) as buffer:

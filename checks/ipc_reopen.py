@@ -37,7 +37,7 @@ SEGMENTS = {"control": (1, 2), "tested": (1, 2, 3)}
 """Set → numbers of its segments, from 1; the control leaves out the largest, which takes time to verify."""
 
 VARIANTS = ("destroy-context", "reset-primary")
-"""Ways to end the context. The first is the bug report's; the prolog tier tries only that (0.1 s each)."""
+"""Ways to end the context, 0.1 s each. The prolog tier tries only the first, that of the bug report."""
 
 Segment = tuple[bytes, str, int]
 """An exported segment: handle, name of its set, number."""

@@ -370,7 +370,7 @@ def beyond_the_limit(w: Worker) -> list[int]:
 def large_ones(
     w: Worker, sizes: Sequence[int], alive: list[Buffer], freed: list[tuple[int, int]]
 ) -> Iterator[Buffer]:
-    """A buffer of each size. If sizes grow, a small buffer that stays allocated follows each."""
+    """Buffers of these sizes. If the sizes grow, a small buffer that stays allocated follows each of them."""
     for nbytes in sizes:
         large = w.gpu.alloc(nbytes)
         freed.append((large.address, nbytes))

@@ -106,7 +106,7 @@ def in_words(kind: str, times: Mapping[str, list[float]]) -> Evidence:
 
 
 def rounds() -> Iterator[tuple[int, str]]:
-    """Number and kind of each repetition's buffer; number 0 is the warm-up."""
+    """(number, kind) of each repetition's buffer; number 0 is the warm-up."""
     for number in range(1 + REPETITIONS):
         for kind in SIZES:
             yield number, kind

@@ -43,7 +43,7 @@ OPERATIONS = 3300
 RANKS, SOAK_RANKS = 3, (2, 3, 4)
 
 HANG_S = 2.5
-"""Maximum seconds for a call when a history that hung is replayed."""
+"""Maximum seconds for a call in the replay of a history that hung."""
 
 SAYS = {
     "error": "{call} returned {name} at step {steps} of a sequence of valid MPI calls",

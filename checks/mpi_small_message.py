@@ -7,8 +7,8 @@ behind it. After a hang or crash, the remaining messages are tried in fresh rank
 failures, not only the first. Large messages are sent in the same ways. Finally, device-to-device latency and
 bandwidth are measured.
 
-This is done on each device, between any two of the node, and with `--nodes 2` between the first devices of
-two nodes.
+Messages are exchanged on each device, between any two devices of the node, and with `--nodes 2` between the
+first devices of two nodes.
 
 Options: ``sizes`` (a list of bytes), instead of the default ones; larger messages are then not timed.
 """
@@ -162,7 +162,7 @@ Failed = Sequence[tuple[Message, str]]
 
 
 def mapped(failed: Failed) -> Iterator[Evidence]:
-    """One line for each way in which messages failed, and each ending of their probes."""
+    """For each way and each ending, one line with the sizes of failed messages."""
     for way, ending in dict.fromkeys((message.way, ending) for message, ending in failed):
         sizes = [message.size for message, other in failed if (message.way, other) == (way, ending)]
         values = {"way": way, "sizes": [f"{size} B" for size in sizes], "ending": ending}

@@ -77,9 +77,8 @@ def _imports(allocator: str, backend: str) -> tuple[str, ...]:
 
 
 def _built_for(fact: Fact) -> str:
-    """The backend that a distribution is built for, by its name: ``cupy_rocm_5_0``, ``torch-2.5.1+rocm6.2``,
-    ``torch-2.5.1+cpu``.
-    """
+    """The backend for which a distribution is built, from its name, such as ``cupy_rocm_5_0``,
+    ``torch-2.5.1+rocm6.2`` or ``torch-2.5.1+cpu``."""
     told = f"{fact.value} {fact.source}"
     return "" if "+cpu" in told else "hip" if "rocm" in told else "cuda"
 
@@ -88,7 +87,7 @@ class Stream(Protocol):
     """A queue of work on the device: work runs in order, and calls return at once."""
 
     def spin(self, seconds: float) -> None:
-        """Keep the stream busy for about this many seconds with an idle kernel."""
+        """Keep the stream busy for about this many seconds with a kernel that does nothing."""
 
     def copy(self, to: Block, source: Block) -> None:
         """Copy all of ``source``, which has the size of ``to``."""
@@ -152,7 +151,7 @@ class Allocator(Protocol):
 
 
 def use_once(allocator: Allocator, stream: Stream, nbytes: int) -> None:
-    """Make the library load its lazy parts before memory use is measured."""
+    """Make the library load what it loads at first use, before memory use is measured."""
     allocator.alloc(nbytes, stream).free()
     give_back(allocator, stream)
 

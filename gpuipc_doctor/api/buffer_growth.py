@@ -84,8 +84,8 @@ class BufferGrowth:
 
     @property
     def may_grow(self) -> bool:
-        """Whether more memory is in use than after the first buffer, so that small buffers must show whether
-        that continues."""
+        """Whether more memory is in use than after the first buffer. Small buffers then show whether growth
+        continues."""
         return self.grows or self.beyond_the_first > NOISE_BYTES
 
     @property

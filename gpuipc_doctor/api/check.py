@@ -44,7 +44,7 @@ class Context:
     """For checks with ``needs_mpi``: an MPI that accepts device pointers on all of ``devices``."""
     fabric: FabricStack = field(default_factory=FabricStack)
     across: Launch | None = None
-    """For checks that go ``across``: how to start two processes on two nodes, if requested."""
+    """For checks with ``across``: how to start two processes on two nodes, if that is requested."""
     settings: tuple[Setting, ...] = ()
     """The environment variables that are set, with their effect in this node's versions."""
     lacking: tuple[str, ...] = ()
@@ -181,7 +181,7 @@ class Check(ABC):
 
     @abstractmethod
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
-        """Plan the probes, or conclude without one: a finding yielded here is about the node."""
+        """Plan the probes. A finding that is yielded instead of a probe is about the node."""
 
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
         """Plan follow-up probes after ``failed``, such as one for the cases that it left untested.

@@ -59,7 +59,7 @@ pull request 7862. ``OUT_OF_MEMORY`` and ``MAP_FAILED`` are documented, but indi
 
 
 NOT_PERMITTED = frozenset({"CUDA_ERROR_NOT_PERMITTED"})
-"""Errors for a missing permission, here fabric handles without an IMEX channel."""
+"""Errors for a missing permission, such as that for fabric handles without an IMEX channel."""
 
 OUT_OF_MEMORY = frozenset({"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"})
 """Errors for exhausted memory."""
@@ -138,7 +138,7 @@ class Buffer(Memory, Protocol):
     """
 
     def ipc_handle(self, offset: int = 0) -> bytes:
-        """The `HANDLE_BYTES` bytes that another process opens, for the address at ``offset``."""
+        """The IPC handle for the address at ``offset``: `HANDLE_BYTES` bytes, which another process opens."""
 
     def free(self) -> None:
         """Free the memory; a second call does nothing."""

@@ -345,7 +345,7 @@ class Entry:
         return [Evidence.seen(says, repeated=self.repeated)]
 
     def trust(self, found: Finding | None) -> Finding | None:
-        """Return ``found`` if the memory was released after the process ended; else an ERROR."""
+        """``found``, a loss during a process, or an ERROR if the process's end did not release it."""
         return self.somebody_elses() if found and not self.is_back else found
 
     def late(self) -> Finding | None:
@@ -361,7 +361,7 @@ class Entry:
         )
 
     def somebody_elses(self) -> Finding:
-        """The ERROR for a change that is not a multiple of our allocations: the process is unknown."""
+        """The ERROR for a change that is not a multiple of our allocations: its cause is unknown."""
         once = self.repeated is None and self.missing > 0
         says = "seen once, after {end}; the check does not repeat this step" if once else "seen after {end}"
         return Finding.error(

@@ -120,7 +120,7 @@ def _mistake(check: Check) -> str:
 
 
 def role(file: Path, name: str) -> Role:
-    """The role function of that name in that check file."""
+    """The role function with this name in this check file."""
     function: Role = getattr(module(file), name)
     return function
 

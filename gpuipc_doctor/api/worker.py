@@ -85,7 +85,7 @@ class Mpi(Protocol):
         """Whether ``mine`` is true on any rank. Collective, like a barrier."""
 
     def first_says(self, number: int) -> int:
-        """Rank 0's number. Collective, like a barrier."""
+        """The number that rank 0 passes. Collective, like a barrier."""
 
     def ping_pong(self, address: int, nbytes: int, partner: int, rounds: int) -> list[float]:
         """Send blocking messages to ``partner`` and back; returns seconds one way for each round.

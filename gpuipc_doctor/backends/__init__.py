@@ -21,7 +21,7 @@ BACKENDS = ("cuda", "hip")
 def open_backend(name: str, arm: Arm, root: str = "/") -> Backend:
     """Load one backend's binding and driver library.
 
-    ``root`` precedes ``/proc``, ``/sys`` and ``/dev`` in the search for the reason of a missing GPU. Raises
+    ``root`` is put before ``/proc``, ``/sys`` and ``/dev`` to find the reason for a missing GPU. Raises
     `BackendUnavailable`, and `ValueError` for a name not in `BACKENDS`.
     """
     driver: Driver
@@ -112,7 +112,7 @@ class Backend:
         )
 
     def versions(self) -> list[Fact]:
-        """Versions reported by this backend's libraries, each with the reporting call."""
+        """Versions reported by this backend's libraries, each with the call that reported it."""
         return self.driver.versions()
 
     def initialise(self) -> int:

@@ -118,7 +118,7 @@ def _lines(sample: Sample, growth: Growth) -> None:
 
 @contextmanager
 def _redrawn(heading: str) -> Iterator[Show]:
-    """The table of the latest sample, redrawn in place; the last one remains."""
+    """The table of the latest sample, redrawn in place; the last table stays on the screen."""
     from rich.live import Live
     from rich.text import Text
 

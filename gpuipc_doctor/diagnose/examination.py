@@ -39,7 +39,7 @@ MOST_LOGS = 1 << 14
 """Maximum logs compared with each other."""
 
 StackLine = tuple[int, str, tuple[int, ...]]
-"""(line number, text, parts of signatures in it) of a line that is a frame."""
+"""A line that is a frame: (line number, text, parts of signatures in it)."""
 
 _RELATIONS = {
     Verdict.BAD: Relation.CONFIRMED,

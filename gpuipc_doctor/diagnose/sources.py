@@ -282,7 +282,7 @@ def _open(path: str) -> int:
 
 
 def _sample(blocks: Blocks) -> Generator[bytes | None, None, bytes]:
-    """The start of a log; waits for as few bytes as needed."""
+    """The start of a log; waits only for the bytes that are needed to recognise its kind."""
     sample = b""
     try:
         for block in blocks:

@@ -64,7 +64,7 @@ def _release(directory: Path) -> tuple[int, ...]:
 
 
 def environment(file: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """A program's environment, with its own library first if it has one."""
+    """A program's environment, in which its own library is found first if it has one."""
     pattern = _LIBRARIES[Path(file).name.partition("_")[0]]
     found = next((lib for lib in _beside(Path(file)) if next(lib.glob(pattern), None)), None)
     if found is None:

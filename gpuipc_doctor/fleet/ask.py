@@ -42,7 +42,7 @@ MAX_ANSWER = 64 << 20
 """Maximum bytes of a report."""
 
 SHOWN_OUTPUT = 120
-"""Characters of the first line of an output that is not a report."""
+"""Maximum characters shown of an output that is not a report: the beginning of its first line."""
 
 MAX_WORDS = 8 << 10
 """Bytes of a launcher's output to keep."""

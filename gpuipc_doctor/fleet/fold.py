@@ -37,7 +37,7 @@ REMEDIES = {
     State.UNREADABLE: "rerun with `fleet check --resume`",
     State.NO_ANSWER: "rerun with `fleet check --resume`, or run `gpuipc-doctor check --all` on {node}",
 }
-"""Remedies for missing reports; ``node`` is the first of the nodes."""
+"""State → remedy; ``{node}`` stands for the first node in this state."""
 
 _FIGURE = re.compile(r"\b\d[\d.:]{3,}")
 """Job ids, addresses, times and sizes, but not exit codes and ports, which are shorter."""

@@ -66,7 +66,7 @@ TIMED_OUT = 124
 """Exit code of timeout(1)."""
 
 KILLED = 128
-"""Exit codes of a shell above this are a signal's number plus this."""
+"""A shell's exit code above this is the number of a signal plus this."""
 
 _ON_NODE = """\
 seconds=$1; shift

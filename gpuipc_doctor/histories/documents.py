@@ -19,7 +19,7 @@ class BadHistory(Exception):
 
 
 def parse(data: bytes) -> History:
-    """The history of a history file, or of the first finding in a JSON report that has one."""
+    """The history in a history file, or in the first finding of a JSON report that has a history."""
     import msgspec
 
     if len(data) > MOST_BYTES:

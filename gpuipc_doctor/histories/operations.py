@@ -104,7 +104,7 @@ class Disagreement:
     beside: tuple[int, ...] = ()
 
     def end_of(self, operations: Sequence[Operation]) -> list[Operation]:
-        """The operations up to the failing one, and other processes' operations at the same time."""
+        """The operations up to the failing one, and those that other processes performed at the same time."""
         return [*operations[: self.at + 1], *(operations[at] for at in self.beside)]
 
     @property

@@ -259,7 +259,7 @@ class Generator:
         return self.random.choice(list(self.model.communicators))
 
     def _may_block(self) -> bool:
-        """Whether a rank may block now: only one rank at a time, so that another rank can resolve it."""
+        """Whether a rank may block now. Only one may at a time, so that another rank can unblock it."""
         return not self.model.blocked
 
     # -- messages -----------------------------------------------------------------------------------------

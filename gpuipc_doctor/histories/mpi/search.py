@@ -100,7 +100,7 @@ def met(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> Met | None:
 
 
 def _alike(one: Disagreement, other: Disagreement) -> bool:
-    """Whether both are of one kind; a launcher may not report the signal that ended a rank."""
+    """Whether two disagreements are of one kind. A launcher may not report the signal that ended a rank."""
     is_unknown = one.what == "crash" and not (one.name and other.name)
     return one.what == other.what and (is_unknown or one.name == other.name)
 
