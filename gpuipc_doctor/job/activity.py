@@ -341,8 +341,8 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
 def _functions(snapshots: Sequence[Process], main: Thread) -> list[str]:
     """The functions in which the thread was seen, and at how many recursion depths.
 
-    If the Python stack changes, they are Python's; else those of extensions that Python calls. Without
-    Python, they are the innermost ones in the program.
+    If the Python stack changes, these are Python functions; else functions of extensions that Python calls.
+    Without Python, they are the program's innermost functions.
     """
     python = [tuple(map(_without_line, snapshot.python)) for snapshot in snapshots if snapshot.python]
     if len({*python}) > 1:

@@ -26,7 +26,7 @@ _MAX_WIDE = 2
 text's length, as do the search for the match's start and the last repetition: together, its fourth power."""
 
 _NARROW = 20
-"""A repetition with at most this many possible lengths multiplies the time by their number only."""
+"""A repetition with at most this many possible lengths only multiplies the time by their number."""
 
 _MAX_FACTOR = 1000
 

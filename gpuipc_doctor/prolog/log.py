@@ -28,7 +28,7 @@ class NotLogged(Exception):
 
 
 def row(result: Result) -> dict[str, Json]:
-    """A result in the form of an entry's ``results``."""
+    """A result as it is written under ``results`` in an entry of the log."""
     from gpuipc_doctor.report import sentences
 
     finding = result.finding
