@@ -28,7 +28,7 @@ class Peer(Protocol):
 
     def send(self, value: Json | bytes) -> None: ...
     def recv(self) -> Json:
-        """Wait for the partner's next value; `bytes` arrive as `bytes`."""
+        """Wait for the partner's next value. A value of type `bytes` arrives unchanged."""
 
     def has_news(self) -> bool:
         """Whether `recv` would return or end this role at once. Only for partners that wait after sending."""

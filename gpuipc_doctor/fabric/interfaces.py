@@ -85,5 +85,5 @@ def routes(interfaces: list[Interface], *, across: bool, stated: str | None = No
 
 
 def _offers(name: str, providers: set[str]) -> bool:
-    """Whether ``providers`` has it; older releases have tcp only in a utility provider: ``tcp;ofi_rxm``."""
+    """Whether ``providers`` has ``name``, alone or with a utility provider, as in ``tcp;ofi_rxm``."""
     return any(provider.partition(";")[0] == name for provider in providers)

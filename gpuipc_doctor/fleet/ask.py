@@ -63,7 +63,7 @@ SUMMARY_BEGINS = b'{"node":'
 _MISSING = re.compile(r"not found|No such file or directory|No module named")
 
 _ENDED = "Exited with exit code"
-"""srun's messages on launches and failures."""
+"""Part of srun's error for a task that started and failed. Its other errors mean that no task started."""
 
 _WRONG, _OWN = "Error: ", "gpuipc-doctor: "
 """Prefixes of the tool's own lines: click's usage errors, and all others."""

@@ -25,7 +25,7 @@ def expand(text: str) -> list[str]:
 
 
 class NodeSetFormatter:
-    """Folds subsets of a node set. A large subset is written as the whole set without the other nodes."""
+    """Folds subsets of a node set. To save time, a large subset is the set minus the other nodes."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         from ClusterShell.NodeSet import NodeSet
