@@ -95,7 +95,7 @@ class AllocatorGrowth(Check):
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
         program = done.records["program"]
-        title = f"{done.probe}: {mib(program['live'])} allocated, in changing pieces"
+        title = f"{done.probe}: {mib(program['live'])} allocated throughout, in blocks of changing sizes"
         yield memory_series(title, program["samples"])
 
 
@@ -113,7 +113,7 @@ def judge_growth(allocator: str, program: Json) -> Finding | None:
         return None
     return Finding.fail(
         "grows",
-        "{allocator}: used memory grows by {growth:mib} each round with {live:mib} allocated throughout",
+        "{allocator}: used memory grows by {growth:mib} each round although {live:mib} stay allocated",
         interval(growth, program["rounds"]),
         Evidence.seen(
             "{half} blocks of {block:mib} are freed and allocated each round", half=BLOCKS // 2, block=block
@@ -134,7 +134,7 @@ def judge_kept(allocator: str, program: Json) -> Finding | None:
         return None
     return Finding.fail(
         "keeps",
-        "{allocator}: {kept:mib} not released, with nothing allocated",
+        "{allocator}: {kept:mib} not released although every block was freed",
         gave_back(program),
         remedy="until the process ends, no other process can use this memory",
         allocator=allocator,
@@ -149,7 +149,7 @@ def judge_plateau(allocator: str, program: Json) -> Finding:
     if times > HIGH:
         says = "{allocator}: holds {times:times} times the allocated memory"
         return Finding.warn("holds-much", says, *told, allocator=allocator, times=times)
-    says = "{allocator}: levels off at {times:times} times the allocated memory"
+    says = "{allocator}: used memory levels off at {times:times} times the allocated memory"
     return Finding.ok("levels-off", says, *told, allocator=allocator, times=times)
 
 
@@ -170,7 +170,7 @@ def release_time(program: Json) -> Evidence:
     times = program["release_s"]
     waits = times["beside"] - times["idle"] > times["kernel"] / 2
     return Evidence.measured(
-        "{call} {waits} for kernels: {idle:ms} idle, {beside:ms} beside a {kernel:ms} kernel",
+        "{call} {waits} for kernels: {idle:ms} on an idle device, {beside:ms} during a kernel of {kernel:ms}",
         call=program["call"],
         waits="waits" if waits else "does not wait",
         **times,

@@ -82,12 +82,12 @@ class AllocatorIpc(Check):
                 Evidence.seen(
                     "two blocks of {part:mib} share one handle, at offsets {offsets}"
                     if exporter["one_handle"]
-                    else "two blocks of {part:mib} have one handle each, at offsets {offsets}",
+                    else "two blocks of {part:mib} have different handles, at offsets {offsets}",
                     part=PART,
                     offsets=exporter["offsets"],
                 ),
                 Evidence.measured(
-                    "while open, the blocks kept {kept:mib} in use that the allocator had released",
+                    "{kept:mib} that the allocator had released stayed in use until both blocks were closed",
                     kept=exporter["kept"],
                 ),
                 allocator=done.probe,
@@ -108,8 +108,7 @@ def judge_refusal(allocator: str, refused: str, kind: str, chosen_by: str) -> Fi
     if allocator == "PyTorch":  # This tool did not choose the kind of memory; the node's settings did.
         return Finding.warn(
             "refused-by-setting",
-            "{allocator}: its memory cannot be shared by IPC handles, because of a setting of this "
-            "environment",
+            "{allocator}: a setting of this environment prevents sharing its memory by IPC handles",
             sees,
             remedy=f"unset {chosen_by.partition('=')[0]} where programs share device memory (GPU-aware MPI)",
             allocator=allocator,

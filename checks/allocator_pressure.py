@@ -113,7 +113,7 @@ def lost(done: ProbeOutcome) -> Finding | None:
     kept = program["samples"]["used"][-1]
     if kept <= NOISE_BYTES:
         return None
-    says = "{allocator}: {kept:mib} not released after {call}, with nothing allocated"
+    says = "{allocator}: {kept:mib} not released after {call} although every block was freed"
     return Finding.fail("keeps", says, allocator=done.probe, kept=kept, call=program["call"])
 
 
@@ -121,7 +121,7 @@ def given_back(releases_s: Sequence[float]) -> Evidence | str:
     if not releases_s:
         return "the allocator never needed to release its cache"
     return Evidence.measured(
-        "released its cache {times} times because memory ran out; each took {longest:ms} at most",
+        "memory ran out {times} times; the allocator then released its cache within {longest:ms}",
         times=len(releases_s),
         longest=max(releases_s),
     )

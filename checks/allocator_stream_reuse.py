@@ -51,7 +51,7 @@ RECORD_STREAM = "record_stream"
 
 class AllocatorStreamReuse(Check):
     id = "allocator-stream-reuse"
-    title = "guards keep freed memory from a stream that still reads it"
+    title = "guarded memory that a stream still reads is not reused"
     needs_allocators = True
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
@@ -63,7 +63,7 @@ class AllocatorStreamReuse(Check):
         unguarded, guarded = done.records["program"]["unguarded"], done.records["program"]["guarded"]
         leaks = [
             Evidence.seen(
-                "{guard}, {nbytes} B: {count} of {rounds} wrong, {first}",
+                "with {guard}, {count} of {rounds} copies of {nbytes} B are wrong: {first}",
                 guard=guard,
                 nbytes=nbytes,
                 count=len(wrong),
@@ -86,16 +86,16 @@ class AllocatorStreamReuse(Check):
         elif unseen:
             yield Finding.skip(
                 "not-provoked",
-                "{allocator}: no race could be provoked, even without a guard ({sizes} B)",
+                "{allocator}: no race could be provoked with blocks of {sizes} B, even without a guard",
                 allocator=done.probe,
                 sizes=unseen,
             )
         else:
             yield Finding.ok(
                 "guards-hold",
-                "{allocator}: correct with {guards}, {rounds} rounds of {sizes} sizes each",
+                "{allocator}: data correct with {guards}, in {rounds} rounds for each of {sizes} sizes",
                 Evidence.control(
-                    "without a guard {wrong} of {rounds} rounds read data written later",
+                    "without a guard, the stream read the next block's data in {wrong} of {rounds} rounds",
                     wrong=sum(map(len, unguarded.values())),
                     rounds=ROUNDS * len(SIZES),
                 ),

@@ -84,7 +84,7 @@ def misdescribed(devices: list[Device]) -> Iterable[Finding]:
             yield Finding.warn(
                 "same-pci-address",
                 "the driver reports the same PCI address for {devices}: {pci}",
-                remedy="normal for partitions of one GPU; otherwise reinstall the driver",
+                remedy="nothing to do for partitions of one GPU; for whole GPUs, reinstall the driver",
                 devices=[device.label for device in alike],
                 pci=pci,
             )
@@ -121,7 +121,7 @@ def missing(here: int, on_bus: int, hiding: list[str]) -> Iterable[Finding]:
         yield Finding.skip(
             "hidden",
             "{missing} of {on_bus} GPUs on the PCI bus not tested: {hiding} hides them",
-            remedy="unset it to test all of them",
+            remedy=f"unset {' and '.join(each.partition('=')[0] for each in hiding)} to test all GPUs",
             hiding=" ".join(hiding),
             **counts,
         )

@@ -107,7 +107,7 @@ def judge_trimmed(seen: Json) -> Iterable[Finding]:
         yield Finding.fail(
             "trim-keeps",
             "trimming a pool left {reserved:mib} reserved although nothing was allocated",
-            "destroying the pool releases this memory",
+            "destroying the pool releases the reserved memory",
             reserved=reserved,
         )
     elif used:
@@ -122,7 +122,7 @@ def judge_threshold(seen: Json) -> Iterable[Finding]:
         yield Finding.warn(
             "held-below-threshold",
             "a pool whose release threshold is 0 still held {reserved:mib} after synchronising",
-            "trimming released this memory",
+            "trimming released the held memory",
             remedy="trim pools when other processes need the memory",
             reserved=unheld,
         )
@@ -130,17 +130,16 @@ def judge_threshold(seen: Json) -> Iterable[Finding]:
         yield Finding.warn(
             "not-held",
             "a pool held {reserved:mib} although its release threshold is {threshold:mib}",
-            "more than the threshold was allocated and freed; the next allocation must wait for the device",
+            "less memory than the threshold was allocated and freed",
             reserved=held,
             threshold=2 * nbytes,
         )
     if not unheld and held >= nbytes:
         yield Finding.ok(
             "returned",
-            "pools released memory at the threshold, when trimmed and when destroyed; {verified:mib} "
-            "verified",
+            "pools released memory at the threshold, when trimmed and destroyed; {verified:mib} verified",
             *account(seen).evidence(),
-            "trimmed while half allocated, a pool kept the allocated half",
+            "a pool that was trimmed while half of its memory was allocated kept that half",
             verified=nbytes + len(ROUNDS) * CHECKED,
         )
 

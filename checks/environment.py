@@ -18,7 +18,7 @@ DECIDE = ("ptrace-scope", "seccomp", "container", "namespaces", "imex-channels",
 
 class Environment(Check):
     id = "environment"
-    title = "installed libraries know the set variables"
+    title = "environment variables for GPU IPC have an effect"
 
     def probes(self, ctx: Context) -> Iterable[Finding]:
         for setting in ctx.settings:

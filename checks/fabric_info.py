@@ -67,8 +67,8 @@ class FabricInfo(Check):
         if not (known or adapters or here or ctx.fabric.programs):
             yield Finding.skip(
                 "no-fabric",
-                "no libfabric, UCX or HPE Slingshot adapter found{why_not:aside}",
-                remedy="if MPI uses them, load its module or name it with --mpi-lib",
+                "found no HPE Slingshot adapter, no libfabric and no UCX{why_not:aside}",
+                remedy="if jobs use libfabric or UCX, load MPI's module, or name its library with --mpi-lib",
                 why_not=ctx.fabric.why_not,
             )
             return
@@ -111,7 +111,7 @@ def without_adapter(fabric: FabricStack, stated: StatedFabric) -> Finding:
         "no-adapter",
         "no {what} adapter found; {where} says this node has {fabric}",
         *(f"the kernel lists {', '.join(names)} ({of})" for of, names in fabric.adapters.items() if names),
-        remedy=f"{SEEK[stated.name]}; if the node has none, correct that line",
+        remedy=f"{SEEK[stated.name]}; if the node has none, correct {stated.where}",
         fabric=stated.name,
         what=WHAT_IT_IS[stated.name],
         where=stated.where,
@@ -145,13 +145,13 @@ def unlike_stated(seen: Json, stated: Json) -> Iterator[Finding]:
     ):
         yield Finding.warn(
             "stated-not-offered",
-            "neither libfabric nor UCX lists {fabric}; {where} says this node has it",
+            "neither libfabric nor UCX lists {fabric}, which this node has according to {where}",
             *(
                 f"{program} lists {', '.join(dict.fromkeys(found))}"
                 for program, found in offers.items()
                 if found
             ),
-            remedy="load the jobs' MPI module or name it with --mpi-lib: it may have its own UCX",
+            remedy="load the jobs' MPI module, or name the library with --mpi-lib: MPI may have its own UCX",
             fabric=name,
             where=where,
         )
@@ -199,7 +199,7 @@ def broken(failed: Json, programs: Json) -> Iterator[Finding]:
                 "program-failed",
                 "{program} {ended}: {said}",
                 f"{program}: {file} ({via})",
-                remedy=f"run `{file}` by hand; reinstall its library, or remove the program from PATH",
+                remedy=f"run `{file}` by hand; reinstall its package, or remove the program from PATH",
                 **values,
             )
         else:
@@ -207,7 +207,7 @@ def broken(failed: Json, programs: Json) -> Iterator[Finding]:
                 "program-unusable",
                 "{program} cannot start: {said}" if bad["ended"] == "cannot start" else "{program}: {said}",
                 f"{program}: {file} ({via})",
-                remedy=f"see `ldd {file}` and LD_LIBRARY_PATH, or load its module",
+                remedy=f"see `ldd {file}` for missing libraries, and load their module",
                 **values,
             )
 
@@ -225,8 +225,9 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
                 "not-offered",
                 "libfabric does not list {adapter}{why:aside}",
                 shown,
-                remedy="fix the stated cause; if none is stated, run FI_LOG_LEVEL=warn fi_info -p cxi; "
-                "after a crash of the retry handler, reboot (HPE's guide)",
+                remedy="fix the stated cause; if the retry handler crashed, reboot (HPE's guide)"
+                if adapter["left_out"]
+                else "see why with FI_LOG_LEVEL=warn fi_info -p cxi",
                 adapter=name,
                 why=adapter["left_out"],
             )
@@ -261,7 +262,7 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
             "outside-path",
             "libfabric's programs are in {directory}, which is not on PATH",
             remedy=f"export PATH={prefix}/bin:$PATH LD_LIBRARY_PATH={prefix}/lib64:$LD_LIBRARY_PATH, or load "
-            "its module (HPE's known issue 2874751, on RHEL)",
+            "libfabric's module (HPE's known issue 2874751, on RHEL)",
             directory=str(PurePath(file).parent),
         )
     if seen.get("interfaces") == [] and not seen["adapters"]:
@@ -288,7 +289,7 @@ def health(seen: Json, status_dir: str | None) -> Iterator[Finding]:
             "healthcheck",
             "HPE's cxi_healthcheck reports: {checks}",
             *("{check}: {result} ({file}, {when})".format(**result) for result in bad),
-            remedy="see HPE's troubleshooting guide for these; then rerun cxi_healthcheck",
+            remedy="look up these checks in HPE's troubleshooting guide; then rerun cxi_healthcheck",
             checks=sorted({result["check"] for result in bad}),
         )
     if status_dir and not seen["health"]:

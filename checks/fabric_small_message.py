@@ -72,7 +72,7 @@ class FabricSmallMessage(Check):
         if len(missing) == len(COME_FROM):
             yield Finding.skip(
                 "no-program",
-                "found neither {programs}{why_not:aside}",
+                "this node has neither {programs}{why_not:aside}",
                 remedy="; ".join(COME_FROM.values()),
                 programs=" nor ".join(missing),
                 why_not=ctx.fabric.why_not,
@@ -119,7 +119,7 @@ class FabricSmallMessage(Check):
             yield Finding.error(
                 "cannot-start",
                 "{program} cannot start: {said}",
-                remedy=f"see `ldd {done.params['program']}` and LD_LIBRARY_PATH, or load its module",
+                remedy=f"see `ldd {done.params['program']}` for missing libraries, and load their module",
                 program=program,
                 said=unstarted[0],
             )
@@ -143,13 +143,13 @@ class FabricSmallMessage(Check):
         if not bad:
             yield Finding.ok(
                 "arrived",
-                "{count} sizes {checked} over {routes}",
+                "messages of {count} sizes {checked} over {routes}",
                 *latencies(right),
                 *chosen(right, done.params["stated"]),
-                *(f"{other} not found, so not tried: {COME_FROM[other]}" for other in done.params["missing"]),
+                *(f"{other} was not found ({COME_FROM[other]})" for other in done.params["missing"]),
                 measured=measured(program, right),
                 count=len(done.params["sizes"]),
-                checked="right" if program == "fi_pingpong" else "delivered",
+                checked="arrived correct" if program == "fi_pingpong" else "were delivered",
                 routes=list(dict.fromkeys(message["route"] for message in right)),
             )
 
@@ -176,8 +176,8 @@ def mapped(failed: list[Json]) -> Iterator[Evidence]:
     for route in dict.fromkeys(attempt["route"] for attempt in failed):
         first, *others = (attempt for attempt in failed if attempt["route"] == route)
         sizes = [f"{message['size']} B" for message in (first, *others)]
-        more = "" if len(sizes) < ENOUGH else ", and no more sizes tried"
-        says = f"{{route}}: {{sizes}}{more}: {{said}}"
+        more = "" if len(sizes) < ENOUGH else "; further sizes were not tried"
+        says = f"{{route}}: {{sizes}}: {{said}}{more}"
         yield Evidence.seen(says, route=route, sizes=sizes, said=first["said"])
 
 

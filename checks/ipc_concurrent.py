@@ -100,7 +100,7 @@ class IpcConcurrent(Check):
             says = "nothing was exported while importers opened memory, so nothing was tested"
             yield Finding.skip("not-concurrent", says, remedy="rerun on a less busy node")
         else:
-            says = "{rounds} segments correct for {importers} importers at once, {verified:mib} verified"
+            says = "{importers} importers opened {rounds} segments at the same time, {verified:mib} correct"
             yield Finding.ok(
                 "right",
                 says,

@@ -58,7 +58,7 @@ class IpcFabric(Check):
         if refused := importer["refused"]:
             yield not_in_domain(refused)
         elif not bad:
-            yield Finding.ok("right", "{nbytes:mib} verified both ways", nbytes=exporter["nbytes"])
+            yield Finding.ok("right", "{nbytes:mib} verified in both directions", nbytes=exporter["nbytes"])
 
 
 def judge_refusal(refused: str, channels: list[str]) -> Finding:

@@ -58,7 +58,7 @@ SAYS = {
     "data": "memory is wrong at step {steps} of a sequence of valid calls on {device}",
     "crash": "{call} crashed its process ({name}) at step {steps} of a sequence of valid calls on {device}",
     "hang": "{call} hung at step {steps} of a sequence of valid calls on {device}",
-    "leak": "each repetition of a sequence of {steps} valid calls leaves more {name} on {device}",
+    "leak": "each repetition of a sequence of {steps} valid calls increases {name} on {device}",
 }
 LEFT_OUT = "omitted because it may harm this node: {left_out}"
 NO_ROOM = "omitted because the limit of device memory is only {room:mib}: {no_room}"

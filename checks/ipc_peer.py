@@ -41,7 +41,7 @@ class IpcPeer(Check):
         for pair in ctx.pairs:
             yield Probe("", {"exporter": export, "importer": open_from_peer}, pair)
         if not ctx.pairs:
-            yield Finding.skip("no-pair", "needs two devices of one vendor")
+            yield Finding.skip("no-pair", "fewer than two devices of one vendor to test")
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         if wrong := done.records["importer"]["wrong"]:
@@ -50,7 +50,7 @@ class IpcPeer(Check):
         if not (wrong or found):  # otherwise the copies are also wrong
             copied = [line for record in done.records.values() for line in record["copied"]]
             says = "wrong data after a copy from device to device"
-            right = Finding.ok("right", "{nbytes:mib} verified both ways", nbytes=NBYTES)
+            right = Finding.ok("right", "{nbytes:mib} verified in both directions", nbytes=NBYTES)
             found = [Finding.fail("wrong-copy", says, *copied, remedy=ACS) if copied else right]
         yield from found
 

@@ -80,7 +80,7 @@ class IpcPool(Check):
             return
         watched = account(done.records["exporter"])
         bad += [*judge_exchange(done), *watched.judge(NBYTES, POINTERS)]
-        says = "{nbytes:mib} verified both ways; memory released"
+        says = "{nbytes:mib} verified in both directions; memory released"
         yield from bad or [Finding.ok("right", says, *watched.evidence(), nbytes=POINTERS * NBYTES)]
 
 
@@ -201,7 +201,7 @@ def share_many(w: Worker) -> None:
             write_glances(memory, SMALL)
             offer(w, pool, [memory])
             w.peer.recv()  # the importer has destroyed its pool
-            wrong.extend(wrong_glances("after the importer freed it", memory, SMALL))
+            wrong.extend(wrong_glances("after the importer freed the memory", memory, SMALL))
         memory.free(stream)
         stream.synchronize()
         pool.destroy()

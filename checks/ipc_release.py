@@ -95,7 +95,7 @@ class IpcRelease(Check):
             found.append(Finding.fail("wrong-data", "the importer saw wrong data", *first, times=len(wrong)))
         if not found:
             evidence = [item for each in accounts(done) for item in each.evidence()]
-            found.append(Finding.ok("returned", "memory was released", *evidence))
+            found.append(Finding.ok("returned", "the memory of all segments was released", *evidence))
         yield from found
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:

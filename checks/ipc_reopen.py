@@ -103,7 +103,7 @@ def reopen(w: Worker) -> None:
     exchanged: list[str] = []
     wrong = open_all(w, control, "first open of control segment")
     wrong += open_all(w, control, "second open, context kept, of control segment", exchanged)
-    w.record(control=f"with the context kept, {len(control)} segments opened twice")
+    w.record(control=f"{len(control)} segments opened twice in the same context")
     wrong += open_all(w, tested, "first open of segment")
     with w.step("end the context"):
         context.destroy()

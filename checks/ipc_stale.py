@@ -83,7 +83,7 @@ class IpcStale(Check):
                 "overlap",
                 "a new segment cannot be opened while a stale mapping overlaps it",
                 *importer["overlap"],
-                remedy="MPI: limit or disable its cache of IPC mappings",
+                remedy="limit or disable MPI's cache of IPC mappings",
             )
         exchanged = list(judge_exchange(done))
         yield from exchanged
@@ -96,9 +96,7 @@ class IpcStale(Check):
             how_often = Evidence.measured(says, reused=sum(reused), rounds=len(reused))
             nbytes = sum(SIZES[name][1] for _, name in ROUNDS)
             yield (
-                Finding.ok(
-                    "new-data", "{nbytes:mib} of new segments verified both ways", how_often, nbytes=nbytes
-                )
+                Finding.ok("new-data", "{nbytes:mib} verified in both directions", how_often, nbytes=nbytes)
                 if any(reused)
                 else Finding.skip("no-reuse", "no address was reused, so nothing was tested", how_often)
             )

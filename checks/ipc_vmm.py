@@ -62,7 +62,7 @@ CASES = ("with both contexts kept", "in the importer's new context", "from the e
 
 class IpcVmm(Check):
     id = "ipc-vmm"
-    title = "memory shared by descriptor is correct, outlives exporter"
+    title = "imported VMM memory is correct and outlives its exporter"
     requires = frozenset({"vmm-ipc", "multi-process", "contexts"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
@@ -251,14 +251,14 @@ def outlive(w: Worker) -> None:
     with w.step("import what the exporter released"):
         memory = w.gpu.import_descriptor(descriptor, nbytes)
         mapping = memory.map()
-    wrong += wrong_pattern("released by the exporter", mapping, nbytes)
+    wrong += wrong_pattern("memory released by the exporter", mapping, nbytes)
     w.peer.send("mapped")
     w.peer.wait_gone()
-    wrong += wrong_pattern("mapped when the exporter was killed", mapping, nbytes)
+    wrong += wrong_pattern("memory mapped when the exporter was killed", mapping, nbytes)
     mapping.unmap()
     memory.release()
     with imported(w, "import after the exporter was killed", descriptor, nbytes) as mapping:
-        wrong += wrong_pattern("imported afterwards", mapping, nbytes)
+        wrong += wrong_pattern("memory imported afterwards", mapping, nbytes)
     os.close(descriptor)
     w.record(wrong=wrong)
 

@@ -85,7 +85,7 @@ def judge_figures(while_open: Json, nbytes: int) -> Iterable[Finding]:
     if while_open["descriptors"] < 1 or while_open["addresses"] < nbytes:
         yield Finding.error(
             "process-does-not-follow",
-            "cannot measure the importer: one import changed it by {descriptors} descriptors and "
+            "cannot count the importer's resources: an import added only {descriptors} descriptors and "
             "{addresses:mib} of address space",
             **while_open,
         )

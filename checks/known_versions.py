@@ -28,7 +28,7 @@ class KnownVersions(Check):
                 "unexpected",
                 "{name} is {found}; {where} expects {wanted}",
                 *([version.why] if version.why else []),
-                remedy="install the expected version, or correct that line",
+                remedy=f"install the expected version, or correct {version.where}",
                 name=version.name,
                 found=version.found,
                 where=version.where,

@@ -81,6 +81,8 @@ SAME, SOAK = 128, 400
 """Iterations with buffers of one size, outside and in the soak tier. Drivers count in blocks of 2 MiB, so the
 last third of 128 iterations shows growth from 256 KiB per iteration on; with 400, from 64 KiB on."""
 
+TELL_LEAK = "to tell a leak from a cache, run `gpuipc-doctor check mpi-cache-growth --tier soak`"
+
 
 class MpiCacheGrowth(Check):
     id = "mpi-cache-growth"
@@ -132,8 +134,8 @@ class MpiCacheGrowth(Check):
         at = tuple(range(1, len(lines[0].values) + 1))
         sizes = next(iter(seen.values())).sizes
         sizes = (*sizes, *[SMALL] * done.params["small"], sizes[-1])[: len(at)]
-        title = f"{done.probe}: used since the first iteration"
-        yield Series(title, "iteration", at, (*lines, Line("buffer, freed each time", sizes)))
+        title = f"{done.probe}: growth of used memory since the first iteration"
+        yield Series(title, "iteration", at, (*lines, Line("size of the freed buffer", sizes)))
 
 
 # -- judging ----------------------------------------------------------------------------------------------
@@ -171,7 +173,7 @@ def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
     if room < TELLING:
         return Finding.skip(
             "share-too-small",
-            "{room:mib} of buffers is too little for a verdict; none of them was kept ({variant})",
+            "no buffer was kept, but {room:mib} of buffers may be too few to fill a cache ({variant})",
             *evidence,
             remedy=f"raise `memory` in the site config to {least:.0f} MiB of device memory",
             room=room,
@@ -180,7 +182,7 @@ def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
     if limit := next(iter(done.records.values())).get("not_reached"):
         return Finding.skip(
             "limit-not-reached",
-            "no message larger than {variable}={limit} fits into the memory limit ({variant})",
+            "the memory limit is too small for messages above {variable}, {limit} B ({variant})",
             *evidence,
             remedy="raise the limit of device memory: `memory` in the site config",
             variable=done.params["bounded_by"],
@@ -221,9 +223,9 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
         reach = f"{bound / SMALL:.0f} kept buffers of {filled:.1f} GiB each would fill this device"
         return Finding.warn(
             "keeps-many",
-            f"about {kept} are kept {{where}} ({{variant}}), then use levels off",
+            f"about {kept} are kept {{where}} ({{variant}}), and used memory levels off",
             Evidence.seen(
-                "{sent} buffers of {each:mib} displaced the large ones; no address was reused", **values
+                "{sent} buffers of {each:mib} evicted the large ones; no address was reused", **values
             ),
             *([] if seen.counts_bytes else [reach]),
             *held,
@@ -237,8 +239,8 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
             "stops",
             "used memory {where} grew by {more:mib}, then levelled off ({variant})",
             Evidence.seen(
-                "{growth:mib} each iteration at first; then {sent} buffers of {each:mib} and one of "
-                "{large:mib} added nothing",
+                "each of the first buffers added {growth:mib}; {sent} buffers of {each:mib} and one of "
+                "{large:mib} after them added nothing",
                 sent=sent,
                 each=SMALL,
                 large=seen.sizes[-1],
@@ -254,12 +256,12 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
             "used memory {where} grows by {growth:bytes} with each message ({variant})",
             rate,
             Evidence.control("control: no growth without messages"),
-            remedy="to decide, run `gpuipc-doctor check mpi-cache-growth --tier soak`",
+            remedy=TELL_LEAK,
             **values,
         )
     values["buffers"] = seen.at_least
     if all_sent and most >= seen.at_least > (len(seen.used) + sent) / 2:
-        says = "at least {buffers:round} freed buffers are kept {where} ({variant}): {variable} is {most}"
+        says = "at least {buffers:round} freed buffers are kept {where} ({variant}); {variable} allows {most}"
         told = {"variable": params["bounded_by"], "most": most, **values}
         return Finding.warn("keeps-many", says, rate, *held, remedy=remedy, **told)
     says = "did not level off in {times} iterations: at least {buffers:round} freed buffers are kept"
@@ -295,9 +297,9 @@ def judge_creep(done: ProbeOutcome, role: str, seen: BufferGrowth) -> Finding:
         "variant": done.probe,
     }
     rose = Evidence.seen(
-        "{sent} small buffers of {each:mib} followed; each of the last ones added {creep:bytes} for good"
+        "of {sent} buffers of {each:mib}, each of the last added {creep:bytes}, which was not released"
         if seen.creep
-        else "used memory rose for good {steps} times in {times} iterations, in each third of the run",
+        else "used memory rose {steps} times in {times} iterations, in each third, and did not fall again",
         sent=len(seen.small),
         each=SMALL,
         creep=seen.creep,
@@ -310,8 +312,7 @@ def judge_creep(done: ProbeOutcome, role: str, seen: BufferGrowth) -> Finding:
     says = "used memory {where} grows by {growth:bytes} with each message ({variant})"
     if done.params["decides"]:
         return Finding.fail("grows", says, rose, remedy=bounded_by(done.params), **values)
-    remedy = "to decide, run `gpuipc-doctor check mpi-cache-growth --tier soak`"
-    return Finding.warn("grows-a-little", says, rose, remedy=remedy, **values)
+    return Finding.warn("grows-a-little", says, rose, remedy=TELL_LEAK, **values)
 
 
 def bounded_by(params: Mapping[str, Json]) -> str:

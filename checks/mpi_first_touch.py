@@ -96,7 +96,8 @@ def in_words(kind: str, times: Mapping[str, list[float]]) -> Evidence:
     """Times of messages from one kind of buffer, in words."""
     first, later = median(times["first"]), median(times["later"])
     return Evidence.measured(
-        "{kind}: first message {fastest:ms} (median {first:ms}), later ones {later:ms}; {ratio:times} to 1",
+        "{kind}: the first message took {first:ms} (fastest: {fastest:ms}), {ratio:times} times as long as "
+        "later ones ({later:ms})",
         kind=kind,
         fastest=min(times["first"]),
         first=first,

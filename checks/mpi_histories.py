@@ -141,6 +141,7 @@ def _losing_epoch(ended: ProbeOutcome) -> int | None:
 def passed(lacks: Sequence[str], figures: dict[str, Json], done: Mapping[str, int]) -> Finding:
     without = "; without {lacks}" if lacks else ""
     not_drawn = sorted(SENTENCES.keys() - done.keys())
+    absent = Evidence.seen("operations that did not occur: {not_drawn}", not_drawn=not_drawn)
     return Finding.ok(
         "as-modelled",
         "{operations} operations of {ranks} ranks, {messages} messages correct" + without
@@ -148,7 +149,7 @@ def passed(lacks: Sequence[str], figures: dict[str, Json], done: Mapping[str, in
         else "{operations} of {wanted} operations in {elapsed_s:round} s, {messages} messages correct"
         + without,
         ", ".join(f"{times} × {do}" for do, times in sorted(done.items())),
-        *([Evidence.seen("not drawn: {not_drawn}", not_drawn=not_drawn)] if not_drawn else []),
+        *([absent] if not_drawn else []),
         *([Evidence.seen(LEFT_OUT, lacks=" and ".join(lacks))] if lacks else []),
         lacks=" and ".join(lacks),
         **figures,

@@ -129,7 +129,7 @@ class MpiSmallMessage(Check):
             bad.append(
                 Finding.fail(
                     "map",
-                    "failures by kind of message; {kinds} kinds are correct",
+                    "some kinds of message failed; {kinds} kinds are correct",
                     *mapped([(Message(*message), ending) for message, ending in failed]),
                     kinds=kinds,
                 )
@@ -169,7 +169,7 @@ def mapped(failed: Failed) -> Iterator[Evidence]:
         if len(sizes) < ENOUGH and len(failed) < MOST_FAILED:
             yield Evidence.seen("{way}: {sizes}: {ending}", **values)
         else:
-            yield Evidence.seen("{way}: {sizes}, and no more sizes tried: {ending}", **values)
+            yield Evidence.seen("{way}: {sizes}: {ending}; further sizes were not tried", **values)
 
 
 def given_up(message: Message, failed: Failed) -> bool:

@@ -47,7 +47,7 @@ SHOWN = 7
 
 class MpiStaleBuffer(Check):
     id = "mpi-stale-buffer"
-    title = "messages deliver the sent data, not a freed buffer's"
+    title = "messages deliver the sent data, not data of a freed buffer"
     requires = frozenset({"multi-process"})
     needs_mpi = True
 
@@ -66,7 +66,7 @@ class MpiStaleBuffer(Check):
         wrong = [line for rank in ranks for line in rank["wrong"]]
         messages = 2 * len(ROUNDS)
         how_often = Evidence.measured(
-            "buffers at a reused address: {first} on rank 0, {second} on rank 1",
+            "{first} buffers on rank 0 and {second} on rank 1 reused an address",
             first=reused[0],
             second=reused[1],
         )
@@ -91,7 +91,7 @@ class MpiStaleBuffer(Check):
                 if all(reused)
                 else Finding.skip(
                     "no-reuse",
-                    "no address was reused on a rank in {rounds} rounds: nothing could be stale",
+                    "a rank reused no address in {rounds} rounds, so MPI's cache was not tested",
                     how_often,
                     rounds=len(ROUNDS),
                 )
@@ -138,7 +138,7 @@ def inspect(buffer: Buffer, number: int, sender: int, stale: list[str], wrong: l
         if (earlier := round_shown(data, number)) is None:
             wrong.append(f"{what}: {difference(data, pattern(len(data), number, sender))}")
         else:
-            stale.append(f"{what}: delivered the data of round {earlier + 1}")
+            stale.append(f"{what}: the message had the data of round {earlier + 1}")
 
 
 def round_shown(data: bytes, number: int) -> int | None:

@@ -31,7 +31,7 @@ class MpiStart(Check):
         if blind := [rank for rank, labels in shown.items() if not labels]:
             yield Finding.error(
                 "shows-no-gpu",
-                "the launcher shows {ranks} no GPU that should be tested",
+                "the launcher gives {ranks} none of the GPUs to be tested",
                 *evidence,
                 *(f"{rank}: {why}" for rank in blind for why in done.records[rank]["unavailable"]),
                 remedy="set an mpi.launcher in the site config that gives each rank a GPU "

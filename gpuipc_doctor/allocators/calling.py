@@ -26,7 +26,7 @@ def importing(library: str, module: str) -> Iterator[None]:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise BackendUnavailable(
             f"{library} is installed but cannot be used: {reason}",
-            f"run `python -c 'import {module}'`, and check that it was built for this driver",
+            f"run `python -c 'import {module}'`, and check that {library} was built for this driver",
         ) from error
 
 

@@ -49,8 +49,8 @@ class Bounded:
         allocated, now_reserved = self._allocator.held()
         if block is None:
             self.refused = (
-                f"asked for {mib(nbytes)} with {mib(allocated)} allocated and {mib(now_reserved)} reserved, "
-                f"with a limit of {mib(self.room)}"
+                f"cannot allocate {mib(nbytes)}: {mib(allocated)} is allocated and {mib(now_reserved)} "
+                f"reserved; the limit is {mib(self.room)}"
             )
         elif now_reserved < reserved:
             self.releases_s.append(self._w.clock() - began)

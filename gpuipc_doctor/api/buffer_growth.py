@@ -274,7 +274,7 @@ def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
 
     A driver attributes memory that its exporter has freed to the processes that still map it.
     """
-    says = "held by the {role}'s process: +{growth:mib} per iteration"
+    says = "the {role}'s process holds {growth:mib} more after each iteration"
     found = []
     for role, record in done.records.items():
         held = record["held"][place]

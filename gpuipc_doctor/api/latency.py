@@ -57,7 +57,7 @@ def time_there_and_back(w: Worker, memory: Memory, sizes: list[int]) -> tuple[li
                 times[size] += w.mpi.ping_pong(memory.address, size, 1 - w.mpi.rank, rounds)
             if change := unlike_pattern(memory, size, number):
                 wrong.setdefault(
-                    size, f"{size} B, device to device, there and back, at rank {w.mpi.rank}: {change}"
+                    size, f"{size} B, from device to device and back, on rank {w.mpi.rank}: {change}"
                 )
     return [Latency(size, min(each), median(each)) for size, each in times.items()], list(wrong.values())
 
@@ -103,7 +103,7 @@ def out_of_line(latencies: Iterable[Latency]) -> Iterator[Evidence]:
         around = max(before.fastest, after.fastest)
         if here.fastest > OUT_OF_LINE * around:
             yield Evidence.measured(
-                "{size} B: {fastest:us}; {smaller} B and {larger} B: at most {around:us}",
+                "{size} B take {fastest:us}, but {smaller} B and {larger} B at most {around:us}",
                 size=here.size,
                 fastest=here.fastest,
                 smaller=before.size,

@@ -416,7 +416,7 @@ class Loop:
         smallest = smallest_found(self.rounds, self.used, self.unsuspicious, block)
         return Evidence.measured(
             "growth of {smallest:bytes} or more on {device} with each {what} would have been detected "
-            "({rounds} rounds, counter step {block:bytes})",
+            "in {rounds} rounds (the counter's step is {block:bytes})",
             rounds=max(self.rounds),
             smallest=smallest,
             what=self.what,
@@ -567,7 +567,7 @@ def blind(done: ProbeOutcome) -> Finding | None:
 
 def interval(growth: Slope, rounds: int) -> Evidence:
     return Evidence.measured(
-        "95 % interval {low:bytes} to {high:bytes}, {rounds} rounds",
+        "95 % confidence interval of the growth: {low:bytes} to {high:bytes}, from {rounds} rounds",
         low=growth.low,
         high=growth.high,
         rounds=rounds,

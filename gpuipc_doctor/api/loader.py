@@ -108,7 +108,7 @@ def _mistake(check: Check) -> str:
     if not isinstance(getattr(check, "title", None), str):
         return "it has no title"
     if not isinstance(check.tier, Tier):
-        return f"its tier is {check.tier!r}, not one of Tier's"
+        return f"its tier is {check.tier!r}, which is not a Tier"
     if not isinstance(check.requires, frozenset):
         return f"it requires {check.requires!r}, which is not a frozenset"
     for unknown in sorted(check.requires - CAPABILITIES):

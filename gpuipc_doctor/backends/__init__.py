@@ -87,7 +87,7 @@ class Backend:
                 return DriverGpu(driver, device, ordinal)
         raise BackendUnavailable(
             f"{device.label} ({device.uuid or device.pci}) is not visible to this process",
-            "check dmesg for a lost GPU, and the visible-devices variables",
+            f"check dmesg for a lost GPU, and check {', '.join(driver.absence.vendor.hiding_variables)}",
             broken=True,
         )
 

@@ -96,11 +96,12 @@ class Absence:
         if hiding := self.hiding():
             reason = f"{fault}: {' and '.join(hiding)} leaves no {self.vendor.gpu} visible"
             names = " and ".join(assignment.partition("=")[0] for assignment in hiding)
-            return self._unavailable(reason, f"unset {names}, or set it to a device of this node")
+            return self._unavailable(reason, f"unset {names}, or list devices of this node")
         if self.node_has_gpu():
             reason = f"{fault}, although this node has an {self.vendor.gpu}"
-            return self._unavailable(reason, "check dmesg for why the driver lost it")
-        return self._unavailable(f"{fault}: this node has no {self.vendor.gpu}", "run on a node that has one")
+            return self._unavailable(reason, "check dmesg for why the driver lost the GPU")
+        absent = f"{fault}: this node has no {self.vendor.gpu}"
+        return self._unavailable(absent, f"run on a node with an {self.vendor.gpu}")
 
     def _denied_device_file(self) -> str:
         """The first device file that cannot be opened, as a container may deny it; empty if all can."""

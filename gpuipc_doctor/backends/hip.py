@@ -112,8 +112,8 @@ class HipDriver(Driver):
         except (OSError, ValueError) as error:
             release = ".".join(map(str, self.release))
             raise BackendUnavailable(
-                f"used memory of {device.label} is unknown: hipMemGetInfo of HIP {release} counts one "
-                f"process, and {file} cannot be read ({error})",
+                f"used memory of {device.label} is unknown: hipMemGetInfo of HIP {release} counts only "
+                f"the calling process, and {file} cannot be read ({error})",
                 "update ROCm to 5.7 or newer",
                 broken=True,
             ) from error

@@ -45,7 +45,9 @@ def growth(
 
 def test_held_memory_is_the_maximum_of_the_later_rounds() -> None:
     (finding,) = growth([200, *[700] * 5, *[500] * 7, *[600] * 7, 600, 0, 0])
-    assert sentences.summary(finding) == "MemoryPool: levels off at 3.0 times the allocated memory"
+    assert (
+        sentences.summary(finding) == "MemoryPool: used memory levels off at 3.0 times the allocated memory"
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,10 +67,13 @@ LEVEL = [200, 300, 400, *[600] * 17]
 def test_cache_that_levels_off_and_is_released_passes_and_reports_the_wait() -> None:
     (finding,) = growth([*LEVEL, 600, 0, 0])
     assert finding.status is Status.PASS
-    assert sentences.summary(finding) == "MemoryPool: levels off at 3.0 times the allocated memory"
+    assert (
+        sentences.summary(finding) == "MemoryPool: used memory levels off at 3.0 times the allocated memory"
+    )
     assert sentences.evidence(finding) == (
         "MemoryPool.free_all_blocks released 600 MiB of 600 MiB",
-        "MemoryPool.free_all_blocks waits for kernels: 1 ms idle, 52 ms beside a 50 ms kernel",
+        "MemoryPool.free_all_blocks waits for kernels: 1 ms on an idle device, "
+        "52 ms during a kernel of 50 ms",
     )
 
 
@@ -110,5 +115,5 @@ def test_samples_are_drawn_with_marks() -> None:
         },
     }
     (drawing,) = drawn("allocator-growth", {"program": program}, ONE, "MemoryPool")
-    assert drawing.title == "MemoryPool: 200.0 MiB allocated, in changing pieces"
+    assert drawing.title == "MemoryPool: 200.0 MiB allocated throughout, in blocks of changing sizes"
     assert (drawing.at, [mark.text for mark in drawing.marks]) == ((0.0, 1.0, 2.0), ["all freed"])

@@ -41,7 +41,7 @@ def test_missing_memory_is_a_fail_only_up_to_the_shared_size(missing: int, statu
 def test_shared_handle_and_kept_memory_are_evidence() -> None:
     assert sentences.evidence(ipc("PyTorch", **SHARED)) == (
         "two blocks of 3 MiB share one handle, at offsets 0, 3145728",
-        "while open, the blocks kept 20 MiB in use that the allocator had released",
+        "20 MiB that the allocator had released stayed in use until both blocks were closed",
     )
 
 

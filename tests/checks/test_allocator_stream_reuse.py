@@ -24,21 +24,25 @@ def test_working_guards_pass_if_a_race_was_seen_without_them() -> None:
     assert finding.status is Status.PASS
     assert (
         sentences.summary(finding)
-        == "MemoryPool: correct with event wait, pool per stream, 4 rounds of 3 sizes each"
+        == "MemoryPool: data correct with event wait, pool per stream, in 4 rounds for each of 3 sizes"
     )
-    assert sentences.evidence(finding) == ("without a guard 8 of 12 rounds read data written later",)
+    assert sentences.evidence(finding) == (
+        "without a guard, the stream read the next block's data in 8 of 12 rounds",
+    )
 
 
 def test_a_guard_that_fails_once_fails_and_is_named_with_its_size() -> None:
     finding = reuse(guarded={**HELD, "4194304": ["7 B wrong", "8 B wrong"]})
     assert finding.status is Status.FAIL
-    assert sentences.evidence(finding) == ("pool per stream, 4194304 B: 2 of 4 wrong, 7 B wrong",)
+    assert sentences.evidence(finding) == (
+        "with pool per stream, 2 of 4 copies of 4194304 B are wrong: 7 B wrong",
+    )
 
 
 def test_race_not_seen_at_one_size_proves_nothing() -> None:
     finding = reuse(unguarded={**RACED, "65536": []})
     assert finding.status is Status.SKIP
-    assert "(65536 B)" in sentences.summary(finding)
+    assert "blocks of 65536 B" in sentences.summary(finding)
 
 
 def test_a_failing_guard_outweighs_a_race_that_was_not_seen() -> None:

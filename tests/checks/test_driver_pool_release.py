@@ -82,7 +82,7 @@ def test_pool_that_leaks_each_round_is_one_finding_with_its_rate() -> None:
 
 
 def test_holders_of_the_memory_are_reported_if_too_little_is_free() -> None:
-    holder = {"pid": 4711, "name": "train", "held": 9 << 30, "whose": "not of this run"}
+    holder = {"pid": 4711, "name": "train", "held": 9 << 30, "whose": "not part of this run"}
     (finding,) = pool(room=40 * MIB, holders=[holder])
     assert [item.kind for item in finding.evidence] == [EvidenceKind.HOLDER]
     assert sentences.evidence(finding)[0].startswith("process 4711 (train)")

@@ -178,7 +178,7 @@ def test_a_stated_fabric_without_an_adapter_fails(stated: str, what: str, sought
     said = f"no {what} adapter found; x.yaml:3 says this node has {stated}"
     assert sentences.summary(fail) == said
     assert sought in fail.remedy
-    assert "correct that line" in fail.remedy
+    assert "if the node has none, correct x.yaml:3" in fail.remedy
     assert isinstance(skip, Finding)
     assert skip.key == "no-fabric"
 
@@ -247,7 +247,7 @@ def test_stated_fabric_that_no_library_offers_is_reported(
     assert finding.key == ("offered" if offered else "stated-not-offered")
     if not offered:
         assert finding.status is Status.WARN
-        assert "x.yaml:3 says this node has it" in sentences.summary(finding)
+        assert "which this node has according to x.yaml:3" in sentences.summary(finding)
 
 
 def test_libraries_without_the_stated_fabric_are_reported_with_their_offers() -> None:

@@ -60,7 +60,7 @@ def told(
 def test_correct_messages_pass_with_their_times() -> None:
     [finding] = told(*(one(size, route=route) for route in ("tcp", "shm") for size in SIZES))
     assert finding.status is Status.PASS
-    assert sentences.summary(finding) == "4 sizes right over tcp, shm"
+    assert sentences.summary(finding) == "messages of 4 sizes arrived correct over tcp, shm"
     assert sentences.evidence(finding) == tuple(
         f"{route}, {size} B: 4.0 µs" for route in ("tcp", "shm") for size in (1, 65536)
     )
@@ -91,7 +91,7 @@ def test_failed_sizes_are_evidence(ended: str, key: str) -> None:
 
 def test_skipped_sizes_are_reported() -> None:
     [finding] = told(*(one(size, "crashed", "SIGSEGV") for size in SIZES[:3]))
-    assert sentences.evidence(finding) == ("tcp: 1 B, 16 B, 256 B, and no more sizes tried: SIGSEGV",)
+    assert sentences.evidence(finding) == ("tcp: 1 B, 16 B, 256 B: SIGSEGV; further sizes were not tried",)
 
 
 def test_earlier_hangs_are_in_the_map() -> None:
@@ -170,7 +170,7 @@ def test_messages_untested_for_lack_of_a_program_are_reported() -> None:
     assert isinstance(probe, Probe)
     roles = {role: {"tries": [one(16)], "node": "n1"} for role in ROLES}
     [finding] = conclude("fabric-small-message", roles, (), "libfabric", **probe.params)
-    assert any(line.startswith("ucx_perftest not found") for line in sentences.evidence(finding))
+    assert any(line.startswith("ucx_perftest was not found") for line in sentences.evidence(finding))
 
 
 def test_a_site_may_choose_the_sizes() -> None:

@@ -29,7 +29,7 @@ def seen(
 def test_correct_data_passes() -> None:
     (finding,) = seen()
     assert finding.status is Status.PASS
-    assert sentences.summary(finding) == "8 segments correct for 3 importers at once, 16 MiB verified"
+    assert sentences.summary(finding) == "3 importers opened 8 segments at the same time, 16 MiB correct"
 
 
 @pytest.mark.parametrize("role", OTHERS)

@@ -13,12 +13,12 @@ from tests.checks.judging import ONE, Records, check, conclude
 def test_reopen_passes_and_reports_its_control() -> None:
     records: Records = {
         "exporter": {"exchanged": []},
-        "importer": {"control": "with the context kept, fine", "wrong": [], "exchanged": []},
+        "importer": {"control": "opened twice in the same context", "wrong": [], "exchanged": []},
     }
     (finding,) = conclude("ipc-reopen", records, probe="reset-primary")
     assert finding.status is Status.PASS
     assert sentences.summary(finding) == "3 segments reopened (reset-primary), 148 MiB verified"
-    assert sentences.evidence(finding) == ("with the context kept, fine",)
+    assert sentences.evidence(finding) == ("opened twice in the same context",)
 
 
 @pytest.mark.parametrize(("role", "key"), [("exporter", "writes-lost"), ("importer", "later-writes-unseen")])

@@ -138,7 +138,7 @@ def test_growth_names_the_rank_whose_device_fills_with_rate_and_time_left() -> N
     assert "on the sender's device" in sentences.summary(finding)
     assert "(growing)" in sentences.summary(finding)
     rate, kept, reach = sentences.evidence(finding)
-    assert "95 % interval" in rate
+    assert "95 % confidence interval" in rate
     assert kept == "did not level off in 33 iterations: at least 33 freed buffers are kept"
     assert "more iterations" in reach
     assert finding.remedy.startswith("if this is a cache, limit it: set CACHE_SIZE")
@@ -165,7 +165,7 @@ def test_cache_limited_above_the_number_sent_is_a_warning(
     assert finding.status is status
     if bounded_to == 1000:
         assert sentences.summary(finding) == (
-            "at least 225 freed buffers are kept on the sender's device (growing): MAX_REGIONS is 1000"
+            "at least 225 freed buffers are kept on the sender's device (growing); MAX_REGIONS allows 1000"
         )
 
 
@@ -174,10 +174,10 @@ def test_a_cache_that_small_buffers_fill_is_a_warning_with_its_bound(buffers: in
     finding = growth(keeps(buffers), bounded_by="MAX_REGIONS")
     assert (finding.status, finding.key) == (Status.WARN, "keeps-many")
     assert sentences.summary(finding) == (
-        f"about {buffers} freed buffers are kept on the sender's device (growing), then use levels off"
+        f"about {buffers} freed buffers are kept on the sender's device (growing), and used memory levels off"
     )
     replaced, reach = sentences.evidence(finding)
-    assert replaced == "192 buffers of 2 MiB displaced the large ones; no address was reused"
+    assert replaced == "192 buffers of 2 MiB evicted the large ones; no address was reused"
     assert reach == f"{buffers} kept buffers of {139 / buffers:.1f} GiB each would fill this device"
     assert "set MAX_REGIONS" in finding.remedy
     assert growth(keeps(buffers)).remedy == ""
@@ -374,7 +374,8 @@ def test_growth_that_stops_is_a_warning_with_its_sum() -> None:
             "used memory on the sender's device grew by 960 MiB, then levelled off (growing)"
         )
         assert sentences.evidence(finding) == (
-            "24 MiB each iteration at first; then 192 buffers of 2 MiB and one of 68 MiB added nothing",
+            "each of the first buffers added 24 MiB; 192 buffers of 2 MiB and one of 68 MiB after them "
+            "added nothing",
         )
     assert growth(memory(used, small=[*then[:-1], then[-2] + 24 * MIB])).status is Status.FAIL
 
@@ -407,7 +408,7 @@ def test_holder_of_the_memory_is_reported_if_the_driver_reports_it() -> None:
     few = [2 * MIB * number for number in range(33)]
     sender, receiver = memory(total(SIZES), few, [0] * 33), memory([600 * MIB] * 33, total(SIZES), few)
     assert sentences.evidence(growth(sender, receiver))[3:] == (
-        "held by the receiver's process: +59 MiB per iteration",
+        "the receiver's process holds 59 MiB more after each iteration",
     )
     assert len(growth(LEAK).evidence) == 3
 
@@ -469,7 +470,7 @@ def test_drawing_distinguishes_two_devices() -> None:
     ranks = {"sender": LEAK, "receiver": FLAT}
     (of_two,) = drawn("mpi-cache-growth", ranks, TWO, "growing", small=0)
     (of_one,) = drawn("mpi-cache-growth", ranks, ONE, "growing", small=0)
-    freed = "buffer, freed each time"
+    freed = "size of the freed buffer"
     assert [line.name for line in of_two.lines] == ["sender's device", "receiver's device", freed]
     assert [line.name for line in of_one.lines] == ["device of both ranks", freed]
 
@@ -516,7 +517,7 @@ def test_remedy_for_a_limit_in_bytes_is_above_the_largest_message() -> None:
 def test_no_growth_proves_nothing_if_no_message_exceeded_the_limit() -> None:
     finding = growth({**FLAT, "not_reached": 4 << 30}, bounded_by="LIMIT", in_bytes=True)
     assert (finding.status, finding.key) == (Status.SKIP, "limit-not-reached")
-    assert "no message larger than LIMIT=4294967296 fits" in sentences.summary(finding)
+    assert "messages above LIMIT, 4294967296 B" in sentences.summary(finding)
 
 
 def test_counter_that_does_not_move_is_an_error() -> None:

@@ -30,7 +30,7 @@ def stale_buffer(
 def test_correct_messages_from_reused_addresses_pass_with_their_number() -> None:
     (finding,) = stale_buffer()
     assert finding.status is Status.PASS
-    assert sentences.evidence(finding) == ("buffers at a reused address: 63 on rank 0, 60 on rank 1",)
+    assert sentences.evidence(finding) == ("63 buffers on rank 0 and 60 on rank 1 reused an address",)
 
 
 def test_correct_messages_fail_if_each_leaks_a_descriptor() -> None:
@@ -41,19 +41,20 @@ def test_correct_messages_fail_if_each_leaks_a_descriptor() -> None:
 def test_correct_messages_prove_nothing_without_a_reused_address() -> None:
     (finding,) = stale_buffer(reused=0)
     assert finding.status is Status.SKIP
-    assert "no address was reused" in sentences.summary(finding)
+    assert "reused no address" in sentences.summary(finding)
 
 
 @pytest.mark.parametrize("to", [0, 1])
 def test_data_of_an_earlier_round_is_stale_with_rounds_and_sizes(to: int) -> None:
     shown = [
-        f"round {number}, 65536 B after 4194304 B: delivered the data of round 3" for number in range(4, 24)
+        f"round {number}, 65536 B after 4194304 B: the message had the data of round 3"
+        for number in range(4, 24)
     ]
     (finding,) = stale_buffer(stale=shown, to=to)
     assert finding.status is Status.FAIL
     assert sentences.summary(finding).startswith("20 of 128 messages delivered")
     assert sentences.evidence(finding)[0] == shown[0]
-    assert "63 on rank 0" in sentences.evidence(finding)[-1]
+    assert "63 buffers on rank 0" in sentences.evidence(finding)[-1]
     assert "cache of IPC mappings" in finding.remedy
 
 

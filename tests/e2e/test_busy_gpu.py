@@ -101,7 +101,7 @@ def test_holders_are_listed_if_too_little_memory_is_free() -> None:
     assert finding.values["call"] == "cuMemAlloc"
     assert holder.values["name"].startswith("python")
     assert holder.values["held"] >= (4 << 30) - 20 * MIB
-    assert holder.values["whose"] == "not of this run"
+    assert holder.values["whose"] == "not part of this run"
 
 
 def test_memory_released_late_is_a_warning_with_the_seconds(tmp_path: Path) -> None:

@@ -124,11 +124,11 @@ def test_stated_fabric_of_another_vendor(fabric: str, adapter: str, says: str, t
 def test_stated_tcp_is_used_despite_an_adapter(tmp_path: Path) -> None:
     assert stated("cxi", "cxi-healthy", tmp_path)["fabric-small-message libfabric"][:2] == (
         Status.PASS,
-        "1 sizes right over cxi",
+        "messages of 1 sizes arrived correct over cxi",
     )
     assert stated("tcp", "cxi-healthy", tmp_path)["fabric-small-message libfabric"][:2] == (
         Status.PASS,
-        "1 sizes right over tcp, shm",
+        "messages of 1 sizes arrived correct over tcp, shm",
     )
 
 
@@ -196,8 +196,8 @@ def test_ucx_delivers_in_host_and_simulated_device_memory(tmp_path: Path) -> Non
     assert {memory: finding.status for memory, finding in told.items()} == dict.fromkeys(
         ("node", "cuda:0"), Status.PASS
     )
-    assert sentences.summary(told["node"]) == "1 sizes delivered over host"
-    assert sentences.summary(told["cuda:0"]) == "1 sizes delivered over cuda"
+    assert sentences.summary(told["node"]) == "messages of 1 sizes were delivered over host"
+    assert sentences.summary(told["cuda:0"]) == "messages of 1 sizes were delivered over cuda"
 
 
 @pytest.mark.mpi

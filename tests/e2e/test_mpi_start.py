@@ -100,7 +100,7 @@ def test_rank_without_a_gpu_is_an_error_of_the_launcher(bound: Any) -> None:
     found, code = bound("mpich50", "healthy-hip", "ROCR_VISIBLE_DEVICES", ("0", "9"), "mpi-small-message")
     blind = found["mpi-start", ""]
     assert (blind["status"], blind["key"]) == ("ERROR", "shows-no-gpu")
-    assert blind["summary"].startswith("the launcher shows rank 1 no GPU that should be tested")
+    assert blind["summary"].startswith("the launcher gives rank 1 none of the GPUs to be tested")
     others = [one for (check, _), one in found.items() if check == "mpi-small-message"]
     assert {finding["status"] for finding in others} == {"SKIP"}
     assert code == 3  # no probe ran

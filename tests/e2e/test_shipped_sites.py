@@ -163,7 +163,7 @@ def test_node_of_several_types_that_has_lost_gpus(
 @pytest.mark.hip
 def test_matching_file_is_suggested_without_a_config(doctor: Command) -> None:
     command = ["check", "driver-init", "--simulate", str(NODES / "llnl-el-capitan.yaml")]
-    suggested = "gpuipc-doctor: this looks like llnl-el-capitan: `--config llnl-el-capitan`\n"
+    suggested = "gpuipc-doctor: this node may belong to llnl-el-capitan (use `--config llnl-el-capitan`)\n"
     assert doctor(*command).stderr == suggested
     assert doctor(*command, "--config", "llnl-el-capitan").stderr == ""
     new = doctor("config", "new", "--simulate", str(NODES / "llnl-el-capitan.yaml"))

@@ -42,7 +42,7 @@ def between(slurm: Callable[..., Cluster], tmp_path: Path, node: str, *options: 
 def test_messages_arrive_between_two_nodes_without_mpi(slurm: Callable[..., Cluster], tmp_path: Path) -> None:
     """Only tcp is used, because shared memory does not reach another node."""
     told = between(slurm, tmp_path, "fabric-healthy")
-    assert (told["status"], told["summary"]) == ("PASS", "2 sizes right over tcp"), told
+    assert (told["status"], told["summary"]) == ("PASS", "messages of 2 sizes arrived correct over tcp"), told
 
 
 def test_hang_between_nodes_is_reported_with_its_size_and_leaves_nothing(

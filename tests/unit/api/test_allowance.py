@@ -73,7 +73,7 @@ def test_allocator_that_releases_nothing_stays_within_the_limit(has_bound: bool)
     allocator.free_all()
     assert within.alloc(70 * MIB, None) is None
     assert within.refused == (
-        "asked for 70.0 MiB with 0.0 MiB allocated and 60.0 MiB reserved, with a limit of 100.0 MiB"
+        "cannot allocate 70.0 MiB: 0.0 MiB is allocated and 60.0 MiB reserved; the limit is 100.0 MiB"
     )
     assert within.alloc(1, None) is None
 

@@ -112,7 +112,7 @@ def test_wrong_data_is_reported_once_per_size_by_the_reading_rank() -> None:
     _, found = timed(forgets=True)
     assert found[0][1] == []
     assert [line.partition(":")[0] for line in found[1][1]] == [
-        f"{size} B, device to device, there and back, at rank 1" for size in SIZES[1:]
+        f"{size} B, from device to device and back, on rank 1" for size in SIZES[1:]
     ]
 
 

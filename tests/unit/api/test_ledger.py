@@ -32,7 +32,7 @@ from tests.checks.judging import ONE, gpu, outcome
 from tests.checks.judging import ledger as ledger_of
 
 MIB = 1 << 20
-STRANGER = {"pid": 4711, "name": "train", "held": 9 << 30, "whose": "not of this run"}
+STRANGER = {"pid": 4711, "name": "train", "held": 9 << 30, "whose": "not part of this run"}
 FOLLOWS = [[0, ODD_BYTES + MIB]]
 
 
@@ -349,7 +349,7 @@ def test_holders_are_listed_with_pid_name_and_bytes() -> None:
     assert finding is not None
     assert [item.kind for item in finding.evidence][1:] == [EvidenceKind.HOLDER] * 2
     assert sentences.evidence(finding)[1] == (
-        "process 4711 (train), not of this run, holds 9216 MiB of device memory"
+        "process 4711 (train), not part of this run, holds 9216 MiB of device memory"
     )
 
 
@@ -431,7 +431,7 @@ def test_measured_loops_report_the_detectable_growth() -> None:
     (evidence,) = watched.evidence()
     assert sentences.line(evidence) == (
         "growth of 37 KiB or more on cuda:0 with each open and close would have been detected "
-        "(256 rounds, counter step 2 MiB)"
+        "in 256 rounds (the counter's step is 2 MiB)"
     )
     assert all(creeps(in_blocks(37450, phase)) for phase in range(0, 2 * MIB, MIB // 16))
     assert not creeps(in_blocks(37450 // 4, 0))
@@ -564,4 +564,6 @@ def test_growth_is_judged_by_its_sum_over_the_whole_loop(each: int, creeps_away:
     finding = loop([IDLE + each * done for done in ROUNDS]).judge("cuda:0")
     assert (finding is not None) == creeps_away
     if finding:
-        assert sentences.evidence(finding) == (f"95 % interval {each} B to {each} B, 256 rounds",)
+        assert sentences.evidence(finding) == (
+            f"95 % confidence interval of the growth: {each} B to {each} B, from 256 rounds",
+        )

@@ -386,7 +386,7 @@ def test_before_rocm_5_7_used_memory_of_all_processes_is_read_from_amdgpu(
     if used == 10:
         assert driver.memory_info(device) == (90, 100)
     else:
-        with pytest.raises(BackendUnavailable, match=r"HIP 5\.2 counts one process") as unknown:
+        with pytest.raises(BackendUnavailable, match=r"HIP 5\.2 counts only the calling process") as unknown:
             driver.memory_info(device)
         assert unknown.value.broken
 

@@ -56,7 +56,7 @@ FULL = ended(
         "importer: cuMemAlloc #1 returned CUDA_ERROR_OUT_OF_MEMORY (2): too little device memory is free to "
         "test with",
         *holders(
-            {"pid": pid, "name": name, "held": gib << 30, "whose": "not of this run"}
+            {"pid": pid, "name": name, "held": gib << 30, "whose": "not part of this run"}
             for pid, name, gib in ((815, "jupyter", 2), (4711, "train", 138))
         ),
     )
