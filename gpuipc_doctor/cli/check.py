@@ -52,7 +52,7 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
 @click.option(
     "--summary",
     is_flag=True,
-    help="Print the summary that `fleet` reads; before it the JSON report on ERROR, on FAIL or with --json.",
+    help="Print the summary that `fleet` reads, after the JSON report on ERROR, on FAIL or with --json.",
 )
 @click.option(
     "--output", type=options.FilePath(), metavar="FILE", help="Also write the JSON report to this file."
@@ -79,7 +79,7 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     type=click.IntRange(1, 1000),
     default=1,
     metavar="TIMES",
-    help="Repeat every probe, for `compare` and for intermittent faults.",
+    help="Repeat every probe, to find intermittent faults and to make `compare` reliable.",
 )
 @click.option(
     "--nodes",
@@ -88,19 +88,19 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     show_default=True,
     help="Number of nodes; with 2, also test messages and fabric handles between them.",
 )
-@click.option("--partner", metavar="NODE", help="Only send messages to and from this node.")
+@click.option("--partner", metavar="NODE", help="Exchange messages with this node only.")
 @click.option(
     "--seed",
     type=click.IntRange(0),
     metavar="N",
-    help="Seed of ipc-histories and mpi-histories.  [default: fixed; in soak, by host and time]",
+    help="Seed of ipc-histories and mpi-histories.  [default: fixed; in soak, from host and time]",
 )
 @click.option(
     "--operations",
     type=click.IntRange(1),
     metavar="N",
-    help="Number of steps of ipc-histories or mpi-histories.  [default: 1500 and more; in soak, for 10 "
-    "minutes]",
+    help="Number of steps of ipc-histories or mpi-histories.  [default: 1500, more with several devices; in "
+    "soak, as many as 10 minutes allow]",
 )
 @click.option("--no-workarounds", is_flag=True, help="Do not try workarounds for failed checks.")
 @click.option("--accept-harm", is_flag=True, help="Also run probes known to harm nodes with these versions.")
@@ -166,7 +166,7 @@ def command(
         if all_checks and not as_json and exit_style == "default" and (shown := _could_be_shown(report)):
             click.echo(f"no GPU here; to see an example, run `gpuipc-doctor check --all --simulate {shown}`")
         if not as_json and (names := options.resembling(config, node, report.devices)):
-            say(f"this looks like {', or '.join(f'{name}: `--config {name}`' for name in names)}")
+            say(f"this node may belong to {' or '.join(f'{name} (use `--config {name}`)' for name in names)}")
         written = _draw(report, plots) and written
     ctx.exit(exit_code if written else exit_code or Exit.INTERNAL)
 

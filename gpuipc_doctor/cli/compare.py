@@ -25,7 +25,7 @@ from gpuipc_doctor.comparison.comparison import TOLERANCE
     default=100 * TOLERANCE,
     show_default=True,
     metavar="PERCENT",
-    help="Ignore changes of speed up to this fraction.",
+    help="Ignore changes of speed up to this percentage.",
 )
 @click.pass_context
 def command(ctx: click.Context, *, before: Path, after: Path, form: str, tolerance: float) -> None:
@@ -37,7 +37,7 @@ def command(ctx: click.Context, *, before: Path, after: Path, form: str, toleran
     Exit codes:
       0   nothing is worse
       3   one of the reports has no probe that ran on a GPU
-      10  something is slower or newly a WARN
+      10  something is slower or has become a WARN
       11  something is no longer tested
       12  something newly fails
     """

@@ -34,7 +34,7 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(
     "--inventory",
     type=options.FilePath(),
     metavar="FILE",
-    help="Output of `gpuipc-doctor inventory --json` on the node that wrote the logs, or its report.",
+    help="Output of `gpuipc-doctor inventory --json`, or a report, of the node that wrote the logs.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 10 if there are only hints or unexplained errors.")
 @options.config("Add a site's own known issues.")

@@ -56,7 +56,7 @@ class Drill:
     "--backend", type=options.Choice(list(BINDINGS)), help="Drill only this backend.  [default: both]"
 )
 @click.option(
-    "--check", metavar="ID", help="Drill only this check, on nodes with faults in the check's calls."
+    "--check", metavar="ID", help="Drill only this check, with the profiles whose faults are in its calls."
 )
 @click.option(
     "--update",
@@ -67,7 +67,7 @@ class Drill:
     "--mpi-lib",
     callback=options.mpi_library,
     metavar="FILE",
-    help="Also drill MPI faults in ranks of this library, and healthy nodes for false alarms.",
+    help="Also simulate MPI faults in this library's ranks, and test healthy nodes for false alarms.",
 )
 @click.option(
     "--repeat",
@@ -349,7 +349,7 @@ class _Table:
         ended_early = f", {left} not completed" if left else ""
         ended = f"{counted(len(done), 'drill')} in {seconds:.0f} s"
         if accepted:
-            lines.append(f"{counted(accepted, 'finding')} accepted: explained by a fault, not in 'expect'")
+            lines.append(f"{counted(accepted, 'finding')} accepted: not in 'expect', but caused by a fault")
         return [*lines, f"{ended}: {good} as expected, {len(done) - good} not{ended_early}"]
 
     def _line(self, *cells: str) -> list[str]:

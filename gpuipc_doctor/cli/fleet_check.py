@@ -42,10 +42,10 @@ ENDING_S = 10.0
     default="/tmp",  # noqa: S108 - there a file is made that was none
     show_default=True,
     metavar="DIR",
-    help="With --ship, the directory on the nodes.",
+    help="With --ship, the nodes' directory for the copy.",
 )
 @click.option(
-    "--python", default="", metavar="PATH", help="With --ship, the Python (with GPU bindings) to use."
+    "--python", default="", metavar="PATH", help="With --ship, the nodes' Python (with GPU bindings)."
 )
 @click.option(
     "--full", is_flag=True, help="Also collect the full report of healthy nodes, not only their summary."
@@ -116,7 +116,7 @@ def command(
     if interrupted:
         say(f"interrupted; for the nodes without a report, run: {_resuming(sys.argv[1:])}")
     elif not shown:
-        say(f"interrupted; for the reports, run: gpuipc-doctor fleet report {shlex.quote(str(into))}")
+        say(f"interrupted; to see the reports, run: gpuipc-doctor fleet report {shlex.quote(str(into))}")
     if interrupted or not shown:
         ctx.exit(Exit.INTERRUPTED)
     ctx.exit(code or (Exit.INTERNAL if progress.unsaved else Exit.OK))

@@ -31,7 +31,7 @@ SHOWN_PAIRS = 8
 @click.option(
     "--across",
     is_flag=True,
-    help="First pair each node with a node of the other half, so that messages cross switches.",
+    help="Pair nodes from different halves of the list first, so that messages cross switches.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("check_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- CHECK OPTIONS]...")
@@ -154,7 +154,7 @@ def _pairs_as_json(wanted: Sequence[str], found: Blame, told: Rounds, untried: s
 
 def _pairs_as_text(wanted: Sequence[str], found: Blame, told: Rounds, untried: str) -> str:
     runs = sum(map(len, told.runs))
-    lines = [f"{len(wanted)} nodes, {counted(runs, 'run')} of pairs in {counted(len(told.runs), 'round')}"]
+    lines = [f"{len(wanted)} nodes, {counted(runs, 'pair')} tested in {counted(len(told.runs), 'round')}"]
     verdict = {what: which for what, which in _verdict(wanted, found).items() if which}
     lines += [f"{what}: {which}" for what, which in verdict.items()] or ["all pairs pass"]
     for (one, other), report in list(told.failed.items())[:SHOWN_PAIRS]:

@@ -24,14 +24,14 @@ def options_of(command: options.Command) -> options.Command:
     """Add the options that select nodes and the way to reach them."""
     for option in (
         click.option(
-            "--tool", default=None, metavar="PATH", help="gpuipc-doctor on the nodes.  [default: this one]"
+            "--tool", default=None, metavar="PATH", help="gpuipc-doctor on the nodes.  [default: same path]"
         ),
         click.option(
             "--launch-option",
             "launch_options",
             multiple=True,
             metavar="OPTION",
-            help="Passed to srun or ssh unchanged, after the site config's options.",
+            help="Option for srun or ssh, added unchanged after the site config's options.",
         ),
         options.seconds(
             "--patience",
@@ -103,7 +103,7 @@ class Reach:
         with check.command.make_context("gpuipc-doctor check", told, obj=options.ELSEWHERE) as read:
             check.refuse_contradictions(read)
             if read.params["dry_run"]:
-                raise click.UsageError("--dry-run leaves no report; use it with `check` on one node")
+                raise click.UsageError("`fleet` has no --dry-run; use it with `check` on one node")
             site = options.site_config(read.params["config_file"])
             _look_up(check.request_of(read, site), site)
         via = self._via
@@ -172,7 +172,7 @@ def _look_up(request: Request, site: SiteConfig) -> None:
     try:
         Planner(request, site)
     except UnknownName as error:
-        own = f"name the directory of a site's check in checks_dirs of {SITE_FILE}, or of --config after `--`"
+        own = f"for a site's check, set checks_dirs in {SITE_FILE} or in the --config after `--`"
         raise click.UsageError(f"{error} ({own})") from None
     except NothingToSend as error:
         raise click.UsageError(str(error)) from None

@@ -24,8 +24,8 @@ _DIRECTORY = options.FilePath(exists=True, file_okay=False)
 @click.argument("directory", type=_DIRECTORY, metavar="DIR")
 @formats.options(
     ("screen", "nodeset", "html", "junit", "markdown", "prometheus"),
-    "Format for a terminal, `--exclude` and `scontrol` (pass, fail and unknown sets), a browser, CI, a "
-    "ticket, or Prometheus' node_exporter (textfile).",
+    "Format for a terminal, Slurm (sets of nodes that pass, fail or are unknown), a browser, CI, a ticket or "
+    "Prometheus' node_exporter (textfile).",
     json="Print JSON, with every node.",
 )
 @click.option(
@@ -69,7 +69,7 @@ def compare(ctx: click.Context, *, before: Path, after: Path, form: str) -> None
     \b
     Exit codes:
       0   nothing is worse
-      10  something is slower or newly a WARN
+      10  something is slower or has become a WARN
       11  a node or check is no longer tested
       12  something newly fails
     """
@@ -128,7 +128,7 @@ def _reports(directory: Path, *, or_none: bool = False) -> list[NodeReport]:
     for file in foreign[:SHOWN_FOREIGN]:
         click.echo(f"gpuipc-doctor: {sanitise(f'{file.path.name}: {file.reason}')}", err=True)
     if (more := len(foreign) - SHOWN_FOREIGN) > 0:
-        click.echo(f"gpuipc-doctor: and {counted(more, 'more file')} of that kind", err=True)
+        click.echo(f"gpuipc-doctor: and {counted(more, 'more file')} that cannot be used", err=True)
     if not reports and not or_none:
         raise click.UsageError(
             f"{directory} has no node reports; `fleet check` and `check --output` write them"

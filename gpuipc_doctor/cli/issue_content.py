@@ -62,7 +62,7 @@ def _affected(issue: KnownIssue) -> Iterator[str]:
     if issue.needs:
         yield f"only with: {', '.join(map(str, issue.needs))}"
     if issue.harms:
-        yield f"probes that do this are skipped: {', '.join(issue.harms)}"
+        yield f"skipped: each probe that {' or '.join(issue.harms)}"
     if issue.also:
         yield f"also concerns: {', '.join(issue.also)}"
 

@@ -42,18 +42,18 @@ SHORTEST_S, LONGEST_S = 5.0, 24 * 3600.0
 @click.option("--slurm", metavar="JOBID[.STEP]", default="", help="A Slurm job or step, on all of its nodes.")
 @click.option("--user", metavar="NAME", default="", help="The ranks and GPU programs of this user.")
 @click.option("--gpu", metavar="cuda:N", default="",
-              help="The jobs that use this GPU, whose number is in PCI order.")  # fmt: skip
+              help="The jobs that use this GPU (numbered in PCI order).")  # fmt: skip
 @click.option("-w", "--nodes", metavar="NODES", default="", help="Examine these nodes (a node set).")
 @click.option("--this-node", is_flag=True, help="With --slurm, examine only this node.")
 @click.option("--part", is_flag=True, hidden=True)
 @click.option("--via", type=click.Choice(["auto", "slurm", "flux", "ssh"]), default="auto", show_default=True,
               help="How to reach the nodes. auto: flux within a Flux instance, "
                   "slurm if srun is found.")  # fmt: skip
-@click.option("--tool", metavar="PATH", help="gpuipc-doctor on the nodes.  [default: this one]")
+@click.option("--tool", metavar="PATH", help="gpuipc-doctor on the nodes.  [default: same path]")
 @click.option("--launch-option", "launch_options", multiple=True, metavar="OPTION",
-              help="Passed to srun or ssh unchanged; may be repeated.")  # fmt: skip
+              help="Option for srun or ssh, passed unchanged. May be repeated.")  # fmt: skip
 @click.option("--stacks", is_flag=True,
-              help="Stop each process for up to 2 s per snapshot, one at a time, for its stack.")  # fmt: skip
+              help="Read native stacks: stops one process at a time, up to 2 s per snapshot.")  # fmt: skip
 @click.option("--for", "seconds", type=Duration(), metavar="SECONDS", default=0.0,
               help="After the snapshots, watch each process for growth for this time (60s, 5m).")  # fmt: skip
 @click.option(

@@ -86,7 +86,7 @@ def _lines(
     yield ""
     here = fabric_devices.adapters(Path(node.root))
     fabric = next((name for name, found in here.items() if found), "")
-    yield f"# The network between nodes, by {fabric_devices.CXI} and {fabric_devices.VERBS}."
+    yield f"# The network between nodes, from {fabric_devices.CXI} or {fabric_devices.VERBS}."
     yield f"fabric: {fabric}" if fabric else "# fabric: no adapter found; tcp, or none"
     yield ""
     yield from _mpi(mpi)
@@ -118,20 +118,21 @@ def _gpus(devices: Sequence[Device]) -> Iterator[str]:
         [(name, count)] = models.items()
         yield f"gpus: {flow({'model': name, 'count': count})}"
     else:
-        yield "# gpus: {model: A100, count: 4}    none was found"
+        yield "# gpus: {model: A100, count: 4}    an example: no GPU was found"
     yield ""
 
 
 def _versions(facts: Iterable[Fact]) -> Iterator[str]:
     here = {fact.name: fact.value for fact in facts if fact.value and parse(fact.name, fact.value)}
     found = [f"#   {name}: {flow({'from': here[name]})}" for name in _TOLD if name in here]
-    yield from found or ["#   nvidia-driver: {from: 535.104.05}    none was found"]
+    yield from found or ["#   nvidia-driver: {from: 535.104.05}    an example: no driver was found"]
 
 
 def _mpi(mpi: MpiStack | None) -> Iterator[str]:
     yield "# The MPI of the ranks. Omitted values are found in each run, through PATH and mpi4py."
     if mpi is None:
-        yield "# mpi: {library: …/libmpi.so.12, launcher: 'srun -N{nodes} -n{ranks}'}    none was found"
+        yield "# An example, since no MPI was found:"
+        yield "# mpi: {library: …/libmpi.so.12, launcher: 'srun -N{nodes} -n{ranks}'}"
         return
     takes = ", ".join(sorted(mpi.takes)) or "no"
     yield f"# Found: {mpi.family} {mpi.version}, which accepts {takes} device pointers."

@@ -13,8 +13,8 @@ from gpuipc_doctor.cli import formats, options, saved
 @click.argument("file", type=options.FilePath())
 @formats.options(
     ("matrix", "html", "junit", "prometheus", "c"),
-    "Format for a terminal, a ticket, a browser, CI, Prometheus' node_exporter (textfile), or the vendor: "
-    "a C program that reproduces the failure.",
+    "Format for a terminal, a browser, CI or Prometheus' node_exporter (textfile); or c, a program for the "
+    "vendor that reproduces the failure.",
     json="",
 )
 def command(file: Path, form: str) -> None:

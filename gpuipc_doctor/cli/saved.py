@@ -47,7 +47,7 @@ def report_or_job(path: Path) -> Report | JobReport:
         if document.is_of_job(text):
             return job(path)
         raise _mistake(
-            path, f"{foreign} nor a job's report; write one with `gpuipc-doctor check --output FILE`"
+            path, f"{foreign}; give a report of `check --output FILE` or of `job --save FILE`"
         ) from None
     except BadDocument as bad:
         raise _mistake(path, str(bad)) from None

@@ -95,7 +95,7 @@ def _received(results: Connection, stopped: Event) -> object:
     except EOFError:
         if stopped.is_set():
             return None
-        raise ChildProcessError("a process that ran one of several tasks was killed") from None
+        raise ChildProcessError("a helper process was killed before it returned its result") from None
     if isinstance(outcome, Exception):
         raise outcome
     return outcome

@@ -35,7 +35,7 @@ _SUFFIXES = (".tar.zst", ".tar.gz")
 @click.option("--also", type=options.FilePath(), multiple=True, metavar="FILE",
               help="An additional report, job or inventory, for example the other node's.")  # fmt: skip
 @click.option(
-    "--before", type=options.FilePath(), metavar="FILE", help="An earlier report of a working state."
+    "--before", type=options.FilePath(), metavar="FILE", help="An earlier report, without the failure."
 )
 @click.option("--add", type=options.FilePath(), multiple=True, metavar="FILE",
               help="A file that the vendor asks for, such as nvidia-bug-report.log.gz.")  # fmt: skip

@@ -23,7 +23,7 @@ MEANINGS = {
     Exit.INTERNAL: "gpuipc-doctor itself failed",
     Exit.USAGE: "the command line is wrong, or a file is not a report",
     Exit.NOTHING: "in one of the reports no probe ran on a GPU: nothing to compare",
-    Exit.WARN: "something is slower, or newly a WARN",
+    Exit.WARN: "something is slower, or has become a WARN",
     Exit.ERROR: "something is no longer tested (ERROR, SKIP, not run, a missing GPU)",
     Exit.FAIL: "something newly fails",
 }
@@ -136,7 +136,7 @@ def _notes(before: Report, after: Report) -> Iterator[str]:
         if report.nothing_tested:
             yield f"{name} has tested nothing: no probe ran on a GPU"
         if any(not result.finding.key for result in report.results):
-            yield f"{name} has no finding keys (older version): cannot tell if a check fails differently"
+            yield f"{name} is of an older version: cannot tell if a check fails in another way"
     if before.tier is not after.tier:
         yield f"the tiers differ: {before.tier.label} and {after.tier.label}"
     if before.tool_version != after.tool_version:

@@ -82,8 +82,10 @@ def _totals(comparison: Comparison) -> list[str]:
 
 def _simulated(before: Side, after: Side) -> Iterator[Lines]:
     sides = (("before", before), ("after", after))
-    if profiles := [f"{name} {side.simulated}" for name, side in sides if side.simulated]:
-        yield Lines((f"SIMULATED ({', '.join(profiles)}): no real GPU was tested there",))
+    simulated = ((name, side.simulated) for name, side in sides if side.simulated)
+    yield Lines(
+        tuple(f"SIMULATED {name} (profile {profile}): no real GPU was tested" for name, profile in simulated)
+    )
 
 
 def _sides(before: Side, after: Side) -> Table:
@@ -206,8 +208,8 @@ def _on_speed(comparison: Comparison) -> Iterator[str]:
         found = ", ".join(f"{len(speeds.of(pace))} {pace.value}" for pace in _CHANGED)
         yield (
             f"Speed: {len(told)} quantities compared: {found}. Changes within "
-            f"{100 * comparison.tolerance:g} % are ignored. With {100 - 100 * DOUBT:g} % probability, all "
-            "intervals are correct."
+            f"{100 * comparison.tolerance:g} % are ignored. All intervals together have a confidence of "
+            f"{100 - 100 * DOUBT:g} %."
         )
     if few:
         yield (
@@ -217,6 +219,6 @@ def _on_speed(comparison: Comparison) -> Iterator[str]:
     if control.ratio:
         was, now = (_figure(value, "s") for value in (control.before, control.after))
         yield (
-            f"Control: starting a worker without a driver took {was}, then {now}: ratio {_ratio(control)}. "
-            "Only larger changes count."
+            f"Control: starting a worker without a driver took {was} before and {now} after: ratio "
+            f"{_ratio(control)}. Only changes beyond this ratio count."
         )

@@ -32,7 +32,7 @@ def decompressed(begin: bytes, rest: Iterable[bytes | None]) -> Iterator[bytes]:
         while block := file.read1(BLOCK):
             yield block
     except EOFError:
-        raise Unreadable(f"is truncated {name} data; the part before the end was read") from None
+        raise Unreadable(f"is truncated {name} data; only its beginning was read") from None
     except (OSError, ValueError, damaged) as error:
         raise Unreadable(f"has damaged {name} data; the part before it was read ({error})") from None
 

@@ -36,7 +36,7 @@ VERBOSE = Limits(signatures=100, unknown=1000, names=MOST, columns=4096)
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 _WORTH = {
-    Confidence.HIGH: "no other known cause leaves such lines",
+    Confidence.HIGH: "no other cause of such lines is known",
     Confidence.MEDIUM: "the likeliest of several known causes",
     Confidence.LOW: "such lines also have other causes",
 }

@@ -147,7 +147,7 @@ def _of_group(group: str, ranks: dict[str, dict[int, Operation]]) -> Iterator[tu
             if least == max(last[r] for r in behind)
             else f"collectives {least} to {furthest - 1}"
         )
-        says = f"stopped after {upto} of {group}, but the others reached {furthest} ({ahead.words}){place}"
+        says = f"stopped after {upto} of {group}; other ranks reached {furthest} ({ahead.words}){place}"
         yield says, behind
     waiting: defaultdict[tuple[int, str], dict[str, Operation]] = defaultdict(dict)
     for rank, operations in ranks.items():

@@ -25,7 +25,7 @@ MEANINGS = {
     Exit.INTERNAL: "gpuipc-doctor itself failed",
     Exit.USAGE: "the command line is wrong, or a directory has no node reports",
     Exit.NOTHING: "no node answered both times: nothing to compare",
-    Exit.WARN: "something is slower, or newly a WARN",
+    Exit.WARN: "something is slower, or has become a WARN",
     Exit.ERROR: "a node, or a check on it, is no longer tested",
     Exit.FAIL: "something newly fails on a node",
 }

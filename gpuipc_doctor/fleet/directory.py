@@ -116,7 +116,7 @@ def read(directory: Path) -> tuple[list[NodeReport], list[Foreign]]:
     for older, newer in list(_same_nodes(reports)):
         reports.pop(older, None)
         foreign.append(
-            Foreign(directory / files[older], f"{newer} is the same node, and its report is the newer one")
+            Foreign(directory / files[older], f"not used: {newer} is the same node and has a newer report")
         )
     return list(reports.values()), foreign
 

@@ -152,7 +152,8 @@ def _problem(fleet: Fleet, one: ExplainedProblem) -> Entry:
     place = f" ({problem.where})" if problem.where else ""
     items = [Item(f"{problem.example}{place}: {problem.says}", hang=0)]
     if len(problem.nodes) > 1:
-        items.append(Item(f"and {len(problem.nodes) - 1} more; each node's report has its figures"))
+        more = counted(len(problem.nodes) - 1, "more node")
+        items.append(Item(f"and {more}; for the figures, see each node's report"))
     where = f"{problem.check} on {fleet.folder.brief(problem.nodes)}"
     return _entry(problem.status.value, where, *items, *one.known_issues, do(one.remedy))
 

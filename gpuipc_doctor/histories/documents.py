@@ -60,7 +60,7 @@ def reproducer(report: Report) -> History:
             known := procedures.of_check(result.check, result.devices)
         ):
             return known
-    raise BadHistory(f"it has no failure of ipc-histories, mpi-histories, {', '.join(procedures.CHECKS)}")
+    raise BadHistory(f"only failures of {', '.join((IPC, MPI, *procedures.CHECKS))} can be written in C")
 
 
 def sentences(history: History) -> Sequence[str]:

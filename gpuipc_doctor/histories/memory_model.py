@@ -344,7 +344,7 @@ class Model:
 
     def _may_create(self, operation: Operation) -> str:
         granules, rest = divmod(operation.nbytes, GRANULE)
-        return "" if operation.makes and granules > 0 and not rest else "the size must be a granule multiple"
+        return "" if operation.makes and granules > 0 and not rest else "the size must be a multiple of 2 MiB"
 
     def _create(self, operation: Operation, process: Process) -> None:
         storage = Storage(operation.makes, operation.by, process.plan.device, operation.nbytes)
@@ -364,7 +364,7 @@ class Model:
             return "the memory is exported by fabric handle" if memory.storage.fabric else "no fabric handle"
         if memory.by == operation.by or not operation.makes:
             return "a process cannot import its own memory"
-        return "" if self._reaches(operation, memory.storage) else "no access to the memory's device"
+        return "" if self._reaches(operation, memory.storage) else "no peer access to the memory's device"
 
     def _import(self, operation: Operation, process: Process) -> Expected:
         storage = self.things[operation.on].storage
@@ -425,7 +425,7 @@ class Model:
             return f"process {operation.by} has two contexts"
         if any(other.by == operation.by for other in self.others_of(pool)):
             return "the pool is already imported"
-        return "" if self._reaches(operation, pool.storage) else "no access to the memory's device"
+        return "" if self._reaches(operation, pool.storage) else "no peer access to the memory's device"
 
     def _import_pool(self, operation: Operation, process: Process) -> Expected:
         storage = self.things[operation.on].storage

@@ -110,7 +110,7 @@ def _judge(one: SetVariable, variable: Variable, versions: Mapping[str, list[str
         return _setting(one, Effect.UNKNOWN, says)
     libraries = " and ".join(dict.fromkeys(_what(form, version) for form, version in here))
     ranges = ", ".join(dict.fromkeys(f"{form.library} {form.versions}" for form in variable.forms))
-    says = f"{libraries} does not know it ({ranges})"
+    says = f"{libraries} does not know {one.name}, which {ranges} reads"
     return _setting(one, Effect.DEAD, says, variable.instead)
 
 

@@ -223,7 +223,7 @@ def _container(tree: Tree, environ: Mapping[str, str]) -> Fact:
         signs |= {name: kind for name, kind in _CONTAINER_VARIABLES.items() if name in environ}
     if signs:
         return Fact("container", ", ".join(dict.fromkeys(signs.values())), ", ".join(signs))
-    return Fact("container", "none", f"no {', '.join(_CONTAINER_FILES)}, nor a container's variables")
+    return Fact("container", "none", f"no {', '.join(_CONTAINER_FILES)}, and no variable of a container")
 
 
 _FIRST_NAMESPACES = {"ipc": 0xEFFFFFFF, "uts": 0xEFFFFFFE, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}

@@ -69,7 +69,7 @@ LOOKED_FOR: Mapping[str, str] = {
 """Facts that only drivers and devices have → why no survey looked for them."""
 
 LOOKED_FOR_FOREIGN: Mapping[str, str] = {
-    **dict.fromkeys(MPI_FACTS, "none found by mpi4py, next to mpiexec, in CRAY_MPICH_DIR or by the loader"),
+    **dict.fromkeys(MPI_FACTS, "not found by mpi4py or the loader, nor next to mpiexec or in CRAY_MPICH_DIR"),
     "libfabric-providers": "no libfabric.so.1",
     "rccl": "no librccl.so.1",
     **{fact: f"no {', '.join(names)} on PATH" for fact, (names, _, _) in PROGRAMS.items()},

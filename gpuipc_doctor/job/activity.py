@@ -166,7 +166,7 @@ def activity(snapshots: Sequence[Process]) -> Activity:
         if polls := _polls(calls):
             if thread.tid != last.pid:
                 continue
-            why = f"polls in {polls}, which does not wait"
+            why = f"polls with {polls}, which returns at once"
             return Activity(Kind.LOOPS, polls, _path(snapshots, thread), why)
         if len(calls) > 1:
             return Activity(
@@ -328,7 +328,7 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
         return Activity(Kind.LOOPS, where, path, f"goes through {', '.join(through[:MOST_PLACES])}")
     if driver := _driver_that_waits(snapshots, main):
         how = "polls" if busy > 0.5 else "sleeps"
-        return Activity(Kind.DEVICE, where or driver, path, f"{how} in {driver} at every sample")
+        return Activity(Kind.DEVICE, where or driver, path, f"{how} in {driver} in every sample")
     if main.state == "R" or busy > 0.5:
         if any(snapshot.counts for snapshot in snapshots):
             why = "a number in its registers, stack or variables keeps rising or falling"
@@ -355,7 +355,7 @@ def _functions(snapshots: Sequence[Process], main: Thread) -> list[str]:
         inner = (next((frame for frame in stack if not _SHARED.search(frame)), "[") for stack in stacks)
     names = [*dict.fromkeys(frame.partition(" (")[0] for frame in inner if frame[0] != "[")]
     depths = {sum(frame.startswith(f"{name} (") for frame in stack) for stack in stacks for name in names[:1]}
-    return [*names, f"itself at {len(depths)} recursion depths"] if len(depths) > 1 < max(depths) else names
+    return [*names, f"recursion at {len(depths)} depths"] if len(depths) > 1 < max(depths) else names
 
 
 def _is_outside_interpreter(frame: str) -> bool:

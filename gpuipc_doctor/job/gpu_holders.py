@@ -40,7 +40,7 @@ def pids(label: str, node: Node) -> tuple[int, ...]:
     ours = tuple(pid for pid in listed if (PROC / str(pid)).exists())
     if not ours:
         numbers = ", ".join(map(str, listed))
-        raise NoSuchJob(f"{label} is used by pid {numbers} outside this container: run this on the host")
+        raise NoSuchJob(f"{label} is used by pid {numbers} outside this container: use the tool on the host")
     return ours
 
 

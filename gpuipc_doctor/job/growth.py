@@ -106,7 +106,7 @@ def watch(
     watched.took_s = time.monotonic() - watched.began
     seen = {what for _, what in watched.series}
     unseen = [what for what in OF_PROCESS if ranks and what not in seen]
-    watched.unseen |= {f"{GROWTH} of {what}": "the kernel does not show it" for what in unseen}
+    watched.unseen |= {f"{GROWTH} of {what}": "the kernel does not report the amount" for what in unseen}
     return watched
 
 

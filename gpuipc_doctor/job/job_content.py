@@ -104,7 +104,7 @@ def sentence(report: JobReport) -> str:
         wait_too="waits" if len(verdict.waiting) == 1 else "wait",
         is_="is" if one else "are",
         has="has" if one else "have",
-        operation=verdict.operation or "a place that could not be seen",
+        operation=verdict.operation or "an unknown place",
         waits_in=verdict.waits_in or verdict.operation,
         calls=_calls(report),
     )
@@ -172,7 +172,7 @@ def _remedy(report: JobReport) -> str:
         if doing == Kind.COLLECTIVE.value:
             return f"compare root, communicator and sizes of {call} on all ranks; or {_ON_A_FREE_NODE}"
     if report.verdict.cause is Cause.KERNEL and report.verdict.operation in VFORK_WAITS:
-        return "check its child process (pstree -p PID): the rank waits until that ends or starts a program"
+        return "check the child (pstree -p PID): the rank waits until the child ends or starts a program"
     late = {rank.doing for rank in report.ranks if rank.rank in report.verdict.blamed}
     if report.verdict.cause is Cause.UNKNOWN and report.verdict.waiting and Kind.UNKNOWN.value not in late:
         return "rerun with --save FILE, and a minute later with --since FILE"

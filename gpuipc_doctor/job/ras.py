@@ -40,7 +40,7 @@ def lines(ranks: Iterable[Process], *, ask: bool) -> tuple[str, ...]:
         return ()
     version = found[1]
     if not ask and _SAFE.judge(version) is not Verdict.BAD:
-        because = "queries crashed jobs before 2.29.2 (NVIDIA/nccl#1762)"
+        because = "a query can crash a job with NCCL before 2.29.2 (NVIDIA/nccl#1762)"
         return (f"RAS of NCCL {version} listens on port {PORT} but was not queried: {because}; use --ras",)
     try:
         return (f"RAS of NCCL {version} says:", *status(PORT, as_json=_JSON.judge(version) is Verdict.BAD))

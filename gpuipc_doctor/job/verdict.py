@@ -34,7 +34,7 @@ def judge(
         stays = len(calls) > 1 or any(each.kind.is_outside for each in activities.values())
         if still := [rank for rank in waiting if stays or activities[rank].kind in _FOR_PARTNERS]:
             verdict = _blame(Cause.UNKNOWN, (), still, activities)
-            idle = f"{_plural(len(still), 'other')} in {verdict.waits_in}: idle, or stuck"
+            idle = f"{_plural(len(still), 'other')} stayed in {verdict.waits_in}, idle or stuck"
             return replace(verdict, reasons=(progress, idle))
         return replace(_blame(Cause.RUNS, (), waiting, activities), reasons=(progress,))
     if device := _ranks(activities, {Kind.DEVICE}):
@@ -72,7 +72,7 @@ def _late(
     if messages:
         why = f"ranks were in {verdict.waits_in} in every snapshot, but {_MOVE}"
     elif all(activities[rank].kind.may_advance for rank in late):
-        why = f"ranks wait in {verdict.waits_in} for a rank that is late, or in a loop that does not end"
+        why = f"the ranks outside {verdict.waits_in} are late, or in a loop that does not end"
     else:
         return verdict
     return replace(verdict, cause=Cause.UNKNOWN, reasons=(*verdict.reasons, why))
@@ -157,7 +157,8 @@ def _exchange(
     partners = [rank for rank in waiting if rank not in collective]
     if not collective:
         return _all_wait((), partners, activities, "every rank waits in MPI for another rank", messages)
-    gone = f"{_plural(len(collective), 'rank')} left the exchange for {_operations(activities, collective)}"
+    left = f"{_plural(len(collective), 'rank')} went on to {_operations(activities, collective)}"
+    gone = f"{left} while others still exchange messages"
     calls = {activities[rank].operation for rank in partners}
     if any(activities[rank].kind is Kind.SENDS for rank in partners) or any(map(_is_open, calls)):
         request = "the request may belong to a message or to a nonblocking collective"

@@ -237,7 +237,7 @@ class KnownIssue:
             if item.kind is EvidenceKind.CONTROL and item.values.get("failed"):
                 env = item.values.get("env")
                 if env is None:
-                    return "but the control also failed"
+                    return "but the probe's control also failed"
                 if any(cure.items() <= env.items() for cure in cures):
                     return f"but the result with {_in_words(env)} is the same"
         return ""

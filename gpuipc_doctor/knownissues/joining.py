@@ -196,10 +196,10 @@ def _apply_suppression(one: Join, suppression: Suppression | None, today: date) 
         return
     wish = f"({suppression.reason}; {suppression.where})"
     if not suppression.holds(today):
-        said = f"its suppression expired on {suppression.until} {wish}"
+        said = f"the site's suppression of this issue expired on {suppression.until} {wish}"
         yield replace(one, reason=f"{one.reason}; {said}")
     elif one.relation is not Relation.LATENT:
-        said = f"suppressed until {suppression.until}, but only as long as no probe shows it {wish}"
+        said = f"suppressed until {suppression.until} only while no probe shows the issue {wish}"
         yield replace(one, reason=f"{one.reason}; {said}")
 
 
@@ -214,4 +214,4 @@ def _not_seen(asked: Sequence[Result]) -> str:
     if worst is Status.SKIP and any(r.finding.status is not Status.SKIP for r in asked):
         worst = Status.PASS
     checks = ", ".join(dict.fromkeys(result.check for result in asked))
-    return f"{checks} {said.get(worst, 'did not show it')}"
+    return f"{checks} {said.get(worst, 'did not show the issue')}"

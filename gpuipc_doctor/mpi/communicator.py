@@ -180,6 +180,6 @@ def _launchers_words() -> list[str]:
 
 def _mismatch(launcher: str, library: str) -> BackendUnavailable:
     return BackendUnavailable(
-        f"{launcher} does not belong to the MPI of the library, {library}",
+        f"{launcher} and the library, {library}, belong to different MPIs",
         "use the mpiexec that belongs to the library, or name the library with --mpi-lib",
     )

@@ -36,7 +36,7 @@ def gpu_aware(seen: Mapping[str, Json], backend: str) -> Awareness:
     if facts.identity.family == UNKNOWN:
         return Awareness(
             False,
-            why_not=f"{facts.identity.title} is unknown to this tool: cannot tell",
+            why_not=f"gpuipc-doctor does not know {facts.identity.title}",
             remedy="name another library with --mpi-lib",
         )
     unmet = {

@@ -64,7 +64,7 @@ def find_library(asked: str | None, configured: str | None, environment: Mapping
             continue
         if linked:
             raise NotFound(
-                f"{source} has no effect: this mpi4py is linked with a certain MPI",
+                f"{source} has no effect: this mpi4py was built for one MPI and loads no other",
                 "install mpi4py from PyPI (4.1 or later), whose wheels load any MPI",
             )
         if not Path(path).is_file():
@@ -72,8 +72,8 @@ def find_library(asked: str | None, configured: str | None, environment: Mapping
         if not elf.is_elf(Path(path)):
             others = _libraries_in(Path(path).absolute().parent)
             raise NotFound(
-                f"{source}: {path} is a text file that replaces a link in a wheel, not a library",
-                f"name the library next to it: {others[0]}" if others else "name the library: …/libmpi.so.…",
+                f"{source}: {path} is a text file, not a library (wheels have such files instead of links)",
+                f"name the library itself: {others[0] if others else '…/libmpi.so.…'}",
             )
         return Library(str(Path(path).absolute()), source)
     if linked:
@@ -144,7 +144,7 @@ def find_launcher(
     if template:
         if nodes > 1 and "{nodes}" not in template:
             raise NotFound(
-                f"mpi.launcher of the site config cannot start ranks on {nodes} nodes: it has no {{nodes}}",
+                f"mpi.launcher of the site config cannot start ranks on {nodes} nodes: {{nodes}} is missing",
                 "use {nodes} as the number of nodes, as in srun -N{nodes}",
             )
         launch = _from_template(template, env, nodes)

@@ -43,7 +43,7 @@ def load(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]
         )
     except OSError as error:
         raise NotFound(
-            f"{program} cannot be run: {error.strerror}", "unset the variable that names it"
+            f"{program} cannot be run: {error.strerror}", f"correct or unset {' and '.join(_PROGRAMS)}"
         ) from None
     except subprocess.TimeoutExpired:
         reason = f"{program} did not load {' '.join(names)} within {_LIMIT_S:g} s"
@@ -53,7 +53,7 @@ def load(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]
         said = " ".join(ended.stderr.split())[:200] or f"exit code {ended.returncode}, no output"
         raise NotFound(
             f"{program} cannot load {' '.join(names)}: {said}",
-            "see `module avail`, and correct the list",
+            "see `module avail`, and correct `modules` in the site config",
         )
     return {name: value for name, value in changes if not name.startswith(_OWN)}
 

@@ -60,13 +60,13 @@ def _library(said: SourcedValue, environment: Mapping[str, str], root: str) -> s
     if unset:
         raise NotFound(
             f"{said.where}: preload: {said.value}: {unset[0]} is set neither here nor by the modules",
-            "add the module that sets it to `modules`, or write the path out",
+            f"add the module that sets {unset[0]} to `modules`, or write the full path",
         )
     path = re.sub(r"\$\{(\w+)\}", lambda name: environment[name[1]], said.value)
     if not (Path(root) / path.lstrip("/")).is_file():
         raise NotFound(
             f"{said.where}: preload: file not found: {path}",
-            f"correct the path, or remove the entry; its reason: {said.why}",
+            f"correct the path, or remove the entry (why: {said.why})",
         )
     return path
 

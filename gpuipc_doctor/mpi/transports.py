@@ -43,7 +43,7 @@ class Route:
     backends: tuple[str, ...] = ("cuda", "hip")
 
 
-_ANOTHER_BUILD = "use a build of this MPI with {gpu} (configured {configure})"
+_ANOTHER_BUILD = "use a build of this MPI with {gpu} (configure {configure})"
 
 _LINKED = Condition(
     lambda facts: facts.linked,
@@ -94,15 +94,15 @@ _MPICH = (
             _UCX_LETS_VENDOR,
             Condition(
                 lambda facts: facts.netmod == "ucx",
-                "messages do not go through its UCX",
+                "{mpi} does not send messages through UCX",
                 "set MPIR_CVAR_CH4_NETMOD=ucx",
                 "MPICH, src/mpid/ch4/src/ch4_init.c: the first of several netmods is the default",
             ),
             Condition(
                 lambda facts: bool(facts.variable("MPIR_CVAR_NOLOCAL")),
-                "MPICH copies buffers within a node itself and was built without {gpu}",
+                "within a node, MPICH copies buffers without UCX, and this build has no {gpu}",
                 "set MPIR_CVAR_NOLOCAL=1",
-                "H200: MPICH 5.0.2 over UCX moves device memory with it",
+                "H200: with MPIR_CVAR_NOLOCAL=1, MPICH 5.0.2 over UCX moves device memory",
             ),
         ),
     ),
@@ -144,8 +144,8 @@ _OPEN_MPI = (
                 ),
                 "{mpi} has no {gpu} component: built without it, or the component does not load here",
                 _ANOTHER_BUILD,
-                "up to 4.1 mpi_built_with_cuda_support (docs.open-mpi.org, tuning-apps/networking/cuda), "
-                "from 5.0 the component accelerator_cuda or accelerator_rocm (opal/mca/accelerator)",
+                "Open MPI 4: mpi_built_with_cuda_support (docs.open-mpi.org, tuning-apps/networking/cuda); "
+                "Open MPI 5: accelerator_cuda or accelerator_rocm (opal/mca/accelerator)",
                 by_setting=False,
             ),
             Condition(
@@ -157,7 +157,7 @@ _OPEN_MPI = (
             Condition(
                 lambda facts: not facts.may_choose_ucx or (facts.ucx_has_vendor and facts.ucx_lets_vendor),
                 "messages may use its {ucx}, which does not recognise {gpu} memory",
-                "set OMPI_MCA_pml=ob1, or replace that UCX by a UCX with {gpu}",
+                "set OMPI_MCA_pml=ob1, or install a UCX with {gpu}",
                 "docs.open-mpi.org, tuning-apps/networking/cuda: UCX itself has to be built with CUDA",
             ),
         ),
@@ -192,7 +192,7 @@ _INTEL_MPI = (
                 lambda facts: facts.variable("MPIR_CVAR_OFFLOAD_CUDA_LIBRARY") is not None,
                 "{mpi} does not support {gpu}",
                 "use Intel MPI 2021.13 or later",
-                "Intel MPI developer reference, GPU Support: Intel's GPUs up to 2021.10, then NVIDIA's",
+                "Intel MPI developer reference, GPU Support: up to 2021.10, Intel's GPUs only",
                 by_setting=False,
             ),
             Condition(
@@ -230,7 +230,7 @@ _MVAPICH = (
                 ),
                 "its GPU support is disabled",
                 "set MV2_USE_CUDA=1, or MV2_USE_ROCM=1 for AMD's GPUs",
-                "MVAPICH2-GDR user guide: both are 0 by default",
+                "MVAPICH2-GDR user guide: MV2_USE_CUDA and MV2_USE_ROCM are 0 by default",
             ),
             Condition(
                 lambda facts: facts.variable("MVP_ENABLE_GPU") != 0,

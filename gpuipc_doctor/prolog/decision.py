@@ -124,7 +124,7 @@ def decide(found: Iterable[Concern], policy: PrologConfig, otherwise: str = "") 
     if policy.shadow:
         return decided._replace(withheld="shadow mode is on")
     if place(node_name.full()) >= policy.share:
-        return decided._replace(withheld=f"prolog.breaker.share ({policy.share:g}) excludes this node")
+        return decided._replace(withheld=f"prolog.breaker.share ({policy.share:g}) exempts this node")
     return decided
 
 

@@ -52,7 +52,7 @@ def isolate() -> None:
         os.environ.update(environment)
         return
     if _ANEW in sys._xoptions:
-        _give_up(f"{sys.executable} does not start with -I: a wrapper drops the option")
+        _give_up(f"{sys.executable} is a wrapper that does not pass -I to Python")
     if not sys.executable:
         _give_up("Python does not know its own path; start it by an absolute path")
     if not (sys.flags.isolated or _is_installed(environment)):

@@ -53,7 +53,7 @@ class State(NamedTuple):
     def age(self, identity: Mapping[str, str], gpus: str, now: float, fresh_for_s: float) -> float | str:
         """Seconds since these GPUs passed, or the reason why this pass no longer counts."""
         if not self.identity:
-            return "no pass is stored"
+            return "no earlier pass is stored"
         if not identity.get("boot", "unknown"):
             return "the kernel has no boot_id: a reboot would not show"
         if changed := [name for name in identity if self.identity.get(name) != identity[name]]:

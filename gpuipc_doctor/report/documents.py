@@ -115,7 +115,7 @@ def load(kind: type[T], document: Mapping[str, Json], known: Collection[str] = (
 
     fields = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if strange := sorted(document.keys() - fields - set(known)):
-        raise BadDocument(f"$: {strange[0][:80]!r} was unexpected")
+        raise BadDocument(f"$: unknown key {strange[0][:80]!r}")
     try:
         return msgspec.convert(document, kind)
     except (msgspec.ValidationError, RecursionError) as error:

@@ -64,5 +64,5 @@ def recorded(planned: PlannedProbe, outcome: ProbeOutcome) -> tuple[tuple[Series
 
 def left_out(many: TooManyFollowUps) -> Finding:
     """The SKIP for follow-up probes that exceed the limit."""
-    says = "{more} more follow-up probes not run, after {asked}"
+    says = "{more} follow-up probes were not run, since {asked} ran before"
     return Finding.skip("left-out", says, asked=many.asked, more=many.more)

@@ -254,9 +254,9 @@ class Planner:
                 return [], [Result(check.id, Finding.skip("disabled", says, **values))]
             ended = Finding.warn(
                 "disabling-ended",
-                "enabled again: {where} disabled it until {until}",
+                "the check runs again: {where} disabled it until {until}",
                 disabled.reason,
-                remedy="remove that entry, or extend its date",
+                remedy=f"remove the entry at {disabled.where}, or extend its date",
                 until=str(disabled.until),
                 **values,
             )
@@ -272,8 +272,8 @@ class Planner:
         if (check.requires or check.needs_mpi or check.needs_allocators) and not able:
             return [], said
         if check.control and not able and not self.request.checks:
-            says = "only a control for {of}, which needs a GPU"
-            remedy = f"run it alone with `gpuipc-doctor check {check.id}`"
+            says = "this check is only a control for {of}, which needs a GPU"
+            remedy = f"to run the check alone, name it: `gpuipc-doctor check {check.id}`"
             return [], [
                 *said,
                 Result(check.id, Finding.skip("no-subject", says, remedy=remedy, of=check.control.of)),
@@ -442,8 +442,8 @@ def _hidden(probe: Probe) -> Finding | None:
             "Slurm's GPU binding hides the other ranks' GPUs, and IPC handles cannot be opened",
             {"issue": HIDDEN_PEERS},
         ),
-        remedy="to test every device and pair, set an mpi.launcher that binds no GPUs: srun --gpu-bind=none "
-        "without --gpus-per-task; with Intel MPI, I_MPI_OFFLOAD_PIN=0; "
+        remedy="to test every device and pair, set an mpi.launcher that binds no GPUs (srun --gpu-bind=none "
+        "without --gpus-per-task; Intel MPI: I_MPI_OFFLOAD_PIN=0); "
         f"for jobs, see `gpuipc-doctor known-issues show {HIDDEN_PEERS}`",
         shown=[f"rank {rank} {' and '.join(labels) or 'none'}" for rank, labels in enumerate(shows)],
     )

@@ -194,7 +194,7 @@ def suppress(result: Result, suppressed: Mapping[str, Waiver], today: date) -> R
         return result
     values = {"where": wish.where, "reason": wish.reason}
     if wish.has_expired(today):
-        says = "no longer suppressed: {where} suppressed it until {until}: {reason}"
+        says = "the suppression at {where} ended on {until} ({reason})"
         ended = Evidence(EvidenceKind.SEEN, says, {"until": str(wish.until), **values})
         return replace(result, finding=replace(finding, evidence=(*finding.evidence, ended)))
     skipped = Finding.skip(

@@ -30,7 +30,7 @@ def of_gpus(
         yield Finding.warn(
             "more-than-expected",
             "found {found} × {model}; {where} expects {expected}",
-            remedy="correct that line",
+            remedy=f"correct {expected.where}",
             found=len(fitting),
             **values,
         )
@@ -39,7 +39,7 @@ def of_gpus(
         yield Finding.warn(
             "other-model",
             "found {others}; {where} expects {model}",
-            remedy="correct that line, or check whether the hardware was changed",
+            remedy=f"correct {expected.where}, or check whether the hardware was changed",
             others=_counted(others),
             **values,
         )

@@ -166,7 +166,7 @@ def _told(failure: Entry, workaround: Workaround, ended: Ended) -> Evidence:
         says = f"{tried}: makes it worse: {{found}}{{cost:aside}}"
         return trial(Trial.WORSE, says, found=found(findings[0]))
     if ended.stopped or not any(finding.status in bad for finding in findings):
-        says = f"{tried}: cannot tell whether it helps: {{found}}{{cost:aside}}"
+        says = f"{tried}: cannot tell whether this helps: {{found}}{{cost:aside}}"
         return trial(Trial.UNKNOWN, says, found=found(findings[0]))
     return trial(Trial.DOES_NOT_HELP, f"{tried}: does not help{{cost:aside}}")
 

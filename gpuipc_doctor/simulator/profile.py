@@ -310,7 +310,7 @@ class _Reader:
         backends = stated.get("backends", sorted(present))
         for number, entry in enumerate(stated.get("findings", [])):
             if "backend" in entry and entry["backend"] not in backends:
-                says = f"this profile is not run on {entry['backend']}, only on {', '.join(backends)}"
+                says = f"the profile is not for {entry['backend']} but for {', '.join(backends)}"
                 self._complain(says, "expect", "findings", number, "backend")
         return {
             backend: Expectation(

@@ -220,7 +220,7 @@ def _so_far(outcome: ProbeOutcome) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
             EvidenceKind.CONTROL if name is TellingRecord.CONTROL else EvidenceKind.BEFORE,
-            "before that ({role}, {name}): {said}",
+            "before the failure ({role}, {name}): {said}",
             {"role": role.role, "name": name.value, "said": said},
         )
         for role in outcome.roles.values()

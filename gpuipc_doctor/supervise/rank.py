@@ -37,8 +37,8 @@ def main(directory: Path) -> int:
     except FileNotFoundError:
         node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename  # `node_name` is out of reach
         return complain(
-            f"{node} does not see {directory}: ranks on several nodes need a shared directory: name one "
-            "with --keep-logs or TMPDIR"
+            f"{node} does not see {directory}; with --keep-logs or TMPDIR, name a directory that all nodes "
+            "share"
         )
     role = plan["roles"][int(own)]
     # A second process of the same rank ends here. Appending: see `evidence.bounded_logs`.

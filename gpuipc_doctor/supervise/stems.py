@@ -55,7 +55,7 @@ class Stem:
                 if self._has_news(_LOOK_EVERY_S):
                     self._hear()
                 elif time.monotonic() > until:
-                    self._give_up("the stem did not finish its imports in time")
+                    self._give_up("the preloaded process did not finish its imports in time")
             if self._verdict != "":
                 return None
         ours, theirs = socket.socketpair()
@@ -69,7 +69,7 @@ class Stem:
                     ours.send(GO)
                     return int(told)
         with self._lock:
-            self._give_up("the stem forked no worker on request")
+            self._give_up("the preloaded process forked no worker on request")
         return None
 
     def fork_stem(self, imports: Sequence[str], log: Path) -> Stem:
@@ -97,7 +97,7 @@ class Stem:
         said = b""
         with contextlib.suppress(OSError):
             said = self._orders.recv(MOST_BYTES)
-        told = json.loads(said) if said else "the stem ended during its imports"
+        told = json.loads(said) if said else "the preloaded process ended during its imports"
         if isinstance(told, int):
             self._process = self._process or ForkedProcess(told)
         elif told:
@@ -109,7 +109,7 @@ class Stem:
         self._verdict = reason
         self._kill()
         with contextlib.suppress(OSError), self._log.open("a") as log:
-            log.write(f"gpuipc-doctor: workers start without this stem: {reason}\n")
+            log.write(f"gpuipc-doctor: workers start without a preloaded process: {reason}\n")
 
     def _kill(self) -> None:
         if self._process and not self._process.poll():

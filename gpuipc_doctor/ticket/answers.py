@@ -138,7 +138,7 @@ def _reproduce(subject: Subject) -> Iterator[Block]:
 
 def _reproducer(subject: Subject) -> Iterator[Block]:
     if program(subject):
-        yield Lines(("reproducer.c in the bundle, or from gpuipc-doctor report REPORT --format c",))
+        yield Lines(("reproducer.c in the bundle; also printed by gpuipc-doctor report REPORT --format c",))
 
 
 def program(subject: Subject) -> str:
@@ -241,10 +241,8 @@ def _gpus(subject: Subject) -> Iterator[Block]:
 
 def _stable_kernel(subject: Subject) -> Iterator[Block]:
     for fact in subject.facts("kernel")[:1]:
-        release = (
-            "a release candidate" if "-rc" in str(fact.value) else "not a release candidate, by its name"
-        )
-        yield Lines((f"{fact.value}: {release}",))
+        release = "a" if "-rc" in str(fact.value) else "not a"
+        yield Lines((f"{fact.value}: according to its name {release} release candidate",))
 
 
 def _both_modules(subject: Subject) -> Iterator[Block]:

@@ -53,7 +53,7 @@ def of_documents(subject: Subject) -> tuple[Members, dict[str, str]]:
     if facts:
         members["inventory.json"] = documents.dumps({"facts": documents.encode(facts)}).encode()
     else:
-        absent["inventory.json"] = "add one: gpuipc-doctor inventory --json > i.json, then --also i.json"
+        absent["inventory.json"] = "run gpuipc-doctor inventory --json > i.json, then add --also i.json"
     stacks = answers.stacks(subject)
     for name, frames in stacks.items():
         file = re.sub(r"[^\w.-]+", "-", name).strip("-")[:100]

@@ -93,7 +93,7 @@ def _unsafe() -> str:
             return f"the imports opened {file.readlink()}"
     carry(os.environ[MARKER].rstrip("."))
     if carried(Path("/proc/self/environ").read_bytes()) != os.environ[MARKER].rstrip("."):
-        return "its environment cannot be rewritten"
+        return "the process's environment cannot be rewritten"
     return ""
 
 

@@ -250,7 +250,7 @@ def test_without_gpus_the_screen_suggests_a_simulated_node(
     assert (
         last == "no GPU here; to see an example, run `gpuipc-doctor check --all --simulate healthy-both`"
     ) is (is_shown)
-    assert "fabric-small-message: only a control for mpi-small-message" in ended.stdout
+    assert "fabric-small-message: this check is only a control for" in ended.stdout
 
 
 @pytest.mark.skipif(

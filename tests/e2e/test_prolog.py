@@ -91,7 +91,7 @@ def site(tmp_path: Path) -> Site:
             "nvidia-460.32.03",
             {"breaker": {"share": 0}},
             0,
-            ["would drain, but prolog.breaker.share (0) excludes this node"],
+            ["would drain, but prolog.breaker.share (0) exempts this node"],
         ),
         full("segv-ipc-open", {}, 12, ["SIGSEGV"]),
         full("hang-init", {"deadline_s": 1.5}, 12, ["cuInit #1 hung (1.5 s)"]),

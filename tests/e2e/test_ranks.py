@@ -150,7 +150,7 @@ def test_launcher_of_another_mpi_is_explained(
     outcome = run(session, launch(library, launcher), roles, "send", "receive")
     finding = blame.conclude(outcome)
     assert finding.status is Status.ERROR
-    assert "not belong to the MPI of the library" in sentences.summary(finding)
+    assert "belong to different MPIs" in sentences.summary(finding)
 
 
 def test_missing_launcher_is_an_error(session: Session, roles: ModuleType) -> None:

@@ -144,7 +144,7 @@ NEWER = {
         ("hello", "this is not JSON"),
         (TORN, "this is not JSON"),
         ("{}", "this is not a report"),
-        ('{"schema": "gpuipc-doctor/fleet/3"}', "nor a job's"),
+        ('{"schema": "gpuipc-doctor/fleet/3"}', "give a report of"),
         (NEWER["job"], "another version of gpuipc-doctor"),
         (NEWER["report"], "another version of gpuipc-doctor"),
         (b"\xff\xfe", "it is not text"),

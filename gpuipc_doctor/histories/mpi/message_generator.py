@@ -574,7 +574,7 @@ class Generator:
             self._wait_for_all()
             self._barrier(epoch)
         else:
-            raise RuntimeError("no operation of a rank is legal, and messages are under way")
+            raise RuntimeError("no rank has a valid next operation, but messages are incomplete")
         self._wait_for_all()
         self._barrier(epoch)
         for number, request in list(self.model.requests.items()):

@@ -180,7 +180,7 @@ class Model:
             if receive.message is not None and receive.accepts(message)
         )
         other = any(by != operation.by for by in rivals)
-        return "a receive from any source may match the message instead of another" if other else ""
+        return "a receive from any source may match this message or another" if other else ""
 
     _may_ssend = _may_send
 

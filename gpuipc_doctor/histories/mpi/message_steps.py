@@ -19,7 +19,7 @@ SENTENCES: Mapping[str, str] = {
     "issend": f"{{by}} starts sending {_SENDS}, synchronously: request {{makes}}",
     "recv": f"{{by}} receives {_RECEIVES}",
     "irecv": f"{{by}} starts receiving {_RECEIVES}: request {{makes}}",
-    "sendrecv": f"{{by}} sends {_SENDS} and receives the same size from it into buffer {{of}}",
+    "sendrecv": f"{{by}} sends {_SENDS} and receives as many bytes from that rank into buffer {{of}}",
     "make-send": "{by} makes persistent request {makes}: {nbytes} B{kind} from buffer {on} to {peer}, "
     "{tag}{within}",
     "make-receive": f"{{by}} makes persistent request {{makes}}: {_RECEIVES}",
@@ -30,7 +30,7 @@ SENTENCES: Mapping[str, str] = {
     "wait-all": "{by} waits for all its requests that can complete",
     "probe": "{by} probes for a message from {source}, {tag}{within}",
     "iprobe": "{by} probes until there is a message from {source}, {tag}{within}",
-    "matched-probe": "{by} probes for a message from {source}, {tag}{within}, and matches it: {makes}",
+    "matched-probe": "{by} matches a message from {source}, {tag}{within}: matched message {makes}",
     "receive-matched": "{by} receives matched message {of} ({nbytes} B{kind}) into buffer {on}",
     "barrier": "all ranks meet at a barrier",
     "duplicate": "all ranks duplicate MPI_COMM_WORLD: communicator {makes}",

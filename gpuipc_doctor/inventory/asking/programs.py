@@ -50,7 +50,7 @@ def packages(w: Worker) -> None:
     text = _output(w, [manager, *PACKAGE_MANAGERS[name], *PACKAGES])
     for fact, value, package in versions_in(text, PACKAGES):
         record(w, (fact, value, f"{name}: {package}"))
-    missing = f"none of its packages in {name}: {', '.join(PACKAGES)}"
+    missing = f"{name} lists none of the packages {', '.join(PACKAGES)}"
     record(w, *((fact, None, missing) for fact in w.params["facts"]))
 
 

@@ -148,7 +148,7 @@ def test_all_mistakes_are_reported_at_once(directory: Path, monkeypatch: pytest.
         "1: modules: no module system found: no LMOD_CMD, no MODULES_CMD, no modulecmd on PATH; "
         "run where `module` works (a login shell), or set the variables with `environment`",
         "4: preload: file not found: /none/libmpi_gtl_hsa.so; "
-        "correct the path, or remove the entry; its reason: Cray MPICH wants it",
+        "correct the path, or remove the entry (why: Cray MPICH wants it)",
     ]
     assert any(line.startswith("7: node_types.gpu.hosts: '@nosuchgroup' names no nodes") for line in said)
 
@@ -160,9 +160,9 @@ def test_missing_path_is_a_note_if_the_file_names_no_nodes(directory: Path) -> N
     assert (ended.exit_code, ended.stderr) == (0, "")
     assert ended.stdout == (
         "elsewhere.yaml: fine\n"
-        "  note, if the config is for this node: elsewhere.yaml:1: preload: file not found: "
-        "/none/libmpi_gtl_hsa.so; correct the path, or remove the entry; its reason: "
-        "Cray MPICH needs it\n"
+        "  if the config is for this node: elsewhere.yaml:1: preload: file not found: "
+        "/none/libmpi_gtl_hsa.so; correct the path, or remove the entry (why: "
+        "Cray MPICH needs it)\n"
     )
 
 
@@ -170,7 +170,7 @@ def test_missing_mpi_is_a_note(directory: Path) -> None:
     write(directory / "elsewhere.yaml", "mpi: {library: /none/libmpi.so, launcher: 'nosuchrun -n {ranks}'}\n")
     ended = run("validate", "elsewhere.yaml")
     assert (ended.exit_code, ended.stderr) == (0, "")
-    note = "  note, if the config is for this node: elsewhere.yaml:1: mpi"
+    note = "  if the config is for this node: elsewhere.yaml:1: mpi"
     assert ended.stdout.splitlines() == [
         "elsewhere.yaml: fine",
         f"{note}.library: file not found: /none/libmpi.so; correct the path",

@@ -100,7 +100,7 @@ def many_logs(directory: Path) -> Path:
     ("made", "name", "trouble"),
     [
         (long_line, "job.out", sources.TOO_LONG),
-        (damaged_member, "logs.zip", "rank0.gz is truncated gzip data; the part before the end was read"),
+        (damaged_member, "logs.zip", "rank0.gz is truncated gzip data; only its beginning was read"),
         (archive_in_archive, "all.zip", "n17.zip is an archive in an archive; not read"),
         (many_logs, "", "has 3 logs; only the newest 2 are read"),
     ],

@@ -109,7 +109,7 @@ def test_skipped_check_is_rerun_alone_and_follow_ups_are_counted(
     assert "caught 1, accepted" in ran.output
     assert "ACCEPTED  vmm-hang-import on cuda: ipc-new FAIL: cuMemImportFromShareableHandle" in ran.output
     assert ran.output.splitlines()[-2:] == [
-        "1 finding accepted: explained by a fault, not in 'expect'",
+        "1 finding accepted: not in 'expect', but caused by a fault",
         "1 drill in 2 s: 1 as expected, 0 not",
     ]
 

@@ -140,7 +140,7 @@ def test_failures_without_keys_cannot_be_compared() -> None:
     found = compare(before, after)
     [verdict] = [v for v in found.verdicts if v.check == "ipc-reopen"]
     assert verdict.turn is ChangeKind.SAME
-    assert any(note.startswith("before has no finding keys") for note in found.notes)
+    assert any(note.startswith("before is of an older version") for note in found.notes)
 
 
 def test_additional_skips_change_nothing() -> None:
@@ -267,7 +267,7 @@ def test_notes_on_reports_that_are_hard_to_compare(changes: dict[str, object], n
 
 def test_simulated_report_is_marked_everywhere() -> None:
     found = compare(healthy(NODE), replaced(healthy(NODE), simulated="healthy-cuda"))
-    assert "SIMULATED (after healthy-cuda)" in comparison_content.screen(found)
+    assert "SIMULATED after (profile healthy-cuda)" in comparison_content.screen(found)
     assert "SIMULATED" in comparison_content.ticket(found).splitlines()[0]
     assert json.loads(comparison_content.dumps(found))["after"]["simulated"] == "healthy-cuda"
 

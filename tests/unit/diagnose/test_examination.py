@@ -149,7 +149,7 @@ def test_affected_version_does_not_replace_a_required_one() -> None:
     needy = Signature(GONE.match, needs=(Need("ucx"),))
     (one,) = examine({"a": "NCCL version 2.5.1\nthe handle is gone"}, issue(needy, affected=[BAD])).recognised
     assert (one.confidence, one.relation) == (Confidence.LOW, Relation.CONFIRMED)
-    assert one.reason.endswith("and the lines indicate this issue only with ucx")
+    assert one.reason.endswith("and the lines count for this issue only together with ucx")
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_rank_that_stopped_early_is_named(protocol: int | None, tmp_path: Path) 
     behind, waiting = diagnosis.flights
     assert behind.ranks == ("1",)
     assert behind.says == (
-        "stopped after collective 1 of 0 (default_pg), but the others reached 2 "
+        "stopped after collective 1 of 0 (default_pg); other ranks reached 2 "
         "(all_reduce of 1024×8 Float); the last one was called at step (train.py:42)"
     )
     assert waiting.ranks == ("0", "2")

@@ -131,7 +131,7 @@ def test_interrupt_during_the_table_says_how_to_print_it(node: Path) -> None:
         running.send_signal(signal.SIGINT)
         shown, said = running.communicate(timeout=LIMIT_S)
     assert (running.returncode, shown) == (130, "")
-    assert said == "gpuipc-doctor: interrupted; for the reports, run: gpuipc-doctor fleet report out\n"
+    assert said == "gpuipc-doctor: interrupted; to see the reports, run: gpuipc-doctor fleet report out\n"
     assert len(list((node / "out").glob(f"n[1-3]{SUMMARY}"))) == 3
 
 

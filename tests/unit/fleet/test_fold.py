@@ -339,7 +339,7 @@ def test_status_of_a_node_is_the_worst_of_its_tested_checks(
 SKIPPED = {
     "mpi-start": ("no-mpi", "no MPI to test"),
     "mpi-first-touch": ("no-mpi", "no MPI to test"),
-    "ipc-peer": ("no-pair", "needs two devices of one vendor"),
+    "ipc-peer": ("no-pair", "fewer than two devices of one vendor to test"),
     "ipc-fabric": ("disabled", "disabled at site.yaml:12: no NVLink"),
     "ipc-stale": ("suppressed", "FAIL ipc-stale.stale is suppressed at site.yaml:9: 4711"),
     "fabric-info": ("no-fabric-here", "site.yaml:3 says this node has no fabric"),
@@ -370,7 +370,7 @@ def test_unrequested_skips_are_reported_once_per_check(tmp_path: Path, form: str
         ]
     else:
         assert shown.count("no MPI to test") == 2  # on all nodes, and on all except one
-        assert ("all 30" in shown, shown.count("needs two devices")) == (True, 1)
+        assert ("all 30" in shown, shown.count("fewer than two devices")) == (True, 1)
     assert not [says for key, says in SKIPPED.values() if key in fold.EXPECTED_SKIPS and says in shown]
 
 
@@ -519,7 +519,7 @@ def test_newer_report_of_a_node_with_two_names_counts(tmp_path: Path, newer: str
     directory.save(tmp_path, named(HEALTHY, "n1.other"))
     reports, foreign = directory.read(tmp_path)
     assert (newer in [report.node for report in reports], fold.fold(reports).sets["fail"]) == (True, ())
-    assert foreign[0].reason == f"{newer} is the same node, and its report is the newer one"
+    assert foreign[0].reason == f"not used: {newer} is the same node and has a newer report"
     assert foreign[0].path.exists()
 
 
@@ -585,7 +585,7 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
         (["-w", "n1", "--", "--deadlin", "5"], "--deadlin"),
         (
             ["-w", "n1", "--", "ipc-repoen"],
-            "no check 'ipc-repoen'; did you mean 'ipc-reopen'? (name the directory",
+            "no check 'ipc-repoen'; did you mean 'ipc-reopen'? (for a site's check,",
         ),
         (["-w", "n1", "--", "--deadline", "soon"], "'soon' is not a valid float"),
         (["-w", "n1", "--", "--all", "ipc-reopen"], "--all runs every check of the tier; omit --all"),
@@ -595,7 +595,7 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
             ["-w", "n1", "--", "--all", "--tier", "prolog", "--partner", "n2"],
             "need a check that runs between nodes",
         ),
-        (["-w", "n1", "--", "--all", "--dry-run"], "--dry-run leaves no report"),
+        (["-w", "n1", "--", "--all", "--dry-run"], "`fleet` has no --dry-run"),
     ],
 )
 def test_usage_mistake_is_one_line_before_any_node_is_reached(
@@ -669,7 +669,7 @@ def test_directory_of_foreign_and_torn_files(tmp_path: Path) -> None:
     lines = ended.stderr.splitlines()
     assert (ended.exit_code, len(lines)) == (11, 9)
     assert lines[0].startswith("gpuipc-doctor: package00.json: ")
-    assert lines[-1] == "gpuipc-doctor: and 12 more files of that kind"
+    assert lines[-1] == "gpuipc-doctor: and 12 more files that cannot be used"
     assert "21 ERROR · 1 PASS" in ended.stdout
 
 

@@ -126,7 +126,10 @@ def test_effect_of_a_variable_in_a_version(
 
 def test_message_about_a_variable_without_effect() -> None:
     [setting] = judge({"MPIR_CVAR_CH4_IPC_GPU_MAX_CACHE_ENTRIES": "4"}, mpich="5.1.0a1")
-    assert setting.says == "mpich 5.1.0a1 does not know it (mpich 4.3.0 to before 5.1.0a1)"
+    assert (
+        setting.says == "mpich 5.1.0a1 does not know MPIR_CVAR_CH4_IPC_GPU_MAX_CACHE_ENTRIES, "
+        "which mpich 4.3.0 to before 5.1.0a1 reads"
+    )
     assert setting.instead == "MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE"
 
 

@@ -455,7 +455,7 @@ def test_ranks_that_poll_in_own_loops_are_judged_by_moving_messages() -> None:
 def test_ranks_that_wait_while_others_make_progress_are_named() -> None:
     verdict = judge({0: doing(Kind.MOVES), 1: RECEIVES, 2: RECEIVES})
     assert (verdict.cause, verdict.waiting) == (Cause.UNKNOWN, (1, 2))
-    idle = "2 others in MPI_Recv: idle, or stuck"
+    idle = "2 others stayed in MPI_Recv, idle or stuck"
     assert (verdict.waits_in, verdict.reasons) == ("MPI_Recv", ("1 of 3 ranks made progress", idle))
     verdict = judge({0: doing(Kind.MOVES), 1: REDUCES, 2: REDUCES})
     assert (verdict.cause, verdict.waiting) == (Cause.RUNS, (1, 2))
@@ -500,7 +500,7 @@ def test_c_program_in_changing_functions_is_late_or_in_a_loop() -> None:
     assert activity([process(solve, solve[1:])] * 2).kind is Kind.COMPUTES
     calls_itself = activity([process(solve[1:], ("solve (app)", *solve[1:]))] * 2)
     assert calls_itself.kind is Kind.LOOPS
-    assert calls_itself.reason == "goes through solve, itself at 2 recursion depths"
+    assert calls_itself.reason == "goes through solve, recursion at 2 depths"
 
 
 def test_threads_of_a_main_thread_that_waits_for_them_are_shown() -> None:

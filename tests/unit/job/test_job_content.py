@@ -90,7 +90,7 @@ def test_verdict_does_not_call_waiting_ranks_healthy() -> None:
 
 def test_parent_of_a_vfork_is_not_sent_to_dmesg() -> None:
     parent = rank(0, Kind.KERNEL, WAITING, operation="kernel_clone")
-    remedy = "Do: check its child process (pstree -p PID): the rank waits until that"
+    remedy = "Do: check the child (pstree -p PID): the rank waits until the"
     assert remedy in job_content.screen(report(parent, size=1), width=80, color=False)
 
 

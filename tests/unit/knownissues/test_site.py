@@ -71,7 +71,7 @@ def test_suppressed_issue_is_silent_until_its_last_day(tmp_path: Path) -> None:
     assert after is not None
     assert after.relation is Relation.LATENT
     said = f"(no job here ends its context, ticket 4711; {tmp_path}/site.yaml:2)"
-    assert after.reason.endswith(f"; its suppression expired on 2026-12-31 {said}")
+    assert after.reason.endswith(f"; the site's suppression of this issue expired on 2026-12-31 {said}")
 
 
 def test_finding_of_a_probe_is_reported_despite_suppression(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_finding_of_a_probe_is_reported_despite_suppression(tmp_path: Path) -> N
     seen = joined(issue, TODAY, FAILED)
     assert seen is not None
     assert seen.relation is Relation.CONFIRMED
-    assert "; suppressed until 2026-12-31, but only as long as no probe shows it (no job" in seen.reason
+    assert "; suppressed until 2026-12-31 only while no probe shows the issue (no job" in seen.reason
 
 
 def test_expired_suppression_is_a_mistake_for_lint_but_loads(tmp_path: Path) -> None:

@@ -40,14 +40,14 @@ def test_placeholder_of_a_wheel_is_not_a_library(tmp_path: Path) -> None:
     library = plant(tmp_path / "lib/libmpi.so.12")
     stub.write_text("INPUT(libmpi.so.12)\n")
     with pytest.raises(
-        NotFound, match=r"--mpi-lib: .*/lib/libmpi\.so is a text file .* not a library"
+        NotFound, match=r"--mpi-lib: .*/lib/libmpi\.so is a text file, not a library"
     ) as refused:
         find_library(str(stub), None, {})
-    assert refused.value.remedy == f"name the library next to it: {library}"
+    assert refused.value.remedy == f"name the library itself: {library}"
     library.unlink()
     with pytest.raises(NotFound) as refused:
         find_library(None, str(stub), {})
-    assert refused.value.remedy == "name the library: …/libmpi.so.…"
+    assert refused.value.remedy == "name the library itself: …/libmpi.so.…"
 
 
 def test_users_choice_takes_precedence(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_mpi4py_built_for_one_mpi_cannot_load_another(
     assert find_library(None, None, {"MPI4PY_LIBMPI": "/opt/libmpi.so"}).path is None
     with pytest.raises(NotFound) as refused:
         find_library(str(plant(tmp_path / "libmpi.so.12")), None, {})
-    assert "is linked with a certain MPI" in refused.value.reason
+    assert "was built for one MPI" in refused.value.reason
     assert "mpi4py from PyPI" in refused.value.remedy
 
 
@@ -193,7 +193,7 @@ def test_own_launcher_is_used_if_srun_cannot_load_its_mpi_plugin(tmp_path: Path)
 
 
 def test_template_without_nodes_cannot_start_ranks_on_two_nodes() -> None:
-    with pytest.raises(NotFound, match=r"it has no \{nodes\}"):
+    with pytest.raises(NotFound, match=r"nodes: \{nodes\} is missing"):
         find_launcher(MPICH, "/opt/libmpi.so", "srun -n{ranks}", {"PATH": ""}, nodes=2)
 
 

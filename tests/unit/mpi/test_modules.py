@@ -142,7 +142,7 @@ def test_ranks_preload_their_vendors_library(program: Program, tmp_path: Path) -
     with pytest.raises(NotFound) as caught:
         ranks.setting(site, ["cuda"], program(LMOD), str(tmp_path))
     assert caught.value.reason == "site.yaml:3: preload: file not found: /none/libmpi_gtl_cuda.so"
-    assert caught.value.remedy == "correct the path, or remove the entry; its reason: for NVIDIA"
+    assert caught.value.remedy == "correct the path, or remove the entry (why: for NVIDIA)"
 
 
 def test_unset_variable_is_reported(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_node_outside_the_share_does_not_drain() -> None:
     answers = BAD._replace(policy=PrologConfig(breaker={"share": 0.0})).answers
     assert [code for code, _ in answers.values()] == [0, 0, 0]
     assert (
-        "would drain, but prolog.breaker.share (0) excludes this node: FAIL it is bad" in answers["error"][1]
+        "would drain, but prolog.breaker.share (0) exempts this node: FAIL it is bad" in answers["error"][1]
     )
 
 

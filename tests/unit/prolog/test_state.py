@@ -113,7 +113,7 @@ def test_oldest_pass_of_the_gpus_counts() -> None:
 
 
 def test_empty_state_is_reported() -> None:
-    assert age(NOTHING) == "no pass is stored"
+    assert age(NOTHING) == "no earlier pass is stored"
 
 
 def test_started_test_is_unfinished_until_one_of_its_gpus_finishes() -> None:
@@ -218,7 +218,7 @@ def remember(config: Path) -> None:
 
 
 def test_passed_config_is_an_answer(config: Path) -> None:
-    assert state.look_up(config, "").why_not == "not used: no pass is stored"
+    assert state.look_up(config, "").why_not == "not used: no earlier pass is stored"
     remember(config)
     assert state.look_up(config, "").why_not == ""
 

@@ -158,7 +158,7 @@ def changed(**changes: Any) -> str:
         (changed(elapsed_s=1e308).replace("1e+308", "1e999"), "not JSON: Number out of range - at `$[...]`"),
         (changed(elapsed_s=float("nan")), "not JSON: JSON is malformed: invalid character (byte "),
         (changed(tier="weekly"), "$.tier: Invalid enum value 'weekly'"),
-        (changed(surprise=1), "$: 'surprise' was unexpected"),
+        (changed(surprise=1), "$: unknown key 'surprise'"),
         (changed(devices=[{"backend": "cuda"}]), "$.devices[0]: Object missing required field `index`"),
         (
             changed(devices=[{**json.loads(report_json.dumps(seed_002()))["devices"][0], "index": -1}]),

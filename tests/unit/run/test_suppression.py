@@ -32,7 +32,7 @@ def test_suppressed_finding_is_a_skip_with_line_and_reason(until: date | None) -
 def test_finding_counts_after_the_last_day_and_says_so() -> None:
     finding = wished(LEAKS, until=date(2026, 11, 21)).finding
     assert (finding.status, finding.key) == (Status.FAIL, "leaks")
-    says = "no longer suppressed: site.yaml:9 suppressed it until 2026-11-21: ticket 4711"
+    says = "the suppression at site.yaml:9 ended on 2026-11-21 (ticket 4711)"
     assert sentences.evidence(finding) == ("seen", says)
 
 

@@ -127,7 +127,7 @@ def test_nothing_is_tried_twice() -> None:
         ),
         (
             replace(outcome(), stopped="budget"),
-            "Tried X=1: cannot tell whether it helps: time budget exhausted while this probe ran (slow)",
+            "Tried X=1: cannot tell whether this helps: time budget exhausted while this probe ran (slow)",
             Trial.UNKNOWN,
         ),
     ],

@@ -141,7 +141,7 @@ def test_path_extends_a_file_in_the_same_directory(tmp_path: Path) -> None:
         ),
         (
             ONE_GPU + "expect: {exit: 12, findings: [{check: a, status: FAIL, backend: hip}]}\n",
-            "7: this profile is not run on hip, only on cuda",
+            "7: the profile is not for hip but for cuda",
         ),
         (
             ONE_GPU + "files: {/proc/../etc/passwd: x}\n",

@@ -52,7 +52,11 @@ def stems(session: Session) -> list[int]:
 
 def complaints(directory: Path) -> list[str]:
     lines = [line for log in directory.glob("stem*.log") for line in log.read_text().splitlines()]
-    return [line for line in lines if line.startswith("gpuipc-doctor: workers start without this stem: ")]
+    return [
+        line
+        for line in lines
+        if line.startswith("gpuipc-doctor: workers start without a preloaded process: ")
+    ]
 
 
 @pytest.mark.parametrize("imports", [(), ("json",)], ids=["by the first stem", "by one forked from it"])
@@ -92,7 +96,7 @@ def test_worker_has_the_environment_of_its_node(session: Session, roles: ModuleT
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        ("crashes_when_imported", "the stem ended during its imports"),
+        ("crashes_when_imported", "the preloaded process ended during its imports"),
         ("fails_when_imported", "import fails_when_imported: OSError: libwhatever.so.1: cannot open"),
         ("starts_a_thread", "the imports started threads: 1"),
         ("opens_a_device", "the imports opened /dev/zero"),
@@ -118,7 +122,8 @@ def test_stem_that_hangs_in_an_import_costs_only_its_time(roles: ModuleType, tmp
         outcome = run(session, roles, "raise_error", imports=("hangs_when_imported",))
         assert outcome.roles["raise_error"].ending in (Ending.EXCEPTION, Ending.NOT_STARTED)
         assert complaints(tmp_path) == [
-            "gpuipc-doctor: workers start without this stem: the stem did not finish its imports in time"
+            "gpuipc-doctor: workers start without a preloaded process: "
+            "the preloaded process did not finish its imports in time"
         ]
         assert len(stems(session)) == 1  # the stem that it was forked from, which still works
         assert run(session, roles, "say_hello", "answer_hello").completed
@@ -142,7 +147,8 @@ def test_loss_of_a_stem_affects_no_worker(session: Session, roles: ModuleType, t
         assert run(session, roles, "say_hello", "answer_hello").completed
         assert tree.carries(worker, f"{session._id}/1")
     assert complaints(tmp_path) == [
-        "gpuipc-doctor: workers start without this stem: the stem forked no worker on request"
+        "gpuipc-doctor: workers start without a preloaded process: "
+        "the preloaded process forked no worker on request"
     ]
 
 

@@ -420,7 +420,7 @@ def test_run_survives_the_loss_of_the_keeper(roles: ModuleType) -> None:
 def test_hang_has_the_step_and_the_records(session: Session, roles: ModuleType) -> None:
     finding = blame.conclude(run(session, roles, "hang_in_c"))
     assert sentences.summary(finding) == "hang_in_c: pause #1 (wait for what never comes) hung (1.5 s)"
-    assert sentences.evidence(finding) == ("before that (hang_in_c, control): was fine",)
+    assert sentences.evidence(finding) == ("before the failure (hang_in_c, control): was fine",)
 
 
 def test_role_that_hangs_is_blamed_not_the_one_that_waits(session: Session, roles: ModuleType) -> None:

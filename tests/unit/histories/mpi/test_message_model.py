@@ -150,7 +150,7 @@ BUFFERS = [Operation("allocate", by, makes=by, nbytes=64, kind="host") for by in
                 Operation("isend", 1, on=1, makes=9, nbytes=8, stamp=1, peer=3),
                 Operation("isend", 2, on=2, makes=10, nbytes=8, stamp=2, peer=3),
             ],
-            "a receive from any source may match the message instead of another",
+            "a receive from any source may match this message or another",
         ),
         ([Operation("probe", 2, peer=1)], "no such message"),
     ],
