@@ -1,15 +1,13 @@
 """Keep a constant amount allocated, in changing pieces, and check that the allocator's memory levels off.
 
 In each round a random half of the blocks is freed, and as many bytes are allocated in pieces of other sizes,
-which do not fit the holes. The probe watches the allocated bytes, the allocator's reserved bytes and the
-device's used memory. A cache levels off; growth in the last third of the rounds, at constant allocation, is a
-leak. At the end everything is freed and the allocator is asked to release its cache: the probe measures how
-much is released, and how long that takes beside an unrelated kernel, since `cudaFree` waits for the whole
-device.
+which do not fit the holes. The probe records the allocated bytes, the allocator's reserved bytes and the
+device's used memory. A cache levels off; growth in the last third of the rounds is a leak. At the end
+everything is freed and the allocator is asked to release its cache. The probe measures how much is released,
+and whether the release waits for an unrelated kernel, since `cudaFree` waits for the whole device.
 
 A second, idle process reads the device's used memory before the first process starts and after it has ended.
-If the two differ, other processes changed used memory, and may also have caused the growth. A loss is
-measured again by new processes.
+A loss must recur in a second run with new processes, because another process may have caused it.
 """
 
 from __future__ import annotations
@@ -54,14 +52,14 @@ from gpuipc_doctor.api import (
 ROUNDS, BLOCKS = 120, 16
 
 ALLOCATED = 0.1
-"""Fraction of the memory limit that stays allocated. The rest is for the allocator's overhead, and for its
-cache, which hides a leak until it is full."""
+"""Fraction of the memory limit that stays allocated. The rest is for the allocator's overhead and for its
+cache: a leak shows only once the cache is full."""
 
 UNIT = 64 << 10
 """Every block has a multiple of this many bytes."""
 
 KEPT = 0.25
-"""The check fails if memory grows by this fraction of a mean block per round (lower bound of the slope)."""
+"""Growth per round that fails the check, as a fraction of a mean block."""
 
 HIGH = 6.0
 """Reserved memory that levels off at this multiple of the allocated memory or more is a WARN. On an H200 the
@@ -154,7 +152,7 @@ def judge_plateau(allocator: str, program: Json) -> Finding:
 
 
 def rounds_of(program: Json, name: str) -> list[float]:
-    """The samples taken before everything was freed."""
+    """The samples of the figure ``name``, without those taken after the last round."""
     sampled: list[float] = program["samples"][name]
     return sampled[: program["rounds"]]
 

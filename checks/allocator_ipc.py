@@ -41,8 +41,8 @@ from gpuipc_doctor.api import (
 )
 
 CACHED, PART = 8 << 20, 3 << 20
-"""Bytes allocated and freed first, so that the allocator has a piece from which to cut blocks; and bytes of
-each block."""
+"""Bytes of the piece that the allocator caches first, and bytes of each block that it cuts from this
+piece."""
 
 EXPANDABLE = "PyTorch expandable"
 

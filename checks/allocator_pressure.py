@@ -7,8 +7,8 @@ its data while allocated, and at the end no memory may be missing. An allocator 
 MemoryAsyncPool) is asked to release its cache whenever it would exceed the share.
 
 A second process has its own memory on the device, whose bytes must not change. It also reads used memory
-before the first process starts and after it ends, so that other processes' memory is not mistaken for a leak.
-A loss is measured again by new processes.
+before the first process starts and after it has ended. A loss must recur in a second run with new processes,
+because another process may have caused it.
 """
 
 from __future__ import annotations

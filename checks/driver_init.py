@@ -19,7 +19,7 @@ from gpuipc_doctor.api import (
 )
 
 DESCRIPTION = ("backend", "index", "uuid", "pci", "name", "total_bytes")
-"""Properties of a device that planning needs."""
+"""Device properties that are needed to plan checks."""
 
 
 class DriverInit(Check):

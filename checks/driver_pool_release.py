@@ -2,9 +2,9 @@
 
 With a release threshold of 0, a pool releases freed memory at the next synchronisation; with a larger
 threshold the pool keeps freed memory until it is trimmed. A trim must not release allocated memory, and no
-round may lose memory. The control is the same number of rounds of a call that allocates nothing. Used memory
-is compared with its level before the pool was created. If a trim or the destruction of a pool loses memory,
-the step is repeated with another pool: a pool that lost memory to one trim need not lose more to the next
+round may lose memory. As a control, a call that allocates nothing is repeated as often. Used memory is
+compared with its level before the pool was created. If memory is missing after a trim or after a pool's
+destruction, the step is repeated with another pool, because a pool may lose memory at its first trim only
 (ROCm 7.2.4).
 
 NVIDIA: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html (cuMemPoolSetAttribute,
@@ -41,12 +41,11 @@ from gpuipc_doctor.api import (
 )
 
 NBYTES = 96 << 20
-"""Bytes of each watched allocation. A multiple of the blocks (32 MiB on an H200) in which pools reserve, and
+"""Bytes of each watched allocation: a multiple of the 32 MiB blocks that a pool reserves on an H200, and
 large compared with the driver's own allocations."""
 
 PIECES = 4
-"""Number of watched allocations. A larger loss than all of them has another cause: other processes allocate
-GiB, and a third of such amounts are multiples of 96 MiB."""
+"""Number of watched allocations. A loss of more bytes than all of them together has another cause."""
 
 LEAST = 32 << 20
 """Losses of fewer bytes cannot be distinguished from the driver's own allocations."""

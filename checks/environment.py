@@ -2,8 +2,8 @@
 
 It also lists the node's settings that affect sharing: whether a process may fetch another process's
 descriptor, and whether an IMEX channel for fabric handles exists. Only `ipc-vmm` and `ipc-fabric` show
-whether sharing works. A second PASS lists the variables and kernel limits that would help `gpuipc-doctor job`
-diagnose a hanging job.
+whether sharing works. Another result lists the variables and kernel limits that would help `gpuipc-doctor
+job` diagnose a hanging job.
 """
 
 from __future__ import annotations

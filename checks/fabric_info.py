@@ -1,10 +1,10 @@
 """Find libfabric, UCX and network adapters, and compare the fabric with the site config.
 
-No MPI can use an adapter that the kernel lists but libfabric does not. The check reads the reason where
-libfabric reads it: no retry handler is running, or the fabric manager has not set an address. HPE recommends
-``fi_info`` as the first tool (shs-docs, troubleshoot/cassini/RDMA_interface_troubleshooting.md). If the site
-config names a fabric with adapters (``cxi``, ``verbs``, ``efa``, ``opa``), the kernel must list an adapter of
-it. For all of these but cxi, a port must be active.
+No MPI can use an adapter that the kernel lists but libfabric does not. The check then reports why libfabric
+ignores the adapter, such as a missing retry handler. HPE recommends ``fi_info`` as the first tool (shs-docs,
+troubleshoot/cassini/RDMA_interface_troubleshooting.md). If the site config names a fabric with adapters
+(``cxi``, ``verbs``, ``efa``, ``opa``), the kernel must list an adapter of it. For all of these but cxi, a
+port must be active.
 
 Options: ``status_dir``, the directory of ``cxi_healthcheck --status_dir`` (HPE). The check reports the
 results in this directory and does not rerun the health check.

@@ -5,8 +5,9 @@ program, so that a hang or crash is attributed and the other sizes are still tri
 data; ``ucx_perftest`` only shows that messages arrive. This check is a control: if it passes and MPI fails,
 the fabric is not the cause.
 
-The provider is the one that MPI would use: the adapter's, or tcp and shm without an adapter; if the site
-config sets ``fabric``, that fabric's provider. With ``--nodes 2``, messages are also sent between two nodes.
+The provider is the one that MPI would use: that of the adapter, or tcp and shm on a node without an adapter.
+If the site config sets ``fabric``, that fabric's provider is used. With ``--nodes 2``, messages are also sent
+between two nodes.
 
 Options: ``sizes`` (a list of bytes), instead of those of `mpi-small-message`.
 """

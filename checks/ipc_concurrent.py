@@ -1,13 +1,14 @@
 """Open memory in several processes while its exporter keeps exporting and another process starts.
 
-In each round, three importers open a segment at the same time. Until all have opened it, the exporter
-repeatedly exports it and a spare segment. (ROCm 10.0 is reported to export the wrong memory then.) Meanwhile
-another process initialises the driver, on another GPU if there is a pair. (With ROCm 7.2.4, exports are
-reported to fail from then on.) In each round all importers read the exporter's data; one importer, a
-different one each round, writes the segment and unmaps it; the exporter reads this data and writes again, and
-the importers that still have the segment mapped must see the new data. All this is done with IPC handles and
-with descriptors, with segments of the smallest size and, if the memory limit allows, with segments in which
-an offset has more than 31 or 32 bits.
+In each round, three importers open a segment at the same time. Meanwhile the exporter repeatedly exports this
+segment and a spare one, because ROCm 10.0 is reported to export the wrong memory in this case. Another
+process initialises the driver, on another GPU if there is a pair, because exports are reported to fail from
+then on with ROCm 7.2.4. All importers then read the exporter's data. One importer, a different one each
+round, writes the segment and unmaps it. The exporter reads this data and writes again, and the other
+importers must see the new data.
+
+The check uses IPC handles and descriptors. The segments have the smallest size and, if the memory limit
+allows, sizes at which offsets need more than 31 or 32 bits.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ WATCHED = {"handles": "open and close", "descriptors": "import"}
 """Method → the steps that importers repeat."""
 
 SIZES, ROUNDS = (1, 4 << 20), 32
-"""Bytes of the segments of successive rounds; for descriptors, rounded up to the device's granule. The last
-third of the rounds has five segments of each size, enough to find what each of them loses."""
+"""Bytes of successive segments (rounded up to the granule for descriptors), and number of rounds. The last
+third of the rounds has five segments of each size, enough to measure a loss per segment."""
 
 LARGE, LARGE_ROUNDS = tuple(boundary + (2 << 20) for boundary in BOUNDARIES), 2
 
@@ -182,7 +183,7 @@ def exchange(w: Worker, importers: Sequence[Peer], number: int, memory: Memory) 
 def segment(w: Worker, nbytes: int) -> Iterator[tuple[Memory, Callable[[], Exported]]]:
     """Allocate memory; yields it with the function that exports it.
 
-    After a failed call the memory is not freed: importers that open it would fail before this role does.
+    After a failed call the memory is not freed, so that importers do not fail before this role does.
     """
     if w.params["how"] == "handles":
         buffer = w.gpu.alloc(nbytes)
@@ -250,7 +251,7 @@ def attach(w: Worker) -> None:
 
 @contextmanager
 def received(w: Worker) -> Iterator[Exported]:
-    """The handles that the exporter passes in a round. Descriptors are closed at the end."""
+    """The handle or descriptor that the exporter passes; a descriptor is closed when the block ends."""
     if w.params["how"] == "handles":
         yield w.peer.recv()
     else:
@@ -270,7 +271,8 @@ def opened(w: Worker, exported: Exported, nbytes: int) -> Iterator[Memory]:
 
 
 def write(w: Worker, memory: Memory, nbytes: int, number: int, writing: int) -> None:
-    """Write data that encodes the round ``number`` and ``writing``, everywhere or where it is read."""
+    """Write data that encodes the round ``number`` and ``writing``, but only the bytes that `wrong_in`
+    reads."""
     write_all = w.params["whole"] and writing in WHOLE
     (write_pattern if write_all else write_glances)(memory, nbytes, number, writing)
 

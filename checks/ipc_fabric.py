@@ -1,8 +1,8 @@
 """Share memory by fabric handle, which also reaches other nodes if an IMEX channel permits it.
 
-Only an attempt shows whether exports succeed: the device's attribute and the daemon's state were both seen to
-be wrong, in both directions. The handle is imported by the exporting process, by another process, and with
-``--nodes 2`` by a process on another node, which must be in the same IMEX domain.
+Only an attempt shows whether exports succeed: the device's attribute and the state of the IMEX daemon were
+both seen to be wrong. The handle is imported by the exporting process, by another process, and with ``--nodes
+2`` by a process on another node, which must be in the same IMEX domain.
 """
 
 from __future__ import annotations

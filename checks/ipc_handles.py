@@ -2,10 +2,9 @@
 
 Different segments must have different handles, and each opened handle must show its own segment's data,
 before and after the data changes. This also holds for sub-allocations of one block, and after another mapping
-of the same or another segment was closed. The handle of an interior pointer must open where this vendor
-documents; kinds of memory that cannot be shared must be refused; and opening in a second context of the
-process must behave as this vendor documents. Behaviour that a vendor does not document is recorded but not
-judged.
+of the same or another segment was closed. Memory that cannot be shared must be refused. The handle of an
+interior pointer, and a handle opened in a second context of the process, must behave as the vendor documents.
+Undocumented behaviour is recorded but not judged.
 
 If the driver should refuse an export but does not (memory that cannot be shared, or a second handle of one
 segment), the importer opens the handle as an application would, and the result is judged. Correct data in
@@ -86,7 +85,7 @@ def judge_segments(done: ProbeOutcome) -> Iterable[Finding]:
 
 
 def judge_answers(answers: Answers, useless: Sequence[str]) -> Iterable[Finding]:
-    """Compare each case with the documented behaviour, and judge what a difference means to users."""
+    """Compare each case with the documented behaviour, and judge how a difference affects users."""
     if useless:
         yield Finding.fail(
             "useless-handle",
@@ -210,7 +209,7 @@ def locate_data(data: bytes) -> str:
 
 
 def use_strays(w: Worker) -> None:
-    """As an application would, use each handle whose export should have been refused."""
+    """Use each handle whose export should have been refused, and record the useless ones."""
     useless: list[str] = []
     while stray := w.peer.recv():
         useless += use(w, *stray)

@@ -48,10 +48,12 @@ OPERATIONS, OPERATIONS_PER_DEVICE = 1500, 100
 """Operations in the acceptance tier: on one device, and the number added for each further device."""
 
 LIMIT = 0.5
-"""Fraction of the deadline after which an operation counts as hung. A waiting role has the whole deadline."""
+"""An operation that takes longer than this fraction of the deadline hangs. A waiting role has the whole
+deadline."""
 
 ROOM, WIDE_ROOM = 64 << 20, 9 << 30
-"""Maximum bytes allocated on a device at a time; in soak, enough for two huge buffers."""
+"""Maximum bytes allocated on a device at a time: outside the soak tier, and in it, where two huge buffers
+fit."""
 
 SAYS = {
     "error": "{call} returned {name} at step {steps} of a sequence of valid calls on {device}",
@@ -127,10 +129,11 @@ class IpcHistories(Check):
 def conclude(
     explored: Json, left_out: Sequence[str], labels: Sequence[str], little: Json
 ) -> Iterator[Finding]:
-    """Findings about an exploration, given as the JSON of `results.to_json`.
+    """Findings about an exploration, which is the JSON of `results.to_json`.
 
-    ``left_out``: the operations from `harmful`. ``labels``: the probe's devices. ``little``: the ``room`` in
-    bytes, and by capability the families that need more; empty if none does.
+    ``left_out`` are the operations from `harmful`, ``labels`` those of the probe's devices. ``little`` has
+    the ``room`` in bytes and, by capability, the families of operations that need more; it is empty if none
+    does.
     """
     figures = {name: explored[name] for name in ("operations", "wanted", "compared", "seed", "elapsed_s")}
     again = explored["again"]

@@ -3,11 +3,11 @@
 The importer frees before the exporter does, as both vendors require. Memory whose pointer was exported may
 stay in use until both ends have destroyed the pool and all its descriptors are closed (measured on an H200,
 driver 580.159.04), so memory is compared only then. All pointers are imported before the first is read, so
-that swapped pointers are noticed; all are freed one by one while data is exchanged through the others; at
-the end the exporter is killed with a pointer open.
+that swapped pointers are noticed. They are freed one by one while data is exchanged through the others. At
+the end the exporter is killed while a pointer is open.
 
-Many small pools, one after the other, must leave nothing behind in either process or on the device, and must
-not touch a pointer of another pool that stays open meanwhile.
+A further probe shares many small pools, one after the other. They must leave nothing behind in either process
+or on the device, and must not change the memory of another pool that stays open.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SMALL, ROUNDS = 2 << 20, range(1, 65)
 POINTER_STAYS = "the pointer that stays"
 
 HARMS = frozenset({"kills an importer"})
-"""The name in `Probe.harms` for killing an importer or an exporter: the device may lose memory."""
+"""Value of `Probe.harms` for killing an importer or an exporter: the device may lose memory."""
 
 
 class IpcPool(Check):

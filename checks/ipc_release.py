@@ -2,14 +2,13 @@
 
 A mapping ends in five ways: the importer closes it; the exporter frees the memory before the importer closes
 the mapping; the importer opens and closes it many times; the importer exits, or is killed, while the mapping
-is open. After each, and after the exporter's free, used memory must be back at its level. If not, the step is
-repeated; a spare importer repeats an exit or a kill. Many opens must not leak, each must open its own
-segment, and no close may end another mapping; the control is an equally long loop without opens. In ``soak``
-many importers exit, one after the other, which shows losses that are too small after one exit; the control is
-importers that open nothing.
+is open. After each of these, and after the exporter frees the memory, used memory must return to its level
+before. Otherwise the step is repeated; a spare importer repeats an exit or a kill.
 
-The segment must be released on the exporter's device, wherever the importer's context was. An open and close
-may leak on either device, so with a pair both are watched.
+Many opens must not leak, each must open its own segment, and no close may end another mapping. The control is
+an equally long loop without opens. In ``soak`` many importers exit, one after the other, which shows losses
+that are too small after one exit. The control is importers that open nothing. An open and close may leak on
+the exporter's or on the importer's device, so both are watched.
 """
 
 from __future__ import annotations
@@ -198,9 +197,9 @@ def exit_one(w: Worker, ledger: Ledger, number: int, *, opens: bool) -> None:
 
 
 def ask(importer: Peer, act: str, *buffers: Buffer, written: int = NBYTES) -> None:
-    """Have an importer act on these segments; returns when the importer is done or starts its loop.
+    """Write ``written`` bytes of data to each segment, and have an importer perform ``act`` on the segments.
 
-    ``written``: bytes of data in each.
+    Returns when the importer is done or starts its loop.
     """
     for number, buffer in enumerate(buffers, 1):
         write_pattern(buffer, written, number)
@@ -257,7 +256,8 @@ def open_many_times(w: Worker, ledger: Ledger, wrong: list[str], handles: Sequen
 def repeat(
     w: Worker, ledger: Ledger, what: str, call: Callable[[], object], look: Callable[[str], None]
 ) -> list[int]:
-    """Make a call `OPENS` times, and ``look`` after each; both roles read used memory at `SAMPLED` rounds."""
+    """Call ``call`` and then ``look`` `OPENS` times. Both roles read used memory at `SAMPLED` rounds; returns
+    this role's readings."""
     samples = []
     for done in watched(w, what, range(1, OPENS + 1)):
         step = f"{what}, round {done} of {OPENS}"

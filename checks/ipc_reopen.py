@@ -117,10 +117,8 @@ def reopen(w: Worker) -> None:
 def open_all(
     w: Worker, segments: Sequence[Segment], step: str, exchanged: list[str] | None = None
 ) -> list[str]:
-    """Open, verify and close each segment; returns wrong data.
-
-    With ``exchanged``, whole segments are verified and data is exchanged; wrong data is appended to it.
-    """
+    """Open, verify and close each segment; returns wrong data. If ``exchanged`` is given, whole segments are
+    verified, data is exchanged, and wrong data of the exchange is appended to ``exchanged``."""
     wrong = []
     for handle, which, number in segments:
         nbytes = SIZES[number - 1]

@@ -1,11 +1,11 @@
 """Free shared memory, allocate at the same address, and check that no mapping shows the old data.
 
 The importer has closed the old segment or still has it open. The new segment has the same size as the old
-one, is larger, or is smaller. In a further case both are small and share a block, which stays allocated
-because another segment in the block does. The new handle must open and show the new data, also after the data
-changes. A cache that keeps mappings beyond the exporter's free (MPICH before its pull request 7862, UCX's IPC
-cache) depends on this: beside a stale mapping, some drivers refuse an overlapping new mapping, and a new
-handle may equal the old one. Reused addresses are counted, because without them nothing is tested.
+one, is larger, or is smaller. In a further case both are small and share a block with another segment, which
+keeps the block allocated. The new handle must open and show the new data, also after the data changes. A
+cache that keeps mappings beyond the exporter's free (MPICH before its pull request 7862, UCX's IPC cache)
+depends on this. Some drivers refuse a new mapping that overlaps a stale one, and a new handle may equal the
+old one. Reused addresses are counted, because without them nothing is tested.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ SIZES = {
 """Case → bytes of the freed segment, and bytes of the segment allocated after it."""
 
 PARTS = ("4 KiB", "64 KiB")
-"""Sizes of segments that share a driver block, and thus its handle. A driver may refuse to open memory at the
-address of a freed segment that is still open (undefined, according to AMD), and may reuse the freed segment's
-handle, as an H100 does."""
+"""Sizes of segments that share a driver block, and thus its handle. While a freed segment is still open, a
+driver may refuse to open memory at its address; AMD leaves this undefined. A driver may also reuse the freed
+segment's handle, as an H100 does."""
 
 NEIGHBOUR, STAYS = 4096, -1
 """Bytes and number of a segment that stays allocated in the block of the small segments."""

@@ -5,8 +5,8 @@ A descriptor is sent to the other process in a message (``SCM_RIGHTS``) or fetch
 one size are imported before the first is read, so that swapped descriptors are noticed. They are unmapped one
 by one while data is exchanged through the others.
 
-Further cases: a re-created context, which IPC handles did not survive on some drivers (control: contexts that
-are kept); an exporter that released everything; an exporter that was killed; an importer that was killed. If
+Further cases: a re-created context, after which IPC handles fail on some drivers (as a control, contexts are
+also kept); an exporter that released everything; an exporter that was killed; an importer that was killed. If
 memory is missing after the last case, a spare importer is also killed. Leaks over many imports are tested by
 `ipc-vmm-release`.
 
@@ -46,7 +46,7 @@ NBYTES = 20 << 20
 """Bytes of each segment, before rounding up to the device's granularity."""
 
 HARMS = frozenset({"kills an importer"})
-"""The name in `Probe.harms` for killing an importer or an exporter: the device may lose memory."""
+"""Value of `Probe.harms` for killing an importer or an exporter: the device may lose memory."""
 
 ROUTES = ("SCM_RIGHTS", "pidfd_getfd", "SCM_RIGHTS")
 """How the descriptor of each segment is passed."""
@@ -54,8 +54,8 @@ REMAPPINGS = 640
 """Number of mappings without a pause. In some runs, ROCm 6.4.3 passed 160 of them."""
 
 REMAPPED = 16 << 10
-"""Bytes that are written and read in each of these mappings, in one copy each way: beside another program
-that keeps the GPU busy, each copy waits for its turn."""
+"""Bytes written and read in each of these mappings, with one copy each way. If another program keeps the GPU
+busy, each copy waits for its turn."""
 
 CASES = ("with both contexts kept", "in the importer's new context", "from the exporter's new context")
 

@@ -1,9 +1,9 @@
 """Check that sharing memory by descriptor leaks no memory, descriptors or addresses.
 
-A loop creates, exports, imports, maps and releases memory, while both ends watch their device's used memory
-and their process's resources. The control is an equally long loop without imports. First the importer
+A loop creates, exports, imports, maps and releases memory, while both processes watch their device's used
+memory and their own resources. The control is an equally long loop without imports. First the importer
 verifies that its counts of descriptors and addresses rise while an import is open. The data of each import is
-verified, because a late import may be wrong. After each import, the exporter's memory and a mapping that
+verified, because only late imports may be wrong. After each import, the exporter's memory and a mapping that
 stays open at each end are verified: the end of an import must change neither.
 """
 
@@ -33,7 +33,8 @@ from gpuipc_doctor.api import (
 )
 
 ROUNDS = 160
-"""Rounds in which a loss of 64 KiB per import shows, although used memory changes in steps of 2 MiB."""
+"""Number of rounds: enough to show a loss of 64 KiB per import, although used memory changes in steps of 2
+MiB."""
 
 SAMPLED = range(4, ROUNDS + 1, 4)
 """Rounds of a loop after which used memory is read."""
@@ -44,7 +45,7 @@ WARM_UP = 2
 IMPORT, LOOK_ON = "import", "no import"
 
 STAYS = 0
-"""Number of the memory that stays mapped. Other memory has the number of its round, from 1."""
+"""Number that the memory that stays mapped has in place of a round's number. Rounds are numbered from 1."""
 
 MAPPING_STAYS = "the mapping that stays"
 

@@ -10,9 +10,9 @@ Only the last third of the iterations counts. If used memory grew, more buffers 
 the memory limit allows, since most caches limit the number of buffers, and then a large one. All are
 allocated before the first is freed, so that no address is used twice: even a library without a bound, such as
 Open MPI's smcuda, releases a mapping when a later buffer has its address. A cache is bounded if it evicts
-buffers for the small ones and levels off; its bound is in bytes if the large buffer then adds nothing. A
-bounded cache is a warning (in the soak tier only if the bound was passed twice), and so is growth that stops.
-The small buffers also reveal a library that loses a few buffers, or a little of each. All other growth is a
+buffers for the small ones and levels off; its bound is in bytes if the large buffer then adds nothing. Growth
+that stops is a warning. So is a bounded cache; in the soak tier, its bound must have been passed twice. The
+small buffers also reveal a library that loses a few buffers, or a little of each. All other growth is a
 failure, unless the bound is set to more buffers than were sent. Intel MPI's default bound of 256 exceeds the
 number sent, and 17 buffers of 8 GiB fill an H200.
 """
@@ -51,31 +51,28 @@ from gpuipc_doctor.api import (
 )
 
 BASE, STEP, SMALL = 4 << 20, 2 << 20, 2 << 20
-"""Bytes of the first large buffer, the increase per iteration, and the bytes of a small buffer.
-
-Small buffers stay allocated to keep the freed ranges apart. Each fills a driver block: in a shared block, a
-later large buffer would overlap earlier ones, and some libraries would notice and release those (Intel MPI
-2021.17.2).
-"""
+"""Bytes of the first large buffer, increase per iteration, and bytes of a small buffer. Small buffers stay
+allocated to keep the freed ranges apart. Each fills a driver block, so that no later large buffer overlaps an
+earlier one: some libraries (Intel MPI 2021.17.2) would notice the overlap and release the earlier one."""
 
 MOST = 43
 """Maximum iterations; fewer if the memory limit is small."""
 
 TELLING = 180 << 20
-"""Bytes of the smallest meaningful set of buffers. With fewer bytes, some buffers occupy the same number of 2
-MiB blocks and reuse earlier addresses, and a run without growth would prove nothing."""
+"""Minimum bytes of all large buffers together. With fewer, some buffers have the same number of 2 MiB blocks
+and reuse earlier addresses, so that a run without growth would prove nothing."""
 
 MANY = {False: 192, True: 384}
-"""In the soak tier or not → maximum number of small buffers. In soak, a bound must be exceeded twice. A
+"""Whether the tier is soak → maximum number of small buffers. In soak, a bound must be exceeded twice. A
 larger cache is as bad as an unbounded one: 192 buffers of 1 GiB fill most GPUs."""
 
 FOR_LARGE = {False: 0.6, True: 0.3}
-"""In the soak tier or not → fraction of the memory limit for large buffers. The rest is for the small
+"""Whether the tier is soak → fraction of the memory limit for large buffers. The rest is for the small
 buffers, which a library may all keep at the same time."""
 
 TOO_FEW = 24
-"""Number of buffers below which a leak and a cache look the same. Each buffer is 2 MiB larger than the last:
-used memory grows as much with a cache of two buffers as with a loss of 4 MiB each."""
+"""With fewer growing buffers than this, a leak and a cache look the same. Each buffer is 2 MiB larger than
+the last, so a cache of two buffers grows like a loss of 4 MiB per buffer."""
 
 SAME, SOAK = 128, 400
 """Iterations with buffers of one size, outside and in the soak tier. Drivers count in blocks of 2 MiB, so the
@@ -193,7 +190,7 @@ def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
 
 
 def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) -> Finding | None:
-    """Judge the growth on the device of the role at this index."""
+    """Judge the growth on the device of ``role``, whose index is ``place``."""
     growth, params, decides = seen.growth, done.params, done.params["decides"]
     sent, followed = len(seen.small), len(seen.small) + len(seen.late)
     where = f"on the {role}'s device" if len(done.devices) > 1 else "on the device of both ranks"
@@ -352,10 +349,8 @@ def iterate(w: Worker) -> None:
 
 
 def beyond_the_limit(w: Worker) -> list[int]:
-    """Buffer sizes: as planned, or above the cache's limit in bytes if it has one and such sizes fit.
-
-    Open MPI's smcuda never closes the mapping of a message that is larger than its limit.
-    """
+    """Buffer sizes: as planned, or larger than the cache's limit if it is in bytes and they fit. Open MPI's
+    smcuda never closes the mapping of a message that is larger than its limit."""
     planned: list[int] = w.params["sizes"]
     limit = environ.get(w.params["bounded_by"], "")
     if not w.params["in_bytes"] or "large" not in w.params or not limit.isdecimal():
@@ -383,7 +378,8 @@ def large_ones(
 def one_by_one(
     w: Worker, ledger: Ledger, alive: list[Buffer], follow: list[Buffer], most: int
 ) -> Iterator[Buffer]:
-    """The buffers to ``follow``, one by one, until a rank's device uses more than ``most`` bytes."""
+    """Yield the buffers to ``follow`` and remove them from ``alive``, until a rank's device uses more than
+    ``most`` bytes."""
     for buffer in follow:
         if w.mpi.any_says(ledger.used() > most):
             return
@@ -399,8 +395,11 @@ def send_and_free(
     *,
     communicates: bool = True,
 ) -> tuple[list[int], list[list[int | None]]]:
-    """Send each buffer and free it. Returns used memory by iteration, without the ``alive`` bytes of this
-    node's ranks; and this process's usage by device."""
+    """Send each buffer and free it.
+
+    Returns used memory after each iteration, without the ``alive`` bytes of this node's ranks, and this
+    process's usage of each device.
+    """
     partner, ranks, used = 1 - w.mpi.rank, w.mpi.size // len(w.gpus), []
     held: list[list[int | None]] = [[] for _ in w.gpus]
     for number, buffer in enumerate(buffers, 1):

@@ -39,13 +39,14 @@ SIZES = {"whole pages": 0, "one byte more": 1}
 """Kind of buffer → bytes beyond whole pages."""
 
 REPETITIONS, LATER = 5, 8
-"""New buffers of each kind after one for warm-up, and messages from a buffer after its first message."""
+"""Number of buffers of each kind after one for warm-up, and number of messages after a buffer's first
+message."""
 
 OUT_OF_PROPORTION, SLOW_S = 10.0, 0.010
-"""A first message is slow if the fastest one from buffers of odd size takes this many times the fastest one
-from whole pages, and more than this many seconds. In the report the factor is 130: 0.4 ms for each MiB of the
-buffer. The fastest counts because on a busy node even the median waits for a processor (4 ms were seen). If
-later messages are as slow, slow first messages are no finding."""
+"""First messages from buffers of odd size are slow if the fastest takes more than this many times as long as
+the fastest from whole pages, and more than this many seconds. In the report of eth-cscs the factor is 130.
+The fastest counts because on a busy node even the median waits for a processor (4 ms were seen). If later
+messages are as slow, slow first messages are no finding."""
 
 
 class MpiFirstTouch(Check):

@@ -223,7 +223,6 @@ def _probe(ended: ProbeOutcome) -> Probe:
 
 
 def _search(ended: ProbeOutcome) -> Search | None:
-    """The search for a failure or a loss in a random run; None if there was none, or rank 0 did not start."""
     seed = ended.records.get("rank 0", {}).get("seed")
     if seed is None:
         return None
@@ -238,7 +237,6 @@ def _search(ended: ProbeOutcome) -> Search | None:
 
 
 def _figures(ended: ProbeOutcome) -> dict[str, Json]:
-    """Counts of how far a random run got."""
     ranks = ended.records.values()
     return {
         "operations": ended.records["rank 0"].get("operations", 0),

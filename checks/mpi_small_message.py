@@ -58,11 +58,9 @@ MODES = ("blocking", "non-blocking")
 ACROSS, REST = "between nodes", "the rest"
 
 MOST_FAILED = 9
-"""Number of failed messages after which every way and every size that failed is omitted.
-
-Two sizes that fail in all four ways from device to device make eight. Without a limit, a hang after a certain
-number of messages, whatever their kind, would take 36 probes with one deadline each.
-"""
+"""Number of failed messages after which every way and every size that failed is omitted: one more than two
+sizes that fail in all four ways from device to device. Without a limit, a library that always hangs would
+cost 36 deadlines."""
 
 SHOWN = 8
 """Maximum wrong messages listed in a finding."""
@@ -173,8 +171,8 @@ def mapped(failed: Failed) -> Iterator[Evidence]:
 
 
 def given_up(message: Message, failed: Failed) -> bool:
-    """Whether to omit a message: it failed, or too many of its way did. After many failures, one failure of
-    its way or its size is enough."""
+    """Whether to omit a message: it failed, or `ENOUGH` messages of its way did. After `MOST_FAILED`
+    failures, one failure of its way or its size is enough."""
     sizes = [other.size for other, _ in failed if other.way == message.way]
     if len(failed) >= MOST_FAILED:
         return bool(sizes) or message.size in [other.size for other, _ in failed]
