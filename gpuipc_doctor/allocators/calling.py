@@ -1,4 +1,4 @@
-"""Code common to both libraries: it arms their calls and translates their errors."""
+"""Code common to both libraries: it journals their calls and translates their errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def importing(library: str, module: str) -> Iterator[None]:
 
 @contextmanager
 def calling(gpu: DriverGpu, name: str, out_of_memory: type[Exception]) -> Iterator[None]:
-    """Arm a library's call; the driver's error in the call is raised as a `DriverError`."""
+    """Journal a library's call; the driver's error in the call is raised as a `DriverError`."""
     try:
         with gpu.driver.arm(name):
             yield

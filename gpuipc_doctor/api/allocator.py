@@ -141,7 +141,8 @@ class Allocator(Protocol):
         """(allocated, reserved) bytes: allocated by users, reserved from the driver."""
 
     def release(self) -> None:
-        """Release to the driver all memory that is neither allocated nor freed on a busy stream."""
+        """Release all free memory to the driver, except memory that was freed on a stream that is still
+        busy."""
 
     def bound(self, nbytes: int) -> bool:
         """Limit the bytes taken from the driver from now on, as if the device had no more.

@@ -15,7 +15,7 @@ from gpuipc_doctor.model import Json, MemoryShare
 
 
 def share(memory: MemoryShare) -> dict[str, Json]:
-    """The ``params`` of a probe whose roles use `share_of_free`."""
+    """Parameters of a probe whose roles call `share_of_free`."""
     return {"share": asdict(memory)}
 
 
@@ -36,7 +36,8 @@ class Bounded:
         self._bound_by_library = allocator.bound(room)
         self.room = room
         self.refused = ""
-        """The size of the refused allocation, and the memory that was allocated when it was refused."""
+        """Size of the refused allocation, and memory that was allocated at the time; empty if none was
+        refused."""
         self.releases_s: list[float] = []
         """Duration in seconds of each allocation that first had to release the cache."""
 

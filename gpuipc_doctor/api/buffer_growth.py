@@ -31,8 +31,8 @@ def growing_sizes(room: float, first: int, step: int, most: int) -> list[int]:
 
 
 def equal_sizes(room: int, least: int, largest: int, most: int) -> list[int]:
-    """Equal sizes that together fit into ``room``, each at most ``largest``. There are as many as if each had
-    ``least`` bytes, but at least `FEWEST` and at most ``most``."""
+    """Equal sizes that together fit into ``room``, each at most ``largest``. Their number is ``room`` divided
+    by ``least``, but at least `FEWEST` and at most ``most``."""
     number = max(FEWEST, min(most, room // least))
     return [min(largest, room // number)] * number
 
@@ -72,10 +72,8 @@ class BufferGrowth:
 
     @property
     def unsuspicious(self) -> float:
-        """Bytes of growth per iteration to ignore: the control's growth, or noise over the last third.
-
-        Noise: two driver blocks, with a margin, because they can make a slope 1.2 times as steep.
-        """
+        """Bytes of growth per iteration to ignore: the control's growth, or noise of two driver blocks, with
+        a margin of 25 %, over the last third."""
         return max(self._without_messages, 1.25 * NOISE_BYTES / len(last_third(self.used)))
 
     @property
@@ -90,10 +88,10 @@ class BufferGrowth:
 
     @property
     def creep(self) -> float:
-        """Bytes lost with each small buffer, apart from any cache; 0 if none detected.
+        """Bytes lost with each small buffer; 0 if no loss was detected.
 
         This finds libraries that lose some whole buffers, or a little per buffer. A cache's usage fluctuates
-        and hides such losses, so its minima and its maxima are compared over as many buffers as possible.
+        and hides such losses, so minima and maxima are compared over as many buffers as possible.
         """
         rises, between = self._rises
         if min(rises, default=0) <= self._noise or len(self._ends[0]) < self._displaced_after:
@@ -106,8 +104,8 @@ class BufferGrowth:
         """Bytes per iteration by which used memory permanently rose; 0 unless it rose in each third.
 
         This finds libraries that lose a few buffers: between two losses, used memory stays constant for
-        longer than a slope allows. A cache that still fills in the last third is excluded: it kept all
-        buffers of the second.
+        longer than a slope allows. If the second third kept all its buffers, a cache is not yet full, and the
+        result is 0.
         """
         third = len(self.used) // 3
         for_good = self._for_good
@@ -149,8 +147,7 @@ class BufferGrowth:
 
     @property
     def at_least(self) -> int:
-        """The fewest buffers that explain the peak: small ones sent while usage rose, and large ones for the
-        rest."""
+        """The fewest buffers, small and large, that explain the peak of used memory."""
         went = [self.used[-1], *self.small]
         went = went[: went.index(max(went)) + 1]
         rises = sum(max(0.0, after - before) for before, after in pairwise(went))
@@ -174,13 +171,13 @@ class BufferGrowth:
 
     @property
     def stops(self) -> bool:
-        """Whether neither small nor large buffers add growth at the end, although none was released."""
+        """Whether used memory stops growing at the end, although no buffer was released."""
         if not self.is_large or not self.late or not self._levels_off or self.releases:
             return False
         return self.late[-1] - self._level < self.growth.low / 2
 
     def was_passed(self, bound: float, times: int) -> bool:
-        """Whether what was sent would fill a cache of ``bound`` bytes ``times`` times."""
+        """Whether the sent buffers would fill a cache of ``bound`` bytes this many ``times``."""
         sent = len(self.small) * self.each + (sum(self.sizes) if self.counts_bytes else 0)
         return sent >= times * bound
 
@@ -209,27 +206,20 @@ class BufferGrowth:
 
     @property
     def _levels_off(self) -> bool:
-        """Whether usage at the end has the same minimum and maximum as when the large buffers were evicted.
-
-        A cache that is emptied when full makes usage a sawtooth. So does a leak, but its sawtooth rises.
-        """
+        """Whether neither the minimum nor the maximum of used memory rises once large buffers are
+        displaced."""
         rises, _ = self._rises
         return self.apart and bool(rises) and all(abs(rise) <= self._noise for rise in rises)
 
     @property
     def _displaced_after(self) -> int:
-        """Number of small buffers after which a cache that counts buffers holds only small ones.
-
-        At most two thirds of the small buffers, or one third if the large buffers had already filled the
-        cache.
-        """
+        """Number of small buffers after which a cache that counts buffers holds only small ones: at most two
+        thirds of them, or one third if the large buffers had already filled the cache."""
         kept = self._since_before_the_first(max(last_third(self.small))) / self.each
         return min(max(FEWEST, math.ceil(kept)), (2 if self.grows else 1) * len(self.small) // 3)
 
     @property
     def _ends(self) -> tuple[Sequence[float], Sequence[float]]:
-        """First and last readings of a cache full of small buffers: a third of the readings each, or one
-        reading for each buffer that the cache holds."""
         if len(self.small) < FEWEST:
             return (), ()
         then = self.small[self._displaced_after :]
@@ -238,7 +228,8 @@ class BufferGrowth:
 
     @property
     def _rises(self) -> tuple[tuple[float, ...], int]:
-        """Rise of used memory from the first to the last readings, and the number of buffers between them."""
+        """Rise of the maximum and of the minimum of used memory between the `_ends`, and the number of
+        buffers between them."""
         first, last = self._ends
         if not first:
             return (), 1
@@ -255,7 +246,7 @@ class BufferGrowth:
         return max(self._ends[0], default=0)
 
     def _since_before_the_first(self, used: float) -> float:
-        """Growth in bytes since before the first buffer, which counts as kept in whole driver blocks."""
+        """Growth in bytes, including the first buffer, which counts in whole driver blocks."""
         return used - self.used[0] + -(-self.sizes[0] // self.each) * self.each
 
     @property

@@ -70,9 +70,8 @@ class Context:
     def allocators(self) -> tuple[tuple[Device, str], ...]:
         """Each allocator (a name for `Worker.allocator`) with a device to test it on.
 
-        Allocators depend on the library rather than on the device, so each is tested on one device. Each
-        library has another device where possible, so that most probes have a device to themselves. In
-        ``soak`` each allocator is tested on every device.
+        Each allocator is tested on one device, in ``soak`` on every device. Different libraries get different
+        devices where possible, so that most probes have a device to themselves.
         """
         of_backend: dict[str, list[Device]] = {}
         for device in self.devices:
@@ -137,10 +136,11 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Makes a check the control of another check: the same test without the suspected part.
+    """Makes a check the control of the check ``of``: the same test without the suspected part.
 
-    ``right`` and ``wrong`` are sentences added to the other check's failures if this check passed or failed
-    with the same reach (within a node, or between nodes). ``{check}`` stands for this check's id.
+    If this check passed, the sentence ``right`` is added to the other check's failures; if it failed,
+    ``wrong``. Both checks must have run within a node, or both between nodes. ``{check}`` stands for this
+    check's id.
     """
 
     of: str
@@ -163,7 +163,7 @@ class Check(ABC):
     across: ClassVar[bool] = False
     """Whether the check also tests between two nodes, by processes without MPI."""
     control: ClassVar[Control | None] = None
-    """The other check whose control this check is; None if it is no control."""
+    """Makes this check the control of another check; None if it is no control."""
     options: ClassVar[Mapping[str, Json]] = {}
     """The options that a site config may set: name → JSON Schema of the value."""
     curable_warnings: ClassVar[frozenset[str]] = frozenset()
@@ -171,11 +171,12 @@ class Check(ABC):
     searches: ClassVar[bool] = False
     """Whether this check uses follow-up probes to search for a cause, or to repeat a run.
 
-    Then `again` is also called after completed probes, probes have their own deadlines, and only the last
-    probe is judged, by `judge` however it ended.
+    `again` is then also called after completed probes, and each probe has its own deadline. `judge` is called
+    for the last probe only, whether or not it completed.
     """
     explains_losses: ClassVar[frozenset[str]] = frozenset()
-    """Keys of findings that explain a process's losses: with such a finding, losses are not reported."""
+    """Keys of findings that explain why a process lost descriptors, threads or memory: such losses are then
+    not reported."""
     needs_allocators: ClassVar[bool] = False
     """Whether the check needs an allocator for a device; without an installed array library, it is a SKIP."""
 
@@ -191,8 +192,8 @@ class Check(ABC):
         return ()
 
     def replay(self, failed: ProbeOutcome, without: Collection[str] = ()) -> Probe | None:
-        """A short probe that repeats a completed probe's failure, but not the operations ``without``; or
-        None."""
+        """A short probe that repeats a completed probe's failure without the operations ``without``; None if
+        there is none."""
         return None
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:

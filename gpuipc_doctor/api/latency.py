@@ -12,7 +12,7 @@ from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, Measurement
 
 PASSES, WARM_UP, ROUNDS = 4, 5, 25
-"""Passes over all sizes; in each pass, rounds of warm-up and timed rounds of each size. Ranks that share a
+"""Passes over all sizes, and rounds of each size in a pass: first for warm-up, then timed. Ranks that share a
 processor for a while slow one size in one pass (1 ms instead of 1 µs was seen in all rounds of a pass); a
 slow size is slow in every pass."""
 

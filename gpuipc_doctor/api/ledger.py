@@ -2,10 +2,8 @@
 
 A role function keeps a `Ledger` of a device; its entries reach ``judge`` as an `Account`. A counter is
 trusted only after it was seen to move, missing memory is checked again, and growth counts only beyond the
-control's growth.
-
-If the driver only counts the memory of all processes together, the size of a change tells its cause: a
-multiple of the tested allocations is attributed to this tool. So is a loss that recurs when the action is
+control's growth. If the driver only counts the memory of all processes together, a change is attributed to
+this tool in two cases: if it is a multiple of the tested allocations, or if it recurs when the action is
 repeated. Other changes have an unknown cause.
 """
 
@@ -44,7 +42,8 @@ LAG_S = 1.0
 """Seconds after which a counter must show an allocation: some are refreshed at intervals."""
 
 DESCRIBED_WITHIN = 1.01
-"""A counted size of a device above its described size times this factor is reported."""
+"""A device is reported if its counted size is more than this many times the size that the driver
+describes."""
 
 TRIES = 3
 """Retries if other processes allocated or freed at the same time."""
@@ -68,7 +67,7 @@ class Ledger:
     """The used memory of one device as measured by one role, with its entries so far.
 
     Opening it allocates `ODD_BYTES` and waits for the counter to rise, so only one role may open it at a
-    time. If the counter lags, later reads wait for it.
+    time. If the counter lags, later reads wait as long.
     """
 
     def __init__(self, w: Worker, gpu: Gpu | None = None) -> None:
@@ -96,9 +95,8 @@ class Ledger:
         """Record by how much the counter rises, and its delay in rising and falling; returns whether the
         delays are conclusive.
 
-        A counter that is refreshed at intervals takes a whole interval if it was refreshed just before the
-        change, otherwise part of one. If only one of the two changes was delayed, a refresh came just before
-        the other, and both must be timed again.
+        If only one of the two changes was delayed, the counter was refreshed just after the other one, and
+        both changes must be timed again.
         """
         before = self.mark()
 
@@ -120,7 +118,7 @@ class Ledger:
         return abs(self._beyond(used)) <= NOISE_BYTES
 
     def mark(self) -> int:
-        """Used memory in bytes, once it was stable for `QUIET_S`, also if that began before this call."""
+        """Used memory in bytes, after `QUIET_S` seconds without change; time before this call counts."""
         self._wait_out_lag()
 
         def is_quiet() -> bool:
@@ -167,11 +165,11 @@ class Ledger:
         return used
 
     def watch(self, end: str, act: Callable[[], object]) -> None:
-        """Run an action that must leave used memory unchanged, and record memory that is missing at its
+        """Run an action that must leave used memory unchanged, and record missing memory under the name
         ``end``.
 
-        The action is repeated once if memory is missing, to see whether the loss recurs. It is also repeated
-        if used memory fell: other processes then released memory, which may hide a loss.
+        If memory is missing, the action is repeated once, to see whether the loss recurs. The action is also
+        repeated if used memory fell: other processes then released memory, which may hide a loss.
         """
         for _ in range(TRIES):
             before = self.mark()
@@ -242,11 +240,10 @@ def ledger_in_turn(w: Worker) -> Ledger:
 
 
 def look_on(w: Worker) -> None:
-    """Read used memory, let the partner begin, and check that no more is in use after the partner's end.
+    """Read used memory, let the partner begin, and check after the partner's end that no more is in use.
 
-    The partner is the last role. Roles between the first and the last watch their own devices with
-    `look_on_another`. The partner receives the longest lag of a counter in seconds, and the fewest free bytes
-    of a device.
+    The partner is the last role. It receives the longest lag of a counter in seconds, and the fewest free
+    bytes of a device. Roles between the first and the last watch their own devices with `look_on_another`.
     """
     ledger = Ledger(w)
     before = ledger.mark()
@@ -302,10 +299,8 @@ class Entry:
 
     def judge(self, size: int, most: int, block: int, later: Iterable[Entry] = ()) -> Finding | None:
         """Judge missing memory: a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes, rounded up to
-        whole blocks, or if a repetition lost it again.
-
-        ``later``: the entries after this one, any of which may have released the memory.
-        """
+        whole blocks, or if a repetition of the action lost as much. ``later``: the entries after this one,
+        any of which may have released the memory."""
         if self.is_back:
             return self.late()
         taken = -(-size // block) * block
@@ -345,7 +340,8 @@ class Entry:
         return [Evidence.seen(says, repeated=self.repeated)]
 
     def trust(self, found: Finding | None) -> Finding | None:
-        """``found``, a loss during a process, or an ERROR if the process's end did not release it."""
+        """The finding ``found`` about a loss while a process ran, or an ERROR if the memory is still missing
+        after the process has ended."""
         return self.somebody_elses() if found and not self.is_back else found
 
     def late(self) -> Finding | None:
@@ -535,7 +531,8 @@ def accounts(done: ProbeOutcome) -> list[Account]:
 
 
 def filled(record: Mapping[str, Json]) -> Finding | None:
-    """Judge a loop in which a call ran out of memory: whether the loop itself filled the device.
+    """Judge a loop in which a call ran out of memory: the FAIL if the loop itself filled the device, else
+    None.
 
     There is no control, so used memory must have risen steadily, and by most of the free memory.
     """

@@ -157,11 +157,9 @@ def wrong_glances(what: str, memory: Memory, nbytes: int, *key: int, offset: int
 
 
 def reader_of(w: Worker, what: str, memory: Memory, nbytes: int, *key: int) -> Callable[[str], list[str]]:
-    """A function that reads memory which stays open while other memory is opened and closed.
-
-    It returns the `differences` from the data of `write_glances`. Its argument names the operation before the
-    read, which may have closed or changed this mapping.
-    """
+    """A function that returns the `differences` between memory and the data of `write_glances`. The memory
+    stays open while other memory is opened and closed. The function's argument names the operation before the
+    read."""
     written = _glances(nbytes, key)
 
     def read(after: str) -> list[str]:

@@ -29,8 +29,8 @@ FEWEST_RISES, RISING = 4, 0.04
 or two jumps, such as the C library's 64 MiB of addresses for a thread, are no loss per repetition."""
 
 _ARENAS_BYTES = 5 << 19
-"""Growth of host memory over the last third of a loop to ignore: two of Python's 1 MiB arenas, with a margin,
-because they can make a slope 1.2 times as steep."""
+"""Growth of host memory over the last third of a loop to ignore: two of Python's 1 MiB arenas, with a margin
+of 25 %."""
 
 _HEAP_BYTES = 16 << 10
 """Growth of the heap per repetition to ignore. On an H100 the checks' loops grow by 308 B at most."""

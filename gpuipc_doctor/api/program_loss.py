@@ -1,7 +1,7 @@
 """A program's loss of device memory, which a second run must confirm before it is reported.
 
 The program is one role; another role watches device memory until the program has ended (`look_on`). Memory
-that another process takes looks like a loss, but is unlikely in both runs. For `Check.searches`.
+that another process takes looks like a loss, but is unlikely in both runs.
 """
 
 from __future__ import annotations

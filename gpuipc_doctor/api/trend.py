@@ -30,7 +30,7 @@ def last_third(series: Sequence[Figure]) -> Sequence[Figure]:
 
 
 def lasting(series: Sequence[float]) -> Slope:
-    """The slope of the series' last third, when bounded caches are full."""
+    """The slope of the last third of a series, in which a bounded cache is already full."""
     last = last_third(series)
     return slope(range(len(last)), last)
 
@@ -57,9 +57,7 @@ def slope(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> S
 def smallest_found(x: Sequence[float], y: Sequence[float], above: float, block: int) -> int:
     """The smallest growth of ``y`` per unit of ``x`` that would raise `Slope.low` above ``above``.
 
-    The counter moves in steps of ``block`` that may begin anywhere, so between two points it shows only the
-    whole blocks that growth fills. Each pair of points thus has a smallest growth at which its slope exceeds
-    ``above``; `slope` requires a number of such pairs. ``x`` must rise.
+    The counter moves in steps of ``block``, so two points differ by whole blocks only. ``x`` must rise.
     """
     needed = sorted(
         block * (math.floor((above * (x[j] - x[i]) - (y[j] - y[i])) / block) + 1) / (x[j] - x[i])

@@ -13,10 +13,8 @@ from gpuipc_doctor.model import AtRest, Json
 
 
 class TellingRecord(enum.Enum):
-    """Names of records that speak for or against a role's failure; their text becomes evidence.
-
-    All other records only show where the role ran.
-    """
+    """Names of records that explain a role's failure: their text becomes evidence. All other records only
+    show where the role ran."""
 
     CONTROL = "control"
     WRONG = "wrong"
@@ -31,7 +29,8 @@ class Peer(Protocol):
         """Wait for the partner's next value. A value of type `bytes` arrives unchanged."""
 
     def has_news(self) -> bool:
-        """Whether `recv` would return or end this role at once. Only for partners that wait after sending."""
+        """Whether `recv` would return, or end this role, without waiting. Only for partners that wait after
+        sending."""
 
     def send_descriptor(self, descriptor: int) -> bool:
         """Pass a copy of a descriptor by the method that the partner calls; returns whether it arrived."""
@@ -101,10 +100,11 @@ class Fabric(Protocol):
     """libfabric and UCX, through their programs. Each is a child process, journalled under its name."""
 
     def look(self, programs: Mapping[str, str], results: str | None, *, transports: bool) -> dict[str, Json]:
-        """Facts about the fabric from the programs (name → file), ``/sys`` and the files in ``results``.
+        """Facts about the fabric from the ``programs`` (name → file), ``/sys`` and the files in ``results``.
 
-        ``libfabric`` and ``ucx`` are versions; see `fabric.interfaces` for ``interfaces`` and, if asked for,
-        ``transports``; `fabric.devices` for ``adapters`` and ``ports``; `fabric.healthcheck` for ``health``.
+        Keys: ``libfabric`` and ``ucx`` (versions); ``interfaces`` and, if asked for, ``transports`` (see
+        `fabric.interfaces`); ``adapters`` and ``ports`` (`fabric.devices`); ``health``
+        (`fabric.healthcheck`).
         """
 
     def routes(self, fi_info: str | None, *, across: bool, stated: str | None) -> list[str]:
@@ -119,7 +119,8 @@ class Fabric(Protocol):
         """Send messages to the other role's process of ``program`` and back; both roles call it.
 
         ``route`` is a libfabric provider, or the kind of memory that UCX sends from. Returns the result of
-        `fabric.message_pair.judge`, and ``chosen``: variables with which UCX uses the ``stated`` fabric.
+        `fabric.message_pair.judge`, and under ``chosen`` the variables with which UCX uses the ``stated``
+        fabric.
         """
 
 
@@ -173,8 +174,7 @@ class ChildProcess(Protocol):
 
     def recv(self, limit_s: float) -> Json:
         """The process's next message. Raises `ChildGone`, or `ChildHangs` after ``limit_s`` seconds without a
-        driver call or progress, not counting waits for a processor.
-        """
+        driver call or progress. Time in which the process waits for a processor is not counted."""
 
     def kill(self) -> None:
         """Kill the process and wait for its end."""
@@ -203,8 +203,8 @@ class Worker(Protocol):
     def wait_for_rest(self, at_rest: Sequence[AtRest]) -> tuple[list[int], bool]:
         """Wait until the devices are idle, if their idle level is known.
 
-        Returns the bytes in use on each device without this process, and whether NVML reported the bytes of
-        all of them. For a device without such a report, a context is created.
+        Returns the bytes in use on each device without this process, and whether NVML reported all of them.
+        On a device for which NVML does not report them, a context is created.
         """
 
     def host_memory(self, nbytes: int) -> Memory:
@@ -260,7 +260,7 @@ class Worker(Protocol):
         """Keep facts for ``judge``; they survive a later crash of this worker. See `TellingRecord`."""
 
     def tell(self, news: Json) -> None:
-        """Send a message to the probe's listener at once and begin a new journal. For endless probes."""
+        """For endless probes: send a message to the probe's listener at once, and begin a new journal."""
 
     def wait_until(self, condition: Callable[[], bool], limit_s: float) -> bool:
         """Poll ``condition`` until it holds or ``limit_s`` seconds are over; returns whether it holds."""

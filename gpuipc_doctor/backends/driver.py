@@ -61,7 +61,7 @@ class Driver(ABC):
     """Whether destroying a context frees its memory and closes its mappings."""
 
     pools_have_one_descriptor: ClassVar[bool]
-    """Whether each export of a pool returns the same descriptor, which nothing but the caller closes."""
+    """Whether each export of a pool returns the same descriptor, which the driver never closes."""
 
     def __init__(self, arm: Arm, root: Path) -> None:
         """Load the binding and the driver library. Raises `BackendUnavailable` if either is missing."""
@@ -152,7 +152,7 @@ class Driver(ABC):
 
     @abstractmethod
     def ask_for_handles(self, request: Any, handle_type: HandleType) -> None:
-        """Set the export type in ``request``, the properties of memory to be created."""
+        """Set the export type in ``request``, which describes memory to be created."""
 
     @abstractmethod
     def export_descriptor(self, operation: str, thing: Any) -> int:
@@ -192,7 +192,8 @@ class Driver(ABC):
 
     @property
     def generation(self) -> int:
-        """The runtime's major version if its behaviour depends on it (`rules`), else 0."""
+        """The runtime's major version if the documented behaviour (`rules`) depends on the version, else
+        0."""
         return 0
 
     def memory_info(self, device: Device) -> tuple[int, int]:
@@ -269,7 +270,7 @@ class Driver(ABC):
         return data.partition(b"\0")[0].decode(errors="replace").strip()
 
     def handle_bytes(self, operation: str, handle: Any) -> bytes:
-        """Bytes of a handle that this operation made. Raises `DriverError` if they are all 0."""
+        """Bytes of the handle that ``operation`` made. Raises `DriverError` if they are all 0."""
         data = hostmemory.peek(self.address_of(handle), HANDLE_BYTES)
         self.see_result(operation, any(data))
         return data

@@ -16,7 +16,6 @@ Allocation = tuple[int, int, Callable[[], None]]
 
 
 def _pool(driver: Driver, _ordinal: int) -> Allocation:
-    """Memory of the device's default stream-ordered pool."""
     stream = 0
     address = driver.number("pool-alloc", NBYTES, stream)
     driver.call("stream-sync", stream)
@@ -29,14 +28,12 @@ def _pool(driver: Driver, _ordinal: int) -> Allocation:
 
 
 def _managed(driver: Driver, _ordinal: int) -> Allocation:
-    """Memory that migrates between host and device."""
     attach_global = 1
     address = driver.number("managed-alloc", NBYTES, attach_global)
     return address, NBYTES, partial(driver.call, "mem-free", address)
 
 
 def _pinned_host(driver: Driver, _ordinal: int) -> Allocation:
-    """Page-locked host memory."""
     address = driver.number("host-alloc", NBYTES, 0)
     return address, NBYTES, partial(driver.call, "host-free", address)
 
