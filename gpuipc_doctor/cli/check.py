@@ -1,4 +1,4 @@
-"""``gpuipc-doctor check``: run checks and print the health matrix; the exit code has the result."""
+"""``gpuipc-doctor check``: run checks, print the health matrix, and exit with the result's code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "
 """Installed bindings → the simulated node to suggest."""
 
 HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operations")
-"""Checks that have options on the command line; and the names of these options."""
+"""Checks that have options on the command line, and the names of these options."""
 
 
 @click.command()
@@ -307,7 +307,7 @@ def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> 
 
 
 def _summary(report: Report, exit_code: int, *, full: bool) -> str:
-    """The summary in one line; before it the full report, unless ``full`` is false and the node passed."""
+    """The summary in one line, after the full report if ``full`` is set or the node did not pass."""
     import msgspec
 
     from gpuipc_doctor.fleet import summary

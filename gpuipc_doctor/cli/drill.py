@@ -37,7 +37,7 @@ GROWTH = ("mpi-cache-growth",)
 
 
 LOSE_DEVICE = "lose-device"
-"""Effect of a fault that only later processes see, so that a check run alone does not find it."""
+"""Effect of a fault that only later processes see; a run of the check alone does not find the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ def command(
     """Run all checks on simulated faults and show what they catch, miss and invent.
 
     PROFILE is the name of a simulated node or your own YAML file; without one, all shipped ones are run,
-    which takes minutes. Nothing touches a real GPU. An unexpected FAIL that names the faulty call is
-    accepted, and counted.
+    which takes minutes. Nothing touches a real GPU. Unexpected FAILs that name the faulty call are accepted;
+    the totals count them.
 
     \b
     Exit codes:
@@ -212,7 +212,7 @@ def _of(check: str, asked: Mapping[str, Profile]) -> dict[str, Profile]:
 
 
 def _as_expected(expectation: Expectation, found: Sequence[Row]) -> Iterator[Expected]:
-    """A profile's unexpected findings, as the expectations that would cover them."""
+    """Expectations that would cover a profile's unexpected findings."""
     for row in drill.invented(expectation, found):
         yield Expected(row.check, row.status, key=row.key)
 
@@ -236,8 +236,6 @@ def _update(name: str, unstated: Mapping[str, set[Expected]]) -> bool:
 
 
 class _Task(NamedTuple):
-    """A drill to run: name of the node, and the request."""
-
     name: str
     stated: Profile
     backend: str
@@ -246,7 +244,7 @@ class _Task(NamedTuple):
 
 
 def _drill(task: _Task) -> tuple[Drill, set[Expected]] | None:
-    """Run a drill; returns its result and the findings that its profile lacks; None if interrupted."""
+    """Run a drill; returns its result and the expectations that the profile lacks; None if interrupted."""
     name, stated, on, mpi_lib, check = task
     report, seconds = _run(name, stated, on, mpi_lib, check)
     if report.interrupted:
@@ -268,7 +266,6 @@ def _drill(task: _Task) -> tuple[Drill, set[Expected]] | None:
 def _run(
     name: str, stated: Profile, backend: str, mpi_lib: str | None, check: str | None
 ) -> tuple[Report, float]:
-    """Run once on the node; returns report and seconds."""
     started = time.monotonic()
     request = _request(stated, backend, mpi_lib, check)
     with options.node(name) as node, progress() as watcher:
@@ -279,9 +276,9 @@ def _run(
 def _request(stated: Profile, backend: str, mpi_lib: str | None, check: str | None) -> Request:
     """The request: every check, as in ``check --all --simulate``, or only ``check``.
 
-    For MPI and libfabric faults, only the checks that must find them run, since each libfabric message is a
-    separate process. Driver faults run without MPI, since libraries react differently. libfabric faults alone
-    also run without MPI, which would use the programs on this machine's ``PATH``.
+    With faults of MPI or libfabric, only the checks that must find them run, since each libfabric message is
+    a separate process. With faults of the driver or of libfabric alone, MPI is not used: libraries react
+    differently to driver faults, and MPI would use the programs on this machine's ``PATH``.
     """
     request = Request(backend=backend, deadline_s=stated.deadline_s)
     if stated.needs_mpi or stated.needs_fabric:

@@ -22,7 +22,6 @@ from gpuipc_doctor.run import check_files
 from gpuipc_doctor.run.request import UnknownName
 
 _ITEM = r" *(?:[-*]|\d+\.) +"
-"""The beginning of a list item."""
 
 
 @click.command()

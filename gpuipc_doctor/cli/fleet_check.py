@@ -123,7 +123,6 @@ def command(
 
 
 def _resuming(words: Sequence[str]) -> str:
-    """This run's command line with ``--resume``."""
     behind = words.index("check") + 1
     resume = () if "--resume" in words else ("--resume",)
     return shlex.join(["gpuipc-doctor", *words[:behind], *resume, *words[behind:]])

@@ -112,7 +112,7 @@ def _verdict(wanted: Sequence[str], found: Blame) -> dict[str, str]:
 
 
 def _sides(links: Sequence[tuple[str, str]]) -> str:
-    """All links in one line, grouped by their ends (``s[1-4] - t1``): a split spine has hundreds of links."""
+    """All links in one line, grouped by the switches at their ends: ``s[1-4] - t1``."""
     from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
 
     folder = NodeSetFormatter(sorted({switch for link in links for switch in link}))

@@ -91,7 +91,7 @@ class Reach:
     tool: str | None
 
     def way(self, *command: str, adds: Sequence[str] = (), shipped: Shipped | None = None) -> LaunchOptions:
-        """How every node runs `check`: with the installed tool, or with a copy sent to the node.
+        """The way to run `check` on each node: with the installed tool, or with a copy sent to the node.
 
         ``adds``: arguments added for each target. Raises `click.UsageError` for options that each node would
         refuse, and `BadFile` for an invalid site config.
@@ -192,7 +192,6 @@ def tool_of(path: str | None) -> tuple[str, ...]:
 
 
 def _slurms_nodes(partition: str | None, reservation: str | None, all_idle: bool) -> str:
-    """Nodes selected by Slurm. Raises `click.UsageError`."""
     from gpuipc_doctor.fleet import slurm
 
     if not (partition or reservation or all_idle):

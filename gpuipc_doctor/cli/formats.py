@@ -19,7 +19,8 @@ _FUNCTIONS = {"matrix": "screen", "table": "screen", "markdown": "ticket", "json
 
 
 def options(formats: Sequence[str], says: str, json: str = "Print JSON.") -> Callable[[Command], Command]:
-    """Add ``--format`` (default: the first) and, if ``json`` is not empty, ``--json`` with that help."""
+    """Add ``--format`` with the help ``says`` (default: the first format) and, if ``json`` is not empty,
+    ``--json`` with the help ``json``."""
 
     def add(command: Command) -> Any:
         @wraps(command)

@@ -185,7 +185,6 @@ def _with_issues(report: JobReport) -> JobReport:
 
 
 def _armed(how: str) -> list[str]:
-    """The output of ``--arm`` for the libraries on this node."""
     from gpuipc_doctor.inventory import arming, facts_from_files, of_modules
 
     make = arming.script if how == "script" else arming.task_prolog

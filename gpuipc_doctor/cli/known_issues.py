@@ -86,7 +86,6 @@ def _check_ids(site: SiteConfig) -> set[str]:
 
 
 def _entry(issue: KnownIssue) -> dict[str, object]:
-    """An issue with its field names as in the file."""
     entry = asdict(issue)
     for signature in entry["signatures"]:
         signature["confidence"] = signature["confidence"].label
@@ -94,7 +93,6 @@ def _entry(issue: KnownIssue) -> dict[str, object]:
 
 
 def _json(data: object) -> str:
-    """JSON of a value; dates become text."""
     return json.dumps(data, indent=2, default=str)
 
 

@@ -122,10 +122,8 @@ def _run() -> int:
 
 
 def _show(error: click.ClickException) -> None:
-    """Click's message on a wrong command line, made printable, since it quotes its input.
-
-    Runs of spaces are kept: they form the columns of a command's help.
-    """
+    """Print click's message on a wrong command line without control characters. Runs of spaces are kept: they
+    form the columns of a command's help."""
     from gpuipc_doctor.present.text import sanitise
 
     said = io.StringIO()

@@ -1,7 +1,8 @@
 """Run calls side by side, each in its own process, since a run owns its process's signals and children.
 
 The standard pools do not serve: `concurrent.futures` forks no process for each task; `multiprocessing.Pool`
-waits forever for a worker that was killed, and forks workers from a thread, with which they would end.
+waits forever for a worker that was killed, and forks workers from a thread, at whose end they would be
+killed.
 """
 
 from __future__ import annotations

@@ -114,7 +114,6 @@ def command(
 
 
 def _subject(file: Path, checks: tuple[str, ...], also: tuple[Path, ...], before: Path | None) -> Subject:
-    """The documents named by the user. Raises `BadFile` and `click.BadParameter`."""
     from gpuipc_doctor.model import Report
     from gpuipc_doctor.ticket.subject import Subject
 
@@ -147,7 +146,6 @@ def _narrowed(report: Report, checks: tuple[str, ...]) -> Report:
 
 
 def _content(path: Path) -> bytes:
-    """A file to attach. Raises `BadFile`."""
     from gpuipc_doctor.site import bounded
     from gpuipc_doctor.site.yamlfile import BadFile, Mistake
     from gpuipc_doctor.ticket.bundle import MOST_BYTES
