@@ -84,7 +84,7 @@ class Diagnosis:
     unknown: tuple[Occurrences, ...]
     """Error lines that no recognised issue explains; most relevant kind first."""
     unknown_beyond: int = 0
-    """At least this many error lines are of kinds that are not listed."""
+    """Error lines of kinds that are not listed because there are too many kinds; there may be more lines."""
     interrupted: bool = False
     rank_files: tuple[RankFiles, ...] = ()
     flights: tuple[Difference, ...] = ()

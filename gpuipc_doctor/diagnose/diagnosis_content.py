@@ -94,7 +94,6 @@ def _blocks(diagnosis: Diagnosis, limits: Limits) -> Iterator[Block]:
 
 
 def _row(one: Recognised) -> tuple[str, ...]:
-    """An issue in one line of the summary."""
     maybe = "maybe " * (one.confidence is Confidence.LOW)
     return f"{maybe}{one.issue.kind}", one.issue.id, shorten(one.remedy.partition("; or ")[0], DO_COLUMNS)
 
@@ -139,7 +138,6 @@ def _head(diagnosis: Diagnosis, limits: Limits) -> Iterator[Block]:
 
 
 def _rank_files(one: RankFiles, limits: Limits) -> Entry:
-    """An entry such as ``the same on 510 ranks; rank 17 (nid000004) differs``."""
     alike = f"the same on {counted(one.alike, 'rank')}"
     some = [
         f"{_names('', seen.ranks, limits).strip()} differ{'s' * (len(seen.ranks) == 1)}"
@@ -178,7 +176,6 @@ def _rest(number: int, what: str, how: str = "", depth: int = 0) -> list[Item]:
 
 
 def _totals(diagnosis: Diagnosis) -> list[str]:
-    """Totals of recognised issues and unread logs."""
     parts = [f"{counted(len(diagnosis.found), 'known issue')} recognised"]
     if diagnosis.hints:
         parts.append(counted(len(diagnosis.hints), "hint"))
@@ -193,7 +190,7 @@ def _quoted(seen: Occurrences, limits: Limits, depth: int = 0) -> Item:
 
 
 def _where(seen: Occurrences, limits: Limits) -> str:
-    """Places as ``job.out:95 to 171, 2023-12-07T21:47:30Z, host nid001097, ranks 0, 1``."""
+    """Log, lines, times, hosts and ranks in one line."""
     first, last = seen.first, seen.last
     end = str(last.line) if last.log == first.log and last.line != first.line else last.where
     parts = [_span(first.where, end), _span(first.time, last.time)]
@@ -214,7 +211,6 @@ def _names(word: str, names: Sequence[str], limits: Limits) -> str:
 
 
 def _size(number: int) -> str:
-    """Bytes as ``29.6 kB`` or ``1.2 GB``."""
     power = min((len(str(number)) - 1) // 3, len(_UNITS) - 1)
     return f"{number / 1000**power:.{int(power > 0)}f} {_UNITS[power]}"
 

@@ -28,14 +28,15 @@ class ErrorLines:
         self._groups: dict[bytes, tuple[Tally, int, set[int]]] = {}
         self._kinds: Counter[int] = Counter()
         self.beyond = 0
-        """At least this many lines are of kinds that are not kept."""
+        """Number of lines of kinds that are not kept; there may be more."""
 
     def is_full(self, rank: int) -> bool:
         """Whether the maximum number of kinds of line is kept for this pattern."""
         return self._kinds[rank] >= MOST_GROUPS
 
     def add(self, seen: Sighting, rank: int, known: Collection[int]) -> None:
-        """Count a line. ``rank``: its error pattern's number; ``known``: its signature patterns' numbers."""
+        """Count a line: ``rank`` is the number of its error pattern, ``known`` has those of its signature
+        patterns."""
         group = self._groups.get(seen.kind)
         if group is None:
             if self.is_full(rank):

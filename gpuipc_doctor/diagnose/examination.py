@@ -27,14 +27,11 @@ from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.versions import Verdict
 
 MANY = 1000
-"""Number of lines with one part of a signature after which the search for that part pauses until the other
-parts are found.
-
-libfabric's function names, for example, are in stacks and in every line of its debug log.
-"""
+"""After this many lines with one part of a signature, the search for the part pauses until the other parts
+are found. For example, libfabric's function names are in stacks and in every line of its debug log."""
 
 ENOUGH = 100
-"""Number of lines outside stacks after which the search for a stack's function pauses."""
+"""After this many lines outside stacks, the search for a stack's function pauses."""
 MOST_LOGS = 1 << 14
 """Maximum logs compared with each other."""
 
@@ -54,7 +51,7 @@ class Examination:
     def __init__(self, issues: Iterable[KnownIssue]) -> None:
         self.index = Index(issues)
         self.complete: set[tuple[int, int]] = set()
-        """(issue, signature) pairs with every part in one log."""
+        """(issue, signature) pairs with all parts found in one log."""
         self._of_part: dict[int, Tally] = {}
         self._of_issue: dict[int, Tally] = {}
         self._facts = Facts()
@@ -69,7 +66,8 @@ class Examination:
         return LogExamination(summary, self)
 
     def count(self, seen: Sighting, parts: Sequence[int], told: int | None) -> None:
-        """Count lines with parts of signatures. ``told``: number of the line's error pattern, or None."""
+        """Count lines with these ``parts`` of signatures. ``told`` is the number of the lines' error pattern,
+        or None."""
         of_issue: dict[int, Sighting] = {}
         for number in parts:
             part = self.index.parts[number]
@@ -122,7 +120,8 @@ class Examination:
         interrupted: bool = False,
         dumps: Iterable[Dump] = (),
     ) -> Diagnosis:
-        """Conclude. ``known``: facts of the node from other sources, which override facts in the logs."""
+        """The diagnosis. ``known`` has facts of the node from other sources, which override facts in the
+        logs."""
         names = {fact.name for fact in known}
         facts = NamedFacts((*known, *(fact for fact in self._facts.all() if fact.name not in names)))
         order = {log.name: number for number, log in enumerate(logs)}
@@ -231,7 +230,7 @@ def _lookalikes(one: Recognised, recognised: Iterable[Recognised]) -> Iterator[L
 
 
 class LogExamination:
-    """Examination of one log: the parts of a signature must be in the same log."""
+    """Examination of one log, which must contain all parts of a signature."""
 
     def __init__(self, summary: LogSummary, examination: Examination) -> None:
         self._summary = summary
@@ -241,7 +240,7 @@ class LogExamination:
         self._seen: Counter[int] = Counter()
         self._stacks: Stacks[StackLine] = Stacks()
         self._framed: Counter[int] = Counter()
-        """Signature parts whose stacks were found."""
+        """Signature part → number of stacks in which it was found."""
 
     @property
     def lines(self) -> int:
@@ -306,12 +305,13 @@ class LogExamination:
                 self._summary.issues.add(one.issue)
 
     def _is_news(self, number: int) -> bool:
-        """Whether a line with this part must be examined: every line if lines are counted, else the first."""
+        """Whether a line with this part must be examined: the part's first line, and later ones if they are
+        counted."""
         return self._index.is_part(number) and (self._index.parts[number].counts or not self._seen[number])
 
     def _most(self, part: Part, complete: bool) -> float:
-        """Lines after which the search for a part pauses: few for a fallback, whose part is in every error of
-        a library."""
+        """Number of lines after which the search for a part pauses. Few for a fallback, whose part is in
+        every error of a library."""
         if self._index.issues[part.issue].fallback:
             return ENOUGH
         return inf if complete else MANY

@@ -18,7 +18,7 @@ MEANINGS = {
 
 
 def code(diagnosis: Diagnosis, *, strict: bool = False) -> int:
-    """The first applicable code: found, interrupted, unreadable, nothing read, hints or errors."""
+    """The exit code. With ``strict``, hints and unexplained errors give WARN."""
     if diagnosis.found:
         return Exit.FAIL
     if diagnosis.interrupted:

@@ -14,10 +14,10 @@ from gpuipc_doctor.knownissues import KnownIssue, stacks
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One expression of a signature.
+    """One expression of a signature. ``counts``: whether its lines are counted.
 
-    ``counts``: whether its lines are counted. In a signature, only one expression has its lines counted, that
-    with the most fixed text. The others (``MPI_``) may be in many lines and must only occur.
+    Only the lines of a signature's expression with the most fixed text are counted. The other expressions
+    (such as ``MPI_``) may be in many lines and need only occur.
     """
 
     issue: int

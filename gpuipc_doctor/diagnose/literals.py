@@ -53,10 +53,11 @@ def _stripped(text: bytes, unwanted: bytes) -> bytes:
 
 @cache
 def fixed_text(pattern: str) -> Mapping[bytes, Needs]:
-    """Bare text → the other texts of each match of ``pattern`` that contains it. Each match contains a key.
+    """Fixed texts with which to search for ``pattern``: bare text → the other texts of each match that
+    contains it.
 
-    The keys are as long as possible, and no everyday words if there are other texts. Empty if a key would be
-    shorter than `SHORTEST` bytes. The pattern is valid for `re`, without flags.
+    Each match contains a key. A key is as long as possible, and an everyday word only if there is no other
+    text. Empty if a key would be shorter than `SHORTEST` bytes. The pattern is valid for `re`, without flags.
     """
     keys = {
         text: _weakest({run for run in runs if run not in text} for runs in ways)
@@ -75,20 +76,20 @@ def dense_text(pattern: str) -> Needs:
 
 @cache
 def dense_ways(pattern: str) -> Needs:
-    """The ways to match ``pattern``, each with its dense texts in order."""
+    """For each way to match ``pattern``, its dense texts in order."""
     return tuple({tuple(filter(None, runs)) for runs in _runs(pattern, dense)})
 
 
 @cache
 def dense_keys(pattern: str) -> Mapping[bytes, Needs]:
-    """Dense text → the ways to match ``pattern`` with it. Every match contains one of these texts."""
+    """Dense text → the ways to match ``pattern`` that contain it. Every match contains one of these texts."""
     return _keys(
         {runs: max(runs, key=lambda run: (*_worth(bare(run)), len(run))) for runs in dense_ways(pattern)}
     )
 
 
 def _keys(best: Mapping[tuple[bytes, ...], bytes]) -> Mapping[bytes, Needs]:
-    """The best text of a way to match → all ways with this text."""
+    """Text → the ways to match that contain it. The texts are the ``best`` ones of all ways."""
     texts: list[bytes] = []
     for text in sorted(set(best.values()), key=len):
         if not any(map(text.__contains__, texts)):
@@ -97,7 +98,8 @@ def _keys(best: Mapping[tuple[bytes, ...], bytes]) -> Mapping[bytes, Needs]:
 
 
 def _weakest(alternatives: Iterable[set[bytes]]) -> Needs:
-    """The alternatives, except those that contain all texts of another; the longest text is first in each."""
+    """The alternatives, except those that contain all texts of another one. The longest text of each is
+    first."""
     ordered = {tuple(sorted(texts - {b""}, key=lambda text: (-len(text), text))) for texts in alternatives}
     weakest: list[tuple[bytes, ...]] = []
     for texts in sorted(ordered, key=lambda texts: (sum(map(len, texts)), texts)):
@@ -107,7 +109,7 @@ def _weakest(alternatives: Iterable[set[bytes]]) -> Needs:
 
 
 def has(text: bytes, needed: Iterable[tuple[bytes, ...]]) -> bool:
-    """Whether ``text`` may contain a match that has these fixed texts."""
+    """Whether ``text`` contains all texts of at least one alternative."""
     for texts in needed:
         for part in texts:
             if part not in text:

@@ -29,9 +29,8 @@ def patterns(facts_asked_for: Iterable[str]) -> list[tuple[str, re.Pattern[str]]
 
 
 def _variable(name: str) -> re.Pattern[str]:
-    """Pattern for a set variable as printed by a shell, Cray MPICH (``MPICH_ENV_DISPLAY``) and NCCL, but not
-    in prose.
-    """
+    """Pattern for a set variable as a shell, Cray MPICH (``MPICH_ENV_DISPLAY``) or NCCL prints it. It does
+    not match prose."""
     before = r"(?:.{0,60}(?:\$|\+|>|export|setenv|-x|PE \d+:) +)?(?:[A-Za-z_]\w*=\S* +)*"
     return re.compile(
         rf"(?:^{before}|(?<= )(?=\w+ set by )){re.escape(name)}"

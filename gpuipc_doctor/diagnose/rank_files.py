@@ -11,7 +11,7 @@ from gpuipc_doctor.diagnose.diagnosis import Difference, RankFiles
 from gpuipc_doctor.diagnose.occurrences import Place
 
 FEWEST = 3
-"""Number of logs whose names differ only in numbers from which they count as a job's ranks."""
+"""Minimum number of logs with names that differ only in numbers, to be treated as a job's ranks."""
 MOST_KINDS = 64
 """Maximum kinds of lines kept per log."""
 _QUOTED = 2
@@ -43,7 +43,7 @@ class LogSummary:
             self.kinds.setdefault(kind, line)
 
     def saw(self, hosts: Collection[str], ranks: Collection[str]) -> None:
-        """Record a host and a rank; a second host or rank shows that the log is not of one host or rank."""
+        """Record hosts and ranks. Two of a kind are enough: the log then has several writers."""
         for own, more in ((self.hosts, hosts), (self.ranks, ranks)):
             if len(own) < 2:
                 own.update(more)

@@ -35,8 +35,8 @@ REACH = 6
 LONGEST = 4096
 """Maximum bytes of a line; a longer line is treated as several lines."""
 BLOCK = 1 << 18
-"""Bytes read at a time: few enough for the cache, enough for many lines of a kind. A longer line is examined
-in parts."""
+"""Bytes read at a time: few enough for the processor's cache, enough for many equal lines. A longer line is
+examined in parts."""
 
 _SAMPLE = 3
 """Equal lines per block that are examined individually."""
@@ -47,18 +47,20 @@ _MOSTLY = 0.3
 _FEW = 200
 """Minimum lines in a block for its fraction of new lines to count."""
 _FEW_PATTERNS = 8
-"""Number of patterns up to which trying each is faster than one search for the texts of all."""
+"""Up to this many patterns, trying each is faster than one search for all their texts."""
 _PREPARED = 4_000
-"""Number of tried patterns that take as long as preparing one search for the texts of all."""
+"""To try this many patterns takes as long as to prepare one search for all their texts."""
 _OFTEN = 20
-"""Matches of a text after which the whole block is searched for the other texts of its patterns first."""
+"""If a block contains a text more often than this, it is first searched for the other texts of the
+patterns."""
 _UNREMEMBERED = 24
 """Blocks after which remembering is tried again."""
 _WASTED = 200_000
-"""Number of matches for paused patterns that cost as much as preparing a search without paused patterns."""
+"""Preparing a search without the paused patterns takes as long as this many useless matches."""
 
 _WIDTHS = {79, 80, 100, 120, 132, LONGEST}
-"""Terminal widths at which one full line counts as wrapped; at other widths two full lines are needed."""
+"""Usual widths of terminals, at which one full line counts as wrapped. At other widths two full lines are
+needed."""
 _NARROWEST = 60
 """Minimum columns of a reader's terminal."""
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
@@ -94,7 +96,7 @@ class Hit(NamedTuple):
     matches: tuple[tuple[int, re.Match[str]], ...]
     """Index of the pattern, and its match, in or near ``text``."""
     again: Sequence[bytes] = ()
-    """Further equal lines that soon follow."""
+    """Further equal lines of the block."""
     numbers: Sequence[int] = ()
     """Numbers of the lines in ``again``."""
 
@@ -140,7 +142,6 @@ class Patterns:
 
     @cached_property
     def _dense_finder(self) -> tuple[Find, list[list[tuple[int, Needs]]]]:
-        """A finder of dense texts; for each text, its patterns with the ways to match that contain it."""
         of_text: defaultdict[bytes, list[tuple[int, Needs]]] = defaultdict(list)
         for number, pattern in enumerate(self.patterns):
             for text, ways in dense_keys(pattern.regex.pattern).items():
@@ -149,7 +150,7 @@ class Patterns:
 
 
 def _may_match(text: bytes, pattern: str) -> bool:
-    """Whether a dense text may contain a match, which has at least one of a few texts."""
+    """Whether a dense text may contain a match of ``pattern``."""
     return any(map(text.__contains__, dense_keys(pattern))) and has(text, dense_text(pattern))
 
 
@@ -159,7 +160,7 @@ class _Candidate(NamedTuple):
     number: int
     wrapped: bool
     rest: Needs
-    """The other bare texts of a match that contains this text."""
+    """The other bare texts that a match must contain."""
 
 
 class _Search:
@@ -233,7 +234,7 @@ class _Search:
 
 
 def _there(candidates: Sequence[_Candidate], text: bytes) -> Sequence[_Candidate]:
-    """The candidates that may match in a bare ``text``: it has the other texts of a match."""
+    """The candidates whose other texts are also in the bare ``text``."""
     parts = tuple(dict.fromkeys(part for one in candidates for texts in one.rest for part in texts))
     if not parts:
         return candidates
@@ -260,7 +261,8 @@ class _Form:
     is_news: bool = True
     """Whether none of the lines was examined yet."""
     figures: dict[int, list[_Way]] | None = None
-    """Patterns that may match some of the lines only, with the ways to match; None if not yet known."""
+    """Digit-sensitive patterns that may match some of the lines → the ways to match; None if not yet
+    known."""
 
 
 class _Memory:
@@ -409,7 +411,6 @@ class Scanner:
                 yield from self._look(block, alike, form, absent)
 
     def _figures(self, form: _Form, kind: bytes) -> dict[int, list[_Way]]:
-        """Digit-sensitive pattern of a form → the ways in which it may match the form's lines."""
         if form.figures is None:
             form.figures = {
                 number: [
@@ -425,10 +426,8 @@ class Scanner:
     def _alike(
         self, block: _Block, places: Sequence[int], form: _Form
     ) -> Iterable[tuple[Sequence[int], Collection[int]]]:
-        """Group lines that differ only in digits by the digit-sensitive patterns that they match.
-
-        Each group comes with the digit-sensitive patterns that none of its lines matches.
-        """
+        """Group lines that differ only in digits by the digit-sensitive patterns that they match. Each group
+        comes with the patterns that none of its lines matches."""
         if len(places) == 1:
             return [(places, ())]
         figures = self._figures(form, block.kinds[places[0]])
@@ -457,10 +456,8 @@ class Scanner:
     def _look(
         self, block: _Block, places: Sequence[int], form: _Form, absent: Collection[int]
     ) -> Iterator[Hit]:
-        """Examine equal lines. If the first few lines give the same result, it applies to all.
-
-        ``absent``: patterns that none of the lines matches by itself, as far as known.
-        """
+        """Examine equal lines. If the first few give the same result, that result applies to all. ``absent``
+        has patterns that are known to match no single line."""
         look_at = partial(self._hit, block, wanted=form.numbers, absent=absent)
         sample = list(map(look_at, places[: _SAMPLE if form.is_news else 1]))
         form.is_news &= len(places) == 1
@@ -518,10 +515,7 @@ class _Block:
 
 
 def _possible(figures: Mapping[int, Iterable[_Way]], text: bytes) -> dict[int, Collection[int]]:
-    """Pattern → the lines of a dense text that it may match.
-
-    If many patterns read numbers, most of them match some lines, but each line matches few of them.
-    """
+    """Digit-sensitive pattern → the lines of a dense text that it may match."""
     lines = text.split(b"\n")
     every = range(len(lines))
     parts = tuple(dict.fromkeys(part for ways in figures.values() for way in ways for part in way.figures))
@@ -592,10 +586,10 @@ class _Run:
 
     @cached_property
     def readings(self) -> list[tuple[str, int, int]]:
-        """Possible original texts, each with the line's position.
+        """Possible original texts, each with the position of the line in it.
 
-        The parts are joined with line ends, which white space in a pattern matches. If the lines look cut at
-        a terminal's width, there is a second text, with broken words joined.
+        The lines are joined with line ends, which white space in a pattern matches. If the lines look cut at
+        a terminal's width, a second text has the broken words joined.
         """
         return [_joined(self.lines, self.index, full) for full in dict.fromkeys((0, self.width))]
 
@@ -621,9 +615,8 @@ def _goes_on(line: bytes, following: bytes, width: int) -> bool:
 
 
 def _joined(lines: Sequence[bytes], index: int, full: int) -> tuple[str, int, int]:
-    """``lines`` joined, with a line end after each that is not ``full`` bytes long, and the position of
-    ``lines[index]``.
-    """
+    """``lines`` as one text, and the position of ``lines[index]`` in it. Lines that are ``full`` bytes long
+    have no line end, since they may end inside a word."""
     ended = [line if len(line) == full else line + b"\n" for line in lines]
     texts = [text.decode("utf-8", "replace") for text in ended]
     start = sum(map(len, texts[:index]))

@@ -36,9 +36,9 @@ LARGEST_PICKLE = 1 << 28
 _SAMPLE = 1 << 13
 """Bytes at a log's start that distinguish text from binary."""
 _PATIENCE_MS = 20
-"""Milliseconds to wait for a stream: a pipe holds 64 KiB, and its writer is often slower than we are."""
+"""Milliseconds to wait for a stream, whose writer is often slower than this reader."""
 _LEAST = 6
-"""Bytes that suffice to identify any compressed format, if no more arrive for a while."""
+"""If no more bytes arrive for a while, this many suffice to identify any compressed format."""
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CONTROL = bytes(byte for byte in range(32) if byte not in b"\a\b\t\n\v\f\r\x1b")
 
@@ -326,10 +326,8 @@ def _as_utf_8(begin: bytes, rest: Blocks) -> Blocks:
 
 
 def _check(begin: bytes) -> None:
-    """Raise `NoText` for binary files: a library contains the text of every message that it could print.
-
-    Also raised for this tool's own reports, whose words are not errors.
-    """
+    """Raise `NoText` for a binary file, since a library contains the text of every message that it could
+    print, and for this tool's own reports."""
     sample = begin[:_SAMPLE]
     if written := re.match(rb'\s*\{\s*"schema":\s*"(gpuipc-doctor/[a-z/0-9-]+)"', sample):
         raise NoText(f"is output of gpuipc-doctor ({written[1].decode()}), not a log")
