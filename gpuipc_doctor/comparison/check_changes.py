@@ -74,7 +74,7 @@ def _verdict(place: Place, before: Sequence[Result], after: Sequence[Result]) ->
 
 
 def _not_skipped(results: Sequence[Result]) -> Sequence[Result]:
-    """Results without SKIPs, unless all are SKIPs: a single repetition may have been skipped."""
+    """Results without SKIPs, or all results if all are SKIPs."""
     return [result for result in results if result.finding.status is not Status.SKIP] or results
 
 
@@ -114,7 +114,8 @@ def _failures(results: Sequence[Result]) -> Mapping[object, Finding]:
 
 
 def _telling(after: Sequence[Result], before: Sequence[Result]) -> Iterator[Finding]:
-    """The findings with the worst status, most relevant first: new failures before failures of both."""
+    """The findings with the worst status: new failures, then those of the later report, then those of the
+    earlier one."""
     known = _failures(before)
     yield from (finding for kind, finding in _failures(after).items() if kind not in known)
     for results in (after, before):

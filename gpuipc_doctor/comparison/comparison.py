@@ -1,4 +1,4 @@
-"""Compare two reports: the values of a comparison, and its exit code."""
+"""A comparison of two reports as data, and its exit code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class IssueChange:
-    """A known issue whose relation to the node changed; a relation is None if the node had none."""
+    """A known issue whose relation to the node changed; a relation is None if the node did not have the
+    issue."""
 
     issue: str
     title: str

@@ -51,7 +51,6 @@ def ticket(comparison: Comparison) -> str:
 
 
 def _blocks(comparison: Comparison) -> Iterator[Block]:
-    """All blocks in reading order, without the totals."""
     yield from _simulated(comparison.before, comparison.after)
     yield _sides(comparison.before, comparison.after)
     yield Lines(tuple(f"Note: {note}" for note in comparison.notes))
@@ -71,7 +70,6 @@ def _blocks(comparison: Comparison) -> Iterator[Block]:
 
 
 def _totals(comparison: Comparison) -> list[str]:
-    """Number of changes by kind, worst first."""
     turns = Counter({turn: sum(len(v.subjects) for v in comparison.turned(turn)) for turn in ChangeKind})
     issues = len(comparison.issues)
     words = [f"{turns[turn]} {turn.value}" for turn in ChangeKind if turns[turn]]
@@ -172,7 +170,6 @@ def _speeds(speeds: Sequence[Speed]) -> Iterator[tuple[str, ...]]:
 
 
 def _change(speed: Speed) -> float:
-    """Size of a change in either direction."""
     assert speed.ratio is not None
     return max(speed.ratio.estimate, 1 / speed.ratio.estimate)
 
@@ -193,7 +190,6 @@ _SCALES = ((1e6, "µs"), (1e3, "ms"), (1.0, "s"))
 
 
 def _on_speed(comparison: Comparison) -> Iterator[str]:
-    """Notes on the reliability of the figures."""
     speeds = comparison.speeds
     control = speeds.control
     if control is None:

@@ -1,10 +1,10 @@
 """Changes in speed: the time of every driver and MPI call, and the checks' measurements.
 
-The unit is one repetition of a check on a subject. Rounds within a probe are not independent: they share a
-processor and a moment, and bounds from a hundred rounds would be too narrow for the next run. A single
-repetition proves nothing. The stated confidence is for all bounds of a comparison together.
+The unit is one repetition of a check on a subject. Rounds within a probe are not independent, because they
+share a processor and a moment: bounds from a hundred rounds would be too narrow. A single repetition proves
+nothing. The stated confidence is for all bounds of a comparison together.
 
-The control is the start-up time of workers, which involves no driver: if it differs between the reports, the
+The control is the start-up time of workers, which involves no driver. If it differs between the reports, the
 node was busier or slower altogether, and only larger changes count.
 """
 
@@ -71,7 +71,7 @@ class Speeds:
     all: tuple[Speed, ...] = ()
     control: Speed | None = None
     needed: int = 0
-    """Samples per side that are needed to compare as many quantities as there are here."""
+    """Samples per side that are needed to compare this many quantities."""
 
     def of(self, pace: SpeedVerdict) -> list[Speed]:
         return [speed for speed in self.all if speed.pace is pace]
@@ -106,7 +106,8 @@ def compare(before: Sequence[Result], after: Sequence[Result], tolerance: float)
 
 
 def _limits(shift: Ratio | None, tolerance: float) -> tuple[float, float] | None:
-    """Limits outside which ratios count, if the control has shifted by ``shift``."""
+    """Upper and lower limit of ratios to ignore, widened by the control's ``shift``; None without a
+    control."""
     if shift is None:
         return None
     return max(shift.high, 1.0) * (1 + tolerance), min(shift.low, 1.0) / (1 + tolerance)
@@ -178,7 +179,7 @@ def _samples(runs: Runs) -> dict[Quantity, list[float]]:
 def _quantities(
     check: str, subject: Subject, probes: Sequence[Sequence[Result]]
 ) -> Iterator[tuple[Quantity, float]]:
-    """The figures of one repetition of a check on a subject; all results of a probe have the same roles."""
+    """The figures of one repetition of a check on a subject. All results of a probe have the same calls."""
     count: dict[str, int] = {}
     seconds: dict[str, float] = {}
     for results in probes:

@@ -1,12 +1,13 @@
-"""The kernel's network adapters by fabric, and why libfabric would ignore an adapter of HPE's.
+"""The kernel's network adapters by fabric, and why libfabric would ignore an HPE adapter.
 
-Files: Linux, Documentation/ABI/stable/sysfs-class-infiniband. EFA and Omni-Path adapters are listed beside
-those of verbs: drivers/infiniband/hw/efa registers ``efa_0`` for Amazon's devices, drivers/infiniband/hw/hfi1
-``hfi1_0`` for Intel's 24f0 and 24f1 and for Cornelis'. udev may rename them.
+The facts are from these sources; no such adapter was tried.
 
-HPE's adapters: driver (shs-cxi-driver, drivers/net/ethernet/hpe/ss1/cass_sysfs.c and cass_sbl.c) and users
-(shs-libcxi, src/devinfo.c and utils/cxi_stat.c). When libfabric ignores an adapter: prov/cxi/src/cxip_if.c
-(cxip_query_if_list, netdev_ama_check, netdev_link). These sources were read; no such adapter was tried.
+- verbs: Linux, Documentation/ABI/stable/sysfs-class-infiniband. The same directory has Amazon's EFA adapters
+  (``efa_0``, drivers/infiniband/hw/efa) and the Omni-Path adapters of Intel and Cornelis (``hfi1_0``,
+  drivers/infiniband/hw/hfi1). udev may rename them.
+- HPE: shs-cxi-driver (drivers/net/ethernet/hpe/ss1/cass_sysfs.c, cass_sbl.c) and shs-libcxi (src/devinfo.c,
+  utils/cxi_stat.c)
+- libfabric's conditions: prov/cxi/src/cxip_if.c (cxip_query_if_list, netdev_ama_check, netdev_link)
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class CxiAdapter:
     """Link-layer retry: ``on`` or ``off``."""
     loopback: str
     interface: str
-    """Its network interface, ``hsn0``."""
+    """Name of its network interface, such as ``hsn0``."""
     left_out: str
     """Why libfabric ignores this adapter; empty if no reason was found."""
 

@@ -17,7 +17,7 @@ OF_FABRIC = {"opx": "opa", "psm2": "opa"}
 """Provider → fabric, if their names differ."""
 
 HOST = ("tcp", "shm")
-"""Providers used on a node without an adapter in `HARDWARE`, or if the site config states tcp."""
+"""Providers used if no provider in `HARDWARE` is found, or if the site config sets the fabric to tcp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Interface:
     provider: str
     domain: str
     kind: str
-    """Type of the endpoint: ``FI_EP_RDM``."""
+    """Type of the endpoint, such as ``FI_EP_RDM``."""
     state: str = ""
 
 
@@ -68,10 +68,10 @@ def transports(text: str) -> list[str]:
 
 
 def routes(interfaces: list[Interface], *, across: bool, stated: str | None = None) -> list[str]:
-    """Providers that an MPI library would use for small messages: the adapter's, or else the host's.
+    """Providers that an MPI library would use for small messages: the adapter's, or those of the host.
 
-    ``across``: to another node, which excludes shared memory. ``stated``: the site config's fabric; if it is
-    given, no providers of another fabric.
+    ``across``: to another node, which excludes shared memory. ``stated``: the fabric in the site config; if
+    given, only its providers.
     """
     providers = {interface.provider for interface in interfaces if interface.kind == "FI_EP_RDM"}
     adapters = [

@@ -21,7 +21,7 @@ _WORST_FIRST = ("wrong", "crashed", "cannot start", "unable", "failed", RIGHT)
 """Severity order: the worse result of the two ends counts, because an end fails if its partner crashes."""
 
 MEMORY = {"cuda": "cuda", "hip": "rocm"}
-"""Backend → UCX's name for its devices' memory; other names are used unchanged."""
+"""Backend → UCX's name for its devices' memory."""
 
 _TRANSPORTS = {"tcp": ("tcp", "sm", "self"), "verbs": ("ib",)}
 """Fabric → UCX's transports (ucx_info -f, UCX_TLS)."""
@@ -32,7 +32,8 @@ _SHOWN = 3
 """Lines kept of a program's output."""
 
 _NO_SUCH_MEMORY = ("Unsupported memory types", "Failed to run test: No such device")
-"""Messages of ``ucx_perftest`` (libperf.c) if UCX does not support the vendor, or a device is missing."""
+"""Messages of ``ucx_perftest`` (libperf.c) if UCX does not support the kind of memory, or a device is
+missing."""
 
 CANNOT_EXECUTE = 126
 """A shell's exit code for a file that the kernel refuses to execute; 127 if the file is not found."""
@@ -86,9 +87,9 @@ def has_result(program: str, *, serves: bool) -> bool:
 def judge(returncode: int, text: str, rounds: int, *, has_result: bool = True) -> dict[str, Json]:
     """The result of one of the two programs after ``rounds`` messages there and back.
 
-    ``ended`` is ``right``, ``wrong`` or a result of `failure`; ``said`` is the reason. An end that
-    ``has_result`` is ``right`` only if it printed a result for all messages. ``us``: microseconds per message
-    one way, or None.
+    ``ended`` is ``right``, ``wrong`` or a result of `failure`; ``said`` is the reason; ``us`` is the time of
+    a message one way in microseconds, or None. If the end ``has_result``, it is ``right`` only with a result
+    for all messages.
     """
     if corrupt := re.search(r"^Error at iteration=\d+ size=\d+ byte=(\d+)", text, re.MULTILINE):
         return {"ended": "wrong", "said": f"byte {corrupt[1]} of a message is wrong"}
@@ -149,7 +150,8 @@ def no_listener() -> dict[str, Json]:
 def _latency(lines: Sequence[str], rounds: int) -> float | None:
     """Microseconds per message, from the row for ``rounds`` messages; None if there is no such row.
 
-    Rows of ``fi_pingpong``: bytes, #sent, #ack, …, usec/xfer, Mxfers/sec; of ``ucx_perftest``: ``Final:`` ….
+    ``fi_pingpong`` prints the columns bytes, #sent, #ack, …, usec/xfer, Mxfers/sec; a row of ``ucx_perftest``
+    begins with ``Final:``.
     """
     for line in reversed(lines):
         fields = line.split()

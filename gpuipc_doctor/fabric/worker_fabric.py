@@ -52,7 +52,7 @@ class Other(Protocol):
 
 
 class Fabric:
-    """Implements `api.Fabric` for one role. ``place``: index of the role; the first waits for messages."""
+    """Implements `api.Fabric` for one role. ``place`` is the role's index; role 0 waits for messages."""
 
     def __init__(self, place: int, root: Path, armed: Armed, other: Callable[[], Other], host: str) -> None:
         self._place = place
@@ -77,7 +77,8 @@ class Fabric:
         def ask(
             key: str, program: str, option: str, read: Callable[[str], Json], nothing: int | None = None
         ) -> None:
-            """Record a program's output. ``nothing``: exit code of the program if it has nothing to list."""
+            """Record a program's output or failure. ``nothing``: the program's exit code if it has nothing to
+            list."""
             code, text = self._run([programs[program], option])
             found = read(text)
             if code != nothing and (bad := message_pair.failure(code, text) or _silent(text, found)):
@@ -118,7 +119,7 @@ class Fabric:
     def _end(
         self, command: Sequence[str], env: Mapping[str, str], rounds: int
     ) -> tuple[dict[str, Json], dict[str, Json] | None]:
-        """The result of this end's program, and that of the other end's if it arrived before."""
+        """The result of this end's program, and the other end's result if it arrived first."""
         program, serves, port = command[0], self._place == 0, 0
         judge = partial(
             message_pair.judge, rounds=rounds, has_result=message_pair.has_result(program, serves=serves)
@@ -222,9 +223,7 @@ def _free_port() -> int:
 
 
 def _listens(port: int) -> bool:
-    """Whether a process listens on this port; connecting to it would be mistaken for the other end.
-
-    Raises `OSError` if the kernel does not list its sockets.
-    """
+    """Whether a process listens on this port, according to the kernel. (A test connection would be taken for
+    the other end.) Raises `OSError` if the kernel does not list its sockets."""
     table = Path("/proc/net/tcp").read_text(errors="replace") + quietly(Path("/proc/net/tcp6"))
     return re.search(rf":{port:04X} [0-9A-F]+:[0-9A-F]+ {_LISTENING} ", table) is not None

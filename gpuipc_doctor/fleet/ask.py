@@ -48,14 +48,15 @@ MAX_WORDS = 8 << 10
 """Bytes of a launcher's output to keep."""
 
 GRACE_S = 5.0
-"""Seconds from SIGTERM (srun cancels its step or job) to SIGKILL, and to wait for the last output."""
+"""Seconds from SIGTERM, at which srun cancels its step or job, to SIGKILL; also seconds to wait for the last
+output."""
 
 NO_INPUT = Path(os.devnull)
 
 NOT_ASKED = "not run: the time budget for all nodes was exhausted"
 
 _OBJECT = re.compile(rb"^\{(?=\s*\"|\s*\Z|\})", re.MULTILINE)
-"""Start of a possible document: a banner may contain a brace, but not an object with a key."""
+"""Start of an object that may be the answer. A login banner may contain a brace, but not before a key."""
 
 SUMMARY_BEGINS = b'{"node":'
 """First field of a summary, which is one line."""
@@ -66,7 +67,7 @@ _ENDED = "Exited with exit code"
 """Part of srun's error for a task that started and failed. Its other errors mean that no task started."""
 
 _WRONG, _OWN = "Error: ", "gpuipc-doctor: "
-"""Prefixes of the tool's own lines: click's usage errors, and all others."""
+"""Prefixes of this tool's messages: click's for usage errors, and the tool's own for all others."""
 
 _CARRY = """\
 umask 077
@@ -75,7 +76,8 @@ seconds=$2; export GPUIPC_DOCTOR_PYTHON="$3"; shift 3
 timeout "$seconds" sh "$file" --once "$@" < /dev/null
 exit $?
 """
-"""Shell script that saves a shipped file from standard input, privately, and runs it; `--once` removes it."""
+"""Shell script that saves a shipped file from standard input, readable for its user only, and runs it with
+`--once`, which removes the file."""
 
 _TIMED = 'timeout "$@"; exit $?'
 """Ends a command on its node. The shell exits with a code where timeout(1) would be killed by a signal: ssh
@@ -180,7 +182,7 @@ class Target:
 
 
 class Listener(Protocol):
-    """Called with the results of targets."""
+    """Has the methods that `ask` calls when a target starts and ends."""
 
     def started(self, name: str) -> None: ...
     def finished(self, report: NodeReport, full: bytes) -> None: ...

@@ -33,10 +33,8 @@ MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class CheckTransition:
-    """Change of a check on some nodes, as reported by the first of them.
-
-    ``key`` names the later run's finding, else the earlier run's.
-    """
+    """Change of a check on some nodes, with the texts of the first node. ``key`` names the later run's
+    finding, or the earlier run's if there is none."""
 
     check: str
     key: str
@@ -50,7 +48,7 @@ class CheckTransition:
 
 @dataclass(frozen=True, slots=True)
 class ChangedValue:
-    """Values of a fact on some nodes; empty: not found."""
+    """Values of a fact on some nodes before and after; a value that was not found is empty."""
 
     before: str
     after: str
@@ -69,7 +67,7 @@ class FactChange:
 class SpeedChange:
     """A changed figure: its medians, and the median change per node.
 
-    ``ratio`` is the later by the earlier figure, or the inverse if more is better: above 1 is slower.
+    ``ratio`` is later / earlier, or earlier / later if more is better: above 1 is slower.
     """
 
     name: str
@@ -108,7 +106,7 @@ class Changes:
 
     @property
     def nodes(self) -> Mapping[str, tuple[str, ...]]:
-        """Nodes by their worst change, and those that answered in one run only: ``lost`` and ``new``."""
+        """Nodes by their worst change. ``lost`` and ``new`` have the nodes that answered in one run only."""
         lost = {node for silence in self.lost for node in silence.nodes}
         left = {report.node for report in self.after.answered} - set(self.new)
         sets = {"lost": tuple(sorted(lost)), "new": self.new}

@@ -52,7 +52,7 @@ class Content:
     lost: tuple[Lost, ...]
     facts: tuple[FactChange, ...]
     drift: dict[str, tuple[str, ...]]
-    """Facts that differ between nodes, in the earlier and in the later run."""
+    """For the earlier and the later run: the facts that differ between nodes."""
     figures: tuple[SpeedChange, ...]
     slow: tuple[Outlier, ...]
 

@@ -28,7 +28,8 @@ from gpuipc_doctor.site import bounded
 from gpuipc_doctor.site.bounded import Unreadable
 
 SUMMARY, FULL, LOCK = ".summary.json.gz", ".json", ".lock"
-"""A summary is compressed so that it takes one block of a file system: 10 kB of facts become 4 KiB."""
+"""Suffixes of a node's summary and full report, and the lock's name. A compressed summary takes one block of
+a file system: 10 kB of facts become 4 KiB."""
 
 PLAIN_SUMMARY = ".summary.json"
 """Suffix of summaries written by earlier versions."""
@@ -129,7 +130,8 @@ def _sharing(report: NodeReport, seen: dict[object, Any]) -> NodeReport:
 
 
 def lacking(wanted: Iterable[str], there: Collection[str]) -> list[str]:
-    """The nodes of ``wanted`` without a report in ``there``, under neither the short nor the full name."""
+    """The nodes of ``wanted`` without a report in ``there``. A short name and its full name are the same
+    node."""
     short = {name.partition(".")[0] for name in there}
     return [
         node

@@ -187,7 +187,6 @@ def _drifts(fleet: Fleet, most: int) -> Section:
 
 
 def _drift(fleet: Fleet, drift: Drift) -> str:
-    """For example ``nvidia-driver: 570.86 on nid[17,420], known bad (…); 580.95.05 on the other 1998``."""
     common, *rare = drift.values
     parts = [(held, fleet.folder.brief(held.nodes)) for held in rare]
     parts.append((common, f"the other {len(common.nodes)}"))
@@ -295,7 +294,8 @@ def judged(fleet: Fleet) -> Iterator[ExplainedProblem]:
 def _cause(
     fleet: Fleet, problem: Problem, cause: IssueOnNodes, told: set[tuple[str, str]]
 ) -> tuple[Item, Item]:
-    """A known issue and its remedy, without texts in ``told``, to which this issue's texts are added."""
+    """A known issue and its remedy, without the texts in ``told``. The issue's texts are added to
+    ``told``."""
     before = {text for issue, text in told if issue == cause.issue}
     told.update((cause.issue, text) for text in (cause.title, cause.reason, cause.remedy))
     on = f" on {fleet.folder.brief(cause.nodes)}" if len(cause.nodes) < len(problem.nodes) else ""

@@ -85,7 +85,7 @@ OWN_WORDS = 400_000
 at most 2 MB."""
 
 SHORT_REASON = 60
-"""Maximum characters of a reason when `OWN_WORDS` are used up; the finding has the full text."""
+"""Maximum characters of a reason once a page has `OWN_WORDS`; the finding has the full text."""
 
 
 def html(fleet: Fleet) -> str:

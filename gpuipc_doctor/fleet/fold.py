@@ -40,7 +40,8 @@ REMEDIES = {
 """State → remedy; ``{node}`` stands for the first node in this state."""
 
 _FIGURE = re.compile(r"\b\d[\d.:]{3,}")
-"""Job ids, addresses, times and sizes, but not exit codes and ports, which are shorter."""
+"""Numbers that differ between messages of one cause: job ids, addresses, times and sizes. Exit codes and
+ports are shorter and stay."""
 
 EXPECTED_SKIPS = frozenset({"disabled", "no-fabric-here", "suppressed"})
 """Keys of SKIPs that a site config requests."""
@@ -64,7 +65,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class IssueOnNodes:
-    """A known issue of a finding, with the nodes whose reports give the same title, reason and remedy."""
+    """A known issue of a finding, and the nodes on which it has the same title, reason and remedy."""
 
     issue: str
     relation: Relation
@@ -76,7 +77,7 @@ class IssueOnNodes:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding with all nodes that have it; the text is that of the first, the ``example``."""
+    """One finding with all nodes that have it. The texts are those of the first node, the ``example``."""
 
     check: str
     key: str
@@ -119,7 +120,8 @@ class MissingReports:
 
 @dataclass(frozen=True, slots=True)
 class FactValue:
-    """A value of a fact (empty: not found), and the known issues of an affected version."""
+    """A value of a fact (empty if not found), the nodes with it, and the known issues that affect this
+    version."""
 
     value: str
     nodes: tuple[str, ...]
@@ -182,7 +184,7 @@ class Fleet:
         return tuple(report.node for report in self.reports if report.simulated)
 
     def nodes(self, *statuses: Status) -> tuple[str, ...]:
-        """Nodes with one of these worst statuses."""
+        """Nodes whose worst status is one of ``statuses``."""
         return tuple(node for group in self.groups if group.status in statuses for node in group.nodes)
 
     @property
@@ -282,7 +284,6 @@ def _cause(report: NodeReport) -> str:
 
 
 def _drifts(reports: Sequence[NodeReport]) -> Iterator[Drift]:
-    """Facts that differ between nodes."""
     models = [", ".join(f"{n} × {name}" for name, n in sorted(report.devices.items())) for report in reports]
     if len(set(models)) > 1:
         yield Drift("GPUs", _held(zip((report.node for report in reports), models, strict=True)))

@@ -66,7 +66,7 @@ TIMED_OUT = 124
 """Exit code of timeout(1)."""
 
 KILLED = 128
-"""A shell's exit code above this is the number of a signal plus this."""
+"""A shell exits with this plus the signal's number if its command was killed."""
 
 _ON_NODE = """\
 seconds=$1; shift
@@ -116,7 +116,7 @@ class _Asking:
         self._singles = asyncio.Semaphore(self.way.fanout)
         self._blocks = asyncio.Semaphore(min(BLOCKS, self.way.fanout))
         self._jobs, self._job_ended = 0, asyncio.Event()
-        """Our jobs that hold nodes, and the condition that signals the end of one of the jobs."""
+        """Number of our jobs that hold nodes, and an event that the next end of a job sets."""
         self._too_many = math.inf
         """Number of nodes in the smallest job that exceeded a limit of Slurm's."""
 
@@ -187,7 +187,8 @@ class _Asking:
         await asyncio.gather(*map(single, nodes))
 
     async def _steps(self, nodes: Sequence[str], way: LaunchOptions, *, is_first: bool = True) -> None:
-        """A step over all nodes, then one over those with truncated answers, then separate steps."""
+        """Run a step over all nodes, then one over the nodes with truncated answers, then a step for each
+        node that has not begun."""
         step = await self._step(nodes, way)
         if way.shipped and len(step.begun) < len(nodes):
             await _remove([node for node in nodes if node not in step.begun], way)
@@ -275,8 +276,6 @@ async def _reason(job: str) -> bytes:
 
 
 class _Answers(Channel):
-    """Parses a block's answers as they arrive."""
-
     def __init__(self, nodes: Iterable[str], listener: Listener, deadline_s: float) -> None:
         super().__init__()
         self._listener, self._deadline_s = listener, deadline_s

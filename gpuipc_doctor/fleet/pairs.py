@@ -30,8 +30,6 @@ class Rounds:
 
 @dataclass
 class _Round:
-    """Collects the answers of one round."""
-
     told: Rounds
     pairs: dict[str, Pair]
     progress: Callable[[int, int], None]
@@ -86,8 +84,8 @@ def arguments(partner: str) -> tuple[str, ...]:
 def outcome_of(report: Report) -> Outcome:
     """A report's result for the pair; `Outcome.SILENT` if no probe between the nodes completed.
 
-    The result is that of `CHECK`, or of all other checks if `CHECK` did not run (no MPI). A SKIP of another
-    check is ignored, because such checks try all libraries; a FAIL of any check counts.
+    A FAIL of any check counts. Otherwise the result is that of `CHECK`. If `CHECK` did not run (no MPI), the
+    other checks count, but not their SKIPs: such checks try all libraries.
     """
     told: dict[str, set[Status]] = {}
     for result in report.results:

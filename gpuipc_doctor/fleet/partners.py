@@ -23,7 +23,7 @@ FAILURES = 5
 """Failures that make a node bad (with at least two proven partners) or make a pair bad."""
 
 UNSTABLE = 2
-"""A node is unstable if it fails with this many partners and passes with this many."""
+"""Number of flaky pairs that make the node which they share unstable."""
 
 _NO_TOPOLOGY: Topology = {}
 
@@ -55,8 +55,6 @@ class Blame:
 
 
 class _Record:
-    """The runs so far, by node."""
-
     def __init__(self, runs: Iterable[Run]) -> None:
         self.outcomes: dict[frozenset[str], list[Outcome]] = defaultdict(list)
         self.met: dict[str, set[str]] = defaultdict(set)
@@ -109,9 +107,9 @@ def next_round(
 ) -> list[Pair]:
     """The next pairs after these rounds; empty after `MAX_ROUNDS` rounds, or if no pair helps.
 
-    ``nodes`` are in topological order, neighbours side by side. With ``across`` the first round pairs each
-    node with a node of the other half, so that messages cross switches. A node may be in several pairs of a
-    later round, which must run one at a time.
+    ``nodes`` are in topological order. With ``across`` the first round pairs each node with a node of the
+    other half, so that messages cross switches. In a later round a node may be in several pairs, which must
+    run one at a time.
     """
     if len(rounds) >= MAX_ROUNDS:
         return []

@@ -87,8 +87,6 @@ def ask(nodes: Sequence[str], way: LaunchOptions, listener: Listener) -> None:
 
 
 class _Answers(EventHandler):  # type: ignore[misc]
-    """Assembles answers line by line."""
-
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._lines: dict[tuple[str, str], list[bytes]] = defaultdict(list)

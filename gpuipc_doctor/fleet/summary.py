@@ -218,7 +218,6 @@ def _known(report: Report, issues: Container[str]) -> Iterator[MatchedIssue]:
 
 
 def _figures(report: Report) -> dict[str, Figure]:
-    """Figures by check and name of the measurement."""
     from statistics import median
 
     values: dict[str, list[float]] = {}

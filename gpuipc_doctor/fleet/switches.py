@@ -23,12 +23,12 @@ FEWEST = 2
 """Number of nodes below a switch that must fail with nodes of other switches to blame the switch."""
 
 FEWEST_SILENT = 3
-"""As `FEWEST`, if the nodes below the switch also fail with each other: two nodes may both be bad."""
+"""Like `FEWEST`, for a switch whose nodes also fail with each other: two nodes may both be bad."""
 
 
 OTHERS = 3
-"""Number of other switches whose nodes must have failed with those of a cut-off switch. If fewer of them have
-other contacts, all of these must have failed."""
+"""Number of other switches whose nodes must have failed with nodes of a cut-off switch. If fewer other
+switches are usable, all usable ones must have failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,15 @@ class Switches:
         crossed = {switch for link in {*self._passes, *self._failing} for switch in link}
         switches = set(topology.values())
         self.uncrossed = sorted(switches - crossed) if len(switches) > 1 else []
-        """The switches of which no message to or from another switch has a known result."""
+        """The switches for which the result of each message to or from another switch is unknown."""
 
     def _switch(self, node: str) -> str:
         """The node's switch; a node that the topology lacks has a switch of its own."""
         return self._topology.get(node, f"?{node}")
 
     def _failed(self, switch: str, beside: Collection[str] | None = None) -> dict[str, set[str]]:
-        """Nodes of a switch that failed with nodes of other switches, and their partners (in ``beside``, if
-        given)."""
+        """Node of the switch → the nodes of other switches with which it failed, only those in ``beside`` if
+        it is given."""
         failed: dict[str, set[str]] = defaultdict(set)
         for link, pairs in self._failing.items():
             if switch in link:
@@ -156,7 +156,8 @@ class Switches:
         return node not in self._topology and bool(set(self._sizes) - self._reaching - self._met[node])
 
     def to_try(self, nodes: Sequence[str], proven: Collection[str]) -> list[Pair]:
-        """Pairs that distinguish a bad switch from bad nodes: of nodes below it, then of some with others."""
+        """Pairs that distinguish a bad switch from bad nodes: nodes below the switch with each other and with
+        other nodes."""
         return [*self._inner(nodes, proven), *self._across(proven), *self._unknown(nodes, proven)]
 
     def _inner(self, nodes: Sequence[str], proven: Collection[str]) -> list[Pair]:
@@ -171,9 +172,10 @@ class Switches:
         return pairs + [(node, partners[switch]) for switch, node in alone.items() if switch in partners]
 
     def _unknown(self, nodes: Sequence[str], proven: Collection[str]) -> list[Pair]:
-        """Failing nodes that the topology lacks, each paired with a node of each switch that is cut off.
+        """Pairs of a failing node that the topology lacks and a node of each switch that is cut off.
 
-        A failing node may be below that switch. The switch's node has passed below it, or is its only node.
+        The failing node may be below that switch. The switch's node has passed below the switch, or is its
+        only node.
         """
         partners = {self._topology.get(node, ""): node for node in proven}
         switches = self._suspects & self._inner_pass & set(partners)
