@@ -27,7 +27,7 @@ BOUNDARIES = (2 << 30, 4 << 30)
 
 
 RESTED = 0
-"""Key in `Answer.made` for the figures of an idle process; the other keys are object numbers, from 1."""
+"""Key of `Answer.made` for the figures of an idle process. The other keys are numbers of objects, from 1."""
 
 
 class Order(NamedTuple):
@@ -48,7 +48,8 @@ class Answer(NamedTuple):
 
     done: int
     made: dict[int, Any]
-    """Exported object → its handle; `RESTED` → the process's usage, by `leaks.NOISE`."""
+    """Number of an exported object → its handle; `RESTED` → the usage of the idle process, as in
+    `leaks.NOISE`."""
     compared: int
     """Bytes read and compared."""
     what: str = ""
@@ -121,8 +122,8 @@ class Actor:
         return thing
 
     def _get(self, number: int) -> Any:
-        """Return an object after making its context current. The process's current context stays current for
-        an object without context."""
+        """Return an object after making its context current. If the object has no context, the process's
+        current context is used."""
         context = self._context_of[number]
         self._enter(self._current if context == NO_CONTEXT else context)
         return self._things[number]
@@ -208,7 +209,6 @@ class Actor:
         os.waitpid(pid, 0)
 
     def _stream(self, streams: dict[int, GpuStream] | None = None) -> GpuStream:
-        """The stream of the context that is current."""
         streams = self._streams if streams is None else streams
         if self._entered not in streams:
             streams[self._entered] = self._gpu.create_stream()

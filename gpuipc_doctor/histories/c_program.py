@@ -1,4 +1,4 @@
-"""A history as a C program for the driver's vendor: no header and no library of ours, one `dlopen`.
+"""A history as a C program that needs only the vendor's driver, which it loads with `dlopen`.
 
 Each process of the history is a process of the program, forked before the driver is loaded. The first process
 lets all take their steps in order, prints each step, and stops at the first that fails. All processes wait

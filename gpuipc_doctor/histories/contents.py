@@ -39,7 +39,8 @@ def first_difference(found: bytes, expected: bytes) -> int:
 
 
 def stamp_at(found: bytes, at: int, offset: int) -> int:
-    """The stamp in the whole word around ``found[at]``, else 0. ``offset`` is that of ``found[0]``."""
+    """The stamp in the word around ``found[at]``, or 0 if the word is cut. ``offset`` is the offset of
+    ``found[0]``."""
     place = (offset + at) % PERIOD
     begin = at - place % 8
     if place >= PERIOD - 3 or begin < 0 or begin + 4 > len(found):

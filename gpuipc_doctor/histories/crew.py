@@ -27,7 +27,7 @@ NEEDS = {
     "import-pool": "export-descriptor",
     "import-pointer": "export-pointer",
 }
-"""Operation on an imported object → the order with which the object's exporter must first export it."""
+"""Operation that imports an object → the order with which the object's exporter must first export it."""
 
 
 HANDLES = ("open", "import-pointer", "import-fabric")
@@ -136,7 +136,7 @@ class Crew:
         return returned
 
     def _unless_it_ends(self, batch: Batch, talk: Callable[[], Disagreement | None]) -> Disagreement | None:
-        """The result of ``talk``, or the operation of ``batch`` that a process did not complete."""
+        """The result of ``talk``, or the disagreement if the process ends or hangs."""
         try:
             return talk()
         except ChildGone as gone:

@@ -30,7 +30,7 @@ RACE_TRIES = 4
 """Replays of a history in which processes act at the same time: their order differs from run to run."""
 
 SIGN_OF_LIFE = 40
-"""Operations of a replay between two progress reports; each takes some ms, more under load."""
+"""A replay reports progress after this many operations. Each takes some ms, more under load."""
 
 HANG_FRACTION = 0.4
 """Fraction of the usual time limit for a driver call in a replay of a history that hung."""
@@ -156,8 +156,6 @@ def explore(bench: Bench, generator: Generator, operations: int, time_s: float) 
 
 
 class _Exploration:
-    """A random history, epoch by epoch."""
-
     def __init__(self, bench: Bench, generator: Generator, explored: Explored) -> None:
         self.explored = explored
         self._bench = bench

@@ -27,10 +27,8 @@ REPLAY = "replay it from the JSON report: gpuipc-doctor replay FILE"
 
 
 def extent(ctx: Context, operations: int, runs: int = 1) -> dict[str, Json]:
-    """Params of a probe: seed (None: each run makes its own), number of operations, and seconds of each run.
-
-    ``operations``: their number in the acceptance tier.
-    """
+    """Parameters of a probe: the seed (None if each run makes its own), and each run's number of operations
+    and seconds. ``operations`` is the number in the acceptance tier."""
     seed, number, time_s = (None, UNBOUNDED, SOAK_S) if ctx.tier is Tier.SOAK else (SEED, operations, TIME_S)
     return {
         "seed": ctx.options.get("seed", seed),

@@ -107,7 +107,7 @@ WAYS = ("legacy-ipc", "vmm-ipc", "fabric-handles", "pool-ipc")
 """Ways of sharing memory, by capability."""
 
 FOCUS = 0.6
-"""Probability that an epoch uses only one sharing method, so that its objects interact often."""
+"""Probability that an epoch uses only one sharing method, so that its operations often meet on one object."""
 
 HUGE_EPOCHS = 0.1
 """Probability that an epoch of a wide history uses huge memory."""
@@ -209,12 +209,12 @@ class Generator:
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
         self._chance = Random(~self.seed)
-        """Decides what changes no operation, so that a seed always gives the same operations."""
+        """Makes choices that do not change the operations, so that a seed always gives the same
+        operations."""
         self._at_once = False
         self.model = Model(History(self.backend, self.plans, peers=self.peers))
         self._numbers = 0
         self._crew: list[int] = []
-        """The processes that take part in the epoch."""
         self._epochs = 0
         self._latest = 0
         self._expected = NOTHING
@@ -532,7 +532,6 @@ class Generator:
     # -- the end of an epoch ------------------------------------------------------------------------------
 
     def _look(self) -> Iterator[Operation]:
-        """Read all readable memory."""
         for thing in sorted(self.model.of_kind(*USABLE), key=lambda thing: thing.by):
             yield from self._try("read", thing.by, on=thing.number)
 

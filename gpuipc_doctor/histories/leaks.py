@@ -12,7 +12,7 @@ NOISE = {"descriptors": 0, "threads": 0, "addresses": 0, "device": 0, "host": 5 
 """Figure → growth over the last third of the repetitions that counts as noise; see `api.process_ledger`."""
 
 SUSPECT = {"descriptors": 1, "threads": 1, "addresses": 64 << 10, "device": 64 << 10, "host": 1 << 20}
-"""Figure → rise since the last idle time that makes the figure suspicious; its epoch is then repeated."""
+"""Figure → rise since the last idle time from which the figure is suspicious. The epoch is then repeated."""
 
 WORDS = {
     "descriptors": "open descriptors",
@@ -25,7 +25,7 @@ WORDS = {
 BYTES = {"addresses", "device", "host"}
 
 TRIED, CERTAIN = 12, 24
-"""Repetitions of a history while it is shrunk, and before a leak is reported."""
+"""Number of repetitions while a history is shrunk, and number before a leak is reported."""
 
 _NEXT = 1 << 20
 """Added to the numbers of objects and writes in each repetition."""

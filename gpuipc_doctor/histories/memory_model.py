@@ -20,7 +20,7 @@ class Storage:
     """One allocation of device memory, which any number of objects can refer to."""
 
     number: int
-    """Number of the object that allocated it."""
+    """Number of the object for which the memory was allocated."""
     owner: int
     device: int
     nbytes: int
@@ -58,10 +58,8 @@ class Process:
 
 
 class Expected(NamedTuple):
-    """The contents that an operation reads or writes (0 if unknown), and their size in bytes.
-
-    ``beside``: whether another process may still be performing earlier operations when this one begins.
-    """
+    """The contents that an operation reads or writes (0 if unknown), and their size in bytes. ``beside``:
+    whether another process may still be performing earlier operations when this operation begins."""
 
     stamp: int
     nbytes: int
@@ -93,12 +91,12 @@ ALONE = {
     "idle",
     "rest",
 }
-"""Operations that involve two processes or all; the processes not involved are idle meanwhile."""
+"""Operations that involve other processes. All processes that are not involved are idle meanwhile."""
 
 ENDS = {"free", "free-to-pool", "destroy-pool"}
 WRITES = {"write", "copy", "copy-across-streams"}
 BEGINS = {"allocate", "create", "create-fabric", "create-pool", "allocate-from-pool"}
-"""Operations that change the memory of ``on`` or its contents, and operations that create memory."""
+"""`ENDS` and `WRITES` change the memory of the object ``on`` or its contents; `BEGINS` create memory."""
 
 
 class Model:
@@ -113,7 +111,7 @@ class Model:
         self.things: dict[int, Thing] = {}
         self.made: set[int] = set()
         self._group: dict[int, tuple[set[int], set[int]]] = {}
-        """Process → (storages that it uses, storages that it changes), in operations that may run at the same
+        """Process → (storages that it uses, storages that it changes) in operations that may run at the same
         time."""
         self._is_closed = False
 
@@ -153,8 +151,8 @@ class Model:
     def joins(self, operation: Operation) -> bool:
         """Whether another process may still be performing the latest operations while this one begins.
 
-        Their order must not matter: no process may change memory, or its contents, that another uses. (Each
-        process performs its own operations in order.)
+        Neither process may change memory, or its contents, that the other uses. (Each process performs its
+        own operations in order.)
         """
         others = [touched for by, touched in self._group.items() if by != operation.by]
         if self._is_closed or not 0 < len(others) < AT_ONCE or operation.do in ALONE:
@@ -260,7 +258,8 @@ class Model:
         return ""
 
     def _beside_stale(self, operation: Operation, buffer: Thing) -> bool:
-        """Whether the process has freed small memory of this exporter open, and ``buffer`` is also small."""
+        """Whether ``buffer`` is small and the process still has freed small memory of the same exporter
+        open."""
         if self.allows("open small memory beside a stale mapping of small memory"):
             return False
         return buffer.storage.nbytes < GRANULE and any(

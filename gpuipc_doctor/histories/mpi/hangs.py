@@ -52,7 +52,8 @@ def _reached(role: RoleOutcome) -> tuple[int, int]:
 
 
 def is_last_wait(role: RoleOutcome) -> bool:
-    """Whether the rank waits for a request that its part of the history left pending."""
+    """Whether the rank has performed its part of the history and waits for a request that is still
+    pending."""
     return bool(role.records["do"] == END and role.operation == "MPI_Wait")
 
 

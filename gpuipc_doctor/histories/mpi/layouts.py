@@ -38,7 +38,7 @@ class Layout:
         return self.begin + nbytes + self.split
 
     def spread(self, data: bytes, whole: int, total: int) -> bytes:
-        """A buffer of ``total`` bytes that received ``data``: the first bytes of a message of ``whole``
+        """A buffer of ``total`` bytes that has received ``data``, the first bytes of a message of ``whole``
         bytes."""
         image = bytearray([BLANK]) * total
         if self.block:
@@ -62,4 +62,4 @@ LAYOUTS: Mapping[str, Layout] = {
     "blocks-of-256": Layout(block=256, stride=512),
     "two-blocks": Layout(split=16),
 }
-"""Kind of an operation's message → layout."""
+"""Value of `Operation.kind` → layout of the message."""

@@ -27,7 +27,7 @@ SMALL = (1, 2, 4, 8, 16, 32, 63, 64, 128, 256, 512, 1000, 1024)
 MIDDLE = (1024, 2048, 4096, 8192, 12000, 16384, 32768, 65536)
 LARGE = (256 << 10, 1 << 20, (1 << 20) + 40)
 HUGE = (4 << 20,)
-"""Message sizes in bytes, beside those around the library's protocol thresholds."""
+"""Message sizes in bytes. The sizes around the library's protocol thresholds are added to them."""
 
 ALONE = 16 << 20
 """Bytes of a huge message, which is sent only while no other message is in transit."""
@@ -297,7 +297,7 @@ class Generator:
         return self._try(operation)
 
     def _can_be_sent(self, posted: Operation) -> bool:
-        """Whether some rank can send the message for a receive, regardless of what earlier receives match."""
+        """Whether some rank can send the message for a receive, whatever earlier receives match."""
         if any(
             (other.posted.by, other.posted.peer, other.within) == (posted.by, ANY_SOURCE, posted.within)
             for other in self.model.pending
@@ -355,7 +355,8 @@ class Generator:
             self._match(epoch, self.random.choice(parts))
 
     def _match(self, epoch: Epoch, part: Part) -> bool:
-        """Have a rank perform the operation that ``part`` waits for, or one that must come before it."""
+        """Have a rank perform the counterpart of ``part``, or an operation that must come before the
+        counterpart."""
         if isinstance(part, Message):
             sent = part.sent
             if sent.peer in self.model.blocked:

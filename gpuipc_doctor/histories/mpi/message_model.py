@@ -74,7 +74,7 @@ Part = Message | Receive
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request. ``parts``: its active sends and receives. ``again``: what it starts if it is persistent."""
+    """A request. ``parts`` has its active sends and receives. A persistent request starts ``again``."""
 
     by: int
     parts: tuple[Part, ...] = ()
@@ -90,7 +90,8 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Messages received or sent when an operation returns; for a probe, ``parts`` has the message found."""
+    """Messages that are received or sent when an operation returns. For a probe, ``parts`` has the message
+    found."""
 
     parts: tuple[Part, ...] = ()
 
@@ -338,7 +339,8 @@ class Model:
         return message
 
     def _open_to(self, receive: Receive) -> list[Message]:
-        """The messages that a receive could match now: each sender's first, lowest rank first."""
+        """The messages that a receive could match now: the first one of each sender, in the order of
+        ranks."""
         return [message for message in self.unexpected if receive.accepts(message)]
 
     def _post(self, posted: Operation) -> Receive:
@@ -477,7 +479,6 @@ def _is_matched(part: Part) -> bool:
 
 
 def _sending(start: Operation, again: Operation) -> Operation:
-    """The send that a persistent request starts."""
     return replace(again, do="isend", stamp=start.stamp)
 
 

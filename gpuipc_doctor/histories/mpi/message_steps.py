@@ -69,7 +69,7 @@ def step(operation: Operation) -> str:
 
 
 def short_name(operation: Operation) -> str:
-    """The name of an operation in ``history`` of known issues."""
+    """The name of an operation as in the field ``history`` of known issues."""
     receives = "{source}" in SENTENCES[operation.do]
     return "receive-from-any-source" if receives and operation.peer == ANY_SOURCE else operation.do
 

@@ -108,7 +108,8 @@ class Rank:
     def end(self) -> None:
         """Complete pending requests and release all objects.
 
-        Records for each request the operation that began it: a hang or wrong data is attributed to it.
+        Before each wait, the operation that began the request is recorded, to attribute a hang or wrong data
+        to this operation.
         """
         for number, parts in list(self._parts.items()):
             request, self._at = self._requests[number], parts[0].at
@@ -160,15 +161,12 @@ class Rank:
         return [at, 1, self._types[kind, nbytes]]
 
     def _reach(self, number: int, kind: str, nbytes: int) -> int:
-        """Bytes of a buffer that are written before a message and compared after it: up to a page's end.
-
-        Most buffers are larger than their messages: comparing them in full tripled the bytes compared.
-        """
+        """Bytes of a buffer that are written before a message and compared after it, up to a page's end.
+        Comparing whole buffers would triple the bytes."""
         behind = LAYOUTS[kind].extent(nbytes) + MARGIN
         return min(behind + -behind % PAGE + PAGE, self._buffers[number].memory.nbytes)
 
     def _image(self, kind: str, nbytes: int, stamp: int, number: int, came: int) -> bytes:
-        """The expected start of a buffer after the first ``came`` bytes of a message have arrived."""
         total = self._reach(number, kind, nbytes)
         if kind == "":
             data = contents(stamp, came)
@@ -241,7 +239,6 @@ class Rank:
     # -- messages -----------------------------------------------------------------------------------------
 
     def _number(self, process: int, within: int) -> int:
-        """Rank of a process in a communicator."""
         return self._mpi.size - process if self._reversed[within] else process - 1
 
     def _source(self, operation: Operation) -> tuple[int, int]:

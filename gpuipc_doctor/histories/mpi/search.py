@@ -1,8 +1,7 @@
 """Shrink a history in which ranks disagree with the model, over several launches.
 
-A launch tries the histories that the shrinker would try next if each of them passed, and ends at the first
-that fails. The state is a `Search`, passed from probe to probe as JSON; the state and the last launch's
-result determine the next probe.
+A launch tries one history after the other and ends at the first that fails. The state is a `Search`, passed
+from probe to probe as JSON; the state and the last launch's result determine the next probe.
 """
 
 from __future__ import annotations
@@ -205,7 +204,7 @@ class Search:
 
 
 def _up_to(history: History, performed: Sequence[Operation], at: int) -> Sequence[Operation]:
-    """The operations up to the failing one, or all performed ones if a shorter history is not complete."""
+    """The operations up to the failing one; all performed ones if the failing one needs a later one."""
     cut = legal(history.of(performed[: at + 1]))
     return cut if cut and cut[-1] == performed[at] else performed
 
