@@ -23,7 +23,7 @@ class Recognised:
     confidence: Confidence
     relation: Relation
     reason: str
-    remedy: str
+    remedies: tuple[str, ...]
     lines: Occurrences
     """Lines of all signatures of the issue."""
     signatures: tuple[Occurrences, ...]

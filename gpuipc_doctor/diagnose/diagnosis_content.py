@@ -12,7 +12,7 @@ from gpuipc_doctor.knownissues import Confidence
 from gpuipc_doctor.knownissues.entry import Lookalike
 from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.present import markdown, terminal
-from gpuipc_doctor.present.blocks import Block, Closing, Entry, Group, Item, Lines, Parts, do, table
+from gpuipc_doctor.present.blocks import Block, Closing, Entry, Group, Item, Lines, Parts, actions, table
 from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.text import counted, sanitise, shorten
 from gpuipc_doctor.report import documents
@@ -95,7 +95,11 @@ def _blocks(diagnosis: Diagnosis, limits: Limits) -> Iterator[Block]:
 
 def _row(one: Recognised) -> tuple[str, ...]:
     maybe = "maybe " * (one.confidence is Confidence.LOW)
-    return f"{maybe}{one.issue.kind}", one.issue.id, shorten(one.remedy.partition("; or ")[0], DO_COLUMNS)
+    return (
+        f"{maybe}{one.issue.kind}",
+        one.issue.id,
+        shorten(next(iter(one.remedies), ""), DO_COLUMNS),
+    )
 
 
 def entry(one: Recognised, limits: Limits = BRIEF) -> Entry:
@@ -110,7 +114,7 @@ def entry(one: Recognised, limits: Limits = BRIEF) -> Entry:
     checks = f"gpuipc-doctor check {' '.join(issue.checks)}" if issue.checks else ""
     items += [Item(_why(one), "Why: ")]
     items += [Item(f"{other.id}; to decide: {other.decide}", "Or: ") for other in one.lookalikes]
-    items += [Item(checks, "Check: "), do(one.remedy)]
+    items += [Item(checks, "Check: "), *actions(one.remedies)]
     items.append(Item(f"gpuipc-doctor known-issues show {issue.id}", "More: "))
     about = f"{issue.id} · {one.confidence.label} confidence, {_RELATION[one.relation]}"
     return Entry(word, about, tuple(items), look, columns=7)
@@ -300,7 +304,7 @@ def _known_issue(one: Recognised) -> KnownIssue:
         "relation": one.relation,
         "reason": one.reason,
         "checks": issue.checks,
-        "remedy": one.remedy,
+        "remedy": "; or ".join(one.remedies),
         "references": [reference.url for reference in issue.references],
         "lines": _lines(one.lines),
         "lookalikes": one.lookalikes,

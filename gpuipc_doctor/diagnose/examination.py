@@ -197,7 +197,7 @@ class Examination:
             Confidence(min(max(worth + steps, Confidence.LOW), Confidence.HIGH)),
             _RELATIONS[verdict],
             reason,
-            issue.remedy(facts),
+            issue.remedies(facts),
             self._of_issue[number].occurrences(),
             tuple(self._of_part[part].occurrences() for part in parts),
         )

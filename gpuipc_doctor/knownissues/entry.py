@@ -258,7 +258,7 @@ class KnownIssue:
         )
         return max(found, default=None)
 
-    def remedy(self, facts: Iterable[Fact]) -> str:
+    def remedies(self, facts: Iterable[Fact]) -> tuple[str, ...]:
         """The workarounds for the version found, harmful ones last with a warning.
 
         If the version is unknown, each workaround is followed by the versions that it is for.
@@ -268,7 +268,11 @@ class KnownIssue:
             unsure = "" if right else f" ({self.component} {workaround.when})"
             risk = f" (can cause {workaround.risk})" if workaround.risk else ""
             said.append(f"{workaround.do}{unsure}{risk}")
-        return "; or ".join(said)
+        return tuple(said)
+
+    def remedy(self, facts: Iterable[Fact]) -> str:
+        """The `remedies` in one sentence."""
+        return "; or ".join(self.remedies(facts))
 
     def settings(self, facts: Iterable[Fact]) -> tuple[Workaround, ...]:
         """Workarounds by environment variables that are known to apply to the version found."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 DO = "Do: "
 """Prefix of a remedy."""
+ALSO = "  - "
+"""Prefix of each further remedy for the same fault."""
 
 Cell = tuple[str, str]
 """(text, status or ``-`` for its colour)."""
@@ -127,6 +129,12 @@ Block = Entry | Table | Grid | Lines | Verbatim | Notice | Parts | Closing | Gro
 
 def do(remedy: str) -> Item:
     return Item(remedy, DO)
+
+
+def actions(remedies: Iterable[str]) -> Iterator[Item]:
+    """Remedies, each on a line of its own."""
+    for number, remedy in enumerate(remedies):
+        yield Item(remedy, ALSO if number else DO)
 
 
 def table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[Table]:

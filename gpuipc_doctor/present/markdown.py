@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Parts, Table, Verbatim
+from gpuipc_doctor.present.blocks import ALSO, Block, Entry, Group, Item, Lines, Parts, Table, Verbatim
 from gpuipc_doctor.present.text import sanitise
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")
@@ -32,6 +32,7 @@ def _draw(block: Block) -> Iterator[str]:
             for item in rest:
                 if item.text:
                     lead = f"*{item.lead.strip()}* " if item.lead else ""
+                    lead = "- " if item.lead == ALSO else lead
                     yield f"{lead}{_escaped(item.text)}"
         case Lines(lines):
             yield from (f"- {_escaped(line)}" for line in lines)

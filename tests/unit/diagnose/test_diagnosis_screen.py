@@ -234,7 +234,7 @@ def test_contradiction_replaces_the_confidence() -> None:
         Confidence.MEDIUM,
         Relation.NEW,
         "the driver is a good one",
-        "",
+        (),
         lines,
         (lines,),
     )

@@ -541,7 +541,7 @@ def test_lint_names_mistakes_and_exits_with_2(tmp_path: Path) -> None:
 
 def test_risky_workaround_comes_last_with_its_risk() -> None:
     stale = SHIPPED["libfabric-mr-cache-stale-device-memory"]
-    *_, last = stale.remedy([Fact("libfabric", "1.15.2", "fi_info")]).split("; or ")
+    *_, last = stale.remedies([Fact("libfabric", "1.15.2", "fi_info")])
     assert last == "set FI_MR_ROCR_CACHE_MONITOR_ENABLED=0 (can cause wrong results)"
     risky = [workaround for issue in SHIPPED.values() for workaround in issue.workarounds if workaround.risk]
     assert risky
