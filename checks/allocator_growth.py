@@ -117,7 +117,7 @@ def judge_growth(allocator: str, program: Json) -> Finding | None:
             "{half} blocks of {block:mib} are freed and allocated each round", half=BLOCKS // 2, block=block
         ),
         Evidence.seen(
-            "{reserved:mib} of this memory is reserved by the allocator", reserved=reserved.estimate
+            "the allocator's reserved memory grows by {reserved:mib} each round", reserved=reserved.estimate
         ),
         gave_back(program),
         allocator=allocator,
@@ -134,7 +134,7 @@ def judge_kept(allocator: str, program: Json) -> Finding | None:
         "keeps",
         "{allocator}: {kept:mib} not released although every block was freed",
         gave_back(program),
-        remedy="until the process ends, no other process can use this memory",
+        remedy="restart the process if other processes need the memory",
         allocator=allocator,
         kept=program["kept"],
     )

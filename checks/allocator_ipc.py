@@ -96,7 +96,7 @@ class AllocatorIpc(Check):
 
 def judge_refusal(allocator: str, refused: str, kind: str, chosen_by: str) -> Finding:
     sees = Evidence.seen(
-        "with {chosen_by}, exporting its memory fails: {refused}", chosen_by=chosen_by, refused=refused
+        "with {chosen_by}, exporting the memory fails: {refused}", chosen_by=chosen_by, refused=refused
     )
     if kind == "plain":
         return Finding.fail(

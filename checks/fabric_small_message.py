@@ -63,8 +63,8 @@ class FabricSmallMessage(Check):
     options: ClassVar = {"sizes": SIZES_OPTION}
     control = Control(
         of="mpi-small-message",
-        right="works without MPI ({check}): suspect MPI, or how it moves device memory",
-        wrong="fails without MPI too ({check}): suspect the fabric first",
+        right="messages arrive without MPI ({check}): suspect MPI, or how MPI moves device memory",
+        wrong="messages also fail without MPI ({check}): suspect the fabric first",
     )
 
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:

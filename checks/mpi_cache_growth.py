@@ -179,7 +179,7 @@ def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
     if limit := next(iter(done.records.values())).get("not_reached"):
         return Finding.skip(
             "limit-not-reached",
-            "the memory limit is too small for messages above {variable}, {limit} B ({variant})",
+            "the memory limit is too small for messages over {limit} B, set by {variable} ({variant})",
             *evidence,
             remedy="raise the limit of device memory: `memory` in the site config",
             variable=done.params["bounded_by"],
@@ -318,8 +318,8 @@ def bounded_by(params: Mapping[str, Json]) -> str:
     if not variable:
         return ""
     if params["in_bytes"]:
-        return f"if this is a cache, limit it: set {variable} (bytes) above the largest message's size"
-    return f"if this is a cache, limit it: set {variable} to what fits in memory"
+        return f"to limit MPI's cache, set {variable} (bytes) above the largest message's size"
+    return f"to limit MPI's cache, set {variable} to what fits in memory"
 
 
 # -- the ranks --------------------------------------------------------------------------------------------

@@ -140,7 +140,9 @@ class MpiSmallMessage(Check):
             bad.append(Finding.fail("wrong-when-repeated", says, *wrong[:SHOWN]))
         latencies = [Latency(*each) for each in first["latencies"]]
         if odd := list(out_of_line(latencies)):
-            bad.append(Finding.warn("out-of-line", "a size is far slower than its neighbours", *odd))
+            bad.append(
+                Finding.warn("out-of-line", "one size is far slower than smaller and larger ones", *odd)
+            )
         yield from bad or [
             Finding.ok(
                 "right",

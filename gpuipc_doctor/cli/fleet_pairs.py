@@ -62,7 +62,7 @@ def command(
         raise click.UsageError("ranks on two nodes need an allocation of both nodes: run salloc first")
     wanted = reach.wanted()
     if len(wanted) < 2:
-        raise click.UsageError("needs at least two nodes")
+        raise click.UsageError("name at least two nodes")
     printed = slurm.topology() if way.via is Via.SLURM else ""
     topology = slurm.leaves(wanted, printed) or _of_site(reach.site(*check_options), wanted)
     wanted = slurm.ordered(wanted, printed) if printed else _by_switch(wanted, topology)
@@ -81,7 +81,7 @@ def _untried(found: Blame, *, across: bool) -> str:
 
     parts = [] if across else [UNTRIED]
     if found.uncrossed:
-        parts.append(f"any link out of {NodeSetFormatter(found.uncrossed).fold(found.uncrossed)}")
+        parts.append(f"no link out of {NodeSetFormatter(found.uncrossed).fold(found.uncrossed)} was tested")
     return "; ".join(parts)
 
 

@@ -120,7 +120,7 @@ def _subject(file: Path, checks: tuple[str, ...], also: tuple[Path, ...], before
     about = saved.report_or_job(file)
     if checks:
         if not isinstance(about, Report):
-            raise click.BadParameter("a job has no checks", param_hint="--check")
+            raise click.BadParameter("the report of a job has no checks", param_hint="--check")
         about = _narrowed(about, checks)
     documents: list[Report | JobReport] = []
     facts: list[Fact] = []

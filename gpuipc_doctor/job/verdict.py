@@ -50,7 +50,7 @@ def judge(
     polling = [rank for rank in outside if is_poll(activities[rank].operation)]
     if polling and messages is False:
         why = (
-            f"{_plural(len(polling), 'rank')} polling in {_operations(activities, polling)}: no message moves"
+            f"{_plural(len(polling), 'rank')} polling in {_operations(activities, polling)}; no message moves"
         )
         return Verdict(cause=Cause.UNKNOWN, blamed=tuple(polling), reasons=(why,))
     if len(activities) > 1 and (deaf := [rank for rank in outside if _is_at_socket(activities[rank])]):

@@ -141,7 +141,7 @@ def test_growth_names_the_rank_whose_device_fills_with_rate_and_time_left() -> N
     assert "95 % confidence interval" in rate
     assert kept == "did not level off in 33 iterations: at least 33 freed buffers are kept"
     assert "more iterations" in reach
-    assert finding.remedy.startswith("if this is a cache, limit it: set CACHE_SIZE")
+    assert finding.remedy.startswith("to limit MPI's cache, set CACHE_SIZE")
     assert growth(LEAK).remedy == ""
 
 
@@ -509,15 +509,13 @@ def test_growth_without_messages_is_subtracted() -> None:
 
 def test_remedy_for_a_limit_in_bytes_is_above_the_largest_message() -> None:
     finding = growth(LEAK, bounded_by="LIMIT", in_bytes=True)
-    assert (
-        finding.remedy == "if this is a cache, limit it: set LIMIT (bytes) above the largest message's size"
-    )
+    assert finding.remedy == "to limit MPI's cache, set LIMIT (bytes) above the largest message's size"
 
 
 def test_no_growth_proves_nothing_if_no_message_exceeded_the_limit() -> None:
     finding = growth({**FLAT, "not_reached": 4 << 30}, bounded_by="LIMIT", in_bytes=True)
     assert (finding.status, finding.key) == (Status.SKIP, "limit-not-reached")
-    assert "messages above LIMIT, 4294967296 B" in sentences.summary(finding)
+    assert "messages over 4294967296 B, set by LIMIT" in sentences.summary(finding)
 
 
 def test_counter_that_does_not_move_is_an_error() -> None:

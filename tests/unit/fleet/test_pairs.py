@@ -71,8 +71,11 @@ def test_pairs_of_neighbours_report_untested_links_between_switches(
 def test_switches_that_no_message_left_are_listed() -> None:
     """A cut-off leaf passes without --across; with it, silent nodes may leave a leaf untested."""
     found = Blame(uncrossed=("leaf1", "leaf2"))
-    assert fleet_pairs._untried(found, across=False) == f"{fleet_pairs.UNTRIED}; any link out of leaf[1-2]"
-    assert fleet_pairs._untried(found, across=True) == "any link out of leaf[1-2]"
+    assert (
+        fleet_pairs._untried(found, across=False)
+        == f"{fleet_pairs.UNTRIED}; no link out of leaf[1-2] was tested"
+    )
+    assert fleet_pairs._untried(found, across=True) == "no link out of leaf[1-2] was tested"
     assert fleet_pairs._untried(Blame(), across=True) == ""
 
 
