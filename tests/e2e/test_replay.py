@@ -329,7 +329,7 @@ def test_report_without_a_failure_has_no_c_program(tmp_path: Path) -> None:
     )
     printed = CliRunner().invoke(cli, ["report", str(report), "--format", "c"])
     assert printed.exit_code == 2
-    assert "no failure of ipc-histories" in printed.output
+    assert "only failures of ipc-histories" in printed.output
 
 
 @compiles
