@@ -14,7 +14,7 @@ IPC, MPI = "ipc-histories", "mpi-histories"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One step of one process. Objects have numbers, so that a history stays meaningful when operations are
+    """One step of one process. Objects are numbered, so that a history stays meaningful when operations are
     omitted.
 
     ``do`` is a key of `steps.SENTENCES`; ``by`` is the number of the process, from 1. ``on`` is the object
@@ -22,11 +22,11 @@ class Operation:
     an allocation. A write fills its memory with the `contents` of ``stamp``.
 
     The other fields are for MPI, where process 1 is rank 0. ``peer`` is the other process of a message, 0 for
-    any source; ``tag`` is `ANY_TAG` or the message's tag; ``within`` is the communicator, 0 for the world.
-    For a message, ``kind`` is a key of `mpi.layouts.LAYOUTS`; for an allocation, a kind of buffer.
+    any source. ``tag`` is the message's tag or `ANY_TAG`. ``within`` is the communicator, 0 for the world.
+    ``kind`` is a key of `mpi.layouts.LAYOUTS` for a message, and a kind of buffer for an allocation.
 
-    ``beside``: whether the operation begins before other processes have ended their preceding ones. They
-    must not depend on each other; see `memory_model.Model.joins`.
+    ``beside``: whether the operation may begin before the preceding operations of other processes have ended.
+    It must not depend on them; see `memory_model.Model.joins`.
     """
 
     do: str
@@ -53,7 +53,8 @@ class ProcessPlan:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Operations that processes perform in this order, one at a time unless an operation is ``beside``.
+    """Operations in the order in which processes perform them. Only those with ``beside`` overlap earlier
+    ones.
 
     A process starts with its first operation and ends when it is killed, or after the last operation.
     """
@@ -92,7 +93,8 @@ class Disagreement:
 
     ``at`` is the operation's index in the history. ``what`` is ``error``, ``data``, ``crash``, ``hang`` or
     ``leak``; ``name`` is the name of the error, signal or leaked resource. ``call`` is the driver function,
-    ``says`` one sentence. ``beside``: indices of later operations that other processes performed meanwhile.
+    and ``says`` describes the disagreement. ``beside`` has the indices of later operations that other
+    processes performed at the same time.
     """
 
     at: int

@@ -11,12 +11,10 @@ EXPORTER, IMPORTER = 1, 2
 KIB, MIB = 1 << 10, 1 << 20
 
 SIZES = (146064, 226656)
-"""Bytes of the reopened segments: the two small ones of a bug report of 2021."""
+"""Bytes of the reopened segments, from a bug report of 2021."""
 
 
 def _shared(number: int, nbytes: int) -> tuple[Operation, ...]:
-    """Operations that allocate, write, open and read a buffer. The mapping has the buffer's number plus
-    one."""
     return (
         Operation("allocate", EXPORTER, makes=number, nbytes=nbytes),
         Operation("write", EXPORTER, on=number, stamp=number),
@@ -103,10 +101,9 @@ CHECKS = tuple(_PROCEDURES)
 
 
 def of_check(check: str, devices: Sequence[str]) -> History | None:
-    """The procedure of a check on its finding's devices; None if the procedure cannot be written as a
-    history.
+    """The check's procedure as a history on these devices; None if it cannot be written as one.
 
-    The exporter is on the first device, the importer on the last.
+    The exporter uses the first device, the importer the last.
     """
     operations = _PROCEDURES.get(check)
     if not operations or not devices:

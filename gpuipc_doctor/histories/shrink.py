@@ -52,7 +52,7 @@ def shrink(
 
 
 def _in_turn(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """The operations without overlap in time, if the history still fails that way."""
+    """The operations one after the other if the history then still fails, else unchanged."""
     if any(operation.beside for operation in operations) and more():
         kept = fails([replace(operation, beside=False) for operation in operations])
         return operations if kept is None else list(kept)

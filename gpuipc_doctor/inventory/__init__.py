@@ -20,7 +20,7 @@ from gpuipc_doctor.report import sentences
 __all__ = ["CHECK", "NAMES", "SURVEYS", "learned", "merged", "of_modules", "on_disk"]
 
 CHECK = "inventory"
-"""The id under which `surveys` run; their findings are not reported as results."""
+"""Check id of the `surveys`. Reports omit the findings of this check."""
 
 SURVEYS = Path(__file__).with_name("surveys.py")
 
@@ -41,9 +41,9 @@ def merged(
 ) -> tuple[Fact, ...]:
     """The facts from drivers (``asked``) and from files (``found``), in the order of `NAMES`.
 
-    Sources that agree share a row; sources that differ (NVIDIA's kernel module and libraries of different
-    versions) have separate rows. ``foreign`` and ``surveyed`` explain missing facts: whether surveys may load
-    what the environment names, and whether there were surveys.
+    Equal values share a row. Different values, such as the versions of NVIDIA's kernel module and libraries,
+    have separate rows. Two parameters only explain missing facts. ``foreign``: whether surveys may load what
+    the environment names. ``surveyed``: whether surveys ran.
     """
     facts = [*asked, *found]
     facts += _not_asked({fact.name for fact in facts}, foreign, surveyed)
@@ -77,7 +77,7 @@ def facts_from_surveys(outcomes: Iterable[ProbeOutcome]) -> Iterator[Fact]:
 
 
 def _rows(facts: list[Fact]) -> Iterator[Fact]:
-    """One row for each value of a fact; if there is none, one row that says what was searched."""
+    """One row for each value of a fact. Without a value, one row says what was searched."""
     found = [fact for fact in facts if fact.value is not None]
     if not found:
         if facts:

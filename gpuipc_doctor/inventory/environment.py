@@ -1,7 +1,7 @@
-"""Relevant environment variables: which are set, and the effect of each in the versions found.
+"""Environment variables that affect GPU and MPI libraries, and their effect in the versions found.
 
 Libraries silently ignore variables that their version does not know, values that they do not accept, and
-misspelt names. `variables` describes each variable.
+misspelt names.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _settings(path: Path, name: str) -> Iterator[SetVariable]:
 
 
 def facts(found: Mapping[str, SetVariable], names: Iterable[str]) -> Iterator[Fact]:
-    """``env:NAME`` for each known name, set or not: a known issue may require either."""
+    """``env:NAME`` for each known name, without a value if the variable is not set."""
     for name in names:
         if one := found.get(name):
             yield Fact(f"env:{name}", "".join(c if c.isprintable() else " " for c in one.value), one.where)
@@ -90,7 +90,7 @@ def judge(
 
 
 def _judge(one: SetVariable, variable: Variable, versions: Mapping[str, list[str]]) -> Setting:
-    """The effect of a variable; if it differs between the libraries and versions found, the best one."""
+    """The effect of a variable. If libraries or versions differ in the effect, the best one counts."""
     here = [(form, version) for form in variable.forms for version in versions.get(form.library, ())]
     if not here:
         libraries = " or ".join(variable.libraries)

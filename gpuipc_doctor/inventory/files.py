@@ -89,7 +89,7 @@ def _memlock(text: str) -> str:
 
 
 def _size(nbytes: int) -> str:
-    """Bytes as ``64 MiB``, in the largest unit that is exact, or of which there are at least ten."""
+    """Bytes as ``64 MiB``."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if nbytes >> shift >= 10 or (nbytes and nbytes % (1 << shift) == 0):
             return f"{nbytes >> shift} {unit}"
@@ -147,7 +147,7 @@ def _stated(tree: Tree, name: str, file: str, find: Callable[[str], str]) -> Fac
 
 
 _PART_OF_KERNEL = ("amdgpu", "nvidia-driver")
-"""Modules that need no version in /sys/module: amdgpu is part of the kernel; NVIDIA's is in another file."""
+"""Modules for which "loaded" is never reported in place of a version."""
 
 
 # -- the kernel -----------------------------------------------------------------------------------------

@@ -43,13 +43,13 @@ class JobGpus:
     unknown: tuple[str, ...] = ()
     """Ids that match no GPU of the node."""
     missing: tuple[str, ...] = ()
-    """Ids for which the node has no GPU; always empty if a listed GPU has no number."""
+    """Ids for which the node has no GPU; empty if not all numbers of its GPUs are known."""
 
     @property
     def is_identified(self) -> bool:
         """Whether each GPU can be selected by uuid without querying a driver.
 
-        False for AMD: uuids from the kernel were never compared with those from the driver.
+        False for AMD: whether the kernel's uuids equal the driver's has not been verified.
         """
         return bool(self.chosen) and all(gpu.uuid and gpu.backend == "cuda" for gpu in self.chosen)
 
@@ -90,7 +90,8 @@ class JobGpus:
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | {name: ",".join(gpus) for name, gpus in own.items()}
 
     def numbered(self, found: Iterable[Device]) -> tuple[tuple[Device, ...], tuple[str, ...]]:
-        """(the driver's devices, numbered as in the kernel's list; selected GPUs that the driver lacks)."""
+        """(the driver's devices with the numbers of the kernel's list, selected GPUs that the driver
+        lacks)."""
         if not self.listed:
             return tuple(found), ()
         missing = {(gpu.backend, gpu.pci): gpu for gpu in self.chosen}

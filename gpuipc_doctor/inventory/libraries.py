@@ -29,7 +29,7 @@ _ENTRY = struct.Struct("<iIIIQ")
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library's file, as the node names it, and how the loader finds it."""
+    """The path of a library's file on the node, and how the loader finds it."""
 
     file: str
     via: str
@@ -146,7 +146,7 @@ _MARKS = (
 def facts(tree: Tree, libraries: Libraries) -> Iterator[Fact]:
     """Versions of libraries, read without loading them (workers load and query them).
 
-    Files whose version is known from a row of `_MARKS` are skipped by later rows.
+    If several rows of `_MARKS` match a file, the first that gives a version counts.
     """
     known: set[str] = set()
     for mark in _MARKS:

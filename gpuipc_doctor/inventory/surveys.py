@@ -66,7 +66,7 @@ LOOKED_FOR: Mapping[str, str] = {
     ),
     "acs": "no /sys/bus/pci/devices/*/config",
 }
-"""Facts that only drivers and devices have → why no survey looked for them."""
+"""Fact from drivers and devices → why no survey looked for it."""
 
 LOOKED_FOR_FOREIGN: Mapping[str, str] = {
     **dict.fromkeys(MPI_FACTS, "not found by mpi4py or the loader, nor next to mpiexec or in CRAY_MPICH_DIR"),
@@ -75,7 +75,7 @@ LOOKED_FOR_FOREIGN: Mapping[str, str] = {
     **{fact: f"no {', '.join(names)} on PATH" for fact, (names, _, _) in PROGRAMS.items()},
     **dict.fromkeys(PACKAGES.values(), f"none of {', '.join(_PACKAGE_SIGNS)}: packages were not queried"),
 }
-"""Facts that depend on the environment → why no survey looked for them."""
+"""Fact that depends on the environment → why no survey looked for it."""
 
 
 def _probe(name: str, role: Callable[[Worker], None], facts: Iterable[str], **params: Json) -> Probe:

@@ -287,13 +287,14 @@ def begin(run: RandomRun, found: Met, explored: Json, operations: int) -> Search
 
 
 FEWEST_RISES = 3
-"""Number of rises in the last third of the epochs that make a figure suspicious if it never falls there."""
+"""A figure is suspicious if it never falls in the last third of the epochs and rises at least this often
+there."""
 
 
 def losing_epoch(usages: Collection[Mapping[str, Sequence[int]]]) -> int | None:
-    """Index of the epoch to repeat, which raised a rank's usage most; None if no usage keeps rising.
+    """Index of the epoch in which a rank's usage rose most; None if no usage keeps rising.
 
-    ``usages``: for each rank, its figures after each epoch.
+    ``usages``: for each rank, name → the figures after each epoch.
     """
     for name in dict.fromkeys(name for usage in usages for name in usage):
         of_ranks = [usage[name] for usage in usages if name in usage]
@@ -309,7 +310,6 @@ def losing_epoch(usages: Collection[Mapping[str, Sequence[int]]]) -> int | None:
 
 
 def _keeps_rising(figures: Sequence[int]) -> bool:
-    """Whether the last third of the figures is above the second, or rises several times and never falls."""
     third = len(figures) // 3
     if third <= FEWEST_RISES:
         return False
@@ -320,7 +320,7 @@ def _keeps_rising(figures: Sequence[int]) -> bool:
 
 
 def repeat(run: RandomRun, epoch: int, explored: Json) -> Search:
-    """A search that repeats the epoch of this index often enough to prove a loss in each repetition."""
+    """A search that repeats the epoch with this index `CERTAIN` times."""
     history = renumber(run.history_of_last(run.epochs(epoch + 1), 1), processes=False)
     return Search(None, explored, (), "replay", shortest=replace(history, times=CERTAIN))
 

@@ -34,7 +34,7 @@ def mpi(w: Worker) -> None:
 
 
 def mpi4py(w: Worker) -> None:
-    """The MPI library that mpi4py, and so every Python program that uses mpi4py, loads."""
+    """The MPI library that mpi4py loads."""
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -52,7 +52,6 @@ def mpi4py(w: Worker) -> None:
 
 
 def _mpi_fact(text: str, where: str) -> FactRow:
-    """The fact on an MPI library; if its family is unknown, the value is its own version text."""
     identity = identify(text)
     known = identity.family in MPI_FACTS
     name, value = (identity.family, identity.version) if known else ("other-mpi", identity.title)
@@ -83,7 +82,7 @@ def _ask_ucx(w: Worker, file: str) -> None:
 
 
 _FI_TYPE_VERSION = 18
-"""`fi_tostr` of this value (enum ``fi_type``, rdma/fabric.h) returns the library's version."""
+"""Argument with which `fi_tostr` returns libfabric's version (enum ``fi_type``, rdma/fabric.h)."""
 
 
 def libfabric(w: Worker) -> None:

@@ -41,7 +41,7 @@ PACKAGES = {
     "libze-intel-gpu1": "intel-compute-runtime",
     "intel-opencl-icd": "intel-compute-runtime",
 }
-"""Package → the fact about its version. HPE's cxi-driver has version 1.0.0 in every release of SHS."""
+"""Package → the fact about its version."""
 
 
 def packages(w: Worker) -> None:
