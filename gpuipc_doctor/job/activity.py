@@ -74,8 +74,7 @@ _LIBRARY = re.compile(
     r"[(\[](libmpi|libpmpi|lib(open-)?(pal|rte)|libpmix|libuc[pstm]|libfabric|libpsm|libibverbs|libcuda|libcudart"
     r"|libamdhip|libhsa|libc\.|libc-|libpthread|ld-|linux-vdso|MPI\.)"
 )
-"""Files that a stack can pass through between the program and the system call in which MPI or a GPU driver
-waits."""
+"""Pattern for frames in MPI, its transports, GPU drivers or system libraries."""
 
 _SHARED = re.compile(r"\.so[\d.]*[)\]]$")
 _DRIVER = re.compile(r"[(\[](libcuda\.so|libamdhip64\.so|libhsa-runtime64\.so)")
@@ -93,9 +92,8 @@ _DEVICE = re.compile(
     r"|^(ncclCommFinalize|ncclCommDestroy)$"
     r"|^torch\.cuda\.synchronize$"
 )
-"""Functions that return only when the GPU has finished: those of the driver and the runtime (CUDA driver and
-runtime API, HIP runtime API: synchronisation behaviour), and of ``torch.cuda`` (PyTorch: devices, streams,
-events)."""
+"""Functions that return only when the GPU has finished (CUDA driver and runtime API, HIP runtime API:
+synchronisation behaviour; PyTorch: ``torch.cuda``)."""
 
 _NOISE_THREADS = re.compile(
     r"cuda|async|ucx|nvidia|hsa|rocm|openblas|jemalloc|pmix|hydra|libfabric|orte|gdrdrv", re.I
@@ -104,7 +102,8 @@ _NOISE_THREADS = re.compile(
 
 MOST_PLACES = 3
 MUCH_BYTES = 1 << 20
-"""Bytes. A main thread that reads and writes more over all snapshots makes progress; a log is shorter."""
+"""Bytes. A main thread that reads and writes more than this over all snapshots makes progress; logging takes
+less."""
 
 MOST_THREADS = 3
 """Maximum number of threads named for a rank whose main thread waits for another thread."""
@@ -226,10 +225,8 @@ def _approximate(snapshots: Iterable[Process], tid: int) -> list[Stack]:
 def _calls(snapshots: Iterable[Process], tid: int) -> set[Call | None]:
     """The waiting calls in which a thread was seen; None for a stack without a waiting call.
 
-    An exact stack counts with its outermost call. An approximate stack may have frames left over from earlier
-    calls. After the first frame of another library they are ignored, but they can also occur before that
-    frame (MPI_Comm_dup of Open MPI inside MPI_Allreduce). Approximate stacks are therefore used only if the
-    thread has no exact ones.
+    An exact stack counts with its outermost call. Approximate stacks are used only if the thread has no exact
+    ones, because they may have frames left over from earlier calls.
     """
     seen = [thread for snapshot in snapshots for thread in snapshot.threads if thread.tid == tid]
     exact = {_first_call(reversed(stack)) for thread in seen for stack in filter(_is_telling, thread.native)}
@@ -339,10 +336,10 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
 
 
 def _functions(snapshots: Sequence[Process], main: Thread) -> list[str]:
-    """The functions in which the thread was seen, and at how many recursion depths.
+    """The functions in which the thread was seen, with the number of recursion depths.
 
-    If the Python stack changes, these are Python functions; else functions of extensions that Python calls.
-    Without Python, they are the program's innermost functions.
+    They are Python functions if the Python stack changes. Otherwise they are the innermost functions of the
+    program, or of the extensions that Python calls.
     """
     python = [tuple(map(_without_line, snapshot.python)) for snapshot in snapshots if snapshot.python]
     if len({*python}) > 1:
@@ -372,7 +369,7 @@ def _transfers(snapshots: Sequence[Process], main: Thread) -> str:
 
 
 def _own_first(snapshots: Sequence[Process], python: Stack) -> str:
-    """The innermost frame in the program's own files, and the frame of the library that this frame called."""
+    """The program's own innermost frame, and the library's frame that it called."""
     if not python:
         return ""
     outward = len(snapshots[-1].python) - snapshots[-1].own
@@ -395,8 +392,7 @@ def _other_threads(snapshots: Sequence[Process], main: Thread) -> str:
 def _driver_that_waits(snapshots: Sequence[Process], main: Thread) -> str:
     """The driver library that all samples of a thread are in; empty if a sample is elsewhere.
 
-    The library's inner functions have no names, and the unwinder may lose the frames above them. A program
-    that only queues work is sampled in its own code as well, or on several Python lines.
+    A program that only queues work is also sampled in its own code, or on several Python lines.
     """
     stacks = _stacks(snapshots, main.tid) or _approximate(snapshots, main.tid)
     inmost = [next(dropwhile(_SYSTEM.search, stack), "") for stack in stacks]
@@ -441,7 +437,7 @@ def _path(snapshots: Sequence[Process], thread: Thread) -> tuple[str, ...]:
 
 
 def program_frames(path: Stack) -> Stack:
-    """Frames outside the first library, where samples of the same wait agree."""
+    """A stack's outer frames, up to the first library. They are equal in all samples of one wait."""
     return tuple(takewhile(lambda frame: not _LIBRARY.search(frame), path))
 
 

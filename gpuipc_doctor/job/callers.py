@@ -1,8 +1,8 @@
 """Whether the program makes progress between two calls of MPI that look alike.
 
 A rank that is stuck in a call changes the stack only below that call: its callers' frames stay the same, byte
-for byte. A loop that repeats the call changes a counter or a saved register in them. In the call's own frame,
-only the registers that it saves first are compared, because MPICH polls in the frame of MPI_Mprobe.
+for byte. A loop that repeats the call changes a counter or a saved register in the callers' frames. In the
+call's own frame only the saved registers are compared, because MPICH polls in the frame of MPI_Mprobe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from gpuipc_doctor.job.code import Code
 
 MOST_BYTES = 1 << 20
-"""Bytes of the main thread's stack that are read; they are those of its outermost frames."""
+"""Maximum bytes read of the main thread's stack, from its outermost frames."""
 
 
 def fingerprint(pid: int) -> str:

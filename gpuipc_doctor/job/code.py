@@ -58,7 +58,7 @@ class Code:
         return tuple(frame for frame in frames if frame)[:MAX_FRAMES]
 
     def called(self, address: int) -> str:
-        """The imported function that the call before this address calls; empty if unknown."""
+        """The imported function that is called just before this address; empty if unknown."""
         segment = self._segment(address)
         return called(segment.file, address - segment.begin + segment.offset) if segment else ""
 
@@ -135,9 +135,8 @@ class _Image:
         return self._function(offset)[1]
 
     def saved_registers(self, offset: int) -> int:
-        """Registers saved by the first instructions of the function at this offset: endbr64, then pushes
-        (Intel SDM).
-        """
+        """Number of registers that the function at this offset saves first: endbr64, then pushes (Intel
+        SDM)."""
         begin = self._offset(self._function(offset)[0])
         prologue = self._raw[begin : begin + 32].removeprefix(b"\xf3\x0f\x1e\xfa") if begin >= 0 else b""
         pushes = _PUSHES.match(prologue)
@@ -151,7 +150,7 @@ class _Image:
         return (start, name) if address < start + nbytes else (-1, "")
 
     def called(self, offset: int) -> str:
-        """The imported function that the call before this offset calls."""
+        """The imported function that is called just before this offset."""
         if self._raw[offset - 5 : offset - 4] == _CALL_NEAR:
             stub = self._offset(self._target(offset))
             jump = self._raw.find(_JUMP_MEMORY, stub, stub + 16) if stub >= 0 else -1
@@ -161,8 +160,7 @@ class _Image:
         return ""
 
     def _target(self, offset: int) -> int:
-        """The address to which the instruction before this offset refers; its last four bytes are the
-        distance."""
+        """The address to which the instruction before this offset refers by distance."""
         (distance,) = struct.unpack_from("<i", self._raw, offset - 4)
         return self._address(offset) + int(distance)
 
@@ -202,17 +200,18 @@ class _Image:
 
 
 def entered(inner: str, function: str) -> str:
-    """The frame of an MPI function, if the next inner frame is in MPI's library but does not name it."""
+    """``function (file)`` for an MPI function, if the frame inside it is in MPI's library but has another
+    name; else empty."""
     file = inner.strip("[]").rpartition("(")[2].strip(")")
     is_known = not MPI_LIBRARY.search(f"/{file}") or inner.removeprefix("P").startswith(f"{function} ")
     return f"{function} ({file})" if _MPI_FUNCTION.match(function) and not is_known else ""
 
 
 def called(file: str, offset: int) -> str:
-    """The imported function that the call before this offset of a file calls; empty if unknown.
+    """The imported function that is called just before this offset of a file; empty if unknown.
 
-    With it, a frame without a symbol gets a name: MPI_Waitall of MPICH 5.0 and MPI_Ssend of Intel MPI 2021
-    jump to functions that are not exported.
+    Some frames get their name this way: MPI_Waitall of MPICH 5.0 and MPI_Ssend of Intel MPI 2021 jump to
+    functions that are not exported.
     """
     image = _image(file)
     try:

@@ -1,7 +1,7 @@
 """Whether a thread in one function advances: a number in its registers or on its stack rises or falls.
 
-In a loop that ends, some number goes one way: a counter, an address, a sum. Samples of a waiting loop show
-the same few values. An endless loop may also count, so a thread that counts may still be stuck.
+A loop that ends changes some number in one direction: a counter, an address, a sum. In a waiting loop,
+numbers repeat a few values. An endless loop may also count, so a thread that counts may still be stuck.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ MOST_BYTES = 16 << 10
 """Bytes read of the main thread's outermost frames, which include the program's loops."""
 
 ONE_WAY = 8
-"""Successive changes in one direction that make a number count; an inner loop that restarts makes fewer.
-Among 100 random numbers, chance makes one count in 0.05 % of cases (100 × 2/9!)."""
+"""Successive changes in one direction after which a number counts. An inner loop that restarts makes fewer.
+Among 100 random numbers, one makes as many in 0.05 % of cases (100 × 2/9!)."""
 
 FEWEST_EQUAL = 3
-"""Minimum changes of a number that counts although it seldom changes; all of them must be equal."""
+"""Minimum changes of a number that seldom changes. It counts only if all its changes are equal."""
 
 
 def counts(values: Sequence[int]) -> bool:
-    """Whether a number's ``values``, in order of time, rise or fall for long enough."""
+    """Whether a number's ``values``, in order of time, keep rising or falling."""
     steps = [later - earlier for earlier, later in pairwise(values) if later != earlier]
     runs = groupby(step > 0 for step in steps)
     longest = max((len(list(run)) for _, run in runs), default=0)

@@ -13,7 +13,8 @@ from gpuipc_doctor.model import Relation, Setting
 from gpuipc_doctor.report import documents
 
 SCHEMA = "gpuipc-doctor/job/1"
-"""Any change to the document's fields raises this number; ``job.schema.json`` describes them."""
+"""Format of the document, which ``job.schema.json`` describes. The number grows with any change to the
+fields."""
 
 Stack = tuple[str, ...]
 """Frames, innermost first: ``function (file)``, or ``[file]`` if the function has no name."""
@@ -167,7 +168,7 @@ class Verdict:
     blamed: tuple[int, ...] = ()
     waiting: tuple[int, ...] = ()
     operation: str = ""
-    """Operation of the blamed ranks; without blamed ranks, that of the waiting ranks."""
+    """Operation of the blamed ranks, or if there are none, of the waiting ranks."""
     waits_in: str = ""
     reasons: tuple[str, ...] = ()
 
@@ -241,7 +242,7 @@ class Progress:
 
 
 GROWTH = "growth"
-"""In `JobReport.unable`, keys with this prefix name the resources whose growth could not be watched."""
+"""Prefix of keys in `JobReport.unable` for resources whose growth could not be watched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

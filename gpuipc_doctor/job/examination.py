@@ -49,7 +49,7 @@ def _ended(
 ) -> dict[int, Activity]:
     """Ranks that have ended although a script of theirs still runs, such as the one that started the program.
 
-    This is so if no process of a rank has MPI although other ranks are past MPI_Init, which needs every rank.
+    Such a rank has no process with MPI although other ranks are past MPI_Init, which needs every rank.
     """
     left: dict[int, list[str]] = {}
     for process in snapshot.processes:
@@ -92,9 +92,9 @@ def _rank(number: int, process: Process, doing: Activity, host: str) -> Rank:
 
 
 def _size_here(size: int | None, ranks: Mapping[int, Process], snapshot: Snapshot) -> int | None:
-    """The job's number of ranks if every rank that is absent here has ended; None if that is unknown.
+    """The job's number of ranks if those without a process here have all ended; None if that is unknown.
 
-    A rank may also be absent because it is on another node, or because its environment cannot be read.
+    A rank without a process here may also be on another node, or have an unreadable environment.
     """
     programs = {process.program for process in ranks.values()}
     is_hidden = any(

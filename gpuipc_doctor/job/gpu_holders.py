@@ -18,7 +18,7 @@ _VENDORS = {"cuda": "nvidia", "hip": "amd"}
 
 START_UP_S = 60.0
 SHORT_START_UP_S = 8.0
-"""Time limit for the GPU driver when its answer is optional: a hung driver must not delay the verdict."""
+"""Seconds for the GPU driver to start if the verdict does not need its answer."""
 
 
 def pids(label: str, node: Node) -> tuple[int, ...]:
@@ -78,10 +78,10 @@ def used(gpus: Sequence[GpuUse]) -> dict[int, int]:
 
 
 def watch(node: Node, interval_s: float, is_over: Callable[[Sequence[GpuUse]], bool]) -> None:
-    """Read the node's GPUs every ``interval_s`` seconds, all in one worker, until ``is_over`` returns true
-    for a reading.
+    """Read the node's GPUs every ``interval_s`` seconds, in one worker, until ``is_over`` is true for a
+    reading.
 
-    Raises `NoSuchJob` if no GPU can be read, at the start or later, and `KeyboardInterrupt`.
+    Raises `NoSuchJob` if no GPU can be read, and `KeyboardInterrupt`.
     """
     over = False
 

@@ -22,7 +22,7 @@ FEWEST = 8
 """Minimum samples for a judgement."""
 
 MOST_TIMES = 4
-"""On a busy node, sampling may take this many times the requested seconds to get `FEWEST` samples."""
+"""Maximum duration of sampling on a busy node, as a multiple of the requested seconds."""
 
 HOST, DEVICE, DESCRIPTORS, MAPPINGS = "host memory", "device memory", "descriptors", "mappings"
 THREADS = "threads"
@@ -33,7 +33,7 @@ OF_PROCESS = (HOST, DESCRIPTORS, MAPPINGS, THREADS)
 kernels (before Linux 4.5) and some sandboxes do not have."""
 
 FLOOR = {HOST: 1 << 20, DEVICE: 1 << 20, DESCRIPTORS: 1, MAPPINGS: 2, THREADS: 1, SHARED: 1 << 20}
-"""Resource → largest change over all samples that is not growth: allocators and interpreters cause it."""
+"""Resource → largest change that is not growth, since allocators and interpreters cause it."""
 
 Key = tuple[int | None, str]
 """(rank, resource); rank None for resources that belong to no rank."""
@@ -47,7 +47,8 @@ class Watched:
 
     ranks: Mapping[int, Process]
     seconds: float
-    """Seconds for which to watch; up to `MOST_TIMES` as long, until there are `FEWEST` samples."""
+    """Seconds for which to watch. With fewer than `FEWEST` samples, watching goes on up to `MOST_TIMES` as
+    long."""
     took_s: float = 0.0
     began: float = field(default_factory=lambda: time.monotonic())
     series: Series = field(default_factory=dict)
@@ -89,10 +90,10 @@ def watch(
     seconds: float,
     devices: Callable[[float, Callable[[Mapping[int, int]], bool]], None] | None = None,
 ) -> Watched:
-    """Sample these processes for this many ``seconds``.
+    """Sample these processes for this many ``seconds``. Raises `NoSuchJob` if no GPU can be queried.
 
-    ``devices(interval_s, add)`` reads device memory: at each interval it passes the bytes by pid to ``add``,
-    until ``add`` returns True. Raises `NoSuchJob` if no GPU can be queried.
+    ``devices(interval_s, add)`` calls ``add`` with the bytes of device memory by pid, at each interval until
+    ``add`` returns True.
     """
     watched = Watched(ranks, seconds)
     try:
@@ -132,7 +133,7 @@ def _sample(ranks: Mapping[int, Process]) -> Iterator[tuple[Key, int]]:
 
 
 def judge(series: Series, pids: Mapping[int, int]) -> Iterator[Growth]:
-    """Resources that still grow in the second half of the samples, unlike a cache that has filled up."""
+    """Resources that still grow in the second half of the samples."""
     for (rank, what), samples in series.items():
         if len(samples) < FEWEST:
             continue

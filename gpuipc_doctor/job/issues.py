@@ -23,7 +23,7 @@ _OF_LIBRARIES = frozenset(
         Cause.UNKNOWN,
     }
 )
-"""Verdicts that a library's fault can explain; in the others, a rank's own program is late."""
+"""Verdicts that a library's fault can explain."""
 
 _CLASSES: Mapping[Cause, frozenset[str]] = {Cause.GROWS: frozenset({"leak"})}
 _HANGS = frozenset({"hang"})
@@ -38,7 +38,7 @@ _RELATIONS = {
 
 
 def matching(report: JobReport, known: Iterable[KnownIssue]) -> Iterator[MatchedIssue]:
-    """Issues shown by a stack, and those that the loaded versions make likely for this verdict."""
+    """Issues that a stack shows, and issues that are likely for this verdict with the loaded versions."""
     groups = [(facts(ranks[0]), _text(ranks), ranks) for ranks in _alike(report.ranks)]
     classes = _CLASSES.get(report.verdict.cause, _HANGS)
     for issue in known:

@@ -65,10 +65,9 @@ _PARTNERS = (
     "{blamed} {wait} in {operation} for a partner that does not answer; "
     "{waiting} {wait_too} for {blamed} in {waits_in}"
 )
-"""The sentence if some ranks wait for a partner, and all others wait for these ranks in a collective."""
 
 _WAITING_BLAMED = (Cause.DEVICE_BUSY, Cause.MESSAGE_LOST, Cause.ALL_WAIT)
-"""Verdicts whose sentence is about the blamed ranks: these wait themselves."""
+"""Verdicts in which the blamed ranks are waiting."""
 
 _ON_A_FREE_NODE = "run gpuipc-doctor check --all on a free node"
 

@@ -16,7 +16,7 @@ _LINE = re.compile(
 
 
 class Mapping(NamedTuple):
-    """One mapping: the addresses from ``begin`` up to ``end``. They show the file from ``offset`` on."""
+    """A mapping: the addresses from ``begin`` up to ``end``, with the file's contents from ``offset`` on."""
 
     begin: int
     end: int

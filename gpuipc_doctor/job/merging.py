@@ -68,12 +68,12 @@ def differences(ranks: Sequence[Rank]) -> Iterator[Difference]:
 
 
 def _is_of_rank(values: Mapping[str, Sequence[int]], ranks: int) -> bool:
-    """Whether the value differs between all ranks, like the network interface next to a rank's GPU."""
+    """Whether every rank has its own value, as with the network interface next to its GPU."""
     return "" not in values and len(values) == ranks and ranks > 2
 
 
 def _is_binding(values: Mapping[str, Sequence[int]], hosts: Mapping[int, str]) -> bool:
-    """Whether each rank has a GPU, and all used GPUs of a node have equally many ranks."""
+    """Whether each rank has a GPU, and all GPUs in use on a node have equally many ranks."""
     by_host: dict[str, Counter[str]] = {}
     for value, ranks in values.items():
         for rank in ranks:

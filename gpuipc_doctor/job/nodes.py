@@ -36,9 +36,9 @@ def of_slurm_job(job: str) -> list[str]:
 
 
 def wanted(named: str, job: str) -> list[str] | None:
-    """The nodes to examine: those of the node set ``named``, or of the Slurm job.
+    """The nodes to examine: those of the node set ``named``, else those of the Slurm job.
 
-    Empty if that is only this node; None if Slurm lists no nodes of the job. Raises `NoSuchJob` and
+    Empty for this node only; None if Slurm lists no nodes of the job. Raises `NoSuchJob` and
     `hosts.BadNodes`.
     """
     found = nodeset.expand(named) if named else of_slurm_job(job) if job else []

@@ -20,7 +20,7 @@ from gpuipc_doctor.job.sampling import FREQUENCY_HZ, MOST_S, only_user_space, wa
 
 STACK_BYTES = 16 << 10
 BATCH = 2
-"""Threads sampled at a time: each needs a buffer, and a user may lock 516 KiB for buffers
+"""Threads sampled at a time. Each needs a buffer, and a user may lock 516 KiB for buffers
 (``kernel.perf_event_mlock_kb``)."""
 
 _PAGES = 64

@@ -78,10 +78,10 @@ def environment(reader: Reader) -> Mapping[str, str]:
 
 
 def read_process(pid: int, used_s: Callable[[int, float], float], names: frozenset[str]) -> Process | None:
-    """The process now; None if it has ended. ``names``: environment variables to keep.
+    """The present state of a process; None if it has ended. ``names``: environment variables to keep.
 
-    ``used_s(tid, seconds)`` receives a thread's processor seconds so far; it returns the thread's processor
-    share since the previous snapshot.
+    ``used_s(tid, seconds)`` is called with a thread's processor seconds so far, and returns the thread's
+    processor share since the previous snapshot.
     """
     reader = Reader(pid)
     with suppress(Gone, FileNotFoundError, ProcessLookupError):

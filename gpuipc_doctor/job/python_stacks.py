@@ -34,8 +34,8 @@ class PythonStack:
     own: int = 0
     """Index of the first frame in one of the program's own files."""
     variables: Mapping[tuple[int, str], str] = field(default_factory=dict)
-    """(number of the frame from the outermost, name of a local variable) → value; never put into a document.
-    Empty if the process has other Python threads, which may change them."""
+    """(number of the frame from the outermost, name of a local variable) → value. Never put into a document.
+    Empty if other Python threads of the process may change the variables."""
 
     @property
     def digest(self) -> str:
@@ -91,7 +91,7 @@ def dump(process: Process) -> PythonStack:
 
 
 def label(frame: Mapping[str, Any]) -> str:
-    """A py-spy frame as ``function (file.py:line)``; PyTorch's as ``torch.cuda.function`` if it is of that
+    """A py-spy frame as ``function (file.py:line)``, with the prefix ``torch.cuda.`` for functions of that
     module."""
     path = Path(frame["filename"])
     module = "torch.cuda." if path.parts[-3:-1] == ("torch", "cuda") else ""

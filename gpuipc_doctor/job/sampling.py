@@ -32,10 +32,10 @@ ALL_HZ = 120
 """Maximum samples per second of all ranks of a node together, because perf unwinds about 1,000 per second."""
 
 SAMPLES = 3.5
-"""Number of sample periods for which a thread must run so that there are at least three samples of it."""
+"""Sample periods for which a thread must run, so that it has at least three samples."""
 
 LEAST_S, MOST_S = 0.2, 2.0
-"""Minimum and maximum seconds for which to sample threads. On a busy node, a thread seldom runs."""
+"""Minimum and maximum seconds for which to sample threads."""
 
 STACK_BYTES = 32 << 10
 """Bytes of stack copied with each sample. The default, 8 KiB, is too little for Intel MPI's collectives."""
@@ -63,8 +63,8 @@ def is_installed() -> bool:
 class Recording:
     """A recording of all threads of these processes, from creation until `stacks` returns their stacks.
 
-    It covers all snapshots, because starting perf(1) costs more than the samples. ``scratch``: a directory
-    for perf's file, which takes 34 kB a sample and is removed at the end. Raises `NotSampled`.
+    One recording covers all snapshots, because starting perf(1) costs more than the samples. ``scratch``: a
+    directory for perf's file, which takes 34 kB a sample and is removed at the end. Raises `NotSampled`.
     """
 
     def __init__(self, pids: Sequence[int], scratch: Path) -> None:
@@ -123,8 +123,8 @@ def wait_for_use(
 ) -> None:
     """Wait until each of these threads has used this many more processor seconds, or has ended.
 
-    ``before``: processor seconds that the threads had used when sampling began. If it is not given, sampling
-    begins now, and the wait is at least `LEAST_S`.
+    ``before``: processor seconds that the threads had used when sampling began. Without it, sampling begins
+    now, and the wait is at least `LEAST_S`.
     """
     began, least_s = time.monotonic(), LEAST_S if before is None else 0.0
     used = {**_all_used(running), **(before or {})}
@@ -150,10 +150,8 @@ def _used(pid: int, tid: int) -> float | None:
 
 
 def only_user_space() -> str:
-    """The suffix of perf's event: ``:u`` if the kernel does not let this user sample the kernel, else empty.
-
-    A library that yields the processor while it waits is nearly always sampled in the kernel.
-    """
+    """The suffix of perf's event: ``:u`` if the kernel does not let this user sample the kernel, else
+    empty."""
     paranoid = number(Path("/proc/sys/kernel/perf_event_paranoid"))
     return "" if os.geteuid() == 0 or (paranoid is not None and paranoid <= 1) else ":u"
 

@@ -118,7 +118,7 @@ def _complete(found: set[int], everyone: Mapping[int, Process]) -> set[int]:
 
 
 def _family(pid: int, everyone: Mapping[int, Process]) -> set[int]:
-    """A process and its ancestors, such as the shell of this command."""
+    """A process and its ancestors."""
     family = set[int]()
     while pid in everyone:
         family.add(pid)
@@ -147,7 +147,7 @@ def _is_of_slurm(pid: int, job: str) -> bool:
 
 
 def _is_here(pid: int) -> bool:
-    """Whether a rank belongs to this node, since one machine may run several slurmd."""
+    """Whether a rank belongs to this node. A machine may run several slurmd, each for a node of its own."""
     return environment(Reader(pid)).get("SLURMD_NODENAME") in (None, node_name.short())
 
 
@@ -169,7 +169,7 @@ def _has_gpu(pid: int) -> bool:
 
 
 def _probes(found: Iterable[int]) -> set[int]:
-    """Workers of a running check, which are not a job."""
+    """The processes that gpuipc-doctor itself started as workers."""
     carrying = set()
     for pid in found:
         with suppress(Gone):

@@ -31,7 +31,7 @@ MAX_FRAMES = 100
 _STOPPED = "the process is already stopped"
 
 _RESUMED_S = 10.0
-"""Seconds, from the end of a tool, after which the process that it stopped is reported as not resumed."""
+"""Seconds after a tool's end until a process that is still stopped is reported."""
 
 _THREAD = re.compile(r"^(?:TID |Thread .*\((?:LWP|process|Thread [^)]*\(LWP) )(\d+)")
 _FRAME = re.compile(r"^#\d+ +0x([0-9a-f]+)(?: in)? (\S+)")
@@ -152,7 +152,7 @@ def _of_py_spy(text: str, pid: int) -> Iterator[tuple[int, Stack]]:
 
 
 def _native(name: str, file: str) -> str:
-    """Rename mpi4py's Cython functions to MPI's names: py-spy names them as in the source."""
+    """A frame. py-spy names mpi4py's functions as in their source, so these get MPI's names."""
     if name.startswith("0x"):
         return f"[{file}]"
     return f"MPI_{name[:1].upper()}{name[1:]} ({file})" if file.startswith("MPI.") else f"{name} ({file})"

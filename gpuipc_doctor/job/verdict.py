@@ -65,8 +65,8 @@ def _late(
     waiting: Sequence[int],
     messages: bool | None,
 ) -> Verdict:
-    """The verdict if some ranks wait for ranks that stay outside MPI. Of these, ranks that poll are only
-    blamed if there are no others: they may also be waiting."""
+    """The verdict if some ranks wait for ranks that stay outside MPI. Ranks that poll may also be waiting, so
+    they are blamed only if there are no others."""
     late = [rank for rank in outside if not is_poll(activities[rank].operation)] or outside
     verdict = _blame(Cause.HOST_LATE, late, waiting, activities)
     if messages:
@@ -79,8 +79,8 @@ def _late(
 
 
 _FOR_PARTNERS = (Kind.RECEIVES, Kind.SENDS, Kind.PROGRESSES)
-"""Activities of ranks that may be stuck with each other although other ranks move on. A rank in a collective
-is waiting for the ranks that move on, unless some rank stays outside MPI or is in another collective."""
+"""Activities of ranks that may wait for each other while other ranks make progress. A rank in a collective is
+not among them: it waits for the ranks that make progress."""
 
 _MOVE = "messages still move: memory shared by the ranks changes"
 
@@ -152,8 +152,7 @@ def _exchange(
     collective: Sequence[int],
     messages: bool | None,
 ) -> Verdict:
-    """The verdict if some ranks wait for a partner. All others are in a collective and wait for those
-    ranks."""
+    """The verdict if some ranks wait for a partner, and all others wait for these ranks in a collective."""
     partners = [rank for rank in waiting if rank not in collective]
     if not collective:
         return _all_wait((), partners, activities, "every rank waits in MPI for another rank", messages)

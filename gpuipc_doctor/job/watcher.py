@@ -30,7 +30,7 @@ from gpuipc_doctor.job.python_stacks import PythonStack, is_python
 SNAPSHOTS = 4
 MORE = 4
 BETWEEN_S = 1.2
-"""Seconds between snapshots. Iterations that take longer than all snapshots together look like waiting."""
+"""Seconds between snapshots. An iteration that is longer than all snapshots together looks like waiting."""
 
 BETWEEN_NUMBERS_S = 0.1
 """Seconds between readings of a running program's numbers."""
@@ -123,7 +123,7 @@ class Watcher:
                 self._variables[process.pid].append(numbers)
 
     def _counted(self, process: Process, snapshots: Sequence[Snapshot], in_registers: Set[int]) -> Process:
-        """The process with `Process.counts` filled in, unless a stack shows it in MPI or the GPU driver."""
+        """The process with `Process.counts` filled in, unless it was seen in MPI or the GPU driver."""
         if not is_outside(_of(process.pid, snapshots), process.pid):
             return process
         if is_python(process):
@@ -234,7 +234,7 @@ def is_candidate(process: Process) -> bool:
 
 
 def by_rank(snapshot: Snapshot) -> dict[int, Process]:
-    """Rank → the process that does its work; for a wrapper and its child, this is the child.
+    """Rank → the process that does its work, such as the child of a wrapper.
 
     Processes without a rank number (no launcher) are numbered in order.
     """
