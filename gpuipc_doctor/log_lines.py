@@ -12,7 +12,7 @@ _NO_NEWS = re.compile(r"error checking", re.IGNORECASE)
 """A setting in MPICH's summary, which contains the word error: ``error checking : enabled``."""
 
 _GOES_ON = re.compile(r"\bdlopen\b", re.IGNORECASE)
-"""Printed by libraries that try the drivers of all vendors, so usually without consequence."""
+"""Pattern for failed attempts to load a vendor's driver, usually without consequence."""
 
 _ABORT = re.compile(r"Fatal error in \w+: (.*?)(?:, error stack:)?$")
 """Message of MPICH and its derivatives on an error without a handler, mostly in ``MPI_Init``."""

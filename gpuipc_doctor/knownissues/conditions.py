@@ -38,7 +38,7 @@ class Need:
     """A condition on an inventory fact: it was found, matches a pattern, or is in a range.
 
     An environment variable that is not set counts as empty text: the pattern ``^0?$`` holds if it is unset or
-    0. Without ``matches``, the condition is that the variable is set. Any other fact without a value is
+    0. If no pattern is given, the variable must be set. A condition on any other fact without a value is
     unknown.
     """
 

@@ -34,7 +34,7 @@ def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
 
 @cache
 def shipped() -> tuple[Document, ...]:
-    """The shipped files, read once. Of their line numbers, only those of the entries are kept."""
+    """The shipped files, read once. Only the entries have line numbers."""
     paths = files()
 
     def read() -> list[tuple[Json, list[int]]]:
@@ -66,10 +66,11 @@ def lint(
 ) -> tuple[Mistake, ...]:
     """All mistakes in these files, read together with the package's.
 
-    With ``check_ids``, also unknown checks in ``detected_by``. ``changing``: environment variable →
-    components in which it appeared, disappeared or changed; a workaround that sets one must state the
-    versions. Suppressions that ended before ``today`` (default: today) count as mistakes. The package's own
-    signatures must state where the program prints the message, or that its source is not public.
+    ``check_ids``: if given, other checks in ``detected_by`` are mistakes. ``changing``: environment variable
+    → components in which it appeared, disappeared or changed; a workaround that sets such a variable must
+    state the versions. Suppressions that ended before ``today`` (default: the current date) are mistakes. The
+    package's own signatures must state where the program prints the message, or that its source is not
+    public.
     """
     paths = list(paths)
     others, _, _ = read_all((path for path in files() if path not in paths), _is_shipped)

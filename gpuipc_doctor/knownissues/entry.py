@@ -38,7 +38,7 @@ _UPGRADE = re.compile(r"use ([A-Za-z ]+?) (\d[\d.]*) or newer")
 
 
 def _is_done(workaround: Workaround, component: str, versions: Collection[str]) -> bool:
-    """Whether the workaround is an upgrade to a version that all found components have."""
+    """Whether the workaround is an upgrade that has already been installed."""
     upgrade = _UPGRADE.match(workaround.do)
     if not upgrade or upgrade[1].lower().replace(" ", "-") not in (
         component,
@@ -50,11 +50,11 @@ def _is_done(workaround: Workaround, component: str, versions: Collection[str]) 
 
 
 _VENDORS = {"CUDA": ("nvidia-driver", "cuda-driver"), "ROC": ("amdgpu", "hip-driver")}
-"""Prefix of the variables of one vendor's GPUs → facts that show this vendor's driver."""
+"""Prefix of a vendor's environment variables → facts that show the vendor's driver."""
 
 
 def _is_of_another_vendor(env: Mapping[str, str], facts: Iterable[Fact]) -> bool:
-    """Whether all variables are for a vendor without a driver here, and another vendor has one."""
+    """Whether all variables are for a vendor whose driver was not found, while another vendor's was."""
     found = {fact.name for fact in facts if fact.value}
     here = {word for word, drivers in _VENDORS.items() if not found.isdisjoint(drivers)}
     others = _VENDORS.keys() - here
@@ -78,7 +78,7 @@ class Lookalike:
 
 @dataclass(frozen=True, slots=True)
 class Suppression:
-    """A site's decision, until a date, to hide an issue that only versions suggest."""
+    """A site's decision to hide a latent issue until a date."""
 
     reason: str
     until: date
@@ -128,7 +128,7 @@ class KnownIssue:
     silent: str = ""
     """Why no log can show the issue, although the symptom quotes a message."""
     harms: tuple[str, ...] = ()
-    """Steps of our own probes (`harms` of a probe) that must not run with this issue."""
+    """Steps of probes that must not run with this issue; see `Probe.harms`."""
     detected_by: tuple[str, ...] = ()
     """Checks that show the issue, or keys of their findings."""
     history: tuple[str, ...] = ()
@@ -141,7 +141,8 @@ class KnownIssue:
     fallback: bool = False
     """Whether the entry only names what failed; shown if no other entry of its components matches."""
     secondary: bool = False
-    """Whether another fault usually causes the message; listed after issues that are causes."""
+    """Whether another fault usually causes the message. The issue is then listed after those that are
+    causes."""
     also: tuple[str, ...] = ()
     evidence: str = ""
     inferred: tuple[str, ...] = ()
@@ -195,8 +196,10 @@ class KnownIssue:
         return any(range_.fixed not in ("", "unknown", None) for range_ in self.affected)
 
     def cured_before(self, day: date) -> str:
-        """The release that fixed the issue, with its date, if that was long before this day; empty unless
-        every affected range has such a release."""
+        """The release that fixed the issue, with its date, if it is at least `LONG` older than ``day``.
+
+        Empty unless every affected range has such a release.
+        """
         days = released().get(self.component, {})
         cures = [(days.get(range_.fixed or ""), range_.fixed) for range_ in self.affected]
         dates = [(when, version) for when, version in cures if when]
@@ -338,9 +341,9 @@ _AMD = frozenset(["rocm", "hip-driver", "hip-runtime", "amdgpu", "rccl"])
 
 
 def may_concern(issue: KnownIssue, facts: Iterable[Fact]) -> bool:
-    """Whether a node with these facts may have the issue: no condition needs a vendor that the node lacks.
+    """Whether a node with these facts may have the issue.
 
-    A node that has facts of only one vendor lacks the other one.
+    It cannot if the issue needs one vendor and the node has facts of only the other.
     """
     there = {fact.name for fact in facts if fact.value is not None}
     asked = {issue.component, *(need.fact for need in issue.needs if not need.absent)}

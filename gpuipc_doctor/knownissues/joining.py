@@ -35,7 +35,7 @@ _OF_BACKEND = {
 
 
 _LASTING = frozenset({"exports VMM memory"})
-"""Steps that may cost a node its memory until a hard reboot; they are also omitted if it is unknown whether
+"""Steps after which memory may be missing until a hard reboot. They are also omitted if it is unknown whether
 the version is affected."""
 
 

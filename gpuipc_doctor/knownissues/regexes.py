@@ -1,9 +1,9 @@
 """Whether a regular expression is safe on any log.
 
-The test does not run the expression. It accepts an expression if a backtracking matcher, such as Python's,
-needs no more time than the fourth power of the text's length. Two things make a repetition ambiguous: its
-body may match in several ways, and the text after it may also belong to it. The former is refused, the latter
-is counted. A harmless expression may be refused, and must then be rewritten.
+An expression is accepted if the time of a backtracking matcher, such as Python's, grows at most with the
+fourth power of the text's length. The expression is analysed, not run. A repetition is refused if its body
+can match the same text in several ways. Repetitions that may also match the text after them are counted. Some
+harmless expressions are refused, and must be rewritten.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ else:
 
 _MAX_WIDE = 2
 """Maximum number of repetitions that may also match the text after them. Each multiplies the time by the
-text's length, as do the search for the match's start and the last repetition: together, its fourth power."""
+text's length. So do the search for the match's start and the last repetition."""
 
 _NARROW = 20
-"""A repetition with at most this many possible lengths only multiplies the time by their number."""
+"""Maximum number of possible lengths of a repetition that counts only as a factor."""
 
 _MAX_FACTOR = 1000
 
@@ -72,8 +72,8 @@ def _cost(items: Sequence[_Item], after: _Set) -> tuple[int, int, _Set]:
     """(number of wide repetitions, factor for narrow ones, possible first characters) of this sequence; see
     `_MAX_WIDE` and `_NARROW`.
 
-    ``after``: characters that may follow the sequence, none at the end of the expression, where nothing can
-    fail. If a part may be empty, its possible first characters include those that may follow it.
+    ``after``: characters that may follow the sequence; none at the end of the expression, where nothing can
+    fail. They are also possible first characters of a sequence that may be empty.
     """
     wide, factor = 0, 1
     for op, value in reversed(items):

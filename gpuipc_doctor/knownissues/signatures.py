@@ -60,8 +60,8 @@ class Signature:
     """Expression for other programs' lines, which do not count."""
     source: Source | None = None
     stack: tuple[str, ...] = ()
-    """Used instead of ``match``: functions of one stack, innermost first; others may be between them. ``a|b``
-    are alternatives; a name that ends in ``*`` is a prefix."""
+    """Functions of one stack, innermost first, in place of ``match``. Other functions may be between them.
+    ``a|b`` are alternatives; a name that ends in ``*`` is a prefix."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class Signature:
         return all(re.search(pattern, text) for pattern in self.patterns)
 
     def applies(self, facts: Iterable[Fact]) -> Verdict:
-        """Whether the further conditions hold: BAD if they do, UNKNOWN if a fact that they need was not
+        """Verdict on the further conditions: BAD if all hold, UNKNOWN if a fact that they need was not
         found."""
         facts = NamedFacts.of(facts)
         return all_of(need.judge(facts) for need in self.needs)

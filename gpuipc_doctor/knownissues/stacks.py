@@ -41,7 +41,7 @@ _FORMS = tuple(
 )
 _MAY_BE = re.compile(r"#\s?\d|\(\w|[+]0x|, line \d|\(\)|\(\[| at |^\[\d+\] ")
 _OUTERMOST_FIRST = re.compile(r'File "[^"]*", line \d+, in ')
-"""Line of a traceback, which starts with the outermost frame. faulthandler's do not, and lack the comma."""
+"""Line of a Python traceback, which starts with the outermost frame. faulthandler's lines have no comma."""
 BEGIN = (
     r"\b[Tt]hread 0x|\bThread \d+ \(|\b(?:TID|Process) \d+:|most recent call|backtrace \(tid|Backtrace:"
     r"|Call Trace:|\* thread #"
@@ -179,7 +179,7 @@ def stacks(text: str) -> Iterator[Stack[str]]:
 
 
 def pattern(names: str) -> str:
-    """A regular expression for lines of frames of the functions in one entry of `Signature.stack`."""
+    """A regular expression for the frames of one entry of `Signature.stack`."""
     spelt = "|".join(
         re.escape(name.rstrip("*")) + r"\b" * (not name.endswith("*")) for name in names.split("|")
     )

@@ -25,8 +25,7 @@ DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Why watching ended. If both fields are empty, it was interrupted, the listener had enough, or the one
-    wanted sample was taken."""
+    """Why watching ended. Both fields are empty unless something failed."""
 
     trouble: Finding | None = None
     absent: tuple[str, ...] = ()
