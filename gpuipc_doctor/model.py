@@ -91,7 +91,7 @@ class MemoryShare:
     most_gib: float = 2.0
 
     def of(self, nbytes: int) -> int:
-        """Maximum bytes to use if ``nbytes`` bytes of memory exist or are free."""
+        """Maximum bytes to use of ``nbytes`` bytes of device memory."""
         return int(min(self.fraction * nbytes, self.most_gib * 2**30))
 
 
@@ -126,9 +126,10 @@ class DriverFault:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A figure to compare with later runs, such as a latency: one per probe, not per round.
+    """A figure to compare with later runs, such as a latency.
 
-    Rounds of a probe share a processor and a placement; only whole probes are independent.
+    A probe records it once, not in each round: rounds of a probe share a processor, so they are not
+    independent.
     """
 
     name: str
@@ -157,9 +158,8 @@ class EvidenceKind(enum.Enum):
     RERUN = "rerun"
     """The result of a rerun of the same probe."""
     TRIAL = "trial"
-    """The result of the probe under a workaround. Its values hold ``outcome`` (a `Trial`), and either ``env``
-    or ``without``.
-    """
+    """The result of the probe under a workaround. ``values`` have ``outcome`` (a `Trial`), and ``env`` or
+    ``without``."""
     ISSUE = "issue"
     """A related known issue; ``values["issue"]`` is its id."""
 
@@ -209,11 +209,10 @@ ORDINALS = frozenset({"occurrence"})
 class Finding:
     """A check's conclusion about one subject, as data; `report.sentences` turns it into text.
 
-    ``key`` names the conclusion in words of a to z and 0 to 9 joined by hyphens; together with the check's id
-    (`Result.key`) it is the stable name by which findings are grouped, suppressed, compared and matched.
-    ``says`` is the sentence with placeholders for ``values``: ``"{missing:mib} was not released after
-    {end}"``. ``evidence`` begins with the most important item; ``remedy`` is the instruction. A SKIP gives
-    its reason.
+    ``key`` names the conclusion in words of a to z and 0 to 9 joined by hyphens. Together with the check's id
+    (`Result.key`), it is the stable name by which findings are grouped, suppressed, compared and matched.
+    ``says`` is a sentence with placeholders for ``values``: ``"{missing:mib} was not released after {end}"``.
+    ``evidence`` begins with the most important item; ``remedy`` is an instruction.
     """
 
     status: Status
@@ -228,8 +227,8 @@ class Finding:
     def identity(self) -> tuple[str, ...]:
         """Key that is equal for a check's findings that differ only in place, time and figures.
 
-        It consists of the status, the finding's key, its text values except `PLACES`, and the numbers in
-        `ORDINALS`. Old reports have no keys; their findings' sentences are used instead.
+        It consists of the status, the finding's key, the texts in ``values`` except `PLACES`, and the numbers
+        in `ORDINALS`. Old reports have no keys, so the sentences of their findings are used instead.
         """
         texts = (
             f"{name}={value}"
@@ -294,8 +293,7 @@ Role = Callable[[Any], None]
 class Launch:
     """How an MPI launcher starts ranks: a command with ``{ranks}`` in it, and additional environment.
 
-    On several ``nodes`` each node gets one rank, and devices are those with the same number on the rank's
-    node.
+    On several ``nodes`` each node gets one rank, and a device has the same number on every node.
     """
 
     command: tuple[str, ...]
@@ -309,8 +307,8 @@ class Launch:
     """For each rank, the labels of the devices that the launcher shows it; empty if each rank sees all."""
 
     def can_use(self, devices: Sequence[Device]) -> bool:
-        """Whether the launcher shows each rank the device at its own index: the first rank the first device,
-        and so on."""
+        """Whether the launcher shows every rank its own device: the first device to the first rank, and so
+        on."""
         return all(devices[rank % len(devices)].label in shown for rank, shown in enumerate(self.shows))
 
 
@@ -318,7 +316,7 @@ class Launch:
 class Workaround:
     """A workaround to try: the environment to set, or the operations to omit, and the cost in words.
 
-    ``without`` names the operations of a history that a program omits if it follows ``do``.
+    ``without``: operations of a history that a program omits if it follows the instruction ``do``.
     """
 
     env: Mapping[str, str]
@@ -331,12 +329,11 @@ class Workaround:
 class MpiStack:
     """The MPI of this run: its identity, how to start its ranks, and whether it accepts device pointers.
 
-    ``takes`` holds the backends whose device pointers it accepts. On a simulated node that is every backend,
-    since simulated device memory is host memory. For other backends, ``why_not`` and ``remedy`` say why not,
-    and what to do. ``ipc_off`` is the environment that disables GPU IPC in this MPI, empty if it cannot be
-    disabled. ``cache_bound`` is the variable that limits its IPC mapping cache, empty if none is known.
-    ``workarounds`` are settings for this version that may help when this MPI fails, cheapest first. ``edges``
-    are the message sizes in bytes at which it changes its protocol.
+    ``takes``: backends whose device pointers it accepts. On a simulated node that is every backend, since
+    simulated device memory is host memory. ``why_not`` and ``remedy``: for other backends, why not and what
+    to do. ``ipc_off``: environment that disables GPU IPC in it; empty if that is impossible. ``cache_bound``:
+    variable that limits its IPC mapping cache; empty if none is known. ``workarounds``: settings that may
+    help if it fails, cheapest first. ``edges``: message sizes in bytes at which its protocol changes.
     """
 
     family: str
@@ -416,17 +413,17 @@ class Probe:
     """One isolated execution requested by a check.
 
     ``name`` distinguishes a check's probes of one subject (``destroy-context``). ``roles`` maps a role's name
-    to a function in the check's file or in the api; each runs in its own worker, all at the same time.
-    ``devices`` are the GPUs that every worker of the probe can see, in this order: none for a probe of the
-    node, one for a probe of a device, two for a pair, more for a group tested together. ``params`` reaches
-    the roles as ``Worker.params``. ``deadline_s`` limits each single operation, in seconds, not the whole
-    probe. An ``exclusive`` probe has its devices to itself, because it measures their total use. Roles that
-    are ``together``, as ranks are, busy-wait for each other. With ``launch`` the roles are the ranks of an
-    MPI job, in order, and communicate through `Worker.mpi`. ``imports`` are Python modules that the roles
-    import, and backends whose bindings they use although their devices belong to another one; one process may
-    import them for many workers. ``concurrent`` roles run work in several streams at the same time; other
-    roles' contexts have a single queue to the device, which is cheaper. ``starters`` are roles that start
-    processes of their own and load no driver, since a process with a driver must not fork.
+    to a function in the check's file or in the api. All roles run at the same time, each in its own worker.
+    ``devices`` are the GPUs that every worker can see, in this order: none for a probe of the node, one for a
+    device, two for a pair, more for a group. The roles get ``params`` as ``Worker.params``. ``deadline_s``
+    limits each operation, in seconds, not the whole probe. An ``exclusive`` probe has its devices to itself,
+    because it measures their total use. Roles that are ``together`` busy-wait for each other, as ranks do.
+    With ``launch`` the roles are the ranks of an MPI job, in order, and communicate through `Worker.mpi`.
+    ``imports`` are Python modules that the roles import, and backends whose bindings they use without their
+    devices; one process may import them for many workers. ``concurrent`` roles run work in several streams at
+    the same time; for other roles a context has a single queue to the device, which is cheaper. ``starters``
+    are roles that start processes of their own. They load no driver, since a process with a driver must not
+    fork.
     """
 
     name: str
@@ -474,7 +471,7 @@ class Ending(enum.Enum):
     HUNG = "hung"
     UNKILLABLE = "unkillable"
     PEER_LOST = "peer lost"
-    """The partner ended first: this role is never blamed."""
+    """The partner ended first; this role is not at fault."""
     NOT_STARTED = "not started"
     """No journal line was written within the start-up time."""
     UNRECORDED = "unrecorded"
@@ -496,10 +493,10 @@ class Calls:
 class RoleOutcome:
     """How one role ended.
 
-    ``operation`` is the call that was armed when the worker ended (``cuIpcOpenMemHandle``), ``occurrence``
-    its number among the worker's calls of that name, from 1, ``step`` the check's description of it. If a
+    ``operation`` is the call that was armed when the worker ended (``cuIpcOpenMemHandle``). ``occurrence`` is
+    its number, from 1, among the worker's calls of that name. ``step`` is the check's description of it. If a
     library's own thread crashed between two calls, ``operation`` is the last call, and ``returned`` is true.
-    ``records`` are the role's records, kept even if it died later.
+    ``records`` are kept even if the role died later.
     """
 
     role: str
@@ -630,13 +627,13 @@ class Relation(enum.Enum):
     """Relation between a known issue's versions and the probes' results."""
 
     CONFIRMED = "confirmed"
-    """Version affected, probe bad."""
+    """The version is affected, and the probe is bad."""
     LATENT = "latent"
-    """Version affected, probe fine or not run."""
+    """The version is affected; the probe is fine or was not run."""
     NEW = "new"
     """The probe fails as the issue describes, although the version is not affected: a new finding."""
     UNKNOWN = "cannot tell"
-    """The version or the affected range is unknown; the probe is bad."""
+    """The probe is bad; the version or the affected range is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -753,7 +750,7 @@ class Report:
 
     @property
     def nothing_tested(self) -> bool:
-        """Whether GPUs were to be tested but no probe ran on any."""
+        """Whether the request needs a GPU but no probe ran."""
         return self.needs_gpu and not self.probes_run
 
     def worst(self) -> Status:

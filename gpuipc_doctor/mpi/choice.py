@@ -108,7 +108,7 @@ def relevant_facts(
 
 
 def messages_went_through(facts: Iterable[Fact], stack: MpiStack) -> tuple[Fact, ...]:
-    """Facts from `in_use` on the libraries that messages went through."""
+    """Facts from `in_use` on the MPI library, UCX and libfabric."""
     names = (stack.family, "ucx", "libfabric", "shs-libfabric")
     by_name = {fact.name: fact for fact in facts if fact.value}
     return tuple(by_name[name] for name in names if name in by_name)

@@ -174,7 +174,7 @@ class Communicator:
 
 
 def _launchers_words() -> list[str]:
-    """Names of the variables in which a launcher describes this rank."""
+    """Names of the variables that an MPI launcher has set."""
     return [name for name in os.environ if name.startswith(("PMI_", "PMIX_", "OMPI_COMM_WORLD_"))]
 
 

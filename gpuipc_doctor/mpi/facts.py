@@ -1,5 +1,4 @@
-"""What `survey.survey` found about an MPI library, under the names that `transports` and the YAML tables
-use."""
+"""Facts about an MPI library, from the result of `survey.survey`."""
 
 from __future__ import annotations
 
@@ -24,7 +23,8 @@ class Vendor:
     """Open MPI's configure option for the vendor; MPICH's is ``mpich_configure``."""
     mpich_configure: str
     accelerator: str
-    """Name of Open MPI's accelerator component, and of UCX's alias for this vendor's transports."""
+    """Name of Open MPI's accelerator component for the vendor; also UCX's alias for the vendor's
+    transports."""
     ucx_component: str
     ucx_copy: str
     """The transport by which UCX recognises this vendor's device memory."""
@@ -46,7 +46,7 @@ VARIABLES = (
     "pml",
     "pml_ucx_priority",
 )
-"""Control variables that the routes depend on."""
+"""Control variables that the rows of `transports` depend on."""
 
 EDGES = (
     "MPIR_CVAR_CH4_IPC_CMA_P2P_THRESHOLD",
@@ -70,7 +70,7 @@ EDGE_ENVIRONMENT: Mapping[str, int] = {
     "FI_CXI_RDZV_THRESHOLD": 16384,
     "FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD": 4096,
 }
-"""Message sizes that are no control variables → default: those of Cray MPICH (intro_mpi) and of its libfabric
+"""Environment variable → its default message size in bytes, for Cray MPICH (intro_mpi) and its libfabric
 provider (fi_cxi(7))."""
 
 ENVIRONMENT = re.compile(

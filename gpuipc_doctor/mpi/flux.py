@@ -13,8 +13,8 @@ SOURCE = "flux run, because this is a Flux instance (untested)"
 def program(environment: Mapping[str, str]) -> str:
     """Path of ``flux`` in an instance that can start ranks; else empty.
 
-    FLUX_URI is set in scripts of ``flux batch`` and shells of ``flux alloc``. Tasks of a job also have
-    FLUX_JOB_ID: the job holds the resources, and ``flux run`` would wait for them.
+    Scripts of ``flux batch`` and shells of ``flux alloc`` have FLUX_URI. A job's tasks also have FLUX_JOB_ID;
+    in a task, ``flux run`` would wait for resources that the job itself holds.
     """
     if "FLUX_URI" not in environment or "FLUX_JOB_ID" in environment:
         return ""
@@ -25,7 +25,7 @@ def command(flux: str, nodes: int, hosts: Sequence[str], identity: Identity | No
     """The command before ``-n{ranks}``. ``identity``: the MPI library; None for processes without MPI.
 
     Without ``exit-on-error``, Flux waits 30 s for the other ranks when one has died. With
-    ``gpu-affinity=off`` each rank sees all GPUs. Open MPI 5 only supports PMIx, which flux-pmix provides.
+    ``gpu-affinity=off``, each rank sees all GPUs. Open MPI 5 needs PMIx, which flux-pmix provides.
     """
     options = ["exit-on-error", "gpu-affinity=off"]
     if identity is None:

@@ -13,10 +13,11 @@ from gpuipc_doctor.mpi.facts import Facts
 
 @dataclass(frozen=True, slots=True)
 class IpcSetting:
-    """One setting, for the versions from ``introduced`` on and before ``fixed``; either may be empty.
+    """One setting for a range of versions: ``introduced`` and later, before ``fixed``. An empty bound is no
+    limit.
 
-    ``family`` and ``via`` select the library, as in `routes`; ``*`` stands for every family. ``no_ipc``: with
-    the setting, device memory does not use IPC at all, so a probe with it is a control. ``cost`` is in words.
+    ``family`` and ``via`` select the library, as in `routes`; ``*`` stands for every family. ``no_ipc``:
+    whether the setting disables IPC completely, so that a probe with it is a control. ``cost`` is in words.
     """
 
     family: str
@@ -93,7 +94,7 @@ def _is_of(row: IpcSetting | Bound, facts: Facts, via: str, version: str) -> boo
 
 
 def _value(facts: Facts, name: str, value: str) -> str:
-    """A row's value; for UCX_TLS, if it is already set, its present value without the IPC transport."""
+    """A row's value, filled in. If UCX_TLS is already set, its present value without the IPC transport."""
     if name != "UCX_TLS" or facts.ucx_tls == "all":
         return facts.fill_in(value)
     vendor = facts.vendor

@@ -35,7 +35,7 @@ class NotFound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The chosen MPI library, and where the choice comes from. ``path`` is None if mpi4py is to find it."""
+    """The chosen MPI library, and how it was chosen. ``path`` is None if mpi4py searches for the library."""
 
     path: str | None
     source: str
@@ -43,8 +43,8 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """The chosen launcher. ``refused``: if ``srun`` was not chosen, the rank interface that it cannot
-    load."""
+    """The chosen launcher. ``refused``: a rank interface that ``srun`` cannot load, so that srun was not
+    chosen."""
 
     launch: Launch
     source: str
@@ -95,7 +95,7 @@ def _libraries_in(directory: Path) -> list[Path]:
 
 
 def _linked_mpi4py() -> Path | None:
-    """mpi4py's extension module if it was built from source; a wheel has no single one."""
+    """mpi4py's extension module; None if mpi4py is from a wheel, which has several."""
     spec = importlib.util.find_spec("mpi4py")
     for directory in (spec.submodule_search_locations or ()) if spec else ():
         for pattern in ("MPI.cpython*.so", "MPI.abi3*.so", "MPI.so"):

@@ -71,7 +71,7 @@ def find_program(environment: Mapping[str, str]) -> str:
 
 
 def _read(text: str) -> tuple[bool, list[tuple[str, str]]]:
-    """Whether the modules were loaded, and the assignments to ``os.environ`` in the output."""
+    """Whether the modules were loaded, and the variables that the output assigns."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

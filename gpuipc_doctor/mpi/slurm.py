@@ -25,14 +25,14 @@ _COMES_WITH = {
 def starts(family: str, environment: Mapping[str, str]) -> bool:
     """Whether ``srun`` can start ranks of this library.
 
-    Intel MPI 2021.17 crashes in `MPI_Init` unless the user names Slurm's PMI library; its own launcher needs
-    none in an allocation.
+    Under srun, Intel MPI 2021.17 crashes in `MPI_Init` unless the user names Slurm's PMI library.
     """
     return family != "intel-mpi" or "I_MPI_PMI_LIBRARY" in environment
 
 
 def pmi(family: str, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The option ``--mpi=…``, unless the user or the site sets it; without it, each rank would be alone."""
+    """The option ``--mpi=…``; empty if the user or the site sets the interface. Without it, each rank would
+    be a job of its own."""
     scontrol = shutil.which("scontrol", path=environment.get("PATH"))
     if "SLURM_MPI_TYPE" in environment or family not in _PMI or scontrol is None:
         return ()
@@ -42,9 +42,9 @@ def pmi(family: str, environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def refused(srun: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The rank interface that this ``srun`` command cannot load; empty if there is none.
+    """The rank interface that this ``srun`` command cannot load; empty if there is none. Starts no step.
 
-    ``srun --mpi=list`` does not help, because it lists such interfaces as well. No step is started.
+    ``srun --mpi=list`` cannot be used: it also lists interfaces that cannot be loaded.
     """
     ended = _ask((*srun, "--test-only", "-n1", "true"), environment)
     invalid = ended and re.search(r"Invalid MPI type '([^']*)'", ended.stderr)

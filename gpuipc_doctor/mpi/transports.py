@@ -1,11 +1,10 @@
-"""How each MPI family can move device memory, with conditions.
+"""How each MPI family can move device memory, and under which conditions.
 
 Each row names its source: "H200" means two H200s under driver 580.159.04. Rows that need no GPU are tested on
 the real libraries.
 
-No row uses `MPIX_Query_cuda_support` or `MPIX_GPU_query_support`: before `MPI_Init`, those of MPICH 4.3.2,
-5.0.2 and Intel MPI 2021.17 end the process, and that of Open MPI 5 always returns no. The results of these
-functions after `MPI_Init` follow from the rows.
+No row uses `MPIX_Query_cuda_support` or `MPIX_GPU_query_support`. Before `MPI_Init`, these functions end the
+process in MPICH 4.3.2, 5.0.2 and Intel MPI 2021.17, and always return no in Open MPI 5.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from gpuipc_doctor.mpi.facts import Facts
 class Condition:
     """A condition for passing device pointers to MPI.
 
-    If it does not hold, ``why_not`` and ``remedy`` say why, and what to do: set variables (``by_setting``),
-    or use another build. ``source`` is for maintainers of the table.
+    If it does not hold, ``why_not`` is the reason. ``remedy`` is to set variables (``by_setting``) or to use
+    another build. ``source`` is for maintainers of the table.
     """
 
     holds: Callable[[Facts], bool]
