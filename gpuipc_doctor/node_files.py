@@ -27,7 +27,7 @@ class Tree:
         return self.root / name.lstrip("/")
 
     def name(self, path: Path) -> str:
-        """The path that a result of `path` or `glob` has on the node."""
+        """The node's name for a path from `path` or `glob`."""
         return f"/{path.relative_to(self.root)}"
 
     def exists(self, name: str) -> bool:

@@ -45,7 +45,7 @@ class Entry:
     look: str = ""
     """Status whose colour the word gets; if empty, the word is itself a status."""
     columns: int = 6
-    """Column of the title and the items; a title after a longer word follows ``gap`` columns later."""
+    """Column of the title and the items. After a longer word, the title is ``gap`` columns further right."""
     gap: int = 2
     hang: int = 0
 

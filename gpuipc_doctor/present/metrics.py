@@ -28,7 +28,8 @@ SEVERITIES = ", ".join(f"{status.severity} {status.value}" for status in Status)
 def exposition(metrics: Iterable[Metric], simulated: str) -> str:
     """The metrics as gauges, ending in a newline; ``simulated`` names a simulated profile.
 
-    If samples have equal labels when sanitised, only the last is written, since readers refuse duplicates.
+    Of several samples with the same sanitised labels, only the last is written, since readers refuse
+    duplicates.
     """
     lines = [f"# SIMULATED ({sanitise(simulated)})"] if simulated else []
     for name, about, samples in metrics:
@@ -39,7 +40,7 @@ def exposition(metrics: Iterable[Metric], simulated: str) -> str:
 
 
 def by(numbers: Mapping[Any, float], *labels: str) -> Iterator[Sample]:
-    """A sample for each number. Its key is the text of the label, or a tuple for several labels."""
+    """A sample for each number. A key is the text of the label, or a tuple if there are several labels."""
     for key, number in numbers.items():
         yield dict(zip(labels, (key,) if isinstance(key, str) else key, strict=True)), number
 

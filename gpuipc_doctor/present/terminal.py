@@ -124,7 +124,7 @@ def _entry(entry: Entry, page: Page) -> Iterator[str]:
 
 
 def table(rows: Sequence[Sequence[str]], titles: Sequence[str], *, wrapped: int) -> str:
-    """A table 80 columns wide; column number ``wrapped`` gets the remaining width."""
+    """A table 80 columns wide; the column with index ``wrapped`` gets the remaining width."""
     rows = [[sanitise(cell) for cell in row] for row in rows]
     widths = [max(map(columns, cells)) for cells in zip(titles, *rows, strict=True)]
     room = max(COLUMNS - sum(widths) + widths[wrapped] - _GAP * (len(widths) - 1), _LEAST_WRAPPED)
@@ -197,7 +197,7 @@ def _cells(names: Sequence[str], line_up: Sequence[Column], page: Page) -> Itera
 
 
 def _width(column: Column) -> int:
-    """Width in terminal columns, including the gap before it."""
+    """Width in terminal columns, with the gap to the left."""
     return _GAP + max(columns(sanitise(column.title)), *(len(text) for text, _ in column.cells))
 
 

@@ -134,11 +134,10 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def fold_pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    """Pairs (exporter, importer) in short form; the last of these forms fits any pairs.
+    """Pairs (exporter, importer) in short form: the first form that fits.
 
     ``every pair of cuda:0-3``; ``from each of cuda:0-3 to the next`` (the last to the first); ``cuda:0-2 >
-    cuda:3; cuda:3 > cuda:0-2``. Exporters with the same importers share an entry, so that one bad device is
-    seen at once.
+    cuda:3; cuda:3 > cuda:0-2``. In the last form, exporters with the same importers share an entry.
     """
     wanted = set(pairs)
     devices = sorted({label for pair in wanted for label in pair}, key=device_key)

@@ -18,7 +18,8 @@ MAX_LINE = 200
 
 
 class Kind(enum.Enum):
-    """The outcomes that the policy distinguishes, worst first. ``on_`` and a value make the policy's key."""
+    """The outcomes that the policy distinguishes, worst first. A key of the policy is ``on_`` and an
+    outcome's value."""
 
     FAIL = "fail"
     MISSING = "missing"
@@ -33,7 +34,8 @@ class Kind(enum.Enum):
 
     @property
     def exit_code(self) -> int:
-        """Exit code if the policy drains the node. Shells, Python and missing programs never exit with it."""
+        """Exit code if the policy drains the node. Shells, Python and missing programs never use this
+        code."""
         return 12 if self.is_known_bad else 11
 
     @property
@@ -129,7 +131,8 @@ def decide(found: Iterable[Concern], policy: PrologConfig, otherwise: str = "") 
 
 
 def place(node: str) -> float:
-    """A number from 0 to 1, evenly distributed over nodes; another version of this tool gives another one."""
+    """A number from 0 to 1, evenly distributed over nodes. It depends on the node and on this tool's
+    version."""
     import zlib
 
     return zlib.crc32(f"{node} {__version__}".encode()) / 2**32

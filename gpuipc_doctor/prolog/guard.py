@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored resul
     from gpuipc_doctor.model import Json
 
 LATE_S, KILL_S, REST_S, SETTLE_S, LAST_S, WRITE_S = 0.2, 0.25, 0.05, 0.35, 0.95, 0.2
-"""Seconds. `LATE_S` and `LAST_S` count from the budget's end: until the child is killed, and until an
-unconditional exit. The others are for one step each: the kill, the rest of the child's output, the second
-child, and the reader of our output."""
+"""Seconds. From the budget's end, `LATE_S` until the child is killed, and `LAST_S` until an unconditional
+exit. The others limit one step each: the kill, reading the rest of the child's output, the second child, and
+writing."""
 
 PRIORITY = -20
 """Niceness of all started processes. The job waits for them, so they get priority."""
@@ -69,7 +69,7 @@ def started_at() -> float:
 
 
 Answers = Mapping[str, tuple[int, str]]
-"""Kind of loss (see `AnswerFor`) → (exit code, line). Without a line, the running activity is named."""
+"""Kind of loss (see `AnswerFor`) → (exit code, line). If the line is empty, it names the running activity."""
 
 
 class Channel:
@@ -196,7 +196,7 @@ class _Guard:
         signal.setitimer(signal.ITIMER_REAL, max(self.ends_at + LAST_S - time.monotonic(), 0.01), 0.05)
 
     def _listen(self, pipe: int, until: Callable[[], float]) -> bool:
-        """Handle the child's messages until it ends (returns True) or until the given time (False)."""
+        """Handle the child's messages until it ends or the time is over. Returns whether it ended."""
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
         while (left_s := until() - time.monotonic()) > 0:

@@ -27,11 +27,10 @@ LIBRARY_FILES = ("/etc/ld.so.cache", "/opt/rocm/lib")
 
 GPU_ENTRIES = ("/proc/driver/nvidia/gpus", "/sys/bus/pci/drivers/nvidia")
 """Directories with one entry per GPU, named by bus address. The driver re-creates the entry when it takes the
-GPU, which may then get another number. No GPU can be exchanged without such a change or a reboot.
+GPU. So without a reboot, no GPU can be exchanged or renumbered unnoticed.
 
-NVIDIA's file ``information`` is not read: to write it, the driver wakes and queries each GPU and waits for
-its own locks, and it writes question marks if it cannot query the BIOS version. Source: NVIDIA's
-open-gpu-kernel-modules, nv_procfs_read_gpu_info and rm_get_vbios_version.
+NVIDIA's file ``information`` is not read, because the driver then wakes and queries each GPU. Source:
+NVIDIA's open-gpu-kernel-modules, nv_procfs_read_gpu_info and rm_get_vbios_version.
 """
 
 GPU_FILES = (
@@ -95,7 +94,7 @@ def _gpus() -> Iterator[str]:
 
 
 def _of_each(top: str, name: str) -> Iterator[str]:
-    """For each entry of ``top``: the text of its file ``name``, or the names in its directory ``name``."""
+    """For each entry of ``top``: the contents of its file or directory ``name``."""
     try:
         entries = sorted(os.listdir(top))  # noqa: PTH208
     except OSError:

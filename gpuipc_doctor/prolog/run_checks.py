@@ -24,8 +24,8 @@ ROOMY = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - priva
 """Directories for a run's files, best first: shared memory is neither a full disk nor a network disk."""
 
 HANG_S, COLD_START_S = 30.0, 10.0
-"""A call certainly hangs after `HANG_S` seconds, or, if that is longer, after `COLD_START_S` seconds for each
-GPU of the node: without persistence mode, a driver initialises GPUs one by one, 7 s each."""
+"""Seconds after which a call certainly hangs: `HANG_S` or, if longer, `COLD_START_S` for each GPU of the
+node. Without persistence mode, a driver initialises GPUs one by one, 7 s each."""
 
 
 class TimeLimits(NamedTuple):
@@ -50,7 +50,7 @@ class TimeLimits(NamedTuple):
 def node(profile: str) -> Iterator[Node]:
     """The node to test. The files of a simulated node are removed however this process ends.
 
-    Variables such as ``TMPDIR`` have no effect on where the run's files are.
+    ``TMPDIR`` and similar variables do not change the directory of the run's files.
     """
     tempfile.tempdir = str(ROOMY[0])
     if not profile:

@@ -100,7 +100,7 @@ class Lookup(NamedTuple):
     """Why the stored pass cannot be used; empty if it can."""
     age_s: float = 0.0
     policy: PrologConfig = PrologConfig()
-    """The config's policy. A run that stored a pass has validated it; else it may be invalid."""
+    """The config's policy. It has been validated only if a run with this config has stored a pass."""
     identity: Mapping[str, str] = NOTHING.identity
     state: State = NOTHING
     complaint: str = ""

@@ -43,7 +43,8 @@ def repetitions(report: Report) -> int:
 
 
 def culprits(result: Result) -> list[RoleOutcome]:
-    """The roles at fault: the failed one and those that hung with it, or one that the finding blames."""
+    """The roles at fault: the failed one and those that hung with it, or a stopped one that the finding
+    names."""
     blamed = [role for role in result.roles if role.role == result.finding.values.get("role")]
     if blamed and blamed[0].ending is Ending.STOPPED:
         return blamed
@@ -112,7 +113,7 @@ def joins_of(joins: Iterable[Join], group: Sequence[Result]) -> tuple[Join, ...]
 
 
 def loose_joins(report: Report, shown: Sequence[Paragraph]) -> list[Join]:
-    """Joins without a paragraph, except latent ones, which known-versions reports."""
+    """Known issues that no paragraph names. Latent ones are omitted, since known-versions reports them."""
     carried = {join.issue for paragraph in shown for join in paragraph.joins}
     return [
         join for join in report.joins if join.issue not in carried and join.relation is not Relation.LATENT

@@ -38,7 +38,7 @@ class Kind:
         return schema(self.name, self.content, self.about, **self.head)
 
     def dumps(self, value: Any, fold: Fold | None = None, **given: Any) -> str:
-        """The JSON document of a value. Fields are taken from ``given``, or else from the value."""
+        """The JSON document of a value. A field in ``given`` overrides the value's own."""
         fields = get_type_hints(self.content)
         names = (*(name for name in self.head if name not in fields), *fields)
         told = {name: given[name] if name in given else getattr(value, name) for name in names}

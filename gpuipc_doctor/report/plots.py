@@ -18,7 +18,7 @@ from gpuipc_doctor.report import sentences
 _COLUMNS = 2
 _PANEL = 5.6, 3.4
 _HEAD, _FOOT = 0.75, 0.17
-"""Inches: `_PANEL`'s width and height, height of the header, height of a footer line."""
+"""Heights in inches: of the header, and of a line of the footer."""
 
 _FOOTER_COLUMNS = 14
 """Characters per inch of the footer."""
@@ -32,7 +32,7 @@ _QUIET = "#57606a"
 
 _FACTS = {"nvidia-driver": "NVIDIA {}", "cuda-driver": "CUDA {}", "rocm": "ROCm {}"}
 _LIBRARIES = {"cupy": "CuPy {}", "pytorch": "PyTorch {}"}
-"""Facts in the footer, with their format. `_LIBRARIES` are added for checks of allocators."""
+"""Additional facts in the footer for checks of allocators."""
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 

@@ -46,7 +46,7 @@ FORMS: Mapping[str, Callable[[Json], str]] = {
     "env": lambda value: " ".join(f"{name}={setting}" for name, setting in value.items()),
     "aside": lambda value: f" ({value})" if value else "",
 }
-"""Form → function that formats a value. An ``aside`` is omitted in short lines."""
+"""Form → function that formats a value. Short lines omit values with the form ``aside``."""
 
 
 def fill(says: str, values: Mapping[str, Json], *, brief: bool = False) -> str:

@@ -15,7 +15,7 @@ SAYS_NOTHING = "says-nothing"
 def conclude(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
     """The findings of an outcome, at least one.
 
-    If only the end of a process failed, the check judges the work that the roles did before.
+    If a process only failed to exit, the check judges the work that the roles did before.
     """
     if _only_exit_failed(outcome):
         found = [finding for finding in judge(planned, outcome) if finding.status is not Status.PASS]
@@ -44,7 +44,8 @@ def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
 
 
 def found_by(check: Check, done: ProbeOutcome) -> list[Finding]:
-    """The check's findings, and its processes' losses per repetition, which exclude a PASS."""
+    """The check's findings, and memory that its processes lost per repetition. With such a loss, PASS is
+    dropped."""
     findings = list(check.judge(done))
     if strangers := [finding for finding in findings if not isinstance(finding, Finding)]:
         raise TypeError(f"{strangers[0]!r} is not a Finding")

@@ -43,7 +43,7 @@ from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import device_from_json
 
 _DRIVERS = CheckInfo(planner.DISCOVERY, "the job's GPUs are found", Tier.PROLOG)
-"""The check to which findings on the GPUs belong, even if no driver was opened to find the GPUs."""
+"""The check that findings on the GPUs belong to, even if it did not run."""
 
 _MPI = CheckInfo(planner.MPI_DISCOVERY, "the MPI library accepts device pointers", Tier.ACCEPTANCE)
 
@@ -108,10 +108,10 @@ class Discovery:
         return config.of_node(host, gpus)
 
     def _of_job(self, job: JobGpus) -> tuple[tuple[Device, ...], tuple[Fact, ...], tuple[str, ...]]:
-        """(a job's GPUs, facts from their driver if it was queried, GPUs that the driver does not list).
+        """(GPUs of a job, facts from their driver if it was queried, GPUs that the driver does not list).
 
-        If the checks will open the GPUs anyway and the kernel identifies them, no driver is queried: each
-        initialisation takes time.
+        If the kernel identifies the GPUs and the checks will open them anyway, no driver is queried, since
+        each initialisation takes time.
         """
         if job.is_identified and self.planner.opens_devices:
             return job.devices, (), ()

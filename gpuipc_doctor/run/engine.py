@@ -180,8 +180,7 @@ class Run:
         return more
 
     def _jobs(self, devices: Sequence[Device]) -> int:
-        """Number of concurrent probes: before a job one per GPU, since driver calls run partly in
-        parallel."""
+        """Maximum number of concurrent probes; before a job, one for each GPU."""
         in_front_of_job = self.request.job_gpus is not None
         return len(devices) if in_front_of_job else min(MAX_JOBS, len(os.sched_getaffinity(0)))
 

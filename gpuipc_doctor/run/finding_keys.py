@@ -15,7 +15,7 @@ _OF_ALL_CHECKS = ("api", "run", "supervise")
 
 
 def of_check(file: Path) -> set[str]:
-    """Keys of the findings of the check in this file, and some other words of the same form."""
+    """Keys of the findings of the check in this file, and some other words that look like keys."""
     shared = (
         source.read_text("utf-8")
         for package in _OF_ALL_CHECKS

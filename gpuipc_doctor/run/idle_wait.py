@@ -38,9 +38,9 @@ class IdleDevices:
             self._look(devices, "anybody", deadline_s, until)
 
     def waits_itself(self, planned: PlannedProbe) -> bool:
-        """Whether the probe's first role waits for idle devices, and the other roles for the first.
+        """Whether the probe itself waits until its devices are idle.
 
-        It does if it can read the devices' memory use without using the devices.
+        It does if its first role can read their memory use without using them.
         """
         watched = _watched(planned)
         return (
@@ -60,7 +60,7 @@ class IdleDevices:
             self._look(_watched(planned), named, planned.probe.deadline_s, until)
 
     def after(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
-        """Record each device's state as the probe's first role saw it last, idle or not."""
+        """Record the last state of each device that the probe's first role saw, idle or not."""
         first = outcome.records.get(next(iter(planned.probe.roles)), {})
         if self.waits_itself(planned) and "at_rest" in first:
             self._note(zip(planned.probe.devices, first["at_rest"], strict=True))
@@ -91,7 +91,7 @@ class IdleDevices:
 
 
 def _from_now_on(at_rest: AtRest | None, used: int | None) -> AtRest:
-    """The idle level for later probes, after a wait that ended with ``used`` bytes in use."""
+    """The new idle level of a device that had ``used`` bytes in use after the wait."""
     if at_rest is None:
         return AtRest(used, PATIENCE_S)
     if used is None or at_rest.used is None:

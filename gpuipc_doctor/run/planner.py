@@ -208,7 +208,7 @@ class Planner:
     def rerun(
         self, planned: PlannedProbe, env: Mapping[str, str], shorter: Probe | None = None
     ) -> PlannedProbe:
-        """The same probe, or a shorter replacement, with more environment."""
+        """The same probe, or a shorter replacement, with additional environment."""
         probe = planned.probe
         if shorter:
             probe = replace(shorter, env={**shorter.env, **env}, deadline_s=probe.deadline_s)
@@ -219,7 +219,7 @@ class Planner:
         return replace(planned, number=next(self._numbers), probe=probe)
 
     def follow_ups(self, planned: PlannedProbe, outcome: ProbeOutcome) -> list[PlannedProbe]:
-        """The check's follow-up probes after an incomplete probe; if it searches, after any probe.
+        """The check's follow-up probes after an incomplete probe, or after any probe if the check searches.
 
         Raises `TooManyFollowUps`, and any exception of the check's own code.
         """
@@ -341,7 +341,7 @@ def verify(probe: Probe, file: Path) -> None:
 
 
 def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenCheck]:
-    """The checks requested by id, else all up to the tier, except discovery, which runs when needed.
+    """The checks requested by id, or else all of the tier except discovery.
 
     Raises `UnknownName`. If all requested checks are built in, no other check file is imported.
     """
@@ -415,7 +415,7 @@ def _without_fabric(fabric: FabricStack) -> Finding | None:
 
 
 def _no_peer_access(check: Check, probe: Probe) -> Finding | None:
-    """The SKIP for a pair without peer access, else None: the importer must reach the exporter's memory."""
+    """The SKIP for a pair whose importer has no peer access to the exporter's memory, else None."""
     if "legacy-ipc" not in check.requires or len(probe.devices) != 2:
         return None
     exporter, importer = probe.devices

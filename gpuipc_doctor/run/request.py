@@ -55,7 +55,7 @@ class Request:
     keep_logs: Path | None = None
     mpi_lib: str | None = None
     nodes: int = 1
-    """Number of nodes between which messages and memory are also tested."""
+    """Number of nodes. With two nodes, messages and memory are also tested between them."""
     partner: str = ""
     """The second node; empty: the launcher chooses it."""
     workarounds: bool = True

@@ -20,7 +20,7 @@ LINES = 4
 """Maximum log lines quoted in a finding; the kept logs have them all."""
 
 Kind = tuple[str, str, Ending, str]
-"""(check, call, how the probe ended, signal, if any)."""
+"""(check, call, how the probe ended, signal or empty text)."""
 
 
 def rerun_with_logs(log: ResultLog, schedule: Schedule, planner: Planner, louder: Mapping[str, str]) -> None:

@@ -116,8 +116,8 @@ class Schedule:
     def _in_line(self, waiting: Iterable[PlannedProbe]) -> list[PlannedProbe]:
         """The probes in order of execution.
 
-        Probes that were started early come first: until they have run, no other probe can start early. Of the
-        others, those whose libraries are still being imported come last.
+        Probes that were started early come first, because no other probe can start early before they have
+        run. Probes whose libraries are still being imported come last.
         """
         return sorted(
             waiting, key=lambda planned: (planned.number not in self._ahead, self._still_imports(planned))

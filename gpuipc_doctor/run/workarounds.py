@@ -64,10 +64,11 @@ def worth_trying(log: ResultLog) -> list[Entry]:
 def candidates(
     issues: Iterable[KnownIssue], joins: Iterable[Join], facts: Sequence[Fact], built_in: Sequence[Workaround]
 ) -> Candidates:
-    """Settings from known issues that the failure matches, then the ``built_in`` ones of this MPI.
+    """Settings from known issues that the failure matches, confirmed ones first; then the MPI's ``built_in``
+    ones.
 
-    Built-in settings change how device memory is sent, so they are not tried if the failure precedes all
-    messages. Confirmed issues come before likely ones.
+    Built-in settings change how device memory is sent. They are not tried if the probe failed before any
+    message.
     """
     by_id = {issue.id: issue for issue in issues}
     shown = [join for join in joins if join.relation is not Relation.LATENT]
@@ -98,7 +99,7 @@ def candidates(
 
 
 def _failed_in_messages(failure: Entry) -> bool:
-    """Whether an MPI probe failed after MPI was initialised: settings for device messages may help."""
+    """Whether an MPI probe failed after MPI was initialised, so that messages may be the cause."""
     outcome = failure.outcome
     if outcome is None or not failure.planned.check.needs_mpi or failure.planned.probe.launch is None:
         return False
