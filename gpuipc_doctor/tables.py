@@ -38,7 +38,7 @@ def _read(file: Path) -> Any:
 def compiled(name: Path, files: Sequence[Path], read: Callable[[], Any]) -> Any:
     """The result of ``read`` for these files, from its compiled form if there is one.
 
-    ``name`` is the path that the compiled form is named after. Raises `OSError` if a file cannot be read.
+    ``name``: path after which the compiled form is named. Raises `OSError` if a file cannot be read.
     """
     stored = Path(cache_from_source(str(name))).with_suffix(".marshal")
     sources = _digest(*(part for file in files for part in (file.name.encode(), file.read_bytes())))
@@ -64,7 +64,7 @@ def _digest(*parts: bytes) -> bytes:
 
 
 def frozen(data: Mapping[str, Any], *other: str) -> dict[str, Any]:
-    """The mapping without the names in ``other``; lists become tuples."""
+    """The mapping without the keys ``other``, and with tuples in place of lists."""
     return {
         name: tuple(said) if isinstance(said, list) else said
         for name, said in data.items()

@@ -65,8 +65,8 @@ ORDERS = {
 """Component → pattern of a version: group 1 has the order of PEP 440, group 2 is a patch level above it."""
 
 _ABBREVIATED = frozenset({"cray-mpich"})
-"""Components whose versions are often abbreviated: the module cray-mpich/8.1.28 has the library 8.1.28.15.
-Such a version is compared with a bound only in the numbers that both have."""
+"""Components whose versions are often abbreviated: the module cray-mpich/8.1.28 has the library 8.1.28.15. An
+abbreviated version and a bound are compared only in the numbers that both have."""
 
 
 @lru_cache(4096)
@@ -109,10 +109,10 @@ class Range:
     """A range of versions of one component; bounds are versions or `UNKNOWN`.
 
     ``fixed`` is the first version without the fault, ``last_affected`` the last one with it. At most one of
-    them is given; if neither is given, the range has no end. ``known_bad`` and ``known_good`` are versions
-    that were tested or whose source was read. With an unknown bound, the range is bad between the lowest and
-    the highest of ``known_bad``, and unknown outside. As ``last_affected`` or in a list, a bound with fewer
-    numbers stands for all versions that start with it: ``580`` for 580.159.04.
+    them is given; without both, the range has no end. ``known_bad`` and ``known_good`` are versions that were
+    tested or whose source was read. If a bound is unknown, only versions between the lowest and the highest
+    of ``known_bad`` are bad; all others are unknown. In ``last_affected`` and lists, ``580`` stands for all
+    versions that start with it, such as 580.159.04.
     """
 
     component: str
@@ -139,7 +139,7 @@ class Range:
         return bool(version and fixed and _at_least(self.component, version, fixed) is Verdict.FINE)
 
     def contradictions(self) -> list[str]:
-        """Why no version can be in this range, or which of the range's lists contradicts its bounds."""
+        """Why no version can be in this range, or which versions in its lists contradict its bounds."""
         bounds = (self.introduced, self.fixed, self.last_affected)
         said = [
             f"{text!r} cannot be ordered as a version of {self.component}"

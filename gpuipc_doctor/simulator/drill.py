@@ -1,4 +1,4 @@
-"""Drills: run the real checks on simulated faults, and verify that each fault is found and nothing else."""
+"""Drills: run the real checks on simulated faults, and compare the findings with the expected ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuipc_doctor.simulator.profile import Expectation, Expected
 _COMPLAINTS = {Status.WARN, Status.ERROR, Status.FAIL}
 
 _OF_WHAT_IS_REAL = {"mpi-gpu-aware", "known-versions"}
-"""Checks whose result depends on the real MPI library that ranks use, so that no profile can state it."""
+"""Checks whose result depends on the real MPI library, so that no profile can state it."""
 
 
 _SUBJECTS = ("node", "device", "pair", "group")
@@ -46,7 +46,7 @@ class DrillResult:
     missed: tuple[str, ...]
     invented: tuple[str, ...]
     let_off: tuple[str, ...] = ()
-    """Unexpected findings that follow from the fault."""
+    """Unexpected findings that are accepted, because they follow from the fault."""
     given_up: tuple[str, ...] = ()
     """Checks that lack an expected finding because other checks hung first; each must be rerun alone."""
 
@@ -92,10 +92,10 @@ def rows(report: Report) -> list[Row]:
 def judge(expectation: Expectation, found: Sequence[Row], exit_code: int) -> DrillResult:
     """Compare a run's findings with the expected ones.
 
-    A finding is caught if a row matches it. A check was given up if the run skipped it after other checks had
-    hung in a faulty call (which checks hang first varies under load). A WARN, ERROR or FAIL that matches no
-    expected finding is invented, or accepted if it `follows` from a fault. A wrong exit code counts as
-    missed, because it misleads scripts.
+    An expected finding is caught if a row matches it. Its check was given up if the run skipped it after
+    other checks had hung in a faulty call; which checks hang first varies under load. Any other WARN, ERROR
+    or FAIL is invented, unless it `follows` from a fault. A wrong exit code counts as missed, because it
+    misleads scripts.
     """
     blamed = {row.call for row in found if row.status is Status.FAIL} & expectation.faulted
     not_run = {row.check for row in found if row.key == "given-up" and row.call in blamed}
@@ -130,7 +130,7 @@ def invented(expectation: Expectation, found: Iterable[Row]) -> Iterator[Row]:
 
 
 def follows(row: Row, expectation: Expectation) -> bool:
-    """Whether a check without an expectation fails in exactly the faulty call."""
+    """Whether a check without an expectation fails in a call that the profile makes faulty."""
     return (
         row.status is Status.FAIL and row.call in expectation.faulted and row.check not in expectation.checks
     )
@@ -160,7 +160,7 @@ def _answers(row: Row, expected: Expected) -> bool:
 
 
 def _answers_by_ucx(row: Row, expected: Expected) -> bool:
-    """Whether UCX shows a fault that is expected of libfabric. Without UCX, libfabric alone shows it."""
+    """Whether UCX shows a fault that the profile expects of libfabric."""
     return (
         row.probe.startswith("UCX")
         and row.check == expected.check

@@ -15,8 +15,8 @@ _IN_TRUTH = "tcp"
 
 
 _OF_UCX = {"UCX_MEMTYPE_CACHE": "n"}
-"""Makes UCX query the driver about each address. By default it treats readable memory used before its first
-message as host memory, and simulated memory is readable."""
+"""Makes UCX query the driver about each address. By default UCX takes simulated memory that was used before
+its first message for host memory."""
 
 
 def lend(fabric: SimulatedFabric, directory: Path, root: Path, libraries: Path) -> None:

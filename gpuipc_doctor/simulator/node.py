@@ -1,9 +1,9 @@
 """Set up a simulated node: the drivers' description, and the node's files.
 
-The workers of a run receive only `Node.env`; the library that they load as ``libcuda.so.1`` or
-``libamdhip64.so`` is then the simulated driver, which reads ``node.sim`` (format 1, one record per line,
-``kind key=value …`` with percent-encoded values; its reader is in ``src/``). Faults of an MPI library, which
-only ranks have (`Node.rank_env`), are in ``mpi.sim``, in the same format.
+The workers of a run receive only `Node.env`, with which they load the simulated driver as ``libcuda.so.1`` or
+``libamdhip64.so``. The driver reads ``node.sim``: format 1, one record per line, ``kind key=value …`` with
+percent-encoded values. Its reader is in ``src/``. Faults of an MPI library are in ``mpi.sim``, in the same
+format, for ranks only (`Node.rank_env`).
 """
 
 from __future__ import annotations

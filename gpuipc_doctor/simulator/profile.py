@@ -37,8 +37,8 @@ _ARCH = {"cuda": "9.0", "hip": "gfx90a"}
 class SimulatedDevice:
     """One GPU of the simulated node.
 
-    ``memory``, ``held`` (by another process, permanently) and ``granule`` (of physical memory) are bytes.
-    Allocations use new addresses until ``addresses`` bytes are used up, then freed addresses; 0: no limit.
+    Sizes are in bytes. ``held``: memory that another process holds permanently. ``granule``: unit of physical
+    memory. ``addresses``: size of the address space after which freed addresses are reused; 0: never.
     """
 
     backend: str
@@ -89,7 +89,7 @@ class Expectation:
     exit_code: int
     findings: tuple[Expected, ...]
     faulted: frozenset[str] = frozenset()
-    """Names of the calls with faults, which a check without an expectation may report as failing."""
+    """Names of the calls with faults. A check without an expectation may fail in them."""
 
     def of(self, check: str) -> Expectation:
         """The part of the expectation for this check."""
@@ -126,7 +126,7 @@ class Profile:
     faults: tuple[Mapping[str, str | int], ...]
     """Faults in the form read by the simulated drivers, with the keys of ``call`` in `FAULTS`."""
     mpi_faults: tuple[Mapping[str, str | int], ...]
-    """Faults of an MPI library as ``mpi_faults.c`` reads them; keys as ``mpi-call`` in `FAULTS`."""
+    """Faults in the form read by ``mpi_faults.c``, with the keys of ``mpi-call`` in `FAULTS`."""
     fabric: SimulatedFabric | None
     """None if the node has no program of libfabric or UCX."""
     expect: Mapping[str, Expectation]
@@ -138,7 +138,7 @@ class Profile:
 
     @property
     def needs_mpi(self) -> bool:
-        """Whether the faults appear only in ranks, so that the caller must name an MPI library."""
+        """Whether the faults appear only in ranks. The caller must then name an MPI library."""
         return bool(self.mpi_faults)
 
     @property

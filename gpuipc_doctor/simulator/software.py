@@ -36,7 +36,7 @@ _LINKED = {
     "nccl": ("libnccl.so.2", "libnccl.so.{}"),
     "shs-libfabric": ("libfabric.so.1", "../../opt/cray/libfabric/{}/lib64/libfabric.so.1"),
 }
-"""Component → (library, target of its link, which has the version)."""
+"""Component → (library, target of its link). The target's name has the version."""
 
 _LIB = "/usr/lib64"
 

@@ -65,7 +65,7 @@ class MpiConfig:
     library_where: str = ""
 
     def over(self, site: MpiConfig) -> MpiConfig:
-        """These settings; what they do not set is taken from those for all nodes."""
+        """These settings, completed with those of ``site``."""
         library, command = self if self.library else site, self if self.launcher else site
         return MpiConfig(library.library, command.launcher, command.where, library.library_where)
 
@@ -80,7 +80,7 @@ class ExpectedGpus:
     where: str = ""
 
     def are(self, name: str) -> bool:
-        """Whether a GPU of this name is of the expected model."""
+        """Whether a GPU with this name is of the expected model."""
         return self.model.casefold() in name.casefold()
 
 
@@ -111,7 +111,7 @@ class NodeConfig:
     mpi: MpiConfig = MpiConfig()
 
     def over(self, site: NodeConfig) -> NodeConfig:
-        """These settings; what they do not set is taken from those for all nodes."""
+        """These settings, completed with those of ``site``."""
         return NodeConfig(
             gpus=self.gpus if self.gpus.where else site.gpus,
             fabric=self.fabric or site.fabric,
@@ -209,7 +209,7 @@ class SiteConfig:
         return self.node.mpi
 
     def of_node(self, host: str, node: NodeGpus) -> SiteConfig:
-        """This config for one node: with the first node type, if any, that matches."""
+        """This config for one node, with the settings of the node's type."""
         types = self.types_of(host, node)
         return replace(self, node=types[0].config.over(self.node), node_types=()) if types else self
 
@@ -219,11 +219,11 @@ class SiteConfig:
         return self.prolog.gpus or self.node.gpus.count
 
     def types_of(self, host: str, node: NodeGpus) -> Sequence[NodeType]:
-        """Types that a node can have, fewest lost GPUs first; several if the GPUs fit more than one.
+        """The node's possible types, fewest lost GPUs first.
 
-        A type that names the node is the only one. Else the types' numbers of GPUs are compared: with Slurm's
-        configuration and the PCI bus; or if none of these matches, with the listed GPUs, since some may be
-        lost.
+        A type that names the node is the only one. Otherwise the number of GPUs in Slurm's configuration or
+        on the PCI bus decides. If no type has such a number, all types with at least the listed GPUs are
+        possible.
         """
         if not self.node_types:
             return []
@@ -254,7 +254,7 @@ def load(path: Path | None = None, match: Find = lambda: None, known: Iterable[D
 
     ``path``: the file of ``--config``; ``match``: see `layers.lineage`; ``known``: files already read,
     without a schema. Directories in a file are relative to it. For root, a file or directory that others can
-    write is also a mistake, because it decides what root runs.
+    write is also a mistake.
     """
     found, mistakes = examine(path, match, known)
     if mistakes:
@@ -301,7 +301,7 @@ def _waiver(said: Json, where: str) -> Waiver:
 
 
 def _version(component: str, said: Json, where: str) -> ExpectedVersion:
-    """An expected version: ``8.1.28`` means this version, a mapping a range with ``from`` and ``before``."""
+    """The config's expected version: one version, or a range with ``from``, ``to`` or ``before``."""
     if isinstance(said, str):
         return ExpectedVersion(Range(component, said, last_affected=said), where)
     expected = Range(
@@ -311,7 +311,7 @@ def _version(component: str, said: Json, where: str) -> ExpectedVersion:
 
 
 def _node(found: Layers, *within: Key) -> NodeConfig:
-    """The sections for all nodes, or with ``within`` those of one type."""
+    """The settings for all nodes, or for the node type at the key path ``within``."""
     data: Json = found.data
     for key in within:
         data = data[key]

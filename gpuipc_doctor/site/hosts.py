@@ -142,6 +142,6 @@ def matching(host: str, cluster: str, read: Callable[[Path], Document]) -> Path 
 
 
 def _shipped() -> Iterable[Path]:
-    """Shipped files that name their nodes; the others are not parsed."""
+    """Shipped files that name their nodes, found without parsing."""
     files = sorted(layers.shipped().glob("*.yaml"))
     return [file for file in files if re.search(r"^(cluster|hosts):", file.read_text("utf-8"), re.MULTILINE)]

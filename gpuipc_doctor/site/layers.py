@@ -58,7 +58,7 @@ def of_option(name: Path) -> Path:
 
 
 def nameless(path: Path) -> str:
-    """An error if there is neither a file nor a shipped config of this bare name; else empty."""
+    """An error if ``path`` is the bare name of neither a file nor a shipped config; else empty."""
     if path.parent != Path() or find(str(path), Path()) or _is_there(path):
         return ""
     return f"no such file, and no shipped site of that name{_meant(path)}"

@@ -78,7 +78,7 @@ class PrologConfig(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Fraction of the nodes that may drain, which limits how many a bad release can drain."""
+        """Fraction of the nodes that may drain with one version of this tool."""
         return self.breaker.get("share", 1.0)
 
 

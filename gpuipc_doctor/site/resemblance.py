@@ -17,9 +17,9 @@ def resembling(
 ) -> list[str]:
     """Names of shipped site configs with nodes of this GPU model and fabric, and at least this many GPUs.
 
-    If several match: those with the fewest lost GPUs and, among these, those whose launcher the node has.
-    ``cluster``: Slurm's name for this cluster. If it is known, configs that name a cluster are excluded: they
-    are for other clusters.
+    Of several, those with the fewest lost GPUs count; of these, those whose launcher the node has.
+    ``cluster``: Slurm's name for this cluster. If it is known, configs that name a cluster are excluded,
+    because they are for other clusters.
     """
     found: list[tuple[int, bool, str]] = []
     for file in sorted(layers.shipped().glob("*.yaml")):

@@ -29,9 +29,9 @@ class Changeable(NamedTuple):
 
 
 def changeable(path: Path) -> Changeable | None:
-    """The first file or directory on the way to ``path``, links included, that a user other than root and
-    this one can change. Root does not accept that a group can write. For other users, a group may write to
-    directories on the way, because it may be the user's own group."""
+    """The first file or directory on the way to ``path``, links included, that another user than root can
+    change. A group's write permission counts for root. For other users it does not count in directories on
+    the way, because the group may be the user's own."""
     for place in _way(path):
         try:
             status, itself = place.stat(), place.lstat()

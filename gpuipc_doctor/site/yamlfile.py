@@ -57,8 +57,7 @@ class Mistake:
 class BadFile(Exception):
     """An unusable file. ``mistakes`` lists all its mistakes in order of lines.
 
-    ``sound`` is the part that is valid for the schema, for further searches for mistakes; None if there is
-    none.
+    ``sound`` is the part that is valid for the schema; None if there is none.
     """
 
     def __init__(self, mistakes: Iterable[Mistake], sound: Document | None = None) -> None:
@@ -156,9 +155,9 @@ def _refuse_what_was_written(document: Document) -> None:
 
 
 def _sound(document: Document, validator: Any) -> Document | None:
-    """The document without invalid values; invalid mappings in a list become None.
+    """The document without invalid values; None if nothing is left.
 
-    None if nothing is left. An entry without one of its required values is invalid as a whole.
+    Invalid mappings in a list become None. A mapping without a required value is invalid as a whole.
     """
     if not isinstance(document.data, dict):
         return None

@@ -35,7 +35,7 @@ class RoleFiles:
         self.turn = directory / "turn"
         """File that signals all roles to start, for probes that wait for it."""
         self.pid = file("pid")
-        """Pid of a rank's worker. The process that starts the worker writes it, and ``exit_status``."""
+        """Pid of a rank's worker, written by the process that starts the worker."""
         self.exit_status = file("exit-status")
         self.python_stack = file("python-stack")
         self.native_stack = file("native-stack")
@@ -121,9 +121,9 @@ class StartSignal:
     """The start signal of a probe with exclusive devices.
 
     Before the signal, the probe's workers start and initialise the driver, which uses no device memory. The
-    scheduler, which knows the free devices, sets the signal; the probe's supervisor reads it in another
-    thread. ``at_rest``: the idle level of the probe's devices, once set. ``given_up``: no signal will come,
-    and the probe must end.
+    scheduler sets the signal when the devices are free; the probe's supervisor reads it in another thread.
+    ``at_rest``: the devices' idle level; None before the signal. ``given_up``: whether the probe must end
+    without a signal.
     """
 
     at_rest: Sequence[AtRest] | None = None
@@ -149,8 +149,7 @@ Listener = Callable[[Json], None]
 class Inbox:
     """Reports of a running role: JSON lines through a named pipe, each passed to ``listener``.
 
-    Most checks do not need it, since the journal has a role's findings when it has ended. It is for probes
-    that run until stopped.
+    Only probes that run until stopped need it. For all others, the journal is read when the role has ended.
     """
 
     def __init__(self, path: Path, listener: Listener) -> None:

@@ -22,7 +22,7 @@ FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU")
 """Signals that say nothing about a driver: sent by a user or by a limit of the system."""
 
 PLENTY = 0.25
-"""Fraction of a device's memory. If more than this is free, far more is free than a check may use."""
+"""Fraction of a device's memory, far larger than what a check may use."""
 
 _BANNER = re.compile(r"^-{20,}\n\s*(.+?)\n\s*(?:\n|-{20,}$)", re.MULTILINE | re.DOTALL)
 """Pattern for the first paragraph between rules of dashes, as Open MPI's launcher prints it."""
@@ -187,7 +187,6 @@ def _not_started(outcome: ProbeOutcome, role: RoleOutcome, so_far: tuple[Evidenc
 
 
 def _of(role: RoleOutcome) -> dict[str, Json]:
-    """The values for `_CALL`; without an armed operation, only the role."""
     if not role.operation:
         return {"role": role.role}
     return {

@@ -58,9 +58,9 @@ def python_stack(file: Path) -> tuple[str, ...]:
 def crashed_in_librarys_thread(file: Path) -> bool:
     """Whether `faulthandler` reported a fatal signal in a thread that no Python code had started.
 
-    `faulthandler` marks the thread that crashed as current, if it is one of Python's, and lists the main
-    thread last (``_Py_DumpTracebackThreads`` in CPython's Python/traceback.c). After a dump on time-out the
-    answer is always no: a thread of `faulthandler` wrote it, which looks like a library's.
+    `faulthandler` marks the crashed thread as current if Python code started it, and lists the main thread
+    last (``_Py_DumpTracebackThreads`` in CPython's Python/traceback.c). A dump at a deadline is never such a
+    report.
     """
     try:
         before, is_fatal, dump = file.read_text(errors="replace").rpartition("Fatal Python error: ")

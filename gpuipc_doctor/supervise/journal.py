@@ -62,9 +62,8 @@ class Journal:
             os._exit(CANNOT_WRITE)  # a finished operation must not be taken for a running one
 
     def armed(self, operation: str) -> AbstractContextManager[None]:
-        """Attribute the end of the process inside the block to ``operation``; after an exception the
-        operation stays armed.
-        """
+        """Attribute the end of the process inside the block to ``operation``, which stays armed after an
+        exception."""
         return _Armed(self, operation)
 
     def arm(self, operation: str) -> None:
@@ -107,7 +106,7 @@ class Journal:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Arm other operations in the block; after it, the operation that failed is armed again."""
+        """Arm other operations in the block, and the failed operation again after it."""
         failed = self._latest
         yield
         self._write("armed", **failed)

@@ -1,12 +1,11 @@
 """Ends the processes of a supervisor that was killed.
 
-Started as ``python -I -S keeper.py`` with a pipe on standard input that its supervisor keeps open; it prints
-an empty line when ready. Through the pipe it receives, each followed by a NUL, the run's marker, the
-directories as they are created (not as arguments, which every user can read), and finally `DONE` if the
-supervisor has cleaned up itself. At end of input without `DONE`, the supervisor is gone (kill -9, out of
-memory): every process with the marker is then killed, and the directories and leftovers in shared memory are
-removed. It uses only the standard library, and imports slow modules only when there is something to end,
-because it starts with every run.
+Started as ``python -I -S keeper.py`` with a pipe on standard input that its supervisor keeps open. It prints
+an empty line when ready. Through the pipe it receives the run's marker, the directories as they are created,
+and `DONE` if the supervisor has cleaned up itself, each followed by a NUL. Arguments are not used, since
+every user can read them. If the pipe ends without `DONE`, the supervisor was killed: the keeper kills every
+process with the marker, and removes the directories and leftovers in shared memory. It uses only the standard
+library, and imports slow modules only when they are needed, because it starts with every run.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ PR_SET_NAME = 15
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, and files removed that processes of ours made
 
 TICK_S = 0.02
-"""Seconds to subtract from a time before comparing it with file times, which lag by up to a kernel tick."""
+"""Seconds by which file times may lag: a kernel tick."""
 
 SEGMENTS = (
     *("mpich_shm_*", "sm_segment.*", "vader_segment.*", "Intel_MPI_*", "psm*_shm*", "ucx_shm_*"),
@@ -44,8 +43,8 @@ SEGMENTS = (
 )
 """Names of shared memory of MPICH, Open MPI 5 and 4, Intel MPI, PSM, UCX, libfabric's shm provider and HIP.
 
-Ranks leave it behind if they crash or are killed before their library unlinks it; HIP 7.2 leaves some for
-each pool that a process shares, named after an address in the pool (seen over an emulated kernel driver).
+Ranks leave it behind if they crash or are killed. HIP 7.2 leaves some for each pool that a process shares,
+named after an address in the pool (seen over an emulated kernel driver).
 """
 
 

@@ -21,7 +21,7 @@ from gpuipc_doctor.site.bounded import opened
 from gpuipc_doctor.site.trust import changeable
 
 AGE_S = 3600.0
-"""Seconds for which leftovers are kept: a sent file may start later, and a directory may be locked later."""
+"""Seconds for which leftovers are kept, since a run that is starting may still need them."""
 
 _DIRECTORY = re.compile(r"gpuipc-doctor-[a-z0-9_]{8}")
 """Names from mkdtemp(3), for a run's files or the unpacked tool."""

@@ -38,22 +38,23 @@ LISTEN_S = 0.5
 """Seconds between polls of a probe with a listener, which may run for days."""
 
 STALLED_S = 1.0
-"""Seconds. An operation that has run for longer when the budget ends may hang, and is reported."""
+"""Seconds. At the end of the budget, an operation that has run for longer is reported as a possible hang."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits in seconds. ``start_up_s``: until a worker's first journal line, which a cold file system may
-    delay. ``settle_s``: after a failure, until the other roles have ended by themselves; after the last rank,
-    until the launcher has ended. ``grace_s``: between TERM and KILL. ``launcher_s``: between TERM and KILL of
-    a launcher, which has to end its ranks, perhaps on other nodes. ``kill_s``: after KILL, until a process
-    counts as unkillable."""
+    """Limits in seconds."""
 
     start_up_s: float = 60.0
+    """Until a worker's first journal line, which a cold file system may delay."""
     settle_s: float = 0.5
+    """After a failure, until the other roles have ended; after the last rank, until the launcher has."""
     grace_s: float = 0.3
+    """Between TERM and KILL of a process."""
     launcher_s: float = 2.0
+    """Between TERM and KILL of a launcher, which has to end its ranks, perhaps on other nodes."""
     kill_s: float = 3.0
+    """After KILL, until a process counts as unkillable."""
 
 
 _WORST_FIRST = (
@@ -64,7 +65,7 @@ _WORST_FIRST = (
     Ending.EXCEPTION,
     Ending.NOT_STARTED,
 )
-"""Order of blame for roles that ended in the same tick: a signal comes before an exception."""
+"""Order in which roles that ended in the same tick are blamed."""
 
 
 @dataclass
@@ -144,7 +145,7 @@ class Execution:
         return stop.is_set() or (self.turn is not None and self.turn.given_up)
 
     def _take_turn(self) -> None:
-        """Pass on the start signal; the time of the probe and its roles counts from the signal."""
+        """Pass on the start signal. The time limits of the probe and its roles count from the signal."""
         if self.turn and self._waits_for_turn and self.turn.at_rest is not None:
             announce(self._turn_file, self.turn.at_rest)
             self._waits_for_turn = False
@@ -220,18 +221,18 @@ class Execution:
         return (min(silent, key=self._stuck_order), Ending.HUNG) if silent else None
 
     def _stuck_order(self, role: RunningRole) -> tuple[bool, bool, int, float]:
-        """Sort key: a role in an operation first; among ranks, one in a driver call, which waits for no other
-        rank.
+        """Sort key: roles in an operation first. Of ranks, those in a driver call first, then those with the
+        fewest MPI calls.
 
-        Among ranks in MPI calls, the one with the fewest calls comes first: without a hang, all make about
-        equally many.
+        A rank in a driver call waits for no other rank. All ranks make about equally many MPI calls unless
+        one hangs.
         """
         progress, is_rank = role.progress, self.probe.launch is not None
         calls = progress.mpi_calls if is_rank else 0
         return not progress.operation, is_rank and progress.is_in_mpi, calls, progress.last_at
 
     def _suspects(self, hung: RunningRole) -> list[RunningRole]:
-        """The ranks that have made as many MPI calls as this one: any of them may block the others."""
+        """The ranks with as many MPI calls as this one. Any of them may block the others."""
         if not (self.probe.launch and hung.progress.is_in_mpi):
             return [hung]
         return likeliest_first(
@@ -243,7 +244,7 @@ class Execution:
         )
 
     def _stalled(self, now: float) -> RunningRole | None:
-        """The running role that has been longest in its operation; None if none has been in one for long."""
+        """The role that has been longest in its running operation; None if none exceeds `STALLED_S`."""
         for role in self._roles.values():
             role.progress.read()
         armed = [role for role in self._roles.values() if role.ending is None and role.progress.operation]
@@ -296,7 +297,7 @@ class Execution:
                 role.result = RoleResult.read(role.files.result)
 
     def _await_launcher(self) -> None:
-        """Let the launcher end by itself; a killed one would report a bad termination."""
+        """Wait for the launcher to end. If it were killed, it would report a failure."""
         launch, began = self.probe.launch, time.monotonic()
         is_known = launch is None or launch.ends_badly
         limit_s = self.limits.settle_s if is_known else max(self.probe.deadline_s, self.limits.launcher_s)

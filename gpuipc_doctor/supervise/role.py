@@ -64,8 +64,8 @@ class ForkedProcess:
 class LaunchedProcess:
     """A worker that an MPI launcher started, known only from the files of its starter (`rank`).
 
-    If the files are missing, the launcher has killed the starter, and perhaps the worker; until the worker is
-    reaped, the kernel has its exit status. ``launcher`` is None if the launcher could not be started.
+    The files are missing if the launcher has killed the starter. The worker's exit status is then known to
+    the kernel until the worker is reaped. ``launcher`` is None if the launcher could not be started.
     """
 
     def __init__(self, launcher: ChildProcess | None, files: RoleFiles) -> None:
@@ -154,10 +154,10 @@ class RunningRole:
     def silent_for(self, now: float, allowed_s: float = 0.0) -> float:
         """Seconds since the last journal line was first seen, minus the time spent waiting for a processor.
 
-        Waiting for a processor is no hang: on two busy cores a healthy worker took more than 1.5 s to exit.
-        The time before the line was seen does not count: the supervisor itself may have had no processor.
-        After ``allowed_s``, the waits of a program that the worker has started are also subtracted; they are
-        not read earlier, because finding the program reads all processes of the node.
+        On two busy cores a healthy worker took more than 1.5 s to exit. The time before the line was seen
+        does not count, because the supervisor itself may have had no processor. After ``allowed_s``, the
+        waits of a program that the worker has started are also subtracted. Finding this program is slow: it
+        reads all processes of the node.
         """
         had = tree.timeslices_of(self.process.pid)
         if self._line_at != self.progress.last_at:
@@ -197,7 +197,7 @@ class RunningRole:
 
     @property
     def _is_recorded(self) -> bool:
-        """Whether the journal is complete. A driver may have closed its descriptor and reused the number."""
+        """Whether the journal is complete. It is not if a driver has closed its descriptor."""
         begins_anew = self.files.inbox.exists()  # so the end may have been missed
         return begins_anew or self.progress.operation == PROCESS_EXIT
 
@@ -207,11 +207,11 @@ class RunningRole:
 
     @property
     def went_wrong_at(self) -> float:
-        """Time of the failure on the role's own node; the supervisor may notice the failure much later.
+        """Time of the failure on the role's own node. The supervisor may notice it much later.
 
-        The role itself reports the time. If it crashed and could not, its last sign of life counts, because
-        failures elsewhere may be consequences of the crash. If a rank ended with an exit code, its end
-        counts, because its MPI library may have ended it as a consequence of another rank's failure.
+        If the role reported no time, the time of a crash is the role's last sign of life, because failures
+        elsewhere may be consequences of the crash. For a rank with an exit code it is the end, because an MPI
+        library may end its rank after another rank's failure.
         """
         if self.result and self.result.ending is self.ending:
             return self.result.at

@@ -78,12 +78,12 @@ class Session:
         _adopt_orphans(self._adopted_orphans)
 
     def expect(self, imports: Iterable[str]) -> None:
-        """Start the stem for later probes now, so that it imports while these probes are being planned."""
+        """Start a stem with these imports, so that it imports while probes are being planned."""
         names = frozenset(imports)
         self._expected[names] = self._stems.of(names, environment_with(self.node.env))
 
     def has_imported(self, imports: Iterable[str]) -> bool:
-        """Whether the stem with these imports is ready or none is expected."""
+        """Whether the stem with these imports is ready; also true without such a stem."""
         stem = self._expected.get(frozenset(imports))
         return stem is None or stem.has_imported()
 
@@ -105,8 +105,7 @@ class Session:
         """Run one probe to its end. ``until``: `time.monotonic()` seconds at which the run's budget ends.
 
         ``turn``: the start signal for using its devices; None: use them at once. ``listener`` is called with
-        each report of the first role. ``stop``: ends this probe; if it is given, the session's `stop` does
-        not.
+        each report of the first role. ``stop`` ends this probe, in place of the session's `stop`.
         """
         number = next(self._numbers)
         parts = (f"{number:03}", check, probe.subject, probe.name)

@@ -69,8 +69,8 @@ class Starter:
     """Starts the roles of a probe, with ``marker`` in their environment.
 
     ``waits_for_turn``: they create no context before the start signal (see `turn`). ``temporary``: directory
-    for temporary files of a launcher and its ranks; None: the usual one. In the usual one, files that Open
-    MPI's launcher has left make a later process with the same pid fail.
+    for temporary files of a launcher and its ranks; None: the usual one. Leftovers of Open MPI's launcher in
+    the usual one make a later process with the same pid fail.
     """
 
     probe: Probe
@@ -239,7 +239,8 @@ def visible_devices(devices: Sequence[Device], environment: Mapping[str, str]) -
 
 
 def one_queue(devices: Sequence[Device], environment: Mapping[str, str]) -> dict[str, str]:
-    """Variable for a worker whose streams need not run concurrently; empty if the user has set it."""
+    """Variable that gives a worker one queue if its streams need not run concurrently; empty if already
+    set."""
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     chosen = name in environment or all(device.backend != "cuda" for device in devices)
     return {} if chosen else {name: "1"}

@@ -30,7 +30,8 @@ REQUIRED = (os.devnull, str(PROC), f"{PROC}/self")
 """Files without which processes can be neither started nor found."""
 
 PRIORITY = -10
-"""Niceness for a run whose ranks use every processor: nine times the time of niceness 0 (sched(7))."""
+"""Niceness for a run whose ranks use every processor. It gives nine times the processor time of niceness 0
+(sched(7))."""
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a run from outside."""
@@ -128,8 +129,8 @@ class Timeslices(NamedTuple):
 
 
 _FEW, _SHORT_S = 20, 0.0001
-"""A thread yields if it has more timeslices than the first, and their average is less than the second
-(seconds). A computing thread has timeslices of 2.4 ms."""
+"""A thread yields if it has more than `_FEW` timeslices, on average shorter than `_SHORT_S` seconds. A
+computing thread has timeslices of 2.4 ms."""
 
 
 def timeslices_of(pid: int) -> dict[int, Timeslices]:
@@ -228,12 +229,11 @@ def name_of(pid: int) -> str:
 
 
 def carry_priority(pid: int | None = None) -> None:
-    """Give a negative niceness of ours to the session led by ``pid`` or by us.
+    """Give a negative niceness of this process to the session led by ``pid`` or by this process. Needs root.
 
-    Linux schedules sessions as groups, a process's niceness counts only within its group, and a new session's
-    group has 0 (sched(7), "The autogroup feature"). Needs root. The file ``autogroup`` is missing in a kernel
-    without session groups; it is empty if no ancestor of the process has created a session since the node
-    booted.
+    Linux schedules each session as a group, and a process's niceness counts only within its group (sched(7),
+    "The autogroup feature"). The file ``autogroup`` is missing in a kernel without session groups; it is
+    empty if no ancestor of the process has created a session since the node booted.
     """
     if (niceness := os.getpriority(os.PRIO_PROCESS, 0)) < 0:
         with contextlib.suppress(OSError):

@@ -43,7 +43,7 @@ _IMPACTS = (
     (_HANGS, "Application hang"),
     (_SLOW, "Lower performance than expected"),
 )
-"""(keys of findings, the impact as NCCL's form calls it). The form has no impact for growing memory."""
+"""(keys of findings, their impact in NCCL's form). The form has no impact for growing memory."""
 
 _COMPONENTS = {"hsa": "ROCR-Runtime", "hip": "HIP", "nccl": "rccl"}
 """Prefix of a call's name → AMD's component that contains it."""

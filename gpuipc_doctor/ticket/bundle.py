@@ -33,7 +33,7 @@ Members = dict[str, bytes]
 
 
 def of_documents(subject: Subject) -> tuple[Members, dict[str, str]]:
-    """Two mappings: the documents as file name → content, and missing files as name → reason."""
+    """(the documents by file name, the missing files with their reasons)."""
     members: Members = {}
     absent: dict[str, str] = {}
     for number, each in enumerate((subject.about, *subject.also)):

@@ -34,9 +34,8 @@ SOON_S, LOOK_S = 0.1, 0.25
 """Seconds to wait for a message before the child is examined, and between later examinations."""
 
 CALL_BYTES = 128
-"""Bytes for the current call's name in memory shared by parent and child, followed by 4 bytes each for its
-progress and the number of its calls.
-"""
+"""Bytes for the current call's name, in memory shared by parent and child. The child's progress and number of
+calls follow, 4 bytes each."""
 _PROGRESS, _CALLS = slice(CALL_BYTES, CALL_BYTES + 4), slice(CALL_BYTES + 4, CALL_BYTES + 8)
 
 

@@ -84,8 +84,7 @@ class Peer:
                 pass
 
     def hang_up(self) -> None:
-        """Close the connection, so that the other role sees the end even if a child of the driver inherited
-        the socket.
-        """
+        """Close the connection. The other role then sees the end even if a process of the driver has
+        inherited the socket."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)

@@ -10,10 +10,9 @@ import time
 class StackTimer:
     """Writes every Python thread's stack to a file when an operation has nearly reached its deadline.
 
-    `faulthandler` does so in a thread of its own that needs no interpreter lock and sends no signal, so it
-    works during a hanging C call without waking it. Arming the timer starts such a thread, so the timer is
-    armed at most eight times per deadline. The stack is therefore taken between 70 % and 95 % of the
-    deadline.
+    `faulthandler` does so in a thread of its own, without the interpreter's lock and without signals, so it
+    works during a hanging C call and does not wake it. Each arming starts such a thread. So the timer is
+    armed at most eight times per deadline, and the stack is taken between 70 % and 95 % of the deadline.
     """
 
     def __init__(self, file: int, deadline_s: float) -> None:

@@ -4,8 +4,8 @@ It never calls a driver. Its supervisor sends an order for each fork, with the f
 `supervise.stems`). The stem ends when its socket is closed. A forked stem imports the modules in its order,
 and then accepts orders.
 
-The stem forks a process, which forks the worker and ends. The worker is then a child of the supervisor, which
-adopts orphans: the supervisor learns how a worker ended, and killing a stem ends no worker.
+For a worker, the stem forks a process that forks the worker and ends. The supervisor then adopts the worker.
+So it learns how the worker ended, and killing a stem ends no worker.
 """
 
 from __future__ import annotations
@@ -98,8 +98,7 @@ def _unsafe() -> str:
 
 
 def _serve(orders: socket.socket, imports: Iterable[str] = ()) -> Order | StemOrder | None:
-    """Serve orders with these imports. In a forked process, returns its order; in the stem, None at the
-    end."""
+    """Serve orders. Returns the fork's order in a forked process, and None in the stem at its end."""
     supervisor = os.getppid()
     orders.send(json.dumps(os.getpid()).encode())
     unsafe = load(imports) or _why_not_to_fork()
