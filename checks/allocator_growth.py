@@ -152,7 +152,7 @@ def judge_plateau(allocator: str, program: Json) -> Finding:
 
 
 def rounds_of(program: Json, name: str) -> list[float]:
-    """The samples of the figure ``name``, without those taken after the last round."""
+    """The samples of one figure, given by its ``name``, up to the last round."""
     sampled: list[float] = program["samples"][name]
     return sampled[: program["rounds"]]
 

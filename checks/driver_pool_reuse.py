@@ -51,7 +51,7 @@ FIRST_COPIES = 10
 """Number of copies with which the mean time of a copy is measured."""
 
 TIMES = 4
-"""Number of tries of each case of reuse."""
+"""Number of attempts at each case of reuse."""
 
 CASES = {
     "no reuse allowed": ((), False),
@@ -164,7 +164,8 @@ def hand_over(
     ballast: Iterable[Sequence[Memory]],
     with_event: bool,
 ) -> dict[str, bool]:
-    """Have each stream copy data through pool memory, the second stream after the first freed its memory.
+    """Copy data through pool memory on the first stream, free the memory, and do the same on the second
+    stream.
 
     Returns whether the second stream was ``given`` the freed memory, and whether the first was still
     ``busy``.

@@ -48,12 +48,12 @@ OPERATIONS, OPERATIONS_PER_DEVICE = 1500, 100
 """Operations in the acceptance tier: on one device, and the number added for each further device."""
 
 LIMIT = 0.5
-"""An operation that takes longer than this fraction of the deadline hangs. A waiting role has the whole
-deadline."""
+"""Fraction of the deadline after which an operation counts as hung. A role that waits for another role has
+the whole deadline."""
 
 ROOM, WIDE_ROOM = 64 << 20, 9 << 30
-"""Maximum bytes allocated on a device at a time: outside the soak tier, and in it, where two huge buffers
-fit."""
+"""Maximum bytes allocated on a device at a time. The second is for the soak tier, with room for two huge
+buffers."""
 
 SAYS = {
     "error": "{call} returned {name} at step {steps} of a sequence of valid calls on {device}",
@@ -131,9 +131,8 @@ def conclude(
 ) -> Iterator[Finding]:
     """Findings about an exploration, which is the JSON of `results.to_json`.
 
-    ``left_out`` are the operations from `harmful`, ``labels`` those of the probe's devices. ``little`` has
-    the ``room`` in bytes and, by capability, the families of operations that need more; it is empty if none
-    does.
+    ``left_out`` has the operations from `harmful`, ``labels`` names the probe's devices. ``little`` has the
+    ``room`` in bytes and, by capability, the families of operations that need more; it is empty if none does.
     """
     figures = {name: explored[name] for name in ("operations", "wanted", "compared", "seed", "elapsed_s")}
     again = explored["again"]

@@ -85,7 +85,8 @@ class IpcPool(Check):
 
 
 def judge_many(done: ProbeOutcome) -> Iterable[Finding]:
-    """Judge used memory, and the data of a pool that stays open, as other pools are shared and destroyed."""
+    """Judge used memory, and the data of a pool that stays open while other pools are shared and
+    destroyed."""
     ledger = account(done.records["exporter"])
     bad = list(ledger.judge(SMALL, len(ROUNDS)))
     if wrong := [line for record in done.records.values() for line in record["wrong"]]:

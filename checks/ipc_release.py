@@ -2,8 +2,8 @@
 
 A mapping ends in five ways: the importer closes it; the exporter frees the memory before the importer closes
 the mapping; the importer opens and closes it many times; the importer exits, or is killed, while the mapping
-is open. After each of these, and after the exporter frees the memory, used memory must return to its level
-before. Otherwise the step is repeated; a spare importer repeats an exit or a kill.
+is open. After each of these, and after the exporter frees the memory, used memory must return to its earlier
+level. Otherwise the step is repeated; a spare importer repeats an exit or a kill.
 
 Many opens must not leak, each must open its own segment, and no close may end another mapping. The control is
 an equally long loop without opens. In ``soak`` many importers exit, one after the other, which shows losses
@@ -256,8 +256,8 @@ def open_many_times(w: Worker, ledger: Ledger, wrong: list[str], handles: Sequen
 def repeat(
     w: Worker, ledger: Ledger, what: str, call: Callable[[], object], look: Callable[[str], None]
 ) -> list[int]:
-    """Call ``call`` and then ``look`` `OPENS` times. Both roles read used memory at `SAMPLED` rounds; returns
-    this role's readings."""
+    """Run `OPENS` rounds of ``call``, then ``look``. Returns used memory, which both roles read at `SAMPLED`
+    rounds."""
     samples = []
     for done in watched(w, what, range(1, OPENS + 1)):
         step = f"{what}, round {done} of {OPENS}"

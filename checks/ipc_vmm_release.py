@@ -45,7 +45,7 @@ WARM_UP = 2
 IMPORT, LOOK_ON = "import", "no import"
 
 STAYS = 0
-"""Number that the memory that stays mapped has in place of a round's number. Rounds are numbered from 1."""
+"""Stands in for a round's number for the memory that stays mapped; rounds are numbered from 1."""
 
 MAPPING_STAYS = "the mapping that stays"
 

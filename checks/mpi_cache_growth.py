@@ -349,8 +349,8 @@ def iterate(w: Worker) -> None:
 
 
 def beyond_the_limit(w: Worker) -> list[int]:
-    """Buffer sizes: as planned, or larger than the cache's limit if it is in bytes and they fit. Open MPI's
-    smcuda never closes the mapping of a message that is larger than its limit."""
+    """Buffer sizes: as planned, or larger than the cache's limit if that is a number of bytes and the buffers
+    fit. Open MPI's smcuda never closes the mapping of a message that is larger than its limit."""
     planned: list[int] = w.params["sizes"]
     limit = environ.get(w.params["bounded_by"], "")
     if not w.params["in_bytes"] or "large" not in w.params or not limit.isdecimal():

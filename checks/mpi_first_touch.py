@@ -30,7 +30,7 @@ from gpuipc_doctor.api import (
 )
 
 LARGE, PAGE = 128 << 20, 2 << 20
-"""Bytes of the sender's buffer if the device is large enough, and of a GPU's large page."""
+"""Bytes of the sender's buffer (fewer on a small device), and bytes of a GPU's large page."""
 
 MESSAGE = 2 << 20
 """Bytes sent: enough that the library maps the buffer, and short compared with a slow first message."""

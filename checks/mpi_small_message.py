@@ -58,9 +58,8 @@ MODES = ("blocking", "non-blocking")
 ACROSS, REST = "between nodes", "the rest"
 
 MOST_FAILED = 9
-"""Number of failed messages after which every way and every size that failed is omitted: one more than two
-sizes that fail in all four ways from device to device. Without a limit, a library that always hangs would
-cost 36 deadlines."""
+"""Number of failed messages from which every way and every size that failed is omitted. A library that always
+hangs would otherwise cost 36 deadlines."""
 
 SHOWN = 8
 """Maximum wrong messages listed in a finding."""
@@ -158,7 +157,7 @@ class MpiSmallMessage(Check):
 
 
 Failed = Sequence[tuple[Message, str]]
-"""Failed messages, each with how its probe ended."""
+"""Failed messages, and how the probe of each ended."""
 
 
 def mapped(failed: Failed) -> Iterator[Evidence]:

@@ -72,8 +72,8 @@ class BufferGrowth:
 
     @property
     def unsuspicious(self) -> float:
-        """Bytes of growth per iteration to ignore: the control's growth, or noise of two driver blocks, with
-        a margin of 25 %, over the last third."""
+        """Bytes of growth per iteration to ignore: the control's growth, or noise of two driver blocks (plus
+        25 %) over the last third."""
         return max(self._without_messages, 1.25 * NOISE_BYTES / len(last_third(self.used)))
 
     @property
@@ -104,8 +104,8 @@ class BufferGrowth:
         """Bytes per iteration by which used memory permanently rose; 0 unless it rose in each third.
 
         This finds libraries that lose a few buffers: between two losses, used memory stays constant for
-        longer than a slope allows. If the second third kept all its buffers, a cache is not yet full, and the
-        result is 0.
+        longer than a slope allows. If all buffers of the second third were kept, a cache is not yet full, and
+        the result is 0.
         """
         third = len(self.used) // 3
         for_good = self._for_good
@@ -242,7 +242,6 @@ class BufferGrowth:
 
     @property
     def _level(self) -> float:
-        """Maximum used memory when a cache is full of small buffers."""
         return max(self._ends[0], default=0)
 
     def _since_before_the_first(self, used: float) -> float:

@@ -106,9 +106,10 @@ class Context:
 
     @property
     def neighbours(self) -> tuple[tuple[Device, Device], ...]:
-        """Pairs of each device with the next one of its backend, closed to a ring from three devices on.
+        """Pairs of each device with the next one of its backend.
 
-        Two devices make one pair; with three or more, each device exports once and imports once.
+        With three devices or more, the last is paired with the first, so that each exports once and imports
+        once.
         """
         rings: dict[str, list[Device]] = {}
         for device in self.devices:

@@ -67,7 +67,7 @@ class Ledger:
     """The used memory of one device as measured by one role, with its entries so far.
 
     Opening it allocates `ODD_BYTES` and waits for the counter to rise, so only one role may open it at a
-    time. If the counter lags, later reads wait as long.
+    time. If the counter lags, each later read waits for the lag.
     """
 
     def __init__(self, w: Worker, gpu: Gpu | None = None) -> None:

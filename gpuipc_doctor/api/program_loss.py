@@ -52,7 +52,6 @@ def judge_loss(done: ProbeOutcome, judge: Judge) -> Finding | None:
 
 
 def _after(done: ProbeOutcome) -> Entry:
-    """The memory that was missing after the program's end."""
     watcher = next(record for role, record in done.records.items() if role != "program")
     return account(watcher).entries[0]
 

@@ -254,7 +254,7 @@ class Worker(Protocol):
         """Name the next step; a failure in it is reported with this name and the driver call."""
 
     def armed(self, operation: str) -> AbstractContextManager[None]:
-        """If this process ends inside the block, ``operation`` ended it. GPU calls arm themselves."""
+        """Attribute the end of this process inside the block to ``operation``. GPU calls do so themselves."""
 
     def record(self, **facts: Json) -> None:
         """Keep facts for ``judge``; they survive a later crash of this worker. See `TellingRecord`."""

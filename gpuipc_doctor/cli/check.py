@@ -272,7 +272,6 @@ def _draw(report: Report, directory: Path | None) -> bool:
 
 
 def _output(path: Path | None) -> OutputFile | None:
-    """The file of ``--output``, tested before the first probe."""
     if path is None:
         return None
     with options.naming_option("--output", f"cannot write {path}"):

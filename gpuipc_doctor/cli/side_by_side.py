@@ -1,8 +1,7 @@
 """Run calls side by side, each in its own process, since a run owns its process's signals and children.
 
 The standard pools do not serve: `concurrent.futures` forks no process for each task; `multiprocessing.Pool`
-waits forever for a worker that was killed, and forks workers from a thread, at whose end they would be
-killed.
+waits forever for a worker that was killed, and forks workers from a thread whose end would kill them.
 """
 
 from __future__ import annotations

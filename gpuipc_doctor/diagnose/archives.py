@@ -71,7 +71,7 @@ def _damage_named(form: str) -> Iterator[None]:
 
 
 def _bounded(form: str, files: Iterable[tuple[str, IO[bytes] | None]]) -> Iterator[Member]:
-    """The files, up to the limits; None in place of a file stands for a sparse file, which is not read."""
+    """The files, up to the limits. A sparse file is given as None, and not read."""
     left = MOST_BYTES
 
     def blocks(file: IO[bytes] | None) -> Iterator[bytes]:

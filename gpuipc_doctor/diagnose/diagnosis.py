@@ -47,7 +47,7 @@ class Difference:
 
     says: str
     ranks: tuple[str, ...]
-    """``rank 17 (nid000004)``; the log's name if the rank is unknown."""
+    """The ranks as text, such as ``rank 17 (nid000004)``; the log's name if the rank is unknown."""
     log: str
     """Log of the first of these ranks."""
 
@@ -84,7 +84,7 @@ class Diagnosis:
     unknown: tuple[Occurrences, ...]
     """Error lines that no recognised issue explains; most relevant kind first."""
     unknown_beyond: int = 0
-    """Error lines of kinds that are not listed because there are too many kinds; there may be more lines."""
+    """Lower bound of the number of error lines whose kind is not listed."""
     interrupted: bool = False
     rank_files: tuple[RankFiles, ...] = ()
     flights: tuple[Difference, ...] = ()

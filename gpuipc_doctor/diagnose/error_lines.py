@@ -28,7 +28,7 @@ class ErrorLines:
         self._groups: dict[bytes, tuple[Tally, int, set[int]]] = {}
         self._kinds: Counter[int] = Counter()
         self.beyond = 0
-        """Number of lines of kinds that are not kept; there may be more."""
+        """Lower bound of the number of lines whose kind is not kept."""
 
     def is_full(self, rank: int) -> bool:
         """Whether the maximum number of kinds of line is kept for this pattern."""

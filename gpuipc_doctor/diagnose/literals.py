@@ -89,7 +89,7 @@ def dense_keys(pattern: str) -> Mapping[bytes, Needs]:
 
 
 def _keys(best: Mapping[tuple[bytes, ...], bytes]) -> Mapping[bytes, Needs]:
-    """Text → the ways to match that contain it. The texts are the ``best`` ones of all ways."""
+    """For the ``best`` texts of the ways to match: text → all ways that contain it."""
     texts: list[bytes] = []
     for text in sorted(set(best.values()), key=len):
         if not any(map(text.__contains__, texts)):

@@ -50,7 +50,7 @@ class LogSummary:
 
     @property
     def label(self) -> str:
-        """``rank 17 (nid000004)``; the log's name if the rank is unknown."""
+        """Rank and host, such as ``rank 17 (nid000004)``; the log's name if the rank is unknown."""
         rank = rank_in(self.name) or (next(iter(self.ranks)) if len(self.ranks) == 1 else "")
         host = next(iter(self.hosts)) if len(self.hosts) == 1 else ""
         return f"{f'rank {rank}' if rank else self.name}{f' ({host})' if host else ''}"

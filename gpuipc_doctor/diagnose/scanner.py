@@ -51,8 +51,8 @@ _FEW_PATTERNS = 8
 _PREPARED = 4_000
 """To try this many patterns takes as long as to prepare one search for all their texts."""
 _OFTEN = 20
-"""If a block contains a text more often than this, it is first searched for the other texts of the
-patterns."""
+"""If a block contains a text more often than this, the block is first searched for the patterns' other
+texts."""
 _UNREMEMBERED = 24
 """Blocks after which remembering is tried again."""
 _WASTED = 200_000
@@ -609,7 +609,7 @@ def _run(near: Sequence[bytes], index: int) -> _Run | None:
 
 
 def _goes_on(line: bytes, following: bytes, width: int) -> bool:
-    """Whether a line may continue the one before it: it is indented, or its first word had no room."""
+    """Whether a line may continue the one before it: it is indented, or its first word did not fit there."""
     word = following.split(maxsplit=1)[:1]
     return bool(word) and (following[:1] in b" \t" or len(line) + len(word[0]) >= max(width, _NARROWEST))
 

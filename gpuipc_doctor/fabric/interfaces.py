@@ -70,8 +70,8 @@ def transports(text: str) -> list[str]:
 def routes(interfaces: list[Interface], *, across: bool, stated: str | None = None) -> list[str]:
     """Providers that an MPI library would use for small messages: the adapter's, or those of the host.
 
-    ``across``: to another node, which excludes shared memory. ``stated``: the fabric in the site config; if
-    given, only its providers.
+    With ``across`` the other rank is on another node, which excludes shared memory. With ``stated``, the
+    fabric in the site config, only providers of this fabric are returned.
     """
     providers = {interface.provider for interface in interfaces if interface.kind == "FI_EP_RDM"}
     adapters = [

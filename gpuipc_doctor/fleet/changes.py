@@ -191,7 +191,6 @@ def _moves(pairs: Iterable[tuple[NodeReport | None, NodeReport]]) -> Iterator[Ch
 
 
 def _found(report: NodeReport | None, check: str, status: Status | None) -> dict[str, FindingSummary]:
-    """Findings behind a check's worst status, by key."""
     if report is None or status is None:
         return {}
     return {

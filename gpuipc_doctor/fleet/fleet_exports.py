@@ -117,7 +117,6 @@ def html(fleet: Fleet) -> str:
 
 
 def _set(fleet: Fleet, nodes: Sequence[str]) -> str:
-    """A node set, truncated if very long."""
     text = fleet.folder.fold(nodes)
     return text if len(text) <= PAGE_SET else f"{text[:PAGE_SET].rpartition(',')[0]},… ({len(nodes)} nodes)"
 

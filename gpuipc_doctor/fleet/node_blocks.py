@@ -103,8 +103,6 @@ def ask(nodes: Sequence[str], way: LaunchOptions, listener: Listener, *, apart: 
 
 @dataclass
 class _Asking:
-    """The state of a run over all blocks."""
-
     way: LaunchOptions
     listener: Listener
     ends: float = field(init=False)
@@ -116,7 +114,7 @@ class _Asking:
         self._singles = asyncio.Semaphore(self.way.fanout)
         self._blocks = asyncio.Semaphore(min(BLOCKS, self.way.fanout))
         self._jobs, self._job_ended = 0, asyncio.Event()
-        """Number of our jobs that hold nodes, and an event that the next end of a job sets."""
+        """Number of our jobs that hold nodes, and an event that is set when the next of them ends."""
         self._too_many = math.inf
         """Number of nodes in the smallest job that exceeded a limit of Slurm's."""
 
@@ -187,8 +185,8 @@ class _Asking:
         await asyncio.gather(*map(single, nodes))
 
     async def _steps(self, nodes: Sequence[str], way: LaunchOptions, *, is_first: bool = True) -> None:
-        """Run a step over all nodes, then one over the nodes with truncated answers, then a step for each
-        node that has not begun."""
+        """Run a step over all nodes, then one over the nodes with truncated answers, then separate steps for
+        the nodes without an answer."""
         step = await self._step(nodes, way)
         if way.shipped and len(step.begun) < len(nodes):
             await _remove([node for node in nodes if node not in step.begun], way)
@@ -354,7 +352,6 @@ class _Job(Channel):
 
 
 def _words(nodes: Sequence[str], way: LaunchOptions, seconds: float) -> list[str]:
-    """The command for a step over the nodes."""
     command = way.command
     if way.shipped:
         python = f"GPUIPC_DOCTOR_PYTHON={way.shipped.python}"

@@ -23,7 +23,7 @@ FAILURES = 5
 """Failures that make a node bad (with at least two proven partners) or make a pair bad."""
 
 UNSTABLE = 2
-"""Number of flaky pairs that make the node which they share unstable."""
+"""A node in this many flaky pairs is unstable."""
 
 _NO_TOPOLOGY: Topology = {}
 

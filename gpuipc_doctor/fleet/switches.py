@@ -92,7 +92,7 @@ class Switches:
         crossed = {switch for link in {*self._passes, *self._failing} for switch in link}
         switches = set(topology.values())
         self.uncrossed = sorted(switches - crossed) if len(switches) > 1 else []
-        """The switches for which the result of each message to or from another switch is unknown."""
+        """Switches without a known result of a message to or from another switch."""
 
     def _switch(self, node: str) -> str:
         """The node's switch; a node that the topology lacks has a switch of its own."""

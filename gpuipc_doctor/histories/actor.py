@@ -48,7 +48,7 @@ class Answer(NamedTuple):
 
     done: int
     made: dict[int, Any]
-    """Number of an exported object → its handle; `RESTED` → the usage of the idle process, as in
+    """Number of an exported object → its handle; `RESTED` → the idle process's usage, by the names in
     `leaks.NOISE`."""
     compared: int
     """Bytes read and compared."""

@@ -210,7 +210,6 @@ def _owner(operations: list[Operation], number: int) -> int:
 
 
 def _shown(history: History, at: int) -> int:
-    """The stamp that a read must find; 0 if the contents are unknown."""
     model = Model(history)
     operations = [operation for operation in history.operations if operation.do != "rest"]
     for operation in operations[:at]:

@@ -107,7 +107,7 @@ WAYS = ("legacy-ipc", "vmm-ipc", "fabric-handles", "pool-ipc")
 """Ways of sharing memory, by capability."""
 
 FOCUS = 0.6
-"""Probability that an epoch uses only one sharing method, so that its operations often meet on one object."""
+"""Probability that an epoch uses only one sharing method, so that objects of this method interact often."""
 
 HUGE_EPOCHS = 0.1
 """Probability that an epoch of a wide history uses huge memory."""
