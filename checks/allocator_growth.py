@@ -62,8 +62,8 @@ KEPT = 0.25
 """Growth per round that fails the check, as a fraction of a mean block."""
 
 HIGH = 6.0
-"""Reserved memory that levels off at this multiple of the allocated memory or more is a WARN. On an H200 the
-multiple is 4 for CuPy's MemoryPool, 3.5 for PyTorch and 1.7 for the driver's own pool."""
+"""If reserved memory levels off at this many times the allocated memory or more, the result is WARN. On an
+H200 the factor is 4 for CuPy's MemoryPool, 3.5 for PyTorch and 1.7 for the driver's own pool."""
 
 BUSY_S = 0.05
 

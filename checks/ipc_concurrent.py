@@ -198,7 +198,7 @@ def segment(w: Worker, nbytes: int) -> Iterator[tuple[Memory, Callable[[], Expor
 
 
 def give(exported: Exported, importer: Peer | None) -> None:
-    """Pass exported memory to an importer, if given, and close its descriptor in this process."""
+    """Pass exported memory to an importer unless that is None, and close its descriptor in this process."""
     if isinstance(exported, int):
         if importer:
             importer.send_descriptor(exported)

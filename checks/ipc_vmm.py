@@ -54,8 +54,8 @@ REMAPPINGS = 640
 """Number of mappings without a pause. In some runs, ROCm 6.4.3 passed 160 of them."""
 
 REMAPPED = 16 << 10
-"""Bytes written and read in each of these mappings, with one copy each way. If another program keeps the GPU
-busy, each copy waits for its turn."""
+"""Bytes written and read in each of the `REMAPPINGS`, with one copy each way. If another program keeps the
+GPU busy, each copy waits for its turn."""
 
 CASES = ("with both contexts kept", "in the importer's new context", "from the exporter's new context")
 

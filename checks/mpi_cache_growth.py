@@ -366,7 +366,8 @@ def beyond_the_limit(w: Worker) -> list[int]:
 def large_ones(
     w: Worker, sizes: Sequence[int], alive: list[Buffer], freed: list[tuple[int, int]]
 ) -> Iterator[Buffer]:
-    """Buffers of these sizes. If the sizes grow, a small buffer that stays allocated follows each of them."""
+    """Buffers of these sizes. If the sizes grow, each buffer is followed by a small one that stays
+    allocated."""
     for nbytes in sizes:
         large = w.gpu.alloc(nbytes)
         freed.append((large.address, nbytes))

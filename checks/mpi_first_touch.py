@@ -39,8 +39,7 @@ SIZES = {"whole pages": 0, "one byte more": 1}
 """Kind of buffer → bytes beyond whole pages."""
 
 REPETITIONS, LATER = 5, 8
-"""Number of buffers of each kind after one for warm-up, and number of messages after a buffer's first
-message."""
+"""Number of measured buffers of each kind, and number of messages that follow a buffer's first one."""
 
 OUT_OF_PROPORTION, SLOW_S = 10.0, 0.010
 """First messages from buffers of odd size are slow if the fastest takes more than this many times as long as

@@ -127,7 +127,7 @@ class CachingAllocator:
 
 
 class ExpandableAllocator(CachingAllocator):
-    """The same allocator with expandable segments, regardless of the environment."""
+    """PyTorch's allocator with expandable segments, regardless of the environment."""
 
     def __init__(self, gpu: DriverGpu) -> None:
         os.environ.update(EXPANDABLE)

@@ -275,6 +275,7 @@ def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
 
 
 def share_no_address(buffers: Sequence[Sequence[int]], freed: Sequence[Sequence[int]]) -> bool:
-    """Whether none of ``buffers``, as ``(address, bytes)``, overlaps another or one of ``freed``."""
+    """Whether all ``buffers`` have addresses of their own, which no buffer in ``freed`` had. A buffer is
+    ``(address, bytes)``."""
     pairs = chain(combinations(buffers, 2), product(buffers, freed))
     return not any(a < b + b_bytes and b < a + a_bytes for (a, a_bytes), (b, b_bytes) in pairs)

@@ -59,7 +59,7 @@ pull request 7862. ``OUT_OF_MEMORY`` and ``MAP_FAILED`` are documented, but indi
 
 
 NOT_PERMITTED = frozenset({"CUDA_ERROR_NOT_PERMITTED"})
-"""Errors for a missing permission, such as that for fabric handles without an IMEX channel."""
+"""Errors for a missing permission. Fabric handles, for example, need an IMEX channel."""
 
 OUT_OF_MEMORY = frozenset({"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"})
 """Errors for exhausted memory."""
@@ -127,7 +127,7 @@ class Memory(Protocol):
         """Copy ``data`` to offset ``offset`` and wait for completion."""
 
     def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
-        """Copy ``nbytes`` bytes from ``offset``, or all bytes from there on if None."""
+        """Copy ``nbytes`` bytes (None: all) from ``offset`` on."""
 
 
 class Buffer(Memory, Protocol):
@@ -366,17 +366,15 @@ class Gpu(Protocol):
         """Bytes in use on the whole device, by all processes.
 
         Memory of processes outside this run is subtracted if NVML lists the processes and this process may
-        examine them. (Only root may examine those of other users.)
+        examine them. Only root may examine the processes of other users.
         """
 
     def memory_of_this_process(self) -> int | None:
         """Bytes of device memory of this process; None if unknown."""
 
     def memory_holders(self) -> list[dict[str, Json]]:
-        """Processes that hold memory of the device: ``pid``, ``name``, ``held`` (bytes), ``whose``.
-
-        Empty if unknown.
-        """
+        """Processes that hold memory of the device: ``pid``, ``name``, ``held`` (bytes), ``whose`` (whether
+        the process is part of this run). Empty if unknown."""
 
     def expects(self, case: str) -> str:
         """This backend's documented behaviour in a case in which vendors differ; see ``backends.rules``."""

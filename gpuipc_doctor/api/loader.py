@@ -75,7 +75,7 @@ def built_in_dir() -> Path:
 
 
 def built_in() -> dict[str, Path]:
-    """Id → file of the built-in checks. Imports none: these files are named after their check's id."""
+    """Id → file of the built-in checks. No file is imported, since each is named after its check's id."""
     return {_guessed(file): file for file in files(built_in_dir())}
 
 
@@ -97,7 +97,6 @@ def load_file(file: Path) -> LoadedCheck | BrokenCheck:
 
 
 def _guessed(file: Path) -> str:
-    """The probable id of a check, from its file's name."""
     return file.stem.replace("_", "-")
 
 

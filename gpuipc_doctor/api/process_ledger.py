@@ -25,7 +25,7 @@ from gpuipc_doctor.model import Evidence, Finding, Json, ProbeOutcome
 Round = TypeVar("Round")
 
 FEWEST_RISES, RISING = 4, 0.04
-"""Minimum rises of a figure in the last third of a loop: this many, and in this fraction of its rounds. One
+"""A loss makes a figure rise this often in the last third of a loop, and in this fraction of its rounds. One
 or two jumps, such as the C library's 64 MiB of addresses for a thread, are no loss per repetition."""
 
 _ARENAS_BYTES = 5 << 19

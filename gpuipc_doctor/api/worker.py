@@ -71,7 +71,7 @@ class Mpi(Protocol):
     def wait(self, requests: Sequence[object]) -> None: ...
     @property
     def api(self) -> Any:
-        """mpi4py's MPI module, for functions without a method here; call these through ``call``."""
+        """mpi4py's MPI module, for functions without a method here. Call such functions through ``call``."""
 
     def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of mpi4py, journalled under its name in C."""

@@ -104,7 +104,7 @@ class Absence:
         return self._unavailable(absent, f"run on a node with an {self.vendor.gpu}")
 
     def _denied_device_file(self) -> str:
-        """The first device file that cannot be opened, as a container may deny it; empty if all can."""
+        """The first device file that cannot be opened, for example in a container; empty if all can."""
         for pattern in self.vendor.device_files:
             for path in matching(self.root, pattern):
                 try:

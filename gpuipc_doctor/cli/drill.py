@@ -164,7 +164,7 @@ def _all_good(done: Sequence[Drill]) -> bool:
 
 
 def _usable_backends() -> list[str]:
-    """Backends with an installed binding; prints those left out."""
+    """Backends with an installed binding; prints the names of the others."""
     usable = bindings.usable()
     for backend, (_, package) in BINDINGS.items():
         if backend not in usable:

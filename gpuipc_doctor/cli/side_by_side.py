@@ -80,7 +80,7 @@ def _outcomes(
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Hold signals back while a process starts, until this process can pass them on to it."""
+    """Hold signals back while a process starts, and pass them on to the process when it has started."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
     try:
         yield

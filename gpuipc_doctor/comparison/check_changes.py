@@ -10,7 +10,7 @@ from gpuipc_doctor.model import Finding, Result, Status
 from gpuipc_doctor.report import digest
 
 Subject = tuple[str, ...]
-"""Device labels: none for the node, one for a device, two for a pair."""
+"""The labels of no device (for the node), of one device, or of a pair."""
 
 TESTED = {Status.PASS, Status.WARN, Status.FAIL}
 """Statuses of checks that reached a result; with any other status the node's state is unknown."""

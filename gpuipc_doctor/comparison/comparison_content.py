@@ -103,7 +103,7 @@ def _tier(side: Side) -> str:
 
 
 def _devices(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    """The changed devices. GPUs that were replaced because the node is another one are left out."""
+    """The changed devices, without GPUs that differ because the node is another one."""
     before, after = comparison.before, comparison.after
     same_node = (before.host, before.simulated) == (after.host, after.simulated)
     for match in comparison.devices:

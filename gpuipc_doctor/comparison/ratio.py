@@ -54,7 +54,7 @@ def samples_needed(doubt: float) -> int:
 
 @cache
 def _rank(m: int, n: int, doubt: float) -> int | None:
-    """Number of the m·n sorted ratios to omit at each end; None if there are too few ratios."""
+    """Number of the m·n sorted ratios beyond the bound at each end; None if there are too few ratios."""
     if m * n > _EXACT_UP_TO:
         from statistics import NormalDist
 

@@ -158,7 +158,8 @@ def _completed(results: Iterable[Result]) -> dict[ProbeOf, dict[int, list[Result
 
 
 def _samples(runs: Runs) -> dict[Quantity, list[float]]:
-    """Values of each quantity, one for each repetition that has all probes of its check and subject."""
+    """Values of each quantity, one for each repetition in which all probes of the check and subject
+    completed."""
     samples: dict[Quantity, list[float]] = {}
     for check, subject in dict.fromkeys((check, subject) for check, subject, _ in runs):
         own = [of for (c, s, _), of in runs.items() if (c, s) == (check, subject)]

@@ -16,7 +16,7 @@ MOST_FILES = 4096
 MOST_BYTES = 1 << 34
 """Maximum bytes read from one archive: a few kB of archive can expand to any size."""
 _PIECE = 1 << 14
-"""Bytes read at a time; at damaged data, this many bytes before it are lost."""
+"""Bytes read at a time. If data is damaged, this many bytes before the damage are lost."""
 _LONGEST_HEADER = 1 << 20
 _LONG_HEADERS = (
     tarfile.XHDTYPE,

@@ -13,7 +13,7 @@ from gpuipc_doctor.tables import table
 LOG_LINES = Path(__file__).with_name("log_lines.yaml")
 
 MOST_GROUPS = 250
-"""Maximum kinds of lines kept per pattern; when it is reached, the search for this pattern ends."""
+"""Maximum kinds of lines kept per pattern. At this number, the search for the pattern ends."""
 
 
 def patterns() -> list[re.Pattern[str]]:

@@ -38,7 +38,7 @@ class Index:
         """Signatures that cannot be searched, with the reason."""
         self.parts: list[Part] = []
         self.signatures: dict[int, dict[int, tuple[int, ...]]] = {}
-        """Issue number → its signatures, with the numbers of their parts."""
+        """Issue number → number of a signature → numbers of its parts."""
         patterns: list[Pattern] = []
         for issue, signature, texts, unless in self._signatures():
             stack = self.issues[issue].signatures[signature].stack

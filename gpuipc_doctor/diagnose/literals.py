@@ -133,7 +133,7 @@ def in_order(text: bytes, ways: Iterable[tuple[bytes, ...]]) -> bool:
 
 
 def _runs(pattern: str, strip: Callable[[bytes], bytes]) -> set[tuple[bytes, ...]]:
-    """For each way to match, the fixed texts in order; ``strip`` is applied to each."""
+    """For each way to match, the fixed texts in order, after ``strip``."""
     return {tuple(strip(run.encode()) for run in text.split(_GAP)) for text in _ways(pattern)}
 
 

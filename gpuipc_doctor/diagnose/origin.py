@@ -63,7 +63,7 @@ _MOST_KINDS = 4096
 
 
 def time(line: str) -> str:
-    """A line's time as written, or ISO 8601 in UTC if it counts seconds since 1970; empty if none."""
+    """A line's time as written; ISO 8601 in UTC for seconds since 1970; empty if the line has no time."""
     told = _first(_TIME, line[:_HEAD])
     seconds = re.fullmatch(r"(\d+)(?:\.\d+)?", told)
     if not seconds:

@@ -102,8 +102,6 @@ def _read_endless(
 
 
 class _Reader:
-    """One log, its scanner, and the result."""
-
     def __init__(self, path: str, examination: Examination, follow: bool, say: Say) -> None:
         self._examination = examination
         self._say = say

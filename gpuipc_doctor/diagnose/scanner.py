@@ -69,7 +69,8 @@ _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """An expression. ``wrapped``: also across line ends. ``unless``: lines matching this do not count."""
+    """A regular expression. ``wrapped``: whether it is also searched across line ends. A line that matches
+    ``unless`` does not count."""
 
     regex: re.Pattern[str]
     wrapped: bool = False
@@ -181,7 +182,8 @@ class _Search:
             some[:] = [one for one in some if one.number != number]
 
     def _matches(self, text: bytes) -> tuple[list[tuple[int, int]], Counter[int]]:
-        """(Index of a fixed text, offset of its end) for each that is found, and how often each is found."""
+        """Each fixed text found, as (index, offset of its end), and the number of times that each index is
+        found."""
         if self._wasted > _WASTED and any(self._awake):
             self._texts = list(compress(self._texts, self._awake))
             self._awake = list(filter(None, self._awake))

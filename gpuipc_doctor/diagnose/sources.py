@@ -1,6 +1,6 @@
 """Logs as blocks of bytes: files, standard input, pipes; compressed or not; finite, growing or replaced.
 
-An error in a log is an `Unreadable`, one line; the part before it is still read.
+An error in a log raises `Unreadable`; the part before the error is still read.
 """
 
 from __future__ import annotations

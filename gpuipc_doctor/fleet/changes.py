@@ -98,7 +98,7 @@ class Changes:
     facts: tuple[FactChange, ...]
     figures: tuple[SpeedChange, ...]
     slow: tuple[Outlier, ...]
-    """Figures of single nodes that are newly outliers among their peers."""
+    """Figures of single nodes that have become outliers among their peers."""
     folder: NodeSetFormatter
 
     def turned(self, turn: ChangeKind) -> list[CheckTransition]:
@@ -203,7 +203,7 @@ def _found(report: NodeReport | None, check: str, status: Status | None) -> dict
 def _telling(
     known: dict[str, FindingSummary], found: dict[str, FindingSummary], turn: ChangeKind
 ) -> dict[str, FindingSummary | None]:
-    """The findings that represent a change: new ones, or if there are none, those that disappeared."""
+    """The findings that represent a change: new findings or, if there are none, findings that disappeared."""
     fresh = {key: told for key, told in found.items() if key not in known}
     gone = turn in (ChangeKind.BETTER, ChangeKind.NEWLY_TESTED)
     return {**((known if gone else fresh) or found or known)} or {"": None}

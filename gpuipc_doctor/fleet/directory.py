@@ -77,7 +77,7 @@ def forget_silent(directory: Path, reports: Iterable[NodeReport]) -> None:
 
 
 def read(directory: Path) -> tuple[list[NodeReport], list[Foreign]]:
-    """The node reports, from summaries or else full reports; and the files that are not reports.
+    """The node reports (from full reports where summaries are missing), and the files that are not reports.
 
     A node with only a damaged file has a report that says so. Of reports under a node's short and full name,
     the newer counts.

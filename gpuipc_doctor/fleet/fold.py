@@ -50,7 +50,7 @@ FEWEST = 5
 """Minimum number of nodes among which outliers are looked for."""
 
 PER_DEVIATION = 1.4826
-"""The median of the absolute deviations of a normal distribution, times this, is its standard deviation."""
+"""Standard deviation of a normal distribution, divided by the median of its absolute deviations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,8 @@ class _Asking:
 
     @contextlib.asynccontextmanager
     async def _allocation(self, nodes: Sequence[str]) -> AsyncIterator[tuple[str, bool]]:
-        """The id of a job that holds the nodes, or empty text; and whether Slurm refused the job at once."""
+        """The id of a job that holds the nodes (empty if there is none), and whether Slurm refused the job at
+        once."""
         way = self.way
         minutes = min(way.job_limit_s, 2 * way.deadline_s + way.patience_s) / 60
         limits = [way.immediate, f"--time={math.ceil(minutes)}", "--no-kill", "--job-name=gpuipc-doctor"]
@@ -335,7 +336,7 @@ class _Answers(Channel):
 
 
 class _Job(Channel):
-    """An allocation. ``settled``: it was granted or refused."""
+    """An allocation; ``settled`` is set when Slurm has granted or refused it."""
 
     def __init__(self) -> None:
         super().__init__()

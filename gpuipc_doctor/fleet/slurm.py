@@ -151,7 +151,7 @@ def ordered(nodes: Sequence[str], topology: str) -> list[str]:
 
 
 def _switches(topology: str) -> Mapping[str, tuple[int, ...]]:
-    """Node → the line numbers of the switches above it, highest first."""
+    """Node → the switches above it, highest first, as line numbers of the topology."""
     found: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for place, line in enumerate(topology.splitlines()):
         if (said := _LINE.match(line)) and said["nodes"] != "(null)":

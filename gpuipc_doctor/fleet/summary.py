@@ -67,7 +67,7 @@ class FindingSummary(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A measurement: the node's median if there are several."""
+    """A measurement, or the node's median of several."""
 
     value: float
     unit: str

@@ -18,10 +18,10 @@ _LOCAL = frozenset({"isend", "issend", "irecv", "start"})
 
 
 def lost(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> RoleOutcome:
-    """The hung rank whose operation could have completed; of several, the one that is first in the history.
+    """The hung rank whose operation could have completed; if there are several, the first in the history.
 
-    A rank in a call of the GPU's driver comes first: that call waits for no other rank. ``steps`` returns
-    the operations of a history of the launch, given its index. At least one rank must have hung.
+    A rank in a call of the GPU's driver comes first: that call waits for no other rank. ``steps`` returns the
+    operations of the launch's history with the given index. At least one rank must have hung.
     """
     steps = cache(steps)
     pending = {

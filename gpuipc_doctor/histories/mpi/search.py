@@ -55,7 +55,7 @@ def steps_of(history: History) -> Steps:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A disagreement. ``trying``: index of the failed history among those of the launch."""
+    """A disagreement in a launch. ``trying`` is the index of the failed history in the launch."""
 
     trying: int
     disagreement: Disagreement
@@ -64,10 +64,8 @@ class Met:
 
 
 def met(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> Met | None:
-    """The first disagreement of ranks and model; None if there was none, or if it is unknown.
-
-    ``steps`` returns the operations of a history of the launch, given its index.
-    """
+    """The first disagreement of ranks and model; None if there was none, or if it is unknown. ``steps``
+    returns the operations of the launch's history with the given index."""
     if ended.completed:
         found = [rank["wrong"] for rank in ended.records.values() if rank.get("wrong")]
         if not found:
