@@ -93,7 +93,7 @@ class Stream(Protocol):
         """Copy all of ``source``, which has the size of ``to``."""
 
     def wait_for(self, other: Stream) -> None:
-        """Make later work of this stream wait for the current work of ``other`` (an event)."""
+        """Make later work of this stream wait for the current work of ``other``."""
 
     def synchronize(self) -> None:
         """Wait until all queued work is done."""

@@ -31,7 +31,8 @@ NO_TEXT = "text that is not UTF-8"
 """Replaces the name of an error if a successful call returns invalid text."""
 
 NON_BLOCKING = 1
-"""``CU_STREAM_NON_BLOCKING`` and ``hipStreamNonBlocking``: independent of the default stream."""
+"""``CU_STREAM_NON_BLOCKING`` and ``hipStreamNonBlocking``: the stream does not wait for the default
+stream."""
 
 
 class HandleType(IntEnum):

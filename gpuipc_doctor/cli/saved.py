@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpuipc_doctor.job.document import JobReport
 
 MAX_BYTES = 64 << 20
-"""Maximum bytes: more than the report of a thousand repetitions on eight GPUs."""
+"""Maximum bytes of a file. The report of a thousand repetitions on eight GPUs is smaller."""
 
 
 def report(path: Path) -> Report:

@@ -49,7 +49,7 @@ class Difference:
     ranks: tuple[str, ...]
     """The ranks as text, such as ``rank 17 (nid000004)``; the log's name if the rank is unknown."""
     log: str
-    """Log of the first of these ranks."""
+    """Log of the first rank in ``ranks``."""
 
 
 @dataclass(frozen=True, slots=True)

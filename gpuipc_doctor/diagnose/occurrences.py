@@ -45,7 +45,7 @@ class Sighting(NamedTuple):
     """One line, or several equal lines, from the first to the last."""
 
     kind: bytes
-    """The part in which the lines are equal."""
+    """The part of a line that is the same in all equal lines."""
     lines: int
     first: Place
     last: Place

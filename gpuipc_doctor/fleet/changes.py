@@ -1,6 +1,6 @@
 """Compare two runs over a fleet, before and after an upgrade: nodes that got worse, better or lost.
 
-Pure. Each node is compared with itself, check by check and by the keys of findings. A change that many nodes
+Each node is compared with itself, check by check and by the keys of findings. A change that many nodes
 have in common is reported once.
 """
 

@@ -1,4 +1,4 @@
-"""Merge the reports of many nodes: which nodes are bad, and which differ. Pure."""
+"""Merge the reports of many nodes: which nodes are bad, and which differ. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Successive runs over a fleet: when a node last passed, how often it failed, which nodes flap. Pure.
+"""Successive runs over a fleet: when a node last passed, how often it failed, which nodes flap.
 
 The runs are the directories of `fleet check`; there is no other database.
 """

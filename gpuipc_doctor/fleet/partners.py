@@ -1,4 +1,4 @@
-"""Choose pairs of nodes, and distinguish bad nodes from bad links. Pure.
+"""Choose pairs of nodes, and distinguish bad nodes from bad links. Pure functions.
 
 A failed probe between two nodes is evidence against both and against the link. So each node is tested until
 it has passed with a partner (it is then *proven*) or has failed `FAILURES` times with proven partners. The

@@ -1,4 +1,4 @@
-"""Find bad switches if failures between nodes follow the topology. Pure.
+"""Find bad switches if failures between nodes follow the topology. Pure functions.
 
 A switch whose nodes pass among themselves and fail with all others is cut off; its nodes are not bad. If all
 pairs between two switches fail while both reach others, their link is bad.
