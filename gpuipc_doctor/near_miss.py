@@ -8,7 +8,7 @@ from collections.abc import Iterable
 def did_you_mean(word: str, known: Iterable[str], *, else_list: bool = False) -> str:
     """A suggestion for a message: ``; did you mean 'ipc-reopen'?``. Empty if no known word is similar.
 
-    With ``else_list`` it is then the list of all known words: ``; there are cuda, hip``.
+    With ``else_list``, all known words in place of empty text: ``; there are cuda, hip``.
     """
     from difflib import get_close_matches  # takes milliseconds and is rarely needed
 

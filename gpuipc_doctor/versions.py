@@ -62,7 +62,7 @@ ORDERS = {
     "kokkos": _NUMBERS,
     "vllm": rf"({_RELEASE}(?:(?:rc|\.post)[0-9]{{1,4}})?){_BUILD}",
 }
-"""Component → pattern of a version: group 1 has the order of PEP 440, group 2 is a patch level above it."""
+"""Component → pattern of a version. Group 1 is ordered as in PEP 440; group 2 is a patch level."""
 
 _ABBREVIATED = frozenset({"cray-mpich"})
 """Components whose versions are often abbreviated: the module cray-mpich/8.1.28 has the library 8.1.28.15. An

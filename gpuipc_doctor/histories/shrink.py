@@ -52,7 +52,7 @@ def shrink(
 
 
 def _in_turn(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """The operations one after the other if the history then still fails, else unchanged."""
+    """Try the operations one after the other; returns them unchanged if the history then passes."""
     if any(operation.beside for operation in operations) and more():
         kept = fails([replace(operation, beside=False) for operation in operations])
         return operations if kept is None else list(kept)
@@ -136,7 +136,7 @@ def _smaller(operations: list[Operation], fails: Fails, more: Callable[[], bool]
 
 
 def renumber(history: History, *, processes: bool = True) -> History:
-    """The same history with objects, writes and ``processes`` renumbered from 1 in order."""
+    """The same history with objects, writes and, if ``processes``, processes renumbered from 1."""
     numbers = {} if processes else {number: number for number in history.processes}
     objects: dict[int, int] = {0: 0}
     stamps: dict[int, int] = {0: 0}

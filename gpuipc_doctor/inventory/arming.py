@@ -20,7 +20,7 @@ class Variable:
     name: str
     value: str
     use: str
-    """Purpose of the variable, and how to read the data of a hanging job."""
+    """Purpose of the variable, and how to use it on a hanging job."""
     component: str = ""
     """Component that must be on the node; empty: the variable is for every job."""
     since: str = ""

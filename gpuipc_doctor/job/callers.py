@@ -19,7 +19,8 @@ MOST_BYTES = 1 << 20
 
 
 def fingerprint(pid: int) -> str:
-    """A digest of the main thread's stack above the current MPI call; empty if the thread is in no MPI call.
+    """A digest of the main thread's stack outside the current MPI call; empty if the thread is in no MPI
+    call.
 
     Raises `OSError` if the memory cannot be read.
     """

@@ -160,7 +160,7 @@ class _Image:
         return ""
 
     def _target(self, offset: int) -> int:
-        """The address to which the instruction before this offset refers by distance."""
+        """The address to which the instruction before this offset refers."""
         (distance,) = struct.unpack_from("<i", self._raw, offset - 4)
         return self._address(offset) + int(distance)
 

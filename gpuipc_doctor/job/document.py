@@ -13,7 +13,7 @@ from gpuipc_doctor.model import Relation, Setting
 from gpuipc_doctor.report import documents
 
 SCHEMA = "gpuipc-doctor/job/1"
-"""Format of the document, which ``job.schema.json`` describes. The number grows with any change to the
+"""Format of the document, which ``job.schema.json`` describes. Its number grows with any change to the
 fields."""
 
 Stack = tuple[str, ...]

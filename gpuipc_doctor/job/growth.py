@@ -47,8 +47,7 @@ class Watched:
 
     ranks: Mapping[int, Process]
     seconds: float
-    """Seconds for which to watch. With fewer than `FEWEST` samples, watching goes on up to `MOST_TIMES` as
-    long."""
+    """Seconds for which to watch; up to `MOST_TIMES` as many if there are fewer than `FEWEST` samples."""
     took_s: float = 0.0
     began: float = field(default_factory=lambda: time.monotonic())
     series: Series = field(default_factory=dict)

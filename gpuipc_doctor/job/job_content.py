@@ -187,7 +187,7 @@ def _progress(progress: Progress) -> Lines:
 
 
 _RELATIONS = (Relation.CONFIRMED, Relation.UNKNOWN, Relation.NEW, Relation.LATENT)
-"""From the strongest evidence for an issue to the weakest."""
+"""Relations, from the strongest evidence for an issue to the weakest."""
 
 
 def _issue(issue: MatchedIssue) -> Entry:

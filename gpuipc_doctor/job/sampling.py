@@ -41,7 +41,7 @@ STACK_BYTES = 32 << 10
 """Bytes of stack copied with each sample. The default, 8 KiB, is too little for Intel MPI's collectives."""
 
 LIMIT_S = 30.0
-"""Maximum seconds for perf to start, and again for unwinding its samples."""
+"""Maximum seconds for perf to start, and also for it to unwind its samples."""
 
 MAX_FRAMES = 100
 

@@ -136,13 +136,12 @@ class KnownIssue:
     of the process that fails, mpi-histories those of all ranks."""
     workarounds: tuple[Workaround, ...] = ()
     resembles: tuple[Lookalike, ...] = ()
-    """Issues with similar symptoms; it is enough if one of the two names the other."""
+    """Issues with similar symptoms. Of two such issues, only one has to name the other."""
     trigger: str = ""
     fallback: bool = False
     """Whether the entry only names what failed; shown if no other entry of its components matches."""
     secondary: bool = False
-    """Whether another fault usually causes the message. The issue is then listed after those that are
-    causes."""
+    """Whether another fault usually causes the message. Such issues are listed after primary ones."""
     also: tuple[str, ...] = ()
     evidence: str = ""
     inferred: tuple[str, ...] = ()
@@ -286,7 +285,8 @@ class KnownIssue:
         return tuple(workaround for workaround, right in self._fitting(facts) if right and workaround.without)
 
     def _fitting(self, facts: Iterable[Fact]) -> Iterator[tuple[Workaround, bool]]:
-        """(workaround, whether it certainly applies) of those that may apply to the version found."""
+        """(workaround, whether it certainly applies) for each workaround that may apply to the version
+        found."""
         facts = NamedFacts.of(facts)
         versions = [fact.value for fact in facts.named(self.component) if fact.value is not None]
         for workaround in self.harmless_first:

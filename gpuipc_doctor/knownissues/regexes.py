@@ -26,7 +26,7 @@ _MAX_WIDE = 2
 text's length. So do the search for the match's start and the last repetition."""
 
 _NARROW = 20
-"""Maximum number of possible lengths of a repetition that counts only as a factor."""
+"""Largest number of possible lengths with which a repetition counts as narrow."""
 
 _MAX_FACTOR = 1000
 

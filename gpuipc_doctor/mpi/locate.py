@@ -133,12 +133,11 @@ def find_launcher(
 ) -> Launcher:
     """How to start ranks of ``library``, on the nodes ``hosts`` if given.
 
-    With the site's template; else with ``flux run`` in a Flux instance; else with ``srun`` in a Slurm
-    allocation, if srun can start the ranks; else with the library's ``mpiexec``; else with the one on PATH.
-
-    ``added``: variables for launcher and ranks that are not in the tool's environment; ``environment``
-    includes them. The command keeps the placeholder ``{ranks}``. On several nodes each node gets one rank.
-    Raises `NotFound`, also if the allocation is known to have too few nodes.
+    The first possible of these is used: the site's template; ``flux run`` in a Flux instance; ``srun`` in a
+    Slurm allocation, if srun can start the ranks; the library's ``mpiexec``; the one on PATH. ``added``:
+    variables for launcher and ranks that are not in the tool's environment; ``environment`` includes them.
+    The command keeps the placeholder ``{ranks}``. On several nodes each node gets one rank. Raises
+    `NotFound`, also if the allocation is known to have too few nodes.
     """
     env = {**(added or {}), **_environment(identity, library, environment)}
     if template:

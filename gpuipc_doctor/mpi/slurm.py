@@ -31,8 +31,8 @@ def starts(family: str, environment: Mapping[str, str]) -> bool:
 
 
 def pmi(family: str, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The option ``--mpi=…``; empty if the user or the site sets the interface. Without it, each rank would
-    be a job of its own."""
+    """The option ``--mpi=…``; empty if the user or the site sets the interface. Without an interface, ranks
+    do not find each other."""
     scontrol = shutil.which("scontrol", path=environment.get("PATH"))
     if "SLURM_MPI_TYPE" in environment or family not in _PMI or scontrol is None:
         return ()

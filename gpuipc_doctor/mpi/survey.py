@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import ctypes
 
 _MAX_VERSION_TEXT = 8192
-"""Bytes: MPI_MAX_LIBRARY_VERSION_STRING of MPICH and its derivatives; Open MPI's is 256."""
+"""Bytes of a version text: MPI_MAX_LIBRARY_VERSION_STRING of MPICH and its derivatives. Open MPI needs only
+256."""
 
 
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_(?!gtl|usempi)\w+)?\.so")

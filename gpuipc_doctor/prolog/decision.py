@@ -110,7 +110,7 @@ def one_line(*parts: str) -> str:
 
 
 def decide(found: Iterable[Concern], policy: PrologConfig, otherwise: str = "") -> Decision:
-    """Choose the most severe action that the policy has for the concerns; without concerns, the text is
+    """Choose the most severe action that the policy has for the concerns. Without concerns, the text is
     ``otherwise``."""
     weighed = [Weighed(concern, _action(concern.kind, policy)) for concern in found]
     weighed.sort(key=lambda one: (list(Action).index(one.action), list(Kind).index(one.concern.kind)))

@@ -55,8 +55,8 @@ SCARCE = (
 def started_at() -> float:
     """Start of this process in `time.monotonic()` seconds, which includes Python's own start-up.
 
-    From ``/proc/self/stat``, in ticks since boot (proc_pid_stat(5), field 22: CLOCK_BOOTTIME); now if that is
-    implausible.
+    From ``/proc/self/stat``, in ticks since boot (proc_pid_stat(5), field 22: CLOCK_BOOTTIME). If that is
+    implausible, the present time.
     """
     now = time.monotonic()
     try:
@@ -69,7 +69,8 @@ def started_at() -> float:
 
 
 Answers = Mapping[str, tuple[int, str]]
-"""Kind of loss (see `AnswerFor`) → (exit code, line). If the line is empty, it names the running activity."""
+"""Kind of loss (see `AnswerFor`) → (exit code, line). An empty line is replaced by one that names the running
+activity."""
 
 
 class Channel:

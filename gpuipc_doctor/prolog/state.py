@@ -137,10 +137,9 @@ _NO_CONFIG = (OSError, KeyError, TypeError, ValueError, AttributeError)
 
 
 def _read_config(config: Path | None) -> tuple[Layers, dict[str, bytes]]:
-    """The config and the files that it extends, with their contents by path.
+    """The config and the files that it extends, with their contents by path. Empty without a config.
 
-    Empty without a config. No shipped config is searched: only a site's own file may drain nodes. Raises some
-    of `_NO_CONFIG`.
+    No shipped config is searched: only a site's own file may drain nodes. Raises exceptions of `_NO_CONFIG`.
     """
     from gpuipc_doctor.site.layers import Layers, lineage
     from gpuipc_doctor.site.yamlfile import BadFile, parse

@@ -77,8 +77,8 @@ def screen(report: Report, *, width: int = 80, color: bool = False, exit_code: i
 def nagios(report: Report, *, width: int = 80) -> str:
     """The output of ``--exit-style nagios``: state and figures in one line, then the screen.
 
-    In https://nagios-plugins.org/doc/guidelines.html, a bar in the first line begins performance data. A bar
-    in a later line would do so again.
+    A bar begins performance data (https://nagios-plugins.org/doc/guidelines.html), so bars in all other text
+    are replaced.
     """
     state, counts = exits.nagios_state(report), digest.totals(report)
     simulated = "SIMULATED " if report.simulated else ""

@@ -25,7 +25,8 @@ HEAD: dict[str, Any] = {
     "totals": dict[Status, int],
     "matrix": dict[str, dict[str, Status]],
 }
-"""Exit code of the run, checks by worst status, worst status of each check on each subject."""
+"""Derived fields: exit code of the run, number of checks by worst status, worst status of each check on each
+subject."""
 
 _LABEL = re.compile(r"[a-z]+:[0-9]{1,9}")
 

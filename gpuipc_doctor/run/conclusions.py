@@ -1,4 +1,5 @@
-"""The findings of an outcome: checks judge their completed probes; one rule for all judges the others."""
+"""The findings of an outcome. Checks judge their completed probes; one rule for all checks judges incomplete
+probes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import device_from_json
 
 _DRIVERS = CheckInfo(planner.DISCOVERY, "the job's GPUs are found", Tier.PROLOG)
-"""The check that findings on the GPUs belong to, even if it did not run."""
+"""The check to which findings on the GPUs belong, even if no driver was queried."""
 
 _MPI = CheckInfo(planner.MPI_DISCOVERY, "the MPI library accepts device pointers", Tier.ACCEPTANCE)
 

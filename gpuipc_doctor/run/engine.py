@@ -235,10 +235,8 @@ def run(
     *,
     limits: Limits | None = None,
 ) -> Report:
-    """Run the requested checks. Raises `UnknownName` before any probe except discovery.
-
-    ``limits``: these replace the usual limits.
-    """
+    """Run the requested checks. Raises `UnknownName` before any probe except discovery. ``limits`` replace
+    the usual ones."""
     started, started_at = datetime.now().astimezone(), time.monotonic()
     host = node_name.below(node.root)
     with (

@@ -33,7 +33,7 @@ def _texts(tree: ast.AST) -> Iterator[str]:
 
 
 def _arguments(tree: ast.AST) -> Iterator[str]:
-    """Texts that are positional arguments of calls, as finding keys are passed."""
+    """Texts passed as positional arguments, as finding keys are."""
     for node in ast.walk(tree):
         for argument in node.args if isinstance(node, ast.Call) else ():
             yield from _texts(argument) if isinstance(argument, ast.Constant) else ()

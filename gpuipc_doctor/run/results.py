@@ -141,7 +141,7 @@ class ResultLog:
         self.probes_run += not (outcome.stopped or unfit)
 
     def loaded_in_ranks(self) -> frozenset[str] | None:
-        """Fabric libraries that ranks had loaded; None if no rank got that far."""
+        """Fabric libraries that ranks had loaded; None if no rank recorded them."""
         told = [
             role.records["loaded"]
             for entry in self._entries.values()

@@ -41,7 +41,7 @@ _TAKES_NO_DEVICE_POINTERS = (
 """Settings for programs that pass no GPU buffers to MPI; MPI then crashes if it gets a device pointer."""
 
 _OF_DRIVERS = ("AMD_", "CUDA_", "DEBUG_HIP_", "HIP_", "HSA_", "ROCR_")
-"""Prefixes of variables that a GPU driver's library reads; a probe without ranks loads nothing else."""
+"""Prefixes of variables that a GPU driver's library reads. Others have no effect on a probe without ranks."""
 
 Candidates = Callable[[Entry], Sequence[Workaround]]
 """Candidate workarounds for a failure, in the order of trials."""
@@ -108,7 +108,7 @@ def _failed_in_messages(failure: Entry) -> bool:
 
 
 def _is_set(env: Mapping[str, str]) -> bool:
-    """Whether the user had set these settings; the probe then failed although they were set."""
+    """Whether the user had already set these settings, so that they do not help."""
     return bool(env) and all(os.environ.get(name) == value for name, value in env.items())
 
 

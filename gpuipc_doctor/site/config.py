@@ -492,7 +492,7 @@ def _of_version(document: Document, name: str, said: Json) -> Iterator[Mistake]:
 
 
 def of_directories(document: Document, key: str) -> Iterator[Mistake]:
-    """Mistakes: directories that cannot be read or that root must not trust."""
+    """Mistakes for directories that cannot be read, or that root must not trust."""
     for number, directory in enumerate(directories(document, key)):
         try:
             files = [path for path in directory.iterdir() if path.suffix in SITE_DIRECTORIES[key]]

@@ -74,8 +74,8 @@ def crashed_in_librarys_thread(file: Path) -> bool:
 def native_stack(pid: int, save_to: Path, until: float) -> tuple[str, ...]:
     """The main thread's native frames, innermost first, from the first installed tool that succeeds.
 
-    ``until``: `time.monotonic()` seconds at which the search ends. The tool's whole output goes to
-    ``save_to``; a tool that fails leaves a line there.
+    ``until``: `time.monotonic()` seconds at which the search ends. ``save_to``
+    receives the tool's whole output, and a line for each tool that failed.
     """
     with save_to.open("w") as record:
         for name, arguments, parse in TOOLS:

@@ -117,7 +117,7 @@ class Journal:
 
 
 class _Armed(AbstractContextManager[None]):
-    """An armed operation. As a generator it would take twice as long, and each driver call needs two."""
+    """An armed operation. Not a generator, which would take twice as long."""
 
     __slots__ = ("_journal", "_operation")
 

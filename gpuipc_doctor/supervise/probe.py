@@ -297,7 +297,7 @@ class Execution:
                 role.result = RoleResult.read(role.files.result)
 
     def _await_launcher(self) -> None:
-        """Wait for the launcher to end. If it were killed, it would report a failure."""
+        """Wait for the launcher to end. It is not killed, because it would then report a failure."""
         launch, began = self.probe.launch, time.monotonic()
         is_known = launch is None or launch.ends_badly
         limit_s = self.limits.settle_s if is_known else max(self.probe.deadline_s, self.limits.launcher_s)

@@ -40,7 +40,8 @@ class ChildProcess:
 
 
 class ForkedProcess:
-    """A worker that a stem forked. When the intermediate process ends, the worker becomes our child."""
+    """A worker that a stem forked through an intermediate process. When that process ends, the worker becomes
+    our child."""
 
     is_elsewhere = False
 
@@ -222,7 +223,7 @@ class RunningRole:
 
     @property
     def _stack_written_at(self) -> float:
-        """Time of the worker's last stack dump, which it writes on a crash's signal."""
+        """Time of the stack dump that the worker wrote when it crashed."""
         try:
             written = self.files.python_stack.stat().st_mtime
         except FileNotFoundError:

@@ -121,9 +121,8 @@ class Timeslices(NamedTuple):
     number: int = 0
 
     def yields_since(self, before: Timeslices) -> bool:
-        """Whether the thread yields the processor repeatedly, as polling MPI ranks do: on two busy cores one
-        had 34,000 timeslices in 41 s and waited for 40 s.
-        """
+        """Whether the thread yields the processor repeatedly, as polling MPI ranks do. On two busy cores,
+        such a rank had 34,000 timeslices in 41 s and waited for 40 s."""
         number = self.number - before.number
         return number > _FEW and (self.ran_s - before.ran_s) / number < _SHORT_S
 

@@ -68,7 +68,7 @@ def of_documents(subject: Subject) -> tuple[Members, dict[str, str]]:
 
 
 def of_directory(directory: Path) -> tuple[Members, dict[str, str]]:
-    """Regular files below a directory by relative path, and omitted file → reason. Raises `OSError`.
+    """(regular files below a directory by relative path, omitted files with the reasons). Raises `OSError`.
 
     Links are not followed: their targets may belong to another user.
     """
@@ -120,7 +120,7 @@ def is_text(content: bytes) -> bool:
 
 
 def rewritten(members: Mapping[str, bytes], rewrite: Callable[[str], str]) -> tuple[Members, dict[str, str]]:
-    """The text files with rewritten names and contents, and other files → reason for omitting them."""
+    """(text files with rewritten names and contents, other files with the reasons for omitting them)."""
     texts = {
         rewrite(name): rewrite(content.decode()).encode()
         for name, content in members.items()

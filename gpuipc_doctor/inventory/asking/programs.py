@@ -14,7 +14,7 @@ PROGRAMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "slurm": (("scontrol", "srun", "slurmd"), ("--version",), r"slurm(?:-wlm)? (\S+)"),
     "mlnx-ofed": (("ofed_info",), ("-s",), r"OFED[\w.]*-([0-9][^\s:]*)"),
 }
-"""Fact → (names of a program, of which the first one found is run; its arguments; pattern of the version)."""
+"""Fact → (alternative names of a program, its arguments, pattern of the version)."""
 
 
 def version(w: Worker) -> None:
