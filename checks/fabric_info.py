@@ -268,7 +268,7 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
     if seen.get("interfaces") == [] and not seen["adapters"]:
         yield Finding.warn(
             "offers-nothing",
-            "libfabric has no usable provider: {program} found no data",
+            "libfabric has no usable provider: {program} lists none",
             remedy="check FI_PROVIDER and FI_PROVIDER_PATH, and the output of FI_LOG_LEVEL=warn fi_info",
             program=file or "fi_info",
         )
