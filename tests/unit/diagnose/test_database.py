@@ -72,7 +72,7 @@ def test_inventory_turns_a_hint_into_a_finding() -> None:
     diagnosis = diagnosed(LOGS / "faulty" / "seed-000-gpudirect-oom.log", known=known)
     (one,) = diagnosis.found
     assert (one.issue.id, one.relation) == ("cray-mpich-ipc-cache-leak", Relation.CONFIRMED)
-    assert "MPICH_GPU_IPC_ENABLED=0" in one.remedy
+    assert "MPICH_GPU_IPC_ENABLED=0" in " ".join(one.remedies)
 
 
 @pytest.mark.parametrize("log", sorted((LOGS / "healthy").iterdir()), ids=lambda path: path.name)

@@ -119,7 +119,7 @@ def test_installed_update_is_not_recommended(
     known = [Fact(component, version, "inventory")] if version else []
     one = replace(issue(GONE), component=component, workarounds=(Workaround(update),))
     (found,) = examine({"a": "the handle is gone"}, one, known=known).recognised
-    assert bool(found.remedy) is offered
+    assert bool(found.remedies) is offered
 
 
 def test_facts_of_the_node_override_logs() -> None:
