@@ -98,7 +98,7 @@ class AllocatorGrowth(Check):
 
 
 def lost(done: ProbeOutcome) -> Finding | None:
-    """The FAIL if used memory grew while the program ran, or stayed in use at its end."""
+    """A FAIL if used memory grew while the program ran, or was still in use after its end; else None."""
     program = done.records["program"]
     return judge_growth(done.probe, program) or judge_kept(done.probe, program)
 

@@ -1,6 +1,6 @@
 """Parsers for ``fi_info`` and ``ucx_info``: providers, transports, and libfabric's link states.
 
-libfabric (util/info.c) prints ``provider: cxi`` followed by indented lines; with ``-v`` (src/fi_tostr.c)
+libfabric (util/info.c) prints ``provider: cxi`` and indented lines. With ``-v`` (src/fi_tostr.c) it prints
 whole structures, with the same names below ``fi_fabric_attr:``, ``fi_domain_attr:`` and ``fi_link_attr:``.
 """
 

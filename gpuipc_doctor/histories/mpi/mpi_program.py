@@ -1,4 +1,4 @@
-"""A history of messages as a C program for an MPI's vendor: ``mpi.h``, and ``dlopen`` of the GPU driver.
+"""A history of messages as a C program for an MPI's vendor, which needs only ``mpi.h`` and the GPU driver.
 
 Each rank prints each of its steps before it performs the step, and compares whole buffers.
 """
