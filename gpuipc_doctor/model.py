@@ -199,7 +199,7 @@ class Evidence:
 
 
 PLACES = frozenset({"device", "from_device", "to_device", "host", "step"})
-"""Names of values that say where; findings that differ only in these are equal."""
+"""Names of values that say where a finding was made. Findings that differ only in these are equal."""
 
 ORDINALS = frozenset({"occurrence"})
 """Names of numbers that do distinguish findings: a hang in the second call is not a hang in the third."""

@@ -1,4 +1,4 @@
-"""A fleet for programs and browsers: JSON, HTML page, JUnit XML, Prometheus metrics."""
+"""A fleet's report for programs and browsers: JSON, HTML page, JUnit XML, Prometheus metrics."""
 
 from __future__ import annotations
 

@@ -390,9 +390,9 @@ def _other_threads(snapshots: Sequence[Process], main: Thread) -> str:
 
 
 def _driver_that_waits(snapshots: Sequence[Process], main: Thread) -> str:
-    """The driver library that all samples of a thread are in; empty if a sample is elsewhere.
+    """The driver library in which a thread was in each sample; empty if it was elsewhere in one.
 
-    A program that only queues work is also sampled in its own code, or on several Python lines.
+    A thread that was elsewhere, in its own code or on another Python line, queues work and does not wait.
     """
     stacks = _stacks(snapshots, main.tid) or _approximate(snapshots, main.tid)
     inmost = [next(dropwhile(_SYSTEM.search, stack), "") for stack in stacks]

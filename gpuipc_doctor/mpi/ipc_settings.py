@@ -94,7 +94,7 @@ def _is_of(row: IpcSetting | Bound, facts: Facts, via: str, version: str) -> boo
 
 
 def _value(facts: Facts, name: str, value: str) -> str:
-    """A row's value, filled in. If UCX_TLS is already set, its present value without the IPC transport."""
+    """The value to set. If UCX_TLS is set already: its present value, without the IPC transport."""
     if name != "UCX_TLS" or facts.ucx_tls == "all":
         return facts.fill_in(value)
     vendor = facts.vendor

@@ -25,7 +25,7 @@ def sanitise(text: str) -> str:
     """One line of ``text`` without control sequences.
 
     Escape sequences are removed, white space of any kind becomes single spaces, and remaining control,
-    direction and undecodable characters are shown by their number (``\x07``).
+    direction and undecodable characters are shown by their number, as ``\\x07``.
     """
     line = " ".join(_ESCAPE_SEQUENCE.sub("", text).split())
     if line.isascii() and line.isprintable():

@@ -26,7 +26,7 @@ class IdleDevices:
     session: Session
     _at_rest: dict[Device, AtRest] = field(default_factory=dict)
     _seen_from_outside: set[Device] = field(default_factory=set)
-    """Devices whose memory use a process can read without using them."""
+    """Devices whose used memory can be read by a process that does not use the device."""
 
     def learn(self, probes: Sequence[PlannedProbe], until: float) -> None:
         """Record the used memory of the devices that these probes will measure, before any of them runs."""

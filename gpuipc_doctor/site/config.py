@@ -222,8 +222,8 @@ class SiteConfig:
         """The node's possible types, fewest lost GPUs first.
 
         A type that names the node is the only one. Otherwise the number of GPUs in Slurm's configuration or
-        on the PCI bus decides. If no type has such a number, all types with at least the listed GPUs are
-        possible.
+        on the PCI bus decides. If no type has that number of GPUs, each type with at least as many GPUs as
+        the driver lists is possible.
         """
         if not self.node_types:
             return []

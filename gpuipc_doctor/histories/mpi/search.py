@@ -318,7 +318,7 @@ def _keeps_rising(figures: Sequence[int]) -> bool:
 
 
 def repeat(run: RandomRun, epoch: int, explored: Json) -> Search:
-    """A search that repeats the epoch with this index `CERTAIN` times."""
+    """A search that repeats one epoch, given by its index, `CERTAIN` times."""
     history = renumber(run.history_of_last(run.epochs(epoch + 1), 1), processes=False)
     return Search(None, explored, (), "replay", shortest=replace(history, times=CERTAIN))
 

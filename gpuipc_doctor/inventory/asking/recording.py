@@ -1,4 +1,4 @@
-"""Shared code of the surveys' role functions."""
+"""Code that the surveys share: their roles record facts with it."""
 
 from __future__ import annotations
 
