@@ -48,7 +48,7 @@ class Limits:
     start_up_s: float = 60.0
     """Until a worker's first journal line, which a cold file system may delay."""
     settle_s: float = 0.5
-    """After a failure, until the other roles have ended; after the last rank, until the launcher has."""
+    """After a failure, until the other roles have ended; after the last rank, until the launcher ends."""
     grace_s: float = 0.3
     """Between TERM and KILL of a process."""
     launcher_s: float = 2.0

@@ -51,7 +51,7 @@ def imports(probe: Probe) -> set[str]:
 
 
 def environment_with(*additions: Mapping[str, str]) -> dict[str, str]:
-    """Our environment plus additions. Paths in PYTHONPATH become absolute: workers start elsewhere."""
+    """Our environment plus additions. Workers start elsewhere, so paths in PYTHONPATH become absolute."""
     environment = dict(os.environ)
     for addition in additions:
         for name, value in addition.items():
