@@ -147,7 +147,7 @@ def _stated(tree: Tree, name: str, file: str, find: Callable[[str], str]) -> Fac
 
 
 _PART_OF_KERNEL = ("amdgpu", "nvidia-driver")
-"""Modules for which "loaded" is never reported in place of a version."""
+"""Modules that are not reported as "loaded" when their version is unknown."""
 
 
 # -- the kernel -----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ DEPTH_BYTES = 32 << 10
 
 ATTEMPTS, BETWEEN_S = 8, 0.001
 """Number of attempts, and seconds between them. Half of the attempts fail for a rank that polls with short
-sleeps, because it wakes up."""
+sleeps, because it wakes up during the attempt."""
 
 
 _POINTERS = re.compile(r" (0x[0-9a-f]{1,15}) (0x[0-9a-f]{1,16})$", re.MULTILINE)

@@ -72,8 +72,8 @@ def _cost(items: Sequence[_Item], after: _Set) -> tuple[int, int, _Set]:
     """(number of wide repetitions, factor for narrow ones, possible first characters) of this sequence; see
     `_MAX_WIDE` and `_NARROW`.
 
-    ``after``: characters that may follow the sequence; none at the end of the expression, where nothing can
-    fail. They are also possible first characters of a sequence that may be empty.
+    ``after``: characters that may follow the sequence, none at the end of the expression. A sequence that may
+    be empty can also begin with them.
     """
     wide, factor = 0, 1
     for op, value in reversed(items):

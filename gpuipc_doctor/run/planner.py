@@ -41,7 +41,7 @@ MPI_START = "mpi-start"
 """The check that starts ranks; it runs before all others that need MPI."""
 
 HIDDEN_PEERS = "cray-mpich-gpu-binding-hides-peers"
-"""The known issue of launchers that show each rank one GPU."""
+"""Id of the known issue of launchers that show each rank only one GPU."""
 
 MAX_FOLLOW_UPS = 40
 """Maximum follow-up probes of a check on one subject."""
