@@ -1,13 +1,13 @@
 """Keep a constant amount allocated, in changing pieces, and check that the allocator's memory levels off.
 
 In each round a random half of the blocks is freed, and as many bytes are allocated in pieces of other sizes,
-which do not fit the holes. The probe records the allocated bytes, the allocator's reserved bytes and the
-device's used memory. A cache levels off; growth in the last third of the rounds is a leak. At the end
+which do not fit into the freed blocks. The probe records the allocated bytes, the allocator's reserved bytes
+and the device's used memory. A cache levels off; growth in the last third of the rounds is a leak. At the end
 everything is freed and the allocator is asked to release its cache. The probe measures how much is released,
 and whether the release waits for an unrelated kernel, since `cudaFree` waits for the whole device.
 
-A second, idle process reads the device's used memory before the first process starts and after it has ended.
-A loss must recur in a second run with new processes, because another process may have caused it.
+An idle process reads the device's used memory before the tested process starts and after it has ended. A loss
+is a FAIL only if it recurs in a second run with new processes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ UNIT = 64 << 10
 """Every block has a multiple of this many bytes."""
 
 KEPT = 0.25
-"""Growth per round that fails the check, as a fraction of a mean block."""
+"""Maximum growth per round, as a fraction of a mean block."""
 
 HIGH = 6.0
 """If reserved memory levels off at this many times the allocated memory or more, the result is WARN. On an
@@ -98,7 +98,7 @@ class AllocatorGrowth(Check):
 
 
 def lost(done: ProbeOutcome) -> Finding | None:
-    """A FAIL if used memory grew while the program ran, or was still in use after its end; else None."""
+    """The FAIL for growth, or for memory that was not released at the end; else None."""
     program = done.records["program"]
     return judge_growth(done.probe, program) or judge_kept(done.probe, program)
 
@@ -152,7 +152,7 @@ def judge_plateau(allocator: str, program: Json) -> Finding:
 
 
 def rounds_of(program: Json, name: str) -> list[float]:
-    """The samples of one figure, given by its ``name``, up to the last round."""
+    """The samples of the figure ``name`` up to the last round."""
     sampled: list[float] = program["samples"][name]
     return sampled[: program["rounds"]]
 

@@ -7,7 +7,8 @@ them while the other process still has them open.
 
 Memory of stream-ordered pools (`cudaMallocAsync`) and of virtual memory management (PyTorch's expandable
 segments) has no IPC handles: the driver refuses to export it. Libraries that share device memory by handle
-(MPI with GPU IPC, UCX's cuda_ipc) fail with such memory. The check reports which setting selects it.
+(MPI with GPU IPC, UCX's cuda_ipc) fail with such memory. The check reports the setting that selects this
+memory.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from gpuipc_doctor.api import (
 )
 
 CACHED, PART = 8 << 20, 3 << 20
-"""Bytes of the piece that the allocator caches first, and bytes of each block that it cuts from this
+"""Bytes of the piece that is put into the allocator's cache, and of each block that is then cut from this
 piece."""
 
 EXPANDABLE = "PyTorch expandable"

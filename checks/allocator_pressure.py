@@ -1,14 +1,14 @@
 """Fill an allocator repeatedly and check that it releases its cache.
 
 The allocator is limited to a small share of the device's memory, as if the device had no more. Blocks of one
-size fill nearly all of it and are freed; the next, larger blocks do not fit into the cached ones, so the
-allocator must release its cache and allocate from the driver. There must be no error, each block must keep
-its data while allocated, and at the end no memory may be missing. An allocator without a limit (CuPy's
+size fill nearly all of this share and are freed. Larger blocks follow, which do not fit into the cached ones,
+so the allocator must release its cache and allocate from the driver. There must be no error, each block must
+keep its data while allocated, and at the end no memory may be missing. An allocator without a limit (CuPy's
 MemoryAsyncPool) is asked to release its cache whenever it would exceed the share.
 
-A second process has its own memory on the device, whose bytes must not change. It also reads used memory
-before the first process starts and after it has ended. A loss must recur in a second run with new processes,
-because another process may have caused it.
+Another process has its own memory on the device, which must not change. This process also reads used memory
+before the tested process starts and after it has ended. A loss is a FAIL only if it recurs in a second run
+with new processes.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from gpuipc_doctor.api import (
 
 CYCLES = 4
 PARTS = (11, 7, 3)
-"""Number of blocks that fill the allocator in each cycle: fewer, larger blocks each time, so that cached
-blocks do not fit."""
+"""Number of blocks in each filling of a cycle. The blocks of a later filling are larger, so that they do not
+fit into cached ones."""
 
 FILLED = 0.9
 """Fraction of the allocator's limit to use; the rest is for rounding."""
@@ -95,7 +95,8 @@ class AllocatorPressure(Check):
 
 
 def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
-    """Judge whether allocations succeeded, and whether the data in the blocks and next to them survived."""
+    """Judge whether allocations succeeded, and whether the blocks and the other process's memory kept their
+    data."""
     allocator, program = done.probe, done.records["program"]
     if overwritten := done.records["bystander"]["wrong"]:
         says = "{allocator}: another process's memory was overwritten"
@@ -145,7 +146,7 @@ def run_full(w: Worker) -> None:
 
 
 def fill(bounded: Bounded, stream: Stream, parts: int, samples: MemorySamples) -> list[str]:
-    """Allocate all allowed memory in this many blocks, then free them; returns the blocks with wrong data."""
+    """Allocate all allowed memory as ``parts`` blocks, then free them; returns the blocks with wrong data."""
     nbytes, blocks, lost = int(bounded.room * FILLED) // parts, list[Block](), []
     while len(blocks) < parts and (block := bounded.alloc(nbytes, stream)):
         write_edges(block, len(blocks))

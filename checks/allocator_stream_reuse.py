@@ -138,7 +138,7 @@ class Race:
         write_pattern(self.later, nbytes, -1)
 
     def repeat(self, guard: str, busy_s: float) -> list[str]:
-        """Wrong data read by stream B, by round."""
+        """Run `ROUNDS` rounds; returns the wrong data that stream B read."""
         results = (self.run(number, guard, busy_s) for number in range(ROUNDS))
         return [wrong for wrong in results if wrong]
 

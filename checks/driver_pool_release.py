@@ -2,8 +2,8 @@
 
 With a release threshold of 0, a pool releases freed memory at the next synchronisation; with a larger
 threshold the pool keeps freed memory until it is trimmed. A trim must not release allocated memory, and no
-round may lose memory. As a control, a call that allocates nothing is repeated as often. Used memory is
-compared with its level before the pool was created. If memory is missing after a trim or after a pool's
+round may lose memory. As a control, a call that allocates nothing is repeated for as many rounds. Used memory
+is compared with its level before the pool was created. If memory is missing after a trim or after a pool's
 destruction, the step is repeated with another pool, because a pool may lose memory at its first trim only
 (ROCm 7.2.4).
 
@@ -45,7 +45,7 @@ NBYTES = 96 << 20
 large compared with the driver's own allocations."""
 
 PIECES = 4
-"""Number of watched allocations. A loss of more bytes than all of them together has another cause."""
+"""Number of watched allocations."""
 
 LEAST = 32 << 20
 """Losses of fewer bytes cannot be distinguished from the driver's own allocations."""
@@ -100,7 +100,7 @@ def judge_memory(seen: Json) -> Iterable[Finding]:
 
 
 def judge_trimmed(seen: Json) -> Iterable[Finding]:
-    """Judge the memory that a pool reports after a trim with nothing allocated."""
+    """Judge the memory that a pool without allocations reports after a trim."""
     reserved, used = seen["trimmed"]["reserved"], seen["trimmed"]["used"]
     if reserved:
         yield Finding.fail(
@@ -115,7 +115,7 @@ def judge_trimmed(seen: Json) -> Iterable[Finding]:
 
 
 def judge_threshold(seen: Json) -> Iterable[Finding]:
-    """Judge when memory was released: drivers only *try* to keep to the release threshold."""
+    """Warn if a pool did not keep to its release threshold: drivers only *try* to keep to it."""
     nbytes, unheld, held = seen["nbytes"], seen["unheld"], seen["held"]
     if unheld:
         yield Finding.warn(

@@ -39,7 +39,8 @@ SHARED = 2 << 20
 """Bytes of each allocation that is passed from one stream to another."""
 
 BALLAST = 128 << 20
-"""Bytes of a copy that keeps a stream busy. On an H200 such a copy takes longer than its launch."""
+"""Bytes of each copy that keeps a stream busy: enough that the copy takes longer than its launch on an
+H200."""
 
 COPIES = 100
 """Maximum number of copies that keep a stream busy; fewer if that many take longer than `BUSY_S`."""

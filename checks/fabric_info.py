@@ -106,7 +106,8 @@ class FabricInfo(Check):
 
 
 def without_adapter(fabric: FabricStack, stated: StatedFabric) -> Finding:
-    """The FAIL if the kernel lists no adapter of the stated fabric; it names the adapters that are listed."""
+    """The FAIL if the kernel lists no adapter of the site config's fabric; other adapters are its
+    evidence."""
     return Finding.fail(
         "no-adapter",
         "no {what} adapter found; {where} says this node has {fabric}",
@@ -179,7 +180,8 @@ def summary(seen: Json, known: list[str], stated: Json = None) -> str:
 
 
 def in_words(adapter: Json) -> str:
-    """An adapter as ``cxi0 (hsn0): link up, BS_200G, link layer retry on``, as far as it can be read."""
+    """An adapter such as ``cxi0 (hsn0): link up, BS_200G, link layer retry on``, without unreadable
+    attributes."""
     parts = [f"{word} {adapter[key]}" for key, word in WORDS.items() if adapter[key]]
     return (
         f"{adapter['name']} ({adapter['interface'] or 'no interface'}): {', '.join(parts) or 'no attributes'}"

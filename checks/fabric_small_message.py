@@ -1,9 +1,9 @@
 """Send the messages of `mpi-small-message` without MPI, through libfabric and UCX.
 
 Libfabric sends from host memory, UCX also from device memory. Each size is a separate run of each library's
-program, so that a hang or crash is attributed and the other sizes are still tried. ``fi_pingpong`` verifies
-data; ``ucx_perftest`` only shows that messages arrive. This check is a control: if it passes and MPI fails,
-the fabric is not the cause.
+program, so that the other sizes are still tried after a hang or crash. ``fi_pingpong`` verifies data;
+``ucx_perftest`` only shows that messages arrive. This check is a control: if it passes and MPI fails, the
+fabric is not the cause.
 
 The provider is the one that MPI would use: that of the adapter, or tcp and shm on a node without an adapter.
 If the site config sets ``fabric``, that fabric's provider is used. With ``--nodes 2``, messages are also sent
@@ -173,7 +173,7 @@ def named(library: str, where: str) -> str:
 
 
 def mapped(failed: list[Json]) -> Iterator[Evidence]:
-    """One line per route: the sizes that failed, and how the first of them failed."""
+    """One line for each route: the failed sizes, and the reason of the first failure."""
     for route in dict.fromkeys(attempt["route"] for attempt in failed):
         first, *others = (attempt for attempt in failed if attempt["route"] == route)
         sizes = [f"{message['size']} B" for message in (first, *others)]
@@ -183,7 +183,7 @@ def mapped(failed: list[Json]) -> Iterator[Evidence]:
 
 
 def timed(tries: list[Json]) -> list[Json]:
-    """The attempts with 1 byte and with the largest small size, if they were timed."""
+    """The timed attempts with messages of 1 byte and of the last size in `SMALL_MESSAGES`."""
     return [
         attempt
         for attempt in tries
@@ -240,7 +240,7 @@ def exchange(w: Worker) -> None:
 
 
 def routes(w: Worker) -> list[str]:
-    """Names of the messages' routes; the server chooses them and sends them to the client."""
+    """Names of the messages' routes, which the server chooses and sends to the client."""
     if memory := w.params.get("memory"):
         return [memory]
     if w.role == SERVER:

@@ -2,10 +2,10 @@
 
 In each round, three importers open a segment at the same time. Meanwhile the exporter repeatedly exports this
 segment and a spare one, because ROCm 10.0 is reported to export the wrong memory in this case. Another
-process initialises the driver, on another GPU if there is a pair, because exports are reported to fail from
-then on with ROCm 7.2.4. All importers then read the exporter's data. One importer, a different one each
-round, writes the segment and unmaps it. The exporter reads this data and writes again, and the other
-importers must see the new data.
+process initialises the driver, if possible on another GPU, because exports are reported to fail after that
+with ROCm 7.2.4. All importers then read the exporter's data. One importer, a different one each round, writes
+the segment and unmaps it. The exporter reads this data and writes again, and the other importers must see the
+new data.
 
 The check uses IPC handles and descriptors. The segments have the smallest size and, if the memory limit
 allows, sizes at which offsets need more than 31 or 32 bits.
@@ -54,10 +54,10 @@ third of the rounds has five segments of each size, enough to measure a loss per
 LARGE, LARGE_ROUNDS = tuple(boundary + (2 << 20) for boundary in BOUNDARIES), 2
 
 WHOLE = (0, 1)
-"""Numbers of the writes that cover the whole segment: 0, the exporter's first, and 1, the importer's."""
+"""Numbers of the writes that cover the whole segment: the exporter's first (0) and the importer's (1)."""
 
 SPARE = -1
-"""Round number in the data of the spare segment, which no importer opens."""
+"""Key of the data in the spare segment, which no importer opens. The other keys are numbers of rounds."""
 
 Exported = bytes | int
 """An IPC handle, or a descriptor."""
@@ -113,7 +113,8 @@ class IpcConcurrent(Check):
 
 
 def subjects(ctx: Context) -> Iterable[tuple[Device, ...]]:
-    """Pairs of devices with peer access, and devices without a pair; in ``soak`` also each single device."""
+    """The tested pairs of devices with peer access, and single devices: in ``soak`` all, else those without a
+    pair."""
     pairs = [(one, other) for one, other in ctx.neighbours if one.label in other.peers]
     paired = {device for pair in pairs for device in pair}
     alone = [device for device in ctx.devices if ctx.tier is Tier.SOAK or device not in paired]
@@ -167,7 +168,7 @@ def share(
 
 
 def exchange(w: Worker, importers: Sequence[Peer], number: int, memory: Memory) -> list[str]:
-    """Let an importer write and unmap; verify its data; write for the other importers. Returns wrong data."""
+    """Let an importer write and unmap the segment, verify this data and write again. Returns wrong data."""
     readers = list(importers)
     writer = readers.pop(number % len(importers))
     writer.send("write")
@@ -198,7 +199,7 @@ def segment(w: Worker, nbytes: int) -> Iterator[tuple[Memory, Callable[[], Expor
 
 
 def give(exported: Exported, importer: Peer | None) -> None:
-    """Pass exported memory to an importer unless that is None, and close its descriptor in this process."""
+    """Pass exported memory to ``importer``, unless it is None, and close the descriptor in this process."""
     if isinstance(exported, int):
         if importer:
             importer.send_descriptor(exported)
@@ -271,7 +272,7 @@ def opened(w: Worker, exported: Exported, nbytes: int) -> Iterator[Memory]:
 
 
 def write(w: Worker, memory: Memory, nbytes: int, number: int, writing: int) -> None:
-    """Write data that encodes the round ``number`` and ``writing``, but only the bytes that `wrong_in`
+    """Write data that encodes the numbers of the round and of the write, at the places that `wrong_in`
     reads."""
     write_all = w.params["whole"] and writing in WHOLE
     (write_pattern if write_all else write_glances)(memory, nbytes, number, writing)

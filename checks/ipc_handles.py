@@ -141,7 +141,8 @@ def export_vmm(w: Worker) -> None:
 
 
 def export_unexportable(w: Worker, kind: str, memory: Buffer, nbytes: int, useless: list[str]) -> Answers:
-    """Export memory that may be refused. Share it if the driver should have refused but did not."""
+    """Try to export this kind of memory. If the driver should refuse but does not, let the importer use
+    it."""
     with w.step(f"export {kind} memory"):
         handle = unless_refused(memory.ipc_handle)
     if isinstance(handle, DriverError):
@@ -202,14 +203,14 @@ def follow(w: Worker) -> None:
 
 
 def locate_data(data: bytes) -> str:
-    """Offset of these bytes in the last segment; ``nowhere`` if not found."""
+    """Where the last segment contains ``data``: ``base``, ``interior`` or ``nowhere``."""
     segment = pattern(SIZES[-1], len(SIZES) - 1)
     starts = {"base": 0, "interior": INTERIOR} if data else {}
     return next((where for where, at in starts.items() if data == segment[at : at + len(data)]), "nowhere")
 
 
 def use_strays(w: Worker) -> None:
-    """Use each handle whose export should have been refused, and record the useless ones."""
+    """Use each handle whose export should have been refused; record the errors and wrong data."""
     useless: list[str] = []
     while stray := w.peer.recv():
         useless += use(w, *stray)

@@ -52,8 +52,8 @@ LIMIT = 0.5
 the whole deadline."""
 
 ROOM, WIDE_ROOM = 64 << 20, 9 << 30
-"""Maximum bytes allocated on a device at a time. The second is for the soak tier, with room for two huge
-buffers."""
+"""Maximum bytes allocated on a device at a time; `WIDE_ROOM`, with room for two huge buffers, is for the soak
+tier."""
 
 SAYS = {
     "error": "{call} returned {name} at step {steps} of a sequence of valid calls on {device}",
@@ -131,8 +131,8 @@ def conclude(
 ) -> Iterator[Finding]:
     """Findings about an exploration, which is the JSON of `results.to_json`.
 
-    ``left_out`` has the operations from `harmful`, ``labels`` names the probe's devices. ``little`` has the
-    ``room`` in bytes and, by capability, the families of operations that need more; it is empty if none does.
+    ``left_out``: the operations from `harmful`. ``labels``: names of the probe's devices. ``little``: the
+    ``room`` in bytes and the operations that need more, by capability; empty if all had enough.
     """
     figures = {name: explored[name] for name in ("operations", "wanted", "compared", "seed", "elapsed_s")}
     again = explored["again"]
@@ -197,7 +197,7 @@ def probe(devices: tuple[Device, ...], params: Mapping[str, Json]) -> Probe:
 
 
 def watcher(place: int) -> str:
-    """Name of the role that watches the device at this index; for index 0, the first role."""
+    """Name of the role that watches the device with the index ``place``."""
     return "watch" if place == 0 else f"watch-{place + 1}"
 
 

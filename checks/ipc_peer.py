@@ -78,7 +78,8 @@ def open_from_peer(w: Worker) -> None:
 
 
 def copy_both_ways(w: Worker, mapping: IpcMapping) -> list[str]:
-    """Copy memory from the other device, then other data to it; returns the wrong data of the first copy."""
+    """Copy memory from the other device, then copy new data to it; returns the wrong data of the first
+    copy."""
     stream = w.gpu.create_stream()
     with w.gpu.alloc(NBYTES) as own:
         with w.step("copy from the other device"):

@@ -46,12 +46,12 @@ POINTERS = 2
 MANY = "many pools"
 
 SMALL, ROUNDS = 2 << 20, range(1, 65)
-"""Bytes allocated from each of the many pools, and the pools' numbers."""
+"""Bytes allocated from each small pool, and the numbers of these pools."""
 
 POINTER_STAYS = "the pointer that stays"
 
 HARMS = frozenset({"kills an importer"})
-"""Value of `Probe.harms` for killing an importer or an exporter: the device may lose memory."""
+"""`Probe.harms` of the probes that kill an importer or exporter, after which device memory may be lost."""
 
 
 class IpcPool(Check):

@@ -6,9 +6,9 @@ is open. After each of these, and after the exporter frees the memory, used memo
 level. Otherwise the step is repeated; a spare importer repeats an exit or a kill.
 
 Many opens must not leak, each must open its own segment, and no close may end another mapping. The control is
-an equally long loop without opens. In ``soak`` many importers exit, one after the other, which shows losses
-that are too small after one exit. The control is importers that open nothing. An open and close may leak on
-the exporter's or on the importer's device, so both are watched.
+an equally long loop without opens. In ``soak`` many importers exit, one after the other, so that small losses
+add up. As a control, importers exit that opened nothing. An open and close may leak on the exporter's or on
+the importer's device, so both are watched.
 """
 
 from __future__ import annotations
@@ -256,8 +256,7 @@ def open_many_times(w: Worker, ledger: Ledger, wrong: list[str], handles: Sequen
 def repeat(
     w: Worker, ledger: Ledger, what: str, call: Callable[[], object], look: Callable[[str], None]
 ) -> list[int]:
-    """Run `OPENS` rounds of ``call``, then ``look``. Returns used memory, which both roles read at `SAMPLED`
-    rounds."""
+    """Run `OPENS` rounds of ``call`` and ``look``; returns used memory in bytes at the `SAMPLED` rounds."""
     samples = []
     for done in watched(w, what, range(1, OPENS + 1)):
         step = f"{what}, round {done} of {OPENS}"

@@ -37,7 +37,7 @@ SEGMENTS = {"control": (1, 2), "tested": (1, 2, 3)}
 """Set → numbers of its segments, from 1; the control leaves out the largest, which takes time to verify."""
 
 VARIANTS = ("destroy-context", "reset-primary")
-"""Ways to end the context, 0.1 s each. The prolog tier tries only the first, that of the bug report."""
+"""Ways to end the context. To save 0.1 s, the prolog tier tries only the first, that of the bug report."""
 
 Segment = tuple[bytes, str, int]
 """An exported segment: handle, name of its set, number."""
@@ -117,8 +117,11 @@ def reopen(w: Worker) -> None:
 def open_all(
     w: Worker, segments: Sequence[Segment], step: str, exchanged: list[str] | None = None
 ) -> list[str]:
-    """Open, verify and close each segment; returns wrong data. If ``exchanged`` is given, whole segments are
-    verified, data is exchanged, and wrong data of the exchange is appended to ``exchanged``."""
+    """Open, verify and close each segment; returns wrong data.
+
+    With ``exchanged``, whole segments are verified and data is exchanged; ``exchanged`` receives the wrong
+    data of the exchange.
+    """
     wrong = []
     for handle, which, number in segments:
         nbytes = SIZES[number - 1]

@@ -2,10 +2,10 @@
 
 The importer has closed the old segment or still has it open. The new segment has the same size as the old
 one, is larger, or is smaller. In a further case both are small and share a block with another segment, which
-keeps the block allocated. The new handle must open and show the new data, also after the data changes. A
-cache that keeps mappings beyond the exporter's free (MPICH before its pull request 7862, UCX's IPC cache)
-depends on this. Some drivers refuse a new mapping that overlaps a stale one, and a new handle may equal the
-old one. Reused addresses are counted, because without them nothing is tested.
+keeps the block allocated. The new handle must open and show the new data, also after the data changes.
+Libraries that cache mappings of freed memory (MPICH before its pull request 7862, UCX) depend on this. Some
+drivers refuse a new mapping that overlaps a stale one, and a new handle may equal the old one. Reused
+addresses are counted, because without them nothing is tested.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ SIZES = {
 """Case → bytes of the freed segment, and bytes of the segment allocated after it."""
 
 PARTS = ("4 KiB", "64 KiB")
-"""Sizes of segments that share a driver block, and thus its handle. While a freed segment is still open, a
-driver may refuse to open memory at its address; AMD leaves this undefined. A driver may also reuse the freed
-segment's handle, as an H100 does."""
+"""Cases in which segments share a driver block. The new segment may then have the freed one's handle (seen on
+an H100), and a driver may refuse to open it while the freed segment is open; AMD leaves this undefined."""
 
 NEIGHBOUR, STAYS = 4096, -1
 """Bytes and number of a segment that stays allocated in the block of the small segments."""
@@ -176,7 +175,7 @@ def new_segment(mapping: str, name: str) -> str:
 
 
 def mistaken(new: IpcMapping, nbytes: int, number: int) -> str:
-    """The wrong data in a round's new segment, in words; empty if the data is correct."""
+    """Description of the wrong data in a round's new segment; empty if the data is correct."""
     wrong = unlike_pattern(new, nbytes, number, 1)
     shows_old = wrong and new.read(PAGE) == pattern(PAGE, number, 0)
     return wrong and f"shows {'the old' if shows_old else 'wrong'} data: {wrong}"

@@ -5,10 +5,9 @@ A descriptor is sent to the other process in a message (``SCM_RIGHTS``) or fetch
 one size are imported before the first is read, so that swapped descriptors are noticed. They are unmapped one
 by one while data is exchanged through the others.
 
-Further cases: a re-created context, after which IPC handles fail on some drivers (as a control, contexts are
-also kept); an exporter that released everything; an exporter that was killed; an importer that was killed. If
-memory is missing after the last case, a spare importer is also killed. Leaks over many imports are tested by
-`ipc-vmm-release`.
+In further cases, either process re-creates its context, after which IPC handles fail on some drivers; the
+exporter releases everything; the exporter is killed; the importer is killed. If memory is missing after the
+last case, a spare importer is also killed. Leaks over many imports are tested by `ipc-vmm-release`.
 
 One process also maps, copies and unmaps memory many times without a pause: addresses are then reserved again
 while the driver's own thread is still busy with the last copy.
@@ -46,7 +45,7 @@ NBYTES = 20 << 20
 """Bytes of each segment, before rounding up to the device's granularity."""
 
 HARMS = frozenset({"kills an importer"})
-"""Value of `Probe.harms` for killing an importer or an exporter: the device may lose memory."""
+"""`Probe.harms` of the probes that kill an importer or exporter, after which device memory may be lost."""
 
 ROUTES = ("SCM_RIGHTS", "pidfd_getfd", "SCM_RIGHTS")
 """How the descriptor of each segment is passed."""
@@ -54,8 +53,7 @@ REMAPPINGS = 640
 """Number of mappings without a pause. In some runs, ROCm 6.4.3 passed 160 of them."""
 
 REMAPPED = 16 << 10
-"""Bytes written and read in each of the `REMAPPINGS`, with one copy each way. If another program keeps the
-GPU busy, each copy waits for its turn."""
+"""Bytes written and read in each of the `REMAPPINGS`, with one copy each way."""
 
 CASES = ("with both contexts kept", "in the importer's new context", "from the exporter's new context")
 

@@ -2,9 +2,9 @@
 
 A loop creates, exports, imports, maps and releases memory, while both processes watch their device's used
 memory and their own resources. The control is an equally long loop without imports. First the importer
-verifies that its counts of descriptors and addresses rise while an import is open. The data of each import is
-verified, because only late imports may be wrong. After each import, the exporter's memory and a mapping that
-stays open at each end are verified: the end of an import must change neither.
+verifies that its counts of descriptors and addresses rise while an import is open. The data of every import
+is verified, because the first imports may be correct and later ones wrong. After each import, the exporter's
+memory and a mapping that stays open at each end are verified: the end of an import must change neither.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WARM_UP = 2
 IMPORT, LOOK_ON = "import", "no import"
 
 STAYS = 0
-"""Stands in for a round's number for the memory that stays mapped; rounds are numbered from 1."""
+"""Key of the data in memory that stays mapped. The other keys are the rounds' numbers, from 1."""
 
 MAPPING_STAYS = "the mapping that stays"
 

@@ -6,15 +6,14 @@ library that keeps IPC handles or mappings of freed buffers then loses about one
 With two devices, the device whose used memory grows shows whose memory is lost. Controls: the same iterations
 without messages; buffers of one size; and this MPI's own setting that turns IPC off.
 
-Only the last third of the iterations counts. If used memory grew, more buffers follow: as many small ones as
-the memory limit allows, since most caches limit the number of buffers, and then a large one. All are
-allocated before the first is freed, so that no address is used twice: even a library without a bound, such as
-Open MPI's smcuda, releases a mapping when a later buffer has its address. A cache is bounded if it evicts
-buffers for the small ones and levels off; its bound is in bytes if the large buffer then adds nothing. Growth
-that stops is a warning. So is a bounded cache; in the soak tier, its bound must have been passed twice. The
-small buffers also reveal a library that loses a few buffers, or a little of each. All other growth is a
-failure, unless the bound is set to more buffers than were sent. Intel MPI's default bound of 256 exceeds the
-number sent, and 17 buffers of 8 GiB fill an H200.
+Only the last third of the iterations counts. If used memory grew, as many small buffers follow as the memory
+limit allows, since most caches limit the number of buffers, and then a large one. All are allocated before
+the first is freed, so that no address is used twice: even a library without a bound, such as Open MPI's
+smcuda, releases a mapping when a later buffer has its address. A cache is bounded if it evicts buffers for
+the small ones and levels off; its bound is in bytes if the large buffer then adds nothing. Growth that stops
+is a warning, and so is a bounded cache (in the soak tier only if its bound was passed twice). All other
+growth is a failure, unless the library's bound is set to more buffers than were sent. Intel MPI's default
+bound of 256 is a failure: 17 buffers of 8 GiB fill an H200.
 """
 
 from __future__ import annotations
@@ -190,7 +189,7 @@ def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
 
 
 def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) -> Finding | None:
-    """Judge the growth on the device of ``role``, whose index is ``place``."""
+    """Judge the growth on the device of ``role``; ``place`` is the index of this device."""
     growth, params, decides = seen.growth, done.params, done.params["decides"]
     sent, followed = len(seen.small), len(seen.small) + len(seen.late)
     where = f"on the {role}'s device" if len(done.devices) > 1 else "on the device of both ranks"
@@ -349,8 +348,10 @@ def iterate(w: Worker) -> None:
 
 
 def beyond_the_limit(w: Worker) -> list[int]:
-    """Buffer sizes: as planned, or larger than the cache's limit if that is a number of bytes and the buffers
-    fit. Open MPI's smcuda never closes the mapping of a message that is larger than its limit."""
+    """Sizes of the buffers, if possible larger than the limit of the library's cache.
+
+    Open MPI's smcuda never closes the mapping of a message that is larger than its limit.
+    """
     planned: list[int] = w.params["sizes"]
     limit = environ.get(w.params["bounded_by"], "")
     if not w.params["in_bytes"] or "large" not in w.params or not limit.isdecimal():
@@ -398,7 +399,7 @@ def send_and_free(
 ) -> tuple[list[int], list[list[int | None]]]:
     """Send each buffer and free it.
 
-    Returns used memory after each iteration, without the ``alive`` bytes of this node's ranks, and this
+    Returns used memory after each iteration, less the ``alive`` buffers of this node's ranks, and this
     process's usage of each device.
     """
     partner, ranks, used = 1 - w.mpi.rank, w.mpi.size // len(w.gpus), []

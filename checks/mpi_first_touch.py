@@ -1,4 +1,4 @@
-"""Time the first message from a buffer of odd size against one of whole pages.
+"""Compare the times of first messages from buffers of odd size and of whole pages.
 
 In eth-cscs/alps-gh200-reproducers (gpudirect-p2p-overalloc; GH200, Cray MPICH), the first message from a
 buffer of one byte more than 1 GiB takes 0.46 s instead of 3.4 ms, even if it is short. Later messages are as
@@ -42,10 +42,12 @@ REPETITIONS, LATER = 5, 8
 """Number of measured buffers of each kind, and number of messages that follow a buffer's first one."""
 
 OUT_OF_PROPORTION, SLOW_S = 10.0, 0.010
-"""First messages from buffers of odd size are slow if the fastest takes more than this many times as long as
-the fastest from whole pages, and more than this many seconds. In the report of eth-cscs the factor is 130.
-The fastest counts because on a busy node even the median waits for a processor (4 ms were seen). If later
-messages are as slow, slow first messages are no finding."""
+"""First messages from buffers of odd size are slow if they take more than this many times as long as from
+whole pages, and more than this many seconds. They are no finding if later messages are as slow.
+
+The fastest messages are compared, because on a busy node even the median waits for a processor (4 ms were
+seen). In the report of eth-cscs the factor is 130.
+"""
 
 
 class MpiFirstTouch(Check):

@@ -48,7 +48,7 @@ from gpuipc_doctor.api import (
 TIMED = (0, 1, 8, 16, 64, 256, 1024, 4096, 16384, 65536, *LARGE_MESSAGES)
 
 GUARD, PAGE = 64, 4096
-"""Bytes behind each message that must not change: at least `GUARD`, and up to the end of their page."""
+"""Minimum bytes behind each message that must not change, and bytes of a page: the guard ends with a page."""
 
 PLACES = (("device", "device"), ("host", "device"), ("device", "host"))
 """Source and destination of the message."""
@@ -58,8 +58,8 @@ MODES = ("blocking", "non-blocking")
 ACROSS, REST = "between nodes", "the rest"
 
 MOST_FAILED = 9
-"""Number of failed messages from which every way and every size that failed is omitted. A library that always
-hangs would otherwise cost 36 deadlines."""
+"""After this many failures, one failure suffices to leave out a way or a size. Otherwise a library that
+always hangs would cost 36 deadlines."""
 
 SHOWN = 8
 """Maximum wrong messages listed in a finding."""
@@ -157,7 +157,7 @@ class MpiSmallMessage(Check):
 
 
 Failed = Sequence[tuple[Message, str]]
-"""Failed messages, and how the probe of each ended."""
+"""The failed messages, and how the probe of each message ended."""
 
 
 def mapped(failed: Failed) -> Iterator[Evidence]:
@@ -172,7 +172,7 @@ def mapped(failed: Failed) -> Iterator[Evidence]:
 
 
 def given_up(message: Message, failed: Failed) -> bool:
-    """Whether to omit a message: it failed, or `ENOUGH` messages of its way did. After `MOST_FAILED`
+    """Whether to omit a message, because it or `ENOUGH` messages of its way failed. After `MOST_FAILED`
     failures, one failure of its way or its size is enough."""
     sizes = [other.size for other, _ in failed if other.way == message.way]
     if len(failed) >= MOST_FAILED:
