@@ -6,7 +6,7 @@ import gc
 import sys
 
 GARBAGE_AFTER = 100_000
-"""Number of new objects after which Python collects garbage; by default a thousand."""
+"""Number of new objects after which Python collects garbage. Python's default is about a thousand."""
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The allocators of CuPy and PyTorch behind one protocol (`gpuipc_doctor.api.allocator`).
 
-Importing this package imports neither; `open_allocator` does, so only workers call it.
+`open_allocator` imports the libraries, so only workers call it.
 """
 
 from __future__ import annotations

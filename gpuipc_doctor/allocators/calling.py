@@ -46,10 +46,10 @@ def calling(gpu: DriverGpu, name: str, out_of_memory: type[Exception]) -> Iterat
 
 
 class PoolBlock(DriverBuffer):
-    """Memory that its allocator may reuse once ``owner``, the library's object for it, is released.
+    """An allocator's memory (`gpuipc_doctor.api.allocator.Block`).
 
-    See `gpuipc_doctor.api.allocator.Block`. Streams and blocks are only passed to allocators of the same
-    library.
+    The allocator may reuse it once ``owner``, the library's object, is released. Streams and blocks are only
+    passed to allocators of the same library.
     """
 
     def __init__(self, gpu: DriverGpu, address: int, nbytes: int, owner: Any, free_call: str) -> None:

@@ -132,7 +132,7 @@ class CachingPool(_Pool):
         return True
 
     def _malloc(self, nbytes: int) -> Any:
-        """`cudaMalloc` limited to `_most` bytes; the pool has already counted the requested bytes."""
+        """`cudaMalloc` that fails if the pool, including this request, would exceed `_most` bytes."""
         cuda = self.cupy.cuda
         if self._pool.total_bytes() > self._most:
             raise cuda.runtime.CUDARuntimeError(_ERROR_MEMORY_ALLOCATION)

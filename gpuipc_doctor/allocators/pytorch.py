@@ -10,7 +10,7 @@ from gpuipc_doctor.allocators.calling import PoolBlock, Spinner, calling, import
 from gpuipc_doctor.backends.device import DriverGpu
 
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""PyTorch 2.9 introduced the first name and still reads the others (docs/stable/notes/cuda.html)."""
+"""Variables with the allocator's settings; PyTorch 2.9 introduced the first (docs/stable/notes/cuda.html)."""
 
 EXPANDABLE = dict.fromkeys(_SETTINGS[:2], "expandable_segments:True")
 """Environment that enables expandable segments."""

@@ -1,8 +1,8 @@
 """Everything that a check file may import.
 
-A check is one file with one `Check` and its role functions. ``probes`` plans, role functions run in workers,
-``judge`` is pure and receives completed probes only; the engine judges incomplete ones. The names imported
-here are the interface.
+A check is one file with one `Check` and its role functions. ``probes`` plans the probes, role functions run
+in workers, and ``judge``, a pure function, judges completed probes. The engine judges incomplete probes. The
+names imported here are the interface.
 """
 
 from gpuipc_doctor.api.allocator import Allocator, Block, Stream, give_back, use_once

@@ -117,7 +117,7 @@ class Allocator(Protocol):
 
     @property
     def kind(self) -> str:
-        """Kind of its memory for legacy IPC: ``plain``, or a kind of `Gpu.unexportable_kinds`."""
+        """Whether the memory has IPC handles: ``plain``, or else its kind in `Gpu.unexportable_kinds`."""
 
     @property
     def chosen_by(self) -> str:

@@ -15,7 +15,7 @@ FEWEST = 12
 """Minimum number of buffers: the last third of them must suffice for a slope."""
 
 KEPT = 0.25
-"""Growth per iteration, as a fraction of a buffer, from which buffers count as kept."""
+"""Buffers count as kept if used memory grows by this fraction of a buffer per iteration."""
 
 ONCE = 3
 """Number of rises of used memory that initialisation may cause: they do not count as growth."""
@@ -82,8 +82,8 @@ class BufferGrowth:
 
     @property
     def may_grow(self) -> bool:
-        """Whether more memory is in use than after the first buffer. Small buffers then show whether growth
-        continues."""
+        """Whether used memory grows, or is higher than after the first buffer. If so, small buffers are
+        sent."""
         return self.grows or self.beyond_the_first > NOISE_BYTES
 
     @property
@@ -103,9 +103,8 @@ class BufferGrowth:
     def climb(self) -> float:
         """Bytes per iteration by which used memory permanently rose; 0 unless it rose in each third.
 
-        This finds libraries that lose a few buffers: between two losses, used memory stays constant for
-        longer than a slope allows. If all buffers of the second third were kept, a cache is not yet full, and
-        the result is 0.
+        This finds libraries that lose only a few buffers, which the slope does not show. If all buffers of
+        the second third were kept, a cache is not yet full, and the result is 0.
         """
         third = len(self.used) // 3
         for_good = self._for_good
@@ -147,7 +146,7 @@ class BufferGrowth:
 
     @property
     def at_least(self) -> int:
-        """The fewest buffers, small and large, that explain the peak of used memory."""
+        """The fewest buffers, small and large, that were kept at the peak of used memory."""
         went = [self.used[-1], *self.small]
         went = went[: went.index(max(went)) + 1]
         rises = sum(max(0.0, after - before) for before, after in pairwise(went))
@@ -165,7 +164,7 @@ class BufferGrowth:
 
     @property
     def counts_bytes(self) -> bool:
-        """Whether a full cache evicted other buffers for the large one, so that its limit is in bytes."""
+        """Whether the cache limits bytes: when it was full, it evicted other buffers for the large one."""
         stayed_full = self._level - min(last_third(self.small), default=0) <= NOISE_BYTES
         return stayed_full and bool(self.late) and self.late[-1] < self._level + KEPT * self.sizes[-1]
 
@@ -213,8 +212,8 @@ class BufferGrowth:
 
     @property
     def _displaced_after(self) -> int:
-        """Number of small buffers after which a cache that counts buffers holds only small ones: at most two
-        thirds of them, or one third if the large buffers had already filled the cache."""
+        """Number of small buffers after which a cache limited to a number of buffers holds only small ones:
+        at most two thirds of them, or one third if the large buffers had already filled the cache."""
         kept = self._since_before_the_first(max(last_third(self.small))) / self.each
         return min(max(FEWEST, math.ceil(kept)), (2 if self.grows else 1) * len(self.small) // 3)
 
@@ -245,7 +244,7 @@ class BufferGrowth:
         return max(self._ends[0], default=0)
 
     def _since_before_the_first(self, used: float) -> float:
-        """Growth in bytes, including the first buffer, which counts in whole driver blocks."""
+        """Growth in bytes since before the first buffer, whose size is rounded up to whole driver blocks."""
         return used - self.used[0] + -(-self.sizes[0] // self.each) * self.each
 
     @property
@@ -262,7 +261,7 @@ class BufferGrowth:
 def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
     """Evidence: which roles' processes hold the growth, if usage by process is known.
 
-    A driver attributes memory that its exporter has freed to the processes that still map it.
+    If the exporter has freed memory, the driver attributes it to the processes that still map it.
     """
     says = "the {role}'s process holds {growth:mib} more after each iteration"
     found = []

@@ -34,7 +34,8 @@ SEARCH_FRACTION = 0.6
 
 @dataclass(frozen=True)
 class Context:
-    """The context for planning: the selected devices with the check's required capabilities."""
+    """What a check knows when it plans. ``devices``: the selected devices with the capabilities that it
+    requires."""
 
     devices: tuple[Device, ...] = ()
     inventory: tuple[Fact, ...] = ()
@@ -68,7 +69,7 @@ class Context:
 
     @property
     def allocators(self) -> tuple[tuple[Device, str], ...]:
-        """Each allocator (a name for `Worker.allocator`) with a device to test it on.
+        """The allocators to test, as (device, name for `Worker.allocator`).
 
         Each allocator is tested on one device, in ``soak`` on every device. Different libraries get different
         devices where possible, so that most probes have a device to themselves.
@@ -119,7 +120,8 @@ class Context:
 
     @property
     def rank_pairs(self) -> tuple[tuple[Device, Device], ...]:
-        """Unordered pairs of a backend's devices shown to the two ranks, rank 0's device first."""
+        """Pairs of a backend's devices shown to the two ranks, each pair once; rank 0's device is the
+        first."""
         chosen: dict[frozenset[str], tuple[Device, Device]] = {}
         for pair in self.pairs:
             if self.mpi is None or self.mpi.launch.can_use(pair):
@@ -137,11 +139,10 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Makes a check the control of the check ``of``: the same test without the suspected part.
+    """A check with this attribute is a control: it repeats the check ``of`` without the suspected part.
 
-    If this check passed, the sentence ``right`` is added to the other check's failures; if it failed,
-    ``wrong``. Both checks must have run within a node, or both between nodes. ``{check}`` stands for this
-    check's id.
+    The failures of ``of`` get the sentence ``right`` if the control passed, and ``wrong`` if it failed. Both
+    checks must have run within a node, or both between nodes. ``{check}`` stands for the control's id.
     """
 
     of: str
@@ -186,7 +187,7 @@ class Check(ABC):
         """Plan the probes. A finding that is yielded instead of a probe is about the node."""
 
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
-        """Plan follow-up probes after ``failed``, such as one for the cases that it left untested.
+        """Plan follow-up probes, for example for the cases that ``failed`` left untested.
 
         With ``searches``, this method is also called after completed probes.
         """

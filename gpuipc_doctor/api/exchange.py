@@ -31,7 +31,7 @@ def closing_order(count: int) -> list[int]:
 def exchange_as_exporter(
     w: Worker, memory: Memory, nbytes: int, what: str = "", *, whole: bool = True
 ) -> list[str]:
-    """The exporter's turns over the first ``nbytes`` bytes; returns its mismatches.
+    """Take the exporter's turns in the first ``nbytes`` bytes; returns the wrong data that it read.
 
     ``what`` names the memory in the written data and the result. Unless ``whole``, all turns only sample the
     memory. The importer must pass the same arguments.
@@ -42,7 +42,8 @@ def exchange_as_exporter(
 def exchange_as_importer(
     w: Worker, memory: Memory, nbytes: int, what: str = "", *, whole: bool = True, offset: int = 0
 ) -> list[str]:
-    """The importer's turns over ``nbytes`` bytes from ``offset``; returns its mismatches."""
+    """Take the importer's turns in ``nbytes`` bytes from ``offset`` on; returns the wrong data that it
+    read."""
     return list(_exchange(w, memory, nbytes, what, writes_in=0, whole=whole, offset=offset))
 
 

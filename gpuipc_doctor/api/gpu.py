@@ -320,8 +320,8 @@ class Gpu(Protocol):
 
     @property
     def unexportable_kinds(self) -> tuple[str, ...]:
-        """The kinds of ``async-pool``, ``managed``, ``pinned-host`` and ``vmm`` that this device can
-        allocate."""
+        """Kinds of memory without IPC handles that this device can allocate: ``async-pool``, ``managed``,
+        ``pinned-host`` or ``vmm``."""
 
     def open_ipc(self, handle: bytes) -> IpcMapping: ...
     def allocation_of(self, address: int) -> tuple[int, int]:

@@ -12,9 +12,11 @@ from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, Measurement
 
 PASSES, WARM_UP, ROUNDS = 4, 5, 25
-"""Passes over all sizes, and rounds of each size in a pass: first for warm-up, then timed. Ranks that share a
-processor for a while slow one size in one pass (1 ms instead of 1 µs was seen in all rounds of a pass); a
-slow size is slow in every pass."""
+"""Passes over all sizes; in each pass, untimed and then timed rounds of each size.
+
+A slow size must be slow in every pass: ranks that share a processor for a while slow all rounds of one pass
+(1 ms instead of 1 µs was seen).
+"""
 
 LARGE, LARGE_ROUNDS = 1 << 20, 3
 """Messages from this many bytes on are repeated less often."""
@@ -24,7 +26,7 @@ OUT_OF_LINE = 20.0
 
 
 class Latency(NamedTuple):
-    """Seconds one way of blocking messages of ``size`` bytes, from device to device."""
+    """One-way times in seconds of blocking device-to-device messages of ``size`` bytes."""
 
     size: int
     fastest: float

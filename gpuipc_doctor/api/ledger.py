@@ -20,8 +20,7 @@ from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Line, ProbeOutcome, Series
 
 ODD_BYTES = 37 << 20
-"""Bytes of the test allocation: many of a driver's 2 MiB blocks, little for any GPU, and unlikely to be
-allocated by another process."""
+"""Bytes of the test allocation: small for a GPU, and a size that other processes are unlikely to allocate."""
 
 NOISE_BYTES = 4 << 20
 """Change of used memory to ignore: one or two of the driver's own blocks."""
@@ -64,10 +63,10 @@ RERUN_IDLE = "rerun on an idle device; if used memory changes again, the driver 
 
 
 class Ledger:
-    """The used memory of one device as measured by one role, with its entries so far.
+    """One role's measurements of the used memory of one device.
 
-    Opening it allocates `ODD_BYTES` and waits for the counter to rise, so only one role may open it at a
-    time. If the counter lags, each later read waits for the lag.
+    Opening a ledger allocates `ODD_BYTES` and waits for the memory counter to rise, so roles that share a
+    device take turns. If the counter lags, each later read waits for the lag.
     """
 
     def __init__(self, w: Worker, gpu: Gpu | None = None) -> None:
@@ -88,15 +87,15 @@ class Ledger:
 
     @property
     def lag_s(self) -> float:
-        """Seconds by which the counter lags; 0 if it followed at once."""
+        """Seconds after which the memory counter shows a change; 0 if it does so at once."""
         return self._lag_s
 
     def _see_rise(self) -> bool:
-        """Record by how much the counter rises, and its delay in rising and falling; returns whether the
-        delays are conclusive.
+        """Measure the counter's rise and its delays in rising and falling; returns whether the delays are
+        conclusive.
 
-        If only one of the two changes was delayed, the counter was refreshed just after the other one, and
-        both changes must be timed again.
+        If only the rise or only the fall was delayed, the counter was refreshed by chance after the other
+        change, and both must be timed again.
         """
         before = self.mark()
 
@@ -118,7 +117,7 @@ class Ledger:
         return abs(self._beyond(used)) <= NOISE_BYTES
 
     def mark(self) -> int:
-        """Used memory in bytes, after `QUIET_S` seconds without change; time before this call counts."""
+        """Used memory in bytes, once it has been constant for `QUIET_S` seconds."""
         self._wait_out_lag()
 
         def is_quiet() -> bool:
@@ -179,10 +178,10 @@ class Ledger:
                 break
 
     def enter(self, end: str, mark: int, again: Callable[[], object] | None = None) -> bool:
-        """Wait for used memory to return to its mark after ``end``, and record missing memory.
+        """Wait for used memory to return to ``mark``, and record memory that is missing after ``end``.
 
-        If memory is missing, ``again`` is called to see whether the loss recurs. Returns whether it was
-        called.
+        If memory is missing, ``again`` is called to see whether the loss recurs. Returns whether ``again``
+        was called.
         """
         began = self._w.clock()
         missing = self._missing_after_wait(mark)
@@ -281,7 +280,7 @@ def _follows(rises: Sequence[Sequence[int]]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Memory that was missing after an end, in bytes beyond the mark, and the seconds waited for it."""
+    """The bytes ``missing`` after the event ``end``, and the seconds waited for them."""
 
     end: str
     missing: int
@@ -329,7 +328,7 @@ class Entry:
 
     @property
     def repeats(self) -> bool:
-        """Whether the same amount was lost again."""
+        """Whether a repetition lost the same amount."""
         lost = self.repeated if self.repeated is not None else 0
         return lost > NOISE_BYTES and abs(lost - self.missing) <= NOISE_BYTES
 
@@ -340,8 +339,8 @@ class Entry:
         return [Evidence.seen(says, repeated=self.repeated)]
 
     def trust(self, found: Finding | None) -> Finding | None:
-        """The finding ``found`` about a loss while a process ran, or an ERROR if the memory is still missing
-        after the process has ended."""
+        """Return ``found``, a finding about a loss while a process ran, if the memory was released when the
+        process ended, else an ERROR."""
         return self.somebody_elses() if found and not self.is_back else found
 
     def late(self) -> Finding | None:
@@ -440,13 +439,14 @@ class Account:
     entries: Sequence[Entry] = ()
     loops: Sequence[Loop] = ()
     sizes: tuple[int, int] = (0, 0)
-    """The device's bytes: as the driver describes it, and as its counter of free memory reports."""
+    """Bytes of the device, according to the driver's description and according to its counter of free
+    memory."""
 
     def judge(self, size: int, most: int = 1) -> list[Finding]:
         """Judge all entries. Missing memory is a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes.
 
-        An entry that only releases what an earlier entry left missing is not judged. Memory that a loop lost
-        is reported as growth of the loop, not also as missing at the end.
+        An entry is not judged if it only released memory that was missing in an earlier entry. Memory that a
+        loop lost is reported as growth of the loop, not also as missing at the end.
         """
         if blind := self.blind():
             return [blind]

@@ -17,4 +17,5 @@ LARGE_MESSAGES = (4 << 20, 16 << 20)
 """Bytes of large messages, whose bandwidth is measured: latency says little about bandwidth."""
 
 ENOUGH = 3
-"""After this many failed sizes of one way or route, its other sizes are not tried: each costs a deadline."""
+"""After this many failures of a way or route, its other sizes are not tried, because each costs a
+deadline."""

@@ -25,15 +25,15 @@ from gpuipc_doctor.model import Evidence, Finding, Json, ProbeOutcome
 Round = TypeVar("Round")
 
 FEWEST_RISES, RISING = 4, 0.04
-"""A loss makes a figure rise this often in the last third of a loop, and in this fraction of its rounds. One
-or two jumps, such as the C library's 64 MiB of addresses for a thread, are no loss per repetition."""
+"""Minimum rises of a figure in the last third of a loop, as a number and as a fraction of the rounds. Fewer
+rises, such as one of 64 MiB of addresses for a new thread, are no loss per repetition."""
 
 _ARENAS_BYTES = 5 << 19
 """Growth of host memory over the last third of a loop to ignore: two of Python's 1 MiB arenas, with a margin
 of 25 %."""
 
 _HEAP_BYTES = 16 << 10
-"""Growth of the heap per repetition to ignore. On an H100 the checks' loops grow by 308 B at most."""
+"""Growth of the heap per repetition to ignore. The checks' own loops grow it by 308 B at most (H100)."""
 
 _STATUS = re.compile(rb"^(Threads|VmSize|VmData):\s+(\d+)", re.M)
 
@@ -108,8 +108,6 @@ def _mallinfo() -> Callable[[], Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """How growth of one figure is judged."""
-
     conclude: Callable[..., Finding]
     key: str
     says: str

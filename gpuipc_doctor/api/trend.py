@@ -13,7 +13,7 @@ from typing import TypeVar
 Figure = TypeVar("Figure", int, float)
 
 BLOCK_BYTES = 2 << 20
-"""Smallest step in which a driver's own losses show in used memory."""
+"""Minimum bytes of a driver's memory blocks."""
 
 
 @dataclass(frozen=True, slots=True)

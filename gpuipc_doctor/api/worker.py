@@ -33,7 +33,8 @@ class Peer(Protocol):
         sending."""
 
     def send_descriptor(self, descriptor: int) -> bool:
-        """Pass a copy of a descriptor by the method that the partner calls; returns whether it arrived."""
+        """Pass a descriptor to a partner that calls `recv_descriptor` or `fetch_descriptor`; returns whether
+        it arrived."""
 
     def recv_descriptor(self) -> int:
         """The partner's descriptor, received in a message (``SCM_RIGHTS``); this role closes it."""
@@ -41,7 +42,7 @@ class Peer(Protocol):
     def fetch_descriptor(self) -> int:
         """The partner's descriptor, fetched from its process (``pidfd_getfd``); this role closes it.
 
-        Raises `OSError` if the kernel refuses; the partner then sends no other descriptor.
+        Raises `OSError` if the kernel refuses; the partner's ``send_descriptor`` then returns False.
         """
 
     def wait_gone(self) -> None:
@@ -110,7 +111,7 @@ class Fabric(Protocol):
     def routes(self, fi_info: str | None, *, across: bool, stated: str | None) -> list[str]:
         """Providers that an MPI would use for small messages, within this node or ``across`` nodes.
 
-        If the site config names a fabric (``stated``), only that fabric's providers.
+        If the site config names a fabric (``stated``), the result has only this fabric's providers.
         """
 
     def ping_pong(
@@ -119,7 +120,7 @@ class Fabric(Protocol):
         """Send messages to the other role's process of ``program`` and back; both roles call it.
 
         ``route`` is a libfabric provider, or the kind of memory that UCX sends from. Returns the result of
-        `fabric.message_pair.judge`, and under ``chosen`` the variables with which UCX uses the ``stated``
+        `fabric.message_pair.judge`; its key ``chosen`` has the variables that make UCX use the ``stated``
         fabric.
         """
 
@@ -203,8 +204,8 @@ class Worker(Protocol):
     def wait_for_rest(self, at_rest: Sequence[AtRest]) -> tuple[list[int], bool]:
         """Wait until the devices are idle, if their idle level is known.
 
-        Returns the bytes in use on each device without this process, and whether NVML reported all of them.
-        On a device for which NVML does not report them, a context is created.
+        Returns the bytes in use on each device without this process, and whether NVML reported all of them. A
+        context is created on each device whose bytes NVML does not report.
         """
 
     def host_memory(self, nbytes: int) -> Memory:
@@ -254,7 +255,8 @@ class Worker(Protocol):
         """Name the next step; a failure in it is reported with this name and the driver call."""
 
     def armed(self, operation: str) -> AbstractContextManager[None]:
-        """Attribute the end of this process inside the block to ``operation``. GPU calls do so themselves."""
+        """If this process ends inside the block, attribute its end to ``operation``. GPU calls need no such
+        block."""
 
     def record(self, **facts: Json) -> None:
         """Keep facts for ``judge``; they survive a later crash of this worker. See `TellingRecord`."""

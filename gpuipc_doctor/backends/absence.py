@@ -40,7 +40,7 @@ class Vendor:
     known_codes: Mapping[int, tuple[str, str]]
     """Error code of initialisation → (its meaning, the remedy)."""
     no_device_codes: frozenset[int] = frozenset({NO_DEVICE})
-    """Error of initialising, or of counting devices, if there is no device."""
+    """Errors of initialising, and of counting devices, that mean that there is no device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ class Absence:
         return self._unavailable(absent, f"run on a node with an {self.vendor.gpu}")
 
     def _denied_device_file(self) -> str:
-        """The first device file that cannot be opened, for example in a container; empty if all can."""
+        """The error of the first device file that cannot be opened, for example in a container; else
+        empty."""
         for pattern in self.vendor.device_files:
             for path in matching(self.root, pattern):
                 try:

@@ -188,7 +188,7 @@ class Driver(ABC):
 
     @cached_property
     def process_memory(self) -> ProcessMemory:
-        """Device memory by process, read without a context; empty if nothing reports it."""
+        """Device memory by process, read without a context."""
         return ProcessMemory()
 
     @property
@@ -290,7 +290,7 @@ def version_fact(name: str, number: int, text: str, source: str) -> Fact:
 
 
 def _code_in(error: ValueError) -> int:
-    """The code in ``9999 is not a valid CUresult``, a binding's error for a code that it lacks."""
+    """The code in a binding's error for an unknown code, such as ``9999 is not a valid CUresult``."""
     number = re.match(r"\d+", str(error))
     if number is None:
         raise error

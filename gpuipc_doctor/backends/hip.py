@@ -49,9 +49,8 @@ class HipDriver(Driver):
     # A HIP context is its device: creating takes a reference, destroying drops it (rules.yaml, HIP_CONTEXT).
     contexts_own_memory = False
     pools_have_one_descriptor = True
-    """MemoryPool::Export (hip_mempool_impl.cpp) always returns ``shared_->handle_``, even if that was closed,
-    and hipMemPoolDestroy does not close it. Tried with 5.7.1, 6.4.3 and 7.2.4 over an emulated kernel driver.
-    """
+    """MemoryPool::Export (hip_mempool_impl.cpp) always returns the same descriptor, even a closed one, and
+    hipMemPoolDestroy does not close it. Tried with 5.7.1, 6.4.3 and 7.2.4 over an emulated kernel driver."""
     # `process_memory` stays empty: AMD's management library is not used, because no AMD GPU was available
     # to try it.
     calls = calls.HIP | {"runtime-version": "hipRuntimeGetVersion"}
