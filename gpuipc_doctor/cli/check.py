@@ -29,7 +29,7 @@ SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "
 """Installed bindings → the simulated node to suggest."""
 
 HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operations")
-"""Checks that have options on the command line, and the names of these options."""
+"""Checks that have options on the command line, and the names of the options."""
 
 
 @click.command()
@@ -321,7 +321,6 @@ def _summary(report: Report, exit_code: int, *, full: bool) -> str:
 
 
 def _preview(preview: Preview) -> str:
-    """A run's probes in order, the settings of its ranks, and its findings that need no probe."""
     plan = preview.plan
     rows = [
         (item.check.id, item.probe.subject, item.probe.name, f"{item.probe.deadline_s:g}")

@@ -49,7 +49,7 @@ _SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 """Errors for exhausted processes, memory or descriptors."""
 
 _NO_THREAD = "can't start new thread"
-"""The `RuntimeError` of `threading` at the process limit, which also counts threads."""
+"""Text of the `RuntimeError` that `threading` raises at the process limit."""
 
 
 class LazyCommands(click.Group):

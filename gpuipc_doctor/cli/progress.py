@@ -74,7 +74,7 @@ class Display(Silent):
                 self._done += 1
 
     def table(self) -> Table:
-        """The current lines. A probe may outlast its deadline, which applies to a single operation."""
+        """The lines to show now."""
         from rich.table import Table
         from rich.text import Text
 

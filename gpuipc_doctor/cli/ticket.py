@@ -164,7 +164,7 @@ def _of_logs(directory: Path) -> tuple[dict[str, bytes], dict[str, str]]:
 
 
 def _place(path: Path) -> tuple[Callable[[bytes], bytes], OutputFile]:
-    """The function that compresses for this suffix, and the new file. Raises `click.BadParameter`."""
+    """The compressor for the path's suffix, and the file to write. Raises `click.BadParameter`."""
     import importlib
 
     from gpuipc_doctor.cli.output import OutputFile

@@ -29,7 +29,7 @@ class ChangeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckChange:
-    """The worst status of a check on some subjects in each report; None if it did not run."""
+    """The worst status of a check in each report, on some subjects; None if the check did not run."""
 
     check: str
     subjects: tuple[Subject, ...]
@@ -114,8 +114,7 @@ def _failures(results: Sequence[Result]) -> Mapping[object, Finding]:
 
 
 def _telling(after: Sequence[Result], before: Sequence[Result]) -> Iterator[Finding]:
-    """The findings with the worst status: new failures, then those of the later report, then those of the
-    earlier one."""
+    """New failures, then the worst findings of the later report, then those of the earlier report."""
     known = _failures(before)
     yield from (finding for kind, finding in _failures(after).items() if kind not in known)
     for results in (after, before):

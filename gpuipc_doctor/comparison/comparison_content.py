@@ -103,7 +103,7 @@ def _tier(side: Side) -> str:
 
 
 def _devices(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    """The changed devices, without GPUs that differ because the node is another one."""
+    """Rows for the changed devices. Replaced GPUs are left out if the reports are from different nodes."""
     before, after = comparison.before, comparison.after
     same_node = (before.host, before.simulated) == (after.host, after.simulated)
     for match in comparison.devices:
@@ -123,7 +123,6 @@ _ROWS = (*DESCRIBED, ChangeKind.SAME, ChangeKind.BETTER, ChangeKind.NEWLY_TESTED
 
 
 def _checks(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    """Changed results, worst first, and unchanged bad ones."""
     for turn in _ROWS:
         for verdict in comparison.turned(turn):
             if turn is not ChangeKind.SAME or verdict.after in (Status.FAIL, Status.ERROR):

@@ -45,7 +45,6 @@ def match(before: Sequence[Device], after: Sequence[Device]) -> tuple[Match, ...
 
 
 def _by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
-    """The devices with a unique uuid."""
     times = Counter(device.uuid for device in devices)
     return {device.uuid: device for device in devices if device.uuid and times[device.uuid] == 1}
 

@@ -1,8 +1,8 @@
 """Changes in speed: the time of every driver and MPI call, and the checks' measurements.
 
-The unit is one repetition of a check on a subject. Rounds within a probe are not independent, because they
-share a processor and a moment: bounds from a hundred rounds would be too narrow. A single repetition proves
-nothing. The stated confidence is for all bounds of a comparison together.
+The unit is one repetition of a check on a subject. Rounds within a probe are not independent: bounds from a
+hundred rounds would be too narrow. A single repetition proves nothing. The stated confidence is for all
+bounds of a comparison together.
 
 The control is the start-up time of workers, which involves no driver. If it differs between the reports, the
 node was busier or slower altogether, and only larger changes count.

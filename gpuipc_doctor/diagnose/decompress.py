@@ -23,8 +23,8 @@ def is_compressed(sample: bytes) -> bool:
 
 
 def decompressed(begin: bytes, rest: Iterable[bytes | None]) -> Iterator[bytes]:
-    """The decompressed data of a log that starts with ``begin`` and continues with ``rest``. Raises
-    `Unreadable` at damaged data, after the data before the damage."""
+    """The decompressed data of a log that starts with ``begin`` and continues with ``rest``. Yields the data
+    before any damage, then raises `Unreadable`."""
     name, open_ = next(found for magic, found in _FORMATS.items() if begin.startswith(magic))
     file, damaged = open_(RawBlocks(begin, rest))
     try:

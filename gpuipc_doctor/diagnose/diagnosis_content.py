@@ -194,7 +194,6 @@ def _quoted(seen: Occurrences, limits: Limits, depth: int = 0) -> Item:
 
 
 def _where(seen: Occurrences, limits: Limits) -> str:
-    """Log, lines, times, hosts and ranks in one line."""
     first, last = seen.first, seen.last
     end = str(last.line) if last.log == first.log and last.line != first.line else last.where
     parts = [_span(first.where, end), _span(first.time, last.time)]

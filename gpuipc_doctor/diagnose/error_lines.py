@@ -35,8 +35,8 @@ class ErrorLines:
         return self._kinds[rank] >= MOST_GROUPS
 
     def add(self, seen: Sighting, rank: int, known: Collection[int]) -> None:
-        """Count a line: ``rank`` is the number of its error pattern, ``known`` has those of its signature
-        patterns."""
+        """Count a line. ``rank`` is the number of its error pattern, ``known`` has its signature patterns'
+        numbers."""
         group = self._groups.get(seen.kind)
         if group is None:
             if self.is_full(rank):

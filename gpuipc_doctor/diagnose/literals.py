@@ -56,8 +56,9 @@ def fixed_text(pattern: str) -> Mapping[bytes, Needs]:
     """Fixed texts with which to search for ``pattern``: bare text → the other texts of each match that
     contains it.
 
-    Each match contains a key. A key is as long as possible, and an everyday word only if there is no other
-    text. Empty if a key would be shorter than `SHORTEST` bytes. The pattern is valid for `re`, without flags.
+    Each match contains a key. Keys are as long as possible; everyday words are keys only if a match contains
+    no other text. The result is empty if a key would be shorter than `SHORTEST` bytes. The pattern is valid
+    for `re`, without flags.
     """
     keys = {
         text: _weakest({run for run in runs if run not in text} for runs in ways)
@@ -89,7 +90,7 @@ def dense_keys(pattern: str) -> Mapping[bytes, Needs]:
 
 
 def _keys(best: Mapping[tuple[bytes, ...], bytes]) -> Mapping[bytes, Needs]:
-    """For the ``best`` texts of the ways to match: text → all ways that contain it."""
+    """Text → the ways to match that contain it. ``best``: way to match → its best text to search for."""
     texts: list[bytes] = []
     for text in sorted(set(best.values()), key=len):
         if not any(map(text.__contains__, texts)):

@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
     @property
     def excerpt(self) -> str:
-        """The line; of a very long line, the match and its surroundings."""
+        """The line; if it is very long, only the match and its surroundings."""
         begin, end = max(0, self.start - _AROUND), min(self.end, self.start + _AROUND) + _AROUND
         return "…" * (begin > 0) + self.text[begin:end] + "…" * (end < len(self.text))
 

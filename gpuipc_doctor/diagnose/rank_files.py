@@ -43,7 +43,7 @@ class LogSummary:
             self.kinds.setdefault(kind, line)
 
     def saw(self, hosts: Collection[str], ranks: Collection[str]) -> None:
-        """Record hosts and ranks. Two of a kind are enough: the log then has several writers."""
+        """Record hosts and ranks, until two of each are known: they show that the log has several writers."""
         for own, more in ((self.hosts, hosts), (self.ranks, ranks)):
             if len(own) < 2:
                 own.update(more)

@@ -107,7 +107,8 @@ class _Reader:
         self._say = say
         self._bytes = 0
         self._lines = 0
-        """Number of lines read before the current file: in earlier files of this name or of the archive."""
+        """Lines read before the current file: before the log was replaced, or in earlier files of an
+        archive."""
         self._trouble = ""
         self._name = path or '""'
         self._log: Log | None = None

@@ -17,10 +17,10 @@ LONGEST = 1 << 26
 DEEPEST = 50
 """Maximum levels of nested JSON; a deeper document is read as text."""
 TAKEN = b"(a dump of PyTorch's Flight Recorder)\n"
-"""The line that replaces a document which another reader has handled."""
+"""The line in place of a document that another reader has handled."""
 
 _BEGIN = re.compile(rb'(?:\x1e|data: )?\s*(?:\{\s*(?:"|\})|\[\s*(?:\{|\]))')
-"""Start of a document, of a record of ``journalctl -o json-seq`` or of ``-o json-sse``."""
+"""Start of a JSON document or record, also as ``journalctl -o json-seq`` and ``-o json-sse`` write it."""
 _NEXT = re.compile(r"\s*(?:\x1e\s*)?(?=\S)")
 _MESSAGES = ("MESSAGE", "log", "message", "msg", "textPayload", "text", "event", "body")
 _TIMES = (
@@ -35,9 +35,7 @@ _WITHIN = ("kubernetes", "source", "resource", "labels", "fields", "attributes",
 
 
 def is_json(sample: bytes) -> bool:
-    """Whether a log with this start may be JSON; documents are recognised at their end, records at their
-    line's end.
-    """
+    """Whether a log that starts with ``sample`` may be JSON."""
     return bool(_BEGIN.match(sample))
 
 

@@ -35,15 +35,16 @@ REACH = 6
 LONGEST = 4096
 """Maximum bytes of a line; a longer line is treated as several lines."""
 BLOCK = 1 << 18
-"""Bytes read at a time: few enough for the processor's cache, enough for many equal lines. A longer line is
-examined in parts."""
+"""Bytes read at a time: few enough for the processor's cache, enough for many equal lines. A line that is
+longer than this is examined in parts."""
 
 _SAMPLE = 3
 """Equal lines per block that are examined individually."""
 _MOST_KNOWN = 50_000
 """Maximum pairs of lines remembered, about 5 MB. When a log has more, all are forgotten."""
 _MOSTLY = 0.3
-"""Fraction of new lines in a block above which remembering lines takes longer than examining them again."""
+"""If more than this fraction of a block's lines is new, remembering lines takes longer than examining
+them."""
 _FEW = 200
 """Minimum lines in a block for its fraction of new lines to count."""
 _FEW_PATTERNS = 8
@@ -54,7 +55,7 @@ _OFTEN = 20
 """If a block contains a text more often than this, the block is first searched for the patterns' other
 texts."""
 _UNREMEMBERED = 24
-"""Blocks after which remembering is tried again."""
+"""Number of blocks without remembering before it is tried again."""
 _WASTED = 200_000
 """Preparing a search without the paused patterns takes as long as this many useless matches."""
 
@@ -182,8 +183,7 @@ class _Search:
             some[:] = [one for one in some if one.number != number]
 
     def _matches(self, text: bytes) -> tuple[list[tuple[int, int]], Counter[int]]:
-        """Each fixed text found, as (index, offset of its end), and the number of times that each index is
-        found."""
+        """The fixed texts found, as (index, offset of the end), and how often each text was found."""
         if self._wasted > _WASTED and any(self._awake):
             self._texts = list(compress(self._texts, self._awake))
             self._awake = list(filter(None, self._awake))
@@ -611,7 +611,8 @@ def _run(near: Sequence[bytes], index: int) -> _Run | None:
 
 
 def _goes_on(line: bytes, following: bytes, width: int) -> bool:
-    """Whether a line may continue the one before it: it is indented, or its first word did not fit there."""
+    """Whether ``following`` may continue ``line``: it is indented, or its first word did not fit on the
+    line."""
     word = following.split(maxsplit=1)[:1]
     return bool(word) and (following[:1] in b" \t" or len(line) + len(word[0]) >= max(width, _NARROWEST))
 
