@@ -20,7 +20,7 @@ from pathlib import Path
 from gpuipc_doctor.node_files import matching, quietly
 
 CXI, VERBS = "/sys/class/cxi", "/sys/class/infiniband"
-"""Directories in which the kernel lists HPE's adapters and those of all other fabrics."""
+"""The kernel's directories of HPE's adapters, and of all others."""
 
 _AMAZON, _CORNELIS, _INTEL = "0x1d0f", "0x434e", "0x8086"
 

@@ -18,7 +18,7 @@ from gpuipc_doctor.supervise.tree import signal_name
 RIGHT = "right"
 
 _WORST_FIRST = ("wrong", "crashed", "cannot start", "unable", "failed", RIGHT)
-"""Severity order: the worse result of the two ends counts, because an end fails if its partner crashes."""
+"""Results, worst first. The worse result of the two ends counts: an end also fails if its partner crashes."""
 
 MEMORY = {"cuda": "cuda", "hip": "rocm"}
 """Backend → UCX's name for its devices' memory."""
@@ -42,7 +42,7 @@ _LOADER = re.compile(r"error while loading shared libraries|symbol lookup error|
 """Messages of the dynamic loader (glibc, elf/rtld.c and elf/dl-version.c) before the program starts."""
 
 _DECORATION = re.compile(r"^[+|].*|^\[[\d.]+\] \[[^]]+\]\s+\S+\s+UCX\s+\w+\s+")
-"""Tables of ``ucx_perftest``, and the prefix of UCX's log lines: time, process, source line."""
+"""Text to ignore: tables of ``ucx_perftest``, and the prefix of UCX's log lines."""
 
 
 _TOLD_SIGNAL = re.compile(r"terminated with signal (\d+)|Caught signal (\d+)")
@@ -127,7 +127,6 @@ def _lines(text: str) -> list[str]:
 
 
 def _end(lines: Sequence[str]) -> str:
-    """The last lines of a program's output."""
     return " | ".join(lines[-_SHOWN:]) or "no output"
 
 

@@ -189,7 +189,7 @@ class Fabric:
 
 
 def _text(output: IO[bytes]) -> str:
-    """Text of an output file. (The output is not a pipe, which a left-over child could hold open.)"""
+    """The end of a program's output, from a file: a left-over child could hold a pipe open."""
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _MAX_BYTES))
     return output.read().decode(errors="replace")
@@ -209,8 +209,7 @@ def _silent(text: str, found: object) -> dict[str, Json] | None:
 
 
 def _version(word: str, text: str) -> str:
-    """The version in ``libfabric: 2.2.0-impi_2021.17.2`` or ``# Library version: 1.22.0``, not in log
-    lines."""
+    """The version in a line such as ``# Library version: 1.22.0``; empty if there is none."""
     lines = (line.lstrip("# ") for line in text.splitlines())
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{word}: ")), "")
 
@@ -223,7 +222,10 @@ def _free_port() -> int:
 
 
 def _listens(port: int) -> bool:
-    """Whether a process listens on this port, according to the kernel. (A test connection would be taken for
-    the other end.) Raises `OSError` if the kernel does not list its sockets."""
+    """Whether a process listens on this port, according to the kernel: the other end would accept a test
+    connection.
+
+    Raises `OSError` if the kernel does not list its sockets.
+    """
     table = Path("/proc/net/tcp").read_text(errors="replace") + quietly(Path("/proc/net/tcp6"))
     return re.search(rf":{port:04X} [0-9A-F]+:[0-9A-F]+ {_LISTENING} ", table) is not None

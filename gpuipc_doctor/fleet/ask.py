@@ -80,8 +80,8 @@ exit $?
 `--once`, which removes the file."""
 
 _TIMED = 'timeout "$@"; exit $?'
-"""Ends a command on its node. The shell exits with a code where timeout(1) would be killed by a signal: ssh
-would then exit with 255, as for an unreachable node."""
+"""Ends a command on its node. The shell exits with a code even if timeout(1) was killed by a signal:
+otherwise ssh would exit with 255, as for an unreachable node."""
 
 
 class Via(enum.Enum):

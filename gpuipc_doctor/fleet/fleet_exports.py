@@ -81,8 +81,8 @@ PAGE_SET = 2_000
 """Maximum characters of a node set on a page."""
 
 OWN_WORDS = 400_000
-"""Maximum characters of nodes' findings and reasons on a page, worst nodes first: a page of 10,000 nodes has
-at most 2 MB."""
+"""Maximum characters of the nodes' own findings and reasons on a page, worst nodes first. A page of 10,000
+nodes then has at most 2 MB."""
 
 SHORT_REASON = 60
 """Maximum characters of a reason once a page has `OWN_WORDS`; the finding has the full text."""

@@ -18,8 +18,8 @@ OF_A_NODE = frozenset({"hostname", "gpu-uuid", "boot-id"})
 """Facts that are meant to differ between nodes."""
 
 OUTLYING = 5.0
-"""Distance from the fleet's median that makes an outlier, in robust standard deviations. The figure must also
-be `FACTOR` times as bad, since healthy nodes can be very similar."""
+"""An outlier is this many robust standard deviations from the fleet's median, and also worse than the median
+by the factor `FACTOR`, since healthy nodes can be very similar."""
 
 FACTOR = 1.25
 
@@ -330,7 +330,6 @@ def _slow(reports: Sequence[NodeReport]) -> Iterator[Outlier]:
 
 
 def _is_worse(figure: Figure, middle: float, spread: float) -> bool:
-    """Whether a figure is far from the median and considerably worse."""
     distance = middle - figure.value if figure.more_is_better else figure.value - middle
     if distance <= OUTLYING * spread or not middle:
         return False

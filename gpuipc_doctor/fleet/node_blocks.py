@@ -153,7 +153,6 @@ class _Asking:
 
     @contextlib.asynccontextmanager
     async def _job(self) -> AsyncIterator[None]:
-        """Hold nodes with a job during the block."""
         self._jobs += 1
         try:
             yield

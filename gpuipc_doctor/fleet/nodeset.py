@@ -25,7 +25,8 @@ def expand(text: str) -> list[str]:
 
 
 class NodeSetFormatter:
-    """Folds subsets of a node set. To save time, a large subset is the set minus the other nodes."""
+    """Folds subsets of a node set. A large subset is computed as the set without the other nodes: this is
+    faster."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         from ClusterShell.NodeSet import NodeSet

@@ -85,7 +85,7 @@ def outcome_of(report: Report) -> Outcome:
     """A report's result for the pair; `Outcome.SILENT` if no probe between the nodes completed.
 
     A FAIL of any check counts. Otherwise the result is that of `CHECK`. If `CHECK` did not run (no MPI), the
-    other checks count, but not their SKIPs: such checks try all libraries.
+    results of the other checks count, except SKIPs.
     """
     told: dict[str, set[Status]] = {}
     for result in report.results:

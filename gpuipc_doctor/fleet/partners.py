@@ -143,7 +143,8 @@ def _neighbours(nodes: Sequence[str], *, across: bool) -> list[Pair]:
 def _with_proven(
     open_nodes: Iterable[str], nodes: Sequence[str], record: _Record, topology: Topology
 ) -> list[Pair]:
-    """Pair each undecided node with an untried proven node: the least used, preferably of its switch."""
+    """Pair each undecided node with an untried proven node: if possible below its switch, and the least
+    used."""
     uses = {node: record.uses[node] for node in nodes if node in record.proven}
     idle = _LeastUsed(uses)
     beside: dict[str, list[str]] = defaultdict(list)

@@ -20,7 +20,7 @@ Link = frozenset[str]
 """Two switches."""
 
 FEWEST = 2
-"""Number of nodes below a switch that must fail with nodes of other switches to blame the switch."""
+"""A switch is blamed only if this many nodes below it fail with nodes of other switches."""
 
 FEWEST_SILENT = 3
 """Like `FEWEST`, for a switch whose nodes also fail with each other: two nodes may both be bad."""
@@ -99,8 +99,8 @@ class Switches:
         return self._topology.get(node, f"?{node}")
 
     def _failed(self, switch: str, beside: Collection[str] | None = None) -> dict[str, set[str]]:
-        """Node of the switch → the nodes of other switches with which it failed, only those in ``beside`` if
-        it is given."""
+        """Node below ``switch`` → the nodes below other switches with which it failed. ``beside``: the only
+        other nodes to consider."""
         failed: dict[str, set[str]] = defaultdict(set)
         for link, pairs in self._failing.items():
             if switch in link:
@@ -172,10 +172,10 @@ class Switches:
         return pairs + [(node, partners[switch]) for switch, node in alone.items() if switch in partners]
 
     def _unknown(self, nodes: Sequence[str], proven: Collection[str]) -> list[Pair]:
-        """Pairs of a failing node that the topology lacks and a node of each switch that is cut off.
+        """Pairs that show whether a failing node, which the topology lacks, is below a switch that is cut
+        off.
 
-        The failing node may be below that switch. The switch's node has passed below the switch, or is its
-        only node.
+        Its partner is a node that has passed below this switch, or the switch's only node.
         """
         partners = {self._topology.get(node, ""): node for node in proven}
         switches = self._suspects & self._inner_pass & set(partners)

@@ -122,14 +122,12 @@ def _used(uses: str) -> Iterator[str]:
 
 
 def _named(backend: str, program: str) -> str:
-    """Replace placeholders by the driver's function names."""
     for name, symbols in CALLS.items():
         program = re.sub(rf"\b{name}\(", f'call("{symbols[backend == "hip"]}", ', program)
     return program.replace(", )", ")")
 
 
 def _case(history: History, operations: list[Operation], number: int) -> Iterator[str]:
-    """The C statements of one step."""
     operation = operations[number]
     on, of, makes = operation.on, operation.of, operation.makes
     nbytes = f"{operation.nbytes}ul"

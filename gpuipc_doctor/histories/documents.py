@@ -90,7 +90,6 @@ def _in_report(document: Any) -> Any:
 
 
 def _verify(history: History) -> None:
-    """Raise an error for the first operation that is not valid."""
     known: memory_model.Model | message_model.Model
     if history.check == MPI:
         known, sentences = message_model.Model(history), message_steps.SENTENCES

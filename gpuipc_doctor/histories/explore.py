@@ -205,7 +205,6 @@ class _Exploration:
                 self.explored.dismissed.append(name)
 
     def _history(self, begin: int, failed: Disagreement | None = None) -> History:
-        """The history from operation ``begin`` up to the operation that failed."""
         generator = self._generator
         whole = History(generator.backend, dict(generator.plans), seed=generator.seed, peers=generator.peers)
         ends = failed and failed.what != "leak"

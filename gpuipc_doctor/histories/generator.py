@@ -209,8 +209,7 @@ class Generator:
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
         self._chance = Random(~self.seed)
-        """Makes choices that do not change the operations, so that a seed always gives the same
-        operations."""
+        """Makes the choices that must not change which operations a seed gives."""
         self._at_once = False
         self.model = Model(History(self.backend, self.plans, peers=self.peers))
         self._numbers = 0
@@ -490,7 +489,6 @@ class Generator:
             yield from self._try("destroy-pool", pool.by, on=pool.number)
 
     def _elsewhere(self, do: str, thing: Thing) -> Iterator[Operation]:
-        """An operation of a process on another process's object."""
         others = [number for number in self._crew if number != thing.by]
         yield from self._try(do, self.random.choice(others), on=thing.number, makes=self._number())
 

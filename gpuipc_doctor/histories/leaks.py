@@ -28,7 +28,7 @@ TRIED, CERTAIN = 12, 24
 """Number of repetitions while a history is shrunk, and number before a leak is reported."""
 
 _NEXT = 1 << 20
-"""Added to the numbers of objects and writes in each repetition."""
+"""Distance between the numbers of objects and writes in successive repetitions."""
 
 
 class Watch:

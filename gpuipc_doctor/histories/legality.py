@@ -13,8 +13,8 @@ from pathlib import Path
 from gpuipc_doctor.tables import table
 
 LEGAL, ILLEGAL, DECLARED = "legal", "illegal", "declared"
-"""``declared``: applications do it, although the vendor's documentation does not allow it. Only the
-operations in `generator.DECLARED` do so."""
+"""Values of a ruling. ``declared``: applications perform the operation, although the vendor's documentation
+does not allow it. Only operations in `generator.DECLARED` have this value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,9 @@ class Process:
 
 
 class Expected(NamedTuple):
-    """The contents that an operation reads or writes (0 if unknown), and their size in bytes. ``beside``:
-    whether another process may still be performing earlier operations when this operation begins."""
+    """The ``stamp`` of the data that an operation reads or writes (0 if unknown), and its size in bytes.
+    ``beside``: whether another process may still be performing earlier operations when this operation begins.
+    """
 
     stamp: int
     nbytes: int
@@ -96,7 +97,7 @@ ALONE = {
 ENDS = {"free", "free-to-pool", "destroy-pool"}
 WRITES = {"write", "copy", "copy-across-streams"}
 BEGINS = {"allocate", "create", "create-fabric", "create-pool", "allocate-from-pool"}
-"""`ENDS` and `WRITES` change the memory of the object ``on`` or its contents; `BEGINS` create memory."""
+"""Operations that create memory. `WRITES` change the contents of the object ``on``, `ENDS` its memory."""
 
 
 class Model:
@@ -149,11 +150,8 @@ class Model:
     # -- at the same time ---------------------------------------------------------------------------------
 
     def joins(self, operation: Operation) -> bool:
-        """Whether another process may still be performing the latest operations while this one begins.
-
-        Neither process may change memory, or its contents, that the other uses. (Each process performs its
-        own operations in order.)
-        """
+        """Whether this operation may begin while other processes still perform the latest operations: neither
+        may change memory that the other uses."""
         others = [touched for by, touched in self._group.items() if by != operation.by]
         if self._is_closed or not 0 < len(others) < AT_ONCE or operation.do in ALONE:
             return False

@@ -63,7 +63,7 @@ WEIGHTS = {
 """Base weight of each operation; an epoch multiplies it by a random factor."""
 
 ALWAYS = ("send-first", "receive-first", "answer", "wait")
-"""Operations in every epoch."""
+"""Operations whose weight is positive in every epoch."""
 
 OUTSTANDING = 10
 """Maximum sends and receives without a match."""
@@ -424,7 +424,7 @@ class Generator:
                 return
 
     def _meets_earlier(self, by: int, to: int, tag: int, within: int) -> bool:
-        """Whether a message between these ranks, or its receive, would match an earlier operation."""
+        """Whether a message between these ranks, or the receive for it, would match an earlier operation."""
         sent = Operation("send", by, peer=to, tag=tag, within=within, stamp=1)
         posted = Operation("recv", to, peer=by, tag=tag, within=within)
         return bool(self.model.may_reach(sent) or self.model.partner(sent) or self.model.partner(posted))

@@ -173,7 +173,8 @@ class Model:
         return self._may_begin(operation, operation.on, operation.nbytes)
 
     def may_reach(self, operation: Operation) -> str:
-        """Why a receive from any source may take this message instead of the modelled one, or empty."""
+        """Why a receive from any source may take this message instead of the modelled one; empty if none
+        may."""
         message = Message(self.at, operation, operation.within)
         rivals = (
             receive.message.sent.by

@@ -58,7 +58,6 @@ class Figures:
     """Counts of what a rank has done."""
 
     messages: int = 0
-    """Messages received."""
     compared: int = 0
     """Bytes compared."""
     wrong: Wrong | None = None
@@ -145,7 +144,6 @@ class Rank:
         self._buffers.pop(operation.on).free()
 
     def _typed(self, number: int, kind: str, nbytes: int) -> list[Any]:
-        """Buffer, count and datatype of a message for MPI calls."""
         memory, layout = self._buffers[number].memory, LAYOUTS[kind]
         api = self._api
         at = api.memory.fromaddress(memory.address + layout.begin, memory.nbytes - layout.begin)
@@ -193,7 +191,6 @@ class Rank:
     # -- what has come ------------------------------------------------------------------------------------
 
     def _complete(self, call: str, wait: Callable[[Any], Any], number: int, parts: Iterable[Part]) -> None:
-        """Wait for a request, then compare the data it received or sent."""
         status = self._api.Status()
         self._call = call
         truncated = any(isinstance(part, Receive) and part.truncates for part in parts)
@@ -322,7 +319,6 @@ class Rank:
         self._forget(operation.on, request)
 
     def _forget(self, number: int, request: Any) -> None:
-        """Drop a completed request unless it is persistent."""
         if request == self._api.REQUEST_NULL:
             del self._requests[number]
 

@@ -202,7 +202,8 @@ class Search:
 
 
 def _up_to(history: History, performed: Sequence[Operation], at: int) -> Sequence[Operation]:
-    """The operations up to the failing one; all performed ones if the failing one needs a later one."""
+    """The operations up to the failing one; all performed operations if the failing one is not valid
+    alone."""
     cut = legal(history.of(performed[: at + 1]))
     return cut if cut and cut[-1] == performed[at] else performed
 
@@ -285,8 +286,8 @@ def begin(run: RandomRun, found: Met, explored: Json, operations: int) -> Search
 
 
 FEWEST_RISES = 3
-"""A figure is suspicious if it never falls in the last third of the epochs and rises at least this often
-there."""
+"""A figure is suspicious if, in the last third of the epochs, it never falls and rises at least this
+often."""
 
 
 def losing_epoch(usages: Collection[Mapping[str, Sequence[int]]]) -> int | None:
@@ -318,7 +319,7 @@ def _keeps_rising(figures: Sequence[int]) -> bool:
 
 
 def repeat(run: RandomRun, epoch: int, explored: Json) -> Search:
-    """A search that repeats one epoch, given by its index, `CERTAIN` times."""
+    """Start a search that only repeats one epoch, `CERTAIN` times; ``epoch`` is its index."""
     history = renumber(run.history_of_last(run.epochs(epoch + 1), 1), processes=False)
     return Search(None, explored, (), "replay", shortest=replace(history, times=CERTAIN))
 
