@@ -70,7 +70,7 @@ def test_two_matching_issues_are_shown_with_the_difference(tmp_path: Path) -> No
     ((one,), (other,)) = shown["cuda-ipc-api-rules"], shown["ucx-same-process-other-gpu"]
     assert (one.id, other.id) == ("ucx-same-process-other-gpu", "cuda-ipc-api-rules")
     page = screen(diagnosis, width=120, exit_code=12)
-    assert page.count("; to decide: UCX in the line and two GPUs in one process") == 2
+    assert page.count("; to decide: whether UCX prints the message and one process uses") == 2
 
 
 def test_fallback_is_never_more_than_a_hint() -> None:
