@@ -1,4 +1,4 @@
-"""Values that the packages exchange: frozen, without I/O, and importing nothing from this project.
+"""Values that the packages exchange. They are frozen and do no I/O.
 
 A *check* requests *probes*; a probe runs *roles* in *workers* and ends in an *outcome*; the check concludes
 *findings* from it.
@@ -109,7 +109,8 @@ class Node:
     rank_env: Mapping[str, str] = field(default_factory=dict)
     """Added, like ``env``, to the environment of workers, but only if they are MPI ranks."""
     visible: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of workers whose probe has no device: it limits the GPUs that they see."""
+    """Added to the environment of workers whose probe has no device. It limits the GPUs that these workers
+    see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ class Evidence:
 
 
 PLACES = frozenset({"device", "from_device", "to_device", "host", "step"})
-"""Names of values that say where a finding was made. Findings that differ only in these are equal."""
+"""Names of values that say where a finding occurred. Findings that differ only in these values are equal."""
 
 ORDINALS = frozenset({"occurrence"})
 """Names of numbers that do distinguish findings: a hang in the second call is not a hang in the third."""
@@ -330,10 +331,11 @@ class MpiStack:
     """The MPI of this run: its identity, how to start its ranks, and whether it accepts device pointers.
 
     ``takes``: backends whose device pointers it accepts. On a simulated node that is every backend, since
-    simulated device memory is host memory. ``why_not`` and ``remedy``: for other backends, why not and what
-    to do. ``ipc_off``: environment that disables GPU IPC in it; empty if that is impossible. ``cache_bound``:
-    variable that limits its IPC mapping cache; empty if none is known. ``workarounds``: settings that may
-    help if it fails, cheapest first. ``edges``: message sizes in bytes at which its protocol changes.
+    simulated device memory is host memory. ``why_not`` and ``remedy``: why it does not accept those of other
+    backends, and what to do. ``ipc_off``: environment that disables GPU IPC in it; empty if that is
+    impossible. ``cache_bound``: variable that limits its IPC mapping cache; empty if none is known.
+    ``workarounds``: settings that may help if it fails, cheapest first. ``edges``: message sizes in bytes at
+    which its protocol changes.
     """
 
     family: str
@@ -548,7 +550,6 @@ class ProbeOutcome:
     stopped: str = ""
     """Why the probe was stopped early: ``budget`` or ``interrupted``; empty otherwise."""
     launch: Launch | None = None
-    """The probe's ``launch``."""
     launcher: LauncherEnd | None = None
 
     @property

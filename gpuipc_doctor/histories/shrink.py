@@ -29,7 +29,7 @@ Fails = Callable[[Sequence[Operation]], Sequence[Operation] | None]
 def shrink(
     failing: Sequence[Operation], fails: Fails, more: Callable[[], bool], *, keep_last: bool = True
 ) -> list[Operation]:
-    """The shortest failing history found while ``more()`` is true.
+    """The shortest failing history found; the search goes on while ``more()`` is true.
 
     ``keep_last``: only try histories that end with the last operation. It is ignored if processes act at the
     same time, because another operation may then be the failing one.
@@ -52,7 +52,7 @@ def shrink(
 
 
 def _in_turn(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """Try the operations one after the other; returns them unchanged if the history then passes."""
+    """Make the operations run one after the other; returns them unchanged if the history then passes."""
     if any(operation.beside for operation in operations) and more():
         kept = fails([replace(operation, beside=False) for operation in operations])
         return operations if kept is None else list(kept)
@@ -77,7 +77,7 @@ def _without_objects(operations: list[Operation], fails: Fails, more: Callable[[
 def _without_parts(
     operations: list[Operation], size: int, fails: Fails, more: Callable[[], bool], *, keep_last: bool
 ) -> list[Operation]:
-    """Omit runs of ``size`` operations, last ones first."""
+    """Omit ``size`` successive operations at a time, last ones first."""
     end = len(operations) - keep_last
     while end > 0 and more():
         begin = max(end - size, 0)
@@ -136,7 +136,8 @@ def _smaller(operations: list[Operation], fails: Fails, more: Callable[[], bool]
 
 
 def renumber(history: History, *, processes: bool = True) -> History:
-    """The same history with objects, writes and, if ``processes``, processes renumbered from 1."""
+    """The same history with objects and writes renumbered from 1. ``processes``: also renumber the
+    processes."""
     numbers = {} if processes else {number: number for number in history.processes}
     objects: dict[int, int] = {0: 0}
     stamps: dict[int, int] = {0: 0}

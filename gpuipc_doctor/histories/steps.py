@@ -1,4 +1,4 @@
-"""A history as numbered steps, for people."""
+"""Write a history as numbered steps in words."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def step(operation: Operation, *, primary: bool, device: str = "") -> str:
 
 
 def steps(history: History, first: int = 1) -> Sequence[str]:
-    """The history's steps in order: ``1. process 1 allocates …``; with devices if processes use several."""
+    """The history's steps in order: ``1. process 1 allocates …``. The devices are named if the processes use
+    several."""
     several = len({plan.device for plan in history.processes.values()}) > 1
     numbered = [
         f"{number}. {_step(history, operation, several=several)}"

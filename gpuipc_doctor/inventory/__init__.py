@@ -32,7 +32,7 @@ def facts_from_files(root: str, environ: Mapping[str, str]) -> tuple[Fact, ...]:
 
 
 def of_modules(root: str) -> tuple[Fact, ...]:
-    """Facts about kernel modules. Read them after drivers were used, which may load modules."""
+    """Facts about kernel modules. Read them after drivers were used, because drivers may load modules."""
     return tuple(files.of_modules(Tree(Path(root))))
 
 
@@ -42,8 +42,8 @@ def merged(
     """The facts from drivers (``asked``) and from files (``found``), in the order of `NAMES`.
 
     Equal values share a row. Different values, such as the versions of NVIDIA's kernel module and libraries,
-    have separate rows. Two parameters only explain missing facts. ``foreign``: whether surveys may load what
-    the environment names. ``surveyed``: whether surveys ran.
+    have separate rows. The other parameters only serve to explain missing facts. ``foreign``: whether surveys
+    may load what the environment names. ``surveyed``: whether surveys ran.
     """
     facts = [*asked, *found]
     facts += _not_asked({fact.name for fact in facts}, foreign, surveyed)

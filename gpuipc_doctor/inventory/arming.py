@@ -42,7 +42,7 @@ def variables(facts: Iterable[Fact], environ: Iterable[str] = ()) -> Iterator[Va
 
 
 def script(facts: Iterable[Fact]) -> Iterator[str]:
-    """Lines for a job script."""
+    """Lines for a job script that set the variables."""
     facts = tuple(facts)
     for variable in variables(facts):
         yield f"# {_use(variable)}"

@@ -31,8 +31,8 @@ class SetVariable:
 def read(
     root: str, environ: Mapping[str, str], of_ranks: Iterable[SetVariable] = ()
 ) -> dict[str, SetVariable]:
-    """Name → set variable. Of several settings, the first counts: environment, site, ~/.nccl.conf,
-    /etc/nccl.conf."""
+    """Name → set variable. If a variable is set in several places, the first of these counts: environment,
+    site config, ~/.nccl.conf, /etc/nccl.conf."""
     found = {name: SetVariable(name, value, ENVIRONMENT) for name, value in environ.items()}
     for rank in of_ranks:
         found.setdefault(rank.name, rank)
@@ -90,7 +90,8 @@ def judge(
 
 
 def _judge(one: SetVariable, variable: Variable, versions: Mapping[str, list[str]]) -> Setting:
-    """The effect of a variable. If libraries or versions differ in the effect, the best one counts."""
+    """The effect of a variable. If the effect differs between libraries or versions, the best effect
+    counts."""
     here = [(form, version) for form in variable.forms for version in versions.get(form.library, ())]
     if not here:
         libraries = " or ".join(variable.libraries)

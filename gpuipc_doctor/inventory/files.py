@@ -27,10 +27,8 @@ def facts(tree: Tree, environ: Mapping[str, str]) -> Iterator[Fact]:
 
 
 def of_modules(tree: Tree) -> Iterator[Fact]:
-    """Facts on kernel modules. Read them late: a driver may load modules and create devices at first use.
-
-    Source: NVIDIA driver README, "nvidia-modprobe".
-    """
+    """Facts about kernel modules. Read them late, because a driver may load modules and create devices at
+    first use. Source: NVIDIA driver README, "nvidia-modprobe"."""
     for name, file, find in _STATED:
         yield _stated(tree, name, file, find)
     yield _imex_channels(tree)
@@ -270,8 +268,8 @@ def _imex_channels(tree: Tree) -> Fact:
 
 
 def _imex_daemon(tree: Tree) -> Fact:
-    """Whether IMEX's daemon runs. Its own status (``nvidia-imex-ctl -N``) is not used: it was seen to hang,
-    and to be wrong in either direction (NVIDIA/k8s-dra-driver-gpu issue 1417, NVIDIA/DCGM issue 308)."""
+    """Whether IMEX's daemon runs. Its own status (``nvidia-imex-ctl -N``) is not used: it can hang, and it
+    can be wrong (NVIDIA/k8s-dra-driver-gpu issue 1417, NVIDIA/DCGM issue 308)."""
     driver, name = "/proc/driver/nvidia", "nvidia-imex"
     if not tree.exists(driver):
         return Fact("imex-daemon", None, f"no {driver}")

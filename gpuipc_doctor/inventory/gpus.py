@@ -36,26 +36,26 @@ class ListedGpu:
 
 @dataclass(frozen=True, slots=True)
 class JobGpus:
-    """A job's GPUs among those of its node."""
+    """The GPUs of a job, out of those of its node."""
 
     listed: tuple[ListedGpu, ...]
     chosen: tuple[ListedGpu, ...]
     unknown: tuple[str, ...] = ()
-    """Ids that match no GPU of the node."""
+    """Ids in the job's list that match no GPU of the node."""
     missing: tuple[str, ...] = ()
-    """Ids for which the node has no GPU; empty if not all numbers of its GPUs are known."""
+    """Those `unknown` ids that certainly mean a lost GPU; empty if not all numbers of the node's GPUs are
+    known."""
 
     @property
     def is_identified(self) -> bool:
-        """Whether each GPU can be selected by uuid without querying a driver.
-
-        False for AMD: whether the kernel's uuids equal the driver's has not been verified.
-        """
+        """Whether each GPU can be selected by uuid without querying a driver. False for AMD, because it is
+        not known whether the kernel and the driver give a GPU the same uuid."""
         return bool(self.chosen) and all(gpu.uuid and gpu.backend == "cuda" for gpu in self.chosen)
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The GPUs as devices of unknown size, with all capabilities, since no driver described them."""
+        """The GPUs as devices. No driver described them, so their size is unknown and all capabilities are
+        assumed."""
         return _devices(self.chosen)
 
     @property
@@ -90,8 +90,8 @@ class JobGpus:
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | {name: ",".join(gpus) for name, gpus in own.items()}
 
     def numbered(self, found: Iterable[Device]) -> tuple[tuple[Device, ...], tuple[str, ...]]:
-        """(the driver's devices with the numbers of the kernel's list, selected GPUs that the driver
-        lacks)."""
+        """(the driver's devices, numbered as in the kernel's list; selected GPUs that the driver does not
+        list)."""
         if not self.listed:
             return tuple(found), ()
         missing = {(gpu.backend, gpu.pci): gpu for gpu in self.chosen}

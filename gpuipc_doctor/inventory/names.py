@@ -1,7 +1,5 @@
-"""All possible names of facts: the closed set to which known issues refer.
-
-In addition there is ``env:NAME`` for each environment variable known to the package `environment`.
-"""
+"""The names of all facts to which known issues can refer. A fact about an environment variable is not in this
+list: its name is ``env:NAME``."""
 
 from collections.abc import Mapping
 

@@ -28,7 +28,8 @@ DEADLINE_S = 5.0
 """Seconds for each call of a driver or library, and for each program."""
 
 MOST_MPI_LIBRARIES = 3
-"""Maximum MPI libraries queried, those in use first; only nodes with environment modules have more."""
+"""Maximum number of MPI libraries queried, those in use first. Only nodes with environment modules have
+more."""
 
 _MPI_SONAMES = ("libmpi.so.12", "libmpi.so.40", "libmpi_[acgn]*.so.12")
 _PREFIXED = ("lib64", "lib", "lib/*-linux-gnu", "lib/release")
@@ -107,8 +108,8 @@ def _foreign(tree: Tree, environ: Mapping[str, str]) -> Iterator[Probe]:
 
 
 def mpi_libraries(tree: Tree, libraries: Libraries, environ: Mapping[str, str]) -> list[str]:
-    """MPI libraries that a process may load: next to `mpiexec`, of a Cray module, found by the loader. Links
-    to a library that is already listed are omitted."""
+    """MPI libraries that a process may load: those next to `mpiexec`, those of a Cray module, and those that
+    the loader finds. Links to a library that is already listed are omitted."""
     prefixes = [environ.get("CRAY_MPICH_DIR", "")]
     if launcher := _first_program(tree, environ, ("mpiexec",)):
         prefixes.insert(0, str(Path(tree.real_name(launcher)).parent.parent))

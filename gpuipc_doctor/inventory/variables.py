@@ -34,7 +34,7 @@ class Form:
     default: str = ""
 
     def has(self, version: str) -> bool | None:
-        """Whether that version of the library has this form of the variable; None if unknown."""
+        """Whether a version of the library has this form of the variable; None if unknown."""
         return {Verdict.BAD: True, Verdict.FINE: False}.get(self.versions.judge(version))
 
     def takes(self, value: str) -> bool:

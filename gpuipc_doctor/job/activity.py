@@ -41,7 +41,7 @@ class Kind(Enum):
 
     @property
     def may_advance(self) -> bool:
-        """Whether the rank may be in a loop that will end; the snapshots cannot tell."""
+        """Whether the rank may be in a loop that will end, which the snapshots cannot show."""
         return self in (Kind.LOOPS, Kind.COUNTS)
 
 
@@ -84,7 +84,7 @@ shows (Linux, drivers/gpu/drm/amd/amdkfd/kfd_events.c, drivers/gpu/drm/amd/amdgp
 drivers/dma-buf/dma-fence.c).
 """
 _SYSTEM = re.compile(r"[(\[](libc\.|libc-|libpthread|linux-vdso|ld-)|\[vdso\]")
-"""The files of system functions that a driver calls while it polls: to read the time, or to yield."""
+"""Pattern for the system libraries that a driver calls while it polls, to read the time or to yield."""
 
 _DEVICE = re.compile(
     r"^(cu(da)?|hip)(Ctx|Device|Stream|Event)?(Synchronize|WaitEvent)(_v2|_ptsz|_spt)?$"
@@ -336,11 +336,9 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
 
 
 def _functions(snapshots: Sequence[Process], main: Thread) -> list[str]:
-    """The functions in which the thread was seen, with the number of recursion depths.
-
+    """The functions in which the thread was seen, then a note if it was seen at several depths of recursion.
     They are Python functions if the Python stack changes. Otherwise they are the innermost functions of the
-    program, or of the extensions that Python calls.
-    """
+    program, or of the extensions that Python calls."""
     python = [tuple(map(_without_line, snapshot.python)) for snapshot in snapshots if snapshot.python]
     if len({*python}) > 1:
         return [*dict.fromkeys(stack[0].partition(" (")[0] for stack in python)]
@@ -390,10 +388,8 @@ def _other_threads(snapshots: Sequence[Process], main: Thread) -> str:
 
 
 def _driver_that_waits(snapshots: Sequence[Process], main: Thread) -> str:
-    """The driver library in which a thread was in each sample; empty if it was elsewhere in one.
-
-    A thread that was elsewhere, in its own code or on another Python line, queues work and does not wait.
-    """
+    """The driver library that all samples of a thread are in; empty if any sample is elsewhere, because then
+    the thread is queueing work and not waiting."""
     stacks = _stacks(snapshots, main.tid) or _approximate(snapshots, main.tid)
     inmost = [next(dropwhile(_SYSTEM.search, stack), "") for stack in stacks]
     files = {found[1] for frame in inmost if (found := _DRIVER.search(frame))}

@@ -1,7 +1,8 @@
 """The code of a process: the function at an address, and the return addresses on a stack.
 
-A word on a stack that points behind a call instruction is a return address. Some are left over from earlier
-calls, so these stacks are approximate; only the frames next to the stack pointer are exact.
+If a word on a stack points behind a call instruction, it is taken for a return address. Some such words are
+left over from earlier calls, so these stacks are approximate; only the frames next to the stack pointer are
+exact.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _PUSHES = re.compile(rb"(?:\x41?[\x50-\x57])+")
 
 _SHT_SYMTAB, _SHT_RELA, _SHT_DYNSYM, _STT_FUNC = 2, 4, 11, 2
 _CALL_NEAR, _CALL_MEMORY, _JUMP_MEMORY = b"\xe8", b"\xff\x15", b"\xff\x25"
-"""x86-64 calls that end with a 32-bit distance, and the jump in a procedure linkage table."""
+"""Opcodes before a 32-bit distance: near call, call through memory, and jump through memory, as in a
+procedure linkage table (x86-64)."""
 _MPI_FUNCTION = re.compile(r"P?MPI_[A-Z]\w+$|p?mpi_\w+_$")
 _RELOCATIONS = (6, 7)
 """GLOB_DAT and JUMP_SLOT: relocations that say where an imported function's address is (System V ABI for
@@ -36,7 +38,7 @@ AMD64, "Relocation")."""
 
 
 class Code:
-    """The executable mappings of a process at the time of creation."""
+    """The executable mappings that a process has when this object is created."""
 
     def __init__(self, pid: int) -> None:
         mapped = sorted(mappings(Path(f"/proc/{pid}/maps").read_text(errors="replace")))
@@ -200,8 +202,8 @@ class _Image:
 
 
 def entered(inner: str, function: str) -> str:
-    """``function (file)`` for an MPI function, if the frame inside it is in MPI's library but has another
-    name; else empty."""
+    """``function (file)`` for an MPI function whose own frame has another name, or none, in MPI's library;
+    else empty. ``inner``: that frame."""
     file = inner.strip("[]").rpartition("(")[2].strip(")")
     is_known = not MPI_LIBRARY.search(f"/{file}") or inner.removeprefix("P").startswith(f"{function} ")
     return f"{function} ({file})" if _MPI_FUNCTION.match(function) and not is_known else ""

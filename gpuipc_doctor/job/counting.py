@@ -19,11 +19,12 @@ MOST_BYTES = 16 << 10
 """Bytes read of the main thread's outermost frames, which include the program's loops."""
 
 ONE_WAY = 8
-"""Successive changes in one direction after which a number counts. An inner loop that restarts makes fewer.
-Among 100 random numbers, one makes as many in 0.05 % of cases (100 × 2/9!)."""
+"""Number of successive changes in one direction after which a number counts. The counter of an inner loop
+changes direction sooner, because that loop restarts. If 100 numbers are random, the chance that one of them
+counts is 0.05 % (100 × 2/9!)."""
 
 FEWEST_EQUAL = 3
-"""Minimum changes of a number that seldom changes. It counts only if all its changes are equal."""
+"""A number that seldom changes counts if it changes at least this often, always by the same amount."""
 
 
 def counts(values: Sequence[int]) -> bool:
@@ -35,7 +36,7 @@ def counts(values: Sequence[int]) -> bool:
 
 
 def any_counts(samples: Iterable[Sequence[int]]) -> bool:
-    """Whether any number counts; a number's values are at the same index in every sample."""
+    """Whether any number keeps rising or falling; a number's values are at the same index in every sample."""
     return any(len({*values}) > FEWEST_EQUAL and counts(values) for values in zip(*samples, strict=False))
 
 

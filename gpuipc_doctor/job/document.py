@@ -107,7 +107,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A snapshot: all processes of the job on one host at one time, in seconds since the epoch."""
+    """All processes of the job on one host at one time. The time is in seconds since the epoch."""
 
     at: float
     host: str
@@ -144,7 +144,7 @@ class Rank:
 
 
 class Cause(Enum):
-    """What is wrong with a job; ``RUNS``: nothing."""
+    """What is wrong with a job. ``RUNS`` means that nothing is wrong."""
 
     KERNEL = "kernel"
     HOST_LATE = "host-late"
@@ -190,7 +190,8 @@ class MatchedIssue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Change of a rank's resource per minute, with its 95 % interval: bytes of memory, or a number."""
+    """Growth of one resource of a rank per minute, with its 95 % interval. Memory is in bytes; other
+    resources are counted."""
 
     rank: int | None
     """The rank; None for resources that belong to no rank."""
@@ -205,7 +206,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFile:
-    """A file in /dev/shm or a System V segment."""
+    """A file in /dev/shm, or a System V segment."""
 
     host: str
     name: str
@@ -233,7 +234,7 @@ class Progress:
     earlier: float
     """Time of the earlier report, in seconds since the epoch."""
     moved: tuple[int, ...]
-    """Ranks that do something else than in the earlier report, or that made progress during either report."""
+    """Ranks whose activity differs from the earlier report, or that made progress during either report."""
     still: tuple[int, ...]
     """Ranks without progress."""
     restarted: tuple[int, ...] = ()

@@ -47,7 +47,7 @@ SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "busybox"
 def _ended(
     snapshot: Snapshot, ranks: Mapping[int, Process], activities: Mapping[int, Activity]
 ) -> dict[int, Activity]:
-    """Ranks that have ended although a script of theirs still runs, such as the one that started the program.
+    """Ranks whose program has ended, although the script that started it still runs.
 
     Such a rank has no process with MPI although other ranks are past MPI_Init, which needs every rank.
     """
@@ -92,7 +92,7 @@ def _rank(number: int, process: Process, doing: Activity, host: str) -> Rank:
 
 
 def _size_here(size: int | None, ranks: Mapping[int, Process], snapshot: Snapshot) -> int | None:
-    """The job's number of ranks if those without a process here have all ended; None if that is unknown.
+    """The job's number of ranks if all ranks without a process here have ended, else None.
 
     A rank without a process here may also be on another node, or have an unreadable environment.
     """

@@ -18,7 +18,7 @@ _VENDORS = {"cuda": "nvidia", "hip": "amd"}
 
 START_UP_S = 60.0
 SHORT_START_UP_S = 8.0
-"""Seconds for the GPU driver to start if the verdict does not need its answer."""
+"""Seconds for the GPU driver to start, in cases where the verdict does not need the driver's answer."""
 
 
 def pids(label: str, node: Node) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ def by_process(node: Node) -> dict[int, tuple[str, ...]]:
 
 
 def holders(gpus: Sequence[GpuUse]) -> dict[int, tuple[str, ...]]:
-    """The GPUs on which each process has memory, as `nvidia-smi` and `rocm-smi` number them, by pid."""
+    """Pid → the GPUs on which the process has memory, numbered as by `nvidia-smi` and `rocm-smi`."""
     held: dict[int, list[str]] = {}
     for gpu in gpus:
         for process in gpu.processes or ():

@@ -33,7 +33,7 @@ OF_PROCESS = (HOST, DESCRIPTORS, MAPPINGS, THREADS)
 kernels (before Linux 4.5) and some sandboxes do not have."""
 
 FLOOR = {HOST: 1 << 20, DEVICE: 1 << 20, DESCRIPTORS: 1, MAPPINGS: 2, THREADS: 1, SHARED: 1 << 20}
-"""Resource → largest change that is not growth, since allocators and interpreters cause it."""
+"""Resource → largest change that does not count as growth. Allocators and interpreters cause such changes."""
 
 Key = tuple[int | None, str]
 """(rank, resource); rank None for resources that belong to no rank."""

@@ -1,4 +1,4 @@
-"""Shared memory of ranks and leftovers of ended processes: files in /dev/shm, System V segments."""
+"""Shared memory of ranks, and leftovers of ended processes: files in /dev/shm, System V segments."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from gpuipc_doctor.node_files import Tree
 
 
 class _Loaded(Libraries):
-    """Only the libraries that a process has loaded, not those that the loader would find."""
+    """A search that finds only libraries that a process has loaded, not those that the loader would find."""
 
     def __init__(self, tree: Tree, paths: tuple[str, ...]) -> None:
         super().__init__(tree, {})
@@ -33,7 +33,7 @@ class _Loaded(Libraries):
 
 @lru_cache(maxsize=8)
 def facts(paths: tuple[str, ...], root: str = "/") -> tuple[Fact, ...]:
-    """Facts about versions from these files' names and neighbouring files."""
+    """Versions as facts, read from the names of these files and from neighbouring files."""
     tree = Tree(Path(root))
     return tuple(fact for fact in libraries.facts(tree, _Loaded(tree, paths)) if fact.value is not None)
 

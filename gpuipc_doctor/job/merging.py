@@ -68,7 +68,7 @@ def differences(ranks: Sequence[Rank]) -> Iterator[Difference]:
 
 
 def _is_of_rank(values: Mapping[str, Sequence[int]], ranks: int) -> bool:
-    """Whether every rank has its own value, such as the network interface next to its GPU."""
+    """Whether every rank has a value of its own, such as the network interface next to its GPU."""
     return "" not in values and len(values) == ranks and ranks > 2
 
 

@@ -38,8 +38,8 @@ def of_slurm_job(job: str) -> list[str]:
 def wanted(named: str, job: str) -> list[str] | None:
     """The nodes to examine: those of the node set ``named``, else those of the Slurm job.
 
-    Empty for this node only; None if Slurm lists no nodes of the job. Raises `NoSuchJob` and
-    `hosts.BadNodes`.
+    An empty result means this node only; None means that Slurm lists no nodes of the job. Raises `NoSuchJob`
+    and `hosts.BadNodes`.
     """
     found = nodeset.expand(named) if named else of_slurm_job(job) if job else []
     if job and not found:
@@ -48,8 +48,8 @@ def wanted(named: str, job: str) -> list[str] | None:
 
 
 def ask(nodes: Sequence[str], way: LaunchOptions) -> JobReport:
-    """The merged report of the nodes. It names the nodes without a report, and why. Raises `NoSuchJob` if no
-    node has a process of the job."""
+    """The merged report of the nodes. It lists each node that sent no report, with the reason. Raises
+    `NoSuchJob` if no node has a process of the job."""
     answers = dict(zip(nodes, asyncio.run(_ask_all(nodes, way)), strict=True))
     silent = {node: why for node, why in answers.items() if isinstance(why, str)}
     if reports := [answer for answer in answers.values() if isinstance(answer, JobReport)]:

@@ -34,7 +34,7 @@ _EXCLUDE_KERNEL, _FREQUENCY = 1 << 5, 1 << 10
 _ATTRIBUTES = struct.Struct("<IIQQQQQIIQQQQIiQIHH")
 _HEADER, _RECORD_SAMPLE = struct.Struct("<IHH"), 9
 _HEAD_AT = 1024
-"""Offset of ``data_head`` and ``data_tail`` in the first page."""
+"""Offset of ``data_head`` and ``data_tail`` in the first page of the ring buffer."""
 
 
 def sample(threads: Sequence[tuple[int, int]], most_s: float = MOST_S) -> Iterator[tuple[int, Stack]]:
@@ -54,7 +54,7 @@ def sample(threads: Sequence[tuple[int, int]], most_s: float = MOST_S) -> Iterat
 
 
 class _Event:
-    """Clock of one thread, and the ring buffer for its samples."""
+    """A perf event: the clock of one thread, with a ring buffer for its samples."""
 
     def __init__(self, tid: int) -> None:
         machine = platform.machine()

@@ -64,7 +64,8 @@ class Recording:
     """A recording of all threads of these processes, from creation until `stacks` returns their stacks.
 
     One recording covers all snapshots, because starting perf(1) costs more than the samples. ``scratch``: a
-    directory for perf's file, which takes 34 kB a sample and is removed at the end. Raises `NotSampled`.
+    directory for perf's file. The file takes 34 kB for each sample, and is removed at the end. Raises
+    `NotSampled`.
     """
 
     def __init__(self, pids: Sequence[int], scratch: Path) -> None:

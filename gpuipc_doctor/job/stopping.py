@@ -152,7 +152,7 @@ def _of_py_spy(text: str, pid: int) -> Iterator[tuple[int, Stack]]:
 
 
 def _native(name: str, file: str) -> str:
-    """A frame as text. mpi4py's functions get MPI's names, because py-spy names them as in the source."""
+    """A frame as text. py-spy names mpi4py's functions as in the source; here they get MPI's names."""
     if name.startswith("0x"):
         return f"[{file}]"
     return f"MPI_{name[:1].upper()}{name[1:]} ({file})" if file.startswith("MPI.") else f"{name} ({file})"

@@ -1,4 +1,4 @@
-"""Which ranks wait for which, and why. A few ranks that differ from the others are not always to blame."""
+"""Which ranks wait for which, and why."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def with_growth(verdict: Verdict, growth: Sequence[Growth], unseen: Mapping[str,
 
 
 def _all_in_mpi(activities: Mapping[int, Activity], waiting: Sequence[int], messages: bool | None) -> Verdict:
-    """The verdict if every rank waits in MPI. If no messages move, it depends on the calls."""
+    """The verdict if every rank waits in MPI. If no messages move, the ranks' calls decide."""
     calls = {(activities[rank].kind, activities[rank].operation) for rank in waiting}
     in_one_collective = len(calls) == 1 and all(kind is Kind.COLLECTIVE for kind, _ in calls)
     if messages:

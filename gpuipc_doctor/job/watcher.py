@@ -115,7 +115,8 @@ class Watcher:
             time.sleep(min(left, BETWEEN_NUMBERS_S))
 
     def _read_numbers(self, process: Process) -> None:
-        """Read once more the numbers in Python variables, or on the outer stack of another program."""
+        """Read once more the numbers in a Python program's variables, or on the outer stack of any other
+        program."""
         with suppress(OSError):
             if not is_python(process):
                 self._stacks[process.pid].append(counting.outer_stack(process.pid))
@@ -208,7 +209,7 @@ def _runs(thread: Thread) -> bool:
 def take_snapshots(watcher: Watcher) -> list[Snapshot]:
     """Take `SNAPSHOTS` snapshots, `BETWEEN_S` apart; and up to `MORE` further ones if some rank has no stack.
 
-    A rank that waits seldom runs on a node with more ranks than processors, so sampling may miss it.
+    On a node with more ranks than processors, a waiting rank seldom runs, so sampling may miss it.
     """
     snapshots = watcher.snapshots(SNAPSHOTS)
     while len(snapshots) < SNAPSHOTS + MORE and _is_unsampled(snapshots):

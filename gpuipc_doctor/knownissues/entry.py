@@ -31,7 +31,7 @@ class Workaround:
     conflicts: tuple[str, ...] = ()
     """Known issues that this workaround triggers."""
     without: tuple[str, ...] = ()
-    """Operations of histories that a program with this workaround omits."""
+    """Operations that a program with this workaround leaves out of its history."""
 
 
 _UPGRADE = re.compile(r"use ([A-Za-z ]+?) (\d[\d.]*) or newer")
@@ -54,7 +54,8 @@ _VENDORS = {"CUDA": ("nvidia-driver", "cuda-driver"), "ROC": ("amdgpu", "hip-dri
 
 
 def _is_of_another_vendor(env: Mapping[str, str], facts: Iterable[Fact]) -> bool:
-    """Whether all variables are for a vendor whose driver was not found, while another vendor's was."""
+    """Whether all variables are for a vendor whose driver was not found, although another vendor's driver was
+    found."""
     found = {fact.name for fact in facts if fact.value}
     here = {word for word, drivers in _VENDORS.items() if not found.isdisjoint(drivers)}
     others = _VENDORS.keys() - here
@@ -132,14 +133,15 @@ class KnownIssue:
     detected_by: tuple[str, ...] = ()
     """Checks that show the issue, or keys of their findings."""
     history: tuple[str, ...] = ()
-    """The operations of the failing history, in order; the last one fails. ipc-histories has only operations
-    of the process that fails, mpi-histories those of all ranks."""
+    """The operations of the failing history, in order; the last one fails. For ipc-histories, these are only
+    the operations of the failing process; for mpi-histories, those of all ranks."""
     workarounds: tuple[Workaround, ...] = ()
     resembles: tuple[Lookalike, ...] = ()
     """Issues with similar symptoms. Of two such issues, only one has to name the other."""
     trigger: str = ""
     fallback: bool = False
-    """Whether the entry only names what failed; shown if no other entry of its components matches."""
+    """Whether the entry only names what failed. Such an entry is shown if no other entry of its components
+    matches."""
     secondary: bool = False
     """Whether another fault usually causes the message. Such issues are listed after primary ones."""
     also: tuple[str, ...] = ()
@@ -277,11 +279,11 @@ class KnownIssue:
         return "; or ".join(self.remedies(facts))
 
     def settings(self, facts: Iterable[Fact]) -> tuple[Workaround, ...]:
-        """Workarounds by environment variables that are known to apply to the version found."""
+        """Workarounds that set environment variables, and that are known to apply to the version found."""
         return tuple(workaround for workaround, right in self._fitting(facts) if right and workaround.env)
 
     def omissions(self, facts: Iterable[Fact]) -> tuple[Workaround, ...]:
-        """Workarounds that leave out operations and are known to apply to the version found."""
+        """Workarounds that leave out operations, and that are known to apply to the version found."""
         return tuple(workaround for workaround, right in self._fitting(facts) if right and workaround.without)
 
     def _fitting(self, facts: Iterable[Fact]) -> Iterator[tuple[Workaround, bool]]:
@@ -343,7 +345,7 @@ _AMD = frozenset(["rocm", "hip-driver", "hip-runtime", "amdgpu", "rccl"])
 def may_concern(issue: KnownIssue, facts: Iterable[Fact]) -> bool:
     """Whether a node with these facts may have the issue.
 
-    It cannot if the issue needs one vendor and the node has facts of only the other.
+    False if the issue needs one vendor and the node has facts of only the other.
     """
     there = {fact.name for fact in facts if fact.value is not None}
     asked = {issue.component, *(need.fact for need in issue.needs if not need.absent)}

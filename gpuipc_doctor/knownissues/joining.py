@@ -157,7 +157,8 @@ def _judge(
 ) -> tuple[Verdict, str, Sequence[Fact], list[str]]:
     """(verdict on an issue, reason, facts that decided, labels of the affected devices).
 
-    If the verdict differs between devices, the worst one counts, and its devices are the affected ones.
+    If the verdict differs between devices, the worst verdict counts, and the devices with this verdict are
+    affected.
     """
     judged = [(*issue.judge(part.facts), part) for part in parts if part.may_have(issue)]
     if not judged:

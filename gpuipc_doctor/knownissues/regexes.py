@@ -22,11 +22,12 @@ else:
     import sre_parse as _parser
 
 _MAX_WIDE = 2
-"""Maximum number of repetitions that may also match the text after them. Each multiplies the time by the
-text's length. So do the search for the match's start and the last repetition."""
+"""Maximum number of repetitions that may also match the text after them. The time grows with the text's
+length to the power of this number plus two: the search for the match's start and the last repetition also
+count."""
 
 _NARROW = 20
-"""Largest number of possible lengths with which a repetition counts as narrow."""
+"""A repetition that can match at most this many different lengths counts as narrow."""
 
 _MAX_FACTOR = 1000
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from gpuipc_doctor.tables import table
 
 LONG = timedelta(days=2 * 365)
-"""Age from which a log without a version is assumed to come from a fixed version."""
+"""If a fix was released at least this long ago, a log without a version is assumed to come from a fixed
+version."""
 
 
 def released() -> Mapping[str, Mapping[str, date]]:

@@ -14,7 +14,7 @@ from gpuipc_doctor.versions import Verdict, all_of
 
 
 class Confidence(enum.IntEnum):
-    """The confidence of a signature."""
+    """How surely a signature shows its issue."""
 
     LOW = 1
     """Other issues cause the same lines: the signature counts only if the version is affected."""

@@ -38,7 +38,7 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """All GPUs at one time, in seconds since the epoch."""
+    """All GPUs at one time. The time is in seconds since the epoch."""
 
     at: float
     gpus: tuple[GpuUse, ...]

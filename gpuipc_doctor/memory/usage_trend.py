@@ -24,10 +24,8 @@ class History:
             self._series[key].append((sample.at, used))
 
     def growth(self, key: Key) -> float | None:
-        """Bytes per minute; 0 if no growth is distinguishable, None while there are too few samples.
-
-        The estimate of `trend.slope`, which is robust against jumps; 0 if its 95 % interval includes 0.
-        """
+        """Bytes per minute by `trend.slope`, which is robust against jumps; None while there are too few
+        samples. The result is 0 if the slope's 95 % interval includes 0."""
         series = dict(self._series.get(key, ()))
         if len(series) < 4:
             return None

@@ -94,9 +94,9 @@ def in_use(
 def relevant_facts(
     facts: Iterable[Fact], stack: MpiStack | None, in_ranks: Collection[str] | None = None
 ) -> tuple[Fact, ...]:
-    """The `in_use` facts that can cause faults; excludes an MPI that receives no device memory.
+    """The `in_use` facts that can cause faults. An MPI that receives no device memory is excluded.
 
-    Without a ``stack``, libfabric is excluded if the inventory has no MPI that could load it.
+    Without a ``stack``, libfabric is also excluded if the inventory has no MPI that could load it.
     """
     if stack is None:
         facts = tuple(facts)

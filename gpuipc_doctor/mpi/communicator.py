@@ -131,8 +131,8 @@ class Communicator:
             return int(self._world.bcast(number))
 
     def ping_pong(self, address: int, nbytes: int, partner: int, rounds: int) -> list[float]:
-        """Send back and forth; rank 0 begins. Returns the halves of the round trips' times, meaningful only
-        in rank 0."""
+        """Send back and forth; rank 0 begins. Returns half of each round trip's time, meaningful only in rank
+        0."""
         buffer, send, recv, clock = (
             self._buffer(address, nbytes),
             self._world.Send,

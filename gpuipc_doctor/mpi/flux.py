@@ -11,10 +11,10 @@ SOURCE = "flux run, because this is a Flux instance (untested)"
 
 
 def program(environment: Mapping[str, str]) -> str:
-    """Path of ``flux`` in an instance that can start ranks; else empty.
+    """Path of ``flux`` if ranks can be started with it; else empty.
 
-    Scripts of ``flux batch`` and shells of ``flux alloc`` have FLUX_URI. A job's tasks also have FLUX_JOB_ID;
-    in a task, ``flux run`` would wait for resources that the job itself holds.
+    FLUX_URI is set in scripts of ``flux batch`` and shells of ``flux alloc``. A job's tasks also have
+    FLUX_JOB_ID; in a task, ``flux run`` would wait for resources that the job itself holds.
     """
     if "FLUX_URI" not in environment or "FLUX_JOB_ID" in environment:
         return ""

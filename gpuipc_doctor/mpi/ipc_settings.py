@@ -13,8 +13,7 @@ from gpuipc_doctor.mpi.facts import Facts
 
 @dataclass(frozen=True, slots=True)
 class IpcSetting:
-    """One setting for a range of versions: ``introduced`` and later, before ``fixed``. An empty bound is no
-    limit.
+    """One setting, for the versions from ``introduced`` to before ``fixed``; an empty bound is no limit.
 
     ``family`` and ``via`` select the library, as in `routes`; ``*`` stands for every family. ``no_ipc``:
     whether the setting disables IPC completely, so that a probe with it is a control. ``cost`` is in words.
@@ -94,7 +93,8 @@ def _is_of(row: IpcSetting | Bound, facts: Facts, via: str, version: str) -> boo
 
 
 def _value(facts: Facts, name: str, value: str) -> str:
-    """The value to set. If UCX_TLS is set already: its present value, without the IPC transport."""
+    """The value to set for a row. If UCX_TLS is already set, it is the present value of UCX_TLS without the
+    IPC transport."""
     if name != "UCX_TLS" or facts.ucx_tls == "all":
         return facts.fill_in(value)
     vendor = facts.vendor

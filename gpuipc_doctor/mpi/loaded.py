@@ -40,8 +40,8 @@ def facts_of_loaded(facts: Iterable[Fact], paths: Collection[str]) -> tuple[Fact
 
 
 def _is_at_any(fact: Fact, paths: Collection[str]) -> bool:
-    """Whether ``paths`` has the library of a fact: the file in the fact's source, or any file if the source
-    names none."""
+    """Whether the library of a fact is among ``paths``: the file named as the fact's source, or any file of
+    this library if the source names none."""
     library = f"/{LIBRARIES[fact.name]}"
     read_in = {os.path.realpath(word.rstrip(";,)")) for word in fact.source.split() if library in word}
     found = {os.path.realpath(path) for path in paths if library in path}

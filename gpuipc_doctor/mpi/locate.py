@@ -43,8 +43,8 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """The chosen launcher. ``refused``: a rank interface that ``srun`` cannot load, so that srun was not
-    chosen."""
+    """The chosen launcher. ``refused``: a rank interface that ``srun`` cannot load, the reason for not
+    choosing srun."""
 
     launch: Launch
     source: str
@@ -52,12 +52,9 @@ class Launcher:
 
 
 def find_library(asked: str | None, configured: str | None, environment: Mapping[str, str]) -> Library:
-    """The MPI library of ``--mpi-lib``, the site config, MPI4PY_LIBMPI, the ``mpiexec`` on PATH, or mpi4py's
-    search.
-
-    The first that is given or found is used. An mpi4py that was built for one MPI always uses that MPI.
-    Raises `NotFound`.
-    """
+    """The MPI library, and how it was chosen. The first of these is used: ``--mpi-lib``, the site config,
+    MPI4PY_LIBMPI, the library next to the ``mpiexec`` on PATH, the library that mpi4py finds. An mpi4py that
+    was built for one MPI always uses that MPI. Raises `NotFound`."""
     linked = _linked_mpi4py()
     for path, source in ((asked, "--mpi-lib"), (configured, "mpi.library of the site config")):
         if not path:
@@ -217,7 +214,7 @@ def _on_hosts(command: tuple[str, ...], hosts: Sequence[str]) -> tuple[str, ...]
 
 
 def _placement(family: str, nodes: int, hosts: Sequence[str]) -> tuple[str, ...]:
-    """Arguments of ``mpiexec`` that put all ranks on one node, or one on each (Hydra, Open MPI)."""
+    """Arguments of ``mpiexec`` that put all ranks on one node, or one rank on each node (Hydra, Open MPI)."""
     if family != "openmpi":
         named = ("-hosts", ",".join(hosts)) if hosts else ()
         # Without -ppn, Intel's would spread them over the allocation.

@@ -15,7 +15,7 @@ from gpuipc_doctor.site.config import NodeConfig, SourcedValue
 
 @dataclass(frozen=True, slots=True)
 class RankSetting:
-    """Variables that ranks get in addition to the run's, and paths of libraries that they load first."""
+    """Additions for ranks: variables, and paths of libraries that ranks load first."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()

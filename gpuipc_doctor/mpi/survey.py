@@ -70,8 +70,7 @@ def survey(library: str | None, arm: Arm) -> dict[str, Json]:
 
 
 def report(library: str | None, backends: Sequence[str], arm: Arm) -> dict[str, Json]:
-    """What a survey found, as ``facts``; the library's title, as ``mpi``; conclusions by backend, as
-    ``aware``."""
+    """``facts``: what a survey found; ``mpi``: the library's title; ``aware``: conclusions by backend."""
     seen = survey(library, arm)
     return {
         "facts": seen,

@@ -19,8 +19,8 @@ from gpuipc_doctor.mpi.facts import Facts
 class Condition:
     """A condition for passing device pointers to MPI.
 
-    If it does not hold, ``why_not`` is the reason. ``remedy`` is to set variables (``by_setting``) or to use
-    another build. ``source`` is for maintainers of the table.
+    If it does not hold, ``why_not`` is the reason. ``remedy`` either sets variables (``by_setting``) or asks
+    for another build. ``source`` is for maintainers of the table.
     """
 
     holds: Callable[[Facts], bool]

@@ -45,7 +45,8 @@ class Entry:
     look: str = ""
     """Status whose colour the word gets; if empty, the word is itself a status."""
     columns: int = 6
-    """Column of the title and the items. After a longer word, the title is ``gap`` columns further right."""
+    """Column at which the title and the items start. If the word is longer, the title starts ``gap`` columns
+    after it."""
     gap: int = 2
     hang: int = 0
 

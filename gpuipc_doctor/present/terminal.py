@@ -52,7 +52,7 @@ class Page:
         return f"\x1b[{code}m{text}\x1b[0m" if self.color and code else text
 
     def fill(self, text: str, first: str = "", rest: str | None = None) -> list[str]:
-        """Wrap ``text`` in lines that start with ``first`` and ``rest`` (see `text.wrap`)."""
+        """Wrap ``text``: the first line starts with ``first``, all others with ``rest`` (see `text.wrap`)."""
         return wrap(sanitise(text), self.width, first, rest)
 
     def join(self, parts: Iterable[str], mark: str = "·", first: str = "", rest: str = "  ") -> list[str]:

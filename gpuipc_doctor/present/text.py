@@ -56,7 +56,8 @@ def shorten(text: str, width: int) -> str:
 def wrap(
     text: str, width: int, first: str = "", rest: str | None = None, *, to_copy: bool = False
 ) -> list[str]:
-    """Wrap words in lines of ``width`` columns that start with ``first`` and ``rest``.
+    """Wrap words in lines of ``width`` columns. The first line starts with ``first``, all others with
+    ``rest``.
 
     Both prefixes leave at least two columns, for one wide character. A word (a path, a symbol) is broken only
     if a whole line cannot hold it, preferably between its parts. With ``to_copy``, no word is broken and gaps
@@ -134,10 +135,11 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def fold_pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    """Pairs (exporter, importer) in short form: the first form that fits.
+    """Pairs (exporter, importer) in the first of these forms that fits.
 
-    ``every pair of cuda:0-3``; ``from each of cuda:0-3 to the next`` (the last to the first); ``cuda:0-2 >
-    cuda:3; cuda:3 > cuda:0-2``. In the last form, exporters with the same importers share an entry.
+    ``every pair of cuda:0-3``; ``from each of cuda:0-3 to the next`` (and from the last to the first);
+    ``cuda:0-2 > cuda:3; cuda:3 > cuda:0-2``. In the last form, exporters with the same importers share an
+    entry.
     """
     wanted = set(pairs)
     devices = sorted({label for pair in wanted for label in pair}, key=device_key)

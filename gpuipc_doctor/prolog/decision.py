@@ -18,7 +18,7 @@ MAX_LINE = 200
 
 
 class Kind(enum.Enum):
-    """The outcomes that the policy distinguishes, worst first. A key of the policy is ``on_`` and an
+    """The outcomes that the policy distinguishes, worst first. The policy has a key for each: ``on_`` and the
     outcome's value."""
 
     FAIL = "fail"
@@ -61,7 +61,6 @@ class Decision(NamedTuple):
     """The answer for the batch system."""
 
     text: str
-    """The line's text."""
     weighed: tuple[Weighed, ...] = ()
     """The concerns about the node, most severe first."""
     withheld: str = ""

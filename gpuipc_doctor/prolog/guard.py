@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored resul
     from gpuipc_doctor.model import Json
 
 LATE_S, KILL_S, REST_S, SETTLE_S, LAST_S, WRITE_S = 0.2, 0.25, 0.05, 0.35, 0.95, 0.2
-"""Seconds. From the budget's end, `LATE_S` until the child is killed, and `LAST_S` until an unconditional
-exit. The others limit one step each: the kill, reading the rest of the child's output, the second child, and
-writing."""
+"""Seconds. `LATE_S` after the budget's end, the child is killed; `LAST_S` after the budget's end, this
+process exits unconditionally. Each of the others limits one step: the kill, reading the rest of the child's
+output, the second child, and writing."""
 
 PRIORITY = -20
 """Niceness of all started processes. The job waits for them, so they get priority."""
@@ -53,10 +53,10 @@ SCARCE = (
 
 
 def started_at() -> float:
-    """Start of this process in `time.monotonic()` seconds, which includes Python's own start-up.
+    """Start of this process in `time.monotonic()` seconds, including Python's own start-up.
 
-    From ``/proc/self/stat``, in ticks since boot (proc_pid_stat(5), field 22: CLOCK_BOOTTIME). If that is
-    implausible, the present time.
+    It is read from ``/proc/self/stat``, in ticks since boot (proc_pid_stat(5), field 22: CLOCK_BOOTTIME). If
+    the value there is implausible, the result is the present time.
     """
     now = time.monotonic()
     try:

@@ -85,7 +85,7 @@ def tell_syslog(line: str, *, drains: bool) -> None:
 
 @contextlib.contextmanager
 def _current(path: Path) -> Iterator[int]:
-    """The locked log. If the log was renamed by the previous holder of the lock, the new log."""
+    """Open and lock the log. If another process renames the log meanwhile, the new log is opened."""
     for _ in range(2):
         with _opened(path) as fd, private.locked(fd) as is_locked:
             if not is_locked:

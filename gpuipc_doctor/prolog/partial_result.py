@@ -37,7 +37,7 @@ class KnownSoFar(NamedTuple):
         return cls(policy, written["is_patient"], bad, tuple(written["results"]))
 
     def decide(self, kind: Kind, what: str) -> Decision:
-        """The decision, with its reason ``what``, if no more results come."""
+        """The decision if no more results come; ``what`` is its reason."""
         if kind is Kind.UNKILLABLE and not self.is_patient:
             kind = Kind.BUDGET  # a driver that starts slowly cannot be killed meanwhile either
         return decision.decide([*self.bad, Concern(kind, f"{kind.word} {what}")], self.policy)

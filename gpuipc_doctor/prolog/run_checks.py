@@ -21,7 +21,7 @@ RESERVE_S = 0.5
 """Seconds of the budget for ending workers, deciding and logging; at most a quarter of the budget."""
 
 ROOMY = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - private directories are made there
-"""Directories for a run's files, best first: shared memory is neither a full disk nor a network disk."""
+"""Directories for a run's files, best first. Shared memory comes first: a disk may be full or slow."""
 
 HANG_S, COLD_START_S = 30.0, 10.0
 """Seconds after which a call certainly hangs: `HANG_S` or, if longer, `COLD_START_S` for each GPU of the

@@ -43,7 +43,7 @@ def repetitions(report: Report) -> int:
 
 
 def culprits(result: Result) -> list[RoleOutcome]:
-    """The roles at fault: the failed one and those that hung with it, or a stopped one that the finding
+    """The roles at fault: the failed role and those that hung with it, or a stopped role that the finding
     names."""
     blamed = [role for role in result.roles if role.role == result.finding.values.get("role")]
     if blamed and blamed[0].ending is Ending.STOPPED:

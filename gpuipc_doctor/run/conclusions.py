@@ -45,8 +45,8 @@ def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
 
 
 def found_by(check: Check, done: ProbeOutcome) -> list[Finding]:
-    """The check's findings, and memory that its processes lost per repetition. With such a loss, PASS is
-    dropped."""
+    """The check's findings, and findings about memory that its processes lost per repetition. If there is
+    such a loss, PASS is dropped."""
     findings = list(check.judge(done))
     if strangers := [finding for finding in findings if not isinstance(finding, Finding)]:
         raise TypeError(f"{strangers[0]!r} is not a Finding")

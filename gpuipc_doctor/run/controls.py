@@ -34,8 +34,8 @@ def attach(log: ResultLog, checks: Iterable[Check]) -> None:
 
 
 def attach_settings(log: ResultLog) -> None:
-    """If a probe with additional settings, such as IPC off, has the same finding as one without, attach
-    evidence to both."""
+    """If a probe with additional settings, such as IPC off, has the same finding as a probe without them,
+    attach evidence to both."""
     found = [entry for entry in log.to_cure() if entry.planned.probe.launch]
     for plain, control in permutations(found, 2):
         if plain.planned.place == control.planned.place and _identities(plain) & _identities(control):

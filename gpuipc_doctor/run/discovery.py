@@ -59,7 +59,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """What the selected checks send messages with: MPI, fabric programs, a launcher for several nodes."""
+    """What the selected checks need to pass messages between processes: MPI, fabric programs, and a launcher
+    for several nodes."""
 
     mpi: MpiStack | None
     fabric: FabricStack

@@ -26,7 +26,7 @@ class IdleDevices:
     session: Session
     _at_rest: dict[Device, AtRest] = field(default_factory=dict)
     _seen_from_outside: set[Device] = field(default_factory=set)
-    """Devices whose used memory can be read by a process that does not use the device."""
+    """Devices whose memory usage can be read by a process that does not use these devices."""
 
     def learn(self, probes: Sequence[PlannedProbe], until: float) -> None:
         """Record the used memory of the devices that these probes will measure, before any of them runs."""
@@ -38,10 +38,8 @@ class IdleDevices:
             self._look(devices, "anybody", deadline_s, until)
 
     def waits_itself(self, planned: PlannedProbe) -> bool:
-        """Whether the probe itself waits until its devices are idle.
-
-        It does if its first role can read their memory use without using them.
-        """
+        """Whether the probe itself waits until its devices are idle: its first role can then read the
+        devices' memory usage without using the devices."""
         watched = _watched(planned)
         return (
             any(self._at_rest[device].used is not None for device in watched)
@@ -66,7 +64,8 @@ class IdleDevices:
             self._note(zip(planned.probe.devices, first["at_rest"], strict=True))
 
     def _look(self, devices: Sequence[Device], before: str, deadline_s: float, until: float) -> None:
-        """Have a process wait for these devices to be idle, and record their level."""
+        """Have a process wait until these devices are idle, and record how much of their memory is then in
+        use."""
         file = loader.built_in()[planner.DISCOVERY]
         probe = Probe(
             f"quiet before {before}",

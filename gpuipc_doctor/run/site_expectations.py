@@ -77,7 +77,7 @@ def of_other_gpus(intel: Sequence[str]) -> Iterator[Finding]:
 def check_backend_gpus(
     backend: str, expected: ExpectedGpus, devices: Sequence[Device], environment: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """As `of_gpus`, for one backend. Missing GPUs may belong to another backend."""
+    """Findings as in `of_gpus`, for the GPUs of one backend. Missing GPUs may belong to another backend."""
     if not devices:  # the driver's own check reports that
         return
     for finding in of_gpus(expected, devices, environment):

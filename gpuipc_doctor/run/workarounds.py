@@ -38,7 +38,8 @@ _TAKES_NO_DEVICE_POINTERS = (
     {"MPIR_CVAR_ENABLE_GPU": "0"},
     {"I_MPI_OFFLOAD": "0"},
 )
-"""Settings for programs that pass no GPU buffers to MPI; MPI then crashes if it gets a device pointer."""
+"""Settings for programs that pass no GPU buffers to MPI. With them, MPI crashes if it gets a device
+pointer."""
 
 _OF_DRIVERS = ("AMD_", "CUDA_", "DEBUG_HIP_", "HIP_", "HSA_", "ROCR_")
 """Prefixes of variables that a GPU driver's library reads. Others have no effect on a probe without ranks."""
@@ -50,8 +51,8 @@ Candidates = Callable[[Entry], Sequence[Workaround]]
 def worth_trying(log: ResultLog) -> list[Entry]:
     """The first failed probe of each check and kind of finding.
 
-    A workaround for it helps the others, also on other devices. Follow-up probes are excluded, because they
-    report the failure of another probe.
+    A workaround that helps this probe also helps the others, on any device. Follow-up probes are excluded,
+    because they report the failure of another probe.
     """
     first: dict[object, Entry] = {}
     for entry in log.to_cure():
@@ -67,7 +68,7 @@ def candidates(
     """Settings from known issues that the failure matches, confirmed ones first; then the MPI's ``built_in``
     ones.
 
-    Built-in settings change how device memory is sent. They are not tried if the probe failed before any
+    Built-in settings change how device memory is sent, so they are not tried if the probe failed before any
     message.
     """
     by_id = {issue.id: issue for issue in issues}
@@ -108,7 +109,7 @@ def _failed_in_messages(failure: Entry) -> bool:
 
 
 def _is_set(env: Mapping[str, str]) -> bool:
-    """Whether the user had already set these settings, so that they do not help."""
+    """Whether the user had already set these settings, so that setting them cannot help."""
     return bool(env) and all(os.environ.get(name) == value for name, value in env.items())
 
 

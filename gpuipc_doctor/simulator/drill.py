@@ -92,9 +92,10 @@ def rows(report: Report) -> list[Row]:
 def judge(expectation: Expectation, found: Sequence[Row], exit_code: int) -> DrillResult:
     """Compare a run's findings with the expected ones.
 
-    An expected finding is caught if a row matches it. If the run skipped its check after hangs of other
-    checks in a faulty call, the check counts as given up. Any other WARN, ERROR or FAIL is invented, unless
-    it `follows` from a fault. A wrong exit code counts as missed, because it misleads scripts.
+    An expected finding is caught if a row matches it. If the run skipped the check of an expected finding,
+    because other checks had hung in a faulty call, that check counts as given up. Any other WARN, ERROR or
+    FAIL is invented, unless it `follows` from a fault. A wrong exit code counts as missed, because it
+    misleads scripts.
     """
     blamed = {row.call for row in found if row.status is Status.FAIL} & expectation.faulted
     not_run = {row.check for row in found if row.key == "given-up" and row.call in blamed}

@@ -20,8 +20,8 @@ class NoPlace(Exception):
 def add(file: Path, expected: Sequence[Expected]) -> None:
     """Add findings to the ``expect`` of the profile in ``file``; the rest of the file is kept.
 
-    If one is a FAIL, the profile's expected exit code is set, too. Raises `NoPlace` if the profile lists no
-    findings yet.
+    If a finding is a FAIL, the profile's expected exit code is also set. Raises `NoPlace` if the profile
+    lists no findings yet.
     """
     text = file.read_text(encoding="utf-8")
     found = _FINDINGS.search(text)

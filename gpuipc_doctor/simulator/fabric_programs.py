@@ -1,4 +1,4 @@
-"""Provide a simulated node with this machine's programs of libfabric and UCX, with faults."""
+"""Give a simulated node this machine's programs of libfabric and UCX, with faults put into them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _IN_TRUTH = "tcp"
 
 
 _OF_UCX = {"UCX_MEMTYPE_CACHE": "n"}
-"""Makes UCX query the driver about each address. By default UCX takes simulated memory that was used before
-its first message for host memory."""
+"""Makes UCX query the driver about each address. By default, if simulated memory was used before UCX's first
+message, UCX takes it for host memory."""
 
 
 def lend(fabric: SimulatedFabric, directory: Path, root: Path, libraries: Path) -> None:

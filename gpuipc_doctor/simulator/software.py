@@ -1,7 +1,6 @@
 """The software of a simulated node: files and links as an inventory finds them on a real node.
 
-No library here can be loaded. The files are only read below the node's root, for names, places and package
-descriptions.
+No library here can be loaded: the files serve only to be found, by name, place and package description.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _PACKAGED = {
     "openmpi": ("libmpi.so.40", "ompi"),
     "ucx": ("libucp.so.0", "ucx"),
 }
-"""Component → (library, pkg-config file next to it with the version)."""
+"""Component → (library, pkg-config file next to the library, in which the version is)."""
 
 _LINKED = {
     "cray-mpich": (

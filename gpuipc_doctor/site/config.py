@@ -141,7 +141,7 @@ class NodeGpus:
         return sum(expected.are(device.name) for device in self.devices)
 
     def on_bus(self, expected: ExpectedGpus) -> int:
-        """Number of GPUs on the PCI bus of the expected model; unlisted GPUs count as that model."""
+        """Number of GPUs of the expected model on the PCI bus; unlisted GPUs count as that model."""
         backends = {device.backend for device in self.devices if expected.are(device.name)}
         return self.listed(expected) + sum(self.unlisted.get(backend, 0) for backend in backends)
 
@@ -202,7 +202,6 @@ class SiteConfig:
     topology: Mapping[str, str] = field(default_factory=dict)
     """Leaf switch → node set, for `fleet pairs` without Slurm's topology."""
     files: Layers = field(default_factory=Layers, compare=False, repr=False)
-    """The files in use."""
 
     @property
     def mpi(self) -> MpiConfig:
@@ -439,7 +438,7 @@ def bad_options(document: Document, options: Mapping[str, Mapping[str, Json]]) -
 
 
 def unknown_keys(document: Document, keys: Mapping[str, Collection[str]]) -> Iterator[Mistake]:
-    """Suppressed findings that their checks never have. ``keys``: finding keys by check."""
+    """Keys of suppressed findings that their checks never report. ``keys``: finding keys by check."""
     for name in document.written("suppressed"):
         check, _, key = str(name).partition(".")
         if check in keys and key not in keys[check]:

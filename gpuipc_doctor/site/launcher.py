@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 KEYS = ("ranks", "nodes", "ranks_per_node", "env")
-"""The placeholders."""
 
 
 def mistakes(template: str) -> Iterator[str]:

@@ -29,9 +29,9 @@ class Changeable(NamedTuple):
 
 
 def changeable(path: Path) -> Changeable | None:
-    """The first file or directory on the way to ``path``, links included, that another user than root can
-    change. A group's write permission counts for root. For other users it does not count in directories on
-    the way, because the group may be the user's own."""
+    """The first file or directory on the way to ``path``, links included, that a user other than root and
+    this process's user can change. For root, a group's write permission counts everywhere. For other users it
+    counts only at ``path``, because a directory's group may be the user's own."""
     for place in _way(path):
         try:
             status, itself = place.stat(), place.lstat()

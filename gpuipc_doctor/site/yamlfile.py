@@ -32,9 +32,8 @@ MAX_DEPTH = 32
 _TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
 
 _UNSHOWABLE = r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
-"""Characters that YAML forbids in a file; also forbidden as escapes (``"\x1b"``), since values are printed on
-terminals.
-"""
+"""Pattern for characters that YAML forbids in a file. Their escapes are also refused, since values are
+printed on terminals."""
 
 _SHOWABLE_ASCII = b"\t\n\r" + bytes(range(0x20, 0x7F))
 

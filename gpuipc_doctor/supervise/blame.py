@@ -1,8 +1,8 @@
 """The finding for an incomplete probe, by the same rule for every check.
 
 It is a FAIL that names the operation if a role hung, crashed or got a driver error in an armed operation, or
-if a library's own thread crashed after the operation. In all other cases, and if other processes hold the
-memory, the cause is unknown, and the finding is an ERROR.
+if a library's own thread crashed after the operation. In all other cases, and always if other processes hold
+the memory, the cause is unknown and the finding is an ERROR.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _no_word(outcome: ProbeOutcome) -> str:
 
 
 def _complaint(log: Sequence[str]) -> str:
-    """The reason in the log: in this tool's own line, else in a launcher's; empty if there is none.
+    """The reason stated in the log by this tool, or else by a launcher; empty if there is none.
 
     Open MPI's launcher prints a message between rules of dashes; its first paragraph is the reason.
     """

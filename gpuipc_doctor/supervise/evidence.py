@@ -157,10 +157,8 @@ TOOLS: tuple[Tool, ...] = (
 
 
 def log_tail(*files: Path, lines: int = 10, telling: int = 5, nbytes: int = 65536) -> tuple[str, ...]:
-    """The end of the first non-empty log, of any size: the most relevant lines, then the last lines.
-
-    A library prints its reason before its backtrace and after other warnings.
-    """
+    """The end of the first log that is not empty: the most relevant lines, then the last lines. A library
+    prints its reason before its backtrace and after other warnings."""
     for file in files:
         with contextlib.suppress(FileNotFoundError), file.open("rb") as log:
             log.seek(max(0, file.stat().st_size - nbytes))

@@ -117,7 +117,7 @@ class Journal:
 
 
 class _Armed(AbstractContextManager[None]):
-    """An armed operation. Not a generator, which would take twice as long."""
+    """An armed operation. A generator would take twice as long."""
 
     __slots__ = ("_journal", "_operation")
 

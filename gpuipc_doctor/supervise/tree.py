@@ -108,7 +108,8 @@ def exit_code_of_zombie(pid: int) -> int | None:
 
 
 def at_work(pid: int) -> int:
-    """The process that does the work of ``pid``: the program that it has started, else itself."""
+    """The process that does the work of ``pid``: the program that this process has started, else the process
+    itself."""
     living = [process.pid for process in descendants(pid) if process.state != "Z"]
     return living[-1] if living else pid
 
@@ -148,7 +149,8 @@ def timeslices_of(pid: int) -> dict[int, Timeslices]:
 
 
 class Starvation:
-    """Seconds since a moment in which a thread of a process was ready to run but had no processor.
+    """Seconds, counted from a given time, for which a thread of a process was ready to run but had no
+    processor.
 
     All threads of the process count, since a driver call may wait for another thread:
     `hipStreamCreateWithFlags` starts a thread and waits until it has begun. Threads that yield do not count.

@@ -5,7 +5,7 @@ It never calls a driver. Its supervisor sends an order for each fork, with the f
 and then accepts orders.
 
 For a worker, the stem forks a process that forks the worker and ends. The supervisor then adopts the worker.
-So it learns how the worker ended, and killing a stem ends no worker.
+So the supervisor learns how the worker ended, and killing a stem ends no worker.
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ def _why_not_to_fork() -> str:
 
 
 def _unsafe() -> str:
-    """The reason of `_why_not_to_fork`. Raises `OSError` if ``/proc`` cannot be read."""
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
         return f"the imports started threads: {threads - 1}"

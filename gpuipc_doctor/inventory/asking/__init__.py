@@ -1,1 +1,2 @@
-"""Role functions of the surveys, which run in workers because their queries may hang or crash."""
+"""Surveys of drivers, libraries and programs. They run in workers, because their queries may hang or
+crash."""

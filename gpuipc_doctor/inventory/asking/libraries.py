@@ -34,7 +34,7 @@ def mpi(w: Worker) -> None:
 
 
 def mpi4py(w: Worker) -> None:
-    """The MPI library that mpi4py loads."""
+    """Record the version of the MPI library that mpi4py loads."""
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -145,7 +145,7 @@ def _providers(library: Any) -> list[str]:
 
 
 def nccl(w: Worker) -> None:
-    """Version of NCCL, or of RCCL, which has the same functions."""
+    """Record the version of NCCL, or of RCCL, which has the same functions."""
     import ctypes
 
     name, file = w.params["facts"][0], w.params["library"]
@@ -157,6 +157,6 @@ def nccl(w: Worker) -> None:
 
 
 def nccl_version(number: int) -> str:
-    """The version as text: ``22403`` is 2.24.3; before 2.9, ``2708`` was 2.7.8 (NCCL's nccl.h)."""
+    """The version as text: 2.24.3 for ``22403``; 2.7.8 for ``2708``, the form before 2.9 (NCCL's nccl.h)."""
     major = 10000 if number >= 10000 else 1000
     return f"{number // major}.{number % major // 100}.{number % 100}"

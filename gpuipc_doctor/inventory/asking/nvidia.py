@@ -40,7 +40,8 @@ _MODES: Mapping[str, tuple[str, int, Mapping[int, str]]] = {
     ),
     "persistence": ("nvmlDeviceGetPersistenceMode", 1, {0: "off", 1: "on"}),
 }
-"""Fact → (NVML's function, number of results (the first is current), meaning of the values), from nvml.h."""
+"""Fact → (NVML's function, number of its results, meaning of the values), from nvml.h. The first result is
+the current mode."""
 
 
 def _modes(w: Worker) -> Iterator[FactRow]:

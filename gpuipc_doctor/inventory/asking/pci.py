@@ -10,7 +10,7 @@ from gpuipc_doctor.node_files import Tree
 
 _ACS = 0x000D
 _REDIRECT = 0x0C
-"""P2P Request Redirect and P2P Completion Redirect of the ACS control register (PCI Express base
+"""Bits of the ACS control register: P2P Request Redirect and P2P Completion Redirect (PCI Express base
 specification, "Access Control Services")."""
 
 

@@ -1,4 +1,4 @@
-"""Code that the surveys share: their roles record facts with it."""
+"""Functions that all surveys use: record facts, load a library."""
 
 from __future__ import annotations
 
