@@ -101,7 +101,7 @@ def same(devices: list[Device], what: str) -> dict[str, list[Device]]:
 def without_version(facts: list[list[str | None]]) -> Iterable[Finding]:
     """Warn if the driver reports no version. A version from NVML is not required, as NVML may be missing."""
     if lacking := [source for name, value, source in facts if value is None and name != "nvidia-driver"]:
-        says = "the driver reports no version ({answers}): issues that depend on it cannot be identified"
+        says = "the driver reports no version ({answers}): issues of certain versions cannot be identified"
         yield Finding.warn("no-version", says, remedy=REINSTALL, answers=lacking)
 
 

@@ -95,7 +95,7 @@ class DriverPoolReuse(Check):
             yield Finding.ok(
                 "reused-as-allowed",
                 "memory passed from one stream to another {tries} times, all data correct",
-                f"the second stream reused memory of the first {given} times, always as allowed",
+                f"the second stream reused the first stream's memory {given} times, always as allowed",
                 tries=len(tries),
             )
         if not any(attempt["busy"] for attempt in tries):

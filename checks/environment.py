@@ -24,7 +24,7 @@ class Environment(Check):
         for setting in ctx.settings:
             if setting.effect.is_mistake:
                 instead = (
-                    f"set {setting.instead} instead, or unset it"
+                    f"set {setting.instead} instead of {setting.name}, or unset {setting.name}"
                     if setting.instead
                     else f"unset {setting.name}"
                 )

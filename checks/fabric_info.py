@@ -112,7 +112,7 @@ def without_adapter(fabric: FabricStack, stated: StatedFabric) -> Finding:
         "no-adapter",
         "no {what} adapter found; {where} says this node has {fabric}",
         *(f"the kernel lists {', '.join(names)} ({of})" for of, names in fabric.adapters.items() if names),
-        remedy=f"{SEEK[stated.name]}; if the node has none, correct {stated.where}",
+        remedy=f"{SEEK[stated.name]}; if the node has no such adapter, correct {stated.where}",
         fabric=stated.name,
         what=WHAT_IT_IS[stated.name],
         where=stated.where,
@@ -130,7 +130,7 @@ def unlike_stated(seen: Json, stated: Json) -> Iterator[Finding]:
             "no-active-port",
             "no port of {adapters} is active; {where} says this node has {fabric}",
             *(f"{port} is {state}" for port, state in ports.items()),
-            remedy="check cable, switch port and subnet manager (ibstat, ibv_devinfo)",
+            remedy="check the cable, the switch port and the subnet manager (ibstat, ibv_devinfo)",
             adapters=adapters,
             where=where,
             fabric=name,
@@ -227,9 +227,9 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
                 "not-offered",
                 "libfabric does not list {adapter}{why:aside}",
                 shown,
-                remedy="fix the stated cause; if the retry handler crashed, reboot (HPE's guide)"
+                remedy="fix the cause in the brackets; if the retry handler crashed, reboot (HPE's guide)"
                 if adapter["left_out"]
-                else "see why with FI_LOG_LEVEL=warn fi_info -p cxi",
+                else "to see why, run `FI_LOG_LEVEL=warn fi_info -p cxi`",
                 adapter=name,
                 why=adapter["left_out"],
             )
@@ -238,7 +238,7 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
                 "link-down",
                 "the link of {adapter} is down",
                 shown,
-                remedy="check cable and switch port (cxi_stat, fabric manager)",
+                remedy="check the cable and the switch port (cxi_stat, fabric manager)",
                 adapter=name,
             )
         if adapter["loopback"] not in ("", "off"):
@@ -254,7 +254,7 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
                 "no-link-retry",
                 "link-layer retry is off on {adapter}: lost frames are not resent",
                 shown,
-                remedy="ask HPE, or the administrator who set the port's policy",
+                remedy="ask the administrator who set the port's policy, or HPE, why retry is off",
                 adapter=name,
             )
     file, via = programs.get("fi_info", ("", ""))
@@ -271,7 +271,7 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
         yield Finding.warn(
             "offers-nothing",
             "libfabric has no usable provider: {program} lists none",
-            remedy="check FI_PROVIDER and FI_PROVIDER_PATH, and the output of FI_LOG_LEVEL=warn fi_info",
+            remedy="check FI_PROVIDER and FI_PROVIDER_PATH, and the output of `FI_LOG_LEVEL=warn fi_info`",
             program=file or "fi_info",
         )
     if seen["adapters"] and "interfaces" not in seen and "fi_info" not in seen["broken"]:

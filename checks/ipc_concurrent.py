@@ -92,7 +92,7 @@ class IpcConcurrent(Check):
         wrong = [f"{role}: {record}" for role in WITNESSES for record in done.records[role]["wrong"]]
         lost, exports = done.records["exporter"]["lost"], done.records["exporter"]["exports"]
         if wrong:
-            says = "wrong data when several importers map a segment while the exporter exports"
+            says = "wrong data when several importers map a segment while the exporter exports memory"
             yield Finding.fail("wrong-data", says, *wrong[:3], times=len(wrong))
         elif lost:
             says = "wrong data reached the exporter through one of several mappings"

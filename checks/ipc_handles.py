@@ -69,7 +69,7 @@ class IpcHandles(Check):
             yield from [*judge_answers(answers, useless)] or [Finding.ok("vmm-refused", says)]
             return
         answers = answers | importer["answers"]
-        says = "{segments} segments as documented ({rules} rules), {nbytes:mib} verified in both directions"
+        says = "{segments} segments behave as documented ({rules} rules), {nbytes:mib} verified both ways"
         yield from [*judge_segments(done), *judge_answers(answers, useless)] or [
             Finding.ok("as-documented", says, segments=len(SIZES), rules=len(answers), nbytes=sum(SIZES))
         ]
@@ -172,7 +172,7 @@ def follow(w: Worker) -> None:
     with w.step("open an interior pointer's handle"), w.gpu.open_ipc(interior) as mapping:
         lands = locate_data(mapping.read(min(4096, mapping.nbytes)))
     if lands == "nowhere":
-        wrong.append("the handle of an interior pointer opens neither that address nor the segment's start")
+        wrong.append("an interior pointer's handle opens neither the pointer's data nor its segment's start")
 
     for n, (handle, nbytes) in enumerate(zip(handles, SIZES, strict=True)):
         with w.step(f"open segment {n + 1}, {nbytes} B"):

@@ -76,7 +76,7 @@ class IpcPool(Check):
         if wrong:
             bad.append(Finding.fail("wrong-data", "a pointer imported from a pool shows wrong data", *wrong))
         if done.probe == "exporter gone":
-            yield from bad or [Finding.ok("outlives", "a pointer outlived its exporter")]
+            yield from bad or [Finding.ok("outlives", "a pool's shared memory outlived its exporter")]
             return
         watched = account(done.records["exporter"])
         bad += [*judge_exchange(done), *watched.judge(NBYTES, POINTERS)]

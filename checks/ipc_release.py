@@ -84,7 +84,7 @@ class IpcRelease(Check):
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         if failed := done.records.get("starter", {}).get("failed"):
-            says = "importer {number} of {exits} failed before it exited with the segment open: {call} {how}"
+            says = "importer {number} of {exits} did not exit with the segment open, but failed: {call} {how}"
             yield Finding.fail("importer-ended", says, exits=len(EXITS), **failed)
             return
         wrong = [line for record in done.records.values() for line in record.get("wrong", ())]

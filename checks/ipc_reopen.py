@@ -102,7 +102,7 @@ def reopen(w: Worker) -> None:
     control, tested = w.peer.recv(), w.peer.recv()
     exchanged: list[str] = []
     wrong = open_all(w, control, "first open of control segment")
-    wrong += open_all(w, control, "second open, context kept, of control segment", exchanged)
+    wrong += open_all(w, control, "in the same context: second open of control segment", exchanged)
     w.record(control=f"{len(control)} segments opened twice in the same context")
     wrong += open_all(w, tested, "first open of segment")
     with w.step("end the context"):

@@ -154,7 +154,7 @@ def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
             reason=importer["refused"],
         )
     elif not bad:
-        says = "{nbytes:mib} verified in both directions, with a sent and a fetched descriptor"
+        says = "{nbytes:mib} verified in both directions, with descriptors from SCM_RIGHTS and pidfd_getfd"
         yield Finding.ok("right", says, nbytes=importer["verified"])
 
 

@@ -169,7 +169,7 @@ def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
     if room < TELLING:
         return Finding.skip(
             "share-too-small",
-            "no buffer was kept, but {room:mib} of buffers may be too few to fill a cache ({variant})",
+            "no buffer was kept, but buffers of {room:mib} in all may not fill a cache ({variant})",
             *evidence,
             remedy=f"raise `memory` in the site config to {least:.0f} MiB of device memory",
             room=room,
@@ -221,7 +221,9 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
             "keeps-many",
             f"about {kept} are kept {{where}} ({{variant}}), and used memory levels off",
             Evidence.seen(
-                "{sent} buffers of {each:mib} evicted the large ones; no address was reused", **values
+                "{sent} further buffers of {each:mib} evicted the earlier, larger buffers from MPI's cache; "
+                "no address was reused",
+                **values,
             ),
             *([] if seen.counts_bytes else [reach]),
             *held,
@@ -235,8 +237,8 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
             "stops",
             "used memory {where} grew by {more:mib}, then levelled off ({variant})",
             Evidence.seen(
-                "each of the first buffers added {growth:mib}; {sent} buffers of {each:mib} and one of "
-                "{large:mib} after them added nothing",
+                "each of the first buffers added {growth:mib}; then {sent} buffers of {each:mib} and one of "
+                "{large:mib} added nothing",
                 sent=sent,
                 each=SMALL,
                 large=seen.sizes[-1],
@@ -260,10 +262,10 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
         says = "at least {buffers:round} freed buffers are kept {where} ({variant}); {variable} allows {most}"
         told = {"variable": params["bounded_by"], "most": most, **values}
         return Finding.warn("keeps-many", says, rate, *held, remedy=remedy, **told)
-    says = "did not level off in {times} iterations: at least {buffers:round} freed buffers are kept"
+    says = "used memory still rose after {times} iterations: at least {buffers:round} freed buffers are kept"
     if bound:
         often = "twice" if decides else "once"
-        says = f"may level off at {kept}; {{times}} iterations did not fill such a cache {often}"
+        says = f"used memory may level off at {kept}; {{times}} iterations did not fill such a cache {often}"
     full = "at this rate the device is full after {left:round} more iterations"
     return Finding.fail(
         "grows",
@@ -293,9 +295,9 @@ def judge_creep(done: ProbeOutcome, role: str, seen: BufferGrowth) -> Finding:
         "variant": done.probe,
     }
     rose = Evidence.seen(
-        "of {sent} buffers of {each:mib}, each of the last added {creep:bytes}, which was not released"
+        "{sent} buffers of {each:mib} were sent; each of the last added {creep:bytes}, which was not released"
         if seen.creep
-        else "used memory rose {steps} times in {times} iterations, in each third, and did not fall again",
+        else "used memory permanently rose {steps} times in {times} iterations, also in the last third",
         sent=len(seen.small),
         each=SMALL,
         creep=seen.creep,
@@ -318,7 +320,7 @@ def bounded_by(params: Mapping[str, Json]) -> str:
         return ""
     if params["in_bytes"]:
         return f"to limit MPI's cache, set {variable} (bytes) above the largest message's size"
-    return f"to limit MPI's cache, set {variable} to what fits in memory"
+    return f"to limit MPI's cache, set {variable} to a number of buffers that fits in memory"
 
 
 # -- the ranks --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from gpuipc_doctor.api import BackendUnavailable, Check, Context, Finding, Json,
 
 class MpiStart(Check):
     id = "mpi-start"
-    title = "two ranks start, and the launcher shows them GPUs"
+    title = "two ranks start, and each rank sees GPUs"
     needs_mpi = True
 
     def probes(self, ctx: Context) -> Iterable[Probe]:

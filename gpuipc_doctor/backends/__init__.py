@@ -87,7 +87,8 @@ class Backend:
                 return DriverGpu(driver, device, ordinal)
         raise BackendUnavailable(
             f"{device.label} ({device.uuid or device.pci}) is not visible to this process",
-            f"check dmesg for a lost GPU, and check {', '.join(driver.absence.vendor.hiding_variables)}",
+            "check dmesg for a lost GPU, and check whether the GPU is hidden by "
+            f"{' or '.join(driver.absence.vendor.hiding_variables)}",
             broken=True,
         )
 

@@ -96,7 +96,7 @@ class Absence:
         if hiding := self.hiding():
             reason = f"{fault}: {' and '.join(hiding)} leaves no {self.vendor.gpu} visible"
             names = " and ".join(assignment.partition("=")[0] for assignment in hiding)
-            return self._unavailable(reason, f"unset {names}, or list devices of this node")
+            return self._unavailable(reason, f"unset {names}, or set {names} to GPUs of this node")
         if self.node_has_gpu():
             reason = f"{fault}, although this node has an {self.vendor.gpu}"
             return self._unavailable(reason, "check dmesg for why the driver lost the GPU")

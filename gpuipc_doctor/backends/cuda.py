@@ -25,7 +25,7 @@ NVIDIA = Vendor(
     device_files_remedy="run with access to the device files (as root, or inside a job that was given GPUs)",
     hiding_variables={"CUDA_VISIBLE_DEVICES": True},
     known_codes={
-        34: ("this libcuda.so.1 is the toolkit's stub", "remove lib64/stubs from LD_LIBRARY_PATH"),
+        34: ("the loaded libcuda.so.1 is the toolkit's stub", "remove lib64/stubs from LD_LIBRARY_PATH"),
         # Seen on an H200 in a new pid namespace that still had the old /proc.
         304: (
             "the operating system refused a request of the driver",
@@ -33,7 +33,7 @@ NVIDIA = Vendor(
         ),
         802: (
             "the GPUs' fabric is not ready",
-            "start nvidia-fabricmanager in the driver's version",
+            "start nvidia-fabricmanager of the same version as the driver",
         ),
         803: (
             "the user-space driver and the kernel module have different versions",

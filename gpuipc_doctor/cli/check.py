@@ -38,7 +38,8 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
 @click.option(
     "--tier",
     type=options.Choice([tier.label for tier in Tier]),
-    help="Depth of the run: seconds, about a minute, or long.  [default: acceptance]",
+    help="Depth of the run: prolog (seconds), acceptance (about a minute) or soak (long).  "
+    "[default: acceptance]",
 )
 @options.node_options
 @click.option(
@@ -52,7 +53,7 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
 @click.option(
     "--summary",
     is_flag=True,
-    help="Print the summary that `fleet` reads, after the JSON report on ERROR, on FAIL or with --json.",
+    help="Print the summary that `fleet` reads. On ERROR, FAIL or --json, the JSON report precedes it.",
 )
 @click.option(
     "--output", type=options.FilePath(), metavar="FILE", help="Also write the JSON report to this file."

@@ -63,7 +63,7 @@ def validate(files: tuple[Path, ...]) -> None:
         )
         click.echo(f"{sanitise(str(file))}: fine{elsewhere if is_ours is False else ''}")
         for absent in _absent(found) if is_ours is None else ():
-            click.echo(f"  if the config is for this node: {absent}")
+            click.echo(f"  a mistake if the config is for this node: {absent}")
 
 
 def _is_of_this_node(found: Layers) -> bool | None:

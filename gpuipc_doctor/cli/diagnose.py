@@ -34,7 +34,7 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(
     "--inventory",
     type=options.FilePath(),
     metavar="FILE",
-    help="Output of `gpuipc-doctor inventory --json`, or a report, of the node that wrote the logs.",
+    help="Inventory (`gpuipc-doctor inventory --json`) or report of the node that wrote the logs.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 10 if there are only hints or unexplained errors.")
 @options.config("Add a site's own known issues.")
@@ -63,7 +63,7 @@ def command(
     known = saved.inventory(inventory) if inventory else ()
     examination = Examination(issues)
     for skipped in examination.index.skipped:
-        say(f"not searched for: {skipped}")
+        say(f"known issue not searched for: {skipped}")
     page = formats.page()
 
     def news(one: Recognised) -> None:

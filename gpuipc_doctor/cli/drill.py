@@ -56,7 +56,7 @@ class Drill:
     "--backend", type=options.Choice(list(BINDINGS)), help="Drill only this backend.  [default: both]"
 )
 @click.option(
-    "--check", metavar="ID", help="Drill only this check, with the profiles whose faults are in its calls."
+    "--check", metavar="ID", help="Drill only this check, on profiles with faults in the check's calls."
 )
 @click.option(
     "--update",
@@ -105,7 +105,7 @@ def command(
     lends = "fi_pingpong" in fabric_programs.here()
     for name, stated in asked.items():
         if not stated.expect:
-            raise click.BadParameter(f"{name} has no 'expect'", param_hint="PROFILE")
+            raise click.BadParameter(f"{name} lacks the key 'expect'", param_hint="PROFILE")
         if stated.needs_mpi and name in profiles and not mpi_lib:
             raise click.UsageError(f"{name} has faults of MPI; name a library with --mpi-lib", ctx)
         if stated.needs_fabric and name in profiles and not lends:

@@ -87,7 +87,7 @@ def command(
     shipped = Shipped(ship, ship_to, python) if ship else None
     way = reach.way(*(check_options or ("--all",)), "--summary", *["--json"] * full, shipped=shipped)
     if shipped and way.via is Via.FLUX:
-        raise click.UsageError("--ship does not work with Flux; name the tool on the nodes with --tool")
+        raise click.UsageError("--ship does not work with Flux; give the tool's path with --tool")
     wanted = reach.wanted()
     way = _within_limits(way, reach.partition, block)
     progress, interrupted, shown = _Progress(into, wanted), False, True
@@ -97,7 +97,7 @@ def command(
             done = {report.node for report in known if report.state is State.REPORTED}
             if done and not resume:
                 reports = counted(len(done), "report")
-                raise click.UsageError(f"{into} has {reports} already; name a new directory, or --resume")
+                raise click.UsageError(f"{into} has {reports} already; name a new directory, or add --resume")
             if not resume:
                 directory.forget_silent(into, known)
             progress = _Progress(into, directory.lacking(wanted, done))

@@ -24,7 +24,7 @@ def options_of(command: options.Command) -> options.Command:
     """Add the options that select nodes and the way to reach them."""
     for option in (
         click.option(
-            "--tool", default=None, metavar="PATH", help="gpuipc-doctor on the nodes.  [default: same path]"
+            "--tool", metavar="PATH", help="Path of gpuipc-doctor on the nodes.  [default: same path]"
         ),
         click.option(
             "--launch-option",

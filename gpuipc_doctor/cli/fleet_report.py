@@ -50,7 +50,7 @@ def report(ctx: click.Context, *, directory: Path, form: str, earlier: tuple[Pat
     """
     if earlier:
         if form != "screen":
-            raise click.UsageError("--history is for the screen only")
+            raise click.UsageError("--history works only with screen output: omit --format and --json")
         ctx.exit(_tell_history(earlier, directory))
     ctx.exit(tell(directory, (), form=form))
 

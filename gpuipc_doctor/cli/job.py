@@ -49,7 +49,7 @@ SHORTEST_S, LONGEST_S = 5.0, 24 * 3600.0
 @click.option("--via", type=click.Choice(["auto", "slurm", "flux", "ssh"]), default="auto", show_default=True,
               help="How to reach the nodes. auto: flux within a Flux instance, "
                   "slurm if srun is found.")  # fmt: skip
-@click.option("--tool", metavar="PATH", help="gpuipc-doctor on the nodes.  [default: same path]")
+@click.option("--tool", metavar="PATH", help="Path of gpuipc-doctor on the nodes.  [default: same path]")
 @click.option("--launch-option", "launch_options", multiple=True, metavar="OPTION",
               help="Option for srun or ssh, passed unchanged. May be repeated.")  # fmt: skip
 @click.option("--stacks", is_flag=True,
@@ -57,7 +57,9 @@ SHORTEST_S, LONGEST_S = 5.0, 24 * 3600.0
 @click.option("--for", "seconds", type=Duration(), metavar="SECONDS", default=0.0,
               help="After the snapshots, watch each process for growth for this time (60s, 5m).")  # fmt: skip
 @click.option(
-    "--ras", is_flag=True, help="Query NCCL's RAS service of any version; old versions can crash the job."
+    "--ras",
+    is_flag=True,
+    help="Query the RAS service of any NCCL; the query of an old NCCL can crash the job.",
 )
 @click.option("--arm", is_flag=False, flag_value="script", metavar="[script|taskprolog]",
               type=click.Choice(["script", "taskprolog"]),
@@ -115,7 +117,7 @@ def command(
     from gpuipc_doctor.site.hosts import BadNodes
 
     if sum(map(bool, (pids, slurm, user, gpu))) > 1:
-        raise click.UsageError("--pid, --slurm, --user and --gpu exclude each other", ctx)
+        raise click.UsageError("--pid, --slurm, --user and --gpu exclude each other: give only one", ctx)
     if nodes and pids:
         raise click.UsageError("--pid is for this node only: omit -w, or use --slurm or --user", ctx)
     if slurm and not all(part.isdecimal() for part in slurm.split(".", 1)):

@@ -32,7 +32,7 @@ COMMANDS = {
     "known-issues": ("known_issues", "Query the database of known issues."),
     "list": ("list", "List the checks."),
     "memory": ("memory", "Show device memory by process, and its growth."),
-    "prolog": ("prolog", "Test this node before a job: one line and one exit code, within a budget."),
+    "prolog": ("prolog", "Test this node before a job: one line and one exit code, within a time limit."),
     "replay": ("replay", "Replay a history of memory operations, or print it as a C program."),
     "report": ("report", "Print a saved report for people, CI or Prometheus."),
     "schema": ("schema", "Print the JSON Schema of a report or a file."),

@@ -31,7 +31,7 @@ _TOLD = ("nvidia-driver", "rocm", "cray-mpich", "libfabric", "shs-libfabric", "u
 @options.node_options
 @click.option("--mpi-lib", callback=options.mpi_library, metavar="FILE", help="The jobs' MPI library.")
 @click.option(
-    "--to", type=options.FilePath(), metavar="FILE", help="Write it to this file instead of printing it."
+    "--to", type=options.FilePath(), metavar="FILE", help="Write the config to FILE instead of printing it."
 )
 def command(
     *, simulate: str | None, config_file: Path | None, backend: str, mpi_lib: str | None, to: Path | None
@@ -103,7 +103,7 @@ def _base(base: Path | None, devices: Sequence[Device], resembled: Sequence[str]
         backends = {device.backend for device in devices}
         fitting = {"cuda": "generic-slurm-nvidia", "hip": "generic-slurm-amd"}
         names = [name for backend, name in fitting.items() if backend in backends]
-        yield "# No shipped file matches this node. This file may fit clusters with Slurm:"
+        yield "# No shipped config matches this node. If its cluster uses Slurm, try:"
         yield from (f"# extends: {name}" for name in names or fitting.values())
     yield ""
 

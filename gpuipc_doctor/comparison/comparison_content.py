@@ -65,7 +65,7 @@ def _blocks(comparison: Comparison) -> Iterator[Block]:
         rows = list(_speeds(comparison.speeds.of(pace)))
         yield from table((pace.value, "in", "before", "after", "ratio (bounds)"), rows[:MOST_ROWS])
         if len(rows) > MOST_ROWS:
-            yield Lines((f"… and {len(rows) - MOST_ROWS} more that are {pace.value}, in the JSON (--json)",))
+            yield Lines((f"… and {len(rows) - MOST_ROWS} more that are {pace.value}: see --json",))
     yield Lines(tuple(_on_speed(comparison)))
 
 

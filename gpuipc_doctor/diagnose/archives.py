@@ -65,7 +65,7 @@ def _damage_named(form: str) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
-        raise Unreadable(f"has damaged {form} data; the part before it was read ({error})") from None
+        raise Unreadable(f"has damaged {form} data; only its beginning was read ({error})") from None
     except RuntimeError as error:  # encrypted, or compressed in a way that Python does not support
         raise Unreadable(f"cannot be read further: {error}") from None
 

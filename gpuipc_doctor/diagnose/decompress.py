@@ -33,7 +33,7 @@ def decompressed(begin: bytes, rest: Iterable[bytes | None]) -> Iterator[bytes]:
     except EOFError:
         raise Unreadable(f"is truncated {name} data; only its beginning was read") from None
     except (OSError, ValueError, damaged) as error:
-        raise Unreadable(f"has damaged {name} data; the part before it was read ({error})") from None
+        raise Unreadable(f"has damaged {name} data; only its beginning was read ({error})") from None
 
 
 class RawBlocks(io.RawIOBase):
@@ -87,7 +87,7 @@ def _zstd(raw: io.RawIOBase) -> tuple[Any, type[Exception]]:
     except ImportError:
         raise Unreadable(
             f"is compressed with zstd, for which Python's {ZSTD} is missing: "
-            "pip install backports.zstd, or pipe zstdcat's output in"
+            "pip install backports.zstd, or pipe in the output of zstdcat"
         ) from None
     return zstd.ZstdFile(raw), zstd.ZstdError
 

@@ -36,13 +36,13 @@ VERBOSE = Limits(signatures=100, unknown=1000, names=MOST, columns=4096)
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 _WORTH = {
-    Confidence.HIGH: "no other cause of such lines is known",
+    Confidence.HIGH: "no other cause of the matched lines is known",
     Confidence.MEDIUM: "the likeliest of several known causes",
-    Confidence.LOW: "such lines also have other causes",
+    Confidence.LOW: "the matched lines also have other causes",
 }
 _TELL = (
-    "To judge unknown versions, run `gpuipc-doctor inventory --json` on the node, then `gpuipc-doctor "
-    "diagnose --inventory FILE LOG` here."
+    "To judge unknown versions, run `gpuipc-doctor inventory --json > FILE` on the node, then `gpuipc-doctor "
+    "diagnose --inventory FILE LOG`."
 )
 _RELATION = {
     Relation.CONFIRMED: "the version is affected",
@@ -161,7 +161,7 @@ def _unknown(diagnosis: Diagnosis, limits: Limits) -> Entry:
     for seen in diagnosis.unknown[: limits.unknown]:
         items += [_quoted(seen, limits, depth=1), Item(_where(seen, limits), hang=0, depth=3)]
     items += _rest(kinds - limits.unknown, "more kinds with -v", depth=1)
-    items += _rest(diagnosis.unknown_beyond, "lines of further kinds", "at least ", depth=1)
+    items += _rest(diagnosis.unknown_beyond, "error lines, of kinds not listed", "at least ", depth=1)
     about = f"error lines that match no known issue: {counted(kinds, 'kind')}, most relevant first"
     return Entry("OTHER", about, tuple(items), gap=1, hang=1)
 

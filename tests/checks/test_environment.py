@@ -30,7 +30,8 @@ def test_effective_variable_passes_and_is_listed(effect: Effect) -> None:
 
 @pytest.mark.parametrize("effect", [Effect.INVALID, Effect.DEAD, Effect.MISSPELT])
 @pytest.mark.parametrize(
-    ("instead", "remedy"), [("UCX_TLS", "set UCX_TLS instead, or unset it"), ("", "unset UCX_TSL")]
+    ("instead", "remedy"),
+    [("UCX_TLS", "set UCX_TLS instead of UCX_TSL, or unset UCX_TSL"), ("", "unset UCX_TSL")],
 )
 def test_mistake_is_a_warning_with_place_and_remedy(effect: Effect, instead: str, remedy: str) -> None:
     mistake = Setting("UCX_TSL", "all", "profile.sh:3", effect, "UCX has no such variable", instead)

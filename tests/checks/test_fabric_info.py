@@ -178,7 +178,7 @@ def test_a_stated_fabric_without_an_adapter_fails(stated: str, what: str, sought
     said = f"no {what} adapter found; x.yaml:3 says this node has {stated}"
     assert sentences.summary(fail) == said
     assert sought in fail.remedy
-    assert "if the node has none, correct x.yaml:3" in fail.remedy
+    assert "if the node has no such adapter, correct x.yaml:3" in fail.remedy
     assert isinstance(skip, Finding)
     assert skip.key == "no-fabric"
 

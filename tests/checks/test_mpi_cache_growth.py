@@ -139,7 +139,7 @@ def test_growth_names_the_rank_whose_device_fills_with_rate_and_time_left() -> N
     assert "(growing)" in sentences.summary(finding)
     rate, kept, reach = sentences.evidence(finding)
     assert "95 % confidence interval" in rate
-    assert kept == "did not level off in 33 iterations: at least 33 freed buffers are kept"
+    assert kept == "used memory still rose after 33 iterations: at least 33 freed buffers are kept"
     assert "more iterations" in reach
     assert finding.remedy.startswith("to limit MPI's cache, set CACHE_SIZE")
     assert growth(LEAK).remedy == ""
@@ -177,7 +177,10 @@ def test_a_cache_that_small_buffers_fill_is_a_warning_with_its_bound(buffers: in
         f"about {buffers} freed buffers are kept on the sender's device (growing), and used memory levels off"
     )
     replaced, reach = sentences.evidence(finding)
-    assert replaced == "192 buffers of 2 MiB evicted the large ones; no address was reused"
+    assert replaced == (
+        "192 further buffers of 2 MiB evicted the earlier, larger buffers from MPI's cache; "
+        "no address was reused"
+    )
     assert reach == f"{buffers} kept buffers of {139 / buffers:.1f} GiB each would fill this device"
     assert "set MAX_REGIONS" in finding.remedy
     assert growth(keeps(buffers)).remedy == ""
@@ -253,8 +256,8 @@ NO_BOUND = newest(10**6)
         (newest(3), "about 3", "about 3", "about 3"),
         (newest(16), "about 16", "about 16", "about 16"),
         (newest(30), "about 30", "about 30", "about 30"),
-        (newest(44), "about 44", "about 44", "may level off at 44"),
-        (newest(50), "about 50", "about 50", "may level off at 50"),
+        (newest(44), "about 44", "about 44", "used memory may level off at 44"),
+        (newest(50), "about 50", "about 50", "used memory may level off at 50"),
         (newest(64), "about 64", "about 64", "at least 64"),
         (newest(100), "about 100", "about 100", "at least 88"),
         (NO_BOUND, "at least 225", "at least 407", "at least 88"),
@@ -353,7 +356,8 @@ def test_in_soak_a_bound_must_be_exceeded_twice(buffers: int, decides: bool) -> 
     assert finding.status is (Status.WARN if passed else Status.FAIL)
     if not passed:
         assert sentences.evidence(finding)[1] == (
-            f"may level off at {buffers} freed buffers; 226 iterations did not fill such a cache twice"
+            f"used memory may level off at {buffers} freed buffers; "
+            "226 iterations did not fill such a cache twice"
         )
 
 
@@ -374,7 +378,7 @@ def test_growth_that_stops_is_a_warning_with_its_sum() -> None:
             "used memory on the sender's device grew by 960 MiB, then levelled off (growing)"
         )
         assert sentences.evidence(finding) == (
-            "each of the first buffers added 24 MiB; 192 buffers of 2 MiB and one of 68 MiB after them "
+            "each of the first buffers added 24 MiB; then 192 buffers of 2 MiB and one of 68 MiB "
             "added nothing",
         )
     assert growth(memory(used, small=[*then[:-1], then[-2] + 24 * MIB])).status is Status.FAIL
@@ -387,7 +391,7 @@ def test_cache_that_small_buffers_do_not_fill_is_reported_with_its_least_size(
     finding = growth(keeps(buffers), bounded_by="MAX_REGIONS")
     assert finding.status is Status.FAIL
     assert sentences.evidence(finding)[1] == (
-        f"did not level off in 226 iterations: at least {least} freed buffers are kept"
+        f"used memory still rose after 226 iterations: at least {least} freed buffers are kept"
     )
     assert "set MAX_REGIONS" in finding.remedy
 

@@ -139,7 +139,7 @@ def test_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backend
             *(16, Status.WARN, "about 16 freed buffers are kept on the sender's device"),
             marks=pytest.mark.full,
         ),
-        (44, Status.FAIL, "may level off at 44 freed buffers; "),
+        (44, Status.FAIL, "used memory may level off at 44 freed buffers; "),
     ],
 )
 def test_bound_is_reported_in_soak_only_if_exceeded_twice(

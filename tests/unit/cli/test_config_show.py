@@ -160,7 +160,7 @@ def test_missing_path_is_a_note_if_the_file_names_no_nodes(directory: Path) -> N
     assert (ended.exit_code, ended.stderr) == (0, "")
     assert ended.stdout == (
         "elsewhere.yaml: fine\n"
-        "  if the config is for this node: elsewhere.yaml:1: preload: file not found: "
+        "  a mistake if the config is for this node: elsewhere.yaml:1: preload: file not found: "
         "/none/libmpi_gtl_hsa.so; correct the path, or remove the entry (why: "
         "Cray MPICH needs it)\n"
     )
@@ -170,7 +170,7 @@ def test_missing_mpi_is_a_note(directory: Path) -> None:
     write(directory / "elsewhere.yaml", "mpi: {library: /none/libmpi.so, launcher: 'nosuchrun -n {ranks}'}\n")
     ended = run("validate", "elsewhere.yaml")
     assert (ended.exit_code, ended.stderr) == (0, "")
-    note = "  if the config is for this node: elsewhere.yaml:1: mpi"
+    note = "  a mistake if the config is for this node: elsewhere.yaml:1: mpi"
     assert ended.stdout.splitlines() == [
         "elsewhere.yaml: fine",
         f"{note}.library: file not found: /none/libmpi.so; correct the path",

@@ -185,7 +185,7 @@ def test_profile_without_expectations_is_refused(tmp_path: Path) -> None:
     path.write_text("description: Nothing.\n")
     ran = invoke(str(path))
     assert ran.exit_code == 2
-    assert "has no 'expect'" in ran.output
+    assert "lacks the key 'expect'" in ran.output
 
 
 def test_faults_of_mpi_are_drilled_with_an_mpi_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ def test_screen_golden_files(
     golden.check(f"diagnose/{name}.txt", page)
     assert strict == code
     if any(issue_.relation is Relation.NEW for issue_ in diagnosis.recognised):
-        assert "no other cause of such lines" not in page
+        assert "no other cause of the matched lines" not in page
 
 
 def test_exit_code_gets_its_own_line_if_the_last_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
