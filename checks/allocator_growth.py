@@ -52,8 +52,7 @@ from gpuipc_doctor.api import (
 ROUNDS, BLOCKS = 120, 16
 
 ALLOCATED = 0.1
-"""Fraction of the memory limit that stays allocated. The rest is for the allocator's overhead and for its
-cache: a leak shows only once the cache is full."""
+"""Fraction of the memory limit that stays allocated. The rest is for the allocator's overhead and cache."""
 
 UNIT = 64 << 10
 """Every block has a multiple of this many bytes."""

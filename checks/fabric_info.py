@@ -164,7 +164,7 @@ OFFERED_AS = {
     "opa": ("opx", "psm2"),
     "tcp": ("tcp",),
 }
-"""Fabric → prefixes of the names under which libfabric and UCX (src/uct/ib) list it."""
+"""Fabric → prefixes of the fabric's names in libfabric and UCX (src/uct/ib)."""
 
 
 def summary(seen: Json, known: list[str], stated: Json = None) -> str:

@@ -212,7 +212,7 @@ def offers_none(stated: Json) -> str:
 
 
 def chosen(tries: list[Json], stated: Json) -> Iterator[str]:
-    """Settings that make UCX use the stated fabric."""
+    """Settings that make UCX use the site config's fabric."""
     told = {f"{name}={value}" for attempt in tries for name, value in attempt.get("chosen", {}).items()}
     yield from (f"{setting}, for {stated[1]} says {stated[0]}" for setting in sorted(told))
 

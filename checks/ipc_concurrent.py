@@ -182,7 +182,7 @@ def exchange(w: Worker, importers: Sequence[Peer], number: int, memory: Memory) 
 
 @contextmanager
 def segment(w: Worker, nbytes: int) -> Iterator[tuple[Memory, Callable[[], Exported]]]:
-    """Allocate memory; yields it with the function that exports it.
+    """Allocate memory; yields the memory and a function that exports it.
 
     After a failed call the memory is not freed, so that importers do not fail before this role does.
     """

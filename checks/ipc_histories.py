@@ -45,7 +45,7 @@ from gpuipc_doctor.histories.leaks import WORDS
 from gpuipc_doctor.histories.steps import steps
 
 OPERATIONS, OPERATIONS_PER_DEVICE = 1500, 100
-"""Operations in the acceptance tier: on one device, and the number added for each further device."""
+"""Operations in the acceptance tier on one device, and additional operations for each further device."""
 
 LIMIT = 0.5
 """Fraction of the deadline after which an operation counts as hung. A role that waits for another role has

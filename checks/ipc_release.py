@@ -46,7 +46,7 @@ from gpuipc_doctor.api import (
 
 NBYTES = ODD_BYTES
 SEGMENTS = 4
-"""Number of segments in the loop. Another segment stays open meanwhile."""
+"""Number of segments in the loop, during which one more segment stays open."""
 
 OPENS = 256
 SAMPLED = range(8, OPENS + 1, 8)

@@ -50,7 +50,7 @@ HARMS = frozenset({"kills an importer"})
 ROUTES = ("SCM_RIGHTS", "pidfd_getfd", "SCM_RIGHTS")
 """How the descriptor of each segment is passed."""
 REMAPPINGS = 640
-"""Number of mappings without a pause. In some runs, ROCm 6.4.3 passed 160 of them."""
+"""Number of mappings without a pause. With 160, faulty ROCm 6.4.3 passed some runs."""
 
 REMAPPED = 16 << 10
 """Bytes written and read in each of the `REMAPPINGS`, with one copy each way."""

@@ -62,16 +62,16 @@ TELLING = 180 << 20
 and reuse earlier addresses, so that a run without growth would prove nothing."""
 
 MANY = {False: 192, True: 384}
-"""Whether the tier is soak → maximum number of small buffers. In soak, a bound must be exceeded twice. A
-larger cache is as bad as an unbounded one: 192 buffers of 1 GiB fill most GPUs."""
+"""Whether the tier is soak → maximum number of small buffers; twice as many in soak, to exceed a cache's
+bound twice. A larger cache is as bad as one without a bound: 192 buffers of 1 GiB fill most GPUs."""
 
 FOR_LARGE = {False: 0.6, True: 0.3}
 """Whether the tier is soak → fraction of the memory limit for large buffers. The rest is for the small
 buffers, which a library may all keep at the same time."""
 
 TOO_FEW = 24
-"""With fewer growing buffers than this, a leak and a cache look the same. Each buffer is 2 MiB larger than
-the last, so a cache of two buffers grows like a loss of 4 MiB per buffer."""
+"""Minimum growing buffers to distinguish a leak from a cache. Each buffer is 2 MiB larger than the last, so a
+cache of two buffers grows like a loss of 4 MiB per buffer."""
 
 SAME, SOAK = 128, 400
 """Iterations with buffers of one size, outside and in the soak tier. Drivers count in blocks of 2 MiB, so the

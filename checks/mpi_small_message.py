@@ -48,7 +48,8 @@ from gpuipc_doctor.api import (
 TIMED = (0, 1, 8, 16, 64, 256, 1024, 4096, 16384, 65536, *LARGE_MESSAGES)
 
 GUARD, PAGE = 64, 4096
-"""Minimum bytes behind each message that must not change, and bytes of a page: the guard ends with a page."""
+"""Minimum bytes behind each message that must not change, and bytes of a page: the guarded bytes end with a
+page."""
 
 PLACES = (("device", "device"), ("host", "device"), ("device", "host"))
 """Source and destination of the message."""
@@ -215,7 +216,7 @@ def messages(sizes: Sequence[int]) -> Iterator[Message]:
 
 
 def deliver(w: Worker, message: Message, places: dict[str, Memory]) -> list[str]:
-    """This rank's part of one message; returns the receiver's mismatches."""
+    """Perform this rank's part of one message; returns the wrong data that the receiver found."""
     size, source, target, mode, sender = message
     is_sender = w.mpi.rank == sender
     memory = places[source if is_sender else target]

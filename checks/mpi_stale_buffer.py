@@ -39,7 +39,7 @@ ROUNDS = [size for change in product(SIZES, repeat=2) for size in change] * 2
 """The size of each round's buffer: every change from one size to another, and every size twice in a row."""
 
 PAGE = 4096
-"""Bytes of each piece that is compared with old messages. Mappings cover whole pages."""
+"""Bytes of each piece that is compared with old messages: a page, since mappings cover whole pages."""
 
 SHOWN = 7
 """Maximum messages listed in a finding."""

@@ -48,8 +48,8 @@ def calling(gpu: DriverGpu, name: str, out_of_memory: type[Exception]) -> Iterat
 class PoolBlock(DriverBuffer):
     """An allocator's memory (`gpuipc_doctor.api.allocator.Block`).
 
-    The allocator may reuse it once ``owner``, the library's object, is released. Streams and blocks are only
-    passed to allocators of the same library.
+    After ``owner``, the library's object, is released, the allocator may reuse the memory. Streams and blocks
+    are only passed to allocators of the same library.
     """
 
     def __init__(self, gpu: DriverGpu, address: int, nbytes: int, owner: Any, free_call: str) -> None:

@@ -117,7 +117,7 @@ class Allocator(Protocol):
 
     @property
     def kind(self) -> str:
-        """Whether the memory has IPC handles: ``plain``, or else its kind in `Gpu.unexportable_kinds`."""
+        """``plain`` if the memory has IPC handles, else its kind in `Gpu.unexportable_kinds`."""
 
     @property
     def chosen_by(self) -> str:

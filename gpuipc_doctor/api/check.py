@@ -47,7 +47,7 @@ class Context:
     across: Launch | None = None
     """For checks with ``across``: how to start two processes on two nodes, if that is requested."""
     settings: tuple[Setting, ...] = ()
-    """The environment variables that are set, with their effect in this node's versions."""
+    """The environment variables that are set, each with its effect in this node's versions."""
     lacking: tuple[str, ...] = ()
     """Settings missing on this node that would help diagnose a hanging job."""
     unexpected: tuple[Unexpected, ...] = ()

@@ -15,8 +15,8 @@ from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Finding, ProbeOutcome
 
 TURNS, WHOLE_TURNS = 5, 2
-"""Number of turns, and number of turns in which all of the memory is written and verified: one in each
-direction. The importer writes first and last, so the exporter returns after it has read everything."""
+"""Number of turns, and number of turns that write and verify all of the memory: one in each direction. The
+importer takes the first and the last turn, so the exporter returns after it has read everything."""
 
 
 def closing_order(count: int) -> list[int]:

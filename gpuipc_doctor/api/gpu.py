@@ -247,8 +247,8 @@ class ImportedPool(Protocol):
     def import_pointer(self, data: bytes, nbytes: int) -> PoolMemory:
         """Memory of the exporter, ``nbytes`` bytes long.
 
-        A second import of a pointer returns the same address; freeing either ends both. Free the memory here
-        before the exporter frees it.
+        A second import of a pointer returns the same address, and freeing one also ends the other. Free the
+        memory here before the exporter frees it.
         """
 
     def destroy(self) -> None: ...

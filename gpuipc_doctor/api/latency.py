@@ -37,8 +37,8 @@ def time_there_and_back(w: Worker, memory: Memory, sizes: list[int]) -> tuple[li
     """Send the first bytes of ``memory`` to the other rank and back; returns the latencies and the wrong
     data.
 
-    At first only rank 0 has the data, so after the last round both ranks have only received data. Writing and
-    reading the data is not timed.
+    Only rank 0 has the data at first, so both ranks end with data that they received. Writing and reading the
+    data is not timed.
     """
     from statistics import median
 

@@ -152,7 +152,7 @@ class Ledger:
     def sample(self, what: str, number: int) -> int:
         """Used memory in bytes after a round of a loop.
 
-        Recorded even if `enter_loop` is never reached, since a leak may fill the device first. See `filled`.
+        It is recorded at once, since a leak may fill the device before `enter_loop`. See `filled`.
         """
         if self._running.get("what") != what:
             self._running = {"device": self._gpu.device.label, "what": what, "rounds": [], "used": []}
@@ -241,7 +241,7 @@ def ledger_in_turn(w: Worker) -> Ledger:
 def look_on(w: Worker) -> None:
     """Read used memory, let the partner begin, and check after the partner's end that no more is in use.
 
-    The partner is the last role. It receives the longest lag of a counter in seconds, and the fewest free
+    The partner, which is the last role, receives the longest lag of a counter in seconds and the fewest free
     bytes of a device. Roles between the first and the last watch their own devices with `look_on_another`.
     """
     ledger = Ledger(w)
@@ -339,8 +339,8 @@ class Entry:
         return [Evidence.seen(says, repeated=self.repeated)]
 
     def trust(self, found: Finding | None) -> Finding | None:
-        """Return ``found``, a finding about a loss while a process ran, if the memory was released when the
-        process ended, else an ERROR."""
+        """The finding ``found`` about a loss while a process ran, or an ERROR in its place if the memory was
+        still missing after the process had ended."""
         return self.somebody_elses() if found and not self.is_back else found
 
     def late(self) -> Finding | None:
@@ -534,7 +534,7 @@ def filled(record: Mapping[str, Json]) -> Finding | None:
     """Judge a loop in which a call ran out of memory: the FAIL if the loop itself filled the device, else
     None.
 
-    There is no control, so used memory must have risen steadily, and by most of the free memory.
+    Without a control, used memory must have risen steadily, and by most of the free memory.
     """
     if not (running := record.get("running")):
         return None

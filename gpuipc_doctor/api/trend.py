@@ -40,7 +40,7 @@ def slope(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> S
 
     The estimate is the median of the slopes of all pairs of points; the interval is Sen's, from the variance
     of Kendall's rank correlation (P. K. Sen, J. Am. Stat. Assoc. 63 (1968), 1379), without his correction for
-    ties, so it is rather too wide. Raises `ValueError` for fewer than four points with distinct x.
+    ties, so the interval is rather too wide. Raises `ValueError` for fewer than four points with distinct x.
     """
     from statistics import median
 

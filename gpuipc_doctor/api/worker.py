@@ -29,7 +29,7 @@ class Peer(Protocol):
         """Wait for the partner's next value. A value of type `bytes` arrives unchanged."""
 
     def has_news(self) -> bool:
-        """Whether `recv` would return, or end this role, without waiting. Only for partners that wait after
+        """Whether `recv` would return, or end this role, without waiting. The partner must wait after
         sending."""
 
     def send_descriptor(self, descriptor: int) -> bool:
@@ -232,7 +232,7 @@ class Worker(Protocol):
     @property
     def fabric(self) -> Fabric: ...
     def start(self, act: Callable[[Child], None]) -> ChildProcess:
-        """Start a process that calls ``act`` and then ends. Only for `Probe.starters`."""
+        """Start a process that calls ``act`` and then ends. Only roles in `Probe.starters` may do so."""
 
     @property
     def params(self) -> Mapping[str, Json]: ...

@@ -1,6 +1,6 @@
 """CUDA and HIP behind one protocol, so that callers need not distinguish them.
 
-Importing this package loads no driver and no binding; `open_backend` does, so only workers call it.
+`open_backend` loads the driver and the binding, so only workers call it.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Driver(ABC):
     def export_descriptor(self, operation: str, thing: Any) -> int:
         """A descriptor of physical memory (``vmm-export``), or of a pool (``pool-export``).
 
-        Never 0, since a worker's standard input is open.
+        Its number is never 0, since a worker's standard input is open.
         """
 
     @abstractmethod

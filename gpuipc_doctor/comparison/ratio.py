@@ -34,9 +34,9 @@ def ratio(before: Sequence[float], after: Sequence[float], doubt: float) -> Rati
     The estimate is the median of all ratios of an ``after`` value to a ``before`` value, with bounds at two
     ranks given by the Mann-Whitney distribution: Hodges and Lehmann's estimate and interval, on logarithms
     (J. L. Hodges, E. L. Lehmann, Ann. Math. Stat. 34 (1963), 598). It assumes that samples are independent,
-    and that both sides have one distribution apart from a factor. The distribution may be any, so an outlier
-    widens the interval without making it wrong. None if there are too few samples for this ``doubt``. Values
-    must be positive.
+    and that both sides have one distribution apart from a factor. No particular distribution is assumed: an
+    outlier widens the interval but does not make it wrong. None if there are too few samples for this
+    ``doubt``. Values must be positive.
     """
     rank = _rank(len(before), len(after), doubt)
     if rank is None:

@@ -180,7 +180,7 @@ def _samples(runs: Runs) -> dict[Quantity, list[float]]:
 def _quantities(
     check: str, subject: Subject, probes: Sequence[Sequence[Result]]
 ) -> Iterator[tuple[Quantity, float]]:
-    """The figures of one repetition of a check on a subject. All results of a probe have the same calls."""
+    """The figures of one repetition of a check on a subject, with the calls of each probe's first result."""
     count: dict[str, int] = {}
     seconds: dict[str, float] = {}
     for results in probes:

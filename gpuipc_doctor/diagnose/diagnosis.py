@@ -14,8 +14,8 @@ from gpuipc_doctor.model import Fact, Relation
 class Recognised:
     """A known issue whose signature is in the logs.
 
-    ``confidence`` is that of the ``signature``. It is one step higher if the version is affected, and LOW
-    (only a hint) if the version is known not to be affected.
+    ``confidence`` is that of the ``signature``, but one step higher if the version is affected, and LOW (only
+    a hint) if the version is known not to be affected.
     """
 
     issue: KnownIssue

@@ -310,8 +310,8 @@ class LogExamination:
         return self._index.is_part(number) and (self._index.parts[number].counts or not self._seen[number])
 
     def _most(self, part: Part, complete: bool) -> float:
-        """Number of lines after which the search for a part pauses: few for a fallback, which is in every
-        error."""
+        """Number of lines after which the search for a part pauses: few for a fallback, whose part is in most
+        errors."""
         if self._index.issues[part.issue].fallback:
             return ENOUGH
         return inf if complete else MANY

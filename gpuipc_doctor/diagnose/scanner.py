@@ -157,8 +157,6 @@ def _may_match(text: bytes, pattern: str) -> bool:
 
 
 class _Candidate(NamedTuple):
-    """A pattern whose fixed text was found."""
-
     number: int
     wrapped: bool
     rest: Needs
@@ -495,8 +493,6 @@ class Scanner:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Lines to examine, with some of their neighbours."""
-
     lines: Sequence[bytes]
     numbers: Sequence[int]
     kinds: Sequence[bytes]

@@ -59,10 +59,8 @@ def command(program: str, route: str, nbytes: int, rounds: int) -> list[str]:
 
 
 def transports(program: str, route: str, stated: str | None) -> dict[str, str]:
-    """The variable that makes UCX use the stated fabric.
-
-    With libfabric, the provider selects the fabric; UCX has no transport for cxi.
-    """
+    """The variable that makes UCX use the ``stated`` fabric; UCX has no transport for cxi. libfabric needs no
+    variable: its provider selects the fabric."""
     if Path(program).name != "ucx_perftest" or stated not in _TRANSPORTS:
         return {}
     copies = [MEMORY[route]] if route in MEMORY else []

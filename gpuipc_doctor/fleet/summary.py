@@ -42,7 +42,7 @@ class State(enum.Enum):
 
 
 class MatchedIssue(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A known issue related to a finding, as joined in the node's report."""
+    """A known issue related to a finding, from the node's full report."""
 
     issue: str
     relation: Relation

@@ -175,7 +175,7 @@ class Switches:
         """Pairs that show whether a failing node, which the topology lacks, is below a switch that is cut
         off.
 
-        Its partner is a node that has passed below this switch, or the switch's only node.
+        The failing node's partner has passed below this switch, or is the switch's only node.
         """
         partners = {self._topology.get(node, ""): node for node in proven}
         switches = self._suspects & self._inner_pass & set(partners)

@@ -21,7 +21,7 @@ def _block(stamp: int) -> bytes:
 
 
 def contents(stamp: int, nbytes: int, offset: int = 0) -> bytes:
-    """``nbytes`` bytes from ``offset`` on of memory that the write ``stamp`` has filled."""
+    """Bytes ``offset`` to ``offset + nbytes`` of memory that the write ``stamp`` has filled."""
     begin = offset % PERIOD
     return (_block(stamp) * ((begin + nbytes) // PERIOD + 1))[begin : begin + nbytes]
 

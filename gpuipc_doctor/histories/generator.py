@@ -209,7 +209,7 @@ class Generator:
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
         self._chance = Random(~self.seed)
-        """Makes the choices that must not change which operations a seed gives."""
+        """Chooses what does not affect the operations, so that a seed always gives the same operations."""
         self._at_once = False
         self.model = Model(History(self.backend, self.plans, peers=self.peers))
         self._numbers = 0

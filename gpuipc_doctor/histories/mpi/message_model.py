@@ -74,7 +74,7 @@ Part = Message | Receive
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request. ``parts`` has its active sends and receives. A persistent request starts ``again``."""
+    """A request. ``parts`` has its active sends and receives; ``again`` starts a persistent request again."""
 
     by: int
     parts: tuple[Part, ...] = ()

@@ -37,7 +37,7 @@ SENTENCES: Mapping[str, str] = {
     "reverse": "all ranks create communicator {makes}, with the ranks of MPI_COMM_WORLD in reverse order",
     "free-communicator": "all ranks free communicator {on}",
 }
-"""Operation → its sentence. Also the list of all operations."""
+"""Operation → its sentence. The keys are all operations."""
 
 _KINDS = {
     "": "",

@@ -71,7 +71,7 @@ class _Buffer:
 
 @dataclass
 class Rank:
-    """A rank. It continues after wrong data, since later operations do not depend on it."""
+    """A rank. It continues after wrong data, because no operation depends on the data."""
 
     worker: Worker
     figures: Figures = field(default_factory=Figures)

@@ -97,7 +97,8 @@ def met(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> Met | None:
 
 
 def _alike(one: Disagreement, other: Disagreement) -> bool:
-    """Whether two disagreements are of one kind. A launcher may not report the signal that ended a rank."""
+    """Whether two disagreements are of one kind. Some launchers do not report the signal that ended a
+    rank."""
     is_unknown = one.what == "crash" and not (one.name and other.name)
     return one.what == other.what and (is_unknown or one.name == other.name)
 
