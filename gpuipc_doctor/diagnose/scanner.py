@@ -54,7 +54,7 @@ _PREPARED = 4_000
 _OFTEN = 20
 """If a block contains a text more often than this, the block is first searched for the patterns' other
 texts."""
-_UNREMEMBERED = 24
+_UNREMEMBERED = 96
 """Number of blocks without remembering before it is tried again."""
 _WASTED = 200_000
 """Preparing a search without the paused patterns takes as long as this many useless matches."""
@@ -206,30 +206,29 @@ class _Search:
                 found[at].update(one.number for one in candidates if one.wrapped or has(lines[at], one.rest))
         return found
 
-    def in_block(self, before: bytes, lines: Sequence[bytes]) -> dict[int, set[int]]:
-        """The result of `possible` for consecutive lines."""
-        tail = before[-LONGEST_TEXT:]
-        text = tail + b"".join(lines)
-        starts = list(accumulate(map(len, lines), initial=len(tail)))
+    def in_block(
+        self, lines: Sequence[bytes], before: Sequence[bytes], after: Sequence[bytes]
+    ) -> dict[int, set[int]]:
+        """The result of `possible` for consecutive lines with their neighbours."""
+        around = [*before, *lines, *after]
+        text = b"".join(around)
+        starts = list(accumulate(map(len, around), initial=0))
         found: defaultdict[int, set[int]] = defaultdict(set)
         matches, times = self._matches(text)
         there = {
             index: _there(self._awake[index], text) if count > _OFTEN else self._awake[index]
             for index, count in times.items()
         }
-        inner = range(starts[min(REACH, len(lines))] + 1, starts[max(0, len(lines) - REACH)] + 1)
+        own = range(starts[len(before)] + 1, starts[len(before) + len(lines)] + 1)
         for index, end in matches:
-            inside = end in inner  # else, neighbours are in other blocks
-            candidates = there[index] if inside else self._awake[index]
-            if not candidates:
+            if not (candidates := there[index]) or end not in own:
                 continue
             at = bisect_right(starts, end - 1) - 1
-            if at < 0:
-                continue  # ends in the line before the first
-            near = text[starts[at - REACH] : starts[at + REACH + 1]] if inside else b""
+            last = min(at + REACH + 2, len(around))  # one more, since the first line may be a line's end
+            near = text[starts[max(0, at - REACH - 1)] : starts[last]]
             for one in candidates:
-                if (one.wrapped and not inside) or has(near if one.wrapped else lines[at], one.rest):
-                    found[at].add(one.number)
+                if has(near if one.wrapped else around[at], one.rest):
+                    found[at - len(before)].add(one.number)
         return found
 
 
@@ -282,16 +281,18 @@ class _Memory:
         self._not_remembered = 0
         """Number of blocks examined without remembering."""
 
-    def groups(self, before: bytes, lines: Sequence[bytes]) -> dict[_Form, list[int]]:
-        """Positions of the bare lines that may contain patterns. ``before`` is the line before the first."""
+    def groups(
+        self, lines: Sequence[bytes], before: Sequence[bytes], after: Sequence[bytes]
+    ) -> dict[_Form, list[int]]:
+        """Positions of the lines that may contain patterns; with the lines beside them, all bare."""
         groups: defaultdict[_Form, list[int]] = defaultdict(list)
         if self._not_remembered:
             self._not_remembered -= 1
-            for at, numbers in sorted(self._search.in_block(before, lines).items()):
+            for at, numbers in sorted(self._search.in_block(lines, before, after).items()):
                 if form := self._form(hash(lines[at]), numbers):
                     groups[form].append(at)
             return groups
-        befores = [before, *lines]
+        befores = [before[-1] if before else b"", *lines]
         pairs = list(map(hash, zip(befores, lines, strict=False)))
         try:
             forms = list(map(self._form_of.__getitem__, pairs))
@@ -393,14 +394,14 @@ class Scanner:
         self._open = not new.endswith(b"\n")
         if b"\x1b" in new or b"\x1b" in before or b"\x1b" in after:
             before, new, after = (_ESCAPE.sub(b"", part) for part in (before, new, after))
-        bare_before = bare(before).removesuffix(b"\n").rpartition(b"\n")[2]
+        beside = _lines(bare(before)), _lines(bare(after))
         bare_lines = _lines(bare(new))
-        if not (groups := self._memory.groups(bare_before, bare_lines)):
+        if not (groups := self._memory.groups(bare_lines, *beside)):
             return
         numbers, lines = _rows(new, first)
         if len(lines) != len(bare_lines):
             bare_lines = _lines(bare(b"\n".join(lines)))
-            groups = self._memory.groups(bare_before, bare_lines)
+            groups = self._memory.groups(bare_lines, *beside)
         surroundings = _rows(before)[1]
         if surroundings and not before.endswith(b"\n"):
             lines[0] = surroundings.pop() + lines[0]
