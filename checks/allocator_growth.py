@@ -110,7 +110,7 @@ def judge_growth(allocator: str, program: Json) -> Finding | None:
         return None
     return Finding.fail(
         "grows",
-        "{allocator}: used memory grows by {growth:mib} each round although {live:mib} stay allocated",
+        "{allocator}: used memory grows by {growth:mib} each round; allocated memory stays at {live:mib}",
         interval(growth, program["rounds"]),
         Evidence.seen(
             "{half} blocks of {block:mib} are freed and allocated each round", half=BLOCKS // 2, block=block

@@ -422,7 +422,7 @@ class Loop:
     def series(self, device: str) -> Series:
         lines = ((self.what, self.used), (f"without {self.what}", self.control))
         return Series(
-            f"used memory of {device}, beyond the first sample",
+            f"change of used memory of {device} since the first sample",
             "rounds",
             tuple(self.rounds),
             tuple(Line(text, tuple(used - samples[0] for used in samples)) for text, samples in lines),

@@ -96,7 +96,7 @@ def _verdict(wanted: Sequence[str], found: Blame) -> dict[str, str]:
 
     return {
         "bad switches": folder.fold(each.switch for each in certain),
-        "cut off by them": folder.fold(node for each in certain for node in each.nodes),
+        "nodes behind bad switches": folder.fold(node for each in certain for node in each.nodes),
         "switches cut off, or with only bad nodes": ", ".join(
             f"{each.switch} ({folder.fold(each.nodes)})" for each in found.cut if not each.is_certain
         ),

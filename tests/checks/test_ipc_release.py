@@ -118,4 +118,4 @@ def test_the_loop_of_each_device_is_drawn_once() -> None:
     records = {"exporter": ledger({}, loops), "importer": ledger({}, loops, "cuda:1")}
     for devices, labels in ((ONE, ["cuda:0"]), (TWO, ["cuda:0", "cuda:1"])):
         titles = [series.title for series in drawn("ipc-release", records, devices)]
-        assert titles == [f"used memory of {label}, beyond the first sample" for label in labels]
+        assert titles == [f"change of used memory of {label} since the first sample" for label in labels]

@@ -550,7 +550,7 @@ def test_one_role_with_an_unreliable_counter_is_enough(records: Any, is_blind: b
 
 def test_loops_are_drawn_with_their_controls_from_the_first_samples() -> None:
     (drawn,) = Account("cuda:0", FOLLOWS, [], [loop(CREEPS)]).series()
-    assert drawn.title == "used memory of cuda:0, beyond the first sample"
+    assert drawn.title == "change of used memory of cuda:0 since the first sample"
     assert [(line.name, line.values[0], line.values[-1]) for line in drawn.lines] == [
         ("open and close", 0, 2 * MIB * (256 - 8)),
         ("without open and close", 0, 0),

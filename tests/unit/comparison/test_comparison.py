@@ -140,7 +140,7 @@ def test_failures_without_keys_cannot_be_compared() -> None:
     found = compare(before, after)
     [verdict] = [v for v in found.verdicts if v.check == "ipc-reopen"]
     assert verdict.turn is ChangeKind.SAME
-    assert any(note.startswith("before is of an older version") for note in found.notes)
+    assert any(note.startswith("the earlier report is of an older gpuipc-doctor") for note in found.notes)
 
 
 def test_additional_skips_change_nothing() -> None:
@@ -252,8 +252,8 @@ def test_lost_gpu_is_reported_once() -> None:
             "the editions of the known issues differ (0123456789ab, ba9876543210); recognised issues "
             "may differ too",
         ),
-        ({"interrupted": True}, "after was interrupted, so some checks did not run"),
-        ({"probes_run": 0}, "after has tested nothing: no probe ran on a GPU"),
+        ({"interrupted": True}, "the later report was interrupted, so some checks did not run"),
+        ({"probes_run": 0}, "the later report has tested nothing: no probe ran on a GPU"),
         (
             {"started": "2026-11-20T10:02:32+00:00"},
             "AFTER is older than BEFORE: 2026-11-20T10:02:32+00:00,",

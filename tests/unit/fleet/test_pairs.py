@@ -95,7 +95,7 @@ def test_switch_and_split_are_one_line_each() -> None:
     lines = fleet_pairs._pairs_as_text(nodes, blamed, Rounds(), "").splitlines()
     assert lines[1:] == [
         "bad switches: leaf0",
-        "cut off by them: n[0-3]",
+        "nodes behind bad switches: n[0-3]",
         "bad links between switches: leaf[1-2] - leaf[3-4]",
         "unstable nodes: n7",
     ]
@@ -121,5 +121,5 @@ exec cat DIR/pass
     ended = CliRunner().invoke(cli, [*command, "--", "--config", str(tmp_path / "site.yaml")])
     assert ended.exit_code == 12, ended.output
     said = json.loads(ended.stdout)
-    assert (said["bad switches"], said["cut off by them"]) == ("leaf1", "n[4-7]")
+    assert (said["bad switches"], said["nodes behind bad switches"]) == ("leaf1", "n[4-7]")
     assert (said["bad nodes"], said["bad pairs"], said["cannot tell"]) == ("", "", "")
