@@ -172,7 +172,7 @@ def _unread(logs: Iterable[LogRead], limits: Limits) -> Iterator[Entry]:
     items = [Item(text, depth=1) for text in said[: limits.unknown]]
     items += _rest(len(said) - limits.unknown, "more with -v", depth=1)
     if said:
-        yield Entry("UNREAD", "not searched, or not to the end", tuple(items), "WARN", gap=1, hang=1)
+        yield Entry("UNREAD", "not searched, or not searched to the end", tuple(items), "WARN", gap=1, hang=1)
 
 
 def _rest(number: int, what: str, how: str = "", depth: int = 0) -> list[Item]:

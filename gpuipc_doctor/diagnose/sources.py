@@ -182,7 +182,7 @@ class Log:
 
     def _zip(self) -> Pieces:
         if not self._regular:
-            raise Unreadable("is a zip archive, which cannot be read from a pipe; name the file")
+            raise Unreadable("is a zip archive, which cannot be read from a pipe; give the file's path")
         with os.fdopen(os.dup(self._fd), "rb") as file:
             yield from self._files(archives.zip_members(file))
 
@@ -219,7 +219,7 @@ class Log:
         while left > 0:
             block = self._read()[:left]
             if not block:
-                raise Unreadable(f"was truncated while it was read, {left} bytes before its end")
+                raise Unreadable(f"was truncated while it was read: its last {left} bytes are missing")
             left -= len(block)
             yield block
         if size and os.fstat(self._fd).st_size > size:

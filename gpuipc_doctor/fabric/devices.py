@@ -106,7 +106,7 @@ def _against(root: Path, path: Path, interface: str) -> Iterator[str]:
     if _line(path / "device/properties/pct_eq") == _NO_EVENT_QUEUE:
         yield f"its retry handler is not running (systemctl status cxi_rh@{path.name})"
     if not interface:
-        yield "it has no network interface"
+        yield "the adapter has no network interface"
         return
     net = root / "sys/class/net" / interface
     address, kind = _line(net / "address"), _line(net / "addr_assign_type")

@@ -26,7 +26,7 @@ MEMORY = {"cuda": "cuda", "hip": "rocm"}
 _TRANSPORTS = {"tcp": ("tcp", "sm", "self"), "verbs": ("ib",)}
 """Fabric → UCX's transports (ucx_info -f, UCX_TLS)."""
 
-_NO_LISTENER = "the program on the other side did not start listening"
+_NO_LISTENER = "the peer program did not start listening"
 
 _SHOWN = 3
 """Lines kept of a program's output."""

@@ -24,10 +24,10 @@ MEANINGS = {
     Exit.OK: "nothing is worse, slower or no longer tested, and no report is missing",
     Exit.INTERNAL: "gpuipc-doctor itself failed",
     Exit.USAGE: "the command line is wrong, or a directory has no node reports",
-    Exit.NOTHING: "no node answered both times: nothing to compare",
+    Exit.NOTHING: "no node answered in both runs: nothing to compare",
     Exit.WARN: "something is slower, or has become a WARN",
     Exit.ERROR: "a node, or a check on it, is no longer tested",
-    Exit.FAIL: "something newly fails on a node",
+    Exit.FAIL: "a node has a new FAIL",
 }
 
 

@@ -98,7 +98,7 @@ def read(directory: Path) -> tuple[list[NodeReport], list[Foreign]]:
         if node in reports:
             continue
         if not NAME.fullmatch(node):
-            foreign.append(Foreign(directory / name, "its name is not a node name"))
+            foreign.append(Foreign(directory / name, "the file name is not a node name"))
             continue
         try:
             reports[node] = (
@@ -158,7 +158,7 @@ def _summary(path: str, node: str) -> NodeReport:
     """Parse a summary file. Raises `BadSummary`, `OSError`."""
     found = loads(_bytes(path))
     if found.node != node:
-        raise BadSummary(f"is the report of {found.node[:80]}")
+        raise BadSummary(f"is the report of another node, {found.node[:80]}")
     return found
 
 

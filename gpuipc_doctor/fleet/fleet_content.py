@@ -64,7 +64,7 @@ def _screen(fleet: Fleet, width: int) -> Iterator[Block]:
     worst = next((status for status, count in counts if count), Status.SKIP)
     head = blocks.Group(tuple(_header(fleet)))
     yield head
-    hint = Lines(("`fleet report DIR` with --format html or markdown, or --json, shows the rest",))
+    hint = Lines(("to see all, run `fleet report DIR` with --format html, --format markdown or --json",))
     left = MAX_LINES - _height([head], width) - _height([hint], width)
     is_cut = False
     for section in (_matrix, _problems, _silence_entries, _drifts, _slow, _skipped):

@@ -168,7 +168,7 @@ def _told(tree: Tree, mark: _Mark, library: Library) -> Fact:
         return Fact(
             mark.fact,
             shown(stated[1]) if stated else None,
-            library.source if stated else f"not in the name of {library.source}",
+            library.source if stated else f"no version in the name of {library.source}",
         )
     file = os.path.normpath(f"{real.rpartition('/')[0]}/{mark.beside}")
     try:

@@ -10,7 +10,7 @@ NAMES: Mapping[str, str] = {
     "boot-parameters": "kernel boot parameters for devices, DMA and memory",
     "kernel-dma-buf": "kernel options for dma-buf between devices",
     "iommu": "mode of the IOMMU: off, passthrough or translating; on: the mode is unknown",
-    "acs": "PCIe bridges that send traffic between devices through the root (access control, ACS)",
+    "acs": "PCIe bridges that send traffic between devices through the root complex (access control, ACS)",
     "numa-balancing": "whether the kernel migrates pages between NUMA nodes (automatic NUMA balancing)",
     "ptrace-scope": "which processes a process may trace (Yama); 0: all of the same user",
     "perf-event-paranoid": "whether users may sample processes (perf); above 2: only root",

@@ -70,11 +70,11 @@ LOOKED_FOR: Mapping[str, str] = {
 """Fact from drivers and devices → why no survey looked for it."""
 
 LOOKED_FOR_FOREIGN: Mapping[str, str] = {
-    **dict.fromkeys(MPI_FACTS, "not found by mpi4py or the loader, nor next to mpiexec or in CRAY_MPICH_DIR"),
+    **dict.fromkeys(MPI_FACTS, "no MPI found by mpi4py, by the loader, next to mpiexec or in CRAY_MPICH_DIR"),
     "libfabric-providers": "no libfabric.so.1",
     "rccl": "no librccl.so.1",
     **{fact: f"no {', '.join(names)} on PATH" for fact, (names, _, _) in PROGRAMS.items()},
-    **dict.fromkeys(PACKAGES.values(), f"none of {', '.join(_PACKAGE_SIGNS)}: packages were not queried"),
+    **dict.fromkeys(PACKAGES.values(), f"packages were not queried: no {', '.join(_PACKAGE_SIGNS)}"),
 }
 """Fact that depends on the environment → why no survey looked for it."""
 

@@ -226,7 +226,7 @@ def _left_behind(files: Sequence[MemoryFile]) -> Iterator[str]:
             len(left) > MOST_FILES
         )
         what = f"{counted(len(left), 'shared memory file')}, {_amount(held, is_bytes=True)}"
-        yield f"no process seen here uses {what}: {', '.join(names)}"
+        yield f"no visible process uses {what}: {', '.join(names)}"
 
 
 def _binding(difference: Difference) -> str:

@@ -82,7 +82,7 @@ _FOR_PARTNERS = (Kind.RECEIVES, Kind.SENDS, Kind.PROGRESSES)
 """Activities of ranks that may wait for each other while other ranks make progress. A rank in a collective is
 not among them: it waits for the ranks that make progress."""
 
-_MOVE = "messages still move: memory shared by the ranks changes"
+_MOVE = "messages are still exchanged: the ranks' shared memory changes"
 
 
 def _is_at_socket(activity: Activity) -> bool:

@@ -185,7 +185,7 @@ class KnownIssue:
             holds = need.judge(facts)
             verdict = all_of((verdict, holds))
             if holds is not Verdict.BAD:
-                why = "not the case here" if holds is Verdict.FINE else "unknown here"
+                why = "not met" if holds is Verdict.FINE else "unknown"
                 lacking += f"; the issue also needs {need}: {why}"
             elif not need.is_mere_presence:
                 held.append(need.found(facts))

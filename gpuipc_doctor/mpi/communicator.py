@@ -38,7 +38,7 @@ def load_mpi4py(arm: Arm) -> Any:
         tried = [line for line in str(error).splitlines()[1:] if not _ABSENT.match(line)]
         raise BackendUnavailable(
             ": ".join(["mpi4py finds no MPI library", *tried]),
-            "load your MPI's module, or name it with --mpi-lib",
+            "load your MPI's module, or name the MPI library with --mpi-lib",
         ) from error
     return MPI
 

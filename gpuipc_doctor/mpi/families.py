@@ -48,7 +48,7 @@ def gpu_aware(seen: Mapping[str, Json], backend: str) -> Awareness:
         return Awareness(
             False,
             why_not=f"{facts.identity.title} does not support {facts.vendor.name}",
-            remedy="use another MPI on this node and name it with --mpi-lib",
+            remedy="use another MPI on this node and name its library with --mpi-lib",
         )
     via = min(unmet, key=lambda name: (any(not row.by_setting for row in unmet[name]), len(unmet[name])))
     remedies = [", and ".join(facts.fill_in(row.remedy) for row in unmet[via])]

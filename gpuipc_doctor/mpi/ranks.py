@@ -59,7 +59,7 @@ def _library(said: SourcedValue, environment: Mapping[str, str], root: str) -> s
     unset = [name for name in re.findall(r"\$\{(\w+)\}", said.value) if name not in environment]
     if unset:
         raise NotFound(
-            f"{said.where}: preload: {said.value}: {unset[0]} is set neither here nor by the modules",
+            f"{said.where}: preload: {said.value}: {unset[0]} is not set, and no module sets it",
             f"add the module that sets {unset[0]} to `modules`, or write the full path",
         )
     path = re.sub(r"\$\{(\w+)\}", lambda name: environment[name[1]], said.value)

@@ -84,7 +84,7 @@ def _found_by_mpi4py(arm: Arm) -> str:
     for path in sorted(mapped_files()):
         if _MPI_LIBRARY.match(Path(path).name):
             return path
-    raise BackendUnavailable("mpi4py's MPI library has an unknown name", "name it with --mpi-lib")
+    raise BackendUnavailable("mpi4py's MPI library has an unknown name", "name the library with --mpi-lib")
 
 
 def _load(path: str, arm: Arm) -> ctypes.CDLL:
@@ -99,7 +99,7 @@ def _load(path: str, arm: Arm) -> ctypes.CDLL:
         raise BackendUnavailable(reason, "name the library, libmpi.so.…, with --mpi-lib") from None
     except OSError as error:
         reason = f"cannot load the MPI library: {error}"
-        raise BackendUnavailable(reason, "load your MPI's module, or name another with --mpi-lib") from None
+        raise BackendUnavailable(reason, "load your MPI's module, or name a library with --mpi-lib") from None
     return library
 
 

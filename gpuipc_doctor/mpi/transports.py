@@ -115,14 +115,14 @@ _CRAY_MPICH = (
                 lambda facts: facts.environment.get("MPICH_GPU_SUPPORT_ENABLED") == "1",
                 "GPU support is disabled (MPICH_GPU_SUPPORT_ENABLED is not 1)",
                 "set MPICH_GPU_SUPPORT_ENABLED=1",
-                "https://eth-cscs.github.io/cscs-docs/software/communication/cray-mpich: SIGSEGV without it",
+                "https://eth-cscs.github.io/cscs-docs/software/communication/cray-mpich: SIGSEGV if not set",
             ),
             Condition(
                 lambda facts: facts.gtl_loaded,
                 "its GPU transport library for {gpu} is neither linked nor preloaded",
                 "set LD_PRELOAD={gtl} (for compiled programs: load {cray_module} and link again)",
-                "https://docs.nersc.gov/development/programming-models/mpi/cray-mpich/: without it MPI_Init "
-                'aborts, "GPU_SUPPORT_ENABLED is requested, but GTL library is not linked"',
+                "https://docs.nersc.gov/development/programming-models/mpi/cray-mpich/: without the library, "
+                'MPI_Init aborts, "GPU_SUPPORT_ENABLED is requested, but GTL library is not linked"',
             ),
         ),
     ),
@@ -235,7 +235,7 @@ _MVAPICH = (
                 lambda facts: facts.variable("MVP_ENABLE_GPU") != 0,
                 "its GPU support is disabled (MVP_ENABLE_GPU=0)",
                 "set MVP_ENABLE_GPU=1",
-                "MVAPICH 3 and later: MPICH's MPIR_CVAR_ENABLE_GPU under another prefix",
+                "MVAPICH 3 and later: MVP_ENABLE_GPU is MPICH's MPIR_CVAR_ENABLE_GPU",
             ),
         ),
     ),

@@ -55,7 +55,7 @@ class State(NamedTuple):
         if not self.identity:
             return "no earlier pass is stored"
         if not identity.get("boot", "unknown"):
-            return "the kernel has no boot_id: a reboot would not show"
+            return "the kernel has no boot_id, so reboots would go unnoticed"
         if changed := [name for name in identity if self.identity.get(name) != identity[name]]:
             return f"changed since the last pass: {', '.join(changed)}"
         ages = [now - self.passed_at.get(gpu, -float("inf")) for gpu in named(gpus)]

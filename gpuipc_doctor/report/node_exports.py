@@ -53,7 +53,7 @@ def _folded(result: Result) -> Iterator[tuple[str, Sequence[str]]]:
             "native stack": role.native_stack,
             "Python stack": role.python_stack,
             "kernel": role.kernel,
-            "end of its output": role.log_tail,
+            "end of the output": role.log_tail,
         }
         for kind, lines in kinds.items():
             if lines:

@@ -254,7 +254,7 @@ class Planner:
                 return [], [Result(check.id, Finding.skip("disabled", says, **values))]
             ended = Finding.warn(
                 "disabling-ended",
-                "the check runs again: {where} disabled it until {until}",
+                "the check was disabled at {where} until {until}, and now runs again",
                 disabled.reason,
                 remedy=f"remove the entry at {disabled.where}, or extend its date",
                 until=str(disabled.until),
@@ -405,11 +405,7 @@ def _without_fabric(fabric: FabricStack) -> Finding | None:
     return Finding.skip(
         "no-fabric-here",
         "{where} says this node has no fabric",
-        *(
-            f"but the kernel lists {', '.join(names)} ({of})"
-            for of, names in fabric.adapters.items()
-            if names
-        ),
+        *(f"the kernel lists {', '.join(names)} ({of})" for of, names in fabric.adapters.items() if names),
         where=fabric.stated.where,
     )
 

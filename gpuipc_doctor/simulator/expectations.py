@@ -26,7 +26,7 @@ def add(file: Path, expected: Sequence[Expected]) -> None:
     text = file.read_text(encoding="utf-8")
     found = _FINDINGS.search(text)
     if not found:
-        raise NoPlace(f"{file}: cannot add findings: 'expect' needs 'findings', one per line")
+        raise NoPlace(f"{file}: cannot add findings: first give 'expect' a list 'findings', one per line")
     lines = "".join(
         f"    - {{check: {finding.check}, status: {finding.status.value}, key: {finding.key}"
         f"{finding.backend and f', backend: {finding.backend}'}}}\n"

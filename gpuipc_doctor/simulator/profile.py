@@ -237,7 +237,7 @@ class _Reader:
             if held > memory:
                 self._complain("held memory exceeds the device's memory", "devices", number, "held")
             if entry.get("count", 1) > 1 and ("uuid" in entry or "pci" in entry):
-                self._complain("uuid or pci cannot be combined with count", "devices", number, "count")
+                self._complain("with 'count' above 1, remove 'uuid' and 'pci'", "devices", number, "count")
             for _ in range(entry.get("count", 1)):
                 index = indices[backend]
                 yield SimulatedDevice(
@@ -288,7 +288,7 @@ class _Reader:
                 self._complain(text, "faults", number, "do")
             backends = vocabulary.calls().get(fault["call"])
             if backends and fault["backend"] not in ("any", *backends):
-                text = f"{fault['backend']} has no call {fault['call']!r}, only {', '.join(backends)} has"
+                text = f"call {fault['call']!r} exists for {', '.join(backends)}, not for {fault['backend']}"
                 self._complain(text, "faults", number, "call")
             if "error" in stated:
                 error = fault.pop("error")

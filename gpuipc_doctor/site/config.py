@@ -481,7 +481,7 @@ def _of_nodes(document: Document, data: Json, *within: Key) -> Iterator[Mistake]
 
 def _of_version(document: Document, name: str, said: Json) -> Iterator[Mistake]:
     if isinstance(said, dict) and "before" in said and "to" in said:
-        yield document.mistake(f"versions.{name}: state either before or to", "versions", name, "to")
+        yield document.mistake(f"versions.{name}: remove either 'before' or 'to'", "versions", name, "to")
     if name not in ORDERS:
         text = f"versions: no component {name!r}{did_you_mean(name, ORDERS)}"
         yield document.mistake(text, "versions", name)

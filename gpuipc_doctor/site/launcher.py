@@ -24,7 +24,7 @@ def mistakes(template: str) -> Iterator[str]:
         yield f"braces can only hold one of {', '.join(KEYS)}, not {error}"
         return
     if "{ranks}" not in template:
-        yield "{ranks} is missing, the number of ranks to start"
+        yield "{ranks} is missing: it stands for the number of ranks to start"
     if "{env}" in template and "{env}" not in words:
         yield "{env} must be a separate word: it expands to env NAME=VALUE …"
 

@@ -61,12 +61,12 @@ def nameless(path: Path) -> str:
     """An error if ``path`` is the bare name of neither a file nor a shipped config; else empty."""
     if path.parent != Path() or find(str(path), Path()) or _is_there(path):
         return ""
-    return f"no such file, and no shipped site of that name{_meant(path)}"
+    return f"no file and no shipped site has this name{_meant(path)}"
 
 
 def _meant(name: object) -> str:
     near = did_you_mean(str(name), names())
-    return near or f"; they are {', '.join(names())}"
+    return near or f"; the shipped sites are {', '.join(names())}"
 
 
 def shown(path: Path) -> str:

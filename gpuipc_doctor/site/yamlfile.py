@@ -338,10 +338,10 @@ class _Builder:
         import yaml
 
         if isinstance(event, yaml.AliasEvent):
-            self._note(line, f"alias *{event.anchor} is not supported here; write the value out")
+            self._note(line, f"alias *{event.anchor} is not supported; write the value out")
             return False
         if event.tag is not None:
-            self._note(line, f"tag {event.tag!r} is not supported here")
+            self._note(line, f"unsupported tag {event.tag!r}: remove it")
         # The file's characters were checked; only escapes in double quotes can add others.
         quoted = isinstance(event, yaml.ScalarEvent) and event.style == '"'
         if quoted and (bad := _unshowable(event.value)):

@@ -122,7 +122,7 @@ def _worked(subject: Subject) -> Iterator[Block]:
             f"{each.name}: {each.before or 'absent'}, now {each.after or 'absent'}"
             for each in comparison.inventory
         ]
-        yield Lines(tuple(changes) or ("no version or setting has changed since that report",))
+        yield Lines(tuple(changes) or ("no version or setting has changed since the earlier report",))
 
 
 def _reproduce(subject: Subject) -> Iterator[Block]:
@@ -242,7 +242,7 @@ def _gpus(subject: Subject) -> Iterator[Block]:
 def _stable_kernel(subject: Subject) -> Iterator[Block]:
     for fact in subject.facts("kernel")[:1]:
         release = "a" if "-rc" in str(fact.value) else "not a"
-        yield Lines((f"{fact.value}: according to its name {release} release candidate",))
+        yield Lines((f"{fact.value}: {release} release candidate, according to its name",))
 
 
 def _both_modules(subject: Subject) -> Iterator[Block]:

@@ -219,7 +219,7 @@ class Worker:
 
     def start(self, act: Callable[[children.Child], None]) -> children.ChildProcess:
         if not self._assignment.starter or self._backends:
-            why = "it is not in Probe.starters, or it opened a driver"
+            why = "the role is not in Probe.starters, or has opened a driver"
             raise RuntimeError(f"role {self.role} cannot start a process: {why}")
         journal = self._journal
         return children.start(act, self._assignment, journal.add_returned, journal.disarm)

@@ -137,7 +137,7 @@ def test_stated_no_fabric_is_reported_by_both_checks_with_the_facts_found(
 ) -> None:
     told = stated("none", "cxi-healthy", tmp_path)
     skip = (Status.SKIP, "site.yaml:2 says this node has no fabric")
-    note = "but the kernel lists cxi0, cxi1 (cxi)"
+    note = "the kernel lists cxi0, cxi1 (cxi)"
     assert told["fabric-info"] == told["fabric-small-message"] == (*skip, note)
     assert stated("none", "fabric-healthy", tmp_path)["fabric-info"] == (*skip, "")
 

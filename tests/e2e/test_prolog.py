@@ -184,7 +184,7 @@ def test_disabled_check_does_not_run_until_its_date(site: Site) -> None:
     assert (code, "FAIL" in line) == (0, False)
     code, line = disabled_until("2001-01-01")
     assert (code, "FAIL ipc-reopen" in line) == (12, True)
-    assert "disabled it until 2001-01-01" in json.dumps(site.entries()[-1])
+    assert "until 2001-01-01, and now runs again" in json.dumps(site.entries()[-1])
 
 
 # -- memory ---------------------------------------------------------------------------------------------

@@ -328,7 +328,7 @@ def test_kernel_without_a_boot_id_is_identified_by_its_node(
 def test_pass_stored_before_an_unseen_reboot_does_not_count() -> None:
     node = {"boot": "", "driver": "d"}
     stored = State(node, {"all": 1000.0})
-    assert stored.age(node, "", 1010.0, 600.0) == "the kernel has no boot_id: a reboot would not show"
+    assert stored.age(node, "", 1010.0, 600.0) == "the kernel has no boot_id, so reboots would go unnoticed"
     assert stored.of(node) == stored
 
 

@@ -19,7 +19,7 @@ SENTENCES: Mapping[str, str] = {
     "issend": f"{{by}} starts sending {_SENDS}, synchronously: request {{makes}}",
     "recv": f"{{by}} receives {_RECEIVES}",
     "irecv": f"{{by}} starts receiving {_RECEIVES}: request {{makes}}",
-    "sendrecv": f"{{by}} sends {_SENDS} and receives as many bytes from that rank into buffer {{of}}",
+    "sendrecv": f"{{by}} sends {_SENDS} and receives as many bytes from the same rank into buffer {{of}}",
     "make-send": "{by} makes persistent request {makes}: {nbytes} B{kind} from buffer {on} to {peer}, "
     "{tag}{within}",
     "make-receive": f"{{by}} makes persistent request {{makes}}: {_RECEIVES}",

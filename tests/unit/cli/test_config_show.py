@@ -144,7 +144,7 @@ def test_all_mistakes_are_reported_at_once(directory: Path, monkeypatch: pytest.
     assert [line for line in said if "nosuchgroup" not in line] == [
         "2: environment.PLAIN must be text; quote it: '1'",
         "5: mpi.launcher: braces can only hold one of ranks, nodes, ranks_per_node, env, not 'tasks'",
-        "7: node_types.gpu.mpi.launcher: {ranks} is missing, the number of ranks to start",
+        "7: node_types.gpu.mpi.launcher: {ranks} is missing: it stands for the number of ranks to start",
         "1: modules: no module system found: no LMOD_CMD, no MODULES_CMD, no modulecmd on PATH; "
         "run where `module` works (a login shell), or set the variables with `environment`",
         "4: preload: file not found: /none/libmpi_gtl_hsa.so; "

@@ -136,7 +136,7 @@ def test_every_key_that_a_profile_expects_may_be_suppressed() -> None:
         ("versions: {nvidia-driver: 5, cuda-drivr: '12'}", ["quote it: '5'", "no component"]),
         (
             "versions: {cuda-drivr: {before: '1', to: '2'}}",
-            ["state either before or to", "no component"],
+            ["remove either 'before' or 'to'", "no component"],
         ),
         ("tier: &a soak\ndeadline_s: *a\nteir: x", ["alias *a is not supported", "unknown key 'teir'"]),
         ("tier: !x soak\nteir: x\nstart_up_s: !y 5", ["tag '!x'", "tag '!y'", "unknown key 'teir'"]),

@@ -207,7 +207,7 @@ def test_shrinking_file_is_reported(tmp_path: Path) -> None:
     blocks = log.blocks()
     next(blocks)
     os.truncate(path, 100)
-    with pytest.raises(Unreadable, match=r"was truncated while it was read, \d+ bytes before its end"):
+    with pytest.raises(Unreadable, match=r"was truncated while it was read: its last \d+ bytes are missing"):
         list(blocks)
     log.close()
 

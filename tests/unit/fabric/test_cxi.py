@@ -58,7 +58,7 @@ def test_reason_why_libfabric_ignores_an_adapter(tmp_path: Path, file: str, text
 
 def test_adapter_without_a_network_interface(tmp_path: Path) -> None:
     files = {name: text for name, text in HEALTHY.items() if "/net/" not in name}
-    assert read(tmp_path, files)[0].left_out == "it has no network interface"
+    assert read(tmp_path, files)[0].left_out == "the adapter has no network interface"
 
 
 def test_adapters_are_ordered_by_number(tmp_path: Path) -> None:

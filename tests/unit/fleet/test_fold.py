@@ -100,7 +100,7 @@ def test_screen_has_at_most_60_lines(width: int, checks: int) -> None:
         "other reasons",
         "more facts",
         "more figures",
-        "shows the rest",
+        "to see all",
     ):
         assert what in shown
 
@@ -690,7 +690,7 @@ def test_full_reports_without_summaries_are_merged(tmp_path: Path) -> None:
     ("name", "text", "says"),
     [
         ("n1.json", '{"schema": "gpuipc-doctor/fleet/2"}', "n1.json: "),
-        ("n[1-2].json", report_json.dumps(healthy(gpus(1))), "n[1-2].json: its name is not a node name"),
+        ("n[1-2].json", report_json.dumps(healthy(gpus(1))), "n[1-2].json: the file name is not a node name"),
     ],
 )
 def test_other_json_is_one_line(tmp_path: Path, name: str, text: str, says: str) -> None:

@@ -101,7 +101,7 @@ def test_damaged_cache_finds_nothing(noise: bytes, cut: int) -> None:
 def test_stub_or_wsl_library_has_no_driver_version(tmp_path: Path) -> None:
     plant(tmp_path, "/usr/lib64/libcuda.so.1", "")
     [one] = [fact for fact in facts_of(tmp_path, (), {}) if fact.name == "libcuda"]
-    assert (one.value, one.source) == (None, "not in the name of /usr/lib64/libcuda.so.1 (default)")
+    assert (one.value, one.source) == (None, "no version in the name of /usr/lib64/libcuda.so.1 (default)")
 
 
 def test_rocm_version_is_the_librarys_and_not_the_default_links(tmp_path: Path) -> None:

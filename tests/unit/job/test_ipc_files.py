@@ -79,6 +79,4 @@ def test_large_leftovers_are_reported(mib: int, is_said: bool) -> None:
         MemoryFile(host="n1", name=f"/dev/shm/x{number}", held=mib << 20, ranks=None) for number in range(4)
     )
     screen = job_content.screen(replace(ONE_LATE, memory_files=left), width=110, color=False)
-    assert (
-        "no process seen here uses 4 shared memory files, 80.0 MiB: /dev/shm/x0 on n1" in screen
-    ) == is_said
+    assert ("no visible process uses 4 shared memory files, 80.0 MiB: /dev/shm/x0 on n1" in screen) == is_said

@@ -397,7 +397,7 @@ def test_signature_must_find_its_sample(tmp_path: Path) -> None:
 def test_signature_of_the_package_names_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lint(tmp_path, GOOD) == []  # optional for a site's signature
     monkeypatch.setattr(database, "SHIPPED", tmp_path)
-    text = "state in 'source' where the program prints this, or 'none' if its source is not public"
+    text = "give in 'source' the file that prints the message, or 'none' if it is not public"
     assert lint(tmp_path, GOOD) == [f"0.yaml:11: {text}"]
     assert lint(tmp_path, GOOD.replace("[broken]", "[{match: broken, source: none}]")) == []
     source = "{prints: broken, file: pmodels/mpich src/x.c}"

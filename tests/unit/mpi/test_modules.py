@@ -147,5 +147,5 @@ def test_ranks_preload_their_vendors_library(program: Program, tmp_path: Path) -
 
 def test_unset_variable_is_reported(tmp_path: Path) -> None:
     site = NodeConfig(preload={"hip": SourcedValue("${CRAY_MPICH_ROOTDIR}/x.so", "site.yaml:4", "for AMD")})
-    with pytest.raises(NotFound, match=r"site.yaml:4: preload: .*: CRAY_MPICH_ROOTDIR is set neither"):
+    with pytest.raises(NotFound, match=r"site.yaml:4: preload: .*: CRAY_MPICH_ROOTDIR is not set, and no "):
         ranks.setting(site, ["hip"], {}, str(tmp_path))

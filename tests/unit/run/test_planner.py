@@ -202,7 +202,7 @@ def test_check_runs_after_the_last_day_of_its_disabling_and_says_so() -> None:
     again = laid_out(date(2001, 1, 1))
     assert len(again.probes) == len(plan_probes(item).probes)
     warned = [sentences.summary(r.finding) for r in again.concluded if r.finding.status is Status.WARN]
-    assert warned == ["the check runs again: site.yaml:12 disabled it until 2001-01-01"]
+    assert warned == ["the check was disabled at site.yaml:12 until 2001-01-01, and now runs again"]
 
 
 def test_deadline_of_the_command_line_takes_precedence() -> None:

@@ -115,7 +115,7 @@ def test_path_extends_a_file_in_the_same_directory(tmp_path: Path) -> None:
         ),
         (
             ONE_GPU + "faults: [{call: runtime-version, backend: cuda, do: hang}]\n",
-            "7: cuda has no call 'runtime-version', only hip has",
+            "7: call 'runtime-version' exists for hip, not for cuda",
         ),
         (ONE_GPU.replace("Tesla V100", "V" * 300), "3: devices[0].name: "),
         (ONE_GPU.replace("460.32.03", "4" * 70 + ".1.1"), "5: versions.nvidia-driver: "),
@@ -131,7 +131,7 @@ def test_path_extends_a_file_in_the_same_directory(tmp_path: Path) -> None:
         (ONE_GPU.replace("16 GiB", "16 GiB, held: 17 GiB"), "3: held memory exceeds the device's memory"),
         (
             ONE_GPU.replace("16 GiB", "16 GiB, count: 2, pci: '0000:65:00.0'"),
-            "3: uuid or pci cannot be combined with count",
+            "3: with 'count' above 1, remove 'uuid' and 'pci'",
         ),
         (ONE_GPU.replace("16 GiB", "16 GB"), "3: devices[0].memory: '16 GB' is not a size with its unit"),
         (ONE_GPU.replace("cuda-driver", "hip-runtime"), "4: a cuda device needs the key 'cuda-driver'"),

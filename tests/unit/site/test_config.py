@@ -316,11 +316,11 @@ def test_name_that_is_neither_a_file_nor_a_shipped_site(tmp_path: Path) -> None:
     code, _, err = validate(Path("olcf-fronteir"))
     assert (code, err) == (
         2,
-        "gpuipc-doctor: olcf-fronteir: no such file, and no shipped site of that name; "
+        "gpuipc-doctor: olcf-fronteir: no file and no shipped site has this name; "
         "did you mean 'olcf-frontier'?\n",
     )
     code, _, err = validate(write(tmp_path / "x.yaml", "extends: ours\n"))
-    assert "x.yaml:1: extends: no shipped site 'ours'; they are csc-lumi-g, " in err
+    assert "x.yaml:1: extends: no shipped site 'ours'; the shipped sites are csc-lumi-g, " in err
 
 
 def test_validate_reports_every_mistake_of_every_file_and_its_additions(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_mistakes_beyond_the_schema_are_reported_with_those_of_the_schema(tmp_pa
     assert [line.removeprefix(f"{path.name}:") for line in told(path)] == [
         "1: unknown key 'teir'; did you mean 'tier'?",
         "2: budget_s.prolog must be a number, not 'soon'",
-        "3: mpi.launcher: {ranks} is missing, the number of ranks to start",
+        "3: mpi.launcher: {ranks} is missing: it stands for the number of ranks to start",
         "4: checks_dirs: none: No such file or directory",
         "5: disabled.ipc-peer: no such date: 2026-02-30",
     ]
