@@ -152,7 +152,7 @@ class Range:
         if self.introduced not in (BEGINNING, UNKNOWN) and first and self._until(first) is Verdict.FINE:
             return [f"no version is in this range: {self}"]
         return [
-            f"known_bad {text} is outside of the range {self}"
+            f"'known_bad' {text} is outside of the range {self}"
             for text, version in zip(self.known_bad, self._parsed(self.known_bad), strict=True)
             if all_of((self._since(version), self._until(version))) is Verdict.FINE
         ]

@@ -187,7 +187,7 @@ class Examination:
         elif possible:
             worth, steps = Confidence.LOW, 0
             needs = dict.fromkeys(str(need) for signature in possible for need in signature.needs)
-            reason += f", and this issue needs {', '.join(needs)}"
+            reason += f", and this issue occurs only with {', '.join(needs)}"
         else:
             return None
         parts = dict.fromkeys(part for numbers in signatures.values() for part in numbers)

@@ -117,7 +117,7 @@ def read(directory: Path) -> tuple[list[NodeReport], list[Foreign]]:
     for older, newer in list(_same_nodes(reports)):
         reports.pop(older, None)
         foreign.append(
-            Foreign(directory / files[older], f"not used: {newer} is the same node and has a newer report")
+            Foreign(directory / files[older], f"not used: {newer} is a newer report of the same node")
         )
     return list(reports.values()), foreign
 

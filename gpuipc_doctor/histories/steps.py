@@ -22,7 +22,7 @@ SENTENCES: Mapping[str, str] = {
     "idle": "process {by} and all others idle for a second",
     "create": "process {by} creates physical memory {makes} ({nbytes} B)",
     "import": "process {by} imports physical memory {on}, exported as a file descriptor: {makes}",
-    "create-fabric": "process {by} creates physical memory {makes} ({nbytes} B) for a fabric handle",
+    "create-fabric": "process {by} creates physical memory {makes} ({nbytes} B) to export as a fabric handle",
     "import-fabric": "process {by} imports physical memory {on}, exported as a fabric handle: {makes}",
     "map": "process {by} maps physical memory {on}: view {makes}",
     "unmap": "process {by} unmaps view {on}",

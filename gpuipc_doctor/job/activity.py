@@ -151,7 +151,7 @@ def activity(snapshots: Sequence[Process]) -> Activity:
     last = snapshots[-1]
     main = last.main
     if (main is None and "task" in last.refused) or (main and main.state == UNREAD):
-        return Activity(Kind.UNKNOWN, reason="its threads' states cannot be read")
+        return Activity(Kind.UNKNOWN, reason="the states of the process's threads cannot be read")
     if main is None or main.state == "Z":
         return Activity(Kind.ENDED, reason="the process is a zombie")
     if main.state in "Tt":

@@ -71,7 +71,7 @@ def _refuse_several(found: Iterable[int], everyone: Mapping[int, Process]) -> No
                 jobs.setdefault(top, set()).add(rank)
     if len(jobs) > 1 and sum(map(len, jobs.values())) > len(set().union(*jobs.values())):
         names = (f"{pid} ({everyone[pid].name}, {len(jobs[pid])} ranks)" for pid in sorted(jobs))
-        raise SeveralJobs(f"{len(jobs)} jobs run on this node; choose one with --pid: {', '.join(names)}")
+        raise SeveralJobs(f"{len(jobs)} jobs run on this node; name one with --pid: {', '.join(names)}")
 
 
 def _by_pid(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:

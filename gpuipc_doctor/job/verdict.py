@@ -72,7 +72,7 @@ def _late(
     if messages:
         why = f"ranks were in {verdict.waits_in} in every snapshot, but {_MOVE}"
     elif all(activities[rank].kind.may_advance for rank in late):
-        why = f"the ranks outside {verdict.waits_in} are late, or in a loop that does not end"
+        why = f"the ranks outside {verdict.waits_in} are late, or are in an endless loop"
     else:
         return verdict
     return replace(verdict, cause=Cause.UNKNOWN, reasons=(*verdict.reasons, why))
@@ -164,7 +164,7 @@ def _exchange(
         reasons = [gone, request] if any(call.startswith("MPI_Wait") for call in calls) else [gone]
         return _all_wait(partners, collective, activities, "; ".join(reasons), messages)
     verdict = _blame(Cause.MESSAGE_LOST, partners, collective, activities)
-    several = ("or a request belongs to a send that no rank receives",) if calls - set(_RECEIVES) else ()
+    several = ("a request may belong to a send that no rank receives",) if calls - set(_RECEIVES) else ()
     return replace(verdict, reasons=("no rank is in a send", *several, gone))
 
 

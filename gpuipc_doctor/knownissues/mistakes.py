@@ -32,7 +32,7 @@ def of_entry(
     yield from _of_messages(one)
     if bool(one.issue.harms) != (one.issue.kind == "probe-harms"):
         yield one.mistake(
-            "class probe-harms and 'harms' must be used together", "harms" if one.issue.harms else "class"
+            "class 'probe-harms' and the key 'harms' need each other", "harms" if one.issue.harms else "class"
         )
     for number, id_ in enumerate(one.issue.detected_by if check_ids is not None else ()):
         check = id_.partition(".")[0]  # the id in a finding's key

@@ -170,12 +170,12 @@ def find_launcher(
     elif refused:
         raise NotFound(
             f"srun cannot start ranks of {library} (it cannot load --mpi={refused}), and no mpiexec was "
-            "found next to it or on PATH",
+            "found next to the library or on PATH",
             slurm.remedy(refused),
         )
     else:
         raise NotFound(
-            f"no launcher for {library}: no mpiexec next to it or on PATH",
+            f"no launcher for {library}: no mpiexec next to the library or on PATH",
             "load your MPI's module, or set mpi.launcher in the site config",
         )
     command = (literal(str(mpiexec)), "-n", "{ranks}", *_placement(identity.family, nodes, hosts))

@@ -66,7 +66,7 @@ def _import(files: Sequence[Path]) -> tuple[int, str]:
     try:
         while select.select([told], [], [], DEADLINE_S)[0]:
             if not (dots := os.read(told.fileno(), len(files) + 1)):
-                reason = "ended the process that imported it"
+                reason = "ended the process that imported the file"
                 break
             begun += len(dots)
     finally:

@@ -88,7 +88,7 @@ def check_backend_gpus(
         else:
             yield Finding.skip(
                 "not-counted",
-                "only {backend} GPUs counted (--backend); {where} expects {expected} × {model}",
+                "only {backend} GPUs were counted (--backend); {where} expects {expected} × {model}",
                 remedy="omit --backend to count all GPUs",
                 backend=backend,
                 expected=expected.count,

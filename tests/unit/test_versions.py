@@ -243,7 +243,7 @@ def test_range_without_bounds_has_verdicts_for_tried_versions_only(
         (Range("mpich", "4.3.1", last_affected="4.3"), []),
         (Range("mpich", "R4", fixed="unknown"), ["'R4' cannot be ordered as a version of mpich"]),
         (Range("mpich", "4.0", fixed="4.2.0", known_bad=("4.2.1",)),
-         ["known_bad 4.2.1 is outside of the range 4.0 to before 4.2.0"]),
+         ["'known_bad' 4.2.1 is outside of the range 4.0 to before 4.2.0"]),
     ],
 )  # fmt: skip
 def test_contradictions_of_a_range_are_reported(affected: Range, told: list[str]) -> None:

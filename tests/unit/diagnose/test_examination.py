@@ -149,7 +149,7 @@ def test_affected_version_does_not_replace_a_required_one() -> None:
     needy = Signature(GONE.match, needs=(Need("ucx"),))
     (one,) = examine({"a": "NCCL version 2.5.1\nthe handle is gone"}, issue(needy, affected=[BAD])).recognised
     assert (one.confidence, one.relation) == (Confidence.LOW, Relation.CONFIRMED)
-    assert one.reason.endswith("and this issue needs ucx")
+    assert one.reason.endswith("and this issue occurs only with ucx")
 
 
 @pytest.mark.parametrize(

@@ -519,7 +519,7 @@ def test_newer_report_of_a_node_with_two_names_counts(tmp_path: Path, newer: str
     directory.save(tmp_path, named(HEALTHY, "n1.other"))
     reports, foreign = directory.read(tmp_path)
     assert (newer in [report.node for report in reports], fold.fold(reports).sets["fail"]) == (True, ())
-    assert foreign[0].reason == f"not used: {newer} is the same node and has a newer report"
+    assert foreign[0].reason == f"not used: {newer} is a newer report of the same node"
     assert foreign[0].path.exists()
 
 

@@ -296,7 +296,7 @@ def lint(tmp_path: Path, text: str, *more: str) -> list[str]:
         (
             "4.2.0}",
             "4.2.0, known_bad: [5.0.0]}",
-            ["0.yaml:9: known_bad 5.0.0 is outside of the range 4.0.0 to before 4.2.0"],
+            ["0.yaml:9: 'known_bad' 5.0.0 is outside of the range 4.0.0 to before 4.2.0"],
         ),
         (
             "[broken]",
@@ -576,7 +576,7 @@ def test_harmful_probes_depend_on_the_nodes_versions(versions: dict[str, str], s
 
 def test_harmful_step_must_be_named_by_a_probe(tmp_path: Path) -> None:
     text = GOOD + "    harms: [exports VMM memory]\n"
-    assert lint(tmp_path, text) == ["0.yaml:14: class probe-harms and 'harms' must be used together"]
+    assert lint(tmp_path, text) == ["0.yaml:14: class 'probe-harms' and the key 'harms' need each other"]
     assert "did you mean 'exports VMM memory'?" in lint(tmp_path, text.replace("exports VMM", "sells VMM"))[0]
 
 

@@ -24,8 +24,8 @@ CHECK = Ours()
 HOSTILE = {
     "while True: pass": "did not import within 5 s",
     "import time; time.sleep(600)": "did not import within 5 s",
-    "import os; os._exit(0)": "ended the process that imported it",
-    "import os; os.abort()": "ended the process that imported it",
+    "import os; os._exit(0)": "ended the process that imported the file",
+    "import os; os.abort()": "ended the process that imported the file",
     "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)": "did not import within 5 s",
 }
 

@@ -61,9 +61,9 @@ def test_gpus_hidden_by_a_batch_system_are_not_missing() -> None:
             "MI300A",
             4,
             [A100],
-            ["not-counted: only cuda GPUs counted (--backend); x.yaml:1 expects 4 × MI300A"],
+            ["not-counted: only cuda GPUs were counted (--backend); x.yaml:1 expects 4 × MI300A"],
         ),
-        ("", 4, [A100], ["not-counted: only cuda GPUs counted (--backend); x.yaml:1 expects 4 × GPU"]),
+        ("", 4, [A100], ["not-counted: only cuda GPUs were counted (--backend); x.yaml:1 expects 4 × GPU"]),
         ("", 4, [], []),
     ],
 )
