@@ -177,7 +177,7 @@ class Trial(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One item of evidence for a finding, as data; ``says`` and ``values`` as in `Finding`.
+    """One item of evidence for a finding, as data; ``says`` and ``values`` are as in `Finding`.
 
     Common kinds have a constructor: ``Evidence.seen("{count} of them", count=3)``.
     """
@@ -496,9 +496,9 @@ class RoleOutcome:
     """How one role ended.
 
     ``operation`` is the call that was armed when the worker ended (``cuIpcOpenMemHandle``). ``occurrence`` is
-    its number, from 1, among the worker's calls of that name. ``step`` is the check's description of it. If a
-    library's own thread crashed between two calls, ``operation`` is the last call, and ``returned`` is true.
-    ``records`` are kept even if the role died later.
+    its number, from 1, among the worker's calls of that name. ``step`` is the check's description of the
+    call. If a library's own thread crashed between two calls, ``operation`` is the last call, and
+    ``returned`` is true. ``records`` are kept even if the role died later.
     """
 
     role: str

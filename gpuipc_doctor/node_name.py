@@ -1,4 +1,4 @@
-"""This node's name: Slurm's, which may differ from the host name, else the kernel's."""
+"""This node's name: the one that Slurm uses, or else the host name. The two may differ."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The package's own tables: YAML files next to the module that reads them.
 
 Reading YAML takes 0.2 s for each MiB, so a table is also stored in compiled form, as Python does with a
-module: in ``__pycache__``, by the first process that may write there. It is used only for unchanged contents.
+module: in ``__pycache__``, by the first process that may write there. The compiled form is used only while
+the YAML file is unchanged.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A node's versions and modes, each with its source.
 
-The package reads plain files below a root, which works for simulated nodes and cannot hang like a driver
+The package reads plain files below a root. This also works for simulated nodes, and cannot hang like a driver
 call. Facts from drivers and libraries come from workers (`surveys`).
 """
 
@@ -62,7 +62,7 @@ def _not_asked(told: Collection[str], foreign: bool, surveyed: bool) -> Iterator
 
 
 def facts_from_surveys(outcomes: Iterable[ProbeOutcome]) -> Iterator[Fact]:
-    """Facts from the surveys in ``outcomes``; a missing fact is a row with the reason."""
+    """Facts from the surveys in ``outcomes``. For a missing fact, a row has the reason."""
     from gpuipc_doctor.supervise import blame  # imported here: workers import this package for their survey
 
     for outcome in outcomes:
@@ -77,7 +77,7 @@ def facts_from_surveys(outcomes: Iterable[ProbeOutcome]) -> Iterator[Fact]:
 
 
 def _rows(facts: list[Fact]) -> Iterator[Fact]:
-    """One row for each value of a fact. Without a value, one row says what was searched."""
+    """One row for each value of a fact. A fact without a value has one row, which says what was searched."""
     found = [fact for fact in facts if fact.value is not None]
     if not found:
         if facts:

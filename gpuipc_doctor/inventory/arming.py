@@ -1,4 +1,4 @@
-"""Variables for jobs that make hangs easier to diagnose, as far as the versions found support them."""
+"""Variables for jobs that make hangs easier to diagnose, if the versions on this node support them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Variable:
 
 
 def variables(facts: Iterable[Fact], environ: Iterable[str] = ()) -> Iterator[Variable]:
-    """Variables that the versions found support and that are not in ``environ``."""
+    """Variables that this node's versions support, and that are not in ``environ``."""
     facts, set_already = tuple(facts), frozenset(environ)
     for each in table(_TABLE):
         variable = Variable(**each)
@@ -42,7 +42,7 @@ def variables(facts: Iterable[Fact], environ: Iterable[str] = ()) -> Iterator[Va
 
 
 def script(facts: Iterable[Fact]) -> Iterator[str]:
-    """Lines for a job script that set the variables."""
+    """Lines that set the variables in a job script."""
     facts = tuple(facts)
     for variable in variables(facts):
         yield f"# {_use(variable)}"

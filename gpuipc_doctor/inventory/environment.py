@@ -1,4 +1,4 @@
-"""Environment variables that affect GPU and MPI libraries, and their effect in the versions found.
+"""Environment variables that affect GPU and MPI libraries, and their effect in the versions on this node.
 
 Libraries silently ignore variables that their version does not know, values that they do not accept, and
 misspelt names.

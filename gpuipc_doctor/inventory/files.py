@@ -128,7 +128,7 @@ _STATED: tuple[tuple[str, str, Callable[[str], str]], ...] = (
     ("cxi-driver", "/sys/module/cxi_ss1/version", _first_line),
     ("cxi-driver", "/sys/module/cxi_core/version", _first_line),
 )
-"""(fact, file with its value, function that extracts it)."""
+"""(fact, file that states its value, function that extracts the value)."""
 
 
 def _stated(tree: Tree, name: str, file: str, find: Callable[[str], str]) -> Fact:

@@ -1,7 +1,7 @@
 """Find the file that the dynamic loader would load for a library, without loading it.
 
-The order is ld.so(8)'s: ``LD_LIBRARY_PATH``, the cache of ldconfig, the default directories. A program's own
-run path, which precedes the cache, is unknown here.
+The search order is that of ld.so(8): ``LD_LIBRARY_PATH``, the cache of ldconfig, the default directories. A
+program's own run path, which precedes the cache, is unknown here.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ _MARKS = (
 
 
 def facts(tree: Tree, libraries: Libraries) -> Iterator[Fact]:
-    """Versions of libraries, read without loading them (workers load and query them).
+    """Versions of libraries, read without loading the libraries.
 
     If several rows of `_MARKS` match a file, the first that gives a version counts.
     """

@@ -1,1 +1,2 @@
-"""Examine a running job from outside, without stopping it: which rank waits for which, and what grows."""
+"""Examine a running job from outside, without stopping it: which ranks wait for which, and which resources
+grow."""

@@ -297,7 +297,7 @@ def _kind_of_mpi(function: str) -> Kind:
 
 
 def _in_kernel(snapshots: Sequence[Process]) -> Thread | None:
-    """A thread that was in every snapshot in state D or waiting for a file system."""
+    """A thread that every snapshot shows in state D or waiting for a file system."""
     stuck = set.intersection(
         *({thread.tid for thread in snapshot.threads if _is_blocked(thread)} for snapshot in snapshots)
     )

@@ -213,7 +213,7 @@ class MemoryFile:
     held: int | None
     """Size in bytes; None if unreadable."""
     ranks: tuple[int, ...] | None
-    """Ranks that have it mapped; None if no process has it mapped or open."""
+    """Ranks that have the memory mapped; None if no process has it mapped or open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,8 +124,8 @@ def wait_for_use(
 ) -> None:
     """Wait until each of these threads has used this many more processor seconds, or has ended.
 
-    ``before``: processor seconds that the threads had used when sampling began. Without it, sampling begins
-    now, and the wait is at least `LEAST_S`.
+    ``before``: processor seconds that the threads had used when sampling began. Without ``before``, sampling
+    begins now, and the wait is at least `LEAST_S`.
     """
     began, least_s = time.monotonic(), LEAST_S if before is None else 0.0
     used = {**_all_used(running), **(before or {})}

@@ -33,7 +33,7 @@ class SeveralJobs(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The user's selection. If empty: every rank and every process that has a GPU open."""
+    """The user's selection. An empty one selects every rank and every process that has a GPU open."""
 
     pids: tuple[int, ...] = ()
     slurm: str = ""

@@ -1,7 +1,7 @@
 """Stack of a thread that sleeps in a system call, read from its memory without stopping it.
 
 ``/proc/PID/task/TID/syscall`` has the stack pointer of a sleeping thread, whose stack does not change until
-the call returns. Reading it needs the right to trace the process but traces nothing (proc(5)).
+the call returns. Reading this file needs the right to trace the process, but traces nothing (proc(5)).
 """
 
 from __future__ import annotations

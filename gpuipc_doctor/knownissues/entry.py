@@ -197,7 +197,7 @@ class KnownIssue:
         return any(range_.fixed not in ("", "unknown", None) for range_ in self.affected)
 
     def cured_before(self, day: date) -> str:
-        """The release that fixed the issue, with its date, if it is at least `LONG` older than ``day``.
+        """The release that fixed the issue, and its date, if that date is at least `LONG` before ``day``.
 
         Empty unless every affected range has such a release.
         """

@@ -35,8 +35,8 @@ _OF_BACKEND = {
 
 
 _LASTING = frozenset({"exports VMM memory"})
-"""Steps after which memory may be missing until a hard reboot. They are also omitted if it is unknown whether
-the version is affected."""
+"""Steps after which memory may be missing until a hard reboot. These steps are omitted even if it is unknown
+whether the version is affected."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,10 +50,8 @@ class Nvidia:
 
 
 def sample(w: Worker) -> None:
-    """Record a `Sample` every ``interval`` seconds, or only one if that is 0.
-
-    Without a readable GPU it records the reason (``absent``) and ends.
-    """
+    """Record a `Sample` every ``interval`` seconds, or only one sample if that is 0. If no GPU can be read,
+    record the reason (``absent``) and end."""
     sources, absent = _sources(w)
     interval, began = w.params["interval"], time.monotonic()
     while gpus := [gpu for source in sources for gpu in source.read()]:

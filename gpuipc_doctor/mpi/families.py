@@ -80,10 +80,11 @@ def ipc_off(seen: Mapping[str, Json], backend: str) -> Mapping[str, str]:
 
 
 def cache_bound(seen: Mapping[str, Json], backend: str) -> tuple[str, int | None, bool]:
-    """(variable that limits the library's IPC mapping cache, number of buffers that it allows, whether it
-    counts bytes).
+    """(variable that limits the library's IPC mapping cache, number of buffers, whether the variable counts
+    bytes).
 
-    If no such variable is known, the name is empty. If it is not set or counts bytes, the number is None.
+    The name is empty if no such variable is known. The number is None if the variable is not set or counts
+    bytes.
     """
     facts, ucx = Facts(seen, backend), seen["ucx"] or {}
     bound = bounding(facts, gpu_aware(seen, backend).via, ucx.get("version", ""))

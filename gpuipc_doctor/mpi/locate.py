@@ -43,8 +43,8 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """The chosen launcher. ``refused``: a rank interface that ``srun`` cannot load, the reason for not
-    choosing srun."""
+    """The chosen launcher. If ``srun`` was not chosen because it cannot load a rank interface, ``refused`` is
+    this interface."""
 
     launch: Launch
     source: str
@@ -201,7 +201,8 @@ def find_plain_launcher(
 
 
 def _on_hosts(command: tuple[str, ...], hosts: Sequence[str]) -> tuple[str, ...]:
-    """A site's launcher, restricted to these nodes. Raises `NotFound` if it has no option for that."""
+    """A site's launcher, restricted to these nodes. Raises `NotFound` if the launcher has no option for
+    that."""
     first, *others = command
     if Path(first).name == "srun":
         return (first, "-w", ",".join(hosts), *others)

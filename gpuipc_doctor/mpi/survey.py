@@ -152,7 +152,7 @@ def _control_variable(mpi: ctypes.CDLL, name: str) -> Json:
 
 
 def _ucx() -> Json:
-    """Query the transports of the library's UCX, which loads UCX's modules."""
+    """Query the transports of the library's UCX. The query loads UCX's modules."""
     import ctypes
 
     paths = {Path(path).name.partition(".")[0]: path for path in mapped_files()}

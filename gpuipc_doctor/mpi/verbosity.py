@@ -1,4 +1,4 @@
-"""Log levels of MPI libraries and the libraries that they use: in every run, and in reruns of failures."""
+"""Log levels of MPI libraries, and of the libraries that they use, in every run and in reruns of failures."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ ERRORS_ONLY: Mapping[str, str] = {"FI_LOG_LEVEL": "warn"}
 Without an error, this setting costs nothing. UCX, MPICH and Open MPI log their errors by default."""
 
 _LIBFABRIC = {"FI_LOG_LEVEL": "info"}
-"""The most verbose level of a release build, from which ``debug`` is removed
-(include/rdma/providers/fi_log.h)."""
+"""The most verbose level of a release build, which has no ``debug`` (include/rdma/providers/fi_log.h)."""
 
 _UCX = {"UCX_LOG_LEVEL": "info"}
 """The most verbose level that a release build has (contrib/configure-release)."""

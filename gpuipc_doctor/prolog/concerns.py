@@ -1,4 +1,4 @@
-"""A report's concerns about a node, as text for one line. Pure."""
+"""A report's concerns about a node, as text for one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decide the one line and the exit code from a node's concerns, by the site's policy. Pure."""
+"""Decide the one line and the exit code from a node's concerns, by the site's policy."""
 
 from __future__ import annotations
 

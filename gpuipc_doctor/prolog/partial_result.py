@@ -26,7 +26,7 @@ class KnownSoFar(NamedTuple):
     """The results in the log's form, with running probes marked."""
 
     def written(self) -> Json:
-        """The form that `read` accepts."""
+        """The results in the form that `read` accepts."""
         bad = [(concern.kind.value, concern.text) for concern in self.bad]
         return {**self._asdict(), "policy": self.policy.written(), "bad": bad}
 

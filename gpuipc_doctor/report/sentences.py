@@ -1,4 +1,4 @@
-"""Turn a finding into text, at the end of a run. Decisions use its key and values only.
+"""Turn a finding into text, at the end of a run. Decisions use only the finding's key and values.
 
 In a sentence, ``{name}`` is a value and ``{name:form}`` a value in one of the `FORMS`. Nothing else is
 special, and a name without a value stays as it is. `str.format` is not used, because a sentence from a check

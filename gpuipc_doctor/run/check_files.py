@@ -39,7 +39,7 @@ def load(directories: Sequence[Path] = ()) -> list[LoadedCheck | BrokenCheck]:
 
 
 def _not_loadable(files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    """File → reason, if it cannot be imported. After each such file, a new process imports the rest."""
+    """File that cannot be imported → reason. After each such file, a new process imports the rest."""
     while files:
         begun, reason = _import(files)
         if begun > len(files):

@@ -236,8 +236,7 @@ class Discovery:
 
     def _started(self, mpi: MpiStack, devices: tuple[Device, ...]) -> MpiStack:
         """The MPI after the check `planner.MPI_START`, which tests whether ranks start and which devices the
-        launcher shows each.
-        """
+        launcher shows each rank."""
         if not (mpi.takes and any(check.needs_mpi for check in self.planner.checks)):
             return mpi
         info, asked = self.planner.survey(loader.built_in()[planner.MPI_START], {}, devices, mpi)

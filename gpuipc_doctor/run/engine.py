@@ -80,11 +80,8 @@ class Run:
         return self.planner.request
 
     def collect_inventory(self, found: Found) -> NodeInventory:
-        """The whole inventory, with the workers' facts.
-
-        Environment variables are as the user and the site set them. Those that were added for a simulated
-        node's workers are not included.
-        """
+        """The whole inventory, with the workers' facts. Environment variables are as the user and the site
+        set them, without those that were added for a simulated node's workers."""
         node = self.discovery.node
         known = variables.load()
         of_ranks = (

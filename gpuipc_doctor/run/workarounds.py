@@ -129,7 +129,7 @@ def try_all(log: ResultLog, schedule: Schedule, planner: Planner, candidates: Ca
 
 
 def _replay(failure: Entry, without: Collection[str]) -> Probe | None:
-    """The check's replay of the failure without these operations, if it supports that."""
+    """The check's replay of the failure without these operations, if the check can replay failures."""
     outcome = failure.outcome
     return failure.planned.check.replay(outcome, without) if outcome and outcome.completed else None
 

@@ -38,7 +38,7 @@ class SimulatedDevice:
     """One GPU of the simulated node.
 
     Sizes are in bytes. ``held``: memory that another process holds permanently. ``granule``: unit of physical
-    memory. ``addresses``: size of the address space after which freed addresses are reused; 0: never.
+    memory. ``addresses``: freed addresses are reused after this many bytes of address space; 0: never.
     """
 
     backend: str

@@ -23,7 +23,7 @@ _PACKAGED = {
     "openmpi": ("libmpi.so.40", "ompi"),
     "ucx": ("libucp.so.0", "ucx"),
 }
-"""Component → (library, pkg-config file next to the library, in which the version is)."""
+"""Component → (library, name of its pkg-config file, which has the version)."""
 
 _LINKED = {
     "cray-mpich": (

@@ -45,7 +45,7 @@ class RoleFiles:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A worker's task: a function of a check file, on these devices.
+    """A worker's task: run a function of a check file, on these devices.
 
     ``place`` is the role's index among the probe's roles; ``root`` is as in `model.Node`; ``ranks`` is the
     number of MPI ranks, 0 without a launcher. ``waits_for_turn``: no context is created before the start
@@ -201,7 +201,7 @@ class _Order:
 class Order(_Order):
     """A worker's start parameters: its role, its marker, and its additions to the stem's environment.
 
-    ``files``: its log, a socket to its supervisor, and one to each peer, ``peer 1`` and so on.
+    ``files``: the worker's log, a socket to the supervisor, and a socket to each peer (``peer 1`` and so on).
     """
 
     directory: str

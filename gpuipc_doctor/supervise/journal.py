@@ -82,7 +82,7 @@ class Journal:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside the block this role waits for its partner, and its own deadline is suspended."""
+        """Suspend this role's deadline inside the block, in which the role waits for its partner."""
         self._write("waiting")
         yield
         self._write("resumed")

@@ -43,18 +43,19 @@ STALLED_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits in seconds."""
+    """Time limits of a probe."""
 
     start_up_s: float = 60.0
-    """Until a worker's first journal line, which a cold file system may delay."""
+    """Seconds until a worker's first journal line, which a cold file system may delay."""
     settle_s: float = 0.5
-    """After a failure, until the other roles have ended; after the last rank, until the launcher ends."""
+    """Seconds after a failure until the other roles have ended, and after the last rank's end until the
+    launcher ends."""
     grace_s: float = 0.3
-    """Between TERM and KILL of a process."""
+    """Seconds between TERM and KILL of a process."""
     launcher_s: float = 2.0
-    """Between TERM and KILL of a launcher, which has to end its ranks, perhaps on other nodes."""
+    """Seconds between TERM and KILL of a launcher, which has to end its ranks, perhaps on other nodes."""
     kill_s: float = 3.0
-    """After KILL, until a process counts as unkillable."""
+    """Seconds after KILL until a process counts as unkillable."""
 
 
 _WORST_FIRST = (
@@ -221,8 +222,8 @@ class Execution:
         return (min(silent, key=self._stuck_order), Ending.HUNG) if silent else None
 
     def _stuck_order(self, role: RunningRole) -> tuple[bool, bool, int, float]:
-        """Sort key: roles in an operation first. Of ranks, those in a driver call first, then those with the
-        fewest MPI calls.
+        """Sort key: roles in an operation first. Among ranks, those in a driver call come first, then those
+        with the fewest MPI calls.
 
         A rank in a driver call waits for no other rank. All ranks make about equally many MPI calls unless
         one hangs.
@@ -252,9 +253,10 @@ class Execution:
         return longest if longest and now - longest.progress.last_at > STALLED_S else None
 
     def _gather_evidence(self, until: float) -> None:
-        """Gather evidence of every running role; native stacks come last, because reading them disturbs.
+        """Gather evidence of every running role; native stacks come last, because reading them disturbs the
+        process.
 
-        ``until``: time at which this must end, so that the rest stays within the budget.
+        ``until``: time by which the evidence must be complete, so that the run stays within its budget.
         """
         living = [role for role in self._roles.values() if role.ending is None]
         here = [role for role in living if role.process.pid]
@@ -344,7 +346,8 @@ class Execution:
         )
 
     def _logs(self, role: RunningRole) -> list[Path]:
-        """Logs with a role's last output: its own and, unless this tool ended the role, its launcher's."""
+        """Logs with a role's last output: the role's log and, unless this tool ended the role, the launcher's
+        log."""
         ended_by_us = role.ending in (Ending.HUNG, Ending.STOPPED)
         return [role.files.log] if ended_by_us else [role.files.log, self.directory / LAUNCHER_LOG]
 

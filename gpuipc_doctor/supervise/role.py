@@ -198,7 +198,7 @@ class RunningRole:
 
     @property
     def _is_recorded(self) -> bool:
-        """Whether the journal is complete. It is not if a driver has closed its descriptor."""
+        """Whether the journal is complete; false if a driver has closed the journal's descriptor."""
         begins_anew = self.files.inbox.exists()  # so the end may have been missed
         return begins_anew or self.progress.operation == PROCESS_EXIT
 
@@ -211,8 +211,8 @@ class RunningRole:
         """Time of the failure on the role's own node. The supervisor may notice it much later.
 
         If the role reported no time, the time of a crash is the role's last sign of life, because failures
-        elsewhere may be consequences of the crash. For a rank with an exit code it is the end, because an MPI
-        library may end its rank after another rank's failure.
+        elsewhere may be consequences of the crash. For a rank with an exit code, the time is that of its end,
+        because an MPI library may end its rank after another rank's failure.
         """
         if self.result and self.result.ending is self.ending:
             return self.result.at

@@ -2,7 +2,7 @@
 
 Each set of imports and environment has one stem, started at first use (see `worker.stem`). The first stem of
 an environment imports our own modules only; the others are forked from it. If a stem is unfit, hangs or has
-ended, workers are started without it, and its log says why.
+ended, workers are started without it, and the stem's log says why.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Stem:
         return None
 
     def fork_stem(self, imports: Sequence[str], log: Path) -> Stem:
-        """Have the stem fork another stem with these imports, after its own imports."""
+        """Once the stem has finished its own imports, have it fork another stem with these imports."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, log.open("ab") as output, contextlib.suppress(OSError):
             StemOrder(imports, files={"log": output.fileno(), "orders": theirs.fileno()}).send(self._orders)

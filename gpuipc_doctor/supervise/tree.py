@@ -49,8 +49,8 @@ class Process(NamedTuple):
 def processes() -> dict[int, Process]:
     """Every process of the node, by pid, without those whose ``stat`` cannot be read.
 
-    Raises `OSError` about `PROC` if it cannot be listed, or if it shows another pid namespace, in which the
-    same pids are other processes.
+    Raises `OSError` about `PROC` if `PROC` cannot be listed or shows another pid namespace, in which the same
+    pids are other processes.
     """
     found = {}
     entries = os.listdir(PROC)  # noqa: PTH208 - see `_read`

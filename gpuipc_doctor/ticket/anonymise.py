@@ -198,7 +198,8 @@ class Pseudonyms:
 
 
 def names(documents: Iterable[Report | JobReport], more: Iterable[Fact], here: Names) -> Names:
-    """Names from the documents, from ``more`` facts, from this node and of the user."""
+    """Names to replace: those in the documents and in the facts ``more``, those of this node, and the
+    user's."""
     hosts, users, programs = set(here.hosts), set(here.users), set(here.programs)
     values, identifiers, versions = set[str](), set[str](), set[str]()
     facts = list(more)

@@ -1,4 +1,4 @@
-"""How a process of this tool ends: with its parent, or as C programs do."""
+"""Ways for a process of this tool to end: when its parent ends, or as C programs do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MPI, UCX, libfabric and NCCL: load each library and query its version without initialising it."""
+"""Load MPI, UCX, libfabric and NCCL, and query their versions without initialising them."""
 
 from __future__ import annotations
 
