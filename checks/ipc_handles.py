@@ -11,7 +11,7 @@ segment), the importer opens the handle as an application would, and the result 
 both directions is harmless. Wrong data and errors are failures, because a library would use another method if
 the export were refused.
 
-VMM memory has a separate probe: nodes on which its export succeeded have lost device memory.
+VMM memory has a separate probe, because its export, where it succeeded, cost device memory.
 """
 
 from __future__ import annotations

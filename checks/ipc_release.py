@@ -158,7 +158,8 @@ def watch_kill(w: Worker) -> None:
 
 
 def end_importer(w: Worker, ledger: Ledger, before: int, how: str, end: str) -> None:
-    """End the importer while it has a segment open; if memory is then missing, repeat with the spare one."""
+    """End the importer while it has a segment open. If memory is then missing, repeat this with a spare
+    importer."""
 
     def end_one(importer: Peer) -> None:
         with w.gpu.alloc(NBYTES) as buffer:

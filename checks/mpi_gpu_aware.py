@@ -1,4 +1,4 @@
-"""Find out which MPI this is and whether it accepts device pointers, without passing it one.
+"""Find out which MPI this is and whether it accepts device pointers, without sending a message.
 
 The library is loaded but not initialised: an MPI configured for a GPU that it cannot use aborts in
 `MPI_Init`, and an MPI that is not GPU-aware crashes with SIGSEGV in the first send. Instead the check reads

@@ -30,7 +30,7 @@ DEADLINE_S = 60.0
 
 
 def installed(inventory: Iterable[Fact], backend: str) -> tuple[tuple[str, ...], ...]:
-    """The testable allocators of each array library found, for a backend's devices."""
+    """The allocators of the array libraries found that can be tested on a backend's devices."""
     return tuple(
         _OF[fact.name, backend]
         for fact in inventory
@@ -77,7 +77,7 @@ def _imports(allocator: str, backend: str) -> tuple[str, ...]:
 
 
 def _built_for(fact: Fact) -> str:
-    """The backend for which a distribution is built, from its name, such as ``cupy_rocm_5_0``,
+    """The backend for which a distribution is built, derived from its name: ``cupy_rocm_5_0``,
     ``torch-2.5.1+rocm6.2`` or ``torch-2.5.1+cpu``."""
     told = f"{fact.value} {fact.source}"
     return "" if "+cpu" in told else "hip" if "rocm" in told else "cuda"
@@ -121,7 +121,7 @@ class Allocator(Protocol):
 
     @property
     def chosen_by(self) -> str:
-        """The call or setting with which an application selects this allocator, as typed."""
+        """The call or setting with which an application selects this allocator."""
 
     @property
     def records_streams(self) -> bool:

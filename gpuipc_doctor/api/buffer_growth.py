@@ -205,8 +205,8 @@ class BufferGrowth:
 
     @property
     def _levels_off(self) -> bool:
-        """Whether neither the minimum nor the maximum of used memory rises once large buffers are
-        displaced."""
+        """Whether neither the minimum nor the maximum of used memory rises after small buffers have displaced
+        large ones."""
         rises, _ = self._rises
         return self.apart and bool(rises) and all(abs(rise) <= self._noise for rise in rises)
 

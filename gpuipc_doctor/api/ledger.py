@@ -26,7 +26,7 @@ NOISE_BYTES = 4 << 20
 """Change of used memory to ignore: one or two of the driver's own blocks."""
 
 CREEP_BYTES = 64 << 10
-"""Growth to ignore, from the first round of a loop to its last."""
+"""Bytes by which used memory may grow from the first round of a loop to its last."""
 
 QUIET_S = 0.04
 """Seconds without change after which used memory counts as stable."""

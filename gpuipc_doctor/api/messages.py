@@ -8,7 +8,7 @@ SIZES_OPTION = {
     "uniqueItems": True,
     "items": {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1},
 }
-"""JSON Schema of a check's option ``sizes``: bytes, which MPI counts as `int`."""
+"""JSON Schema of a check's option ``sizes``: bytes of messages, at most what MPI can count as an `int`."""
 
 SMALL_MESSAGES = (0, *(1 << n for n in range(17)))
 """Bytes of small messages, up to 64 KiB."""

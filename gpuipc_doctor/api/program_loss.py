@@ -21,7 +21,7 @@ Judge = Callable[[ProbeOutcome], Finding | None]
 
 
 def repeat_if_lost(ended: ProbeOutcome, roles: Mapping[str, Role], judge: Judge) -> Iterator[Probe]:
-    """Plan the second run if the first run's program lost memory, while it ran or by its end."""
+    """Plan the second run if memory was lost in the first one."""
     if not ended.completed or LOST in ended.params or blind(ended):
         return
     found, missing = judge(ended), _after(ended).missing

@@ -40,7 +40,7 @@ class Vendor:
     known_codes: Mapping[int, tuple[str, str]]
     """Error code of initialisation → (its meaning, the remedy)."""
     no_device_codes: frozenset[int] = frozenset({NO_DEVICE})
-    """Errors of initialising, and of counting devices, that mean that there is no device."""
+    """Codes with which initialising or counting devices fails because there is no device."""
 
 
 @dataclass(frozen=True, slots=True)

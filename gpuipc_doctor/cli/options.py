@@ -24,7 +24,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made below it
 _ROOMY_BYTES = 1 << 30
-"""Bytes that a simulated node may need; Docker's default for shared memory is 64 MB."""
+"""Bytes that a simulated node may need: more than Docker's default of 64 MB of shared memory."""
 
 _SCHEDULERS = {"srun": "slurm", "flux": "flux"}
 """Launcher → directory of its configuration in ``/etc``."""

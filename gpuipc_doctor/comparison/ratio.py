@@ -1,4 +1,4 @@
-"""The ratio of two sets of samples, with bounds that noise rarely crosses."""
+"""The ratio of two sets of samples, with bounds that account for noise."""
 
 from __future__ import annotations
 

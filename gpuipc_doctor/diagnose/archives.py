@@ -92,7 +92,7 @@ def _bounded(form: str, files: Iterable[tuple[str, IO[bytes] | None]]) -> Iterat
 
 
 class _BoundedHeader(tarfile.TarInfo):
-    """A header that Python's tarfile may read into memory completely."""
+    """A header of a tar archive, refused if tarfile would read too much of it into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _BoundedHeader:

@@ -17,7 +17,7 @@ _V = r"(\d+(?:\.\d+)+[\w.-]*)"
 
 
 def patterns(facts_asked_for: Iterable[str]) -> list[tuple[str, re.Pattern[str]]]:
-    """(fact, expression whose first group is its value); variables only if requested."""
+    """(fact, regular expression with the fact's value in its first group); variables only if requested."""
     return [
         *(
             (name, re.compile(text.replace("{V}", _V)))

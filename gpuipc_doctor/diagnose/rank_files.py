@@ -11,7 +11,7 @@ from gpuipc_doctor.diagnose.diagnosis import Difference, RankFiles
 from gpuipc_doctor.diagnose.occurrences import Place
 
 FEWEST = 3
-"""Minimum number of logs with names that differ only in numbers, to be treated as a job's ranks."""
+"""Logs with names that differ only in numbers are treated as a job's ranks if they are at least this many."""
 MOST_KINDS = 64
 """Maximum kinds of lines kept per log."""
 _QUOTED = 2

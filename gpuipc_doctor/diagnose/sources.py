@@ -326,8 +326,8 @@ def _as_utf_8(begin: bytes, rest: Blocks) -> Blocks:
 
 
 def _check(begin: bytes) -> None:
-    """Raise `NoText` for a binary file, since a library contains the text of every message that it could
-    print, and for this tool's own reports."""
+    """Raise `NoText` for this tool's own reports, and for a binary file: a library contains the texts of all
+    its messages."""
     sample = begin[:_SAMPLE]
     if written := re.match(rb'\s*\{\s*"schema":\s*"(gpuipc-doctor/[a-z/0-9-]+)"', sample):
         raise NoText(f"is output of gpuipc-doctor ({written[1].decode()}), not a log")

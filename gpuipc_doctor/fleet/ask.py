@@ -113,7 +113,7 @@ class LaunchOptions:
     fanout: int = 64
     """Maximum commands at a time."""
     rate: float = math.inf
-    """Jobs and steps started per second."""
+    """Maximum jobs and steps started per second."""
     block: int = 1
     """Maximum nodes of a job."""
     job_limit_s: float = math.inf

@@ -117,7 +117,7 @@ def _header(fleet: Fleet) -> Iterator[Block]:
 
 
 def _matrix(fleet: Fleet, most: int) -> Section:
-    """Rows are groups of nodes with equal results, worst first; columns are checks that are not PASS."""
+    """A table of groups of nodes with equal results, worst first, by checks that are not PASS."""
     groups = [group for group in fleet.groups if group.state is State.REPORTED]
     shown, more = groups[:most], groups[most:]
     telling = fleet.telling_checks

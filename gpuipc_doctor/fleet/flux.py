@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gpuipc_doctor.fleet.slurm import printed_by
 
 SHELL_OPTIONS = ("exit-timeout=none", "gpu-affinity=off", "pmi=off", "output.limit=1G")
-"""Without exit-timeout, a job ends 30 s after its first task; without output.limit, output ends at 10 MB."""
+"""Options of Flux's shell. By default, a job ends 30 s after its first task, and output ends at 10 MB."""
 
 
 def run(nodes: Sequence[str], seconds: float) -> list[str]:

@@ -198,7 +198,7 @@ class Fleet:
 
     @property
     def exit_code(self) -> Exit:
-        """As for a single node; a missing report counts as ERROR."""
+        """The exit code, as for a single node; a missing report counts as ERROR."""
         if self.nodes(Status.FAIL):
             return Exit.FAIL
         return Exit.ERROR if self.nodes(Status.ERROR) else Exit.OK

@@ -17,7 +17,7 @@ from gpuipc_doctor.present.text import counted, sanitise, shorten
 WELL = frozenset({Status.PASS, Status.WARN})
 
 FLAPS = 3
-"""Number of changes between well and not well in successive runs that makes a node flap."""
+"""A node flaps if it has changed this often between well and not well in successive runs."""
 
 MAX_LINES = 40
 """Maximum nodes shown, worst first; the rest is counted."""

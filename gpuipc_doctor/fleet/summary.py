@@ -240,7 +240,7 @@ def schema() -> Json:
 
 
 def _may_be_left_out(described: dict[str, object], kind: type[msgspec.Struct]) -> None:
-    """Make the fields that `dumps` may leave out optional in a schema."""
+    """Make fields optional in a schema if `dumps` may leave them out."""
     left_out = {
         field.name for field in msgspec.structs.fields(kind) if field.default is not msgspec.NODEFAULT
     }

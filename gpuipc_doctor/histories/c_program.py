@@ -197,7 +197,7 @@ def _case(history: History, operations: list[Operation], number: int) -> Iterato
 
 
 def _goes_on(history: History) -> list[bool]:
-    """For each operation, whether the next operation begins before it has ended."""
+    """For each operation, whether the next one begins before this one has ended."""
     model = Model(history)
     beside = [model.apply(operation).beside for operation in history.operations]
     return [*beside[1:], False]

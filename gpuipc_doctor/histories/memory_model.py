@@ -150,8 +150,8 @@ class Model:
     # -- at the same time ---------------------------------------------------------------------------------
 
     def joins(self, operation: Operation) -> bool:
-        """Whether this operation may begin while other processes still perform the latest operations: neither
-        may change memory that the other uses."""
+        """Whether this operation may begin while another process still performs the latest operations:
+        neither process may change memory that the other uses."""
         others = [touched for by, touched in self._group.items() if by != operation.by]
         if self._is_closed or not 0 < len(others) < AT_ONCE or operation.do in ALONE:
             return False

@@ -297,7 +297,7 @@ class Generator:
         return self._try(operation)
 
     def _can_be_sent(self, posted: Operation) -> bool:
-        """Whether some rank can send the message for a receive, whatever earlier receives match."""
+        """Whether some rank can send the message for a receive, whichever messages earlier receives match."""
         if any(
             (other.posted.by, other.posted.peer, other.within) == (posted.by, ANY_SOURCE, posted.within)
             for other in self.model.pending

@@ -200,7 +200,7 @@ class Rank:
             self._look(part, status)
 
     def _expecting(self, call: str, function: Callable[..., Any], *arguments: Any, truncated: bool) -> None:
-        """Call MPI. If truncation is expected, the call must return an error, otherwise it must not."""
+        """Call MPI, which must return an error if truncation is expected and none otherwise."""
         self._call = call
         try:
             self._mpi.call(call, function, *arguments)
