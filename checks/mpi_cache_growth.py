@@ -169,7 +169,7 @@ def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
     if room < TELLING:
         return Finding.skip(
             "share-too-small",
-            "no buffer was kept, but buffers of {room:mib} in all may not fill a cache ({variant})",
+            "no buffer was kept, but {room:mib} may be too little to fill a cache ({variant})",
             *evidence,
             remedy=f"raise `memory` in the site config to {least:.0f} MiB of device memory",
             room=room,
@@ -295,7 +295,7 @@ def judge_creep(done: ProbeOutcome, role: str, seen: BufferGrowth) -> Finding:
         "variant": done.probe,
     }
     rose = Evidence.seen(
-        "{sent} buffers of {each:mib} were sent; each of the last added {creep:bytes}, which was not released"
+        "{sent} buffers of {each:mib} were sent; each of the last took {creep:bytes} that was not released"
         if seen.creep
         else "used memory permanently rose {steps} times in {times} iterations, also in the last third",
         sent=len(seen.small),

@@ -59,7 +59,7 @@ SHORTEST_S, LONGEST_S = 5.0, 24 * 3600.0
 @click.option(
     "--ras",
     is_flag=True,
-    help="Query the RAS service of any NCCL; the query of an old NCCL can crash the job.",
+    help="Also query the RAS service of an old NCCL; this can crash the job.",
 )
 @click.option("--arm", is_flag=False, flag_value="script", metavar="[script|taskprolog]",
               type=click.Choice(["script", "taskprolog"]),

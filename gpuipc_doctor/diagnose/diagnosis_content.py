@@ -161,7 +161,7 @@ def _unknown(diagnosis: Diagnosis, limits: Limits) -> Entry:
     for seen in diagnosis.unknown[: limits.unknown]:
         items += [_quoted(seen, limits, depth=1), Item(_where(seen, limits), hang=0, depth=3)]
     items += _rest(kinds - limits.unknown, "more kinds with -v", depth=1)
-    items += _rest(diagnosis.unknown_beyond, "error lines, of kinds not listed", "at least ", depth=1)
+    items += _rest(diagnosis.unknown_beyond, "error lines of kinds not listed", "at least ", depth=1)
     about = f"error lines that match no known issue: {counted(kinds, 'kind')}, most relevant first"
     return Entry("OTHER", about, tuple(items), gap=1, hang=1)
 
