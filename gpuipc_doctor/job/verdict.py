@@ -54,7 +54,7 @@ def judge(
         )
         return Verdict(cause=Cause.UNKNOWN, blamed=tuple(polling), reasons=(why,))
     if len(activities) > 1 and (deaf := [rank for rank in outside if _is_at_socket(activities[rank])]):
-        why = f"{_plural(len(deaf), 'rank')} waiting at a socket outside MPI: the peer cannot be seen"
+        why = f"{_plural(len(deaf), 'rank')} waiting at a socket outside MPI, whose peer is unknown"
         return Verdict(cause=Cause.UNKNOWN, waiting=tuple(deaf), reasons=(why,))
     return Verdict(cause=Cause.RUNS, reasons=("no rank waits for another",))
 
@@ -165,7 +165,7 @@ def _exchange(
         return _all_wait(partners, collective, activities, "; ".join(reasons), messages)
     verdict = _blame(Cause.MESSAGE_LOST, partners, collective, activities)
     several = ("a request may belong to a send that no rank receives",) if calls - set(_RECEIVES) else ()
-    return replace(verdict, reasons=("no rank is in a send", *several, gone))
+    return replace(verdict, reasons=("no rank is sending", *several, gone))
 
 
 _RECEIVES = ("MPI_Recv", "MPI_Mrecv", "MPI_Probe", "MPI_Mprobe")

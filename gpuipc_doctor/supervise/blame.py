@@ -122,7 +122,7 @@ def of_launcher(outcome: ProbeOutcome) -> Iterator[Finding]:
         return
     launcher, values = outcome.launcher, {"launcher": outcome.launch.command[0]}
     evidence = [line for line in launcher.log_tail if line.strip()][-3:]
-    remedy = "run `{launcher} -n 2 true` by hand: it probably ends in the same way".format(**values)
+    remedy = "run `{launcher} -n 2 true` by hand: this command probably ends in the same way".format(**values)
     if launcher.exit_code is None:
         says = "the launcher, {launcher}, had not ended {waited:s} after its ranks"
         yield Finding.fail(
