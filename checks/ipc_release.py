@@ -285,7 +285,7 @@ def beginning(number: int) -> bytes:
 
 
 def start_importers(w: Worker) -> None:
-    """Start an importer for each segment, and let it exit while the segment is open."""
+    """Start an importer for each segment; each importer exits while its segment is open."""
     wrong = list[str]()
     while told := w.peer.recv():
         number, _ = told

@@ -43,8 +43,8 @@ SIZES = {
 """Case → bytes of the freed segment, and bytes of the segment allocated after it."""
 
 PARTS = ("4 KiB", "64 KiB")
-"""Cases in which segments share a driver block. The new segment may then have the freed one's handle (seen on
-an H100), and a driver may refuse to open it while the freed segment is open; AMD leaves this undefined."""
+"""Cases in which segments share a driver block: the new segment may have the freed segment's handle (seen on
+an H100), and a driver may refuse to open the new one while the freed one is open."""
 
 NEIGHBOUR, STAYS = 4096, -1
 """Bytes and number of a segment that stays allocated in the block of the small segments."""

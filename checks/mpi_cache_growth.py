@@ -369,8 +369,8 @@ def beyond_the_limit(w: Worker) -> list[int]:
 def large_ones(
     w: Worker, sizes: Sequence[int], alive: list[Buffer], freed: list[tuple[int, int]]
 ) -> Iterator[Buffer]:
-    """Buffers of these sizes. If the sizes grow, each buffer is followed by a small one that stays
-    allocated."""
+    """Allocate buffers of these ``sizes``. If the sizes grow, a small buffer that stays allocated follows
+    each one."""
     for nbytes in sizes:
         large = w.gpu.alloc(nbytes)
         freed.append((large.address, nbytes))

@@ -52,10 +52,8 @@ SAYS = {
     "hang": "{call} hung at step {steps} of a sequence of valid MPI calls",
 }
 USAGE = ("descriptors", "threads", "addresses")
-"""Figures of `api.process_ledger` that a rank notes after each epoch; if one rises, an epoch is repeated.
-
-Host memory rises and falls by some MiB with the buffers of healthy ranks, so only repetitions show its leaks.
-"""
+"""Figures of `api.process_ledger` that a rank notes after each epoch; if one rises, an epoch is repeated. The
+buffers of healthy ranks change host memory by some MiB, so only repetitions show leaks of it."""
 
 REPETITION = "repetition of a valid history of messages"
 LEFT_OUT = "omitted, because this library does not support it: {lacks}"

@@ -152,7 +152,7 @@ class Allocator(Protocol):
 
 
 def use_once(allocator: Allocator, stream: Stream, nbytes: int) -> None:
-    """Make the library load what it loads at first use, before memory use is measured."""
+    """Use the library once, so that it loads what it needs before used memory is measured."""
     allocator.alloc(nbytes, stream).free()
     give_back(allocator, stream)
 

@@ -159,7 +159,7 @@ class Check(ABC):
     requires: ClassVar[frozenset[str]] = frozenset()
     """Capabilities that a device must have for this check."""
     needs_mpi: ClassVar[bool] = False
-    """Whether the check needs ``Context.mpi``; without an MPI that accepts device pointers, it is a SKIP."""
+    """Whether the check needs ``Context.mpi``; without an MPI that accepts device pointers, it is skipped."""
     uses_fabric: ClassVar[bool] = False
     """Whether the check plans with ``Context.fabric``, which is empty for all other checks."""
     across: ClassVar[bool] = False
@@ -180,7 +180,8 @@ class Check(ABC):
     """Keys of findings that explain why a process lost descriptors, threads or memory: such losses are then
     not reported."""
     needs_allocators: ClassVar[bool] = False
-    """Whether the check needs an allocator for a device; without an installed array library, it is a SKIP."""
+    """Whether the check needs an allocator for a device; without an installed array library, it is
+    skipped."""
 
     @abstractmethod
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:

@@ -168,7 +168,8 @@ class Event(Protocol):
 class GpuStream(Protocol):
     """A queue of work on a device. Only events order the work of two streams.
 
-    Copies to and from the host (`Memory.read`, `Memory.write`) do not wait for it: ``synchronize`` first.
+    Copies to and from the host (`Memory.read`, `Memory.write`) do not wait for the stream: ``synchronize``
+    first.
     """
 
     def copy(self, to: Memory, source: Memory) -> None:

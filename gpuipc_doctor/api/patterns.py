@@ -1,4 +1,4 @@
-"""Test data that encodes its place, and descriptions of wrong data."""
+"""Test data that encodes its offset, and descriptions of wrong data."""
 
 from __future__ import annotations
 

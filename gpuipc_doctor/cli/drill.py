@@ -187,8 +187,8 @@ def _not_run(asked: Mapping[str, Profile], backends: Collection[str]) -> dict[st
 
 
 def _that_concern(check: str, asked: Mapping[str, Profile]) -> dict[str, Profile]:
-    """Profiles on which this check may report something: profiles without faults, with a fault in a call that
-    it makes, or with an expected finding of it. Raises `UnknownName` for an unknown check."""
+    """Profiles on which this check may report something: profiles without faults, with a fault in a call of
+    the check, or with an expected finding of the check. Raises `UnknownName` for an unknown check."""
     request = Request(checks=(check,))
     with options.node("healthy-both") as node, progress() as watcher:
         healthy = engine.run(request, SiteConfig(), node, watcher)

@@ -142,7 +142,7 @@ def _of_site(site: SiteConfig, nodes: Sequence[str]) -> dict[str, str]:
 
 
 def _by_switch(nodes: Sequence[str], topology: Mapping[str, str]) -> list[str]:
-    """Nodes grouped by switch, in their order; nodes without a switch at the end."""
+    """Nodes grouped by switch, in the given order; nodes without a switch at the end."""
     places = {switch: place for place, switch in enumerate(dict.fromkeys(topology.values()))}
     return sorted(nodes, key=lambda node: places.get(topology.get(node, ""), len(places)))
 

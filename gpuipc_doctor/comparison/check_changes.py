@@ -79,7 +79,7 @@ def _not_skipped(results: Sequence[Result]) -> Sequence[Result]:
 
 
 def turn_of(was: Status | None, now: Status | None) -> ChangeKind:
-    """The change of a check between its worst statuses; a status is None if the check did not run."""
+    """The change of a check from its worst status before to that after; None if the check did not run."""
     if was is now:
         return ChangeKind.SAME
     if now in (Status.FAIL, Status.WARN) and was is not Status.FAIL:

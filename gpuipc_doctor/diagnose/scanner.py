@@ -209,7 +209,8 @@ class _Search:
     def in_block(
         self, lines: Sequence[bytes], before: Sequence[bytes], after: Sequence[bytes]
     ) -> dict[int, set[int]]:
-        """The result of `possible` for consecutive lines with their neighbours."""
+        """The result of `possible` for consecutive lines, which are searched together with their
+        neighbours."""
         around = [*before, *lines, *after]
         text = b"".join(around)
         starts = list(accumulate(map(len, around), initial=0))
@@ -284,7 +285,8 @@ class _Memory:
     def groups(
         self, lines: Sequence[bytes], before: Sequence[bytes], after: Sequence[bytes]
     ) -> dict[_Form, list[int]]:
-        """Positions of the lines that may contain patterns; with the lines beside them, all bare."""
+        """Form of equal lines → positions of such lines, if they may contain patterns. All arguments are bare
+        lines."""
         groups: defaultdict[_Form, list[int]] = defaultdict(list)
         if self._not_remembered:
             self._not_remembered -= 1

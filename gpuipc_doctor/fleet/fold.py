@@ -41,7 +41,7 @@ REMEDIES = {
 
 _FIGURE = re.compile(r"\b\d[\d.:]{3,}")
 """Numbers that differ between messages of one cause: job ids, addresses, times and sizes. Exit codes and
-ports are shorter and stay."""
+ports are shorter, so they are kept."""
 
 EXPECTED_SKIPS = frozenset({"disabled", "no-fabric-here", "suppressed"})
 """Keys of SKIPs that a site config requests."""

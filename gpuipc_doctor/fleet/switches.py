@@ -38,7 +38,7 @@ class Cut:
     switch: str
     nodes: tuple[str, ...]
     is_certain: bool = True
-    """Whether messages pass below the switch; if not, each of its nodes may be bad instead."""
+    """Whether messages pass below the switch; if not, its nodes may be bad instead of the switch."""
 
 
 def _inferred(runs: Sequence[Run], topology: Topology) -> Topology:

@@ -23,8 +23,8 @@ LOOP = 40
 """Repetitions of the failing epoch if it does not fail alone: some faults appear only at the 33rd import."""
 
 LATEST = 10_000
-"""If the last epoch alone does not fail in fresh processes, they repeat this many operations from the end of
-the history: 25 s on an H200."""
+"""Operations from the end of the history that fresh processes repeat if the last epoch alone does not fail:
+25 s on an H200."""
 
 RACE_TRIES = 4
 """Replays of a history in which processes act at the same time: their order differs from run to run."""

@@ -11,7 +11,7 @@ SEED = 6
 """Seed of the acceptance tier, so that every node performs the same operations."""
 
 TIME_S, SOAK_S = 20.0, 600.0
-"""Maximum seconds of a run. A slow node then performs fewer operations, which its PASS reports."""
+"""Maximum seconds of a run. A slow node performs fewer operations; its PASS reports how many."""
 
 UNBOUNDED = 10**9
 """Operations of a run that ends by time."""

@@ -27,6 +27,6 @@ _LACKS_OVER_UCX: Mapping[str, tuple[str, ...]] = {
 def lacks(family: str, *, over_ucx: bool) -> tuple[str, ...]:
     """Features that this MPI does not support in device memory; empty if none is known.
 
-    ``over_ucx``: whether UCX moves its device memory, because the MPI was built without GPU support.
+    ``over_ucx``: whether UCX moves the MPI's device memory, because the MPI was built without GPU support.
     """
     return (_LACKS_OVER_UCX if over_ucx else {}).get(family, ()) or _LACKS.get(family, ())

@@ -229,7 +229,7 @@ def _slices(history: History, at: int) -> Iterator[Sequence[Operation]]:
 
 
 def _with_needs(operations: Sequence[Operation], places: set[int]) -> set[int]:
-    """These indices, and the indices of operations that created the objects which they use."""
+    """Indices of these operations, and of the operations that created their objects."""
     made = {operation.makes: place for place, operation in enumerate(operations) if operation.makes}
     while True:
         used = {number for place in places for number in _used(operations[place])}
@@ -268,7 +268,7 @@ class RandomRun:
         return list(chain.from_iterable(self.epochs_until(at)))
 
     def history_of_last(self, epochs: Sequence[Steps], last: int) -> History:
-        """The last of these epochs, and the earlier operations that made objects which they use."""
+        """The last of these epochs, and the earlier operations that made objects used in it."""
         made = [operation for operation, _ in chain.from_iterable(epochs)]
         begin = sum(map(len, epochs[:-last]))
         places = _with_needs(made, set(range(begin, len(made))))
