@@ -1,10 +1,9 @@
 """Random valid messages between ranks, compared with a model of each receive's data and status.
 
-Two to four ranks send and receive, blocking and non-blocking, with several outstanding requests, from any
-source and with any tag, in several communicators, with derived types, persistent requests and matched probes,
-in host and device buffers that are freed and reallocated. Each message is compared with the sent data, and
-its status with the model's. If the library disagrees, fresh ranks repeat the history, and the shortest
-failing one is reported as numbered steps.
+Two to four ranks send and receive in several communicators, blocking and non-blocking, with outstanding and
+persistent requests, matched probes, any source, any tag and derived types. Host and device buffers are freed
+and reallocated. Each message is compared with the sent data, and its status with the model's. If the library
+disagrees, fresh ranks repeat the history, and the shortest failing one is reported as numbered steps.
 """
 
 from __future__ import annotations

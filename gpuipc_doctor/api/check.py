@@ -139,7 +139,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A check with this attribute is a control: it repeats the check ``of`` without the suspected part.
+    """Value of `Check.control`: the check repeats the check ``of`` without the suspected part.
 
     The failures of ``of`` get the sentence ``right`` if the control passed, and ``wrong`` if it failed. Both
     checks must have run within a node, or both between nodes. ``{check}`` stands for the control's id.

@@ -80,7 +80,7 @@ class Examination:
             self._groups.add(seen, told, parts)
 
     def is_flood(self, pattern: int) -> bool:
-        """Whether this pattern has too many kinds of lines to keep more."""
+        """Whether this pattern has so many kinds of lines that no more are kept."""
         return self._groups.is_full(pattern)
 
     def lose_count(self, part: int) -> None:

@@ -58,7 +58,7 @@ _JOB_LIMIT = re.compile(rb"Max\w*(Node|CPU|GRES|Mem|Billing)\w*PerJob|PartitionN
 QOSMaxNodePerJobLimit)."""
 
 MARK = b"@gpuipc-doctor "
-"""Prefix of our lines. The node's name follows, and one of the words below or a part of the answer."""
+"""Prefix of our lines; the node's name follows, then one of the words below or a part of the answer."""
 
 BEGINS, ENDS = b"begins", b"ends"
 

@@ -74,7 +74,8 @@ Part = Message | Receive
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request. ``parts`` has its active sends and receives; ``again`` starts a persistent request again."""
+    """A request. ``parts``: its active sends and receives. ``again``: the operation that a persistent request
+    starts."""
 
     by: int
     parts: tuple[Part, ...] = ()

@@ -29,7 +29,7 @@ DRIVERS = {
     ),
     "hip": ("libamdhip64.so", "hipMalloc", "hipFree", 'driver("hipMemcpy")(to, from, nbytes, 4)', ""),
 }
-"""Backend → driver library, its functions (allocate, free, copy) and the initialisation."""
+"""Backend → driver library, its functions that allocate, free and copy, and the initialisation."""
 
 _KINDS = list(LAYOUTS)
 
