@@ -9,7 +9,7 @@ _ERROR = re.compile(r"error|fail|abort|assert|fatal", re.IGNORECASE)
 _WARNING = re.compile(r"warn", re.IGNORECASE)
 
 _NO_NEWS = re.compile(r"error checking", re.IGNORECASE)
-"""A setting in MPICH's summary, which contains the word error: ``error checking : enabled``."""
+"""A setting in MPICH's summary, which reports no error: ``error checking : enabled``."""
 
 _GOES_ON = re.compile(r"\bdlopen\b", re.IGNORECASE)
 """Pattern for failed attempts to load a vendor's driver, usually without consequence."""

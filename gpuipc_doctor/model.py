@@ -109,8 +109,7 @@ class Node:
     rank_env: Mapping[str, str] = field(default_factory=dict)
     """Added, like ``env``, to the environment of workers, but only if they are MPI ranks."""
     visible: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of workers whose probe has no device. It limits the GPUs that these workers
-    see."""
+    """Added to the environment of workers whose probe has no device, to limit the GPUs they see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,7 @@ class EvidenceKind(enum.Enum):
 
 
 class Trial(enum.Enum):
-    """The result of a failed probe under a workaround."""
+    """The result of rerunning a failed probe with a workaround."""
 
     HELPS = "helps"
     DOES_NOT_HELP = "does not help"
@@ -352,7 +351,7 @@ class MpiStack:
     ipc_off: Mapping[str, str] = field(default_factory=dict)
     cache_bound: str = ""
     cache_buffers: int | None = None
-    """Value of the ``cache_bound`` variable in buffers; None if not set."""
+    """Number of buffers that the ``cache_bound`` variable allows; None if not set, or if it counts bytes."""
     cache_in_bytes: bool = False
     """Whether the ``cache_bound`` variable counts bytes."""
     workarounds: tuple[Workaround, ...] = ()
@@ -367,7 +366,7 @@ class MpiStack:
     """Features that this MPI does not support in device memory: ``derived types``."""
 
     def with_env(self, env: Mapping[str, str]) -> Launch:
-        """A copy of the launch with more environment."""
+        """A copy of the launch with additional environment variables."""
         return replace(self.launch, env={**self.launch.env, **env})
 
 
@@ -519,7 +518,7 @@ class RoleOutcome:
     log_tail: tuple[str, ...] = ()
     elapsed_s: float = 0.0
     start_up_s: float = 0.0
-    """Seconds before the role began: interpreter, imports, and for a rank its launcher."""
+    """Seconds before the role began: for the interpreter, imports and, with MPI, the launcher."""
     calls: tuple[Calls, ...] = ()
 
 
@@ -589,7 +588,7 @@ class Effect(enum.Enum):
     UNKNOWN = "cannot tell"
     """It is not known whether this version reads the variable."""
     UNUSED = "unused"
-    """The library that would read it was not found."""
+    """The library that would read the variable was not found."""
     INVALID = "invalid value"
     DEAD = "dead"
     """This version does not read the variable."""

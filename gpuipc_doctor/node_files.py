@@ -23,11 +23,11 @@ class Tree:
         return self.root == Path("/")
 
     def path(self, name: str) -> Path:
-        """Path of the node's file ``name`` on this machine."""
+        """The path on this machine of the node's file ``name``."""
         return self.root / name.lstrip("/")
 
     def name(self, path: Path) -> str:
-        """The node's name for a path from `path` or `glob`."""
+        """The absolute path on the node of a ``path`` from `path` or `glob`."""
         return f"/{path.relative_to(self.root)}"
 
     def exists(self, name: str) -> bool:

@@ -136,8 +136,7 @@ def _smaller(operations: list[Operation], fails: Fails, more: Callable[[], bool]
 
 
 def renumber(history: History, *, processes: bool = True) -> History:
-    """The same history with objects and writes renumbered from 1. ``processes``: also renumber the
-    processes."""
+    """Renumber objects and writes from 1; with ``processes``, also the processes."""
     numbers = {} if processes else {number: number for number in history.processes}
     objects: dict[int, int] = {0: 0}
     stamps: dict[int, int] = {0: 0}

@@ -68,8 +68,7 @@ def step(operation: Operation, *, primary: bool, device: str = "") -> str:
 
 
 def steps(history: History, first: int = 1) -> Sequence[str]:
-    """The history's steps in order: ``1. process 1 allocates …``. The devices are named if the processes use
-    several."""
+    """The history's steps in order: ``1. process 1 allocates …``; with devices if there are several."""
     several = len({plan.device for plan in history.processes.values()}) > 1
     numbered = [
         f"{number}. {_step(history, operation, several=several)}"

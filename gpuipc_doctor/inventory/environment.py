@@ -59,7 +59,7 @@ def _settings(path: Path, name: str) -> Iterator[SetVariable]:
 
 
 def facts(found: Mapping[str, SetVariable], names: Iterable[str]) -> Iterator[Fact]:
-    """``env:NAME`` for each known name, without a value if the variable is not set."""
+    """A fact ``env:NAME`` for each known variable, without a value if the variable is not set."""
     for name in names:
         if one := found.get(name):
             yield Fact(f"env:{name}", "".join(c if c.isprintable() else " " for c in one.value), one.where)
@@ -90,8 +90,7 @@ def judge(
 
 
 def _judge(one: SetVariable, variable: Variable, versions: Mapping[str, list[str]]) -> Setting:
-    """The effect of a variable. If the effect differs between libraries or versions, the best effect
-    counts."""
+    """The effect of a variable; the best one if it differs between libraries or versions."""
     here = [(form, version) for form in variable.forms for version in versions.get(form.library, ())]
     if not here:
         libraries = " or ".join(variable.libraries)

@@ -43,8 +43,7 @@ class JobGpus:
     unknown: tuple[str, ...] = ()
     """Ids in the job's list that match no GPU of the node."""
     missing: tuple[str, ...] = ()
-    """Those `unknown` ids that certainly mean a lost GPU; empty if not all numbers of the node's GPUs are
-    known."""
+    """Those `unknown` ids that certainly mean a lost GPU."""
 
     @property
     def is_identified(self) -> bool:
@@ -54,8 +53,7 @@ class JobGpus:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The GPUs as devices. No driver described them, so their size is unknown and all capabilities are
-        assumed."""
+        """The GPUs as devices. Their size is unknown, and all capabilities are assumed."""
         return _devices(self.chosen)
 
     @property

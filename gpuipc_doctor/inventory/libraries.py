@@ -116,8 +116,7 @@ class _Mark:
     version: str
     """Regular expression whose group 1 is the version."""
     beside: str = ""
-    """File to search for the version, relative to the library's directory. If empty, the version is in the
-    library's path."""
+    """File with the version, relative to the library's directory; empty: it is in the library's path."""
 
     in_name: str = ""
     """Regular expression for the version in the library's name, used if the file ``beside`` is missing."""

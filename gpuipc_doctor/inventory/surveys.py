@@ -28,8 +28,7 @@ DEADLINE_S = 5.0
 """Seconds for each call of a driver or library, and for each program."""
 
 MOST_MPI_LIBRARIES = 3
-"""Maximum number of MPI libraries queried, those in use first. Only nodes with environment modules have
-more."""
+"""Maximum MPI libraries queried, those in use first."""
 
 _MPI_SONAMES = ("libmpi.so.12", "libmpi.so.40", "libmpi_[acgn]*.so.12")
 _PREFIXED = ("lib64", "lib", "lib/*-linux-gnu", "lib/release")

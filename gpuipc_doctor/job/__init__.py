@@ -1,2 +1,1 @@
-"""Examine a running job from outside, without stopping it: which ranks wait for which, and which resources
-grow."""
+"""Examine a running job from outside, without stopping it: which ranks wait, and which resources grow."""

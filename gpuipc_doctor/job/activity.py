@@ -92,8 +92,8 @@ _DEVICE = re.compile(
     r"|^(ncclCommFinalize|ncclCommDestroy)$"
     r"|^torch\.cuda\.synchronize$"
 )
-"""Functions that return only when the GPU has finished (CUDA driver and runtime API, HIP runtime API:
-synchronisation behaviour; PyTorch: ``torch.cuda``)."""
+"""Functions that return only when the GPU has finished. Sources: synchronisation behaviour in CUDA's driver
+and runtime API and HIP's runtime API; PyTorch's ``torch.cuda``."""
 
 _NOISE_THREADS = re.compile(
     r"cuda|async|ucx|nvidia|hsa|rocm|openblas|jemalloc|pmix|hydra|libfabric|orte|gdrdrv", re.I
@@ -102,8 +102,8 @@ _NOISE_THREADS = re.compile(
 
 MOST_PLACES = 3
 MUCH_BYTES = 1 << 20
-"""Bytes. A main thread that reads and writes more than this over all snapshots makes progress; logging takes
-less."""
+"""A main thread that reads and writes more bytes than this over all snapshots makes progress; logging takes
+fewer."""
 
 MOST_THREADS = 3
 """Maximum number of threads named for a rank whose main thread waits for another thread."""
@@ -242,7 +242,7 @@ def is_outside(snapshots: Iterable[Process], tid: int) -> bool:
 
 
 def is_seen(snapshots: Iterable[Process], tid: int) -> bool:
-    """Whether a stack of this thread shows what it does."""
+    """Whether a stack of this thread shows what the thread does."""
     return bool(_calls(snapshots, tid))
 
 

@@ -137,8 +137,8 @@ class _Image:
         return self._function(offset)[1]
 
     def saved_registers(self, offset: int) -> int:
-        """Number of registers that the function at this offset saves first: endbr64, then pushes (Intel
-        SDM)."""
+        """Number of registers that the function at this offset saves first, from its pushes after endbr64
+        (Intel SDM)."""
         begin = self._offset(self._function(offset)[0])
         prologue = self._raw[begin : begin + 32].removeprefix(b"\xf3\x0f\x1e\xfa") if begin >= 0 else b""
         pushes = _PUSHES.match(prologue)

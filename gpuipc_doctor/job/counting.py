@@ -41,7 +41,7 @@ def any_counts(samples: Iterable[Sequence[int]]) -> bool:
 
 
 def outer_stack(pid: int) -> array[int]:
-    """The outer end of the main thread's stack, as numbers of 32 bits. Raises `OSError`."""
+    """The outer end of the main thread's stack, as 32-bit numbers. Raises `OSError`."""
     begin = Stat(quietly(Path(f"/proc/{pid}/stat"))).stack_begin
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         return array("I", os.pread(memory.fileno(), MOST_BYTES, begin - MOST_BYTES))

@@ -55,7 +55,7 @@ def _gpus(backends: Sequence[str], node: Node, start_up_s: float = START_UP_S) -
 
 
 def by_process(node: Node) -> dict[int, tuple[str, ...]]:
-    """`holders` for the node's current GPUs. Raises `NoSuchJob` if no GPU can be listed."""
+    """The result of `holders` for the node's current GPUs. Raises `NoSuchJob` if no GPU can be listed."""
     return holders(_gpus(("cuda", "hip"), node, start_up_s=SHORT_START_UP_S))
 
 

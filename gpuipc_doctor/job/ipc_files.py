@@ -29,8 +29,8 @@ class _Mapped:
 
 
 def of_node(host: str, ranks: Mapping[int, Process]) -> Iterator[MemoryFile]:
-    """Files mapped by the ranks, then files that no process uses: only this user's, unless the user is
-    root."""
+    """Files mapped by the ranks, then files that no process uses. The latter are only this user's, unless the
+    user is root."""
     segments = _sysv()
     for (name, inode), mapped in sorted(_of_ranks(ranks).items()):
         held = segments.get(inode, (None, 1))[0] if name.startswith(SYSV_NAME) else _held(mapped.place)

@@ -1,4 +1,4 @@
-"""Have every node of a job examine its ranks, through the launchers of `fleet`."""
+"""Have every node of a job examine its own ranks, through the launchers of `fleet`."""
 
 from __future__ import annotations
 

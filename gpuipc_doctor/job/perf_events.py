@@ -1,8 +1,8 @@
 """Sample running threads with the system call ``perf_event_open``, for nodes without perf(1).
 
 The kernel copies the instruction pointer, the stack pointer and part of the stack; nothing stops. Layouts are
-from include/uapi/linux/perf_event.h, permissions from perf_event_open(2). Frames are found as in `code`, so
-stacks are approximate.
+from include/uapi/linux/perf_event.h, permissions from perf_event_open(2). Frames are found by the methods of
+`code`, so stacks are approximate.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def _libraries(reader: Reader) -> set[str]:
 
 
 def _transferred(text: str) -> int | None:
-    """Bytes moved by read(2) and write(2), also on pipes and terminals, from the file ``io``."""
+    """Bytes moved by read(2) and write(2), pipes and terminals included (``io``, proc(5))."""
     counts = re.findall(r"^[rw]char: ([0-9]+)$", text, re.MULTILINE)
     return sum(map(int, counts)) if len(counts) == 2 else None
 

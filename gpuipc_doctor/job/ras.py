@@ -34,7 +34,7 @@ class NotAnswered(Exception):
 
 
 def lines(ranks: Iterable[Process], *, ask: bool) -> tuple[str, ...]:
-    """The report's lines about RAS; empty if no rank's NCCL listens."""
+    """The report's lines about RAS; empty if no rank's RAS service listens."""
     found = next(((rank, version) for rank in ranks if (version := versions(rank).get("nccl"))), None)
     if found is None or not _listens(found[0].pid):
         return ()

@@ -1,9 +1,8 @@
 """Native stacks of running threads, by sampling: the kernel copies registers and stack, and nothing stops.
 
-perf(1), if installed, unwinds them (``--call-graph dwarf``). The software clock also exists on virtual
-machines, where hardware events are missing. A user may sample their own processes if
-kernel.perf_event_paranoid is at most 2 (Linux, Documentation/admin-guide/perf-security.rst). A sleeping
-thread gives no samples.
+perf(1), if installed, unwinds them (``--call-graph dwarf``). perf samples by a software clock, because
+virtual machines lack hardware events. A user may sample their own processes if kernel.perf_event_paranoid is
+at most 2 (Linux, Documentation/admin-guide/perf-security.rst). A sleeping thread gives no samples.
 """
 
 from __future__ import annotations

@@ -91,8 +91,7 @@ def _by_pid(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:
 
 
 def _unlisted(pid: int) -> str:
-    """Why a pid was not found. With ``hidepid=1``, the kernel shows only that the process exists
-    (proc(5))."""
+    """Why a pid was not found. With ``hidepid=1``, the kernel shows only that it exists (proc(5))."""
     if (PROC / str(pid)).exists():
         return f"process {pid} cannot be read; run this as root or as its user"
     return f"no process {pid} in this pid namespace; in a container, run this where the job runs"

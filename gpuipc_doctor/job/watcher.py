@@ -115,8 +115,7 @@ class Watcher:
             time.sleep(min(left, BETWEEN_NUMBERS_S))
 
     def _read_numbers(self, process: Process) -> None:
-        """Read once more the numbers in a Python program's variables, or on the outer stack of any other
-        program."""
+        """Read the numbers once more: Python variables, or another program's outer stack."""
         with suppress(OSError):
             if not is_python(process):
                 self._stacks[process.pid].append(counting.outer_stack(process.pid))

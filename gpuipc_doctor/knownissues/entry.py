@@ -54,8 +54,7 @@ _VENDORS = {"CUDA": ("nvidia-driver", "cuda-driver"), "ROC": ("amdgpu", "hip-dri
 
 
 def _is_of_another_vendor(env: Mapping[str, str], facts: Iterable[Fact]) -> bool:
-    """Whether all variables are for a vendor whose driver was not found, although another vendor's driver was
-    found."""
+    """Whether all variables are for a vendor without a driver here, while another vendor has one."""
     found = {fact.name for fact in facts if fact.value}
     here = {word for word, drivers in _VENDORS.items() if not found.isdisjoint(drivers)}
     others = _VENDORS.keys() - here
@@ -140,8 +139,7 @@ class KnownIssue:
     """Issues with similar symptoms. Of two such issues, only one has to name the other."""
     trigger: str = ""
     fallback: bool = False
-    """Whether the entry only names what failed. Such an entry is shown if no other entry of its components
-    matches."""
+    """Whether the entry only names what failed. It is shown if its components have no other match."""
     secondary: bool = False
     """Whether another fault usually causes the message. Such issues are listed after primary ones."""
     also: tuple[str, ...] = ()

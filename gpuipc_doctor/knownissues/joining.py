@@ -76,7 +76,7 @@ class _Part:
 def match_versions(
     issues: Iterable[KnownIssue], facts: Sequence[Fact], devices: Sequence[Device] = ()
 ) -> tuple[Join, ...]:
-    """Known issues that the versions alone suggest, before any probe ran: all `Relation.LATENT`."""
+    """Known issues that the versions alone suggest, before any probe has run: all are `Relation.LATENT`."""
     return join(issues, facts, (), devices)
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from gpuipc_doctor.tables import table
 
 LONG = timedelta(days=2 * 365)
-"""If a fix was released at least this long ago, a log without a version is assumed to come from a fixed
-version."""
+"""A log without a version is assumed to include fixes that are at least this old."""
 
 
 def released() -> Mapping[str, Mapping[str, date]]:

@@ -88,7 +88,7 @@ def _is(function: str, name: str) -> bool:
 
 
 def frame(line: str) -> Frame | None:
-    """The frame in a log's line, else None."""
+    """The frame that a log's line shows; None if it shows none."""
     if len(line) > 4096 or not _MAY_BE.search(line):
         return None
     line = line.replace("(anonymous namespace)::", "")

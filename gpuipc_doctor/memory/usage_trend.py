@@ -8,7 +8,7 @@ from gpuipc_doctor.api.trend import slope
 from gpuipc_doctor.memory.usage import Key, Sample
 
 WINDOW = 30
-"""Number of samples for the slope. More cost processor time; fewer do not distinguish growth from noise."""
+"""Number of samples for the slope. With fewer, growth cannot be distinguished from noise."""
 
 
 class History:

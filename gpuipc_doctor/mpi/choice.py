@@ -11,7 +11,7 @@ from gpuipc_doctor.mpi.identity import identify
 from gpuipc_doctor.mpi.ranks import RankSetting
 
 COMPONENTS = frozenset({"mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "ucx"})
-"""Facts about the node's MPI libraries and UCX."""
+"""Names of facts about the node's MPI libraries and UCX."""
 
 
 def launcher(

@@ -44,7 +44,7 @@ def load_mpi4py(arm: Arm) -> Any:
 
 
 class Communicator:
-    """``MPI_COMM_WORLD`` of a job with ``ranks`` ranks. Addresses may be the host's or a GPU's.
+    """``MPI_COMM_WORLD`` of a job with ``ranks`` ranks. Buffers may be in host or device memory.
 
     Raises `BackendUnavailable` if mpi4py or its MPI library cannot be loaded, or the launcher belongs to
     another MPI; `DriverError` if an MPI call fails.

@@ -26,7 +26,7 @@ def mapped_files() -> set[str]:
 
 
 def fabric() -> list[str] | None:
-    """Paths of those `LIBRARIES` that are loaded in this process; None if this cannot be read."""
+    """Paths of those `LIBRARIES` that are loaded in this process; None if unknown."""
     names = tuple(LIBRARIES.values())
     try:
         return sorted(path for path in mapped_files() if Path(path).name.startswith(names))

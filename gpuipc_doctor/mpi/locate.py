@@ -201,8 +201,7 @@ def find_plain_launcher(
 
 
 def _on_hosts(command: tuple[str, ...], hosts: Sequence[str]) -> tuple[str, ...]:
-    """A site's launcher, restricted to these nodes. Raises `NotFound` if the launcher has no option for
-    that."""
+    """A site's launcher, restricted to these nodes. Raises `NotFound` if it cannot be restricted."""
     first, *others = command
     if Path(first).name == "srun":
         return (first, "-w", ",".join(hosts), *others)

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 _LIMIT_S = 10.0
-"""Seconds for the controller's answer. If there is none, no option is added, and srun is assumed to work."""
+"""Seconds to wait for Slurm's controller. Without an answer, srun is assumed to work."""
 
 _PMI = {"mpich": "pmi2", "mvapich": "pmi2", "openmpi": "pmix"}
 """The rank interface of each library. Tried under Slurm 22.05: MPICH 4.3.2 and 5.0.2, Open MPI 5.0.11. Cray

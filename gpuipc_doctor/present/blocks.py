@@ -45,8 +45,7 @@ class Entry:
     look: str = ""
     """Status whose colour the word gets; if empty, the word is itself a status."""
     columns: int = 6
-    """Column at which the title and the items start. If the word is longer, the title starts ``gap`` columns
-    after it."""
+    """Column of the title and the items. A longer word moves the title to ``gap`` columns after it."""
     gap: int = 2
     hang: int = 0
 

@@ -40,8 +40,7 @@ def exposition(metrics: Iterable[Metric], simulated: str) -> str:
 
 
 def by(numbers: Mapping[Any, float], *labels: str) -> Iterator[Sample]:
-    """A sample for each number. A key is the text of the label, or a tuple of texts if there are several
-    labels."""
+    """A sample for each number; a key is the text of a label, or a tuple of texts."""
     for key, number in numbers.items():
         yield dict(zip(labels, (key,) if isinstance(key, str) else key, strict=True)), number
 

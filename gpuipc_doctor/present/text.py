@@ -15,7 +15,7 @@ _ESCAPE_SEQUENCE = re.compile(
 """Pattern of a control sequence (ECMA-48, 5.4 and 5.6); as in xterm, BEL may also end a string."""
 
 _UNPRINTABLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
-"""Unicode categories that move a cursor, reorder a line, are not text or cannot be encoded."""
+"""Unicode categories of characters that move a cursor, reorder a line, are not text or cannot be encoded."""
 
 _BREAK_AFTER = ("/", ",;:=_&?-.)")
 """Characters after which an overlong word may be broken: those between parts of a path are preferred."""
@@ -108,7 +108,7 @@ def counted(count: int, what: str) -> str:
 
 
 def quantity(value: float, unit: str) -> str:
-    """A value with its unit in three significant digits: ``1.23 ms``."""
+    """A value in three significant digits, with its unit: ``1.23 ms``."""
     return f"{value:.3g} {unit}"
 
 

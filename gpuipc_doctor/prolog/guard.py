@@ -113,7 +113,7 @@ AnswerFor = Callable[[str, str, "Json", Channel], None]
 """Answers for a child that gave no answer.
 
 Receives the kind (``budget``, ``error`` or ``unkillable``), the activity in words, and the child's kept data.
-It runs in a second child, because it may also hang; it should first answer and then log.
+The function runs in a second child, because it may also hang; it should first answer and then log.
 """
 
 

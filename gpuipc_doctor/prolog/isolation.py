@@ -64,7 +64,7 @@ def isolate() -> None:
 
 
 def _is_installed(environment: Mapping[str, str]) -> bool:
-    """Whether isolated mode finds this package. It ignores ``PYTHONPATH`` and the working directory."""
+    """Whether Python's isolated mode, which ignores ``PYTHONPATH``, finds this package."""
     import site
 
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - before pathlib

@@ -124,7 +124,6 @@ def _header(report: Report) -> Iterator[Block]:
 
 
 def _totals(report: Report, exit_code: int) -> Iterator[Block]:
-    """What is incomplete in the run, and the number of checks by status."""
     if report.interrupted:
         yield Notice("INTERRUPTED: only the results before the interruption.", "FAIL")
     if report.nothing_tested:
@@ -222,7 +221,8 @@ def described(shown: Iterable[Paragraph]) -> Iterator[tuple[Paragraph, Container
 
 
 def title(report: Report, paragraph: Paragraph) -> str:
-    """A title as ``ipc-reopen (destroy-context) on cuda:0-3``; it names the probe if other probes differ."""
+    """A title as ``ipc-reopen (destroy-context) on cuda:0-3``; it names probes if not all have the
+    finding."""
     names = []
     for check in paragraph.checks:
         here = paragraph.probes(check)

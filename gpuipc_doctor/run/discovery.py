@@ -59,8 +59,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """What the selected checks need to pass messages between processes: MPI, fabric programs, and a launcher
-    for several nodes."""
+    """What the selected checks need for messages between processes: MPI, fabric programs, a launcher."""
 
     mpi: MpiStack | None
     fabric: FabricStack
@@ -173,7 +172,7 @@ class Discovery:
         return [] if devices else of_intel(self.node.root)
 
     def stacks(self, devices: tuple[Device, ...], site: SiteConfig, *, start_ranks: bool) -> Stacks:
-        """Find the stacks. ``start_ranks``: also test whether ranks start and which devices each is shown."""
+        """Find the stacks. ``start_ranks``: also start ranks and record which devices each one sees."""
         mpi = self.mpi(devices, site)
         if mpi and start_ranks:
             mpi = self._started(mpi, devices)

@@ -58,14 +58,13 @@ class IdleDevices:
             self._look(_watched(planned), named, planned.probe.deadline_s, until)
 
     def after(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
-        """Record the last state of each device that the probe's first role saw, idle or not."""
+        """Record the last state, idle or not, in which the probe's first role saw each device."""
         first = outcome.records.get(next(iter(planned.probe.roles)), {})
         if self.waits_itself(planned) and "at_rest" in first:
             self._note(zip(planned.probe.devices, first["at_rest"], strict=True))
 
     def _look(self, devices: Sequence[Device], before: str, deadline_s: float, until: float) -> None:
-        """Have a process wait until these devices are idle, and record how much of their memory is then in
-        use."""
+        """Have a process wait until these devices are idle, and record their used memory."""
         file = loader.built_in()[planner.DISCOVERY]
         probe = Probe(
             f"quiet before {before}",

@@ -399,7 +399,7 @@ def _missing_requirement(check: Check, device: Device, context: Context) -> Find
 
 
 def _without_fabric(fabric: FabricStack) -> Finding | None:
-    """The SKIP if the site config states no fabric, with the adapters that the kernel lists nevertheless."""
+    """The SKIP if the site config states that there is no fabric; it names the adapters found."""
     if fabric.stated is None or fabric.stated.name != "none":
         return None
     return Finding.skip(

@@ -38,11 +38,10 @@ _TAKES_NO_DEVICE_POINTERS = (
     {"MPIR_CVAR_ENABLE_GPU": "0"},
     {"I_MPI_OFFLOAD": "0"},
 )
-"""Settings for programs that pass no GPU buffers to MPI. With them, MPI crashes if it gets a device
-pointer."""
+"""Settings with which MPI crashes if a program passes a GPU buffer to it."""
 
 _OF_DRIVERS = ("AMD_", "CUDA_", "DEBUG_HIP_", "HIP_", "HSA_", "ROCR_")
-"""Prefixes of variables that a GPU driver's library reads. Others have no effect on a probe without ranks."""
+"""Prefixes of variables that a GPU driver's library reads; no others affect a probe without ranks."""
 
 Candidates = Callable[[Entry], Sequence[Workaround]]
 """Candidate workarounds for a failure, in the order of trials."""

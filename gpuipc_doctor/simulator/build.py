@@ -55,14 +55,14 @@ FACES = (
 
 
 MPI_FAULTS = "libmpi-faults.so"
-"""Makes calls of real MPI libraries misbehave; independent of the drivers."""
+"""A library that makes calls of real MPI libraries misbehave; independent of the drivers."""
 
 FABRIC_FAULTS = "libfabric-faults.so"
-"""Makes messages of libfabric and UCX misbehave."""
+"""A library that makes messages of libfabric and UCX misbehave."""
 
 CUDA_RUNTIME = "libcuda-runtime.so"
-"""Provides the CUDA runtime functions that UCX's test program calls: the real runtime does not start on a
-simulated driver."""
+"""A library with the CUDA runtime functions that UCX's test program calls. The real runtime does not start on
+a simulated driver."""
 
 _PRELOADED = {
     MPI_FAULTS: SOURCES / "mpi_faults.c",

@@ -52,7 +52,7 @@ class SimulatedDevice:
     addresses: int
     arch: str
     imex: int
-    """Whether fabric handles are permitted, as by an IMEX channel."""
+    """Whether fabric handles are permitted, as an IMEX channel permits them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ _MODULES = {
     "nvidia-peermem": "nvidia_peermem",
     "xpmem": "xpmem",
 }
-"""Component → kernel module with its version."""
+"""Component → kernel module that has the component's version."""
 
 _PACKAGED = {
     "libfabric": ("libfabric.so.1", "libfabric"),

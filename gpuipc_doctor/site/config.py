@@ -103,7 +103,6 @@ class NodeConfig:
     modules: tuple[SourcedValue, ...] = ()
     """Modules for the ranks, loaded in this order."""
     environment: Mapping[str, SourcedValue] = field(default_factory=dict)
-    """The ranks' additional variables."""
     unset: frozenset[str] = frozenset()
     """Variables that are set for all nodes and that this node type removes."""
     preload: Mapping[str, SourcedValue] = field(default_factory=dict)
@@ -159,7 +158,7 @@ class NodeType:
         return self.config.gpus
 
     def fits(self, node: NodeGpus, by_slurm: int) -> bool:
-        """Whether a node with these GPUs can be of this type, regardless of their number."""
+        """Whether a node with these GPUs can be of this type; the number of GPUs does not count."""
         has_gpus = bool(self.gpus.model or self.gpus.count)
         if not node.devices:
             return has_gpus == bool(by_slurm)
@@ -196,7 +195,6 @@ class SiteConfig:
     node_types: tuple[NodeType, ...] = ()
     prolog: PrologConfig = field(default_factory=PrologConfig)
     memory: MemoryShare = field(default_factory=MemoryShare)
-    """Maximum device memory for a check."""
     fleet: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Additional options for starting a fleet's nodes, by launcher: ``srun``, ``flux`` or ``ssh``."""
     topology: Mapping[str, str] = field(default_factory=dict)
@@ -218,7 +216,7 @@ class SiteConfig:
         return self.prolog.gpus or self.node.gpus.count
 
     def types_of(self, host: str, node: NodeGpus) -> Sequence[NodeType]:
-        """The node's possible types, fewest lost GPUs first.
+        """The node's possible types; types of which the node lacks fewest GPUs come first.
 
         A type that names the node is the only one. Otherwise the number of GPUs in Slurm's configuration or
         on the PCI bus decides. If no type has that number of GPUs, each type with at least as many GPUs as

@@ -77,7 +77,7 @@ def shown(path: Path) -> str:
 def lineage(top: Path | None, read: Read, match: Find = lambda: None) -> Iterator[Document]:
     """The files in use, topmost first. Raises `BadFile`, and any exception of ``read``.
 
-    ``match`` finds the shipped config for this node. It is not called if ``extends`` names a shipped config.
+    ``match`` finds the shipped config for this node, and is not called if ``extends`` names one.
     """
     seen: list[Path] = []
     path = top or _beneath_a_file(seen, match)

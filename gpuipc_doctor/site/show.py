@@ -1,4 +1,4 @@
-"""The site config in use as YAML that can be read again, each value with its file and line. Pure."""
+"""The site config in use as YAML that can be read again, each value with its file and line."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class RoleResult:
     occurrence: int = 0
     """Number of the failed call among the calls of its name; 0 if unknown."""
     at: float = field(default_factory=time.monotonic)
-    """`time.monotonic` seconds on the role's node."""
+    """Time of this result, in `time.monotonic` seconds of the role's node."""
 
     def write(self, path: Path) -> None:
         write_whole(path, json.dumps({**asdict(self), "ending": self.ending.name}))

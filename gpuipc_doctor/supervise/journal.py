@@ -139,12 +139,11 @@ class Progress:
 
     path: Path
     same_clock: bool = True
-    """Whether the writer uses this node's clock. If not, the first line shows the difference."""
+    """Whether the writer uses this node's clock; otherwise the journal begins with the difference."""
     started: bool = False
     operation: str = ""
     """The armed operation; empty when nothing is armed."""
     returned_last: str = ""
-    """The last operation that returned."""
     occurrences: dict[str, int] = field(default_factory=dict)
     """Number of times that each operation was armed."""
     returned: dict[str, Calls] = field(default_factory=dict)

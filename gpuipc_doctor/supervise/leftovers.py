@@ -27,10 +27,10 @@ _DIRECTORY = re.compile(r"gpuipc-doctor-[a-z0-9_]{8}")
 """Names from mkdtemp(3), for a run's files or the unpacked tool."""
 
 _FILE = re.compile(r"gpuipc-doctor\.(?:\d+|\w{6})|slurm_bcast_\d+\.\d+_.+")
-"""Names of the sent tool from `sbcast`, mktemp(1) over ssh and `srun --bcast`."""
+"""Names that `sbcast`, mktemp(1) over ssh and `srun --bcast` give to a tool file sent to a node."""
 
 HEADER = b"#!/bin/sh\n# gpuipc-doctor in one file"
-"""How the sent tool begins (`ship/header.sh`). Slurm gives other programs similar file names."""
+"""Beginning of a tool file sent to a node. Slurm gives other programs similar file names."""
 
 
 def hold(directory: Path) -> int:

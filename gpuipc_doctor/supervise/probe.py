@@ -346,8 +346,8 @@ class Execution:
         )
 
     def _logs(self, role: RunningRole) -> list[Path]:
-        """Logs with a role's last output: the role's log and, unless this tool ended the role, the launcher's
-        log."""
+        """Logs with a role's last output: the role's log, and the launcher's unless this tool ended the
+        role."""
         ended_by_us = role.ending in (Ending.HUNG, Ending.STOPPED)
         return [role.files.log] if ended_by_us else [role.files.log, self.directory / LAUNCHER_LOG]
 

@@ -108,8 +108,7 @@ def exit_code_of_zombie(pid: int) -> int | None:
 
 
 def at_work(pid: int) -> int:
-    """The process that does the work of ``pid``: the program that this process has started, else the process
-    itself."""
+    """The process that does the work of ``pid``: a program that it started, or ``pid`` itself."""
     living = [process.pid for process in descendants(pid) if process.state != "Z"]
     return living[-1] if living else pid
 

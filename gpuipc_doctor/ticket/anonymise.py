@@ -198,8 +198,7 @@ class Pseudonyms:
 
 
 def names(documents: Iterable[Report | JobReport], more: Iterable[Fact], here: Names) -> Names:
-    """Names to replace: those in the documents and in the facts ``more``, those of this node, and the
-    user's."""
+    """Names to replace: from the documents, the facts ``more``, this node and this user."""
     hosts, users, programs = set(here.hosts), set(here.users), set(here.programs)
     values, identifiers, versions = set[str](), set[str](), set[str]()
     facts = list(more)

@@ -19,7 +19,7 @@ class Ask:
 
     what: str
     command: str = ""
-    """A command that prints the value on the node, for documents without it."""
+    """A command that prints the value on the node, for documents that lack the value."""
     answer: str = ""
     """A key of `answers.ANSWERS`."""
     facts: tuple[str, ...] = ()
@@ -32,7 +32,6 @@ class Ask:
 @dataclass(frozen=True, slots=True)
 class Field:
     label: str
-    """Label in the vendor's form."""
     asks: tuple[Ask, ...]
 
 

@@ -1,2 +1,1 @@
-"""Surveys of drivers, libraries and programs. They run in workers, because their queries may hang or
-crash."""
+"""Surveys of drivers, libraries and programs, in workers because a query may hang or crash."""

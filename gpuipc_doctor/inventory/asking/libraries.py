@@ -59,7 +59,7 @@ def _mpi_fact(text: str, where: str) -> FactRow:
 
 
 def _companions(w: Worker) -> None:
-    """Record the UCX and libfabric that were loaded with an MPI library."""
+    """Record the versions of the UCX and libfabric that were loaded with an MPI library."""
     for file in sorted(mapped_files()):
         if re.search(r"/libucp\.so", file):
             _ask_ucx(w, file)

@@ -40,8 +40,7 @@ _MODES: Mapping[str, tuple[str, int, Mapping[int, str]]] = {
     ),
     "persistence": ("nvmlDeviceGetPersistenceMode", 1, {0: "off", 1: "on"}),
 }
-"""Fact → (NVML's function, number of its results, meaning of the values), from nvml.h. The first result is
-the current mode."""
+"""Fact → (NVML's function, number of results, meaning of the first), from nvml.h."""
 
 
 def _modes(w: Worker) -> Iterator[FactRow]:
