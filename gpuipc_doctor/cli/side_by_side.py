@@ -66,8 +66,11 @@ def _outcomes(
             while waiting and len(running) < jobs and not stopped.is_set():
                 place, task = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_do, args=(function, task, theirs))
                 with _interrupts_later():
-                    context.Process(target=_do, args=(function, task, theirs)).start()
+                    process.start()
+                if stopped.is_set():  # a signal that another thread received comes before that
+                    process.terminate()
                 theirs.close()
                 running[ours] = place
             if not running:
@@ -80,7 +83,7 @@ def _outcomes(
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Hold signals back while a process starts, and pass them on to the process when it has started."""
+    """Hold signals back from this thread, and from a process that it starts, until that can end by them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
     try:
         yield

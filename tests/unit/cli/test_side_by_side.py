@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from multiprocessing.popen_fork import Popen
 from pathlib import Path
@@ -51,17 +52,31 @@ def endless(directory: str) -> None:
     waiting.until("nothing", lambda: False, 20)
 
 
-def test_signal_while_a_task_starts_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal comes after the fork and before the process counts as a child."""
-    launch = Popen._launch
+@pytest.mark.parametrize("of_another_thread", [False, True])
+def test_signal_while_a_task_starts_ends_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_another_thread: bool
+) -> None:
+    """The signal comes after the fork and before the process counts as a child.
+
+    If the thread that starts the process holds signals back, the kernel gives them to any other thread.
+    """
+    launch, over = Popen._launch, threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    receiver = other if of_another_thread else threading.main_thread()
 
     def interrupted_launch(popen: Popen, process: object) -> None:
         launch(popen, process)
-        os.kill(os.getpid(), signal.SIGTERM)
+        assert receiver.ident
+        signal.pthread_kill(receiver.ident, signal.SIGTERM)
+        time.sleep(0.05)  # until the other thread has received it
 
     monkeypatch.setattr(Popen, "_launch", interrupted_launch)
-    with side_by_side(endless, [str(tmp_path)] * 8, 2) as outcomes:
-        assert list(outcomes) == [None] * 8
+    try:
+        with side_by_side(endless, [str(tmp_path)] * 8, 2) as outcomes:
+            assert list(outcomes) == [None] * 8
+    finally:
+        over.set()
 
 
 def failing(how: str) -> None:
