@@ -152,7 +152,7 @@ class EvidenceKind(enum.Enum):
     MEASURED = "measured"
     """What was measured, and which fault the measurement would have shown."""
     BEFORE = "before"
-    """A role's records from before its probe ended early."""
+    """What a role recorded before its probe ended early."""
     HOLDER = "holder"
     """A process that holds device memory."""
     RERUN = "rerun"

@@ -23,11 +23,11 @@ class Tree:
         return self.root == Path("/")
 
     def path(self, name: str) -> Path:
-        """The path on this machine of the node's file ``name``."""
+        """The path on this machine of the file that the node calls ``name``."""
         return self.root / name.lstrip("/")
 
     def name(self, path: Path) -> str:
-        """The absolute path on the node of a ``path`` from `path` or `glob`."""
+        """The node's own name for a file that `path` or `glob` returned."""
         return f"/{path.relative_to(self.root)}"
 
     def exists(self, name: str) -> bool:

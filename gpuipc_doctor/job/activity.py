@@ -92,8 +92,8 @@ _DEVICE = re.compile(
     r"|^(ncclCommFinalize|ncclCommDestroy)$"
     r"|^torch\.cuda\.synchronize$"
 )
-"""Functions that return only when the GPU has finished. Sources: synchronisation behaviour in CUDA's driver
-and runtime API and HIP's runtime API; PyTorch's ``torch.cuda``."""
+"""Functions that return only when the GPU has finished, according to the manuals of CUDA and HIP; PyTorch's
+``torch.cuda``."""
 
 _NOISE_THREADS = re.compile(
     r"cuda|async|ucx|nvidia|hsa|rocm|openblas|jemalloc|pmix|hydra|libfabric|orte|gdrdrv", re.I
@@ -102,8 +102,7 @@ _NOISE_THREADS = re.compile(
 
 MOST_PLACES = 3
 MUCH_BYTES = 1 << 20
-"""A main thread that reads and writes more bytes than this over all snapshots makes progress; logging takes
-fewer."""
+"""If a main thread reads and writes more bytes than this over all snapshots, it makes progress."""
 
 MOST_THREADS = 3
 """Maximum number of threads named for a rank whose main thread waits for another thread."""

@@ -35,7 +35,7 @@ DEEPEST = 20
 MOST_DIFFERENCES = 10
 MOST_FILES = 3
 MUCH_LEFT = 64 << 20
-"""Minimum bytes of shared memory left by ended processes for which a line is shown."""
+"""If ended processes left at least this many bytes of shared memory, a line is shown."""
 MOST_BRANCHES = 20
 """Maximum lines of the tree, so that any number of ranks fits a screen."""
 

@@ -122,7 +122,8 @@ _STAT = re.compile(rf"[0-9]+ \((.*)\) ([A-Za-z])((?: -?[0-9]+){{{_FIELDS},}})\s*
 
 
 class Stat:
-    """Fields of ``/proc/PID/stat`` (proc(5)). Without them, the state is `UNREAD` and numbers are 0."""
+    """Fields of ``/proc/PID/stat`` (proc(5)). If the file is unreadable, the state is `UNREAD` and numbers
+    are 0."""
 
     def __init__(self, text: str) -> None:
         found = _STAT.fullmatch(text)

@@ -50,7 +50,7 @@ class PythonStack:
 
 
 def dump(process: Process) -> PythonStack:
-    """The stack of the main thread; without frames for a program that is not Python. Raises `NotRead`."""
+    """The stack of the main thread; it has no frames if the program is not Python. Raises `NotRead`."""
     if not is_python(process):
         return PythonStack()
     program = find_program("py-spy")

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuipc_doctor.tables import table
 
 LONG = timedelta(days=2 * 365)
-"""A log without a version is assumed to include fixes that are at least this old."""
+"""A log without a version is assumed to come from software with all fixes that are at least this old."""
 
 
 def released() -> Mapping[str, Mapping[str, date]]:

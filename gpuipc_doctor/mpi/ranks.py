@@ -72,7 +72,7 @@ def _library(said: SourcedValue, environment: Mapping[str, str], root: str) -> s
 
 
 def missing(site: NodeConfig, environment: Mapping[str, str]) -> Iterator[str]:
-    """What is missing for the ranks' environment, with ``file:line``, without loading modules."""
+    """What is missing for the ranks' environment, with ``file:line``. No module is loaded."""
     if site.modules:
         try:
             modules.find_program(environment)

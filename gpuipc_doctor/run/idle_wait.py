@@ -38,8 +38,8 @@ class IdleDevices:
             self._look(devices, "anybody", deadline_s, until)
 
     def waits_itself(self, planned: PlannedProbe) -> bool:
-        """Whether the probe itself waits until its devices are idle: its first role can then read the
-        devices' memory usage without using the devices."""
+        """Whether the probe waits for idle devices itself. To do so, its first role must read their memory
+        usage without using them."""
         watched = _watched(planned)
         return (
             any(self._at_rest[device].used is not None for device in watched)

@@ -216,7 +216,7 @@ class SiteConfig:
         return self.prolog.gpus or self.node.gpus.count
 
     def types_of(self, host: str, node: NodeGpus) -> Sequence[NodeType]:
-        """The node's possible types; types of which the node lacks fewest GPUs come first.
+        """The node's possible types, sorted by the number of GPUs that the node would then lack.
 
         A type that names the node is the only one. Otherwise the number of GPUs in Slurm's configuration or
         on the PCI bus decides. If no type has that number of GPUs, each type with at least as many GPUs as

@@ -43,9 +43,9 @@ def names() -> list[str]:
 
 
 def find(name: str, here: Path) -> Path | None:
-    """The file for ``name``: a path relative to ``here``, or the bare name of a shipped one.
+    """The file for ``name``: a path relative to ``here``, or the bare name of a shipped config.
 
-    None if there is no such shipped file.
+    None if there is no such shipped config.
     """
     if "/" in name or name.endswith((".yaml", ".yml")):
         return here / name
@@ -53,7 +53,7 @@ def find(name: str, here: Path) -> Path | None:
 
 
 def of_option(name: Path) -> Path:
-    """The file of ``--config``: a path, or if it does not exist, the bare name of a shipped one."""
+    """The file of ``--config``: a path, or if it does not exist, the bare name of a shipped config."""
     return name if _is_there(name) else find(str(name), Path()) or name
 
 

@@ -40,7 +40,7 @@ _MODES: Mapping[str, tuple[str, int, Mapping[int, str]]] = {
     ),
     "persistence": ("nvmlDeviceGetPersistenceMode", 1, {0: "off", 1: "on"}),
 }
-"""Fact → (NVML's function, number of results, meaning of the first), from nvml.h."""
+"""Fact → (NVML's function, number of results, meanings of the first result), from nvml.h."""
 
 
 def _modes(w: Worker) -> Iterator[FactRow]:
