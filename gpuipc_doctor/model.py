@@ -158,8 +158,8 @@ class EvidenceKind(enum.Enum):
     RERUN = "rerun"
     """The result of a rerun of the same probe."""
     TRIAL = "trial"
-    """The result of the probe under a workaround. ``values`` have ``outcome`` (a `Trial`), and ``env`` or
-    ``without``."""
+    """The result of rerunning the probe with a workaround. ``values`` have ``outcome`` (a `Trial`), and
+    ``env`` or ``without``."""
     ISSUE = "issue"
     """A related known issue; ``values["issue"]`` is its id."""
 

@@ -78,8 +78,8 @@ def used(gpus: Sequence[GpuUse]) -> dict[int, int]:
 
 
 def watch(node: Node, interval_s: float, is_over: Callable[[Sequence[GpuUse]], bool]) -> None:
-    """Read the node's GPUs every ``interval_s`` seconds, in one worker, until ``is_over`` is true for a
-    reading.
+    """Read the memory use of the node's GPUs every ``interval_s`` seconds, in one worker, until ``is_over``
+    is true for a reading.
 
     Raises `NoSuchJob` if no GPU can be read, and `KeyboardInterrupt`.
     """

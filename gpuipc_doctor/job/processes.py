@@ -62,8 +62,8 @@ class Reader:
             return None
 
     def _refuse(self, name: str, error: OSError) -> None:
-        """Record the reason. Raises `Gone` if the process or thread has ended (a missing file may also mean a
-        kernel built without it)."""
+        """Record the reason. Raises `Gone` if the process or thread has ended. A file may also be missing
+        because the kernel was built without it."""
         path = self._directory / name
         if isinstance(error, FileNotFoundError | ProcessLookupError) and not path.parent.exists():
             raise Gone from None

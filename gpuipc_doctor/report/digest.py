@@ -108,7 +108,7 @@ def paragraphs(report: Report) -> list[Paragraph]:
 
 
 def joins_of(joins: Iterable[Join], group: Sequence[Result]) -> tuple[Join, ...]:
-    """Known issues that explain results with the same finding, or are named in it."""
+    """Known issues that explain results with the same finding, or that the finding names."""
     return tuple(join for join in joins if _belongs(join, group))
 
 

@@ -62,7 +62,7 @@ _STACK = {
     "libfabric": "libfabric {}",
     "shs-libfabric": "libfabric of SHS {}",
 }
-"""Message library → how the header names it with its version."""
+"""Message library → its name and version in the header."""
 
 
 def screen(report: Report, *, width: int = 80, color: bool = False, exit_code: int | None = None) -> str:

@@ -93,7 +93,7 @@ def native_stack(pid: int, save_to: Path, until: float) -> tuple[str, ...]:
 
 
 def find_program(program: str) -> str | None:
-    """The path of a program next to this Python, else on PATH; None if not installed."""
+    """The path of a program: next to this Python, or else on PATH; None if not installed."""
     beside = Path(sys.executable).parent / program
     return str(beside) if beside.exists() else shutil.which(program)
 

@@ -83,12 +83,12 @@ class Session:
         self._expected[names] = self._stems.of(names, environment_with(self.node.env))
 
     def has_imported(self, imports: Iterable[str]) -> bool:
-        """Whether the stem with these imports is ready; also true without such a stem."""
+        """Whether the stem with these imports is ready; true if there is no such stem."""
         stem = self._expected.get(frozenset(imports))
         return stem is None or stem.has_imported()
 
     def stop(self) -> None:
-        """End the running probes, and all later ones at their start. Their outcomes are "stopped"."""
+        """End the running probes, and end each later probe at its start. Their outcomes are "stopped"."""
         self._stop.set()
 
     def run(
