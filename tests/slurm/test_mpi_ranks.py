@@ -140,7 +140,7 @@ exec unshare -m sh -c 'mount -t tmpfs none {logs} && exec "$@"' sh "$@"
     assert within["status"] == "PASS"
     assert between["status"] == "ERROR"
     assert f": the worker did not start: n2 does not see {logs}" in between["summary"], between
-    assert "name one with --keep-logs" in between["summary"]
+    assert "with --keep-logs or TMPDIR, name a directory" in between["summary"]
 
 
 def test_ranks_that_srun_does_not_connect_are_explained(slurm: Slurm) -> None:
