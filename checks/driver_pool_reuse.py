@@ -2,8 +2,9 @@
 
 Memory freed on one stream is reused on a second stream only if the pool's attributes allow it
 (REUSE_FOLLOW_EVENT_DEPENDENCIES, REUSE_ALLOW_OPPORTUNISTIC, REUSE_ALLOW_INTERNAL_DEPENDENCIES), and never
-before the first stream has finished. The second stream allocates while copies of the first are still pending,
-and both must read correct data. If the copies finish too early to be observed, the result is SKIP.
+before the first stream has finished. The second stream allocates while copies on the first stream are still
+pending; the data that each stream copies must be correct. If the copies finish too early to be observed, the
+result is SKIP.
 
 NVIDIA: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html (cuMemPoolSetAttribute).
 AMD documents the same in the same words (hipMemPoolSetAttribute):

@@ -201,7 +201,7 @@ def broken(failed: Json, programs: Json) -> Iterator[Finding]:
                 "program-failed",
                 "{program} {ended}: {said}",
                 f"{program}: {file} ({via})",
-                remedy=f"run `{file}` by hand; reinstall its package, or remove the program from PATH",
+                remedy=f"run `{file}` by hand; then reinstall its package, or take the program out of PATH",
                 **values,
             )
         else:

@@ -47,7 +47,7 @@ PARTS = ("4 KiB", "64 KiB")
 an H100), and a driver may refuse to open the new one while the freed one is open."""
 
 NEIGHBOUR, STAYS = 4096, -1
-"""Bytes and number of a segment that stays allocated in the block of the small segments."""
+"""Bytes and number of a segment that stays allocated beside the small ones, in their driver block."""
 
 MAPPING = ("closed", "open")
 """State of the old mapping when the new segment is opened."""

@@ -72,8 +72,10 @@ class BufferGrowth:
 
     @property
     def unsuspicious(self) -> float:
-        """Bytes of growth per iteration to ignore: the control's growth, or noise of two driver blocks (plus
-        25 %) over the last third."""
+        """Bytes of growth per iteration to ignore: the control's growth or the noise, whichever is larger.
+
+        The noise is two driver blocks plus 25 %, divided by the iterations in the last third.
+        """
         return max(self._without_messages, 1.25 * NOISE_BYTES / len(last_third(self.used)))
 
     @property

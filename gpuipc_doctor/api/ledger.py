@@ -41,8 +41,8 @@ LAG_S = 1.0
 """Seconds after which a counter must show an allocation: some are refreshed at intervals."""
 
 DESCRIBED_WITHIN = 1.01
-"""A device is reported if its counted size is more than this many times the size that the driver
-describes."""
+"""A device is reported if its memory counter shows more than this many times the size that the driver
+states."""
 
 TRIES = 3
 """Retries if other processes allocated or freed at the same time."""

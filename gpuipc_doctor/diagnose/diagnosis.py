@@ -27,7 +27,7 @@ class Recognised:
     lines: Occurrences
     """Lines of all signatures of the issue."""
     signatures: tuple[Occurrences, ...]
-    """The lines of each expression of the signature; the expressions are in order of appearance."""
+    """For each expression of the signature, the lines that match it."""
     lookalikes: tuple[Lookalike, ...] = ()
     """Other issues of this diagnosis that cause the same lines."""
 

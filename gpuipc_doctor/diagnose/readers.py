@@ -63,8 +63,7 @@ def diagnose(
 
 @contextlib.contextmanager
 def _one_interrupt() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` at the first SIGINT only: timeout(1) sends two, and the diagnosis ends
-    soon."""
+    """Raise `KeyboardInterrupt` at the first SIGINT and ignore later ones, since timeout(1) sends two."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Messages between two programs of libfabric or UCX: arguments, and results from the output.
+"""Two test programs of libfabric or UCX that exchange messages: their arguments, and reading their output.
 
 ``fi_pingpong -c`` (libfabric, util/pingpong.c) verifies data in host memory. ``ucx_perftest`` (UCX,
 src/tools/perf) verifies nothing, but shows that messages of device memory arrive.

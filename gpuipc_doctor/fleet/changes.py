@@ -33,8 +33,10 @@ MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class CheckTransition:
-    """Change of a check on some nodes, with the texts of the first node. ``key`` names the later run's
-    finding, or the earlier run's if there is none."""
+    """How a check's result changed, alike on some nodes; the texts are the first node's.
+
+    ``key`` is that of the later run's finding; if the later run has none, of the earlier run's.
+    """
 
     check: str
     key: str

@@ -1,4 +1,4 @@
-"""Content of a comparison of two runs over a fleet, for a terminal and a ticket."""
+"""What a terminal and a ticket show of a comparison of two fleet runs."""
 
 from __future__ import annotations
 

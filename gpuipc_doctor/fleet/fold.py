@@ -267,7 +267,7 @@ def _causes(places: Iterable[tuple[NodeReport, FindingSummary]]) -> Iterator[Iss
 
 
 def silences(reports: Iterable[NodeReport]) -> Iterator[MissingReports]:
-    """Nodes without a report, by state and cause, most nodes first."""
+    """Nodes without a report, grouped by state and cause, the largest group first."""
     silent: dict[tuple[State, str], list[NodeReport]] = defaultdict(list)
     for report in reports:
         if report.state is not State.REPORTED:

@@ -43,7 +43,7 @@ class Blame:
     silent: tuple[str, ...] = ()
     """Nodes that never answered."""
     unstable: tuple[str, ...] = ()
-    """Nodes that failed and passed with several partners."""
+    """Nodes that failed with several partners and passed with several others."""
     cut: tuple[Cut, ...] = ()
     """Switches that no message leaves; their nodes are not listed as bad."""
     suspected: tuple[str, ...] = ()

@@ -152,7 +152,7 @@ class Switches:
         return {switch for switch in {one, other} & self._suspects if self._sizes[switch] >= fewest}
 
     def is_nowhere(self, node: str) -> bool:
-        """Whether the node is not in the topology and may be below a switch that no message crossed."""
+        """Whether the topology lacks the node, which may then be below a switch that no message crossed."""
         return node not in self._topology and bool(set(self._sizes) - self._reaching - self._met[node])
 
     def to_try(self, nodes: Sequence[str], proven: Collection[str]) -> list[Pair]:

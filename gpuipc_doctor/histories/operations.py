@@ -9,7 +9,7 @@ VERSION = 1
 """Version of the format of history files."""
 
 IPC, MPI = "ipc-histories", "mpi-histories"
-"""Checks that perform histories."""
+"""Names of the checks that perform histories: sequences of operations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Queries that run in workers, because a driver or a foreign library may hang or crash.
 
-To the engine, `Surveys` is a check. Its probes are the surveys: each has its own process and deadline, so
-that a hanging source only loses its own rows. ``params["facts"]`` names those rows.
+To the engine, `Surveys` is a check, and each survey is a probe with its own process and deadline. If one
+hangs, only the facts that its ``params["facts"]`` names are missing.
 """
 
 from __future__ import annotations

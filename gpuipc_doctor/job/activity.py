@@ -361,8 +361,12 @@ def _transfers(snapshots: Sequence[Process], main: Thread) -> str:
     counts = [snapshot.transferred for snapshot in snapshots if snapshot.transferred is not None]
     moved = counts[-1] - counts[0] if counts else 0
     if moved >= MUCH_BYTES:
-        return f"reads and writes: {moved / 2**20:.1f} MiB within these snapshots"
-    return f"reads {moved} bytes within these snapshots" if moved and main.wchan.endswith("pipe_read") else ""
+        return f"reads and writes: {moved / 2**20:.1f} MiB between first and last snapshot"
+    return (
+        f"reads {moved} bytes between first and last snapshot"
+        if moved and main.wchan.endswith("pipe_read")
+        else ""
+    )
 
 
 def _own_first(snapshots: Sequence[Process], python: Stack) -> str:

@@ -91,8 +91,8 @@ def watch(
 ) -> Watched:
     """Sample these processes for this many ``seconds``. Raises `NoSuchJob` if no GPU can be queried.
 
-    ``devices(interval_s, add)`` calls ``add`` with the bytes of device memory by pid, at each interval until
-    ``add`` returns True.
+    If given, ``devices(interval_s, add)`` samples device memory: it passes each sample, pid → bytes, to
+    ``add`` until ``add`` returns True.
     """
     watched = Watched(ranks, seconds)
     try:

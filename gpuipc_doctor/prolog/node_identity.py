@@ -1,4 +1,4 @@
-"""A node's identity for stored passes, read in milliseconds without a driver."""
+"""The identity of a node as it is, to which a stored PASS belongs; read in milliseconds without a driver."""
 
 from __future__ import annotations
 

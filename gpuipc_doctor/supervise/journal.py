@@ -166,7 +166,7 @@ class Progress:
 
     @property
     def mpi_calls(self) -> int:
-        """Number of armed MPI calls."""
+        """Number of MPI calls that the worker began."""
         return sum(count for name, count in self.occurrences.items() if name.startswith(MPI_PREFIX))
 
     def read(self) -> None:

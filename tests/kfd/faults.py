@@ -82,7 +82,7 @@ def by_generation(older: Found, newer: Found) -> dict[int, Found | str]:
     return {5: older, 6: older, 7: newer}
 
 
-_OPEN_3 = "importer: hipIpcOpenMemHandle #3 (second open"
+_OPEN_3 = "importer: hipIpcOpenMemHandle #3 (in the same context: second open of control segment"
 _COPY = "importer: hipMemcpyDtoH #"
 _WRONG = Found("FAIL", "wrong-data", "opened segments show wrong data")
 _NOT_RETURNED = Found("FAIL", "not-returned", "was not released after the importer")
