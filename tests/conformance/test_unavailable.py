@@ -102,7 +102,7 @@ def test_no_library(backend: str, tmp_path: Path) -> None:
         pytest.param(
             "cuda", 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803): the user", marks=pytest.mark.cuda
         ),
-        pytest.param("cuda", 34, "CUDA_ERROR_STUB_LIBRARY (34): this libcuda", marks=pytest.mark.cuda),
+        pytest.param("cuda", 34, "CUDA_ERROR_STUB_LIBRARY (34): the loaded libcuda", marks=pytest.mark.cuda),
         pytest.param("cuda", 999, "cuInit returned CUDA_ERROR_UNKNOWN (999)", marks=pytest.mark.cuda),
         pytest.param("hip", 35, "hipErrorInsufficientDriver (35): the kernel driver", marks=pytest.mark.hip),
         pytest.param("hip", 999, "hipInit returned hipErrorUnknown (999)", marks=pytest.mark.hip),
