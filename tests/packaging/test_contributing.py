@@ -140,7 +140,11 @@ copy as packages."""
     "tests",
     [
         pytest.param(knowing_of_checks(), id="those that know of checks"),
-        pytest.param(["tests/checks", "tests/unit"], id="all of units", marks=pytest.mark.full),
+        pytest.param(
+            ["tests/checks", "tests/unit"],
+            id="all of units",
+            marks=[pytest.mark.full, pytest.mark.timeout(1800)],  # 7,600 tests one after the other, beside CI
+        ),
     ],
 )
 def test_the_tests_still_pass(tree: Tree, tests: list[str]) -> None:
