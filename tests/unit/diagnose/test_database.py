@@ -9,6 +9,7 @@ from benchmarks import diagnose_speed
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis
 from gpuipc_doctor.diagnose.examination import Examination
+from gpuipc_doctor.diagnose.literals import bare
 from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.knownissues.signatures import Confidence
 from gpuipc_doctor.model import Fact, Relation
@@ -39,6 +40,14 @@ def test_debug_log_has_no_candidates_once_seen() -> None:
     for _ in range(2):
         reading.feed(log)
     assert not any(reading._scanner._memory._form_of.values())
+
+
+def test_short_fixed_texts_are_rare_in_a_debug_log() -> None:
+    """New lines are searched for all texts: bare, ``ucc_`` is ``u_``, which is in half of such lines."""
+    log = bare(b"".join(diagnose_speed.quiet_lines(2_000)))
+    texts = Examination(ISSUES).index.patterns.of_text
+    frequent = {text for text in texts if len(text) < 4 and log.count(text) > 20}
+    assert frequent == {b"UCX", b"xi"}  # their patterns pause soon
 
 
 @pytest.mark.parametrize(("issue", "number"), SAMPLES)
