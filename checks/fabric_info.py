@@ -201,7 +201,7 @@ def broken(failed: Json, programs: Json) -> Iterator[Finding]:
                 "program-failed",
                 "{program} {ended}: {said}",
                 f"{program}: {file} ({via})",
-                remedy=f"run `{file}` by hand; then reinstall its package, or take the program out of PATH",
+                remedy=f"run `{file}` by hand; then reinstall the program, or take it out of PATH",
                 **values,
             )
         else:
@@ -227,7 +227,7 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
                 "not-offered",
                 "libfabric does not list {adapter}{why:aside}",
                 shown,
-                remedy="fix the cause in the brackets; if the retry handler crashed, reboot (HPE's guide)"
+                remedy="fix the cause named in brackets; if the retry handler crashed, reboot (HPE's guide)"
                 if adapter["left_out"]
                 else "to see why, run `FI_LOG_LEVEL=warn fi_info -p cxi`",
                 adapter=name,
@@ -291,14 +291,14 @@ def health(seen: Json, status_dir: str | None) -> Iterator[Finding]:
             "healthcheck",
             "HPE's cxi_healthcheck reports: {checks}",
             *("{check}: {result} ({file}, {when})".format(**result) for result in bad),
-            remedy="look up these checks in HPE's troubleshooting guide; then rerun cxi_healthcheck",
+            remedy="look up the reported checks in HPE's troubleshooting guide; then rerun cxi_healthcheck",
             checks=sorted({result["check"] for result in bad}),
         )
     if status_dir and not seen["health"]:
         yield Finding.warn(
             "no-results",
             "{directory} has no cxi_healthcheck result",
-            remedy="run cxi_healthcheck with --status_dir, or remove status_dir from the options",
+            remedy="run cxi_healthcheck with --status_dir, or remove status_dir from the check's options",
             directory=status_dir,
         )
 

@@ -84,8 +84,8 @@ def not_in_domain(refused: str) -> Finding:
     return Finding.skip(
         "not-in-domain",
         "the other node cannot import this node's fabric handle ({refused})",
-        remedy="put both nodes into one IMEX domain: both in nvidia-imex's nodes_config.cfg, with the "
-        "same channel",
+        remedy="put both nodes into one IMEX domain: list both in nvidia-imex's nodes_config.cfg, "
+        "and give both the same channel",
         refused=refused,
     )
 

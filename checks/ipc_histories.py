@@ -62,7 +62,7 @@ SAYS = {
     "hang": "{call} hung at step {steps} of a sequence of valid calls on {device}",
     "leak": "each repetition of a sequence of {steps} valid calls increases {name} on {device}",
 }
-LEFT_OUT = "omitted because it may harm this node: {left_out}"
+LEFT_OUT = "operations omitted because they may harm this node: {left_out}"
 NO_ROOM = "omitted because the limit of device memory is only {room:mib}: {no_room}"
 BREAKS_A_RULE = Evidence.seen(
     "the sequence frees memory that another process has open, which no vendor allows"

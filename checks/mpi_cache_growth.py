@@ -295,7 +295,7 @@ def judge_creep(done: ProbeOutcome, role: str, seen: BufferGrowth) -> Finding:
         "variant": done.probe,
     }
     rose = Evidence.seen(
-        "{sent} buffers of {each:mib} were sent; each of the last took {creep:bytes} that was not released"
+        "{sent} buffers of {each:mib} were sent; each of the last buffers took {creep:bytes} permanently"
         if seen.creep
         else "used memory permanently rose {steps} times in {times} iterations, also in the last third",
         sent=len(seen.small),

@@ -55,7 +55,7 @@ USAGE = ("descriptors", "threads", "addresses")
 buffers of healthy ranks change host memory by some MiB, so only repetitions show leaks of it."""
 
 REPETITION = "repetition of a valid history of messages"
-LEFT_OUT = "omitted, because this library does not support it: {lacks}"
+LEFT_OUT = "operations omitted because this library does not support them: {lacks}"
 
 
 class MpiHistories(Check):

@@ -56,7 +56,7 @@ def load(
             id_ = item.check.id if isinstance(item, LoadedCheck) else item.id
             if id_ in loaded:
                 item = BrokenCheck(
-                    f"{id_} ({file})", file, f"its id {id_!r} is already used by {loaded[id_].file}"
+                    f"{id_} ({file})", file, f"the check's id {id_!r} is already used by {loaded[id_].file}"
                 )
                 id_ = item.id
             loaded[id_] = item
@@ -103,16 +103,16 @@ def _guessed(file: Path) -> str:
 def _mistake(check: Check) -> str:
     """The first mistake in a check's declaration; empty if there is none."""
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", str(getattr(check, "id", ""))):
-        return "its id must be words of a to z and 0 to 9, joined by hyphens"
+        return "the check's id must be words of a to z and 0 to 9, joined by hyphens"
     if not isinstance(getattr(check, "title", None), str):
-        return "it has no title"
+        return "the check has no title"
     if not isinstance(check.tier, Tier):
-        return f"its tier is {check.tier!r}, which is not a Tier"
+        return f"the check's tier is {check.tier!r}, which is not a Tier"
     if not isinstance(check.requires, frozenset):
-        return f"it requires {check.requires!r}, which is not a frozenset"
+        return f"the check requires {check.requires!r}, which is not a frozenset"
     for unknown in sorted(check.requires - CAPABILITIES):
         return (
-            f"it requires {unknown!r}, which no device can have"
+            f"the check requires {unknown!r}, which no device can have"
             f"{did_you_mean(unknown, CAPABILITIES, else_list=True)}"
         )
     return ""

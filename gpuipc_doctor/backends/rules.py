@@ -46,7 +46,7 @@ def cases() -> Mapping[str, Mapping[str, Rule]]:
 
 
 def rule(backend: str, case: str, generation: int = 0) -> Rule:
-    """The rule of ``case`` for ``backend``, in this generation of its runtime if generations differ.
+    """The rule of ``case`` for ``backend``, or the rule of its runtime's ``generation`` if the table has one.
 
     Raises `KeyError` if the table lacks the case.
     """

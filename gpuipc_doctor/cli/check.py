@@ -89,7 +89,7 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     show_default=True,
     help="Number of nodes; with 2, also test messages and fabric handles between them.",
 )
-@click.option("--partner", metavar="NODE", help="Exchange messages with this node only.")
+@click.option("--partner", metavar="NODE", help="Exchange messages only with NODE.")
 @click.option(
     "--seed",
     type=click.IntRange(0),

@@ -61,7 +61,7 @@ class Drill:
 @click.option(
     "--update",
     is_flag=True,
-    help="With --check: add its unexpected findings to the profiles' `expect`. Review the diff.",
+    help="With --check: add the check's unexpected findings to the profiles' `expect`. Review the diff.",
 )
 @click.option(
     "--mpi-lib",

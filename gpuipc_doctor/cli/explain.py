@@ -46,7 +46,7 @@ def command(id_: str, config_file: Path | None) -> None:
 
 
 def _check_page(item: LoadedCheck, issues: Iterable[KnownIssue]) -> str:
-    told = inspect.getdoc(loader.module(item.file)) or "(its file has no docstring)"
+    told = inspect.getdoc(loader.module(item.file)) or "(the check's file has no docstring)"
     return "\n".join(
         [
             *wrap(f"{item.check.id}: {item.check.title}", COLUMNS),

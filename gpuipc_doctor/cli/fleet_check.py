@@ -42,10 +42,10 @@ ENDING_S = 10.0
     default="/tmp",  # noqa: S108 - there a file is made that was none
     show_default=True,
     metavar="DIR",
-    help="With --ship, the nodes' directory for the copy.",
+    help="With --ship: directory for the copy on each node.",
 )
 @click.option(
-    "--python", default="", metavar="PATH", help="With --ship, the nodes' Python (with GPU bindings)."
+    "--python", default="", metavar="PATH", help="With --ship: Python (with GPU bindings) on each node."
 )
 @click.option(
     "--full", is_flag=True, help="Also collect the full report of healthy nodes, not only their summary."

@@ -24,7 +24,9 @@ def options_of(command: options.Command) -> options.Command:
     """Add the options that select nodes and the way to reach them."""
     for option in (
         click.option(
-            "--tool", metavar="PATH", help="Path of gpuipc-doctor on the nodes.  [default: same path]"
+            "--tool",
+            metavar="PATH",
+            help="Path of gpuipc-doctor on the nodes.  [default: same path as on this node]",
         ),
         click.option(
             "--launch-option",
@@ -60,7 +62,8 @@ def options_of(command: options.Command) -> options.Command:
             type=click.Choice(["auto", "slurm", "flux", "ssh"]),
             default="auto",
             show_default=True,
-            help="How to reach the nodes. auto: flux within a Flux instance, slurm if srun is found.",
+            help="How to reach the nodes. auto uses flux inside a Flux instance, "
+            "otherwise slurm if srun is found, otherwise ssh.",
         ),
         click.option("--all-idle", is_flag=True, help="All nodes that are idle in Slurm."),
         click.option("--reservation", metavar="NAME", help="The nodes of this reservation."),
@@ -172,7 +175,7 @@ def _look_up(request: Request, site: SiteConfig) -> None:
     try:
         Planner(request, site)
     except UnknownName as error:
-        own = f"for a site's check, set checks_dirs in {SITE_FILE} or in the --config after `--`"
+        own = f"for a site's check, set checks_dirs in {SITE_FILE}, or in FILE and add `-- --config FILE`"
         raise click.UsageError(f"{error} ({own})") from None
     except NothingToSend as error:
         raise click.UsageError(str(error)) from None

@@ -34,7 +34,7 @@ _DIRECTORY = options.FilePath(exists=True, file_okay=False)
     type=_DIRECTORY,
     multiple=True,
     metavar="EARLIER",
-    help="Show each node's results in this earlier run (may be repeated) and in DIR.",
+    help="Show each node's results in this earlier run beside those in DIR. May be repeated.",
 )
 @click.pass_context
 def report(ctx: click.Context, *, directory: Path, form: str, earlier: tuple[Path, ...]) -> None:

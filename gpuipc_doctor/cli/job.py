@@ -47,9 +47,11 @@ SHORTEST_S, LONGEST_S = 5.0, 24 * 3600.0
 @click.option("--this-node", is_flag=True, help="With --slurm, examine only this node.")
 @click.option("--part", is_flag=True, hidden=True)
 @click.option("--via", type=click.Choice(["auto", "slurm", "flux", "ssh"]), default="auto", show_default=True,
-              help="How to reach the nodes. auto: flux within a Flux instance, "
-                  "slurm if srun is found.")  # fmt: skip
-@click.option("--tool", metavar="PATH", help="Path of gpuipc-doctor on the nodes.  [default: same path]")
+              help="How to reach the nodes. auto uses flux inside a Flux instance, "
+                  "otherwise slurm if srun is found, otherwise ssh.")  # fmt: skip
+@click.option(
+    "--tool", metavar="PATH", help="Path of gpuipc-doctor on the nodes.  [default: same path as on this node]"
+)
 @click.option("--launch-option", "launch_options", multiple=True, metavar="OPTION",
               help="Option for srun or ssh, passed unchanged. May be repeated.")  # fmt: skip
 @click.option("--stacks", is_flag=True,

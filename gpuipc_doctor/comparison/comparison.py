@@ -31,7 +31,7 @@ MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two reports."""
+    """One of the two compared reports."""
 
     host: str
     started: str
@@ -130,14 +130,14 @@ def _relabelled(results: Sequence[Result], now: dict[str, str | None]) -> list[R
 
 def _notes(before: Report, after: Report) -> Iterator[str]:
     if before.host != after.host:
-        yield f"the reports are of two nodes: {before.host} and {after.host}"
+        yield f"the reports come from two nodes: {before.host} and {after.host}"
     for name, report in (("the earlier report", before), ("the later report", after)):
         if report.interrupted:
             yield f"{name} was interrupted, so some checks did not run"
         if report.nothing_tested:
             yield f"{name} has tested nothing: no probe ran on a GPU"
         if any(not result.finding.key for result in report.results):
-            yield f"{name} is of an older gpuipc-doctor: cannot tell if a check fails in another way"
+            yield f"{name} was written by an older gpuipc-doctor: cannot tell if a check fails in another way"
     if before.tier is not after.tier:
         yield f"the tiers differ: {before.tier.label} and {after.tier.label}"
     if before.tool_version != after.tool_version:

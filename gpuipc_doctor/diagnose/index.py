@@ -44,7 +44,9 @@ class Index:
             stack = self.issues[issue].signatures[signature].stack
             lengths = [min(map(len, fixed_text(text)), default=0) for text in texts]
             if 0 in lengths:
-                says = f"{texts[lengths.index(0)]!r} has no fixed text but digits, white space and 'a' to 'f'"
+                says = (
+                    f"{texts[lengths.index(0)]!r} has no fixed text except digits, white space and 'a' to 'f'"
+                )
                 self.skipped.append(f"{self.issues[issue].id}: {says}")
                 continue
             first = len(patterns)

@@ -17,7 +17,7 @@ from gpuipc_doctor.present.text import counted, sanitise, shorten
 WELL = frozenset({Status.PASS, Status.WARN})
 
 FLAPS = 3
-"""A node flaps if it has changed this often between well and not well in successive runs."""
+"""A node flaps if it has changed this often between healthy and not healthy in successive runs."""
 
 MAX_LINES = 40
 """Maximum nodes shown, worst first; the rest is counted."""
@@ -31,14 +31,14 @@ class NodeHistory:
 
     node: str
     marks: str
-    """One letter per run: p well, F failed, E no report or unknown, s nothing tested, - not in the run."""
+    """One letter per run: p healthy, F failed, E no report or unknown, s nothing tested, - not in the run."""
     last_passed: str
-    """Start of the last run in which the node was well; empty if none."""
+    """Start of the last run in which the node was healthy; empty if none."""
     failures: int
     changes: int
-    """Number of changes between well and not well."""
+    """How often the node changed between healthy and not healthy."""
     changed: tuple[str, ...]
-    """Facts that differ between the last run in which the node was well and the next one."""
+    """Facts that differ between the last run in which the node was healthy and the next one."""
 
     @property
     def flaps(self) -> bool:

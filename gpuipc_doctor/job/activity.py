@@ -327,7 +327,7 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
         return Activity(Kind.DEVICE, where or driver, path, f"{how} in {driver} in every sample")
     if main.state == "R" or busy > 0.5:
         if any(snapshot.counts for snapshot in snapshots):
-            why = "a number in its registers, stack or variables keeps rising or falling"
+            why = "a number in the process's registers, stack or variables keeps rising or falling"
             return Activity(Kind.COUNTS, where, path, why)
         return Activity(Kind.COMPUTES, where, path, "runs outside MPI and the driver")
     reason = f"sleeps in {main.wchan or 'a system call'}{_other_threads(snapshots, main)}"

@@ -295,6 +295,8 @@ def loads(text: str | bytes) -> JobReport:
     """Parse a job document. Raises `documents.BadDocument`."""
     document = documents.parse(text)
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        what = "is of another version of gpuipc-doctor" if is_of_job(text) else "is not a job's report"
+        what = (
+            "was written by another version of gpuipc-doctor" if is_of_job(text) else "is not a job's report"
+        )
         raise documents.BadDocument(f'this {what}: "schema" is not "{SCHEMA}"')
     return documents.load(JobReport, document, ("schema",))

@@ -63,7 +63,7 @@ def _ended(
         rank: replace(
             activities[rank],
             kind=Kind.ENDED,
-            reason=f"its MPI program has ended; only {', '.join(left[rank])} is left",
+            reason=f"the rank's MPI program has ended; only {', '.join(left[rank])} is left",
         )
         for rank, process in ranks.items()
         if is_past_init

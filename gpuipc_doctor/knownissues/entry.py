@@ -205,7 +205,7 @@ class KnownIssue:
         if not dates or len(dates) < len(cures) or day - max(dates)[0] < LONG:
             return ""
         when, version = max(dates)
-        return f"{self.component} {version}, which fixes this, was released in {when:%Y-%m}"
+        return f"{self.component} {version}, which fixes the issue, was released in {when:%Y-%m}"
 
     def is_looked_for_by(self, result: Result) -> bool:
         """Whether this finding shows the issue: ``detected_by`` names its check or its key."""
@@ -326,7 +326,7 @@ class KnownIssue:
         if parse(self.component, version) is None:
             return f"{what} is not a comparable version; affected: {self.bad_versions}"
         if cures := [range_.fixed for range_ in self.affected if range_.lacks_cure(version)]:
-            return f"{what} is older than {cures[0]}, which fixes this; first affected version unknown"
+            return f"{what} is older than {cures[0]}, which fixes the issue; first affected version unknown"
         return f"unknown whether {what} is affected; affected: {self.bad_versions}"
 
 

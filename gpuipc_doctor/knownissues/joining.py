@@ -197,7 +197,7 @@ def _apply_suppression(one: Join, suppression: Suppression | None, today: date) 
         return
     wish = f"({suppression.reason}; {suppression.where})"
     if not suppression.holds(today):
-        said = f"the site's suppression of this issue expired on {suppression.until} {wish}"
+        said = f"the site's suppression of the issue expired on {suppression.until} {wish}"
         yield replace(one, reason=f"{one.reason}; {said}")
     elif one.relation is not Relation.LATENT:
         said = f"suppressed until {suppression.until} only while no probe shows the issue {wish}"

@@ -48,7 +48,7 @@ def of_sources(one: Placed) -> Iterator[Mistake]:
     """Report signatures without the place in the source that prints the message."""
     for number, signature in enumerate(one.issue.signatures):
         if not signature.source and not one.issue.withdrawn:
-            text = "give in 'source' the file that prints the message, or 'none' if it is not public"
+            text = "give in 'source' the file that prints the message, or 'none' if that file is not public"
             yield one.mistake(text, "signatures", number)
 
 

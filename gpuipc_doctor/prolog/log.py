@@ -93,7 +93,7 @@ def _current(path: Path) -> Iterator[int]:
             if _is_at(path, fd):
                 yield fd
                 return
-    raise NotOurs(f"{path} is renamed again and again")
+    raise NotOurs(f"{path} was renamed at each attempt to open it")
 
 
 def _is_at(path: Path, fd: int) -> bool:

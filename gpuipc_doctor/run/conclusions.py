@@ -61,10 +61,10 @@ def recorded(planned: PlannedProbe, outcome: ProbeOutcome) -> tuple[tuple[Series
     try:
         return tuple(planned.check.series(outcome)) if outcome.completed else (), []
     except (Exception, SystemExit) as error:
-        return (), [planned.mistake("reading the check's series failed", error)]
+        return (), [planned.mistake("the check's time series of measurements could not be read", error)]
 
 
 def left_out(many: TooManyFollowUps) -> Finding:
     """The SKIP for follow-up probes that exceed the limit."""
-    says = "{more} follow-up probes were not run, since {asked} ran before"
+    says = "{more} follow-up probes were not run, because {asked} had already run"
     return Finding.skip("left-out", says, asked=many.asked, more=many.more)

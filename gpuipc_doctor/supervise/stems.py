@@ -69,7 +69,7 @@ class Stem:
                     ours.send(GO)
                     return int(told)
         with self._lock:
-            self._give_up("the preloaded process forked no worker on request")
+            self._give_up("the preloaded process was asked to fork a worker, but did not")
         return None
 
     def fork_stem(self, imports: Sequence[str], log: Path) -> Stem:

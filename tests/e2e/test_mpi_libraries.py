@@ -82,7 +82,7 @@ if __name__ != "__main__":
     def test_intel_mpi_without_a_driver_library_accepts_no_device_pointers() -> None:
         seen = survey(path_of("impi"), I_MPI_OFFLOAD="1", I_MPI_OFFLOAD_CUDA_LIBRARY="/nowhere/libcuda.so.1")
         aware = families.gpu_aware(seen, "cuda")
-        assert aware.why_not.startswith("loading /nowhere/libcuda.so.1 fails in its initialisation")
+        assert aware.why_not.startswith("/nowhere/libcuda.so.1, which MPI_Init loads, cannot")
 
     @pytest.mark.parametrize(
         ("name", "settings", "remedy"),

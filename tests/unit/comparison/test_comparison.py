@@ -140,7 +140,9 @@ def test_failures_without_keys_cannot_be_compared() -> None:
     found = compare(before, after)
     [verdict] = [v for v in found.verdicts if v.check == "ipc-reopen"]
     assert verdict.turn is ChangeKind.SAME
-    assert any(note.startswith("the earlier report is of an older gpuipc-doctor") for note in found.notes)
+    assert any(
+        note.startswith("the earlier report was written by an older gpuipc-doctor") for note in found.notes
+    )
 
 
 def test_additional_skips_change_nothing() -> None:
@@ -241,7 +243,7 @@ def test_lost_gpu_is_reported_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "note"),
     [
-        ({"host": "nid000001"}, "the reports are of two nodes: nid006672 and nid000001"),
+        ({"host": "nid000001"}, "the reports come from two nodes: nid006672 and nid000001"),
         ({"tier": Tier.PROLOG}, "the tiers differ: acceptance and prolog"),
         (
             {"tool_version": "0.2.0"},

@@ -199,7 +199,7 @@ def test_withdrawn_issues_are_not_searched() -> None:
 def test_unsearchable_signature_is_reported_and_others_are_found() -> None:
     examination = Examination([issue(Signature((r"\d+|[a-z]*\d",)), GONE)])
     assert examination.index.skipped == [
-        r"one: '\\d+|[a-z]*\\d' has no fixed text but digits, white space and 'a' to 'f'"
+        r"one: '\\d+|[a-z]*\\d' has no fixed text except digits, white space and 'a' to 'f'"
     ]
     log = examination.log("a")
     log.feed(b"the handle is gone\n")
@@ -372,9 +372,9 @@ def test_date_and_version_of_a_log_count_against_long_fixed_issues(
     facts = [Fact("ucx", version, "log")] if version else []
     (one,) = diagnose([str(log)], Examination([known]), known=facts).recognised
     assert one.confidence is confidence
-    assert ("ucx 1.12.1, which fixes this, was released in 2022-03; the log is of 2026" in one.reason) is (
-        "2026" in stamp and not version
-    )
+    assert (
+        "ucx 1.12.1, which fixes the issue, was released in 2022-03; the log is of 2026" in one.reason
+    ) is ("2026" in stamp and not version)
 
 
 def test_every_fix_with_a_public_tag_has_its_date() -> None:

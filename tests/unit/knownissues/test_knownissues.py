@@ -397,7 +397,7 @@ def test_signature_must_find_its_sample(tmp_path: Path) -> None:
 def test_signature_of_the_package_names_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lint(tmp_path, GOOD) == []  # optional for a site's signature
     monkeypatch.setattr(database, "SHIPPED", tmp_path)
-    text = "give in 'source' the file that prints the message, or 'none' if it is not public"
+    text = "give in 'source' the file that prints the message, or 'none' if that file is not public"
     assert lint(tmp_path, GOOD) == [f"0.yaml:11: {text}"]
     assert lint(tmp_path, GOOD.replace("[broken]", "[{match: broken, source: none}]")) == []
     source = "{prints: broken, file: pmodels/mpich src/x.c}"
@@ -473,7 +473,7 @@ def test_version_older_than_the_fix_is_reported_as_such() -> None:
     join = joined(driver("460.32.03"), FAILED, issue=issue)
     assert join is not None
     assert join.relation is Relation.UNKNOWN
-    assert join.reason.startswith("nvidia-driver 460.32.03 is older than 470.57.02, which fixes this")
+    assert join.reason.startswith("nvidia-driver 460.32.03 is older than 470.57.02, which fixes the issue")
 
 
 def test_every_issue_has_references_evidence_and_a_symptom() -> None:

@@ -71,7 +71,7 @@ def test_suppressed_issue_is_silent_until_its_last_day(tmp_path: Path) -> None:
     assert after is not None
     assert after.relation is Relation.LATENT
     said = f"(no job here ends its context, ticket 4711; {tmp_path}/site.yaml:2)"
-    assert after.reason.endswith(f"; the site's suppression of this issue expired on 2026-12-31 {said}")
+    assert after.reason.endswith(f"; the site's suppression of the issue expired on 2026-12-31 {said}")
 
 
 def test_finding_of_a_probe_is_reported_despite_suppression(tmp_path: Path) -> None:

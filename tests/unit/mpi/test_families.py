@@ -206,7 +206,7 @@ def test_missing_setting_is_reported_with_its_remedy(text: str, facts: dict[str,
 def test_another_build_is_recommended_if_much_is_missing() -> None:
     aware = families.gpu_aware(seen(MPICH_5, ucx=PLAIN_UCX, variables={"MPIR_CVAR_NOLOCAL": 0}), "hip")
     assert aware.why_not == (
-        "its UCX 1.20.1 (/opt/mpi/libucp.so.0) has no ROCm transports; "
+        "UCX 1.20.1 (/opt/mpi/libucp.so.0) has no ROCm transports; "
         "within a node, MPICH copies buffers without UCX, and this build has no ROCm"
     )
     assert aware.remedy == (

@@ -164,16 +164,19 @@ def test_check_that_plans_wrongly_is_an_error(tmp_path: Path, body: str, says: s
         ("x = 1\n", "defines no CHECK"),
         ("CHECK = 3\n", "defines no CHECK"),
         ("raise SystemExit(0)\n", "own_check.py:1: SystemExit"),
-        (OWN_CHECK.format(body="return []").replace("own-check", "Own Check"), "its id must be words"),
+        (
+            OWN_CHECK.format(body="return []").replace("own-check", "Own Check"),
+            "the check's id must be words",
+        ),
         (
             OWN_CHECK.format(body="return []").replace("    title", "    tier = 'prolog'\n    title"),
-            "its tier is",
+            "the check's tier is",
         ),
         (
             OWN_CHECK.format(body="return []").replace(
                 "    title", "    requires = frozenset({'legacy-icp'})\n    title"
             ),
-            "it requires 'legacy-icp', which no device can have; did you mean 'legacy-ipc'?",
+            "the check requires 'legacy-icp', which no device can have; did you mean 'legacy-ipc'?",
         ),
     ],
 )
@@ -271,7 +274,7 @@ def test_second_check_with_the_same_id_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "twin.py").write_text(OWN_CHECK.format(body="return []").replace("own-check", "ipc-reopen"))
     loaded = loader.load([tmp_path])
     [broken] = [item for item in loaded if isinstance(item, BrokenCheck)]
-    assert "its id 'ipc-reopen' is already used by" in broken.reason
+    assert "the check's id 'ipc-reopen' is already used by" in broken.reason
 
 
 def test_every_built_in_check_loads_and_is_documented() -> None:

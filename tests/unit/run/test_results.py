@@ -183,7 +183,9 @@ def test_follow_ups_are_limited_and_equal_endings_reported_once() -> None:
     assert log.probes_run == MAX_FOLLOW_UPS + 1
     first, last, left_out = log.results()
     assert (first.probe, last.probe) == ("", "more")
-    assert sentences.summary(left_out.finding) == "1 follow-up probes were not run, since 40 ran before"
+    assert (
+        sentences.summary(left_out.finding) == "1 follow-up probes were not run, because 40 had already run"
+    )
 
 
 def test_probes_with_equal_endings_are_each_reported() -> None:

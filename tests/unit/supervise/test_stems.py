@@ -148,7 +148,7 @@ def test_loss_of_a_stem_affects_no_worker(session: Session, roles: ModuleType, t
         assert tree.carries(worker, f"{session._id}/1")
     assert complaints(tmp_path) == [
         "gpuipc-doctor: workers start without a preloaded process: "
-        "the preloaded process forked no worker on request"
+        "the preloaded process was asked to fork a worker, but did not"
     ]
 
 
