@@ -127,7 +127,7 @@ class BufferGrowth:
 
     @property
     def rose_often(self) -> bool:
-        """Whether used memory rose permanently more often than initialisation explains (`ONCE`)."""
+        """Whether used memory rose for good more than `ONCE` times, which initialisation does not explain."""
         return self.steps > ONCE
 
     @property

@@ -459,8 +459,10 @@ class Scanner:
     def _look(
         self, block: _Block, places: Sequence[int], form: _Form, absent: Collection[int]
     ) -> Iterator[Hit]:
-        """Examine equal lines. If the first few give the same result, that result applies to all. ``absent``
-        has patterns that are known to match no single line."""
+        """Examine lines that are equal when bare. If the first few give the same result, it is that of all.
+
+        ``absent``: patterns that can only match a line together with its neighbours.
+        """
         look_at = partial(self._hit, block, wanted=form.numbers, absent=absent)
         sample = list(map(look_at, places[: _SAMPLE if form.is_news else 1]))
         form.is_news &= len(places) == 1

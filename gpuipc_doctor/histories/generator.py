@@ -63,11 +63,11 @@ WEIGHTS = {
     "trim": 0.7,
     "destroy-pool": 0.5,
 }
-"""Base weight of each operation; an epoch multiplies it by a factor of `SWARM`.
+"""Base weight of each operation; each epoch multiplies it by a factor drawn from `SWARM`.
 
 ``share`` and ``recycle`` are macros. ``share``: allocate, write, open and read memory. ``recycle``: free
 memory and give its users a new buffer of the same size. With the macros, a fault that needs the reuse of a
-small segment was found in 1,500 operations; without them, not in 60,000.
+small segment was found within 1,500 operations; without the macros, it was not found in 60,000.
 """
 
 WIDE_WEIGHTS = {"read-in-thread": 3.0, "copy-across-streams": 2.0, "fork": 0.5, "idle": 0.02}
@@ -110,7 +110,7 @@ FOCUS = 0.6
 """Probability that an epoch uses only one sharing method, so that objects of this method interact often."""
 
 HUGE_EPOCHS = 0.1
-"""Probability that an epoch of a wide history uses huge memory."""
+"""Probability that an epoch of a wide history (see `Limits`) also uses very large memory."""
 
 OTHER_SIZE = 0.3
 """Probability, in a wide history, that freed memory is followed by memory of another size."""

@@ -40,8 +40,10 @@ def facts_of_loaded(facts: Iterable[Fact], paths: Collection[str]) -> tuple[Fact
 
 
 def _is_at_any(fact: Fact, paths: Collection[str]) -> bool:
-    """Whether the library of a fact is among ``paths``: the file named as the fact's source, or any file of
-    this library if the source names none."""
+    """Whether the library of a fact is among ``paths``.
+
+    If the fact's source names a file, only that file counts; otherwise any file of the library.
+    """
     library = f"/{LIBRARIES[fact.name]}"
     read_in = {os.path.realpath(word.rstrip(";,)")) for word in fact.source.split() if library in word}
     found = {os.path.realpath(path) for path in paths if library in path}

@@ -129,7 +129,7 @@ def codes(meanings: Iterable[Exit]) -> Any:
 
 
 def schema(name: str, kind: type, about: str, **head: Any) -> Json:
-    """The JSON Schema (draft 2020-12) of documents with ``schema``, ``head`` and the fields of ``kind``."""
+    """The JSON Schema (draft 2020-12) of a document: ``schema``, ``head`` and the fields of ``kind``."""
     import msgspec
 
     own: dict[str, Any] = {"schema": Literal[name], **head}

@@ -71,7 +71,7 @@ def conclude(outcome: ProbeOutcome) -> Finding:
                 "killed-from-outside",
                 f"{_CALL if role.operation else '{role}'} was killed from outside ({{signal}})",
                 *so_far,
-                remedy="check dmesg for the OOM killer, and find what else kills processes here",
+                remedy="check dmesg for the OOM killer; else find the program that sent the signal",
                 signal=role.signal,
                 **_of(role),
             )

@@ -88,7 +88,7 @@ class LaunchedProcess:
 
     @property
     def _named(self) -> str:
-        """The worker's pid and the id of its kernel, as the starter wrote them; empty before that."""
+        """The worker's pid and its node's boot id, as its starter wrote them; empty until then."""
         self._written = self._written or _read(self._desk.pid)
         return self._written
 

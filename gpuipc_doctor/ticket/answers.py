@@ -190,7 +190,7 @@ def _culprits(subject: Subject) -> list[RoleOutcome]:
 
 
 def _settings(subject: Subject, prefix: str = "") -> Iterator[Block]:
-    """Variables that GPU and MPI libraries read; a sentence if none of them is set."""
+    """The set variables that GPU and MPI libraries read, or a sentence which says that none is set."""
     found: dict[str, None] = {}
     for fact in (fact for report in subject.reports[:1] for fact in report.inventory):
         name = fact.name.removeprefix("env:")

@@ -64,8 +64,10 @@ class Met:
 
 
 def met(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> Met | None:
-    """The first disagreement of ranks and model; None if there was none, or if it is unknown. ``steps``
-    returns the operations of the launch's history with the given index."""
+    """The first disagreement of ranks and model; None if there was none, or if none can be told.
+
+    ``steps(index)`` returns the operations of one of the launch's histories.
+    """
     if ended.completed:
         found = [rank["wrong"] for rank in ended.records.values() if rank.get("wrong")]
         if not found:
