@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from gpuipc_doctor.histories import documents, results
 from gpuipc_doctor.histories.mpi.message_generator import Generator
 from gpuipc_doctor.histories.operations import History
 from gpuipc_doctor.simulator.node import prepare
+from gpuipc_doctor.supervise import keeper
+from tests import waiting
 from tests.e2e.conftest import Command
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("resting")]
@@ -55,14 +58,21 @@ def compiled(program: str, tmp_path: Path) -> Path:
 
 
 def performed(binary: Path, ranks: int, node: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    simulated = prepare(node, tmp_path)
-    return subprocess.run(
-        [str(PREFIX / "bin/mpiexec"), "-n", str(ranks), str(binary)],
-        env={**os.environ, **simulated.env, **simulated.rank_env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    simulated, began = prepare(node, tmp_path), time.time()
+    try:
+        return subprocess.run(
+            [str(PREFIX / "bin/mpiexec"), "-n", str(ranks), str(binary)],
+            env={**os.environ, **simulated.env, **simulated.rank_env},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        named = str(binary).encode()
+        waiting.until(
+            "the ranks ended", lambda: all(named not in said for _, said in keeper._of_processes("cmdline"))
+        )
+        keeper.remove_abandoned(began)  # what MPICH leaves after MPI_Abort
 
 
 @pytest.mark.parametrize(("node", "code"), [(HEALTHY, 0), (WRONG, 12)])
