@@ -599,7 +599,7 @@ class _Run:
 
 def _run(near: Sequence[bytes], index: int) -> _Run | None:
     """The lines that may form one wrapped message with the line at ``index``; None if no neighbour does."""
-    width = max(map(len, near))
+    width = max((len(line) for line in near if not _is_drawn(line)), default=0)
     first = last = index
     while first > 0 and _goes_on(near[first - 1], near[first], width):
         first -= 1
@@ -609,6 +609,12 @@ def _run(near: Sequence[bytes], index: int) -> _Run | None:
         return None
     hard = width in _WIDTHS or (width >= _NARROWEST and sum(len(line) == width for line in near) > 1)
     return _Run(near[first : last + 1], index - first, width if hard else 0)
+
+
+def _is_drawn(line: bytes) -> bool:
+    """Whether the line is blank or one character repeated, as around the messages of Open MPI."""
+    text = line.strip()
+    return not text.strip(text[:1])
 
 
 def _goes_on(line: bytes, following: bytes, width: int) -> bool:

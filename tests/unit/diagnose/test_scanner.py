@@ -65,6 +65,12 @@ def test_line_wrapped_between_words_is_found() -> None:
     assert [pattern for _, pattern in find(log)] == [1]
 
 
+@pytest.mark.parametrize("drawn", ["-" * 76, "=" * 90, "  " + "*" * 100])
+def test_line_wrapped_between_words_is_found_in_a_drawn_box(drawn: str) -> None:
+    message = "The second node said, again and again, that it had Failed to map\nrecv buffer: -22, and hung."
+    assert [pattern for _, pattern in find(f"{drawn}\n{message}\n{drawn}\n")] == [1]
+
+
 def test_indented_line_continues_the_previous_one() -> None:
     assert [pattern for _, pattern in find("warn: Failed to map\n    recv buffer: -22\n")] == [1]
 
