@@ -36,7 +36,8 @@ _FORMS = tuple(
         r'File "[^"]*", line \d+,? in (?P<name>\S+)',  # faulthandler and tracebacks
         r"^\s+(?:[0-9a-f]{6,16} )?(?P<name>[A-Za-z_~][\w.:~<>@$]*(?: \[clone [^\]]*\])*)"
         r"(?:\+0x[0-9a-f]+)? \((?:[^()\s]+(?::\d+)?|\[[\w.]+\])\)$",  # py-spy, perf script
-        r"^(?P<name>[A-Za-z_]\w*) at \S+:\d+$|^\s*\[(?P<number>\d+)\] (?P<name2>[\w!.]+)\(",  # Julia
+        r"^(?P<name>[A-Za-z_]\w*) at \S+(?::\d+| \(unknown line\))$"  # Julia, after a signal
+        r"|^\s*\[(?P<number>\d+)\] (?P<name2>[\w!.]+)\(",  # Julia, after an exception
     )
 )
 _MAY_BE = re.compile(r"#\s?\d|\(\w|[+]0x|, line \d|\(\)|\(\[| at |^\[\d+\] ")

@@ -27,6 +27,7 @@ FORMS = {
     "syslog": ["Nov 24 01:02:0{n} n1 kernel:  {f}+0x25/0x70"] * 4,
     "perf": ["        7f001122aabb {f}+0x12 (/usr/lib/libucp.so.0)"] * 4,
     "Julia": ["{f} at /buildworker/julia.h:170{n}"] * 4,
+    "Julia, no line": ["{f} at /usr/lib/libmpi.so (unknown line)"] * 4,
 }
 
 
