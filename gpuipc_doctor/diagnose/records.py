@@ -27,6 +27,8 @@ _TIMES = (
     *("__REALTIME_TIMESTAMP", "_SOURCE_REALTIME_TIMESTAMP", "time", "timestamp", "@timestamp", "ts"),
     *("asctime", "lastTimestamp", "eventTime", "firstTimestamp", "finishedAt", "receiveTimestamp"),
 )
+_ERRORS = ("error", "err", "exception", "exc_info")
+"""Fields in which a logger puts an error or a traceback beside the message."""
 _HOSTS = ("_HOSTNAME", "hostname", "host", "node_name", "nodeName", "node", "pod_name", "pod", "instance")
 _PROGRAMS = ("SYSLOG_IDENTIFIER", "_COMM", "container_name", "reason", "logger", "name")
 _LEVELS = ("level", "levelname", "severity", "lvl")
@@ -132,7 +134,7 @@ def of_value(value: Any) -> Iterator[str]:
         said = _said(value)
         if said is not None:
             head = _head(value)
-            yield from (f"{head}{line}" for line in said.splitlines())
+            yield from (f"{head}{line}" for line in _with_error(said, value).splitlines())
             return
         own = [
             f"{name}={_short(item)}" for name, item in value.items() if isinstance(item, str | int | float)
@@ -154,6 +156,15 @@ def _said(record: dict[str, Any]) -> str | None:
                 return bytes(value).decode("utf-8", "replace")
             return "\n".join(filter(None, (_said({name: part}) for part in value)))
     return None
+
+
+def _with_error(said: str, record: dict[str, Any]) -> str:
+    """A record's message, and what the record's error says beyond the message."""
+    for name in _ERRORS:
+        value = record.get(name)
+        if isinstance(value, str) and value.strip() and value not in said:
+            said = said.rstrip() + ("\n" if "\n" in value else ": ") + value
+    return said
 
 
 def _head(record: dict[str, Any]) -> str:

@@ -90,6 +90,11 @@ def test_message_of_several_lines_stays_one_number() -> None:
     assert [part.rpartition(" ")[2] for part in lines[0].split("\r")] == ["a", "b"]
 
 
+def test_traceback_beside_the_message_follows_the_message() -> None:
+    record = {"message": "x failed", "exc_info": "Traceback:\nRuntimeError: y"}
+    assert read(json.dumps(record)) == ["x failed", "Traceback:", "RuntimeError: y"]
+
+
 @pytest.mark.parametrize(
     ("record", "line"),
     [
@@ -109,6 +114,8 @@ def test_message_of_several_lines_stays_one_number() -> None:
         ),
         ({"message": "x", "time": "yesterday", "level": 30}, "x"),
         ({"ts": float("inf"), "msg": "x"}, "x"),
+        ({"level": "error", "msg": "x failed", "error": "y"}, "error: x failed: y"),
+        ({"message": "x failed: y", "err": "y", "exc_info": None}, "x failed: y"),
         ({"a": 1, "b": {"c": True}}, "a=1"),
     ],
 )
