@@ -58,6 +58,7 @@ NAMES: Mapping[str, str] = {
     "nccl": "NCCL",
     "rccl": "RCCL",
     "slurm": "Slurm",
+    "batch-system": "PBS, LSF, Grid Engine or another batch system than Slurm",
     "pytorch": "PyTorch",
     "cupy": "CuPy",
     "kokkos": "Kokkos",
@@ -65,6 +66,6 @@ NAMES: Mapping[str, str] = {
 }
 """Name → description, in the order of the inventory's rows.
 
-``psm2`` and ``kokkos`` are not read: the library psm2 does not report its version, and kokkos is part of
-applications.
+``psm2``, ``batch-system`` and ``kokkos`` are not read: the library psm2 does not report its version, no known
+issue depends on the version of another batch system than Slurm, and kokkos is part of applications.
 """

@@ -212,7 +212,7 @@ def test_missing_fact_has_the_places_searched(tmp_path: Path) -> None:
 def test_every_name_has_a_row_unless_listed_as_unread(tmp_path: Path) -> None:
     asked_of_drivers = {"cuda-driver", "hip-driver", "hip-runtime"}
     names = {fact.name for fact in facts_of(tmp_path, (), {})}
-    assert names | asked_of_drivers | {"mpi4py", "psm2", "kokkos"} == set(inventory.NAMES)
+    assert names | asked_of_drivers | {"mpi4py", "psm2", "batch-system", "kokkos"} == set(inventory.NAMES)
     assert {*LOOKED_FOR, *LOOKED_FOR_FOREIGN} <= set(inventory.NAMES)
 
 
