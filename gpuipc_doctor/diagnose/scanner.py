@@ -132,10 +132,13 @@ class Patterns:
 
     def in_text(self, text: bytes, numbers: Sequence[int]) -> list[int]:
         """The patterns that may match in a dense text."""
-        if len(numbers) > _FEW_PATTERNS:
-            self._tried += len(numbers)
-        if len(numbers) <= _FEW_PATTERNS or self._tried < _PREPARED:
+        if len(numbers) <= _FEW_PATTERNS:
             return [n for n in numbers if _may_match(text, self.patterns[n].regex.pattern)]
+        different = {self.patterns[n].regex.pattern for n in numbers}
+        self._tried += len(different)
+        if self._tried < _PREPARED:
+            likely = {pattern for pattern in different if _may_match(text, pattern)}
+            return [n for n in numbers if self.patterns[n].regex.pattern in likely]
         find, of_text = self._dense_finder
         found = {
             n for index in {at for at, _ in find(text)} for n, ways in of_text[index] if in_order(text, ways)
@@ -599,7 +602,10 @@ class _Run:
 
 def _run(near: Sequence[bytes], index: int) -> _Run | None:
     """The lines that may form one wrapped message with the line at ``index``; None if no neighbour does."""
-    width = max((len(line) for line in near if not _is_drawn(line)), default=0)
+    longest = max(near, key=len)
+    if _is_drawn(longest):
+        longest = max((line for line in near if not _is_drawn(line)), key=len, default=b"")
+    width = len(longest)
     first = last = index
     while first > 0 and _goes_on(near[first - 1], near[first], width):
         first -= 1
