@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -77,7 +77,28 @@ def lint(files: tuple[Path, ...], config_file: Path | None) -> None:
 def find_mistakes(paths: Sequence[Path], check_ids: Collection[str]) -> tuple[Mistake, ...]:
     """Every mistake in these files of known issues, including unknown checks and variables."""
     changing = {name: variable.changing for name, variable in variables.load().items()}
-    return knownissues.lint(paths, check_ids, changing)
+    return knownissues.lint(paths, check_ids, changing, not_found=_not_found)
+
+
+def _not_found(issues: Sequence[KnownIssue]) -> Iterator[tuple[int, int]]:
+    """(issue, signature) whose sample does not show the issue in a log of all samples."""
+    from gpuipc_doctor.diagnose.examination import Examination
+    from gpuipc_doctor.diagnose.scanner import REACH
+
+    searched = [number for number, issue in enumerate(issues) if not issue.withdrawn]
+    samples = [
+        (at, number, signature, one.sample)
+        for at, number in enumerate(searched)
+        for signature, one in enumerate(issues[number].signatures)
+        if one.sample
+    ]
+    examination = Examination(issues)
+    log = examination.log("samples")
+    log.feed("".join(sample + "\n" * 2 * REACH for *_, sample in samples).encode())
+    log.flush()
+    for at, number, signature, _ in samples:
+        if (at, signature) not in examination.complete:
+            yield number, signature
 
 
 def _check_ids(site: SiteConfig) -> set[str]:

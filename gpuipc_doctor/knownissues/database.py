@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -63,12 +63,14 @@ def lint(
     check_ids: Collection[str] | None = None,
     changing: Mapping[str, Collection[str]] | None = None,
     today: date | None = None,
+    not_found: Callable[[Sequence[KnownIssue]], Iterable[tuple[int, int]]] | None = None,
 ) -> tuple[Mistake, ...]:
     """All mistakes in these files, read together with the package's.
 
     ``check_ids``: if given, other checks in ``detected_by`` are mistakes. ``changing``: environment variable
     → components in which it appeared, disappeared or changed; a workaround that sets such a variable must
-    state the versions. Suppressions that ended before ``today`` (default: the current date) are mistakes. The
+    state the versions. Suppressions that ended before ``today`` (default: the current date) are mistakes.
+    ``not_found`` searches the samples as logs, and gives (issue, signature) for each that is not found. The
     package's own signatures must state where the program prints the message, or that its source is not
     public.
     """
@@ -82,6 +84,12 @@ def lint(
             wrong += [mistake for entry in placed(document) for mistake in mistakes.of_sources(entry)]
     for document in documents:
         wrong += mistakes.of_suppressions(document, today or date.today())
+    if not_found and not wrong:
+        entries = [entry for document in documents for entry in placed(document)]
+        wrong += [
+            mistakes.of_search(entries[issue], signature)
+            for issue, signature in not_found([entry.issue for entry in entries])
+        ]
     return tuple(sorted(wrong))
 
 

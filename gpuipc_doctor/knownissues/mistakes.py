@@ -44,6 +44,16 @@ def of_entry(
         yield one.mistake("has no affected version, no condition and no signature")
 
 
+def of_search(one: Placed, signature: int) -> Mistake:
+    """Report a signature whose sample, read as a log, does not show the issue."""
+    text = (
+        "gpuipc-doctor diagnose does not find this sample: give each expression a fixed text that has other"
+        " characters than digits, white space and 'a' to 'f', and a message of several lines an expression"
+        " for each line"
+    )
+    return one.mistake(text, "signatures", signature, "sample")
+
+
 def of_sources(one: Placed) -> Iterator[Mistake]:
     """Report signatures without the place in the source that prints the message."""
     for number, signature in enumerate(one.issue.signatures):

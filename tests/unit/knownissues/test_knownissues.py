@@ -539,6 +539,22 @@ def test_lint_names_mistakes_and_exits_with_2(tmp_path: Path) -> None:
     assert (ran.exit_code, ran.stdout) == (0, "1 file without mistakes\n")
 
 
+@pytest.mark.parametrize(
+    ("match", "sample"),
+    [
+        (r"job cannot run\s+see the administrator", r"job cannot run\nsee the administrator"),
+        (r"cafe \d+", "cafe 12"),
+    ],
+)
+def test_lint_names_a_signature_that_no_log_shows(match: str, sample: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    signature = f"{{match: '{match}', confidence: medium, sample: \"{sample}\"}}"
+    path.write_text(GOOD.replace("ipc-reopen", "driver-init").replace("broken", signature))
+    ran = run("lint", str(path))
+    assert ran.exit_code == 2
+    assert "gpuipc-doctor diagnose does not find this sample" in ran.stderr
+
+
 def test_risky_workaround_comes_last_with_its_risk() -> None:
     stale = SHIPPED["libfabric-mr-cache-stale-device-memory"]
     *_, last = stale.remedies([Fact("libfabric", "1.15.2", "fi_info")])
