@@ -24,7 +24,7 @@ from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.knownissues import Confidence
 
 CATALOGUE = Path(__file__).with_suffix(".yaml")
-SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh")
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,14 @@ _RELATIONS = {
 
 
 def matching(report: JobReport, known: Iterable[KnownIssue]) -> Iterator[MatchedIssue]:
-    """Issues that a stack shows, and issues that are likely for this verdict with the loaded versions."""
+    """Issues that a stack shows, and issues that are likely for this verdict with the loaded versions.
+
+    A secondary issue names no cause beyond the verdict's, for example that a rank waits for another.
+    """
     groups = [(facts(ranks[0]), _text(ranks), ranks) for ranks in _alike(report.ranks)]
     classes = _CLASSES.get(report.verdict.cause, _HANGS)
     for issue in known:
-        if issue.withdrawn or issue.suppression:
+        if issue.withdrawn or issue.suppression or issue.secondary:
             continue
         for found, text, ranks in groups:
             seen = any(

@@ -215,7 +215,7 @@ def _names(process: Path) -> str:
 @pytest.mark.parametrize(
     ("faults", "exit_code", "says"),
     [
-        ([], 0, "with each exit with it open would have been detected (24 rounds"),
+        ([], 0, "with each exit with it open would have been detected in 24 rounds"),
         ([{"call": "exit", "do": "leak", "bytes": "2 MiB"}], 12, "grows by 2 MiB with each exit"),
     ],
     ids=["healthy", "2 MiB"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuipc_doctor.job.activity import Kind
@@ -54,6 +56,10 @@ def test_issue_is_joined_by_stack_and_loaded_version(
     found = list(matching(report(path, ucx=version), [ISSUE]))
     assert [each.relation for each in found] == [relation] * (relation is not None)
     assert all(each.ranks == (3,) and each.checks == ("mpi-small-message",) for each in found)
+
+
+def test_secondary_issue_says_no_more_than_the_verdict() -> None:
+    assert list(matching(report(IN_THE_BUG, ucx="1.17.0"), [replace(ISSUE, secondary=True)])) == []
 
 
 def test_issue_of_a_stack_without_a_version_is_uncertain() -> None:
