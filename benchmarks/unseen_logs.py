@@ -25,7 +25,8 @@ from gpuipc_doctor.knownissues import Confidence
 
 CATALOGUE = Path(__file__).with_suffix(".yaml")
 SETS = (
-    "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
+    "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth",
+    "eleventh", "twelfth",
 )  # fmt: skip
 
 

@@ -67,6 +67,15 @@ _NARROWEST = 60
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
 """Colours and other ECMA-48 sequences, which may occur inside a message."""
 
+_TYPESET = re.compile(rb"\xe2\x80[\x90-\x95\x98-\x9f]")
+"""Dashes and quotation marks in UTF-8 that web pages and word processors put in place of ``-``, ``'`` and
+``"``."""
+
+
+def _plain(typeset: re.Match[bytes]) -> bytes:
+    last = typeset[0][-1]
+    return b"-" if last < 0x98 else b"'" if last < 0x9C else b'"'
+
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
@@ -399,6 +408,8 @@ class Scanner:
         self._open = not new.endswith(b"\n")
         if b"\x1b" in new or b"\x1b" in before or b"\x1b" in after:
             before, new, after = (_ESCAPE.sub(b"", part) for part in (before, new, after))
+        if b"\xe2\x80" in new or b"\xe2\x80" in before or b"\xe2\x80" in after:
+            before, new, after = (_TYPESET.sub(_plain, part) for part in (before, new, after))
         beside = _lines(bare(before)), _lines(bare(after))
         bare_lines = _lines(bare(new))
         if not (groups := self._memory.groups(bare_lines, *beside)):

@@ -60,6 +60,18 @@ def test_line_wrapped_by_a_terminal_is_found(width: int) -> None:
         assert hit[1] == 1
 
 
+@pytest.mark.parametrize(
+    "typeset",
+    [
+        "it couldn\u2019t reach \u201cn1\u201d \u2013 gave up",
+        "it couldn\u2018t reach \u201en1\u201f \u2014 gave up",
+    ],
+)
+def test_typeset_quotation_marks_and_dashes_are_read_as_plain_ones(typeset: str) -> None:
+    patterns = Patterns([Pattern(re.compile('it couldn\'t reach "n1" - gave up'))])
+    assert find(f"first\n{typeset}\nlast\n", patterns=patterns) == [(2, 0)]
+
+
 def test_line_wrapped_between_words_is_found() -> None:
     log = "The second node said, again and again, that it had Failed to map\nrecv buffer: -22, and hung.\n"
     assert [pattern for _, pattern in find(log)] == [1]
