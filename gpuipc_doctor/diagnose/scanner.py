@@ -72,7 +72,14 @@ _TYPESET = re.compile(rb"\xe2\x80[\x90-\x95\x98-\x9f]")
 ``"``."""
 
 
-def _plain(typeset: re.Match[bytes]) -> bytes:
+def _plain(text: bytes) -> bytes:
+    """The text without escape sequences and typeset marks."""
+    if b"\x1b" in text:
+        text = _ESCAPE.sub(b"", text)
+    return _TYPESET.sub(_typewritten, text) if b"\xe2\x80" in text else text
+
+
+def _typewritten(typeset: re.Match[bytes]) -> bytes:
     last = typeset[0][-1]
     return b"-" if last < 0x98 else b"'" if last < 0x9C else b'"'
 
@@ -406,10 +413,7 @@ class Scanner:
         self._before = done[_lines_back(done, len(done), REACH) :]
         self._ended += new.count(b"\n")
         self._open = not new.endswith(b"\n")
-        if b"\x1b" in new or b"\x1b" in before or b"\x1b" in after:
-            before, new, after = (_ESCAPE.sub(b"", part) for part in (before, new, after))
-        if b"\xe2\x80" in new or b"\xe2\x80" in before or b"\xe2\x80" in after:
-            before, new, after = (_TYPESET.sub(_plain, part) for part in (before, new, after))
+        before, new, after = map(_plain, (before, new, after))
         beside = _lines(bare(before)), _lines(bare(after))
         bare_lines = _lines(bare(new))
         if not (groups := self._memory.groups(bare_lines, *beside)):
