@@ -70,6 +70,12 @@ _PRELOADED = {
     CUDA_RUNTIME: SOURCES / "cuda_runtime.c",
 }
 
+COLLECTIVES = {
+    "nccl": "collectives/libnccl.so.2",
+    "rccl": "collectives/librccl.so.1",
+}
+"""Component → the simulated library, below the directory of the drivers."""
+
 
 class SimulatorUnavailable(Exception):
     """The simulated drivers cannot be built here; the message is one line with reason and remedy."""
@@ -247,7 +253,7 @@ def _key(compiler: list[str]) -> str:
 
 
 def _compile(compiler: list[str], directory: Path) -> None:
-    apart = {*_PRELOADED.values(), *(SOURCES / face.source for face in FACES)}
+    apart = {*_PRELOADED.values(), *(SOURCES / face.source for face in FACES), SOURCES / "nccl.c"}
     with tempfile.TemporaryDirectory(prefix="generated-", dir=directory) as generated:
         for name, text in generate(read_table((SOURCES / "calls.table").read_text())).items():
             (Path(generated) / name).write_text(text)
@@ -257,6 +263,11 @@ def _compile(compiler: list[str], directory: Path) -> None:
         alone: list[list[str | Path]] = [
             [*compiler, *FLAGS, "-shared", "-o", directory / name, source]
             for name, source in _PRELOADED.items()
+        ]
+        (directory / "collectives").mkdir()
+        alone += [
+            [*compiler, *FLAGS, *define, "-shared", "-o", directory / COLLECTIVES[name], SOURCES / "nccl.c"]
+            for name, define in (("nccl", ()), ("rccl", ("-DRCCL",)))
         ]
         _run([[*compiler, *FLAGS, *include, "-r", "-nostdlib", "-o", core, *common], *alone])
         _run(

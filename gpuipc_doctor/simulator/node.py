@@ -3,13 +3,14 @@
 The workers of a run receive only `Node.env`, with which they load the simulated driver as ``libcuda.so.1`` or
 ``libamdhip64.so``. The driver reads ``node.sim``: format 1, one record per line, ``kind key=value …`` with
 percent-encoded values. Its reader is in ``src/``. Faults of an MPI library are in ``mpi.sim``, in the same
-format, for ranks only (`Node.rank_env`).
+format, for ranks only (`Node.rank_env`). Faults of NCCL and RCCL are in ``nccl.sim``.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,7 @@ def prepare(profile: str, state_dir: Path) -> Node:
     memory. Raises `BadFile` if the profile cannot be used and `SimulatorUnavailable` if the drivers cannot be
     built.
     """
-    from gpuipc_doctor.simulator.build import MPI_FAULTS, build
+    from gpuipc_doctor.simulator.build import COLLECTIVES, MPI_FAULTS, build
 
     described = load(profile)
     libraries = build()
@@ -54,6 +55,16 @@ def prepare(profile: str, state_dir: Path) -> Node:
         real.touch()
     root.mkdir(exist_ok=True)
     # hip-python 10 searches the driver in ROCM_PATH, by default /opt/rocm, before the loader does.
+    collectives = {}
+    for name, library in COLLECTIVES.items():
+        if version := described.versions.get(name):
+            link = root / software.LIBRARIES[name].lstrip("/")
+            link.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(libraries / library, link.resolve())  # a link would lead out of the node's files
+            collectives[name] = version
+    if collectives:
+        collective_file = state_dir / "nccl.sim"
+        collective_file.write_text(collectives_file(described, collectives))
     rocm = state_dir / "rocm"
     rocm.mkdir()
     (rocm / "lib").symlink_to(libraries)
@@ -74,6 +85,7 @@ def prepare(profile: str, state_dir: Path) -> Node:
             "GPUIPC_SIM_NODE": str(node_file),
             "GPUIPC_SIM_STATE": str(state),
             "ROCM_PATH": str(rocm),
+            **({"GPUIPC_SIM_NCCL": str(collective_file)} if collectives else {}),
         },
         rank_env=rank_env,
         root=str(root),
@@ -92,6 +104,14 @@ def mpi_faults_file(profile: Profile) -> str:
     return "".join(
         f"{_record('fault', {key: fault[key] for key in order})}\n" for fault in profile.mpi_faults
     )
+
+
+def collectives_file(profile: Profile, versions: Mapping[str, str]) -> str:
+    """The text of ``nccl.sim``, with fields in a fixed order."""
+    order = ("call", "do", *table(FAULTS)["collective"])
+    records = [_record("version", {name: version}) for name, version in versions.items()]
+    records += [_record("fault", {key: fault[key] for key in order}) for fault in profile.collective_faults]
+    return "".join(f"{record}\n" for record in records)
 
 
 def _records(profile: Profile) -> Iterator[str]:

@@ -26,7 +26,7 @@ from gpuipc_doctor.tables import table
 PROFILES = Path(__file__).with_name("profiles")
 SCHEMA = Path(__file__).with_name("profile.schema.json")
 FAULTS = Path(__file__).with_name("faults.yaml")
-"""Default values of the fields of each kind of fault: ``call``, ``mpi-call`` and ``message``."""
+"""Default values of the fields of each kind of fault: ``call``, ``mpi-call``, ``collective``, ``message``."""
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MERGED = ("versions", "files", "peers", "options")
@@ -127,6 +127,8 @@ class Profile:
     """Faults in the form read by the simulated drivers, with the keys of ``call`` in `FAULTS`."""
     mpi_faults: tuple[Mapping[str, str | int], ...]
     """Faults in the form read by ``mpi_faults.c``, with the keys of ``mpi-call`` in `FAULTS`."""
+    collective_faults: tuple[Mapping[str, str | int], ...]
+    """Faults in the form read by ``nccl.c``, with the keys of ``collective`` in `FAULTS`."""
     fabric: SimulatedFabric | None
     """None if the node has no program of libfabric or UCX."""
     expect: Mapping[str, Expectation]
@@ -215,6 +217,7 @@ class _Reader:
             files=self._data.get("files", {}),
             faults=tuple(self._faults()),
             mpi_faults=tuple(map(_mpi_fault, self._data.get("mpi-faults", []))),
+            collective_faults=tuple(map(_collective_fault, self._data.get("collective-faults", []))),
             fabric=_fabric(self._data.get("fabric")),
             expect=self._expect({device.backend for device in devices}),
             deadline_s=options.get("deadline"),
@@ -346,6 +349,13 @@ def _mpi_fault(stated: Json) -> Mapping[str, str | int]:
     if "cured-by" in stated:
         fault["variable"], _, fault["value"] = stated["cured-by"].partition("=")
         del fault["cured-by"]
+    return fault
+
+
+def _collective_fault(stated: Json) -> Mapping[str, str | int]:
+    switches = {"in_place": int(stated.get("in-place", False)), "split": int(stated.get("split", False))}
+    fault = {**table(FAULTS)["collective"], **_with_sizes(stated), **switches}
+    fault.pop("in-place", None)
     return fault
 
 

@@ -1,6 +1,6 @@
 """The software of a simulated node: files and links as an inventory finds them on a real node.
 
-No library here can be loaded: the files serve only to be found, by name, place and package description.
+The files serve only to be found, by name, place and package description. Those in `LIBRARIES` can be loaded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _LINKED = {
 
 _LIB = "/usr/lib64"
 
-NAMES = frozenset({*_MODULES, *_PACKAGED, *_LINKED})
+LIBRARIES = {"nccl": f"{_LIB}/libnccl.so.2", "rccl": "/opt/rocm/lib/librccl.so.1"}
+"""Component → path of its library, which workers can load, unlike the others."""
+
+NAMES = frozenset({*_MODULES, *_PACKAGED, *_LINKED, *LIBRARIES})
 """Components whose versions a profile can state."""
 
 

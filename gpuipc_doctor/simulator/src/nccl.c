@@ -1,0 +1,800 @@
+/* NCCL and RCCL of a simulated node: libnccl.so.2, and with -DRCCL librccl.so.1.
+ *
+ * Ranks meet in a file of GPUIPC_SIM_STATE that is named after the communicator's unique id. Each call works at once
+ * and in the caller's thread: simulated device memory is mapped where its address says, so data is copied through the
+ * file, piece by piece. Calls on streams are not deferred, and every rank must make the same calls in the same order.
+ * What NCCL would log with NCCL_DEBUG=INFO, it prints to stdout: the channels' transports are those that the
+ * environment selects. GPUIPC_SIM_NCCL has the versions and the faults (README.md).
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "losses.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+#ifdef RCCL
+static const char *const own_name = "RCCL", *const version_key = "rccl";
+static const char *const driver_file = "libamdhip64.so", *const allocate_name = "hipMalloc", *const free_name = "hipFree";
+static const bool cumem_by_default = false;
+#else
+static const char *const own_name = "NCCL", *const version_key = "nccl";
+static const char *const driver_file = "libcuda.so.1", *const allocate_name = "cuMemAlloc_v2", *const free_name = "cuMemFree_v2";
+static const bool cumem_by_default = true;
+#endif
+
+enum result { SUCCESS, UNHANDLED_CUDA_ERROR, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE };
+
+enum { MAX_RANKS = 32, CHANNELS = 2, SLOT = 512 << 10, PIECE = 128 << 10, MAX_QUEUED = 4 * MAX_RANKS };
+
+enum { PACE = 2000 }; /* bytes per microsecond of a simulated link, so that all are equally fast on a busy machine */
+
+/* ---- faults ---- */
+
+static const char *const calls[] = {"any",       "init",   "split", "destroy", "abort", "all-reduce", "all-gather", "reduce-scatter",
+                                    "broadcast", "reduce", "send",  "recv",    "mem-alloc", "register", NULL};
+enum call { ANY, INIT, SPLIT, DESTROY, ABORT, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, SEND, RECV, MEM_ALLOC, REGISTER };
+
+static const char *const effects[] = {"error",   "hang",  "segv",  "exit",          "corrupt-last", "corrupt-middle", "lost",
+                                      "cut",     "swap",  "twice", "overrun",       "delay",        "chatter",        "leak",
+                                      "leak-host", "leak-descriptor", "leak-thread", "newer-cuda", NULL};
+enum effect {
+    FAIL, HANG, SEGV, EXIT, CORRUPT_LAST, CORRUPT_MIDDLE, LOST, CUT, SWAP, TWICE, OVERRUN, DELAY, CHATTER, LEAK, LEAK_HOST,
+    LEAK_DESCRIPTOR, LEAK_THREAD, NEWER_CUDA,
+};
+
+struct fault {
+    int call, effect, rank, peer, in_place, split, code;
+    unsigned long long min, max, bytes;
+    unsigned nth, from, ms, calls_made;
+    char transport[32];
+};
+
+enum { MAX_FAULTS = 16, MAX_LINE = 512 };
+static struct fault faults[MAX_FAULTS];
+static int fault_count, own_version;
+
+__attribute__((noreturn)) static void refuse(const char *what, const char *why)
+{
+    fprintf(stderr, "simulated %s: %s: %s\n", own_name, what, why);
+    abort();
+}
+
+static int word_of(const char *const *words, const char *word, const char *line)
+{
+    for (int i = 0; words[i]; i++)
+        if (!strcmp(words[i], word))
+            return i;
+    refuse(line, "unknown word");
+}
+
+static void read_line(const char *line)
+{
+    char name[16], call[32], effect[32];
+    int major, minor, patch;
+    struct fault f = {0};
+    if (sscanf(line, "version %15[a-z]=%d.%d.%d", name, &major, &minor, &patch) == 4) {
+        if (!strcmp(name, version_key))
+            own_version = major * 10000 + minor * 100 + patch;
+        return;
+    }
+    if (fault_count == MAX_FAULTS)
+        refuse(line, "too many faults");
+    if (sscanf(line,
+               "fault call=%31s do=%31s rank=%d peer=%d min=%llu max=%llu bytes=%llu nth=%u from=%u ms=%u code=%d in_place=%d "
+               "split=%d transport=%31s",
+               call, effect, &f.rank, &f.peer, &f.min, &f.max, &f.bytes, &f.nth, &f.from, &f.ms, &f.code, &f.in_place, &f.split,
+               f.transport) != 14)
+        refuse(line, "cannot be read");
+    f.call = word_of(calls, call, line);
+    f.effect = word_of(effects, effect, line);
+    faults[fault_count++] = f;
+}
+
+__attribute__((constructor)) static void read_faults(void)
+{
+    const char *path = getenv("GPUIPC_SIM_NCCL");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char line[MAX_LINE];
+    if (!file)
+        refuse(path ? path : "GPUIPC_SIM_NCCL is not set", "no file of faults");
+    while (fgets(line, sizeof line, file))
+        read_line(line);
+    fclose(file);
+}
+
+/* ---- communicators ---- */
+
+struct barrier {
+    atomic_int arrived, generation;
+};
+
+struct pipe { /* from one rank to another */
+    atomic_int full;
+    uint64_t bytes;
+    char data[PIECE];
+};
+
+struct meeting { /* the file in which ranks meet; zeros at first */
+    struct barrier barrier;
+    struct {
+        int color, key;
+    } wish[MAX_RANKS]; /* of ncclCommSplit */
+    _Alignas(4096) char slots[]; /* SLOT bytes a rank, then a pipe for each pair of ranks */
+};
+
+struct comm {
+    struct meeting *meeting;
+    uint64_t id, bytes;
+    int rank, size, device;
+    unsigned splits;
+    bool is_split;
+    char path[4096];
+};
+
+typedef struct {
+    char internal[128];
+} unique_id;
+
+static char last_error[256] = "";
+
+__attribute__((format(printf, 3, 4))) static void say(const struct comm *comm, const char *kind, const char *format, ...)
+{
+    const char *level = getenv("NCCL_DEBUG");
+    char text[256];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    bool warns = !strcmp(kind, "WARN");
+    if (warns)
+        snprintf(last_error, sizeof last_error, "%s", text);
+    if (!level || (strcmp(level, "INFO") && !warns))
+        return;
+    printf("node01:%d:%ld [%d] %s%s NCCL %s %s\n", getpid(), syscall(SYS_gettid), comm ? comm->device : 0,
+           warns ? "\n" : "", warns ? "simulated/nccl.c:1" : "", kind, text);
+}
+
+static bool is_on(const char *name, bool otherwise)
+{
+    const char *value = getenv(name);
+    return value && *value ? strcmp(value, "0") != 0 : otherwise;
+}
+
+static const char *transport(void)
+{
+    if (!is_on("NCCL_P2P_DISABLE", false))
+        return is_on("NCCL_CUMEM_ENABLE", cumem_by_default) ? "P2P/CUMEM" : "P2P/IPC";
+    return is_on("NCCL_SHM_DISABLE", false) ? "NET/Socket/0" : "SHM/direct/direct";
+}
+
+static struct pipe *pipe_of(const struct comm *comm, int from, int to)
+{
+    char *pipes = comm->meeting->slots + (size_t)comm->size * SLOT;
+    return (struct pipe *)(pipes + ((size_t)from * comm->size + to) * sizeof(struct pipe));
+}
+
+static char *slot_of(const struct comm *comm, int rank)
+{
+    return comm->meeting->slots + (size_t)rank * SLOT;
+}
+
+static void meet(const struct comm *comm)
+{
+    struct barrier *barrier = &comm->meeting->barrier;
+    int generation = atomic_load(&barrier->generation);
+    if (atomic_fetch_add(&barrier->arrived, 1) + 1 == comm->size) {
+        atomic_store(&barrier->arrived, 0);
+        atomic_fetch_add(&barrier->generation, 1);
+        syscall(SYS_futex, &barrier->generation, FUTEX_WAKE, MAX_RANKS, NULL, NULL, 0);
+        return;
+    }
+    while (atomic_load(&barrier->generation) == generation)
+        syscall(SYS_futex, &barrier->generation, FUTEX_WAIT, generation, NULL, NULL, 0);
+}
+
+static struct comm *join(uint64_t id, int rank, int size, int device, bool is_split)
+{
+    struct comm *comm = calloc(1, sizeof *comm);
+    comm->id = id;
+    comm->rank = rank;
+    comm->size = size;
+    comm->device = device;
+    comm->is_split = is_split;
+    comm->bytes = sizeof(struct meeting) + (size_t)size * SLOT + (size_t)size * size * sizeof(struct pipe);
+    snprintf(comm->path, sizeof comm->path, "%s/collective-%016llx", getenv("GPUIPC_SIM_STATE"), (unsigned long long)id);
+    int file = open(comm->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0 || ftruncate(file, (off_t)comm->bytes))
+        refuse(comm->path, strerror(errno));
+    comm->meeting = mmap(NULL, comm->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (comm->meeting == MAP_FAILED)
+        refuse(comm->path, strerror(errno));
+    meet(comm);
+    if (size > 1) {
+        int next = (rank + 1) % size;
+        for (int channel = 0; channel < CHANNELS; channel++)
+            say(comm, "INFO", "Channel %02d/0 : %d[%d] -> %d[%d] via %s", channel, rank, device, next, next, transport());
+    }
+    say(comm, "INFO", "ncclCommInitRank comm %p rank %d nranks %d cudaDev %d commId 0x%llx - Init COMPLETE", (void *)comm, rank, size,
+        device, (unsigned long long)id);
+    meet(comm);
+    return comm;
+}
+
+static void leave(struct comm *comm)
+{
+    unlink(comm->path); /* the first does it */
+    munmap(comm->meeting, comm->bytes);
+    free(comm);
+}
+
+/* ---- the faults of the call under way ---- */
+
+struct asked {
+    unsigned effects;
+    struct fault of[sizeof effects / sizeof *effects];
+};
+
+__attribute__((noinline)) static void hang_here(void)
+{
+    for (;;)
+        usleep(1000);
+}
+
+static void take_device_memory(uint64_t bytes)
+{
+    void *driver = dlopen(driver_file, RTLD_NOW);
+    int (*allocate)(void **, size_t) = driver ? (int (*)(void **, size_t))dlsym(driver, allocate_name) : NULL;
+    void *lost;
+    if (!allocate || allocate(&lost, bytes))
+        refuse("leak", "the driver allocates nothing");
+}
+
+static bool fits(struct fault *fault, enum call call, const struct comm *comm, uint64_t bytes, int peer, bool in_place)
+{
+    bool is_collective = call >= ALL_REDUCE && call <= RECV;
+    if (fault->call != (int)call && !(fault->call == ANY && is_collective))
+        return false;
+    if (comm && fault->rank >= 0 && fault->rank != comm->rank)
+        return false;
+    if ((fault->peer >= 0 && fault->peer != peer) || bytes < fault->min || bytes > fault->max)
+        return false;
+    if ((fault->in_place && !in_place) || (fault->split && !(comm && comm->is_split)))
+        return false;
+    if (strcmp(fault->transport, "any") && strncmp(fault->transport, transport(), strlen(fault->transport)))
+        return false;
+    fault->calls_made++;
+    return fault->nth ? fault->calls_made == fault->nth : fault->calls_made >= fault->from;
+}
+
+/* What faults do to a call; those that do not change its data have been done when this returns. */
+static int strike(struct asked *asked, enum call call, const struct comm *comm, uint64_t bytes, int peer, bool in_place)
+{
+    asked->effects = 0;
+    for (int i = 0; i < fault_count; i++) {
+        struct fault *fault = &faults[i];
+        if (!fits(fault, call, comm, bytes, peer, in_place))
+            continue;
+        asked->effects |= 1u << fault->effect;
+        asked->of[fault->effect] = *fault;
+        switch (fault->effect) {
+        case FAIL:
+            say(comm, "WARN", "Call to a simulated %s failed", calls[call]);
+            return fault->code;
+        case NEWER_CUDA:
+            say(comm, "WARN", "Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'");
+            return UNHANDLED_CUDA_ERROR;
+        case HANG:
+            hang_here();
+            break;
+        case SEGV:
+            raise(SIGSEGV);
+            break;
+        case EXIT:
+            _exit(3);
+        case DELAY:
+            usleep(fault->ms * 1000);
+            break;
+        case CHATTER:
+            for (uint64_t left = fault->bytes; left > 64; left -= 64)
+                puts("a line of a library that prints without end, 64 bytes long.  ");
+            break;
+        case LEAK:
+            take_device_memory(fault->bytes);
+            break;
+        case LEAK_HOST:
+            lose_host_memory(fault->bytes);
+            break;
+        case LEAK_DESCRIPTOR:
+            lose_descriptor();
+            break;
+        case LEAK_THREAD:
+            lose_thread();
+            break;
+        default:
+            break;
+        }
+    }
+    return SUCCESS;
+}
+
+static bool is_asked(const struct asked *asked, enum effect effect)
+{
+    return asked->effects & 1u << effect;
+}
+
+/* Change the result of a call as its faults say. */
+static void spoil(const struct asked *asked, char *result, uint64_t bytes, uint64_t element)
+{
+    if (!bytes)
+        return;
+    if (is_asked(asked, CORRUPT_LAST))
+        result[bytes - element] ^= 1;
+    if (is_asked(asked, CORRUPT_MIDDLE))
+        result[bytes / 2] ^= 1;
+    if (is_asked(asked, OVERRUN))
+        result[bytes] ^= 1;
+}
+
+/* ---- elements ---- */
+
+static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16 };
+
+static float of_bfloat(uint16_t bits)
+{
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, 4);
+    return value;
+}
+
+static uint16_t to_bfloat(float value)
+{
+    uint32_t wide;
+    memcpy(&wide, &value, 4);
+    return (uint16_t)((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
+}
+
+/* Normal numbers and zero only: the checks send no others. */
+static float of_half(uint16_t bits)
+{
+    uint32_t wide = (uint32_t)(bits & 0x8000) << 16;
+    float value;
+    if (bits & 0x7fff)
+        wide |= (((uint32_t)(bits >> 10 & 31) + 112) << 23) | (uint32_t)(bits & 0x3ff) << 13;
+    memcpy(&value, &wide, 4);
+    return value;
+}
+
+static uint16_t to_half(float value)
+{
+    uint32_t wide;
+    memcpy(&wide, &value, 4);
+    if (!(wide & 0x7fffffff))
+        return (uint16_t)(wide >> 16);
+    return (uint16_t)((wide >> 16 & 0x8000) | ((wide >> 23 & 0xff) - 112) << 10 | (wide >> 13 & 0x3ff));
+}
+
+#define COMBINE(type)                                                                                                            \
+    do {                                                                                                                         \
+        type *into = to;                                                                                                         \
+        const type *more = from;                                                                                                 \
+        for (size_t i = 0; i < count; i++)                                                                                       \
+            into[i] = op == 0 ? (type)(into[i] + more[i]) : op == 2 ? (into[i] > more[i] ? into[i] : more[i])                    \
+                                                                    : (into[i] < more[i] ? into[i] : more[i]);                   \
+    } while (0)
+
+#define COMBINE_SHORT(read, write)                                                                                               \
+    do {                                                                                                                         \
+        uint16_t *into = to;                                                                                                     \
+        const uint16_t *more = from;                                                                                             \
+        for (size_t i = 0; i < count; i++) {                                                                                     \
+            float a = read(into[i]), b = read(more[i]);                                                                          \
+            into[i] = write(op == 0 ? a + b : op == 2 ? (a > b ? a : b) : (a < b ? a : b));                                      \
+        }                                                                                                                        \
+    } while (0)
+
+static void combine(void *to, const void *from, size_t count, int type, int op)
+{
+    switch (type) {
+    case INT8: COMBINE(int8_t); break;
+    case UINT8: COMBINE(uint8_t); break;
+    case INT32: COMBINE(int32_t); break;
+    case UINT32: COMBINE(uint32_t); break;
+    case INT64: COMBINE(int64_t); break;
+    case UINT64: COMBINE(uint64_t); break;
+    case FLOAT32: COMBINE(float); break;
+    case FLOAT64: COMBINE(double); break;
+    case FLOAT16: COMBINE_SHORT(of_half, to_half); break;
+    default: COMBINE_SHORT(of_bfloat, to_bfloat);
+    }
+}
+
+/* ---- the calls ---- */
+
+struct operation {
+    enum call call;
+    struct comm *comm;
+    const char *send;
+    char *recv;
+    uint64_t count; /* of p2p: bytes */
+    int type, op, root;
+    uint64_t done;
+    struct asked asked;
+};
+
+static __thread int depth;
+static __thread int queued;
+static __thread struct operation queue[MAX_QUEUED];
+
+static void pace(uint64_t bytes)
+{
+    if (bytes > PACE)
+        usleep((unsigned)(bytes / PACE));
+}
+
+/* Exchange one segment of `bytes` at `send` of each rank: each publishes a piece, then `use` sees those of all. */
+static void exchange(struct operation *o, const char *send, uint64_t bytes, bool publishes,
+                     void (*use)(struct operation *, uint64_t at, uint64_t bytes, void *), void *data)
+{
+    struct comm *comm = o->comm;
+    for (uint64_t at = 0; at < bytes; at += SLOT) {
+        uint64_t piece = bytes - at < SLOT ? bytes - at : SLOT;
+        if (publishes)
+            memcpy(slot_of(comm, comm->rank), send + at, piece);
+        meet(comm);
+        use(o, at, piece, data);
+        meet(comm);
+    }
+}
+
+/* How many bytes of this piece of the result arrive. */
+static uint64_t arriving(const struct operation *o, uint64_t at, uint64_t bytes)
+{
+    if (is_asked(&o->asked, LOST))
+        return 0;
+    if (!is_asked(&o->asked, CUT))
+        return bytes;
+    uint64_t end = o->asked.of[CUT].bytes;
+    return at >= end ? 0 : end - at < bytes ? end - at : bytes;
+}
+
+static void reduced(struct operation *o, uint64_t at, uint64_t bytes, void *data)
+{
+    char *into = data;
+    uint64_t element = (uint64_t)sizes[o->type], arrives = arriving(o, at, bytes) / element * element;
+    if (!into || !arrives)
+        return;
+    memcpy(into + at, slot_of(o->comm, 0), arrives);
+    for (int rank = 1; rank < o->comm->size; rank++)
+        combine(into + at, slot_of(o->comm, rank), arrives / element, o->type, o->op);
+    if (is_asked(&o->asked, TWICE))
+        combine(into + at, slot_of(o->comm, o->comm->rank), arrives / element, o->type, o->op);
+}
+
+static void gathered(struct operation *o, uint64_t at, uint64_t bytes, void *data)
+{
+    uint64_t each = *(uint64_t *)data, arrives = arriving(o, at, bytes);
+    for (int rank = 0; rank < o->comm->size; rank++) {
+        int from = is_asked(&o->asked, SWAP) ? (rank + 1) % o->comm->size : rank;
+        memcpy(o->recv + (uint64_t)rank * each + at, slot_of(o->comm, from), arrives);
+    }
+}
+
+static void received(struct operation *o, uint64_t at, uint64_t bytes, void *data)
+{
+    (void)data;
+    memcpy(o->recv + at, slot_of(o->comm, o->root), arriving(o, at, bytes));
+}
+
+static void perform(struct operation *o)
+{
+    struct comm *comm = o->comm;
+    uint64_t bytes = o->count * (uint64_t)sizes[o->type], result = bytes;
+    char *into = o->recv;
+    switch (o->call) {
+    case ALL_REDUCE:
+        exchange(o, o->send, bytes, true, reduced, o->recv);
+        break;
+    case REDUCE:
+        into = comm->rank == o->root ? o->recv : NULL;
+        exchange(o, o->send, bytes, true, reduced, into);
+        break;
+    case REDUCE_SCATTER:
+        for (int rank = 0; rank < comm->size; rank++)
+            exchange(o, o->send + (uint64_t)rank * bytes, bytes, true, reduced, rank == comm->rank ? o->recv : NULL);
+        break;
+    case ALL_GATHER:
+        exchange(o, o->send, bytes, true, gathered, &bytes);
+        result = bytes * (uint64_t)comm->size;
+        break;
+    default:
+        exchange(o, o->send, bytes, comm->rank == o->root, received, NULL);
+    }
+    if (into)
+        spoil(&o->asked, into, result, (uint64_t)sizes[o->type]);
+    pace(bytes);
+}
+
+/* Move a piece of a message, if its pipe is ready; returns whether it was. */
+static bool progress(struct operation *o)
+{
+    struct comm *comm = o->comm;
+    bool sends = o->call == SEND;
+    struct pipe *pipe = sends ? pipe_of(comm, comm->rank, o->root) : pipe_of(comm, o->root, comm->rank);
+    if (atomic_load(&pipe->full) == sends)
+        return false;
+    uint64_t piece = o->count - o->done < PIECE ? o->count - o->done : PIECE;
+    if (sends)
+        memcpy(pipe->data, o->send + o->done, piece);
+    else
+        memcpy(o->recv + o->done, pipe->data, arriving(o, o->done, piece));
+    atomic_store(&pipe->full, sends);
+    o->done += piece;
+    return true;
+}
+
+static bool waits_for_another(int number)
+{
+    for (int i = 0; i < number; i++)
+        if (queue[i].comm == queue[number].comm && queue[i].call == queue[number].call && queue[i].root == queue[number].root &&
+            queue[i].done < queue[i].count)
+            return true;
+    return false;
+}
+
+static void run_queue(void)
+{
+    uint64_t longest = 0;
+    for (int i = 0; i < queued; i++)
+        if (queue[i].call != SEND && queue[i].call != RECV)
+            perform(&queue[i]);
+    for (bool busy = true; busy;) {
+        bool moved = false;
+        busy = false;
+        for (int i = 0; i < queued; i++) {
+            struct operation *o = &queue[i];
+            if ((o->call != SEND && o->call != RECV) || o->done >= o->count)
+                continue;
+            busy = true;
+            moved |= !waits_for_another(i) && progress(o);
+        }
+        if (busy && !moved)
+            usleep(20);
+    }
+    for (int i = 0; i < queued; i++) {
+        if (queue[i].call != SEND && queue[i].call != RECV)
+            continue;
+        if (queue[i].call == RECV)
+            spoil(&queue[i].asked, queue[i].recv, queue[i].count, 1);
+        longest = queue[i].count > longest ? queue[i].count : longest;
+    }
+    pace(longest);
+    queued = 0;
+}
+
+static int begin(struct operation o, bool in_place)
+{
+    bool is_p2p = o.call == SEND || o.call == RECV;
+    if (!o.comm || o.type < INT8 || o.type > BFLOAT16 || queued == MAX_QUEUED)
+        return INVALID_ARGUMENT;
+    if (o.call == BROADCAST && o.comm->rank != o.root)
+        in_place = false;
+    if (is_p2p)
+        o.count *= (uint64_t)sizes[o.type];
+    uint64_t bytes = is_p2p ? o.count : o.count * (uint64_t)sizes[o.type];
+    int code = strike(&o.asked, o.call, o.comm, bytes, o.root, in_place);
+    if (code)
+        return code;
+    queue[queued++] = o;
+    if (!depth)
+        run_queue();
+    return SUCCESS;
+}
+
+EXPORT int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, struct comm *comm, void *stream)
+{
+    (void)stream;
+    return begin((struct operation){.call = ALL_REDUCE, .comm = comm, .send = send, .recv = recv, .count = count, .type = type, .op = op, .root = -1},
+                 send == recv);
+}
+
+EXPORT int ncclReduce(const void *send, void *recv, size_t count, int type, int op, int root, struct comm *comm, void *stream)
+{
+    (void)stream;
+    return begin((struct operation){.call = REDUCE, .comm = comm, .send = send, .recv = recv, .count = count, .type = type, .op = op, .root = root},
+                 send == recv);
+}
+
+EXPORT int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root, struct comm *comm, void *stream)
+{
+    (void)stream;
+    return begin((struct operation){.call = BROADCAST, .comm = comm, .send = send, .recv = recv, .count = count, .type = type, .root = root},
+                 send == recv);
+}
+
+EXPORT int ncclAllGather(const void *send, void *recv, size_t count, int type, struct comm *comm, void *stream)
+{
+    (void)stream;
+    bool valid = comm && type >= INT8 && type <= BFLOAT16;
+    bool in_place = valid && (const char *)send == (char *)recv + (uint64_t)comm->rank * count * (uint64_t)sizes[type];
+    return begin((struct operation){.call = ALL_GATHER, .comm = comm, .send = send, .recv = recv, .count = count, .type = type, .root = -1},
+                 in_place);
+}
+
+EXPORT int ncclReduceScatter(const void *send, void *recv, size_t count, int type, int op, struct comm *comm, void *stream)
+{
+    (void)stream;
+    bool valid = comm && type >= INT8 && type <= BFLOAT16;
+    bool in_place = valid && (char *)recv == (const char *)send + (uint64_t)comm->rank * count * (uint64_t)sizes[type];
+    return begin((struct operation){.call = REDUCE_SCATTER, .comm = comm, .send = send, .recv = recv, .count = count, .type = type, .op = op, .root = -1},
+                 in_place);
+}
+
+EXPORT int ncclSend(const void *send, size_t count, int type, int peer, struct comm *comm, void *stream)
+{
+    (void)stream;
+    return begin((struct operation){.call = SEND, .comm = comm, .send = send, .count = count, .type = type, .root = peer}, false);
+}
+
+EXPORT int ncclRecv(void *recv, size_t count, int type, int peer, struct comm *comm, void *stream)
+{
+    (void)stream;
+    return begin((struct operation){.call = RECV, .comm = comm, .recv = recv, .count = count, .type = type, .root = peer}, false);
+}
+
+EXPORT int ncclGroupStart(void)
+{
+    depth++;
+    return SUCCESS;
+}
+
+EXPORT int ncclGroupEnd(void)
+{
+    if (depth <= 0)
+        return INVALID_USAGE;
+    if (--depth == 0)
+        run_queue();
+    return SUCCESS;
+}
+
+EXPORT int ncclGetVersion(int *version)
+{
+    *version = own_version;
+    return SUCCESS;
+}
+
+EXPORT int ncclGetUniqueId(unique_id *id)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    memset(id, 0, sizeof *id);
+    uint64_t word = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec + ((uint64_t)getpid() << 48);
+    memcpy(id->internal, &word, sizeof word);
+    return SUCCESS;
+}
+
+EXPORT int ncclCommInitRank(struct comm **comm, int size, unique_id id, int rank)
+{
+    uint64_t word;
+    struct asked asked;
+    struct comm before = {.rank = rank, .size = size, .device = rank};
+    if (size < 1 || size > MAX_RANKS || rank < 0 || rank >= size)
+        return INVALID_ARGUMENT;
+    memcpy(&word, id.internal, sizeof word);
+    say(&before, "INFO", "%s version %d.%d.%d+simulated", own_name, own_version / 10000, own_version / 100 % 100, own_version % 100);
+    int code = strike(&asked, INIT, &before, 0, -1, false);
+    if (!code)
+        *comm = join(word, rank, size, rank, false);
+    return code;
+}
+
+EXPORT int ncclCommSplit(struct comm *comm, int color, int key, struct comm **made, void *config)
+{
+    (void)config;
+    struct asked asked;
+    int code = strike(&asked, SPLIT, comm, 0, -1, false), place = 0, size = 0;
+    if (code)
+        return code;
+    comm->meeting->wish[comm->rank].color = color;
+    comm->meeting->wish[comm->rank].key = key;
+    meet(comm);
+    for (int rank = 0; rank < comm->size; rank++) {
+        if (comm->meeting->wish[rank].color != color)
+            continue;
+        size++;
+        int other = comm->meeting->wish[rank].key;
+        place += other < key || (other == key && rank < comm->rank);
+    }
+    meet(comm);
+    uint64_t id = (comm->id + ++comm->splits) * 0x9e3779b97f4a7c15u + (uint64_t)color + 1;
+    *made = color < 0 ? NULL : join(id, place, size, comm->device, true);
+    return SUCCESS;
+}
+
+static int end(struct comm *comm, enum call call)
+{
+    struct asked asked;
+    if (!comm)
+        return INVALID_ARGUMENT;
+    int code = strike(&asked, call, comm, 0, -1, false);
+    say(comm, "INFO", "comm %p rank %d nranks %d - %s COMPLETE", (void *)comm, comm->rank, comm->size, call == ABORT ? "Abort" : "Destroy");
+    if (!code)
+        leave(comm);
+    return code;
+}
+
+EXPORT int ncclCommDestroy(struct comm *comm)
+{
+    return end(comm, DESTROY);
+}
+
+EXPORT int ncclCommAbort(struct comm *comm)
+{
+    return end(comm, ABORT);
+}
+
+EXPORT int ncclCommGetAsyncError(struct comm *comm, int *code)
+{
+    *code = SUCCESS;
+    return comm ? SUCCESS : INVALID_ARGUMENT;
+}
+
+EXPORT const char *ncclGetLastError(struct comm *comm)
+{
+    (void)comm;
+    return last_error;
+}
+
+EXPORT const char *ncclGetErrorString(int code)
+{
+    static const char *const texts[] = {"no error", "unhandled cuda error", "unhandled system error", "internal error", "invalid argument",
+                                        "invalid usage"};
+    return code >= 0 && code < (int)(sizeof texts / sizeof *texts) ? texts[code] : "unknown result code";
+}
+
+EXPORT int ncclMemAlloc(void **address, size_t bytes)
+{
+    struct asked asked;
+    void *driver = dlopen(driver_file, RTLD_NOW);
+    int (*allocate)(void **, size_t) = driver ? (int (*)(void **, size_t))dlsym(driver, allocate_name) : NULL;
+    int code = strike(&asked, MEM_ALLOC, NULL, bytes, -1, false);
+    return code ? code : allocate && !allocate(address, bytes) ? SUCCESS : UNHANDLED_CUDA_ERROR;
+}
+
+EXPORT int ncclMemFree(void *address)
+{
+    void *driver = dlopen(driver_file, RTLD_NOW);
+    int (*release)(void *) = driver ? (int (*)(void *))dlsym(driver, free_name) : NULL;
+    return release && !release(address) ? SUCCESS : UNHANDLED_CUDA_ERROR;
+}
+
+EXPORT int ncclCommRegister(struct comm *comm, void *address, size_t bytes, void **handle)
+{
+    struct asked asked;
+    *handle = address;
+    return strike(&asked, REGISTER, comm, bytes, -1, false);
+}
+
+EXPORT int ncclCommDeregister(struct comm *comm, void *handle)
+{
+    return comm && handle ? SUCCESS : INVALID_ARGUMENT;
+}
