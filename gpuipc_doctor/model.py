@@ -402,6 +402,37 @@ class FabricStack:
     """Adapters that the kernel lists, by fabric (``cxi``, ``verbs``, ``efa``, ``opa``)."""
 
 
+@dataclass(frozen=True, slots=True)
+class CollectiveLibrary:
+    """A file of NCCL or RCCL on the node.
+
+    ``file``: its path as the node calls it; ``path``: its path for a process of this tool, which differs on a
+    simulated node. ``version`` is stated by its name or package; empty if it is not. ``via``: how it was
+    found, in words.
+    """
+
+    backend: str
+    file: str
+    path: str
+    version: str
+    via: str
+
+    def __str__(self) -> str:
+        return f"{self.file} ({', '.join(filter(None, (self.version, self.via)))})"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveStack:
+    """The libraries of collectives found on the node, and where they were searched."""
+
+    found: tuple[CollectiveLibrary, ...] = ()
+    """The libraries of all backends. Of each backend, the first one is tested."""
+    searched: str = ""
+
+    def of(self, backend: str) -> tuple[CollectiveLibrary, ...]:
+        return tuple(library for library in self.found if library.backend == backend)
+
+
 class AtRest(NamedTuple):
     """The idle state of a device: bytes in use (None if unknown), and seconds to wait for the state."""
 
@@ -422,9 +453,9 @@ class Probe:
     With ``launch`` the roles are the ranks of an MPI job, in order, and communicate through `Worker.mpi`.
     ``imports`` are Python modules that the roles import, and backends whose bindings they use without their
     devices; one process may import them for many workers. ``concurrent`` roles run work in several streams at
-    the same time; for other roles a context has a single queue to the device, which is cheaper. ``starters``
-    are roles that start processes of their own. They load no driver, since a process with a driver must not
-    fork.
+    the same time; for other roles a context has a single queue to the device, which is cheaper. A ``shared``
+    probe is run once for all checks that request an equal one, and each of them judges it. ``starters`` are
+    roles that start processes of their own. They load no driver, since a process with a driver must not fork.
     """
 
     name: str
@@ -434,6 +465,7 @@ class Probe:
     deadline_s: float = 10.0
     exclusive: bool = False
     together: bool = False
+    shared: bool = False
     concurrent: frozenset[str] = frozenset()
     starters: frozenset[str] = frozenset()
     launch: Launch | None = None

@@ -89,9 +89,21 @@ from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
 from gpuipc_doctor.api.samples import MemorySamples
 from gpuipc_doctor.api.samples import series as memory_series
 from gpuipc_doctor.api.trend import Slope, lasting, slope
-from gpuipc_doctor.api.worker import Child, ChildGone, ChildHangs, Fabric, Mpi, Peer, Worker
+from gpuipc_doctor.api.worker import (
+    Child,
+    ChildGone,
+    ChildHangs,
+    Collectives,
+    Communicator,
+    Fabric,
+    Mpi,
+    Peer,
+    Worker,
+)
 from gpuipc_doctor.model import (
     AtRest,
+    CollectiveLibrary,
+    CollectiveStack,
     Device,
     Evidence,
     EvidenceKind,
@@ -110,4 +122,5 @@ from gpuipc_doctor.model import (
     StatedFabric,
     Status,
     Tier,
+    Workaround,
 )

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from gpuipc_doctor.api.allocator import installed
 from gpuipc_doctor.model import (
+    CollectiveStack,
     Device,
     FabricStack,
     Fact,
@@ -26,6 +27,7 @@ from gpuipc_doctor.model import (
     Setting,
     Tier,
     Unexpected,
+    Workaround,
 )
 
 SEARCH_FRACTION = 0.6
@@ -44,6 +46,8 @@ class Context:
     mpi: MpiStack | None = None
     """For checks with ``needs_mpi``: an MPI that accepts device pointers on all of ``devices``."""
     fabric: FabricStack = field(default_factory=FabricStack)
+    collectives: CollectiveStack = field(default_factory=CollectiveStack)
+    """For checks with ``uses_collectives``: the node's NCCL and RCCL."""
     across: Launch | None = None
     """For checks with ``across``: how to start two processes on two nodes, if that is requested."""
     settings: tuple[Setting, ...] = ()
@@ -162,6 +166,11 @@ class Check(ABC):
     """Whether the check needs ``Context.mpi``; without an MPI that accepts device pointers, it is skipped."""
     uses_fabric: ClassVar[bool] = False
     """Whether the check plans with ``Context.fabric``, which is empty for all other checks."""
+    uses_collectives: ClassVar[bool] = False
+    """Whether the check plans with ``Context.collectives``, which is empty for all other checks."""
+    workarounds: ClassVar[tuple[Workaround, ...]] = ()
+    """Settings to try if the check fails, cheapest first: a failure that one of them avoids is due to what it
+    switches off."""
     across: ClassVar[bool] = False
     """Whether the check also tests between two nodes, by processes without MPI."""
     control: ClassVar[Control | None] = None

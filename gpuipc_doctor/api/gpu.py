@@ -172,6 +172,10 @@ class GpuStream(Protocol):
     first.
     """
 
+    @property
+    def number(self) -> int:
+        """The driver's handle of the stream, for libraries."""
+
     def copy(self, to: Memory, source: Memory) -> None:
         """Queue a device-to-device copy of all of ``source``."""
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol
 
 from gpuipc_doctor.api.allocator import Allocator
-from gpuipc_doctor.api.gpu import DriverError, Gpu, Memory
+from gpuipc_doctor.api.gpu import Buffer, DriverError, Gpu, GpuStream, Memory
 from gpuipc_doctor.model import AtRest, Json
 
 
@@ -19,6 +19,9 @@ class TellingRecord(enum.Enum):
     CONTROL = "control"
     WRONG = "wrong"
     REFUSED = "refused"
+    LIBRARY = "library"
+    TRANSPORTS = "transports"
+    WARNED = "warned"
 
 
 class Peer(Protocol):
@@ -123,6 +126,71 @@ class Fabric(Protocol):
         `fabric.message_pair.judge`; its key ``chosen`` has the variables that make UCX use the ``stated``
         fabric.
         """
+
+
+class Communicator(Protocol):
+    """A communicator of NCCL or RCCL, as seen by one rank.
+
+    Addresses are of device memory, counts are in elements of type ``kind`` (``float32``), and calls are
+    queued in a stream. A failed call raises `DriverError`.
+    """
+
+    rank: int
+    size: int
+
+    def all_reduce(self, source: int, target: int, count: int, kind: str, stream: GpuStream) -> None:
+        """Sum the elements of all ranks."""
+
+    def reduce(self, source: int, target: int, count: int, kind: str, root: int, stream: GpuStream) -> None:
+        """Sum the elements of all ranks on rank ``root``."""
+
+    def broadcast(
+        self, source: int, target: int, count: int, kind: str, root: int, stream: GpuStream
+    ) -> None: ...
+    def all_gather(self, source: int, target: int, count: int, kind: str, stream: GpuStream) -> None:
+        """Gather ``count`` elements of each rank."""
+
+    def reduce_scatter(self, source: int, target: int, count: int, kind: str, stream: GpuStream) -> None:
+        """Sum the elements of all ranks; each rank gets its ``count`` elements of the result."""
+
+    def send(self, source: int, count: int, kind: str, to: int, stream: GpuStream) -> None: ...
+    def recv(self, target: int, count: int, kind: str, source: int, stream: GpuStream) -> None: ...
+    def check(self) -> None:
+        """Raise `DriverError` if work in a stream has failed."""
+
+    def split(self, color: int, key: int, size: int, rank: int) -> Communicator:
+        """A communicator of the ranks with the same ``color``, ordered by ``key``: of how many ranks it is,
+        and which of them is this one, the caller knows."""
+
+    def register(self, buffer: Memory) -> Callable[[], None]:
+        """Register a buffer; returns the function that deregisters it."""
+
+    def destroy(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Collectives(Protocol):
+    """NCCL or RCCL, loaded in this process."""
+
+    @property
+    def version(self) -> str:
+        """The library's version as it reports it: ``2.28.9``."""
+
+    def lacks(self, *calls: str) -> list[str]:
+        """Those of these functions that this version of the library lacks."""
+
+    def unique_id(self) -> bytes: ...
+    def init(self, size: int, unique_id: bytes, rank: int) -> Communicator:
+        """Create a communicator on this role's device; all ranks take part."""
+
+    def group(self) -> AbstractContextManager[None]:
+        """Start all calls inside the block together at its end."""
+
+    def alloc(self, nbytes: int) -> Buffer:
+        """Device memory allocated by the library (``ncclMemAlloc``)."""
+
+    def log(self) -> str:
+        """What this process has printed so far; the library prints its transports there."""
 
 
 class ChildGone(Exception):
@@ -231,6 +299,9 @@ class Worker(Protocol):
 
     @property
     def fabric(self) -> Fabric: ...
+    def collectives(self, library: str) -> Collectives:
+        """Load NCCL or RCCL from this file. Raises `BackendUnavailable`."""
+
     def start(self, act: Callable[[Child], None]) -> ChildProcess:
         """Start a process that calls ``act`` and then ends. Only roles in `Probe.starters` may do so."""
 

@@ -24,6 +24,10 @@ class DriverStream:
         self._driver = contexts.driver
         self.handle = self._driver.call("stream-create", NON_BLOCKING)
 
+    @property
+    def number(self) -> int:
+        return int(self.handle)
+
     def copy(self, to: Memory, source: Memory) -> None:
         self._driver.call("copy-on-device", to.address, source.address, source.nbytes, self.handle)
 

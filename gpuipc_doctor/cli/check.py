@@ -76,6 +76,12 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     "--mpi-lib", callback=options.mpi_library, metavar="FILE", help="MPI library for the MPI checks."
 )
 @click.option(
+    "--nccl-lib",
+    callback=options.nccl_library,
+    metavar="FILE",
+    help="NCCL or RCCL library for the collective checks.",
+)
+@click.option(
     "--repeat",
     type=click.IntRange(1, 1000),
     default=1,
@@ -208,6 +214,7 @@ def request_of(ctx: click.Context, config: SiteConfig) -> Request:
         budget_s=given["budget"],
         keep_logs=given["keep_logs"],
         mpi_lib=given["mpi_lib"],
+        nccl_lib=given["nccl_lib"],
         nodes=2 if given["partner"] else given["nodes"],
         partner=given["partner"] or "",
         workarounds=not given["no_workarounds"],

@@ -107,6 +107,22 @@ def mpi_library(ctx: click.Context, param: click.Parameter, value: str | None) -
     return value
 
 
+def nccl_library(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Check before the run that the ``--nccl-lib`` library is a file.
+
+    Skipped for commands that run on other nodes (`ELSEWHERE`), and on simulated nodes, which have files of
+    their own.
+    """
+    if value == "":
+        raise click.BadParameter("the name is empty", ctx, param)
+    if value and ctx.obj != ELSEWHERE and not ctx.params.get("simulate"):
+        if not value.startswith("/"):
+            raise click.BadParameter(f"{value}: not an absolute path", ctx, param)
+        if not Path(value).is_file():
+            raise click.BadParameter(f"{value}: no such file", ctx, param)
+    return value
+
+
 def node_options(command: Command) -> Command:
     """Add ``--config``, ``--simulate`` and ``--backend``: the node, and the drivers to use."""
     for option in (

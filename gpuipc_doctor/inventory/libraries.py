@@ -52,6 +52,13 @@ class Libraries:
         """The file that a process gets for ``soname``."""
         return next(self._all(soname), None)
 
+    def all(self, soname: str) -> list[Library]:
+        """Every file with this name that the loader knows, in the order of its search."""
+        files: dict[str, Library] = {}
+        for library in self._all(soname):
+            files.setdefault(self._tree.real_name(library.file), library)
+        return list(files.values())
+
     def matching(self, pattern: str) -> list[Library]:
         """The file that a process loads for each matching soname (``*`` matches any text), without
         duplicates.

@@ -13,9 +13,11 @@ from gpuipc_doctor import inventory, node_name
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.fabric import devices as fabric_devices
 from gpuipc_doctor.fabric import programs as fabric_programs
+from gpuipc_doctor.inventory import collectives
 from gpuipc_doctor.inventory.gpus import JobGpus, of_intel
 from gpuipc_doctor.model import (
     CheckInfo,
+    CollectiveStack,
     Device,
     FabricStack,
     Fact,
@@ -64,6 +66,7 @@ class Stacks:
     mpi: MpiStack | None
     fabric: FabricStack
     across: Launch | None
+    collectives: CollectiveStack
 
 
 @dataclass
@@ -176,7 +179,8 @@ class Discovery:
         mpi = self.mpi(devices, site)
         if mpi and start_ranks:
             mpi = self._started(mpi, devices)
-        return Stacks(mpi, self._fabric(mpi, site), self._across(mpi, site))
+        found = self._collectives(devices, site)
+        return Stacks(mpi, self._fabric(mpi, site), self._across(mpi, site), found)
 
     def mpi(self, devices: tuple[Device, ...], site: SiteConfig) -> MpiStack | None:
         """The MPI for the selected checks, examined by the check `planner.MPI_DISCOVERY`.
@@ -303,6 +307,17 @@ class Discovery:
         programs = fabric_programs.find(self.node.root, path, library, others=not simulated)
         why_not = "" if programs or not simulated else "a simulated node has no MPI; name one with --mpi-lib"
         return replace(here, programs=programs, why_not=why_not, env=env)
+
+    def _collectives(self, devices: Sequence[Device], site: SiteConfig) -> CollectiveStack:
+        """The libraries of collectives for these devices, if a selected check needs them; none is loaded."""
+        backends = tuple(dict.fromkeys(device.backend for device in devices))
+        if not (backends and self.planner.asks_for_collectives and asks_foreign(self.planner.request.tier)):
+            return CollectiveStack()
+        named = [(file, "--nccl-lib")] if (file := self.planner.request.nccl_lib) else []
+        if said := site.node.collectives:
+            named.append((said.value, said.where))
+        environ = {} if self.node.simulated else os.environ
+        return collectives.find(self.node.root, environ, backends, named)
 
     def _across(self, mpi: MpiStack | None, site: SiteConfig) -> Launch | None:
         """How to start processes on several nodes, with or without MPI, if a selected check needs it."""

@@ -74,6 +74,8 @@ class Run:
     """Facts from files, read while drivers initialise."""
     issues: Sequence[KnownIssue] = ()
     _endings: set[object] = field(default_factory=set)
+    _sharing: dict[int, list[PlannedProbe]] = field(default_factory=dict)
+    """Number of a shared probe → the equal probes of other checks, which are not run themselves."""
 
     @property
     def request(self) -> Request:
@@ -117,6 +119,7 @@ class Run:
             matches,
             stacks.mpi,
             fabric=stacks.fabric,
+            collectives=stacks.collectives,
             across=stacks.across,
             settings=node_inventory.settings,
             lacking=node_inventory.lacking,
@@ -134,7 +137,19 @@ class Run:
         spare_s = 0.0
         if self.request.workarounds and any(planned.probe.launch for planned in layout.probes):
             spare_s = RERUN_BUDGET_FRACTION * max(self.schedule.until - time.monotonic(), 0.0)
-        self.schedule.run(layout.probes, self._jobs(devices), self._take, spare_s=spare_s)
+        self._sharing = planner.sharing(layout.probes)
+        shared = {each.number for others in self._sharing.values() for each in others}
+        probes = [planned for planned in layout.probes if planned.number not in shared]
+        self.schedule.run(probes, self._jobs(devices), self._take_shared, spare_s=spare_s)
+
+    def with_tested_collectives(self, facts: Sequence[Fact]) -> tuple[Fact, ...]:
+        """The facts with the versions of NCCL and RCCL that were tested, instead of those that only lie on
+        the node."""
+        tested = self.log.collectives_tested()
+        return (
+            *(fact for fact in facts if fact.name not in tested),
+            *(Fact(name, version, "the library that was tested") for name, version in tested.items()),
+        )
 
     def rerun_failures(self, mpi: MpiStack, facts: Sequence[Fact], devices: Sequence[Device]) -> None:
         """Rerun failed MPI probes: with workarounds, then with debug logs, then with the workarounds that the
@@ -151,6 +166,21 @@ class Run:
             seen = knownissues.join(self.issues, facts, self.log.results(), devices)
             of = workarounds.candidates(self.issues, seen, facts, built_in)
             workarounds.try_all(self.log, self.schedule, self.planner, of)
+
+    def _take_shared(self, planned: PlannedProbe, ended: Ended) -> Sequence[PlannedProbe]:
+        """Take a probe's end for every check that shares it. A failure belongs to one of them: to the check
+        that the failed role recorded as ``check``, by default to the first."""
+        sharing = [planned, *self._sharing.pop(planned.number, ())]
+        if len(sharing) == 1 or isinstance(ended, NotRun) or ended.completed or ended.stopped:
+            return [more for each in sharing for more in self._take(each, ended)]
+        named = ended.records.get(ended.blamed or "", {}).get("check")
+        owner = next((each for each in sharing if each.check.id == named), planned)
+        for other in sharing:
+            if other is not owner:
+                says = "the launch that this check shares with {check} failed"
+                skipped = Finding.skip("launch-failed", says, check=owner.check.id)
+                self.log.keep_unrun(other, skipped)
+        return self._take(owner, ended)
 
     def _take(self, planned: PlannedProbe, ended: Ended) -> Sequence[PlannedProbe]:
         if isinstance(ended, NotRun) and planned.check.searches and planned.follows:
@@ -253,7 +283,7 @@ def run(
         node_inventory = run.collect_inventory(found)
         stacks = run.discovery.stacks(devices, found.site, start_ranks=True)
         run.execute(run.plan_probes(node_inventory, devices, stacks), devices)
-        facts, stack = node_inventory.facts, tuple[Fact, ...]()
+        facts, stack = run.with_tested_collectives(node_inventory.facts), tuple[Fact, ...]()
         if mpi := stacks.mpi:
             in_ranks = run.log.loaded_in_ranks()
             facts = choice.in_use(facts, mpi, in_ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -136,6 +136,10 @@ class Planner:
     @property
     def asks_for_fabric(self) -> bool:
         return any(check.uses_fabric for check in self.checks)
+
+    @property
+    def asks_for_collectives(self) -> bool:
+        return any(check.uses_collectives for check in self.checks)
 
     @property
     def goes_across(self) -> bool:
@@ -316,6 +320,20 @@ class Planner:
             nothing = Finding.error("asks-nothing", "the check planned no probe", str(file))
             said.append(Result(check.id, nothing))
         return probes, said
+
+
+def sharing(probes: Iterable[PlannedProbe]) -> dict[int, list[PlannedProbe]]:
+    """Number of a probe → the later, equal probes of other checks that share its run (`Probe.shared`)."""
+    first: dict[object, int] = {}
+    found: dict[int, list[PlannedProbe]] = {}
+    for planned in probes:
+        if planned.probe.shared:
+            probe = planned.probe
+            functions = tuple((role, function) for role, function in probe.roles.items())
+            kind = (planned.repetition, probe.name, probe.subject, functions, repr(probe.params))
+            if (number := first.setdefault(kind, planned.number)) != planned.number:
+                found.setdefault(number, []).append(planned)
+    return found
 
 
 def _is_across(planned: PlannedProbe) -> bool:

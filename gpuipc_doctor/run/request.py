@@ -54,6 +54,7 @@ class Request:
     budget_s: float | None = None
     keep_logs: Path | None = None
     mpi_lib: str | None = None
+    nccl_lib: str | None = None
     nodes: int = 1
     """Number of nodes. With two nodes, messages and memory are also tested between them."""
     partner: str = ""

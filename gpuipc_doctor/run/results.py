@@ -151,6 +151,16 @@ class ResultLog:
         ]
         return frozenset(name for names in told for name in names) if told else None
 
+    def collectives_tested(self) -> dict[str, str]:
+        """Library of collectives → its version, as ranks recorded it."""
+        return {
+            entry.outcome.params["name"].lower(): record["version"]
+            for entry in self._entries.values()
+            if entry.outcome and entry.planned.check.uses_collectives
+            for record in entry.outcome.records.values()
+            if "version" in record
+        }
+
     def of(self, check: str) -> list[Entry]:
         """The finished probes of a check."""
         return [entry for entry in self._entries.values() if entry.planned.check.id == check]

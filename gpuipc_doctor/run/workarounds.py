@@ -65,7 +65,7 @@ def candidates(
     issues: Iterable[KnownIssue], joins: Iterable[Join], facts: Sequence[Fact], built_in: Sequence[Workaround]
 ) -> Candidates:
     """Settings from known issues that the failure matches, confirmed ones first; then the MPI's ``built_in``
-    ones.
+    ones, and those of the check.
 
     Built-in settings change how device memory is sent, so they are not tried if the probe failed before any
     message.
@@ -90,7 +90,8 @@ def candidates(
             if failure.planned.probe.launch is None
         ]
         found: dict[object, Workaround] = {}
-        for workaround in (*known, *omitted, *(built_in if _failed_in_messages(failure) else ())):
+        of_check = failure.planned.check.workarounds
+        for workaround in (*known, *omitted, *(built_in if _failed_in_messages(failure) else ()), *of_check):
             if workaround.env not in _TAKES_NO_DEVICE_POINTERS and not _is_set(workaround.env):
                 found.setdefault((frozenset(workaround.env.items()), workaround.without), workaround)
         return list(found.values())

@@ -108,6 +108,8 @@ class NodeConfig:
     preload: Mapping[str, SourcedValue] = field(default_factory=dict)
     """Backend → library that ranks must load first."""
     mpi: MpiConfig = MpiConfig()
+    collectives: SourcedValue | None = None
+    """Path of the NCCL or RCCL library of the jobs."""
 
     def over(self, site: NodeConfig) -> NodeConfig:
         """These settings, completed with those of ``site``."""
@@ -122,6 +124,7 @@ class NodeConfig:
             },
             preload={**site.preload, **self.preload},
             mpi=self.mpi.over(site.mpi),
+            collectives=self.collectives or site.collectives,
         )
 
 
@@ -341,6 +344,9 @@ def _node(found: Layers, *within: Key) -> NodeConfig:
             where=where("mpi", "launcher") if "launcher" in mpi else "",
             library_where=where("mpi", "library") if "library" in mpi else "",
         ),
+        collectives=SourcedValue(library, where("collectives", "library"))
+        if (library := data.get("collectives", {}).get("library"))
+        else None,
     )
 
 

@@ -29,6 +29,9 @@ PROCESS_EXIT = "process exit"
 MPI_PREFIX = "MPI_"
 """Prefix of operations that are MPI calls."""
 
+COLLECTIVE_PREFIX = "nccl"
+"""Prefix of operations that are calls of NCCL or RCCL."""
+
 _line = json.JSONEncoder(separators=(",", ":")).encode
 """A shared encoder: with ``separators``, `json.dumps` would create an encoder for each call."""
 
@@ -168,6 +171,16 @@ class Progress:
     def mpi_calls(self) -> int:
         """Number of MPI calls that the worker began."""
         return sum(count for name, count in self.occurrences.items() if name.startswith(MPI_PREFIX))
+
+    @property
+    def makes_collectives(self) -> bool:
+        """Whether the worker has called NCCL or RCCL."""
+        return any(name.startswith(COLLECTIVE_PREFIX) for name in self.occurrences)
+
+    @property
+    def collective_calls(self) -> int:
+        """Number of NCCL's or RCCL's calls that have returned."""
+        return sum(calls.count for name, calls in self.returned.items() if name.startswith(COLLECTIVE_PREFIX))
 
     def read(self) -> None:
         """Read appended lines; an incomplete line waits for the next call."""

@@ -221,19 +221,28 @@ class Execution:
             return None
         return (min(silent, key=self._stuck_order), Ending.HUNG) if silent else None
 
-    def _stuck_order(self, role: RunningRole) -> tuple[bool, bool, int, float]:
+    def _stuck_order(self, role: RunningRole) -> tuple[bool, bool, int, int, float]:
         """Sort key: roles in an operation first. Among ranks, those in a driver call come first, then those
-        with the fewest MPI calls.
+        with the fewest MPI calls. Ranks of NCCL or RCCL: those with the fewest returned calls of it.
 
         A rank in a driver call waits for no other rank. All ranks make about equally many MPI calls unless
         one hangs.
         """
         progress, is_rank = role.progress, self.probe.launch is not None
         calls = progress.mpi_calls if is_rank else 0
-        return not progress.operation, is_rank and progress.is_in_mpi, calls, progress.last_at
+        done = progress.collective_calls
+        return not progress.operation, is_rank and progress.is_in_mpi, calls, done, progress.last_at
 
     def _suspects(self, hung: RunningRole) -> list[RunningRole]:
-        """The ranks with as many MPI calls as this one. Any of them may block the others."""
+        """The ranks with as many MPI calls, or collective calls, as this one. Any of them may block the
+        others."""
+        if hung.progress.makes_collectives:
+            done = hung.progress.collective_calls
+            return likeliest_first(
+                role
+                for role in self._roles.values()
+                if role.ending is None and role.progress.operation and role.progress.collective_calls == done
+            ) or [hung]
         if not (self.probe.launch and hung.progress.is_in_mpi):
             return [hung]
         return likeliest_first(

@@ -28,6 +28,7 @@ from gpuipc_doctor.worker.peer import Peer
 from gpuipc_doctor.worker.stack_timer import StackTimer
 
 if TYPE_CHECKING:
+    from gpuipc_doctor.collectives.library import Library
     from gpuipc_doctor.fabric.worker_fabric import Fabric
     from gpuipc_doctor.mpi.communicator import Communicator
 
@@ -216,6 +217,11 @@ class Worker:
         assignment = self._assignment
         host = node_socket.host() if assignment.ranks else "127.0.0.1"
         return Fabric(assignment.place, Path(assignment.root), self.armed, lambda: self.peer, host)
+
+    def collectives(self, library: str) -> Library:
+        from gpuipc_doctor.collectives.library import Library
+
+        return Library(library, self.gpu, self.armed, self.record)
 
     def start(self, act: Callable[[children.Child], None]) -> children.ChildProcess:
         if not self._assignment.starter or self._backends:

@@ -1,0 +1,128 @@
+"""Run every collective of NCCL or RCCL with one rank on each GPU, and compare every element on every rank.
+
+A whole node can pass tests of its drivers while every collective hangs or returns wrong data. All-reduce,
+all-gather, reduce-scatter, broadcast, reduce, a ring of sends and an all-to-all run at sizes from 0 B to
+64 MiB around the edges of the library's protocols, in place and between two buffers, in two streams, and in a
+communicator split from the first one. Every case has buffers of its own and data of its own, in a type in
+which sums are exact. If something is wrong, hangs or fails, the launch is repeated with one transport
+switched off at a time.
+
+All collective checks share one launch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import ClassVar
+
+from gpuipc_doctor.api import Check, Context, Evidence, Finding, Json, Probe, ProbeOutcome
+from gpuipc_doctor.collectives import log
+from gpuipc_doctor.collectives.controls import CONTROLS
+from gpuipc_doctor.collectives.launch import labels, launches, take_part
+
+__all__ = ["take_part"]
+
+SHOWN = 8
+"""Maximum wrong results listed in a finding."""
+
+
+class CollectiveData(Check):
+    id = "collective-data"
+    title = "NCCL's or RCCL's collectives return correct data"
+    requires = frozenset({"multi-process"})
+    uses_collectives = True
+    workarounds: ClassVar = CONTROLS
+
+    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
+        return launches(ctx)
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        ranks, first = done.records, done.records["rank 0"]
+        of = labels(done.devices)
+        transports = log.in_words(log.most(rank["channels"] for rank in ranks.values()))
+        values: dict[str, Json] = {
+            "name": done.params["name"],
+            "version": first["version"],
+            "transports": transports or "no channel",
+            "ranks": len(ranks),
+        }
+        failed = [(of[number], each) for number, rank in enumerate(ranks.values()) for each in rank["failed"]]
+        if failed:
+            failures = sum(rank["failures"] for rank in ranks.values())
+            says = (
+                "{operations} returned wrong data{where}: {failures} of {results} results, over {transports}"
+            )
+            yield Finding.fail(
+                "wrong-data",
+                says,
+                *(
+                    Evidence.seen("{rank}: {case}: {says}", rank=rank, **_of(each))
+                    for rank, each in failed[:SHOWN]
+                ),
+                *(
+                    [Evidence.seen("ranks with correct data: {right}", right=right)]
+                    if (right := [name for name in of if name not in dict(failed)])
+                    else []
+                ),
+                *_tested(done),
+                remedy="see below which transport is at fault; until it is mended, run jobs without it",
+                operations=list(dict.fromkeys(each["operation"] for _, each in failed)),
+                where=_common(each for _, each in failed),
+                failures=failures,
+                results=sum(rank["cases"] for rank in ranks.values()),
+                **values,
+            )
+            return
+        says = (
+            "{name} {version}: {cases} collectives of {ranks} ranks correct, {compared:mib} compared, "
+            "over {transports}"
+        )
+        alone = "{name} {version}: {cases} collectives of one rank correct, {compared:mib} compared"
+        lacks = (
+            [Evidence.seen("not tested: this version has no {lacks}", lacks=first["lacks"])]
+            if first["lacks"]
+            else []
+        )
+        yield Finding.ok(
+            "correct",
+            says if len(ranks) > 1 else alone,
+            *lacks,
+            *_tested(done),
+            cases=first["cases"],
+            compared=sum(rank["compared"] for rank in ranks.values()),
+            **values,
+        )
+
+
+def _of(failed: Json) -> dict[str, Json]:
+    return {"case": failed["case"], "says": failed["says"]}
+
+
+def _common(failed: Iterable[Json]) -> str:
+    """What all wrong results have in common, in words."""
+    every = list(failed)
+    common = []
+    if all(each["in_place"] for each in every):
+        common.append("in place")
+    if len(on := {each["on"] for each in every}) == 1 and (where := on.pop()):
+        common.append(f"in {where}" if where == "two streams" else f"in a {where}")
+    if (least := min(each["nbytes"] for each in every)) > 4:
+        common.append(f"from {least} B on")
+    return f" {', '.join(common)}" if common else ""
+
+
+def _tested(done: ProbeOutcome) -> Iterable[Evidence]:
+    """Which library was tested and why, and which others lie on the node."""
+    values = {"file": done.params["file"], "via": done.params["via"]}
+    yield Evidence.seen("library: {file}, found by: {via}", **values)
+    if others := done.params["others"]:
+        yield Evidence.seen("other libraries, not tested: {others}", others=others)
+    channels = Counter(log.in_words(rank["channels"]) for rank in done.records.values())
+    if len(channels) > 1:
+        yield Evidence.seen(
+            "channels differ by rank: {channels}", channels=[each or "none" for each in channels]
+        )
+
+
+CHECK = CollectiveData()

@@ -1,0 +1,91 @@
+"""Measure NCCL's or RCCL's latency and bandwidth on all GPUs, and its bandwidth between each two.
+
+The figures have no built-in limit: `compare` and the fleet's reports find changes and outliers. Within the
+node, a pair of GPUs is reported if it is far slower than the usual pair and was so twice. If many pairs are
+slow, the node has links of several kinds, and none is reported.
+
+All collective checks share one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from statistics import median
+
+from gpuipc_doctor.api import Check, Context, Evidence, Finding, Json, Measurement, Probe, ProbeOutcome
+from gpuipc_doctor.collectives.launch import launches, take_part
+from gpuipc_doctor.collectives.speed import SMALL, Pair, bus, slow
+
+__all__ = ["take_part"]
+
+
+class CollectiveSpeed(Check):
+    id = "collective-speed"
+    title = "latency and bandwidth of NCCL or RCCL, together and by pair"
+    requires = frozenset({"multi-process"})
+    uses_collectives = True
+
+    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
+        return launches(ctx)
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        figures = done.records["rank 0"]["speed"]
+        pairs = [Pair(*pair) for pair in figures.get("pairs", ())]
+        measured = list(_measured(figures, pairs, len(done.roles)))
+        values: dict[str, Json] = {"latency": figures["latency"], "small": SMALL}
+        evidence = [Evidence.measured("{figure}", figure=line) for line in _by_pair(pairs, done)]
+        if found := slow(pairs):
+            usual = median(pair.rate for pair in pairs)
+            yield Finding.warn(
+                "slow-pair",
+                "{slow}: {rate} GB/s each way, the usual pair has {usual} GB/s",
+                *evidence,
+                remedy="compare the links (nvidia-smi nvlink -s, nvidia-smi topo -m; rocm-smi --showtopo, "
+                "lspci -vv: LnkSta) and reseat or replace what is degraded",
+                measured=measured,
+                slow=[f"{done.devices[pair.a].label} and {done.devices[pair.b].label}" for pair in found],
+                rate=_gb(min(pair.rate for pair in found)),
+                usual=_gb(usual),
+                **values,
+            )
+        elif "seconds" in figures:
+            yield Finding.ok(
+                "measured",
+                "all-reduce of {nbytes:bytes}: {bus} GB/s bus bandwidth; of {small} B: {latency:us}",
+                *evidence,
+                measured=measured,
+                nbytes=figures["nbytes"],
+                bus=_gb(bus(len(done.roles), figures["nbytes"], figures["seconds"])),
+                **values,
+            )
+        else:
+            says = "all-reduce of {small} B on one GPU: {latency:us}; bandwidth needs two GPUs"
+            if len(done.roles) > 1:
+                says = "all-reduce of {small} B: {latency:us}; too little device memory may be used for more"
+            yield Finding.ok("measured", says, measured=measured, **values)
+
+
+def _gb(rate: float) -> float:
+    return float(f"{rate / 1e9:.3g}")
+
+
+def _by_pair(pairs: list[Pair], done: ProbeOutcome) -> Iterator[str]:
+    if pairs:
+        ordered = sorted(pairs, key=lambda pair: pair.rate)
+        for name, pair in (("slowest", ordered[0]), ("fastest", ordered[-1])):
+            a, b = (done.devices[rank].label for rank in (pair.a, pair.b))
+            yield f"{name} of {len(pairs)} pairs: {a} and {b}, {_gb(pair.rate)} GB/s each way"
+
+
+def _measured(figures: Json, pairs: list[Pair], ranks: int) -> Iterator[Measurement]:
+    yield Measurement(f"latency, {SMALL} B", figures["latency"] * 1e6, "µs")
+    if "seconds" in figures:
+        rate = bus(ranks, figures["nbytes"], figures["seconds"])
+        name = f"bus bandwidth, {figures['nbytes'] >> 20} MiB"
+        yield Measurement(name, rate / 1e9, "GB/s", more_is_better=True)
+    if pairs:
+        rate = min(pair.rate for pair in pairs)
+        yield Measurement("bandwidth of the slowest pair", rate / 1e9, "GB/s", more_is_better=True)
+
+
+CHECK = CollectiveSpeed()

@@ -1,0 +1,121 @@
+"""Start and end communicators of NCCL or RCCL repeatedly: seconds, and what a process loses by it.
+
+A first collective that takes a minute, and memory, descriptors or threads that stay when a communicator is
+destroyed, are reported of real libraries. Each cycle starts a communicator of all ranks, verifies one sum and
+destroys it, in ``soak`` every second time by aborting it. Buffers of the library itself are registered, used
+and deregistered.
+
+All collective checks share one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import ClassVar
+
+from gpuipc_doctor.api import Check, Context, Evidence, Finding, Json, Measurement, Probe, ProbeOutcome
+from gpuipc_doctor.collectives.controls import CONTROLS
+from gpuipc_doctor.collectives.launch import labels, launches, take_part
+from gpuipc_doctor.collectives.start import LEAST_DEVICE, growing
+
+__all__ = ["take_part"]
+
+SLOW_S = 10.0
+"""Seconds of a first start from which it is reported. On eight H200s it takes 3 s."""
+
+LEFT: Mapping[str, tuple[str, int]] = {
+    "device": ("{growth:mib} of device memory", LEAST_DEVICE),
+    "descriptors": ("{growth} descriptors", 1),
+    "threads": ("{growth} threads", 1),
+    "shared": ("{growth} files in /dev/shm", 1),
+}
+"""Figure → how its growth is said, and the least growth that counts."""
+
+
+class CollectiveStart(Check):
+    id = "collective-start"
+    title = "communicators of NCCL or RCCL start in time and leave nothing behind"
+    requires = frozenset({"multi-process"})
+    uses_collectives = True
+    workarounds: ClassVar = CONTROLS
+
+    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
+        return launches(ctx)
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        ranks, first = done.records, done.records["rank 0"]
+        of = labels(done.devices)
+        bad = []
+        if wrong := [of[n] for n, rank in enumerate(ranks.values()) if rank["wrong_starts"]]:
+            says = "the first sum of a new communicator was wrong on {wrong}"
+            bad.append(Finding.fail("wrong-first-sum", says, wrong=wrong))
+        if wrong := [of[n] for n, rank in enumerate(ranks.values()) if "wrong" in rank["registered"]]:
+            says = "the sum in registered buffers was wrong on {wrong}"
+            bad.append(Finding.fail("wrong-when-registered", says, wrong=wrong))
+        for figure, (amount, least) in LEFT.items():
+            grown = {
+                of[n]: growth
+                for n, rank in enumerate(ranks.values())
+                if (growth := growing(rank["usage"].get(figure, ()), least))
+            }
+            if grown:
+                says = f"each communicator left {amount} behind on {{where}}"
+                bad.append(
+                    Finding.fail(
+                        f"{figure}-left",
+                        says,
+                        *(
+                            Evidence.seen(
+                                "{rank}: {samples} after each",
+                                rank=name,
+                                samples=_of(ranks, of, name, figure),
+                            )
+                            for name in grown
+                        ),
+                        remedy="keep communicators instead of making new ones; update the library",
+                        growth=max(grown.values()),
+                        where=list(grown),
+                    )
+                )
+        start_s, collective_s = first["first"]
+        cycle_s = median(first["cycles"])
+        values: dict[str, Json] = {
+            "start": start_s,
+            "collective": collective_s,
+            "cycle": cycle_s,
+            "ranks": len(ranks),
+        }
+        measured = [Measurement("first start of a communicator", start_s + collective_s, "s")]
+        figures = (
+            "first communicator {start:ms}, its first all-reduce {collective:ms}; a later one {cycle:ms}"
+        )
+        if start_s + collective_s > SLOW_S:
+            bad.append(
+                Finding.warn(
+                    "slow-start",
+                    f"starting is slow: {figures}",
+                    remedy="look in the library's log for what it waits for: name resolution, adapters "
+                    "without a link, a topology that it cannot read",
+                    measured=measured,
+                    **values,
+                )
+            )
+        yield from bad or [
+            Finding.ok(
+                "started",
+                f"{{cycles}} communicators of {{ranks}} ranks made and destroyed, nothing left; {figures}",
+                *([Evidence.seen("{said}", said=first["registered"])] if first["registered"] else []),
+                measured=measured,
+                cycles=len(first["cycles"]) + 1,
+                **values,
+            )
+        ]
+
+
+def _of(ranks: Mapping[str, Mapping[str, Json]], of: list[str], name: str, figure: str) -> list[int]:
+    samples: list[int] = list(ranks.values())[of.index(name)]["usage"][figure]
+    return samples
+
+
+CHECK = CollectiveStart()

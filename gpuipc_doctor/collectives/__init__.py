@@ -1,0 +1,1 @@
+"""NCCL and RCCL: what ranks of one node do with them, and how a worker calls them."""

@@ -1,0 +1,16 @@
+"""The settings that switch off one transport each, to find which one is at fault.
+
+Source: NCCL's documentation of its environment variables,
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html; RCCL reads the same ones.
+"""
+
+from __future__ import annotations
+
+from gpuipc_doctor.api import Workaround
+
+CONTROLS = (
+    Workaround({"NCCL_CUMEM_ENABLE": "0"}, "by legacy IPC instead of CUMEM"),
+    Workaround({"NCCL_P2P_DISABLE": "1"}, "through host memory instead of peer-to-peer"),
+    Workaround({"NCCL_SHM_DISABLE": "1"}, "without shared memory of the host"),
+)
+"""Settings, each tried alone, and what then carries the data."""

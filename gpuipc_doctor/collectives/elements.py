@@ -1,0 +1,112 @@
+"""Elements whose sum is exact in every type and in every order of summation."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from random import Random
+from typing import NamedTuple
+
+from gpuipc_doctor.api import Memory
+
+PERIOD = 1021
+"""Elements after which data repeats: a prime, so that no shift by a power of two maps it onto itself."""
+
+REPEATS = 128
+"""Periods per copy to or from a device."""
+
+FILL = b"\xa5"
+"""Content of result buffers before an operation."""
+
+GUARD = 64
+"""Bytes behind each result that must not change."""
+
+
+class Kind(NamedTuple):
+    """A type of elements. ``most``: the largest value for which sums of eight ranks are exact."""
+
+    name: str
+    nbytes: int
+    code: str
+    most: int
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("float32", 4, "f", 1000),
+        Kind("int32", 4, "i", 1000),
+        Kind("bfloat16", 2, "", 7),
+        Kind("uint8", 1, "B", 7),
+        Kind("float16", 2, "", 15),
+        Kind("float64", 8, "d", 1000),
+        Kind("int64", 8, "q", 1000),
+    )
+}
+
+
+class Segment(NamedTuple):
+    """A part of a buffer: the elements of ``key``, each multiplied by ``factor``."""
+
+    key: str
+    factor: int
+
+
+@lru_cache(64)
+def block(kind: Kind, segment: Segment) -> bytes:
+    """`PERIOD` elements of a segment."""
+    values = [segment.factor * value for value in Random(segment.key).choices(range(kind.most + 1), k=PERIOD)]
+    if kind.name == "float16":
+        return struct.pack(f"{PERIOD}e", *values)
+    if kind.name == "bfloat16":
+        wide = array("f", values).tobytes()
+        data = bytearray(2 * PERIOD)
+        data[::2], data[1::2] = wide[2::4], wide[3::4]
+        return bytes(data)
+    return array(kind.code, [value & 255 for value in values] if kind.code == "B" else values).tobytes()
+
+
+def write_segments(memory: Memory, kind: Kind, segments: Sequence[Segment], count: int, offset: int) -> None:
+    """Write ``count`` elements of each segment, one segment behind the other, from ``offset`` on."""
+    nbytes = count * kind.nbytes
+    for number, segment in enumerate(segments):
+        piece = block(kind, segment) * min(REPEATS, count // PERIOD + 1)
+        for at in range(0, nbytes, len(piece)):
+            memory.write(piece[: nbytes - at], offset + number * nbytes + at)
+
+
+def fill(memory: Memory, nbytes: int) -> None:
+    """Fill the first bytes with `FILL`."""
+    piece = FILL * min(nbytes, 4 * PERIOD * REPEATS)
+    for at in range(0, nbytes, len(piece) or 1):
+        memory.write(piece[: nbytes - at], at)
+
+
+def wrong_segments(memory: Memory, kind: Kind, segments: Sequence[Segment], count: int, offset: int) -> str:
+    """How the memory differs from these segments; empty if every element is correct."""
+    nbytes, wrong, first = count * kind.nbytes, 0, ""
+    for number, segment in enumerate(segments):
+        piece = block(kind, segment) * min(REPEATS, count // PERIOD + 1)
+        for at in range(0, nbytes, len(piece)):
+            expected = piece[: nbytes - at]
+            found = memory.read(len(expected), offset + number * nbytes + at)
+            if found == expected:
+                continue
+            changed = (int.from_bytes(found, "little") ^ int.from_bytes(expected, "little")).to_bytes(
+                len(expected), "little"
+            )
+            wrong += len(changed) - changed.count(0)
+            if not first:
+                element = (len(changed) - len(changed.lstrip(b"\0"))) // kind.nbytes
+                place = number * count + at // kind.nbytes + element
+                begin, end = element * kind.nbytes, (element + 1) * kind.nbytes
+                first = (
+                    f"element {place}: 0x{_hex(found[begin:end])} instead of 0x{_hex(expected[begin:end])}"
+                )
+    return f"{wrong} of {nbytes * len(segments)} B wrong, first {first}" if wrong else ""
+
+
+def _hex(element: bytes) -> str:
+    return element[::-1].hex()

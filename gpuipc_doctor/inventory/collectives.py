@@ -1,0 +1,92 @@
+"""Find the node's NCCL and RCCL libraries without loading them.
+
+Of each vendor's libraries, the first in this order is tested: the one that the user or the site config names,
+PyTorch's own, that of the vendor's SDK or ROCm, and the system's.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from gpuipc_doctor.inventory.libraries import Libraries
+from gpuipc_doctor.model import CollectiveLibrary, CollectiveStack
+from gpuipc_doctor.node_files import Tree, shown
+
+SONAMES = {"cuda": "libnccl.so.2", "hip": "librccl.so.1"}
+"""Backend → its library."""
+
+_IN_WHEELS = {"cuda": ("nvidia/nccl/lib/libnccl.so.2",), "hip": ("torch/lib/librccl.so*",)}
+"""Backend → where PyTorch's wheels have the library, below a directory of Python's path."""
+
+_IN_SDKS = {
+    "cuda": ("/opt/nvidia/hpc_sdk/Linux_*/*/comm_libs/nccl/lib/libnccl.so.2",),
+    "hip": ("/opt/rocm/lib/librccl.so.1", "/opt/rocm-*/lib/librccl.so.1"),
+}
+
+
+def find(
+    root: str, environ: Mapping[str, str], backends: Sequence[str], named: Sequence[tuple[str, str]] = ()
+) -> CollectiveStack:
+    """The libraries of these backends, best first.
+
+    ``named``: (file, where it is named), the most important first. Such a file is of the backend whose
+    library's name it has, by default of the first backend. It need not exist: loading it will say so.
+    """
+    tree = Tree(Path(root))
+    found: dict[str, CollectiveLibrary] = {}
+    for library in _candidates(tree, environ, backends, named):
+        found.setdefault(str(Path(library.path).resolve()), library)
+    searched = ", ".join(
+        [
+            "Python's path (nvidia/nccl, torch)",
+            "/opt/nvidia/hpc_sdk",
+            "/opt/rocm*",
+            Libraries(tree, environ).searched,
+        ]
+    )
+    return CollectiveStack(tuple(found.values()), searched)
+
+
+def _candidates(
+    tree: Tree, environ: Mapping[str, str], backends: Sequence[str], named: Sequence[tuple[str, str]]
+) -> Iterator[CollectiveLibrary]:
+    for file, where in named:
+        backend = "hip" if "rccl" in Path(file).name else "cuda" if "nccl" in Path(file).name else backends[0]
+        path = tree.path(file) if not tree.is_real and tree.exists(file) else Path(file)
+        yield CollectiveLibrary(backend, file, str(path), _version_in(tree.real_name(file)), where)
+    for backend in backends:
+        for pattern in _IN_WHEELS[backend]:
+            for directory in dict.fromkeys(path for path in sys.path if path.startswith("/")):
+                for file in tree.glob(f"{directory}/{pattern}"):
+                    yield _library(tree, backend, file, "PyTorch's wheel", _of_wheel(tree, directory))
+        for pattern in _IN_SDKS[backend]:
+            for file in sorted(tree.glob(pattern), key=_numbers, reverse=True):
+                yield _library(tree, backend, file, "ROCm" if backend == "hip" else "NVIDIA HPC SDK")
+        for library in Libraries(tree, environ).all(SONAMES[backend]):
+            yield _library(tree, backend, library.file, library.via)
+
+
+def _library(tree: Tree, backend: str, file: str, via: str, version: str = "") -> CollectiveLibrary:
+    version = version or _version_in(tree.real_name(file))
+    return CollectiveLibrary(backend, file, str(tree.path(file)), version, via)
+
+
+def _version_in(name: str) -> str:
+    """The version in NCCL's file name; RCCL's file name has that of its interface."""
+    stated = re.search(r"libnccl\.so\.([0-9]+\.[0-9]+\.[0-9]+)$", name)
+    return stated[1] if stated else ""
+
+
+def _of_wheel(tree: Tree, directory: str) -> str:
+    """The version of the wheel ``nvidia-nccl-cu12`` or ``-cu13``, if exactly one is installed."""
+    names = [name.rpartition("/")[2] for name in tree.glob(f"{directory}/nvidia_nccl_cu*.dist-info")]
+    versions = {name.removesuffix(".dist-info").rpartition("-")[2] for name in names}
+    return shown(versions.pop()) if len(versions) == 1 else ""
+
+
+def _numbers(name: str) -> list[int]:
+    """The numbers in a path, to sort the newest SDK first."""
+    return [int(digits) for digits in re.findall(r"[0-9]+", name)]
