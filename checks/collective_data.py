@@ -23,7 +23,7 @@ from gpuipc_doctor.collectives.launch import labels, launches, take_part
 
 __all__ = ["take_part"]
 
-SHOWN = 8
+SHOWN = 3
 """Maximum wrong results listed in a finding."""
 
 

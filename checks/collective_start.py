@@ -35,7 +35,7 @@ LEFT: Mapping[str, tuple[str, int]] = {
 
 class CollectiveStart(Check):
     id = "collective-start"
-    title = "communicators of NCCL or RCCL start in time and leave nothing behind"
+    title = "NCCL or RCCL starts in time and leaves nothing behind"
     requires = frozenset({"multi-process"})
     uses_collectives = True
     workarounds: ClassVar = CONTROLS

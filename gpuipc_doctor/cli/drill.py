@@ -36,6 +36,9 @@ GROWTH = ("mpi-cache-growth",)
 """Checks to run with a simulated MPI if the profile expects no finding."""
 
 
+COLLECTIVES = ("collective-data", "collective-speed", "collective-start")
+"""Checks to run on a node with a simulated NCCL or RCCL."""
+
 LOSE_DEVICE = "lose-device"
 """Effect of a fault that only later processes see; a run of the check alone does not find the fault."""
 
@@ -278,15 +281,18 @@ def _request(stated: Profile, backend: str, mpi_lib: str | None, check: str | No
 
     With faults of MPI or libfabric, only the checks that must find them run, since each libfabric message is
     a separate process. With faults of the driver or of libfabric alone, MPI is not used: libraries react
-    differently to driver faults, and MPI would use the programs on this machine's ``PATH``.
+    differently to driver faults, and MPI would use the programs on this machine's ``PATH``. On a node
+    with NCCL or RCCL, only the checks of collectives run: its drivers are healthy.
     """
     request = Request(backend=backend, deadline_s=stated.deadline_s)
     if stated.needs_mpi or stated.needs_fabric:
         silent = GROWTH if stated.needs_mpi else FABRIC
         request = replace(request, checks=stated.expect[backend].checks or silent)
+    if stated.has_collectives:
+        request = replace(request, checks=COLLECTIVES)
     if check:
         request = replace(request, checks=(check,))
-    if stated.needs_mpi or not (stated.faults or stated.needs_fabric):
+    if stated.needs_mpi or not (stated.faults or stated.needs_fabric or stated.has_collectives):
         request = replace(request, mpi_lib=mpi_lib, workarounds=False)
     return request
 

@@ -106,9 +106,11 @@ def take_part(w: Worker) -> None:
 def _split(
     w: Worker, crew: Crew, library: Collectives, comm: Communicator, room: int, results: data.Results
 ) -> None:
-    """Split the ranks into two communicators, and run operations in both at the same time."""
-    color = crew.rank % 2
-    members = [rank for rank in range(crew.size) if rank % 2 == color]
+    """Split the ranks into two communicators, and run operations in both at the same time. Of less than four
+    ranks all are in one."""
+    colors = [rank % 2 if crew.size > 3 else 0 for rank in range(crew.size)]
+    color = colors[crew.rank]
+    members = [rank for rank in range(crew.size) if colors[rank] == color]
     with w.step("split communicator"):
         part = comm.split(color, crew.rank, len(members), members.index(crew.rank))
     data.run(w, library, part, data.cases_of_split(part.size, room), results)

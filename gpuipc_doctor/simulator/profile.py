@@ -28,6 +28,9 @@ SCHEMA = Path(__file__).with_name("profile.schema.json")
 FAULTS = Path(__file__).with_name("faults.yaml")
 """Default values of the fields of each kind of fault: ``call``, ``mpi-call``, ``collective``, ``message``."""
 
+COLLECTIVES = ("nccl", "rccl")
+"""Libraries that are simulated where a profile states their version."""
+
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MERGED = ("versions", "files", "peers", "options")
 _ARCH = {"cuda": "9.0", "hip": "gfx90a"}
@@ -142,6 +145,11 @@ class Profile:
     def needs_mpi(self) -> bool:
         """Whether the faults appear only in ranks. The caller must then name an MPI library."""
         return bool(self.mpi_faults)
+
+    @property
+    def has_collectives(self) -> bool:
+        """Whether the node has a simulated NCCL or RCCL."""
+        return not self.versions.keys().isdisjoint(COLLECTIVES)
 
     @property
     def needs_fabric(self) -> bool:

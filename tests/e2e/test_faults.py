@@ -65,9 +65,11 @@ FABRIC = ("fabric-not-permitted", "healthy-imex")
 def runs() -> list[object]:
     """Each fault on one vendor's driver, alternating; `full`: on both, and the omitted ones."""
     stated = [profile.load(name) for name in profile.names()]
-    # Faults of MPI are in test_mpi_faults.py, of libfabric in test_fabric.py.
+    # Faults of MPI are in test_mpi_faults.py, of libfabric in test_fabric.py, of NCCL in test_collectives.py.
     ours = [
-        profile for profile in stated if profile.expect and not (profile.needs_mpi or profile.needs_fabric)
+        profile
+        for profile in stated
+        if profile.expect and not (profile.needs_mpi or profile.needs_fabric or profile.has_collectives)
     ]
     return [
         pytest.param(one, backend, id=f"{one.name}-{backend}", marks=[getattr(pytest.mark, backend), *more])

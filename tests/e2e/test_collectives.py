@@ -1,0 +1,109 @@
+"""Simulated NCCL and RCCL with faults: found and blamed, and nothing is invented on healthy nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.model import Report, Status
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.simulator import drill, profile
+from gpuipc_doctor.simulator.profile import Profile
+from tests.e2e.test_faults import check
+
+CHECKS = ("collective-data", "collective-speed", "collective-start")
+
+IN_EVERY_RUN = (
+    *(
+        "collectives-wrong-cumem",
+        "collectives-wrong-in-place",
+        "collectives-hang-call",
+        "collectives-hang-init",
+    ),
+    *("collectives-error", "collectives-crash", "collectives-leaks-device", "collectives-slow-pair"),
+    *("collectives-newer-cuda", "collectives-one", "collectives-rccl", "collectives-two"),
+)
+"""One node for each way of judging; the others only differ in the call or the kind of wrong data."""
+
+
+def runs() -> list[object]:
+    stated = [one for one in map(profile.load, profile.names()) if one.has_collectives]
+    return [
+        pytest.param(
+            one,
+            backend,
+            id=f"{one.name}-{backend}",
+            marks=[
+                getattr(pytest.mark, backend),
+                *([] if one.name in IN_EVERY_RUN else [pytest.mark.full]),
+            ],
+        )
+        for one in stated
+        for backend in one.expect
+    ]
+
+
+def found_on(stated: Profile, directory: Path, *arguments: str) -> tuple[Report, int]:
+    config = directory / "share.yaml"
+    config.write_text(f"memory: {{most_gib: {stated.memory.most_gib}}}\n")
+    deadline = ["--deadline", str(stated.deadline_s)] if stated.deadline_s else []
+    return check("--simulate", stated.name, "--config", str(config), *deadline, *arguments)
+
+
+@pytest.mark.parametrize(("stated", "backend"), runs())
+def test_fault_is_found_and_blamed(stated: Profile, backend: str, tmp_path: Path) -> None:
+    report, code = found_on(stated, tmp_path, "--backend", backend, *CHECKS)
+    verdict = drill.judge(stated.expect[backend], drill.rows(report), code)
+    assert verdict.missed == ()
+    assert verdict.invented == ()
+
+
+@pytest.mark.cuda
+def test_pass_says_what_was_compared_and_by_which_transport(tmp_path: Path) -> None:
+    report, _ = found_on(profile.load("collectives-two"), tmp_path, "collective-data")
+    (finding,) = [result.finding for result in report.results if result.check == "collective-data"]
+    assert finding.status is Status.PASS
+    assert "2 channels P2P/CUMEM" in sentences.summary(finding)
+    assert finding.values["compared"] > 1 << 20
+    assert "library: /usr/lib64/libnccl.so.2, found by: default" in sentences.evidence(finding)
+
+
+@pytest.mark.cuda
+def test_checks_share_one_launch(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    report, code = found_on(profile.load("collectives-two"), tmp_path, *CHECKS, "--keep-logs", str(logs))
+    assert code == 0
+    assert {result.check for result in report.results} >= set(CHECKS)
+    assert len(list(logs.glob("*collective*"))) == 1
+
+
+@pytest.mark.cuda
+def test_node_without_library_is_skipped_and_says_where_it_was_searched() -> None:
+    report, code = check("collective-start", "--simulate", "healthy-cuda")
+    (finding,) = [result.finding for result in report.results if result.check == "collective-start"]
+    assert (finding.status, finding.key, code) == (Status.SKIP, "no-library", 3)
+    assert "/opt/nvidia/hpc_sdk" in "".join(sentences.evidence(finding))
+
+
+@pytest.mark.cuda
+def test_library_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
+    bad = tmp_path / "libnccl.so.2"
+    bad.write_text("no library")
+    report, code = check("collective-data", "--simulate", "healthy-cuda", "--nccl-lib", str(bad))
+    (finding,) = [result.finding for result in report.results if result.check == "collective-data"]
+    assert (finding.status, finding.key, code) == (Status.ERROR, "unavailable", 11)
+    assert f"cannot load {bad}" in sentences.summary(finding)
+
+
+@pytest.mark.cuda
+def test_library_without_a_call_is_an_error_that_names_the_call(tmp_path: Path) -> None:
+    import subprocess
+
+    source, old = tmp_path / "old.c", tmp_path / "libnccl.so.2"
+    source.write_text("int ncclGetVersion(int *version) { *version = 2708; return 0; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", old, source], check=True)
+    report, code = check("collective-data", "--simulate", "healthy-cuda", "--nccl-lib", str(old))
+    (finding,) = [result.finding for result in report.results if result.check == "collective-data"]
+    assert (finding.status, code) == (Status.ERROR, 11)
+    assert f"{old} has no ncclGetUniqueId" in sentences.summary(finding)

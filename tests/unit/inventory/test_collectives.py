@@ -1,0 +1,69 @@
+"""Which NCCL or RCCL is tested."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.inventory import collectives
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in (
+        "usr/lib64/libnccl.so.2.20.5",
+        "opt/nvidia/hpc_sdk/Linux_x86_64/24.7/comm_libs/nccl/lib/libnccl.so.2",
+        "opt/nvidia/hpc_sdk/Linux_x86_64/25.11/comm_libs/nccl/lib/libnccl.so.2",
+        "opt/rocm/lib/librccl.so.1",
+        "site/nvidia/nccl/lib/libnccl.so.2",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "site/nvidia_nccl_cu13-2.28.9.dist-info").mkdir()
+    (tmp_path / "usr/lib64/libnccl.so.2").symlink_to("libnccl.so.2.20.5")
+    return tmp_path
+
+
+def names(root: Path, backend: str = "cuda", **more: object) -> list[str]:
+    found = collectives.find(str(root), {}, (backend,), **more)  # type: ignore[arg-type]
+    return [str(library) for library in found.of(backend)]
+
+
+def test_wheel_comes_first_then_the_newest_sdk_then_the_system(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", ["/site"])
+    sdk = "/opt/nvidia/hpc_sdk/Linux_x86_64/{}/comm_libs/nccl/lib/libnccl.so.2 (NVIDIA HPC SDK)"
+    assert names(root) == [
+        "/site/nvidia/nccl/lib/libnccl.so.2 (2.28.9, PyTorch's wheel)",
+        sdk.format("25.11"),
+        sdk.format("24.7"),
+        "/usr/lib64/libnccl.so.2 (2.20.5, default)",
+    ]
+
+
+def test_named_library_comes_before_all_others(root: Path) -> None:
+    named = [("/ours/libnccl.so.2.29.7", "--nccl-lib"), ("/usr/lib64/libnccl.so.2", "site.yaml:3")]
+    assert names(root, named=named)[:2] == [
+        "/ours/libnccl.so.2.29.7 (2.29.7, --nccl-lib)",
+        "/usr/lib64/libnccl.so.2 (2.20.5, site.yaml:3)",
+    ]
+
+
+def test_named_library_belongs_to_the_vendor_whose_name_it_has(root: Path) -> None:
+    found = collectives.find(str(root), {}, ("cuda", "hip"), [("/ours/librccl.so.1", "--nccl-lib")])
+    assert found.of("hip")[0].file == "/ours/librccl.so.1"
+    assert found.of("cuda")[0].via != "--nccl-lib"
+
+
+def test_rocm_has_rccl(root: Path) -> None:
+    assert names(root, "hip") == ["/opt/rocm/lib/librccl.so.1 (ROCm)"]
+
+
+def test_node_without_library_says_where_it_was_searched(tmp_path: Path) -> None:
+    found = collectives.find(str(tmp_path), {}, ("cuda",))
+    assert found.found == ()
+    assert "/opt/rocm*" in found.searched
