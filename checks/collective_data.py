@@ -44,7 +44,7 @@ class CollectiveData(Check):
         values: dict[str, Json] = {
             "name": done.params["name"],
             "version": first["version"],
-            "transports": transports or "no channel",
+            "transports": transports or "channels that its log does not name",
             "ranks": len(ranks),
         }
         failed = [(of[number], each) for number, rank in enumerate(ranks.values()) for each in rank["failed"]]

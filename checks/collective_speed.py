@@ -38,7 +38,7 @@ class CollectiveSpeed(Check):
             usual = median(pair.rate for pair in pairs)
             yield Finding.warn(
                 "slow-pair",
-                "{slow}: {rate} GB/s each way, the usual pair has {usual} GB/s",
+                "{slow}: {rate} GB/s, the usual pair has {usual} GB/s",
                 *evidence,
                 remedy="compare the links (nvidia-smi nvlink -s, nvidia-smi topo -m; rocm-smi --showtopo, "
                 "lspci -vv: LnkSta) and reseat or replace what is degraded",
@@ -70,11 +70,13 @@ def _gb(rate: float) -> float:
 
 
 def _by_pair(pairs: list[Pair], done: ProbeOutcome) -> Iterator[str]:
-    if pairs:
+    if len(pairs) == 1:
+        yield f"between the two: {_gb(pairs[0].rate):g} GB/s in the slower direction"
+    elif pairs:
         ordered = sorted(pairs, key=lambda pair: pair.rate)
         for name, pair in (("slowest", ordered[0]), ("fastest", ordered[-1])):
             a, b = (done.devices[rank].label for rank in (pair.a, pair.b))
-            yield f"{name} of {len(pairs)} pairs: {a} and {b}, {_gb(pair.rate)} GB/s each way"
+            yield f"{name} of {len(pairs)} pairs: {a} and {b}, {_gb(pair.rate):g} GB/s"
 
 
 def _measured(figures: Json, pairs: list[Pair], ranks: int) -> Iterator[Measurement]:

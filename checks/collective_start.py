@@ -81,15 +81,13 @@ class CollectiveStart(Check):
         start_s, collective_s = first["first"]
         cycle_s = median(first["cycles"])
         values: dict[str, Json] = {
-            "start": start_s,
-            "collective": collective_s,
-            "cycle": cycle_s,
-            "ranks": len(ranks),
+            "start": _short(start_s),
+            "collective": _short(collective_s),
+            "cycle": _short(cycle_s),
+            "ranks": f"{len(ranks)} ranks" if len(ranks) > 1 else "one rank",
         }
         measured = [Measurement("first start of a communicator", start_s + collective_s, "s")]
-        figures = (
-            "first communicator {start:ms}, its first all-reduce {collective:ms}; a later one {cycle:ms}"
-        )
+        figures = "first communicator {start:s}, its first all-reduce {collective:s}; a later one {cycle:s}"
         if start_s + collective_s > SLOW_S:
             bad.append(
                 Finding.warn(
@@ -104,13 +102,17 @@ class CollectiveStart(Check):
         yield from bad or [
             Finding.ok(
                 "started",
-                f"{{cycles}} communicators of {{ranks}} ranks made and destroyed, nothing left; {figures}",
+                f"{{cycles}} communicators of {{ranks}} made and destroyed, nothing left; {figures}",
                 *([Evidence.seen("{said}", said=first["registered"])] if first["registered"] else []),
                 measured=measured,
                 cycles=len(first["cycles"]) + 1,
                 **values,
             )
         ]
+
+
+def _short(seconds: float) -> float:
+    return float(f"{seconds:.2g}")
 
 
 def _of(ranks: Mapping[str, Mapping[str, Json]], of: list[str], name: str, figure: str) -> list[int]:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 
 _CHANNEL = re.compile(
-    r"NCCL INFO Channel (\d+)/\S+ : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[\w+\])? via (\S+)"
+    r"NCCL INFO Channel (\d+)(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[\w+\])? via (\S+)"
 )
-"""``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``: NCCL, src/transport/p2p.cc, shm.cc and net.cc."""
+"""``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``, ``Channel 00 : 1[1] -> 0[0] via SHM/direct/direct``: NCCL,
+src/transport/p2p.cc, net.cc and shm.cc."""
 
 
 def channels(log: str) -> dict[str, int]:

@@ -9,7 +9,7 @@ node:1:1 [0] NCCL INFO Channel 00/24 :    0   1   2   3
 node:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
 node:1:1 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM
 node:1:1 [0] NCCL INFO Channel 01/0 : 0[0] -> 3[3] via P2P/CUMEM
-node:1:1 [0] NCCL INFO Channel 00/0 : 0[1a000] -> 2[3b000] via SHM/direct/direct
+node:1:1 [0] NCCL INFO Channel 00 : 0[1a000] -> 2[3b000] via SHM/direct/direct
 node:1:1 [0] NCCL INFO Channel 02/0 : 0[0] -> 4[4] [send] via NET/IB/0/GDRDMA
 """
 

@@ -1,0 +1,85 @@
+"""Tests of check collective-data: findings from recorded results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuipc_doctor.api import Finding
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.report.sentences import evidence, summary
+from tests.checks.collective_records import FOUR, PARAMS, ranks
+from tests.checks.judging import ONE, check, conclude, plan
+
+
+def judged(records: dict[str, Any], **params: Any) -> Finding:
+    (finding,) = conclude("collective-data", records, FOUR, **{**PARAMS, **params})
+    return finding
+
+
+def wrong(*failed: tuple[str, int, bool, str]) -> dict[str, Any]:
+    entries = [
+        {
+            "case": f"{operation} of {nbytes} B",
+            "says": "1 of 8 B wrong",
+            "operation": operation,
+            "nbytes": nbytes,
+            "in_place": in_place,
+            "on": on,
+        }
+        for operation, nbytes, in_place, on in failed
+    ]
+    return {"failed": entries, "failures": len(entries)}
+
+
+def test_pass_says_how_much_was_compared_over_which_transport() -> None:
+    finding = judged(ranks())
+    assert finding.status is Status.PASS
+    assert summary(finding) == (
+        "NCCL 2.28.9: 137 collectives of 4 ranks correct, 792 MiB compared, over 24 channels P2P/CUMEM"
+    )
+
+
+def test_other_libraries_and_a_missing_call_are_evidence() -> None:
+    finding = judged(ranks({"lacks": ["ncclCommSplit"]}), others=["/opt/libnccl.so.2 (2.20.5)"])
+    assert finding.status is Status.PASS
+    lines = evidence(finding)
+    assert "not tested: this version has no ncclCommSplit" in lines
+    assert "other libraries, not tested: /opt/libnccl.so.2 (2.20.5)" in lines
+
+
+def test_wrong_data_names_operation_rank_and_what_the_cases_share() -> None:
+    finding = judged(ranks({}, wrong(("all-reduce", 65536, True, ""), ("all-reduce", 1 << 20, True, ""))))
+    assert (finding.status, finding.key) == (Status.FAIL, "wrong-data")
+    assert summary(finding) == (
+        "all-reduce returned wrong data in place, from 65536 B on: 2 of 548 results, "
+        "over 24 channels P2P/CUMEM"
+    )
+    assert evidence(finding)[0] == "rank 1 (cuda:1): all-reduce of 65536 B: 1 of 8 B wrong"
+    assert "ranks with correct data: rank 0 (cuda:0), rank 2 (cuda:2), rank 3 (cuda:3)" in evidence(finding)
+
+
+def test_wrong_data_in_a_split_communicator_alone_is_said() -> None:
+    finding = judged(ranks(wrong(("reduce", 4, False, "split communicator"))))
+    assert summary(finding).startswith("reduce returned wrong data in a split communicator: 1 of")
+
+
+def test_ranks_with_different_transports_are_evidence() -> None:
+    finding = judged(ranks({"channels": {"SHM/direct/direct": 2}}))
+    assert "channels differ by rank: 2 channels SHM/direct/direct, 24 channels P2P/CUMEM" in evidence(finding)
+
+
+def test_one_gpu_alone_is_said() -> None:
+    (finding,) = conclude("collective-data", ranks(number=1), ONE, **PARAMS)
+    assert "collectives of one rank correct" in summary(finding)
+
+
+def test_node_without_library_plans_no_probe() -> None:
+    assert plan("collective-data", *FOUR) == []
+
+
+def test_every_control_switches_one_transport_off() -> None:
+    assert [dict(each.env) for each in check("collective-data").workarounds] == [
+        {"NCCL_CUMEM_ENABLE": "0"},
+        {"NCCL_P2P_DISABLE": "1"},
+        {"NCCL_SHM_DISABLE": "1"},
+    ]
