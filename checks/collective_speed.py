@@ -34,7 +34,21 @@ class CollectiveSpeed(Check):
         measured = list(_measured(figures, pairs, len(done.roles)))
         values: dict[str, Json] = {"latency": figures["latency"], "small": SMALL}
         evidence = [Evidence.measured("{figure}", figure=line) for line in _by_pair(pairs, done)]
-        if found := slow(pairs):
+        if below := list(_below(done, figures, pairs)):
+            says = "{below}; {where} demands at least {least} GB/s"
+            remedy = "compare with an earlier report (`compare`) and with other nodes (`fleet report`)"
+            yield Finding.fail(
+                "below-site-limit",
+                says,
+                *evidence,
+                remedy=remedy,
+                measured=measured,
+                below=[what for what, _ in below],
+                least=[least for _, least in below],
+                where=done.params["least_where"],
+                **values,
+            )
+        elif found := slow(pairs):
             usual = median(pair.rate for pair in pairs)
             yield Finding.warn(
                 "slow-pair",
@@ -63,6 +77,19 @@ class CollectiveSpeed(Check):
             if len(done.roles) > 1:
                 says = "all-reduce of {small} B: {latency:us}; too little device memory may be used for more"
             yield Finding.ok("measured", says, measured=measured, **values)
+
+
+def _below(done: ProbeOutcome, figures: Json, pairs: list[Pair]) -> Iterator[tuple[str, float]]:
+    """What is below the site's own limits, and the limit in GB/s."""
+    least = done.params["least"]
+    if "bus" in least and "seconds" in figures:
+        rate = bus(len(done.roles), figures["nbytes"], figures["seconds"])
+        if rate < least["bus"] * 1e9:
+            yield f"{_gb(rate):g} GB/s bus bandwidth", least["bus"]
+    slowest = min(pairs, key=lambda pair: pair.rate, default=None)
+    if slowest and "pair" in least and slowest.rate < least["pair"] * 1e9:
+        a, b = (done.devices[rank].label for rank in (slowest.a, slowest.b))
+        yield f"{_gb(slowest.rate):g} GB/s between {a} and {b}", least["pair"]
 
 
 def _gb(rate: float) -> float:

@@ -428,6 +428,10 @@ class CollectiveStack:
     found: tuple[CollectiveLibrary, ...] = ()
     """The libraries of all backends. Of each backend, the first one is tested."""
     searched: str = ""
+    least: Mapping[str, float] = field(default_factory=dict)
+    """The site's own limits in GB/s: ``bus`` of an all-reduce, ``pair`` of two GPUs."""
+    least_where: str = ""
+    """``file:line`` of the limits."""
 
     def of(self, backend: str) -> tuple[CollectiveLibrary, ...]:
         return tuple(library for library in self.found if library.backend == backend)

@@ -46,6 +46,8 @@ def launches(ctx: Context) -> Iterator[Probe | Finding]:
                 "ranks": len(devices),
                 "room": ctx.room(devices) // 3,
                 "cycles": SOAK_CYCLES if ctx.tier is Tier.SOAK else CYCLES,
+                "least": dict(ctx.collectives.least),
+                "least_where": ctx.collectives.least_where,
                 "aborts": ctx.tier is Tier.SOAK,
             }
             yield Probe(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from gpuipc_doctor.api import Collectives, Communicator, Json, Worker, figures_of_process, watched
+from gpuipc_doctor.api import Collectives, Communicator, GpuStream, Json, Worker, figures_of_process, watched
 from gpuipc_doctor.collectives.crew import Crew
 
 REGISTERED = 1 << 20
@@ -41,7 +41,7 @@ def cycles(w: Worker, crew: Crew, library: Collectives, times: int) -> dict[str,
                 wrong += int.from_bytes(buffer.read(), "little") != crew.size * (crew.size + 1) // 2
             seconds.append(w.clock() - began)
             if number % 2 and w.params["aborts"]:
-                comm.abort()
+                _abort_in_the_middle(w, comm, stream)
             else:
                 comm.destroy()
         crew.all_say(None)  # every rank has released its part
@@ -49,6 +49,14 @@ def cycles(w: Worker, crew: Crew, library: Collectives, times: int) -> dict[str,
             usage[name].append(figure)
         crew.all_say(None)
     return {"cycles": seconds, "usage": usage, "wrong_starts": wrong}
+
+
+def _abort_in_the_middle(w: Worker, comm: Communicator, stream: GpuStream) -> None:
+    """Abort a communicator while an operation of all its ranks is queued or runs."""
+    with w.gpu.alloc(REGISTERED) as buffer:
+        comm.all_reduce(buffer.address, buffer.address, REGISTERED // 4, "int32", stream)
+        comm.abort()
+        stream.synchronize()
 
 
 def _figures(w: Worker) -> dict[str, int]:

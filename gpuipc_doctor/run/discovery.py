@@ -317,7 +317,9 @@ class Discovery:
         if said := site.node.collectives:
             named.append((said.value, said.where))
         environ = {} if self.node.simulated else os.environ
-        return collectives.find(self.node.root, environ, backends, named)
+        found = collectives.find(self.node.root, environ, backends, named)
+        least = site.node.least_bandwidth
+        return replace(found, least=least.gb_per_s, least_where=least.where)
 
     def _across(self, mpi: MpiStack | None, site: SiteConfig) -> Launch | None:
         """How to start processes on several nodes, with or without MPI, if a selected check needs it."""

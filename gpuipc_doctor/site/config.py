@@ -85,6 +85,14 @@ class ExpectedGpus:
 
 
 @dataclass(frozen=True, slots=True)
+class LeastBandwidth:
+    """A site's own limits for collectives in GB/s: ``bus`` of an all-reduce, ``pair`` of two GPUs."""
+
+    gb_per_s: Mapping[str, float] = field(default_factory=dict)
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ExpectedVersion:
     """Accepted versions of a component."""
 
@@ -110,6 +118,7 @@ class NodeConfig:
     mpi: MpiConfig = MpiConfig()
     collectives: SourcedValue | None = None
     """Path of the NCCL or RCCL library of the jobs."""
+    least_bandwidth: LeastBandwidth = LeastBandwidth()
 
     def over(self, site: NodeConfig) -> NodeConfig:
         """These settings, completed with those of ``site``."""
@@ -125,6 +134,7 @@ class NodeConfig:
             preload={**site.preload, **self.preload},
             mpi=self.mpi.over(site.mpi),
             collectives=self.collectives or site.collectives,
+            least_bandwidth=self.least_bandwidth if self.least_bandwidth.where else site.least_bandwidth,
         )
 
 
@@ -347,6 +357,9 @@ def _node(found: Layers, *within: Key) -> NodeConfig:
         collectives=SourcedValue(library, where("collectives", "library"))
         if (library := data.get("collectives", {}).get("library"))
         else None,
+        least_bandwidth=LeastBandwidth(least, where("collectives", "least_gb_per_s"))
+        if (least := data.get("collectives", {}).get("least_gb_per_s"))
+        else LeastBandwidth(),
     )
 
 

@@ -13,6 +13,8 @@ PARAMS: dict[str, Json] = {
     "via": "PyTorch's wheel",
     "others": [],
     "ranks": 4,
+    "least": {},
+    "least_where": "",
 }
 
 FOUR = tuple(gpu(index) for index in range(4))

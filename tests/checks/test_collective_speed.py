@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from gpuipc_doctor.api import Finding
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report.sentences import evidence, summary
@@ -13,9 +15,9 @@ from tests.checks.judging import ONE, TWO, conclude
 SPEED = rank()["speed"]
 
 
-def judged(speed: dict[str, Any], devices: Any = FOUR) -> Finding:
+def judged(speed: dict[str, Any], devices: Any = FOUR, **params: Any) -> Finding:
     records = ranks({"speed": speed}, number=len(devices))
-    (finding,) = conclude("collective-speed", records, devices, **PARAMS)
+    (finding,) = conclude("collective-speed", records, devices, **{**PARAMS, **params})
     return finding
 
 
@@ -45,3 +47,19 @@ def test_two_gpus_have_one_pair() -> None:
 def test_one_gpu_has_a_latency_only() -> None:
     finding = judged({"latency": 14e-6}, ONE)
     assert summary(finding) == "all-reduce of 8 B on one GPU: 14.0 µs; bandwidth needs two GPUs"
+
+
+@pytest.mark.parametrize(
+    ("least", "says"),
+    [
+        ({"bus": 340}, "336 GB/s bus bandwidth; site.yaml:7 demands at least 340 GB/s"),
+        ({"pair": 201}, "200 GB/s between cuda:0 and cuda:1; site.yaml:7 demands at least 201 GB/s"),
+    ],
+)
+def test_bandwidth_below_the_sites_limit_fails(least: dict[str, float], says: str) -> None:
+    finding = judged(SPEED, least=least, least_where="site.yaml:7")
+    assert (finding.status, finding.key, summary(finding)) == (Status.FAIL, "below-site-limit", says)
+
+
+def test_bandwidth_above_the_sites_limits_passes() -> None:
+    assert judged(SPEED, least={"bus": 330, "pair": 199}).status is Status.PASS

@@ -15,7 +15,7 @@ from gpuipc_doctor.api import Check, Context, Finding, Probe, loader
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.model import Device, MemoryShare, Status, Tier
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.run.planner import Plan, Planner
+from gpuipc_doctor.run.planner import Plan, Planner, sharing
 from gpuipc_doctor.run.request import AmbiguousName, Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig, Waiver
 
@@ -347,3 +347,15 @@ def test_contexts_in_soak_are_like_an_applications(tier: Tier, concurrent: set[s
     item = load(OWN_CHECK.format(body='yield Probe("", {"role": role}, ctx.devices[:1])'), tmp_path)
     (planned,) = plan_probes(item, request=Request(tier=tier)).probes
     assert planned.probe.concurrent == concurrent
+
+
+def test_equal_shared_probes_of_checks_have_one_run(tmp_path: Path) -> None:
+    body = "yield Probe('', {'a': role}, ctx.devices[:1], {'n': 1}, shared=True)"
+    item = load(OWN_CHECK.format(body=body), tmp_path)
+    assert isinstance(item, LoadedCheck)
+    first = plan_probes(item).probes[0]
+    again = replace(first, number=first.number + 1)
+    other = replace(again, number=7, probe=replace(first.probe, params={"n": 2}))
+    unshared = replace(again, number=8, probe=replace(first.probe, shared=False))
+    later = replace(again, number=9, repetition=2)
+    assert sharing([first, again, other, unshared, later]) == {first.number: [again]}
