@@ -317,12 +317,14 @@ class Workaround:
     """A workaround to try: the environment to set, or the operations to omit, and the cost in words.
 
     ``without``: operations of a history that a program omits if it follows the instruction ``do``.
+    ``part``: what the settings switch off, if a failure that they avoid is due to it.
     """
 
     env: Mapping[str, str]
     cost: str
     without: tuple[str, ...] = ()
     do: str = ""
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)

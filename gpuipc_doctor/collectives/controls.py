@@ -9,8 +9,8 @@ from __future__ import annotations
 from gpuipc_doctor.api import Workaround
 
 CONTROLS = (
-    Workaround({"NCCL_CUMEM_ENABLE": "0"}, "by legacy IPC instead of CUMEM"),
-    Workaround({"NCCL_P2P_DISABLE": "1"}, "through host memory instead of peer-to-peer"),
-    Workaround({"NCCL_SHM_DISABLE": "1"}, "without shared memory of the host"),
+    Workaround({"NCCL_CUMEM_ENABLE": "0"}, "by legacy IPC instead of CUMEM", part="CUMEM"),
+    Workaround({"NCCL_P2P_DISABLE": "1"}, "through host memory instead of peer-to-peer", part="peer-to-peer"),
+    Workaround({"NCCL_SHM_DISABLE": "1"}, "without shared memory of the host", part="shared memory"),
 )
 """Settings, each tried alone, and what then carries the data."""

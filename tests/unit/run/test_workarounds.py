@@ -248,3 +248,32 @@ def test_settings_already_set_or_hiding_gpus_are_not_tried(
     monkeypatch.setenv("A", "1")
     known = issue(Remedy("a", {"A": "1"}), Remedy("b", {"MPICH_GPU_SUPPORT_ENABLED": "0"}))
     assert tried(known, Relation.CONFIRMED) == []
+
+
+class Transports(Leaky):
+    workarounds = (
+        Workaround({"X": "1"}, "by legacy IPC", part="CUMEM"),
+        Workaround({"X": "2"}, "through the host", part="peer-to-peer"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (False, False, ["it fails with CUMEM and works by legacy IPC"]),
+        (True, False, ["it fails with peer-to-peer and works through the host"]),
+        (True, True, ["it fails without each of CUMEM, peer-to-peer: suspect the library or a GPU"]),
+        (True, None, []),
+    ],
+)
+def test_part_at_fault_follows_from_a_checks_own_settings(first: Json, second: Json, says: list[str]) -> None:
+    log = ResultLog()
+    log.announce(CheckInfo("leaky", "leaky", Tier.ACCEPTANCE))
+    planned = PlannedProbe(1, Transports(), Path(__file__), Probe("", {}, launch=LAUNCH))
+    log.keep(planned, outcome(leaks=True), [LEAKS])
+    skipped = NotRun(Finding.skip("budget", "budget"), "budget")
+    stage = Stage({"1": outcome(leaks=first), "2": skipped if second is None else outcome(leaks=second)})
+    [finding] = after(log, stage, *Transports.workarounds)
+    [finding] = after(log, stage, *Transports.workarounds)  # nothing is said twice
+    controls = [item for item in finding.evidence if item.kind is EvidenceKind.CONTROL]
+    assert [sentences.line(item) for item in controls] == says

@@ -802,3 +802,20 @@ def test_shared_memory_of_ranks_is_removed_after_a_kill_of_the_supervisor(name: 
             assert not left.exists()
         finally:
             left.unlink(missing_ok=True)
+
+
+def run_together(session: Session, *functions: Any) -> ProbeOutcome:
+    roles = {f"rank {number}": function for number, function in enumerate(functions)}
+    probe = Probe("probe", roles, deadline_s=1.5, together=True)
+    return session.run("misbehaving", FILE, probe, until=time.monotonic() + 60.0)
+
+
+def test_rank_behind_in_collectives_is_blamed_alone(session: Session, roles: ModuleType) -> None:
+    outcome = run_together(session, roles.waits_for_collective, roles.hangs_in_collective)
+    assert outcome.suspects == ("rank 1",)
+    assert outcome.roles["rank 1"].operation == "ncclAllReduce"
+
+
+def test_ranks_in_the_same_collective_are_all_suspects(session: Session, roles: ModuleType) -> None:
+    outcome = run_together(session, roles.hangs_in_collective, roles.hangs_in_collective)
+    assert set(outcome.suspects) == {"rank 0", "rank 1"}
