@@ -66,7 +66,8 @@ class CollectiveData(Check):
                     else []
                 ),
                 *_tested(done),
-                remedy="see below which transport is at fault; until it is mended, run jobs without it",
+                remedy="run jobs without the part at fault until it is mended; if none is found, try another "
+                "version with --nccl-lib",
                 operations=list(dict.fromkeys(each["operation"] for _, each in failed)),
                 where=_common(each for _, each in failed),
                 failures=failures,
