@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from gpuipc_doctor.api import Check, Context, Evidence, Finding, Json, Probe, ProbeOutcome
-from gpuipc_doctor.collectives import log
-from gpuipc_doctor.collectives.controls import CONTROLS
+from gpuipc_doctor.collectives import channels
 from gpuipc_doctor.collectives.launch import labels, launches, take_part
+from gpuipc_doctor.collectives.transport_switches import CONTROLS
 
 __all__ = ["take_part"]
 
@@ -40,7 +40,7 @@ class CollectiveData(Check):
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         ranks, first = done.records, done.records["rank 0"]
         of = labels(done.devices)
-        transports = log.in_words(log.most(rank["channels"] for rank in ranks.values()))
+        transports = channels.in_words(channels.most(rank["channels"] for rank in ranks.values()))
         values: dict[str, Json] = {
             "name": done.params["name"],
             "version": first["version"],
@@ -119,10 +119,10 @@ def _tested(done: ProbeOutcome) -> Iterable[Evidence]:
     yield Evidence.seen("library: {file}, found by: {via}", **values)
     if others := done.params["others"]:
         yield Evidence.seen("other libraries, not tested: {others}", others=others)
-    channels = Counter(log.in_words(rank["channels"]) for rank in done.records.values())
-    if len(channels) > 1:
+    kinds = Counter(channels.in_words(rank["channels"]) for rank in done.records.values())
+    if len(kinds) > 1:
         yield Evidence.seen(
-            "channels differ by rank: {channels}", channels=[each or "none" for each in channels]
+            "channels differ by rank: {channels}", channels=[each or "none" for each in kinds]
         )
 
 

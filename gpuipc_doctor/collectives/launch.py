@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuipc_doctor.api import Collectives, Communicator, Context, Device, Finding, Probe, Tier, Worker
-from gpuipc_doctor.collectives import data, log, speed, start
-from gpuipc_doctor.collectives.crew import Crew
+from gpuipc_doctor.collectives import bandwidth, channels, communicators, data
+from gpuipc_doctor.collectives.all_ranks import Crew
 
 NAMES = {"cuda": "NCCL", "hip": "RCCL"}
 
@@ -93,18 +93,18 @@ def take_part(w: Worker) -> None:
     _tell_transports(w, crew, library)
 
     w.record(check="collective-speed")
-    figures = speed.measure(w, crew, comm, room)
+    figures = bandwidth.measure(w, crew, comm, room)
     if "seconds" in figures:
-        rate = speed.bus(crew.size, figures["nbytes"], figures["seconds"])
+        rate = bandwidth.bus(crew.size, figures["nbytes"], figures["seconds"])
         w.record(price=(rate / 1e9, "GB/s bus bandwidth"))
     w.record(speed=figures)
 
     w.record(check="collective-start")
-    w.record(registered=start.registered(w, library, comm))
+    w.record(registered=communicators.registered(w, library, comm))
     with w.step("end of the first communicator"):
         comm.destroy()
     crew.all_say(None)
-    w.record(**start.cycles(w, crew, library, w.params["cycles"]))
+    w.record(**communicators.cycles(w, crew, library, w.params["cycles"]))
 
 
 def _split(
@@ -123,10 +123,10 @@ def _split(
 
 
 def _tell_transports(w: Worker, crew: Crew, library: Collectives) -> None:
-    found = log.channels(library.log())
+    found = channels.by_transport(library.log())
     w.record(channels=found)
     if crew.rank == 0 and found:
-        w.record(transports=log.in_words(found))
+        w.record(transports=channels.in_words(found))
 
 
 def labels(devices: tuple[Device, ...]) -> list[str]:

@@ -6,8 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from gpuipc_doctor.collectives.speed import Pair, bus, slow
-from gpuipc_doctor.collectives.start import growing
+from gpuipc_doctor.collectives.bandwidth import Pair, bus, slow
+from gpuipc_doctor.collectives.communicators import growing
 
 
 def pairs(gpus: int, rates: dict[tuple[int, int], float]) -> list[Pair]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from gpuipc_doctor.api import Collectives, Communicator, GpuStream, Json, Worker, figures_of_process, watched
-from gpuipc_doctor.collectives.crew import Crew
+from gpuipc_doctor.collectives.all_ranks import Crew
 
 REGISTERED = 1 << 20
 """Bytes of the registered buffers."""

@@ -12,7 +12,7 @@ _CHANNEL = re.compile(
 src/transport/p2p.cc, net.cc and shm.cc."""
 
 
-def channels(log: str) -> dict[str, int]:
+def by_transport(log: str) -> dict[str, int]:
     """Transport → number of channels that use it."""
     found: dict[str, set[str]] = {}
     for channel, _, _, transport in _CHANNEL.findall(log):

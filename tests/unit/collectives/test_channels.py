@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuipc_doctor.collectives import log
+from gpuipc_doctor.collectives import channels
 
 LOG = """\
 node:1:1 [0] NCCL INFO Channel 00/24 :    0   1   2   3
@@ -15,13 +15,16 @@ node:1:1 [0] NCCL INFO Channel 02/0 : 0[0] -> 4[4] [send] via NET/IB/0/GDRDMA
 
 
 def test_channels_are_counted_by_transport() -> None:
-    found = log.channels(LOG)
+    found = channels.by_transport(LOG)
     assert found == {"P2P/CUMEM": 2, "SHM/direct/direct": 1, "NET/IB/0/GDRDMA": 1}
     assert (
-        log.in_words(found)
+        channels.in_words(found)
         == "1 channel NET/IB/0/GDRDMA and 2 channels P2P/CUMEM and 1 channel SHM/direct/direct"
     )
 
 
 def test_channels_of_ranks_are_combined() -> None:
-    assert log.most([{"P2P/IPC": 2}, {"P2P/IPC": 4, "NET/Socket/0": 1}]) == {"P2P/IPC": 4, "NET/Socket/0": 1}
+    assert channels.most([{"P2P/IPC": 2}, {"P2P/IPC": 4, "NET/Socket/0": 1}]) == {
+        "P2P/IPC": 4,
+        "NET/Socket/0": 1,
+    }
