@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from gpuipc_doctor.model import Report, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Profile
+from tests.e2e.conftest import Command
 from tests.e2e.test_faults import check
 
 CHECKS = ("collective-data", "collective-speed", "collective-start")
@@ -107,3 +109,22 @@ def test_library_without_a_call_is_an_error_that_names_the_call(tmp_path: Path) 
     (finding,) = [result.finding for result in report.results if result.check == "collective-data"]
     assert (finding.status, code) == (Status.ERROR, 11)
     assert f"{old} has no ncclGetUniqueId" in sentences.summary(finding)
+
+
+@pytest.mark.full
+@pytest.mark.cuda
+def test_screen_of_the_documentation_is_what_the_command_prints(doctor: Command, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/collectives.md").read_text()
+    (shown,) = re.findall(r"```text\n(FAIL  .*?)```", page, re.DOTALL)
+    config = tmp_path / "share.yaml"
+    config.write_text("memory: {most_gib: 0.01}\n")
+    ended = doctor(
+        "check", "collective-data", "--simulate", "collectives-wrong-cumem", "--config", str(config)
+    )
+    without_figures = re.compile(r"\d+\.\d(?= to|\s+GB/s)")
+    assert (
+        without_figures.sub("#", shown).split()
+        == without_figures.sub(
+            "#", ended.stdout[ended.stdout.index("FAIL  collective-data on") :].partition("SIMULATED")[0]
+        ).split()
+    )
