@@ -24,13 +24,13 @@ __all__ = ["take_part"]
 SLOW_S = 10.0
 """Seconds of a first start from which it is reported. On eight H200s it takes 3 s."""
 
-LEFT: Mapping[str, tuple[str, int]] = {
-    "device": ("{growth:mib} of device memory", LEAST_DEVICE),
-    "descriptors": ("{growth} descriptors", 1),
-    "threads": ("{growth} threads", 1),
-    "shared": ("{growth} files in /dev/shm", 1),
+LEFT: Mapping[str, tuple[str, str, int]] = {
+    "device": ("device-left", "{growth:mib} of device memory", LEAST_DEVICE),
+    "descriptors": ("descriptors-left", "{growth} descriptors", 1),
+    "threads": ("threads-left", "{growth} threads", 1),
+    "shared": ("shared-left", "{growth} files in /dev/shm", 1),
 }
-"""Figure → how its growth is said, and the least growth that counts."""
+"""Figure → key of the finding, how the growth is said, and the least growth that counts."""
 
 
 class CollectiveStart(Check):
@@ -53,7 +53,7 @@ class CollectiveStart(Check):
         if wrong := [of[n] for n, rank in enumerate(ranks.values()) if "wrong" in rank["registered"]]:
             says = "the sum in registered buffers was wrong on {wrong}"
             bad.append(Finding.fail("wrong-when-registered", says, wrong=wrong))
-        for figure, (amount, least) in LEFT.items():
+        for figure, (key, amount, least) in LEFT.items():
             grown = {
                 of[n]: growth
                 for n, rank in enumerate(ranks.values())
@@ -63,7 +63,7 @@ class CollectiveStart(Check):
                 says = f"each communicator left {amount} behind on {{where}}"
                 bad.append(
                     Finding.fail(
-                        f"{figure}-left",
+                        key,
                         says,
                         *(
                             Evidence.seen(
