@@ -73,7 +73,8 @@ class IpcRelease(Check):
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for devices in ctx.subjects:
             importers = dict.fromkeys(IMPORTERS, do_as_asked)
-            yield Probe("close and exit", {"exporter": watch_close, **importers}, devices, exclusive=True)
+            roles = {"exporter": watch_close, **importers}
+            yield Probe("close and exit", roles, devices, exclusive=True, fresh="process")
             yield Probe("kill", {"exporter": watch_kill, **importers}, devices, exclusive=True, harms=HARMS)
             if ctx.tier is Tier.SOAK:
                 roles, starters = (

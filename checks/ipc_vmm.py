@@ -67,7 +67,9 @@ class IpcVmm(Check):
         for devices in ctx.subjects:
             for name, (roles, _) in PROCEDURES.items():
                 harms = HARMS if name.endswith("gone") else frozenset()
-                yield Probe(name, roles, devices, harms=harms, exclusive=name == "importer gone")
+                exclusive = name == "importer gone"
+                fresh = "context" if "context" in name else ""
+                yield Probe(name, roles, devices, harms=harms, exclusive=exclusive, fresh=fresh)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         _, judge = PROCEDURES[done.probe]

@@ -443,6 +443,9 @@ class Probe:
     imports: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the probe's workers if no launcher starts them."""
+    fresh: str = ""
+    """``process`` if the probe needs processes in which no other probe ran, because it is about their end or
+    leaves something behind; ``context`` if it needs contexts that no other probe used; else empty."""
 
     @property
     def subject(self) -> str:

@@ -104,6 +104,11 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     "soak, as many as 10 minutes allow]",
 )
 @click.option("--no-workarounds", is_flag=True, help="Do not try workarounds for failed checks.")
+@click.option(
+    "--isolate",
+    is_flag=True,
+    help="Run every probe in processes of its own; slower. Without it, only probes that failed are.",
+)
 @click.option("--accept-harm", is_flag=True, help="Also run probes known to harm nodes with these versions.")
 @click.option("--strict", is_flag=True, help="Exit with 10 when the worst finding is WARN.")
 @click.option(
@@ -212,6 +217,8 @@ def request_of(ctx: click.Context, config: SiteConfig) -> Request:
         partner=given["partner"] or "",
         workarounds=not given["no_workarounds"],
         repeat=given["repeat"],
+        isolate=given["isolate"],
+        seed=given["seed"],
         accept_harm=given["accept_harm"],
     )
 

@@ -34,6 +34,7 @@ from gpuipc_doctor.mpi import choice, locate, ranks, slurm
 from gpuipc_doctor.mpi.ranks import RankSetting
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import conclusions, planner, site_expectations
+from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
@@ -326,7 +327,8 @@ class Discovery:
     def _run(self, probes: Sequence[PlannedProbe]) -> dict[int, Ended]:
         ended: dict[int, Ended] = {}
 
-        def take(planned: PlannedProbe, one: Ended) -> Sequence[PlannedProbe]:
+        def take(planned: PlannedProbe, one: Ended | Doubt) -> Sequence[PlannedProbe]:
+            assert not isinstance(one, Doubt)  # no tour has been planned yet
             ended[planned.number] = one
             return ()
 

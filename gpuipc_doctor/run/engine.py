@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,12 +31,14 @@ from gpuipc_doctor.model import (
 )
 from gpuipc_doctor.mpi import choice
 from gpuipc_doctor.run import conclusions, controls, planner, reruns, site_expectations, workarounds
+from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.discovery import Discovery, Found, Stacks, asks_foreign
 from gpuipc_doctor.run.planner import Plan, PlannedProbe, Planner, TooManyFollowUps
 from gpuipc_doctor.run.preview import Preview, of_ranks
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import MAX_JOBS, Ended, NotRun, Schedule, Watcher
+from gpuipc_doctor.run.tours import Tours
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
@@ -152,7 +155,11 @@ class Run:
             of = workarounds.candidates(self.issues, seen, facts, built_in)
             workarounds.try_all(self.log, self.schedule, self.planner, of)
 
-    def _take(self, planned: PlannedProbe, ended: Ended) -> Sequence[PlannedProbe]:
+    def _take(self, planned: PlannedProbe, ended: Ended | Doubt) -> Sequence[PlannedProbe]:
+        if isinstance(ended, Doubt):
+            self.log.count(ended.outcome)
+            self.log.keep(planned, ended.outcome, conclusions.of_doubt(planned, ended))
+            return ()
         if isinstance(ended, NotRun) and planned.check.searches and planned.follows:
             ended = planned.unfinished(ended.stopped or "not run")  # the findings so far are already known
         if isinstance(ended, NotRun):
@@ -306,7 +313,12 @@ def _started(
             session.expect({backend})  # meanwhile, this may import modules
         planned = Planner(request, config)
         facts_from_files = aside.submit(inventory.facts_from_files, node.root, dict(os.environ))
-        schedule = Schedule(session, watcher, until)
+        tours = Tours(
+            seed=secrets.randbelow(1 << 16) if request.seed is None else request.seed,
+            isolate=request.isolate or request.tier is Tier.SOAK,
+            most=1 if request.tier is Tier.PROLOG else MAX_JOBS,
+        )
+        schedule = Schedule(session, watcher, until, tours)
         log = ResultLog(
             keeps_logs=bool(request.keep_logs), suppressed=config.suppressed, tell=watcher.concluded
         )

@@ -63,6 +63,10 @@ class Request:
     """Repetitions of every probe except discovery."""
     job_gpus: str | None = None
     """GPUs of the job that follows, as Slurm lists them (``0,2``), empty for all; None without a job."""
+    isolate: bool = False
+    """Whether every probe has processes of its own, instead of sharing them in tours."""
+    seed: int | None = None
+    """Chooses the first device of each tour; None: at random."""
     accept_harm: bool = False
     """Whether to run probes that are known to harm nodes with these versions."""
 

@@ -111,6 +111,11 @@ class Journal:
         yield
         self._write("armed", **failed)
 
+    def leave(self) -> None:
+        """Record that a visit is over, and close the journal; the process goes on with another visit."""
+        self._write("visited")
+        os.close(self._fd)
+
     def dying(self) -> None:
         """Record that the process is about to end itself by a signal, as part of its test."""
         self._write("dying")
@@ -151,6 +156,8 @@ class Progress:
     step: str = ""
     waiting: bool = False
     dying: bool = False
+    visited: bool = False
+    """Whether the role has ended, in a process that goes on with another visit."""
     first_at: float = 0.0
     last_at: float = 0.0
     records: dict[str, Json] = field(default_factory=dict)
@@ -214,3 +221,5 @@ class Progress:
                 self.records.update(line["facts"])
             case "dying":
                 self.dying = True
+            case "visited":
+                self.visited = True

@@ -25,7 +25,7 @@ from gpuipc_doctor.supervise.assignment import (
     announce,
 )
 from gpuipc_doctor.supervise.role import LaunchedProcess, RunningRole
-from gpuipc_doctor.supervise.start import LAUNCHER_LOG, Starter
+from gpuipc_doctor.supervise.start import LAUNCHER_LOG, Starter, Visit
 from gpuipc_doctor.supervise.stems import Stems
 
 TICK_S = 0.005
@@ -83,6 +83,7 @@ class Execution:
     turn: StartSignal | None = None
     listener: InitVar[Listener | None] = None
     temporary: Path | None = None
+    later: tuple[Visit, ...] = ()
     unkillable: str = ""
     _roles: dict[str, RunningRole] = field(default_factory=dict)
     _culprit: RunningRole | None = None
@@ -110,6 +111,9 @@ class Execution:
                 if self._inbox:
                     self._inbox.close()
                 keeper.remove_abandoned(since=started_on)
+        return self._conclude()
+
+    def _conclude(self) -> ProbeOutcome:
         return ProbeOutcome(
             probe=self.probe.name,
             devices=self.probe.devices,
@@ -140,6 +144,7 @@ class Execution:
             fork,
             waits_for_turn=self.turn is not None,
             temporary=self.temporary,
+            later=self.later,
         ).start()
 
     def _is_given_up(self, stop: threading.Event) -> bool:

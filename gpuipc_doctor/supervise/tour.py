@@ -1,0 +1,82 @@
+"""A tour: one set of processes, one for each role, that visits several probes one after the other.
+
+Each visit has its own directory, journal, records and result, as if it were a probe of its own. The tour ends
+at the first visit that does not complete. No evidence of that visit is gathered, because it does not count:
+`run.tours` repeats it alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpuipc_doctor.model import Ending, ProbeOutcome
+from gpuipc_doctor.supervise import evidence, keeper
+from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
+from gpuipc_doctor.supervise.journal import Progress
+from gpuipc_doctor.supervise.probe import Execution
+from gpuipc_doctor.supervise.role import RunningRole
+from gpuipc_doctor.supervise.start import Visit
+
+
+@dataclass
+class VisitingRole(RunningRole):
+    """A role whose process goes on with the next visit after this one."""
+
+    def poll(self, now: float) -> None:
+        self.progress.read()
+        if self.ending is None and self.progress.visited:
+            self.result = RoleResult.read(self.files.result)
+            self.ending, self.ended_at = Ending.COMPLETED, now
+        super().poll(now)
+
+
+@dataclass
+class Tour(Execution):
+    """The visit under way of a tour; ``later`` has those that follow the first."""
+
+    def visit_all(
+        self, until: float, stop: threading.Event, tell: Callable[[ProbeOutcome], None]
+    ) -> ProbeOutcome:
+        """Make the visits in order, up to the first that does not complete or that ends a process.
+
+        Returns the outcome of the last visit made; ``tell`` is called with those before.
+        """
+        started_on = time.time()
+        first = Visit(self.probe, self.check_file, self.directory)
+        try:
+            for visit in (first, *self.later):
+                if visit is not first:
+                    tell(self._conclude())
+                self._visit(visit, until, stop)
+                if not self._goes_on:
+                    break
+        finally:
+            self._end_tree()
+            keeper.remove_abandoned(since=started_on)
+        return self._conclude()
+
+    def _visit(self, visit: Visit, until: float, stop: threading.Event) -> None:
+        self.probe, self.check_file, self.directory = visit.probe, visit.check_file, visit.directory
+        self._began = time.monotonic()
+        kind = RunningRole if visit is self.later[-1] else VisitingRole
+        with evidence.bounded_logs(visit.directory):
+            if not self._roles:
+                self._start(until, stop)
+            self._roles = {name: self._at_visit(role, kind) for name, role in self._roles.items()}
+            self._watch(until, stop)
+
+    def _at_visit(self, role: RunningRole, kind: type[RunningRole]) -> RunningRole:
+        """The same process at the present visit."""
+        files = RoleFiles(self.directory, role.files.role)
+        return kind(role.process, files, Progress(files.journal), self._began)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether every role's process has completed the visit and can go on with the next."""
+        return all(role.progress.visited and not role.process.poll() for role in self._roles.values())
+
+    def _gather_evidence(self, until: float) -> None:
+        """None, because the visit is repeated alone."""
