@@ -64,7 +64,7 @@ class IpcPool(Check):
             roles = {"exporter": share, "importer": attach}
             yield Probe("data", roles, devices, exclusive=True)
             roles = {"exporter": share_and_die, "importer": outlive}
-            yield Probe("exporter gone", roles, devices, harms=HARMS)
+            yield Probe("exporter gone", roles, devices, harms=HARMS, fresh="process")
             roles = {"exporter": share_many, "importer": attach_many}
             yield Probe(MANY, roles, devices, exclusive=True)
 

@@ -75,7 +75,8 @@ class IpcRelease(Check):
             importers = dict.fromkeys(IMPORTERS, do_as_asked)
             roles = {"exporter": watch_close, **importers}
             yield Probe("close and exit", roles, devices, exclusive=True, fresh="process")
-            yield Probe("kill", {"exporter": watch_kill, **importers}, devices, exclusive=True, harms=HARMS)
+            roles = {"exporter": watch_kill, **importers}
+            yield Probe("kill", roles, devices, exclusive=True, harms=HARMS, fresh="process")
             if ctx.tier is Tier.SOAK:
                 roles, starters = (
                     {"exporter": watch_exits, "starter": start_importers},

@@ -750,6 +750,10 @@ class Report:
     """The MPI library used for messages, and the fabric libraries that its ranks had loaded."""
     known_issues: str = ""
     """Edition of the known issues; two reports with the same edition used the same database."""
+    processes: int = 0
+    """Number of processes that were started to use a driver; 0 in reports of 0.2.0."""
+    initialisations: int = 0
+    """Number of driver initialisations in these processes, which take most of a run's time."""
 
     @property
     def nothing_tested(self) -> bool:

@@ -64,6 +64,9 @@ NOT_PERMITTED = frozenset({"CUDA_ERROR_NOT_PERMITTED"})
 OUT_OF_MEMORY = frozenset({"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"})
 """Errors for exhausted memory."""
 
+INITIALISATIONS = frozenset({"cuInit", "hipInit"})
+"""The driver's calls that initialise it."""
+
 
 class DriverError(Exception):
     """A driver call did not return success. ``fault`` has the call, its code and the code's name."""

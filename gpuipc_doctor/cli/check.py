@@ -49,6 +49,9 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     metavar="NAME",
     help="Probe only this device: cuda:0, a uuid, or an index if only one driver is found. May be repeated.",
 )
+@click.option(
+    "--verbose", "-v", is_flag=True, help="Also print the number of processes and driver initialisations."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the matrix.")
 @click.option(
     "--summary",
@@ -135,6 +138,7 @@ def command(
     strict: bool,
     exit_style: str,
     dry_run: bool,
+    verbose: bool,
     **_: Any,  # other subcommands make the request themselves
 ) -> None:
     """Run checks on this node and print the health matrix.
@@ -168,6 +172,8 @@ def command(
             click.echo(_summary(report, exit_code, full=as_json), nl=False)
         else:
             click.echo(_text(report, exit_code, as_json=as_json, exit_style=exit_style), nl=False)
+            if verbose and not as_json:
+                click.echo(f"{report.processes} processes, {report.initialisations} driver initialisations")
         as_json = as_json or summary
         if all_checks and not as_json and exit_style == "default" and (shown := _could_be_shown(report)):
             click.echo(f"no GPU here; to see an example, run `gpuipc-doctor check --all --simulate {shown}`")

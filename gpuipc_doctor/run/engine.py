@@ -288,6 +288,8 @@ def run(
         needs_gpu=run.planner.needs_gpu,
         stack=stack,
         known_issues=edition,
+        processes=run.schedule.session.processes,
+        initialisations=run.schedule.session.initialisations,
     )
 
 

@@ -159,10 +159,20 @@ class Schedule:
 
     def _visit_all(self, tour: RunningTour, until: float) -> None:
         """Make a tour's visits, in a thread."""
-        untold = iter(tour.outcomes)
+        untold, made = iter(tour.outcomes), iter(tour.planned.visits)
         visits = [(planned.check.id, planned.file, planned.probe) for planned in tour.planned.visits]
+        turn = (
+            StartSignal(self._quiet.at_rest(tour.planned)) if self._quiet.waits_itself(tour.planned) else None
+        )
+
+        def tell(outcome: ProbeOutcome) -> None:
+            self._quiet.after(next(made), outcome)
+            next(untold).set_result(outcome)
+
         try:
-            self.session.tour(visits, until=until, tell=lambda outcome: next(untold).set_result(outcome))
+            if turn is None:
+                self._quiet.before(tour.planned, until)
+            self.session.tour(visits, until=until, tell=tell, turn=turn)
         except BaseException as error:
             next(untold).set_exception(error)
         for future in untold:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import Ending, Probe, ProbeOutcome, Status
+from gpuipc_doctor.api import Check, loader
+from gpuipc_doctor.model import Device, Ending, Probe, ProbeOutcome, Status
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
@@ -37,6 +37,10 @@ class PlannedTour:
     @property
     def number(self) -> int:
         return self.visits[0].number
+
+    @property
+    def check(self) -> Check:
+        return self.visits[0].check
 
     @property
     def probe(self) -> Probe:
@@ -98,9 +102,16 @@ class Tours:
         for planned in probes:
             alone = self.isolate or not can_share(planned)
             groups.setdefault(planned.number if alone else _processes(planned), []).append(planned)
-        return [item for group in groups.values() for item in self._share(group, min(jobs, self.most))]
+        return [
+            combined(share)
+            for group in groups.values()
+            for share in (
+                _apart(group) if group[0].probe.exclusive else self._share(group, min(jobs, self.most))
+            )
+        ]
 
-    def _share(self, group: Sequence[PlannedProbe], most: int) -> Iterable[PlannedProbe | PlannedTour]:
+    def _share(self, group: Sequence[PlannedProbe], most: int) -> Iterable[Sequence[PlannedProbe]]:
+        """Distribute probes by the exporter's device, so that each set of processes uses few devices."""
         firsts = list(dict.fromkeys(planned.probe.devices[:1] for planned in group))
         number = max(1, min(most, len(firsts), len(group) // FEWEST))
         places = {first: (place + self.seed) % len(firsts) for place, first in enumerate(firsts)}
@@ -110,7 +121,7 @@ class Tours:
             group, key=lambda planned: (checks.index(planned.check.id), places[planned.probe.devices[:1]])
         ):
             shares[places[planned.probe.devices[:1]] * number // len(firsts)].append(planned)
-        return (combined(share) for share in shares if share)
+        return filter(None, shares)
 
     def remember(
         self, planned: PlannedProbe, outcome: ProbeOutcome, before: tuple[PlannedProbe, ...]
@@ -142,14 +153,14 @@ def separated(item: PlannedProbe | PlannedTour) -> tuple[PlannedProbe | PlannedT
 def can_share(planned: PlannedProbe) -> bool:
     """Whether a probe may share processes with others.
 
-    Array libraries, launchers and roles that start processes need their own. So do probes that kill a process
-    or may leave something behind, and a site's own checks, which were written for fresh processes.
+    Array libraries, launchers and roles that start processes need their own processes. So do probes that end
+    a process or leave something behind, and a site's own checks, which were written for fresh processes.
     """
     probe = planned.probe
-    needs_own = probe.exclusive or probe.launch or probe.starters or probe.imports or probe.together
-    leaves = probe.harms or probe.fresh == "process" or planned.check.searches or planned.follows
+    started_otherwise = probe.launch or probe.starters or probe.imports or probe.together
+    needs_own = started_otherwise or planned.check.searches or probe.fresh == "process"
     is_built_in = planned.file in loader.built_in().values()
-    return bool(probe.devices) and is_built_in and not needs_own and not leaves
+    return bool(probe.devices) and is_built_in and not needs_own and planned.follows is None
 
 
 def _processes(planned: PlannedProbe) -> object:
@@ -157,7 +168,20 @@ def _processes(planned: PlannedProbe) -> object:
     probe = planned.probe
     backends = tuple(dict.fromkeys(device.backend for device in probe.devices))
     env = frozenset(probe.env.items())
-    return backends, tuple(probe.roles), probe.concurrent, env, planned.repetition
+    return backends, tuple(probe.roles), probe.exclusive, probe.concurrent, env, planned.repetition
+
+
+def _apart(group: Sequence[PlannedProbe]) -> Iterable[Sequence[PlannedProbe]]:
+    """Distribute exclusive probes by their devices, so that tours without a common device can run at the same
+    time. The probes of a single device join those of a pair that begins with the device, or contains it."""
+    shares: dict[tuple[Device, ...], list[PlannedProbe]] = {}
+    for planned in sorted(group, key=lambda planned: -len(planned.probe.devices)):
+        devices = planned.probe.devices
+        if devices not in shares and len(devices) == 1:
+            around = [pair for pair in shares if devices[0] in pair]
+            devices = next((pair for pair in around if pair[0] == devices[0]), (around or [devices])[0])
+        shares.setdefault(devices, []).append(planned)
+    return shares.values()
 
 
 def is_unkillable(outcome: ProbeOutcome) -> bool:

@@ -171,6 +171,11 @@ class Progress:
         """Whether the journalled operation in progress is an MPI call."""
         return self.operation.startswith(MPI_PREFIX)
 
+    def made(self, operation: str) -> int:
+        """Number of calls of this operation, also in processes that the worker started."""
+        returned = self.returned.get(operation)
+        return max(self.occurrences.get(operation, 0), returned.count if returned else 0)
+
     @property
     def mpi_calls(self) -> int:
         """Number of MPI calls that the worker began."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
-from gpuipc_doctor.model import Ending, LauncherEnd, Node, Probe, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.api.gpu import INITIALISATIONS
+from gpuipc_doctor.model import AtRest, Ending, LauncherEnd, Node, Probe, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise import evidence, keeper, tree
 from gpuipc_doctor.supervise.assignment import (
     Inbox,
@@ -85,6 +86,8 @@ class Execution:
     temporary: Path | None = None
     later: tuple[Visit, ...] = ()
     unkillable: str = ""
+    initialisations: int = 0
+    """Driver initialisations so far."""
     _roles: dict[str, RunningRole] = field(default_factory=dict)
     _culprit: RunningRole | None = None
     _stopped: str = ""
@@ -114,6 +117,8 @@ class Execution:
         return self._conclude()
 
     def _conclude(self) -> ProbeOutcome:
+        progress = [role.progress for role in self._roles.values()]
+        self.initialisations += sum(each.made(name) for each in progress for name in INITIALISATIONS)
         return ProbeOutcome(
             probe=self.probe.name,
             devices=self.probe.devices,
@@ -153,13 +158,16 @@ class Execution:
     def _take_turn(self) -> None:
         """Pass on the start signal. The time limits of the probe and its roles count from the signal."""
         if self.turn and self._waits_for_turn and self.turn.at_rest is not None:
-            announce(self._turn_file, self.turn.at_rest)
+            self._announce(self.turn.at_rest)
             self._waits_for_turn = False
             self._began = time.monotonic()
             for role in self._roles.values():
                 role.progress.read()
                 if role.progress.waiting:
                     role.progress.last_at = self._began
+
+    def _announce(self, at_rest: Sequence[AtRest]) -> None:
+        announce(self._turn_file, at_rest)
 
     # -- watch ------------------------------------------------------------------------------------------
 

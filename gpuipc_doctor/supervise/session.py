@@ -41,6 +41,9 @@ class Session:
         self.limits = limits
         self.unkillable = ""
         """Description of a process that even SIGKILL did not end; then no further GPU probe may start."""
+        self.processes = self.initialisations = 0
+        """Number of workers started, and of driver initialisations in them."""
+        self._counting = threading.Lock()
         self._id = secrets.token_hex(8)
         self._keep_logs = keep_logs.absolute() if keep_logs else None  # workers are on other nodes
         self._numbers = itertools.count(1)
@@ -123,7 +126,7 @@ class Session:
                 temporary=temporary,
             )
             outcome = execution.run(until, stop or self._stop)
-        self.unkillable = self.unkillable or execution.unkillable
+        self._note(execution)
         return outcome
 
     def tour(
@@ -132,11 +135,13 @@ class Session:
         *,
         until: float,
         tell: Callable[[ProbeOutcome], None],
+        turn: StartSignal | None = None,
     ) -> None:
         """Run two or more probes, each given with its check and the check's file, one after the other in one
         set of processes. The probes have the same names of roles and the same environment.
 
-        ``tell`` is called with the outcome of each visit made; see `Tour.visit_all`.
+        ``tell`` is called with the outcome of each visit made; see `Tour.visit_all`. ``turn``: as in `run`,
+        with the idle level of all devices of the tour, in the order in which they are visited.
         """
         prepared = [(*self._prepare(check, probe), file, probe) for check, file, probe in visits]
         number, directory, file, probe = prepared[0]
@@ -148,11 +153,18 @@ class Session:
             marker=f"{self._id}/{number}",
             limits=self.limits,
             stems=self._stems,
+            turn=turn,
             later=tuple(Visit(probe, file, directory) for _, directory, file, probe in prepared[1:]),
         )
         last = execution.visit_all(until, self._stop, tell)
-        self.unkillable = self.unkillable or execution.unkillable
+        self._note(execution)
         tell(last)
+
+    def _note(self, execution: Execution) -> None:
+        with self._counting:
+            self.processes += len(execution.probe.roles)
+            self.initialisations += execution.initialisations
+        self.unkillable = self.unkillable or execution.unkillable
 
     def _prepare(self, check: str, probe: Probe) -> tuple[int, Path]:
         """The number of the next probe, and the new directory for its files."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpuipc_doctor.model import Ending, ProbeOutcome
+from gpuipc_doctor.model import AtRest, Ending, ProbeOutcome
 from gpuipc_doctor.supervise import evidence, keeper
-from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
+from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult, announce
 from gpuipc_doctor.supervise.journal import Progress
 from gpuipc_doctor.supervise.probe import Execution
 from gpuipc_doctor.supervise.role import RunningRole
@@ -67,6 +67,16 @@ class Tour(Execution):
                 self._start(until, stop)
             self._roles = {name: self._at_visit(role, kind) for name, role in self._roles.items()}
             self._watch(until, stop)
+
+    def _announce(self, at_rest: Sequence[AtRest]) -> None:
+        """Signal the start to every visit. Only the first visit of a device waits until the device is idle,
+        because no process of the tour has ended since then."""
+        visits = (Visit(self.probe, self.check_file, self.directory), *self.later)
+        devices = dict.fromkeys(device for visit in visits for device in visit.probe.devices)
+        unvisited = dict(zip(devices, at_rest, strict=True))
+        for visit in visits:
+            file = RoleFiles(visit.directory, next(iter(visit.probe.roles))).turn
+            announce(file, [unvisited.pop(device, AtRest(None, 0.0)) for device in visit.probe.devices])
 
     def _at_visit(self, role: RunningRole, kind: type[RunningRole]) -> RunningRole:
         """The same process at the present visit."""
