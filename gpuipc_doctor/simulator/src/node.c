@@ -84,7 +84,7 @@ static const char *const effects[EFFECTS + 1] = {"error",  "hang",    "hang-igno
                                       "skip",   "snapshot", "lose-writes",     "accept", "renumber", "latest",
                                       "leak-descriptor", "wrap", "corrupt-from", "stale-part", "end-another",
                                       "end-block", "end-count", "wipe", "sticky", "leak-addresses", "leak-thread",
-                                      "leak-host", "lag", "blank", "misstate", NULL};
+                                      "leak-host", "lag", "blank", "misstate", "in-turn", NULL};
 
 static int device_number(int backend, int64_t index)
 {
@@ -184,6 +184,8 @@ static void read_fault(const char *key, const char *value, void *record)
         fault->every = (unsigned)number(key, value);
     else if (IS("device"))
         fault->device = (int)number(key, value);
+    else if (IS("exporter"))
+        fault->exporter = (int)number(key, value);
     else if (IS("when"))
         fault->when = (enum fault_condition)word_of(conditions, key, value);
     else if (IS("peer"))
@@ -236,7 +238,7 @@ static void read_line(char *line)
         if (the_node.faults == MAX_FAULTS)
             refuse("more than %d faults", MAX_FAULTS);
         struct fault *fault = &the_node.fault[the_node.faults++];
-        *fault = (struct fault){.backend = -1, .call = -1, .device = -1, .effect = EFFECTS};
+        *fault = (struct fault){.backend = -1, .call = -1, .device = -1, .exporter = -1, .effect = EFFECTS};
         read_fields(fields, read_fault, fault);
         if (fault->call < 0 || fault->effect == EFFECTS)
             refuse("a fault needs call= and do=");

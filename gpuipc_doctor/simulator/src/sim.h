@@ -100,6 +100,7 @@ enum fault_effect { /* in the order of node.c's words */
     LAG,
     BLANK,
     MISSTATE,
+    IN_TURN,
     EFFECTS,
 };
 
@@ -107,6 +108,7 @@ struct fault {
     int backend; /* an enum backend, or -1 for any */
     int call;    /* an enum call */
     int device;  /* index among the devices of the backend, or -1 for any */
+    int exporter; /* likewise: only when the handle at hand is of that device's memory */
     unsigned nth, from, every;
     enum fault_condition when;
     bool peer; /* only when the handle at hand is of another device's memory */
