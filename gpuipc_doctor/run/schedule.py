@@ -235,10 +235,14 @@ class Schedule:
     def _in_line(self, waiting: Iterable[Item]) -> list[Item]:
         """The probes in order of execution.
 
-        Probes that were started early come first, because no other probe can start early before they have
-        run. Probes whose libraries are still being imported come last.
+        Probes that failed in a tour come first. Then come those that were started early, because no other
+        probe can start early before they have run. Probes whose libraries are still being imported come last.
         """
-        return sorted(waiting, key=lambda item: (item.number not in self._ahead, self._still_imports(item)))
+
+        def place(item: Item) -> tuple[bool, ...]:
+            return not self.tours.is_in_doubt(item), item.number not in self._ahead, self._still_imports(item)
+
+        return sorted(waiting, key=place)
 
     def _still_imports(self, planned: Item) -> bool:
         """Whether the probe's array library is still being imported, which takes seconds."""

@@ -134,6 +134,10 @@ class Tours:
         worn_out = self._failures.total() >= FAILURES or self._failures[kind] >= LIKE_FAILURES
         self.isolate = self.isolate or worn_out
 
+    def is_in_doubt(self, item: PlannedProbe | PlannedTour) -> bool:
+        """Whether the item is a probe to be repeated alone."""
+        return isinstance(item, PlannedProbe) and item.number in self.doubts
+
     def needs_confirmation(self, planned: PlannedProbe) -> bool:
         """Whether a visit's failure is worth repeating after its probe passed alone."""
         doubt = self.doubts[planned.number]
