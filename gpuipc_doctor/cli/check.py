@@ -97,7 +97,8 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     "--seed",
     type=click.IntRange(0),
     metavar="N",
-    help="Seed of ipc-histories and mpi-histories.  [default: fixed; in soak, from host and time]",
+    help="Seed of ipc-histories and mpi-histories  [default: fixed; in soak, from host and time], and of the "
+    "GPU that is tested first  [default: at random].",
 )
 @click.option(
     "--operations",
@@ -190,9 +191,8 @@ def refuse_contradictions(ctx: click.Context) -> None:
         raise click.UsageError("--all runs every check of the tier; omit --all, or the names", ctx)
     if not named and not all_checks:
         raise click.UsageError("name the checks to run, or give --all", ctx)
-    for option in OF_HISTORIES:
-        if ctx.params[option] is not None and named and not {*HISTORIES} & {*named}:
-            raise click.UsageError(f"--{option} is for {' and '.join(HISTORIES)}: also name one of them", ctx)
+    if ctx.params["operations"] is not None and named and not {*HISTORIES} & {*named}:
+        raise click.UsageError(f"--operations is for {' and '.join(HISTORIES)}: also name one of them", ctx)
 
 
 def with_options(ctx: click.Context, config: SiteConfig) -> SiteConfig:

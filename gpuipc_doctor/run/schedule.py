@@ -158,24 +158,32 @@ class Schedule:
     # -- tours ------------------------------------------------------------------------------------------
 
     def _visit_all(self, tour: RunningTour, until: float) -> None:
-        """Make a tour's visits, in a thread."""
-        untold, made = iter(tour.outcomes), iter(tour.planned.visits)
+        """Make a tour's visits, in a thread, up to the first that does not pass."""
+        untold = iter(zip(tour.planned.visits, tour.outcomes, strict=True))
         visits = [(planned.check.id, planned.file, planned.probe) for planned in tour.planned.visits]
-        turn = (
-            StartSignal(self._quiet.at_rest(tour.planned)) if self._quiet.waits_itself(tour.planned) else None
-        )
+        waits_itself = self._quiet.waits_itself(tour.planned)
+        turn = StartSignal(self._quiet.at_rest(tour.planned)) if waits_itself else None
 
         def tell(outcome: ProbeOutcome) -> None:
-            self._quiet.after(next(made), outcome)
-            next(untold).set_result(outcome)
+            planned, future = next(untold)
+            self._quiet.after(planned, outcome)
+            future.set_result(outcome)
+
+        def goes_on(outcome: ProbeOutcome) -> bool:
+            planned = tour.planned.visits[sum(future.done() for future in tour.outcomes)]
+            if not (tour.planned.confirms or self._passes(planned, outcome)):
+                return False
+            tell(outcome)
+            return True
 
         try:
             if turn is None:
                 self._quiet.before(tour.planned, until)
-            self.session.tour(visits, until=until, tell=tell, turn=turn)
+            tell(self.session.tour(visits, until=until, goes_on=goes_on, turn=turn))
         except BaseException as error:
-            next(untold).set_exception(error)
-        for future in untold:
+            _, future = next(untold)
+            future.set_exception(error)
+        for _, future in untold:
             future.set_result(None)
 
     def _after_visit(self, tour: RunningTour, future: Future[ProbeOutcome | None], take: Take) -> list[Item]:

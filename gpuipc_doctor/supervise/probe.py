@@ -114,11 +114,14 @@ class Execution:
                 if self._inbox:
                     self._inbox.close()
                 keeper.remove_abandoned(since=started_on)
+        self._count_initialisations()
         return self._conclude()
 
-    def _conclude(self) -> ProbeOutcome:
+    def _count_initialisations(self) -> None:
         progress = [role.progress for role in self._roles.values()]
         self.initialisations += sum(each.made(name) for each in progress for name in INITIALISATIONS)
+
+    def _conclude(self) -> ProbeOutcome:
         return ProbeOutcome(
             probe=self.probe.name,
             devices=self.probe.devices,

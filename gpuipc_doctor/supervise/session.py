@@ -134,14 +134,14 @@ class Session:
         visits: Sequence[tuple[str, Path, Probe]],
         *,
         until: float,
-        tell: Callable[[ProbeOutcome], None],
+        goes_on: Callable[[ProbeOutcome], bool],
         turn: StartSignal | None = None,
-    ) -> None:
+    ) -> ProbeOutcome:
         """Run two or more probes, each given with its check and the check's file, one after the other in one
         set of processes. The probes have the same names of roles and the same environment.
 
-        ``tell`` is called with the outcome of each visit made; see `Tour.visit_all`. ``turn``: as in `run`,
-        with the idle level of all devices of the tour, in the order in which they are visited.
+        ``goes_on`` is called with each outcome but the last, which is returned: see `Tour.visit_all`.
+        ``turn``: as in `run`, with the idle level of all devices of the tour, in the order in which they are visited.
         """
         prepared = [(*self._prepare(check, probe), file, probe) for check, file, probe in visits]
         number, directory, file, probe = prepared[0]
@@ -156,9 +156,9 @@ class Session:
             turn=turn,
             later=tuple(Visit(probe, file, directory) for _, directory, file, probe in prepared[1:]),
         )
-        last = execution.visit_all(until, self._stop, tell)
+        last = execution.visit_all(until, self._stop, goes_on)
         self._note(execution)
-        tell(last)
+        return last
 
     def _note(self, execution: Execution) -> None:
         with self._counting:

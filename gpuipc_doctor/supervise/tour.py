@@ -38,20 +38,19 @@ class Tour(Execution):
     """The visit under way of a tour; ``later`` has those that follow the first."""
 
     def visit_all(
-        self, until: float, stop: threading.Event, tell: Callable[[ProbeOutcome], None]
+        self, until: float, stop: threading.Event, goes_on: Callable[[ProbeOutcome], bool]
     ) -> ProbeOutcome:
         """Make the visits in order, up to the first that does not complete or that ends a process.
 
-        Returns the outcome of the last visit made; ``tell`` is called with those before.
+        ``goes_on`` is called with the outcome of each visit before the last, and returns whether to go on.
+        Returns the outcome of the last visit made.
         """
         started_on = time.time()
         first = Visit(self.probe, self.check_file, self.directory)
         try:
             for visit in (first, *self.later):
-                if visit is not first:
-                    tell(self._conclude())
                 self._visit(visit, until, stop)
-                if not self._goes_on:
+                if visit is self.later[-1] or not self._is_left or not goes_on(self._conclude()):
                     break
         finally:
             self._end_tree()
@@ -67,6 +66,7 @@ class Tour(Execution):
                 self._start(until, stop)
             self._roles = {name: self._at_visit(role, kind) for name, role in self._roles.items()}
             self._watch(until, stop)
+        self._count_initialisations()
 
     def _announce(self, at_rest: Sequence[AtRest]) -> None:
         """Signal the start to every visit. Only the first visit of a device waits until the device is idle,
@@ -84,7 +84,7 @@ class Tour(Execution):
         return kind(role.process, files, Progress(files.journal), self._began)
 
     @property
-    def _goes_on(self) -> bool:
+    def _is_left(self) -> bool:
         """Whether every role's process has completed the visit, and goes on or is already ahead."""
         return all(role.progress.visited for role in self._roles.values())
 

@@ -45,12 +45,14 @@ def tour(
         )
         for number, names in enumerate(visits)
     ]
-    session.tour(
-        [("misbehaving", FILE, probe) for probe in probes],
-        until=time.monotonic() + limit_s,
-        tell=outcomes.append,
-    )
-    return outcomes
+
+    def goes_on(outcome: ProbeOutcome) -> bool:
+        outcomes.append(outcome)
+        return True
+
+    visits = [("misbehaving", FILE, probe) for probe in probes]
+    last = session.tour(visits, until=time.monotonic() + limit_s, goes_on=goes_on)
+    return [*outcomes, last]
 
 
 def test_visits_share_processes_and_nothing_else(session: Session, roles: ModuleType) -> None:
@@ -100,32 +102,31 @@ def test_visit_whose_role_ends_its_process_completes_and_is_the_last(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left
-def test_unkillable_process_ends_the_tour_and_is_known_when_its_visit_is_told(
+def test_unkillable_process_ends_the_tour_and_is_known(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tree, "signal_all", lambda targets, number: None)
-    known: list[str] = []
     probes = [Probe(name, {"a": getattr(roles, name)}, deadline_s=1.5) for name in ("completes", "hang_in_c")]
-    outcomes: list[ProbeOutcome] = []
-
-    def tell(outcome: ProbeOutcome) -> None:
-        outcomes.append(outcome)
-        known.append(session.unkillable)
-
     visits = [("misbehaving", FILE, probe) for probe in (*probes, probes[0])]
-    session.tour(visits, until=time.monotonic() + 60, tell=tell)
+    outcomes: list[ProbeOutcome] = []
+    last = session.tour(visits, until=time.monotonic() + 60, goes_on=lambda each: not outcomes.append(each))
     monkeypatch.undo()
-    first, second = outcomes
-    assert first.completed
-    assert second.roles["a"].ending is Ending.UNKILLABLE
-    assert not known[0]
-    assert f"pid {second.roles['a'].pid}" in known[1]
+    assert [outcome.completed for outcome in outcomes] == [True]
+    assert last.roles["a"].ending is Ending.UNKILLABLE
+    assert f"pid {last.roles['a'].pid}" in session.unkillable
 
 
 def test_budget_ends_a_tour_and_keeps_the_visits_made(session: Session, roles: ModuleType) -> None:
     first, second = tour(session, roles, ("completes",), ("wait_for_the_end",), ("completes",), limit_s=8.0)
     assert first.completed
     assert second.stopped == "budget"
+
+
+def test_tour_that_is_not_to_go_on_ends_with_that_visit(session: Session, roles: ModuleType) -> None:
+    probes = [Probe(name, {"a": roles.completes}) for name in ("first", "second", "third")]
+    visits = [("misbehaving", FILE, probe) for probe in probes]
+    last = session.tour(visits, until=time.monotonic() + 60, goes_on=lambda outcome: outcome.probe == "first")
+    assert (last.probe, last.completed) == ("second", True)
 
 
 @pytest.mark.parametrize(
