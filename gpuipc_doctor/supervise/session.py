@@ -141,7 +141,7 @@ class Session:
         set of processes. The probes have the same names of roles and the same environment.
 
         ``goes_on`` is called with each outcome but the last, which is returned: see `Tour.visit_all`.
-        ``turn``: as in `run`, with the idle level of all devices of the tour, in the order in which they are visited.
+        ``turn``: as in `run`, with the idle level of all devices of the tour, in the order of the visits.
         """
         prepared = [(*self._prepare(check, probe), file, probe) for check, file, probe in visits]
         number, directory, file, probe = prepared[0]

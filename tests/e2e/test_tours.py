@@ -56,7 +56,9 @@ def test_fault_of_one_gpu_blames_it_and_keeps_the_others_pass(
     row = worst(report, "ipc-stale")
     bad = {"cuda:2", "cuda:1 > cuda:2"}  # importers on cuda:2
     assert {subject for subject, status in row.items() if status == "FAIL"} == bad
-    assert {status for subject, status in row.items() if subject not in bad} == {"PASS"}
+    # After two hangs on cuda:2, no other probe of it is run.
+    left_out = {"cuda:2 > cuda:3"} if "hang" in fault else set()
+    assert {status for subject, status in row.items() if subject not in bad | left_out} == {"PASS"}
     for result in report["results"]:
         if result["finding"]["status"] == "FAIL":
             assert not any("same processes" in line for line in evidence(result["finding"]))
@@ -75,8 +77,9 @@ def test_fault_at_a_call_that_no_probe_reaches_alone_is_found_with_its_history(
     """Each ipc-peer opens one handle: the third open of a process is the third visit of its tour."""
     fault = "{call: ipc-open, nth: 3, do: corrupt-byte}"
     report = check(doctor, tmp_path, 3, fault, "ipc-peer", *SEED)
-    bad = [result["finding"] for result in report["results"] if result["finding"]["status"] == "FAIL"]
-    assert [evidence(finding)[-1].count("ipc-peer on") for finding in bad] == [2, 2]  # of six visits
+    bad = [result for result in report["results"] if result["finding"]["status"] == "FAIL"]
+    assert len({tuple(result["devices"]) for result in bad}) == 2  # of six visits, the third and the sixth
+    assert {evidence(result["finding"])[-1].count("ipc-peer on") for result in bad} == {2}
     isolated = check(doctor, tmp_path, 3, fault, "ipc-peer", "--isolate")
     assert set(worst(isolated, "ipc-peer").values()) == {"PASS"}
 
