@@ -32,7 +32,11 @@ class ExitZeroOnUsageError(click.Command):
 
 @click.command(cls=ExitZeroOnUsageError)
 @options.config("Site config; without it /etc/gpuipc-doctor/site.yaml, else the defaults.")
-@options.seconds("--budget", "Time limit from the start of this process.  [default: the config's, or 8]")
+@options.seconds(
+    "--budget",
+    "Time limit from the start of this process.  [default: the config's, or 8, "
+    "with up to 1 more for many GPUs]",
+)
 def command(*, config_file: Path | None, budget: float | None) -> None:
     """Test this node before a job.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result, Status
+from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result, Status, Tier
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Confirmation, Doubt
 from gpuipc_doctor.run.idle_wait import IdleDevices
@@ -377,13 +377,13 @@ def _key(planned: PlannedProbe) -> str:
     return f"{planned.check.id} {planned.probe.subject} {planned.probe.name}"
 
 
-def _priority(planned: Item) -> tuple[bool, int]:
-    """Sort key: exclusive probes first, and among them those with most devices.
+def _priority(planned: Item) -> tuple[Tier, bool, int]:
+    """Sort key: checks of the prolog first, then exclusive probes, and among them those with most devices.
 
-    Shared probes run in the gaps.
+    Other shared probes run in the gaps.
     """
     exclusive = planned.probe.exclusive
-    return not exclusive, -len(planned.probe.devices) if exclusive else 0
+    return planned.check.tier, not exclusive, -len(planned.probe.devices) if exclusive else 0
 
 
 def _next_in_line(waiting: Iterable[Item]) -> Iterator[PlannedProbe]:

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from gpuipc_doctor.api import Check, loader
-from gpuipc_doctor.model import Device, Ending, Probe, ProbeOutcome, Status
+from gpuipc_doctor.model import Device, Ending, Probe, ProbeOutcome, Status, Tier
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
@@ -115,7 +115,7 @@ class Tours:
         firsts = list(dict.fromkeys(planned.probe.devices[:1] for planned in group))
         number = max(1, min(most, len(firsts), len(group) // FEWEST))
         places = {first: (place + self.seed) % len(firsts) for place, first in enumerate(firsts)}
-        checks = list(dict.fromkeys(planned.check.id for planned in group))
+        checks = list(dict.fromkeys(planned.check.id for planned in sorted(group, key=_tier)))
         shares: list[list[PlannedProbe]] = [[] for _ in range(number)]
         for planned in sorted(
             group, key=lambda planned: (checks.index(planned.check.id), places[planned.probe.devices[:1]])
@@ -165,6 +165,10 @@ def can_share(planned: PlannedProbe) -> bool:
     needs_own = started_otherwise or planned.check.searches or probe.fresh == "process"
     is_built_in = planned.file in loader.built_in().values()
     return bool(probe.devices) and is_built_in and not needs_own and planned.follows is None
+
+
+def _tier(planned: PlannedProbe) -> Tier:
+    return planned.check.tier
 
 
 def _processes(planned: PlannedProbe) -> object:

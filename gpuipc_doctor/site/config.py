@@ -185,6 +185,8 @@ class SiteConfig:
     start_up_s: float = 60.0
     """Seconds until a worker's first journal line."""
     budget_s: Mapping[Tier, float] = field(default_factory=lambda: dict(_BUDGET_S))
+    stated_budgets: frozenset[Tier] = frozenset()
+    """The tiers whose budget is stated in a file."""
     """Seconds for a whole run of a tier."""
     options: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     """Check id → the check's ``Context.options``."""
@@ -270,6 +272,7 @@ def load(path: Path | None = None, match: Find = lambda: None, known: Iterable[D
         deadline_s=None if deadline is None else float(deadline),
         start_up_s=float(data.get("start_up_s", SiteConfig().start_up_s)),
         budget_s={**_BUDGET_S, **budgets},
+        stated_budgets=frozenset(budgets),
         options=data.get("options", {}),
         versions={
             name: _version(name, said, found.where("versions", name))

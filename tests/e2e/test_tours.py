@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Command, evidence
+from tests.e2e.test_prolog import Site
 
 pytestmark = pytest.mark.cuda
 
@@ -82,6 +83,39 @@ def test_fault_at_a_call_that_no_probe_reaches_alone_is_found_with_its_history(
     assert {evidence(result["finding"])[-1].count("ipc-peer on") for result in bad} == {2}
     isolated = check(doctor, tmp_path, 3, fault, "ipc-peer", "--isolate")
     assert set(worst(isolated, "ipc-peer").values()) == {"PASS"}
+
+
+SERIAL = "{call: init, do: in-turn, ms: 500}"
+"""A driver that serves two initialisations a second."""
+
+
+@pytest.mark.parametrize("count", [4, 8, 16])
+def test_prolog_never_drains_a_healthy_node_by_its_number_of_gpus(tmp_path: Path, count: int) -> None:
+    """On a busy machine there may be no time for all of them."""
+    site, node = Site(tmp_path), tmp_path / "node.yaml"
+    node.write_text(NODE.format(count=count, faults=SERIAL))
+    site.write(str(node), {"on_error": "drain", "on_budget": "drain", "log": "log.jsonl"})
+    exit_code, line, _ = site.prolog()
+    assert exit_code == 0, line
+    assert "PASS" in line
+
+
+def test_prolog_blames_the_one_bad_gpu(tmp_path: Path) -> None:
+    site, node = Site(tmp_path), tmp_path / "node.yaml"
+    faults = f"{SERIAL}, {{call: ipc-open, device: 1, nth: 1, do: error, error: MAP_FAILED}}"
+    node.write_text(NODE.format(count=2, faults=faults))
+    site.write(str(node), {})
+    exit_code, line, _ = site.prolog("--budget", "20")
+    assert exit_code == 12
+    assert "FAIL ipc-reopen on cuda:1" in line
+
+
+def test_prolog_with_a_budget_shorter_than_one_initialisation_knows_nothing(tmp_path: Path) -> None:
+    site, node = Site(tmp_path), tmp_path / "node.yaml"
+    node.write_text(NODE.format(count=2, faults="{call: init, do: in-turn, ms: 60000}"))
+    site.write(str(node), {"on_budget": "drain"})
+    exit_code, line, _ = site.prolog("--budget", "8")
+    assert (exit_code, "ERROR" in line) == (11, True), line
 
 
 @pytest.mark.parametrize(("count", "processes"), [(1, 2), (2, 4), (4, 4), (8, 4)])
