@@ -75,14 +75,15 @@ class IpcRelease(Check):
             importers = dict.fromkeys(IMPORTERS, do_as_asked)
             roles = {"exporter": watch_close, **importers}
             yield Probe("close and exit", roles, devices, exclusive=True, fresh="process")
-            roles = {"exporter": watch_kill, **importers}
-            yield Probe("kill", roles, devices, exclusive=True, harms=HARMS, fresh="process")
             if ctx.tier is Tier.SOAK:
                 roles, starters = (
                     {"exporter": watch_exits, "starter": start_importers},
                     frozenset({"starter"}),
                 )
                 yield Probe(MANY, roles, devices, exclusive=True, starters=starters)
+        for devices in ctx.exporters:
+            roles = {"exporter": watch_kill, **dict.fromkeys(IMPORTERS, do_as_asked)}
+            yield Probe("kill", roles, devices, exclusive=True, harms=HARMS, fresh="process")
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         if failed := done.records.get("starter", {}).get("failed"):

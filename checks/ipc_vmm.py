@@ -67,8 +67,8 @@ class IpcVmm(Check):
     requires = frozenset({"vmm-ipc", "multi-process", "contexts"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
-        for devices in ctx.subjects:
-            for name, (roles, _) in PROCEDURES.items():
+        for name, (roles, _) in PROCEDURES.items():
+            for devices in ctx.exporters if FRESH.get(name) == "process" else ctx.subjects:
                 harms = HARMS if FRESH.get(name) == "process" else frozenset()
                 exclusive, fresh = name == "importer gone", FRESH.get(name, "")
                 yield Probe(name, roles, devices, harms=harms, exclusive=exclusive, fresh=fresh)

@@ -101,6 +101,21 @@ class Context:
         return (*((device,) for device in self.devices), *pairs)
 
     @property
+    def exporters(self) -> tuple[tuple[Device, ...], ...]:
+        """For each device, one subject in which it exports: to the next device of its backend that has peer
+        access, else to itself. For probes that end processes, of which each costs a driver initialisation;
+        in ``soak``, all `subjects`."""
+        if self.tier is Tier.SOAK:
+            return self.subjects
+        chosen: list[tuple[Device, ...]] = []
+        for device in self.devices:
+            place = self.devices.index(device)
+            others = [*self.devices[place + 1 :], *self.devices[:place]]
+            to = next((other for other in others if device.label in other.peers), None)
+            chosen.append((device, to) if to else (device,))
+        return tuple(chosen)
+
+    @property
     def pairs(self) -> tuple[tuple[Device, Device], ...]:
         """Ordered pairs (exporter's device, importer's device) within one backend."""
         return tuple((a, b) for a, b in permutations(self.devices, 2) if a.backend == b.backend)

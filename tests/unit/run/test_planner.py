@@ -18,6 +18,7 @@ from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.planner import Plan, Planner
 from gpuipc_doctor.run.request import AmbiguousName, Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig, Waiver
+from tests.checks.judging import gpu
 
 ABLE = frozenset({"legacy-ipc", "multi-process", "contexts"})
 DEVICES = tuple(
@@ -347,3 +348,19 @@ def test_contexts_in_soak_are_like_an_applications(tier: Tier, concurrent: set[s
     item = load(OWN_CHECK.format(body='yield Probe("", {"role": role}, ctx.devices[:1])'), tmp_path)
     (planned,) = plan_probes(item, request=Request(tier=tier)).probes
     assert planned.probe.concurrent == concurrent
+
+
+@pytest.mark.parametrize(
+    ("count", "peers", "subjects"),
+    [
+        (1, True, ["cuda:0"]),
+        (2, True, ["cuda:0 > cuda:1", "cuda:1 > cuda:0"]),
+        (3, True, ["cuda:0 > cuda:1", "cuda:1 > cuda:2", "cuda:2 > cuda:0"]),
+        (2, False, ["cuda:0", "cuda:1"]),
+    ],
+)
+def test_each_device_exports_once_to_another_if_it_can(count: int, peers: bool, subjects: list[str]) -> None:
+    labels = frozenset(f"cuda:{number}" for number in range(count))
+    devices = tuple(replace(gpu(number), peers=labels if peers else frozenset()) for number in range(count))
+    assert [Probe("", {}, chosen).subject for chosen in Context(devices).exporters] == subjects
+    assert Context(devices, tier=Tier.SOAK).exporters == Context(devices, tier=Tier.SOAK).subjects
