@@ -82,11 +82,18 @@ class Request:
         if not self.devices:
             return tuple(devices)
         chosen: dict[str, Device] = {}
+        unknown = [name for name in self.devices if not any(name in _names(device) for device in devices)]
+        if len(unknown) > 1:
+            raise UnknownName("device", ", ".join(unknown), (device.label for device in devices))
         for name in self.devices:
-            matching = [d for d in devices if name in (d.label, d.uuid, str(d.index))]
+            matching = [device for device in devices if name in _names(device)]
             if not matching:
                 raise UnknownName("device", name, (device.label for device in devices))
             if len(matching) > 1:
                 raise AmbiguousName("device", name, (device.label for device in matching))
             chosen[matching[0].label] = matching[0]
         return tuple(chosen.values())
+
+
+def _names(device: Device) -> tuple[str, ...]:
+    return device.label, device.uuid, str(device.index)

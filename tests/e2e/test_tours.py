@@ -47,8 +47,9 @@ def worst(report: dict[str, Any], check: str) -> dict[str, str]:
         "{call: ipc-open, device: 2, do: error, error: MAP_FAILED}",
         "{call: ipc-open, device: 2, do: corrupt-byte}",
         "{call: ipc-close, device: 2, do: hang-ignore-term}",
+        "{call: ipc-close, device: 2, do: lose-device}",
     ],
-    ids=["crash", "error", "wrong-data", "hang"],
+    ids=["crash", "error", "wrong-data", "hang", "lost"],
 )
 def test_fault_of_one_gpu_blames_it_and_keeps_the_others_pass(
     doctor: Command, tmp_path: Path, fault: str
@@ -56,6 +57,8 @@ def test_fault_of_one_gpu_blames_it_and_keeps_the_others_pass(
     report = check(doctor, tmp_path, 4, fault, "ipc-stale", "--deadline", "5", *SEED)
     row = worst(report, "ipc-stale")
     bad = {"cuda:2", "cuda:1 > cuda:2"}  # importers on cuda:2
+    if "lose-device" in fault:
+        bad.add("cuda:2 > cuda:3")
     assert {subject for subject, status in row.items() if status == "FAIL"} == bad
     # After two hangs on cuda:2, no other probe of it is run.
     left_out = {"cuda:2 > cuda:3"} if "hang" in fault else set()

@@ -93,6 +93,8 @@ def test_index_is_a_device_if_one_backend_has_it() -> None:
 
 
 def test_unknown_device_suggests_the_nearest_label() -> None:
+    with pytest.raises(UnknownName, match="no device '9, x'; there are cuda:0"):
+        Request(devices=("0", "9", "x")).select_devices(DEVICES[:2])
     with pytest.raises(UnknownName, match="no device 'cuda:9'; did you mean 'cuda:"):
         Request(devices=("cuda:9",)).select_devices(DEVICES)
 
