@@ -3,8 +3,9 @@
     python benchmarks/prolog_cost.py [--rounds N] [--gpus N]... [--json FILE] [--simulate PROFILE]
 
 The floor is `reopen_floor.c`, the steps of the prolog's one probe in C, as one tour of all GPUs; and the same
-with contexts of one queue, as in the prolog. Floors, cold prolog (no stored pass) and fresh prolog (the node has just passed) run in turn; figures are medians. The
-parts are measured in one further cold run, from its journals.
+with contexts of one queue, as in the prolog. Floors, cold prolog (no stored pass) and fresh prolog (the node
+has just passed) run in turn; figures are medians. The parts are measured in one further cold run, from its
+journals.
 """
 
 from __future__ import annotations
