@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 REFRESHES_PER_SECOND = 8
 
+ENOUGH = 5
+"""Finished probes from which the remaining time can be estimated."""
+
 
 @contextmanager
 def progress(stream: IO[str] | None = None) -> Iterator[Watcher]:
@@ -58,11 +61,12 @@ class Display(Silent):
         self._lock = threading.Lock()
         self._total = 0
         self._done = 0
+        self._began = 0.0
         self._running: dict[str, tuple[str, float, float]] = {}
 
     def planned(self, total: int) -> None:
         with self._lock:
-            self._done, self._total = 0, total
+            self._done, self._total, self._began = 0, total, time.monotonic()
 
     def started(self, key: str, text: str, deadline_s: float) -> None:
         with self._lock:
@@ -79,13 +83,21 @@ class Display(Silent):
         from rich.text import Text
 
         with self._lock:
-            done, total, running = self._done, self._total, list(self._running.values())
+            done, total, began = self._done, self._total, self._began
+            running = list(self._running.values())
         now = time.monotonic()
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True, overflow="ellipsis")
         table.add_column(justify="right", no_wrap=True)
         table.add_column(no_wrap=True)
-        table.add_row(Text(f"{done}/{total} probes done" if total else "looking for devices"))
+        if total:
+            # Probes that failed in a tour are repeated: more run than were planned.
+            said = f"{done}/{max(total, done + len(running))} probes done"
+            if done >= ENOUGH and done < total:
+                said += f", about {(now - began) * (total - done) / done:.0f} s left"
+        else:
+            said = "looking for devices"
+        table.add_row(Text(said))
         for text, since, deadline_s in running:
             table.add_row(Text(text), f"{now - since:.1f} s", f"deadline {deadline_s:g} s a call")
         return table

@@ -158,7 +158,8 @@ class Run:
     def _take(self, planned: PlannedProbe, ended: Ended | Doubt) -> Sequence[PlannedProbe]:
         if isinstance(ended, Doubt):
             self.log.count(ended.outcome)
-            self.log.keep(planned, ended.outcome, conclusions.of_doubt(planned, ended))
+            found = conclusions.of_doubt(planned, ended)
+            self.log.keep(planned, ended.outcome, found, in_company=True)
             return ()
         if isinstance(ended, NotRun) and planned.check.searches and planned.follows:
             ended = planned.unfinished(ended.stopped or "not run")  # the findings so far are already known

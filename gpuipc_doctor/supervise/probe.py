@@ -293,7 +293,7 @@ class Execution:
             among = tree.processes().values() if self.probe.launch else tree.descendants(os.getpid())
             return [process for process in among if tree.carries(process.pid, self.marker)]
 
-        if all(role.ending is Ending.COMPLETED for role in self._roles.values()):
+        if self._roles and all(role.ending is Ending.COMPLETED for role in self._roles.values()):
             self._await_launcher()
         grace_s = self.limits.launcher_s if self.probe.launch else self.limits.grace_s
         if remaining := tree.end(left, grace_s=grace_s, limit_s=self.limits.kill_s):

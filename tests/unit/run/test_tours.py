@@ -13,10 +13,11 @@ import pytest
 
 from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutcome, loader
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.model import DriverFault, Ending, Launch, RoleOutcome, Status
+from gpuipc_doctor.model import CheckInfo, DriverFault, Ending, Launch, RoleOutcome, Status, Tier
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
+from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
 from gpuipc_doctor.run.tours import PlannedTour, Tours, can_share
 from tests.checks.judging import gpu
@@ -285,6 +286,15 @@ def test_after_two_like_failures_the_rest_runs_alone() -> None:
     together = [group for group in ran if len(group) > 1]
     assert [len(group) for group in together] == [4, 3]
     assert [group for group in ran if len(group) == 1] == [[f"cuda:{number}"] for number in range(4)]
+
+
+def test_no_workaround_is_tried_for_a_failure_in_company() -> None:
+    """Alone the probe passes with any workaround, so each would seem to help."""
+    log, item = ResultLog(), planned(GPUS[0])
+    log.announce(CheckInfo("reads", "reads", Tier.ACCEPTANCE))
+    log.keep(item, outcome(item, "failed"), [Finding.fail("bad", "bad")], in_company=True)
+    assert log.failures() == []
+    assert [result.finding.status for result in log.results()] == [Status.FAIL]
 
 
 def test_unkillable_process_is_blamed_and_the_passes_before_it_stay() -> None:
