@@ -90,7 +90,7 @@ def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
         channel.ends_at(limits.ends_at)
         with run_checks.node(policy.simulate) as node:
             job = gpus.of_job(node.root, asked.gpus)
-            if asked.budget_s is None and Tier.PROLOG not in site.stated_budgets:
+            if asked.budget_s is None and not site.states_budget(Tier.PROLOG):
                 limits = limits._replace(budget_s=default_budget_s(len(job.listed)))
                 channel.ends_at(limits.ends_at)
             is_patient = asked.budget_s is None and lookup.state.is_unfinished(asked.gpus)

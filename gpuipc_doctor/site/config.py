@@ -185,8 +185,6 @@ class SiteConfig:
     start_up_s: float = 60.0
     """Seconds until a worker's first journal line."""
     budget_s: Mapping[Tier, float] = field(default_factory=lambda: dict(_BUDGET_S))
-    stated_budgets: frozenset[Tier] = frozenset()
-    """The tiers whose budget is stated in a file."""
     """Seconds for a whole run of a tier."""
     options: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     """Check id → the check's ``Context.options``."""
@@ -202,6 +200,10 @@ class SiteConfig:
     topology: Mapping[str, str] = field(default_factory=dict)
     """Leaf switch → node set, for `fleet pairs` without Slurm's topology."""
     files: Layers = field(default_factory=Layers, compare=False, repr=False)
+
+    def states_budget(self, tier: Tier) -> bool:
+        """Whether a file states the budget of this tier."""
+        return tier.label in self.files.data.get("budget_s", {})
 
     @property
     def mpi(self) -> MpiConfig:
@@ -272,7 +274,6 @@ def load(path: Path | None = None, match: Find = lambda: None, known: Iterable[D
         deadline_s=None if deadline is None else float(deadline),
         start_up_s=float(data.get("start_up_s", SiteConfig().start_up_s)),
         budget_s={**_BUDGET_S, **budgets},
-        stated_budgets=frozenset(budgets),
         options=data.get("options", {}),
         versions={
             name: _version(name, said, found.where("versions", name))
