@@ -202,7 +202,13 @@ class Schedule:
             return [] if tour.goes_on else self._take_doubtful(planned, ended, take)
         if self._passes(planned, ended) or is_unkillable(ended):
             return [*take(planned, ended)]
-        self.tours.remember(planned, ended, tour.planned.visits[: tour.made - 1])
+        before = tour.planned.visits[: tour.made - 1]
+        self.tours.count_failure(planned, ended)
+        if not before and set(planned.probe.devices) == set(tour.planned.probe.devices):
+            return self._settle(
+                planned, ended, take
+            )  # as if alone: fresh processes, which see its devices only
+        self.tours.doubts[planned.number] = Doubt(ended, before)
         return [planned]
 
     def _settle(self, planned: PlannedProbe, ended: Ended, take: Take) -> list[Item]:

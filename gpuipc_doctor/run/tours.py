@@ -123,11 +123,8 @@ class Tours:
             shares[places[planned.probe.devices[:1]] * number // len(firsts)].append(planned)
         return filter(None, shares)
 
-    def remember(
-        self, planned: PlannedProbe, outcome: ProbeOutcome, before: tuple[PlannedProbe, ...]
-    ) -> None:
-        """Note that a visit did not pass, after these in the same processes."""
-        self.doubts[planned.number] = Doubt(outcome, before)
+    def count_failure(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
+        """Note that a visit did not pass."""
         role = outcome.roles.get(outcome.blamed or "")
         kind = (role.operation, role.ending) if role else (planned.check.id,)
         self._failures[kind] += 1

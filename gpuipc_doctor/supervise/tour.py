@@ -1,8 +1,8 @@
 """A tour: one set of processes, one for each role, that visits several probes one after the other.
 
 Each visit has its own directory, journal, records and result, as if it were a probe of its own. The tour ends
-at the first visit that does not complete. No evidence of that visit is gathered, because it does not count:
-`run.tours` repeats it alone.
+at the first visit that does not complete. Unless it is the tour's first, no evidence of it is gathered,
+because it does not count: `run.tours` repeats it alone.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Tour(Execution):
         Returns the outcome of the last visit made.
         """
         started_on = time.time()
+        self._first = self.probe
         first = Visit(self.probe, self.check_file, self.directory)
         try:
             for visit in (first, *self.later):
@@ -89,4 +90,6 @@ class Tour(Execution):
         return all(role.progress.visited for role in self._roles.values())
 
     def _gather_evidence(self, until: float) -> None:
-        """None, because the visit is repeated alone."""
+        """Gather evidence at the first visit only, which may count; others are repeated alone."""
+        if self.probe is self._first:
+            super()._gather_evidence(until)

@@ -281,6 +281,20 @@ def test_first_visit_of_a_tour_that_passes_alone_is_not_repeated_again() -> None
     assert ran.count(["cuda:0"]) == 1
 
 
+@pytest.mark.parametrize("how", ["wrong", "hung", "failed"])
+def test_first_visit_of_a_tour_of_one_device_counts_as_if_alone(how: str) -> None:
+    probes = [planned(GPUS[0], check=Reads()), planned(GPUS[0], check=Other()), planned(GPUS[0])]
+    node: Any = Node(probes, lambda item, before: "right" if before else how)
+    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
+    schedule._quiet = Still()  # type: ignore[assignment]
+    taken: list[Ended | Doubt] = []
+    schedule.run(probes, 1, lambda item, ended: taken.append(ended) or [])  # type: ignore[func-returns-value]
+    assert [len(group) for group in node.ran] == ([3, 2] if how == "hung" else [3, 2, 1])
+    assert not any(isinstance(ended, Doubt) for ended in taken)
+    if how == "hung":  # twice in one call: the device's last probe is left out, as with --isolate
+        assert isinstance(taken[-1], NotRun)
+
+
 def test_after_two_like_failures_the_rest_runs_alone() -> None:
     _, ran = run(lambda item, before: "failed")
     together = [group for group in ran if len(group) > 1]
