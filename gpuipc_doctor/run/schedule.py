@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result, Status, Tier
-from gpuipc_doctor.run import conclusions
+from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result, Tier
 from gpuipc_doctor.run.conclusions import Confirmation, Doubt
 from gpuipc_doctor.run.idle_wait import IdleDevices
 from gpuipc_doctor.run.planner import PlannedProbe
@@ -23,6 +22,7 @@ from gpuipc_doctor.run.tours import (
     RunningTour,
     Tours,
     combined,
+    is_harmless,
     is_unkillable,
     separated,
 )
@@ -149,7 +149,10 @@ class Schedule:
         able, more = list[PlannedProbe](), list[Item]()
         for planned in separated(item):
             assert isinstance(planned, PlannedProbe)
-            if reason := self._reason_not_to_run(planned, until):
+            doubt = self.tours.doubts.get(planned.number)
+            if doubt and self.tours.passes(planned, doubt.outcome):  # a SKIP that is believed meanwhile
+                more += take(planned, doubt.outcome)
+            elif reason := self._reason_not_to_run(planned, until):
                 more += self._settle(planned, self._given_up(planned) or reason, take)
             else:
                 able.append(planned)
@@ -171,7 +174,7 @@ class Schedule:
 
         def goes_on(outcome: ProbeOutcome) -> bool:
             planned = tour.planned.visits[sum(future.done() for future in tour.outcomes)]
-            if not (tour.planned.confirms or self._passes(planned, outcome)):
+            if not (tour.planned.confirms or is_harmless(planned, outcome)):
                 return False
             tell(outcome)
             return True
@@ -200,10 +203,11 @@ class Schedule:
             return [combined(rest)]
         if tour.planned.confirms:
             return [] if tour.goes_on else self._take_doubtful(planned, ended, take)
-        if self._passes(planned, ended) or is_unkillable(ended):
+        if self.tours.passes(planned, ended) or is_unkillable(ended):
             return [*take(planned, ended)]
         before = tour.planned.visits[: tour.made - 1]
-        self.tours.count_failure(planned, ended)
+        if not is_harmless(planned, ended):
+            self.tours.count_failure(planned, ended)
         if not before and set(planned.probe.devices) == set(tour.planned.probe.devices):
             return self._settle(
                 planned, ended, take
@@ -217,9 +221,11 @@ class Schedule:
         if isinstance(ended, NotRun):
             if doubt and ended.finding.key != GIVEN_UP:
                 return self._take_doubtful(planned, None, take)
-        elif doubt and self._passes(planned, ended) and self.tours.needs_confirmation(planned):
+        elif doubt and self.tours.passes(planned, ended) and self.tours.needs_confirmation(planned):
             self.tours.doubts[planned.number] = replace(doubt, alone=ended)
             return [combined((*doubt.before, planned), confirms=True)]
+        elif doubt:
+            self.tours.believe(planned, ended)
         more = take(planned, ended)
         if not more:  # a check that continues after a hang has its own limit
             self._remember_hang(ended)
@@ -235,14 +241,11 @@ class Schedule:
         doubt = self.tours.doubts[planned.number]
         if doubt.alone is None:
             doubt = replace(doubt, confirmation=Confirmation.NOT_REPEATED)
-        elif again and not again.stopped and not self._passes(planned, again):
+        elif again and not again.stopped and not self.tours.passes(planned, again):
             doubt = replace(doubt, outcome=again, confirmation=Confirmation.CAME_AGAIN)
         else:
             doubt = replace(doubt, confirmation=Confirmation.CAME_ONCE)
         return [*take(planned, doubt)]
-
-    def _passes(self, planned: PlannedProbe, outcome: ProbeOutcome) -> bool:
-        return outcome.completed and conclusions.worst(planned, outcome) is Status.PASS
 
     # -- order ------------------------------------------------------------------------------------------
 

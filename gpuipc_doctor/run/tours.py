@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from gpuipc_doctor.api import Check, loader
-from gpuipc_doctor.model import Device, Ending, Probe, ProbeOutcome, Status, Tier
+from gpuipc_doctor.model import Device, Ending, Finding, Probe, ProbeOutcome, Status, Tier
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
@@ -94,6 +94,8 @@ class Tours:
     most: int = sys.maxsize
     doubts: dict[int, Doubt] = field(default_factory=dict)
     """By number of the planned probe."""
+    believed: set[tuple[str, str]] = field(default_factory=set)
+    """(Check, key) of SKIPs that a probe also gave alone."""
     _failures: Counter[object] = field(default_factory=Counter)
 
     def plan(self, probes: Sequence[PlannedProbe], jobs: int) -> list[PlannedProbe | PlannedTour]:
@@ -130,6 +132,23 @@ class Tours:
         self._failures[kind] += 1
         worn_out = self._failures.total() >= FAILURES or self._failures[kind] >= LIKE_FAILURES
         self.isolate = self.isolate or worn_out
+
+    def passes(self, planned: PlannedProbe, outcome: ProbeOutcome) -> bool:
+        """Whether an outcome counts: it passes, or is a SKIP for a reason that holds also alone."""
+
+        def counts(finding: Finding) -> bool:
+            is_believed = (planned.check.id, finding.key) in self.believed
+            return finding.status is Status.PASS or (finding.status is Status.SKIP and is_believed)
+
+        return outcome.completed and all(map(counts, conclusions.conclude(planned, outcome)))
+
+    def believe(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
+        """Note the SKIPs of a probe that ran alone."""
+        self.believed.update(
+            (planned.check.id, finding.key)
+            for finding in conclusions.conclude(planned, outcome)
+            if outcome.completed and finding.status is Status.SKIP
+        )
 
     def is_in_doubt(self, item: PlannedProbe | PlannedTour) -> bool:
         """Whether the item is a probe to be repeated alone."""
@@ -187,6 +206,12 @@ def _apart(group: Sequence[PlannedProbe]) -> Iterable[Sequence[PlannedProbe]]:
             devices = next((pair for pair in around if pair[0] == devices[0]), (around or [devices])[0])
         shares.setdefault(devices, []).append(planned)
     return shares.values()
+
+
+def is_harmless(planned: PlannedProbe, outcome: ProbeOutcome) -> bool:
+    """Whether a tour goes on after a visit: it passed, or found a reason to test nothing."""
+    severity = conclusions.worst(planned, outcome).severity
+    return outcome.completed and severity <= Status.SKIP.severity
 
 
 def is_unkillable(outcome: ProbeOutcome) -> bool:

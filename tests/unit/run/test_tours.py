@@ -331,3 +331,22 @@ def test_failure_that_the_budget_leaves_unconfirmed_is_reported_as_such() -> Non
     assert status is Status.FAIL
     assert evidence[0].startswith("not confirmed")
     assert found["cuda:3"][0] is Status.SKIP
+
+
+class Skips(Reads):
+    id = title = "skips"
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        yield Finding.skip("not-permitted", "no channel")
+
+
+def test_skip_is_repeated_alone_once_and_then_believed() -> None:
+    """Without this, ipc-fabric without IMEX would end a tour and run alone on every GPU."""
+    probes = [planned(device, check=check) for check in (Skips(), Reads()) for device in GPUS]
+    node: Any = Node(probes, lambda item, before: "right")
+    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
+    schedule._quiet = Still()  # type: ignore[assignment]
+    taken: list[int] = []
+    schedule.run(probes, 1, lambda item, ended: taken.append(item.number) or [])  # type: ignore[func-returns-value]
+    assert sorted(taken) == [item.number for item in probes]
+    assert [len(group) for group in node.ran] == [8, 1]
