@@ -170,7 +170,8 @@ def command(
         with options.naming_option("--save", f"cannot write {save}"):
             save.write_text(text, encoding="utf-8")
     click.echo(formats.text(report, form, job_content, document), nl=False)
-    ctx.exit({Cause.RUNS: Exit.OK, Cause.UNKNOWN: Exit.ERROR}.get(report.verdict.cause, Exit.FAIL))
+    cause = report.verdict.cause
+    ctx.exit(Exit.OK if cause is Cause.RUNS else Exit.ERROR if cause.is_open else Exit.FAIL)
 
 
 def _saved(file: Path) -> JobReport:

@@ -9,10 +9,11 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gpuipc_doctor.collective.model import Call
 from gpuipc_doctor.model import Relation, Setting
 from gpuipc_doctor.report import documents
 
-SCHEMA = "gpuipc-doctor/job/1"
+SCHEMA = "gpuipc-doctor/job/2"
 """Format of the document, which ``job.schema.json`` describes. Its number grows with any change to the
 fields."""
 
@@ -62,6 +63,8 @@ class Process:
     rank: int | None = None
     size: int | None = None
     """Number of ranks in the job, if the launcher sets it."""
+    local: int | None = None
+    """Number of the rank on its node, if the launcher sets it."""
     threads: tuple[Thread, ...] = ()
     python: tuple[str, ...] = ()
     """Python frames of the main thread, innermost first."""
@@ -78,6 +81,9 @@ class Process:
     """Paths of mapped shared libraries."""
     settings: dict[str, str] = field(default_factory=dict)
     descriptors: int | None = None
+    gpu_busy: int | None = None
+    """Utilisation of the process's GPU in percent; None if unknown."""
+    gpu_watts: float | None = None
     transferred: int | None = None
     """Bytes that the main thread has read and written so far."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -139,6 +145,13 @@ class Rank:
     """Start time in clock ticks since boot."""
     refused: dict[str, str] = field(default_factory=dict)
     """What could not be read of this process → reason."""
+    gpu_busy: int | None = None
+    """Utilisation of the rank's GPU in percent; None if unknown."""
+    gpu_watts: float | None = None
+    numbered: str = ""
+    """How the rank's number was found if no variable of its environment has it."""
+    helpers: tuple[str, ...] = ()
+    """What the rank's helper processes do, such as a DataLoader's workers."""
     gpus: tuple[str, ...] = ()
     """GPUs on which the process has memory, numbered as by the vendor's tools: ``nvidia:3``."""
 
@@ -155,9 +168,16 @@ class Cause(Enum):
     MISMATCH = "collective-mismatch"
     ALL_WAIT = "all-wait"
     FINALIZE = "finalize"
+    GPU_WAIT = "gpu-wait"
+    """Every rank waits for its GPU, and the ranks cannot be told apart from outside."""
     GROWS = "grows"
     RUNS = "runs"
     UNKNOWN = "unknown"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it cannot be told if the job is stuck."""
+        return self in (Cause.UNKNOWN, Cause.GPU_WAIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +291,10 @@ class JobReport:
     growth: tuple[Growth, ...] = ()
     ras: tuple[str, ...] = ()
     """Messages of NCCL's RAS service."""
+    collectives: tuple[Call, ...] = ()
+    """Each rank's last collective by NCCL's RAS, if its count did not change between two answers."""
+    collectives_move: bool = False
+    """Whether NCCL's RAS counted new collectives between two answers."""
     issues: tuple[MatchedIssue, ...] = ()
     wrong_settings: tuple[Setting, ...] = ()
     """Settings that the loaded libraries do not know, and settings whose values they do not accept."""

@@ -6,16 +6,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from gpuipc_doctor.collective.model import Call
 from gpuipc_doctor.job import loaded, shared_memory
 from gpuipc_doctor.job.activity import Activity, Kind, activity
 from gpuipc_doctor.job.document import JobReport, Process, Rank, Snapshot
-from gpuipc_doctor.job.merging import differences
+from gpuipc_doctor.job.gpu_waits import Evidence
+from gpuipc_doctor.job.merging import differences, watts
 from gpuipc_doctor.job.verdict import judge
 from gpuipc_doctor.job.watcher import by_rank
 
 
-def examine(snapshots: Sequence[Snapshot], unable: Mapping[str, str]) -> JobReport:
-    """The report of a job. ``unable``: what could not be read → reason."""
+def examine(
+    snapshots: Sequence[Snapshot],
+    unable: Mapping[str, str],
+    calls: tuple[Call, ...] = (),
+    *,
+    collectives_move: bool = False,
+) -> JobReport:
+    """The report of a job. ``unable``: what could not be read → reason.
+
+    ``calls``: each rank's last collective by NCCL's RAS; ``collectives_move``: whether RAS counted new ones.
+    """
     seen = [by_rank(snapshot) for snapshot in snapshots]
     last = seen[-1]
     activities = {rank: activity([each[rank] for each in seen if rank in each]) for rank in last}
@@ -28,14 +39,18 @@ def examine(snapshots: Sequence[Snapshot], unable: Mapping[str, str]) -> JobRepo
     ranks = tuple(
         _rank(number, last[number], activities[number], snapshots[-1].host) for number in sorted(last)
     )
+    seconds = snapshots[-1].at - snapshots[0].at
+    evidence = Evidence(calls, collectives_move, watts(ranks), seconds)
     return JobReport(
         taken=snapshots[0].at,
-        seconds=snapshots[-1].at - snapshots[0].at,
+        seconds=seconds,
         looks=len(snapshots),
         size=size,
         ranks=ranks,
-        verdict=judge(activities, _size_here(size, last, snapshots[-1]), messages),
+        verdict=judge(activities, _size_here(size, last, snapshots[-1]), messages, evidence),
         messages=messages,
+        collectives=calls,
+        collectives_move=collectives_move,
         unable={**unable, **_refused(last)},
         differences=tuple(differences(ranks)),
     )
@@ -56,7 +71,7 @@ def _ended(
         if process.rank is not None:
             left.setdefault(process.rank, []).append(process.program)
     is_past_init = any(
-        activities[rank].kind.is_in_mpi and activities[rank].kind is not Kind.STARTS and process.has_mpi
+        activities[rank].kind.waits_for_ranks and activities[rank].kind is not Kind.STARTS and process.has_mpi
         for rank, process in ranks.items()
     )
     return {
@@ -88,6 +103,8 @@ def _rank(number: int, process: Process, doing: Activity, host: str) -> Rank:
         versions=loaded.versions(process),
         started=process.started,
         refused=process.refused,
+        gpu_busy=process.gpu_busy,
+        gpu_watts=process.gpu_watts,
     )
 
 

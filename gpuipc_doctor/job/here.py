@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from gpuipc_doctor.collective.model import Call
+from gpuipc_doctor.collective.ras import unchanged
 from gpuipc_doctor.inventory import variables
 from gpuipc_doctor.job import gpu_holders, growth, ipc_files, ras, selection
-from gpuipc_doctor.job.document import Cause, JobReport, Process
+from gpuipc_doctor.job.document import Cause, JobReport, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
 from gpuipc_doctor.job.selection import NoSuchJob, Request
 from gpuipc_doctor.job.verdict import with_growth
-from gpuipc_doctor.job.watcher import MORE, Watcher, by_rank, take_snapshots
+from gpuipc_doctor.job.watcher import BETWEEN_S, MORE, Watcher, by_rank, take_snapshots
+from gpuipc_doctor.memory.usage import GpuUse
 from gpuipc_doctor.model import Node
 from gpuipc_doctor.supervise import scratch
 
@@ -44,11 +48,13 @@ def report(
             later = watcher.snapshots(1)  # what was slow has moved by now
             snapshots += later if by_rank(later[0]) else []
     ranks = by_rank(snapshots[-1])
-    asked = ras.lines(ranks.values(), ask=asks_ras)
+    gpus = gpus_of(ranks, node, watcher.unable)
+    snapshots = [_with_loads(snapshot, gpu_holders.of_ranks(gpus, ranks)) for snapshot in snapshots]
+    asked, collectives, moves = _collectives(ranks, asks_ras=asks_ras)
     files = tuple(ipc_files.of_node(snapshots[-1].host, ranks))
-    seen = replace(examine(snapshots, watcher.unable), stopped=stops, ras=asked, memory_files=files)
-    if any(process.has_gpu for process in ranks.values()):
-        seen = with_gpus(seen, node)
+    seen = examine(snapshots, watcher.unable, collectives, collectives_move=moves)
+    seen = replace(seen, stopped=stops, ras=asked, memory_files=files)
+    seen = with_gpus(seen, gpus)
     if watched is None:
         return seen
     grown = watched.grown()
@@ -69,10 +75,51 @@ def _watch(ranks: Mapping[int, Process], seconds: float, node: Node) -> growth.W
     return growth.watch(ranks, seconds, devices if has_gpu else None)
 
 
-def with_gpus(seen: JobReport, node: Node) -> JobReport:
-    """The report with each rank's GPUs, if the drivers list memory by process."""
+def gpus_of(ranks: Mapping[int, Process], node: Node, unable: dict[str, str]) -> Sequence[GpuUse]:
+    """The node's GPUs, if a rank uses one. If they cannot be listed, the reason is added to ``unable``."""
+    if not any(process.has_gpu for process in ranks.values()):
+        return ()
     try:
-        gpus = gpu_holders.by_process(node)
+        return gpu_holders.now(node)
     except NoSuchJob as reason:
-        return replace(seen, unable={**seen.unable, "GPUs of the ranks": str(reason)})
-    return replace(seen, ranks=tuple(replace(rank, gpus=gpus.get(rank.pid, ())) for rank in seen.ranks))
+        unable["GPUs of the ranks"] = str(reason)
+        return ()
+
+
+def with_gpus(seen: JobReport, gpus: Sequence[GpuUse]) -> JobReport:
+    """The report with the GPUs on which each rank has memory."""
+    held = gpu_holders.holders(gpus)
+    return replace(seen, ranks=tuple(replace(rank, gpus=held.get(rank.pid, ())) for rank in seen.ranks))
+
+
+def _with_loads(snapshot: Snapshot, gpus: Mapping[int, GpuUse]) -> Snapshot:
+    """The snapshot with the utilisation and power of each rank's GPU."""
+    of_pid = {process.pid: gpus[rank] for rank, process in by_rank(snapshot).items() if rank in gpus}
+    processes = (
+        replace(process, gpu_busy=of_pid[process.pid].busy, gpu_watts=of_pid[process.pid].watts)
+        if process.pid in of_pid
+        else process
+        for process in snapshot.processes
+    )
+    return replace(snapshot, processes=tuple(processes))
+
+
+def _collectives(
+    ranks: Mapping[int, Process], *, asks_ras: bool
+) -> tuple[tuple[str, ...], tuple[Call, ...], bool]:
+    """Lines on NCCL's RAS, each rank's last collective, and whether RAS counted new ones.
+
+    RAS is asked twice, because in a healthy loop the counts of two ranks differ at most times.
+    """
+    first = ras.query(ranks.values(), ask=asks_ras)
+    if first.answer is None or first.seconds > ras.SHORT_S:
+        return first.lines, (), False
+    time.sleep(BETWEEN_S)
+    second = ras.query(ranks.values(), ask=asks_ras)
+    if second.answer is None:
+        return second.lines, (), False
+    same, move = unchanged(first.answer, second.answer)
+    pids = {process.pid: rank for rank, process in ranks.items()}
+    size = max((process.size for process in ranks.values() if process.size), default=len(ranks))
+    remarks = tuple(f"RAS: {remark}" for remark in same.remarks)
+    return (*second.lines, *remarks), tuple(same.calls(pids, size)), move

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import groupby
 
 from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
 from gpuipc_doctor.job.activity import VFORK_WAITS, Kind
@@ -20,6 +21,7 @@ from gpuipc_doctor.job.document import (
     Rank,
 )
 from gpuipc_doctor.job.folding import Branch, fold
+from gpuipc_doctor.job.symbols import readable
 from gpuipc_doctor.model import Relation
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Parts, do
@@ -39,7 +41,10 @@ MUCH_LEFT = 64 << 20
 MOST_BRANCHES = 20
 """Maximum lines of the tree, so that any number of ranks fits a screen."""
 
-MOST_BLAMED = 8
+MOST_FRAMES = 8
+"""Maximum frames of a line of the tree."""
+
+MOST_BLAMED = 3
 MOST_ISSUES = 5
 LONGEST = 48
 """Maximum characters of a set of ranks, such as ``0-6,8-15``."""
@@ -48,14 +53,15 @@ _WAY = " > "
 
 _SENTENCES = {
     Cause.KERNEL: "{blamed} {is_} stuck in the kernel, in {operation}",
-    Cause.HOST_LATE: "{waiting} {wait} in {waits_in} for {blamed}, which {is_} outside MPI, in {operation}",
-    Cause.RANK_ENDED: "{waiting} {wait} in {waits_in} for {blamed}, which {has} ended",
+    Cause.HOST_LATE: "{blamed} {does} in {operation}; {waiting} {wait} for {it} in {waits_in}",
+    Cause.RANK_ENDED: "{blamed} {has} ended or never started; {waiting} {wait} for {it} in {waits_in}",
     Cause.STOPPED: "{blamed} {is_} stopped by a signal or a debugger",
     Cause.DEVICE_BUSY: "{blamed} {wait} for the GPU in {operation}",
     Cause.MESSAGE_LOST: "{blamed} {wait} in {operation} for a message that no rank sends",
     Cause.MISMATCH: "the ranks are in different collectives: {calls}",
     Cause.ALL_WAIT: "every rank waits in MPI for another rank: {waits_in}",
     Cause.FINALIZE: "every rank waits in MPI_Finalize",
+    Cause.GPU_WAIT: "every rank waits for its GPU, in {waits_in}{but}: cannot tell whether they are stuck",
     Cause.GROWS: "growth of {operation} in {blamed}",
     Cause.RUNS: "nothing is stuck",
     Cause.UNKNOWN: "cannot tell",
@@ -76,7 +82,10 @@ _REMEDIES = {
     Cause.HOST_LATE: "check why the late rank is in this function; if it may only be slow, rerun to compare",
     Cause.RANK_ENDED: "check the job's output for its last messages, and dmesg for the OOM killer",
     Cause.STOPPED: "send the process SIGCONT, or quit the debugger",
-    Cause.DEVICE_BUSY: "check whether the GPU is busy (nvidia-smi, rocm-smi): a GPU kernel may never end",
+    Cause.DEVICE_BUSY: "check which kernel runs on that GPU: it may never end, or be a collective's that "
+    "waits for another rank",
+    Cause.GPU_WAIT: "ask again with --ras, which reads NCCL's count for each rank, or give the Flight "
+    "Recorder's dumps to gpuipc-doctor diagnose; if the step may only be long, ask again with --for 60s",
     Cause.MESSAGE_LOST: "compare the receive's tag, communicator and source with the sends",
     Cause.MISMATCH: "call collectives in the same order on all ranks of a communicator",
     Cause.ALL_WAIT: f"look for a cycle of sends and receives; or {_ON_A_FREE_NODE}",
@@ -92,6 +101,8 @@ def sentence(report: JobReport) -> str:
     one = len(verdict.blamed) == 1
     subject = verdict.blamed if verdict.cause in _WAITING_BLAMED else verdict.waiting
     template = _SENTENCES[verdict.cause]
+    if verdict.cause is Cause.MISMATCH and verdict.blamed and verdict.waits_in:
+        template = "{blamed} called {operation}, where {waiting} called {waits_in}"
     if verdict.cause is Cause.ALL_WAIT and verdict.blamed:
         template = _PARTNERS
     elif verdict.cause is Cause.RUNS and verdict.waiting:
@@ -102,11 +113,21 @@ def sentence(report: JobReport) -> str:
         wait="waits" if len(subject) == 1 else "wait",
         wait_too="waits" if len(verdict.waiting) == 1 else "wait",
         is_="is" if one else "are",
+        does=_doing(report),
+        it="it" if one else "them",
+        but=f"; {_ranks(verdict.blamed)} {'differs' if one else 'differ'}" if verdict.blamed else "",
         has="has" if one else "have",
-        operation=verdict.operation or "an unknown place",
-        waits_in=verdict.waits_in or verdict.operation,
+        operation=readable(verdict.operation) or "an unknown place",
+        waits_in=readable(verdict.waits_in or verdict.operation),
         calls=_calls(report),
     )
+
+
+def _doing(report: JobReport) -> str:
+    """What the blamed ranks do outside MPI and PyTorch's collectives: ``sleeps``."""
+    blamed = [rank.doing for rank in report.ranks if rank.rank in report.verdict.blamed]
+    verb, outside, _ = blamed[0].partition(" outside MPI") if len(blamed) == 1 else ("", "", "")
+    return verb if outside else ("is" if len(report.verdict.blamed) == 1 else "are")
 
 
 def _calls(report: JobReport) -> str:
@@ -118,8 +139,17 @@ def _calls(report: JobReport) -> str:
     return ", ".join(f"{_ranks(found[call])} in {call}" for call in ordered)
 
 
+MOST_LINES = 25
+"""Maximum lines of a screen; the other formats have all."""
+
+
 def screen(report: JobReport, *, width: int, color: bool) -> str:
-    return terminal.screen(blocks(report), width=width, color=color)
+    """The screen, of which the last lines are left out if it is too long."""
+    lines = terminal.screen(blocks(report), width=width, color=color).splitlines()
+    if len(lines) > MOST_LINES:
+        left = len(lines) - MOST_LINES + 1
+        lines[MOST_LINES - 1 :] = [f"{left} more lines; --format markdown has all"]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def ticket(report: JobReport) -> str:
@@ -236,7 +266,9 @@ def _binding(difference: Difference) -> str:
 
 def status(report: JobReport) -> str:
     """The report's status: FAIL if something is wrong with the job, PASS if not, ERROR if that is unknown."""
-    return {Cause.RUNS: "PASS", Cause.UNKNOWN: "ERROR"}.get(report.verdict.cause, "FAIL")
+    if report.verdict.cause.is_open:
+        return "ERROR"
+    return "PASS" if report.verdict.cause is Cause.RUNS else "FAIL"
 
 
 def _place(rank: Rank) -> Item:
@@ -249,13 +281,21 @@ def _tree(branch: Branch) -> Entry:
     below = list(_below(branch, 0))
     if len(below) > MOST_BRANCHES:
         below[MOST_BRANCHES:] = [Item(f"{len(below) - MOST_BRANCHES} more places; --json has all")]
-    return Entry(_brief(branch.ranks), _WAY.join(branch.frames), tuple(below), "-", COLUMNS)
+    return Entry(_brief(branch.ranks), _way(branch.frames), tuple(below), "-", COLUMNS)
 
 
 def _below(branch: Branch, depth: int) -> Iterator[Item]:
     for below in branch.branches:
-        yield Item(f"{_brief(below.ranks)}: {_WAY.join(below.frames)}", depth=depth)
+        yield Item(f"{_brief(below.ranks)}: {_way(below.frames)}", depth=depth)
         yield from _below(below, min(depth + 2, DEEPEST))
+
+
+def _way(frames: Sequence[str]) -> str:
+    """Frames from the outermost to the innermost; of many, the first and the last ones."""
+    names = [name for name, _ in groupby(map(readable, frames))]
+    if len(names) > MOST_FRAMES:
+        names[MOST_FRAMES // 2 : -MOST_FRAMES // 2] = ["…"]
+    return _WAY.join(names)
 
 
 def _ranks(numbers: Sequence[int]) -> str:

@@ -24,6 +24,10 @@ SIZES = ("PMIX_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE",
          "FLUX_JOB_SIZE", "WORLD_SIZE")  # fmt: skip
 """Variables in which launchers pass the number of ranks."""
 
+LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+               "MV2_COMM_WORLD_LOCAL_RANK", "FLUX_TASK_LOCAL_ID")  # fmt: skip
+"""Variables in which launchers pass the number of a rank on its node."""
+
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _LARGEST = 32 << 20
 """Maximum bytes read from one file of ``/proc``: a process may have 65,530 mappings, each with a path."""
@@ -98,6 +102,7 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
             program=stat.name,
             rank=_number(environ, RANKS),
             size=_number(environ, SIZES),
+            local=_number(environ, LOCAL_RANKS),
             threads=threads,
             libraries=tuple(sorted(_libraries(reader))),
             settings={name: environ[name] for name in sorted(names & environ.keys())},

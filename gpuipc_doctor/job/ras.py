@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from gpuipc_doctor.collective import ras as answers
+from gpuipc_doctor.collective.ras import Answer
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.loaded import versions
 from gpuipc_doctor.job.processes import Gone, Reader
@@ -19,8 +23,11 @@ PORT = 28028
 LIMIT_S = 12.0
 """Seconds to wait for RAS, which itself waits 5 s for other processes, and 5 s more if some do not answer."""
 
+SHORT_S = 2.0
+"""A second question follows only if the first took at most this many seconds."""
+
 MAX_BYTES = 4 << 20
-MAX_LINES = 30
+MAX_LINES = 8
 
 _SAFE = Range("nccl", "2.29.2")
 _JSON = Range("nccl", "2.28.7")
@@ -33,19 +40,48 @@ class NotAnswered(Exception):
     """RAS did not answer; the message says why in one line."""
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What RAS answered, and the report's lines about it; no lines if no rank's RAS service listens."""
+
+    lines: tuple[str, ...] = ()
+    answer: Answer | None = None
+    seconds: float = 0.0
+
+
 def lines(ranks: Iterable[Process], *, ask: bool) -> tuple[str, ...]:
     """The report's lines about RAS; empty if no rank's RAS service listens."""
+    return query(ranks, ask=ask).lines
+
+
+def query(ranks: Iterable[Process], *, ask: bool) -> Question:
+    """Ask RAS for the state of its communicators, if that is safe or ``ask`` is true."""
     found = next(((rank, version) for rank in ranks if (version := versions(rank).get("nccl"))), None)
     if found is None or not _listens(found[0].pid):
-        return ()
+        return Question()
     version = found[1]
     if not ask and _SAFE.judge(version) is not Verdict.BAD:
         because = "a query can crash a job with NCCL before 2.29.2 (NVIDIA/nccl#1762)"
-        return (f"RAS of NCCL {version} listens on port {PORT} but was not queried: {because}; use --ras",)
+        return Question(
+            (f"RAS of NCCL {version} listens on port {PORT} but was not queried: {because}; use --ras",)
+        )
+    began = time.monotonic()
     try:
-        return (f"RAS of NCCL {version} says:", *status(PORT, as_json=_JSON.judge(version) is Verdict.BAD))
+        text = answered(PORT, as_json=_JSON.judge(version) is Verdict.BAD)
+        said = (f"RAS of NCCL {version} says:", *_lines(text))
+        return Question(said, parsed(text), time.monotonic() - began)
     except NotAnswered as reason:
-        return (f"RAS of NCCL {version} did not answer: {reason}",)
+        return Question((f"RAS of NCCL {version} did not answer: {reason}",), None, time.monotonic() - began)
+
+
+def parsed(text: str) -> Answer:
+    """The answer in either format. Raises `NotAnswered`."""
+    if not text.lstrip().startswith("{"):
+        return answers.of_text(text)
+    try:
+        return answers.of_json(text)
+    except ValueError as error:
+        raise NotAnswered(str(error)) from None
 
 
 def _listens(pid: int) -> bool:
@@ -60,6 +96,18 @@ def _listens(pid: int) -> bool:
 
 def status(port: int, *, as_json: bool) -> tuple[str, ...]:
     """Lines of the answer that report problems, or one line that reports none. Raises `NotAnswered`."""
+    return _lines(answered(port, as_json=as_json))
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    found = [*(_of_json(text) if text.lstrip().startswith("{") else _of_text(text))]
+    if left := len(found) - MAX_LINES:
+        found[MAX_LINES:] = [f"{left} more lines"] if left > 0 else []
+    return tuple(found) or ("no communicator reports an error",)
+
+
+def answered(port: int, *, as_json: bool) -> str:
+    """RAS's answer. Raises `NotAnswered`."""
     try:
         with socket.create_connection(("localhost", port), LIMIT_S) as connection:
             connection.settimeout(LIMIT_S)
@@ -68,11 +116,9 @@ def status(port: int, *, as_json: bool) -> tuple[str, ...]:
                 if as_json:
                     _say(file, "SET FORMAT json", "OK")
                 file.write(b"STATUS\n")
-                text = _rest(file)
+                return _rest(file)
     except OSError as error:
         raise NotAnswered(error.strerror or "no answer within 12 s") from None
-    found = tuple(_of_json(text) if as_json else _of_text(text))
-    return found[:MAX_LINES] or ("no communicator reports an error",)
 
 
 def _say(file: Any, request: str, expected: str) -> None:
@@ -92,10 +138,10 @@ def _rest(file: Any) -> str:
 
 
 def _of_text(text: str) -> Iterator[str]:
-    """Lines below the headings Errors and Warnings."""
+    """Lines below the headings Errors and Warnings, without those on invalid ranks."""
     section = ""
     previous = ""
-    for line in text.splitlines():
+    for line in (line for line in text.splitlines() if "[process information not found]" not in line):
         if previous and set(line) == {"="}:
             section = previous
         elif section in ("Errors", "Warnings") and previous and set(previous) != {"="}:

@@ -133,7 +133,7 @@ def test_ticket_of_one_check(doctor: Command, tmp_path: Path) -> None:
 TORN = report_json.dumps(healthy(gpus(1)))[:2000]
 WHOLE = report_json.dumps(healthy(gpus(1)))
 NEWER = {
-    "job": document.dumps(ONE_LATE).replace("job/1", "job/9"),
+    "job": document.dumps(ONE_LATE).replace("job/2", "job/9"),
     "report": WHOLE.replace("report/2", "report/9"),
 }
 
