@@ -166,8 +166,9 @@ def _crossed(found: Sequence[Judgement]) -> Judgement | None:
     for number, one in enumerate(found):
         for other in found[number + 1 :]:
             if {*one.culprits} & {*other.waiting} and {*other.culprits} & {*one.waiting}:
-                called = f"{other.operation} of {other.group}"
-                return replace(one, problem=Problem.ORDER, called=called)
+                few, many = sorted((one, other), key=lambda judgement: len(judgement.culprits))
+                called = f"{many.operation} of {many.group}"
+                return replace(few, problem=Problem.ORDER, called=called)
     return None
 
 

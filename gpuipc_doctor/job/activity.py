@@ -117,8 +117,9 @@ _DEVICE = re.compile(
 """Functions that return only when the GPU has finished, according to the manuals of CUDA and HIP; PyTorch's
 ``torch.cuda``."""
 
-_NOISE_THREADS = re.compile(
-    r"cuda|async|ucx|nvidia|hsa|rocm|openblas|jemalloc|pmix|hydra|libfabric|orte|gdrdrv", re.I
+NOISE_THREADS = re.compile(
+    r"cuda|async|ucx|nvidia|hsa|rocm|openblas|jemalloc|pmix|hydra|libfabric|orte|gdrdrv|pt_(nccl|tcpstore)",
+    re.I,
 )
 """Names of threads that libraries start for themselves."""
 
@@ -177,7 +178,10 @@ def activity(snapshots: Sequence[Process]) -> Activity:
         return Activity(Kind.ENDED, reason="the process is a zombie")
     if main.state in "Tt":
         return Activity(Kind.STOPPED, path=_path(snapshots, main), reason=f"state {main.state}")
-    if stuck := _in_kernel(snapshots):
+    stuck = _in_kernel(snapshots)
+    if stuck and (why := _transfers(snapshots, stuck)):
+        return Activity(Kind.MOVES, path=_path(snapshots, main), reason=why)
+    if stuck:
         place = stuck.wchan or (stuck.kernel[0] if stuck.kernel else "the kernel")
         why = _KERNEL_WAITS.get(place, "state D")
         return Activity(Kind.KERNEL, place, _path(snapshots, stuck), f"{why} in every snapshot")
@@ -261,7 +265,7 @@ def _candidates(snapshots: Sequence[Process]) -> list[Thread]:
     """The main thread, then the application's other threads, busiest first."""
     last = snapshots[-1]
     others = [
-        thread for thread in last.threads if thread.tid != last.pid and not _NOISE_THREADS.search(thread.name)
+        thread for thread in last.threads if thread.tid != last.pid and not NOISE_THREADS.search(thread.name)
     ]
     others.sort(key=lambda thread: -thread.busy)
     return [thread for thread in (last.main, *others) if thread is not None]
@@ -377,7 +381,9 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
     if all(snapshot.main and snapshot.main.wchan in _DRIVER_WAITS for snapshot in snapshots):
         return Activity(Kind.DEVICE, where or main.wchan, path, f"sleeps in {main.wchan} in every snapshot")
     if python and _sleeps_in_python(snapshots, main):
-        return Activity(Kind.SLEEPS, where, path, f"sleeps in {main.wchan}{_other_threads(snapshots, main)}")
+        if why := _transfers(snapshots, main):
+            return Activity(Kind.MOVES, where, path, why)
+        return Activity(Kind.SLEEPS, where, path, _sleeps(snapshots, main))
     if None not in _calls(snapshots, main.tid):
         return Activity(Kind.UNKNOWN, "", path, "native stacks lack the program's own functions")
     if why := _transfers(snapshots, main):
@@ -392,8 +398,17 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
             why = "a number in the process's registers, stack or variables keeps rising or falling"
             return Activity(Kind.COUNTS, where, path, why)
         return Activity(Kind.COMPUTES, where, path, "runs outside MPI and the driver")
-    reason = f"sleeps in {main.wchan or 'a system call'}{_other_threads(snapshots, main)}"
-    return Activity(Kind.SLEEPS, where or main.wchan, path, reason)
+    return Activity(Kind.SLEEPS, where or main.wchan, path, _sleeps(snapshots, main))
+
+
+STILL = ", without waking up"
+"""End of the evidence on a thread that slept from the first snapshot to the last."""
+
+
+def _sleeps(snapshots: Sequence[Process], main: Thread) -> str:
+    switches = {snapshot.switches for snapshot in snapshots}
+    still = STILL if len(snapshots) > 1 and len(switches) == 1 and None not in switches else ""
+    return f"sleeps in {main.wchan or 'a system call'}{_other_threads(snapshots, main)}{still}"
 
 
 BUSY_PERCENT = 90
@@ -459,10 +474,9 @@ def _transfers(snapshots: Sequence[Process], main: Thread) -> str:
     moved = counts[-1] - counts[0] if counts else 0
     if moved >= MUCH_BYTES:
         return f"reads and writes: {moved / 2**20:.1f} MiB between first and last snapshot"
+    waits_for_data = main.state == "D" or main.wchan.endswith(("pipe_read", "pipe_write"))
     return (
-        f"reads {moved} bytes between first and last snapshot"
-        if moved and main.wchan.endswith("pipe_read")
-        else ""
+        f"reads and writes {moved} bytes between first and last snapshot" if moved and waits_for_data else ""
     )
 
 

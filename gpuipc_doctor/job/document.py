@@ -84,6 +84,8 @@ class Process:
     gpu_busy: int | None = None
     """Utilisation of the process's GPU in percent; None if unknown."""
     gpu_watts: float | None = None
+    switches: int | None = None
+    """How often the main thread has gone to sleep so far; None if unknown."""
     transferred: int | None = None
     """Bytes that the main thread has read and written so far."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -96,6 +98,10 @@ class Process:
     @property
     def has_mpi(self) -> bool:
         return any(MPI_LIBRARY.search(path) for path in self.libraries)
+
+    @property
+    def has_torch(self) -> bool:
+        return any("/libtorch" in path for path in self.libraries)
 
     @property
     def has_gpu(self) -> bool:

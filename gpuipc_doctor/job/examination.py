@@ -12,8 +12,8 @@ from gpuipc_doctor.job.activity import Activity, Kind, activity
 from gpuipc_doctor.job.document import JobReport, Process, Rank, Snapshot
 from gpuipc_doctor.job.gpu_waits import Evidence
 from gpuipc_doctor.job.merging import differences, watts
+from gpuipc_doctor.job.ranks import IN_ORDER, roles
 from gpuipc_doctor.job.verdict import judge
-from gpuipc_doctor.job.watcher import by_rank
 
 
 def examine(
@@ -27,8 +27,14 @@ def examine(
 
     ``calls``: each rank's last collective by NCCL's RAS; ``collectives_move``: whether RAS counted new ones.
     """
-    seen = [by_rank(snapshot) for snapshot in snapshots]
-    last = seen[-1]
+    here = roles(snapshots[-1])
+    last = here.ranks
+    pids = {process.pid: rank for rank, process in last.items()}
+    # A helper, or a rank without a number, may be known as such in later snapshots only.
+    seen = [
+        {pids[process.pid]: process for process in snapshot.processes if process.pid in pids}
+        for snapshot in snapshots
+    ]
     activities = {rank: activity([each[rank] for each in seen if rank in each]) for rank in last}
     activities.update(_ended(snapshots[-1], last, activities))
     size = max((process.size for process in last.values() if process.size), default=None)
@@ -37,7 +43,11 @@ def examine(
     moved = {shared_memory.moved(earlier.shared, later.shared) for earlier, later in pairwise(settled)}
     messages = True if True in moved else False if moved == {False} else None
     ranks = tuple(
-        _rank(number, last[number], activities[number], snapshots[-1].host) for number in sorted(last)
+        replace(
+            _rank(number, last[number], activities[number], snapshots[-1].host),
+            numbered=IN_ORDER if number in here.numbered and len(last) > 1 else "",
+        )
+        for number in sorted(last)
     )
     seconds = snapshots[-1].at - snapshots[0].at
     evidence = Evidence(calls, collectives_move, watts(ranks), seconds)

@@ -43,7 +43,7 @@ class Evidence:
 def judge(activities: Mapping[int, Activity], waiting: Sequence[int], evidence: Evidence) -> Verdict:
     """The verdict if every rank waits for its GPU, or in a collective of PyTorch."""
     power = _odd_power(evidence.watts, waiting)
-    place = _odd_place(activities, waiting)
+    place = odd_place(activities, waiting)
     blamed = sorted({*power, *place})
     reasons = [*power.values(), *place.values()]
     if evidence.calls:
@@ -93,16 +93,30 @@ def _odd_power(watts: Mapping[int, float], waiting: Sequence[int]) -> dict[int, 
     return found if len(found) == 1 else {}
 
 
-def _odd_place(activities: Mapping[int, Activity], waiting: Sequence[int]) -> dict[int, str]:
-    """Ranks that wait in another place of the program than most ranks → the evidence."""
-    places = Counter(activities[rank].operation for rank in waiting)
-    (usual, number), *_ = places.most_common(1) or [("", 0)]
-    others = [rank for rank in waiting if activities[rank].operation != usual]
-    if not others or (len(others) > 1 and 2 * len(others) >= number) or len(others) >= number:
+def odd_place(activities: Mapping[int, Activity], waiting: Sequence[int]) -> dict[int, str]:
+    """Ranks that came to their wait by another way through the program than most ranks → the evidence."""
+    ways = {rank: _own_frames(activities[rank].path) or (activities[rank].operation,) for rank in waiting}
+    (usual, number), *_ = Counter(ways.values()).most_common(1) or [((), 0)]
+    others = [rank for rank in waiting if ways[rank] != usual]
+    if not 0 < len(others) < max(2, number / 2) or len(others) >= number:
         return {}
     alike = ranges(rank for rank in waiting if rank not in others)
-    where = {rank: activities[rank].operation for rank in others}
-    return {rank: f"rank {rank} waits in {where[rank]}, ranks {alike} in {usual}" for rank in others}
+    found = {}
+    for rank in others:
+        fork = next(
+            (n for n, (own, theirs) in enumerate(zip(ways[rank], usual, strict=False)) if own != theirs), 0
+        )
+        found[rank] = f"rank {rank} waits in {_at(ways[rank], fork)}, ranks {alike} in {_at(usual, fork)}"
+    return found
+
+
+def _own_frames(path: Sequence[str]) -> tuple[str, ...]:
+    """The program's Python frames, outermost first."""
+    return tuple(frame for frame in path if ".py:" in frame and not frame.startswith("torch."))
+
+
+def _at(way: Sequence[str], place: int) -> str:
+    return way[place] if place < len(way) else way[-1]
 
 
 def with_evidence(verdict: Verdict, judgement: Judgement) -> Verdict:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from gpuipc_doctor.collective.model import Call
 from gpuipc_doctor.collective.ras import unchanged
 from gpuipc_doctor.inventory import variables
-from gpuipc_doctor.job import gpu_holders, growth, ipc_files, ras, selection
+from gpuipc_doctor.job import gpu_holders, growth, ipc_files, python_stacks, ras, selection
 from gpuipc_doctor.job.document import Cause, JobReport, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
+from gpuipc_doctor.job.ranks import Roles, by_rank, kind_of_helper, roles
 from gpuipc_doctor.job.selection import NoSuchJob, Request
 from gpuipc_doctor.job.verdict import with_growth
-from gpuipc_doctor.job.watcher import BETWEEN_S, MORE, Watcher, by_rank, take_snapshots
+from gpuipc_doctor.job.watcher import BETWEEN_S, MORE, Watcher, take_snapshots
 from gpuipc_doctor.memory.usage import GpuUse
 from gpuipc_doctor.model import Node
 from gpuipc_doctor.supervise import scratch
@@ -54,7 +56,7 @@ def report(
     files = tuple(ipc_files.of_node(snapshots[-1].host, ranks))
     seen = examine(snapshots, watcher.unable, collectives, collectives_move=moves)
     seen = replace(seen, stopped=stops, ras=asked, memory_files=files)
-    seen = with_gpus(seen, gpus)
+    seen = with_gpus(_with_helpers(seen, roles(snapshots[-1])), gpus)
     if watched is None:
         return seen
     grown = watched.grown()
@@ -90,6 +92,36 @@ def with_gpus(seen: JobReport, gpus: Sequence[GpuUse]) -> JobReport:
     """The report with the GPUs on which each rank has memory."""
     held = gpu_holders.holders(gpus)
     return replace(seen, ranks=tuple(replace(rank, gpus=held.get(rank.pid, ())) for rank in seen.ranks))
+
+
+MOST_HELPERS = 16
+"""Maximum helper processes of a rank whose Python frames are read."""
+
+
+def _with_helpers(seen: JobReport, found: Roles) -> JobReport:
+    """The report with what the helpers of the blamed ranks do."""
+    blamed = {rank for rank in seen.verdict.blamed if rank in found.helpers}
+    return replace(
+        seen,
+        ranks=tuple(
+            replace(rank, helpers=tuple(_helpers(found.helpers[rank.rank]))) if rank.rank in blamed else rank
+            for rank in seen.ranks
+        ),
+    )
+
+
+def _helpers(processes: Sequence[Process]) -> Iterator[str]:
+    """What each helper is and where; equal ones once."""
+    lines: dict[str, list[str]] = {}
+    for process in processes[:MOST_HELPERS]:
+        with suppress(python_stacks.NotRead):
+            stack = python_stacks.dump(process)
+            kind, depth = kind_of_helper(stack.frames)
+            state = "sleeps" if process.main and process.main.state == "S" else "is"
+            what = f"{state} in {stack.frames[stack.own]}" if stack.own < depth else "waits for work"
+            lines.setdefault(f"{kind}, which {what}", []).append(str(process.pid))
+    for line, pids in lines.items():
+        yield f"{line}: pid {', '.join(pids)}"
 
 
 def _with_loads(snapshot: Snapshot, gpus: Mapping[int, GpuUse]) -> Snapshot:

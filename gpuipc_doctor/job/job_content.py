@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -35,6 +36,7 @@ DEEPEST = 20
 """Maximum indent in columns; deeper branches are not indented further."""
 
 MOST_DIFFERENCES = 10
+MOST_HELPERS = 2
 MOST_FILES = 3
 MUCH_LEFT = 64 << 20
 """If ended processes left at least this many bytes of shared memory, a line is shown."""
@@ -50,6 +52,9 @@ LONGEST = 48
 """Maximum characters of a set of ranks, such as ``0-6,8-15``."""
 
 _WAY = " > "
+_TORCH = "torch.distributed."
+_WRAPPER = re.compile(r"\(c10d_logger\.py:\d+\)$")
+"""Frames of the decorators around PyTorch's collectives."""
 
 _SENTENCES = {
     Cause.KERNEL: "{blamed} {is_} stuck in the kernel, in {operation}",
@@ -101,6 +106,8 @@ def sentence(report: JobReport) -> str:
     one = len(verdict.blamed) == 1
     subject = verdict.blamed if verdict.cause in _WAITING_BLAMED else verdict.waiting
     template = _SENTENCES[verdict.cause]
+    if verdict.cause is Cause.UNKNOWN and len({*verdict.blamed, *verdict.waiting}) == len(report.ranks):
+        template = "every rank waits in {waits_in}{but}: cannot tell whether they are stuck"
     if verdict.cause is Cause.MISMATCH and verdict.blamed and verdict.waits_in:
         template = "{blamed} called {operation}, where {waiting} called {waits_in}"
     if verdict.cause is Cause.ALL_WAIT and verdict.blamed:
@@ -164,18 +171,19 @@ def html(report: JobReport) -> str:
 def blocks(report: JobReport) -> Iterator[Block]:
     """The screen's blocks: verdict, ranks by stack, and what could not be read."""
     hosts = sorted({rank.host for rank in report.ranks})
-    yield Parts(
-        (
-            f"{len(report.ranks)} of {report.size} ranks" if report.size else f"{len(report.ranks)} ranks",
-            f"on {NodeSetFormatter(hosts).brief(hosts)}" if hosts else "",
-            f"{report.looks} snapshots in {report.seconds:.1f} s",
-            "each process was stopped for a moment" if report.stopped else "no process was stopped",
-        )
+    head = (
+        f"{len(report.ranks)} of {report.size} ranks" if report.size else f"{len(report.ranks)} ranks",
+        f"on {NodeSetFormatter(hosts).brief(hosts)}" if hosts else "",
+        "ranks numbered by start" if any(rank.numbered for rank in report.ranks) else "",
+        f"{report.looks} snapshots in {report.seconds:.1f} s",
+        "each process was stopped for a moment" if report.stopped else "no process was stopped",
     )
+    yield Parts(tuple(filter(None, head)))
     blamed = [rank for rank in report.ranks if rank.rank in report.verdict.blamed]
-    found = [*map(Item, report.verdict.reasons), *map(_place, blamed[:MOST_BLAMED]), do(_remedy(report))]
+    places = [item for rank in blamed[:MOST_BLAMED] for item in _place(rank)]
+    found = [*map(Item, report.verdict.reasons), *places, do(_remedy(report))]
     yield Entry(status(report), sentence(report), tuple(found), columns=7)
-    paths = {rank.rank: rank.path or (rank.doing,) for rank in report.ranks}
+    paths = {rank.rank: tuple(_shown(rank.path)) or (rank.doing,) for rank in report.ranks}
     yield Group((Lines(("where the ranks are in every snapshot",)), *map(_tree, fold(paths))))
     if report.growth:
         yield Group((Lines((f"grew in {report.watched_s:.0f} s",)), *map(_growth, report.growth)))
@@ -271,9 +279,10 @@ def status(report: JobReport) -> str:
     return "PASS" if report.verdict.cause is Cause.RUNS else "FAIL"
 
 
-def _place(rank: Rank) -> Item:
+def _place(rank: Rank) -> Iterator[Item]:
     gpus = f", {', '.join(rank.gpus)}" if rank.gpus else ""
-    return Item(f"rank {rank.rank}: {rank.host}, pid {rank.pid} ({rank.program}){gpus}")
+    yield Item(f"rank {rank.rank}: {rank.host}, pid {rank.pid} ({rank.program}){gpus}")
+    yield from (Item(f"has a {helper}") for helper in rank.helpers[:MOST_HELPERS])
 
 
 def _tree(branch: Branch) -> Entry:
@@ -288,6 +297,16 @@ def _below(branch: Branch, depth: int) -> Iterator[Item]:
     for below in branch.branches:
         yield Item(f"{_brief(below.ranks)}: {_way(below.frames)}", depth=depth)
         yield from _below(below, min(depth + 2, DEEPEST))
+
+
+def _shown(path: Sequence[str]) -> Iterator[str]:
+    """A rank's frames, outermost first, up to the collective of PyTorch in which it waits."""
+    for frame in path:
+        if frame.startswith(_TORCH) and not _WRAPPER.search(frame):
+            yield frame.partition(" (")[0]  # without the line, which differs between ranks
+            return
+        if not _WRAPPER.search(frame):
+            yield frame
 
 
 def _way(frames: Sequence[str]) -> str:

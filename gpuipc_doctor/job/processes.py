@@ -107,6 +107,7 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
             libraries=tuple(sorted(_libraries(reader))),
             settings={name: environ[name] for name in sorted(names & environ.keys())},
             descriptors=None if (descriptors := reader.names("fd")) is None else len(descriptors),
+            switches=_switches(reader.text(f"task/{pid}/status")),
             transferred=_transferred(reader.text(f"task/{pid}/io")),
             refused=reader.refused,
         )
@@ -162,6 +163,12 @@ def _threads(pid: int, reader: Reader, used_s: Callable[[int, float], float]) ->
 def _libraries(reader: Reader) -> set[str]:
     files = {each.file for each in mappings(reader.text("maps"))}
     return {file for file in files if ".so" in file.rpartition("/")[2]}
+
+
+def _switches(text: str) -> int | None:
+    """Voluntary context switches of a thread (``status``, proc(5))."""
+    found = re.search(r"^voluntary_ctxt_switches:\s+([0-9]+)$", text, re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _transferred(text: str) -> int | None:

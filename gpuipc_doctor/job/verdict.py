@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpuipc_doctor.collective.judge import Judgement, Problem
 from gpuipc_doctor.collective.judge import judge as collectives
 from gpuipc_doctor.job import gpu_waits
-from gpuipc_doctor.job.activity import Activity, Kind, is_poll
+from gpuipc_doctor.job.activity import STILL, Activity, Kind, is_poll
 from gpuipc_doctor.job.document import Cause, Growth, Verdict
 from gpuipc_doctor.job.gpu_waits import Evidence
 
@@ -75,6 +75,9 @@ def judge(
     if len(activities) > 1 and (deaf := [rank for rank in outside if _is_at_socket(activities[rank])]):
         why = f"{_plural(len(deaf), 'rank')} waiting at a socket outside MPI, whose peer is unknown"
         return Verdict(cause=Cause.UNKNOWN, waiting=tuple(deaf), reasons=(why,))
+    if all(each.kind is Kind.SLEEPS and each.reason.endswith(STILL) for each in activities.values()):
+        why = "nothing moved: every rank sleeps, and none woke up between the snapshots"
+        return replace(_blame(Cause.UNKNOWN, (), sorted(activities), activities), reasons=(why,))
     return Verdict(cause=Cause.RUNS, reasons=("no rank waits for another",))
 
 
@@ -171,23 +174,37 @@ def _all_in_mpi(activities: Mapping[int, Activity], waiting: Sequence[int], mess
         return Verdict(cause=Cause.RUNS if len(calls) == 1 else Cause.UNKNOWN, reasons=(_MOVE,))
     if messages is None and in_one_collective and any(_is_python(activities[rank]) for rank in waiting):
         loop = "every rank is in the same collective: stuck, or calling it repeatedly in a Python loop"
-        return Verdict(cause=Cause.UNKNOWN, waiting=tuple(waiting), reasons=(loop,))
+        odd = gpu_waits.odd_place(activities, waiting)
+        verdict = _blame(Cause.UNKNOWN, sorted(odd), waiting, activities)
+        return replace(verdict, reasons=(*odd.values(), loop))
     collective = _ranks(activities, {Kind.COLLECTIVE, Kind.STARTS, Kind.ENDS, Kind.JOINS})
     if len(collective) < len(waiting):
         return _exchange(activities, waiting, collective, messages)
     if len(_ranks(activities, {Kind.ENDS})) == len(waiting):
         return _blame(Cause.FINALIZE, [], waiting, activities)
     if len({activities[rank].operation for rank in waiting}) > 1:
-        left = _ranks(activities, {Kind.ENDS})
+        left = _ranks(activities, {Kind.ENDS}) or _minority(activities, waiting)
         order = "the ranks are in different collectives, which must be called in the same order"
         gone = "a rank in MPI_Finalize takes part in no other collective"
         return replace(
             _blame(Cause.MISMATCH, left, waiting, activities),
-            operation=_operations(activities, waiting),
-            reasons=(gone if left else order,),
+            operation=_operations(activities, _minority(activities, waiting) or waiting),
+            reasons=(gone if _ranks(activities, {Kind.ENDS}) else order,),
         )
     alike = "all ranks are in the same collective: its root, communicator or sizes may differ between them"
     return _all_wait((), waiting, activities, alike, messages)
+
+
+def _minority(activities: Mapping[int, Activity], waiting: Sequence[int]) -> list[int]:
+    """Ranks in other collectives of PyTorch than most ranks; none if there is no majority.
+
+    Of MPI's collectives, the one that most ranks have called may be the one too early.
+    """
+    counts = Counter(activities[rank].operation for rank in waiting)
+    (usual, number), *_ = counts.most_common(1)
+    if 2 * number <= len(waiting) or any(operation.startswith("MPI_") for operation in counts):
+        return []
+    return [rank for rank in waiting if activities[rank].operation != usual]
 
 
 def _exchange(
