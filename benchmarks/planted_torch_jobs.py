@@ -26,6 +26,8 @@ AHEAD = 3
 """Jobs that import PyTorch while another one is examined."""
 READY_S, SETTLED_S = 60.0, 2.0
 LIMIT_S = 60.0
+WHOLE_S = 540.0
+"""Seconds after which no further job is examined."""
 
 
 def unpack(wheels: Path, place: Path) -> dict[str, str]:
@@ -132,7 +134,7 @@ def report(
     left = list(wanted)
     print(*lines, sep="\n", flush=True)
     try:
-        while left or waiting:
+        while (left or waiting) and time.monotonic() - began < WHOLE_S:
             while left and len(waiting) <= AHEAD:
                 waiting.append(torch_jobs.start(left[0], backend, python, place / left.pop(0).mode))
             job = waiting.pop(0)
@@ -148,6 +150,7 @@ def report(
                 results.append((job.job, answer, right))
                 lines.append(line)
                 print(line, flush=True)
+                (out / "table.md").write_text("\n".join(lines) + "\n")
     finally:
         for job in waiting:
             job.end()
