@@ -94,7 +94,7 @@ def judge(calls: Iterable[Call], members: Members | None = None) -> tuple[Judgem
 
 
 def _of_group(calls: Sequence[Call], members: frozenset[int]) -> Iterator[Judgement]:
-    """At most one conclusion on the calls of one communicator."""
+    """The conclusions on the calls of one communicator: one, and one on absent ranks beside another call."""
     by_rank: defaultdict[int, dict[int, Call]] = defaultdict(dict)
     for call in calls:
         if call.state is State.NOT_JOINED:
@@ -107,6 +107,9 @@ def _of_group(calls: Sequence[Call], members: frozenset[int]) -> Iterator[Judgem
         at = {rank: own[number] for rank, own in by_rank.items() if number in own}
         if different := _different(at):
             yield different
+            if absent := sorted(members - by_rank.keys()):
+                waits = [call for call in at.values() if call.rank not in different.culprits]
+                yield _judgement(Problem.MISSING, [Call(rank=rank) for rank in absent], waits)
             return
     last = {rank: own[max(own)] for rank, own in by_rank.items()}
     furthest = max(call.number or 0 for call in last.values())
@@ -123,7 +126,7 @@ def _of_group(calls: Sequence[Call], members: frozenset[int]) -> Iterator[Judgem
             shared,
             problem=problem,
             culprits=tuple(culprits),
-            called=f"{first.operation} {first.number}" if first and first.number else "",
+            called=f"{first.operation or 'operation'} {first.number}" if first and first.number else "",
             where=first.where if first else "",
         )
     elif any(call.state is not State.DONE for call in last.values()):
@@ -135,7 +138,8 @@ def _different(at: Mapping[int, Call]) -> Judgement | None:
     for problem, key in ((Problem.OPERATION, _name), (Problem.SIZES, _name_and_sizes)):
         kinds: defaultdict[str, list[Call]] = defaultdict(list)
         for call in at.values():
-            kinds[key(call)].append(call)
+            if call.operation:  # some sources count only
+                kinds[key(call)].append(call)
         if len(kinds) > 1:
             usual, *others = sorted(kinds.values(), key=len, reverse=True)
             culprits = [call for some in others for call in some]
@@ -149,13 +153,13 @@ def _different(at: Mapping[int, Call]) -> Judgement | None:
 def _judgement(
     problem: Problem, culprits: Sequence[Call], waiting: Sequence[Call], *, sized: bool = False
 ) -> Judgement:
-    first = min(waiting, key=lambda call: call.rank)
+    first = min(waiting, key=lambda call: (not call.operation, call.rank))
     return Judgement(
         problem=problem,
         group=first.group,
         culprits=tuple(sorted(call.rank for call in culprits)),
         waiting=tuple(sorted(call.rank for call in waiting)),
-        operation=_words(first, sized=sized),
+        operation=_words(first, sized=sized) or "a collective",
         number=first.number,
         seconds=max((call.seconds for call in waiting if call.seconds is not None), default=None),
     )
@@ -181,7 +185,7 @@ def _name_and_sizes(call: Call) -> str:
 
 
 def _words(call: Call, *, sized: bool) -> str:
-    return f"{call.operation} of {call.sizes}" if sized else call.operation
+    return f"{call.operation} of {call.sizes}" if sized and call.operation else call.operation
 
 
 def _ranks(numbers: Sequence[int]) -> str:

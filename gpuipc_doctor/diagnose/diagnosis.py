@@ -50,6 +50,9 @@ class Difference:
     """The ranks as text, such as ``rank 17 (nid000004)``; the log's name if the rank is unknown."""
     log: str
     """Log of the first rank in ``ranks``."""
+    quote: str = ""
+    """A line that shows the difference."""
+    do: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ class Diagnosis:
     interrupted: bool = False
     rank_files: tuple[RankFiles, ...] = ()
     flights: tuple[Difference, ...] = ()
-    """Ranks that differ in PyTorch's Flight Recorder, or a collective that did not end."""
+    """Ranks that differ in their collectives, by the lines of logs and by PyTorch's Flight Recorder; or a
+    collective that did not end."""
 
     @property
     def found(self) -> tuple[Recognised, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple, TypedDict
 
+from gpuipc_doctor.collective import logs
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, Difference, LogRead, RankFiles, Recognised
 from gpuipc_doctor.diagnose.exits import MEANINGS
 from gpuipc_doctor.diagnose.occurrences import MOST, Occurrences, Place
@@ -76,21 +78,39 @@ def _title(diagnosis: Diagnosis, exit_code: int) -> str:
 
 def _blocks(diagnosis: Diagnosis, limits: Limits) -> Iterator[Block]:
     yield from _head(diagnosis, limits)
+    if diagnosis.flights:
+        yield _at_fault(diagnosis.flights, limits)
     if len(diagnosis.recognised) > 1:
         yield from table(("class", "issue", "do first"), map(_row, diagnosis.recognised))
-    yield from (entry(seen, limits) for seen in diagnosis.recognised)
-    if diagnosis.flights:
-        items = tuple(
-            Item(f"{_names('rank', difference.ranks, limits)}: {difference.says}")
-            for difference in diagnosis.flights
-        )
-        yield Entry("RANKS", "in PyTorch's Flight Recorder", items, "WARN", columns=7)
-    yield from (_rank_files(files, limits) for files in diagnosis.rank_files)
+    named = any(difference.quote for difference in diagnosis.flights)
+    yield from (
+        entry(_without_needless_advice(seen) if named else seen, limits) for seen in diagnosis.recognised
+    )
+    yield from (
+        _rank_files(files, limits) for files in diagnosis.rank_files if files.differences or not named
+    )
     if diagnosis.unknown:
         yield _unknown(diagnosis, limits)
     yield from _unread(diagnosis.logs, limits)
     if any(seen.relation is Relation.UNKNOWN for seen in diagnosis.recognised):
         yield Lines((_TELL,), hang=0)
+
+
+def _at_fault(found: Sequence[Difference], limits: Limits) -> Entry:
+    """The ranks that differ from the others in their collectives, each with the line that shows it."""
+    items: list[Item] = []
+    for difference in found[: limits.unknown]:
+        subject = "" if difference.quote else f"{_names('rank', difference.ranks, limits)}: "
+        items.append(Item(f"{subject}{difference.says}", hang=2))
+        items.append(Item(shorten(sanitise(difference.quote), limits.columns), depth=1))
+        items += actions((difference.do,) if difference.do else ())
+    items += _rest(len(found) - limits.unknown, "more with -v")
+    return Entry("RANKS", "that differ in their collectives", tuple(items), "FAIL", columns=7)
+
+
+def _without_needless_advice(one: Recognised) -> Recognised:
+    """The issue without advice on how to find a rank, if the collectives in its lines have named the rank."""
+    return replace(one, remedies=()) if logs.Lines.is_read(one.lines.first.excerpt) else one
 
 
 def _row(one: Recognised) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from datetime import date
 from math import inf
 from operator import attrgetter, itemgetter
 
+from gpuipc_doctor.diagnose.collectives import Collectives, ranks_at_fault
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
 from gpuipc_doctor.diagnose.error_lines import ErrorLines
 from gpuipc_doctor.diagnose.flight_recorder import Dump, differences
@@ -58,6 +59,7 @@ class Examination:
         self._groups = ErrorLines()
         self._writers = Writers()
         self._logs: list[LogSummary] = []
+        self.collectives = Collectives()
 
     def log(self, name: str) -> LogExamination:
         summary = LogSummary(name)
@@ -155,7 +157,7 @@ class Examination:
             self._groups.beyond,
             interrupted,
             tuple(compare(self._logs, {n: id_ for n, id_ in ids.items() if id_ in there}, unknown.keys())),
-            tuple(differences(dumps)),
+            (*ranks_at_fault(self.collectives), *differences(dumps)),
         )
 
     def _last_day(self) -> date | None:
@@ -237,6 +239,7 @@ class LogExamination:
         self._examination = examination
         self._index = examination.index
         self._scanner = Scanner(self._index.patterns)
+        self._collectives = examination.collectives.log(summary.name)
         self._seen: Counter[int] = Counter()
         self._stacks: Stacks[StackLine] = Stacks()
         self._framed: Counter[int] = Counter()
@@ -247,10 +250,12 @@ class LogExamination:
         return self._scanner.lines
 
     def feed(self, block: bytes) -> None:
+        self._collectives.feed(block)
         self._add(self._scanner.feed(block))
 
     def flush(self) -> None:
         """Examine the lines that are held back until following lines arrive."""
+        self._collectives.end()
         self._add(self._scanner.flush(), ended=True)
 
     def _add(self, hits: Iterable[Hit], *, ended: bool = False) -> None:
