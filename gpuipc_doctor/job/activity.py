@@ -99,6 +99,11 @@ _LIBRARY = re.compile(
 """Pattern for frames in MPI, its transports, GPU drivers or system libraries."""
 
 _SHARED = re.compile(r"\.so[\d.]*[)\]]$")
+_OF_PROGRAM = re.compile(
+    r"[(\[](\w*\.(cpython-[\w-]+|abi3)\.so|lib(python|(open)?blas|mkl|lapack|gomp|torch|c10|cublas|cudnn|cufft)"
+    r"|librocblas)"
+)
+"""Shared libraries in which a program computes, or that are part of it, such as Python's extension modules."""
 _DRIVER = re.compile(r"[(\[](libcuda\.so|libamdhip64\.so|libhsa-runtime64\.so)")
 _DRIVER_WAITS = frozenset({"kfd_wait_on_events", "amdgpu_cs_wait_ioctl", "dma_fence_default_wait"})
 """Kernel functions in which a thread sleeps until the GPU has done its work, whatever the thread's stack
@@ -310,12 +315,23 @@ def is_seen(snapshots: Iterable[Process], tid: int) -> bool:
 def _is_telling(stack: Stack) -> bool:
     """Whether the stack shows a waiting call or the program's own code; a truncated stack may show
     neither."""
-    return _first_call(stack) is not None or any(not _LIBRARY.search(frame) for frame in stack)
+    return _first_call(stack) is not None or any(not _is_of_library(frame) for frame in stack)
 
 
 def _of_libraries(stack: Stack) -> Iterator[str]:
-    """The innermost frames: those in the C library, MPI, its transports and the GPU driver."""
-    return takewhile(lambda frame: _LIBRARY.search(frame), stack)
+    """The innermost frames: those in shared libraries, up to the first one of the program."""
+    return takewhile(_is_of_library, stack)
+
+
+def _is_of_library(frame: str) -> bool:
+    """Whether a frame may be below a call of MPI or of the GPU driver.
+
+    That is any shared library but those in which a program computes: MPI libraries load what no list can
+    have, such as libevent, libmlx5, libcxi and libxpmem.
+    """
+    if _LIBRARY.search(frame):
+        return True
+    return _SHARED.search(frame) is not None and not _OF_PROGRAM.search(frame)
 
 
 def _first_call(stack: Iterable[str]) -> Call | None:
