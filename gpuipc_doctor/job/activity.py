@@ -100,8 +100,8 @@ _LIBRARY = re.compile(
 
 _SHARED = re.compile(r"\.so[\d.]*[)\]]$")
 _OF_PROGRAM = re.compile(
-    r"[(\[](\w*\.(cpython-[\w-]+|abi3)\.so|lib(python|(open)?blas|mkl|lapack|gomp|torch|c10|cublas|cudnn|cufft)"
-    r"|librocblas)"
+    r"[(\[](\w*\.(cpython-[\w-]+|abi3)\.so|lib(python|(open)?blas|mkl|lapack|gomp|torch|c10)"
+    r"|lib(cublas|cudnn|cufft|rocblas))"
 )
 """Shared libraries in which a program computes, or that are part of it, such as Python's extension modules."""
 _DRIVER = re.compile(r"[(\[](libcuda\.so|libamdhip64\.so|libhsa-runtime64\.so)")
