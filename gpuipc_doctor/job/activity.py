@@ -103,7 +103,7 @@ _OF_PROGRAM = re.compile(
     r"[(\[](\w*\.(cpython-[\w-]+|abi3)\.so|lib(python|(open)?blas|mkl|lapack|gomp|torch|c10)"
     r"|lib(cublas|cudnn|cufft|rocblas))"
 )
-"""Shared libraries in which a program computes, or that are part of it, such as Python's extension modules."""
+"""Shared libraries in which a program computes, or that are part of it, such as Python's extensions."""
 _DRIVER = re.compile(r"[(\[](libcuda\.so|libamdhip64\.so|libhsa-runtime64\.so)")
 _DRIVER_WAITS = frozenset({"kfd_wait_on_events", "amdgpu_cs_wait_ioctl", "dma_fence_default_wait"})
 """Kernel functions in which a thread sleeps until the GPU has done its work, whatever the thread's stack

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from gpuipc_doctor.job import arm64
 from gpuipc_doctor.job.document import MPI_LIBRARY, Stack
 from gpuipc_doctor.job.mappings import Mapping, mappings
 
@@ -32,9 +33,9 @@ _CALL_NEAR, _CALL_MEMORY, _JUMP_MEMORY = b"\xe8", b"\xff\x15", b"\xff\x25"
 """Opcodes before a 32-bit distance: near call, call through memory, and jump through memory, as in a
 procedure linkage table (x86-64)."""
 _MPI_FUNCTION = re.compile(r"P?MPI_[A-Z]\w+$|p?mpi_\w+_$")
-_RELOCATIONS = (6, 7)
+_RELOCATIONS = (6, 7, 1025, 1026)
 """GLOB_DAT and JUMP_SLOT: relocations that say where an imported function's address is (System V ABI for
-AMD64, "Relocation")."""
+AMD64, "Relocation"; for AArch64, "Dynamic relocations")."""
 
 
 class Code:
@@ -43,16 +44,20 @@ class Code:
     def __init__(self, pid: int) -> None:
         mapped = sorted(mappings(Path(f"/proc/{pid}/maps").read_text(errors="replace")))
         self._segments = [each for each in mapped if "x" in each.rights and each.file.startswith("/")]
+        self._is_arm64 = platform.machine() == "aarch64"
         self._mpi = [segment for segment in self._segments if MPI_LIBRARY.search(segment.file)]
         self.stack = next(((each.begin, each.end) for each in mapped if each.file == "[stack]"), None)
         """Address range of the main thread's stack."""
 
-    def frames(self, counter: int, words: bytes) -> Stack:
+    def frames(self, counter: int, words: bytes, link: int = 0) -> Stack:
         """The frames of a stack, innermost first.
 
-        ``counter`` is the instruction pointer; ``words`` are the stack's bytes from the stack pointer on.
+        ``counter`` is the instruction pointer; ``words`` are the stack's bytes from the stack pointer on;
+        ``link`` is the link register, in which arm64 has the return address of a function that calls no other
+        one.
         """
-        addresses = (value for (value,) in struct.iter_unpack("<Q", words[: len(words) & ~7]))
+        on_stack = (value for (value,) in struct.iter_unpack("<Q", words[: len(words) & ~7]))
+        addresses = (arm64.address(value) if self._is_arm64 else value for value in (link, *on_stack))
         frames = [self._frame(counter, returns=False)]
         for address in addresses:
             if frame := self._frame(address, returns=True):
@@ -113,6 +118,7 @@ class _Image:
 
     def __init__(self, path: Path) -> None:
         self._raw = path.read_bytes()
+        self._is_arm64 = int.from_bytes(self._raw[0x12:0x14], "little") == arm64.MACHINE
         (headers,) = struct.unpack_from("<Q", self._raw, 0x20)
         size, count = struct.unpack_from("<HH", self._raw, 0x36)
         loads = [struct.unpack_from("<IIQQQQ", self._raw, headers + n * size) for n in range(count)]
@@ -128,9 +134,9 @@ class _Image:
 
     def is_after_call(self, offset: int) -> bool:
         before = self._raw[max(0, offset - 8) : offset]
-        if platform.machine() == "aarch64":  # BL and BLR (Arm ARM, C6.2)
+        if self._is_arm64:
             (word,) = struct.unpack("<I", before[-4:].rjust(4, b"\0"))
-            return bool(word >> 26 == 0b100101 or word & 0xFFFFFC1F == 0xD63F0000)
+            return arm64.is_call(word)
         return _X86_CALL.fullmatch(before) is not None
 
     def function(self, offset: int) -> str:
@@ -153,6 +159,8 @@ class _Image:
 
     def called(self, offset: int) -> str:
         """The imported function that is called just before this offset."""
+        if self._is_arm64:
+            return self._imports.get(self._slot(offset), "")
         if self._raw[offset - 5 : offset - 4] == _CALL_NEAR:
             stub = self._offset(self._target(offset))
             jump = self._raw.find(_JUMP_MEMORY, stub, stub + 16) if stub >= 0 else -1
@@ -160,6 +168,16 @@ class _Image:
         if self._raw[offset - 6 : offset - 4] == _CALL_MEMORY:
             return self._imports.get(self._target(offset), "")
         return ""
+
+    def _slot(self, offset: int) -> int:
+        """The slot of the global offset table through which arm64's call before this offset goes."""
+        (word,) = struct.unpack("<I", self._raw[offset - 4 : offset].rjust(4, b"\0"))
+        target = arm64.called(word, self._address(offset) - 4)
+        if target < 0:  # BLR, after a load from the table
+            begin = max(0, offset - arm64.STUB_BYTES)
+            return arm64.slot(self._raw[begin:offset], self._address(offset) - (offset - begin))
+        stub = self._offset(target)
+        return arm64.slot(self._raw[stub : stub + arm64.STUB_BYTES], target) if stub >= 0 else -1
 
     def _target(self, offset: int) -> int:
         """The address to which the instruction before this offset refers."""
