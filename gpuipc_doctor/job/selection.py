@@ -30,6 +30,11 @@ class NoSuchJob(Exception):
 class SeveralJobs(Exception):
     """The request matches more than one job; the message is one line."""
 
+    def __init__(self, says: str, jobs: tuple[tuple[int, ...], ...]) -> None:
+        super().__init__(says)
+        self.jobs = jobs
+        """For each job, the pids that select it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -60,18 +65,30 @@ def select(request: Request) -> tuple[int, ...]:
 
 
 def _refuse_several(found: Iterable[int], everyone: Mapping[int, Process]) -> None:
-    """Raise `SeveralJobs` if ranks of two launchers have the same number."""
-    jobs: dict[int, set[str]] = {}
+    """Raise `SeveralJobs` if ranks of two jobs have the same number."""
+    jobs: dict[object, dict[int, str]] = {}
     for pid in found:
-        top = _launcher(pid, everyone)
         with suppress(Gone):
             environ = environment(Reader(pid))
             rank = next((environ[name] for name in RANKS if name in environ), None)
-            if top != pid and rank is not None:
-                jobs.setdefault(top, set()).add(rank)
-    if len(jobs) > 1 and sum(map(len, jobs.values())) > len(set().union(*jobs.values())):
-        names = (f"{pid} ({everyone[pid].name}, {len(jobs[pid])} ranks)" for pid in sorted(jobs))
-        raise SeveralJobs(f"{len(jobs)} jobs run on this node; name one with --pid: {', '.join(names)}")
+            if rank is not None and (job := _job_of(pid, environ, everyone)):
+                jobs.setdefault(job, {})[pid] = rank
+    ranks = {job: {*numbers.values()} for job, numbers in jobs.items()}
+    if len(jobs) > 1 and sum(map(len, ranks.values())) > len(set().union(*ranks.values())):
+        chosen = sorted((job,) if isinstance(job, int) else tuple(sorted(jobs[job])) for job in jobs)
+        sizes = {(job if isinstance(job, int) else min(jobs[job])): len(ranks[job]) for job in jobs}
+        names = (f"{pid} ({everyone[pid].name}, {sizes[pid]} ranks)" for pid, *_ in chosen)
+        says = f"{len(jobs)} jobs run on this node; name one with --pid: {', '.join(names)}"
+        raise SeveralJobs(says, tuple(chosen))
+
+
+def _job_of(pid: int, environ: Mapping[str, str], everyone: Mapping[int, Process]) -> int | str:
+    """The launcher's pid, or the address at which PyTorch's ranks meet; empty if there is neither."""
+    top = _launcher(pid, everyone)
+    if top != pid:
+        return top
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    return f"{address}:{port}" if port else ""
 
 
 def _by_pid(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:
@@ -87,7 +104,24 @@ def _by_pid(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:
         if everyone[pid].state == "Z":
             raise NoSuchJob(f"process {pid} ({everyone[pid].name}) has ended and waits for its parent")
         found.add(_launcher(pid, everyone))
+        found |= _meeting(pid, everyone)
     return found
+
+
+def _meeting(pid: int, everyone: Mapping[int, Process]) -> set[int]:
+    """The ranks of PyTorch that meet at the address of a rank without a launcher, such as those that a shell
+    started."""
+    with suppress(Gone):
+        own = _job_of(pid, environment(Reader(pid)), everyone)
+        if isinstance(own, str) and own:
+            owner = _owner(pid)
+            return _matching(
+                everyone,
+                lambda other: (
+                    _owner(other) == owner and _job_of(other, environment(Reader(other)), everyone) == own
+                ),
+            )
+    return set()
 
 
 def _unlisted(pid: int) -> str:

@@ -60,6 +60,32 @@ def test_two_jobs_with_equal_rank_numbers_are_not_merged(tmp_path: Path) -> None
     assert f"{first} (mpirun, 2 ranks)" in str(refused.value)
 
 
+@contextmanager
+def meeting(port: int) -> Iterator[list[int]]:
+    """The pids of two ranks of PyTorch that a shell started."""
+    ranks = [
+        subprocess.Popen(
+            ["sleep", "600"],
+            env={**os.environ, "RANK": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        )
+        for n in (0, 1)
+    ]
+    try:
+        yield [rank.pid for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def test_ranks_without_a_launcher_are_a_job_by_the_address_where_they_meet() -> None:
+    with meeting(29111) as first, meeting(29222) as second:
+        assert list(select(Request(pids=(first[1],)))) == sorted(first)
+        with pytest.raises(SeveralJobs) as refused:
+            select(Request(pids=(first[0], second[0])))
+    assert sorted(refused.value.jobs) == sorted([tuple(sorted(first)), tuple(sorted(second))])
+
+
 def test_job_of_slurm_is_found_by_its_number(tmp_path: Path) -> None:
     with launched(tmp_path, "990001") as (_, ranks), launched(tmp_path, "990002"):
         assert ranks <= set(select(Request(slurm="990001")))
