@@ -259,6 +259,8 @@ def _moves(snapshots: Sequence[Process]) -> str:
     """Evidence that a rank makes progress although every snapshot shows the same call; empty if none."""
     if len({snapshot.python for snapshot in snapshots if snapshot.python}) > 1:
         return "the Python frames differ between snapshots"
+    if any(snapshot.places > 1 for snapshot in snapshots):
+        return "the Python frames differ between readings"
     if len({snapshot.variables for snapshot in snapshots if snapshot.variables}) > 1:
         return "the variables of the Python frames differ between snapshots"
     if len({snapshot.callers for snapshot in snapshots if snapshot.callers}) > 1:
@@ -391,6 +393,8 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
     where = _own_first(snapshots, python) or " > ".join(path[-2:] if main.state != "R" else path[-1:])
     function = python[0].partition(" (")[0] if python else ""
     if python and _DEVICE.match(function):
+        if why := _moves(snapshots):
+            return Activity(Kind.MOVES, function, path, why)
         return Activity(Kind.DEVICE, function, path, "Python frames")
     if why := _runs_beside_a_busy_gpu(snapshots, main):
         return Activity(Kind.DEVICE, where, path, why)
@@ -441,7 +445,7 @@ def _runs_beside_a_busy_gpu(snapshots: Sequence[Process], main: Thread) -> str:
     lines = {snapshot.python for snapshot in snapshots}
     runs = all(snapshot.main and snapshot.main.state == "R" for snapshot in snapshots)
     busy = snapshots[-1].gpu_busy
-    if runs and len(lines) == 1 and busy is not None and busy >= BUSY_PERCENT:
+    if runs and len(lines) == 1 and not _moves(snapshots) and busy is not None and busy >= BUSY_PERCENT:
         return f"runs in one place with its GPU at {busy} %"
     return ""
 

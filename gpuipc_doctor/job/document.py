@@ -72,6 +72,8 @@ class Process:
     """Index of the first Python frame in one of the program's own files."""
     variables: str = ""
     """Hash of the local variables of the Python frames; empty if unknown."""
+    places: int = 0
+    """Number of different Python stacks of the main thread, read between the snapshots as well."""
     callers: str = ""
     """Hash of the main thread's stack outside MPI; empty if unknown, or if the thread is in no MPI call."""
     counts: bool = False

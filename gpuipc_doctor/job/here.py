@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,10 +13,11 @@ from gpuipc_doctor.inventory import variables
 from gpuipc_doctor.job import gpu_holders, growth, ipc_files, python_stacks, ras, selection
 from gpuipc_doctor.job.document import Cause, JobReport, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
-from gpuipc_doctor.job.ranks import Roles, by_rank, kind_of_helper, roles
+from gpuipc_doctor.job.processes import read_process
+from gpuipc_doctor.job.ranks import Roles, by_rank, kind_of_helper, roles, workers
 from gpuipc_doctor.job.selection import NoSuchJob, Request
 from gpuipc_doctor.job.verdict import with_growth
-from gpuipc_doctor.job.watcher import BETWEEN_S, MORE, Watcher, take_snapshots
+from gpuipc_doctor.job.watcher import MORE, Watcher, take_snapshots
 from gpuipc_doctor.memory.usage import GpuUse
 from gpuipc_doctor.model import Node
 from gpuipc_doctor.supervise import scratch
@@ -39,20 +40,23 @@ def report(
     """
     chosen = selection.select(Request(pids=gpu_holders.pids(gpu, node)) if gpu else request)
     watched = None
-    with scratch.directory(scratch.usual()) as place:
+    with scratch.directory(scratch.usual()) as place, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(_ask_ras, chosen, asks_ras=asks_ras)
         watcher = Watcher(chosen, place, frozenset(variables.load()), stops)
         snapshots = take_snapshots(watcher)
-        found = examine(snapshots, watcher.unable).verdict
+        gpus = gpus_of(by_rank(snapshots[-1]), node, watcher.unable)
+        found = examine(_with_loads(snapshots, gpus), watcher.unable).verdict
         if found.cause is Cause.UNKNOWN and found.waiting:  # a slow rank may move on in as much time again
             snapshots += watcher.snapshots(MORE)
+        elif found.cause is Cause.GPU_WAIT and first.result().answer is None:
+            snapshots += watcher.snapshots(MORE // 2)
         if watches_s:
             watched = _watch(by_rank(snapshots[-1]), watches_s, node)
             later = watcher.snapshots(1)  # what was slow has moved by now
             snapshots += later if by_rank(later[0]) else []
     ranks = by_rank(snapshots[-1])
-    gpus = gpus_of(ranks, node, watcher.unable)
-    snapshots = [_with_loads(snapshot, gpu_holders.of_ranks(gpus, ranks)) for snapshot in snapshots]
-    asked, collectives, moves = _collectives(ranks, asks_ras=asks_ras)
+    snapshots = _with_loads(snapshots, gpus)
+    asked, collectives, moves = _collectives(ranks, first.result(), asks_ras=asks_ras)
     files = tuple(ipc_files.of_node(snapshots[-1].host, ranks))
     seen = examine(snapshots, watcher.unable, collectives, collectives_move=moves)
     seen = replace(seen, stopped=stops, ras=asked, memory_files=files)
@@ -124,8 +128,13 @@ def _helpers(processes: Sequence[Process]) -> Iterator[str]:
         yield f"{line}: pid {', '.join(pids)}"
 
 
-def _with_loads(snapshot: Snapshot, gpus: Mapping[int, GpuUse]) -> Snapshot:
-    """The snapshot with the utilisation and power of each rank's GPU."""
+def _with_loads(snapshots: Sequence[Snapshot], gpus: Sequence[GpuUse]) -> list[Snapshot]:
+    """The snapshots with the utilisation and power of each rank's GPU."""
+    of_ranks = gpu_holders.of_ranks(gpus, by_rank(snapshots[-1]))
+    return [_with_load(snapshot, of_ranks) for snapshot in snapshots]
+
+
+def _with_load(snapshot: Snapshot, gpus: Mapping[int, GpuUse]) -> Snapshot:
     of_pid = {process.pid: gpus[rank] for rank, process in by_rank(snapshot).items() if rank in gpus}
     processes = (
         replace(process, gpu_busy=of_pid[process.pid].busy, gpu_watts=of_pid[process.pid].watts)
@@ -136,17 +145,21 @@ def _with_loads(snapshot: Snapshot, gpus: Mapping[int, GpuUse]) -> Snapshot:
     return replace(snapshot, processes=tuple(processes))
 
 
+def _ask_ras(pids: Sequence[int], *, asks_ras: bool) -> ras.Question:
+    """The first question to NCCL's RAS, while the snapshots are taken."""
+    processes = (read_process(pid, lambda tid, used_s: 0.0, frozenset()) for pid in pids)
+    return ras.query(workers(filter(None, processes)), ask=asks_ras)
+
+
 def _collectives(
-    ranks: Mapping[int, Process], *, asks_ras: bool
+    ranks: Mapping[int, Process], first: ras.Question, *, asks_ras: bool
 ) -> tuple[tuple[str, ...], tuple[Call, ...], bool]:
     """Lines on NCCL's RAS, each rank's last collective, and whether RAS counted new ones.
 
     RAS is asked twice, because in a healthy loop the counts of two ranks differ at most times.
     """
-    first = ras.query(ranks.values(), ask=asks_ras)
     if first.answer is None or first.seconds > ras.SHORT_S:
         return first.lines, (), False
-    time.sleep(BETWEEN_S)
     second = ras.query(ranks.values(), ask=asks_ras)
     if second.answer is None:
         return second.lines, (), False

@@ -40,6 +40,9 @@ BETWEEN_NUMBERS_S = 0.1
 FEWEST_NUMBERS, MOST_NUMBERS_S = 16, 5.0
 """Minimum readings of a Python program's variables, and maximum seconds for the readings on a busy node."""
 
+MOST_READINGS = 4
+"""Maximum readings of a rank's Python stack between two snapshots, if it may wait for its GPU."""
+
 BUSY = 0.0175
 """Processor share above which a thread counts as running, and can be sampled within `MOST_S`."""
 
@@ -60,6 +63,7 @@ class Watcher:
     _used: dict[int, tuple[float, float]] = field(default_factory=dict)
     _started: dict[int, int] = field(default_factory=dict)
     _stacks: dict[int, list[Sequence[int]]] = field(default_factory=lambda: defaultdict(list))
+    _places: dict[int, set[Stack]] = field(default_factory=lambda: defaultdict(set))
     _variables: dict[int, list[dict[tuple[int, str], int]]] = field(default_factory=lambda: defaultdict(list))
 
     def snapshot(self) -> Snapshot:
@@ -106,7 +110,12 @@ class Watcher:
             if recording:
                 recording.close()
         in_registers = recording.counting if recording else frozenset()
-        seen = tuple(self._counted(process, snapshots, in_registers) for process in snapshots[-1].processes)
+        seen = tuple(
+            replace(
+                self._counted(process, snapshots, in_registers), places=len(self._places.get(process.pid, ()))
+            )
+            for process in snapshots[-1].processes
+        )
         return [*snapshots[:-1], replace(snapshots[-1], processes=seen)]
 
     def _wait(self, snapshots: Sequence[Snapshot]) -> None:
@@ -114,10 +123,22 @@ class Watcher:
         runs = {pid for pid, tid in _running(_ranks(snapshots[-1])) if pid == tid}
         programs = [rank for rank in _ranks(snapshots[-1]) if rank.pid in runs]
         programs = [rank for rank in programs if not is_python(rank) or _varies(_of(rank.pid, snapshots))]
+        ranks = [rank for rank in _ranks(snapshots[-1]) if rank.pid in runs]
+        beside_gpu = [rank for rank in ranks if rank.has_gpu and is_python(rank)]
+        rounds = 0
         while (left := snapshots[-1].at + BETWEEN_S - time.time()) > 0:
             for program in programs:
                 self._read_numbers(program)
+            for rank in beside_gpu if rounds < MOST_READINGS else ():
+                self._read_place(rank)
+            rounds += 1
             time.sleep(min(left, BETWEEN_NUMBERS_S))
+
+    def _read_place(self, rank: Process) -> None:
+        """Read where a rank that may wait for its GPU is; one that is in a fast loop is seldom elsewhere."""
+        places = self._places[rank.pid]
+        if len(places) < 2 and (frames := self._python(rank).frames):
+            places.add(frames)
 
     def _read_numbers(self, process: Process) -> None:
         """Read the numbers once more: Python variables, or another program's outer stack."""

@@ -76,6 +76,17 @@ def test_running_rank_beside_a_busy_gpu_waits_for_it() -> None:
     assert activity([spins] * 3).kind is Kind.UNKNOWN
 
 
+def test_rank_read_in_several_places_between_snapshots_moves() -> None:
+    """A fast loop: each snapshot shows the line of `.item()`, for which the GPU is needed."""
+    stack = ("cuStreamSynchronize (libcuda.so.1)", "[libtorch_cuda.so]", "[python3.12]")
+    main = Thread(tid=7, name="python3", state="R", busy=1.0, native=(stack,))
+    spins = rank("step (train.py:21)", state="R", wchan="", threads=(main,))
+    assert activity([spins] * 3).kind is Kind.DEVICE
+    assert activity([spins, replace(spins, places=2)]).kind is Kind.MOVES
+    assert activity([spins, replace(spins, variables="7f")]).kind is Kind.DEVICE
+    assert activity([replace(spins, variables="7e"), replace(spins, variables="7f")]).kind is Kind.MOVES
+
+
 def test_sleeping_rank_says_whether_it_woke_up() -> None:
     naps = [rank("build (a.py:5)", wchan="hrtimer_nanosleep", switches=count) for count in (4, 4, 4)]
     seen = activity(naps)
