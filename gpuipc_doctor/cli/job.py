@@ -165,7 +165,7 @@ def command(
         try:
             return [examined(Request(pids, slurm, user))]
         except SeveralJobs as several:
-            if save or earlier or part or form not in ("table", "markdown"):
+            if not several.jobs or save or earlier or part or form not in ("table", "markdown"):
                 raise
             return [examined(Request(pids=job)) for job in several.jobs]
 

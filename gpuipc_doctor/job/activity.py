@@ -400,6 +400,8 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
         return Activity(Kind.DEVICE, where, path, why)
     if all(snapshot.main and snapshot.main.wchan in _DRIVER_WAITS for snapshot in snapshots):
         return Activity(Kind.DEVICE, where or main.wchan, path, f"sleeps in {main.wchan} in every snapshot")
+    if why := _sleeps_beside_a_busy_gpu(snapshots, main):
+        return Activity(Kind.DEVICE, where, path, why)
     if python and _sleeps_in_python(snapshots, main):
         if why := _transfers(snapshots, main):
             return Activity(Kind.MOVES, where, path, why)
@@ -447,6 +449,21 @@ def _runs_beside_a_busy_gpu(snapshots: Sequence[Process], main: Thread) -> str:
     busy = snapshots[-1].gpu_busy
     if runs and len(lines) == 1 and not _moves(snapshots) and busy is not None and busy >= BUSY_PERCENT:
         return f"runs in one place with its GPU at {busy} %"
+    return ""
+
+
+def _sleeps_beside_a_busy_gpu(snapshots: Sequence[Process], main: Thread) -> str:
+    """Why a thread that sleeps in PyTorch's libraries waits for its GPU; empty if it does not.
+
+    ``backward()`` sleeps until autograd's thread has the gradients, which may need a collective.
+    """
+    busy = snapshots[-1].gpu_busy
+    stacks = _stacks(snapshots, main.tid) or _approximate(snapshots, main.tid)
+    sleeps = all(snapshot.main and snapshot.main.wchan.startswith("futex") for snapshot in snapshots)
+    if not sleeps or _moves(snapshots) or busy is None or busy < BUSY_PERCENT or not stacks:
+        return ""
+    if all(map(torch_calls.waits_natively, stacks)):
+        return f"sleeps in PyTorch with its GPU at {busy} %"
     return ""
 
 

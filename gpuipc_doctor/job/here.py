@@ -120,6 +120,8 @@ def _helpers(processes: Sequence[Process]) -> Iterator[str]:
     for process in processes[:MOST_HELPERS]:
         with suppress(python_stacks.NotRead):
             stack = python_stacks.dump(process)
+            if not stack.frames:
+                continue
             kind, depth = kind_of_helper(stack.frames)
             state = "sleeps" if process.main and process.main.state == "S" else "is"
             what = f"{state} in {stack.frames[stack.own]}" if stack.own < depth else "waits for work"

@@ -52,6 +52,7 @@ LONGEST = 48
 """Maximum characters of a set of ranks, such as ``0-6,8-15``."""
 
 _WAY = " > "
+_CPP = re.compile(r"^_*Z\w|[(\[]lib(torch|c10|stdc\+\+|gcc_s)")
 _TORCH = "torch.distributed."
 _WRAPPER = re.compile(r"\(c10d_logger\.py:\d+\)$")
 """Frames of the decorators around PyTorch's collectives."""
@@ -300,8 +301,14 @@ def _below(branch: Branch, depth: int) -> Iterator[Item]:
 
 
 def _shown(path: Sequence[str]) -> Iterator[str]:
-    """A rank's frames, outermost first, up to the collective of PyTorch in which it waits."""
+    """A rank's frames, outermost first, up to the collective of PyTorch in which it waits.
+
+    C++ below a program in Python is left out.
+    """
+    has_python = any(".py:" in frame for frame in path)
     for frame in path:
+        if has_python and _CPP.search(frame):
+            continue
         if frame.startswith(_TORCH) and not _WRAPPER.search(frame):
             yield frame.partition(" (")[0]  # without the line, which differs between ranks
             return

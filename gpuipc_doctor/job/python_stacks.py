@@ -80,6 +80,8 @@ def dump(process: Process) -> PythonStack:
         main = next(
             (thread for thread in threads if thread["os_thread_id"] in (process.pid, None)), threads[0]
         )
+        if not main["frames"]:
+            main = max(threads, key=lambda thread: len(thread["frames"]))
         return parsed(main["frames"], is_alone=len(threads) == 1)
     except (ValueError, LookupError, TypeError) as error:
         raise NotRead(f"py-spy printed no stack that can be read: {error!r}") from None
@@ -109,6 +111,7 @@ def label(frame: Mapping[str, Any]) -> str:
 
 
 def is_python(process: Process) -> bool:
-    """Whether the process is a Python interpreter or has loaded one."""
+    """Whether the process is a Python interpreter or has loaded one, also under a name of its own, such as
+    ``pt_data_worker`` or ``VLLM::Worker``."""
     names = (process.program, *(Path(library).name for library in process.libraries))
-    return any(name.startswith(("python", "libpython")) for name in names)
+    return any(name.startswith(("python", "libpython")) or ".cpython-" in name for name in names)

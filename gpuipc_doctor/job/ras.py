@@ -56,10 +56,10 @@ def lines(ranks: Iterable[Process], *, ask: bool) -> tuple[str, ...]:
 
 def query(ranks: Iterable[Process], *, ask: bool) -> Question:
     """Ask RAS for the state of its communicators, if that is safe or ``ask`` is true."""
-    found = next(((rank, version) for rank in ranks if (version := versions(rank).get("nccl"))), None)
-    if found is None or not _listens(found[0].pid):
+    loads = [rank for rank in ranks if _has_nccl(rank)]
+    if not loads or not _listens(loads[0].pid):
         return Question()
-    version = found[1]
+    version = versions(loads[0]).get("nccl") or "of unknown version"
     if not ask and _SAFE.judge(version) is not Verdict.BAD:
         because = "a query can crash a job with NCCL before 2.29.2 (NVIDIA/nccl#1762)"
         return Question(
@@ -67,11 +67,25 @@ def query(ranks: Iterable[Process], *, ask: bool) -> Question:
         )
     began = time.monotonic()
     try:
-        text = answered(PORT, as_json=_JSON.judge(version) is Verdict.BAD)
-        said = (f"RAS of NCCL {version} says:", *_lines(text))
-        return Question(said, parsed(text), time.monotonic() - began)
+        try:
+            lines, answer = _asked(as_json=_JSON.judge(version) is Verdict.BAD)
+        except NotAnswered:
+            if _JSON.judge(version) is not Verdict.BAD or time.monotonic() - began > SHORT_S:
+                raise
+            lines, answer = _asked(as_json=False)
+        return Question((f"RAS of NCCL {version} says:", *lines), answer, time.monotonic() - began)
     except NotAnswered as reason:
         return Question((f"RAS of NCCL {version} did not answer: {reason}",), None, time.monotonic() - began)
+
+
+def _has_nccl(rank: Process) -> bool:
+    return any("/libnccl." in path for path in rank.libraries) or "nccl" in versions(rank)
+
+
+def _asked(*, as_json: bool) -> tuple[tuple[str, ...], Answer]:
+    """The report's lines and the answer. Raises `NotAnswered`."""
+    text = answered(PORT, as_json=as_json)
+    return _lines(text), parsed(text)
 
 
 def parsed(text: str) -> Answer:
@@ -115,7 +129,7 @@ def answered(port: int, *, as_json: bool) -> str:
                 _say(file, "CLIENT PROTOCOL 2", "SERVER PROTOCOL ")
                 if as_json:
                     _say(file, "SET FORMAT json", "OK")
-                file.write(b"STATUS\n")
+                file.write(b"STATUS\n" if as_json else b"VERBOSE STATUS\n")
                 return _rest(file)
     except OSError as error:
         raise NotAnswered(error.strerror or "no answer within 12 s") from None

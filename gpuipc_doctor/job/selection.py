@@ -30,10 +30,10 @@ class NoSuchJob(Exception):
 class SeveralJobs(Exception):
     """The request matches more than one job; the message is one line."""
 
-    def __init__(self, says: str, jobs: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(self, says: str, jobs: tuple[tuple[int, ...], ...] = ()) -> None:
         super().__init__(says)
         self.jobs = jobs
-        """For each job, the pids that select it."""
+        """For each job, the pids that select it; empty if they cannot be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,10 @@ def _job_of(pid: int, environ: Mapping[str, str], everyone: Mapping[int, Process
 
 
 def _by_pid(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:
-    """These processes and all others of their launcher. Pid 1 and zombies are rejected."""
+    """These processes and all others of their launcher. Pid 1 is rejected, and if no other pid is given, a
+    process that has ended: a rank of several may have."""
     found: set[int] = set()
+    pids = [pid for pid in pids if pid in everyone and everyone[pid].state != "Z"] or list(pids)[:1]
     for pid in pids:
         if pid not in everyone:
             raise NoSuchJob(_unlisted(pid))

@@ -59,5 +59,11 @@ def native_operation(stack: Iterable[str]) -> str:
     return ""
 
 
+def waits_natively(stack: Iterable[str]) -> bool:
+    """Whether a sleeping thread's stack (innermost frame first) shows a wait in PyTorch's libraries, such as
+    that of ``backward()`` for the threads of autograd."""
+    return any("(libtorch" in frame or "[libtorch" in frame for frame in takewhile(_OF_TORCH.search, stack))
+
+
 def _is_of_torch(frame: str) -> bool:
     return frame.startswith(_PREFIX) or _WRAPPER.search(frame) is not None

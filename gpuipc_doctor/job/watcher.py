@@ -150,8 +150,10 @@ class Watcher:
 
     def _counted(self, process: Process, snapshots: Sequence[Snapshot], in_registers: Set[int]) -> Process:
         """The process with `Process.counts` filled in, unless it was seen in MPI or the GPU driver."""
-        if not is_outside(_of(process.pid, snapshots), process.pid):
+        if not is_outside(own := _of(process.pid, snapshots), process.pid):
             return process
+        if process.has_torch and len({snapshot.python for snapshot in own}) > 1:
+            return process  # it moves, whatever counts
         if is_python(process):
             samples = self._variables.get(process.pid, [])
             ends_at = time.monotonic() + MOST_NUMBERS_S

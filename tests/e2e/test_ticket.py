@@ -118,7 +118,7 @@ def test_job_and_inventory_make_one_ticket(doctor: Command, tmp_path: Path) -> N
     inventory.write_text(doctor("inventory", "--json").stdout)
     ended = doctor("ticket", str(job), "--for", "libfabric", "--also", str(inventory))
     assert ended.returncode == 0, ended.stderr
-    assert "ranks 0-14 wait in MPI" in ended.stdout
+    assert "ranks 0-14 wait for it in MPI" in ended.stdout
     assert "kernel " in ended.stdout.partition("## Environment")[2]
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.job import ras
+from gpuipc_doctor.job import loaded, ras
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.ras import NotAnswered, status
+from tests import nccl_recordings
 
 TEXT = """\
 NCCL version 2.28.3 compiled with CUDA 12.9
@@ -102,7 +105,7 @@ def test_text_is_parsed_for_errors_and_warnings() -> None:
     assert found[:2] == ("INCOMPLETE", "Missing communicator data from 1 job process")
     assert found[-1] == "6 ranks have launched up to operation 6649"
     assert len(found) == 6
-    assert asked == ["CLIENT PROTOCOL 2", "STATUS"]
+    assert asked == ["CLIENT PROTOCOL 2", "VERBOSE STATUS"]
 
 
 def test_json_is_parsed_for_lagging_or_missing_ranks() -> None:
@@ -171,3 +174,45 @@ def test_job_without_nccl_or_a_listener_has_no_lines(monkeypatch: pytest.MonkeyP
     assert ras.lines([process], ask=True) == ()
     monkeypatch.setattr(ras, "versions", lambda process: {"nccl": "2.30.3"})
     assert ras.lines([process], ask=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("file", "info", "version"),
+    [
+        ("nvidia/nccl/lib/libnccl.so.2", "nvidia_nccl_cu13-2.28.9.dist-info", "2.28.9"),
+        ("nvidia/nccl/lib/libnccl.so.2", "nvidia_nccl_cu12-2.30.3.dist-info", "2.30.3"),
+        ("nvidia/nccl/lib/libnccl.so.2", "nvidia_cublas-13.0.0.dist-info", None),
+    ],
+)
+def test_version_of_nccl_in_a_wheel_is_that_of_its_metadata(
+    tmp_path: Path, file: str, info: str, version: str | None
+) -> None:
+    """PyTorch's wheels bring libnccl.so.2, whose name has no version, so that RAS was never asked."""
+    library = tmp_path / file
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"")
+    (tmp_path / info).mkdir()
+    process = Process(pid=os.getpid(), parent=1, uid=0, program="python3", libraries=(str(library),))
+    assert loaded.versions(process).get("nccl") == version
+
+
+def test_ras_of_an_nccl_of_unknown_version_is_asked_on_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ras, "versions", lambda process: {})
+    monkeypatch.setattr(ras, "_listens", lambda pid: True)
+    process = Process(pid=1, parent=0, uid=0, program="python3", libraries=("/x/libnccl.so.2",))
+    assert "was not queried" in ras.query([process], ask=False).lines[0]
+    with service(nccl_recordings.ras("late")) as (port, asked):
+        monkeypatch.setattr(ras, "PORT", port)
+        question = ras.query([process], ask=True)
+    assert asked[-1] == "VERBOSE STATUS"
+    assert question.answer
+    assert question.answer.communicators[0].counts == {"AllReduce": {n: 21 - (n == 5) for n in range(8)}}
+
+
+def test_answer_in_other_json_is_asked_for_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ras, "versions", lambda process: {"nccl": "2.30.3"})
+    monkeypatch.setattr(ras, "_listens", lambda pid: True)
+    texts = {True: '{"comms": []}', False: nccl_recordings.ras("late")}
+    monkeypatch.setattr(ras, "answered", lambda port, as_json: texts[as_json])
+    process = Process(pid=1, parent=0, uid=0, program="python3", libraries=("/x/libnccl.so.2",))
+    assert ras.query([process], ask=False).answer

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.job import selection
 from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs, select
+from tests.waiting import until
 
 LAUNCHER = """
 import os, subprocess, sys
@@ -84,6 +85,15 @@ def test_ranks_without_a_launcher_are_a_job_by_the_address_where_they_meet() -> 
         with pytest.raises(SeveralJobs) as refused:
             select(Request(pids=(first[0], second[0])))
     assert sorted(refused.value.jobs) == sorted([tuple(sorted(first)), tuple(sorted(second))])
+
+
+def test_ended_rank_among_several_is_left_out() -> None:
+    """A rank of a shell's job that has ended is a zombie until the shell waits for it."""
+    with meeting(29333) as (first, second), subprocess.Popen(["true"]) as ended:
+        until("it is a zombie", lambda: Path(f"/proc/{ended.pid}/stat").read_text().split()[2] == "Z")
+        assert list(select(Request(pids=(ended.pid, first)))) == sorted((first, second))
+        with pytest.raises(NoSuchJob, match="has ended"):
+            select(Request(pids=(ended.pid,)))
 
 
 def test_job_of_slurm_is_found_by_its_number(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from gpuipc_doctor.job.activity import STILL, Kind, activity
 from gpuipc_doctor.job.document import Process, Thread
+from gpuipc_doctor.job.python_stacks import is_python
 from gpuipc_doctor.job.symbols import readable
 from gpuipc_doctor.job.torch_calls import native_operation, operation
 
@@ -85,6 +86,29 @@ def test_rank_read_in_several_places_between_snapshots_moves() -> None:
     assert activity([spins, replace(spins, places=2)]).kind is Kind.MOVES
     assert activity([spins, replace(spins, variables="7f")]).kind is Kind.DEVICE
     assert activity([replace(spins, variables="7e"), replace(spins, variables="7f")]).kind is Kind.MOVES
+
+
+def test_rank_that_sleeps_in_pytorch_beside_a_busy_gpu_waits_for_it() -> None:
+    """`backward()` sleeps until autograd's thread is done; the frames are those of FSDP on an H200."""
+    stack = (
+        "pthread_cond_wait (libc.so.6)",
+        "_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_jb (libc10_cuda.so)",
+        "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE (libstdc++.so.6.0.33)",
+        "_ZN5torch8autograd10ReadyQueue3popEv (libtorch_cpu.so)",
+        "cudaGetDevice (libcudart.so.13)",
+    )
+    main = Thread(tid=7, name="python3", state="S", wchan="futex_do_wait", approximate=(stack,))
+    python = ("_engine_run_backward (graph.py:869)", "step (train.py:30)")
+    sleeps = rank(*python, threads=(main,), own=1, libraries=("/usr/lib/libcuda.so.1",))
+    assert activity([replace(sleeps, gpu_busy=100)] * 3).kind is Kind.DEVICE
+    assert activity([replace(sleeps, gpu_busy=0)] * 3).kind is Kind.SLEEPS
+
+
+def test_process_with_a_name_of_its_own_is_python_by_its_libraries() -> None:
+    """PyTorch names DataLoader workers pt_data_worker; inference servers name theirs."""
+    module = "/usr/lib/python3.12/lib-dynload/_json.cpython-312-x86_64-linux-gnu.so"
+    assert is_python(replace(rank(), program="pt_data_worker", libraries=(module,)))
+    assert not is_python(replace(rank(), program="app", libraries=("/usr/lib/libc.so.6",)))
 
 
 def test_sleeping_rank_says_whether_it_woke_up() -> None:
