@@ -10,7 +10,15 @@ from dataclasses import replace
 from gpuipc_doctor.collective.model import Call
 from gpuipc_doctor.collective.ras import unchanged
 from gpuipc_doctor.inventory import variables
-from gpuipc_doctor.job import gpu_holders, growth, ipc_files, python_stacks, ras, selection
+from gpuipc_doctor.job import (
+    gpu_holders,
+    growth,
+    ipc_files,
+    kernel_log,
+    python_stacks,
+    ras,
+    selection,
+)
 from gpuipc_doctor.job.document import Cause, JobReport, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
 from gpuipc_doctor.job.processes import read_process
@@ -61,6 +69,9 @@ def report(
     seen = examine(snapshots, watcher.unable, collectives, collectives_move=moves)
     seen = replace(seen, stopped=stops, ras=asked, memory_files=files)
     seen = with_gpus(_with_helpers(seen, roles(snapshots[-1])), gpus)
+    if seen.verdict.cause is Cause.RANK_ENDED:
+        log = kernel_log.since(min(process.started for process in ranks.values()))
+        seen = replace(seen, verdict=replace(seen.verdict, reasons=(*seen.verdict.reasons, *log)))
     if watched is None:
         return seen
     grown = watched.grown()

@@ -56,6 +56,14 @@ def read(dumps: list[dict[str, Any]], tmp_path: Path, protocol: int | None) -> D
     return diagnose([str(tmp_path)], Examination([]))
 
 
+def test_rank_without_a_dump_is_named_if_the_group_is_known(tmp_path: Path) -> None:
+    dumps = [{**dump, "pg_config": {"0": {"desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}} for dump in HUNG]
+    absent, *others = read(dumps, tmp_path, None).flights
+    assert absent.ranks == ("3",)
+    assert "no dump of this rank" in absent.says
+    assert [difference.ranks for difference in others] == [("1",), ("0", "2")]
+
+
 @pytest.mark.parametrize("protocol", [None, 2, 3, 4, 5])
 def test_rank_that_stopped_early_is_named(protocol: int | None, tmp_path: Path) -> None:
     diagnosis = read(HUNG, tmp_path, protocol)
