@@ -62,7 +62,10 @@ class Judgement:
         if self.problem in (Problem.OPERATION, Problem.SIZES):
             return f"{who} called {self.called}{place}, where {others} called {self.operation}{at}{of}"
         if self.problem is Problem.ORDER:
-            return f"{others} {verb} in {self.operation}{of} for {who}, which wait in {self.called} for them"
+            wait = "waits" if len(self.culprits) == 1 else "wait"
+            return (
+                f"{others} {verb} in {self.operation}{of} for {who}, which {wait} in {self.called} for them"
+            )
         last = f"; last seen in {self.called}{place}" if self.called else ""
         return f"{who} did not call {self.operation}{at}{of}, in which {others} {verb}{last}"
 

@@ -52,6 +52,7 @@ class Communicator:
             operation: {rank: counts.get(rank, 0) for rank in ranks}
             for operation, counts in self.counts.items()
         }
+        whole = {operation: counts for operation, counts in whole.items() if any(counts.values())}
         differing = {operation: counts for operation, counts in whole.items() if len({*counts.values()}) > 1}
         usual = max(whole, key=lambda operation: max(whole[operation].values(), default=0), default="")
         for rank in ranks if not self.unnamed else ():

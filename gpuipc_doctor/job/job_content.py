@@ -83,6 +83,12 @@ _WAITING_BLAMED = (Cause.DEVICE_BUSY, Cause.MESSAGE_LOST, Cause.ALL_WAIT)
 
 _ON_A_FREE_NODE = "run gpuipc-doctor check --all on a free node"
 
+_BELOW = (
+    "look below the operation: a kernel before it in the stream of a rank that differs, or the network (dmesg, "
+    "the adapters' counters); if the step may only be long, ask again with --for 60s"
+)
+"""Remedy if all ranks have called the same collectives, which NCCL's RAS has said."""
+
 _REMEDIES = {
     Cause.KERNEL: "check dmesg and the file systems of that node; SIGKILL may not end the process",
     Cause.HOST_LATE: "check why the late rank is in this function; if it may only be slow, rerun to compare",
@@ -209,6 +215,8 @@ def _remedy(report: JobReport) -> str:
         (doing, call) = calls.pop()
         if doing == Kind.COLLECTIVE.value:
             return f"compare root, communicator and sizes of {call} on all ranks; or {_ON_A_FREE_NODE}"
+    if report.verdict.cause is Cause.GPU_WAIT and report.collectives:
+        return _BELOW
     if report.verdict.cause is Cause.KERNEL and report.verdict.operation in VFORK_WAITS:
         return "check the child (pstree -p PID): the rank waits until the child ends or starts a program"
     late = {rank.doing for rank in report.ranks if rank.rank in report.verdict.blamed}

@@ -86,7 +86,8 @@ def _of_collectives(evidence: Evidence) -> Judgement | None:
     members: dict[str, set[int]] = {}
     for call in evidence.calls:
         members.setdefault(call.group, set()).add(call.rank)
-    return next((judgement for judgement in collectives(evidence.calls, members) if judgement.culprits), None)
+    found = collectives(evidence.calls, members)
+    return next((judgement for judgement in found if any(rank >= 0 for rank in judgement.culprits)), None)
 
 
 def _by_collectives(

@@ -55,6 +55,29 @@ def test_json_names_half_of_the_ranks_too() -> None:
     assert (found.problem, found.culprits, found.number) == (Problem.BEHIND, (2, 3), 6)
 
 
+def test_order_of_two_communicators_is_seen_in_their_counts() -> None:
+    """Rank 0 has called the second communicator, the others the first; kinds without calls say nothing."""
+
+    def communicator(*counts: int) -> dict[str, object]:
+        return {
+            "ranks": [
+                {
+                    "rank": n, "host": "n1", "pid": 100 + n, "status": {},
+                    "collective_counts": {"AllGather": 0, "AllReduce": count},
+                }
+                for n, count in enumerate(counts)
+            ]
+        }  # fmt: skip
+
+    text = json.dumps({"communicators": [communicator(5, 6, 6, 6), communicator(8, 7, 7, 7)]})
+    (found,) = judge(ras.of_json(text).calls(PIDS, 4))
+    assert (found.problem, found.culprits, found.waiting) == (Problem.ORDER, (0,), (1, 2, 3))
+    assert found.sentence == (
+        "ranks 1-3 wait in AllReduce of communicator 0 for rank 0, "
+        "which waits in AllReduce of communicator 1 for them"
+    )
+
+
 def test_missing_rank_of_the_json_is_missing() -> None:
     answer = ras.of_json(json_answer(6, 6, 6, missing=1))
     (found,) = judge(answer.calls(PIDS, 4))

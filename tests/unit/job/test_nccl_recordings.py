@@ -81,6 +81,12 @@ def test_kernel_before_the_collective_is_told_by_the_power_of_its_gpu(asks_ras: 
     assert ("look below it" in " ".join(report.verdict.reasons)) is asks_ras
 
 
+def test_advice_to_ask_ras_is_left_out_if_ras_was_asked() -> None:
+    for asks_ras in (False, True):
+        text = job_content.screen(examined("kernel", asks_ras=asks_ras), width=100, color=False)
+        assert ("--ras" in text) is not asks_ras
+
+
 def test_healthy_job_runs_if_ras_counts_on() -> None:
     later = nccl_recordings.ras("healthy").replace("31201", "31741").replace("31200", "31740")
     assert examined("healthy", asks_ras=True, later=later).verdict.cause is Cause.RUNS
