@@ -84,8 +84,8 @@ _WAITING_BLAMED = (Cause.DEVICE_BUSY, Cause.MESSAGE_LOST, Cause.ALL_WAIT)
 _ON_A_FREE_NODE = "run gpuipc-doctor check --all on a free node"
 
 _BELOW = (
-    "look below the operation: a kernel before it in the stream of a rank that differs, or the network (dmesg, "
-    "the adapters' counters); if the step may only be long, ask again with --for 60s"
+    "look below the operation: a kernel before it in the stream of a rank that differs, or the network "
+    "(dmesg, the adapters' counters); if the step may only be long, ask again with --for 60s"
 )
 """Remedy if all ranks have called the same collectives, which NCCL's RAS has said."""
 
