@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from gpuipc_doctor.collective.model import Call, State, plain
+from gpuipc_doctor.collective.call import Call, State, plain
 from gpuipc_doctor.present.text import ranges
 
 _EQUAL_SIZES = frozenset(

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from gpuipc_doctor.collective.call import Call, State
 from gpuipc_doctor.collective.judge import Judgement, Problem, judge
-from gpuipc_doctor.collective.model import Call, State
 
 TOKENS = (
     b"WorkNCCL(",

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gpuipc_doctor.collective.model import Call
+from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.model import Relation, Setting
 from gpuipc_doctor.report import documents
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from gpuipc_doctor.collective.model import Call
+from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.job import loaded, shared_memory
 from gpuipc_doctor.job.activity import Activity, Kind, activity
 from gpuipc_doctor.job.document import JobReport, Process, Rank, Snapshot
 from gpuipc_doctor.job.gpu_waits import Evidence
 from gpuipc_doctor.job.merging import differences, watts
-from gpuipc_doctor.job.ranks import IN_ORDER, roles
+from gpuipc_doctor.job.roles import IN_ORDER, roles
 from gpuipc_doctor.job.verdict import judge
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.collective.judge import Judgement, Problem
-from gpuipc_doctor.collective.model import Call
 from gpuipc_doctor.job.activity import Activity, Kind
 from gpuipc_doctor.job.document import Cause, Verdict
 from gpuipc_doctor.present.text import ranges

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
-from gpuipc_doctor.collective.model import Call
-from gpuipc_doctor.collective.ras import unchanged
+from gpuipc_doctor.collective.call import Call
+from gpuipc_doctor.collective.ras_counts import unchanged
 from gpuipc_doctor.inventory import variables
 from gpuipc_doctor.job import (
     gpu_holders,
@@ -22,7 +22,7 @@ from gpuipc_doctor.job import (
 from gpuipc_doctor.job.document import Cause, JobReport, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
 from gpuipc_doctor.job.processes import read_process
-from gpuipc_doctor.job.ranks import Roles, by_rank, kind_of_helper, roles, workers
+from gpuipc_doctor.job.roles import Roles, by_rank, kind_of_helper, roles, workers
 from gpuipc_doctor.job.selection import NoSuchJob, Request
 from gpuipc_doctor.job.verdict import with_growth
 from gpuipc_doctor.job.watcher import MORE, Watcher, take_snapshots

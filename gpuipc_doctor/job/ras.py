@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuipc_doctor.collective import ras as answers
-from gpuipc_doctor.collective.ras import Answer
+from gpuipc_doctor.collective import ras_counts
+from gpuipc_doctor.collective.ras_counts import Answer
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.loaded import versions
 from gpuipc_doctor.job.processes import Gone, Reader
@@ -91,9 +91,9 @@ def _asked(*, as_json: bool) -> tuple[tuple[str, ...], Answer]:
 def parsed(text: str) -> Answer:
     """The answer in either format. Raises `NotAnswered`."""
     if not text.lstrip().startswith("{"):
-        return answers.of_text(text)
+        return ras_counts.of_text(text)
     try:
-        return answers.of_json(text)
+        return ras_counts.of_json(text)
     except ValueError as error:
         raise NotAnswered(str(error)) from None
 

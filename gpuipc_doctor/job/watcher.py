@@ -27,7 +27,7 @@ from gpuipc_doctor.job.code import Code
 from gpuipc_doctor.job.document import Process, Snapshot, Stack, Thread
 from gpuipc_doctor.job.processes import read_process
 from gpuipc_doctor.job.python_stacks import PythonStack, is_python
-from gpuipc_doctor.job.ranks import by_rank, workers
+from gpuipc_doctor.job.roles import by_rank, workers
 
 SNAPSHOTS = 4
 MORE = 4

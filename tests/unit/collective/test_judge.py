@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from gpuipc_doctor.collective.call import Call, State, plain
 from gpuipc_doctor.collective.judge import Judgement, Problem, judge
-from gpuipc_doctor.collective.model import Call, State, plain
 
 
 def call(rank: int, number: int = 21, operation: str = "ALLREDUCE", **more: str) -> Call:

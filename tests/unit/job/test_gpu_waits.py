@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuipc_doctor.collective.model import Call
+from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.job.activity import STILL, Activity, Kind
 from gpuipc_doctor.job.document import Cause
 from gpuipc_doctor.job.gpu_waits import LONG_S, Evidence

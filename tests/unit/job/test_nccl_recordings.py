@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuipc_doctor.collective import ras
+from gpuipc_doctor.collective import ras_counts
 from gpuipc_doctor.job import job_content
 from gpuipc_doctor.job.document import Cause, JobReport
 from gpuipc_doctor.job.examination import examine
@@ -19,8 +19,8 @@ def examined(mode: str, *, asks_ras: bool = False, gpus: bool = True, later: str
     snapshots = nccl_recordings.snapshots(mode, gpus=gpus)
     if not asks_ras:
         return examine(snapshots, {})
-    first = ras.of_text(nccl_recordings.ras(mode))
-    stable, moves = ras.unchanged(first, ras.of_text(later or nccl_recordings.ras(mode)))
+    first = ras_counts.of_text(nccl_recordings.ras(mode))
+    stable, moves = ras_counts.unchanged(first, ras_counts.of_text(later or nccl_recordings.ras(mode)))
     ranks = {process.pid: process.rank for process in snapshots[0].processes if process.rank is not None}
     return examine(snapshots, {}, tuple(stable.calls(ranks, SIZE)), collectives_move=moves)
 
@@ -113,7 +113,7 @@ def test_screen_has_at_most_25_lines(mode: str) -> None:
 
 
 def test_invalid_ranks_in_the_answer_of_ras_are_left_out_and_said() -> None:
-    answer = ras.of_text(nccl_recordings.ras("dead"))
+    answer = ras_counts.of_text(nccl_recordings.ras("dead"))
     (communicator,) = answer.communicators
     assert (communicator.size, communicator.missing) == (8, {2}) or communicator.missing == {2}
     assert "invalid ranks" in answer.remarks[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuipc_doctor.job.document import Process, Snapshot, Thread
-from gpuipc_doctor.job.ranks import IN_ORDER, kind_of_helper, roles, workers
+from gpuipc_doctor.job.roles import IN_ORDER, kind_of_helper, roles, workers
 
 CUDA = "/usr/lib/libcuda.so.1"
 TORCH = "/venv/torch/lib/libtorch_cpu.so"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpuipc_doctor.collective.model import Call, State
+from gpuipc_doctor.collective.call import Call, State
 
 MOST_RANKS = 1 << 17
 """Maximum ranks of a communicator. NCCL 2.28.9 reports invalid ones if a process has ended."""
