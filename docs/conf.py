@@ -51,7 +51,6 @@ PAGES = {
     "benchmarks/planted_jobs.md": "generated/planted-jobs.md",
     "benchmarks/kfd_faults.md": "generated/kfd-faults.md",
     "benchmarks/amd_runtimes.md": "generated/amd-runtimes.md",
-    "benchmarks/unseen_logs.md": "generated/unseen-logs.md",
     "tests/conformance/cuda-vmm-semantics-h200.md": "generated/cuda-vmm-semantics-h200.md",
 }
 """Pages outside this directory → their names on the site."""

@@ -70,7 +70,7 @@ PLANTED_JOBS: tuple[PlantedJob, ...] = (
     ("mpich43", "one-late", 16, Cause.HOST_LATE, (15,)),
     *OUTSIDERS,
 )
-"""MPI library, kind, ranks, and the expected cause and ranks; benchmarks/planted_jobs.py prints the table."""
+"""MPI library, kind, ranks, and the expected cause and ranks."""
 
 SELDOM = [
     *(row[:3] for row in OUTSIDERS),
