@@ -51,7 +51,7 @@ DRILLED = ("hang-ipc-open", "leak-on-open")
 
 CHECKS_LET_OFF = {"error-then-hang": 9, "sticky-error": 6, "out-of-memory-falsely": 4}
 """Profile → most checks that may blame the faulty call although the profile does not expect it: one more than
-seen in a drill of all nodes (benchmarks/drill.md), as room for a new check. A call that fails once and then hangs has most."""
+seen when all nodes were drilled, as room for a new check. A call that fails once and then hangs has most."""
 
 ELSEWHERE_LET_OFF = 2
 
