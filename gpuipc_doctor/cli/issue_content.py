@@ -1,4 +1,4 @@
-"""The content of known issues: one as a page of 80 columns, or all as docs/known-issues.md."""
+"""The content of known issues: one as a page of 80 columns, or all as a Markdown document."""
 
 from __future__ import annotations
 
@@ -127,9 +127,7 @@ _HEAD = """\
 # Known issues
 
 Known issues in gpuipc-doctor's database, [by symptom](#by-symptom) and by [component](#by-component).
-This file is made from the database by `gpuipc-doctor known-issues list --markdown`; do not edit it.
-`gpuipc-doctor explain ID` shows all of an issue, and [its format](known-issues-format.md) is described
-beside this file.
+Made by `gpuipc-doctor known-issues list --markdown`. `gpuipc-doctor explain ID` shows all of an issue.
 
 Versions: *unknown* means that no source names them; the issue is reported when its signature is found in a
 log or in a check's result, and never because of a version. *Any* means that versions do not matter.
