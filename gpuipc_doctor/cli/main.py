@@ -34,9 +34,9 @@ COMMANDS = {
     "memory": ("memory", "Show device memory by process, and its growth."),
     "prolog": ("prolog", "Test this node before a job: one line and one exit code, within a time limit."),
     "replay": ("replay", "Replay a history of memory operations, or print it as a C program."),
-    "report": ("report", "Print a saved report for people, CI or Prometheus."),
+    "report": ("report", "Print a saved report for people, CI or Prometheus, or as a bug report."),
     "schema": ("schema", "Print the JSON Schema of a report or a file."),
-    "ticket": ("ticket", "Write a bug report with the fields of a vendor's form."),
+    "ticket": ("ticket", "Write a bug report: report --format ticket."),
 }
 """Command name → (module below ``gpuipc_doctor.cli`` that defines ``command``, its one-line help)."""
 

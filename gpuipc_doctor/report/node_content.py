@@ -35,7 +35,7 @@ LOG_LINES = 4
 LOG_COLUMNS = 240
 EVIDENCE_LINES = 8
 
-REPORT_IT = "write a bug report: gpuipc-doctor ticket --for VENDOR FILE (the JSON report)"
+REPORT_IT = "write a bug report: gpuipc-doctor report --format ticket FILE (the JSON report)"
 """Remedy for a FAIL that has no other remedy and matches no known issue."""
 
 OUTERMOST = ("_call (running.py:", "run_role (worker.py:")

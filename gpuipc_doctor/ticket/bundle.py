@@ -54,13 +54,12 @@ def of_documents(subject: Subject) -> tuple[Members, dict[str, str]]:
         members["inventory.json"] = documents.dumps({"facts": documents.encode(facts)}).encode()
     else:
         absent["inventory.json"] = "run gpuipc-doctor inventory --json > i.json, then add --also i.json"
-    stacks = answers.stacks(subject)
-    for name, frames in stacks.items():
+    for name, frames in subject.stacks.items():
         file = re.sub(r"[^\w.-]+", "-", name).strip("-")[:100]
         members[f"stacks/{file}.txt"] = ("\n".join(frames) + "\n").encode()
-    if not stacks:
+    if not subject.stacks:
         absent["stacks"] = "no process in the documents has a stack"
-    if program := answers.program(subject):
+    if program := answers.source(subject):
         members["reproducer.c"] = program.encode()
     else:
         absent["reproducer.c"] = "no C program exists for this failure"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpuipc_doctor.job import document
 from gpuipc_doctor.model import Fact, Report
 from gpuipc_doctor.report import documents, report_json
-from gpuipc_doctor.ticket import anonymise, bundle, templates, ticket_content
+from gpuipc_doctor.ticket import anonymise, bundle, components, ticket_content
 from gpuipc_doctor.ticket.anonymise import Names, Pseudonyms
 from gpuipc_doctor.ticket.subject import Subject
 from tests.sample_reports import PROPERTY, reports
@@ -146,7 +146,7 @@ def test_no_planted_name_is_in_the_bundle(
     members, absent = bundle.of_documents(hidden)
     members |= bundle.rewritten({f"{host}01/{user}.log": "\n".join(log).encode()}, made.text)[0]
     sent = [*members, *(content.decode() for content in members.values()), str(absent)]
-    sent += [ticket_content.ticket(each, hidden) for each in templates.load().values()]
+    sent += [ticket_content.ticket(hidden, each) for each in (None, *components.load().values())]
     for secret in (host, user, directory, file, program, value, address):
         assert not [each for each in sent if secret in each], secret
 
@@ -155,7 +155,7 @@ def test_ticket_stays_readable_with_pseudonyms() -> None:
     subject = SUBJECTS["ucx"]
     assert isinstance(subject.about, Report)
     made = Pseudonyms(anonymise.names([subject.about], [], Names()), [report_json.dumps(subject.about)])
-    text = ticket_content.ticket(templates.load()["ucx"], made.of(subject))
+    text = ticket_content.ticket(made.of(subject), components.load()["ucx"])
     for kept in (
         "UCX_TLS=rc,cuda_ipc",
         "ucx 1.17.0 (/usr/lib64/libucp.so.0)",
