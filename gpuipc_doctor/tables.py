@@ -12,6 +12,7 @@ import hashlib
 import marshal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -26,6 +27,24 @@ DIGEST_BYTES = 16
 def table(file: Path) -> Any:
     """Contents of one of the package's YAML files, read once and not validated."""
     return compiled(file, [file], lambda: _read(file))
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What a vendor does or allows in one case, and the source that says so."""
+
+    value: str
+    source: str
+
+
+@cache
+def rulings(file: Path, cases: str) -> Mapping[str, Mapping[str, Ruling]]:
+    """Case → backend, or generation of its runtime → ruling: the key ``cases`` of a package's file."""
+    data = table(file)
+    return {
+        case: {on: Ruling(value, source.format_map(data["sources"])) for on, (value, source) in said.items()}
+        for case, said in data[cases].items()
+    }
 
 
 def _read(file: Path) -> Any:
