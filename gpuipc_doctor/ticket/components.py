@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 from gpuipc_doctor.job.document import Cause, JobReport
-from gpuipc_doctor.model import Relation
 from gpuipc_doctor.tables import table
 from gpuipc_doctor.ticket.subject import Subject
 
@@ -95,9 +94,8 @@ def _candidates(subject: Subject) -> Iterator[Component | None]:
     of_job = isinstance(subject.about, JobReport)
     if isinstance(subject.about, JobReport) and subject.about.verdict.cause not in _OF_A_LIBRARY:
         return
-    joins = [join for paragraph in subject.bad[:1] for join in paragraph.joins]
-    if confirmed := [join.component for join in joins if join.relation is Relation.CONFIRMED]:
-        yield from map(_owner, confirmed)  # an issue of another component, such as PyTorch, is none of these
+    if subject.confirmed:
+        yield from map(_owner, subject.confirmed)  # none for an issue of another component, such as PyTorch
         return
     calls = [str(paragraph.finding.values.get("call", "")) for paragraph in subject.bad]
     yield from (_named("calls", call) for call in (*calls, *(role.operation for role in subject.culprits)))

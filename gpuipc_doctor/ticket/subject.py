@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpuipc_doctor.job.document import JobReport
-from gpuipc_doctor.model import Fact, Report, RoleOutcome, Status
+from gpuipc_doctor.model import Fact, Relation, Report, RoleOutcome, Status
 from gpuipc_doctor.present.text import ranges
 from gpuipc_doctor.report import digest
 from gpuipc_doctor.report.digest import Paragraph
@@ -50,6 +50,12 @@ class Subject:
         return tuple(
             dict.fromkeys(check for each in self.job.issues for check in each.checks) if self.job else ()
         )
+
+    @property
+    def confirmed(self) -> tuple[str, ...]:
+        """The components of the known issues that the first failure confirms."""
+        joins = (join for paragraph in self.bad[:1] for join in paragraph.joins)
+        return tuple(join.component for join in joins if join.relation is Relation.CONFIRMED)
 
     @property
     def culprits(self) -> list[RoleOutcome]:

@@ -38,7 +38,7 @@ def ticket(subject: Subject, component: Component | None, bundled: Sequence[str]
         parts.append(markdown.render(heading, said or [Lines(("nothing in the documents",))]))
     if absent:
         parts.append(markdown.render("Still missing", [_wanted(ask, subject) for ask in absent]))
-    parts.append(markdown.render("Where such reports go", _place(component)))
+    parts.append(markdown.render("Where such reports go", _place(component, subject)))
     if bundled:
         parts.append(markdown.render("Bundle", [Lines(tuple(bundled))]))
     return "\n".join(parts)
@@ -71,14 +71,12 @@ def _wanted(ask: Ask, subject: Subject) -> Block:
     return Group((Entry("Missing", ask.what), Verbatim((command,))))
 
 
-def _place(component: Component | None) -> Iterator[Block]:
+def _place(component: Component | None, subject: Subject) -> Iterator[Block]:
     if component is None:
-        yield Lines(
-            (
-                "The documents do not tell whose fault it is. A rank late outside MPI is the job's own.",
-                f"Choose with --for: {', '.join(components.load())}.",
-            )
-        )
+        why = "The documents do not tell whose fault it is. A rank late outside MPI is the job's own."
+        if of := ", ".join(filter(None, dict.fromkeys(subject.confirmed))):
+            why = f"The confirmed known issue is of {of}: its references say where it is known."
+        yield Lines((why, f"Choose with --for: {', '.join(components.load())}."))
         return
     yield Lines(tuple(filter(None, (component.name, component.note))))
     yield Verbatim((component.file_at, f"asks for the above, read on {component.read}: {component.source}"))

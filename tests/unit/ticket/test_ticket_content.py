@@ -156,7 +156,12 @@ def test_component_follows_from_the_documents(subject: Subject, component: str |
     assert (found.id if found else None) == component
 
 
-def test_bug_report_of_nobody_says_how_to_choose() -> None:
+def test_confirmed_issue_of_another_component_is_named() -> None:
+    subject = failing(CALL, check="mpi-stale-buffer", joins=(replace(MINE, component="pytorch"),))
+    assert "The confirmed known issue is of pytorch" in section(subject, "Where such reports go")
+
+
+def test_bug_report_without_a_component_says_how_to_choose() -> None:
     said = section(Subject(ONE_LATE), "Where such reports go")
     assert "A rank late outside MPI is the job's own" in said
     assert all(component in said for component in COMPONENTS)
