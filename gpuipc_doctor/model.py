@@ -637,6 +637,20 @@ class Relation(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class FindingRef:
+    """Which finding of a report: its key, where it was seen, and what distinguishes it from others of this
+    key."""
+
+    key: str
+    """`Result.key`: ``ipc-release.not-returned``."""
+    subject: str
+    probe: str
+    repetition: int
+    identity: tuple[str, ...]
+    """`Finding.identity`: findings of one key differ in their texts, such as the role."""
+
+
+@dataclass(frozen=True, slots=True)
 class Join:
     """A known issue that is relevant to this run, with the reason."""
 
@@ -650,6 +664,8 @@ class Join:
     subjects: tuple[str, ...] = ()
     component: str = ""
     """The issue's component, which is also the name of the facts with its version."""
+    findings: tuple[FindingRef, ...] = ()
+    """The findings of this run that show the issue; empty if it is latent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -719,6 +735,10 @@ class Result:
     @property
     def subject(self) -> str:
         return subject_label(self.devices)
+
+    @property
+    def ref(self) -> FindingRef:
+        return FindingRef(self.key, self.subject, self.probe, self.repetition, self.finding.identity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
 from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression
 from gpuipc_doctor.knownissues.signatures import Confidence
-from gpuipc_doctor.model import Device, Fact, Join, Relation, Result, Status
+from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Fact, Join, Relation, Result, Status
 from gpuipc_doctor.versions import Verdict, all_of, any_of
 
 _AGAINST = {Verdict.FINE: Relation.NEW, Verdict.UNKNOWN: Relation.UNKNOWN}
@@ -115,12 +116,14 @@ def _join(
         if issue.is_looked_for_by(result) and _is_on(result, concerned)
         if not (is_foreign and result.devices)
     ]
+    tried = _trials(asked)
     least = Confidence.LOW if verdict is Verdict.BAD else Confidence.MEDIUM
     against, failed, telling = list[str](), list[Result](), list[Result]()
     for result in asked:
         if result.finding.status not in (Status.WARN, Status.FAIL):
             continue
-        if contradiction := issue.contradicted_by(result.finding):
+        evidence = (*result.finding.evidence, *tried[result.check, result.finding.identity])
+        if contradiction := issue.contradicted_by(replace(result.finding, evidence=evidence)):
             against.append(contradiction)
             continue
         if result.finding.status is Status.FAIL:
@@ -149,7 +152,20 @@ def _join(
         checks=tuple(dict.fromkeys(result.check for result in speaking)),
         subjects=tuple(where),
         component=issue.component,
+        findings=() if relation is Relation.LATENT else tuple(dict.fromkeys(r.ref for r in speaking)),
     )
+
+
+def _trials(results: Iterable[Result]) -> Mapping[tuple[str, tuple[str, ...]], Sequence[Evidence]]:
+    """(check, finding's identity) → workarounds tried.
+
+    They are tried on one of a check's equal failures; the effect is evidence about all of these.
+    """
+    tried = defaultdict[tuple[str, tuple[str, ...]], list[Evidence]](list)
+    for result in results:
+        trials = (item for item in result.finding.evidence if item.kind is EvidenceKind.TRIAL)
+        tried[result.check, result.finding.identity] += trials
+    return tried
 
 
 def _judge(
