@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuipc_doctor.api import loader
+from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import bindings, formats, options
 from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.cli.progress import Silent, progress
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "healthy-hip"}
 """Installed bindings → the simulated node to suggest."""
 
-HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operations")
-"""Checks that have options on the command line, and the names of the options."""
+OF_CHECKS = ("seed", "operations")
+"""Options of checks that the command line can set."""
 
 
 @click.command()
@@ -94,13 +96,13 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     "--seed",
     type=click.IntRange(0),
     metavar="N",
-    help="Seed of ipc-histories and mpi-histories.  [default: fixed; in soak, from host and time]",
+    help="Seed of random histories.  [default: fixed; in soak, from host and time]",
 )
 @click.option(
     "--operations",
     type=click.IntRange(1),
     metavar="N",
-    help="Number of steps of ipc-histories or mpi-histories.  [default: 1500, more with several devices; in "
+    help="Number of steps of random histories.  [default: depends on the check and the number of devices; in "
     "soak, as many as 10 minutes allow]",
 )
 @click.option("--no-workarounds", is_flag=True, help="Do not try workarounds for failed checks.")
@@ -179,21 +181,27 @@ def refuse_contradictions(ctx: click.Context) -> None:
         raise click.UsageError("--all runs every check of the tier; omit --all, or the names", ctx)
     if not named and not all_checks:
         raise click.UsageError("name the checks to run, or give --all", ctx)
-    for option in OF_HISTORIES:
-        if ctx.params[option] is not None and named and not {*HISTORIES} & {*named}:
-            raise click.UsageError(f"--{option} is for {' and '.join(HISTORIES)}: also name one of them", ctx)
+    for option in OF_CHECKS:
+        if ctx.params[option] is not None and named and not {*_having(option)} & {*named}:
+            having = " and ".join(_having(option))
+            raise click.UsageError(f"--{option} is for {having}: also name one of them", ctx)
 
 
 def with_options(ctx: click.Context, config: SiteConfig) -> SiteConfig:
     """The site config with a check's options from the command line."""
-    given = {option: ctx.params[option] for option in OF_HISTORIES if ctx.params[option] is not None}
-    if not given:
-        return config
-    of_checks = {check: {**config.options.get(check, {}), **given} for check in HISTORIES}
-    if "operations" in given:  # the run must not end by time alone then
-        for options_of_check in of_checks.values():
-            options_of_check.setdefault("seconds", 1e6)
-    return replace(config, options={**config.options, **of_checks})
+    found = {check: dict(given) for check, given in config.options.items()}
+    for option in (option for option in OF_CHECKS if ctx.params[option] is not None):
+        for check in _having(option):
+            found.setdefault(check, {})[option] = ctx.params[option]
+            if option == "operations":  # the run must not end by time alone then
+                found[check].setdefault("seconds", 1e6)
+    return replace(config, options=found)
+
+
+def _having(option: str) -> list[str]:
+    """Ids of the built-in checks with this option."""
+    loaded = (item.check for item in loader.load() if isinstance(item, LoadedCheck))
+    return [check.id for check in loaded if option in check.options]
 
 
 def request_of(ctx: click.Context, config: SiteConfig) -> Request:

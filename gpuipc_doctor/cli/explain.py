@@ -55,7 +55,7 @@ def _check_page(item: LoadedCheck, issues: Iterable[KnownIssue]) -> str:
             "",
             f"tier      {item.check.tier.label}",
             *wrap(", ".join(_required(item.check)) or "nothing", COLUMNS, "requires  "),
-            *wrap(_detected(item.check.id, issues), COLUMNS, "detects   "),
+            *wrap(_detected(item.check, issues), COLUMNS, "detects   "),
             f"file      {item.file}",
         ]
     )
@@ -69,10 +69,10 @@ def _required(check: Check) -> Iterator[str]:
         yield "CuPy or PyTorch"
 
 
-def _detected(check: str, issues: Iterable[KnownIssue]) -> str:
-    if check == "known-versions":
+def _detected(check: Check, issues: Iterable[KnownIssue]) -> str:
+    if check.reports_versions:
         return "every known issue with versions"
-    return ", ".join(issue.id for issue in issues if check in issue.checks) or "no known issue"
+    return ", ".join(issue.id for issue in issues if check.id in issue.checks) or "no known issue"
 
 
 def _reflowed(text: str) -> Iterator[str]:

@@ -29,7 +29,7 @@ from gpuipc_doctor.model import (
     Workaround,
 )
 from gpuipc_doctor.mpi import choice
-from gpuipc_doctor.run import conclusions, controls, planner, reruns, site_expectations, workarounds
+from gpuipc_doctor.run import conclusions, controls, reruns, site_expectations, workarounds
 from gpuipc_doctor.run.discovery import Discovery, Found, Stacks, asks_foreign
 from gpuipc_doctor.run.planner import Plan, PlannedProbe, Planner, TooManyFollowUps
 from gpuipc_doctor.run.preview import Preview, of_ranks
@@ -320,8 +320,8 @@ def _drivers_kept_open(session: Session, backends: Iterable[str]) -> Iterator[No
     If no process holds a driver open, each process that ends shuts the GPUs down, and the next one has to
     initialise them: on two H200s, this took 2 of 14 seconds.
     """
-    file = loader.built_in()[planner.DISCOVERY]
-    hold = loader.role(file, "keep_open")
+    survey = loader.survey("devices")
+    hold = loader.role(survey.file, "keep_open")
     with contextlib.ExitStack() as held:
         for backend in backends:
             probe = Probe(
@@ -331,5 +331,5 @@ def _drivers_kept_open(session: Session, backends: Iterable[str]) -> Iterator[No
                 deadline_s=DAY_S,
                 imports=(backend,),
             )
-            held.enter_context(session.beside(planner.DISCOVERY, file, probe))
+            held.enter_context(session.beside(*survey, probe))
         yield
