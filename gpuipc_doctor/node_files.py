@@ -18,6 +18,11 @@ class Tree:
 
     root: Path
 
+    @classmethod
+    def of_machine(cls) -> Tree:
+        """The files of this machine, also while a simulated node is examined."""
+        return cls(Path("/"))
+
     @property
     def is_real(self) -> bool:
         return self.root == Path("/")
@@ -92,6 +97,11 @@ def gpus_on_bus(root: Path, vendor: str, read: Callable[[Path], str] = quietly) 
         for device in matching(root, "/sys/bus/pci/devices/*")
         if read(device / "vendor") == vendor and read(device / "class").startswith(_DISPLAYS)
     ]
+
+
+def is_passed_through(device: Path) -> bool:
+    """Whether a PCI device is bound to ``vfio-pci``, by which virtual machines are given devices."""
+    return "DRIVER=vfio-pci" in quietly(device / "uevent").split()
 
 
 def shown(text: str) -> str:

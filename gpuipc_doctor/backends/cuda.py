@@ -7,11 +7,24 @@ from typing import Any
 
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.backends import calls, hostmemory
-from gpuipc_doctor.backends.absence import Vendor
+from gpuipc_doctor.backends.absence import NO_DEVICE, Cause, Vendor
+from gpuipc_doctor.backends.causes import (
+    limited_address_space,
+    module_not_loaded,
+    no_unified_memory_device,
+    other_libcuda,
+)
 from gpuipc_doctor.backends.driver import Driver, HandleType, version_fact
 from gpuipc_doctor.backends.nvml import ProcessMemory
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.nvml import Nvml
+
+_MPS = (
+    "start `nvidia-cuda-mps-control -d` with the CUDA_MPS_PIPE_DIRECTORY and the user of this process; "
+    "or unset CUDA_MPS_PIPE_DIRECTORY to run without MPS"
+)
+
+_MODULE = module_not_loaded("nvidia", "/proc/driver/nvidia/version")
 
 NVIDIA = Vendor(
     gpu="NVIDIA GPU",
@@ -21,28 +34,46 @@ NVIDIA = Vendor(
     library_remedy="install the NVIDIA driver, or in a container make its libraries visible (--gpus, --nv)",
     kernel_marks=("proc/driver/nvidia/version",),
     pci_vendor="0x10de",
-    device_files=("dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia[0-9]*"),
+    control_files=("dev/nvidiactl", "dev/nvidia-uvm"),
+    gpu_files="dev/nvidia[0-9]*",
     device_files_remedy="run with access to the device files (as root, or inside a job that was given GPUs)",
     hiding_variables={"CUDA_VISIBLE_DEVICES": True},
     known_codes={
-        34: ("the loaded libcuda.so.1 is the toolkit's stub", "remove lib64/stubs from LD_LIBRARY_PATH"),
+        34: Cause("the loaded libcuda.so.1 is the toolkit's stub", "remove lib64/stubs from LD_LIBRARY_PATH"),
         # Seen on an H200 in a new pid namespace that still had the old /proc.
-        304: (
+        304: Cause(
             "the operating system refused a request of the driver",
             "in a container, mount its own /proc and pass every /dev/nvidia* file; check ulimit -a",
         ),
-        802: (
+        802: Cause(
             "the GPUs' fabric is not ready",
             "start nvidia-fabricmanager of the same version as the driver",
         ),
-        803: (
+        803: Cause(
             "the user-space driver and the kernel module have different versions",
             "reload the kernel module or reboot to activate the updated driver",
         ),
-        804: (
+        804: Cause(
             "the forward-compatibility libcuda.so.1 does not support this GPU",
             "remove the cuda-compat directory from LD_LIBRARY_PATH",
         ),
+        805: Cause("the MPS control daemon cannot be reached", _MPS),
+        806: Cause("the MPS server cannot be reached", _MPS),
+        807: Cause("the MPS server does not accept clients yet", f"wait some seconds and rerun; else {_MPS}"),
+        808: Cause(
+            "the MPS server has its maximum number of clients", "rerun when other MPS clients have ended"
+        ),
+        809: Cause(
+            "the MPS server has its maximum number of connections",
+            "rerun when other MPS clients have ended",
+        ),
+    },
+    looks={
+        2: (limited_address_space,),
+        NO_DEVICE: (_MODULE,),
+        304: (limited_address_space, no_unified_memory_device),
+        803: (other_libcuda,),
+        999: (_MODULE, no_unified_memory_device),
     },
 )
 
