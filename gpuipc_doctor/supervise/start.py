@@ -165,6 +165,7 @@ class Starter:
             deadline_s=self.probe.deadline_s,
             root=self.node.root,
             ranks=ranks,
+            nodes=self.probe.launch.nodes if self.probe.launch else 1,
             waits_for_turn=self.waits_for_turn,
             starter=role in self.probe.starters,
         ).write(files.assignment)
