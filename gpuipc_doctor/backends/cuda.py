@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,11 @@ from gpuipc_doctor.backends.causes import (
 from gpuipc_doctor.backends.driver import Driver, HandleType, version_fact
 from gpuipc_doctor.backends.nvml import ProcessMemory
 from gpuipc_doctor.model import Fact
+from gpuipc_doctor.node_files import Tree
 from gpuipc_doctor.nvml import Nvml
+
+_VGPU = re.compile(r"-\d+[ABCQ](?: MIG .*)?$")
+"""End of a vGPU type's name, as in ``GRID A100-40C`` and ``NVIDIA A100-1-5C``."""
 
 _MPS = (
     "start `nvidia-cuda-mps-control -d` with the CUDA_MPS_PIPE_DIRECTORY and the user of this process; "
@@ -159,6 +164,22 @@ class CudaDriver(Driver):
         if self.attribute_of(ordinal, "HANDLE_TYPE_FABRIC_SUPPORTED"):
             words.add("fabric-handles")
         return frozenset(words)
+
+    def kind(self, ordinal: int) -> str:
+        # https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html: IPC is restricted by operating
+        # system and virtualisation; https://docs.nvidia.com/vgpu: names of vGPU types.
+        name, uuid = self.text("device-name", ordinal), self.uuid(ordinal)
+        if uuid.startswith("MIG-"):
+            return f"a MIG instance (its uuid is {uuid[:12]}…)"
+        if _VGPU.search(name):
+            return f"a vGPU (its name is {name})"
+        if self.attribute_of(ordinal, "INTEGRATED"):
+            return "an integrated GPU (CU_DEVICE_ATTRIBUTE_INTEGRATED is 1)"
+        if "microsoft" in Tree(self.absence.root).line("/proc/sys/kernel/osrelease").lower():
+            return "a GPU under WSL (the kernel is Microsoft's)"
+        if self.process_memory.is_confidential:
+            return "a GPU in confidential-computing mode (as NVML reports)"
+        return ""
 
     def pool_attribute(self, pool: Any, name: str) -> int:
         return int(self.call("pool-get", pool, self.named(name)))

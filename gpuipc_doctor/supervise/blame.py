@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpuipc_doctor.api.gpu import OUT_OF_MEMORY
+from gpuipc_doctor.api.gpu import NOT_SUPPORTED, OUT_OF_MEMORY, WITHOUT_GPU_IPC
 from gpuipc_doctor.api.ledger import filled, holders
 from gpuipc_doctor.api.worker import TellingRecord
 from gpuipc_doctor.log_lines import reason_of_abort
@@ -43,6 +43,15 @@ def conclude(outcome: ProbeOutcome) -> Finding:
         case Ending.DRIVER_ERROR:
             assert role.fault is not None
             fault = {"error": role.fault.name, "code": role.fault.code}
+            if role.fault.name in NOT_SUPPORTED and (kinds := role.records.get("kinds")):
+                return Finding.skip(
+                    "not-supported",
+                    f"{_CALL} returned {{error}} ({{code}}): {{kinds}}, which has no such feature",
+                    remedy=WITHOUT_GPU_IPC,
+                    kinds=kinds,
+                    **_of(role),
+                    **fault,
+                )
             if role.fault.name in OUT_OF_MEMORY and not (free := _plenty(role)):
                 if grows := next(
                     filter(None, (filled(each.records) for each in outcome.roles.values())), None

@@ -163,6 +163,11 @@ class Worker:
                 self.record(memory=[gpu.memory_info() for gpu in self.gpus])
         self.record(holders=held)
 
+    def record_kinds(self) -> None:
+        """After a call that is not supported, record which of the devices lack features by design."""
+        with suppress(DriverError):
+            self.record(kinds=[f"{gpu.device.label} is {gpu.kind}" for gpu in self.gpus if gpu.kind])
+
     def host_memory(self, nbytes: int) -> HostMemory:
         return HostMemory(nbytes)
 

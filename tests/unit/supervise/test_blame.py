@@ -39,6 +39,40 @@ def test_out_of_memory_fails_only_if_far_more_is_free(memory: list[list[int]], s
         )
 
 
+@pytest.mark.parametrize(
+    ("call", "error", "kinds", "status"),
+    [
+        ("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED", ["cuda:0 is a vGPU (its name is …)"], Status.SKIP),
+        (
+            "cuMemExportToShareableHandle",
+            "CUDA_ERROR_NOT_SUPPORTED",
+            ["cuda:0 is a MIG one"],
+            Status.SKIP,
+        ),
+        ("hipIpcGetMemHandle", "hipErrorNotSupported", ["hip:0 is an integrated GPU"], Status.SKIP),
+        ("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED", [], Status.FAIL),  # a whole GPU
+        ("cuIpcGetMemHandle", "CUDA_ERROR_INVALID_VALUE", ["cuda:0 is a vGPU"], Status.FAIL),
+    ],
+)
+def test_feature_that_this_kind_of_gpu_lacks_is_no_fault(
+    call: str, error: str, kinds: list[str], status: Status
+) -> None:
+    role = RoleOutcome(
+        "exporter",
+        Ending.DRIVER_ERROR,
+        operation=call,
+        occurrence=1,
+        fault=DriverFault(call, 801, error),
+        records={"kinds": kinds},
+    )
+    finding = blame.conclude(ProbeOutcome("", (), {}, {"exporter": role}, "exporter", 1.0))
+    assert finding.status is status
+    assert call in sentences.summary(finding)
+    if status is Status.SKIP:
+        assert finding.key == "not-supported"
+        assert kinds[0] in sentences.summary(finding)
+
+
 def until_full(used: list[int]) -> dict[str, object]:
     rounds = [4 * n for n in range(1, len(used) + 1)]
     return {
