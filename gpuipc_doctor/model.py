@@ -160,6 +160,8 @@ class EvidenceKind(enum.Enum):
     TRIAL = "trial"
     """The result of rerunning the probe with a workaround. ``values`` have ``outcome`` (a `Trial`), and
     ``env`` or ``without``."""
+    CAUSE = "cause"
+    """What on this node explains the failure (`run.preflight`); the summary begins with it."""
     ISSUE = "issue"
     """A related known issue; ``values["issue"]`` is its id."""
 
