@@ -279,7 +279,7 @@ def _said(result: Result) -> str:
 
 def evidence(paragraph: Paragraph, told: Container[str]) -> list[str]:
     """The evidence lines, without known issues described in an earlier entry."""
-    items = paragraph.finding.evidence
+    items = [item for item in paragraph.finding.evidence if item.kind is not EvidenceKind.CAUSE]
     return [
         sentences.line(item)
         for item in items

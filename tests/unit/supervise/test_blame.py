@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuipc_doctor.model import DriverFault, Ending, ProbeOutcome, RoleOutcome, Status
+from gpuipc_doctor.model import DriverFault, Ending, Launch, ProbeOutcome, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame
 
@@ -113,3 +113,32 @@ def test_loop_that_filled_the_device_itself_fails(used: list[int], status: Statu
         assert sentences.evidence(finding)[-1] == (
             "then exporter: hipMemCreate #76 returned hipErrorOutOfMemory (2)"
         )
+
+
+HELP = (
+    "-" * 74,
+    "A requested component was not found, or was unable to be opened.  This",
+    "means that this component is either not installed or is unable to be",
+    "used on your system.",
+    "",
+    "Host:      vm",
+    "Framework: pml",
+    "Component: ucxx",
+    "-" * 74,
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "exit_code", "words"),
+    [
+        (HELP, None, "not found, or was unable to be opened (Framework: pml, Component: ucxx)"),
+        (("no rules", "of dashes"), None, "exit code the launcher did not keep"),
+        (("-" * 74, "never closed"), 14, "exit code 14"),
+    ],
+)
+def test_launchers_explanation_is_the_reason(log: tuple[str, ...], exit_code: int | None, words: str) -> None:
+    role = RoleOutcome(
+        "rank 0", Ending.CRASHED, operation="MPI_Init_thread", occurrence=1, exit_code=exit_code, log_tail=log
+    )
+    outcome = ProbeOutcome("", (), {}, {"rank 0": role}, "rank 0", 1.0, launch=Launch(("mpiexec",)))
+    assert words in sentences.summary(blame.conclude(outcome))
