@@ -24,7 +24,10 @@ from gpuipc_doctor.run.preflight_sources import SOURCES
 from gpuipc_doctor.run.results import Entry, ResultLog
 
 PATIENCE_S = 1.0
-"""Seconds for each source. One that takes longer hangs, which is a cause itself."""
+"""Seconds for each source. One that takes longer, twice, hangs, which is a cause itself."""
+
+START_UP_S = 10.0
+"""Seconds until a process begins its first source, which a loaded node may delay."""
 
 ROOM_BYTES = 64 << 20
 """Free shared memory with which two ranks of each known MPI start; Open MPI and NCCL need tens of MiB."""
@@ -51,7 +54,10 @@ def look() -> Seen:
     """Ask all sources, each within `PATIENCE_S`, in processes that can be ended."""
     seen: dict[str, Json] = {}
     while names := [name for name in SOURCES if name not in seen]:
-        seen |= _ask(names)
+        said = _ask(names)
+        for slow in [name for name in said if said[name] is None]:
+            said |= _ask([slow])
+        seen |= said
     return seen
 
 
@@ -62,7 +68,7 @@ def _ask(names: list[str]) -> dict[str, Json]:
     current = names[0]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + START_UP_S
         data = b""
         while select.select([process.stdout], [], [], max(until - time.monotonic(), 0.0))[0]:
             if not (chunk := os.read(process.stdout.fileno(), 1 << 16)):
