@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from errno import EPERM
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ import click
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import bindings, formats, options
-from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.cli.progress import Silent, progress
 from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.model import Exit, Report, Tier
@@ -22,7 +20,7 @@ from gpuipc_doctor.report import exits, sentences
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.preview import Preview
 from gpuipc_doctor.run.request import Request
-from gpuipc_doctor.site.trust import untrusted
+from gpuipc_doctor.secure.writing import OutputFile, make_directory
 
 if TYPE_CHECKING:
     from gpuipc_doctor.site.config import SiteConfig
@@ -236,7 +234,7 @@ def _could_be_shown(report: Report) -> str:
 def _prepare_logs(directory: Path) -> None:
     """Require a new or empty directory, so that the logs of two runs do not mix."""
     with options.naming_option("--keep-logs", str(directory)):
-        _make(directory, mode=0o700)
+        make_directory(directory, mode=0o700)
         if any(directory.iterdir()):
             raise click.BadParameter(
                 f"{directory} is not empty; name a new directory", param_hint="--keep-logs"
@@ -250,14 +248,8 @@ def _prepare_plots(directory: Path) -> None:
     if find_spec("matplotlib") is None:
         raise click.UsageError("--plots needs matplotlib: pip install matplotlib")
     with options.naming_option("--plots", str(directory)):
-        _make(directory)
+        make_directory(directory)
         OutputFile(directory / "picture.svg").close()
-
-
-def _make(directory: Path, mode: int = 0o777) -> None:
-    if reason := untrusted(directory):
-        raise PermissionError(EPERM, reason)
-    directory.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def _draw(report: Report, directory: Path | None) -> bool:

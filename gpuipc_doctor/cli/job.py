@@ -12,6 +12,7 @@ import click
 
 from gpuipc_doctor.cli import fleet_reach, formats, options
 from gpuipc_doctor.model import Exit
+from gpuipc_doctor.secure import writing
 from gpuipc_doctor.supervise import tree
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def command(
     text = document.dumps(report)
     if save:
         with options.naming_option("--save", f"cannot write {save}"):
-            save.write_text(text, encoding="utf-8")
+            writing.write(save, text)
     click.echo(formats.text(report, form, job_content, document), nl=False)
     ctx.exit({Cause.RUNS: Exit.OK, Cause.UNKNOWN: Exit.ERROR}.get(report.verdict.cause, Exit.FAIL))
 

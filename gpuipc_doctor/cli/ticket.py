@@ -15,9 +15,9 @@ from gpuipc_doctor.cli import options, saved
 from gpuipc_doctor.near_miss import did_you_mean
 
 if TYPE_CHECKING:
-    from gpuipc_doctor.cli.output import OutputFile
     from gpuipc_doctor.job.document import JobReport
     from gpuipc_doctor.model import Fact, Report
+    from gpuipc_doctor.secure.writing import OutputFile
     from gpuipc_doctor.ticket.anonymise import Names, Pseudonyms
     from gpuipc_doctor.ticket.subject import Subject
 
@@ -159,13 +159,13 @@ def _narrowed(report: Report, checks: tuple[str, ...]) -> Report:
 
 
 def _content(path: Path) -> bytes:
-    from gpuipc_doctor.site import bounded
+    from gpuipc_doctor.secure import reading
     from gpuipc_doctor.site.yamlfile import BadFile, Mistake
     from gpuipc_doctor.ticket.bundle import MOST_BYTES
 
     try:
-        return bounded.read(path, MOST_BYTES)
-    except bounded.Unreadable as reason:
+        return reading.read(path, MOST_BYTES)
+    except reading.Unreadable as reason:
         raise BadFile([Mistake(path, 0, str(reason))]) from None
 
 
@@ -180,8 +180,8 @@ def _place(path: Path) -> tuple[Callable[[bytes], bytes], OutputFile]:
     """The compressor for the path's suffix, and the file to write. Raises `click.BadParameter`."""
     import importlib
 
-    from gpuipc_doctor.cli.output import OutputFile
     from gpuipc_doctor.diagnose.decompress import ZSTD
+    from gpuipc_doctor.secure.writing import OutputFile
 
     if not path.name.endswith(_SUFFIXES):
         raise click.BadParameter(

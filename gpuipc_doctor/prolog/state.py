@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpuipc_doctor.prolog import node_identity
-from gpuipc_doctor.site import private
+from gpuipc_doctor.secure import private
+from gpuipc_doctor.secure.private import NotOurs
 from gpuipc_doctor.site.policy import SITE_DIRECTORIES, PrologConfig
-from gpuipc_doctor.site.private import NotOurs
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpuipc_doctor.near_miss import did_you_mean
-from gpuipc_doctor.site import bounded
+from gpuipc_doctor.secure import reading
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
@@ -233,8 +233,8 @@ def _renumbered(
 
 def _content(path: Path) -> bytes:
     try:
-        return bounded.read(path, MAX_BYTES)
-    except bounded.Unreadable as reason:
+        return reading.read(path, MAX_BYTES)
+    except reading.Unreadable as reason:
         raise BadFile([Mistake(path, 0, str(reason))]) from None
 
 

@@ -107,7 +107,7 @@ def test_links_and_special_files_among_the_logs_are_left_out(
         "logs/core: is not text",
         "logs/shadow: is a link",
         "logs/pipe: is not a regular file",
-        "logs/large: is larger than 64 MiB",
+        "logs/large: is longer than 64 MiB",
     ):
         assert said in ended.stdout
 

@@ -32,7 +32,7 @@ def changeable(path: Path) -> Changeable | None:
     """The first file or directory on the way to ``path``, links included, that a user other than root and
     this process's user can change. For root, a group's write permission counts everywhere. For other users it
     counts only at ``path``, because a directory's group may be the user's own."""
-    for place in _way(path):
+    for place in way(path):
         try:
             status, itself = place.stat(), place.lstat()
         except OSError:
@@ -47,7 +47,7 @@ def changeable(path: Path) -> Changeable | None:
     return None
 
 
-def _way(path: Path) -> list[Path]:
+def way(path: Path) -> list[Path]:
     """Every file and directory that determines ``path``, including those behind symbolic links."""
     seen: list[Path] = []
     ahead = [path.absolute()]

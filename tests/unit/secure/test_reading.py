@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.site import bounded
+from gpuipc_doctor.secure import reading
 
 MIB = 1 << 20
 
 
 def test_file_is_read_completely(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * MIB)
-    assert len(bounded.read(tmp_path / "file", MIB)) == MIB
+    assert len(reading.read(tmp_path / "file", MIB)) == MIB
 
 
 @pytest.mark.parametrize(
@@ -36,18 +36,18 @@ def test_anything_else_is_refused_without_waiting(tmp_path: Path, what: str, say
     (tmp_path / "long").write_bytes(b"x" * (MIB + 1))
     (tmp_path / "huge").touch()
     os.truncate(tmp_path / "huge", 1 << 40)
-    with pytest.raises(bounded.Unreadable) as refused:
-        bounded.read(tmp_path / what, MIB)
+    with pytest.raises(reading.Unreadable) as refused:
+        reading.read(tmp_path / what, MIB)
     assert str(refused.value) == says
 
 
 @pytest.mark.parametrize("text", ["[" * 1_000_000, "[" * 200 + "]" * 200, '{"a":' * 200 + "1" + "}" * 200])
 def test_too_deeply_nested_data_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "file").write_text(text)
-    with pytest.raises(bounded.Unreadable, match=r"is nested deeper than 100 levels|is not JSON"):
-        bounded.read_json(tmp_path / "file", MIB)
+    with pytest.raises(reading.Unreadable, match=r"is nested deeper than 100 levels|is not JSON"):
+        reading.read_json(tmp_path / "file", MIB)
 
 
 def test_json_of_realistic_depth_is_read(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("[" * bounded.MAX_DEPTH + "]" * bounded.MAX_DEPTH)
-    assert bounded.read_json(tmp_path / "file", MIB)
+    (tmp_path / "file").write_text("[" * reading.MAX_DEPTH + "]" * reading.MAX_DEPTH)
+    assert reading.read_json(tmp_path / "file", MIB)
