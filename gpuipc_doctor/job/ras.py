@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ LIMIT_S = 12.0
 """Seconds to wait for RAS, which itself waits 5 s for other processes, and 5 s more if some do not answer."""
 
 MAX_BYTES = 4 << 20
+MAX_LINE = 1024
+"""Bytes of an answer of one line."""
 MAX_LINES = 30
 
 _SAFE = Range("nccl", "2.29.2")
@@ -61,34 +64,55 @@ def _listens(pid: int) -> bool:
 def status(port: int, *, as_json: bool) -> tuple[str, ...]:
     """Lines of the answer that report problems, or one line that reports none. Raises `NotAnswered`."""
     try:
-        with socket.create_connection(("localhost", port), LIMIT_S) as connection:
-            connection.settimeout(LIMIT_S)
-            with connection.makefile("rwb", buffering=0) as file:
-                _say(file, "CLIENT PROTOCOL 2", "SERVER PROTOCOL ")
-                if as_json:
-                    _say(file, "SET FORMAT json", "OK")
-                file.write(b"STATUS\n")
-                text = _rest(file)
+        until = time.monotonic() + LIMIT_S
+        with socket.create_connection(("localhost", port), LIMIT_S / 3) as connection:  # for each address
+            service = _Service(connection, until)
+            service.say("CLIENT PROTOCOL 2", "SERVER PROTOCOL ")
+            if as_json:
+                service.say("SET FORMAT json", "OK")
+            text = service.status()
     except OSError as error:
         raise NotAnswered(error.strerror or "no answer within 12 s") from None
     found = tuple(_of_json(text) if as_json else _of_text(text))
     return found[:MAX_LINES] or ("no communicator reports an error",)
 
 
-def _say(file: Any, request: str, expected: str) -> None:
-    file.write(f"{request}\n".encode())
-    answer = file.readline(1024).decode(errors="replace").strip()
-    if not answer.startswith(expected):
-        raise NotAnswered(f"{request}: {answer[:100] or 'nothing'}")
+class _Service:
+    """RAS at the other end of a connection, with a limit for all its answers together, however they drip."""
 
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        """``until``: the time when the limit is over (monotonic clock)."""
+        self._connection = connection
+        self._until = until
+        self._data = b""
 
-def _rest(file: Any) -> str:
-    data = b""
-    while len(data) < MAX_BYTES and (more := file.read(65536)):
-        data += more
-    if not data:
-        raise NotAnswered("the connection was closed")
-    return data.decode(errors="replace")
+    def say(self, request: str, expected: str) -> None:
+        """Send a request; raise `NotAnswered` unless the answer's line begins as expected."""
+        self._connection.sendall(f"{request}\n".encode())
+        while b"\n" not in self._data and len(self._data) < MAX_LINE and self._receive():
+            pass
+        line, _, self._data = self._data.partition(b"\n")
+        answer = line[:MAX_LINE].decode(errors="replace").strip()
+        if not answer.startswith(expected):
+            raise NotAnswered(f"{request}: {answer[:100] or 'nothing'}")
+
+    def status(self) -> str:
+        """All that follows the request for the status. Raises `NotAnswered`."""
+        self._connection.sendall(b"STATUS\n")
+        while len(self._data) < MAX_BYTES and self._receive():
+            pass
+        if not self._data:
+            raise NotAnswered("the connection was closed")
+        return self._data[:MAX_BYTES].decode(errors="replace")
+
+    def _receive(self) -> bool:
+        """Whether more data came. Raises `TimeoutError`."""
+        if (left_s := self._until - time.monotonic()) <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        more = self._connection.recv(1 << 16)
+        self._data += more
+        return bool(more)
 
 
 def _of_text(text: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ MAX_DEPTH = 100
 
 DIRECTORY = "is a directory, not a file"
 LINK = "is a link"
+SILENT = "cannot be read: its file system did not answer"
 
 
 class Unreadable(Exception):
@@ -129,7 +130,7 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     if not results:
-        raise Unreadable(f"cannot be read: its file system did not answer within {limit_s:.3g} s")
+        raise Unreadable(f"{SILENT} within {limit_s:.3g} s")
     return results[0]
 
 

@@ -7,8 +7,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -171,3 +172,28 @@ def test_job_without_nccl_or_a_listener_has_no_lines(monkeypatch: pytest.MonkeyP
     assert ras.lines([process], ask=True) == ()
     monkeypatch.setattr(ras, "versions", lambda process: {"nccl": "2.30.3"})
     assert ras.lines([process], ask=True) == ()
+
+
+@pytest.mark.parametrize("begin", ["", "SERVER PROTOCOL 2\n"], ids=["first line", "status"])
+def test_answer_that_drips_ends_with_the_limit(monkeypatch: pytest.MonkeyPatch, begin: str) -> None:
+    monkeypatch.setattr(ras, "LIMIT_S", 0.6)
+    over = threading.Event()
+    with socket.create_server(("localhost", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.sendall(begin.encode())
+                while not over.wait(0.05):
+                    connection.sendall(b"x")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            with pytest.raises(NotAnswered, match="no answer within"):
+                status(listening.getsockname()[1], as_json=False)
+            began = time.monotonic()
+        finally:
+            over.set()
+            thread.join()
+    assert time.monotonic() - began < 5
