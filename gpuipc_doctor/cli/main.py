@@ -162,14 +162,27 @@ def report_error(error: Exception) -> int:
     if isinstance(error, FileNotFoundError) and not _has_working_directory():
         click.echo("gpuipc-doctor: the working directory was deleted; change to an existing one", err=True)
         return 2
-    import tempfile
     import traceback
 
-    with tempfile.NamedTemporaryFile("w", prefix="gpuipc-doctor-error-", suffix=".txt", delete=False) as file:
-        file.write(f"gpuipc-doctor {__version__}, Python {sys.version}, {sys.argv}\n\n")
-        traceback.print_exception(error, file=file)
-    stdio.say(f"internal error: {error!r}; please report it with {file.name}")
+    said = f"gpuipc-doctor {__version__}, Python {sys.version}, {sys.argv}\n\n"
+    file = _written(said + "".join(traceback.format_exception(error)))
+    stdio.say(f"internal error: {error!r}; please report it{file and f' with {file}'}")
     return 1
+
+
+def _written(text: str) -> str:
+    """Path of a new file with this text; empty if there is no place for it."""
+    from gpuipc_doctor.secure import writing
+    from gpuipc_doctor.supervise import scratch
+
+    for place in scratch.usual():
+        file = place / f"gpuipc-doctor-error-{os.urandom(4).hex()}.txt"
+        try:
+            writing.write_new(file, text)
+        except OSError:
+            continue
+        return str(file)
+    return ""
 
 
 def _is_not_written(error: OSError) -> bool:

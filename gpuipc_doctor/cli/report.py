@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gpuipc_doctor.cli import formats, options, saved, ticket
+from gpuipc_doctor.secure.writing import OutputFile
 
 
 @click.command()
@@ -18,9 +19,15 @@ from gpuipc_doctor.cli import formats, options, saved, ticket
     "c, a program that reproduces the failure. The options below are for a ticket.",
     json="",
 )
+@click.option(
+    "--output",
+    type=options.FilePath(),
+    metavar="FILE",
+    help="Write to FILE instead of printing, completely or not at all.",
+)
 @ticket.with_options
 @click.pass_context
-def command(ctx: click.Context, /, *, file: Path, form: str, **asked: Any) -> None:
+def command(ctx: click.Context, /, *, file: Path, form: str, output: Path | None, **asked: Any) -> None:
     """Print a saved report.
 
     FILE is written by `gpuipc-doctor check --output FILE`; for a ticket also by `gpuipc-doctor job --save
@@ -29,14 +36,22 @@ def command(ctx: click.Context, /, *, file: Path, form: str, **asked: Any) -> No
     from gpuipc_doctor.report import node_content, node_exports
 
     if form == "ticket":
+        if output is not None:
+            raise click.UsageError("--output does not go with --format ticket; use --bundle, or > FILE", ctx)
         ticket.write(ctx, file, **asked)
         return
     if given := [each for each in ctx.command.params if asked.get(each.name or "")]:
         raise click.UsageError(f"{given[0].opts[0]} needs --format ticket", ctx)
     if form == "c":
-        click.echo(_program(file), nl=False)
+        text = _program(file)
+    else:
+        text = formats.text(saved.report(file), form, node_content, node_exports)
+    if output is None:
+        click.echo(text, nl=False)
         return
-    click.echo(formats.text(saved.report(file), form, node_content, node_exports), nl=False)
+    with options.naming_option("--output", f"cannot write {output}"):
+        # The textfile collector's directory is often below one of prometheus's.
+        OutputFile(output, is_foreign=True).write(text)
 
 
 def _program(file: Path) -> str:

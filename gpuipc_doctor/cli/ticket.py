@@ -218,11 +218,16 @@ def _names_here(words: tuple[str, ...]) -> Names:
     import pwd
     from contextlib import suppress
 
-    from gpuipc_doctor.ticket.anonymise import Names
+    from gpuipc_doctor.ticket.anonymise import GENERIC_USERS, Names
 
     users = {os.environ.get(name, "") for name in ("LOGNAME", "SUDO_USER", "USER")}
     with suppress(KeyError):
         users.add(pwd.getpwuid(os.getuid()).pw_name)
+    # People's accounts: those of the system have lower numbers (login.defs(5)), and 65534 is nobody's.
+    users |= {
+        each.pw_name for each in pwd.getpwall() if 1000 <= each.pw_uid != 65534 and len(each.pw_name) > 2
+    }
+    users -= GENERIC_USERS
     return Names(
         hosts=frozenset({node_name.short()}), users=frozenset(users), words=frozenset(filter(None, words))
     )

@@ -116,7 +116,8 @@ def restrict_imports() -> None:
     if named == [""]:
         return
     paths = [os.path.abspath(path) for path in named if path]  # noqa: PTH100 - an empty one is the directory
-    others = [entry for entry in sys.path if entry not in (*paths, here)]
+    left_out = {*paths, *([here] if "" in named else [])}
+    others = [entry for entry in sys.path if entry not in left_out]
     sys.path[:] = others
     allowed = [path for path in paths if _may_import_from(path)]
     sys.path[:] = allowed + others

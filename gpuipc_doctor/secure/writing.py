@@ -123,6 +123,15 @@ def write(path: Path, content: str | bytes, mode: int | None = None) -> None:
     OutputFile(path, mode, is_tested=False).write(content)
 
 
+def write_new(path: Path, text: str) -> None:
+    """Write a new file that only this user can read, also into a directory such as /tmp. Raises `OSError`."""
+    if reason := untrusted(path):
+        raise _refused(errno.EPERM, reason, path)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(text.encode(errors="replace"))
+
+
 def open_to_append(path: Path) -> int:
     """A descriptor for appending to a file, created if needed; the caller closes it. Raises `OSError`."""
     place = _target(path)
