@@ -62,106 +62,16 @@ _STATED_USERS = tuple(
 )
 """Forms in which batch systems, PAM, ls(1), id(1) and messages name a user."""
 
-_NO_USERS = frozenset(
-    [
-        "a",
-        "about",
-        "action",
-        "address",
-        "an",
-        "and",
-        "application",
-        "argument",
-        "as",
-        "at",
-        "buffer",
-        "by",
-        "callback",
-        "can",
-        "code",
-        "command",
-        "config",
-        "context",
-        "data",
-        "default",
-        "defined",
-        "did",
-        "does",
-        "driver",
-        "environment",
-        "error",
-        "event",
-        "for",
-        "from",
-        "function",
-        "group",
-        "guide",
-        "has",
-        "id",
-        "in",
-        "input",
-        "interface",
-        "interrupt",
-        "interrupted",
-        "is",
-        "kernel",
-        "level",
-        "library",
-        "limit",
-        "limits",
-        "mapping",
-        "may",
-        "memory",
-        "message",
-        "mode",
-        "module",
-        "must",
-        "name",
-        "names",
-        "namespace",
-        "not",
-        "of",
-        "on",
-        "only",
-        "option",
-        "or",
-        "other",
-        "overflow",
-        "page",
-        "pages",
-        "permissions",
-        "pid",
-        "pointer",
-        "process",
-        "processes",
-        "program",
-        "provided",
-        "quota",
-        "request",
-        "requested",
-        "script",
-        "session",
-        "setting",
-        "settings",
-        "should",
-        "signal",
-        "sm",
-        "space",
-        "specified",
-        "stack",
-        "stream",
-        "task",
-        "that",
-        "thread",
-        "time",
-        "to",
-        "type",
-        "unknown",
-        "was",
-        "while",
-        "will",
-        "with",
-    ]
+_NO_USER = re.compile(
+    r"a|about|action|address|an|and|application|argument|as|at|buffer|by|callback|can|"
+    r"code|command|config|context|data|default|defined|did|does|driver|environment|error|"
+    r"event|for|from|function|group|guide|has|id|in|input|interface|interrupt|interrupted|"
+    r"is|kernel|level|library|limit|limits|mapping|may|memory|message|mode|module|must|"
+    r"name|names|namespace|not|of|on|only|option|or|other|overflow|page|pages|permissions|"
+    r"pid|pointer|process|processes|program|provided|quota|request|requested|script|session|"
+    r"setting|settings|should|signal|sm|space|specified|stack|stream|task|that|thread|time|"
+    r"to|type|unknown|was|while|will|with",
+    re.IGNORECASE,
 )
 """Words that follow "user" without being a name."""
 
@@ -183,8 +93,8 @@ _PRIVATE = r"/(?:home|users|scratch|work|projects?|tmp|lustre|gpfs|nfs)"
 _VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"',;]+)"
 _OF_SECRETS = r"passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credential"
 _SHAPES = (
-    r"(?P<key>-----BEGIN [A-Z0-9 ]*(?:PRIVATE KEY|CERTIFICATE)[A-Z ]*-----(?s:.{1,20000}?-----END [A-Z0-9 ]*-----|"
-    r"(?:[A-Za-z0-9+/=\s]|\\[nr])*)|(?m:^[A-Za-z0-9+/]{60,}={0,2}$)|"
+    r"(?P<key>-----BEGIN [A-Z0-9 ]*(?:PRIVATE KEY|CERTIFICATE)[A-Z ]*-----"
+    r"(?s:.{1,20000}?-----END [A-Z0-9 ]*-----|(?:[A-Za-z0-9+/=\s]|\\[nr])*)|(?m:^[A-Za-z0-9+/]{60,}={0,2}$)|"
     r"\b(?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-[\w-]+) AAAA[\w+/=]+|"
     r"\b(?:SHA256:[\w+/]{43}|MD5(?::[0-9a-f]{2}){16}))",
     r"(?P<bearer>\b(?i:(?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?[\w-]+|bearer|negotiate)\s+[\w.~+/=-]{6,})",
@@ -392,7 +302,8 @@ def _users_in(text: str) -> Iterator[str]:
     """Users that are named in a text in one of the usual forms."""
     for form in _STATED_USERS:
         for name in form.findall(text):
-            if (plain := name.rstrip(".-")).lower() not in _NO_USERS and not plain.isupper():
+            plain = name.rstrip(".-")
+            if not (_NO_USER.fullmatch(plain) or plain.isupper()):
                 yield plain
 
 
