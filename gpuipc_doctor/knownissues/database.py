@@ -13,6 +13,7 @@ from gpuipc_doctor.knownissues import mistakes
 from gpuipc_doctor.knownissues.entry import KnownIssue
 from gpuipc_doctor.knownissues.parse import merge, placed, read_all
 from gpuipc_doctor.model import Json
+from gpuipc_doctor.site import yamlfile
 from gpuipc_doctor.site.yamlfile import BadFile, Document, Mistake
 
 SHIPPED = Path(__file__).with_name("db")
@@ -112,7 +113,7 @@ def edition(extra_dirs: Iterable[Path] = ()) -> str:
     """Twelve hexadecimal digits of a hash of the database's files."""
     digest = hashlib.sha256()
     for path in files(extra_dirs):
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        digest.update(hashlib.sha256(yamlfile.content(path)).digest())
     return digest.hexdigest()[:12]
 
 

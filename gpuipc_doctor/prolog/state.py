@@ -142,13 +142,13 @@ def _read_config(config: Path | None) -> tuple[Layers, dict[str, bytes]]:
     No shipped config is searched: only a site's own file may drain nodes. Raises exceptions of `_NO_CONFIG`.
     """
     from gpuipc_doctor.site.layers import Layers, lineage
-    from gpuipc_doctor.site.yamlfile import BadFile, parse
+    from gpuipc_doctor.site.yamlfile import BadFile, content, parse
 
     contents: dict[str, bytes] = {}
 
     def unchecked(file: Path) -> Document:
-        content = contents[str(file.absolute())] = file.read_bytes()
-        return parse(file, content, None)
+        contents[str(file.absolute())] = found = content(file)
+        return parse(file, found, None)
 
     try:
         return Layers(tuple(lineage(config, unchecked))), contents

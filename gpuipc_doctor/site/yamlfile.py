@@ -114,7 +114,7 @@ def read(path: Path, schema: Mapping[str, Json] | None) -> Document:
     A schema's ``description`` is the message for a value that violates its ``pattern``. Raises only
     `BadFile`, with all mistakes.
     """
-    return parse(path, _content(path), schema)
+    return parse(path, content(path), schema)
 
 
 def parse(path: Path, content: bytes, schema: Mapping[str, Json] | None) -> Document:
@@ -231,7 +231,8 @@ def _renumbered(
     return renumbered
 
 
-def _content(path: Path) -> bytes:
+def content(path: Path) -> bytes:
+    """Bytes of a file of a plausible size. Raises `BadFile`."""
     try:
         return reading.read(path, MAX_BYTES)
     except reading.Unreadable as reason:
