@@ -26,7 +26,7 @@ def main() -> None:
 
             stdio.open_standard()
             answer.run(Path(sys.argv[3]))
-    python.restrict_imports()
+    python.restrict_environment()
     from gpuipc_doctor.cli import main as cli
 
     cli.main()

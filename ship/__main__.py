@@ -87,7 +87,7 @@ def main() -> None:
 
     paths = [directory, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    python.restrict_imports()
+    python.restrict_environment()
     from gpuipc_doctor.__main__ import main as doctor
     from gpuipc_doctor.supervise import leftovers
 

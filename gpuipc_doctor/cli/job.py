@@ -111,7 +111,7 @@ def command(
       12  something is stuck or grows
     """
     ctx.with_resource(tree.prioritised())  # before the imports: ranks that wait may take every processor
-    from gpuipc_doctor.job import document, here, job_content
+    from gpuipc_doctor.job import code, document, here, job_content
     from gpuipc_doctor.job.document import Cause
     from gpuipc_doctor.job.gpu_holders import LABEL
     from gpuipc_doctor.job.progress import since
@@ -151,6 +151,7 @@ def command(
             )
             report = job_nodes.ask(where, way)
         else:
+            code.wait_at_most(deadline / 4)
             report = here.report(request, gpu, stops=stacks, asks_ras=ras, watches_s=seconds)
         if where is None:
             alone = {"other nodes of the job": "squeue does not list them; name them with -w"}

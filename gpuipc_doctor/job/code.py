@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from gpuipc_doctor.job.document import MPI_LIBRARY, Stack
 from gpuipc_doctor.job.mappings import Mapping, mappings
-from gpuipc_doctor.secure import reading
+from gpuipc_doctor.secure import patience, reading
 
 T = TypeVar("T")
 
@@ -175,13 +175,17 @@ _limits = {"wait_s": 10.0, "symbols": 4 * _MOST_SYMBOLS}
 """What is left for all files of all processes: seconds to wait for one read, and symbols."""
 
 
+def wait_at_most(seconds: float) -> None:
+    """Lower the limit for a file system that does not answer."""
+    _limits["wait_s"] = min(_limits["wait_s"], seconds)
+
+
 def _patiently(call: Callable[[], T]) -> T:
     """The result of a call that may wait for a file system; after one did not answer, none is waited for."""
     try:
-        return reading.within(_limits["wait_s"], call)
-    except reading.Unreadable as reason:
-        if str(reason).startswith(reading.SILENT):
-            _limits["wait_s"] = 0.1
+        return patience.within(_limits["wait_s"], call)
+    except patience.Silent:
+        _limits["wait_s"] = 0.1
         raise
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # not from typing: until `restrict_imports`, nothing is imported that could be planted
+TYPE_CHECKING = False  # not from typing: nothing is imported yet that could be planted
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn
@@ -98,14 +98,21 @@ _INSTALLED: dict[str, bool] = {}
 """Directory of this package → whether isolated mode finds it."""
 
 
-def restrict_imports() -> None:
+def restrict_environment() -> None:
     """Leave the working directory out of the imports of this process and of its children; as root, also each
-    directory of ``PYTHONPATH`` that another user can write, which is named on standard error.
+    directory of ``PYTHONPATH`` that another user can write, which is named on standard error, and a
+    ``TMPDIR`` of another user.
 
     Called before anything is imported that could be in such a directory.
     """
-    if sys.flags.isolated:
-        return
+    if not sys.flags.isolated:
+        _restrict_imports()
+    for name in ("TMPDIR", "TEMP", "TMP"):  # as tempfile reads them, which writes a file to try a directory
+        if name in os.environ and _mistrust(os.path.join(os.environ[name], "directory")):  # noqa: PTH118
+            del os.environ[name]
+
+
+def _restrict_imports() -> None:
     try:
         here = os.getcwd()  # noqa: PTH109 - before pathlib
     except OSError:
@@ -119,18 +126,22 @@ def restrict_imports() -> None:
     left_out = {*paths, *([here] if "" in named else [])}
     others = [entry for entry in sys.path if entry not in left_out]
     sys.path[:] = others
-    allowed = [path for path in paths if _may_import_from(path)]
+    allowed = []
+    for path in paths:
+        if reason := _mistrust(path):
+            print(f"gpuipc-doctor: not imported from: {path} {reason}", file=sys.stderr)  # noqa: T201
+        else:
+            allowed.append(path)
     sys.path[:] = allowed + others
     os.environ["PYTHONPATH"] = os.pathsep.join(allowed)
 
 
-def _may_import_from(path: str) -> bool:
+def _mistrust(path: str) -> str:
+    """Why root must not use a path; empty if it may, and for other users."""
     if os.geteuid() != 0:
-        return True
+        return ""
     from pathlib import Path
 
     from gpuipc_doctor.secure.trust import untrusted
 
-    if reason := untrusted(Path(path)):
-        print(f"gpuipc-doctor: not imported from: {path} {reason}", file=sys.stderr)  # noqa: T201
-    return not reason
+    return untrusted(Path(path))

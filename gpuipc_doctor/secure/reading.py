@@ -1,4 +1,4 @@
-"""Open files that another user may own, name or replace: regular files only, limited in size, depth and time.
+"""Open files that another user may own, name or replace: regular files only, limited in size and depth.
 
 A file is looked at before it is opened, through a descriptor that gives no access (``O_PATH``), so that no
 device is touched, no pipe is waited for, and nothing can be replaced in between.
@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 MAX_DEPTH = 100
 """Maximum nesting of a JSON document: far more than this tool writes, far less than Python's stack allows."""
 
 DIRECTORY = "is a directory, not a file"
 LINK = "is a link"
-SILENT = "cannot be read: its file system did not answer"
 
 
 class Unreadable(Exception):
@@ -105,33 +102,6 @@ def sample(path: str | Path, max_bytes: int, *, within: int | None = None, follo
 
 def _size(nbytes: int) -> str:
     return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
-
-
-def within(limit_s: float, call: Callable[[], T]) -> T:
-    """The result of a call that may wait for a file system, as one that hangs or that a user serves (FUSE).
-
-    After ``limit_s`` seconds the call is left behind in its thread. Raises `Unreadable` then, and what the
-    call raises.
-    """
-    import threading
-
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:  # raised again in the caller's thread
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise Unreadable(f"{SILENT} within {limit_s:.3g} s")
-    return results[0]
 
 
 def read_json(path: Path, max_bytes: int) -> Any:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -147,9 +148,7 @@ def test_root_imports_nothing_that_others_can_write(trap: Path, tmp_path: Path) 
     (trap / "runpy.py").unlink()
     (trap / "tempfile.py").unlink()  # before our first line, Python itself imports from PYTHONPATH
     os.chown(trap, NOBODY, NOBODY)
-    program = (
-        "import os, sys; from gpuipc_doctor.secure import python; python.restrict_imports(); import click; "
-    )
+    program = "import os, sys; from gpuipc_doctor.secure import python; python.restrict_environment(); import click; "
     program += "print([path for path in sys.path if 'trap' in path], os.environ['PYTHONPATH'])"
     ended = run(sys.executable, "-c", program, cwd=Path("/"), PYTHONPATH=f"{trap}:{own}")
     assert (ended.stdout, sprung(trap)) == (f"[] {own}\n", []), ended
@@ -174,21 +173,43 @@ def archive(tmp_path: Path) -> Path:
     return path
 
 
-@AS_ROOT
-@pytest.mark.parametrize("kind", ["theirs", "link to theirs", "vanished", "full", "relative"])
-def test_single_file_unpacks_where_no_other_user_can_replace_it(
-    archive: Path, tmp_path: Path, kind: str
-) -> None:
+@pytest.fixture(params=["theirs", "link to theirs", "vanished", "full", "relative"])
+def tmpdir(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A TMPDIR that cannot be used, and that of a hostile user beside it."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     os.chown(theirs, NOBODY, NOBODY)
-    (tmp_path / "link").symlink_to(theirs)
-    named = {"theirs": theirs, "link to theirs": tmp_path / "link", "vanished": tmp_path / "none"}
-    place = str(named.get(kind, "theirs" if kind == "relative" else "/proc/self"))
     before = theirs.stat().st_mtime_ns
-    ended = run(sys.executable, archive, "--version", cwd=tmp_path, TMPDIR=place)
+    if request.param == "link to theirs":
+        (tmp_path / "link").symlink_to(theirs)
+    if request.param == "full":
+        (tmp_path / "full").mkdir()
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=2", "none", tmp_path / "full"], check=True
+        )
+    names = {"theirs": theirs, "link to theirs": tmp_path / "link", "vanished": tmp_path / "none"}
+    try:
+        yield str(names.get(request.param, tmp_path / "full" if request.param == "full" else "theirs"))
+    finally:
+        if request.param == "full":
+            subprocess.run(["umount", tmp_path / "full"], check=True)
+    assert (list(theirs.iterdir()), theirs.stat().st_mtime_ns) == ([], before)  # nothing came and went
+
+
+@AS_ROOT
+def test_single_file_unpacks_where_no_other_user_can_replace_it(
+    archive: Path, tmp_path: Path, tmpdir: str
+) -> None:
+    ended = run(sys.executable, archive, "--version", cwd=tmp_path, TMPDIR=tmpdir)
     assert ended.stdout.startswith("gpuipc-doctor, version "), ended
-    assert (list(theirs.iterdir()), theirs.stat().st_mtime_ns) == ([], before)
+
+
+@AS_ROOT
+@pytest.mark.cuda
+def test_check_works_where_no_other_user_can_replace_its_files(tmp_path: Path, tmpdir: str) -> None:
+    checks = ("driver-init", "--simulate", "healthy-single", "--backend", "cuda")
+    ended = run(DOCTOR, "check", *checks, cwd=tmp_path, TMPDIR=tmpdir)
+    assert ended.returncode == 0, ended
 
 
 @AS_ROOT

@@ -1,4 +1,4 @@
-"""Files are opened and written, and programs started, in `gpuipc_doctor.secure`, with the exceptions below."""
+"""Files are opened and written, and programs started, in `gpuipc_doctor.secure`; here are the exceptions."""
 
 from __future__ import annotations
 
