@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.secure import python
+from ship import packages
 from tests.other_user import NOBODY
 from tests.waiting import LIMIT_S
 
@@ -148,8 +149,8 @@ def test_root_imports_nothing_that_others_can_write(trap: Path, tmp_path: Path) 
     (trap / "runpy.py").unlink()
     (trap / "tempfile.py").unlink()  # before our first line, Python itself imports from PYTHONPATH
     os.chown(trap, NOBODY, NOBODY)
-    program = "import os, sys; from gpuipc_doctor.secure import python; python.restrict_environment(); import click; "
-    program += "print([path for path in sys.path if 'trap' in path], os.environ['PYTHONPATH'])"
+    program = "import os, sys; from gpuipc_doctor.secure import python; python.restrict_environment(); "
+    program += "import click; print([path for path in sys.path if 'trap' in path], os.environ['PYTHONPATH'])"
     ended = run(sys.executable, "-c", program, cwd=Path("/"), PYTHONPATH=f"{trap}:{own}")
     assert (ended.stdout, sprung(trap)) == (f"[] {own}\n", []), ended
     assert ended.stderr.startswith(
@@ -210,6 +211,25 @@ def test_check_works_where_no_other_user_can_replace_its_files(tmp_path: Path, t
     checks = ("driver-init", "--simulate", "healthy-single", "--backend", "cuda")
     ended = run(DOCTOR, "check", *checks, cwd=tmp_path, TMPDIR=tmpdir)
     assert ended.returncode == 0, ended
+
+
+@AS_ROOT
+@pytest.mark.parametrize("user", ["0", "1000"])
+def test_packages_command_imports_nothing_planted(trap: Path, tmp_path: Path, user: str) -> None:
+    """As root, nothing of PYTHONPATH either; for others it goes on working."""
+    text = packages.COMMAND.replace(str(packages.PREFIX), sys.prefix).replace(
+        "/usr/bin/id -u", f"echo {user}"
+    )
+    command = tmp_path / "command"
+    command.write_text(text)
+    command.chmod(0o755)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import sys; print('of the site', file=sys.stderr)")
+    ended = run(
+        command, "--version", cwd=trap, PYTHONPATH=str(trap) if user == "0" else str(tmp_path / "site")
+    )
+    assert (ended.stdout[:24], sprung(trap)) == ("gpuipc-doctor, version 0", []), ended
+    assert ("of the site" in ended.stderr) is (user != "0")
 
 
 @AS_ROOT
