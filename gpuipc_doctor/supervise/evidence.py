@@ -140,13 +140,17 @@ def _frames_of_eu_stack(text: str) -> list[str]:
     return [match[1] for match in re.finditer(r"^#\d+ +0x[0-9a-f]+ (\S+)", first, flags=re.MULTILINE)]
 
 
+GDB = ("-nx", "-batch", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off",
+       "-iex", "set pagination off")  # fmt: skip
+"""gdb options: execute nothing that a process or a user provides."""
+
 Tool = tuple[str, Callable[[int], list[str]], Callable[[str], list[str]]]
 
 TOOLS: tuple[Tool, ...] = (
     ("py-spy", lambda pid: ["dump", "--native", "--pid", str(pid)], _frames_of_py_spy),
     (
         "gdb",
-        lambda pid: ["-nx", "-batch", "-p", str(pid), "-ex", "thread apply all backtrace 40"],
+        lambda pid: [*GDB, "-p", str(pid), "-ex", "thread apply all backtrace 40"],
         _frames_of_gdb,
     ),
     ("eu-stack", lambda pid: ["-p", str(pid)], _frames_of_eu_stack),
