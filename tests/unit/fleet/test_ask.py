@@ -70,9 +70,9 @@ from pathlib import Path
 function, sys.argv = sys.argv[1], ["gpuipc-doctor", *sys.argv[2:]]
 owner, _, name = function.rpartition(".")
 real = pkgutil.resolve_name(function)
-def wait(*given):
+def wait(*given, **named):
     if Path("go").exists():
-        return real(*given)
+        return real(*given, **named)
     Path("waits").touch()
     time.sleep(4711)
 setattr(pkgutil.resolve_name(owner), name, wait)
@@ -109,7 +109,7 @@ def test_interrupted_run_shows_its_results_and_how_to_resume(node: Path, number:
     [
         (signal.SIGINT, "", "gpuipc_doctor.fleet.directory.read"),
         (signal.SIGTERM, "touch waits; exec sleep 4711", ""),
-        (signal.SIGHUP, "exec cat answer", "pathlib.Path.replace"),
+        (signal.SIGHUP, "exec cat answer", "os.replace"),
     ],
     ids=["before it asks", "before the first answer", "while it writes"],
 )
@@ -141,7 +141,7 @@ def test_full_directory_is_reported_and_the_run_continues(node: Path) -> None:
     with _doctor(node, "[ $1 != n2 ] || mkdir out/n2.summary.json.gz; exec cat answer") as running:
         shown, said = running.communicate(timeout=LIMIT_S)
     assert (running.returncode, "3 PASS" in shown) == (1, True), shown
-    assert "out: Is a directory: further reports are shown but not saved" in said
+    assert "out: is a directory: further reports are shown but not saved" in said
     assert sorted(path.name for path in (node / "out").iterdir()) == [
         ".lock",
         *(f"n{number}{SUMMARY}" for number in (1, 2, 3)),
