@@ -50,6 +50,8 @@ class Tree:
             with reading.opened(self.path(name)) as fd, open(fd, "rb", closefd=False) as file:
                 return file.read(_MAX_BYTES)
         except reading.Unreadable as reason:
+            if str(reason) == reading.DIRECTORY:
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), name) from None
             raise OSError(errno.EINVAL, str(reason), name) from None
 
     def text(self, name: str) -> str:
