@@ -78,7 +78,7 @@ def _xz(raw: io.RawIOBase) -> tuple[Any, type[Exception]]:
 
 
 class _XzFile:
-    """The data of concatenated xz streams (`lzma.LZMAFile` has no limit of memory)."""
+    """The data of concatenated xz streams (``LZMAFile`` of Python has no limit of memory)."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw
