@@ -28,8 +28,8 @@ NODES = ("healthy-cuda", "healthy-hip")
 
 
 def on(library: str, node: str) -> object:
-    """This library and node; a second MPICH, and HIP except with one library, only with `full`."""
-    rare = library == "mpich43" or (node == "healthy-hip" and library != "mpich50")
+    """This library and node; one of them in every run."""
+    rare = (library, node) != ("mpich50", "healthy-cuda")
     return pytest.param(library, node, id=f"{library}-{node}", marks=[pytest.mark.full] if rare else [])
 
 
@@ -131,6 +131,7 @@ def test_healthy_node_passes(healthy: Any, name: str, node: str) -> None:
     assert all(finding["measured"] for finding in sent if finding["status"] == "PASS")
 
 
+@pytest.mark.full  # about a library, on a node that only it needs
 def test_intel_mpi_fails_from_one_device_to_the_others_host(healthy: Any) -> None:
     """Seen on two H200s: it opens a handle for the host that it still has open for the device."""
     found = of("mpi-small-message", healthy("impi", "healthy-cuda"))
@@ -145,6 +146,7 @@ def test_intel_mpi_fails_from_one_device_to_the_others_host(healthy: Any) -> Non
     assert all(line.startswith("device to host, ") for line in lines), lines
 
 
+@pytest.mark.full  # likewise
 def test_intel_mpi_keeps_the_senders_memory_when_buffers_grow(healthy: Any) -> None:
     """The growth comes from the library, also on a real GPU; not with its IPC off or in other controls."""
     ((subject, concluded),) = of("mpi-cache-growth", healthy("impi", "healthy-cuda")).items()
@@ -220,6 +222,7 @@ def over_ucx(doctor: Command) -> Any:
 
 
 @pytest.mark.cuda
+@pytest.mark.full  # test_mpi_faults.py tries workarounds of another issue
 @under("mpich50")
 def test_growth_over_ucx_is_found_with_its_workaround(over_ucx: Any, library: str) -> None:
     """The growth comes from the library itself. Two H200s show it as well, in the sender's memory."""
