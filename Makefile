@@ -58,6 +58,7 @@ demo: .venv/.runs $(DEMO_MPI)/.ready
 
 # Where the MPI libraries are; without, the tests of them say that they could not run.
 WITH_MPI = if ls $(MPI_PREFIXES) >/dev/null 2>&1; then export GPUIPC_TEST_MPI="$(CURDIR)/.prefix"; fi
+# On the other generation of the bindings, which only CI and `make test-all` set up.
 CONFORMANCE = $(if $(FULL),if test -e .venv-other/.ready; then .venv-other/bin/python $(PYTEST) tests/conformance; fi)
 
 # GPUIPC_FULL_TURN=3/7, as CI counts it: of what `make test` leaves out, the fourth seventh runs, too.

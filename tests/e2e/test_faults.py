@@ -34,12 +34,13 @@ ODD = {
     "fabric-not-permitted": ("ipc-fabric",),
     "granule-16-mib": ("ipc-vmm-release",),
     "healthy-imex": ("ipc-fabric",),
+    "no-devices": ("ipc-handles",),
     "setsid-grandchild": ("ipc-handles",),
     "slow-driver": ("ipc-handles", "ipc-reopen"),
     "stderr-flood": ("ipc-handles",),
     "uuid-without-result": ("driver-init",),
 }
-"""Odd nodes on which nothing must be found → the checks that they could mislead."""
+"""Odd nodes → checks that they could mislead and that must find nothing there."""
 
 ALL_AT_ONCE = ("device-lost",)
 """Nodes on which a check fails because of what another check did."""
