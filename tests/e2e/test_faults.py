@@ -34,7 +34,6 @@ ODD = {
     "fabric-not-permitted": ("ipc-fabric",),
     "granule-16-mib": ("ipc-vmm-release",),
     "healthy-imex": ("ipc-fabric",),
-    "no-devices": ("ipc-handles",),
     "setsid-grandchild": ("ipc-handles",),
     "slow-driver": ("ipc-handles", "ipc-reopen"),
     "stderr-flood": ("ipc-handles",),
@@ -130,12 +129,12 @@ def callers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, frozenset[
 def test_fault_is_found_and_nothing_is_left(
     stated: Profile, backend: str, checks: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """One device, unless pairs are expected or no device is there."""
+    """One device, unless pairs are expected; without devices, `check --all`, which then tests nothing."""
     expected = stated.expect[backend]
     is_of_pairs = any(found.subject == "pair" or found.check == "ipc-peer" for found in expected.findings)
-    device = () if is_of_pairs or stated.name in QUIET else ("--device", "0")
+    asked = (*checks, *(() if is_of_pairs else ("--device", "0"))) if stated.devices else ("--all",)
     some = replace(stated, expect={backend: part(expected, checks)})
-    find(some, backend, tmp_path, *checks, *device)
+    find(some, backend, tmp_path, *asked)
 
 
 @pytest.mark.full
