@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,17 +25,14 @@ SHARED_MEMORY = Path("/dev/shm")
 
 HEALTHY = "healthy-single"
 
-QUIET = ("no-devices", "no-peer-access", "slow-driver")
-"""Odd nodes on which every check of `check --all` must pass; for healthy ones see test_healthy.py."""
-
 ODD = {
-    "counter-lags": ("driver-pool-release", "ipc-release"),
+    "counter-lags": ("driver-pool-release", "ipc-pool", "ipc-release"),
     "fabric-not-permitted": ("ipc-fabric",),
-    "granule-16-mib": ("ipc-vmm-release",),
+    "granule-16-mib": ("ipc-vmm", "ipc-vmm-release"),
     "healthy-imex": ("ipc-fabric",),
-    "setsid-grandchild": ("ipc-handles",),
-    "slow-driver": ("ipc-handles", "ipc-reopen"),
-    "stderr-flood": ("ipc-handles",),
+    "setsid-grandchild": ("driver-pool-reuse", "ipc-handles"),
+    "slow-driver": ("ipc-concurrent", "ipc-reopen", "ipc-stale"),
+    "stderr-flood": ("ipc-handles", "ipc-histories"),
     "uuid-without-result": ("driver-init",),
 }
 """Odd nodes → checks that they could mislead and that must find nothing there."""
@@ -44,22 +40,11 @@ ODD = {
 ALL_AT_ONCE = ("device-lost",)
 """Nodes on which a check fails because of what another check did."""
 
-STARTS = ("setsid-grandchild", "stderr-flood")
-"""Nodes whose fault is in the driver's initialisation: one check that exports is enough."""
-
-
 CHECKS_LET_OFF = {"error-then-hang": 9, "sticky-error": 6, "out-of-memory-falsely": 4}
 """Profile → most checks that may blame the faulty call although the profile does not expect it: one more than
 seen when all nodes were drilled, as room for a new check. A call that fails once and then hangs has most."""
 
 ELSEWHERE_LET_OFF = 2
-
-COPIES = ("mapping-snapshot",)
-"""Nodes that copy memory at each open, which unaffected checks do hundreds of times."""
-
-FABRIC = ("fabric-not-permitted", "healthy-imex")
-"""Nodes whose driver has no fault, and differs from others only for one check."""
-
 
 STATED = [
     stated
@@ -72,11 +57,6 @@ STATED = [
 def run(stated: Profile, backend: str, *more: object) -> object:
     marks = getattr(pytest.mark, backend)
     return pytest.param(stated, backend, *more, id=f"{stated.name}-{backend}", marks=marks)
-
-
-on_both_drivers = pytest.mark.parametrize(
-    ("stated", "backend"), [run(stated, backend) for stated in STATED for backend in stated.expect]
-)
 
 
 def of_each_kind() -> list[object]:
@@ -111,20 +91,6 @@ def part(expected: Expectation, checks: Sequence[str]) -> Expectation:
     return replace(expected, findings=findings, exit_code=min(code, expected.exit_code))
 
 
-@pytest.fixture(scope="session")
-def callers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, frozenset[str]]:
-    """Call → the checks that make it on a healthy node, measured once for all workers."""
-    base = tmp_path_factory.getbasetemp()
-    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "healthy.json"
-    with place.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not place.exists():
-            report, code = check("--all", "--simulate", HEALTHY)
-            assert drill.judge(Expectation(0, ()), drill.rows(report), code).good
-            place.write_text(report_json.dumps(report, exit_code=code))
-    return drill.callers(report_json.loads(place.read_text()))
-
-
 @pytest.mark.parametrize(("stated", "backend", "checks"), of_each_kind())
 def test_fault_is_found_and_nothing_is_left(
     stated: Profile, backend: str, checks: tuple[str, ...], tmp_path: Path
@@ -138,35 +104,9 @@ def test_fault_is_found_and_nothing_is_left(
 
 
 @pytest.mark.full
-@on_both_drivers
-def test_fault_is_found_by_checks_that_make_the_call_and_nothing_is_left(
-    stated: Profile, backend: str, callers: Mapping[str, frozenset[str]], tmp_path: Path
-) -> None:
-    """Runs the checks that make the faulty call. They must report what the profile expects, and nothing else.
-
-    One device unless pairs are expected; `full`: all devices.
-    """
-    meet = frozenset().union(*(callers.get(str(fault["call"]), ()) for fault in stated.faults))
-    if stated.name in STARTS:
-        meet = frozenset({"ipc-handles"})
-    if stated.name in COPIES:
-        meet = frozenset()
-    if stated.name in FABRIC:
-        meet |= {"ipc-fabric"}
-    checks = sorted(meet | set(stated.expect[backend].checks))
-    if stated.name in QUIET or not checks:
-        find(stated, backend, tmp_path, "--all")
-    elif any(
-        expected.subject == "pair" or expected.check == "ipc-peer"
-        for expected in stated.expect[backend].findings
-    ):
-        find(stated, backend, tmp_path, *checks)
-    else:
-        find(stated, backend, tmp_path, *checks, "--device", "0")
-
-
-@pytest.mark.full
-@on_both_drivers
+@pytest.mark.parametrize(
+    ("stated", "backend"), [run(stated, backend) for stated in STATED for backend in stated.expect]
+)
 def test_all_checks_find_what_the_profile_expects_and_nothing_else(
     stated: Profile, backend: str, tmp_path: Path
 ) -> None:
