@@ -20,7 +20,7 @@ from tests.waiting import LIMIT_S
 REPOSITORY = Path(__file__).parents[2]
 PICTURES = REPOSITORY / "build/docs/pictures"
 
-pytestmark = pytest.mark.xdist_group("site")
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("site")]  # Sphinx takes 79 processor seconds
 
 
 def build(builder: str, target: Path) -> None:
