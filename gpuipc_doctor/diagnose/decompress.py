@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from gpuipc_doctor.diagnose.scanner import BLOCK
+from gpuipc_doctor.texts.scanner import BLOCK
 
 
 class Unreadable(Exception):

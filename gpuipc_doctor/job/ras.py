@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gpuipc_doctor import knownissues
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.loaded import versions
 from gpuipc_doctor.job.processes import Gone, Reader
+from gpuipc_doctor.model import Fact
 from gpuipc_doctor.present.text import ranges
 from gpuipc_doctor.versions import Range, Verdict
 
@@ -25,7 +27,8 @@ MAX_LINE = 1024
 """Bytes of an answer of one line."""
 MAX_LINES = 30
 
-_SAFE = Range("nccl", "2.29.2")
+_CRASHES = "nccl-ras-crash"
+"""The known issue that says in which versions a query can crash a job."""
 _JSON = Range("nccl", "2.28.7")
 
 _LISTEN = "0A"
@@ -42,8 +45,9 @@ def lines(ranks: Iterable[Process], *, ask: bool) -> tuple[str, ...]:
     if found is None or not _listens(found[0].pid):
         return ()
     version = found[1]
-    if not ask and _SAFE.judge(version) is not Verdict.BAD:
-        because = "a query can crash a job with NCCL before 2.29.2 (NVIDIA/nccl#1762)"
+    known = next(issue for issue in knownissues.load() if issue.id == _CRASHES)
+    if not ask and known.judge([Fact("nccl", version, "loaded")])[0] is not Verdict.FINE:
+        because = f"a query can crash a job; affected: NCCL {known.bad_versions} ({known.id})"
         return (f"RAS of NCCL {version} listens on port {PORT} but was not queried: {because}; use --ras",)
     try:
         return (f"RAS of NCCL {version} says:", *status(PORT, as_json=_JSON.judge(version) is Verdict.BAD))

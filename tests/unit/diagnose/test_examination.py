@@ -9,12 +9,13 @@ import pytest
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis
 from gpuipc_doctor.diagnose.error_lines import MOST_GROUPS
-from gpuipc_doctor.diagnose.examination import MANY, Examination
+from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, Workaround
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.releases import released
 from gpuipc_doctor.model import Fact, Relation
+from gpuipc_doctor.texts.reading import MANY
 from gpuipc_doctor.versions import Range
 
 
@@ -198,7 +199,7 @@ def test_withdrawn_issues_are_not_searched() -> None:
 
 def test_unsearchable_signature_is_reported_and_others_are_found() -> None:
     examination = Examination([issue(Signature((r"\d+|[a-z]*\d",)), GONE)])
-    assert examination.index.skipped == [
+    assert examination.skipped == [
         r"one: '\\d+|[a-z]*\\d' has no fixed text except digits, white space and 'a' to 'f'"
     ]
     log = examination.log("a")

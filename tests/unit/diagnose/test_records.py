@@ -46,7 +46,7 @@ def joined(blocks: Iterable[bytes | None]) -> str:
 def found(text: str, tmp_path: Path) -> Diagnosis:
     log = tmp_path / "some.json"
     log.write_text(text, encoding="utf-8")
-    return diagnose([str(log)], Examination(knownissues.load()))
+    return diagnose([str(log)], Examination([*knownissues.load(), *knownissues.load_messages()]))
 
 
 def journal(message: object) -> str:

@@ -92,7 +92,7 @@ def test_finding_on_a_device_shows_no_issue_of_another_vendors_driver(backend: s
         issue(),
         affected=(),
         needs=(Need("cuda-driver"),),
-        signatures=(Signature(("stale bytes",), Confidence.MEDIUM),),
+        signatures=(Signature((), Confidence.MEDIUM, finding=("mpi-stale-buffer.stale",)),),
     )
     device = Device(backend, 0, "GPU", "uuid", "", 1 << 30)
     result = Result("mpi-stale-buffer", Finding.fail("stale", "stale bytes"), (device.label,))
@@ -107,14 +107,14 @@ def test_issue_may_require_a_findings_key() -> None:
     assert joined(known=known, key="guard").relation is Relation.LATENT
 
 
-GROWTH = "used memory on .{1,40} gr(ows|ew) by [0-9.]+ (MiB|B)|freed buffers are kept on "
+GROWTH = Signature((), Confidence.MEDIUM, finding=("mpi-cache-growth.grows", "mpi-cache-growth.keeps-many"))
 GROWING = {"where": "on the sender's device"}
 KEPT = Finding.warn("keeps-many", "about 16 freed buffers are kept {where}", **GROWING)
 GROWS = Finding.fail("grows", "used memory {where} grows by 57 MiB each iteration", **GROWING)
 
 
-def seen(*results: Result, signature: str = GROWTH) -> Join:
-    known = replace(issue("mpi-cache-growth"), signatures=(Signature((signature,), Confidence.MEDIUM),))
+def seen(*results: Result, signature: Signature = GROWTH) -> Join:
+    known = replace(issue("mpi-cache-growth"), signatures=(signature,))
     [join] = knownissues.join([known], FACTS, results)
     return join
 
@@ -124,12 +124,12 @@ def seen(*results: Result, signature: str = GROWTH) -> Join:
     [
         (KEPT, GROWTH, Relation.CONFIRMED),
         (GROWS, GROWTH, Relation.CONFIRMED),
-        (KEPT, "another symptom", Relation.LATENT),
+        (KEPT, Signature(("freed buffers are kept",), Confidence.MEDIUM), Relation.LATENT),
         (Finding.ok("levels-off", "16 freed buffers are kept on paper"), GROWTH, Relation.LATENT),
     ],
 )
 def test_warning_with_the_signature_shows_the_issue(
-    finding: Finding, signature: str, relation: Relation
+    finding: Finding, signature: Signature, relation: Relation
 ) -> None:
     assert seen(Result("mpi-cache-growth", finding), signature=signature).relation is relation
 
