@@ -153,6 +153,11 @@ class Patterns:
                 raise ValueError(f"{pattern.text!r} has no fixed text to look for")
             for text, rest in texts.items():
                 self.of_text.setdefault(text, []).append(_Candidate(number, pattern.wrapped, rest))
+        self.places: defaultdict[int, list[int]] = defaultdict(list)
+        """Pattern → indexes of its texts."""
+        for index, candidates in enumerate(self.of_text.values()):
+            for one in candidates:
+                self.places[one.number].append(index)
         self.find = lazy(list(self.of_text))
         self._tried = 0
         """Number of patterns tried one by one although they were many: see `_PREPARED`."""
@@ -199,22 +204,25 @@ class _Search:
     def __init__(self, patterns: Patterns, resting: Collection[int] = ()) -> None:
         self._texts: Sequence[bytes] = list(patterns.of_text)
         self._find = patterns.find
-        self._awake = [
-            [one for one in some if one.number not in resting] for some in patterns.of_text.values()
-        ]
+        self._awake: list[Sequence[_Candidate]] = list(patterns.of_text.values())
         """Index of a text → the patterns that may match where it occurs, without paused patterns."""
+        self._places: Mapping[int, Sequence[int]] | None = patterns.places
+        """Pattern → indexes of its texts; None after texts were left out."""
         self._wasted = 0
         """Number of texts found whose patterns are all paused."""
+        for number in resting:
+            self.rest(number)
 
     def rest(self, number: int) -> None:
-        for some in self._awake:
-            some[:] = [one for one in some if one.number != number]
+        for index in range(len(self._awake)) if self._places is None else self._places[number]:
+            self._awake[index] = [one for one in self._awake[index] if one.number != number]
 
     def _matches(self, text: bytes) -> tuple[list[tuple[int, int]], Counter[int]]:
         """The fixed texts found, as (index, offset of the end), and how often each text was found."""
         if self._wasted > _WASTED and any(self._awake):
             self._texts = list(compress(self._texts, self._awake))
             self._awake = list(filter(None, self._awake))
+            self._places = None
             self._find, self._wasted = lazy(self._texts), 0
         found = self._find(text)
         times = Counter(map(itemgetter(0), found))

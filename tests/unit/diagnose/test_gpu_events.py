@@ -121,5 +121,5 @@ def test_unknown_xid_is_hinted_at_without_a_name(tmp_path: Path) -> None:
 )
 def test_oom_killer_is_not_a_gpus_fault(line: str, tmp_path: Path) -> None:
     (seen,) = read(f"{line}\n", tmp_path).found
-    assert seen.issue.kind == "elsewhere"
+    assert seen.issue.kind == "fatal"
     assert seen.issue.title.startswith("not a GPU's fault")
