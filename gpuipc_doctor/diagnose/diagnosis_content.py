@@ -187,7 +187,11 @@ def _rest(number: int, what: str, how: str = "", depth: int = 0) -> list[Item]:
 
 
 def _totals(diagnosis: Diagnosis) -> list[str]:
-    parts = [f"{counted(len(diagnosis.found), 'known issue')} recognised"]
+    messages = sum(isinstance(one.issue, Message) for one in diagnosis.found)
+    issues = len(diagnosis.found) - messages
+    what = [counted(issues, "known issue")] * bool(issues or not messages)
+    what += [counted(messages, "message")] * bool(messages)
+    parts = [f"{' and '.join(what)} recognised"]
     if diagnosis.hints:
         parts.append(counted(len(diagnosis.hints), "hint"))
     if troubled := sum(bool(log.trouble) for log in diagnosis.logs):

@@ -7,17 +7,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuipc_doctor import tables
-from gpuipc_doctor.knownissues import mistakes
 from gpuipc_doctor.knownissues.entry import KnownIssue
 from gpuipc_doctor.knownissues.message import Message
 from gpuipc_doctor.knownissues.parse import merge, placed, placed_messages, read_all
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.site import yamlfile
 from gpuipc_doctor.site.yamlfile import BadFile, Document, Mistake
-from gpuipc_doctor.texts import literals
-from gpuipc_doctor.texts.literals import Needs
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.texts.literals import Needs
 
 SHIPPED = Path(__file__).with_name("db")
 MESSAGES = Path(__file__).with_name("messages")
@@ -118,6 +119,8 @@ def known_texts(others: Iterable[str] = ()) -> Mapping[str, Mapping[bytes, Needs
 
     To compute them all takes a second, so they are stored in compiled form.
     """
+    from gpuipc_doctor.texts import literals
+
     shipped = [signature for entry in _shipped_issues() for signature in entry.signatures]
     shipped += [signature for message in _shipped_messages() for signature in message.signatures]
     patterns = [*others, *(text for signature in shipped for text in signature.patterns)]
@@ -144,6 +147,8 @@ def lint(
     The package's own signatures must state where the program prints the message, or that its source is not
     public.
     """
+    from gpuipc_doctor.knownissues import mistakes
+
     paths = list(paths)
     others, _, _ = read_all((path for path in files() if path not in paths), _is_shipped)
     documents, parts, wrong = read_all(paths)
@@ -190,6 +195,8 @@ def _within(
     check_ids: Collection[str] | None = None,
     changing: Mapping[str, Collection[str]] | None = None,
 ) -> Iterator[Mistake]:
+    from gpuipc_doctor.knownissues import mistakes  # a node without a site's own entries needs no lint
+
     for entry in placed(document):
         yield from mistakes.of_entry(entry, check_ids, changing or {})
     for message in placed_messages(document):

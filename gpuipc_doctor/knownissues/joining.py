@@ -13,7 +13,6 @@ from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression
 from gpuipc_doctor.knownissues.relation import relation
 from gpuipc_doctor.knownissues.signatures import Confidence, result_text
 from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Fact, Join, Relation, Result, Status
-from gpuipc_doctor.texts.reading import Search
 from gpuipc_doctor.versions import Verdict, all_of, any_of
 
 _LASTING = frozenset({"exports VMM memory"})
@@ -158,6 +157,11 @@ class _Evidence:
         bad = [result for result in results if result.finding.status in (Status.WARN, Status.FAIL)]
         asked = [issue for issue in issues if any(map(issue.is_looked_for_by, bad))]
         signatures = [signature for issue in asked for signature in issue.signatures]
+        self._shown: dict[int, set[int]] = {}
+        if not signatures:
+            return
+        from gpuipc_doctor.texts.reading import Search  # a prolog of a healthy node needs no search
+
         search = Search(signatures)
         self._shown = {
             id(result): {
@@ -169,7 +173,7 @@ class _Evidence:
 
     def confidence(self, issue: KnownIssue, result: Result, facts: Iterable[Fact]) -> int:
         """The confidence with which a result shows an issue; 0 if it does not."""
-        shown = self._shown[id(result)]
+        shown = self._shown.get(id(result), ())
         sure = (s.confidence for s in issue.signatures if id(s) in shown and s.applies(facts) is Verdict.BAD)
         return max(sure, default=0)
 

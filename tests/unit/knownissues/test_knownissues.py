@@ -529,7 +529,7 @@ def test_list_has_a_row_for_each_issue_and_message() -> None:
 
 
 def test_show_golden_files() -> None:
-    for id_ in ("mpich-ipc-stale-mapping", "nvidia-ipc-reopen", "nccl-duplicate-gpu"):
+    for id_ in ("mpich-ipc-stale-mapping", "nvidia-ipc-reopen", "nccl-dev-shm-too-small"):
         golden.check(f"knownissues/show-{id_}.txt", run("show", id_).stdout)
 
 
