@@ -25,7 +25,7 @@ COMMANDS = {
     "config": ("config", "Create, check, show and install site configs."),
     "diagnose": ("diagnose", "Find known issues in logs and stacks."),
     "drill": ("drill", "Run the checks on simulated faults."),
-    "explain": ("explain", "Explain a check or a known issue."),
+    "explain": ("explain", "Explain a check, a known issue or a message."),
     "fleet": ("fleet", "Run checks on many nodes; find nodes that fail, differ or do not answer."),
     "inventory": ("inventory", "Show this node's drivers and libraries, with sources."),
     "job": ("job", "Find out which rank of a running job waits for which."),

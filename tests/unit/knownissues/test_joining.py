@@ -9,9 +9,10 @@ import pytest
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.knownissues import KnownIssue, Workaround
 from gpuipc_doctor.knownissues.conditions import Need
-from gpuipc_doctor.knownissues.signatures import Confidence, Signature
+from gpuipc_doctor.knownissues.signatures import Call, Confidence, Signature
 from gpuipc_doctor.model import (
     Device,
+    Ending,
     Evidence,
     EvidenceKind,
     Fact,
@@ -19,6 +20,7 @@ from gpuipc_doctor.model import (
     Join,
     Relation,
     Result,
+    RoleOutcome,
     Trial,
 )
 from gpuipc_doctor.versions import Range
@@ -137,6 +139,33 @@ def test_warning_with_the_signature_shows_the_issue(
 def test_warning_shows_no_issue_without_a_signature() -> None:
     [join] = knownissues.join([issue("mpi-cache-growth")], FACTS, [Result("mpi-cache-growth", KEPT)])
     assert join.relation is Relation.LATENT
+
+
+@pytest.mark.parametrize(
+    ("role", "call", "step", "signal", "returned", "shown"),
+    [
+        ("importer-1", "hipMemcpyDtoH", "round 16", "SIGSEGV", False, True),
+        ("exporter", "hipMemcpyDtoH", "round 16", "SIGSEGV", False, False),
+        ("importer-1", "hipMemcpyDtoH", "", "SIGSEGV", False, False),
+        ("importer-1", "hipMemcpyDtoH", "round 16", "SIGABRT", False, False),
+        ("importer-1", "hipFree", "round 16", "SIGSEGV", False, False),
+        ("importer", "hipFree", "", "SIGABRT", True, False),
+        ("importer", "hipMemFree", "", "SIGABRT", True, True),
+    ],
+)
+def test_end_of_a_call_shows_the_issue_without_our_words(
+    role: str, call: str, step: str, signal: str, returned: bool, shown: bool
+) -> None:
+    ended = RoleOutcome(role, Ending.CRASHED, operation=call, step=step, signal=signal, returned=returned)
+    calls = (
+        Call(name=r"hip(Memcpy|Ipc)\w*", ends="SIGSEGV", step=".+", role=r"importer\S*"),
+        Call(name=r"hip(Memcpy|Mem|Ipc)\w+", ends="SIG(SEGV|ABRT)", returned=True),
+    )
+    signatures = tuple(Signature((), Confidence.MEDIUM, call=call) for call in calls)
+    known = replace(issue("ipc-stale"), signatures=signatures)
+    result = Result("ipc-stale", Finding.fail("died", "it died"), roles=(ended,))
+    [join] = knownissues.join([known], FACTS, [result])
+    assert (join.relation is Relation.CONFIRMED) is shown
 
 
 NVIDIA = Device("cuda", 0, "GPU-0", "0000:01:00.0", "H200", 1)
