@@ -44,7 +44,8 @@ def _also(message: Message) -> str:
 
 
 def _files(message: Message) -> Iterator[str]:
-    yield from (signature.source.file for signature in message.signatures if signature.source)
+    for signature in message.signatures:
+        yield from signature.source.file.split(", ") if signature.source else ()
 
 
 def _sections(issue: KnownIssue, today: date) -> Iterator[tuple[str, list[str]]]:
