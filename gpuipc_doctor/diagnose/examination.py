@@ -22,8 +22,8 @@ from gpuipc_doctor.knownissues.entry import Lookalike
 from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.texts.index import Index
 from gpuipc_doctor.texts.literals import Needs, bare
-from gpuipc_doctor.texts.reading import Reading
 from gpuipc_doctor.texts.scanner import Hit, Pattern, spanned
+from gpuipc_doctor.texts.text_search import Reading
 from gpuipc_doctor.versions import Verdict
 
 MOST_LOGS = 1 << 14

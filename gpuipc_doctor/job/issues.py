@@ -10,7 +10,7 @@ from gpuipc_doctor.job.document import Cause, JobReport, MatchedIssue, Rank
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, relation
 from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.model import Effect, Fact, Setting
-from gpuipc_doctor.texts.reading import Search
+from gpuipc_doctor.texts.text_search import Search
 from gpuipc_doctor.versions import Verdict
 
 _OF_LIBRARIES = frozenset(

@@ -19,8 +19,8 @@ from gpuipc_doctor.knownissues.parse import (
 from gpuipc_doctor.near_miss import did_you_mean
 from gpuipc_doctor.site.yamlfile import Document, Key, Mistake
 from gpuipc_doctor.texts.index import Index
-from gpuipc_doctor.texts.reading import Search
 from gpuipc_doctor.texts.regexes import objections
+from gpuipc_doctor.texts.text_search import Search
 from gpuipc_doctor.versions import Range
 
 _MESSAGE = re.compile(

@@ -15,7 +15,7 @@ from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, Workaro
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.releases import released
 from gpuipc_doctor.model import Fact, Relation
-from gpuipc_doctor.texts.reading import MANY
+from gpuipc_doctor.texts.text_search import MANY
 from gpuipc_doctor.versions import Range
 
 

@@ -50,8 +50,8 @@ def issue(id_: str, *detected_by: str, signature: str = "") -> KnownIssue:
 
 LEAK = issue("leak", "ipc-release", "ipc-concurrent.descriptors-left")
 OTHER_LEAK = issue("other", "ipc-concurrent.descriptors-left")
-OF_IMPORTER = issue("of-importer", "ipc-concurrent", signature="importer: open descriptors grow")
-OF_EXPORTER = issue("of-exporter", "ipc-concurrent", signature="exporter: open descriptors grow")
+OF_IMPORTER = issue("of-importer", "ipc-concurrent", signature="importer")
+OF_EXPORTER = issue("of-exporter", "ipc-concurrent", signature="exporter")
 
 LEFT = Finding.fail("descriptors-left", "{role}: open descriptors grow", role="importer")
 LEFT_ELSEWHERE = replace(LEFT, values={"role": "exporter"})

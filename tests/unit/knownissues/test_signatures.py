@@ -14,9 +14,9 @@ from gpuipc_doctor.knownissues import Confidence, Signature
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.signatures import spaced
 from gpuipc_doctor.model import Fact
-from gpuipc_doctor.texts.reading import Search
 from gpuipc_doctor.texts.regexes import objections
 from gpuipc_doctor.texts.scanner import REACH
+from gpuipc_doctor.texts.text_search import Search
 from gpuipc_doctor.versions import Verdict
 
 ENTRIES = {entry.id: entry for entry in (*knownissues.load(), *knownissues.load_messages())}

@@ -47,6 +47,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "api/loader.py": "read_text",
         "cli/schema.py": "read_text",
         "histories/c_program.py": "read_text",
+        "knownissues/mistakes.py": "read_text",
         "knownissues/parse.py": "read_text",
         "prolog/hooks/__init__.py": "read_text",
         "run/finding_keys.py": "read_text",
