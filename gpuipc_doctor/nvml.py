@@ -110,6 +110,17 @@ class Nvml:
             watts = self.numbers("nvmlDeviceGetPowerUsage", device)[0] / 1000
         return busy, watts
 
+    def is_confidential(self) -> bool:
+        """Whether confidential computing is on; False also if the driver does not know it."""
+        import ctypes
+
+        state = (ctypes.c_uint * 3)()  # nvmlConfComputeSystemState_t: environment, ccFeature, devToolsMode
+        try:
+            self._call("nvmlSystemGetConfComputeState", state)
+        except DriverError:
+            return False
+        return bool(state[1])
+
     def numbers(self, function: str, *arguments: Any, give: int = 1) -> list[int]:
         """Result of a function that returns this many unsigned numbers."""
         import ctypes

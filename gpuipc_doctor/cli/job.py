@@ -13,6 +13,7 @@ import click
 
 from gpuipc_doctor.cli import fleet_reach, formats, options
 from gpuipc_doctor.model import Exit
+from gpuipc_doctor.secure import writing
 from gpuipc_doctor.supervise import tree
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def command(
       12  something is stuck or grows
     """
     ctx.with_resource(tree.prioritised())  # before the imports: ranks that wait may take every processor
-    from gpuipc_doctor.job import document, here, job_content
+    from gpuipc_doctor.job import code, document, here, job_content
     from gpuipc_doctor.job.gpu_holders import LABEL
     from gpuipc_doctor.job.progress import since
     from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs
@@ -152,6 +153,7 @@ def command(
             )
             report = job_nodes.ask(where, way)
         else:
+            code.wait_at_most(deadline / 4)
             report = here.report(request, gpu, stops=stacks, asks_ras=ras, watches_s=seconds)
         if where is None:
             alone = {"other nodes of the job": "squeue does not list them; name them with -w"}
@@ -175,7 +177,7 @@ def command(
             found = reports()
             if save:
                 with options.naming_option("--save", f"cannot write {save}"):
-                    save.write_text(document.dumps(found[0]), encoding="utf-8")
+                    writing.write(save, document.dumps(found[0]))
             page = "\n".join(formats.text(report, form, job_content, document) for report in found)
             if watch:
                 click.clear()

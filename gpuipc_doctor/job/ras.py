@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpuipc_doctor import knownissues
 from gpuipc_doctor.collective import ras_counts
 from gpuipc_doctor.collective.ras_counts import Answer
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.loaded import versions
 from gpuipc_doctor.job.processes import Gone, Reader
+from gpuipc_doctor.model import Fact
 from gpuipc_doctor.present.text import ranges
 from gpuipc_doctor.versions import Range, Verdict
 
@@ -27,9 +29,12 @@ SHORT_S = 2.0
 """A second question follows only if the first took at most this many seconds."""
 
 MAX_BYTES = 4 << 20
+MAX_LINE = 1024
+"""Bytes of an answer of one line."""
 MAX_LINES = 8
 
-_SAFE = Range("nccl", "2.29.2")
+_CRASHES = "nccl-ras-crash"
+"""The known issue that says in which versions a query can crash a job."""
 _JSON = Range("nccl", "2.28.7")
 
 _LISTEN = "0A"
@@ -60,8 +65,9 @@ def query(ranks: Iterable[Process], *, ask: bool) -> Question:
     if not loads or not _listens(loads[0].pid):
         return Question()
     version = versions(loads[0]).get("nccl") or "of unknown version"
-    if not ask and _SAFE.judge(version) is not Verdict.BAD:
-        because = "a query can crash a job with NCCL before 2.29.2 (NVIDIA/nccl#1762)"
+    known = next(issue for issue in knownissues.load() if issue.id == _CRASHES)
+    if not ask and known.judge([Fact("nccl", version, "loaded")])[0] is not Verdict.FINE:
+        because = f"a query can crash a job; affected: NCCL {known.bad_versions} ({known.id})"
         return Question(
             (f"RAS of NCCL {version} listens on port {PORT} but was not queried: {because}; use --ras",)
         )
@@ -123,32 +129,53 @@ def _lines(text: str) -> tuple[str, ...]:
 def answered(port: int, *, as_json: bool) -> str:
     """RAS's answer. Raises `NotAnswered`."""
     try:
-        with socket.create_connection(("localhost", port), LIMIT_S) as connection:
-            connection.settimeout(LIMIT_S)
-            with connection.makefile("rwb", buffering=0) as file:
-                _say(file, "CLIENT PROTOCOL 2", "SERVER PROTOCOL ")
-                if as_json:
-                    _say(file, "SET FORMAT json", "OK")
-                file.write(b"STATUS\n" if as_json else b"VERBOSE STATUS\n")
-                return _rest(file)
+        until = time.monotonic() + LIMIT_S
+        with socket.create_connection(("localhost", port), LIMIT_S / 3) as connection:  # for each address
+            service = _Service(connection, until)
+            service.say("CLIENT PROTOCOL 2", "SERVER PROTOCOL ")
+            if as_json:
+                service.say("SET FORMAT json", "OK")
+            return service.status("STATUS" if as_json else "VERBOSE STATUS")
     except OSError as error:
         raise NotAnswered(error.strerror or "no answer within 12 s") from None
 
 
-def _say(file: Any, request: str, expected: str) -> None:
-    file.write(f"{request}\n".encode())
-    answer = file.readline(1024).decode(errors="replace").strip()
-    if not answer.startswith(expected):
-        raise NotAnswered(f"{request}: {answer[:100] or 'nothing'}")
+class _Service:
+    """RAS at the other end of a connection, with a limit for all its answers together, however they drip."""
 
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        """``until``: the time when the limit is over (monotonic clock)."""
+        self._connection = connection
+        self._until = until
+        self._data = b""
 
-def _rest(file: Any) -> str:
-    data = b""
-    while len(data) < MAX_BYTES and (more := file.read(65536)):
-        data += more
-    if not data:
-        raise NotAnswered("the connection was closed")
-    return data.decode(errors="replace")
+    def say(self, request: str, expected: str) -> None:
+        """Send a request; raise `NotAnswered` unless the answer's line begins as expected."""
+        self._connection.sendall(f"{request}\n".encode())
+        while b"\n" not in self._data and len(self._data) < MAX_LINE and self._receive():
+            pass
+        line, _, self._data = self._data.partition(b"\n")
+        answer = line[:MAX_LINE].decode(errors="replace").strip()
+        if not answer.startswith(expected):
+            raise NotAnswered(f"{request}: {answer[:100] or 'nothing'}")
+
+    def status(self, request: str) -> str:
+        """All that follows the request for the status. Raises `NotAnswered`."""
+        self._connection.sendall(f"{request}\n".encode())
+        while len(self._data) < MAX_BYTES and self._receive():
+            pass
+        if not self._data:
+            raise NotAnswered("the connection was closed")
+        return self._data[:MAX_BYTES].decode(errors="replace")
+
+    def _receive(self) -> bool:
+        """Whether more data came. Raises `TimeoutError`."""
+        if (left_s := self._until - time.monotonic()) <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        more = self._connection.recv(1 << 16)
+        self._data += more
+        return bool(more)
 
 
 def _of_text(text: str) -> Iterator[str]:

@@ -53,7 +53,7 @@ def select(request: Request) -> tuple[int, ...]:
     if request.pids:
         found = _by_pid(request.pids, everyone)
     elif request.slurm:
-        found = _matching(everyone, lambda pid: _is_of_slurm(pid, request.slurm) and _is_here(pid))
+        found = _of_slurm(request.slurm, everyone)
     else:
         found = _matching(everyone, lambda pid: _is_work(pid, _uid(request.user)))
     found = _complete(found, everyone) - ours - _probes(found)
@@ -171,15 +171,52 @@ def _matching(everyone: Mapping[int, Process], belongs: Callable[[int], bool]) -
     return found
 
 
-def _is_of_slurm(pid: int, job: str) -> bool:
-    """Whether a process belongs to the Slurm job, by slurmd's control group or Slurm's variables."""
+def _of_slurm(job: str, everyone: Mapping[int, Process]) -> set[int]:
+    """The processes of a Slurm job: those in slurmd's control group, and those of the job's owner that have
+    Slurm's variables, which any user can set. Raises `SeveralJobs` if the owner is unknown."""
+    in_group = _matching(everyone, lambda pid: _is_in_group(pid, job) and _is_here(pid))
+    named = _matching(everyone, lambda pid: _names_job(pid, job) and _is_here(pid)) - in_group
+    users = {pid: _user(pid) for pid in (*in_group, *named)}
+    started = {pid for pid in named if _is_started_by_slurm(pid, job.partition(".")[0], everyone)}
+    owners = {users[pid] for pid in in_group | started} - {0, None} or {users[pid] for pid in named} - {None}
+    if len(owners) > 1:
+        shown = ", ".join(map(str, sorted(filter(None, owners))))
+        raise SeveralJobs(f"users {shown} have processes with SLURM_JOB_ID={job}; name one with --user")
+    return in_group | {pid for pid in named if users[pid] in owners}
+
+
+def _is_in_group(pid: int, job: str) -> bool:
     number, _, step = job.partition(".")
-    reader = Reader(pid)
-    group = reader.text("cgroup")
-    if re.search(rf"/job_{number}/" + (rf"step_{step}(?:/|$)" if step else ""), group, re.MULTILINE):
-        return True
-    environ = environment(reader)
-    return environ.get("SLURM_JOB_ID") == number and (not step or environ.get("SLURM_STEP_ID") == step)
+    group = Reader(pid).text("cgroup")
+    return bool(re.search(rf"/job_{number}/" + (rf"step_{step}(?:/|$)" if step else ""), group, re.MULTILINE))
+
+
+def _names_job(pid: int, job: str) -> bool:
+    """Whether a process has Slurm's variables of a job, and is of one user before and after they are read."""
+    number, _, step = job.partition(".")
+    before = _user(pid)
+    environ = environment(Reader(pid))
+    is_named = environ.get("SLURM_JOB_ID") == number and (not step or environ.get("SLURM_STEP_ID") == step)
+    return is_named and before is not None and _user(pid) == before
+
+
+def _is_started_by_slurm(pid: int, number: str, everyone: Mapping[int, Process]) -> bool:
+    """Whether a slurmstepd of this job, which only root can start so, is above a process."""
+    while (pid := everyone[pid].parent) in everyone and pid != 1:
+        with suppress(Gone):
+            title = Reader(pid).text("cmdline")
+            if title.startswith(f"slurmstepd: [{number}.") and _user(pid) == 0:
+                return True
+    return False
+
+
+def _user(pid: int) -> int | None:
+    """The user of a process; None if it has several (real, effective, saved), or has ended."""
+    with suppress(Gone):
+        ids = re.search(r"^Uid:((?:\s+\d+){4})$", Reader(pid).text("status"), re.MULTILINE)
+        users = set(map(int, ids[1].split())) if ids else set[int]()
+        return users.pop() if len(users) == 1 else None
+    return None
 
 
 def _is_here(pid: int) -> bool:

@@ -49,7 +49,8 @@ class Assignment:
 
     ``place`` is the role's index among the probe's roles; ``root`` is as in `model.Node`; ``ranks`` is the
     number of MPI ranks, 0 without a launcher. ``waits_for_turn``: no context is created before the start
-    signal (see `StartSignal`). ``starter``: the role itself starts processes.
+    signal (see `StartSignal`). ``starter``: the role itself starts processes. ``nodes``: the number of nodes
+    on which the roles run.
     """
 
     check_file: str
@@ -62,6 +63,7 @@ class Assignment:
     ranks: int
     waits_for_turn: bool
     starter: bool = False
+    nodes: int = 1
 
     def write(self, path: Path) -> None:
         data = {

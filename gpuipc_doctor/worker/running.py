@@ -53,6 +53,8 @@ def _call(worker: Worker, assignment: Assignment) -> RoleResult:
     except DriverError as error:
         if error.is_out_of_memory:
             worker.record_holders()
+        if error.is_not_supported:
+            worker.record_kinds()
         return RoleResult(Ending.DRIVER_ERROR, error.fault, occurrence=error.occurrence)
     except PeerLost:
         return RoleResult(Ending.PEER_LOST)

@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,27 @@ def test_references_that_multiply_are_not_walked(tmp_path: Path) -> None:
         bomb = [bomb, bomb]
     dump = recorded(entry(1, input_sizes=bomb, frames=bomb), entry(2, process_group=bomb))
     assert all("[" not in difference.says for difference in read([dump] * 3, tmp_path, 2).flights)
+
+
+DOUBLING = b"K\x01" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(60))
+"""Steps for a tuple that holds a tuple twice, and so on, sixty times."""
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"\x80\x04}" + DOUBLING + b"K\x02s.", "a tuple as a key"),
+        (b"\x80\x04}K\x02" + DOUBLING + b"s.", "more than 20000000 values"),
+        (b"\x80\x04]q\x00h\x00a.", "nested deeper than 100 levels"),
+        (b"\x80\x04}K\x02\x8b" + struct.pack("<i", 1 << 20) + b"\x01" * (1 << 20) + b"s.", "an integer of"),
+    ],
+    ids=["hash of doubling tuples", "doubling tuples", "list in itself", "integer"],
+)  # fmt: skip
+def test_pickle_that_never_ends_is_refused_at_once(data: bytes, says: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(Unreadable) as refused:
+        pickles.plain(data)
+    assert (says in str(refused.value), time.monotonic() - began < 5) == (True, True)
 
 
 def test_other_pickles_are_named(tmp_path: Path) -> None:

@@ -121,3 +121,84 @@ def test_slurm_job_with_unknown_nodes_is_reported(tmp_path: Path, monkeypatch: p
     with launched(tmp_path, "990008"):
         ended = CliRunner().invoke(cli, ["job", "--slurm", "990008"])
     assert "other nodes of the job: squeue does not list them" in " ".join(ended.output.split())
+
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of other users: needs root")
+
+
+@contextmanager
+def carrying(job: str, user: int, title: str = "sleep") -> Iterator[int]:
+    """The pid of another user's process that has the job's number in its environment."""
+    with subprocess.Popen(
+        [title, "600"], executable="/usr/bin/sleep", env={"SLURM_JOB_ID": job}, user=user, group=user,
+        extra_groups=[],
+    ) as process:  # fmt: skip
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@AS_ROOT
+def test_another_users_process_with_the_jobs_number_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with carrying("990011", 4711) as owners, carrying("990011", 65534):
+        with pytest.raises(SeveralJobs, match="users 4711, 65534 have processes with SLURM_JOB_ID=990011"):
+            select(Request(slurm="990011"))
+        for surely in ("_is_in_group", "_is_started_by_slurm"):
+            with monkeypatch.context() as patched:
+                patched.setattr(selection, surely, lambda pid, *_: pid == owners)
+                assert select(Request(slurm="990011")) == (owners,)
+
+
+STEP = "SLURM_JOB_ID=$0 sleep 600 & echo $!; wait"
+
+
+@AS_ROOT
+@pytest.mark.parametrize(
+    ("titled", "user", "is_slurms"), [("990012", 0, True), ("990013", 0, False), ("990012", 4711, False)]
+)
+def test_step_daemon_is_believed_if_it_is_roots(titled: str, user: int, is_slurms: bool) -> None:
+    """A user's own job can start a process with another job's number, and a program with any title."""
+    with subprocess.Popen(
+        [f"slurmstepd: [{titled}.0]", "-c", STEP, "990012"], executable="/bin/sh", text=True, user=user,
+        stdout=subprocess.PIPE, start_new_session=True,
+    ) as daemon:  # fmt: skip
+        assert daemon.stdout
+        child = int(daemon.stdout.readline())
+        try:
+            found = selection._is_started_by_slurm(child, "990012", selection.processes())
+        finally:
+            os.killpg(daemon.pid, signal.SIGKILL)
+    assert found is is_slurms
+
+
+CHANGES = """
+import os, sys
+os.setresuid(4711, {saved}, 0)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@AS_ROOT
+def test_process_of_several_users_is_of_none() -> None:
+    """As between setuid and its end, or a program that runs for another user."""
+    with subprocess.Popen(
+        [sys.executable, "-c", CHANGES.format(saved=65534)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={"SLURM_JOB_ID": "990014"},
+    ) as process:  # fmt: skip
+        assert process.stdout
+        process.stdout.readline()
+        found = selection._user(process.pid), selection._names_job(process.pid, "990014")
+        process.communicate()
+    assert found == (None, False)
+
+
+@AS_ROOT
+def test_process_that_changes_its_user_while_it_is_read_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    users = iter([4711, 65534])
+    monkeypatch.setattr(selection, "_user", lambda pid: next(users))
+    with carrying("990015", 4711) as pid:
+        assert not selection._names_job(pid, "990015")
