@@ -11,7 +11,7 @@ from gpuipc_doctor.diagnose.collectives import Collectives
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis
 from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.readers import diagnose
-from gpuipc_doctor.knownissues import load
+from gpuipc_doctor.knownissues import load, load_messages
 from tests import nccl_recordings
 
 LOG = nccl_recordings.FIXTURES / "watchdog-mismatch.log"
@@ -19,7 +19,7 @@ LOG = nccl_recordings.FIXTURES / "watchdog-mismatch.log"
 
 @pytest.fixture(scope="module")
 def issues() -> list[object]:
-    return [*load(())]
+    return [*load(()), *load_messages()]
 
 
 def diagnosed(issues: list[object], *paths: Path) -> Diagnosis:

@@ -230,7 +230,7 @@ def test_answer_in_other_json_is_asked_for_as_text(monkeypatch: pytest.MonkeyPat
     texts = {True: '{"comms": []}', False: nccl_recordings.ras("late")}
     monkeypatch.setattr(ras, "answered", lambda port, as_json: texts[as_json])
     process = Process(pid=1, parent=0, uid=0, program="python3", libraries=("/x/libnccl.so.2",))
-    assert ras.query([process], ask=False).answer
+    assert ras.query([process], ask=True).answer
 
 
 @pytest.mark.parametrize("begin", ["", "SERVER PROTOCOL 2\n"], ids=["first line", "status"])

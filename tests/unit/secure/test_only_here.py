@@ -30,6 +30,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "job/code.py": "read_text",
         "job/counting.py": "open",
         "job/ipc_files.py": "read_text",
+        "job/kernel_log.py": "os.open",
         "job/processes.py": "open",
         "job/sleeping.py": "open read_text",
         "job/stopping.py": "read_text",

@@ -51,7 +51,8 @@ def failing(
 ) -> Subject:
     result = Result(check, finding, ("cuda:0",), roles=roles)  # type: ignore[arg-type]
     report = node(*NVIDIA, *OPEN_MPI, bad=result)
-    return Subject(replace(report, joins=joins))
+    shown = tuple(replace(join, findings=(result.ref,)) for join in joins)
+    return Subject(replace(report, joins=shown))
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
