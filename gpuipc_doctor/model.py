@@ -160,6 +160,8 @@ class EvidenceKind(enum.Enum):
     TRIAL = "trial"
     """The result of rerunning the probe with a workaround. ``values`` have ``outcome`` (a `Trial`), and
     ``env`` or ``without``."""
+    CAUSE = "cause"
+    """What on this node explains the failure (`run.preflight`); the summary begins with it."""
     ISSUE = "issue"
     """A related known issue; ``values["issue"]`` is its id."""
 
@@ -640,6 +642,20 @@ class Relation(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class FindingRef:
+    """Which finding of a report: its key, where it was seen, and what distinguishes it from others of this
+    key."""
+
+    key: str
+    """`Result.key`: ``ipc-release.not-returned``."""
+    subject: str
+    probe: str
+    repetition: int
+    identity: tuple[str, ...]
+    """`Finding.identity`: findings of one key differ in their texts, such as the role."""
+
+
+@dataclass(frozen=True, slots=True)
 class Join:
     """A known issue that is relevant to this run, with the reason."""
 
@@ -653,6 +669,8 @@ class Join:
     subjects: tuple[str, ...] = ()
     component: str = ""
     """The issue's component, which is also the name of the facts with its version."""
+    findings: tuple[FindingRef, ...] = ()
+    """The findings of this run that show the issue; empty if it is latent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -722,6 +740,10 @@ class Result:
     @property
     def subject(self) -> str:
         return subject_label(self.devices)
+
+    @property
+    def ref(self) -> FindingRef:
+        return FindingRef(self.key, self.subject, self.probe, self.repetition, self.finding.identity)
 
 
 @dataclass(frozen=True, slots=True)

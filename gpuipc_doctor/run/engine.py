@@ -30,7 +30,7 @@ from gpuipc_doctor.model import (
     Workaround,
 )
 from gpuipc_doctor.mpi import choice
-from gpuipc_doctor.run import conclusions, controls, planner, reruns, site_expectations, workarounds
+from gpuipc_doctor.run import conclusions, controls, preflight, reruns, site_expectations, workarounds
 from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.discovery import Discovery, Found, Stacks, asks_foreign
 from gpuipc_doctor.run.planner import Plan, PlannedProbe, Planner, TooManyFollowUps
@@ -254,6 +254,7 @@ def run(
         numbering = aside.submit(knownissues.edition, config.known_issues_dirs)
         if request.tier > Tier.PROLOG:
             resources.enter_context(_drivers_kept_open(run.schedule.session, request.backends))
+        before = aside.submit(preflight.look) if request.tier > Tier.PROLOG else None
         found = run.discovery.drivers()
         run.issues, edition = loading.result(), numbering.result()
         # If no device is found, the result is that of the discovery.
@@ -271,6 +272,9 @@ def run(
         else:
             run.try_what_may_help(facts, devices)
         controls.attach(run.log, run.planner.checks)
+        stated = {name: said.value for name, said in found.site.node.environment.items()}
+        seen = before.result() if before else {}
+        preflight.attach(run.log, seen, preflight.look, {**os.environ, **stated})
     results = run.log.results()
     return Report(
         host=host,
@@ -335,8 +339,8 @@ def _drivers_kept_open(session: Session, backends: Iterable[str]) -> Iterator[No
     If no process holds a driver open, each process that ends shuts the GPUs down, and the next one has to
     initialise them: on two H200s, this took 2 of 14 seconds.
     """
-    file = loader.built_in()[planner.DISCOVERY]
-    hold = loader.role(file, "keep_open")
+    survey = loader.survey("devices")
+    hold = loader.role(survey.file, "keep_open")
     with contextlib.ExitStack() as held:
         for backend in backends:
             probe = Probe(
@@ -346,5 +350,5 @@ def _drivers_kept_open(session: Session, backends: Iterable[str]) -> Iterator[No
                 deadline_s=DAY_S,
                 imports=(backend,),
             )
-            held.enter_context(session.beside(planner.DISCOVERY, file, probe))
+            held.enter_context(session.beside(*survey, probe))
         yield

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from gpuipc_doctor.api import NOISE_BYTES, PATIENCE_S, SETTLE_S, loader
 from gpuipc_doctor.model import AtRest, Device, Probe, ProbeOutcome
-from gpuipc_doctor.run import planner
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import PlannedTour
 from gpuipc_doctor.supervise.session import Session
@@ -66,15 +65,15 @@ class IdleDevices:
 
     def _look(self, devices: Sequence[Device], before: str, deadline_s: float, until: float) -> None:
         """Have a process wait until these devices are idle, and record their used memory."""
-        file = loader.built_in()[planner.DISCOVERY]
+        survey = loader.survey("devices")
         probe = Probe(
             f"quiet before {before}",
-            {"onlooker": loader.role(file, "look_at_rest")},
+            {"onlooker": loader.role(survey.file, "look_at_rest")},
             tuple(devices),
             {"at_rest": [self._at_rest.get(device, _UNKNOWN) for device in devices]},
             deadline_s,
         )
-        outcome = self.session.run(planner.DISCOVERY, file, probe, until=until)
+        outcome = self.session.run(*survey, probe, until=until)
         if not outcome.completed and len(devices) > 1:  # an error on one device must not affect the others
             for device in devices:
                 self._look([device], before, deadline_s, until)

@@ -33,13 +33,10 @@ class AmbiguousName(UnknownName):
 
 
 class NothingToSend(Exception):
-    """Two nodes were requested, but none of the requested checks runs between nodes."""
+    """Two nodes were requested, but no requested check runs between nodes. ``able``: the checks that do."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "--nodes and --partner need a check that runs between nodes: mpi-small-message, "
-            "fabric-small-message, ipc-fabric"
-        )
+    def __init__(self, able: Iterable[str]) -> None:
+        super().__init__(f"--nodes and --partner need a check that runs between nodes: {', '.join(able)}")
 
 
 @dataclass(frozen=True, slots=True)

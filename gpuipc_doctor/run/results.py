@@ -164,6 +164,11 @@ class ResultLog:
         """The finished probes of a check."""
         return [entry for entry in self._entries.values() if entry.planned.check.id == check]
 
+    def unsuccessful(self) -> list[Entry]:
+        """The probes with a FAIL or an ERROR."""
+        bad = (Status.FAIL, Status.ERROR)
+        return [e for e in self._entries.values() if any(finding.status in bad for finding in e.findings)]
+
     def failures(self) -> list[Entry]:
         """The failed probes, in report order."""
         return [entry for entry in self.to_cure() if entry.failed]

@@ -8,13 +8,13 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuipc_doctor.model import Device, Launch, Node, Probe
+from gpuipc_doctor.secure import python
 from gpuipc_doctor.supervise import rank, tree
 from gpuipc_doctor.supervise.assignment import Assignment, Order, RoleFiles
 from gpuipc_doctor.supervise.journal import Progress
@@ -59,7 +59,7 @@ def environment_with(*additions: Mapping[str, str]) -> dict[str, str]:
             environment[name] = f"{value}:{present}" if present else value
     if paths := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(
-            str(Path(path).absolute()) for path in paths.split(os.pathsep)
+            str(Path(path).absolute()) for path in paths.split(os.pathsep) if path
         )
     return environment
 
@@ -136,7 +136,7 @@ class Starter:
         plan = {"roles": list(files_of), "command": self._command, "environment": changes}
         (self.directory / rank.PLAN).write_text(json.dumps(plan))
         command = [part.format(ranks=len(files_of)) for part in launch.command]
-        starter = [sys.executable, "-I", "-S", rank.__file__, str(self.directory)]
+        starter = python.script(rank.__file__, str(self.directory))
         log = self.directory / LAUNCHER_LOG
         environment = environment_with(common, launch.env)
         environment |= self._own(environment)
@@ -155,8 +155,7 @@ class Starter:
     @property
     def _command(self) -> list[str]:
         """A worker's command line, without its role and the descriptors of its peers."""
-        isolated = ["-I"] if sys.flags.isolated else []
-        return [sys.executable, *isolated, "-m", "gpuipc_doctor.worker", str(self.directory)]
+        return python.module("gpuipc_doctor.worker", str(self.directory))
 
     @property
     def _stays(self) -> bool:
@@ -177,6 +176,7 @@ class Starter:
                 deadline_s=probe.deadline_s,
                 root=self.node.root,
                 ranks=ranks,
+                nodes=probe.launch.nodes if probe.launch else 1,
                 waits_for_turn=self.waits_for_turn,
                 starter=role in probe.starters,
                 then=str(later[0].directory) if later else "",

@@ -76,6 +76,8 @@ def _call(worker: Worker, assignment: Assignment, channels: Sequence[int]) -> Ro
     except DriverError as error:
         if error.is_out_of_memory:
             worker.record_holders()
+        if error.is_not_supported:
+            worker.record_kinds()
         return RoleResult(Ending.DRIVER_ERROR, error.fault, occurrence=error.occurrence)
     except PeerLost:
         return RoleResult(Ending.PEER_LOST)

@@ -206,6 +206,11 @@ class Worker:
                 self.record(memory=[gpu.memory_info() for gpu in self.gpus])
         self.record(holders=held)
 
+    def record_kinds(self) -> None:
+        """After a call that is not supported, record which of the devices lack features by design."""
+        with suppress(DriverError):
+            self.record(kinds=[f"{gpu.device.label} is {gpu.kind}" for gpu in self.gpus if gpu.kind])
+
     def host_memory(self, nbytes: int) -> HostMemory:
         return HostMemory(nbytes)
 
@@ -249,7 +254,8 @@ class Worker:
         if not self._peer_fds and self._assignment.ranks == 2:
             from gpuipc_doctor.worker import node_socket
 
-            self._peer_fds = (node_socket.connect(self._directory, self._assignment.place, self._journal),)
+            meet = node_socket.connect if self._assignment.nodes == 1 else node_socket.connect_nodes
+            self._peer_fds = (meet(self._directory, self._assignment.place, self._journal),)
         if not self._peer_fds:
             raise RuntimeError(f"role {self.role} has no peer: the probe has no second role or rank")
         return tuple(Peer(fd, self._journal) for fd in self._peer_fds)
@@ -260,7 +266,7 @@ class Worker:
         from gpuipc_doctor.worker import node_socket
 
         assignment = self._assignment
-        host = node_socket.host() if assignment.ranks else "127.0.0.1"
+        host = node_socket.host() if assignment.nodes > 1 else "127.0.0.1"
         return Fabric(assignment.place, Path(assignment.root), self.armed, lambda: self.peer, host)
 
     def start(self, act: Callable[[children.Child], None]) -> children.ChildProcess:

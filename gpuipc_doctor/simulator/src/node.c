@@ -75,6 +75,8 @@ static int word_of(const char *const *words, const char *key, const char *value)
 }
 
 static const char *const backends[] = {"cuda", "hip", NULL};
+/* In the order of enum device_mode. */
+static const char *const modes[] = {"usual", "exclusive", "confidential", "integrated", NULL};
 static const char *const conditions[] = {"always", "context-was-destroyed", "opened-before", "overlap",
                                          "exporter-exports", "third-in-block", "by-descriptor", NULL};
 /* In the order of enum fault_effect. */
@@ -145,6 +147,8 @@ static void read_device(const char *key, const char *value, void *record)
         device->addresses = (uint64_t)number(key, value);
     else if (IS("imex"))
         device->imex = number(key, value);
+    else if (IS("mode"))
+        device->mode = (enum device_mode)word_of(modes, key, value);
     else if (IS("arch"))
         TEXT(device->arch);
     else
