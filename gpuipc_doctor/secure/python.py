@@ -28,16 +28,16 @@ _MODULE = (
 _PROGRAM = "import sys; sys.path[:] = filter(None, sys.path)\n"
 
 
-def module(name: str, *arguments: str) -> list[str]:
-    """Command line that runs a module of this package."""
-    if flag := _flag():
+def module(name: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Command line that runs a module of this package, in this environment."""
+    if flag := _flag(environment):
         return [sys.executable, flag, "-m", name, *arguments]
     return [sys.executable, "-c", _MODULE, name, *arguments]
 
 
 def program(text: str, *arguments: str) -> list[str]:
     """Command line that runs a text that imports this package."""
-    if flag := _flag():
+    if flag := _flag(os.environ):
         return [sys.executable, flag, "-c", text, *arguments]
     return [sys.executable, "-c", _PROGRAM + text, *arguments]
 
@@ -53,17 +53,17 @@ def restart(*options: str, environment: Mapping[str, str]) -> NoReturn:
     os.execve(sys.executable, command, environment)  # noqa: S606 - no shell is what is wanted
 
 
-def _flag() -> str:
-    if sys.flags.isolated or not (_has_other_packages() or not is_installed()):
+def _flag(environment: Mapping[str, str]) -> str:
+    if sys.flags.isolated or not (_has_other_packages(environment) or not is_installed()):
         return "-I"
     return "-P" if _HAS_SAFE_PATH else ""
 
 
-def _has_other_packages() -> bool:
+def _has_other_packages(environment: Mapping[str, str]) -> bool:
     """Whether packages are imported from ``PYTHONPATH`` or from the user's own."""
     import site
 
-    return bool(os.environ.get("PYTHONPATH")) or bool(
+    return bool(environment.get("PYTHONPATH")) or bool(
         site.ENABLE_USER_SITE and os.path.isdir(site.getusersitepackages())  # noqa: PTH112 - before pathlib
     )
 

@@ -155,7 +155,8 @@ class Starter:
     @property
     def _command(self) -> list[str]:
         """A worker's command line, without its role and the descriptors of its peers."""
-        return python.module("gpuipc_doctor.worker", str(self.directory))
+        environment = {**os.environ, **self.node.env}
+        return python.module("gpuipc_doctor.worker", str(self.directory), environment=environment)
 
     @property
     def _stays(self) -> bool:

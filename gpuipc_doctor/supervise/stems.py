@@ -155,7 +155,7 @@ class Stems:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, log.open("ab") as output:
             process = subprocess.Popen(
-                python.module("gpuipc_doctor.worker.stem", str(theirs.fileno())),
+                python.module("gpuipc_doctor.worker.stem", str(theirs.fileno()), environment=environment),
                 cwd=self._directory,
                 # OpenBLAS, loaded by array libraries, would start threads that are not needed here.
                 env={**environment, "OPENBLAS_NUM_THREADS": "1", MARKER: self._marker},
