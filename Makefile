@@ -19,7 +19,7 @@
 
 PYTHON  ?= python3
 PROFILE ?= healthy-cuda
-WORKERS ?= 8
+WORKERS ?= 4
 
 # Where it is set, every process that a test starts would compile all our modules anew: a fifth of its time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := -m pip --disable-pip-version-check
 
-# Eight workers on two cores, for more than half of what tests of the command do is to wait; six leave fast ones idle.
+# Four workers on two cores: each collects all tests, and with eight they are a load of their own.
 # loadgroup: tests that share an expensive fixture say so by xdist_group and run in one worker, and so do those of
 # a file that start MPI ranks or a Slurm. With a worker that is started anew for one that died, it may wait for
 # ever (pytest-xdist 3.8), so none is: the rest then does not run.
@@ -58,7 +58,8 @@ demo: .venv/.runs $(DEMO_MPI)/.ready
 
 # Where the MPI libraries are; without, the tests of them say that they could not run.
 WITH_MPI = if ls $(MPI_PREFIXES) >/dev/null 2>&1; then export GPUIPC_TEST_MPI="$(CURDIR)/.prefix"; fi
-CONFORMANCE = if test -e .venv-other/.ready; then .venv-other/bin/python $(PYTEST) tests/conformance; fi
+# On the other generation of the bindings, which only CI and `make test-all` set up.
+CONFORMANCE = $(if $(FULL),if test -e .venv-other/.ready; then .venv-other/bin/python $(PYTEST) tests/conformance; fi)
 
 # GPUIPC_FULL_TURN=3/7, as CI counts it: of what `make test` leaves out, the fourth seventh runs, too.
 FULL = $(if $(GPUIPC_FULL_TURN),-m '')
@@ -66,7 +67,8 @@ test-all: .prefix/openmpi-smcuda/.ready
 test-all: FULL := -m '' --hypothesis-profile=full
 test-all: export GPUIPC_FULL_TURN :=
 test-all: MUTATIONS := $(BIN)/python -m tests.mutations
-test test-all: lint .venv/.compiled .venv-other/.ready $(MPI_PREFIXES) $(ROOTS)
+test-all $(if $(FULL),test): .venv-other/.ready
+test test-all: lint .venv/.compiled $(MPI_PREFIXES) $(ROOTS)
 	$(WITH_MPI); $(BIN)/python $(PYTEST) $(FULL)
 	$(CONFORMANCE)
 	$(MUTATIONS)

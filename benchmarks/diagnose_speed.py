@@ -164,7 +164,7 @@ def peak_memory(log: Path) -> int:
         "import re, sys; from gpuipc_doctor import knownissues;"
         "from gpuipc_doctor.diagnose.examination import Examination;"
         "from gpuipc_doctor.diagnose.readers import diagnose;"
-        "diagnose([sys.argv[1]], Examination(knownissues.load()));"
+        "diagnose([sys.argv[1]], Examination([*knownissues.load(), *knownissues.load_messages()]));"
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )
     ran = subprocess.run([sys.executable, "-c", program, str(log)], capture_output=True, check=True)
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     size, rounds = arguments.megabytes * MB, arguments.rounds
-    issues = knownissues.load()
+    issues = [*knownissues.load(), *knownissues.load_messages()]
     signatures = [text for issue in issues for signature in issue.signatures for text in signature.patterns]
     readable = list(filter(None, map(extended, signatures)))
     print(f"{len(signatures)} expressions of {len(issues)} known issues; grep can read {len(readable)}\n")

@@ -2,10 +2,10 @@
 
     python benchmarks/prolog_cost.py [--rounds N] [--gpus N]... [--json FILE] [--simulate PROFILE]
 
-The floor is `reopen_floor.c`, the steps of the prolog's one probe in C: for several GPUs as many floors at a
-time, each with one visible GPU; and the same with contexts of one queue, as in the prolog. Floors, cold
-prolog (no stored pass) and fresh prolog (the node has just passed) run in turn; figures are medians. The
-parts are measured in one further cold run, from its journals.
+The floor is `reopen_floor.c`, the steps of the prolog's one probe in C, as one tour of all GPUs; and the same
+with contexts of one queue, as in the prolog. Floors, cold prolog (no stored pass) and fresh prolog (the node
+has just passed) run in turn; figures are medians. The parts are measured in one further cold run, from its
+journals.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def measure(gpus: int, rounds: int, floor: str, site: Path, node_env: Mapping[st
 
     def floors(**more: str) -> float:
         environment = {**os.environ, **node_env, **more}
-        return timed([([floor], {**environment, "CUDA_VISIBLE_DEVICES": str(n)}) for n in range(gpus)])
+        return timed([([floor, str(gpus)], {**environment, "CUDA_VISIBLE_DEVICES": ids})])
 
     def frugal() -> float:
         return floors(CUDA_DEVICE_MAX_CONNECTIONS="1")

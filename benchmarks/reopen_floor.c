@@ -3,6 +3,11 @@
  * Exporter: initialise, make a context, allocate, fill and export three segments. Importer: initialise, make
  * a context, open, verify and close all three, destroy the context, make another, and do it again. Exits 0
  * when every byte was right; prints the failing call otherwise. Needs no CUDA headers: cc -O2 reopen_floor.c -ldl
+ *
+ *     reopen_floor [GPUS [PAIRS [own]]]
+ *
+ * A tour: PAIRS exporters and importers (1 by default) visit GPUS GPUs (1), each pair its share of them, one after
+ * the other. With `own`, a pair sees only its share. CUDA_DEVICE_MAX_CONNECTIONS=1 gives contexts of one queue.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -46,18 +51,22 @@ static void fill(char *data, size_t size, int segment)
         memcpy(data + at, tile, size - at < sizeof tile ? size - at : sizeof tile);
 }
 
-static void *new_context(void)
+static void *new_context(int gpu)
 {
     void *context;
-    CALL(cuCtxCreate_v2, (void **, unsigned, int), &context, 0, 0);
+    CALL(cuCtxCreate_v2, (void **, unsigned, int), &context, 0, gpu);
     return context;
 }
 
-static void exporter(int to_importer, int from_importer)
+static void destroy(void *context)
+{
+    CALL(cuCtxDestroy_v2, (void *), context);
+}
+
+static void export_on(int gpu, int to_importer, int from_importer)
 {
     Handle handles[SEGMENTS];
-    CALL(cuInit, (unsigned), 0);
-    new_context();
+    void *context = new_context(gpu);
     for (int n = 0; n < SEGMENTS; n++) {
         Pointer address;
         char *data = malloc(SIZES[n]);
@@ -71,6 +80,7 @@ static void exporter(int to_importer, int from_importer)
     char done;
     if (write(to_importer, handles, sizeof handles) != sizeof handles || read(from_importer, &done, 1) != 1)
         exit(1);
+    destroy(context); /* with its memory */
 }
 
 static void open_all(const Handle *handles)
@@ -91,11 +101,10 @@ static void open_all(const Handle *handles)
     }
 }
 
-static void importer(int from_exporter, int to_exporter)
+static void import_on(int gpu, int from_exporter, int to_exporter)
 {
     Handle handles[SEGMENTS];
-    CALL(cuInit, (unsigned), 0);
-    void *context = new_context();
+    void *context = new_context(gpu);
     for (size_t got = 0; got < sizeof handles;) {
         ssize_t more = read(from_exporter, (char *)handles + got, sizeof handles - got);
         if (more <= 0)
@@ -103,26 +112,63 @@ static void importer(int from_exporter, int to_exporter)
         got += (size_t)more;
     }
     open_all(handles);
-    CALL(cuCtxDestroy_v2, (void *), context);
-    new_context();
+    destroy(context);
+    context = new_context(gpu);
     open_all(handles);
+    destroy(context);
     if (write(to_exporter, "x", 1) != 1)
         exit(1);
 }
 
-int main(void)
+static void visit(int from, int to, void (*on)(int, int, int), int in, int out)
 {
-    int there[2], back[2], status;
+    CALL(cuInit, (unsigned), 0);
+    for (int gpu = from; gpu < to; gpu++)
+        on(gpu, in, out);
+}
+
+/* The processes of a pair; both visit the GPUs from one to another. */
+static void start_pair(int from, int to)
+{
+    int there[2], back[2];
     if (pipe(there) || pipe(back))
-        return 1;
-    pid_t child = fork();
-    if (child == 0) {
+        exit(1);
+    if (fork() == 0) {
         close(there[1]);
-        importer(there[0], back[1]);
-        return 0;
+        visit(from, to, import_on, there[0], back[1]);
+        exit(0);
     }
-    close(there[0]);
-    close(back[1]);
-    exporter(there[1], back[0]);
-    return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+    if (fork() == 0) {
+        close(back[1]);
+        visit(from, to, export_on, there[1], back[0]);
+        exit(0);
+    }
+    close(there[0]), close(there[1]), close(back[0]), close(back[1]);
+}
+
+static void see_only(int from, int to)
+{
+    char list[256] = "";
+    for (int gpu = from; gpu < to; gpu++)
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%d", *list ? "," : "", gpu);
+    setenv("CUDA_VISIBLE_DEVICES", list, 1);
+}
+
+int main(int count, char **arguments)
+{
+    int gpus = count > 1 ? atoi(arguments[1]) : 1, pairs = count > 2 ? atoi(arguments[2]) : 1;
+    int own = count > 3 && !strcmp(arguments[3], "own"), failed = 0, status;
+    if (gpus < 1 || pairs < 1 || pairs > gpus || (count > 3 && !own) || count > 4) {
+        fputs("usage: reopen_floor [GPUS [PAIRS [own]]]\n", stderr);
+        return 2;
+    }
+    for (int pair = 0; pair < pairs; pair++) {
+        int from = pair * gpus / pairs, to = (pair + 1) * gpus / pairs;
+        if (own)
+            see_only(from, to);
+        start_pair(own ? 0 : from, own ? to - from : to);
+    }
+    while (wait(&status) > 0)
+        failed |= !WIFEXITED(status) || WEXITSTATUS(status);
+    return failed;
 }

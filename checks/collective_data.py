@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from gpuipc_doctor.api import Check, Context, Evidence, Finding, Json, Probe, ProbeOutcome
-from gpuipc_doctor.collectives import channels
-from gpuipc_doctor.collectives.launch import labels, launches, take_part
-from gpuipc_doctor.collectives.transport_switches import CONTROLS
+from gpuipc_doctor.nccl import channels
+from gpuipc_doctor.nccl.launch import labels, launches, take_part
+from gpuipc_doctor.nccl.transport_switches import CONTROLS
 
 __all__ = ["take_part"]
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 
 from gpuipc_doctor.api import Check, Context, Evidence, Finding, Json, Measurement, Probe, ProbeOutcome
-from gpuipc_doctor.collectives.bandwidth import SMALL, Pair, bus, slow
-from gpuipc_doctor.collectives.launch import launches, take_part
+from gpuipc_doctor.nccl.bandwidth import SMALL, Pair, bus, slow
+from gpuipc_doctor.nccl.launch import launches, take_part
 
 __all__ = ["take_part"]
 

@@ -15,9 +15,9 @@ from statistics import median
 from typing import ClassVar
 
 from gpuipc_doctor.api import Check, Context, Evidence, Finding, Json, Measurement, Probe, ProbeOutcome
-from gpuipc_doctor.collectives.communicators import LEAST_DEVICE, growing
-from gpuipc_doctor.collectives.launch import labels, launches, take_part
-from gpuipc_doctor.collectives.transport_switches import CONTROLS
+from gpuipc_doctor.nccl.communicators import LEAST_DEVICE, growing
+from gpuipc_doctor.nccl.launch import labels, launches, take_part
+from gpuipc_doctor.nccl.transport_switches import CONTROLS
 
 __all__ = ["take_part"]
 

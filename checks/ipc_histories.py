@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from gpuipc_doctor.api import (
     NOISE_BYTES,
+    WITHOUT_GPU_IPC,
     Check,
     Context,
     Device,
@@ -148,6 +149,13 @@ def conclude(
             *([Evidence.seen(NO_ROOM, **little)] if little else []),
             families=families(explored["done"]),
             **figures,
+        )
+    elif explored["first"]["what"] == "lacks":
+        yield Finding.skip(
+            "not-supported",
+            "{says}, which has no such feature",
+            remedy=WITHOUT_GPU_IPC,
+            says=explored["first"]["says"],
         )
     elif explored["unusable"]:
         yield Finding.error(

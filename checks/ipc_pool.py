@@ -63,10 +63,11 @@ class IpcPool(Check):
         for devices in ctx.subjects:
             roles = {"exporter": share, "importer": attach}
             yield Probe("data", roles, devices, exclusive=True)
-            roles = {"exporter": share_and_die, "importer": outlive}
-            yield Probe("exporter gone", roles, devices, harms=HARMS)
             roles = {"exporter": share_many, "importer": attach_many}
             yield Probe(MANY, roles, devices, exclusive=True)
+        for devices in ctx.exporters:
+            roles = {"exporter": share_and_die, "importer": outlive}
+            yield Probe("exporter gone", roles, devices, harms=HARMS, fresh="process")
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         if done.probe == MANY:

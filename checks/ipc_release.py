@@ -73,14 +73,17 @@ class IpcRelease(Check):
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for devices in ctx.subjects:
             importers = dict.fromkeys(IMPORTERS, do_as_asked)
-            yield Probe("close and exit", {"exporter": watch_close, **importers}, devices, exclusive=True)
-            yield Probe("kill", {"exporter": watch_kill, **importers}, devices, exclusive=True, harms=HARMS)
+            roles = {"exporter": watch_close, **importers}
+            yield Probe("close and exit", roles, devices, exclusive=True, fresh="process")
             if ctx.tier is Tier.SOAK:
                 roles, starters = (
                     {"exporter": watch_exits, "starter": start_importers},
                     frozenset({"starter"}),
                 )
                 yield Probe(MANY, roles, devices, exclusive=True, starters=starters)
+        for devices in ctx.exporters:
+            roles = {"exporter": watch_kill, **dict.fromkeys(IMPORTERS, do_as_asked)}
+            yield Probe("kill", roles, devices, exclusive=True, harms=HARMS, fresh="process")
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         if failed := done.records.get("starter", {}).get("failed"):

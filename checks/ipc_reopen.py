@@ -53,7 +53,7 @@ class IpcReopen(Check):
         for devices in ctx.subjects:
             for variant in VARIANTS[:1] if ctx.tier is Tier.PROLOG else VARIANTS:
                 roles = {"exporter": export, "importer": reopen}
-                yield Probe(variant, roles, devices, {"variant": variant})
+                yield Probe(variant, roles, devices, {"variant": variant}, fresh="context")
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         importer = done.records["importer"]

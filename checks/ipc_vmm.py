@@ -47,6 +47,9 @@ NBYTES = 20 << 20
 HARMS = frozenset({"kills an importer"})
 """`Probe.harms` of the probes that kill an importer or exporter, after which device memory may be lost."""
 
+FRESH = {"contexts": "context", "exporter gone": "process", "importer gone": "process"}
+"""`Probe.fresh` of the probes that destroy contexts or end a process."""
+
 ROUTES = ("SCM_RIGHTS", "pidfd_getfd", "SCM_RIGHTS")
 """How the descriptor of each segment is passed."""
 REMAPPINGS = 640
@@ -64,10 +67,11 @@ class IpcVmm(Check):
     requires = frozenset({"vmm-ipc", "multi-process", "contexts"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
-        for devices in ctx.subjects:
-            for name, (roles, _) in PROCEDURES.items():
-                harms = HARMS if name.endswith("gone") else frozenset()
-                yield Probe(name, roles, devices, harms=harms, exclusive=name == "importer gone")
+        for name, (roles, _) in PROCEDURES.items():
+            for devices in ctx.exporters if FRESH.get(name) == "process" else ctx.subjects:
+                harms = HARMS if FRESH.get(name) == "process" else frozenset()
+                exclusive, fresh = name == "importer gone", FRESH.get(name, "")
+                yield Probe(name, roles, devices, harms=harms, exclusive=exclusive, fresh=fresh)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         _, judge = PROCEDURES[done.probe]

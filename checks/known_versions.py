@@ -11,6 +11,7 @@ class KnownVersions(Check):
     id = "known-versions"
     title = "no version on this node has a known issue"
     tier = Tier.PROLOG
+    reports_versions = True
 
     def probes(self, ctx: Context) -> Iterable[Finding]:
         for match in ctx.version_matches:

@@ -89,6 +89,7 @@ class MpiSmallMessage(Check):
     title = "small messages between ranks arrive, complete and in time"
     requires = frozenset({"multi-process"})
     needs_mpi = True
+    across = True
     options: ClassVar = {"sizes": SIZES_OPTION}
 
     def probes(self, ctx: Context) -> Iterable[Probe]:

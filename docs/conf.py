@@ -51,7 +51,6 @@ PAGES = {
     "benchmarks/planted_jobs.md": "generated/planted-jobs.md",
     "benchmarks/kfd_faults.md": "generated/kfd-faults.md",
     "benchmarks/amd_runtimes.md": "generated/amd-runtimes.md",
-    "benchmarks/unseen_logs.md": "generated/unseen-logs.md",
     "tests/conformance/cuda-vmm-semantics-h200.md": "generated/cuda-vmm-semantics-h200.md",
 }
 """Pages outside this directory → their names on the site."""
@@ -64,6 +63,7 @@ def generate(_: Sphinx) -> None:
     checks = [item for item in check_files.load() if isinstance(item, LoadedCheck)]
     pages |= {f"check-{item.check.id}.md": check_page(item, caught[item.check.id]) for item in checks}
     pages |= {f"issue-{issue.id}.md": issue_page(issue) for issue in knownissues.load()}
+    pages["known-issues.md"] = issue_content.markdown(knownissues.load())
     pages["commands.rst"] = commands_page()
     pages["legality.md"] = legality_page()
     pages["schemas.md"] = "# Schemas\n\n`gpuipc-doctor schema NAME` prints a schema.\n" + "".join(
@@ -148,7 +148,7 @@ def commands_page() -> str:
 def adapt(_: Sphinx, page: str, source: list[str]) -> None:
     """Links between files of the repository become links between pages; HTML anchors become MyST's."""
     text = source[0]
-    if page == "known-issues":  # here, an issue's id leads to its page instead of its first source
+    if page == "generated/known-issues":  # here, an issue's id leads to its page instead of its first source
         text = re.sub(r'(<a id="([^"]+)"></a>\[[^]]*\])\([^)]*\)', r"\1(/generated/issue-\2.md)", text)
     text = re.sub(r'<a id="([^"]+)"></a>\[', r"[]{#\1}[", text)
     outside = next((Path(file).parent for file, name in PAGES.items() if name == f"{page}.md"), Path("docs"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 
+from gpuipc_doctor.secure import python
+
 GARBAGE_AFTER = 100_000
 """Number of new objects after which Python collects garbage. Python's default is about a thousand."""
 
@@ -24,6 +26,7 @@ def main() -> None:
 
             stdio.open_standard()
             answer.run(Path(sys.argv[3]))
+    python.restrict_environment()
     from gpuipc_doctor.cli import main as cli
 
     cli.main()

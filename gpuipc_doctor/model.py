@@ -160,6 +160,8 @@ class EvidenceKind(enum.Enum):
     TRIAL = "trial"
     """The result of rerunning the probe with a workaround. ``values`` have ``outcome`` (a `Trial`), and
     ``env`` or ``without``."""
+    CAUSE = "cause"
+    """What on this node explains the failure (`run.preflight`); the summary begins with it."""
     ISSUE = "issue"
     """A related known issue; ``values["issue"]`` is its id."""
 
@@ -481,6 +483,9 @@ class Probe:
     imports: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the probe's workers if no launcher starts them."""
+    fresh: str = ""
+    """``process`` if the probe needs processes in which no other probe ran, because it is about their end or
+    leaves something behind; ``context`` if it needs contexts that no other probe used; else empty."""
 
     @property
     def subject(self) -> str:
@@ -675,6 +680,20 @@ class Relation(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class FindingRef:
+    """Which finding of a report: its key, where it was seen, and what distinguishes it from others of this
+    key."""
+
+    key: str
+    """`Result.key`: ``ipc-release.not-returned``."""
+    subject: str
+    probe: str
+    repetition: int
+    identity: tuple[str, ...]
+    """`Finding.identity`: findings of one key differ in their texts, such as the role."""
+
+
+@dataclass(frozen=True, slots=True)
 class Join:
     """A known issue that is relevant to this run, with the reason."""
 
@@ -688,6 +707,8 @@ class Join:
     subjects: tuple[str, ...] = ()
     component: str = ""
     """The issue's component, which is also the name of the facts with its version."""
+    findings: tuple[FindingRef, ...] = ()
+    """The findings of this run that show the issue; empty if it is latent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -758,6 +779,10 @@ class Result:
     def subject(self) -> str:
         return subject_label(self.devices)
 
+    @property
+    def ref(self) -> FindingRef:
+        return FindingRef(self.key, self.subject, self.probe, self.repetition, self.finding.identity)
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -785,6 +810,10 @@ class Report:
     """The MPI library used for messages, and the fabric libraries that its ranks had loaded."""
     known_issues: str = ""
     """Edition of the known issues; two reports with the same edition used the same database."""
+    processes: int = 0
+    """Number of processes that were started to use a driver; 0 in reports of 0.2.0."""
+    initialisations: int = 0
+    """Number of driver initialisations in these processes, which take most of a run's time."""
 
     @property
     def nothing_tested(self) -> bool:

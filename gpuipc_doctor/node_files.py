@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuipc_doctor.secure import reading
+
 _MAX_BYTES = 1 << 20
 """Maximum bytes read of a file. All files needed here are shorter; a longer one would only use memory."""
+
+_LONGEST = 32 << 20
+"""Maximum bytes read of a process's files: it may have 65,530 mappings, each with a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +23,11 @@ class Tree:
     """Files below a root. Arguments and results are absolute paths of the node, such as ``/proc/cmdline``."""
 
     root: Path
+
+    @classmethod
+    def of_machine(cls) -> Tree:
+        """The files of this machine, also while a simulated node is examined."""
+        return cls(Path("/"))
 
     @property
     def is_real(self) -> bool:
@@ -35,8 +46,13 @@ class Tree:
 
     def raw(self, name: str) -> bytes:
         """The file's bytes. Raises `OSError`."""
-        with self.path(name).open("rb") as file:
-            return file.read(_MAX_BYTES)
+        try:
+            with reading.opened(self.path(name)) as fd, open(fd, "rb", closefd=False) as file:
+                return file.read(_MAX_BYTES)
+        except reading.Unreadable as reason:
+            if str(reason) == reading.DIRECTORY:
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), name) from None
+            raise OSError(errno.EINVAL, str(reason), name) from None
 
     def text(self, name: str) -> str:
         return self.raw(name).decode(errors="replace")
@@ -70,8 +86,8 @@ def matching(root: Path, pattern: str) -> list[Path]:
 def quietly(file: Path) -> str:
     """A file's text without surrounding white space; empty if unreadable."""
     try:
-        return file.read_text(errors="replace").strip()
-    except OSError:
+        return reading.sample(file, _LONGEST).decode(errors="replace").strip()
+    except reading.Unreadable:
         return ""
 
 
@@ -92,6 +108,11 @@ def gpus_on_bus(root: Path, vendor: str, read: Callable[[Path], str] = quietly) 
         for device in matching(root, "/sys/bus/pci/devices/*")
         if read(device / "vendor") == vendor and read(device / "class").startswith(_DISPLAYS)
     ]
+
+
+def is_passed_through(device: Path) -> bool:
+    """Whether a PCI device is bound to ``vfio-pci``, by which virtual machines are given devices."""
+    return "DRIVER=vfio-pci" in quietly(device / "uevent").split()
 
 
 def shown(text: str) -> str:

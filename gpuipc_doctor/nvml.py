@@ -7,6 +7,7 @@ structures: nvml.h.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import Any
 
 from gpuipc_doctor.api.gpu import Arm, DriverError
@@ -99,6 +100,27 @@ class Nvml:
                 return [(pid, None if used == _NOT_AVAILABLE else used) for pid, used, _, _ in rows]
         return None
 
+    def load(self, device: Any) -> tuple[int | None, float | None]:
+        """Utilisation in percent and power in watts; None for what the GPU does not report."""
+        busy: int | None = None
+        watts: float | None = None
+        with suppress(DriverError):  # not of a MIG instance
+            busy = self._utilisation(device)
+        with suppress(DriverError):
+            watts = self.numbers("nvmlDeviceGetPowerUsage", device)[0] / 1000
+        return busy, watts
+
+    def is_confidential(self) -> bool:
+        """Whether confidential computing is on; False also if the driver does not know it."""
+        import ctypes
+
+        state = (ctypes.c_uint * 3)()  # nvmlConfComputeSystemState_t: environment, ccFeature, devToolsMode
+        try:
+            self._call("nvmlSystemGetConfComputeState", state)
+        except DriverError:
+            return False
+        return bool(state[1])
+
     def numbers(self, function: str, *arguments: Any, give: int = 1) -> list[int]:
         """Result of a function that returns this many unsigned numbers."""
         import ctypes
@@ -106,6 +128,14 @@ class Nvml:
         given = [ctypes.c_uint() for _ in range(give)]
         self._call(function, *arguments, *map(ctypes.byref, given))
         return [number.value for number in given]
+
+    def _utilisation(self, device: Any) -> int:
+        """Percent of the last sample period in which a kernel ran (nvmlUtilization_t: GPU, memory)."""
+        import ctypes
+
+        rates = (ctypes.c_uint * 2)()
+        self._call("nvmlDeviceGetUtilizationRates", device, rates)
+        return int(rates[0])
 
     def _handle(self, function: str, name: int | bytes) -> Any:
         import ctypes

@@ -20,17 +20,21 @@ import zipfile
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+PLACES = ("/tmp", "/dev/shm", "/var/tmp")
+
 
 def unpacked(archive: str) -> str:
-    """The directory: in the first place that has room, and that lets compiled modules be loaded.
-
-    Ends the program where there is none.
+    """The directory: in the first place that has room, that lets compiled modules be loaded, and in which no
+    other user can replace what root then runs. Ends the program where there is none.
     """
     reasons = []
-    for place in dict.fromkeys((tempfile.gettempdir(), "/dev/shm", "/var/tmp")):
+    for place in dict.fromkeys((*filter(None, [os.environ.get("TMPDIR")]), *PLACES)):
+        if reason := untrusted(Path(place, "directory")):
+            reasons.append(f"{place} {reason}")
+            continue
         directory = ""
         try:
-            directory = tempfile.mkdtemp(prefix="gpuipc-doctor-", dir=place)
+            directory = tempfile.mkdtemp(prefix="gpuipc-doctor-", dir=os.path.realpath(place))
             # Until we end, as `gpuipc_doctor.supervise.leftovers` does: no other run takes it for one.
             fcntl.flock(os.open(directory, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)
             with zipfile.ZipFile(archive) as packed:
@@ -46,10 +50,22 @@ def unpacked(archive: str) -> str:
         except (OSError, subprocess.CalledProcessError) as error:
             said = str(getattr(error, "stderr", "") or error).strip().splitlines()
             reasons.append(f"{place}: {said[-1] if said else error}")
-            shutil.rmtree(directory, ignore_errors=True)
+            if directory:
+                shutil.rmtree(directory, ignore_errors=True)
         else:
             return directory
     sys.exit("gpuipc-doctor: cannot unpack itself: " + "; ".join(reasons) + "; TMPDIR names another place")
+
+
+def untrusted(path: Path) -> str:
+    """As `gpuipc_doctor.secure.trust.untrusted`, of the archive; nothing of it stays imported."""
+    from gpuipc_doctor.secure import trust
+
+    try:
+        return trust.untrusted(path)
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "gpuipc_doctor"]:
+            del sys.modules[name]
 
 
 def ours(name: str) -> bool:
@@ -66,9 +82,12 @@ def main() -> None:
     if sys.argv[1:2] == ["--once"]:
         del sys.argv[1]
         Path(archive).unlink()
+    sys.path[0] = directory  # in place of the archive
+    from gpuipc_doctor.secure import python
+
     paths = [directory, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    sys.path[0] = directory  # in place of the archive
+    python.restrict_environment()
     from gpuipc_doctor.__main__ import main as doctor
     from gpuipc_doctor.supervise import leftovers
 

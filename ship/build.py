@@ -31,7 +31,7 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 
 def pip(*words: str | Path) -> None:
     subprocess.run(
-        [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *words], check=True
+        [sys.executable, "-I", "-m", "pip", "--quiet", "--disable-pip-version-check", *words], check=True
     )
 
 

@@ -2,14 +2,25 @@
 # gpuipc-doctor in one file: this text, and a zip archive behind it that Python runs.
 # GPUIPC_DOCTOR_PYTHON names the Python that has the node's bindings; without it, the first that is new enough.
 named=$GPUIPC_DOCTOR_PYTHON
-is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
+# An empty entry of PYTHONPATH stands for the working directory. Root's Python takes nothing from the environment.
+while :; do
+    case $PYTHONPATH in
+        :*) PYTHONPATH=${PYTHONPATH#:} ;;
+        *:) PYTHONPATH=${PYTHONPATH%:} ;;
+        *::*) PYTHONPATH=${PYTHONPATH%%::*}:${PYTHONPATH#*::} ;;
+        *) break ;;
+    esac
+done
+alone=
+[ "$(id -u)" != 0 ] || alone="-E -s"
+is_new_enough() { "$1" $alone -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
 if [ -z "$named" ]; then
     for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
-        is_new_enough "$python" && exec "$python" "$0" "$@"
+        is_new_enough "$python" && exec "$python" $alone "$0" "$@"
     done
     why="no Python 3.10 or newer was found here; name one: GPUIPC_DOCTOR_PYTHON=/path/to/python3"
 elif is_new_enough "$named"; then
-    exec "$named" "$0" "$@"
+    exec "$named" $alone "$0" "$@"
 elif command -v "$named" >/dev/null 2>&1; then
     why="$named is not Python 3.10 or newer ($("$named" -V 2>&1 | head -n 1)); name another one"
 else

@@ -47,9 +47,12 @@ SCONTROL = "/usr/bin/scontrol"
 
 EXTRAS = ("cuda-bindings>=12.9,<13", "mpi4py>=4", "py-spy>=0.4")
 
-COMMAND = f"""#!{PREFIX}/bin/python
-from gpuipc_doctor.__main__ import main
-main()
+COMMAND = f"""#!/bin/sh
+# Nothing is imported from the working directory, and as root nothing that the environment names.
+python={PREFIX}/bin/python
+[ "$(/usr/bin/id -u)" != 0 ] || exec $python -I -m gpuipc_doctor "$@"
+exec $python -c 'import sys; sys.path[:] = filter(None, sys.path)
+from gpuipc_doctor.__main__ import main; main()' "$@"
 """
 
 COMPLETIONS: dict[str, type[ShellComplete]] = {
@@ -98,7 +101,7 @@ def write(file: Path, text: str, mode: int = 0o644) -> None:
 
 def manual_page() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "man", "docs", directory]
+        command = [sys.executable, "-I", "-m", "sphinx", "-q", "-W", "-b", "man", "docs", directory]
         subprocess.run(command, check=True, cwd=REPOSITORY)
         return (Path(directory) / "gpuipc-doctor.1").read_bytes()
 

@@ -55,9 +55,7 @@ ROOTS = Path(__file__).parents[1] / ".prefix"
 
 def has_roots() -> bool:
     is_there = all((ROOTS / suite / ".ready").exists() for suite in ("bookworm", "trixie"))
-    programs = all(
-        shutil.which(name, path="/usr/sbin:/usr/bin") for name in ("buildah", "logrotate", "rpm", "sos")
-    )
+    programs = all(shutil.which(name, path="/usr/sbin:/usr/bin") for name in ("buildah", "logrotate", "rpm"))
     return os.geteuid() == 0 and is_there and programs
 
 
@@ -71,7 +69,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "mpi": (lambda: "GPUIPC_TEST_MPI" in os.environ, "needs the MPI libraries that `make test` fetches"),
     "packages": (
         has_roots,
-        "needs root, buildah, logrotate, rpm, sos, and the root file systems that `make test` fetches",
+        "needs root, buildah, logrotate, rpm, and the root file systems that `make test` fetches",
     ),
     "slurm": (has_slurm, "needs Slurm's slurmctld, slurmd and srun, munge and root"),
 }

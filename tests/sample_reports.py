@@ -1,6 +1,7 @@
 """Sample reports for tests, and generators of arbitrary reports for property tests."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -189,7 +190,6 @@ def seed_002() -> Report:
             Fact("cuda-driver", "11.2", "cuDriverGetVersion"),
             Fact("kernel", "5.14.21-150400.24.46-default", "uname"),
         ),
-        joins=(REOPEN_ISSUE,),
     )
     known = Finding.warn(
         "known-bad",
@@ -200,14 +200,15 @@ def seed_002() -> Report:
         reason=REOPEN_ISSUE.reason,
     )
     budget = Finding.skip("budget", "budget", remedy="run it alone: gpuipc-doctor check ipc-stale")
-    without_stale = replaced(
-        base,
-        Result("known-versions", known),
-        *(reopen_failure(subject, "destroy-context") for subject in Context(devices).subjects),
-        *(reopen_failure(subject, "primary-reset") for subject in Context(devices).subjects),
-    )
+    failures = [
+        reopen_failure(subject, probe)
+        for probe in ("destroy-context", "primary-reset")
+        for subject in Context(devices).subjects
+    ]
+    without_stale = replaced(base, Result("known-versions", known), *failures)
     kept = tuple(r for r in without_stale.results if r.check != "ipc-stale")
-    return replaced(without_stale, results=(*kept, Result("ipc-stale", budget)))
+    confirmed = replace(REOPEN_ISSUE, findings=tuple(failure.ref for failure in failures))
+    return replaced(without_stale, results=(*kept, Result("ipc-stale", budget)), joins=(confirmed,))
 
 
 LABELS = [f"{backend}:{index}" for backend in ("cuda", "hip") for index in (0, 1, 2, 3, 5, 10)]
@@ -331,6 +332,13 @@ def joins_st(ids: Sequence[str]) -> st.SearchStrategy[tuple[Join, ...]]:
     return st.lists(one, max_size=3, unique_by=lambda join: join.issue).map(tuple)
 
 
+def joined(report_: Report) -> Report:
+    """Each known issue shown by some of the results, and some by none."""
+    refs = [result.ref for result in report_.results]
+    joins = (replace(join, findings=tuple(refs[number::4])) for number, join in enumerate(report_.joins))
+    return replace(report_, joins=tuple(joins))
+
+
 def reports_of(ids: list[str]) -> st.SearchStrategy[Report]:
     return st.builds(
         Report,
@@ -351,7 +359,7 @@ def reports_of(ids: list[str]) -> st.SearchStrategy[Report]:
         stack=st.lists(st.builds(Fact, st.sampled_from(["mpich", "other"]), TEXT, TEXT), max_size=2).map(
             tuple
         ),
-    )
+    ).map(joined)
 
 
 reports = st.lists(IDS, min_size=1, max_size=6, unique=True).flatmap(reports_of)

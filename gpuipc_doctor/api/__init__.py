@@ -25,6 +25,7 @@ from gpuipc_doctor.api.exchange import (
 )
 from gpuipc_doctor.api.gpu import (
     REUSES,
+    WITHOUT_GPU_IPC,
     BackendUnavailable,
     Buffer,
     DriverError,

@@ -105,6 +105,21 @@ class Context:
         return (*((device,) for device in self.devices), *pairs)
 
     @property
+    def exporters(self) -> tuple[tuple[Device, ...], ...]:
+        """For each device, one subject in which it exports: to the next device of its backend that has peer
+        access, else to itself. For probes that end processes, of which each costs a driver initialisation;
+        in ``soak``, all `subjects`."""
+        if self.tier is Tier.SOAK:
+            return self.subjects
+        chosen: list[tuple[Device, ...]] = []
+        for device in self.devices:
+            place = self.devices.index(device)
+            others = [*self.devices[place + 1 :], *self.devices[:place]]
+            to = next((other for other in others if device.label in other.peers), None)
+            chosen.append((device, to) if to else (device,))
+        return tuple(chosen)
+
+    @property
     def pairs(self) -> tuple[tuple[Device, Device], ...]:
         """Ordered pairs (exporter's device, importer's device) within one backend."""
         return tuple((a, b) for a, b in permutations(self.devices, 2) if a.backend == b.backend)
@@ -162,6 +177,9 @@ class Check(ABC):
     tier: ClassVar[Tier] = Tier.ACCEPTANCE
     requires: ClassVar[frozenset[str]] = frozenset()
     """Capabilities that a device must have for this check."""
+    supplies: ClassVar[str] = ""
+    """What this check finds out for others: ``devices``, ``mpi`` or ``ranks``. Such a check is a survey:
+    it is asked for by this word, and runs once, before the others. Only built-in checks can be surveys."""
     needs_mpi: ClassVar[bool] = False
     """Whether the check needs ``Context.mpi``; without an MPI that accepts device pointers, it is skipped."""
     uses_fabric: ClassVar[bool] = False
@@ -172,7 +190,10 @@ class Check(ABC):
     """Settings to try if the check fails, cheapest first: a failure that one of them avoids is due to what it
     switches off."""
     across: ClassVar[bool] = False
-    """Whether the check also tests between two nodes, by processes without MPI."""
+    """Whether the check also tests between two nodes: with ``needs_mpi`` by ranks, else by processes without
+    MPI."""
+    reports_versions: ClassVar[bool] = False
+    """Whether the check reports the known issues of the versions found, all at once."""
     control: ClassVar[Control | None] = None
     """Makes this check the control of another check; None if it is no control."""
     options: ClassVar[Mapping[str, Json]] = {}

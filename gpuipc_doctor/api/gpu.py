@@ -61,8 +61,20 @@ pull request 7862. ``OUT_OF_MEMORY`` and ``MAP_FAILED`` are documented, but indi
 NOT_PERMITTED = frozenset({"CUDA_ERROR_NOT_PERMITTED"})
 """Errors for a missing permission. Fabric handles, for example, need an IMEX channel."""
 
+NOT_SUPPORTED = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "hipErrorNotSupported"})
+"""Errors for a feature that the driver or this kind of GPU lacks."""
+
+WITHOUT_GPU_IPC = (
+    "nothing to repair; run MPI and NCCL without GPU IPC: NCCL_P2P_DISABLE=1, UCX_TLS=^cuda_ipc, "
+    "MPICH_GPU_IPC_ENABLED=0"
+)
+"""What to do on a node whose GPUs have no IPC by design."""
+
 OUT_OF_MEMORY = frozenset({"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"})
 """Errors for exhausted memory."""
+
+INITIALISATIONS = frozenset({"cuInit", "hipInit"})
+"""The driver's calls that initialise it."""
 
 
 class DriverError(Exception):
@@ -87,6 +99,10 @@ class DriverError(Exception):
     @property
     def is_not_permitted(self) -> bool:
         return self.fault.name in NOT_PERMITTED
+
+    @property
+    def is_not_supported(self) -> bool:
+        return self.fault.name in NOT_SUPPORTED
 
     @property
     def is_out_of_memory(self) -> bool:
@@ -313,6 +329,11 @@ class Gpu(Protocol):
 
     @property
     def device(self) -> Device: ...
+    @property
+    def kind(self) -> str:
+        """What the device is if it lacks features of a whole GPU by design, such as ``a MIG instance``; else
+        empty."""
+
     def create_context(self) -> GpuContext:
         """A new context on this device, current in this thread."""
 

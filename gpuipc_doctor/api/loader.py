@@ -13,8 +13,10 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType
+from typing import NamedTuple
 
 from gpuipc_doctor.api import Check
 from gpuipc_doctor.api.gpu import CAPABILITIES
@@ -27,6 +29,13 @@ BUILT_IN = "gpuipc_doctor.checks"
 @dataclass(frozen=True, slots=True)
 class LoadedCheck:
     check: Check
+    file: Path
+
+
+class Survey(NamedTuple):
+    """A built-in check that supplies something to others (`Check.supplies`)."""
+
+    id: str
     file: Path
 
 
@@ -79,6 +88,15 @@ def built_in() -> dict[str, Path]:
     return {_guessed(file): file for file in files(built_in_dir())}
 
 
+@cache
+def survey(supplies: str) -> Survey:
+    """The built-in check that supplies this. It is found by its text, so that no check file is imported."""
+    declaration = f'    supplies = "{supplies}"\n'
+    return next(
+        Survey(id_, file) for id_, file in built_in().items() if declaration in file.read_text("utf-8")
+    )
+
+
 def load_file(file: Path) -> LoadedCheck | BrokenCheck:
     id_ = _guessed(file)
     try:
@@ -91,6 +109,8 @@ def load_file(file: Path) -> LoadedCheck | BrokenCheck:
         return BrokenCheck(id_, file, f"{file}:{line or 1}: {type(error).__name__}: {error}")
     if not isinstance(check, Check):
         return BrokenCheck(id_, file, f"{file}: defines no CHECK = YourCheck()")
+    if check.supplies and file.parent != built_in_dir():
+        return BrokenCheck(id_, file, f"{file}: only a built-in check can supply {check.supplies!r}")
     if mistake := _mistake(check):
         return BrokenCheck(id_, file, f"{file}: {mistake}")
     return LoadedCheck(check, file)

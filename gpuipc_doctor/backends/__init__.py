@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import CAPABILITIES, Arm, BackendUnavailable, DriverError
@@ -44,6 +45,7 @@ class Backend:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self._count: int | None = None
+        self._gpus: dict[Device, DriverGpu] = {}
 
     def devices(self) -> list[Device]:
         """Initialise the driver and describe every visible device; creates no context.
@@ -75,6 +77,16 @@ class Backend:
 
         Raises `BackendUnavailable` if this process does not see it.
         """
+        if device not in self._gpus:
+            self._gpus[device] = self._find(device)
+        return self._gpus[device]
+
+    def end_contexts(self, keep: Collection[str]) -> None:
+        """Destroy this process's contexts, except the primary ones of the devices with these labels."""
+        for device, gpu in self._gpus.items():
+            gpu.contexts.end(keep_primary=device.label in keep)
+
+    def _find(self, device: Device) -> DriverGpu:
         driver = self.driver
         for ordinal in range(self.initialise()):
             if device.uuid:

@@ -6,16 +6,28 @@ Files are read below ``root``: ``/`` on a real node, a tree of files on a simula
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import Arm, BackendUnavailable
 from gpuipc_doctor.model import DriverFault
-from gpuipc_doctor.node_files import gpus_on_bus, matching
+from gpuipc_doctor.node_files import Tree, gpus_on_bus, is_passed_through, matching
 
 NO_DEVICE = 100
 """``CUDA_ERROR_NO_DEVICE`` and ``hipErrorNoDevice``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why initialising a driver failed, and what to do about it."""
+
+    meaning: str
+    remedy: str
+
+
+Look = Callable[[Tree], Cause | None]
+"""Looks for one cause in the node's files and in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +44,19 @@ class Vendor:
     kernel_marks: tuple[str, ...]
     """Files below the root that all exist if the kernel driver is loaded."""
     pci_vendor: str
-    device_files: tuple[str, ...]
-    """Glob patterns of the device files that a process must be able to open for reading and writing."""
+    control_files: tuple[str, ...]
+    """Glob patterns of the device files that every process must be able to open for reading and writing."""
+    gpu_files: str
+    """Glob pattern of the GPUs' own device files, of which a confined job may open some only."""
     device_files_remedy: str
     hiding_variables: Mapping[str, bool]
     """Environment variable that hides devices → whether the empty value hides all."""
-    known_codes: Mapping[int, tuple[str, str]]
-    """Error code of initialisation → (its meaning, the remedy)."""
+    known_codes: Mapping[int, Cause]
+    """Error code of initialisation → its cause."""
+    looks: Mapping[int, tuple[Look, ...]]
+    """Error code of initialisation → causes to look for on the node, before the code's general one."""
+    renumbering: tuple[str, str] | None = None
+    """Two hiding variables of which the second counts the devices that the first leaves, from 0."""
     no_device_codes: frozenset[int] = frozenset({NO_DEVICE})
     """Codes with which initialising or counting devices fails because there is no device."""
 
@@ -56,8 +74,9 @@ class Absence:
         return all((self.root / mark).exists() for mark in self.vendor.kernel_marks) or self.on_bus() > 0
 
     def on_bus(self) -> int:
-        """Number of this vendor's GPUs on the PCI bus."""
-        return len(gpus_on_bus(self.root, self.vendor.pci_vendor))
+        """Number of this vendor's GPUs on the PCI bus, without those that virtual machines were given."""
+        gpus = gpus_on_bus(self.root, self.vendor.pci_vendor)
+        return sum(not is_passed_through(gpu) for gpu in gpus)
 
     def hiding(self) -> list[str]:
         """Variables that hide devices from this process, as ``NAME=value``."""
@@ -82,39 +101,62 @@ class Absence:
         return self._unavailable(reason, remedy)
 
     def initialising_failed(self, fault: DriverFault) -> BackendUnavailable:
-        """The reason for an error of initialising or of counting devices."""
-        if denied := self._denied_device_file():
-            return self._unavailable(f"{fault}: {denied}", self.vendor.device_files_remedy)
-        if fault.code in self.vendor.known_codes:
-            meaning, remedy = self.vendor.known_codes[fault.code]
-            return self._unavailable(f"{fault}: {meaning}", remedy)
+        """The reason for an error of initialising or of counting devices: the code's own cause first."""
+        causes = (
+            *(look(Tree(self.root)) for look in self.vendor.looks.get(fault.code, ())),
+            self.vendor.known_codes.get(fault.code),
+            self._denied_device_files(),
+        )
+        if cause := next(filter(None, causes), None):
+            return self._unavailable(f"{fault}: {cause.meaning}", cause.remedy)
         if fault.code in self.vendor.no_device_codes:
             return self._no_device(fault)
         return self._unavailable(str(fault), "check dmesg for driver messages")
 
     def _no_device(self, fault: DriverFault) -> BackendUnavailable:
+        vendor = self.vendor
         if hiding := self.hiding():
-            reason = f"{fault}: {' and '.join(hiding)} leaves no {self.vendor.gpu} visible"
+            reason = f"{fault}: {' and '.join(hiding)} leaves no {vendor.gpu} visible"
             names = " and ".join(assignment.partition("=")[0] for assignment in hiding)
-            return self._unavailable(reason, f"unset {names}, or set {names} to GPUs of this node")
+            remedy = f"unset {names}, or set {names} to GPUs of this node"
+            if vendor.renumbering and {*vendor.renumbering} <= {*names.split(" and ")}:
+                first, second = vendor.renumbering
+                remedy = f"unset {second}: it counts, from 0, only the GPUs that {first} leaves"
+            return self._unavailable(reason, remedy)
         if self.node_has_gpu():
-            reason = f"{fault}, although this node has an {self.vendor.gpu}"
+            reason = f"{fault}, although this node has an {vendor.gpu}"
             return self._unavailable(reason, "check dmesg for why the driver lost the GPU")
-        absent = f"{fault}: this node has no {self.vendor.gpu}"
-        return self._unavailable(absent, f"run on a node with an {self.vendor.gpu}")
+        if passed := len(gpus_on_bus(self.root, vendor.pci_vendor)):
+            reason = f"{fault}: this node's {passed} {vendor.gpu}s are assigned to vfio-pci"
+            return self._unavailable(reason, f"run in the virtual machine that was given the {vendor.gpu}")
+        absent = f"{fault}: this node has no {vendor.gpu}"
+        return self._unavailable(absent, f"run on a node with an {vendor.gpu}")
 
-    def _denied_device_file(self) -> str:
-        """The error of the first device file that cannot be opened, for example in a container; else
-        empty."""
-        for pattern in self.vendor.device_files:
+    def _denied_device_files(self) -> Cause | None:
+        """The device files that must be opened and cannot be, for example in a container.
+
+        Denied files of single GPUs explain nothing while another GPU's can be opened: a job is often confined
+        to its own GPUs.
+        """
+        for pattern in self.vendor.control_files:
             for path in matching(self.root, pattern):
-                try:
-                    with self.arm(f"open {path}"):
-                        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-                except PermissionError as error:
-                    return f"no permission to open {path} ({error.strerror})"
-                except OSError:
-                    continue  # not a permission problem; the driver's own code says more
+                if denied := self._denial(path):
+                    return Cause(denied, self.vendor.device_files_remedy)
+        denials = list(map(self._denial, matching(self.root, self.vendor.gpu_files)))
+        if denials and all(denials):
+            return Cause(denials[0], self.vendor.device_files_remedy)
+        return None
+
+    def _denial(self, path: Path) -> str:
+        """The error if this process may not open the device file; empty for any other error, of which the
+        driver's own code says more."""
+        try:
+            with self.arm(f"open {path}"):
+                os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        except PermissionError as error:
+            return f"no permission to open {path} ({error.strerror})"
+        except OSError:
+            pass
         return ""
 
     def _unavailable(self, reason: str, remedy: str) -> BackendUnavailable:

@@ -15,6 +15,8 @@ class DeviceContexts:
         self.ordinal = ordinal
         self.latest: DriverContext | None = None
         """The context that was made current last, if it still exists."""
+        self._made: list[DriverContext] = []
+        """Those that may still exist, in the order in which they were made."""
         self._is_first = True
 
     def create(self) -> DriverContext:
@@ -33,8 +35,15 @@ class DeviceContexts:
             self.latest.make_current()
         return self.latest
 
+    def end(self, *, keep_primary: bool) -> None:
+        """Destroy the contexts of this device, except the primary one if it is kept."""
+        for context in [made for made in self._made if not (keep_primary and made.primary)]:
+            context.destroy()
+        self._made = [context for context in self._made if not context.destroyed]
+
     def _begin(self, handle: Any, *, primary: bool) -> DriverContext:
         context = DriverContext(self, handle, primary=primary)
+        self._made.append(context)
         context.make_current()
         if self._is_first:
             self._is_first = False

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import Any
 
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.backends import calls, hostmemory
-from gpuipc_doctor.backends.absence import Vendor
+from gpuipc_doctor.backends.absence import NO_DEVICE, Cause, Vendor
+from gpuipc_doctor.backends.causes import (
+    limited_address_space,
+    module_not_loaded,
+    no_unified_memory_device,
+    other_libcuda,
+)
 from gpuipc_doctor.backends.driver import Driver, HandleType, version_fact
 from gpuipc_doctor.backends.nvml import ProcessMemory
 from gpuipc_doctor.model import Fact
+from gpuipc_doctor.node_files import Tree
 from gpuipc_doctor.nvml import Nvml
+
+_VGPU = re.compile(r"-\d+[ABCQ](?: MIG .*)?$")
+"""End of a vGPU type's name, as in ``GRID A100-40C`` and ``NVIDIA A100-1-5C``."""
+
+_MPS = (
+    "start `nvidia-cuda-mps-control -d` with the CUDA_MPS_PIPE_DIRECTORY and the user of this process; "
+    "or unset CUDA_MPS_PIPE_DIRECTORY to run without MPS"
+)
+
+_MODULE = module_not_loaded("nvidia", "/proc/driver/nvidia/version")
 
 NVIDIA = Vendor(
     gpu="NVIDIA GPU",
@@ -21,28 +39,46 @@ NVIDIA = Vendor(
     library_remedy="install the NVIDIA driver, or in a container make its libraries visible (--gpus, --nv)",
     kernel_marks=("proc/driver/nvidia/version",),
     pci_vendor="0x10de",
-    device_files=("dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia[0-9]*"),
+    control_files=("dev/nvidiactl", "dev/nvidia-uvm"),
+    gpu_files="dev/nvidia[0-9]*",
     device_files_remedy="run with access to the device files (as root, or inside a job that was given GPUs)",
     hiding_variables={"CUDA_VISIBLE_DEVICES": True},
     known_codes={
-        34: ("the loaded libcuda.so.1 is the toolkit's stub", "remove lib64/stubs from LD_LIBRARY_PATH"),
+        34: Cause("the loaded libcuda.so.1 is the toolkit's stub", "remove lib64/stubs from LD_LIBRARY_PATH"),
         # Seen on an H200 in a new pid namespace that still had the old /proc.
-        304: (
+        304: Cause(
             "the operating system refused a request of the driver",
             "in a container, mount its own /proc and pass every /dev/nvidia* file; check ulimit -a",
         ),
-        802: (
+        802: Cause(
             "the GPUs' fabric is not ready",
             "start nvidia-fabricmanager of the same version as the driver",
         ),
-        803: (
+        803: Cause(
             "the user-space driver and the kernel module have different versions",
             "reload the kernel module or reboot to activate the updated driver",
         ),
-        804: (
+        804: Cause(
             "the forward-compatibility libcuda.so.1 does not support this GPU",
             "remove the cuda-compat directory from LD_LIBRARY_PATH",
         ),
+        805: Cause("the MPS control daemon cannot be reached", _MPS),
+        806: Cause("the MPS server cannot be reached", _MPS),
+        807: Cause("the MPS server does not accept clients yet", f"wait some seconds and rerun; else {_MPS}"),
+        808: Cause(
+            "the MPS server has its maximum number of clients", "rerun when other MPS clients have ended"
+        ),
+        809: Cause(
+            "the MPS server has its maximum number of connections",
+            "rerun when other MPS clients have ended",
+        ),
+    },
+    looks={
+        2: (limited_address_space,),
+        NO_DEVICE: (_MODULE,),
+        304: (limited_address_space, no_unified_memory_device),
+        803: (other_libcuda,),
+        999: (_MODULE, no_unified_memory_device),
     },
 )
 
@@ -128,6 +164,22 @@ class CudaDriver(Driver):
         if self.attribute_of(ordinal, "HANDLE_TYPE_FABRIC_SUPPORTED"):
             words.add("fabric-handles")
         return frozenset(words)
+
+    def kind(self, ordinal: int) -> str:
+        # https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html: IPC is restricted by operating
+        # system and virtualisation; https://docs.nvidia.com/vgpu: names of vGPU types.
+        name, uuid = self.text("device-name", ordinal), self.uuid(ordinal)
+        if uuid.startswith("MIG-"):
+            return f"a MIG instance (its uuid is {uuid[:12]}…)"
+        if _VGPU.search(name):
+            return f"a vGPU (its name is {name})"
+        if self.attribute_of(ordinal, "INTEGRATED"):
+            return "an integrated GPU (CU_DEVICE_ATTRIBUTE_INTEGRATED is 1)"
+        if "microsoft" in Tree(self.absence.root).line("/proc/sys/kernel/osrelease").lower():
+            return "a GPU under WSL (the kernel is Microsoft's)"
+        if self.process_memory.is_confidential:
+            return "a GPU in confidential-computing mode (as NVML reports)"
+        return ""
 
     def pool_attribute(self, pool: Any, name: str) -> int:
         return int(self.call("pool-get", pool, self.named(name)))

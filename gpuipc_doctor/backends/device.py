@@ -62,6 +62,10 @@ class DriverGpu:
         """The device's capabilities in its current mode."""
         return self.driver.capabilities(self.ordinal)
 
+    @property
+    def kind(self) -> str:
+        return self.driver.kind(self.ordinal)
+
     @cached_property
     def unexportable_kinds(self) -> tuple[str, ...]:
         return self.driver.unexportable_kinds(self.ordinal)

@@ -151,6 +151,11 @@ class Driver(ABC):
     @abstractmethod
     def capabilities(self, ordinal: int) -> frozenset[str]: ...
 
+    def kind(self, ordinal: int) -> str:
+        """What a device is that lacks features of a whole GPU by design, and how that was recognised; empty
+        for a whole GPU."""
+        return ""
+
     @abstractmethod
     def ask_for_handles(self, request: Any, handle_type: HandleType) -> None:
         """Set the export type in ``request``, which describes memory to be created."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from gpuipc_doctor.api.gpu import HANDLE_BYTES, BackendUnavailable
 from gpuipc_doctor.backends import calls, hostmemory
-from gpuipc_doctor.backends.absence import NO_DEVICE, Vendor
+from gpuipc_doctor.backends.absence import NO_DEVICE, Cause, Vendor
+from gpuipc_doctor.backends.causes import module_not_loaded, no_kernel_fusion_driver
 from gpuipc_doctor.backends.driver import (
     LAZY_ENABLE_PEER_ACCESS,
     NON_BLOCKING,
@@ -19,6 +20,11 @@ from gpuipc_doctor.backends.driver import (
 )
 from gpuipc_doctor.model import Device, Fact
 
+_NO_DEVICE_CODES = frozenset({NO_DEVICE, 101})
+# ROCm 5.2.3 without a GPU: hipInit returns hipErrorInvalidDevice, hipGetDeviceCount hipErrorNoDevice.
+
+_MODULE = module_not_loaded("amdgpu", "/sys/module/amdgpu")
+
 AMD = Vendor(
     gpu="AMD GPU",
     binding="hip-python",
@@ -27,7 +33,8 @@ AMD = Vendor(
     library_remedy="install ROCm's HIP runtime, or add its directory (/opt/rocm/lib) to LD_LIBRARY_PATH",
     kernel_marks=("sys/module/amdgpu", "dev/kfd"),
     pci_vendor="0x1002",
-    device_files=("dev/kfd", "dev/dri/renderD*"),
+    control_files=("dev/kfd",),
+    gpu_files="dev/dri/renderD*",
     device_files_remedy="join the groups that own the device files (often video and render), or run as root",
     # ROCr tests whether its variable is set (flag.h), HIP whether its own are not empty (rocdevice.cpp).
     hiding_variables={
@@ -36,10 +43,13 @@ AMD = Vendor(
         "CUDA_VISIBLE_DEVICES": False,
     },
     known_codes={
-        35: ("the kernel driver is older than the HIP runtime needs", "update amdgpu, or load an older ROCm"),
+        35: Cause(
+            "the kernel driver is older than the HIP runtime needs", "update amdgpu, or load an older ROCm"
+        ),
     },
-    # ROCm 5.2.3 without a GPU: hipInit returns hipErrorInvalidDevice, hipGetDeviceCount hipErrorNoDevice.
-    no_device_codes=frozenset({NO_DEVICE, 101}),
+    looks=dict.fromkeys(_NO_DEVICE_CODES, (_MODULE, no_kernel_fusion_driver)),
+    no_device_codes=_NO_DEVICE_CODES,
+    renumbering=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
 )
 
 

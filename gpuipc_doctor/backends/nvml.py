@@ -25,6 +25,11 @@ class ProcessMemory:
         self._nvml = nvml
         self._handles: dict[str, Any] = {}
 
+    @property
+    def is_confidential(self) -> bool:
+        """Whether NVML reports that the node's GPUs are in confidential-computing mode."""
+        return bool(self._nvml and self._nvml.is_confidential())
+
     def of_this_process(self, uuid: str) -> int | None:
         """Bytes of a GPU held by this process.
 

@@ -9,11 +9,9 @@ was wrong.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-from gpuipc_doctor.tables import table
+from gpuipc_doctor.tables import Ruling, rulings
 
 UNSPECIFIED = "unspecified"
 
@@ -27,25 +25,12 @@ opens. ``same`` and ``differs``: comparison of two handles. ``ends`` and ``stays
 survives."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One vendor's behaviour in one case: a word of `VALUES` or `UNSPECIFIED`, with its source."""
-
-    value: str
-    source: str
-
-
-@cache
-def cases() -> Mapping[str, Mapping[str, Rule]]:
+def cases() -> Mapping[str, Mapping[str, Ruling]]:
     """Case → (backend, or generation of its runtime → rule)."""
-    data = table(Path(__file__).with_name("rules.yaml"))
-    return {
-        case: {on: Rule(value, source.format_map(data["sources"])) for on, (value, source) in said.items()}
-        for case, said in data["cases"].items()
-    }
+    return rulings(Path(__file__).with_name("rules.yaml"), "cases")
 
 
-def rule(backend: str, case: str, generation: int = 0) -> Rule:
+def rule(backend: str, case: str, generation: int = 0) -> Ruling:
     """The rule of ``case`` for ``backend``, or the rule of its runtime's ``generation`` if the table has one.
 
     Raises `KeyError` if the table lacks the case.

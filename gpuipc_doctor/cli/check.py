@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from errno import EPERM
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuipc_doctor.api import loader
+from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import bindings, formats, options
-from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.cli.progress import Silent, progress
 from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.model import Exit, Report, Tier
@@ -20,7 +20,7 @@ from gpuipc_doctor.report import exits, sentences
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.preview import Preview
 from gpuipc_doctor.run.request import Request
-from gpuipc_doctor.site.trust import untrusted
+from gpuipc_doctor.secure.writing import OutputFile, make_directory
 
 if TYPE_CHECKING:
     from gpuipc_doctor.site.config import SiteConfig
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "healthy-hip"}
 """Installed bindings → the simulated node to suggest."""
 
-HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operations")
-"""Checks that have options on the command line, and the names of the options."""
+OF_CHECKS = ("seed", "operations")
+"""Options of checks that the command line can set."""
 
 
 @click.command()
@@ -48,6 +48,9 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     multiple=True,
     metavar="NAME",
     help="Probe only this device: cuda:0, a uuid, or an index if only one driver is found. May be repeated.",
+)
+@click.option(
+    "--verbose", "-v", is_flag=True, help="Also print the number of processes and driver initialisations."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the matrix.")
 @click.option(
@@ -100,16 +103,22 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     "--seed",
     type=click.IntRange(0),
     metavar="N",
-    help="Seed of ipc-histories and mpi-histories.  [default: fixed; in soak, from host and time]",
+    help="Seed of random histories  [default: fixed; in soak, from host and time], and of the GPU that is "
+    "tested first  [default: at random].",
 )
 @click.option(
     "--operations",
     type=click.IntRange(1),
     metavar="N",
-    help="Number of steps of ipc-histories or mpi-histories.  [default: 1500, more with several devices; in "
+    help="Number of steps of random histories.  [default: depends on the check and the number of devices; in "
     "soak, as many as 10 minutes allow]",
 )
 @click.option("--no-workarounds", is_flag=True, help="Do not try workarounds for failed checks.")
+@click.option(
+    "--isolate",
+    is_flag=True,
+    help="Run every probe in processes of its own; slower. Without it, only probes that failed are.",
+)
 @click.option("--accept-harm", is_flag=True, help="Also run probes known to harm nodes with these versions.")
 @click.option("--strict", is_flag=True, help="Exit with 10 when the worst finding is WARN.")
 @click.option(
@@ -136,6 +145,7 @@ def command(
     strict: bool,
     exit_style: str,
     dry_run: bool,
+    verbose: bool,
     **_: Any,  # other subcommands make the request themselves
 ) -> None:
     """Run checks on this node and print the health matrix.
@@ -169,6 +179,8 @@ def command(
             click.echo(_summary(report, exit_code, full=as_json), nl=False)
         else:
             click.echo(_text(report, exit_code, as_json=as_json, exit_style=exit_style), nl=False)
+            if verbose and not as_json:
+                click.echo(f"{report.processes} processes, {report.initialisations} driver initialisations")
         as_json = as_json or summary
         if all_checks and not as_json and exit_style == "default" and (shown := _could_be_shown(report)):
             click.echo(f"no GPU here; to see an example, run `gpuipc-doctor check --all --simulate {shown}`")
@@ -185,21 +197,25 @@ def refuse_contradictions(ctx: click.Context) -> None:
         raise click.UsageError("--all runs every check of the tier; omit --all, or the names", ctx)
     if not named and not all_checks:
         raise click.UsageError("name the checks to run, or give --all", ctx)
-    for option in OF_HISTORIES:
-        if ctx.params[option] is not None and named and not {*HISTORIES} & {*named}:
-            raise click.UsageError(f"--{option} is for {' and '.join(HISTORIES)}: also name one of them", ctx)
+    if ctx.params["operations"] is not None and named and not {*(able := _having("operations"))} & {*named}:
+        raise click.UsageError(f"--operations is for {' and '.join(able)}: also name one of them", ctx)
 
 
 def with_options(ctx: click.Context, config: SiteConfig) -> SiteConfig:
     """The site config with a check's options from the command line."""
-    given = {option: ctx.params[option] for option in OF_HISTORIES if ctx.params[option] is not None}
-    if not given:
-        return config
-    of_checks = {check: {**config.options.get(check, {}), **given} for check in HISTORIES}
-    if "operations" in given:  # the run must not end by time alone then
-        for options_of_check in of_checks.values():
-            options_of_check.setdefault("seconds", 1e6)
-    return replace(config, options={**config.options, **of_checks})
+    found = {check: dict(given) for check, given in config.options.items()}
+    for option in (option for option in OF_CHECKS if ctx.params[option] is not None):
+        for check in _having(option):
+            found.setdefault(check, {})[option] = ctx.params[option]
+            if option == "operations":  # the run must not end by time alone then
+                found[check].setdefault("seconds", 1e6)
+    return replace(config, options=found)
+
+
+def _having(option: str) -> list[str]:
+    """Ids of the built-in checks with this option."""
+    loaded = (item.check for item in loader.load() if isinstance(item, LoadedCheck))
+    return [check.id for check in loaded if option in check.options]
 
 
 def request_of(ctx: click.Context, config: SiteConfig) -> Request:
@@ -219,6 +235,8 @@ def request_of(ctx: click.Context, config: SiteConfig) -> Request:
         partner=given["partner"] or "",
         workarounds=not given["no_workarounds"],
         repeat=given["repeat"],
+        isolate=given["isolate"],
+        seed=given["seed"],
         accept_harm=given["accept_harm"],
     )
 
@@ -235,7 +253,7 @@ def _could_be_shown(report: Report) -> str:
 def _prepare_logs(directory: Path) -> None:
     """Require a new or empty directory, so that the logs of two runs do not mix."""
     with options.naming_option("--keep-logs", str(directory)):
-        _make(directory, mode=0o700)
+        make_directory(directory, mode=0o700)
         if any(directory.iterdir()):
             raise click.BadParameter(
                 f"{directory} is not empty; name a new directory", param_hint="--keep-logs"
@@ -249,14 +267,8 @@ def _prepare_plots(directory: Path) -> None:
     if find_spec("matplotlib") is None:
         raise click.UsageError("--plots needs matplotlib: pip install matplotlib")
     with options.naming_option("--plots", str(directory)):
-        _make(directory)
+        make_directory(directory)
         OutputFile(directory / "picture.svg").close()
-
-
-def _make(directory: Path, mode: int = 0o777) -> None:
-    if reason := untrusted(directory):
-        raise PermissionError(EPERM, reason)
-    directory.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def _draw(report: Report, directory: Path | None) -> bool:

@@ -12,7 +12,7 @@ from gpuipc_doctor.cli import formats, options, saved
 from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.diagnose import diagnosis_content
 from gpuipc_doctor.diagnose.diagnosis import Recognised
-from gpuipc_doctor.diagnose.examination import Examination
+from gpuipc_doctor.diagnose.examination import Entry, Examination
 from gpuipc_doctor.diagnose.exits import MEANINGS, code
 from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.diagnose.sources import STDIN
@@ -59,10 +59,12 @@ def command(
     if not files and sys.stdin.isatty():
         raise click.UsageError("name a log, or pipe one in")
     dirs = options.site_config(config_file).known_issues_dirs
-    issues = knownissues.load(dirs)
+    entries: list[Entry] = [*knownissues.load(dirs), *knownissues.load_messages(dirs)]
+    for remark in knownissues.remarks(dirs):
+        say(remark)
     known = saved.inventory(inventory) if inventory else ()
-    examination = Examination(issues)
-    for skipped in examination.index.skipped:
+    examination = Examination(entries)
+    for skipped in examination.skipped:
         say(f"known issue not searched for: {skipped}")
     page = formats.page()
 

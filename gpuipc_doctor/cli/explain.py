@@ -1,4 +1,4 @@
-"""``gpuipc-doctor explain``: print a check's documentation or a known issue."""
+"""``gpuipc-doctor explain``: print a check's documentation, a known issue or a message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuipc_doctor import knownissues
 from gpuipc_doctor.api import Check, loader
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.cli.issue_content import page
+from gpuipc_doctor.cli.issue_content import message_page, page
 from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.present.terminal import COLUMNS
 from gpuipc_doctor.present.text import wrap
@@ -25,13 +25,13 @@ _ITEM = r" *(?:[-*]|\d+\.) +"
 
 
 @click.command()
-@click.argument("id_", metavar="CHECK|ISSUE")
+@click.argument("id_", metavar="CHECK|ISSUE|MESSAGE")
 @options.config("Add a site's own checks and known issues.")
 def command(id_: str, config_file: Path | None) -> None:
-    """Explain a check or a known issue.
+    """Explain a check, a known issue or a message.
 
     A check: what it does, what it needs, which known issues it detects. A known issue: who is affected,
-    symptoms, workarounds with their cost, sources.
+    symptoms, workarounds with their cost, sources. A message: what it means, where to look.
     """
     config = options.site_config(config_file)
     loaded = (item for item in check_files.load(config.checks_dirs) if isinstance(item, LoadedCheck))
@@ -41,8 +41,13 @@ def command(id_: str, config_file: Path | None) -> None:
         click.echo(_check_page(checks[id_], issues.values()))
     elif id_ in issues:
         click.echo(page(issues[id_]))
+    elif id_ in (messages := {one.id: one for one in knownissues.load_messages(config.known_issues_dirs)}):
+        click.echo(message_page(messages[id_]))
+    elif text := knownissues.retired().get(id_):
+        click.echo(text)
     else:
-        raise UnknownName("check or known issue", id_, [*checks, *get_close_matches(id_, issues)])
+        near = get_close_matches(id_, [*issues, *messages])
+        raise UnknownName("check, known issue or message", id_, [*checks, *near])
 
 
 def _check_page(item: LoadedCheck, issues: Iterable[KnownIssue]) -> str:
@@ -55,7 +60,7 @@ def _check_page(item: LoadedCheck, issues: Iterable[KnownIssue]) -> str:
             "",
             f"tier      {item.check.tier.label}",
             *wrap(", ".join(_required(item.check)) or "nothing", COLUMNS, "requires  "),
-            *wrap(_detected(item.check.id, issues), COLUMNS, "detects   "),
+            *wrap(_detected(item.check, issues), COLUMNS, "detects   "),
             f"file      {item.file}",
         ]
     )
@@ -69,10 +74,10 @@ def _required(check: Check) -> Iterator[str]:
         yield "CuPy or PyTorch"
 
 
-def _detected(check: str, issues: Iterable[KnownIssue]) -> str:
-    if check == "known-versions":
+def _detected(check: Check, issues: Iterable[KnownIssue]) -> str:
+    if check.reports_versions:
         return "every known issue with versions"
-    return ", ".join(issue.id for issue in issues if check in issue.checks) or "no known issue"
+    return ", ".join(issue.id for issue in issues if check.id in issue.checks) or "no known issue"
 
 
 def _reflowed(text: str) -> Iterator[str]:

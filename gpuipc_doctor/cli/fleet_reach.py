@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuipc_doctor.cli import options
+from gpuipc_doctor.secure import python
 
 if TYPE_CHECKING:
     from gpuipc_doctor.fleet.ask import LaunchOptions, Shipped, Via
@@ -191,7 +191,7 @@ def via_of(asked: str) -> str:
 
 def tool_of(path: str | None) -> tuple[str, ...]:
     """Command that starts this tool on the nodes: the one used here, or the path in ``--tool``."""
-    return (path,) if path else (sys.executable, "-m", "gpuipc_doctor")
+    return (path,) if path else tuple(python.module("gpuipc_doctor"))
 
 
 def _slurms_nodes(partition: str | None, reservation: str | None, all_idle: bool) -> str:

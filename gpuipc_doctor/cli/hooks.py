@@ -10,10 +10,11 @@ from pathlib import Path
 import click
 
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.prolog.hooks import HOOKS
-from gpuipc_doctor.site import bounded, config
-from gpuipc_doctor.site.trust import untrusted
+from gpuipc_doctor.secure import reading
+from gpuipc_doctor.secure.trust import untrusted
+from gpuipc_doctor.secure.writing import OutputFile
+from gpuipc_doctor.site import config
 
 _OURS = b"Written by `gpuipc-doctor config hooks"
 
@@ -66,8 +67,8 @@ def command(which: str, config_file: Path, directory: Path | None, scontrol: str
 
 def _is_ours(file: Path) -> bool:
     try:
-        return _OURS in bounded.read(file, MAX_BYTES)
-    except bounded.Unreadable:
+        return _OURS in reading.read(file, MAX_BYTES)
+    except reading.Unreadable:
         return False
 
 

@@ -1,4 +1,4 @@
-"""The content of known issues: one as a page of 80 columns, or all as docs/known-issues.md."""
+"""The content of known issues and messages: one as a page of 80 columns, or all as a Markdown document."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import date
 from itertools import groupby
 
 from gpuipc_doctor.inventory import NAMES
-from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, Suppression, Workaround
+from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message, Signature, Suppression, Workaround
 from gpuipc_doctor.present.terminal import COLUMNS
 from gpuipc_doctor.present.text import wrap
 
@@ -24,6 +24,28 @@ def page(issue: KnownIssue, today: date | None = None) -> str:
     for heading, lines in _sections(issue, today or date.today()):
         parts.append(f"\n{heading}\n" + "\n".join(lines))
     return "\n".join(parts)
+
+
+def message_page(message: Message) -> str:
+    """The message's page, as `page`."""
+    signatures = [line for signature in message.signatures for line in _signature(signature)]
+    parts = [
+        _fill(f"{message.id}: {message.says}", ""),
+        "\nMessage\n" + "\n".join(_paragraphs(f"{message.component} ({message.kind})", _also(message))),
+        "\nLook at\n" + "\n".join(_items(message.look)),
+        "\nHow logs show it\n" + "\n".join(signatures),
+        "\nPrinted by\n" + "\n".join(_items(dict.fromkeys(_files(message)))),
+    ]
+    return "\n".join(parts)
+
+
+def _also(message: Message) -> str:
+    return f"also concerns: {', '.join(message.also)}" if message.also else ""
+
+
+def _files(message: Message) -> Iterator[str]:
+    for signature in message.signatures:
+        yield from signature.source.file.split(", ") if signature.source else ()
 
 
 def _sections(issue: KnownIssue, today: date) -> Iterator[tuple[str, list[str]]]:
@@ -80,6 +102,8 @@ def _detection(issue: KnownIssue) -> Iterator[str]:
 
 def _signature(one: Signature) -> Iterator[str]:
     """A signature's sample line; its regular expressions are only in the JSON."""
+    if one.finding or one.call:
+        return
     said = one.sample.splitlines() or [" … ".join(one.match) or f"a stack of {' < '.join(one.stack)}"]
     beside = "".join(f"; counts beside {need}" for need in one.needs)
     sure = "" if one.confidence is Confidence.HIGH else f"; {one.confidence.label} confidence"
@@ -124,12 +148,11 @@ def _fill(text: str, lead: str, hang: str = "") -> str:
 # -- the document ------------------------------------------------------------------------------------------
 
 _HEAD = """\
-# Known issues
+# Known issues and messages
 
-Known issues in gpuipc-doctor's database, [by symptom](#by-symptom) and by [component](#by-component).
-This file is made from the database by `gpuipc-doctor known-issues list --markdown`; do not edit it.
-`gpuipc-doctor explain ID` shows all of an issue, and [its format](known-issues-format.md) is described
-beside this file.
+gpuipc-doctor's database: known issues [by symptom](#by-symptom) and by [component](#by-component), and
+[messages](#messages), which are texts in logs. `gpuipc-doctor explain ID` shows all of an entry. Made by
+`gpuipc-doctor known-issues list --markdown`.
 
 Versions: *unknown* means that no source names them; the issue is reported when its signature is found in a
 log or in a check's result, and never because of a version. *Any* means that versions do not matter.
@@ -152,18 +175,23 @@ _SEEN = {
 }
 
 
-def markdown(issues: Iterable[KnownIssue]) -> str:
+def markdown(issues: Iterable[KnownIssue], messages: Iterable[Message] = ()) -> str:
     """The document; withdrawn issues are omitted."""
     order = list(NAMES)
     known = sorted((issue for issue in issues if not issue.withdrawn), key=lambda i: order.index(i.component))
     lines = [_HEAD]
     for kind, seen in _SEEN.items():
-        lines += [f"### {seen}", "", *(_entry(issue) for issue in known if issue.kind == kind), ""]
+        if shown := [_entry(issue) for issue in known if issue.kind == kind]:
+            lines += [f"### {seen}", "", *shown, ""]
     lines += ["## By component", ""]
     for component, group in groupby(known, key=lambda issue: issue.component):
         members = list(group)
         lines += [f"### {component}", "", *_table(members), ""]
-    lines.append(f"{len(known)} issues.\n")
+    texts = sorted(messages, key=lambda message: (order.index(message.component), message.id))
+    lines += ["## Messages", ""]
+    for component, some in groupby(texts, key=lambda message: message.component):
+        lines += [f"### Messages of {component}", "", *_messages(some), ""]
+    lines.append(f"{len(known)} issues, {len(texts)} messages.\n")
     return "\n".join(lines)
 
 
@@ -181,6 +209,14 @@ def _table(issues: Sequence[KnownIssue]) -> Iterator[str]:
             where += f", with {', '.join(f'`{need}`' for need in issue.needs)}"
         helps = "; ".join(map(_help, issue.harmless_first)) or "–"
         yield f"| {_cell(what)} | {_cell(where)} | {_cell(helps)} |"
+
+
+def _messages(messages: Iterable[Message]) -> Iterator[str]:
+    yield "| message | severity | meaning | look at |"
+    yield "|---|---|---|---|"
+    for message in messages:
+        cells = (message.says, "; ".join(message.look))
+        yield f'| <a id="{message.id}"></a>{message.id} | {message.kind} | {" | ".join(map(_cell, cells))} |'
 
 
 def _help(workaround: Workaround) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import click
 
 from gpuipc_doctor.cli import fleet_reach, formats, options
 from gpuipc_doctor.model import Exit
+from gpuipc_doctor.secure import writing
 from gpuipc_doctor.supervise import tree
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ SHORTEST_S, LONGEST_S = 5.0, 24 * 3600.0
               type=click.Choice(["script", "taskprolog"]),
               help="Print variables that make a hang of a later job easier to "
                   "diagnose, for the libraries found here, and exit.")  # fmt: skip
+@click.option("--watch", is_flag=True, help="Renew the screen until Ctrl-C.")
 @options.seconds("--deadline", "Time limit for each node.", default=180.0, show_default=True)
 @click.option("--since", "since_file", type=options.FilePath(), metavar="FILE",
               help="Show changes since an earlier run's JSON (--save).")  # fmt: skip
@@ -90,6 +93,7 @@ def command(
     seconds: float,
     ras: bool,
     arm: str | None,
+    watch: bool,
     deadline: float,
     since_file: Path | None,
     save: Path | None,
@@ -110,8 +114,7 @@ def command(
       12  something is stuck or grows
     """
     ctx.with_resource(tree.prioritised())  # before the imports: ranks that wait may take every processor
-    from gpuipc_doctor.job import document, here, job_content
-    from gpuipc_doctor.job.document import Cause
+    from gpuipc_doctor.job import code, document, here, job_content
     from gpuipc_doctor.job.gpu_holders import LABEL
     from gpuipc_doctor.job.progress import since
     from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs
@@ -130,10 +133,10 @@ def command(
         click.echo("\n".join(_armed(arm)))
         return
     earlier = _saved(since_file) if since_file else None
-    request = Request(pids, slurm, user)
     asked = ["--slurm", slurm] * bool(slurm) + ["--user", user] * bool(user) + ["--gpu", gpu] * bool(gpu)
     asked += ["--stacks"] * stacks + ["--ras"] * ras + (["--for", str(seconds)] if seconds else [])
-    try:
+
+    def examined(request: Request) -> JobReport:
         where: list[str] | None = []
         if (nodes or slurm) and not this_node:
             from gpuipc_doctor.fleet.ask import LaunchOptions, Via
@@ -150,10 +153,38 @@ def command(
             )
             report = job_nodes.ask(where, way)
         else:
+            code.wait_at_most(deadline / 4)
             report = here.report(request, gpu, stops=stacks, asks_ras=ras, watches_s=seconds)
         if where is None:
             alone = {"other nodes of the job": "squeue does not list them; name them with -w"}
             report = replace(report, unable={**report.unable, **alone})
+        if not part:  # of a merged report, they are found in the whole
+            report = _with_issues(report)
+        return replace(report, since=since(earlier, report)) if earlier else report
+
+    def reports() -> list[JobReport]:
+        """One report, or one for each job on this node, if a screen is asked for."""
+        try:
+            return [examined(Request(pids, slurm, user))]
+        except SeveralJobs as several:
+            if not several.jobs or save or earlier or part or form not in ("table", "markdown"):
+                raise
+            return [examined(Request(pids=job)) for job in several.jobs]
+
+    found: list[JobReport] = []
+    try:
+        while True:
+            found = reports()
+            if save:
+                with options.naming_option("--save", f"cannot write {save}"):
+                    writing.write(save, document.dumps(found[0]))
+            page = "\n".join(formats.text(report, form, job_content, document) for report in found)
+            if watch:
+                click.clear()
+            click.echo(page, nl=False)
+            if not watch:
+                break
+            time.sleep(WATCH_S)
     except BadNodes as bad:
         raise click.BadParameter(str(bad), param_hint="-w") from None
     except NoSuchJob as absent:
@@ -161,16 +192,21 @@ def command(
         ctx.exit(Exit.NOTHING)
     except SeveralJobs as several:
         raise click.UsageError(sanitise(str(several)), ctx) from None
-    if not part:  # of a merged report, they are found in the whole
-        report = _with_issues(report)
-    if earlier:
-        report = replace(report, since=since(earlier, report))
-    text = document.dumps(report)
-    if save:
-        with options.naming_option("--save", f"cannot write {save}"):
-            save.write_text(text, encoding="utf-8")
-    click.echo(formats.text(report, form, job_content, document), nl=False)
-    ctx.exit({Cause.RUNS: Exit.OK, Cause.UNKNOWN: Exit.ERROR}.get(report.verdict.cause, Exit.FAIL))
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+    ctx.exit(max((_exit(report) for report in found), default=Exit.ERROR))
+
+
+WATCH_S = 5.0
+"""Seconds between two screens of ``--watch``."""
+
+
+def _exit(report: JobReport) -> Exit:
+    from gpuipc_doctor.job.document import Cause
+
+    cause = report.verdict.cause
+    return Exit.OK if cause is Cause.RUNS else Exit.ERROR if cause.is_open else Exit.FAIL
 
 
 def _saved(file: Path) -> JobReport:

@@ -25,7 +25,7 @@ COMMANDS = {
     "config": ("config", "Create, check, show and install site configs."),
     "diagnose": ("diagnose", "Find known issues in logs and stacks."),
     "drill": ("drill", "Run the checks on simulated faults."),
-    "explain": ("explain", "Explain a check or a known issue."),
+    "explain": ("explain", "Explain a check, a known issue or a message."),
     "fleet": ("fleet", "Run checks on many nodes; find nodes that fail, differ or do not answer."),
     "inventory": ("inventory", "Show this node's drivers and libraries, with sources."),
     "job": ("job", "Find out which rank of a running job waits for which."),
@@ -34,9 +34,9 @@ COMMANDS = {
     "memory": ("memory", "Show device memory by process, and its growth."),
     "prolog": ("prolog", "Test this node before a job: one line and one exit code, within a time limit."),
     "replay": ("replay", "Replay a history of memory operations, or print it as a C program."),
-    "report": ("report", "Print a saved report for people, CI or Prometheus."),
+    "report": ("report", "Print a saved report for people, CI or Prometheus, or as a bug report."),
     "schema": ("schema", "Print the JSON Schema of a report or a file."),
-    "ticket": ("ticket", "Write a bug report with the fields of a vendor's form."),
+    "ticket": ("ticket", "Write a bug report: report --format ticket."),
 }
 """Command name → (module below ``gpuipc_doctor.cli`` that defines ``command``, its one-line help)."""
 
@@ -162,14 +162,27 @@ def report_error(error: Exception) -> int:
     if isinstance(error, FileNotFoundError) and not _has_working_directory():
         click.echo("gpuipc-doctor: the working directory was deleted; change to an existing one", err=True)
         return 2
-    import tempfile
     import traceback
 
-    with tempfile.NamedTemporaryFile("w", prefix="gpuipc-doctor-error-", suffix=".txt", delete=False) as file:
-        file.write(f"gpuipc-doctor {__version__}, Python {sys.version}, {sys.argv}\n\n")
-        traceback.print_exception(error, file=file)
-    stdio.say(f"internal error: {error!r}; please report it with {file.name}")
+    said = f"gpuipc-doctor {__version__}, Python {sys.version}, {sys.argv}\n\n"
+    file = _written(said + "".join(traceback.format_exception(error)))
+    stdio.say(f"internal error: {error!r}; please report it{file and f' with {file}'}")
     return 1
+
+
+def _written(text: str) -> str:
+    """Path of a new file with this text; empty if there is no place for it."""
+    from gpuipc_doctor.secure import writing
+    from gpuipc_doctor.supervise import scratch
+
+    for place in scratch.usual():
+        file = place / f"gpuipc-doctor-error-{os.urandom(4).hex()}.txt"
+        try:
+            writing.write_new(file, text)
+        except OSError:
+            continue
+        return str(file)
+    return ""
 
 
 def _is_not_written(error: OSError) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from gpuipc_doctor.model import Exit, Node, Status
 from gpuipc_doctor.present.terminal import table
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.secure import writing
 
 DEFAULT_INTERVAL_S = 2.0
 
@@ -89,7 +91,7 @@ def _log(path: Path | None) -> AbstractContextManager[IO[str] | None]:
     if path is None:
         return nullcontext()
     with options.naming_option("--log", f"cannot write {path}"):
-        return path.open("a", buffering=1, encoding="utf-8")
+        return os.fdopen(writing.open_to_append(path), "a", buffering=1, encoding="utf-8")
 
 
 @contextmanager

@@ -11,14 +11,14 @@ from pathlib import Path
 import click
 
 from gpuipc_doctor import node_name
+from gpuipc_doctor.api import loader
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.fabric import devices as fabric_devices
 from gpuipc_doctor.model import Device, Fact, MpiStack, Node
 from gpuipc_doctor.run import engine
-from gpuipc_doctor.run.planner import MPI_DISCOVERY
 from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.secure.writing import OutputFile
 from gpuipc_doctor.site import hosts
 from gpuipc_doctor.site.show import flow, shown
 from gpuipc_doctor.versions import parse
@@ -44,7 +44,7 @@ def command(
         raise click.UsageError(f"{to} exists; name another file, or move it away")
     config = options.site_config(config_file)
     base = options.matching() if config_file is None else config_file
-    request = Request(checks=(MPI_DISCOVERY,), backend=backend, mpi_lib=mpi_lib)
+    request = Request(checks=(loader.survey("mpi").id,), backend=backend, mpi_lib=mpi_lib)
     with options.node(simulate) as node:
         devices, inventory, mpi = engine.survey_node(request, config, node, Silent())
         resembled = options.resembling(config, node, devices)

@@ -67,7 +67,8 @@ def seconds(name: str, says: str, **more: Any) -> Callable[[Command], Command]:
 
 def config(says: str, **more: Any) -> Callable[[Command], Command]:
     """The option ``--config``, with a command's help text."""
-    return click.option("--config", "config_file", type=FilePath(), metavar="FILE", help=says, **more)
+    described = {"type": FilePath(), "metavar": "FILE", "help": says, **more}
+    return click.option("--config", "config_file", **described)
 
 
 @contextmanager

@@ -7,17 +7,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from gpuipc_doctor.cli.stdio import can_redraw
 from gpuipc_doctor.model import Result
-from gpuipc_doctor.present.text import sanitise
+from gpuipc_doctor.present.text import sanitise, shorten
 from gpuipc_doctor.run.schedule import Watcher
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 REFRESHES_PER_SECOND = 8
+
+GAP = 2
+"""Columns between two columns of a table."""
+
+ENOUGH = 5
+"""Finished probes from which the remaining time can be estimated."""
 
 
 @contextmanager
@@ -29,11 +32,12 @@ def progress(stream: IO[str] | None = None) -> Iterator[Watcher]:
         return
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
-    display = Display()
+    display, console = Display(), Console(file=stream)
     with Live(
-        get_renderable=display.table,
-        console=Console(file=stream),
+        get_renderable=lambda: Text(display.text(console.width), no_wrap=True, overflow="ellipsis"),
+        console=console,
         refresh_per_second=REFRESHES_PER_SECOND,
         transient=True,
         redirect_stdout=False,
@@ -58,11 +62,12 @@ class Display(Silent):
         self._lock = threading.Lock()
         self._total = 0
         self._done = 0
+        self._began = 0.0
         self._running: dict[str, tuple[str, float, float]] = {}
 
     def planned(self, total: int) -> None:
         with self._lock:
-            self._done, self._total = 0, total
+            self._done, self._total, self._began = 0, total, time.monotonic()
 
     def started(self, key: str, text: str, deadline_s: float) -> None:
         with self._lock:
@@ -73,19 +78,24 @@ class Display(Silent):
             if self._running.pop(key, None):
                 self._done += 1
 
-    def table(self) -> Table:
-        """The lines to show now."""
-        from rich.table import Table
-        from rich.text import Text
+    def text(self, width: int) -> str:
+        """The lines to show now, in a terminal with this number of columns."""
+        from tabulate import tabulate
 
         with self._lock:
-            done, total, running = self._done, self._total, list(self._running.values())
+            done, total, began = self._done, self._total, self._began
+            running = list(self._running.values())
         now = time.monotonic()
-        table = Table.grid(padding=(0, 2))
-        table.add_column(no_wrap=True, overflow="ellipsis")
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_row(Text(f"{done}/{total} probes done" if total else "looking for devices"))
-        for text, since, deadline_s in running:
-            table.add_row(Text(text), f"{now - since:.1f} s", f"deadline {deadline_s:g} s a call")
-        return table
+        # Probes that failed in a tour are repeated: more run than were planned.
+        head = f"{done}/{max(total, done + len(running))} probes done" if total else "looking for devices"
+        if ENOUGH <= done < total:
+            head += f", about {(now - began) * (total - done) / done:.0f} s left"
+        if not running:
+            return head
+        names, since, deadlines_s = zip(*running, strict=True)
+        times = [f"{now - began:.1f} s" for began in since]
+        limits = [f"deadline {limit_s:g} s a call" for limit_s in deadlines_s]
+        room = width - sum(max(map(len, column)) + GAP for column in (times, limits))
+        short = [shorten(name, max(room, 1)) for name in names]
+        rows, aligned = list(zip(short, times, limits, strict=True)), ("left", "right", "left")
+        return f"{head}\n{tabulate(rows, tablefmt='plain', colalign=aligned, disable_numparse=True)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,22 @@ class ExitZeroOnUsageError(click.Command):
             raise SystemExit(0) from None
 
 
+class PathNotLookedAt(options.FilePath):
+    """A path that only the guard's child looks at, because any look at it may hang."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return Path(value) if os.fspath(value) else super().convert(value, param, ctx)
+
+
 @click.command(cls=ExitZeroOnUsageError)
-@options.config("Site config; without it /etc/gpuipc-doctor/site.yaml, else the defaults.")
-@options.seconds("--budget", "Time limit from the start of this process.  [default: the config's, or 8]")
+@options.config(
+    "Site config; without it /etc/gpuipc-doctor/site.yaml, else the defaults.", type=PathNotLookedAt()
+)
+@options.seconds(
+    "--budget",
+    "Time limit from the start of this process.  [default: the config's, or 8, "
+    "with up to 1 more for many GPUs]",
+)
 def command(*, config_file: Path | None, budget: float | None) -> None:
     """Test this node before a job.
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
-from gpuipc_doctor.cli import formats, options
+from gpuipc_doctor.cli import formats, options, saved
 from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.histories import c_program, documents, results
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import exits
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.secure import reading
 
 
 @click.command()
@@ -59,10 +60,9 @@ def command(
       12  the driver and the model disagree
     """
     try:
-        history = documents.parse(file.read_bytes())
-    except (OSError, documents.BadHistory) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise click.UsageError(f"{file}: {reason}", ctx) from error
+        history = documents.parse(reading.read(file, saved.MAX_BYTES))
+    except (reading.Unreadable, documents.BadHistory) as error:
+        raise click.UsageError(f"{file}: {error}", ctx) from error
     if print_as == "steps":
         click.echo("\n".join(documents.sentences(history)))
         return

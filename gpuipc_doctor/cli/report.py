@@ -1,34 +1,57 @@
-"""``gpuipc-doctor report``: print a saved report for people or for a site's tools."""
+"""``gpuipc-doctor report``: print a saved report for people, for a site's tools, or as a bug report."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from gpuipc_doctor.cli import formats, options, saved
+from gpuipc_doctor.cli import formats, options, saved, ticket
+from gpuipc_doctor.secure.writing import OutputFile
 
 
 @click.command()
 @click.argument("file", type=options.FilePath())
 @formats.options(
-    ("matrix", "html", "junit", "prometheus", "c"),
-    "Format for a terminal, a browser, CI or Prometheus' node_exporter (textfile); or c, a program for the "
-    "vendor that reproduces the failure.",
+    ("matrix", "html", "junit", "prometheus", "ticket", "c"),
+    "Format for a terminal, a browser, CI or Prometheus' node_exporter (textfile); ticket, a bug report; or "
+    "c, a program that reproduces the failure. The options below are for a ticket.",
     json="",
 )
-def command(file: Path, form: str) -> None:
+@click.option(
+    "--output",
+    type=options.FilePath(),
+    metavar="FILE",
+    help="Write to FILE instead of printing, completely or not at all.",
+)
+@ticket.with_options
+@click.pass_context
+def command(ctx: click.Context, /, *, file: Path, form: str, output: Path | None, **asked: Any) -> None:
     """Print a saved report.
 
-    FILE is written by `gpuipc-doctor check --output FILE`. The exit code tells whether the report could be
-    read, not its result.
+    FILE is written by `gpuipc-doctor check --output FILE`; for a ticket also by `gpuipc-doctor job --save
+    FILE`. The exit code tells whether the report could be read, not its result.
     """
     from gpuipc_doctor.report import node_content, node_exports
 
-    if form == "c":
-        click.echo(_program(file), nl=False)
+    if form == "ticket":
+        if output is not None:
+            raise click.UsageError("--output does not go with --format ticket; use --bundle, or > FILE", ctx)
+        ticket.write(ctx, file, **asked)
         return
-    click.echo(formats.text(saved.report(file), form, node_content, node_exports), nl=False)
+    if given := [each for each in ctx.command.params if asked.get(each.name or "")]:
+        raise click.UsageError(f"{given[0].opts[0]} needs --format ticket", ctx)
+    if form == "c":
+        text = _program(file)
+    else:
+        text = formats.text(saved.report(file), form, node_content, node_exports)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    with options.naming_option("--output", f"cannot write {output}"):
+        # The textfile collector's directory is often below one of prometheus's.
+        OutputFile(output, is_foreign=True).write(text)
 
 
 def _program(file: Path) -> str:

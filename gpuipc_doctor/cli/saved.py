@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpuipc_doctor.model import Fact, Report
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
-from gpuipc_doctor.site import bounded
+from gpuipc_doctor.secure import reading
 from gpuipc_doctor.site.yamlfile import BadFile, Mistake
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def report_or_job(path: Path) -> Report | JobReport:
 
 def _text(path: Path) -> str:
     try:
-        return bounded.read(path, MAX_BYTES).decode()
-    except bounded.Unreadable as reason:
+        return reading.read(path, MAX_BYTES).decode()
+    except reading.Unreadable as reason:
         raise _mistake(path, str(reason)) from None
     except UnicodeDecodeError:
         raise _mistake(path, "this is not a report: it is not text") from None
@@ -69,8 +69,8 @@ def _mistake(path: Path, text: str) -> BadFile:
 def is_inventory(path: Path) -> bool:
     """Whether the file is an inventory (``inventory --json``). Raises `BadFile`."""
     try:
-        document = bounded.read_json(path, MAX_BYTES)
-    except bounded.Unreadable as reason:
+        document = reading.read_json(path, MAX_BYTES)
+    except reading.Unreadable as reason:
         raise _mistake(path, str(reason)) from None
     return isinstance(document, dict) and "facts" in document
 
@@ -78,10 +78,10 @@ def is_inventory(path: Path) -> bool:
 def inventory(path: Path) -> tuple[Fact, ...]:
     """The facts in a file from ``inventory --json`` or ``check --output``. Raises `BadFile`."""
     try:
-        document = bounded.read_json(path, MAX_BYTES)
+        document = reading.read_json(path, MAX_BYTES)
         facts = document["inventory" if "inventory" in document else "facts"]
         return tuple(_fact(fact["name"], fact["value"], fact["source"]) for fact in facts)
-    except bounded.Unreadable as reason:
+    except reading.Unreadable as reason:
         raise BadFile([Mistake(path, 0, str(reason))]) from None
     except (LookupError, TypeError):
         text = "has no inventory; write one with `gpuipc-doctor inventory --json`"

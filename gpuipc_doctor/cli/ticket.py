@@ -1,4 +1,4 @@
-"""``gpuipc-doctor ticket``: write a bug report for a vendor, and the files that go with it."""
+"""``ticket`` and ``report --format ticket``: write a bug report, and the files that go with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,45 +15,67 @@ from gpuipc_doctor.cli import options, saved
 from gpuipc_doctor.near_miss import did_you_mean
 
 if TYPE_CHECKING:
-    from gpuipc_doctor.cli.output import OutputFile
     from gpuipc_doctor.job.document import JobReport
     from gpuipc_doctor.model import Fact, Report
+    from gpuipc_doctor.secure.writing import OutputFile
     from gpuipc_doctor.ticket.anonymise import Names, Pseudonyms
     from gpuipc_doctor.ticket.subject import Subject
 
-VENDORS = ["nvidia", "amd", "ucx", "openmpi", "mpich", "libfabric", "nccl", "hpe"]
+COMPONENTS = ["nvidia", "amd", "ucx", "openmpi", "mpich", "libfabric", "nccl", "hpe"]
 _SUFFIXES = (".tar.zst", ".tar.gz")
+
+_OPTIONS = (
+    click.option("--for", "component", type=options.Choice(COMPONENTS),
+                 help="Component whose maintainers get it.  [default: from the failed call and stacks]"),
+    click.option("--check", "checks", multiple=True, metavar="CHECK",
+                 help="Only findings of this check; may be repeated.  [default: all failures]"),
+    click.option("--also", type=options.FilePath(), multiple=True, metavar="FILE",
+                 help="An additional report, job or inventory, for example the other node's."),
+    click.option("--before", type=options.FilePath(), metavar="FILE",
+                 help="An earlier report, without the failure."),
+    click.option("--add", type=options.FilePath(), multiple=True, metavar="FILE",
+                 help="A file to attach, such as nvidia-bug-report.log.gz."),
+    click.option("--logs", type=options.FilePath(), metavar="DIR",
+                 help="The directory given to check --keep-logs."),
+    click.option("--bundle", type=options.FilePath(), metavar="FILE",
+                 help="Also write a .tar.zst or .tar.gz with ticket, documents, stacks and logs."),
+    click.option("--anonymise", is_flag=True, help="Replace hosts, users, addresses and paths, everywhere."),
+    click.option("--hide", "words", multiple=True, metavar="WORD",
+                 help="With --anonymise, also replace this word."),
+)  # fmt: skip
+
+
+def with_options(command: options.Command) -> Any:
+    """Add the options of a bug report, whose values are the arguments of `write`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command()
 @click.argument("file", type=options.FilePath())
-@click.option(
-    "--for", "vendor", type=options.Choice(VENDORS), required=True, help="Vendor whose form to use."
-)
-@click.option("--check", "checks", multiple=True, metavar="CHECK",
-              help="Only findings of this check; may be repeated.  [default: all failures]")  # fmt: skip
-@click.option("--also", type=options.FilePath(), multiple=True, metavar="FILE",
-              help="An additional report, job or inventory, for example the other node's.")  # fmt: skip
-@click.option(
-    "--before", type=options.FilePath(), metavar="FILE", help="An earlier report, without the failure."
-)
-@click.option("--add", type=options.FilePath(), multiple=True, metavar="FILE",
-              help="A file that the vendor asks for, such as nvidia-bug-report.log.gz.")  # fmt: skip
-@click.option(
-    "--logs", type=options.FilePath(), metavar="DIR", help="The directory given to check --keep-logs."
-)
-@click.option("--bundle", type=options.FilePath(), metavar="FILE",
-              help="Also write a .tar.zst or .tar.gz with ticket, documents, stacks and logs.")  # fmt: skip
-@click.option("--anonymise", is_flag=True, help="Replace hosts, users, addresses and paths, everywhere.")
-@click.option(
-    "--hide", "words", multiple=True, metavar="WORD", help="With --anonymise, also replace this word."
-)
+@with_options
 @click.pass_context
-def command(
+def command(ctx: click.Context, /, *, file: Path, **asked: Any) -> None:
+    """Write a bug report: the same as `report --format ticket`.
+
+    FILE is written by `gpuipc-doctor check --output FILE` or `gpuipc-doctor job --save FILE`. Prints
+    Markdown: what fails, how to reproduce it, versions, evidence, what was tried, where it goes, and the
+    commands that provide what is missing. Nothing is run or sent.
+
+    \b
+    Exit codes:
+      0  the ticket is written, complete or not
+      2  usage, or a file is not such a document
+    """
+    write(ctx, file, **asked)
+
+
+def write(
     ctx: click.Context,
-    *,
     file: Path,
-    vendor: str,
+    *,
+    component: str | None,
     checks: tuple[str, ...],
     also: tuple[Path, ...],
     before: Path | None,
@@ -63,24 +85,16 @@ def command(
     anonymise: bool,
     words: tuple[str, ...],
 ) -> None:
-    """Write a bug report with the fields of a vendor's form.
-
-    FILE is written by `gpuipc-doctor check --output FILE` or `gpuipc-doctor job --save FILE`. Prints
-    Markdown: every field of the form, or the command that provides the missing value. Nothing is run or sent.
-
-    \b
-    Exit codes:
-      0  the ticket is written, complete or not
-      2  usage, or a file is not such a document
-    """
+    """Print the bug report, and write its bundle. Raises `click.UsageError` and `BadFile`."""
     from gpuipc_doctor.ticket import bundle as archive
-    from gpuipc_doctor.ticket import templates, ticket_content
+    from gpuipc_doctor.ticket import components, ticket_content
 
     if words and not anonymise:
         raise click.UsageError("--hide needs --anonymise", ctx)
     if logs and not bundle:
         raise click.UsageError("--logs needs --bundle", ctx)
     subject = _subject(file, checks, also, before)
+    goes_to = components.load()[component] if component else components.concerned(subject)
     added = {path.name: _content(path) for path in add}
     kept, left_out = _of_logs(logs) if logs else ({}, {})
     compress, place = _place(bundle) if bundle else (None, None)
@@ -95,19 +109,18 @@ def command(
         kept, unfit_logs = archive.rewritten(kept, pseudonyms.text)
         left_out = {**pseudonyms.of(left_out), **unfit_logs}
     subject = replace(subject, files=tuple(added))
-    template = templates.load()[vendor]
     if compress is None or place is None:
-        click.echo(ticket_content.ticket(template, subject), nl=False)
+        click.echo(ticket_content.ticket(subject, goes_to), nl=False)
         return
     members, absent = archive.of_documents(subject)
     members |= {f"attached/{name}": content for name, content in added.items()}
     members |= {f"logs/{name}": content for name, content in kept.items()}
     absent |= {f"logs/{name}": why for name, why in left_out.items()}
     if not logs:
-        absent["logs"] = "to add logs and journals, run check --keep-logs DIR, then ticket --logs DIR"
+        absent["logs"] = "to add logs and journals, run check --keep-logs DIR, then add --logs DIR"
     said = [f"In the bundle: {', '.join(_folded(members))}."]
     said += [f"Not in the bundle: {name}: {why}" for name, why in absent.items()]
-    text = ticket_content.ticket(template, subject, said)
+    text = ticket_content.ticket(subject, goes_to, said)
     with options.naming_option("--bundle", f"cannot write {bundle}"):
         place.write(archive.pack({"ticket.md": text.encode(), **members}, compress))
     click.echo(text, nl=False)
@@ -146,13 +159,13 @@ def _narrowed(report: Report, checks: tuple[str, ...]) -> Report:
 
 
 def _content(path: Path) -> bytes:
-    from gpuipc_doctor.site import bounded
+    from gpuipc_doctor.secure import reading
     from gpuipc_doctor.site.yamlfile import BadFile, Mistake
     from gpuipc_doctor.ticket.bundle import MOST_BYTES
 
     try:
-        return bounded.read(path, MOST_BYTES)
-    except bounded.Unreadable as reason:
+        return reading.read(path, MOST_BYTES)
+    except reading.Unreadable as reason:
         raise BadFile([Mistake(path, 0, str(reason))]) from None
 
 
@@ -167,8 +180,8 @@ def _place(path: Path) -> tuple[Callable[[bytes], bytes], OutputFile]:
     """The compressor for the path's suffix, and the file to write. Raises `click.BadParameter`."""
     import importlib
 
-    from gpuipc_doctor.cli.output import OutputFile
     from gpuipc_doctor.diagnose.decompress import ZSTD
+    from gpuipc_doctor.secure.writing import OutputFile
 
     if not path.name.endswith(_SUFFIXES):
         raise click.BadParameter(
@@ -205,11 +218,16 @@ def _names_here(words: tuple[str, ...]) -> Names:
     import pwd
     from contextlib import suppress
 
-    from gpuipc_doctor.ticket.anonymise import Names
+    from gpuipc_doctor.ticket.anonymise import GENERIC_USERS, Names
 
     users = {os.environ.get(name, "") for name in ("LOGNAME", "SUDO_USER", "USER")}
     with suppress(KeyError):
         users.add(pwd.getpwuid(os.getuid()).pw_name)
+    # People's accounts: those of the system have lower numbers (login.defs(5)), and 65534 is nobody's.
+    users |= {
+        each.pw_name for each in pwd.getpwall() if 1000 <= each.pw_uid != 65534 and len(each.pw_name) > 2
+    }
+    users -= GENERIC_USERS
     return Names(
         hosts=frozenset({node_name.short()}), users=frozenset(users), words=frozenset(filter(None, words))
     )

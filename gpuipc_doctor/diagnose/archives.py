@@ -66,6 +66,8 @@ def _damage_named(form: str) -> Iterator[None]:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
         raise Unreadable(f"has damaged {form} data; only its beginning was read ({error})") from None
+    except MemoryError:
+        raise Unreadable(f"is {form} data that needs too much memory; only its beginning was read") from None
     except RuntimeError as error:  # encrypted, or compressed in a way that Python does not support
         raise Unreadable(f"cannot be read further: {error}") from None
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Any, cast
+from typing import Any
 
-from gpuipc_doctor.diagnose.scanner import BLOCK
+from gpuipc_doctor.texts.scanner import BLOCK
 
 
 class Unreadable(Exception):
@@ -30,6 +30,8 @@ def decompressed(begin: bytes, rest: Iterable[bytes | None]) -> Iterator[bytes]:
     try:
         while block := file.read1(BLOCK):
             yield block
+    except MemoryError:
+        raise Unreadable(f"is {name} data that needs too much memory; only its beginning was read") from None
     except EOFError:
         raise Unreadable(f"is truncated {name} data; only its beginning was read") from None
     except (OSError, ValueError, damaged) as error:
@@ -72,8 +74,48 @@ def _bzip2(raw: io.RawIOBase) -> tuple[Any, type[Exception]]:
 def _xz(raw: io.RawIOBase) -> tuple[Any, type[Exception]]:
     import lzma
 
-    return lzma.LZMAFile(cast("IO[bytes]", raw)), lzma.LZMAError
+    return _XzFile(raw), lzma.LZMAError
 
+
+class _XzFile:
+    """The data of concatenated xz streams (``LZMAFile`` of Python has no limit of memory)."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw = raw
+        self._stream = self._begin()
+
+    def _begin(self) -> Any:
+        import lzma
+
+        return lzma.LZMADecompressor(memlimit=XZ_MEMORY)
+
+    def read1(self, nbytes: int) -> bytes:
+        """The next bytes; empty at the end. Raises `EOFError` if a stream has no end, and `MemoryError`."""
+        import lzma
+
+        data = b""
+        while not data:
+            more = b""
+            if self._stream.eof:
+                more = self._stream.unused_data.lstrip(b"\0")  # padding between streams
+                while not more and (block := self._raw.read(BLOCK)):
+                    more = block.lstrip(b"\0")
+                if not more:
+                    break
+                self._stream = self._begin()
+            elif self._stream.needs_input and not (more := self._raw.read(BLOCK) or b""):
+                raise EOFError
+            try:
+                data = self._stream.decompress(more, nbytes)
+            except lzma.LZMAError as error:
+                if "emory" in str(error):  # "Memory usage limit exceeded"
+                    raise MemoryError from None
+                raise
+        return data
+
+
+XZ_MEMORY = 256 << 20
+"""Maximum bytes of memory for decompressing xz data; `xz -9` needs 65 MiB."""
 
 ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 """This Python's module for zstd (RFC 8878)."""

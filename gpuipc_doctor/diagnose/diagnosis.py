@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuipc_doctor.diagnose.occurrences import Occurrences
-from gpuipc_doctor.knownissues import Confidence, KnownIssue
+from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message
 from gpuipc_doctor.knownissues.entry import Lookalike
 from gpuipc_doctor.model import Fact, Relation
 
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """A known issue whose signature is in the logs.
+    """An entry whose signature is in the logs.
 
-    ``confidence`` is that of the ``signature``, but one step higher if the version is affected, and LOW (only
-    a hint) if the version is known not to be affected.
+    A message has the relation UNKNOWN, and what to look at as ``remedies``. Of a known issue, ``confidence``
+    is that of the ``signature``, but one step higher if the version is affected, and LOW (only a hint) if the
+    version is known not to be affected.
     """
 
-    issue: KnownIssue
+    issue: KnownIssue | Message
     signature: Confidence
     confidence: Confidence
     relation: Relation
@@ -37,7 +38,7 @@ class Recognised:
         ``log``: the number of the log with the first line.
         """
         is_hint = self.confidence is Confidence.LOW
-        severity = self.issue.severity
+        severity = self.issue.order
         return is_hint, self.issue.secondary, severity, log, self.lines.first.line, -self.confidence
 
 
@@ -50,6 +51,9 @@ class Difference:
     """The ranks as text, such as ``rank 17 (nid000004)``; the log's name if the rank is unknown."""
     log: str
     """Log of the first rank in ``ranks``."""
+    quote: str = ""
+    """A line that shows the difference."""
+    do: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,8 @@ class Diagnosis:
     interrupted: bool = False
     rank_files: tuple[RankFiles, ...] = ()
     flights: tuple[Difference, ...] = ()
-    """Ranks that differ in PyTorch's Flight Recorder, or a collective that did not end."""
+    """Ranks that differ in their collectives, by the lines of logs and by PyTorch's Flight Recorder; or a
+    collective that did not end."""
 
     @property
     def found(self) -> tuple[Recognised, ...]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple, TypedDict
 
+from gpuipc_doctor.collective import logs
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, Difference, LogRead, RankFiles, Recognised
 from gpuipc_doctor.diagnose.exits import MEANINGS
 from gpuipc_doctor.diagnose.occurrences import MOST, Occurrences, Place
-from gpuipc_doctor.knownissues import Confidence
+from gpuipc_doctor.knownissues import Confidence, Message
+from gpuipc_doctor.knownissues import KnownIssue as Issue
 from gpuipc_doctor.knownissues.entry import Lookalike
 from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.present import markdown, terminal
@@ -76,21 +79,41 @@ def _title(diagnosis: Diagnosis, exit_code: int) -> str:
 
 def _blocks(diagnosis: Diagnosis, limits: Limits) -> Iterator[Block]:
     yield from _head(diagnosis, limits)
+    if diagnosis.flights:
+        yield _at_fault(diagnosis.flights, limits)
     if len(diagnosis.recognised) > 1:
         yield from table(("class", "issue", "do first"), map(_row, diagnosis.recognised))
-    yield from (entry(seen, limits) for seen in diagnosis.recognised)
-    if diagnosis.flights:
-        items = tuple(
-            Item(f"{_names('rank', difference.ranks, limits)}: {difference.says}")
-            for difference in diagnosis.flights
-        )
-        yield Entry("RANKS", "in PyTorch's Flight Recorder", items, "WARN", columns=7)
-    yield from (_rank_files(files, limits) for files in diagnosis.rank_files)
+    named = any(difference.quote for difference in diagnosis.flights)
+    yield from (
+        entry(_without_needless_advice(seen) if named else seen, limits) for seen in diagnosis.recognised
+    )
+    yield from (
+        _rank_files(files, limits) for files in diagnosis.rank_files if files.differences or not named
+    )
     if diagnosis.unknown:
         yield _unknown(diagnosis, limits)
     yield from _unread(diagnosis.logs, limits)
-    if any(seen.relation is Relation.UNKNOWN for seen in diagnosis.recognised):
+    if any(
+        seen.relation is Relation.UNKNOWN and isinstance(seen.issue, Issue) for seen in diagnosis.recognised
+    ):
         yield Lines((_TELL,), hang=0)
+
+
+def _at_fault(found: Sequence[Difference], limits: Limits) -> Entry:
+    """The ranks that differ from the others in their collectives, each with the line that shows it."""
+    items: list[Item] = []
+    for difference in found[: limits.unknown]:
+        subject = "" if difference.quote else f"{_names('rank', difference.ranks, limits)}: "
+        items.append(Item(f"{subject}{difference.says}", hang=2))
+        items.append(Item(shorten(sanitise(difference.quote), limits.columns), depth=1))
+        items += actions((difference.do,) if difference.do else ())
+    items += _rest(len(found) - limits.unknown, "more with -v")
+    return Entry("RANKS", "that differ in their collectives", tuple(items), "FAIL", columns=7)
+
+
+def _without_needless_advice(one: Recognised) -> Recognised:
+    """The issue without advice on how to find a rank, if the collectives in its lines have named the rank."""
+    return replace(one, remedies=()) if logs.Lines.is_read(one.lines.first.excerpt) else one
 
 
 def _row(one: Recognised) -> tuple[str, ...]:
@@ -103,7 +126,7 @@ def _row(one: Recognised) -> tuple[str, ...]:
 
 
 def entry(one: Recognised, limits: Limits = BRIEF) -> Entry:
-    """A known issue: places, reason for recognising it, checks and remedies."""
+    """An entry: places; of an issue the reason, checks and remedies, of a message where to look."""
     issue = one.issue
     word, look = ("MAYBE", "WARN") if one.confidence is Confidence.LOW else ("FOUND", "FAIL")
     number = "at least " * one.lines.at_least + counted(one.lines.count, "line")
@@ -111,13 +134,17 @@ def entry(one: Recognised, limits: Limits = BRIEF) -> Entry:
     quoted = list({(seen.first.where, seen.count): seen for seen in one.signatures}.values())
     items += [_quoted(seen, limits) for seen in quoted[: limits.signatures]]
     items += _rest(len(quoted) - limits.signatures, "more with -v")
+    sure = f"{issue.id} · {one.confidence.label} confidence"
+    if isinstance(issue, Message):
+        items += [Item(text, "Look: ") for text in issue.look]
+        items.append(Item(f"gpuipc-doctor explain {issue.id}", "More: "))
+        return Entry(word, sure, tuple(items), look, columns=7)
     checks = f"gpuipc-doctor check {' '.join(issue.checks)}" if issue.checks else ""
     items += [Item(_why(one), "Why: ")]
     items += [Item(f"{other.id}; to decide: {other.decide}", "Or: ") for other in one.lookalikes]
     items += [Item(checks, "Check: "), *actions(one.remedies)]
     items.append(Item(f"gpuipc-doctor known-issues show {issue.id}", "More: "))
-    about = f"{issue.id} · {one.confidence.label} confidence, {_RELATION[one.relation]}"
-    return Entry(word, about, tuple(items), look, columns=7)
+    return Entry(word, f"{sure}, {_RELATION[one.relation]}", tuple(items), look, columns=7)
 
 
 def _why(one: Recognised) -> str:
@@ -180,7 +207,11 @@ def _rest(number: int, what: str, how: str = "", depth: int = 0) -> list[Item]:
 
 
 def _totals(diagnosis: Diagnosis) -> list[str]:
-    parts = [f"{counted(len(diagnosis.found), 'known issue')} recognised"]
+    messages = sum(isinstance(one.issue, Message) for one in diagnosis.found)
+    issues = len(diagnosis.found) - messages
+    what = [counted(issues, "known issue")] * bool(issues or not messages)
+    what += [counted(messages, "message")] * bool(messages)
+    parts = [f"{' and '.join(what)} recognised"]
     if diagnosis.hints:
         parts.append(counted(len(diagnosis.hints), "hint"))
     if troubled := sum(bool(log.trouble) for log in diagnosis.logs):
@@ -302,9 +333,9 @@ def _known_issue(one: Recognised) -> KnownIssue:
         "confidence": one.confidence.label,  # type: ignore[typeddict-item]
         "relation": one.relation,
         "reason": one.reason,
-        "checks": issue.checks,
+        "checks": () if isinstance(issue, Message) else issue.checks,
         "remedy": "; or ".join(one.remedies),
-        "references": [reference.url for reference in issue.references],
+        "references": [] if isinstance(issue, Message) else [ref.url for ref in issue.references],
         "lines": _lines(one.lines),
         "lookalikes": one.lookalikes,
         "signatures": [_lines(lines) for lines in one.signatures],

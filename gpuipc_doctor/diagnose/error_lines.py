@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -16,9 +15,9 @@ MOST_GROUPS = 250
 """Maximum kinds of lines kept per pattern. At this number, the search for the pattern ends."""
 
 
-def patterns() -> list[re.Pattern[str]]:
+def patterns() -> list[str]:
     """Regular expressions of error lines, most relevant first."""
-    return list(map(re.compile, table(LOG_LINES)["errors"]))
+    return list(table(LOG_LINES)["errors"])
 
 
 class ErrorLines:

@@ -2,62 +2,78 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
-from math import inf
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
+from gpuipc_doctor import knownissues
+from gpuipc_doctor.diagnose import error_lines, log_facts
+from gpuipc_doctor.diagnose.collectives import Collectives, ranks_at_fault
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
 from gpuipc_doctor.diagnose.error_lines import ErrorLines
 from gpuipc_doctor.diagnose.flight_recorder import Dump, differences
-from gpuipc_doctor.diagnose.index import Index, Part
-from gpuipc_doctor.diagnose.literals import bare
 from gpuipc_doctor.diagnose.log_facts import Facts
 from gpuipc_doctor.diagnose.occurrences import Place, Sighting, Tally
 from gpuipc_doctor.diagnose.origin import Writers, day
 from gpuipc_doctor.diagnose.rank_files import LogSummary, compare
-from gpuipc_doctor.diagnose.scanner import Hit, Scanner, spanned
-from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, may_concern
+from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message, relation, vendors
 from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import Lookalike
-from gpuipc_doctor.knownissues.stacks import Stack, Stacks
 from gpuipc_doctor.model import Fact, Relation
+from gpuipc_doctor.texts.index import Index
+from gpuipc_doctor.texts.literals import Needs, bare
+from gpuipc_doctor.texts.scanner import Hit, Pattern, spanned
+from gpuipc_doctor.texts.text_search import Reading
 from gpuipc_doctor.versions import Verdict
 
-MANY = 1000
-"""After this many lines with one part of a signature, the search for the part pauses until the other parts
-are found. For example, libfabric's function names are in stacks and in every line of its debug log."""
-
-ENOUGH = 100
-"""After this many lines outside stacks, the search for a stack's function pauses."""
 MOST_LOGS = 1 << 14
 """Maximum logs compared with each other."""
 
-StackLine = tuple[int, str, tuple[int, ...]]
-"""A line that is a frame: (line number, text, parts of signatures in it)."""
-
-_RELATIONS = {
-    Verdict.BAD: Relation.CONFIRMED,
-    Verdict.FINE: Relation.NEW,
-    Verdict.UNKNOWN: Relation.UNKNOWN,
-}
+Entry = KnownIssue | Message
 
 
 class Examination:
     """Searches any number of logs for known issues; its memory does not grow with their length."""
 
-    def __init__(self, issues: Iterable[KnownIssue]) -> None:
-        self.index = Index(issues)
-        self.complete: set[tuple[int, int]] = set()
-        """(issue, signature) pairs with all parts found in one log."""
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries = tuple(entry for entry in entries if isinstance(entry, Message) or not entry.withdrawn)
+        flat = [(n, signature) for n, entry in enumerate(self.entries) for signature in entry.signatures]
+        self.signatures = [signature for _, signature in flat]
+        self.entry_of = [number for number, _ in flat]
+        """For each signature, the number of its entry."""
+        facts = log_facts.patterns(_facts_asked_for(self.entries))
+        self._facts_read = [name for name, _ in facts]
+        errors = error_lines.patterns()
+        self.index = Index(
+            self.signatures,
+            general=[n for n, number in enumerate(self.entry_of) if self.entries[number].fallback],
+            more=[*(Pattern(text, wrapped=True) for _, text in facts), *map(Pattern, errors)],
+            known_texts=_known_texts(),
+        )
+        self._first_error = self.index.more.start + len(facts)
+        self.complete: set[int] = set()
+        """Signatures with all parts found in one log."""
         self._of_part: dict[int, Tally] = {}
         self._of_issue: dict[int, Tally] = {}
         self._facts = Facts()
         self._groups = ErrorLines()
         self._writers = Writers()
         self._logs: list[LogSummary] = []
+        self.collectives = Collectives()
+
+    @property
+    def skipped(self) -> list[str]:
+        """Signatures that cannot be searched, with the reason."""
+        return [f"{self.entries[self.entry_of[n]].id}: {why}" for n, why in self.index.skipped.items()]
+
+    def fact(self, number: int) -> str | None:
+        """The fact whose value is the pattern's first group."""
+        number -= self.index.more.start
+        return self._facts_read[number] if 0 <= number < len(self._facts_read) else None
+
+    def is_error_line(self, number: int) -> bool:
+        return self._first_error <= number < self.index.more.stop
 
     def log(self, name: str) -> LogExamination:
         summary = LogSummary(name)
@@ -73,7 +89,8 @@ class Examination:
             part = self.index.parts[number]
             counted = seen if part.counts else seen.once
             self._of_part.setdefault(number, Tally(seen.first)).add(counted)
-            of_issue[part.issue] = max(counted, of_issue.get(part.issue, counted), key=attrgetter("lines"))
+            entry = self.entry_of[part.signature]
+            of_issue[entry] = max(counted, of_issue.get(entry, counted), key=attrgetter("lines"))
         for issue, counted in of_issue.items():
             self._of_issue.setdefault(issue, Tally(seen.first)).add(counted)
         if told is not None:
@@ -86,7 +103,7 @@ class Examination:
     def lose_count(self, part: int) -> None:
         """Record that further lines with this part are not counted."""
         self._of_part[part].lose_count()
-        self._of_issue[self.index.parts[part].issue].lose_count()
+        self._of_issue[self.entry_of[self.index.parts[part].signature]].lose_count()
 
     def learn(self, fact: str, value: str, place: Place) -> None:
         self._facts.add(fact, value, place.where)
@@ -128,16 +145,17 @@ class Examination:
         last_day = self._last_day()
         recognised: list[Recognised] = []
         explained: set[int] = set()
-        for number, issue in enumerate(self.index.issues):
-            signatures = {
-                issue.signatures[signature]: numbers
-                for signature, numbers in self.index.signatures.get(number, {}).items()
-                if (number, signature) in self.complete
-            }
-            if may_concern(issue, facts) and (one := self._recognise(number, signatures, facts, last_day)):
+        shown: dict[int, list[int]] = {}
+        for signature in sorted(self.complete):
+            shown.setdefault(self.entry_of[signature], []).append(signature)
+        for number, signatures in shown.items():
+            entry = self.entries[number]
+            if vendors.may_concern(entry, facts) and (
+                one := self._recognise(number, signatures, facts, last_day)
+            ):
                 recognised.append(one)
-                if not issue.fallback:
-                    explained.update(part for numbers in signatures.values() for part in numbers)
+                if not entry.fallback:
+                    explained.update(part for n in signatures for part in self.index.signatures[n])
         recognised = list(_without_needless_fallbacks(recognised))
         recognised.sort(key=lambda one: one.rank(order.get(one.lines.first.log, 0)))
         recognised = [
@@ -145,7 +163,7 @@ class Examination:
             for known_issue in recognised
         ]
         unknown = dict(self._groups.unexplained(explained))
-        ids = {number: issue.id for number, issue in enumerate(self.index.issues)}
+        ids = {number: entry.id for number, entry in enumerate(self.entries)}
         there = {known_issue.issue.id for known_issue in recognised}
         return Diagnosis(
             tuple(logs),
@@ -155,7 +173,7 @@ class Examination:
             self._groups.beyond,
             interrupted,
             tuple(compare(self._logs, {n: id_ for n, id_ in ids.items() if id_ in there}, unknown.keys())),
-            tuple(differences(dumps)),
+            (*ranks_at_fault(self.collectives), *differences(dumps)),
         )
 
     def _last_day(self) -> date | None:
@@ -164,23 +182,26 @@ class Examination:
         return max(filter(None, last), default=None)
 
     def _recognise(
-        self,
-        number: int,
-        signatures: dict[Signature, tuple[int, ...]],
-        facts: Sequence[Fact],
-        last_day: date | None,
+        self, number: int, shown: Sequence[int], facts: Sequence[Fact], last_day: date | None
     ) -> Recognised | None:
-        issue = self.index.issues[number]
-        verdict, reason = issue.judge(facts)
-        told = any(fact.name == issue.component and fact.value for fact in facts)
-        today = None if told else last_day
-        outdated = issue.cured_before(today) if today else ""
+        entry = self.entries[number]
+        signatures = [self.signatures[n] for n in shown]
         applying = [signature for signature in signatures if signature.applies(facts) is Verdict.BAD]
         possible = [signature for signature in signatures if signature.applies(facts) is Verdict.UNKNOWN]
+        parts = dict.fromkeys(part for n in shown for part in self.index.signatures[n])
+        lines = tuple(self._of_part[part].occurrences() for part in parts)
+        total = self._of_issue[number].occurrences()
+        if isinstance(entry, Message):
+            sure = max(signature.confidence for signature in signatures)
+            return Recognised(entry, sure, sure, Relation.UNKNOWN, "", entry.look, total, lines)
+        verdict, reason = entry.judge(facts)
+        told = any(fact.name == entry.component and fact.value for fact in facts)
+        today = None if told else last_day
+        outdated = entry.cured_before(today) if today else ""
         if applying:
             worth = max(signature.confidence for signature in applying)
             steps = {Verdict.BAD: 1, Verdict.FINE: -Confidence.HIGH}.get(verdict, 0)
-            if issue.has_cure and not told:
+            if entry.has_cure and not told:
                 worth = min(worth, Confidence.MEDIUM)
             if outdated:
                 steps, reason = -1, f"{reason}, and {outdated}; the log is of {today:%Y}"
@@ -190,17 +211,24 @@ class Examination:
             reason += f", and this issue occurs only with {', '.join(needs)}"
         else:
             return None
-        parts = dict.fromkeys(part for numbers in signatures.values() for part in numbers)
-        return Recognised(
-            issue,
-            worth,
-            Confidence(min(max(worth + steps, Confidence.LOW), Confidence.HIGH)),
-            _RELATIONS[verdict],
-            reason,
-            issue.remedies(facts),
-            self._of_issue[number].occurrences(),
-            tuple(self._of_part[part].occurrences() for part in parts),
-        )
+        sure = Confidence(min(max(worth + steps, Confidence.LOW), Confidence.HIGH))
+        related = relation(verdict, True) or Relation.UNKNOWN
+        return Recognised(entry, worth, sure, related, reason, entry.remedies(facts), total, lines)
+
+
+def _facts_asked_for(entries: Iterable[Entry]) -> list[str]:
+    needs = (
+        need.fact
+        for entry in entries
+        for some in (entry.needs, *(signature.needs for signature in entry.signatures))
+        for need in some
+    )
+    return list(dict.fromkeys(needs))
+
+
+def _known_texts() -> Mapping[str, Mapping[bytes, Needs]]:
+    facts = log_facts.patterns(_facts_asked_for(knownissues.load()))
+    return knownissues.known_texts([*(text for _, text in facts), *error_lines.patterns()])
 
 
 def _without_needless_fallbacks(recognised: Sequence[Recognised]) -> Iterator[Recognised]:
@@ -220,115 +248,58 @@ def _without_needless_fallbacks(recognised: Sequence[Recognised]) -> Iterator[Re
 
 def _lookalikes(one: Recognised, recognised: Iterable[Recognised]) -> Iterator[Lookalike]:
     """Other recognised issues that cause the same lines; either issue may name the other."""
-    named = {lookalike.id: lookalike for lookalike in one.issue.resembles}
+    named = {lookalike.id: lookalike for lookalike in _resembling(one)}
     for other in recognised:
         if lookalike := named.get(other.issue.id):
             yield lookalike
-        for lookalike in other.issue.resembles:
+        for lookalike in _resembling(other):
             if lookalike.id == one.issue.id:
                 yield Lookalike(other.issue.id, lookalike.decide)
 
 
-class LogExamination:
+def _resembling(one: Recognised) -> tuple[Lookalike, ...]:
+    return () if isinstance(one.issue, Message) else one.issue.resembles
+
+
+class LogExamination(Reading):
     """Examination of one log, which must contain all parts of a signature."""
 
     def __init__(self, summary: LogSummary, examination: Examination) -> None:
+        super().__init__(examination.index)
         self._summary = summary
         self._examination = examination
-        self._index = examination.index
-        self._scanner = Scanner(self._index.patterns)
-        self._seen: Counter[int] = Counter()
-        self._stacks: Stacks[StackLine] = Stacks()
-        self._framed: Counter[int] = Counter()
-        """Signature part → number of stacks in which it was found."""
-
-    @property
-    def lines(self) -> int:
-        return self._scanner.lines
+        self._collectives = examination.collectives.log(summary.name)
 
     def feed(self, block: bytes) -> None:
-        self._add(self._scanner.feed(block))
+        self._collectives.feed(block)
+        super().feed(block)
 
     def flush(self) -> None:
-        """Examine the lines that are held back until following lines arrive."""
-        self._add(self._scanner.flush(), ended=True)
+        self._collectives.end()
+        super().flush()
 
-    def _add(self, hits: Iterable[Hit], *, ended: bool = False) -> None:
-        frames: list[tuple[int, bytes | str, tuple[int, ...]]] = []
-        for hit in hits:
-            numbers = tuple(number for number, _ in hit.matches)
-            of_stack = tuple(filter(self._index.is_of_stack, numbers))
-            if awake := tuple(n for n in of_stack if self._framed[n] or self._seen[n] < ENOUGH):
-                frames.append((hit.number, hit.text, awake))
-                frames += [(n, text, awake) for n, text in zip(hit.numbers, hit.again, strict=True)]
-            if of_stack == numbers:
-                continue
-            seen = self._examination.sighting(self._summary.name, hit)
-            self._summary.saw(seen.hosts, seen.ranks)
-            parts = [number for number in numbers if number not in of_stack and self._is_news(number)]
-            told = [number for number in numbers if self._index.is_error_line(number)]
-            self._examination.count(seen, parts, told[0] if told else None)
-            if told:
-                self._summary.add(seen.kind, seen.first)
-                if self._examination.is_flood(told[0]):
-                    self._scanner.rest(told[0])
-            for number, match in hit.matches:
-                if fact := self._index.fact(number):
-                    self._examination.learn(fact, match[1], seen.first)
-            for number in parts:
-                self._count(number, seen.lines)
-        self._add_frames(sorted(frames, key=itemgetter(0)), ended)
+    def saw(self, hit: Hit, numbers: Sequence[int], parts: Sequence[int]) -> None:
+        examination = self._examination
+        seen = examination.sighting(self._summary.name, hit)
+        self._summary.saw(seen.hosts, seen.ranks)
+        told = next(filter(examination.is_error_line, numbers), None)
+        examination.count(seen, parts, told)
+        if told is not None:
+            self._summary.add(seen.kind, seen.first)
+            if examination.is_flood(told):
+                self._scanner.rest(told)
+        for number, match in hit.matches:
+            if fact := examination.fact(number):
+                examination.learn(fact, match[1], seen.first)
 
-    def _add_frames(self, frames: Iterable[tuple[int, bytes | str, tuple[int, ...]]], ended: bool) -> None:
-        """Add lines that may be frames, in order, and examine the stacks that they complete."""
-        for at, line, numbers in frames:
-            text = line if isinstance(line, str) else line.decode("utf-8", "replace")
-            for stack in self._stacks.add(at, text, (at, text, numbers)):
-                self._look_at(stack)
-            for number in numbers:
-                self._seen[number] += 1
-                if self._seen[number] == ENOUGH and not self._framed[number]:
-                    self._scanner.rest(number)  # in lines of a debug log, not in stacks
-        for stack in self._stacks.end() if ended else ():
-            self._look_at(stack)
+    def saw_frame(self, at: int, text: str, part: int) -> None:
+        seen = self._examination.line(self._summary.name, at, text)
+        self._summary.saw(seen.hosts, seen.ranks)
+        self._examination.count(seen, [part], None)
 
-    def _look_at(self, stack: Stack[StackLine]) -> None:
-        numbers = {number for (_, _, some), _ in stack.frames for number in some}
-        self._framed.update(numbers)
-        signatures = {self._index.parts[n].numbers: self._index.parts[n] for n in sorted(numbers)}
-        for parts, one in signatures.items():
-            for number, (at, text, _) in zip(parts, stack.lines(one.stack), strict=False):
-                seen = self._examination.line(self._summary.name, at, text)
-                self._summary.saw(seen.hosts, seen.ranks)
-                self._examination.count(seen, [number], None)
-                self._examination.complete.add((one.issue, one.signature))
-                self._summary.issues.add(one.issue)
+    def completed(self, signature: int) -> None:
+        self._examination.complete.add(signature)
+        self._summary.issues.add(self._examination.entry_of[signature])
 
-    def _is_news(self, number: int) -> bool:
-        """Whether a line with this part must be examined: the part's first line, and later ones if they are
-        counted."""
-        return self._index.is_part(number) and (self._index.parts[number].counts or not self._seen[number])
-
-    def _most(self, part: Part, complete: bool) -> float:
-        """Number of lines after which the search for a part pauses: few for a fallback, whose part is in most
-        errors."""
-        if self._index.issues[part.issue].fallback:
-            return ENOUGH
-        return inf if complete else MANY
-
-    def _count(self, number: int, lines: int) -> None:
-        part = self._index.parts[number]
-        begins = not self._seen[number]
-        self._seen[number] += lines
-        complete = all(self._seen[part_number] for part_number in part.numbers)
-        if complete and begins:
-            self._examination.complete.add((part.issue, part.signature))
-            self._summary.issues.add(part.issue)
-            self._scanner.wake(
-                [part_number for part_number in part.numbers if self._index.parts[part_number].counts]
-            )
-        if not part.counts and begins:
-            self._scanner.rest(number)
-        elif part.counts and self._seen[number] >= self._most(part, complete) > self._seen[number] - lines:
-            self._scanner.rest(number)
-            self._examination.lose_count(number)
+    def lost_count(self, part: int) -> None:
+        self._examination.lose_count(part)

@@ -17,6 +17,8 @@ MOST_ENTRIES = 20_000
 _LONGEST = 80
 """Maximum characters of a name."""
 _MOST_TEXTS = 8
+_LONGEST_LIST = 1 << 16
+"""Maximum characters of a list of ranks."""
 _DEEPEST = 200
 _SHOWN = 3
 """Maximum number of the program's frames shown."""
@@ -48,6 +50,8 @@ class Dump(NamedTuple):
     rank: str
     """Rank number; the log's name if unknown."""
     operations: tuple[Operation, ...]
+    members: frozenset[str] = frozenset()
+    """Ranks of the default group, by the dump's configuration; empty if not stated."""
 
 
 def dump(value: Any, log: str, rank: str) -> Dump | None:
@@ -60,7 +64,19 @@ def dump(value: Any, log: str, rank: str) -> Dump | None:
     if isinstance(value.get("rank"), int):
         rank = str(value["rank"])
     latest = (entry for entry in entries[-MOST_ENTRIES:] if isinstance(entry, dict))
-    return Dump(log, rank or log, tuple(filter(None, map(_operation, latest))))
+    return Dump(
+        log, rank or log, tuple(filter(None, map(_operation, latest))), _members(value.get("pg_config"))
+    )
+
+
+def _members(groups: Any) -> frozenset[str]:
+    """The ranks of the default group, as in ``{"0": {"desc": "default_pg", "ranks": "[0, 1]"}}``."""
+    for group in [*groups.values()][:_MOST_TEXTS] if isinstance(groups, dict) else ():
+        if isinstance(group, dict) and group.get("desc") == "default_pg":
+            ranks = group.get("ranks")
+            text = ranks[:_LONGEST_LIST] if isinstance(ranks, str) else ""
+            return frozenset(re.findall(r"\d+", text))
+    return frozenset()
 
 
 def _operation(entry: dict[str, Any]) -> Operation | None:
@@ -112,6 +128,11 @@ def differences(dumps: Iterable[Dump]) -> Iterator[Difference]:
     for dump in latest.values():
         for operation in dump.operations:
             groups[operation.group][dump.rank][operation.number] = operation
+    members = frozenset[str]().union(*(dump.members for dump in latest.values()))
+    absent = sorted(members - latest.keys(), key=lambda rank: (len(rank), rank))
+    if absent and len(latest) > 1:
+        says = "there is no dump of this rank, and the others wait: it has ended, or its dump is elsewhere"
+        yield Difference(says, tuple(absent), next(iter(latest.values())).log)
     for group, ranks in groups.items():
         for says, some in _of_group(group, ranks):
             names = tuple(sorted(some, key=lambda rank: (len(rank), rank)))

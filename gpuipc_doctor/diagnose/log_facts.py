@@ -16,11 +16,11 @@ MOST_VALUES = 16
 _V = r"(\d+(?:\.\d+)+[\w.-]*)"
 
 
-def patterns(facts_asked_for: Iterable[str]) -> list[tuple[str, re.Pattern[str]]]:
+def patterns(facts_asked_for: Iterable[str]) -> list[tuple[str, str]]:
     """(fact, regular expression with the fact's value in its first group); variables only if requested."""
     return [
         *(
-            (name, re.compile(text.replace("{V}", _V)))
+            (name, text.replace("{V}", _V))
             for name, texts in table(LOG_LINES)["facts"].items()
             for text in texts
         ),
@@ -28,11 +28,11 @@ def patterns(facts_asked_for: Iterable[str]) -> list[tuple[str, re.Pattern[str]]
     ]
 
 
-def _variable(name: str) -> re.Pattern[str]:
+def _variable(name: str) -> str:
     """Pattern for a set variable as a shell, Cray MPICH (``MPICH_ENV_DISPLAY``) or NCCL prints it. It does
     not match prose."""
     before = r"(?:.{0,60}(?:\$|\+|>|export|setenv|-x|PE \d+:) +)?(?:[A-Za-z_]\w*=\S* +)*"
-    return re.compile(
+    return (
         rf"(?:^{before}|(?<= )(?=\w+ set by )){re.escape(name)}"
         r"(?: *= *| set by (?:environment|user) to )[\"']?([^\s\"';,`]+)"
     )

@@ -9,7 +9,10 @@ from typing import Any
 from gpuipc_doctor.diagnose.decompress import Unreadable
 
 MOST_STEPS = 20_000_000
-"""Maximum steps of a pickle, about 30 s; a dump of 2,000 collectives has a million."""
+"""Maximum steps of a pickle, about 30 s; a dump of 2,000 collectives has a million. Also the maximum
+values in a pickle; a value that is used in several places counts in each."""
+_MOST_BITS = 64
+_MAX_DEPTH = 100
 
 _CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
@@ -41,6 +44,7 @@ def plain(data: bytes) -> Any:
     try:
         for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
             if opcode.name == "STOP":
+                _refuse_unless_tree_like(machine.stack[-1])
                 return machine.stack[-1]
             if number == MOST_STEPS:
                 raise Unreadable(f"is a pickle of more than {MOST_STEPS} steps; not read")
@@ -59,6 +63,8 @@ class _Machine:
     def step(self, name: str, argument: Any) -> None:
         stack = self.stack
         if name in _VALUES:
+            if isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
+                raise ValueError(f"an integer of {argument.bit_length()} bits")
             stack.append(argument)
         elif name in _CONSTANTS:
             stack.append(_CONSTANTS[name])
@@ -78,13 +84,13 @@ class _Machine:
             self._build(tuple if name == "TUPLE" else list, self._marks.pop())
         elif name == "DICT":
             items = self._since(self._marks.pop())
-            stack.append(dict(zip(items[::2], items[1::2], strict=True)))
+            stack.append(_dictionary(items))
         elif name in ("APPEND", "APPENDS"):
             items = self._since(self._marks.pop() if name == "APPENDS" else len(stack) - 1)
             stack[-1].extend(items)
         elif name in ("SETITEM", "SETITEMS"):
             items = self._since(self._marks.pop() if name == "SETITEMS" else len(stack) - 2)
-            stack[-1].update(zip(items[::2], items[1::2], strict=True))
+            stack[-1].update(_dictionary(items))
         elif name not in _PASSED_OVER:
             named = f" {argument.replace(' ', '.')}" if isinstance(argument, str) else ""
             raise Unreadable(f"is a pickle that would run code when loaded ({name}{named}); no code was run")
@@ -98,3 +104,31 @@ class _Machine:
             raise IndexError("the stack is empty")
         del self.stack[begin:]
         return items
+
+
+def _dictionary(items: list[Any]) -> dict[Any, Any]:
+    """A dictionary of keys and values in turn. Raises `ValueError` for a key that is no text or number: the
+    hash of a tuple that holds itself twice, thirty times over, takes as long as all its values."""
+    keys = items[::2]
+    if wrong := next((key for key in keys if isinstance(key, tuple | list | dict)), None):
+        raise ValueError(f"a {type(wrong).__name__} as a key")
+    return dict(zip(keys, items[1::2], strict=True))
+
+
+def _refuse_unless_tree_like(value: Any) -> None:
+    """Raise `ValueError` for data that is not a tree of at most `MOST_STEPS` values: what reads it would not
+    come to an end."""
+    sizes: dict[int, int] = {}
+
+    def size(value: Any, depth: int) -> int:
+        if not isinstance(value, tuple | list | dict):
+            return 1
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
+        if id(value) not in sizes:
+            inner = value.values() if isinstance(value, dict) else value
+            sizes[id(value)] = 1 + sum(size(each, depth + 1) for each in inner)
+        return sizes[id(value)]
+
+    if size(value, 0) > MOST_STEPS:
+        raise ValueError(f"more than {MOST_STEPS} values")

@@ -18,7 +18,8 @@ from gpuipc_doctor.diagnose import archives, flight_recorder, pickles, records
 from gpuipc_doctor.diagnose.decompress import NoText, Unreadable, decompressed, is_compressed
 from gpuipc_doctor.diagnose.flight_recorder import Dump
 from gpuipc_doctor.diagnose.rank_files import rank_in
-from gpuipc_doctor.diagnose.scanner import BLOCK
+from gpuipc_doctor.secure import reading
+from gpuipc_doctor.texts.scanner import BLOCK
 
 STDIN = "-"
 
@@ -79,15 +80,31 @@ def _logs_below(directory: str, unread: Unread) -> Iterator[tuple[float, str]]:
                 status = file.lstat()
             except OSError:
                 continue  # removed meanwhile
-            if stat.S_ISREG(status.st_mode) and _may_be_log(file):
-                yield -status.st_mtime, str(file)
+            if stat.S_ISREG(status.st_mode) and _may_be_log(Found(directory, str(file))):
+                yield -status.st_mtime, Found(directory, str(file))
 
 
-def _may_be_log(file: Path) -> bool:
+class Found(str):
+    """Path of a log found below a directory, where another user may meanwhile put a link or a device."""
+
+    directory: str
+    below: str
+    """The path from the directory on."""
+
+    def __new__(cls, directory: str, path: str) -> Found:
+        found = super().__new__(cls, path)
+        found.directory, found.below = directory, os.path.relpath(path, directory)
+        return found
+
+
+def _may_be_log(file: Found) -> bool:
     """Whether a file starts with text or compressed data; True if it cannot be opened."""
     try:
-        with file.open("rb") as opened:
-            sample = opened.read(_SAMPLE)
+        fd = _open(file)
+        try:
+            sample = os.read(fd, _SAMPLE)
+        finally:
+            os.close(fd)
         known = any(
             test(sample) for test in (is_compressed, archives.is_tar, archives.is_zip, pickles.is_pickle)
         )
@@ -269,8 +286,12 @@ class Log:
 
 def _open(path: str) -> int:
     try:
+        if isinstance(path, Found):
+            return reading.open_below(path.directory, path.below)
         # Do not wait for a pipe's writer: complete logs come first.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except reading.Unreadable as reason:
+        raise Unreadable(str(reason)) from None
     except OSError as error:
         raise Unreadable(f"cannot be opened: {error.strerror}" if path else "the name is empty") from None
     except ValueError:

@@ -11,6 +11,8 @@ import re
 from datetime import datetime
 from pathlib import Path
 
+from gpuipc_doctor.secure import reading
+
 _LINE = re.compile(r"^\s*Check: +(\S+) +Result: +(\w+)", re.MULTILINE)
 
 _MAX_BYTES = 1 << 16
@@ -21,8 +23,10 @@ def results(directory: Path) -> list[dict[str, str]]:
     """The results in each file: ``check``, ``result``, ``file`` and modification time."""
     found = []
     for file in sorted(path for path in directory.glob("*") if path.is_file())[:_MAX_FILES]:
-        with file.open("rb") as opened:
-            text = opened.read(_MAX_BYTES).decode(errors="replace")
+        try:
+            text = reading.sample(file, _MAX_BYTES).decode(errors="replace")
+        except reading.Unreadable:
+            continue
         when = datetime.fromtimestamp(file.stat().st_mtime).astimezone().isoformat(" ", "minutes")
         found += [
             {"check": check, "result": result, "file": str(file), "when": when}

@@ -71,6 +71,10 @@ _WRONG, _OWN = "Error: ", "gpuipc-doctor: "
 
 _CARRY = """\
 umask 077
+[ "$(id -u)" != 0 ] || [ -O "$1" ] || [ -k "$1" ] || {
+    echo "gpuipc-doctor: as root, nothing is run from $1 of another user; name another --ship-to" >&2
+    exit 126
+}
 file=$(mktemp "$1/gpuipc-doctor.XXXXXX") && cat > "$file" || { rm -f "$file"; exit 126; }
 seconds=$2; export GPUIPC_DOCTOR_PYTHON="$3"; shift 3
 timeout "$seconds" sh "$file" --once "$@" < /dev/null

@@ -19,13 +19,12 @@ from typing import Any
 
 import msgspec  # noqa: TID253 - who imports this module reads node reports
 
-from gpuipc_doctor import atomic_write
 from gpuipc_doctor.fleet.nodeset import NAME
 from gpuipc_doctor.fleet.summary import BadSummary, NodeReport, State, dumps, loads, of, silent
 from gpuipc_doctor.report import exits, report_json
 from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
-from gpuipc_doctor.site import bounded
-from gpuipc_doctor.site.bounded import Unreadable
+from gpuipc_doctor.secure import reading, writing
+from gpuipc_doctor.secure.reading import Unreadable
 
 SUMMARY, FULL, LOCK = ".summary.json.gz", ".json", ".lock"
 """Suffixes of a node's summary and full report, and the lock's name. A compressed summary takes one block of
@@ -61,11 +60,11 @@ def save(directory: Path, summary: NodeReport, full: bytes = b"") -> None:
     packed = gzip.compress(dumps(summary), compresslevel=6, mtime=0)
     try:
         if full:
-            atomic_write.write(directory / f"{summary.node}{FULL}", full)
+            writing.write(directory / f"{summary.node}{FULL}", full)
     except OSError:
-        atomic_write.write(directory / f"{summary.node}{SUMMARY}", packed)
+        writing.write(directory / f"{summary.node}{SUMMARY}", packed)
         raise
-    atomic_write.write(directory / f"{summary.node}{SUMMARY}", packed)
+    writing.write(directory / f"{summary.node}{SUMMARY}", packed)
 
 
 def forget_silent(directory: Path, reports: Iterable[NodeReport]) -> None:
@@ -164,14 +163,13 @@ def _summary(path: str, node: str) -> NodeReport:
 
 def _full(path: Path, node: str) -> NodeReport:
     """The summary of a full report, as written by `check --output`. Raises `Unreadable`, `BadDocument`."""
-    report = report_json.loads(bounded.read(path, MAX_FULL).decode(errors="replace"))
+    report = report_json.loads(reading.read(path, MAX_FULL).decode(errors="replace"))
     return of(report, node, exits.code(report))
 
 
 def _bytes(path: str) -> bytes:
     """Contents of a regular file of a plausible size."""
-    with bounded.opened(path) as fd:
-        data = os.read(fd, MAX_SUMMARY + 1)
+    data = reading.sample(path, MAX_SUMMARY + 1)
     is_whole = True
     if path.endswith(SUMMARY):
         unpacking = zlib.decompressobj(GZIP)
@@ -190,8 +188,8 @@ def _bytes(path: str) -> bytes:
 @contextmanager
 def ours(directory: Path) -> Iterator[None]:
     """Lock the directory for this process; the lock ends with the process. Raises `InUse`, `OSError`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    writing.make_directory(directory)
+    fd = writing.open_lock(directory / LOCK)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

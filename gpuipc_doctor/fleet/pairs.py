@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
+from gpuipc_doctor.api import loader
+from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.fleet.ask import LaunchOptions, Target, ask
 from gpuipc_doctor.fleet.pair_runs import Outcome, Pair, Run
 from gpuipc_doctor.fleet.partners import Blame, blame, next_round
@@ -13,9 +16,15 @@ from gpuipc_doctor.fleet.switches import Topology
 from gpuipc_doctor.model import Report, Status
 from gpuipc_doctor.report import report_json
 
-CHECK = "mpi-small-message"
 BETWEEN = "between nodes"
 """Part of the name of every probe that runs on two nodes, in all checks."""
+
+
+@cache
+def check_of_messages() -> str:
+    """Id of the check that sends messages between the ranks of two nodes."""
+    loaded = (item.check for item in loader.load() if isinstance(item, LoadedCheck))
+    return next(check.id for check in loaded if check.across and check.needs_mpi)
 
 
 @dataclass
@@ -78,14 +87,14 @@ def _target(name: str, pair: Pair) -> Target:
 
 def arguments(partner: str) -> tuple[str, ...]:
     """Options of `check` on the first node of a pair."""
-    return (CHECK, "--partner", partner, "--no-workarounds", "--json")
+    return (check_of_messages(), "--partner", partner, "--no-workarounds", "--json")
 
 
 def outcome_of(report: Report) -> Outcome:
     """A report's result for the pair; `Outcome.SILENT` if no probe between the nodes completed.
 
-    A FAIL of any check counts. Otherwise the result is that of `CHECK`. If `CHECK` did not run (no MPI), the
-    results of the other checks count, except SKIPs.
+    A FAIL of any check counts. Otherwise the result is that of `check_of_messages`. If this check did not run
+    (no MPI), the results of the other checks count, except SKIPs.
     """
     told: dict[str, set[Status]] = {}
     for result in report.results:
@@ -94,5 +103,5 @@ def outcome_of(report: Report) -> Outcome:
     if any(Status.FAIL in statuses for statuses in told.values()):
         return Outcome.FAIL
     passed = {Status.PASS, Status.WARN}
-    decisive = told.get(CHECK) or set().union(*told.values()) - {Status.SKIP}
+    decisive = told.get(check_of_messages()) or set().union(*told.values()) - {Status.SKIP}
     return Outcome.PASS if decisive and decisive <= passed else Outcome.SILENT

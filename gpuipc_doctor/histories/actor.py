@@ -103,7 +103,9 @@ class Actor:
             try:
                 getattr(self, f"_{order.do.replace('-', '_')}")(order)
             except DriverError as error:
-                return self._answer(number, "error", error.fault.name, str(error))
+                kind = self._gpu.kind if error.is_not_supported else ""
+                says = f"{error}: {self._gpu.device.label} is {kind}" if kind else str(error)
+                return self._answer(number, "lacks" if kind else "error", error.fault.name, says)
             except WrongData as wrong:
                 return self._answer(number, "data", "", str(wrong))
         return self._answer(len(orders))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpuipc_doctor.inventory.variables import Form, Variable
 from gpuipc_doctor.model import Effect, Fact, Setting
+from gpuipc_doctor.secure import reading
 
 ENVIRONMENT = "environment"
 _MAX_BYTES = 64 << 10
@@ -46,12 +47,9 @@ def read(
 
 def _settings(path: Path, name: str) -> Iterator[SetVariable]:
     """Lines ``NAME=VALUE`` of an NCCL configuration file; ``#`` starts a comment."""
-    if not path.is_file():
-        return
     try:
-        with path.open("rb") as file:
-            lines = file.read(_MAX_BYTES).decode(errors="replace").splitlines()
-    except OSError:
+        lines = reading.sample(path, _MAX_BYTES).decode(errors="replace").splitlines()
+    except reading.Unreadable:
         return
     for number, line in enumerate(lines, 1):
         if stated := re.fullmatch(r"\s*(NCCL_\w+)\s*=\s*([^#]*?)\s*(?:#.*)?", line):

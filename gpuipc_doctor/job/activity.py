@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import dropwhile, takewhile
 
+from gpuipc_doctor.job import torch_calls
 from gpuipc_doctor.job.document import UNREAD, Process, Stack, Thread
 
 
@@ -20,6 +21,8 @@ class Kind(Enum):
     COLLECTIVE = "waits in a collective"
     STARTS = "waits in MPI_Init"
     ENDS = "waits in MPI_Finalize"
+    JOINS = "waits for ranks to join"
+    """PyTorch's init_process_group, its store, and NCCL's start."""
     DEVICE = "waits for the GPU"
     KERNEL = "is stuck in the kernel"
     STOPPED = "is stopped"
@@ -32,8 +35,14 @@ class Kind(Enum):
     UNKNOWN = "cannot be told"
 
     @property
-    def is_in_mpi(self) -> bool:
-        return self in _IN_MPI
+    def waits_for_ranks(self) -> bool:
+        """Whether the rank waits for other ranks, in MPI or in a collective of PyTorch."""
+        return self in _FOR_RANKS
+
+    @property
+    def waits(self) -> bool:
+        """Whether the rank waits for other ranks or for its GPU, on which a collective may wait for them."""
+        return self.waits_for_ranks or self is Kind.DEVICE
 
     @property
     def is_outside(self) -> bool:
@@ -45,7 +54,9 @@ class Kind(Enum):
         return self in (Kind.LOOPS, Kind.COUNTS)
 
 
-_IN_MPI = frozenset({Kind.RECEIVES, Kind.SENDS, Kind.PROGRESSES, Kind.COLLECTIVE, Kind.STARTS, Kind.ENDS})
+_FOR_RANKS = frozenset(
+    {Kind.RECEIVES, Kind.SENDS, Kind.PROGRESSES, Kind.COLLECTIVE, Kind.STARTS, Kind.ENDS, Kind.JOINS}
+)
 
 _OF_MPI: tuple[tuple[tuple[str, ...], Kind], ...] = (
     (("init", "session_init"), Kind.STARTS),
@@ -63,6 +74,17 @@ _OF_MPI: tuple[tuple[tuple[str, ...], Kind], ...] = (
 )
 """Prefixes of MPI function names (lower case, without ``mpi_``) → what these functions wait for (MPI 5.0)."""
 
+_OF_TORCH: tuple[tuple[tuple[str, ...], Kind], ...] = (
+    (
+        ("init_", "new_", "split_", "rendezvous", "_create_c10d_store", "_store_", "the store", "ncclComm"),
+        Kind.JOINS,
+    ),
+    (("recv", "irecv"), Kind.RECEIVES),
+    (("send", "isend"), Kind.SENDS),
+    (("batch_isend", "work.wait", "ncclGroupEnd"), Kind.PROGRESSES),
+)
+"""Prefixes of PyTorch's operations → what they wait for; all others are collectives (torch.distributed)."""
+
 _MPI = re.compile(r"^P?MPI_(\w+?)(_c)?$|^p?mpi_(\w+?)_{1,2}(?:f08_)?$")
 """C and Fortran names of MPI functions; ``_c`` is the variant with large counts."""
 
@@ -77,6 +99,11 @@ _LIBRARY = re.compile(
 """Pattern for frames in MPI, its transports, GPU drivers or system libraries."""
 
 _SHARED = re.compile(r"\.so[\d.]*[)\]]$")
+_OF_PROGRAM = re.compile(
+    r"[(\[](\w*\.(cpython-[\w-]+|abi3)\.so|lib(python|(open)?blas|mkl|lapack|gomp|torch|c10)"
+    r"|lib(cublas|cudnn|cufft|rocblas))"
+)
+"""Shared libraries in which a program computes, or that are part of it, such as Python's extensions."""
 _DRIVER = re.compile(r"[(\[](libcuda\.so|libamdhip64\.so|libhsa-runtime64\.so)")
 _DRIVER_WAITS = frozenset({"kfd_wait_on_events", "amdgpu_cs_wait_ioctl", "dma_fence_default_wait"})
 """Kernel functions in which a thread sleeps until the GPU has done its work, whatever the thread's stack
@@ -95,8 +122,9 @@ _DEVICE = re.compile(
 """Functions that return only when the GPU has finished, according to the manuals of CUDA and HIP; PyTorch's
 ``torch.cuda``."""
 
-_NOISE_THREADS = re.compile(
-    r"cuda|async|ucx|nvidia|hsa|rocm|openblas|jemalloc|pmix|hydra|libfabric|orte|gdrdrv", re.I
+NOISE_THREADS = re.compile(
+    r"cuda|async|ucx|nvidia|hsa|rocm|openblas|jemalloc|pmix|hydra|libfabric|orte|gdrdrv|pt_(nccl|tcpstore)",
+    re.I,
 )
 """Names of threads that libraries start for themselves."""
 
@@ -155,10 +183,15 @@ def activity(snapshots: Sequence[Process]) -> Activity:
         return Activity(Kind.ENDED, reason="the process is a zombie")
     if main.state in "Tt":
         return Activity(Kind.STOPPED, path=_path(snapshots, main), reason=f"state {main.state}")
-    if stuck := _in_kernel(snapshots):
+    stuck = _in_kernel(snapshots)
+    if stuck and (why := _transfers(snapshots, stuck)):
+        return Activity(Kind.MOVES, path=_path(snapshots, main), reason=why)
+    if stuck:
         place = stuck.wchan or (stuck.kernel[0] if stuck.kernel else "the kernel")
         why = _KERNEL_WAITS.get(place, "state D")
         return Activity(Kind.KERNEL, place, _path(snapshots, stuck), f"{why} in every snapshot")
+    if found := _of_torch(snapshots, main):
+        return found
     for thread in _candidates(snapshots):
         calls = _calls(snapshots, thread.tid)
         if polls := _polls(calls):
@@ -171,10 +204,44 @@ def activity(snapshots: Sequence[Process]) -> Activity:
                 Kind.MOVES, path=_path(snapshots, thread), reason="the stack differs between samples"
             )
         for call in filter(None, calls):
-            if thread.tid == last.pid and call[0].is_in_mpi and (why := _moves(snapshots)):
+            if thread.tid == last.pid and call[0].waits and (why := _moves(snapshots)):
                 return Activity(Kind.MOVES, path=_path(snapshots, thread), reason=why)
-            return Activity(call[0], call[1], _path(snapshots, thread), "native stacks")
+            own = _own_first(snapshots, _stable_python(snapshots)) if call[0] is Kind.DEVICE else ""
+            return Activity(call[0], own or call[1], _path(snapshots, thread), "native stacks")
     return _outside(snapshots, main)
+
+
+def _of_torch(snapshots: Sequence[Process], main: Thread) -> Activity | None:
+    """The activity of a rank that waits in one of PyTorch's collectives; None if it is in none.
+
+    A rank that was seen both in and outside a collective, or in two, makes progress.
+    """
+    last = snapshots[-1]
+    stacks = [snapshot.python for snapshot in snapshots if snapshot.python]
+    calls = {torch_calls.operation(stack) for stack in stacks}
+    path = _path(snapshots, main)
+    if calls - {""} and (len(calls) > 1 or _moves(snapshots)):
+        return Activity(
+            Kind.MOVES, path=path, reason=_moves(snapshots) or "the stack differs between samples"
+        )
+    if operation := max(calls, default=""):
+        return Activity(kind_of_torch(operation), operation, path, "Python frames")
+    if not stacks and not last.has_gpu:
+        return None
+    samples = _stacks(snapshots, last.pid) or _approximate(snapshots, last.pid)
+    waits = {torch_calls.native_operation(stack) for stack in samples}
+    if samples and "" not in waits:
+        if len({*stacks}) > 1:
+            return Activity(Kind.MOVES, path=path, reason=_moves(snapshots))
+        operation = min(waits)
+        where = _own_first(snapshots, _stable_python(snapshots))
+        return Activity(kind_of_torch(operation), where or operation, path, "native stacks")
+    return None
+
+
+def kind_of_torch(operation: str) -> Kind:
+    """What one of PyTorch's operations waits for."""
+    return next((kind for names, kind in _OF_TORCH if operation.startswith(names)), Kind.COLLECTIVE)
 
 
 def _polls(calls: Iterable[Call | None]) -> str:
@@ -192,6 +259,8 @@ def _moves(snapshots: Sequence[Process]) -> str:
     """Evidence that a rank makes progress although every snapshot shows the same call; empty if none."""
     if len({snapshot.python for snapshot in snapshots if snapshot.python}) > 1:
         return "the Python frames differ between snapshots"
+    if any(snapshot.places > 1 for snapshot in snapshots):
+        return "the Python frames differ between readings"
     if len({snapshot.variables for snapshot in snapshots if snapshot.variables}) > 1:
         return "the variables of the Python frames differ between snapshots"
     if len({snapshot.callers for snapshot in snapshots if snapshot.callers}) > 1:
@@ -203,7 +272,7 @@ def _candidates(snapshots: Sequence[Process]) -> list[Thread]:
     """The main thread, then the application's other threads, busiest first."""
     last = snapshots[-1]
     others = [
-        thread for thread in last.threads if thread.tid != last.pid and not _NOISE_THREADS.search(thread.name)
+        thread for thread in last.threads if thread.tid != last.pid and not NOISE_THREADS.search(thread.name)
     ]
     others.sort(key=lambda thread: -thread.busy)
     return [thread for thread in (last.main, *others) if thread is not None]
@@ -232,7 +301,7 @@ def _calls(snapshots: Iterable[Process], tid: int) -> set[Call | None]:
     rough = [stack for thread in seen for stack in filter(_is_telling, thread.approximate)]
     calls = exact or {_first_call(_of_libraries(stack)) for stack in rough}
     named = calls - {_UNNAMED}
-    return named if any(call and call[0].is_in_mpi for call in named) else calls
+    return named if any(call and call[0].waits_for_ranks for call in named) else calls
 
 
 def is_outside(snapshots: Iterable[Process], tid: int) -> bool:
@@ -248,12 +317,23 @@ def is_seen(snapshots: Iterable[Process], tid: int) -> bool:
 def _is_telling(stack: Stack) -> bool:
     """Whether the stack shows a waiting call or the program's own code; a truncated stack may show
     neither."""
-    return _first_call(stack) is not None or any(not _LIBRARY.search(frame) for frame in stack)
+    return _first_call(stack) is not None or any(not _is_of_library(frame) for frame in stack)
 
 
 def _of_libraries(stack: Stack) -> Iterator[str]:
-    """The innermost frames: those in the C library, MPI, its transports and the GPU driver."""
-    return takewhile(lambda frame: _LIBRARY.search(frame), stack)
+    """The innermost frames: those in shared libraries, up to the first one of the program."""
+    return takewhile(_is_of_library, stack)
+
+
+def _is_of_library(frame: str) -> bool:
+    """Whether a frame may be below a call of MPI or of the GPU driver.
+
+    That is any shared library but those in which a program computes: MPI libraries load what no list can
+    have, such as libevent, libmlx5, libcxi and libxpmem.
+    """
+    if _LIBRARY.search(frame):
+        return True
+    return _SHARED.search(frame) is not None and not _OF_PROGRAM.search(frame)
 
 
 def _first_call(stack: Iterable[str]) -> Call | None:
@@ -313,9 +393,19 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
     where = _own_first(snapshots, python) or " > ".join(path[-2:] if main.state != "R" else path[-1:])
     function = python[0].partition(" (")[0] if python else ""
     if python and _DEVICE.match(function):
+        if why := _moves(snapshots):
+            return Activity(Kind.MOVES, function, path, why)
         return Activity(Kind.DEVICE, function, path, "Python frames")
+    if why := _runs_beside_a_busy_gpu(snapshots, main):
+        return Activity(Kind.DEVICE, where, path, why)
     if all(snapshot.main and snapshot.main.wchan in _DRIVER_WAITS for snapshot in snapshots):
         return Activity(Kind.DEVICE, where or main.wchan, path, f"sleeps in {main.wchan} in every snapshot")
+    if why := _sleeps_beside_a_busy_gpu(snapshots, main):
+        return Activity(Kind.DEVICE, where, path, why)
+    if python and _sleeps_in_python(snapshots, main):
+        if why := _transfers(snapshots, main):
+            return Activity(Kind.MOVES, where, path, why)
+        return Activity(Kind.SLEEPS, where, path, _sleeps(snapshots, main))
     if None not in _calls(snapshots, main.tid):
         return Activity(Kind.UNKNOWN, "", path, "native stacks lack the program's own functions")
     if why := _transfers(snapshots, main):
@@ -330,8 +420,67 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
             why = "a number in the process's registers, stack or variables keeps rising or falling"
             return Activity(Kind.COUNTS, where, path, why)
         return Activity(Kind.COMPUTES, where, path, "runs outside MPI and the driver")
-    reason = f"sleeps in {main.wchan or 'a system call'}{_other_threads(snapshots, main)}"
-    return Activity(Kind.SLEEPS, where or main.wchan, path, reason)
+    return Activity(Kind.SLEEPS, where or main.wchan, path, _sleeps(snapshots, main))
+
+
+STILL = ", without waking up"
+"""End of the evidence on a thread that slept from the first snapshot to the last."""
+
+
+def _sleeps(snapshots: Sequence[Process], main: Thread) -> str:
+    switches = {snapshot.switches for snapshot in snapshots}
+    still = STILL if len(snapshots) > 1 and len(switches) == 1 and None not in switches else ""
+    return f"sleeps in {main.wchan or 'a system call'}{_other_threads(snapshots, main)}{still}"
+
+
+BUSY_PERCENT = 90
+"""Utilisation from which a GPU counts as busy."""
+
+
+def _runs_beside_a_busy_gpu(snapshots: Sequence[Process], main: Thread) -> str:
+    """Why a running thread of which there is no native stack waits for its GPU; empty if that is unlikely.
+
+    A program that waits in ``.item()`` or cudaStreamSynchronize polls.
+    """
+    if _stacks(snapshots, main.tid) or _approximate(snapshots, main.tid):
+        return ""
+    lines = {snapshot.python for snapshot in snapshots}
+    runs = all(snapshot.main and snapshot.main.state == "R" for snapshot in snapshots)
+    busy = snapshots[-1].gpu_busy
+    if runs and len(lines) == 1 and not _moves(snapshots) and busy is not None and busy >= BUSY_PERCENT:
+        return f"runs in one place with its GPU at {busy} %"
+    return ""
+
+
+def _sleeps_beside_a_busy_gpu(snapshots: Sequence[Process], main: Thread) -> str:
+    """Why a thread that sleeps in PyTorch's libraries waits for its GPU; empty if it does not.
+
+    ``backward()`` sleeps until autograd's thread has the gradients, which may need a collective.
+    """
+    busy = snapshots[-1].gpu_busy
+    stacks = _stacks(snapshots, main.tid) or _approximate(snapshots, main.tid)
+    sleeps = all(snapshot.main and snapshot.main.wchan.startswith("futex") for snapshot in snapshots)
+    if not sleeps or _moves(snapshots) or busy is None or busy < BUSY_PERCENT or not stacks:
+        return ""
+    if all(map(torch_calls.waits_natively, stacks)):
+        return f"sleeps in PyTorch with its GPU at {busy} %"
+    return ""
+
+
+def _sleeps_in_python(snapshots: Sequence[Process], main: Thread) -> bool:
+    """Whether a rank without MPI sleeps where its Python frames are, in one system call.
+
+    A futex may be that of a collective's result, for which PyTorch waits without a Python frame of its own.
+    """
+    last = snapshots[-1]
+    waits = {snapshot.main.wchan for snapshot in snapshots if snapshot.main and snapshot.main.state == "S"}
+    alike = waits == {main.wchan} and len({snapshot.python for snapshot in snapshots}) == 1
+    return (
+        alike
+        and not last.has_mpi
+        and main.wchan != ""
+        and not (main.wchan.startswith("futex") and not last.own)
+    )
 
 
 def _functions(snapshots: Sequence[Process], main: Thread) -> list[str]:
@@ -362,10 +511,9 @@ def _transfers(snapshots: Sequence[Process], main: Thread) -> str:
     moved = counts[-1] - counts[0] if counts else 0
     if moved >= MUCH_BYTES:
         return f"reads and writes: {moved / 2**20:.1f} MiB between first and last snapshot"
+    waits_for_data = main.state == "D" or main.wchan.endswith(("pipe_read", "pipe_write"))
     return (
-        f"reads {moved} bytes between first and last snapshot"
-        if moved and main.wchan.endswith("pipe_read")
-        else ""
+        f"reads and writes {moved} bytes between first and last snapshot" if moved and waits_for_data else ""
     )
 
 

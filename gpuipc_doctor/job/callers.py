@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import struct
 from pathlib import Path
 
@@ -40,5 +41,18 @@ def fingerprint(pid: int) -> str:
     caller = next(calls, next((n for n in outward if code.is_return(words[n])), None))
     if caller is None:
         return ""
+    if platform.machine() == "aarch64":
+        return _from_frame(words[caller - 1] - begin, raw)
     saved = min(code.saved_registers(words[place]), caller - place - 1)
     return hashlib.blake2b(raw[8 * (caller - saved) :], digest_size=8).hexdigest()
+
+
+def _from_frame(offset: int, raw: bytes) -> str:
+    """A digest of the stack from the caller's frame record on; empty if there is none.
+
+    arm64 saves a frame's registers at its lowest address, below the variables of the called function: the
+    saved frame pointer says where the caller's frame begins (Procedure Call Standard for AArch64).
+    """
+    if not 0 < offset < len(raw):
+        return ""
+    return hashlib.blake2b(raw[offset:], digest_size=8).hexdigest()

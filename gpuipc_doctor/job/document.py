@@ -9,12 +9,16 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.model import Relation, Setting
 from gpuipc_doctor.report import documents
 
-SCHEMA = "gpuipc-doctor/job/1"
+SCHEMA = "gpuipc-doctor/job/2"
 """Format of the document, which ``job.schema.json`` describes. Its number grows with any change to the
 fields."""
+
+_OLDER = ("gpuipc-doctor/job/1",)
+"""Older formats, which lack fields that have defaults."""
 
 Stack = tuple[str, ...]
 """Frames, innermost first: ``function (file)``, or ``[file]`` if the function has no name."""
@@ -62,6 +66,8 @@ class Process:
     rank: int | None = None
     size: int | None = None
     """Number of ranks in the job, if the launcher sets it."""
+    local: int | None = None
+    """Number of the rank on its node, if the launcher sets it."""
     threads: tuple[Thread, ...] = ()
     python: tuple[str, ...] = ()
     """Python frames of the main thread, innermost first."""
@@ -69,6 +75,8 @@ class Process:
     """Index of the first Python frame in one of the program's own files."""
     variables: str = ""
     """Hash of the local variables of the Python frames; empty if unknown."""
+    places: int = 0
+    """Number of different Python stacks of the main thread, read between the snapshots as well."""
     callers: str = ""
     """Hash of the main thread's stack outside MPI; empty if unknown, or if the thread is in no MPI call."""
     counts: bool = False
@@ -78,6 +86,11 @@ class Process:
     """Paths of mapped shared libraries."""
     settings: dict[str, str] = field(default_factory=dict)
     descriptors: int | None = None
+    gpu_busy: int | None = None
+    """Utilisation of the process's GPU in percent; None if unknown."""
+    gpu_watts: float | None = None
+    switches: int | None = None
+    """How often the main thread has gone to sleep so far; None if unknown."""
     transferred: int | None = None
     """Bytes that the main thread has read and written so far."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -90,6 +103,10 @@ class Process:
     @property
     def has_mpi(self) -> bool:
         return any(MPI_LIBRARY.search(path) for path in self.libraries)
+
+    @property
+    def has_torch(self) -> bool:
+        return any("/libtorch" in path for path in self.libraries)
 
     @property
     def has_gpu(self) -> bool:
@@ -139,6 +156,13 @@ class Rank:
     """Start time in clock ticks since boot."""
     refused: dict[str, str] = field(default_factory=dict)
     """What could not be read of this process → reason."""
+    gpu_busy: int | None = None
+    """Utilisation of the rank's GPU in percent; None if unknown."""
+    gpu_watts: float | None = None
+    numbered: str = ""
+    """How the rank's number was found if no variable of its environment has it."""
+    helpers: tuple[str, ...] = ()
+    """What the rank's helper processes do, such as a DataLoader's workers."""
     gpus: tuple[str, ...] = ()
     """GPUs on which the process has memory, numbered as by the vendor's tools: ``nvidia:3``."""
 
@@ -155,9 +179,16 @@ class Cause(Enum):
     MISMATCH = "collective-mismatch"
     ALL_WAIT = "all-wait"
     FINALIZE = "finalize"
+    GPU_WAIT = "gpu-wait"
+    """Every rank waits for its GPU, and the ranks cannot be told apart from outside."""
     GROWS = "grows"
     RUNS = "runs"
     UNKNOWN = "unknown"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it cannot be told if the job is stuck."""
+        return self in (Cause.UNKNOWN, Cause.GPU_WAIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +302,10 @@ class JobReport:
     growth: tuple[Growth, ...] = ()
     ras: tuple[str, ...] = ()
     """Messages of NCCL's RAS service."""
+    collectives: tuple[Call, ...] = ()
+    """Each rank's last collective by NCCL's RAS, if its count did not change between two answers."""
+    collectives_move: bool = False
+    """Whether NCCL's RAS counted new collectives between two answers."""
     issues: tuple[MatchedIssue, ...] = ()
     wrong_settings: tuple[Setting, ...] = ()
     """Settings that the loaded libraries do not know, and settings whose values they do not accept."""
@@ -294,7 +329,7 @@ def is_of_job(text: str | bytes) -> bool:
 def loads(text: str | bytes) -> JobReport:
     """Parse a job document. Raises `documents.BadDocument`."""
     document = documents.parse(text)
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+    if not isinstance(document, dict) or document.get("schema") not in (SCHEMA, *_OLDER):
         what = (
             "was written by another version of gpuipc-doctor" if is_of_job(text) else "is not a job's report"
         )

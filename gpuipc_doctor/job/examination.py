@@ -6,18 +6,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.job import loaded, shared_memory
 from gpuipc_doctor.job.activity import Activity, Kind, activity
 from gpuipc_doctor.job.document import JobReport, Process, Rank, Snapshot
-from gpuipc_doctor.job.merging import differences
+from gpuipc_doctor.job.gpu_waits import Evidence
+from gpuipc_doctor.job.merging import differences, watts
+from gpuipc_doctor.job.roles import IN_ORDER, roles
 from gpuipc_doctor.job.verdict import judge
-from gpuipc_doctor.job.watcher import by_rank
 
 
-def examine(snapshots: Sequence[Snapshot], unable: Mapping[str, str]) -> JobReport:
-    """The report of a job. ``unable``: what could not be read → reason."""
-    seen = [by_rank(snapshot) for snapshot in snapshots]
-    last = seen[-1]
+def examine(
+    snapshots: Sequence[Snapshot],
+    unable: Mapping[str, str],
+    calls: tuple[Call, ...] = (),
+    *,
+    collectives_move: bool = False,
+) -> JobReport:
+    """The report of a job. ``unable``: what could not be read → reason.
+
+    ``calls``: each rank's last collective by NCCL's RAS; ``collectives_move``: whether RAS counted new ones.
+    """
+    here = roles(snapshots[-1])
+    last = here.ranks
+    pids = {process.pid: rank for rank, process in last.items()}
+    # A helper, or a rank without a number, may be known as such in later snapshots only.
+    seen = [
+        {pids[process.pid]: process for process in snapshot.processes if process.pid in pids}
+        for snapshot in snapshots
+    ]
     activities = {rank: activity([each[rank] for each in seen if rank in each]) for rank in last}
     activities.update(_ended(snapshots[-1], last, activities))
     size = max((process.size for process in last.values() if process.size), default=None)
@@ -26,16 +43,24 @@ def examine(snapshots: Sequence[Snapshot], unable: Mapping[str, str]) -> JobRepo
     moved = {shared_memory.moved(earlier.shared, later.shared) for earlier, later in pairwise(settled)}
     messages = True if True in moved else False if moved == {False} else None
     ranks = tuple(
-        _rank(number, last[number], activities[number], snapshots[-1].host) for number in sorted(last)
+        replace(
+            _rank(number, last[number], activities[number], snapshots[-1].host),
+            numbered=IN_ORDER if number in here.numbered and len(last) > 1 else "",
+        )
+        for number in sorted(last)
     )
+    seconds = snapshots[-1].at - snapshots[0].at
+    evidence = Evidence(calls, collectives_move, watts(ranks), seconds)
     return JobReport(
         taken=snapshots[0].at,
-        seconds=snapshots[-1].at - snapshots[0].at,
+        seconds=seconds,
         looks=len(snapshots),
         size=size,
         ranks=ranks,
-        verdict=judge(activities, _size_here(size, last, snapshots[-1]), messages),
+        verdict=judge(activities, _size_here(size, last, snapshots[-1]), messages, evidence),
         messages=messages,
+        collectives=calls,
+        collectives_move=collectives_move,
         unable={**unable, **_refused(last)},
         differences=tuple(differences(ranks)),
     )
@@ -56,7 +81,7 @@ def _ended(
         if process.rank is not None:
             left.setdefault(process.rank, []).append(process.program)
     is_past_init = any(
-        activities[rank].kind.is_in_mpi and activities[rank].kind is not Kind.STARTS and process.has_mpi
+        activities[rank].kind.waits_for_ranks and activities[rank].kind is not Kind.STARTS and process.has_mpi
         for rank, process in ranks.items()
     )
     return {
@@ -88,6 +113,8 @@ def _rank(number: int, process: Process, doing: Activity, host: str) -> Rank:
         versions=loaded.versions(process),
         started=process.started,
         refused=process.refused,
+        gpu_busy=process.gpu_busy,
+        gpu_watts=process.gpu_watts,
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.selection import NoSuchJob
 from gpuipc_doctor.memory import watching
 from gpuipc_doctor.memory.usage import GpuUse, Sample
@@ -44,9 +45,11 @@ def pids(label: str, node: Node) -> tuple[int, ...]:
     return ours
 
 
-def _gpus(backends: Sequence[str], node: Node, start_up_s: float = START_UP_S) -> Sequence[GpuUse]:
+def _gpus(
+    backends: Sequence[str], node: Node, start_up_s: float = START_UP_S, *, loads: bool = False
+) -> Sequence[GpuUse]:
     samples: list[Sample] = []
-    end = watching.watch(node, backends, 0.0, samples.append, start_up_s=start_up_s)
+    end = watching.watch(node, backends, 0.0, samples.append, start_up_s=start_up_s, loads=loads)
     if end.trouble:
         raise NoSuchJob(f"cannot list GPUs: {sentences.summary(end.trouble)}")
     if not samples:
@@ -54,9 +57,36 @@ def _gpus(backends: Sequence[str], node: Node, start_up_s: float = START_UP_S) -
     return samples[-1].gpus
 
 
-def by_process(node: Node) -> dict[int, tuple[str, ...]]:
-    """The result of `holders` for the node's current GPUs. Raises `NoSuchJob` if no GPU can be listed."""
-    return holders(_gpus(("cuda", "hip"), node, start_up_s=SHORT_START_UP_S))
+def now(node: Node) -> Sequence[GpuUse]:
+    """The node's GPUs with their processes, utilisation and power. Raises `NoSuchJob` if none can be
+    listed."""
+    return _gpus(("cuda", "hip"), node, start_up_s=SHORT_START_UP_S, loads=True)
+
+
+def of_ranks(gpus: Sequence[GpuUse], ranks: Mapping[int, Process]) -> dict[int, GpuUse]:
+    """Rank → its one GPU: the GPU on which the process has memory, or that of its number on this node.
+
+    In a container, the driver lists pids that differ from the container's.
+    """
+    known = {gpu.label: gpu for gpu in gpus if not gpu.trouble}
+    held = {pid: labels for pid, labels in holders(gpus).items() if len(labels) == 1}
+    if all(process.pid in held for process in ranks.values()):
+        return {rank: known[held[process.pid][0]] for rank, process in ranks.items()}
+    found = {rank: known.get(f"nvidia:{_index(process)}") for rank, process in ranks.items()}
+    own = {rank: gpu for rank, gpu in found.items() if gpu}
+    return own if len({gpu.label for gpu in own.values()}) == len(ranks) else {}
+
+
+def _index(process: Process) -> int | None:
+    """The number of a process's GPU by its number on the node and the GPUs that it may see."""
+    visible = [part for part in process.settings.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
+    if not all(map(str.isdecimal, visible)):
+        return None
+    if len(visible) == 1:
+        return int(visible[0])
+    if process.local is None or (visible and process.local >= len(visible)):
+        return None
+    return int(visible[process.local]) if visible else process.local
 
 
 def holders(gpus: Sequence[GpuUse]) -> dict[int, tuple[str, ...]]:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
+from gpuipc_doctor.collective.call import Call
+from gpuipc_doctor.collective.ras_counts import unchanged
 from gpuipc_doctor.inventory import variables
-from gpuipc_doctor.job import gpu_holders, growth, ipc_files, ras, selection
-from gpuipc_doctor.job.document import Cause, JobReport, Process
+from gpuipc_doctor.job import (
+    gpu_holders,
+    growth,
+    ipc_files,
+    kernel_log,
+    python_stacks,
+    ras,
+    selection,
+)
+from gpuipc_doctor.job.document import Cause, JobReport, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
+from gpuipc_doctor.job.processes import read_process
+from gpuipc_doctor.job.roles import Roles, by_rank, kind_of_helper, roles, workers
 from gpuipc_doctor.job.selection import NoSuchJob, Request
 from gpuipc_doctor.job.verdict import with_growth
-from gpuipc_doctor.job.watcher import MORE, Watcher, by_rank, take_snapshots
+from gpuipc_doctor.job.watcher import MORE, Watcher, take_snapshots
+from gpuipc_doctor.memory.usage import GpuUse
 from gpuipc_doctor.model import Node
 from gpuipc_doctor.supervise import scratch
 
@@ -33,22 +48,30 @@ def report(
     """
     chosen = selection.select(Request(pids=gpu_holders.pids(gpu, node)) if gpu else request)
     watched = None
-    with scratch.directory(scratch.usual()) as place:
+    with scratch.directory(scratch.usual()) as place, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(_ask_ras, chosen, asks_ras=asks_ras)
         watcher = Watcher(chosen, place, frozenset(variables.load()), stops)
         snapshots = take_snapshots(watcher)
-        found = examine(snapshots, watcher.unable).verdict
+        gpus = gpus_of(by_rank(snapshots[-1]), node, watcher.unable)
+        found = examine(_with_loads(snapshots, gpus), watcher.unable).verdict
         if found.cause is Cause.UNKNOWN and found.waiting:  # a slow rank may move on in as much time again
             snapshots += watcher.snapshots(MORE)
+        elif found.cause is Cause.GPU_WAIT and first.result().answer is None:
+            snapshots += watcher.snapshots(MORE // 2)
         if watches_s:
             watched = _watch(by_rank(snapshots[-1]), watches_s, node)
             later = watcher.snapshots(1)  # what was slow has moved by now
             snapshots += later if by_rank(later[0]) else []
     ranks = by_rank(snapshots[-1])
-    asked = ras.lines(ranks.values(), ask=asks_ras)
+    snapshots = _with_loads(snapshots, gpus)
+    asked, collectives, moves = _collectives(ranks, first.result(), asks_ras=asks_ras)
     files = tuple(ipc_files.of_node(snapshots[-1].host, ranks))
-    seen = replace(examine(snapshots, watcher.unable), stopped=stops, ras=asked, memory_files=files)
-    if any(process.has_gpu for process in ranks.values()):
-        seen = with_gpus(seen, node)
+    seen = examine(snapshots, watcher.unable, collectives, collectives_move=moves)
+    seen = replace(seen, stopped=stops, ras=asked, memory_files=files)
+    seen = with_gpus(_with_helpers(seen, roles(snapshots[-1])), gpus)
+    if seen.verdict.cause is Cause.RANK_ENDED:
+        log = kernel_log.since(min(process.started for process in ranks.values()))
+        seen = replace(seen, verdict=replace(seen.verdict, reasons=(*seen.verdict.reasons, *log)))
     if watched is None:
         return seen
     grown = watched.grown()
@@ -69,10 +92,92 @@ def _watch(ranks: Mapping[int, Process], seconds: float, node: Node) -> growth.W
     return growth.watch(ranks, seconds, devices if has_gpu else None)
 
 
-def with_gpus(seen: JobReport, node: Node) -> JobReport:
-    """The report with each rank's GPUs, if the drivers list memory by process."""
+def gpus_of(ranks: Mapping[int, Process], node: Node, unable: dict[str, str]) -> Sequence[GpuUse]:
+    """The node's GPUs, if a rank uses one. If they cannot be listed, the reason is added to ``unable``."""
+    if not any(process.has_gpu for process in ranks.values()):
+        return ()
     try:
-        gpus = gpu_holders.by_process(node)
+        return gpu_holders.now(node)
     except NoSuchJob as reason:
-        return replace(seen, unable={**seen.unable, "GPUs of the ranks": str(reason)})
-    return replace(seen, ranks=tuple(replace(rank, gpus=gpus.get(rank.pid, ())) for rank in seen.ranks))
+        unable["GPUs of the ranks"] = str(reason)
+        return ()
+
+
+def with_gpus(seen: JobReport, gpus: Sequence[GpuUse]) -> JobReport:
+    """The report with the GPUs on which each rank has memory."""
+    held = gpu_holders.holders(gpus)
+    return replace(seen, ranks=tuple(replace(rank, gpus=held.get(rank.pid, ())) for rank in seen.ranks))
+
+
+MOST_HELPERS = 16
+"""Maximum helper processes of a rank whose Python frames are read."""
+
+
+def _with_helpers(seen: JobReport, found: Roles) -> JobReport:
+    """The report with what the helpers of the blamed ranks do."""
+    blamed = {rank for rank in seen.verdict.blamed if rank in found.helpers}
+    return replace(
+        seen,
+        ranks=tuple(
+            replace(rank, helpers=tuple(_helpers(found.helpers[rank.rank]))) if rank.rank in blamed else rank
+            for rank in seen.ranks
+        ),
+    )
+
+
+def _helpers(processes: Sequence[Process]) -> Iterator[str]:
+    """What each helper is and where; equal ones once."""
+    lines: dict[str, list[str]] = {}
+    for process in processes[:MOST_HELPERS]:
+        with suppress(python_stacks.NotRead):
+            stack = python_stacks.dump(process)
+            if not stack.frames:
+                continue
+            kind, depth = kind_of_helper(stack.frames)
+            state = "sleeps" if process.main and process.main.state == "S" else "is"
+            what = f"{state} in {stack.frames[stack.own]}" if stack.own < depth else "waits for work"
+            lines.setdefault(f"{kind}, which {what}", []).append(str(process.pid))
+    for line, pids in lines.items():
+        yield f"{line}: pid {', '.join(pids)}"
+
+
+def _with_loads(snapshots: Sequence[Snapshot], gpus: Sequence[GpuUse]) -> list[Snapshot]:
+    """The snapshots with the utilisation and power of each rank's GPU."""
+    of_ranks = gpu_holders.of_ranks(gpus, by_rank(snapshots[-1]))
+    return [_with_load(snapshot, of_ranks) for snapshot in snapshots]
+
+
+def _with_load(snapshot: Snapshot, gpus: Mapping[int, GpuUse]) -> Snapshot:
+    of_pid = {process.pid: gpus[rank] for rank, process in by_rank(snapshot).items() if rank in gpus}
+    processes = (
+        replace(process, gpu_busy=of_pid[process.pid].busy, gpu_watts=of_pid[process.pid].watts)
+        if process.pid in of_pid
+        else process
+        for process in snapshot.processes
+    )
+    return replace(snapshot, processes=tuple(processes))
+
+
+def _ask_ras(pids: Sequence[int], *, asks_ras: bool) -> ras.Question:
+    """The first question to NCCL's RAS, while the snapshots are taken."""
+    processes = (read_process(pid, lambda tid, used_s: 0.0, frozenset()) for pid in pids)
+    return ras.query(workers(filter(None, processes)), ask=asks_ras)
+
+
+def _collectives(
+    ranks: Mapping[int, Process], first: ras.Question, *, asks_ras: bool
+) -> tuple[tuple[str, ...], tuple[Call, ...], bool]:
+    """Lines on NCCL's RAS, each rank's last collective, and whether RAS counted new ones.
+
+    RAS is asked twice, because in a healthy loop the counts of two ranks differ at most times.
+    """
+    if first.answer is None or first.seconds > ras.SHORT_S:
+        return first.lines, (), False
+    second = ras.query(ranks.values(), ask=asks_ras)
+    if second.answer is None:
+        return second.lines, (), False
+    same, move = unchanged(first.answer, second.answer)
+    pids = {process.pid: rank for rank, process in ranks.items()}
+    size = max((process.size for process in ranks.values() if process.size), default=len(ranks))
+    remarks = tuple(f"RAS: {remark}" for remark in same.remarks)
+    return (*second.lines, *remarks), tuple(same.calls(pids, size)), move

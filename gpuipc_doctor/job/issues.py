@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpuipc_doctor.inventory import environment, variables
 from gpuipc_doctor.inventory.environment import SetVariable
 from gpuipc_doctor.job.document import Cause, JobReport, MatchedIssue, Rank
-from gpuipc_doctor.knownissues import Confidence, KnownIssue
+from gpuipc_doctor.knownissues import Confidence, KnownIssue, relation
 from gpuipc_doctor.knownissues.conditions import NamedFacts
-from gpuipc_doctor.model import Effect, Fact, Relation, Setting
+from gpuipc_doctor.model import Effect, Fact, Setting
+from gpuipc_doctor.texts.text_search import Search
 from gpuipc_doctor.versions import Verdict
 
 _OF_LIBRARIES = frozenset(
@@ -28,40 +29,33 @@ _OF_LIBRARIES = frozenset(
 _CLASSES: Mapping[Cause, frozenset[str]] = {Cause.GROWS: frozenset({"leak"})}
 _HANGS = frozenset({"hang"})
 
-_RELATIONS = {
-    (Verdict.BAD, True): Relation.CONFIRMED,
-    (Verdict.BAD, False): Relation.LATENT,
-    (Verdict.FINE, True): Relation.NEW,
-    (Verdict.UNKNOWN, True): Relation.UNKNOWN,
-}
-"""(verdict on the loaded versions, whether a stack shows the issue) → relation."""
-
 
 def matching(report: JobReport, known: Iterable[KnownIssue]) -> Iterator[MatchedIssue]:
     """Issues that a stack shows, and issues that are likely for this verdict with the loaded versions.
 
     A secondary issue names no cause beyond the verdict's, for example that a rank waits for another.
     """
-    groups = [(facts(ranks[0]), _text(ranks), ranks) for ranks in _alike(report.ranks)]
+    issues = [one for one in known if not (one.withdrawn or one.suppression or one.secondary)]
+    signatures = [
+        (issue.id, s) for issue in issues for s in issue.signatures if s.confidence > Confidence.LOW
+    ]
+    search = Search([signature for _, signature in signatures])
+    groups = [
+        (facts(ranks[0]), [signatures[n] for n in search.shown(_text(ranks))], ranks)
+        for ranks in _alike(report.ranks)
+    ]
     classes = _CLASSES.get(report.verdict.cause, _HANGS)
-    for issue in known:
-        if issue.withdrawn or issue.suppression or issue.secondary:
-            continue
-        for found, text, ranks in groups:
-            seen = any(
-                signature.confidence > Confidence.LOW
-                and signature.applies(found) is Verdict.BAD
-                and signature.found_in(text)
-                for signature in issue.signatures
-            )
+    for issue in issues:
+        for found, shown, ranks in groups:
+            seen = any(id_ == issue.id and s.applies(found) is Verdict.BAD for id_, s in shown)
             may = report.verdict.cause in _OF_LIBRARIES and issue.kind in classes
             verdict, reason = issue.judge(found)
-            relation = _RELATIONS.get((verdict, seen))
-            if relation and (seen or may) and (seen or _is_loaded(issue, found)):
+            related = relation(verdict, seen)
+            if related and (seen or may) and (seen or _is_loaded(issue, found)):
                 yield MatchedIssue(
                     id=issue.id,
                     title=issue.title,
-                    relation=relation,
+                    relation=related,
                     reason=reason,
                     remedy=issue.remedy(found),
                     checks=issue.checks,

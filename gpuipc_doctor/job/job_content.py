@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import groupby
 
 from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
 from gpuipc_doctor.job.activity import VFORK_WAITS, Kind
@@ -20,6 +22,7 @@ from gpuipc_doctor.job.document import (
     Rank,
 )
 from gpuipc_doctor.job.folding import Branch, fold
+from gpuipc_doctor.job.symbols import readable
 from gpuipc_doctor.model import Relation
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Parts, do
@@ -33,29 +36,38 @@ DEEPEST = 20
 """Maximum indent in columns; deeper branches are not indented further."""
 
 MOST_DIFFERENCES = 10
+MOST_HELPERS = 2
 MOST_FILES = 3
 MUCH_LEFT = 64 << 20
 """If ended processes left at least this many bytes of shared memory, a line is shown."""
 MOST_BRANCHES = 20
 """Maximum lines of the tree, so that any number of ranks fits a screen."""
 
-MOST_BLAMED = 8
+MOST_FRAMES = 8
+"""Maximum frames of a line of the tree."""
+
+MOST_BLAMED = 3
 MOST_ISSUES = 5
 LONGEST = 48
 """Maximum characters of a set of ranks, such as ``0-6,8-15``."""
 
 _WAY = " > "
+_CPP = re.compile(r"^_*Z\w|[(\[]lib(torch|c10|stdc\+\+|gcc_s)")
+_TORCH = "torch.distributed."
+_WRAPPER = re.compile(r"\(c10d_logger\.py:\d+\)$")
+"""Frames of the decorators around PyTorch's collectives."""
 
 _SENTENCES = {
     Cause.KERNEL: "{blamed} {is_} stuck in the kernel, in {operation}",
-    Cause.HOST_LATE: "{waiting} {wait} in {waits_in} for {blamed}, which {is_} outside MPI, in {operation}",
-    Cause.RANK_ENDED: "{waiting} {wait} in {waits_in} for {blamed}, which {has} ended",
+    Cause.HOST_LATE: "{blamed} {does} in {operation}; {waiting} {wait} for {it} in {waits_in}",
+    Cause.RANK_ENDED: "{blamed} {has} ended or never started; {waiting} {wait} for {it} in {waits_in}",
     Cause.STOPPED: "{blamed} {is_} stopped by a signal or a debugger",
     Cause.DEVICE_BUSY: "{blamed} {wait} for the GPU in {operation}",
     Cause.MESSAGE_LOST: "{blamed} {wait} in {operation} for a message that no rank sends",
     Cause.MISMATCH: "the ranks are in different collectives: {calls}",
     Cause.ALL_WAIT: "every rank waits in MPI for another rank: {waits_in}",
     Cause.FINALIZE: "every rank waits in MPI_Finalize",
+    Cause.GPU_WAIT: "every rank waits for its GPU, in {waits_in}{but}: cannot tell whether they are stuck",
     Cause.GROWS: "growth of {operation} in {blamed}",
     Cause.RUNS: "nothing is stuck",
     Cause.UNKNOWN: "cannot tell",
@@ -71,12 +83,21 @@ _WAITING_BLAMED = (Cause.DEVICE_BUSY, Cause.MESSAGE_LOST, Cause.ALL_WAIT)
 
 _ON_A_FREE_NODE = "run gpuipc-doctor check --all on a free node"
 
+_BELOW = (
+    "look below the operation: a kernel before it in the stream of a rank that differs, or the network "
+    "(dmesg, the adapters' counters); if the step may only be long, ask again with --for 60s"
+)
+"""Remedy if all ranks have called the same collectives, which NCCL's RAS has said."""
+
 _REMEDIES = {
     Cause.KERNEL: "check dmesg and the file systems of that node; SIGKILL may not end the process",
     Cause.HOST_LATE: "check why the late rank is in this function; if it may only be slow, rerun to compare",
     Cause.RANK_ENDED: "check the job's output for its last messages, and dmesg for the OOM killer",
     Cause.STOPPED: "send the process SIGCONT, or quit the debugger",
-    Cause.DEVICE_BUSY: "check whether the GPU is busy (nvidia-smi, rocm-smi): a GPU kernel may never end",
+    Cause.DEVICE_BUSY: "check which kernel runs on that GPU: it may never end, or be a collective's that "
+    "waits for another rank",
+    Cause.GPU_WAIT: "ask again with --ras, which reads NCCL's count for each rank, or give the Flight "
+    "Recorder's dumps to gpuipc-doctor diagnose; if the step may only be long, ask again with --for 60s",
     Cause.MESSAGE_LOST: "compare the receive's tag, communicator and source with the sends",
     Cause.MISMATCH: "call collectives in the same order on all ranks of a communicator",
     Cause.ALL_WAIT: f"look for a cycle of sends and receives; or {_ON_A_FREE_NODE}",
@@ -92,6 +113,10 @@ def sentence(report: JobReport) -> str:
     one = len(verdict.blamed) == 1
     subject = verdict.blamed if verdict.cause in _WAITING_BLAMED else verdict.waiting
     template = _SENTENCES[verdict.cause]
+    if verdict.cause is Cause.UNKNOWN and len({*verdict.blamed, *verdict.waiting}) == len(report.ranks):
+        template = "every rank waits in {waits_in}{but}: cannot tell whether they are stuck"
+    if verdict.cause is Cause.MISMATCH and verdict.blamed and verdict.waits_in:
+        template = "{blamed} called {operation}, where {waiting} called {waits_in}"
     if verdict.cause is Cause.ALL_WAIT and verdict.blamed:
         template = _PARTNERS
     elif verdict.cause is Cause.RUNS and verdict.waiting:
@@ -102,11 +127,21 @@ def sentence(report: JobReport) -> str:
         wait="waits" if len(subject) == 1 else "wait",
         wait_too="waits" if len(verdict.waiting) == 1 else "wait",
         is_="is" if one else "are",
+        does=_doing(report),
+        it="it" if one else "them",
+        but=f"; {_ranks(verdict.blamed)} {'differs' if one else 'differ'}" if verdict.blamed else "",
         has="has" if one else "have",
-        operation=verdict.operation or "an unknown place",
-        waits_in=verdict.waits_in or verdict.operation,
+        operation=readable(verdict.operation) or "an unknown place",
+        waits_in=readable(verdict.waits_in or verdict.operation),
         calls=_calls(report),
     )
+
+
+def _doing(report: JobReport) -> str:
+    """What the blamed ranks do outside MPI and PyTorch's collectives: ``sleeps``."""
+    blamed = [rank.doing for rank in report.ranks if rank.rank in report.verdict.blamed]
+    verb, outside, _ = blamed[0].partition(" outside MPI") if len(blamed) == 1 else ("", "", "")
+    return verb if outside else ("is" if len(report.verdict.blamed) == 1 else "are")
 
 
 def _calls(report: JobReport) -> str:
@@ -118,8 +153,17 @@ def _calls(report: JobReport) -> str:
     return ", ".join(f"{_ranks(found[call])} in {call}" for call in ordered)
 
 
+MOST_LINES = 25
+"""Maximum lines of a screen; the other formats have all."""
+
+
 def screen(report: JobReport, *, width: int, color: bool) -> str:
-    return terminal.screen(blocks(report), width=width, color=color)
+    """The screen, of which the last lines are left out if it is too long."""
+    lines = terminal.screen(blocks(report), width=width, color=color).splitlines()
+    if len(lines) > MOST_LINES:
+        left = len(lines) - MOST_LINES + 1
+        lines[MOST_LINES - 1 :] = [f"{left} more lines; --format markdown has all"]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def ticket(report: JobReport) -> str:
@@ -134,18 +178,19 @@ def html(report: JobReport) -> str:
 def blocks(report: JobReport) -> Iterator[Block]:
     """The screen's blocks: verdict, ranks by stack, and what could not be read."""
     hosts = sorted({rank.host for rank in report.ranks})
-    yield Parts(
-        (
-            f"{len(report.ranks)} of {report.size} ranks" if report.size else f"{len(report.ranks)} ranks",
-            f"on {NodeSetFormatter(hosts).brief(hosts)}" if hosts else "",
-            f"{report.looks} snapshots in {report.seconds:.1f} s",
-            "each process was stopped for a moment" if report.stopped else "no process was stopped",
-        )
+    head = (
+        f"{len(report.ranks)} of {report.size} ranks" if report.size else f"{len(report.ranks)} ranks",
+        f"on {NodeSetFormatter(hosts).brief(hosts)}" if hosts else "",
+        "ranks numbered by start" if any(rank.numbered for rank in report.ranks) else "",
+        f"{report.looks} snapshots in {report.seconds:.1f} s",
+        "each process was stopped for a moment" if report.stopped else "no process was stopped",
     )
+    yield Parts(tuple(filter(None, head)))
     blamed = [rank for rank in report.ranks if rank.rank in report.verdict.blamed]
-    found = [*map(Item, report.verdict.reasons), *map(_place, blamed[:MOST_BLAMED]), do(_remedy(report))]
+    places = [item for rank in blamed[:MOST_BLAMED] for item in _place(rank)]
+    found = [*map(Item, report.verdict.reasons), *places, do(_remedy(report))]
     yield Entry(status(report), sentence(report), tuple(found), columns=7)
-    paths = {rank.rank: rank.path or (rank.doing,) for rank in report.ranks}
+    paths = {rank.rank: tuple(_shown(rank.path)) or (rank.doing,) for rank in report.ranks}
     yield Group((Lines(("where the ranks are in every snapshot",)), *map(_tree, fold(paths))))
     if report.growth:
         yield Group((Lines((f"grew in {report.watched_s:.0f} s",)), *map(_growth, report.growth)))
@@ -170,6 +215,8 @@ def _remedy(report: JobReport) -> str:
         (doing, call) = calls.pop()
         if doing == Kind.COLLECTIVE.value:
             return f"compare root, communicator and sizes of {call} on all ranks; or {_ON_A_FREE_NODE}"
+    if report.verdict.cause is Cause.GPU_WAIT and report.collectives:
+        return _BELOW
     if report.verdict.cause is Cause.KERNEL and report.verdict.operation in VFORK_WAITS:
         return "check the child (pstree -p PID): the rank waits until the child ends or starts a program"
     late = {rank.doing for rank in report.ranks if rank.rank in report.verdict.blamed}
@@ -236,12 +283,15 @@ def _binding(difference: Difference) -> str:
 
 def status(report: JobReport) -> str:
     """The report's status: FAIL if something is wrong with the job, PASS if not, ERROR if that is unknown."""
-    return {Cause.RUNS: "PASS", Cause.UNKNOWN: "ERROR"}.get(report.verdict.cause, "FAIL")
+    if report.verdict.cause.is_open:
+        return "ERROR"
+    return "PASS" if report.verdict.cause is Cause.RUNS else "FAIL"
 
 
-def _place(rank: Rank) -> Item:
+def _place(rank: Rank) -> Iterator[Item]:
     gpus = f", {', '.join(rank.gpus)}" if rank.gpus else ""
-    return Item(f"rank {rank.rank}: {rank.host}, pid {rank.pid} ({rank.program}){gpus}")
+    yield Item(f"rank {rank.rank}: {rank.host}, pid {rank.pid} ({rank.program}){gpus}")
+    yield from (Item(f"has a {helper}") for helper in rank.helpers[:MOST_HELPERS])
 
 
 def _tree(branch: Branch) -> Entry:
@@ -249,13 +299,37 @@ def _tree(branch: Branch) -> Entry:
     below = list(_below(branch, 0))
     if len(below) > MOST_BRANCHES:
         below[MOST_BRANCHES:] = [Item(f"{len(below) - MOST_BRANCHES} more places; --json has all")]
-    return Entry(_brief(branch.ranks), _WAY.join(branch.frames), tuple(below), "-", COLUMNS)
+    return Entry(_brief(branch.ranks), _way(branch.frames), tuple(below), "-", COLUMNS)
 
 
 def _below(branch: Branch, depth: int) -> Iterator[Item]:
     for below in branch.branches:
-        yield Item(f"{_brief(below.ranks)}: {_WAY.join(below.frames)}", depth=depth)
+        yield Item(f"{_brief(below.ranks)}: {_way(below.frames)}", depth=depth)
         yield from _below(below, min(depth + 2, DEEPEST))
+
+
+def _shown(path: Sequence[str]) -> Iterator[str]:
+    """A rank's frames, outermost first, up to the collective of PyTorch in which it waits.
+
+    C++ below a program in Python is left out.
+    """
+    has_python = any(".py:" in frame for frame in path)
+    for frame in path:
+        if has_python and _CPP.search(frame):
+            continue
+        if frame.startswith(_TORCH) and not _WRAPPER.search(frame):
+            yield frame.partition(" (")[0]  # without the line, which differs between ranks
+            return
+        if not _WRAPPER.search(frame):
+            yield frame
+
+
+def _way(frames: Sequence[str]) -> str:
+    """Frames from the outermost to the innermost; of many, the first and the last ones."""
+    names = [name for name, _ in groupby(map(readable, frames))]
+    if len(names) > MOST_FRAMES:
+        names[MOST_FRAMES // 2 : -MOST_FRAMES // 2] = ["…"]
+    return _WAY.join(names)
 
 
 def _ranks(numbers: Sequence[int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -42,7 +43,23 @@ def versions(process: Process) -> dict[str, str]:
     """Component → version. A container's files are read in the process's own root."""
     namespaces = [_namespace(pid) for pid in (str(process.pid), "self")]
     root = "/" if namespaces[0] in ("", namespaces[1]) else f"/proc/{process.pid}/root"
-    return {fact.name: fact.value for fact in facts(process.libraries, root) if fact.value}
+    found = {fact.name: fact.value for fact in facts(process.libraries, root) if fact.value}
+    if "nccl" not in found and (version := _nccl_of_wheel(process.libraries, root)):
+        found["nccl"] = version
+    return found
+
+
+_WHEEL = re.compile(r"(/.+)/nvidia/nccl/lib/libnccl\.so[\d.]*$")
+
+
+@lru_cache(maxsize=8)
+def _nccl_of_wheel(paths: tuple[str, ...], root: str) -> str:
+    """The version of NCCL that PyTorch's wheels bring, whose file is libnccl.so.2: that of its metadata."""
+    for path in paths:
+        if found := _WHEEL.match(path):
+            for info in Path(root + found[1]).glob("nvidia_nccl_cu*-*.dist-info"):
+                return info.name.removesuffix(".dist-info").rpartition("-")[2]
+    return ""
 
 
 def _namespace(pid: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from gpuipc_doctor.job.activity import Activity, Kind
 from gpuipc_doctor.job.document import GROWTH, Difference, JobReport, Rank
+from gpuipc_doctor.job.gpu_waits import Evidence
 from gpuipc_doctor.job.verdict import judge, with_growth
 
 BINDING = frozenset(
@@ -28,15 +29,23 @@ def merge(reports: Sequence[JobReport], silent: Mapping[str, str]) -> JobReport:
     messages = _together(report.messages for report in reports)
     unable = {f"{what} on {_host(report)}": why for report in reports for what, why in report.unable.items()}
     unwatched = {what: why for what, why in unable.items() if what.startswith(GROWTH)}
-    stuck = judge({rank.rank: _activity(rank) for rank in ranks}, None if silent else size, messages)
+    calls = max((report.collectives for report in reports), key=len)
+    moves = any(report.collectives_move for report in reports)
+    seconds = max(report.seconds for report in reports)
+    evidence = Evidence(() if moves else calls, moves, watts(ranks), seconds)
+    stuck = judge(
+        {rank.rank: _activity(rank) for rank in ranks}, None if silent else size, messages, evidence
+    )
     return JobReport(
         taken=min(report.taken for report in reports),
-        seconds=max(report.seconds for report in reports),
+        seconds=seconds,
         looks=min(report.looks for report in reports),
         size=size,
         ranks=ranks,
         verdict=with_growth(stuck, growth, unwatched),
         messages=messages,
+        collectives=evidence.calls,
+        collectives_move=moves,
         unable={**unable, **silent},
         watched_s=max(report.watched_s for report in reports),
         growth=growth,
@@ -45,6 +54,11 @@ def merge(reports: Sequence[JobReport], silent: Mapping[str, str]) -> JobReport:
         differences=tuple(differences(ranks)),
         memory_files=tuple(file for report in reports for file in report.memory_files),
     )
+
+
+def watts(ranks: Iterable[Rank]) -> dict[int, float]:
+    """Rank → power of its GPU, if known."""
+    return {rank.rank: rank.gpu_watts for rank in ranks if rank.gpu_watts is not None}
 
 
 def _together(moved: Iterable[bool | None]) -> bool | None:

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
+from gpuipc_doctor.job import arm64
 from gpuipc_doctor.job.code import Code
 from gpuipc_doctor.job.document import Stack
 from gpuipc_doctor.job.sampling import FREQUENCY_HZ, MOST_S, only_user_space, wait_for_use
@@ -25,7 +26,8 @@ BATCH = 2
 
 _PAGES = 64
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
-_SP_REGISTER = {"x86_64": 7, "aarch64": 31}
+_REGISTERS = {"x86_64": (7,), "aarch64": (arm64.LINK_REGISTER, 31)}
+"""Registers copied with each sample: the stack pointer, and before it the link register, if there is one."""
 _TYPE_SOFTWARE, _CPU_CLOCK = 1, 0
 _SAMPLE = 1 << 0 | 1 << 1 | 1 << 12 | 1 << 13
 """Sample fields: IP, thread, user registers, user stack."""
@@ -49,8 +51,8 @@ def sample(threads: Sequence[tuple[int, int]], most_s: float = MOST_S) -> Iterat
             wait_for_use(batch, most_s=most_s)
             for pid, event in opened:
                 code = Code(pid)
-                for tid, counter, words in event.samples():
-                    yield tid, code.frames(counter, words)
+                for tid, counter, words, link in event.samples():
+                    yield tid, code.frames(counter, words, link)
 
 
 class _Event:
@@ -63,7 +65,7 @@ class _Event:
         flags = _FREQUENCY | (_EXCLUDE_KERNEL if only_user_space() else 0)
         attributes = _ATTRIBUTES.pack(
             *(_TYPE_SOFTWARE, _ATTRIBUTES.size, _CPU_CLOCK, FREQUENCY_HZ, _SAMPLE, 0, flags, 0, 0, 0, 0, 0),
-            *(1 << _SP_REGISTER[machine], STACK_BYTES, 0, 0, 0, 0, 0),
+            *(sum(1 << register for register in _REGISTERS[machine]), STACK_BYTES, 0, 0, 0, 0, 0),
         )
         import ctypes
 
@@ -81,9 +83,10 @@ class _Event:
         self._ring.close()
         os.close(self._file)
 
-    def samples(self) -> Iterator[tuple[int, int, bytes]]:
-        """(thread, instruction pointer, copied stack) of each sample taken so far; a full ring keeps its old
-        samples."""
+    def samples(self) -> Iterator[tuple[int, int, bytes, int]]:
+        """(thread, instruction pointer, copied stack, link register or 0) of each sample taken so far; a full
+        ring keeps its old samples."""
+        registers = len(_REGISTERS[platform.machine()])
         (head,) = struct.unpack_from("<Q", self._ring, _HEAD_AT)
         data, at = memoryview(self._ring)[mmap.PAGESIZE :], 0
         try:
@@ -91,11 +94,12 @@ class _Event:
                 kind, _, size = _HEADER.unpack_from(data, at)
                 if kind == _RECORD_SAMPLE:
                     counter, _, tid, abi = struct.unpack_from("<QIIQ", data, at + _HEADER.size)
-                    begin = at + _HEADER.size + 24 + (8 if abi else 0)
+                    begin = at + _HEADER.size + 24 + (8 * registers if abi else 0)
+                    (link,) = struct.unpack_from("<Q", data, begin - 16) if abi and registers > 1 else (0,)
                     (copied,) = struct.unpack_from("<Q", data, begin)
                     if copied:
                         (valid,) = struct.unpack_from("<Q", data, begin + 8 + copied)
-                        yield tid, counter, bytes(data[begin + 8 : begin + 8 + min(valid, copied)])
+                        yield tid, counter, bytes(data[begin + 8 : begin + 8 + min(valid, copied)]), link
                 at += size
         finally:
             data.release()

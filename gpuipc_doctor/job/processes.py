@@ -24,6 +24,10 @@ SIZES = ("PMIX_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE",
          "FLUX_JOB_SIZE", "WORLD_SIZE")  # fmt: skip
 """Variables in which launchers pass the number of ranks."""
 
+LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+               "MV2_COMM_WORLD_LOCAL_RANK", "FLUX_TASK_LOCAL_ID")  # fmt: skip
+"""Variables in which launchers pass the number of a rank on its node."""
+
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _LARGEST = 32 << 20
 """Maximum bytes read from one file of ``/proc``: a process may have 65,530 mappings, each with a path."""
@@ -98,10 +102,12 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
             program=stat.name,
             rank=_number(environ, RANKS),
             size=_number(environ, SIZES),
+            local=_number(environ, LOCAL_RANKS),
             threads=threads,
             libraries=tuple(sorted(_libraries(reader))),
             settings={name: environ[name] for name in sorted(names & environ.keys())},
             descriptors=None if (descriptors := reader.names("fd")) is None else len(descriptors),
+            switches=_switches(reader.text(f"task/{pid}/status")),
             transferred=_transferred(reader.text(f"task/{pid}/io")),
             refused=reader.refused,
         )
@@ -157,6 +163,12 @@ def _threads(pid: int, reader: Reader, used_s: Callable[[int, float], float]) ->
 def _libraries(reader: Reader) -> set[str]:
     files = {each.file for each in mappings(reader.text("maps"))}
     return {file for file in files if ".so" in file.rpartition("/")[2]}
+
+
+def _switches(text: str) -> int | None:
+    """Voluntary context switches of a thread (``status``, proc(5))."""
+    found = re.search(r"^voluntary_ctxt_switches:\s+([0-9]+)$", text, re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _transferred(text: str) -> int | None:

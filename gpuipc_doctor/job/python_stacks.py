@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,11 @@ LIMIT_S = 5.0
 MAX_FRAMES = 60
 
 _INTEGER = re.compile(r"-?\d{1,18}")
-_OF_LIBRARY = re.compile(r"/lib(64)?/python3[\d.]*/|/(site|dist)-packages/|^<frozen ")
+_OF_LIBRARY = re.compile(r"/lib(64)?/python3[\d.]*/|(^|/)(site|dist)-packages/|^<frozen ")
 """Pattern for files of Python's own library and of installed packages."""
+
+_MODULES = (("torch", "cuda"), ("torch", "distributed"))
+"""Packages whose functions are labelled with the package's name: what waits for a GPU or for other ranks."""
 
 
 class NotRead(Exception):
@@ -77,28 +80,38 @@ def dump(process: Process) -> PythonStack:
         main = next(
             (thread for thread in threads if thread["os_thread_id"] in (process.pid, None)), threads[0]
         )
-        frames = [label(frame) for frame in main["frames"]]
-        libraries = [_OF_LIBRARY.search(frame["filename"]) is not None for frame in main["frames"]]
-        variables = {
-            (depth, variable["name"]): str(variable["repr"])
-            for depth, frame in enumerate(reversed(main["frames"]))
-            for variable in frame.get("locals") or ()
-        }
+        if not main["frames"]:
+            main = max(threads, key=lambda thread: len(thread["frames"]))
+        return parsed(main["frames"], is_alone=len(threads) == 1)
     except (ValueError, LookupError, TypeError) as error:
         raise NotRead(f"py-spy printed no stack that can be read: {error!r}") from None
+
+
+def parsed(frames: Sequence[Mapping[str, Any]], *, is_alone: bool = True) -> PythonStack:
+    """The stack of one thread from py-spy's frames, innermost first.
+
+    ``is_alone``: whether the process has no other Python thread, which may change the variables.
+    """
+    libraries = [_OF_LIBRARY.search(frame["filename"]) is not None for frame in frames]
+    variables = {
+        (depth, variable["name"]): str(variable["repr"])
+        for depth, frame in enumerate(reversed(frames))
+        for variable in frame.get("locals") or ()
+    }
     own = libraries.index(False) if False in libraries else 0
-    return PythonStack(tuple(frames[:MAX_FRAMES]), own, variables if len(threads) == 1 else {})
+    return PythonStack(tuple(map(label, frames[:MAX_FRAMES])), own, variables if is_alone else {})
 
 
 def label(frame: Mapping[str, Any]) -> str:
-    """A py-spy frame as ``function (file.py:line)``, with the prefix ``torch.cuda.`` for functions of that
-    module."""
+    """A py-spy frame as ``function (file.py:line)``, with the prefix ``torch.cuda.`` or
+    ``torch.distributed.`` for functions of these packages."""
     path = Path(frame["filename"])
-    module = "torch.cuda." if path.parts[-3:-1] == ("torch", "cuda") else ""
+    module = ".".join(path.parts[-3:-1]) + "." if path.parts[-3:-1] in _MODULES else ""
     return f"{module}{frame['name']} ({path.name}:{frame['line']})"
 
 
 def is_python(process: Process) -> bool:
-    """Whether the process is a Python interpreter or has loaded one."""
+    """Whether the process is a Python interpreter or has loaded one, also under a name of its own, such as
+    ``pt_data_worker`` or ``VLLM::Worker``."""
     names = (process.program, *(Path(library).name for library in process.libraries))
-    return any(name.startswith(("python", "libpython")) for name in names)
+    return any(name.startswith(("python", "libpython")) or ".cpython-" in name for name in names)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from gpuipc_doctor import knownissues
+from gpuipc_doctor.collective import ras_counts
+from gpuipc_doctor.collective.ras_counts import Answer
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.loaded import versions
 from gpuipc_doctor.job.processes import Gone, Reader
+from gpuipc_doctor.model import Fact
 from gpuipc_doctor.present.text import ranges
 from gpuipc_doctor.versions import Range, Verdict
 
@@ -19,10 +25,16 @@ PORT = 28028
 LIMIT_S = 12.0
 """Seconds to wait for RAS, which itself waits 5 s for other processes, and 5 s more if some do not answer."""
 
-MAX_BYTES = 4 << 20
-MAX_LINES = 30
+SHORT_S = 2.0
+"""A second question follows only if the first took at most this many seconds."""
 
-_SAFE = Range("nccl", "2.29.2")
+MAX_BYTES = 4 << 20
+MAX_LINE = 1024
+"""Bytes of an answer of one line."""
+MAX_LINES = 8
+
+_CRASHES = "nccl-ras-crash"
+"""The known issue that says in which versions a query can crash a job."""
 _JSON = Range("nccl", "2.28.7")
 
 _LISTEN = "0A"
@@ -33,19 +45,63 @@ class NotAnswered(Exception):
     """RAS did not answer; the message says why in one line."""
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What RAS answered, and the report's lines about it; no lines if no rank's RAS service listens."""
+
+    lines: tuple[str, ...] = ()
+    answer: Answer | None = None
+    seconds: float = 0.0
+
+
 def lines(ranks: Iterable[Process], *, ask: bool) -> tuple[str, ...]:
     """The report's lines about RAS; empty if no rank's RAS service listens."""
-    found = next(((rank, version) for rank in ranks if (version := versions(rank).get("nccl"))), None)
-    if found is None or not _listens(found[0].pid):
-        return ()
-    version = found[1]
-    if not ask and _SAFE.judge(version) is not Verdict.BAD:
-        because = "a query can crash a job with NCCL before 2.29.2 (NVIDIA/nccl#1762)"
-        return (f"RAS of NCCL {version} listens on port {PORT} but was not queried: {because}; use --ras",)
+    return query(ranks, ask=ask).lines
+
+
+def query(ranks: Iterable[Process], *, ask: bool) -> Question:
+    """Ask RAS for the state of its communicators, if that is safe or ``ask`` is true."""
+    loads = [rank for rank in ranks if _has_nccl(rank)]
+    if not loads or not _listens(loads[0].pid):
+        return Question()
+    version = versions(loads[0]).get("nccl") or "of unknown version"
+    known = next(issue for issue in knownissues.load() if issue.id == _CRASHES)
+    if not ask and known.judge([Fact("nccl", version, "loaded")])[0] is not Verdict.FINE:
+        because = f"a query can crash a job; affected: NCCL {known.bad_versions} ({known.id})"
+        return Question(
+            (f"RAS of NCCL {version} listens on port {PORT} but was not queried: {because}; use --ras",)
+        )
+    began = time.monotonic()
     try:
-        return (f"RAS of NCCL {version} says:", *status(PORT, as_json=_JSON.judge(version) is Verdict.BAD))
+        try:
+            lines, answer = _asked(as_json=_JSON.judge(version) is Verdict.BAD)
+        except NotAnswered:
+            if _JSON.judge(version) is not Verdict.BAD or time.monotonic() - began > SHORT_S:
+                raise
+            lines, answer = _asked(as_json=False)
+        return Question((f"RAS of NCCL {version} says:", *lines), answer, time.monotonic() - began)
     except NotAnswered as reason:
-        return (f"RAS of NCCL {version} did not answer: {reason}",)
+        return Question((f"RAS of NCCL {version} did not answer: {reason}",), None, time.monotonic() - began)
+
+
+def _has_nccl(rank: Process) -> bool:
+    return any("/libnccl." in path for path in rank.libraries) or "nccl" in versions(rank)
+
+
+def _asked(*, as_json: bool) -> tuple[tuple[str, ...], Answer]:
+    """The report's lines and the answer. Raises `NotAnswered`."""
+    text = answered(PORT, as_json=as_json)
+    return _lines(text), parsed(text)
+
+
+def parsed(text: str) -> Answer:
+    """The answer in either format. Raises `NotAnswered`."""
+    if not text.lstrip().startswith("{"):
+        return ras_counts.of_text(text)
+    try:
+        return ras_counts.of_json(text)
+    except ValueError as error:
+        raise NotAnswered(str(error)) from None
 
 
 def _listens(pid: int) -> bool:
@@ -60,42 +116,73 @@ def _listens(pid: int) -> bool:
 
 def status(port: int, *, as_json: bool) -> tuple[str, ...]:
     """Lines of the answer that report problems, or one line that reports none. Raises `NotAnswered`."""
+    return _lines(answered(port, as_json=as_json))
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    found = [*(_of_json(text) if text.lstrip().startswith("{") else _of_text(text))]
+    if left := len(found) - MAX_LINES:
+        found[MAX_LINES:] = [f"{left} more lines"] if left > 0 else []
+    return tuple(found) or ("no communicator reports an error",)
+
+
+def answered(port: int, *, as_json: bool) -> str:
+    """RAS's answer. Raises `NotAnswered`."""
     try:
-        with socket.create_connection(("localhost", port), LIMIT_S) as connection:
-            connection.settimeout(LIMIT_S)
-            with connection.makefile("rwb", buffering=0) as file:
-                _say(file, "CLIENT PROTOCOL 2", "SERVER PROTOCOL ")
-                if as_json:
-                    _say(file, "SET FORMAT json", "OK")
-                file.write(b"STATUS\n")
-                text = _rest(file)
+        until = time.monotonic() + LIMIT_S
+        with socket.create_connection(("localhost", port), LIMIT_S / 3) as connection:  # for each address
+            service = _Service(connection, until)
+            service.say("CLIENT PROTOCOL 2", "SERVER PROTOCOL ")
+            if as_json:
+                service.say("SET FORMAT json", "OK")
+            return service.status("STATUS" if as_json else "VERBOSE STATUS")
     except OSError as error:
         raise NotAnswered(error.strerror or "no answer within 12 s") from None
-    found = tuple(_of_json(text) if as_json else _of_text(text))
-    return found[:MAX_LINES] or ("no communicator reports an error",)
 
 
-def _say(file: Any, request: str, expected: str) -> None:
-    file.write(f"{request}\n".encode())
-    answer = file.readline(1024).decode(errors="replace").strip()
-    if not answer.startswith(expected):
-        raise NotAnswered(f"{request}: {answer[:100] or 'nothing'}")
+class _Service:
+    """RAS at the other end of a connection, with a limit for all its answers together, however they drip."""
 
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        """``until``: the time when the limit is over (monotonic clock)."""
+        self._connection = connection
+        self._until = until
+        self._data = b""
 
-def _rest(file: Any) -> str:
-    data = b""
-    while len(data) < MAX_BYTES and (more := file.read(65536)):
-        data += more
-    if not data:
-        raise NotAnswered("the connection was closed")
-    return data.decode(errors="replace")
+    def say(self, request: str, expected: str) -> None:
+        """Send a request; raise `NotAnswered` unless the answer's line begins as expected."""
+        self._connection.sendall(f"{request}\n".encode())
+        while b"\n" not in self._data and len(self._data) < MAX_LINE and self._receive():
+            pass
+        line, _, self._data = self._data.partition(b"\n")
+        answer = line[:MAX_LINE].decode(errors="replace").strip()
+        if not answer.startswith(expected):
+            raise NotAnswered(f"{request}: {answer[:100] or 'nothing'}")
+
+    def status(self, request: str) -> str:
+        """All that follows the request for the status. Raises `NotAnswered`."""
+        self._connection.sendall(f"{request}\n".encode())
+        while len(self._data) < MAX_BYTES and self._receive():
+            pass
+        if not self._data:
+            raise NotAnswered("the connection was closed")
+        return self._data[:MAX_BYTES].decode(errors="replace")
+
+    def _receive(self) -> bool:
+        """Whether more data came. Raises `TimeoutError`."""
+        if (left_s := self._until - time.monotonic()) <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        more = self._connection.recv(1 << 16)
+        self._data += more
+        return bool(more)
 
 
 def _of_text(text: str) -> Iterator[str]:
-    """Lines below the headings Errors and Warnings."""
+    """Lines below the headings Errors and Warnings, without those on invalid ranks."""
     section = ""
     previous = ""
-    for line in text.splitlines():
+    for line in (line for line in text.splitlines() if "[process information not found]" not in line):
         if previous and set(line) == {"="}:
             section = previous
         elif section in ("Errors", "Warnings") and previous and set(previous) != {"="}:

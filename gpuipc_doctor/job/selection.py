@@ -30,6 +30,11 @@ class NoSuchJob(Exception):
 class SeveralJobs(Exception):
     """The request matches more than one job; the message is one line."""
 
+    def __init__(self, says: str, jobs: tuple[tuple[int, ...], ...] = ()) -> None:
+        super().__init__(says)
+        self.jobs = jobs
+        """For each job, the pids that select it; empty if they cannot be told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -48,7 +53,7 @@ def select(request: Request) -> tuple[int, ...]:
     if request.pids:
         found = _by_pid(request.pids, everyone)
     elif request.slurm:
-        found = _matching(everyone, lambda pid: _is_of_slurm(pid, request.slurm) and _is_here(pid))
+        found = _of_slurm(request.slurm, everyone)
     else:
         found = _matching(everyone, lambda pid: _is_work(pid, _uid(request.user)))
     found = _complete(found, everyone) - ours - _probes(found)
@@ -60,23 +65,37 @@ def select(request: Request) -> tuple[int, ...]:
 
 
 def _refuse_several(found: Iterable[int], everyone: Mapping[int, Process]) -> None:
-    """Raise `SeveralJobs` if ranks of two launchers have the same number."""
-    jobs: dict[int, set[str]] = {}
+    """Raise `SeveralJobs` if ranks of two jobs have the same number."""
+    jobs: dict[object, dict[int, str]] = {}
     for pid in found:
-        top = _launcher(pid, everyone)
         with suppress(Gone):
             environ = environment(Reader(pid))
             rank = next((environ[name] for name in RANKS if name in environ), None)
-            if top != pid and rank is not None:
-                jobs.setdefault(top, set()).add(rank)
-    if len(jobs) > 1 and sum(map(len, jobs.values())) > len(set().union(*jobs.values())):
-        names = (f"{pid} ({everyone[pid].name}, {len(jobs[pid])} ranks)" for pid in sorted(jobs))
-        raise SeveralJobs(f"{len(jobs)} jobs run on this node; name one with --pid: {', '.join(names)}")
+            if rank is not None and (job := _job_of(pid, environ, everyone)):
+                jobs.setdefault(job, {})[pid] = rank
+    ranks = {job: {*numbers.values()} for job, numbers in jobs.items()}
+    if len(jobs) > 1 and sum(map(len, ranks.values())) > len(set().union(*ranks.values())):
+        chosen = sorted((job,) if isinstance(job, int) else tuple(sorted(jobs[job])) for job in jobs)
+        sizes = {(job if isinstance(job, int) else min(jobs[job])): len(ranks[job]) for job in jobs}
+        names = (f"{pid} ({everyone[pid].name}, {sizes[pid]} ranks)" for pid, *_ in chosen)
+        says = f"{len(jobs)} jobs run on this node; name one with --pid: {', '.join(names)}"
+        raise SeveralJobs(says, tuple(chosen))
+
+
+def _job_of(pid: int, environ: Mapping[str, str], everyone: Mapping[int, Process]) -> int | str:
+    """The launcher's pid, or the address at which PyTorch's ranks meet; empty if there is neither."""
+    top = _launcher(pid, everyone)
+    if top != pid:
+        return top
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    return f"{address}:{port}" if port else ""
 
 
 def _by_pid(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:
-    """These processes and all others of their launcher. Pid 1 and zombies are rejected."""
+    """These processes and all others of their launcher. Pid 1 is rejected, and if no other pid is given, a
+    process that has ended: a rank of several may have."""
     found: set[int] = set()
+    pids = [pid for pid in pids if pid in everyone and everyone[pid].state != "Z"] or list(pids)[:1]
     for pid in pids:
         if pid not in everyone:
             raise NoSuchJob(_unlisted(pid))
@@ -87,7 +106,24 @@ def _by_pid(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:
         if everyone[pid].state == "Z":
             raise NoSuchJob(f"process {pid} ({everyone[pid].name}) has ended and waits for its parent")
         found.add(_launcher(pid, everyone))
+        found |= _meeting(pid, everyone)
     return found
+
+
+def _meeting(pid: int, everyone: Mapping[int, Process]) -> set[int]:
+    """The ranks of PyTorch that meet at the address of a rank without a launcher, such as those that a shell
+    started."""
+    with suppress(Gone):
+        own = _job_of(pid, environment(Reader(pid)), everyone)
+        if isinstance(own, str) and own:
+            owner = _owner(pid)
+            return _matching(
+                everyone,
+                lambda other: (
+                    _owner(other) == owner and _job_of(other, environment(Reader(other)), everyone) == own
+                ),
+            )
+    return set()
 
 
 def _unlisted(pid: int) -> str:
@@ -135,15 +171,52 @@ def _matching(everyone: Mapping[int, Process], belongs: Callable[[int], bool]) -
     return found
 
 
-def _is_of_slurm(pid: int, job: str) -> bool:
-    """Whether a process belongs to the Slurm job, by slurmd's control group or Slurm's variables."""
+def _of_slurm(job: str, everyone: Mapping[int, Process]) -> set[int]:
+    """The processes of a Slurm job: those in slurmd's control group, and those of the job's owner that have
+    Slurm's variables, which any user can set. Raises `SeveralJobs` if the owner is unknown."""
+    in_group = _matching(everyone, lambda pid: _is_in_group(pid, job) and _is_here(pid))
+    named = _matching(everyone, lambda pid: _names_job(pid, job) and _is_here(pid)) - in_group
+    users = {pid: _user(pid) for pid in (*in_group, *named)}
+    started = {pid for pid in named if _is_started_by_slurm(pid, job.partition(".")[0], everyone)}
+    owners = {users[pid] for pid in in_group | started} - {0, None} or {users[pid] for pid in named} - {None}
+    if len(owners) > 1:
+        shown = ", ".join(map(str, sorted(filter(None, owners))))
+        raise SeveralJobs(f"users {shown} have processes with SLURM_JOB_ID={job}; name one with --user")
+    return in_group | {pid for pid in named if users[pid] in owners}
+
+
+def _is_in_group(pid: int, job: str) -> bool:
     number, _, step = job.partition(".")
-    reader = Reader(pid)
-    group = reader.text("cgroup")
-    if re.search(rf"/job_{number}/" + (rf"step_{step}(?:/|$)" if step else ""), group, re.MULTILINE):
-        return True
-    environ = environment(reader)
-    return environ.get("SLURM_JOB_ID") == number and (not step or environ.get("SLURM_STEP_ID") == step)
+    group = Reader(pid).text("cgroup")
+    return bool(re.search(rf"/job_{number}/" + (rf"step_{step}(?:/|$)" if step else ""), group, re.MULTILINE))
+
+
+def _names_job(pid: int, job: str) -> bool:
+    """Whether a process has Slurm's variables of a job, and is of one user before and after they are read."""
+    number, _, step = job.partition(".")
+    before = _user(pid)
+    environ = environment(Reader(pid))
+    is_named = environ.get("SLURM_JOB_ID") == number and (not step or environ.get("SLURM_STEP_ID") == step)
+    return is_named and before is not None and _user(pid) == before
+
+
+def _is_started_by_slurm(pid: int, number: str, everyone: Mapping[int, Process]) -> bool:
+    """Whether a slurmstepd of this job, which only root can start so, is above a process."""
+    while (pid := everyone[pid].parent) in everyone and pid != 1:
+        with suppress(Gone):
+            title = Reader(pid).text("cmdline")
+            if title.startswith(f"slurmstepd: [{number}.") and _user(pid) == 0:
+                return True
+    return False
+
+
+def _user(pid: int) -> int | None:
+    """The user of a process; None if it has several (real, effective, saved), or has ended."""
+    with suppress(Gone):
+        ids = re.search(r"^Uid:((?:\s+\d+){4})$", Reader(pid).text("status"), re.MULTILINE)
+        users = set(map(int, ids[1].split())) if ids else set[int]()
+        return users.pop() if len(users) == 1 else None
+    return None
 
 
 def _is_here(pid: int) -> bool:

@@ -12,12 +12,12 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import IO
 
 from gpuipc_doctor.job.document import Contents, Process
 from gpuipc_doctor.job.mappings import mappings
 from gpuipc_doctor.node_files import quietly
+from gpuipc_doctor.secure import reading
 from gpuipc_doctor.supervise.tree import PROC
 
 MOST_BYTES = 64 << 20
@@ -73,8 +73,8 @@ def _segments(pid: int) -> Iterator[tuple[str, str]]:
 
 def _open(places: Iterable[str]) -> IO[bytes] | None:
     for place in places:
-        with suppress(OSError):
-            return Path(place).open("rb", buffering=0)
+        with suppress(OSError, reading.Unreadable):
+            return os.fdopen(reading.open_regular(place), "rb", buffering=0)
     return None
 
 

@@ -27,16 +27,20 @@ _POINTERS = re.compile(r" (0x[0-9a-f]{1,15}) (0x[0-9a-f]{1,16})$", re.MULTILINE)
 """Stack pointer and instruction pointer, the last fields of ``syscall`` (proc(5))."""
 
 
-def stack(pid: int, tid: int) -> Stack:
-    """The frames, innermost first; empty for a running thread. Raises `OSError` if memory is unreadable."""
+def stack(pid: int, tid: int, code: Code | None = None) -> Stack:
+    """The frames, innermost first; empty for a running thread. Raises `OSError` if memory is unreadable.
+
+    ``code``: the process's mappings, if they have been read.
+    """
+    code = code or Code(pid)
     for _ in range(ATTEMPTS):
-        if frames := _stack(pid, tid):
+        if frames := _stack(pid, tid, code):
             return frames
         time.sleep(BETWEEN_S)
     return ()
 
 
-def _stack(pid: int, tid: int) -> Stack:
+def _stack(pid: int, tid: int, code: Code) -> Stack:
     """One attempt of `stack`; empty if the thread runs, or woke up while its stack was read."""
     syscall = Path(f"/proc/{pid}/task/{tid}/syscall")
     before = syscall.read_text(errors="replace")
@@ -46,4 +50,4 @@ def _stack(pid: int, tid: int) -> Stack:
     pointer, counter = (int(number, 16) for number in found.groups())
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         words = os.pread(memory.fileno(), DEPTH_BYTES, pointer)
-    return Code(pid).frames(counter, words) if syscall.read_text(errors="replace") == before else ()
+    return code.frames(counter, words) if syscall.read_text(errors="replace") == before else ()

@@ -20,7 +20,7 @@ from pathlib import Path
 from gpuipc_doctor.job.code import Code
 from gpuipc_doctor.job.document import Process, Stack
 from gpuipc_doctor.job.python_stacks import is_python
-from gpuipc_doctor.supervise.evidence import find_program
+from gpuipc_doctor.supervise.evidence import GDB, find_program
 from gpuipc_doctor.supervise.tree import PROC
 
 LIMIT_S = 2.0
@@ -36,10 +36,6 @@ _RESUMED_S = 10.0
 _THREAD = re.compile(r"^(?:TID |Thread .*\((?:LWP|process|Thread [^)]*\(LWP) )(\d+)")
 _FRAME = re.compile(r"^#\d+ +0x([0-9a-f]+)(?: in)? (\S+)")
 _INNERMOST = re.compile(r"^#0 +(\w+) \(.*\)(?: from (\S+))?")
-
-_GDB = ("-nx", "-batch", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off",
-        "-iex", "set pagination off")  # fmt: skip
-"""gdb options: execute nothing that a process or a user provides."""
 
 
 class NotStopped(Exception):
@@ -99,7 +95,7 @@ def _tool(process: Process) -> tuple[str | None, tuple[str, ...], Parser]:
         return spy, ("dump", "--native", "--json", "--pid", pid), _of_py_spy
     if found := find_program("eu-stack"):
         return found, ("-p", pid), _of_debugger
-    return find_program("gdb"), (*_GDB, "-p", pid, "-ex", "thread apply all backtrace 60"), _of_debugger
+    return find_program("gdb"), (*GDB, "-p", pid, "-ex", "thread apply all backtrace 60"), _of_debugger
 
 
 def _run(command: list[str]) -> str:

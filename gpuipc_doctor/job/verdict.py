@@ -6,12 +6,19 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from gpuipc_doctor.job.activity import Activity, Kind, is_poll
+from gpuipc_doctor.collective.judge import Judgement, Problem
+from gpuipc_doctor.collective.judge import judge as collectives
+from gpuipc_doctor.job import gpu_waits
+from gpuipc_doctor.job.activity import STILL, Activity, Kind, is_poll
 from gpuipc_doctor.job.document import Cause, Growth, Verdict
+from gpuipc_doctor.job.gpu_waits import Evidence
 
 
 def judge(
-    activities: Mapping[int, Activity], size: int | None = None, messages: bool | None = None
+    activities: Mapping[int, Activity],
+    size: int | None = None,
+    messages: bool | None = None,
+    evidence: Evidence = Evidence(),  # noqa: B008 - it is frozen
 ) -> Verdict:
     """The verdict on a job from its ranks' activities.
 
@@ -22,13 +29,15 @@ def judge(
         return Verdict(cause=Cause.UNKNOWN, reasons=("no rank could be read",))
     absent = sorted(set(range(size or 0)) - activities.keys())
     ended = [*absent, *_ranks(activities, {Kind.ENDED})]
-    waiting = [rank for rank, each in sorted(activities.items()) if each.kind.is_in_mpi]
+    waiting = [rank for rank, each in sorted(activities.items()) if each.kind.waits_for_ranks]
+    device = _ranks(activities, {Kind.DEVICE})
+    moved = _ranks(activities, {Kind.MOVES})
     for kind, cause in ((Kind.KERNEL, Cause.KERNEL), (Kind.STOPPED, Cause.STOPPED)):
         if stuck := _ranks(activities, {kind}):
-            return _blame(cause, stuck, waiting, activities)
-    if ended and waiting:
-        return _blame(Cause.RANK_ENDED, ended, waiting, activities)
-    if moved := _ranks(activities, {Kind.MOVES}):
+            return _blame(cause, stuck, sorted([*waiting, *device]), activities)
+    if ended and (waiting or (device and not moved)):
+        return _blame(Cause.RANK_ENDED, ended, sorted([*waiting, *device]), activities)
+    if moved:
         progress = f"{len(moved)} of {len(activities)} ranks made progress"
         calls = {activities[rank].operation for rank in waiting if activities[rank].kind is Kind.COLLECTIVE}
         stays = len(calls) > 1 or any(each.kind.is_outside for each in activities.values())
@@ -37,12 +46,22 @@ def judge(
             idle = f"{_plural(len(still), 'other')} stayed in {verdict.waits_in}, idle or stuck"
             return replace(verdict, reasons=(progress, idle))
         return replace(_blame(Cause.RUNS, (), waiting, activities), reasons=(progress,))
-    if device := _ranks(activities, {Kind.DEVICE}):
-        return _blame(Cause.DEVICE_BUSY, device, waiting, activities)
+    if evidence.collectives_move:
+        return Verdict(cause=Cause.RUNS, reasons=("NCCL counts new collectives",))
     outside = [rank for rank, each in sorted(activities.items()) if each.kind.is_outside]
-    if unknown := _ranks(activities, {Kind.UNKNOWN}):
+    waits = sorted([*waiting, *device])
+    if waits and (judgement := _of_collectives(evidence)):
+        return _by_collectives(judgement, activities, outside, waits)
+    if device and outside:
+        return _late(activities, outside, waits, messages)
+    if device and gpu_waits.is_of_gpus(activities, waits) and len(waits) == len(activities):
+        return gpu_waits.judge(activities, waits, evidence)
+    unknown = _ranks(activities, {Kind.UNKNOWN})
+    if device and not (unknown and gpu_waits.is_of_gpus(activities, waits)):
+        return _blame(Cause.DEVICE_BUSY, device, waiting, activities)
+    if unknown:
         reasons = tuple(dict.fromkeys(activities[rank].reason for rank in unknown))
-        return Verdict(cause=Cause.UNKNOWN, blamed=tuple(unknown), waiting=tuple(waiting), reasons=reasons)
+        return Verdict(cause=Cause.UNKNOWN, blamed=tuple(unknown), waiting=tuple(waits), reasons=reasons)
     if waiting and outside:
         return _late(activities, outside, waiting, messages)
     if waiting:
@@ -56,7 +75,36 @@ def judge(
     if len(activities) > 1 and (deaf := [rank for rank in outside if _is_at_socket(activities[rank])]):
         why = f"{_plural(len(deaf), 'rank')} waiting at a socket outside MPI, whose peer is unknown"
         return Verdict(cause=Cause.UNKNOWN, waiting=tuple(deaf), reasons=(why,))
+    if all(each.kind is Kind.SLEEPS and each.reason.endswith(STILL) for each in activities.values()):
+        why = "nothing moved: every rank sleeps, and none woke up between the snapshots"
+        return replace(_blame(Cause.UNKNOWN, (), sorted(activities), activities), reasons=(why,))
     return Verdict(cause=Cause.RUNS, reasons=("no rank waits for another",))
+
+
+def _of_collectives(evidence: Evidence) -> Judgement | None:
+    """The first conclusion from the ranks' collectives that names a culprit."""
+    members: dict[str, set[int]] = {}
+    for call in evidence.calls:
+        members.setdefault(call.group, set()).add(call.rank)
+    found = collectives(evidence.calls, members)
+    return next((judgement for judgement in found if any(rank >= 0 for rank in judgement.culprits)), None)
+
+
+def _by_collectives(
+    judgement: Judgement,
+    activities: Mapping[int, Activity],
+    outside: Sequence[int],
+    waits: Sequence[int],
+) -> Verdict:
+    """The verdict if the counts of collectives name a culprit."""
+    culprits = [rank for rank in judgement.culprits if rank >= 0]
+    different = judgement.problem in (Problem.OPERATION, Problem.SIZES, Problem.ORDER)
+    cause = Cause.MISMATCH if different else Cause.HOST_LATE
+    if not different and culprits and not {*culprits} & activities.keys():
+        cause = Cause.RANK_ENDED
+    verdict = _blame(cause, culprits, [rank for rank in waits if rank not in culprits], activities)
+    called = judgement.called if different else verdict.operation
+    return replace(gpu_waits.with_evidence(verdict, judgement), operation=called)
 
 
 def _late(
@@ -105,7 +153,7 @@ def with_growth(verdict: Verdict, growth: Sequence[Growth], unseen: Mapping[str,
     ``unseen``: what could not be watched → reason. If no growth was seen and something could not be watched,
     the verdict is unknown.
     """
-    if verdict.cause not in (Cause.RUNS, Cause.UNKNOWN):
+    if verdict.cause is not Cause.RUNS and not verdict.cause.is_open:
         return verdict
     if growth:
         ranks = dict.fromkeys(each.rank for each in growth if each.rank is not None)
@@ -127,23 +175,37 @@ def _all_in_mpi(activities: Mapping[int, Activity], waiting: Sequence[int], mess
         return Verdict(cause=Cause.RUNS if len(calls) == 1 else Cause.UNKNOWN, reasons=(_MOVE,))
     if messages is None and in_one_collective and any(_is_python(activities[rank]) for rank in waiting):
         loop = "every rank is in the same collective: stuck, or calling it repeatedly in a Python loop"
-        return Verdict(cause=Cause.UNKNOWN, waiting=tuple(waiting), reasons=(loop,))
-    collective = _ranks(activities, {Kind.COLLECTIVE, Kind.STARTS, Kind.ENDS})
+        odd = gpu_waits.odd_place(activities, waiting)
+        verdict = _blame(Cause.UNKNOWN, sorted(odd), waiting, activities)
+        return replace(verdict, reasons=(*odd.values(), loop))
+    collective = _ranks(activities, {Kind.COLLECTIVE, Kind.STARTS, Kind.ENDS, Kind.JOINS})
     if len(collective) < len(waiting):
         return _exchange(activities, waiting, collective, messages)
     if len(_ranks(activities, {Kind.ENDS})) == len(waiting):
         return _blame(Cause.FINALIZE, [], waiting, activities)
     if len({activities[rank].operation for rank in waiting}) > 1:
-        left = _ranks(activities, {Kind.ENDS})
+        left = _ranks(activities, {Kind.ENDS}) or _minority(activities, waiting)
         order = "the ranks are in different collectives, which must be called in the same order"
         gone = "a rank in MPI_Finalize takes part in no other collective"
         return replace(
             _blame(Cause.MISMATCH, left, waiting, activities),
-            operation=_operations(activities, waiting),
-            reasons=(gone if left else order,),
+            operation=_operations(activities, _minority(activities, waiting) or waiting),
+            reasons=(gone if _ranks(activities, {Kind.ENDS}) else order,),
         )
     alike = "all ranks are in the same collective: its root, communicator or sizes may differ between them"
     return _all_wait((), waiting, activities, alike, messages)
+
+
+def _minority(activities: Mapping[int, Activity], waiting: Sequence[int]) -> list[int]:
+    """Ranks in other collectives of PyTorch than most ranks; none if there is no majority.
+
+    Of MPI's collectives, the one that most ranks have called may be the one too early.
+    """
+    counts = Counter(activities[rank].operation for rank in waiting)
+    (usual, number), *_ = counts.most_common(1)
+    if 2 * number <= len(waiting) or any(operation.startswith("MPI_") for operation in counts):
+        return []
+    return [rank for rank in waiting if activities[rank].operation != usual]
 
 
 def _exchange(

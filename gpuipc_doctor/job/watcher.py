@@ -22,10 +22,12 @@ from gpuipc_doctor.job import (
     sleeping,
     stopping,
 )
-from gpuipc_doctor.job.activity import is_outside, is_seen
+from gpuipc_doctor.job.activity import NOISE_THREADS, is_outside, is_seen
+from gpuipc_doctor.job.code import Code
 from gpuipc_doctor.job.document import Process, Snapshot, Stack, Thread
 from gpuipc_doctor.job.processes import read_process
 from gpuipc_doctor.job.python_stacks import PythonStack, is_python
+from gpuipc_doctor.job.roles import by_rank, workers
 
 SNAPSHOTS = 4
 MORE = 4
@@ -37,6 +39,9 @@ BETWEEN_NUMBERS_S = 0.1
 
 FEWEST_NUMBERS, MOST_NUMBERS_S = 16, 5.0
 """Minimum readings of a Python program's variables, and maximum seconds for the readings on a busy node."""
+
+MOST_READINGS = 4
+"""Maximum readings of a rank's Python stack between two snapshots, if it may wait for its GPU."""
 
 BUSY = 0.0175
 """Processor share above which a thread counts as running, and can be sampled within `MOST_S`."""
@@ -58,17 +63,21 @@ class Watcher:
     _used: dict[int, tuple[float, float]] = field(default_factory=dict)
     _started: dict[int, int] = field(default_factory=dict)
     _stacks: dict[int, list[Sequence[int]]] = field(default_factory=lambda: defaultdict(list))
+    _places: dict[int, set[Stack]] = field(default_factory=lambda: defaultdict(set))
     _variables: dict[int, list[dict[tuple[int, str], int]]] = field(default_factory=lambda: defaultdict(list))
 
     def snapshot(self) -> Snapshot:
         """One snapshot; processes that have ended are missing."""
         began = time.time()
         processes = [process for pid in self.pids if (process := self._read(pid))]
-        ranks = [process for process in processes if is_candidate(process)]
+        ranks = workers(processes)
         with ThreadPoolExecutor(4) as pool:
             python = {rank.pid: pool.submit(self._python, rank) for rank in ranks}
             samples = self._sample(ranks)
-            seen = [_with_stacks(process, samples) for process in processes]
+            chosen = {rank.pid for rank in ranks}
+            seen = [
+                _with_stacks(process, samples) if process.pid in chosen else process for process in processes
+            ]
         seen = [
             replace(process, python=found.frames, own=found.own, variables=found.digest)
             if (found := python[process.pid].result() if process.pid in python else None)
@@ -76,7 +85,7 @@ class Watcher:
             for process in seen
         ]
         if self.stops:
-            seen = [_stopped(process) if is_candidate(process) else process for process in seen]
+            seen = [_stopped(process) if process.pid in chosen else process for process in seen]
         snapshot = Snapshot(at=began, host=node_name.short(), processes=tuple(seen))
         in_mpi = {number: process for number, process in by_rank(snapshot).items() if process.has_mpi}
         return replace(snapshot, shared=shared_memory.contents(in_mpi))
@@ -101,7 +110,12 @@ class Watcher:
             if recording:
                 recording.close()
         in_registers = recording.counting if recording else frozenset()
-        seen = tuple(self._counted(process, snapshots, in_registers) for process in snapshots[-1].processes)
+        seen = tuple(
+            replace(
+                self._counted(process, snapshots, in_registers), places=len(self._places.get(process.pid, ()))
+            )
+            for process in snapshots[-1].processes
+        )
         return [*snapshots[:-1], replace(snapshots[-1], processes=seen)]
 
     def _wait(self, snapshots: Sequence[Snapshot]) -> None:
@@ -109,10 +123,22 @@ class Watcher:
         runs = {pid for pid, tid in _running(_ranks(snapshots[-1])) if pid == tid}
         programs = [rank for rank in _ranks(snapshots[-1]) if rank.pid in runs]
         programs = [rank for rank in programs if not is_python(rank) or _varies(_of(rank.pid, snapshots))]
+        ranks = [rank for rank in _ranks(snapshots[-1]) if rank.pid in runs]
+        beside_gpu = [rank for rank in ranks if rank.has_gpu and is_python(rank)]
+        rounds = 0
         while (left := snapshots[-1].at + BETWEEN_S - time.time()) > 0:
             for program in programs:
                 self._read_numbers(program)
+            for rank in beside_gpu if rounds < MOST_READINGS else ():
+                self._read_place(rank)
+            rounds += 1
             time.sleep(min(left, BETWEEN_NUMBERS_S))
+
+    def _read_place(self, rank: Process) -> None:
+        """Read where a rank that may wait for its GPU is; one that is in a fast loop is seldom elsewhere."""
+        places = self._places[rank.pid]
+        if len(places) < 2 and (frames := self._python(rank).frames):
+            places.add(frames)
 
     def _read_numbers(self, process: Process) -> None:
         """Read the numbers once more: Python variables, or another program's outer stack."""
@@ -124,8 +150,10 @@ class Watcher:
 
     def _counted(self, process: Process, snapshots: Sequence[Snapshot], in_registers: Set[int]) -> Process:
         """The process with `Process.counts` filled in, unless it was seen in MPI or the GPU driver."""
-        if not is_outside(_of(process.pid, snapshots), process.pid):
+        if not is_outside(own := _of(process.pid, snapshots), process.pid):
             return process
+        if process.has_torch and len({snapshot.python for snapshot in own}) > 1:
+            return process  # it moves, whatever counts
         if is_python(process):
             samples = self._variables.get(process.pid, [])
             ends_at = time.monotonic() + MOST_NUMBERS_S
@@ -181,7 +209,7 @@ class Watcher:
 
 
 def _ranks(snapshot: Snapshot) -> list[Process]:
-    return [process for process in snapshot.processes if is_candidate(process)]
+    return workers(snapshot.processes)
 
 
 def _varies(snapshots: Sequence[Process]) -> bool:
@@ -228,37 +256,6 @@ def _of(pid: int, snapshots: Iterable[Snapshot]) -> list[Process]:
     return [process for snapshot in snapshots for process in snapshot.processes if process.pid == pid]
 
 
-def is_candidate(process: Process) -> bool:
-    """Whether a process may do a rank's work, rather than being a shell or launcher around it."""
-    return process.rank is not None or process.has_gpu
-
-
-def by_rank(snapshot: Snapshot) -> dict[int, Process]:
-    """Rank → the process that does its work, such as the child of a wrapper.
-
-    Processes without a rank number (no launcher) are numbered in order.
-    """
-    candidates = [process for process in snapshot.processes if is_candidate(process)]
-    found: dict[int, Process] = {}
-    ordered = sorted(candidates, key=lambda process: process.pid)
-    for number, process in enumerate(ordered):
-        rank = number if process.rank is None else process.rank
-        there = found.get(rank)
-        if there is None or _does_more(process, there):
-            found[rank] = process
-    return found
-
-
-def _does_more(process: Process, other: Process) -> bool:
-    """Whether ``process`` does more than ``other``, judged by MPI, then by GPU, then by number of
-    libraries."""
-    return (process.has_mpi, process.has_gpu, len(process.libraries)) > (
-        other.has_mpi,
-        other.has_gpu,
-        len(other.libraries),
-    )
-
-
 def _stopped(process: Process) -> Process:
     """The process with native stacks read while it was stopped; they replace sampled ones."""
     try:
@@ -272,16 +269,35 @@ def _stopped(process: Process) -> Process:
     return replace(process, threads=tuple(threads))
 
 
+MOST_THREADS = 16
+"""Maximum sleeping threads of a process without MPI, beside the main one, whose stacks are read. A rank of
+PyTorch has 75 threads."""
+
+
+def _asleep(process: Process) -> set[int]:
+    """The sleeping threads whose stacks may show what the rank waits for: the main one and, if it waits for
+    another one or MPI is loaded, the program's other threads."""
+    main = process.main
+    own = {main.tid} if main and main.state != "R" else set[int]()
+    if main is None or process.has_mpi or main.wchan.startswith("futex"):
+        others = [thread for thread in process.threads if thread.tid != process.pid and thread.state != "R"]
+        own |= {thread.tid for thread in others if not NOISE_THREADS.search(thread.name)} - own
+    return own if process.has_mpi else {*sorted(own)[: 1 + MOST_THREADS]}
+
+
 def _with_stacks(process: Process, samples: Mapping[int, Sequence[Stack]]) -> Process:
-    if not is_candidate(process):
-        return process
     refused = dict(process.refused)
 
+    chosen = _asleep(process)
+    code = None
+
     def asleep(thread: Thread) -> tuple[Stack, ...]:
-        if thread.state == "R" or thread.tid in samples:
+        nonlocal code
+        if thread.tid not in chosen or thread.tid in samples:
             return ()
         try:
-            return tuple(filter(None, [sleeping.stack(process.pid, thread.tid)]))
+            code = code or Code(process.pid)
+            return tuple(filter(None, [sleeping.stack(process.pid, thread.tid, code)]))
         except OSError as error:
             denied = isinstance(error, PermissionError)
             refused["stack of a sleeping thread"] = rights.reason(process.pid) if denied else str(error)

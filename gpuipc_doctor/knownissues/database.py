@@ -1,21 +1,28 @@
-"""The known issues of the package and of a site, and mistakes in their files."""
+"""The known issues and messages of the package and of a site, and mistakes in their files."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuipc_doctor import tables
-from gpuipc_doctor.knownissues import mistakes
 from gpuipc_doctor.knownissues.entry import KnownIssue
-from gpuipc_doctor.knownissues.parse import merge, placed, read_all
+from gpuipc_doctor.knownissues.message import Message
+from gpuipc_doctor.knownissues.parse import merge, placed, placed_messages, read_all
 from gpuipc_doctor.model import Json
+from gpuipc_doctor.site import yamlfile
 from gpuipc_doctor.site.yamlfile import BadFile, Document, Mistake
 
+if TYPE_CHECKING:
+    from gpuipc_doctor.texts.literals import Needs
+
 SHIPPED = Path(__file__).with_name("db")
+MESSAGES = Path(__file__).with_name("messages")
+RETIRED = Path(__file__).with_name("retired.yaml")
 
 
 def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
@@ -26,36 +33,104 @@ def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
     own, _, wrong = read_all(_files_in(extra_dirs))
     if not (own or wrong):
         return _shipped_issues()
-    issues, clashes = merge((*shipped(), *own))
+    issues, clashes = merge((*_shipped(SHIPPED, "issues"), *own), _other_ids())
     if wrong := [*wrong, *clashes, *(mistake for document in own for mistake in _within(document))]:
         raise BadFile(wrong)
     return issues
 
 
+def load_messages(extra_dirs: Iterable[Path] = ()) -> tuple[Message, ...]:
+    """All messages: the package's and a site's. A site's known issue replaces a message of the same id.
+
+    Raises `BadFile` with all mistakes of a site's files.
+    """
+    own, _, wrong = read_all(_files_in(extra_dirs))
+    if wrong:
+        raise BadFile(wrong)
+    replaced = {entry.issue.id for document in own for entry in placed(document)}
+    added = [entry.message for document in own for entry in placed_messages(document)]
+    return (*(message for message in _shipped_messages() if message.id not in replaced), *added)
+
+
 @cache
-def shipped() -> tuple[Document, ...]:
+def retired() -> Mapping[str, str]:
+    """Id of 0.2.0 → what became of it, in one line."""
+    table = tables.table(RETIRED)
+    became = {id_: f"see {message}" for message, ids in table["merged"].items() for id_ in ids}
+    gone = {id_: f"not kept: {group['why']}" for group in table["gone"] for id_ in group["ids"]}
+    return {id_: f"{id_}: retired in 0.3.0; {text}" for id_, text in (became | gone).items()}
+
+
+def remarks(extra_dirs: Iterable[Path]) -> Iterator[str]:
+    """At most one line: what a site should rewrite in its files, which are read nevertheless."""
+    own, _, _ = read_all(_files_in(extra_dirs))
+    old = [
+        id_
+        for document in own
+        for id_ in (
+            *(entry.issue.id for entry in placed(document) if not entry.issue.is_bound),
+            *(one["id"] for one in document.data.get("suppress", ()) if one["id"] in _other_ids()),
+        )
+    ]
+    if old:
+        more = f" and {len(old) - 1} more" * (len(old) > 1)
+        yield (
+            f"{own[0].path.parent}: {old[0]}{more}: no version, condition or check: since 0.3.0 such entries"
+            " are messages (docs/known-issues-format.md); they are read as before"
+        )
+
+
+@cache
+def _shipped(directory: Path, name: str) -> tuple[Document, ...]:
     """The shipped files, read once. Only the entries have line numbers."""
-    paths = files()
+    paths = _files_in([directory])
 
     def read() -> list[tuple[Json, list[int]]]:
         documents, _, wrong = read_all(paths, _is_shipped)
         if wrong:
             raise BadFile(wrong)
-        return [(document.data, document.lines("issues")) for document in documents]
+        return [(document.data, document.lines(name)) for document in documents]
 
-    found = tables.compiled(SHIPPED / "issues.yaml", paths, read)
+    found = tables.compiled(directory / f"{name}.yaml", paths, read)
     return tuple(
-        Document.with_lines(path, data, "issues", lines)
-        for path, (data, lines) in zip(paths, found, strict=True)
+        Document.with_lines(path, data, name, lines) for path, (data, lines) in zip(paths, found, strict=True)
     )
 
 
 @cache
 def _shipped_issues() -> tuple[KnownIssue, ...]:
-    issues, clashes = merge(shipped())
-    if clashes:
-        raise BadFile(clashes)
-    return issues
+    return tuple(entry.issue for document in _shipped(SHIPPED, "issues") for entry in placed(document))
+
+
+@cache
+def _shipped_messages() -> tuple[Message, ...]:
+    documents = _shipped(MESSAGES, "messages")
+    return tuple(entry.message for document in documents for entry in placed_messages(document))
+
+
+@cache
+def _other_ids() -> frozenset[str]:
+    """Ids that are no known issues of the package, but were: messages and retired ones."""
+    return frozenset([*(message.id for message in _shipped_messages()), *retired()])
+
+
+def known_texts(others: Iterable[str] = ()) -> Mapping[str, Mapping[bytes, Needs]]:
+    """Expression → `fixed_text`, for the package's signatures and for ``others``, which are always the same.
+
+    To compute them all takes a second, so they are stored in compiled form.
+    """
+    from gpuipc_doctor.texts import literals
+
+    shipped = [signature for entry in _shipped_issues() for signature in entry.signatures]
+    shipped += [signature for message in _shipped_messages() for signature in message.signatures]
+    patterns = [*others, *(text for signature in shipped for text in signature.patterns)]
+    paths = [Path(literals.__file__), *files()]
+
+    def compute() -> dict[str, dict[bytes, Needs]]:
+        return {text: dict(literals.fixed_text(text)) for text in patterns}
+
+    found: Mapping[str, Mapping[bytes, Needs]] = tables.compiled(MESSAGES / "texts.yaml", paths, compute)
+    return found
 
 
 def lint(
@@ -63,39 +138,34 @@ def lint(
     check_ids: Collection[str] | None = None,
     changing: Mapping[str, Collection[str]] | None = None,
     today: date | None = None,
-    not_found: Callable[[Sequence[KnownIssue]], Iterable[tuple[int, int]]] | None = None,
 ) -> tuple[Mistake, ...]:
     """All mistakes in these files, read together with the package's.
 
     ``check_ids``: if given, other checks in ``detected_by`` are mistakes. ``changing``: environment variable
     → components in which it appeared, disappeared or changed; a workaround that sets such a variable must
     state the versions. Suppressions that ended before ``today`` (default: the current date) are mistakes.
-    ``not_found`` searches the samples as logs, and gives (issue, signature) for each that is not found. The
-    package's own signatures must state where the program prints the message, or that its source is not
+    The package's own signatures must state where the program prints the message, or that its source is not
     public.
     """
+    from gpuipc_doctor.knownissues import mistakes
+
     paths = list(paths)
     others, _, _ = read_all((path for path in files() if path not in paths), _is_shipped)
     documents, parts, wrong = read_all(paths)
-    wrong += merge([*others, *documents])[1]
+    wrong += merge([*others, *documents], _other_ids())[1]
+    wrong += mistakes.of_ids([*others, *documents])
     for document in (*documents, *parts):
         wrong += _within(document, check_ids, changing)
         if _is_shipped(document.path):
-            wrong += [mistake for entry in placed(document) for mistake in mistakes.of_sources(entry)]
+            wrong += mistakes.of_place(document, "messages" if document.path.parent == MESSAGES else "issues")
     for document in documents:
         wrong += mistakes.of_suppressions(document, today or date.today())
-    if not_found and not wrong:
-        entries = [entry for document in documents for entry in placed(document)]
-        wrong += [
-            mistakes.of_search(entries[issue], signature)
-            for issue, signature in not_found([entry.issue for entry in entries])
-        ]
     return tuple(sorted(wrong))
 
 
 def files(extra_dirs: Iterable[Path] = ()) -> list[Path]:
     """The database's files, in reading order. Raises `BadFile`."""
-    return _files_in((SHIPPED, *extra_dirs))
+    return _files_in((SHIPPED, MESSAGES, *extra_dirs))
 
 
 def _files_in(directories: Iterable[Path]) -> list[Path]:
@@ -112,12 +182,12 @@ def edition(extra_dirs: Iterable[Path] = ()) -> str:
     """Twelve hexadecimal digits of a hash of the database's files."""
     digest = hashlib.sha256()
     for path in files(extra_dirs):
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        digest.update(hashlib.sha256(yamlfile.content(path)).digest())
     return digest.hexdigest()[:12]
 
 
 def _is_shipped(path: Path) -> bool:
-    return path.parent == SHIPPED
+    return path.parent in (SHIPPED, MESSAGES)
 
 
 def _within(
@@ -125,5 +195,9 @@ def _within(
     check_ids: Collection[str] | None = None,
     changing: Mapping[str, Collection[str]] | None = None,
 ) -> Iterator[Mistake]:
+    from gpuipc_doctor.knownissues import mistakes  # a node without a site's own entries needs no lint
+
     for entry in placed(document):
         yield from mistakes.of_entry(entry, check_ids, changing or {})
+    for message in placed_messages(document):
+        yield from mistakes.of_message(message)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 
+from gpuipc_doctor.knownissues import vendors
 from gpuipc_doctor.knownissues.conditions import NamedFacts, Need
 from gpuipc_doctor.knownissues.releases import LONG, released
-from gpuipc_doctor.knownissues.signatures import Confidence, Signature
+from gpuipc_doctor.knownissues.signatures import Signature
 from gpuipc_doctor.model import EvidenceKind, Fact, Finding, Json, Result, Trial
-from gpuipc_doctor.report import sentences
 from gpuipc_doctor.versions import Range, Verdict, all_of, any_of, parse
 
 
@@ -32,33 +31,16 @@ class Workaround:
     """Known issues that this workaround triggers."""
     without: tuple[str, ...] = ()
     """Operations that a program with this workaround leaves out of its history."""
-
-
-_UPGRADE = re.compile(r"use ([A-Za-z ]+?) (\d[\d.]*) or newer")
+    upgrade: str = ""
+    """First version of the component to which the workaround upgrades."""
 
 
 def _is_done(workaround: Workaround, component: str, versions: Collection[str]) -> bool:
     """Whether the workaround is an upgrade that has already been installed."""
-    upgrade = _UPGRADE.match(workaround.do)
-    if not upgrade or upgrade[1].lower().replace(" ", "-") not in (
-        component,
-        component.replace("mpi", "-mpi"),
-    ):
+    if not workaround.upgrade:
         return False
-    older = Range(component, introduced="0", fixed=upgrade[2])
+    older = Range(component, introduced="0", fixed=workaround.upgrade)
     return bool(versions) and all(older.judge(version) is Verdict.FINE for version in versions)
-
-
-_VENDORS = {"CUDA": ("nvidia-driver", "cuda-driver"), "ROC": ("amdgpu", "hip-driver")}
-"""Prefix of a vendor's environment variables → facts that show the vendor's driver."""
-
-
-def _is_of_another_vendor(env: Mapping[str, str], facts: Iterable[Fact]) -> bool:
-    """Whether all variables are for a vendor without a driver here, while another vendor has one."""
-    found = {fact.name for fact in facts if fact.value}
-    here = {word for word, drivers in _VENDORS.items() if not found.isdisjoint(drivers)}
-    others = _VENDORS.keys() - here
-    return bool(env and here) and all(any(word in name for word in others) for name in env)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +138,18 @@ class KnownIssue:
     """The entry's place, as ``file:line``."""
 
     @property
-    def severity(self) -> int:
-        """Index in `KINDS`: 0 is the most severe."""
+    def order(self) -> int:
+        """Place among other entries: 0 is the most severe."""
         return KINDS.index(self.kind)
 
     @property
     def bad_versions(self) -> str:
         return ", ".join(map(str, self.affected)) or "any, as far as is known"
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the issue is tied to a version, a condition or a check; else it is a message."""
+        return bool(self.affected or self.needs or self.detected_by or self.harms)
 
     @property
     def checks(self) -> tuple[str, ...]:
@@ -244,22 +231,6 @@ class KnownIssue:
                     return f"but the result with {_in_words(env)} is the same"
         return ""
 
-    def recognises(self, result: Result, facts: Iterable[Fact]) -> Confidence | None:
-        """Confidence that the result's text and its roles' output show this issue; None if they do not."""
-        lines = [sentences.summary(result.finding), *sentences.evidence(result.finding)]
-        for role in result.roles:
-            lines += [str(role.fault or ""), role.exception]
-            lines += [f"  {frame}" for frame in (*role.python_stack, *role.native_stack)]
-            lines += [*role.kernel, *role.log_tail]
-        text = "\n".join(lines)
-        facts = NamedFacts.of(facts)
-        found = (
-            signature.confidence
-            for signature in self.signatures
-            if signature.applies(facts) is Verdict.BAD and signature.found_in(text)
-        )
-        return max(found, default=None)
-
     def remedies(self, facts: Iterable[Fact]) -> tuple[str, ...]:
         """The workarounds for the version found, harmful ones last with a warning.
 
@@ -290,7 +261,9 @@ class KnownIssue:
         facts = NamedFacts.of(facts)
         versions = [fact.value for fact in facts.named(self.component) if fact.value is not None]
         for workaround in self.harmless_first:
-            if _is_of_another_vendor(workaround.env, facts) or _is_done(workaround, self.component, versions):
+            if vendors.is_for_another(workaround.env, facts) or _is_done(
+                workaround, self.component, versions
+            ):
                 continue
             when = workaround.when
             right = any_of(when.judge(v) for v in versions) if when and versions else Verdict.UNKNOWN
@@ -332,21 +305,3 @@ class KnownIssue:
 
 def _in_words(env: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in env.items())
-
-
-_NVIDIA = frozenset(
-    ["nvidia-driver", "cuda-driver", "cuda-runtime", "nvidia-peermem", "nvidia-module", "gdrcopy", "mig"]
-)
-_AMD = frozenset(["rocm", "hip-driver", "hip-runtime", "amdgpu", "rccl"])
-
-
-def may_concern(issue: KnownIssue, facts: Iterable[Fact]) -> bool:
-    """Whether a node with these facts may have the issue.
-
-    False if the issue needs one vendor and the node has facts of only the other.
-    """
-    there = {fact.name for fact in facts if fact.value is not None}
-    asked = {issue.component, *(need.fact for need in issue.needs if not need.absent)}
-    return not any(
-        own & asked and other & there and not own & there for own, other in ((_NVIDIA, _AMD), (_AMD, _NVIDIA))
-    )

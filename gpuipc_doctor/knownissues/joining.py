@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
+from gpuipc_doctor.knownissues import vendors
 from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression
-from gpuipc_doctor.knownissues.signatures import Confidence
-from gpuipc_doctor.model import Device, Fact, Join, Relation, Result, Status
+from gpuipc_doctor.knownissues.relation import relation
+from gpuipc_doctor.knownissues.signatures import Confidence, result_text
+from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Fact, Join, Relation, Result, Status
 from gpuipc_doctor.versions import Verdict, all_of, any_of
-
-_AGAINST = {Verdict.FINE: Relation.NEW, Verdict.UNKNOWN: Relation.UNKNOWN}
-
-_OF_BACKEND = {
-    "cuda": frozenset(
-        [
-            "nvidia-driver",
-            "nvidia-module",
-            "nvidia-peermem",
-            "mlnx-ofed",
-            "libcuda",
-            "cuda-driver",
-            "cuda-runtime",
-            "gdrcopy",
-            "mig",
-            "nccl",
-        ]
-    ),
-    "hip": frozenset(["amdgpu", "rocm", "hip-driver", "hip-runtime", "rccl"]),
-}
-"""Backend → facts that concern only its devices."""
-
 
 _LASTING = frozenset({"exports VMM memory"})
 """Steps after which memory may be missing until a hard reboot. These steps are omitted even if it is unknown
@@ -57,20 +38,18 @@ class _Part:
 
     label: str
     facts: Sequence[Fact]
-    foreign: frozenset[str]
-    """Names of facts that concern only other vendors' devices."""
+    backend: str
 
     @staticmethod
     def of(device: Device, facts: Iterable[Fact]) -> _Part:
-        foreign = frozenset().union(*(of for backend, of in _OF_BACKEND.items() if backend != device.backend))
-        others = foreign | {"gpu-model"}
+        others = vendors.foreign_to(device.backend) | {"gpu-model"}
         own = [fact for fact in facts if fact.name not in others]
         model = Fact("gpu-model", device.name, device.label)
-        return _Part(device.label, NamedFacts((*own, model)), foreign)
+        return _Part(device.label, NamedFacts((*own, model)), device.backend)
 
     def may_have(self, issue: KnownIssue) -> bool:
         """Whether the issue may concern this device: it is not about another vendor's devices."""
-        return self.foreign.isdisjoint((issue.component, *(need.fact for need in issue.needs)))
+        return vendors.concerns(issue, self.backend)
 
 
 def match_versions(
@@ -95,17 +74,22 @@ def join(
     today = today or date.today()
     facts = NamedFacts.of(facts)
     each = [_Part.of(device, facts) for device in devices]
+    issues = [issue for issue in issues if not issue.withdrawn]
+    evidence = _Evidence(issues, results)
     return tuple(
         told
         for issue in issues
-        if not issue.withdrawn
-        for join in _join(issue, facts, results, each)
+        for join in _join(issue, facts, results, each, evidence)
         for told in _apply_suppression(join, issue.suppression, today)
     )
 
 
 def _join(
-    issue: KnownIssue, facts: Sequence[Fact], results: Sequence[Result], parts: Sequence[_Part]
+    issue: KnownIssue,
+    facts: Sequence[Fact],
+    results: Sequence[Result],
+    parts: Sequence[_Part],
+    texts: _Evidence,
 ) -> Iterator[Join]:
     verdict, reason, facts, concerned = _judge(issue, facts, parts)
     is_foreign = bool(parts) and not any(part.may_have(issue) for part in parts)
@@ -115,41 +99,83 @@ def _join(
         if issue.is_looked_for_by(result) and _is_on(result, concerned)
         if not (is_foreign and result.devices)
     ]
+    tried = _trials(asked)
     least = Confidence.LOW if verdict is Verdict.BAD else Confidence.MEDIUM
     against, failed, telling = list[str](), list[Result](), list[Result]()
     for result in asked:
         if result.finding.status not in (Status.WARN, Status.FAIL):
             continue
-        if contradiction := issue.contradicted_by(result.finding):
+        evidence = (*result.finding.evidence, *tried[result.check, result.finding.identity])
+        if contradiction := issue.contradicted_by(replace(result.finding, evidence=evidence)):
             against.append(contradiction)
             continue
         if result.finding.status is Status.FAIL:
             failed.append(result)
-        if (issue.recognises(result, facts) or 0) >= least:
+        if texts.confidence(issue, result, facts) >= least:
             telling.append(result)
-    if verdict is Verdict.BAD:
-        guilty = telling if issue.signatures else failed  # a warning shows an issue only through a signature
-        relation = Relation.CONFIRMED if guilty else Relation.LATENT
-        speaking = guilty or asked
-        if not guilty and asked:
-            reason += f"; {'; '.join(dict.fromkeys(against)) or _not_seen(asked)}"
-    elif telling:
-        relation, speaking = _AGAINST[verdict], telling
-    else:
+    is_bad = verdict is Verdict.BAD
+    # A warning shows an issue only through a signature.
+    guilty = failed if is_bad and not issue.signatures else telling
+    related = relation(verdict, bool(guilty))
+    if related is None:
         return
+    speaking = guilty or asked
+    if not guilty and asked:
+        reason += f"; {'; '.join(dict.fromkeys(against)) or _not_seen(asked)}"
     where = dict.fromkeys(result.subject for result in speaking)
     if not where and len(concerned) < len(parts):
         where = dict.fromkeys(concerned)
     yield Join(
         issue=issue.id,
         title=issue.title,
-        relation=relation,
+        relation=related,
         reason=reason,
         remedy=issue.remedy(facts),
         checks=tuple(dict.fromkeys(result.check for result in speaking)),
         subjects=tuple(where),
         component=issue.component,
+        findings=() if related is Relation.LATENT else tuple(dict.fromkeys(r.ref for r in speaking)),
     )
+
+
+def _trials(results: Iterable[Result]) -> Mapping[tuple[str, tuple[str, ...]], Sequence[Evidence]]:
+    """(check, finding's identity) → workarounds tried.
+
+    They are tried on one of a check's equal failures; the effect is evidence about all of these.
+    """
+    tried = defaultdict[tuple[str, tuple[str, ...]], list[Evidence]](list)
+    for result in results:
+        trials = (item for item in result.finding.evidence if item.kind is EvidenceKind.TRIAL)
+        tried[result.check, result.finding.identity] += trials
+    return tried
+
+
+class _Evidence:
+    """Which signatures the results show. Their texts are read once, for all issues."""
+
+    def __init__(self, issues: Iterable[KnownIssue], results: Iterable[Result]) -> None:
+        bad = [result for result in results if result.finding.status in (Status.WARN, Status.FAIL)]
+        asked = [issue for issue in issues if any(map(issue.is_looked_for_by, bad))]
+        signatures = [signature for issue in asked for signature in issue.signatures]
+        self._shown: dict[int, set[int]] = {}
+        if not signatures:
+            return
+        from gpuipc_doctor.texts.text_search import Search  # a prolog of a healthy node needs no search
+
+        search = Search(signatures)
+        self._shown = {
+            id(result): {
+                *(id(signatures[number]) for number in search.shown(result_text(result))),
+                *(id(signature) for signature in signatures if signature.is_shown_by(result)),
+            }
+            for result in bad
+        }
+
+    def confidence(self, issue: KnownIssue, result: Result, facts: Iterable[Fact]) -> int:
+        """The confidence with which a result shows an issue; 0 if it does not."""
+        shown = self._shown.get(id(result), ())
+        sure = (s.confidence for s in issue.signatures if id(s) in shown and s.applies(facts) is Verdict.BAD)
+        return max(sure, default=0)
 
 
 def _judge(

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
 
 from gpuipc_doctor.knownissues.conditions import Need, in_words
-from gpuipc_doctor.knownissues.parse import Placed, suppressions
-from gpuipc_doctor.knownissues.regexes import objections
+from gpuipc_doctor.knownissues.message import LINES, LINES_OF_SIGNATURE
+from gpuipc_doctor.knownissues.parse import (
+    Placed,
+    PlacedMessage,
+    components,
+    placed,
+    placed_messages,
+    suppressions,
+)
 from gpuipc_doctor.near_miss import did_you_mean
 from gpuipc_doctor.site.yamlfile import Document, Key, Mistake
+from gpuipc_doctor.texts.index import Index
+from gpuipc_doctor.texts.regexes import objections
+from gpuipc_doctor.texts.text_search import Search
 from gpuipc_doctor.versions import Range
 
 _MESSAGE = re.compile(
@@ -44,22 +54,58 @@ def of_entry(
         yield one.mistake("has no affected version, no condition and no signature")
 
 
-def of_search(one: Placed, signature: int) -> Mistake:
-    """Report a signature whose sample, read as a log, does not show the issue."""
-    text = (
-        "gpuipc-doctor diagnose does not find this sample: give each expression a fixed text that has other"
-        " characters than digits, white space and 'a' to 'f', and a message of several lines an expression"
-        " for each line"
-    )
-    return one.mistake(text, "signatures", signature, "sample")
+def of_message(one: PlacedMessage) -> Iterator[Mistake]:
+    """The mistakes of one message."""
+    yield from _of_signatures(one)
+    if one.message.component not in components():
+        text = f"no component {one.message.component!r}: name the file after one, or add 'component'"
+        yield one.mistake(text)
 
 
-def of_sources(one: Placed) -> Iterator[Mistake]:
-    """Report signatures without the place in the source that prints the message."""
-    for number, signature in enumerate(one.issue.signatures):
-        if not signature.source and not one.issue.withdrawn:
-            text = "give in 'source' the file that prints the message, or 'none' if that file is not public"
-            yield one.mistake(text, "signatures", number)
+def of_ids(documents: Iterable[Document]) -> Iterator[Mistake]:
+    """Report messages whose id another entry has."""
+    places: dict[str, str] = {}
+    for document in documents:
+        places |= {
+            entry.issue.id: entry.issue.where for entry in placed(document) if not entry.issue.overrides
+        }
+    for document in documents:
+        for one in placed_messages(document):
+            if first := places.get(one.message.id):
+                yield one.mistake(f"id {one.message.id!r} is already used by {first}", "id")
+            places[one.message.id] = one.message.where
+
+
+def of_place(document: Document, kind: str) -> Iterator[Mistake]:
+    """Report what the package's own files must not have: entries of the other kind, messages that are too
+    long, signatures without the place in the source that prints the text."""
+    for name in document.data:
+        if name != kind:
+            yield document.mistake(f"{name!r} does not belong into a file of {kind}", name)
+    for entry in placed(document):
+        if not entry.issue.is_bound and not entry.issue.withdrawn:
+            text = "has no affected version, condition or check: it is a message and belongs into messages/"
+            yield entry.mistake(text)
+        for number, signature in enumerate(entry.signatures):
+            if not signature.source and signature.patterns:
+                text = (
+                    "give in 'source' the file that prints the message, or 'none' if that file is not public"
+                )
+                yield entry.mistake(text, "signatures", number)
+    yield from _of_length(document)
+
+
+def _of_length(document: Document) -> Iterator[Mistake]:
+    messages = list(placed_messages(document))
+    if not messages:
+        return
+    rows = document.path.read_text(encoding="utf-8").splitlines()
+    starts = [document.line(*one.keys) - 1 for one in messages]
+    for one, start, end in zip(messages, starts, [*starts[1:], len(rows)], strict=True):
+        length = sum(bool(row.strip()) for row in rows[start:end])
+        most = LINES + LINES_OF_SIGNATURE * len(one.signatures)
+        if length > most:
+            yield one.mistake(f"has {length} lines; a message with so many signatures has at most {most}")
 
 
 def of_suppressions(document: Document, today: date) -> Iterator[Mistake]:
@@ -128,8 +174,8 @@ def _of_messages(one: Placed) -> Iterator[Mistake]:
         yield one.mistake(text, "symptom")
 
 
-def _of_signatures(one: Placed) -> Iterator[Mistake]:
-    for number, signature in enumerate(one.issue.signatures):
+def _of_signatures(one: Placed | PlacedMessage) -> Iterator[Mistake]:
+    for number, signature in enumerate(one.signatures):
         keys = ("signatures", number)
         found = [
             f"{text!r} {objection}"
@@ -142,5 +188,11 @@ def _of_signatures(one: Placed) -> Iterator[Mistake]:
         ]
         for text in found:
             yield one.mistake(text, *keys, "match")
-        if not found and signature.sample and not signature.found_in(signature.sample):
-            yield one.mistake("the signature does not find its own sample", *keys, "sample")
+        if found or not signature.patterns:
+            continue
+        index = Index([signature])
+        for reason in index.skipped.values():
+            yield one.mistake(f"cannot be searched for: {reason}", *keys)
+        if signature.sample and not index.skipped and not Search([signature]).shown(signature.sample):
+            text = "the signature does not find its own sample; give each line of it an expression"
+            yield one.mistake(text, *keys, "sample")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import cache
 from pathlib import Path
 
 from gpuipc_doctor.knownissues.conditions import ENV, Need
 from gpuipc_doctor.knownissues.entry import KnownIssue, Lookalike, Reference, Suppression, Workaround
-from gpuipc_doctor.knownissues.signatures import NOT_PUBLIC, Confidence, Signature, Source
+from gpuipc_doctor.knownissues.message import Message, Severity
+from gpuipc_doctor.knownissues.signatures import NOT_PUBLIC, Call, Confidence, Signature, Source
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.near_miss import did_you_mean
 from gpuipc_doctor.site.yamlfile import BadFile, Document, Key, Mistake, read
@@ -20,6 +22,13 @@ from gpuipc_doctor.versions import Range
 SCHEMA = Path(__file__).with_name("schema.json")
 
 
+@cache
+def components() -> frozenset[str]:
+    """The components that an entry can have."""
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    return frozenset(schema["$defs"]["component"]["enum"])
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
     """An entry of a file, and its place in the file."""
@@ -27,6 +36,26 @@ class Placed:
     document: Document
     keys: tuple[Key, ...]
     issue: KnownIssue
+
+    @property
+    def signatures(self) -> tuple[Signature, ...]:
+        return self.issue.signatures
+
+    def mistake(self, text: str, *keys: Key) -> Mistake:
+        return self.document.mistake(text, *self.keys, *keys)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedMessage:
+    """A message of a file, and its place in the file."""
+
+    document: Document
+    keys: tuple[Key, ...]
+    message: Message
+
+    @property
+    def signatures(self) -> tuple[Signature, ...]:
+        return self.message.signatures
 
     def mistake(self, text: str, *keys: Key) -> Mistake:
         return self.document.mistake(text, *self.keys, *keys)
@@ -75,6 +104,14 @@ def placed(document: Document) -> Iterator[Placed]:
         yield Placed(document, keys, _issue(data, f"{document.path}:{document.line(*keys)}"))
 
 
+def placed_messages(document: Document) -> Iterator[PlacedMessage]:
+    """The messages of a file, or of its valid part."""
+    for number, data in enumerate(document.data.get("messages", ())):
+        if data is not None:
+            keys = ("messages", number)
+            yield PlacedMessage(document, keys, _message(data, document.path, document.line(*keys)))
+
+
 def suppressions(document: Document) -> Iterator[tuple[str, Suppression]]:
     """The suppressions of a file, each with its issue's id."""
     for number, data in enumerate(document.data.get("suppress", ())):
@@ -82,8 +119,13 @@ def suppressions(document: Document) -> Iterator[tuple[str, Suppression]]:
         yield data["id"], Suppression(data["reason"], date.fromisoformat(data["until"]), where)
 
 
-def merge(documents: Sequence[Document]) -> tuple[tuple[KnownIssue, ...], list[Mistake]]:
-    """The entries of all files by id; later files override and suppress earlier ones."""
+def merge(
+    documents: Sequence[Document], spare: Collection[str] = ()
+) -> tuple[tuple[KnownIssue, ...], list[Mistake]]:
+    """The known issues of all files by id; later files override and suppress earlier ones.
+
+    ``spare``: ids of messages and retired entries, which may be named although they are no known issues.
+    """
     issues: dict[str, KnownIssue] = {}
     mistakes: list[Mistake] = []
     entries = [entry for document in documents for entry in placed(document)]
@@ -92,7 +134,7 @@ def merge(documents: Sequence[Document]) -> tuple[tuple[KnownIssue, ...], list[M
         if first and not entry.issue.overrides:
             text = f"id {first.id!r} is already used by {first.where}; to replace it, add 'overrides'"
             mistakes.append(entry.mistake(text, "id"))
-        elif entry.issue.overrides and not first:
+        elif entry.issue.overrides and not first and entry.issue.id not in spare:
             text = f"nothing to override: no known issue {entry.issue.id!r}"
             mistakes.append(entry.mistake(text + did_you_mean(entry.issue.id, issues), "id"))
         issues[entry.issue.id] = entry.issue
@@ -100,7 +142,7 @@ def merge(documents: Sequence[Document]) -> tuple[tuple[KnownIssue, ...], list[M
         for number, (id_, suppression) in enumerate(suppressions(document)):
             if id_ in issues:
                 issues[id_] = replace(issues[id_], suppression=suppression)
-            else:
+            elif id_ not in spare:
                 text = f"no known issue {id_!r}{did_you_mean(id_, issues)}"
                 mistakes.append(document.mistake(text, "suppress", number, "id"))
     for entry in entries:
@@ -113,7 +155,7 @@ def merge(documents: Sequence[Document]) -> tuple[tuple[KnownIssue, ...], list[M
             ),
         ]
         for id_, keys in named:
-            if id_ not in issues:
+            if id_ not in issues and id_ not in spare:
                 text = f"no known issue {id_!r}{did_you_mean(id_, issues)}"
                 mistakes.append(entry.mistake(text, *keys))
     return tuple(issues.values()), mistakes
@@ -133,29 +175,43 @@ def _issue(data: Json, where: str) -> KnownIssue:
     return KnownIssue(**{**frozen(data, "class"), **parts}, where=where)
 
 
+def _message(data: Json, path: Path, line: int) -> Message:
+    usual = "low" if data.get("fallback") else "medium"
+    look = data["look"]
+    parts = {
+        "severity": Severity(data["severity"]),
+        "component": data.get("component", path.stem),
+        "look": (look,) if isinstance(look, str) else tuple(look),
+        "signatures": tuple(_signature(one, usual) for one in data["signatures"]),
+    }
+    return Message(**{**frozen(data), **parts}, where=f"{path}:{line}")
+
+
 def _need(data: Json) -> Need:
     fact = data["fact"] if "fact" in data else f"{ENV}{data['env']}"
     within = _range(fact, data["range"]) if "range" in data else None
     return Need(fact, data.get("matches", ""), within, data.get("absent", False), data.get("says", ""))
 
 
-def _signature(data: Json) -> Signature:
+def _signature(data: Json, confidence: str = "high") -> Signature:
+    """A signature from its YAML. ``confidence``: the default."""
     if isinstance(data, str):
-        return Signature((data,))
+        data = {"match": data}
     match = data.get("match", ())
     parts = {
         "match": (match,) if isinstance(match, str) else tuple(match),
-        "confidence": Confidence[data.get("confidence", "high").upper()],
+        "confidence": Confidence[data.get("confidence", confidence).upper()],
         "needs": tuple(map(_need, data.get("needs", ()))),
-        "source": _source(data.get("source")),
+        "source": _source(data.get("source", data.get("file"))),
+        "call": Call(**data["call"]) if "call" in data else None,
     }
-    return Signature(**{**frozen(data), **parts})
+    return Signature(**{**frozen(data, "file"), **parts})
 
 
 def _source(data: Json) -> Source | None:
     if data == "none":
         return NOT_PUBLIC
-    return Source(**data) if data else None
+    return Source(prints="", file=data) if isinstance(data, str) else Source(**data) if data else None
 
 
 def _range(component: str, data: Json) -> Range:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpuipc_doctor.knownissues import stacks
 from gpuipc_doctor.knownissues.conditions import NamedFacts, Need
-from gpuipc_doctor.model import Fact
+from gpuipc_doctor.model import EvidenceKind, Fact, Result, RoleOutcome
+from gpuipc_doctor.texts import stacks
 from gpuipc_doctor.versions import Verdict, all_of
 
 
@@ -46,8 +46,29 @@ NOT_PUBLIC = Source(prints="", file="not public")
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """How a role of a probe ended in a driver call; each part is a regular expression for all of its text."""
+
+    name: str
+    """The call, as `RoleOutcome.operation` has it."""
+    ends: str
+    """The signal, or the name of the error that the call returned."""
+    step: str = ".*"
+    role: str = ".*"
+    returned: bool = False
+    """Whether a thread of the library ended the process after the call."""
+
+    def is_of(self, role: RoleOutcome) -> bool:
+        end = role.signal or (role.fault.name if role.fault else "")
+        texts = (role.operation, end, role.step, role.role)
+        patterns = (self.name, self.ends, self.step, self.role)
+        return role.returned is self.returned and all(map(re.fullmatch, patterns, texts))
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
-    """Regular expressions that must all match in one log, and further conditions."""
+    """What shows an entry: regular expressions that must all match in one text, a stack, findings or the end
+    of a call; and further conditions."""
 
     match: tuple[str, ...]
     """The expressions as written: a space matches any white space, since long messages are wrapped."""
@@ -62,24 +83,47 @@ class Signature:
     stack: tuple[str, ...] = ()
     """Functions of one stack, innermost first, in place of ``match``. Other functions may be between them.
     ``a|b`` are alternatives; a name that ends in ``*`` is a prefix."""
+    finding: tuple[str, ...] = ()
+    """Keys of findings, in place of ``match``."""
+    call: Call | None = None
+    """How a probe's role ends, in place of ``match``."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """The regular expressions for `re`, without flags and line anchors."""
         return tuple(map(stacks.pattern, self.stack)) or tuple(map(spaced, self.match))
 
-    def found_in(self, text: str) -> bool:
-        if self.unless:
-            text = "\n".join(line for line in text.splitlines() if not re.search(self.unless, line))
-        if self.stack:
-            return any(stack.lines(self.stack) for stack in stacks.stacks(text))
-        return all(re.search(pattern, text) for pattern in self.patterns)
+    def is_shown_by(self, result: Result) -> bool:
+        """Whether a result shows the entry by its key or its calls; `texts.text_search.Search` says it of its
+        texts."""
+        called = self.call is not None and any(self.call.is_of(role) for role in result.roles)
+        return called or result.key in self.finding
 
     def applies(self, facts: Iterable[Fact]) -> Verdict:
         """Verdict on the further conditions: BAD if all hold, UNKNOWN if a fact that they need was not
         found."""
         facts = NamedFacts.of(facts)
         return all_of(need.judge(facts) for need in self.needs)
+
+
+_OF_OURS = (EvidenceKind.TRIAL, EvidenceKind.ISSUE)
+"""Evidence whose values are workarounds and known issues, not what was seen."""
+
+
+def result_text(result: Result) -> str:
+    """What programs and drivers left with a result: the roles' errors, stacks, logs and lines of the kernel.
+
+    Also the values of the finding, such as a call and its error, on one line. Our own sentences are not
+    searched.
+    """
+    items = (item for item in result.finding.evidence if item.kind not in _OF_OURS)
+    some = (result.finding.values, *(item.values for item in items))
+    lines = [" ".join(map(str, values.values())) for values in some]
+    for role in result.roles:
+        lines += [str(role.fault or ""), role.exception]
+        lines += [f"  {frame}" for frame in (*role.python_stack, *role.native_stack)]
+        lines += [*role.kernel, *role.log_tail]
+    return "\n".join(lines)
 
 
 def spaced(pattern: str) -> str:

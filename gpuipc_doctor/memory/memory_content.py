@@ -94,6 +94,8 @@ def _gpu(gpu: Json, growth: Growth) -> Json:
         used = what.pop("used")
         return {**what, "used_bytes": used, "growth_bytes_per_minute": growth((gpu["label"], pid))}
 
+    for load in ("busy", "watts"):
+        del gpu[load]
     processes = gpu.pop("processes")
     in_use = with_growth(gpu, 0)
     total = in_use.pop("total")

@@ -22,8 +22,10 @@ class Source(Protocol):
 class Nvidia:
     """NVIDIA's GPUs, with the numbers of NVML and `nvidia-smi`."""
 
-    def __init__(self, nvml: Nvml) -> None:
+    def __init__(self, nvml: Nvml, *, loads: bool = False) -> None:
+        """``loads``: also read utilisation and power."""
         self._nvml = nvml
+        self._loads = loads
 
     def read(self) -> list[GpuUse]:
         """Current state of every GPU. Raises the last `DriverError` if none could be read."""
@@ -46,7 +48,8 @@ class Nvidia:
         processes = (
             None if held is None else tuple(ProcessUse(pid, name_of(pid), nbytes) for pid, nbytes in held)
         )
-        return GpuUse(f"nvidia:{index}", pci, name, used, total, processes)
+        busy, watts = nvml.load(device) if self._loads else (None, None)
+        return GpuUse(f"nvidia:{index}", pci, name, used, total, processes, busy=busy, watts=watts)
 
 
 def sample(w: Worker) -> None:
@@ -67,7 +70,7 @@ def _sources(w: Worker) -> tuple[list[Source], list[str]]:
     absent: list[str] = []
     if "cuda" in w.params["backends"]:
         try:
-            nvidia = Nvidia(Nvml(w.armed))
+            nvidia = Nvidia(Nvml(w.armed), loads=bool(w.params.get("loads")))
         except OSError as error:
             absent.append(f"NVIDIA: {error}")
         except DriverError as error:

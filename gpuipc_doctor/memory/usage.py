@@ -24,7 +24,7 @@ class GpuUse:
 
     ``label`` has the vendor tools' number (``nvidia:0``: `nvidia-smi`), which may differ from CUDA's or
     HIP's. ``processes`` is None if the driver does not report them. ``trouble`` says why nothing else is
-    known.
+    known. ``busy`` (percent) and ``watts`` are None unless asked for and reported by the driver.
     """
 
     label: str
@@ -34,6 +34,8 @@ class GpuUse:
     total: int = 0
     processes: tuple[ProcessUse, ...] | None = None
     trouble: str = ""
+    busy: int | None = None
+    watts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

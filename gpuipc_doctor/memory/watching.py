@@ -39,9 +39,13 @@ def watch(
     listener: Callable[[Sample], object],
     *,
     start_up_s: float,
+    loads: bool = False,
 ) -> End:
-    """Sample at this interval, or once if it is 0, until interrupted or the listener returns `ENOUGH`."""
-    params = {"interval": interval_s, "backends": list(backends), "root": node.root}
+    """Sample at this interval, or once if it is 0, until interrupted or the listener returns `ENOUGH`.
+
+    ``loads``: also read the GPUs' utilisation and power.
+    """
+    params = {"interval": interval_s, "backends": list(backends), "root": node.root, "loads": loads}
     probe = Probe("", {"sampler": sampling.sample}, params=params, deadline_s=interval_s + DEADLINE_S)
     with (
         Session(node, Limits(start_up_s=start_up_s)) as session,

@@ -5,9 +5,14 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+from gpuipc_doctor.secure import reading
+
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DT_NEEDED, _DT_STRTAB = 1, 5
 _CLASS_64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
+
+
+MAX_BYTES = 2 << 30
 
 
 class Damaged(Exception):
@@ -17,15 +22,17 @@ class Damaged(Exception):
 def is_elf(path: Path) -> bool:
     """Whether the file begins like a library for this machine."""
     try:
-        with path.open("rb") as file:
-            return file.read(len(_CLASS_64_LITTLE_ENDIAN)) == _CLASS_64_LITTLE_ENDIAN
-    except OSError:
+        return reading.sample(path, len(_CLASS_64_LITTLE_ENDIAN)) == _CLASS_64_LITTLE_ENDIAN
+    except reading.Unreadable:
         return False
 
 
 def needed(path: Path) -> tuple[str, ...]:
     """The sonames, in the file's order. Raises `Damaged`."""
-    image = path.read_bytes()
+    try:
+        image = reading.read(path, MAX_BYTES)
+    except reading.Unreadable as reason:
+        raise Damaged(f"{path} {reason}") from None
     if not image.startswith(_CLASS_64_LITTLE_ENDIAN):
         raise Damaged(f"{path} is not a 64-bit little-endian ELF file")
     try:

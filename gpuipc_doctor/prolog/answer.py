@@ -21,6 +21,7 @@ from gpuipc_doctor.prolog.guard import Channel
 from gpuipc_doctor.prolog.partial_result import KnownSoFar
 from gpuipc_doctor.prolog.state import Lookup, State
 from gpuipc_doctor.site.policy import BUDGET_S, Action, PrologConfig
+from gpuipc_doctor.site.policy import budget_s as default_budget_s
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
@@ -89,6 +90,9 @@ def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
         channel.ends_at(limits.ends_at)
         with run_checks.node(policy.simulate) as node:
             job = gpus.of_job(node.root, asked.gpus)
+            if asked.budget_s is None and not site.states_budget(Tier.PROLOG):
+                limits = limits._replace(budget_s=default_budget_s(len(job.listed)))
+                channel.ends_at(limits.ends_at)
             is_patient = asked.budget_s is None and lookup.state.is_unfinished(asked.gpus)
             if is_patient:
                 limits = limits.patient(len(job.listed))

@@ -22,8 +22,17 @@ from gpuipc_doctor.report import digest, sentences
 
 
 def concerns(report: Report) -> list[Concern]:
-    """All reasons to reject the node or to consider its state unknown, as text."""
-    results = (result for of_check in digest.by_check(report).values() for result in of_check)
+    """All reasons to reject the node or to consider its state unknown, as text.
+
+    That there was no time for some GPUs is no reason if others passed the same check: a healthy node must not
+    be drained because of its number of GPUs.
+    """
+    results = (
+        result
+        for of_check in digest.by_check(report).values()
+        for result in of_check
+        if not _is_excused(result, report)
+    )
     found = of_results(results, report.devices, report.joins)
     if report.interrupted:
         found.append(Concern(Kind.ERROR, "ERROR interrupted before everything was tested"))
@@ -36,11 +45,20 @@ def _untested(report: Report) -> Iterator[Concern]:
     tested = {label for result in report.results if _has_tested(result) for label in result.devices}
     left_out: dict[str, list[str]] = {}
     for result in report.results:
-        if not _has_tested(result):
+        if not _has_tested(result) and not _is_excused(result, report):
             for label in set(result.devices) - tested:
                 left_out.setdefault(label, []).append(sentences.summary(result.finding))
     for label, reasons in left_out.items():
         yield Concern(Kind.ERROR, f"ERROR {label} was not tested: {reasons[0]}")
+
+
+def _is_excused(result: Result, report: Report) -> bool:
+    """Whether a GPU was not tested for lack of time while another passed the check. An operation that had not
+    returned when the time was over is an ERROR."""
+    is_late = _is_out_of_time(result) and result.finding.status is Status.SKIP
+    return is_late and any(
+        other.check == result.check and other.finding.status is Status.PASS for other in report.results
+    )
 
 
 def _has_tested(result: Result) -> bool:
@@ -82,7 +100,10 @@ def missing(job: JobGpus, expected: int) -> list[Concern]:
 def passed(report: Report) -> str:
     """The line for a node without a concern."""
     totals = digest.totals(report)
-    where = fold_devices(device.label for device in report.devices)
+    late = {label for result in report.results if _is_excused(result, report) for label in result.devices}
+    where = fold_devices(device.label for device in report.devices if device.label not in late)
+    if late:
+        where += f" (no time for {fold_devices(sorted(late))})"
     warned = f", {totals[Status.WARN]} WARN" if totals[Status.WARN] else ""
     return f"PASS {counted(totals[Status.PASS], 'check')}{warned} on {where}, {report.elapsed_s:.1f} s"
 

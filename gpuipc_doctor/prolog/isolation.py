@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+
+from gpuipc_doctor.secure import python
 
 OWN = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
@@ -55,28 +56,11 @@ def isolate() -> None:
         _give_up(f"{sys.executable} is a wrapper that does not pass -I to Python")
     if not sys.executable:
         _give_up("Python does not know its own path; start it by an absolute path")
-    if not (sys.flags.isolated or _is_installed(environment)):
+    if not (sys.flags.isolated or python.is_installed(environment)):
         _give_up(
             f"{sys.executable} -I does not find gpuipc_doctor; install it into that Python's site-packages"
         )
-    command = [sys.executable, "-I", "-X", _ANEW, "-m", "gpuipc_doctor", *sys.argv[1:]]
-    os.execve(sys.executable, command, environment)  # noqa: S606 - no shell is what is wanted
-
-
-def _is_installed(environment: Mapping[str, str]) -> bool:
-    """Whether Python's isolated mode, which ignores ``PYTHONPATH``, finds this package."""
-    import site
-
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - before pathlib
-    here = os.path.dirname(package)  # noqa: PTH120
-    if here in site.getsitepackages():
-        return True
-    import subprocess
-
-    # For an editable installation, for example, the interpreter must be run to find out.
-    command = [sys.executable, "-I", "-c", "import gpuipc_doctor"]
-    asked = subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, check=False)
-    return asked.returncode == 0
+    python.restart("-X", _ANEW, environment=environment)
 
 
 def _give_up(reason: str) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpuipc_doctor.prolog import node_identity
-from gpuipc_doctor.site import private
+from gpuipc_doctor.secure import private
+from gpuipc_doctor.secure.private import NotOurs
 from gpuipc_doctor.site.policy import SITE_DIRECTORIES, PrologConfig
-from gpuipc_doctor.site.private import NotOurs
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
@@ -142,13 +142,13 @@ def _read_config(config: Path | None) -> tuple[Layers, dict[str, bytes]]:
     No shipped config is searched: only a site's own file may drain nodes. Raises exceptions of `_NO_CONFIG`.
     """
     from gpuipc_doctor.site.layers import Layers, lineage
-    from gpuipc_doctor.site.yamlfile import BadFile, parse
+    from gpuipc_doctor.site.yamlfile import BadFile, content, parse
 
     contents: dict[str, bytes] = {}
 
     def unchecked(file: Path) -> Document:
-        content = contents[str(file.absolute())] = file.read_bytes()
-        return parse(file, content, None)
+        contents[str(file.absolute())] = found = content(file)
+        return parse(file, found, None)
 
     try:
         return Layers(tuple(lineage(config, unchecked))), contents

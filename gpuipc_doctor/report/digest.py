@@ -108,8 +108,14 @@ def paragraphs(report: Report) -> list[Paragraph]:
 
 
 def joins_of(joins: Iterable[Join], group: Sequence[Result]) -> tuple[Join, ...]:
-    """Known issues that explain results with the same finding, or that the finding names."""
-    return tuple(join for join in joins if _belongs(join, group))
+    """Known issues that some of these results show, or that their finding names."""
+    named = group[0].finding.issues
+    return tuple(join for join in joins if join.issue in named or showing(join, group))
+
+
+def showing(join: Join, results: Iterable[Result]) -> tuple[Result, ...]:
+    """The results that show a known issue."""
+    return tuple(result for result in results if result.ref in join.findings)
 
 
 def loose_joins(report: Report, shown: Sequence[Paragraph]) -> list[Join]:
@@ -151,16 +157,4 @@ def _passed_beside(group: Sequence[Result], checks: Mapping[str, Sequence[Result
         probe
         for probe, results in beside.items()
         if worst(results) is Status.PASS and {result.devices for result in results} == subjects
-    )
-
-
-def _belongs(join: Join, group: Sequence[Result]) -> bool:
-    """Whether a known issue explains a finding (through the probes of its check), or the finding names it."""
-    finding = group[0].finding
-    if join.issue in finding.issues:
-        return True
-    explains = join.relation is not Relation.LATENT and finding.status is not Status.SKIP
-    return explains and any(
-        result.check in join.checks and (not join.subjects or result.subject in join.subjects)
-        for result in group
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby, takewhile
 
 from gpuipc_doctor.log_lines import most_telling
@@ -35,7 +36,7 @@ LOG_LINES = 4
 LOG_COLUMNS = 240
 EVIDENCE_LINES = 8
 
-REPORT_IT = "write a bug report: gpuipc-doctor ticket --for VENDOR FILE (the JSON report)"
+REPORT_IT = "write a bug report: gpuipc-doctor report --format ticket FILE (the JSON report)"
 """Remedy for a FAIL that has no other remedy and matches no known issue."""
 
 OUTERMOST = ("_call (running.py:", "run_role (worker.py:")
@@ -205,7 +206,7 @@ def _findings(report: Report) -> Iterator[Block]:
             why = f"{heading}: {sentences.summary(finding)}{others}"
             skips.append(Entry(paragraph.status.value, why, (do(finding.remedy),)))
         else:
-            yield Entry(paragraph.status.value, heading, tuple(_body(paragraph, told)))
+            yield Entry(paragraph.status.value, heading, tuple(_body(report, paragraph, told)))
     for join in digest.loose_joins(report, shown):
         about = Item("; ".join(filter(None, (join.title, join.reason))), hang=0)
         yield Entry(join.relation.value.upper(), join.issue, (about, do(join.remedy)))
@@ -235,7 +236,7 @@ def title(report: Report, paragraph: Paragraph) -> str:
     return ", ".join(names) + where + how_often
 
 
-def _body(paragraph: Paragraph, told: Container[str]) -> Iterator[Item | Chain]:
+def _body(report: Report, paragraph: Paragraph, told: Container[str]) -> Iterator[Item | Chain]:
     first, lines = paragraph.results[0], evidence(paragraph, told)
     yield Item(sentences.summary(paragraph.finding), hang=0)
     yield from map(Item, lines[:EVIDENCE_LINES])
@@ -247,7 +248,7 @@ def _body(paragraph: Paragraph, told: Container[str]) -> Iterator[Item | Chain]:
         yield from _remains(role, first)
     if paragraph.passed_beside:
         yield Item(f"Passed here: {', '.join(paragraph.passed_beside)}.")
-    yield from known_issues(paragraph, told)
+    yield from known_issues(report, paragraph, told)
     is_unexplained = paragraph.status is Status.FAIL and not (paragraph.finding.remedy or paragraph.joins)
     yield do(REPORT_IT if is_unexplained else remedy(paragraph, told))
     if logs := tuple(dict.fromkeys(result.logs for result in paragraph.results if result.logs)):
@@ -278,7 +279,7 @@ def _said(result: Result) -> str:
 
 def evidence(paragraph: Paragraph, told: Container[str]) -> list[str]:
     """The evidence lines, without known issues described in an earlier entry."""
-    items = paragraph.finding.evidence
+    items = [item for item in paragraph.finding.evidence if item.kind is not EvidenceKind.CAUSE]
     return [
         sentences.line(item)
         for item in items
@@ -292,16 +293,20 @@ def remedy(paragraph: Paragraph, told: Container[str]) -> str:
     return "" if paragraph.finding.remedy in stale else paragraph.finding.remedy
 
 
-def known_issues(paragraph: Paragraph, told: Container[str]) -> Iterator[Item]:
-    """The known issues, without text that the finding repeats."""
+def known_issues(report: Report, paragraph: Paragraph, told: Container[str]) -> Iterator[Item]:
+    """The known issues, without text that the finding repeats. If only some of the results show an issue, its
+    line names them."""
     finding = paragraph.finding
     for join in paragraph.joins:
         head = f"Known issue {join.issue} {join.relation.value.upper()}"
+        shown_by = digest.showing(join, paragraph.results)
+        if 0 < len(shown_by) < len(paragraph.results):
+            head += f" ({title(report, replace(paragraph, results=shown_by))})"
         if join.issue in told:
             yield Item(f"{head}, see above.")
             continue
-        title = "" if join.issue in finding.issues else join.title
+        about = "" if join.issue in finding.issues else join.title
         reason = "" if join.reason == finding.values.get("reason") else join.reason
-        news = "; ".join(filter(None, (title, reason)))
+        news = "; ".join(filter(None, (about, reason)))
         yield Item(f"{head}: {news}" if news else head)
         yield do("" if join.remedy == finding.remedy else join.remedy)

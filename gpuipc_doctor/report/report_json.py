@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from gpuipc_doctor.model import Json, Report, Result, Status
+from gpuipc_doctor.model import Join, Json, Relation, Report, Result, Status
 from gpuipc_doctor.report import digest, documents, exits
 from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
 
@@ -68,11 +70,29 @@ def loads(text: str | bytes) -> Report:
         kind = BadDocument if is_report else ForeignDocument
         raise kind(f'this {what}: "schema" is {json.dumps(found)[:80]}, not "{SCHEMA}"')
     report = documents.load(Report, document, ("schema", *HEAD))
+    if any("findings" not in join for join in document.get("joins", ())):
+        report = replace(report, joins=tuple(_with_findings(join, report.results) for join in report.joins))
     labels = [device.label for device in report.devices]
     for label in (*labels, *(label for result in report.results for label in result.devices)):
         if not _LABEL.fullmatch(label):
             raise BadDocument(f"$: {label[:80]!r} is not a device such as 'cuda:0'")
     return report
+
+
+def _with_findings(join: Join, results: Sequence[Result]) -> Join:
+    """Add to a known issue the findings that show it, which reports up to 0.2.0 do not name.
+
+    They name its checks and subjects. What failed there shows the issue only if it is a check's only finding.
+    """
+    if join.relation is Relation.LATENT:
+        return join
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        here = result.check in join.checks and (not join.subjects or result.subject in join.subjects)
+        if here and result.finding.status not in (Status.PASS, Status.SKIP):
+            found.setdefault(result.check, []).append(result)
+    sure = (bad for bad in found.values() if len({result.finding.identity for result in bad}) == 1)
+    return replace(join, findings=tuple(dict.fromkeys(result.ref for bad in sure for result in bad)))
 
 
 def _with_data(document: dict[str, Json]) -> dict[str, Json]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from gpuipc_doctor.model import Evidence, Finding, Json
+from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json
 
 _OPEN = re.compile(r"\{([a-z][a-z0-9_]*)(?::([a-z]+))?\}")
 
@@ -67,13 +67,14 @@ def fill(says: str, values: Mapping[str, Json], *, brief: bool = False) -> str:
 
 
 def summary(finding: Finding, *, brief: bool = False) -> str:
-    """The summary in one line."""
-    return fill(finding.says, finding.values, brief=brief)
+    """The summary in one line: the cause before the call, if one is known."""
+    causes = (fill(item.says, item.values) for item in finding.evidence if item.kind is EvidenceKind.CAUSE)
+    return "; ".join((*causes, fill(finding.says, finding.values, brief=brief)))
 
 
 def evidence(finding: Finding) -> tuple[str, ...]:
     """One line per item of evidence."""
-    return tuple(map(line, finding.evidence))
+    return tuple(line(item) for item in finding.evidence if item.kind is not EvidenceKind.CAUSE)
 
 
 def line(item: Evidence) -> str:

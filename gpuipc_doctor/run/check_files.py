@@ -7,13 +7,13 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
+from gpuipc_doctor.secure import python
 
 DEADLINE_S = 10.0
 """Seconds for one file: on a cold network file system an import can take seconds."""
@@ -53,9 +53,8 @@ def _import(files: Sequence[Path]) -> tuple[int, str]:
 
     If all files could be imported, the position is one after the last.
     """
-    isolated = ["-I"] if sys.flags.isolated else []
     process = subprocess.Popen(
-        [sys.executable, *isolated, "-c", _IMPORT, *map(str, files)],
+        python.program(_IMPORT, *map(str, files)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -3,9 +3,13 @@ probes."""
 
 from __future__ import annotations
 
+import enum
+from dataclasses import dataclass, replace
+
 from gpuipc_doctor.api import Check
 from gpuipc_doctor.api.process_ledger import judge_processes
-from gpuipc_doctor.model import Ending, Finding, ProbeOutcome, Series, Status
+from gpuipc_doctor.model import Ending, Evidence, Finding, ProbeOutcome, Series, Status
+from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.planner import PlannedProbe, TooManyFollowUps
 from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.journal import PROCESS_EXIT
@@ -33,6 +37,53 @@ def _only_exit_failed(outcome: ProbeOutcome) -> bool:
         role.ending is Ending.COMPLETED or role.operation == PROCESS_EXIT for role in outcome.roles.values()
     )
     return bool(outcome.blamed) and not outcome.stopped and at_the_end
+
+
+def worst(planned: PlannedProbe, outcome: ProbeOutcome) -> Status:
+    """The worst status of an outcome's findings."""
+    found = (finding.status for finding in conclude(planned, outcome))
+    return max(found, key=lambda status: status.severity)
+
+
+class Confirmation(enum.Enum):
+    """What became of a visit that did not pass, if its probe passed alone or could not be repeated."""
+
+    CAME_AGAIN = "came again"
+    """It did not pass after the same visits either."""
+    CAME_ONCE = "came once"
+    NOT_REPEATED = "not repeated"
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A visit of a tour that did not pass, the visits before it, and the outcome of its probe alone.
+
+    ``confirmation`` is None while the probe is to be repeated.
+    """
+
+    outcome: ProbeOutcome
+    before: tuple[PlannedProbe, ...]
+    alone: ProbeOutcome | None = None
+    confirmation: Confirmation | None = None
+
+
+def of_doubt(planned: PlannedProbe, doubt: Doubt) -> list[Finding]:
+    """The findings about a visit in doubt."""
+    before = [f"{each.check.id} on {each.probe.subject}" for each in doubt.before]
+    history = [Evidence.seen("in the same processes before: {before}", before=before)] if before else []
+    found = conclude(planned, doubt.outcome)
+    match doubt.confirmation:
+        case Confirmation.CAME_ONCE:
+            said = [Evidence.seen("{found}", found=sentences.summary(finding)) for finding in found]
+            says = "failed once after other probes in the same processes; passed alone and when repeated"
+            return [Finding.warn("failed-in-company", says, *said, *history)]
+        case Confirmation.CAME_AGAIN:
+            alone = Evidence.control("the probe passes alone; after these probes it failed twice")
+            return [replace(finding, evidence=(*finding.evidence, alone, *history)) for finding in found]
+        case _ if not doubt.outcome.stopped:
+            note = Evidence.seen("not confirmed: the run ended before the probe was repeated alone")
+            return [replace(finding, evidence=(*finding.evidence, note, *history)) for finding in found]
+    return found
 
 
 def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:

@@ -35,7 +35,8 @@ from gpuipc_doctor.model import (
 from gpuipc_doctor.mpi import choice, locate, ranks, slurm
 from gpuipc_doctor.mpi.ranks import RankSetting
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.run import conclusions, planner, site_expectations
+from gpuipc_doctor.run import conclusions, site_expectations
+from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
@@ -43,11 +44,6 @@ from gpuipc_doctor.site import hosts
 from gpuipc_doctor.site.config import NodeGpus, SiteConfig
 from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import device_from_json
-
-_DRIVERS = CheckInfo(planner.DISCOVERY, "the job's GPUs are found", Tier.PROLOG)
-"""The check to which findings on the GPUs belong, even if no driver was queried."""
-
-_MPI = CheckInfo(planner.MPI_DISCOVERY, "the MPI library accepts device pointers", Tier.ACCEPTANCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,29 +81,29 @@ class Discovery:
     def drivers(self) -> Found:
         if self.job is None:
             devices, facts, unlisted = self._ask_drivers(self.planner.request.backends, self._survey())
-            self._tell(_DRIVERS, *site_expectations.of_other_gpus(self._intel(devices)))
+            self._tell(_on_gpus(), *site_expectations.of_other_gpus(self._intel(devices)))
             site = self._settled(gpus_of(devices, self.node.root, unlisted, os.environ))
             expected, backends = site.node.gpus, self.planner.request.backends
             if len(backends) > 1:
                 differences = site_expectations.of_gpus(expected, devices, os.environ)
             else:
                 differences = site_expectations.check_backend_gpus(backends[0], expected, devices, os.environ)
-            self._tell(_DRIVERS, *differences)
+            self._tell(_on_gpus(), *differences)
             return Found(devices, facts, site)
         devices, facts, missing = self._of_job(self.job)
         site = self._settled(gpus_of(self.job.of_node, self.node.root))
         if self.job.unknown:
             ids = ", ".join(self.job.unknown)
             says = "this node has no GPU {ids}; it lists {known}"
-            self._tell(_DRIVERS, Finding.error("unknown-gpu", says, ids=ids, known=self.job.known))
+            self._tell(_on_gpus(), Finding.error("unknown-gpu", says, ids=ids, known=self.job.known))
         if missing:
             says = "the driver does not list {gpus}"
-            self._tell(_DRIVERS, Finding.error("gpu-not-shown", says, gpus=list(missing)))
+            self._tell(_on_gpus(), Finding.error("gpu-not-shown", says, gpus=list(missing)))
         return Found(devices, facts, site)
 
     def _settled(self, gpus: NodeGpus) -> SiteConfig:
         config, host = self.planner.config, node_name.short()
-        self._tell(_DRIVERS, *site_expectations.of_types(config.types_of(host, gpus), gpus, os.environ))
+        self._tell(_on_gpus(), *site_expectations.of_types(config.types_of(host, gpus), gpus, os.environ))
         return config.of_node(host, gpus)
 
     def _of_job(self, job: JobGpus) -> tuple[tuple[Device, ...], tuple[Fact, ...], tuple[str, ...]]:
@@ -140,7 +136,7 @@ class Discovery:
         """(all devices, facts about them, backend → number of GPUs on the bus that its driver does not
         list)."""
         options = {"backends": backends, "required": self.planner.request.backend != "auto"}
-        info, asked = self.planner.survey(loader.built_in()[planner.DISCOVERY], options)
+        info, asked = self.planner.survey(loader.survey("devices").file, options)
         ended = self._run((*asked, *beside))
         answers = [outcome for outcome in ended.values() if isinstance(outcome, ProbeOutcome)]
         found = [record for outcome in answers for record in outcome.records.values()]
@@ -183,10 +179,10 @@ class Discovery:
         return Stacks(mpi, self._fabric(mpi, site), self._across(mpi, site), found)
 
     def mpi(self, devices: tuple[Device, ...], site: SiteConfig) -> MpiStack | None:
-        """The MPI for the selected checks, examined by the check `planner.MPI_DISCOVERY`.
+        """The MPI for the selected checks.
 
-        None if no check needs an MPI, or if no MPI is found; the results of `planner.MPI_DISCOVERY` then say
-        why. A simulated node has no MPI of its own, so one must be named.
+        None if no check needs an MPI, or if no MPI is found; the results of the survey then say why. A
+        simulated node has no MPI of its own, so one must be named.
         """
         request = self.planner.request
         if not devices or not self.planner.asks_for_mpi:
@@ -195,19 +191,19 @@ class Discovery:
         if self.node.simulated and not named:
             says = "a simulated node has no MPI; name one with --mpi-lib"
             remedy = "--mpi-lib FILE; `pip install mpich` is enough on a simulated node"
-            self._tell(_MPI, Finding.skip("no-mpi", says, remedy=remedy))
+            self._tell(_on_mpi(), Finding.skip("no-mpi", says, remedy=remedy))
             return None
         backends = {device.backend: None for device in devices}
         try:
             setting = ranks.setting(site.node, backends, os.environ, self.node.root)
         except locate.NotFound as absent:
-            self._tell(_MPI, _absent("unlike-the-site", absent))
+            self._tell(_on_mpi(), _absent("unlike-the-site", absent))
             return None
         environment = setting.of(os.environ)
         try:
             library = locate.find_library(request.mpi_lib, site.mpi.library, environment)
         except locate.NotFound as absent:
-            self._tell(_MPI, _absent("no-library", absent))
+            self._tell(_on_mpi(), _absent("no-library", absent))
             return None
         options = {
             "library": library.path,
@@ -216,18 +212,8 @@ class Discovery:
             "environment": {**setting.environment, **setting.preloading},
             "simulated": bool(self.node.simulated),
         }
-        file = loader.built_in()[planner.MPI_DISCOVERY]
-        info, asked = self.planner.survey(file, options, devices)
-        ended = self._run(asked)
-        self._keep(info, asked, ended)
-        seen = next(
-            (
-                outcome.records["mpi"]
-                for outcome in ended.values()
-                if isinstance(outcome, ProbeOutcome) and outcome.completed
-            ),
-            {},
-        )
+        answers = self._ask("mpi", options, devices)
+        seen = next((answer.records["mpi"] for answer in answers if answer.completed), {})
         launch = self._launch(seen, setting, site.mpi.launcher, 1) if "facts" in seen else None
         if launch is None:
             return None
@@ -238,21 +224,17 @@ class Discovery:
         return replace(stack, across=across)
 
     def _started(self, mpi: MpiStack, devices: tuple[Device, ...]) -> MpiStack:
-        """The MPI after the check `planner.MPI_START`, which tests whether ranks start and which devices the
-        launcher shows each rank."""
+        """The MPI after a test whether ranks start, and which devices the launcher shows each rank."""
         if not (mpi.takes and any(check.needs_mpi for check in self.planner.checks)):
             return mpi
-        info, asked = self.planner.survey(loader.built_in()[planner.MPI_START], {}, devices, mpi)
-        ended = self._run(asked)
-        self._keep(info, asked, ended)
-        (one,) = ended.values()
-        records = one.records.values() if isinstance(one, ProbeOutcome) else ()
+        answers = self._ask("ranks", {}, devices, mpi)
+        records = [record for answer in answers for record in answer.records.values()]
         if not any("shown" in record for record in records):
             return replace(mpi, starts=False)
         shows = tuple(frozenset(record.get("shown", ())) for record in records)
         is_bound = any(labels != {device.label for device in devices} for labels in shows)
         starts = all("mpi" in record for record in records) or not all(shows)
-        ends_badly = isinstance(one, ProbeOutcome) and one.launcher is not None
+        ends_badly = any(answer.launcher for answer in answers)
         launch = replace(mpi.launch, shows=shows if is_bound else (), ends_badly=ends_badly)
         return replace(mpi, starts=starts, launch=launch)
 
@@ -268,7 +250,7 @@ class Discovery:
         try:
             found = choice.launcher(seen, template, setting, os.environ, nodes, hosts)
         except locate.NotFound as absent:
-            self._tell(_MPI, _absent("no-launcher", absent))
+            self._tell(_on_mpi(), _absent("no-launcher", absent))
             return None
         if found.refused and nodes == 1:  # of several it is the same
             refused = Finding.warn(
@@ -278,7 +260,7 @@ class Discovery:
                 interface=found.refused,
                 launcher=found.source,
             )
-            self._tell(_MPI, refused)
+            self._tell(_on_mpi(), refused)
         return found.launch
 
     def _fabric(self, mpi: MpiStack | None, site: SiteConfig) -> FabricStack:
@@ -331,8 +313,9 @@ class Discovery:
         try:
             return locate.find_plain_launcher(site.mpi.launcher, os.environ, request.nodes, self._hosts)
         except locate.NotFound as absent:
-            for check in (check for check in self.planner.checks if check.across):
-                self._tell(CheckInfo(check.id, check.title, check.tier), _absent("no-launcher", absent))
+            for check in self.planner.checks:
+                if check.across and not check.needs_mpi:
+                    self._tell(CheckInfo(check.id, check.title, check.tier), _absent("no-launcher", absent))
             return None
 
     @property
@@ -340,10 +323,24 @@ class Discovery:
         partner = self.planner.request.partner
         return (node_name.full(), partner) if partner else ()
 
+    def _ask(
+        self,
+        supplies: str,
+        options: Mapping[str, Json],
+        devices: tuple[Device, ...],
+        mpi: MpiStack | None = None,
+    ) -> list[ProbeOutcome]:
+        """Run the survey that supplies this, and keep its results."""
+        info, asked = self.planner.survey(loader.survey(supplies).file, options, devices, mpi)
+        ended = self._run(asked)
+        self._keep(info, asked, ended)
+        return [outcome for outcome in ended.values() if isinstance(outcome, ProbeOutcome)]
+
     def _run(self, probes: Sequence[PlannedProbe]) -> dict[int, Ended]:
         ended: dict[int, Ended] = {}
 
-        def take(planned: PlannedProbe, one: Ended) -> Sequence[PlannedProbe]:
+        def take(planned: PlannedProbe, one: Ended | Doubt) -> Sequence[PlannedProbe]:
+            assert not isinstance(one, Doubt)  # no tour has been planned yet
             ended[planned.number] = one
             return ()
 
@@ -378,6 +375,15 @@ class Discovery:
     def _tell(self, info: CheckInfo, *findings: Finding) -> None:
         self.log.announce(info)
         self.log.say(*(Result(info.id, finding) for finding in findings))
+
+
+def _on_gpus() -> CheckInfo:
+    """The survey to which findings on the GPUs belong, even if no driver was queried."""
+    return CheckInfo(loader.survey("devices").id, "the job's GPUs are found", Tier.PROLOG)
+
+
+def _on_mpi() -> CheckInfo:
+    return CheckInfo(loader.survey("mpi").id, "the MPI library accepts device pointers", Tier.ACCEPTANCE)
 
 
 def gpus_of(

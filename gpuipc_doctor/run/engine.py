@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,13 +30,23 @@ from gpuipc_doctor.model import (
     Workaround,
 )
 from gpuipc_doctor.mpi import choice
-from gpuipc_doctor.run import conclusions, controls, planner, reruns, site_expectations, workarounds
+from gpuipc_doctor.run import (
+    conclusions,
+    controls,
+    planner,
+    preflight,
+    reruns,
+    site_expectations,
+    workarounds,
+)
+from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.discovery import Discovery, Found, Stacks, asks_foreign
 from gpuipc_doctor.run.planner import Plan, PlannedProbe, Planner, TooManyFollowUps
 from gpuipc_doctor.run.preview import Preview, of_ranks
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import MAX_JOBS, Ended, NotRun, Schedule, Watcher
+from gpuipc_doctor.run.tours import Tours
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
@@ -167,11 +178,11 @@ class Run:
             of = workarounds.candidates(self.issues, seen, facts, built_in)
             workarounds.try_all(self.log, self.schedule, self.planner, of)
 
-    def _take_shared(self, planned: PlannedProbe, ended: Ended) -> Sequence[PlannedProbe]:
+    def _take_shared(self, planned: PlannedProbe, ended: Ended | Doubt) -> Sequence[PlannedProbe]:
         """Take a probe's end for every check that shares it. A failure belongs to one of them: to the check
         that the failed role recorded as ``check``, by default to the first."""
         sharing = [planned, *self._sharing.pop(planned.number, ())]
-        if len(sharing) == 1 or isinstance(ended, NotRun) or ended.completed or ended.stopped:
+        if len(sharing) == 1 or isinstance(ended, (NotRun, Doubt)) or ended.completed or ended.stopped:
             return [more for each in sharing for more in self._take(each, ended)]
         named = ended.records.get(ended.blamed or "", {}).get("check")
         owner = next((each for each in sharing if each.check.id == named), planned)
@@ -182,7 +193,12 @@ class Run:
                 self.log.keep_unrun(other, skipped)
         return self._take(owner, ended)
 
-    def _take(self, planned: PlannedProbe, ended: Ended) -> Sequence[PlannedProbe]:
+    def _take(self, planned: PlannedProbe, ended: Ended | Doubt) -> Sequence[PlannedProbe]:
+        if isinstance(ended, Doubt):
+            self.log.count(ended.outcome)
+            found = conclusions.of_doubt(planned, ended)
+            self.log.keep(planned, ended.outcome, found, in_company=True)
+            return ()
         if isinstance(ended, NotRun) and planned.check.searches and planned.follows:
             ended = planned.unfinished(ended.stopped or "not run")  # the findings so far are already known
         if isinstance(ended, NotRun):
@@ -276,6 +292,7 @@ def run(
         numbering = aside.submit(knownissues.edition, config.known_issues_dirs)
         if request.tier > Tier.PROLOG:
             resources.enter_context(_drivers_kept_open(run.schedule.session, request.backends))
+        before = aside.submit(preflight.look) if request.tier > Tier.PROLOG else None
         found = run.discovery.drivers()
         run.issues, edition = loading.result(), numbering.result()
         # If no device is found, the result is that of the discovery.
@@ -293,6 +310,9 @@ def run(
         else:
             run.try_what_may_help(facts, devices)
         controls.attach(run.log, run.planner.checks)
+        stated = {name: said.value for name, said in found.site.node.environment.items()}
+        seen = before.result() if before else {}
+        preflight.attach(run.log, seen, preflight.look, {**os.environ, **stated})
     results = run.log.results()
     return Report(
         host=host,
@@ -311,6 +331,8 @@ def run(
         needs_gpu=run.planner.needs_gpu,
         stack=stack,
         known_issues=edition,
+        processes=run.schedule.session.processes,
+        initialisations=run.schedule.session.initialisations,
     )
 
 
@@ -336,7 +358,12 @@ def _started(
             session.expect({backend})  # meanwhile, this may import modules
         planned = Planner(request, config)
         facts_from_files = aside.submit(inventory.facts_from_files, node.root, dict(os.environ))
-        schedule = Schedule(session, watcher, until)
+        tours = Tours(
+            seed=secrets.randbelow(1 << 16) if request.seed is None else request.seed,
+            isolate=request.isolate or request.tier is Tier.SOAK,
+            most=1 if request.tier is Tier.PROLOG else MAX_JOBS,
+        )
+        schedule = Schedule(session, watcher, until, tours)
         log = ResultLog(
             keeps_logs=bool(request.keep_logs), suppressed=config.suppressed, tell=watcher.concluded
         )
@@ -350,8 +377,8 @@ def _drivers_kept_open(session: Session, backends: Iterable[str]) -> Iterator[No
     If no process holds a driver open, each process that ends shuts the GPUs down, and the next one has to
     initialise them: on two H200s, this took 2 of 14 seconds.
     """
-    file = loader.built_in()[planner.DISCOVERY]
-    hold = loader.role(file, "keep_open")
+    survey = loader.survey("devices")
+    hold = loader.role(survey.file, "keep_open")
     with contextlib.ExitStack() as held:
         for backend in backends:
             probe = Probe(
@@ -361,5 +388,5 @@ def _drivers_kept_open(session: Session, backends: Iterable[str]) -> Iterator[No
                 deadline_s=DAY_S,
                 imports=(backend,),
             )
-            held.enter_context(session.beside(planner.DISCOVERY, file, probe))
+            held.enter_context(session.beside(*survey, probe))
         yield

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from gpuipc_doctor.api import NOISE_BYTES, PATIENCE_S, SETTLE_S, loader
 from gpuipc_doctor.model import AtRest, Device, Probe, ProbeOutcome
-from gpuipc_doctor.run import planner
 from gpuipc_doctor.run.planner import PlannedProbe
+from gpuipc_doctor.run.tours import PlannedTour
 from gpuipc_doctor.supervise.session import Session
 
 _UNKNOWN = AtRest(None, PATIENCE_S)
@@ -37,7 +37,7 @@ class IdleDevices:
             deadline_s = min(planned.probe.deadline_s for planned in probes if _watched(planned))
             self._look(devices, "anybody", deadline_s, until)
 
-    def waits_itself(self, planned: PlannedProbe) -> bool:
+    def waits_itself(self, planned: PlannedProbe | PlannedTour) -> bool:
         """Whether the probe waits for idle devices itself. To do so, its first role must read their memory
         usage without using them."""
         watched = _watched(planned)
@@ -47,11 +47,11 @@ class IdleDevices:
             and not planned.probe.launch
         )
 
-    def at_rest(self, planned: PlannedProbe) -> tuple[AtRest, ...]:
+    def at_rest(self, planned: PlannedProbe | PlannedTour) -> tuple[AtRest, ...]:
         """The idle level to wait for."""
         return tuple(self._at_rest[device] for device in _watched(planned))
 
-    def before(self, planned: PlannedProbe, until: float) -> None:
+    def before(self, planned: PlannedProbe | PlannedTour, until: float) -> None:
         """Wait until the probe's devices are idle, unless the probe does so itself."""
         if any(at_rest.used is not None for at_rest in self.at_rest(planned)):
             named = f"{planned.check.id} {planned.number}"
@@ -65,15 +65,15 @@ class IdleDevices:
 
     def _look(self, devices: Sequence[Device], before: str, deadline_s: float, until: float) -> None:
         """Have a process wait until these devices are idle, and record their used memory."""
-        file = loader.built_in()[planner.DISCOVERY]
+        survey = loader.survey("devices")
         probe = Probe(
             f"quiet before {before}",
-            {"onlooker": loader.role(file, "look_at_rest")},
+            {"onlooker": loader.role(survey.file, "look_at_rest")},
             tuple(devices),
             {"at_rest": [self._at_rest.get(device, _UNKNOWN) for device in devices]},
             deadline_s,
         )
-        outcome = self.session.run(planner.DISCOVERY, file, probe, until=until)
+        outcome = self.session.run(*survey, probe, until=until)
         if not outcome.completed and len(devices) > 1:  # an error on one device must not affect the others
             for device in devices:
                 self._look([device], before, deadline_s, until)
@@ -99,5 +99,5 @@ def _from_now_on(at_rest: AtRest | None, used: int | None) -> AtRest:
     return at_rest._replace(used=min(used, at_rest.used))
 
 
-def _watched(planned: PlannedProbe) -> tuple[Device, ...]:
+def _watched(planned: PlannedProbe | PlannedTour) -> tuple[Device, ...]:
     return planned.probe.devices if planned.probe.exclusive else ()

@@ -31,15 +31,6 @@ from gpuipc_doctor.run.request import NothingToSend, Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig, bad_options
 from gpuipc_doctor.site.yamlfile import BadFile
 
-DISCOVERY = "driver-init"
-"""The check that finds the devices; it runs before everything else is planned."""
-
-MPI_DISCOVERY = "mpi-gpu-aware"
-"""The check that examines the MPI library; it runs first if checks need MPI."""
-
-MPI_START = "mpi-start"
-"""The check that starts ranks; it runs before all others that need MPI."""
-
 HIDDEN_PEERS = "cray-mpich-gpu-binding-hides-peers"
 """Id of the known issue of launchers that show each rank only one GPU."""
 
@@ -117,7 +108,9 @@ class Planner:
         if bad:
             raise BadFile(bad)
         if self.request.nodes > 1 and not (self.asks_for_mpi or self.goes_across):
-            raise NothingToSend
+            raise NothingToSend(
+                item.check.id for item in loader.load() if isinstance(item, LoadedCheck) and item.check.across
+            )
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -131,7 +124,7 @@ class Planner:
 
     @property
     def asks_for_mpi(self) -> bool:
-        return any(check.needs_mpi or check.id == MPI_DISCOVERY for check in self.checks)
+        return any(check.needs_mpi or check.supplies == "mpi" for check in self.checks)
 
     @property
     def asks_for_fabric(self) -> bool:
@@ -150,14 +143,12 @@ class Planner:
         """Whether the request needs a GPU. A whole tier always does."""
         return (
             not self.request.checks
-            or bool(self.discoveries)
-            or any(check.requires or check.needs_mpi or check.needs_allocators for check in self.checks)
+            or loader.survey("devices").id in self.request.checks
+            or any(
+                check.supplies or check.requires or check.needs_mpi or check.needs_allocators
+                for check in self.checks
+            )
         )
-
-    @property
-    def discoveries(self) -> tuple[str, ...]:
-        """The requested checks that others depend on."""
-        return tuple(id_ for id_ in self.request.checks if id_ in (DISCOVERY, MPI_DISCOVERY))
 
     def survey(
         self,
@@ -166,7 +157,7 @@ class Planner:
         devices: tuple[Device, ...] = (),
         mpi: MpiStack | None = None,
     ) -> tuple[CheckInfo, tuple[PlannedProbe, ...]]:
-        """Plan a discovery check with these options. It is run once and cannot be disabled."""
+        """Plan a survey with these options. It is run once and cannot be disabled."""
         item = loader.load_file(file)
         assert isinstance(item, LoadedCheck)
         probes, _ = self._ask(item, Context(devices, options=options, mpi=mpi))
@@ -359,7 +350,7 @@ def verify(probe: Probe, file: Path) -> None:
 
 
 def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenCheck]:
-    """The checks requested by id, or else all of the tier except discovery.
+    """The checks requested by id, or else all of the tier, without the survey of devices, which always runs.
 
     Raises `UnknownName`. If all requested checks are built in, no other check file is imported.
     """
@@ -373,8 +364,8 @@ def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenChe
         if id_ not in available:
             raise UnknownName("check", id_, available)
     if names:
-        return [available[id_] for id_ in names if id_ != DISCOVERY]
-    del available[DISCOVERY]
+        return [available[id_] for id_ in names if id_ != loader.survey("devices").id]
+    del available[loader.survey("devices").id]
     return [
         item
         for item in available.values()
@@ -398,12 +389,11 @@ def _missing_requirement(check: Check, device: Device, context: Context) -> Find
         return Finding.skip(
             "no-mpi",
             "no MPI to test",
-            remedy="see the result of mpi-gpu-aware, or name an MPI with --mpi-lib",
+            remedy=f"see the result of {loader.survey('mpi').id}, or name an MPI with --mpi-lib",
         )
     if check.needs_mpi and mpi and not mpi.starts:
-        return Finding.skip(
-            "no-ranks", "ranks of this MPI could not be started", remedy="see the result of mpi-start"
-        )
+        remedy = f"see the result of {loader.survey('ranks').id}"
+        return Finding.skip("no-ranks", "ranks of this MPI could not be started", remedy=remedy)
     if check.needs_mpi and mpi and device.backend not in mpi.takes:
         says = "this MPI accepts no device pointers: {why}"
         return Finding.skip("mpi-takes-no-device-pointers", says, remedy=mpi.remedy, why=mpi.why_not)

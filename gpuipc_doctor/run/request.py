@@ -33,13 +33,10 @@ class AmbiguousName(UnknownName):
 
 
 class NothingToSend(Exception):
-    """Two nodes were requested, but none of the requested checks runs between nodes."""
+    """Two nodes were requested, but no requested check runs between nodes. ``able``: the checks that do."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "--nodes and --partner need a check that runs between nodes: mpi-small-message, "
-            "fabric-small-message, ipc-fabric"
-        )
+    def __init__(self, able: Iterable[str]) -> None:
+        super().__init__(f"--nodes and --partner need a check that runs between nodes: {', '.join(able)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +61,10 @@ class Request:
     """Repetitions of every probe except discovery."""
     job_gpus: str | None = None
     """GPUs of the job that follows, as Slurm lists them (``0,2``), empty for all; None without a job."""
+    isolate: bool = False
+    """Whether every probe has processes of its own, instead of sharing them in tours."""
+    seed: int | None = None
+    """Chooses the first device of each tour; None: at random."""
     accept_harm: bool = False
     """Whether to run probes that are known to harm nodes with these versions."""
 
@@ -79,11 +80,18 @@ class Request:
         if not self.devices:
             return tuple(devices)
         chosen: dict[str, Device] = {}
+        unknown = [name for name in self.devices if not any(name in _names(device) for device in devices)]
+        if len(unknown) > 1:
+            raise UnknownName("device", ", ".join(unknown), (device.label for device in devices))
         for name in self.devices:
-            matching = [d for d in devices if name in (d.label, d.uuid, str(d.index))]
+            matching = [device for device in devices if name in _names(device)]
             if not matching:
                 raise UnknownName("device", name, (device.label for device in devices))
             if len(matching) > 1:
                 raise AmbiguousName("device", name, (device.label for device in matching))
             chosen[matching[0].label] = matching[0]
         return tuple(chosen.values())
+
+
+def _names(device: Device) -> tuple[str, ...]:
+    return device.label, device.uuid, str(device.index)

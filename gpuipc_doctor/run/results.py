@@ -34,6 +34,8 @@ class Entry:
     stopped: str = ""
     series: tuple[Series, ...] = ()
     logs: str = ""
+    in_company: bool = False
+    """Whether the findings are about a visit of a tour whose probe passes alone."""
 
     @property
     def failed(self) -> bool:
@@ -41,7 +43,12 @@ class Entry:
 
     @property
     def to_cure(self) -> list[Finding]:
-        """The findings for which to try workarounds: failures, and those in `Check.curable_warnings`."""
+        """The findings for which to try workarounds: failures, and those in `Check.curable_warnings`.
+
+        Empty if the probe passes alone: a rerun with a workaround would also pass, whatever the workaround.
+        """
+        if self.in_company:
+            return []
         warnings = self.planned.check.curable_warnings
         return [
             finding
@@ -118,10 +125,12 @@ class ResultLog:
         outcome: ProbeOutcome,
         findings: Sequence[Finding],
         series: tuple[Series, ...] = (),
+        *,
+        in_company: bool = False,
     ) -> None:
-        """Add the findings of a probe."""
+        """Add the findings of a probe, or (``in_company``) of its visit in a tour."""
         logs = Path(outcome.logs).name if self.keeps_logs else ""
-        self._add(Entry(planned, list(findings), outcome, outcome.stopped, series, logs))
+        self._add(Entry(planned, list(findings), outcome, outcome.stopped, series, logs, in_company))
 
     def keep_unrun(self, planned: PlannedProbe, finding: Finding, stopped: str = "") -> None:
         """Add the reason why a probe was not run."""
@@ -164,6 +173,11 @@ class ResultLog:
     def of(self, check: str) -> list[Entry]:
         """The finished probes of a check."""
         return [entry for entry in self._entries.values() if entry.planned.check.id == check]
+
+    def unsuccessful(self) -> list[Entry]:
+        """The probes with a FAIL or an ERROR."""
+        bad = (Status.FAIL, Status.ERROR)
+        return [e for e in self._entries.values() if any(finding.status in bad for finding in e.findings)]
 
     def failures(self) -> list[Entry]:
         """The failed probes, in report order."""

@@ -9,12 +9,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
 
-from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result
+from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result, Tier
+from gpuipc_doctor.run.conclusions import Confirmation, Doubt
 from gpuipc_doctor.run.idle_wait import IdleDevices
 from gpuipc_doctor.run.planner import PlannedProbe
+from gpuipc_doctor.run.tours import (
+    PlannedTour,
+    RunningTour,
+    Tours,
+    combined,
+    is_harmless,
+    is_unkillable,
+    separated,
+)
 from gpuipc_doctor.supervise.assignment import StartSignal
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.start import imports
@@ -23,6 +34,9 @@ from gpuipc_doctor.supervise.tree import interruptible
 HANGS_BEFORE_GIVING_UP = 2
 """Number of hangs in one call on one device after which the device's other probes are skipped: each hang
 takes a whole deadline."""
+
+GIVEN_UP = "given-up"
+"""Key of the SKIP for these probes."""
 
 MAX_JOBS = 4
 """Maximum probes at a time. Drivers initialise one process at a time, so with more probes, processes would
@@ -63,8 +77,11 @@ class _EarlyStart:
 
 Ended = ProbeOutcome | NotRun
 
-Take = Callable[[PlannedProbe, Ended], Sequence[PlannedProbe]]
-"""Called with each ended probe; returns its follow-up probes."""
+Take = Callable[[PlannedProbe, Ended | Doubt], Sequence[PlannedProbe]]
+"""Called with each ended probe, and with the doubt about it if its visit of a tour failed but the probe alone
+did not; returns its follow-up probes."""
+
+Item = PlannedProbe | PlannedTour
 
 
 @dataclass
@@ -74,6 +91,7 @@ class Schedule:
     session: Session
     watcher: Watcher
     until: float
+    tours: Tours = field(default_factory=partial(Tours, isolate=True))
     interrupted: bool = False
     _hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Hangs by device and call."""
@@ -92,38 +110,158 @@ class Schedule:
                 self.session.expect(imports(planned.probe))
         until = self.until - spare_s
         self._quiet.learn(probes, until)
-        waiting = sorted(probes, key=_priority)
-        running: dict[Future[ProbeOutcome], PlannedProbe] = {}
         jobs = max(jobs, 1)
+        waiting = sorted(self.tours.plan(probes, jobs), key=_priority)
+        running: dict[Future[Any], PlannedProbe | RunningTour] = {}
         with ThreadPoolExecutor(jobs + MOST_AHEAD) as pool, self._nobody_left_ahead():
             while waiting or running:
-                for planned in _startable(self._in_line(waiting), list(running.values()), jobs):
-                    waiting.remove(planned)
-                    if reason := self._reason_not_to_run(planned, until):
-                        waiting[:0] = take(planned, self._given_up(planned) or reason)
-                    else:
-                        running[self._begin(planned, until, pool)] = planned
+                for item in _startable(self._in_line(waiting), list(map(_planned, running.values())), jobs):
+                    waiting.remove(item)
+                    able, more = self._fit(item, until, take)
+                    waiting[:0] = more
+                    if isinstance(able, PlannedTour):
+                        tour = RunningTour.of(able)
+                        pool.submit(self._visit_all, tour, until)
+                        self._tell_started(tour.visit)
+                        running[tour.outcome] = tour
+                    elif able:
+                        running[self._begin(able, until, pool)] = able
                 self._get_ready(_next_in_line(self._in_line(waiting)), until, pool)
                 for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
-                    planned = running.pop(future)
-                    self.watcher.finished(_key(planned))
-                    ended = _result_of(future)
-                    more = take(planned, ended)
-                    waiting[:0] = more
-                    if not more:  # a check that continues after a hang has its own limit
-                        self._remember_hang(ended)
+                    ended = running.pop(future)
+                    if isinstance(ended, RunningTour):
+                        waiting[:0] = self._after_visit(ended, future, take)
+                        if ended.goes_on:
+                            running[ended.outcome] = ended
+                            self._tell_started(ended.visit)
+                    else:
+                        self.watcher.finished(_key(ended))
+                        waiting[:0] = self._settle(ended, _result_of(future), take)
+                if self.tours.isolate:
+                    waiting = [each for item in waiting for each in separated(item)]
 
-    def _in_line(self, waiting: Iterable[PlannedProbe]) -> list[PlannedProbe]:
+    def _fit(self, item: Item, until: float, take: Take) -> tuple[Item | None, list[Item]]:
+        """The part of an item that may run now, and what follows from the probes that may not."""
+        if isinstance(item, PlannedTour) and item.confirms:
+            last = item.visits[-1]
+            is_too_late = self._reason_not_to_run(last, until)
+            return (None, self._take_doubtful(last, None, take)) if is_too_late else (item, [])
+        able, more = list[PlannedProbe](), list[Item]()
+        for planned in separated(item):
+            assert isinstance(planned, PlannedProbe)
+            doubt = self.tours.doubts.get(planned.number)
+            if doubt and self.tours.passes(planned, doubt.outcome):  # a SKIP that is believed meanwhile
+                more += take(planned, doubt.outcome)
+            elif reason := self._reason_not_to_run(planned, until):
+                more += self._settle(planned, self._given_up(planned) or reason, take)
+            else:
+                able.append(planned)
+        return combined(able) if able else None, more
+
+    # -- tours ------------------------------------------------------------------------------------------
+
+    def _visit_all(self, tour: RunningTour, until: float) -> None:
+        """Make a tour's visits, in a thread, up to the first that does not pass."""
+        untold = iter(zip(tour.planned.visits, tour.outcomes, strict=True))
+        visits = [(planned.check.id, planned.file, planned.probe) for planned in tour.planned.visits]
+        waits_itself = self._quiet.waits_itself(tour.planned)
+        turn = StartSignal(self._quiet.at_rest(tour.planned)) if waits_itself else None
+
+        def tell(outcome: ProbeOutcome) -> None:
+            planned, future = next(untold)
+            self._quiet.after(planned, outcome)
+            future.set_result(outcome)
+
+        def goes_on(outcome: ProbeOutcome) -> bool:
+            planned = tour.planned.visits[sum(future.done() for future in tour.outcomes)]
+            if not (tour.planned.confirms or is_harmless(planned, outcome)):
+                return False
+            tell(outcome)
+            return True
+
+        try:
+            if turn is None:
+                self._quiet.before(tour.planned, until)
+            tell(self.session.tour(visits, until=until, goes_on=goes_on, turn=turn))
+        except BaseException as error:
+            _, future = next(untold)
+            future.set_exception(error)
+        for _, future in untold:
+            future.set_result(None)
+
+    def _after_visit(self, tour: RunningTour, future: Future[ProbeOutcome | None], take: Take) -> list[Item]:
+        """Handle the outcome of a tour's visit; returns what is to run next."""
+        planned, ended = tour.visit, _result_of(future)
+        self.watcher.finished(_key(planned))
+        tour.made += 1
+        if ended is None or isinstance(ended, NotRun):
+            rest, tour.made = (planned, *tour.rest), len(tour.outcomes)
+            if tour.planned.confirms:
+                return self._take_doubtful(rest[-1], None, take)
+            if isinstance(ended, NotRun):  # perhaps a limit that fewer processes do not reach
+                return [*rest]
+            return [combined(rest)]
+        if tour.planned.confirms:
+            return [] if tour.goes_on else self._take_doubtful(planned, ended, take)
+        if self.tours.passes(planned, ended) or is_unkillable(ended):
+            return [*take(planned, ended)]
+        before = tour.planned.visits[: tour.made - 1]
+        if not is_harmless(planned, ended):
+            self.tours.count_failure(planned, ended)
+        if not before and set(planned.probe.devices) == set(tour.planned.probe.devices):
+            return self._settle(
+                planned, ended, take
+            )  # as if alone: fresh processes, which see its devices only
+        self.tours.doubts[planned.number] = Doubt(ended, before)
+        return [planned]
+
+    def _settle(self, planned: PlannedProbe, ended: Ended, take: Take) -> list[Item]:
+        """Handle the end of a probe that ran alone; returns what is to run next."""
+        doubt = self.tours.doubts.get(planned.number)
+        if isinstance(ended, NotRun):
+            if doubt and ended.finding.key != GIVEN_UP:
+                return self._take_doubtful(planned, None, take)
+        elif doubt and self.tours.passes(planned, ended) and self.tours.needs_confirmation(planned):
+            self.tours.doubts[planned.number] = replace(doubt, alone=ended)
+            return [combined((*doubt.before, planned), confirms=True)]
+        elif doubt:
+            self.tours.believe(planned, ended)
+        more = take(planned, ended)
+        if not more:  # a check that continues after a hang has its own limit
+            self._remember_hang(ended)
+            if doubt and isinstance(ended, ProbeOutcome) and not ended.completed:
+                self._remember_hang(doubt.outcome)
+        return [*more]
+
+    def _take_doubtful(self, planned: PlannedProbe, again: ProbeOutcome | None, take: Take) -> list[Item]:
+        """Handle a probe whose visit did not pass and that passed alone, or could not be repeated.
+
+        ``again``: the outcome of the same visits, made again; None if they could not be.
+        """
+        doubt = self.tours.doubts[planned.number]
+        if doubt.alone is None:
+            doubt = replace(doubt, confirmation=Confirmation.NOT_REPEATED)
+        elif again and not again.stopped and not self.tours.passes(planned, again):
+            doubt = replace(doubt, outcome=again, confirmation=Confirmation.CAME_AGAIN)
+        else:
+            doubt = replace(doubt, confirmation=Confirmation.CAME_ONCE)
+        return [*take(planned, doubt)]
+
+    # -- order ------------------------------------------------------------------------------------------
+
+    def _in_line(self, waiting: Iterable[Item]) -> list[Item]:
         """The probes in order of execution.
 
-        Probes that were started early come first, because no other probe can start early before they have
-        run. Probes whose libraries are still being imported come last.
+        Probes that failed in a tour come first. Then come those that were started early, because no other
+        probe can start early before they have run. Probes whose libraries are still being imported come last.
         """
-        return sorted(
-            waiting, key=lambda planned: (planned.number not in self._ahead, self._still_imports(planned))
-        )
 
-    def _still_imports(self, planned: PlannedProbe) -> bool:
+        def place(item: Item) -> tuple[bool, ...]:
+            return not self.tours.is_in_doubt(item), item.number not in self._ahead, self._still_imports(item)
+
+        return sorted(waiting, key=place)
+
+    def _still_imports(self, planned: Item) -> bool:
         """Whether the probe's array library is still being imported, which takes seconds."""
         probe = planned.probe
         return bool(probe.imports) and not self.session.has_imported(imports(probe))
@@ -225,7 +363,7 @@ class Schedule:
             for (label, call), count in self._hangs.items():
                 if label == device.label and count >= HANGS_BEFORE_GIVING_UP:
                     says = "{call} already hung {count} times on {device}"
-                    return NotRun(Finding.skip("given-up", says, call=call, count=count, device=label))
+                    return NotRun(Finding.skip(GIVEN_UP, says, call=call, count=count, device=label))
         return None
 
     @contextlib.contextmanager
@@ -240,30 +378,34 @@ class Schedule:
             yield
 
 
+def _planned(item: PlannedProbe | RunningTour) -> Item:
+    return item.planned if isinstance(item, RunningTour) else item
+
+
 def _key(planned: PlannedProbe) -> str:
     return f"{planned.check.id} {planned.probe.subject} {planned.probe.name}"
 
 
-def _priority(planned: PlannedProbe) -> tuple[bool, int]:
-    """Sort key: exclusive probes first, and among them those with most devices.
+def _priority(planned: Item) -> tuple[Tier, bool, int]:
+    """Sort key: checks of the prolog first, then exclusive probes, and among them those with most devices.
 
-    Shared probes run in the gaps.
+    Other shared probes run in the gaps.
     """
     exclusive = planned.probe.exclusive
-    return not exclusive, -len(planned.probe.devices) if exclusive else 0
+    return planned.check.tier, not exclusive, -len(planned.probe.devices) if exclusive else 0
 
 
-def _next_in_line(waiting: Iterable[PlannedProbe]) -> Iterator[PlannedProbe]:
+def _next_in_line(waiting: Iterable[Item]) -> Iterator[PlannedProbe]:
     """The first exclusive probe of each device."""
     spoken_for: set[Device] = set()
     for planned in waiting:
-        if planned.probe.exclusive:
+        if planned.probe.exclusive and isinstance(planned, PlannedProbe):
             if spoken_for.isdisjoint(planned.probe.devices):
                 yield planned
             spoken_for.update(planned.probe.devices)
 
 
-def _result_of(future: Future[ProbeOutcome]) -> Ended:
+def _result_of(future: Future[Any]) -> Any:
     try:
         return future.result()
     except OSError as error:
@@ -277,16 +419,14 @@ def _not_started(error: OSError) -> NotRun:
     return NotRun(Finding.error("not-run", says, remedy=remedy, error=error.strerror or str(error)))
 
 
-def _startable(
-    waiting: Sequence[PlannedProbe], running: Sequence[PlannedProbe], jobs: int
-) -> list[PlannedProbe]:
+def _startable(waiting: Sequence[Item], running: Sequence[Item], jobs: int) -> list[Item]:
     """Probes that may start now, in order: an exclusive probe needs unused devices.
 
     At most half are MPI jobs, since two busy-waiting ranks use two processors.
     """
     used = {device for planned in running for device in planned.probe.devices}
     closed = {device for planned in running if planned.probe.exclusive for device in planned.probe.devices}
-    chosen: list[PlannedProbe] = []
+    chosen: list[Item] = []
     for planned in waiting:
         if len(running) + len(chosen) >= jobs:
             break

@@ -24,7 +24,7 @@ from gpuipc_doctor.model import (
     Trial,
     Workaround,
 )
-from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report import digest, sentences
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.planner import Planner
 from gpuipc_doctor.run.results import Entry, ResultLog
@@ -75,8 +75,7 @@ def candidates(
     shown.sort(key=lambda join: join.relation is not Relation.CONFIRMED)
 
     def of(failure: Entry) -> list[Workaround]:
-        check, subject = failure.planned.place
-        concerned = [by_id[join.issue] for join in shown if check in join.checks and subject in join.subjects]
+        concerned = [by_id[join.issue] for join in shown if digest.showing(join, failure.results())]
         known = [
             Workaround(setting.env, setting.cost)
             for issue in concerned

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpuipc_doctor.api import loader
+from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.model import Report, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.simulator import vocabulary
 from gpuipc_doctor.simulator.profile import Expectation, Expected
 
 _COMPLAINTS = {Status.WARN, Status.ERROR, Status.FAIL}
-
-_OF_WHAT_IS_REAL = {"mpi-gpu-aware", "known-versions"}
-"""Checks whose result depends on the real MPI library, so that no profile can state it."""
-
 
 _SUBJECTS = ("node", "device", "pair", "group")
 """Kinds of a finding's subject, by number of devices."""
@@ -67,10 +65,12 @@ class DrillResult:
 
 def of_the_profile(report: Report) -> Report:
     """The report, without the results that depend on the real MPI library, if one was used."""
-    statuses = {result.finding.status for result in report.results if result.check == "mpi-gpu-aware"}
-    if statuses <= {Status.SKIP}:
+    of_mpi = loader.survey("mpi").id
+    if {result.finding.status for result in report.results if result.check == of_mpi} <= {Status.SKIP}:
         return report
-    return replace(report, results=tuple(r for r in report.results if r.check not in _OF_WHAT_IS_REAL))
+    loaded = (item.check for item in loader.load() if isinstance(item, LoadedCheck))
+    of_what_is_real = {of_mpi, *(check.id for check in loaded if check.reports_versions)}
+    return replace(report, results=tuple(r for r in report.results if r.check not in of_what_is_real))
 
 
 def rows(report: Report) -> list[Row]:

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuipc_doctor.model import Exit, Status
+from gpuipc_doctor.secure import reading, writing
 from gpuipc_doctor.simulator.profile import Expected
 
 _FINDINGS = re.compile(r"^  findings:\n(?:    .*\n)+", re.MULTILINE)
 _EXIT_OK = re.compile(rf"^  exit: {Exit.OK:d}$", re.MULTILINE)
+
+
+MAX_BYTES = 1 << 20
 
 
 class NoPlace(Exception):
@@ -23,7 +27,10 @@ def add(file: Path, expected: Sequence[Expected]) -> None:
     If a finding is a FAIL, the profile's expected exit code is also set. Raises `NoPlace` if the profile
     lists no findings yet.
     """
-    text = file.read_text(encoding="utf-8")
+    try:
+        text = reading.read(file, MAX_BYTES).decode()
+    except (reading.Unreadable, ValueError) as reason:
+        raise NoPlace(f"{file}: {reason}") from None
     found = _FINDINGS.search(text)
     if not found:
         raise NoPlace(f"{file}: cannot add findings: first give 'expect' a list 'findings', one per line")
@@ -35,4 +42,4 @@ def add(file: Path, expected: Sequence[Expected]) -> None:
     text = text[: found.end()] + lines + text[found.end() :]
     if any(finding.status is Status.FAIL for finding in expected):
         text = _EXIT_OK.sub(f"  exit: {Exit.FAIL:d}", text)
-    file.write_text(text, encoding="utf-8")
+    writing.write(file, text)

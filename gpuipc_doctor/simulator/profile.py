@@ -56,6 +56,8 @@ class SimulatedDevice:
     arch: str
     imex: int
     """Whether fabric handles are permitted, as an IMEX channel permits them."""
+    mode: str
+    """``usual``, or a mode that withholds features: exclusive compute mode, confidential, integrated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,11 +253,12 @@ class _Reader:
                 self._complain("with 'count' above 1, remove 'uuid' and 'pci'", "devices", number, "count")
             for _ in range(entry.get("count", 1)):
                 index = indices[backend]
+                kind = "MIG" if " MIG " in entry["name"] else "GPU"
                 yield SimulatedDevice(
                     backend=backend,
                     index=index,
                     name=entry["name"],
-                    uuid=entry.get("uuid", f"GPU-{uuid5(NAMESPACE_URL, f'{profile}/{backend}/{index}')}"),
+                    uuid=entry.get("uuid", f"{kind}-{uuid5(NAMESPACE_URL, f'{profile}/{backend}/{index}')}"),
                     pci=entry.get("pci", f"0000:{0x11 + 8 * position:02x}:00.0"),
                     memory=memory,
                     held=held,
@@ -263,6 +266,7 @@ class _Reader:
                     addresses=parse_size(entry.get("addresses", "0 B")),
                     arch=entry.get("arch", _ARCH[backend]),
                     imex=int(entry.get("imex", False)),
+                    mode=entry.get("mode", "usual"),
                 )
                 indices[backend] += 1
                 position += 1

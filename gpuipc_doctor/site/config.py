@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from gpuipc_doctor.model import Json, MemoryShare, Tier
 from gpuipc_doctor.near_miss import did_you_mean
-from gpuipc_doctor.site import bounded, hosts, launcher, layers, policy
+from gpuipc_doctor.secure import reading
+from gpuipc_doctor.secure.trust import untrusted
+from gpuipc_doctor.site import hosts, launcher, layers, policy
 from gpuipc_doctor.site.layers import Find, Layers
 from gpuipc_doctor.site.policy import SITE_DIRECTORIES, PrologConfig
-from gpuipc_doctor.site.trust import untrusted
 from gpuipc_doctor.site.yamlfile import BadFile, Document, Key, Mistake, read, violations
 from gpuipc_doctor.versions import BEGINNING, ORDERS, Range
 
@@ -213,6 +214,10 @@ class SiteConfig:
     topology: Mapping[str, str] = field(default_factory=dict)
     """Leaf switch → node set, for `fleet pairs` without Slurm's topology."""
     files: Layers = field(default_factory=Layers, compare=False, repr=False)
+
+    def states_budget(self, tier: Tier) -> bool:
+        """Whether a file states the budget of this tier."""
+        return tier.label in self.files.data.get("budget_s", {})
 
     @property
     def mpi(self) -> MpiConfig:
@@ -410,7 +415,7 @@ def _examine(path: Path, known: Document | None) -> tuple[Document | None, list[
     if wrong_name := layers.nameless(path):
         return None, [Mistake(path, 0, wrong_name)]
     if os.path.isdir(path):  # noqa: PTH112 - it raises nothing, whoever may not look
-        return None, [Mistake(path, 0, bounded.DIRECTORY)]
+        return None, [Mistake(path, 0, reading.DIRECTORY)]
     # A user who can write a shipped file can also write the program that reads it.
     if path.parent != layers.shipped() and (reason := untrusted(path)):
         return None, [Mistake(path, 0, reason)]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuipc_doctor.site import bounded, layers
+from gpuipc_doctor.secure import reading
+from gpuipc_doctor.site import layers
 from gpuipc_doctor.site.yamlfile import BadFile, Document
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
@@ -100,8 +101,8 @@ def _slurm_confs(environment: Mapping[str, str], root: Path) -> Iterator[str]:
 
 def _text(path: Path) -> str:
     try:
-        return bounded.read(path, _MAX_BYTES).decode(errors="replace")
-    except bounded.Unreadable:
+        return reading.read(path, _MAX_BYTES).decode(errors="replace")
+    except reading.Unreadable:
         return ""
 
 

@@ -12,8 +12,15 @@ if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored resul
     from gpuipc_doctor.model import Json
 
 
-BUDGET_S = 8.0
-"""Seconds from the start of the prolog's process, including reading the config, which can hang."""
+BUDGET_S, MOST_BUDGET_S, BUDGET_OF_GPU_S = 8.0, 9.0, 0.125
+"""Seconds from the start of the prolog's process, including reading the config, which can hang: the default,
+its maximum, and the part of it for each GPU to test. Slurm's default MessageTimeout is 10 s."""
+
+
+def budget_s(gpus: int) -> float:
+    """The default budget for this many GPUs, in seconds."""
+    return min(MOST_BUDGET_S, BUDGET_S + BUDGET_OF_GPU_S * gpus)
+
 
 LOG_MAX_BYTES = 10 << 20
 

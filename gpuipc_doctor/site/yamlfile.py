@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpuipc_doctor.near_miss import did_you_mean
-from gpuipc_doctor.site import bounded
+from gpuipc_doctor.secure import reading
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
@@ -114,7 +114,7 @@ def read(path: Path, schema: Mapping[str, Json] | None) -> Document:
     A schema's ``description`` is the message for a value that violates its ``pattern``. Raises only
     `BadFile`, with all mistakes.
     """
-    return parse(path, _content(path), schema)
+    return parse(path, content(path), schema)
 
 
 def parse(path: Path, content: bytes, schema: Mapping[str, Json] | None) -> Document:
@@ -231,10 +231,11 @@ def _renumbered(
     return renumbered
 
 
-def _content(path: Path) -> bytes:
+def content(path: Path) -> bytes:
+    """Bytes of a file of a plausible size. Raises `BadFile`."""
     try:
-        return bounded.read(path, MAX_BYTES)
-    except bounded.Unreadable as reason:
+        return reading.read(path, MAX_BYTES)
+    except reading.Unreadable as reason:
         raise BadFile([Mistake(path, 0, str(reason))]) from None
 
 

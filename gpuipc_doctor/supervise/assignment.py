@@ -49,7 +49,10 @@ class Assignment:
 
     ``place`` is the role's index among the probe's roles; ``root`` is as in `model.Node`; ``ranks`` is the
     number of MPI ranks, 0 without a launcher. ``waits_for_turn``: no context is created before the start
-    signal (see `StartSignal`). ``starter``: the role itself starts processes.
+    signal (see `StartSignal`). ``starter``: the role itself starts processes. ``then``: directory of the
+    tour's next visit; empty after the last, and for a single probe. ``keeps``: labels of the devices whose
+    primary context is kept for later visits; all other contexts end with the visit. ``nodes``: the number of
+    nodes on which the roles run.
     """
 
     check_file: str
@@ -62,6 +65,9 @@ class Assignment:
     ranks: int
     waits_for_turn: bool
     starter: bool = False
+    then: str = ""
+    keeps: tuple[str, ...] = ()
+    nodes: int = 1
 
     def write(self, path: Path) -> None:
         data = {

@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpuipc_doctor.api.gpu import OUT_OF_MEMORY
+from gpuipc_doctor.api.gpu import NOT_SUPPORTED, OUT_OF_MEMORY, WITHOUT_GPU_IPC
 from gpuipc_doctor.api.ledger import filled, holders
 from gpuipc_doctor.api.worker import TellingRecord
 from gpuipc_doctor.log_lines import reason_of_abort
 from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Finding, Json, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.supervise.evidence import EXPLANATION
 from gpuipc_doctor.supervise.rank import COMPLAINT
 
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU")
@@ -43,6 +44,15 @@ def conclude(outcome: ProbeOutcome) -> Finding:
         case Ending.DRIVER_ERROR:
             assert role.fault is not None
             fault = {"error": role.fault.name, "code": role.fault.code}
+            if role.fault.name in NOT_SUPPORTED and (kinds := role.records.get("kinds")):
+                return Finding.skip(
+                    "not-supported",
+                    f"{_CALL} returned {{error}} ({{code}}): {{kinds}}, which has no such feature",
+                    remedy=WITHOUT_GPU_IPC,
+                    kinds=kinds,
+                    **_of(role),
+                    **fault,
+                )
             if role.fault.name in OUT_OF_MEMORY and not (free := _plenty(role)):
                 if grows := next(
                     filter(None, (filled(each.records) for each in outcome.roles.values())), None
@@ -80,8 +90,12 @@ def conclude(outcome: ProbeOutcome) -> Finding:
             return Finding.fail("crashed-in-thread", says, *so_far, signal=role.signal, **_of(role))
         case Ending.CRASHED if role.signal:
             return _during(role, "crashed", "ended the process by {signal}", so_far, signal=role.signal)
+        case Ending.CRASHED if outcome.launch and (said := _explanation(role.log_tail)):
+            return _during(role, "aborted", "ended the ranks: {said}", so_far, said=said)
         case Ending.CRASHED:
             says = "ended the process with exit code {exit_code}"
+            if role.exit_code is None:
+                says = "ended the process, whose exit code the launcher did not keep"
             return _during(role, "exited", says, so_far, exit_code=role.exit_code)
         case Ending.HUNG:
             who = " or ".join(outcome.suspects)
@@ -212,6 +226,18 @@ def _complaint(log: Sequence[str]) -> str:
     ours = [line.removeprefix(COMPLAINT) for line in log if line.startswith(COMPLAINT)]
     theirs = _BANNER.findall("\n".join(log))
     return " ".join((ours or theirs or [""])[-1].split())
+
+
+def _explanation(log: Sequence[str]) -> str:
+    """The first sentence of what a launcher explains between rules of dashes, and its ``Key: value`` lines:
+    ``A requested component was not found (Framework: pml)``. Empty if it explains nothing."""
+    found = EXPLANATION.search("\n".join(log))
+    if found is None:
+        return ""
+    lines = found[0].splitlines()[1:-1]
+    sentence, _, _ = " ".join(" ".join(lines).split()).partition(". ")
+    named = [" ".join(line.split()) for line in lines if re.fullmatch(r"\s*(?!Host)[A-Z][\w ]+:\s+\S+", line)]
+    return sentence.rstrip(".") + (f" ({', '.join(named)})" if named else "")
 
 
 def _so_far(outcome: ProbeOutcome) -> tuple[Evidence, ...]:

@@ -140,13 +140,17 @@ def _frames_of_eu_stack(text: str) -> list[str]:
     return [match[1] for match in re.finditer(r"^#\d+ +0x[0-9a-f]+ (\S+)", first, flags=re.MULTILINE)]
 
 
+GDB = ("-nx", "-batch", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off",
+       "-iex", "set pagination off")  # fmt: skip
+"""gdb options: execute nothing that a process or a user provides."""
+
 Tool = tuple[str, Callable[[int], list[str]], Callable[[str], list[str]]]
 
 TOOLS: tuple[Tool, ...] = (
     ("py-spy", lambda pid: ["dump", "--native", "--pid", str(pid)], _frames_of_py_spy),
     (
         "gdb",
-        lambda pid: ["-nx", "-batch", "-p", str(pid), "-ex", "thread apply all backtrace 40"],
+        lambda pid: [*GDB, "-p", str(pid), "-ex", "thread apply all backtrace 40"],
         _frames_of_gdb,
     ),
     ("eu-stack", lambda pid: ["-p", str(pid)], _frames_of_eu_stack),
@@ -158,13 +162,32 @@ TOOLS: tuple[Tool, ...] = (
 
 def log_tail(*files: Path, lines: int = 10, telling: int = 5, nbytes: int = 65536) -> tuple[str, ...]:
     """The end of the first log that is not empty: the most relevant lines, then the last lines. A library
-    prints its reason before its backtrace and after other warnings."""
-    for file in files:
-        with contextlib.suppress(FileNotFoundError), file.open("rb") as log:
-            log.seek(max(0, file.stat().st_size - nbytes))
-            if text := log.read().decode(errors="replace").splitlines():
-                return (*most_telling(text[:-lines], telling), *text[-lines:])
-    return ()
+    prints its reason before its backtrace and after other warnings.
+
+    What the other logs explain between rules of dashes, as Open MPI's launcher does, stands before that.
+    """
+    texts = [text for file in files if (text := _end(file, nbytes))]
+    if not texts:
+        return ()
+    explained = next(filter(None, (EXPLANATION.search(text) for text in texts[1:])), None)
+    first = texts[0].splitlines()
+    return (
+        *(explained[0].splitlines() if explained else ()),
+        *most_telling(first[:-lines], telling),
+        *first[-lines:],
+    )
+
+
+EXPLANATION = re.compile(r"^-{20,}\n(?:(?!-{20,}).*\n){1,24}-{20,}$", re.MULTILINE)
+"""A text of at most 24 lines between two rules of dashes."""
+
+
+def _end(file: Path, nbytes: int) -> str:
+    """The last bytes of a log; empty if there is none."""
+    with contextlib.suppress(FileNotFoundError), file.open("rb") as log:
+        log.seek(max(0, file.stat().st_size - nbytes))
+        return log.read().decode(errors="replace")
+    return ""
 
 
 MAX_LOG_BYTES = 64 << 20

@@ -114,6 +114,11 @@ class Journal:
         yield
         self._write("armed", **failed)
 
+    def leave(self) -> None:
+        """Record that a visit is over, and close the journal; the process goes on with another visit."""
+        self._write("visited")
+        os.close(self._fd)
+
     def dying(self) -> None:
         """Record that the process is about to end itself by a signal, as part of its test."""
         self._write("dying")
@@ -154,6 +159,8 @@ class Progress:
     step: str = ""
     waiting: bool = False
     dying: bool = False
+    visited: bool = False
+    """Whether the role has ended, in a process that goes on with another visit."""
     first_at: float = 0.0
     last_at: float = 0.0
     records: dict[str, Json] = field(default_factory=dict)
@@ -166,6 +173,11 @@ class Progress:
     def is_in_mpi(self) -> bool:
         """Whether the journalled operation in progress is an MPI call."""
         return self.operation.startswith(MPI_PREFIX)
+
+    def made(self, operation: str) -> int:
+        """Number of calls of this operation, also in processes that the worker started."""
+        returned = self.returned.get(operation)
+        return max(self.occurrences.get(operation, 0), returned.count if returned else 0)
 
     @property
     def mpi_calls(self) -> int:
@@ -227,3 +239,5 @@ class Progress:
                 self.records.update(line["facts"])
             case "dying":
                 self.dying = True
+            case "visited":
+                self.visited = True

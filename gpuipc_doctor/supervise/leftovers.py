@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from gpuipc_doctor.site.bounded import opened
-from gpuipc_doctor.site.trust import changeable
+from gpuipc_doctor.secure import reading
+from gpuipc_doctor.secure.trust import changeable
 
 AGE_S = 3600.0
 """Seconds for which leftovers are kept, since a run that is starting may still need them."""
@@ -36,7 +36,7 @@ HEADER = b"#!/bin/sh\n# gpuipc-doctor in one file"
 def hold(directory: Path) -> int:
     """Lock a directory, so that no process removes it by `sweep`. The returned descriptor holds the lock
     until closed."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = reading.open_directory(directory)
     with suppress(OSError):  # a file system without locks: only its age protects the directory
         fcntl.flock(fd, fcntl.LOCK_SH)
     return fd
@@ -57,7 +57,7 @@ def sweep(places: Iterable[Path]) -> list[Path]:
                     entry.name for entry in entries if entry.name.startswith(("gpuipc-doctor", "slurm_bcast"))
                 ]
             for name in names:
-                with suppress(OSError):
+                with suppress(OSError, reading.Unreadable):
                     if _remove(place / name):
                         removed.append(place / name)
     return removed
@@ -68,16 +68,19 @@ def _remove(path: Path) -> bool:
     is_directory = _DIRECTORY.fullmatch(path.name)
     if not is_directory and not _FILE.fullmatch(path.name):
         return False
-    with opened(path, os.O_NOFOLLOW) as fd:
-        found = os.fstat(fd)
-        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < AGE_S:
-            return False
-        if is_directory and stat.S_ISDIR(found.st_mode):
+    with reading.found(path, follow=False) as place:
+        status = os.fstat(place)
+    if status.st_uid != os.geteuid() or time.time() - status.st_mtime < AGE_S:
+        return False
+    if is_directory and stat.S_ISDIR(status.st_mode):
+        fd = reading.open_directory(path)
+        try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
-        elif not is_directory and stat.S_ISREG(found.st_mode):
-            begins = os.read(fd, len(HEADER))
-            if begins != HEADER[: len(begins)]:  # the file may be truncated
-                return False
+        finally:
+            os.close(fd)
+    elif not is_directory and stat.S_ISREG(status.st_mode):
+        begins = reading.sample(path, len(HEADER), follow=False)
+        if begins == HEADER[: len(begins)]:  # the file may be truncated
             path.unlink()
-        return not path.exists()
+    return not path.exists()

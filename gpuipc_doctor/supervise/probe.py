@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
-from gpuipc_doctor.model import Ending, LauncherEnd, Node, Probe, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.api.gpu import INITIALISATIONS
+from gpuipc_doctor.model import AtRest, Ending, LauncherEnd, Node, Probe, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise import evidence, keeper, tree
 from gpuipc_doctor.supervise.assignment import (
     Inbox,
@@ -25,7 +26,7 @@ from gpuipc_doctor.supervise.assignment import (
     announce,
 )
 from gpuipc_doctor.supervise.role import LaunchedProcess, RunningRole
-from gpuipc_doctor.supervise.start import LAUNCHER_LOG, Starter
+from gpuipc_doctor.supervise.start import LAUNCHER_LOG, Starter, Visit
 from gpuipc_doctor.supervise.stems import Stems
 
 TICK_S = 0.005
@@ -83,7 +84,10 @@ class Execution:
     turn: StartSignal | None = None
     listener: InitVar[Listener | None] = None
     temporary: Path | None = None
+    later: tuple[Visit, ...] = ()
     unkillable: str = ""
+    initialisations: int = 0
+    """Driver initialisations so far."""
     _roles: dict[str, RunningRole] = field(default_factory=dict)
     _culprit: RunningRole | None = None
     _stopped: str = ""
@@ -110,6 +114,14 @@ class Execution:
                 if self._inbox:
                     self._inbox.close()
                 keeper.remove_abandoned(since=started_on)
+        self._count_initialisations()
+        return self._conclude()
+
+    def _count_initialisations(self) -> None:
+        progress = [role.progress for role in self._roles.values()]
+        self.initialisations += sum(each.made(name) for each in progress for name in INITIALISATIONS)
+
+    def _conclude(self) -> ProbeOutcome:
         return ProbeOutcome(
             probe=self.probe.name,
             devices=self.probe.devices,
@@ -140,6 +152,7 @@ class Execution:
             fork,
             waits_for_turn=self.turn is not None,
             temporary=self.temporary,
+            later=self.later,
         ).start()
 
     def _is_given_up(self, stop: threading.Event) -> bool:
@@ -148,13 +161,16 @@ class Execution:
     def _take_turn(self) -> None:
         """Pass on the start signal. The time limits of the probe and its roles count from the signal."""
         if self.turn and self._waits_for_turn and self.turn.at_rest is not None:
-            announce(self._turn_file, self.turn.at_rest)
+            self._announce(self.turn.at_rest)
             self._waits_for_turn = False
             self._began = time.monotonic()
             for role in self._roles.values():
                 role.progress.read()
                 if role.progress.waiting:
                     role.progress.last_at = self._began
+
+    def _announce(self, at_rest: Sequence[AtRest]) -> None:
+        announce(self._turn_file, at_rest)
 
     # -- watch ------------------------------------------------------------------------------------------
 
@@ -286,7 +302,7 @@ class Execution:
             among = tree.processes().values() if self.probe.launch else tree.descendants(os.getpid())
             return [process for process in among if tree.carries(process.pid, self.marker)]
 
-        if all(role.ending is Ending.COMPLETED for role in self._roles.values()):
+        if self._roles and all(role.ending is Ending.COMPLETED for role in self._roles.values()):
             self._await_launcher()
         grace_s = self.limits.launcher_s if self.probe.launch else self.limits.grace_s
         if remaining := tree.end(left, grace_s=grace_s, limit_s=self.limits.kill_s):

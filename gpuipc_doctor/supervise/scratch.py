@@ -7,14 +7,14 @@ import secrets
 import shutil
 import string
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from gpuipc_doctor.site.trust import untrusted
+from gpuipc_doctor.secure import python
+from gpuipc_doctor.secure.trust import untrusted
 from gpuipc_doctor.supervise import keeper, leftovers
 
 PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108 - private directories are made there
@@ -102,7 +102,7 @@ class Keeper:
 
     def __init__(self, marker: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__],
+            python.script(keeper.__file__),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

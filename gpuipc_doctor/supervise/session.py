@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,8 +22,9 @@ from gpuipc_doctor.model import Node, Probe, ProbeOutcome
 from gpuipc_doctor.supervise import leftovers, scratch, tree
 from gpuipc_doctor.supervise.assignment import Listener, StartSignal
 from gpuipc_doctor.supervise.probe import Execution, Limits
-from gpuipc_doctor.supervise.start import environment_with
+from gpuipc_doctor.supervise.start import Visit, environment_with
 from gpuipc_doctor.supervise.stems import Stem, Stems
+from gpuipc_doctor.supervise.tour import Tour
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 
@@ -40,6 +41,9 @@ class Session:
         self.limits = limits
         self.unkillable = ""
         """Description of a process that even SIGKILL did not end; then no further GPU probe may start."""
+        self.processes = self.initialisations = 0
+        """Number of workers started, and of driver initialisations in them."""
+        self._counting = threading.Lock()
         self._id = secrets.token_hex(8)
         self._keep_logs = keep_logs.absolute() if keep_logs else None  # workers are on other nodes
         self._numbers = itertools.count(1)
@@ -107,11 +111,7 @@ class Session:
         ``turn``: the start signal for using its devices; None: use them at once. ``listener`` is called with
         each report of the first role. ``stop`` ends this probe, in place of the session's `stop`.
         """
-        number = next(self._numbers)
-        parts = (f"{number:03}", check, probe.subject, probe.name)
-        name = re.sub(r"[^A-Za-z0-9.-]+", "-", "_".join(part for part in parts if part))
-        directory = self._directory / name
-        directory.mkdir(mode=0o700)
+        number, directory = self._prepare(check, probe)
         with self._temporary(probe) as temporary:
             execution = Execution(
                 probe,
@@ -126,9 +126,54 @@ class Session:
                 temporary=temporary,
             )
             outcome = execution.run(until, stop or self._stop)
-        if execution.unkillable and not self.unkillable:
-            self.unkillable = execution.unkillable
+        self._note(execution)
         return outcome
+
+    def tour(
+        self,
+        visits: Sequence[tuple[str, Path, Probe]],
+        *,
+        until: float,
+        goes_on: Callable[[ProbeOutcome], bool],
+        turn: StartSignal | None = None,
+    ) -> ProbeOutcome:
+        """Run two or more probes, each given with its check and the check's file, one after the other in one
+        set of processes. The probes have the same names of roles and the same environment.
+
+        ``goes_on`` is called with each outcome but the last, which is returned: see `Tour.visit_all`.
+        ``turn``: as in `run`, with the idle level of all devices of the tour, in the order of the visits.
+        """
+        prepared = [(*self._prepare(check, probe), file, probe) for check, file, probe in visits]
+        number, directory, file, probe = prepared[0]
+        execution = Tour(
+            probe,
+            file,
+            directory,
+            node=self.node,
+            marker=f"{self._id}/{number}",
+            limits=self.limits,
+            stems=self._stems,
+            turn=turn,
+            later=tuple(Visit(probe, file, directory) for _, directory, file, probe in prepared[1:]),
+        )
+        last = execution.visit_all(until, self._stop, goes_on)
+        self._note(execution)
+        return last
+
+    def _note(self, execution: Execution) -> None:
+        with self._counting:
+            self.processes += len(execution.probe.roles)
+            self.initialisations += execution.initialisations
+        self.unkillable = self.unkillable or execution.unkillable
+
+    def _prepare(self, check: str, probe: Probe) -> tuple[int, Path]:
+        """The number of the next probe, and the new directory for its files."""
+        number = next(self._numbers)
+        parts = (f"{number:03}", check, probe.subject, probe.name)
+        name = re.sub(r"[^A-Za-z0-9.-]+", "-", "_".join(part for part in parts if part))
+        directory = self._directory / name
+        directory.mkdir(mode=0o700)
+        return number, directory
 
     @contextmanager
     def _temporary(self, probe: Probe) -> Iterator[Path | None]:

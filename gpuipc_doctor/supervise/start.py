@@ -8,13 +8,13 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuipc_doctor.model import Device, Launch, Node, Probe
+from gpuipc_doctor.secure import python
 from gpuipc_doctor.supervise import rank, tree
 from gpuipc_doctor.supervise.assignment import Assignment, Order, RoleFiles
 from gpuipc_doctor.supervise.journal import Progress
@@ -59,9 +59,18 @@ def environment_with(*additions: Mapping[str, str]) -> dict[str, str]:
             environment[name] = f"{value}:{present}" if present else value
     if paths := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(
-            str(Path(path).absolute()) for path in paths.split(os.pathsep)
+            str(Path(path).absolute()) for path in paths.split(os.pathsep) if path
         )
     return environment
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A probe in a tour, with its check's file and the directory of its files."""
+
+    probe: Probe
+    check_file: Path
+    directory: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,8 @@ class Starter:
 
     ``waits_for_turn``: they create no context before the start signal (see `turn`). ``temporary``: directory
     for temporary files of a launcher and its ranks; None: the usual one. Leftovers of Open MPI's launcher in
-    the usual one make a later process with the same pid fail.
+    the usual one make a later process with the same pid fail. ``later``: the visits after this probe in the
+    same processes.
     """
 
     probe: Probe
@@ -81,6 +91,7 @@ class Starter:
     fork: Fork
     waits_for_turn: bool = False
     temporary: Path | None = None
+    later: tuple[Visit, ...] = ()
 
     def start(self) -> dict[str, RunningRole]:
         return self._ranks(self.probe.launch) if self.probe.launch else self._children()
@@ -125,7 +136,7 @@ class Starter:
         plan = {"roles": list(files_of), "command": self._command, "environment": changes}
         (self.directory / rank.PLAN).write_text(json.dumps(plan))
         command = [part.format(ranks=len(files_of)) for part in launch.command]
-        starter = [sys.executable, "-I", "-S", rank.__file__, str(self.directory)]
+        starter = python.script(rank.__file__, str(self.directory))
         log = self.directory / LAUNCHER_LOG
         environment = environment_with(common, launch.env)
         environment |= self._own(environment)
@@ -144,37 +155,55 @@ class Starter:
     @property
     def _command(self) -> list[str]:
         """A worker's command line, without its role and the descriptors of its peers."""
-        isolated = ["-I"] if sys.flags.isolated else []
-        return [sys.executable, *isolated, "-m", "gpuipc_doctor.worker", str(self.directory)]
+        environment = {**os.environ, **self.node.env}
+        return python.module("gpuipc_doctor.worker", str(self.directory), environment=environment)
 
     @property
     def _stays(self) -> bool:
         return self.probe.launch is None or self.probe.launch.nodes == 1
 
     def _assign(self, role: str, *, ranks: int = 0) -> RoleFiles:
-        files = RoleFiles(self.directory, role)
-        devices = self.probe.devices
-        if not self._stays:  # on another node it is another device of the same number
-            devices = tuple(replace(device, uuid="", pci="") for device in devices)
-        Assignment(
-            check_file=str(self.check_file),
-            function=self.probe.roles[role].__name__,
-            place=list(self.probe.roles).index(role),
-            devices=devices,
-            params=self.probe.params,
-            deadline_s=self.probe.deadline_s,
-            root=self.node.root,
-            ranks=ranks,
-            waits_for_turn=self.waits_for_turn,
-            starter=role in self.probe.starters,
-        ).write(files.assignment)
-        return files
+        for number, visit in enumerate(self._visits):
+            probe, later = visit.probe, self._visits[number + 1 :]
+            devices = probe.devices
+            if not self._stays:  # on another node it is another device of the same number
+                devices = tuple(replace(device, uuid="", pci="") for device in devices)
+            Assignment(
+                check_file=str(visit.check_file),
+                function=probe.roles[role].__name__,
+                place=list(probe.roles).index(role),
+                devices=devices,
+                params=probe.params,
+                deadline_s=probe.deadline_s,
+                root=self.node.root,
+                ranks=ranks,
+                nodes=probe.launch.nodes if probe.launch else 1,
+                waits_for_turn=self.waits_for_turn,
+                starter=role in probe.starters,
+                then=str(later[0].directory) if later else "",
+                keeps=_keeps(later),
+            ).write(RoleFiles(visit.directory, role).assignment)
+        return RoleFiles(self.directory, role)
+
+    @property
+    def _visits(self) -> tuple[Visit, ...]:
+        return (Visit(self.probe, self.check_file, self.directory), *self.later)
 
     def _own(self, environment: Mapping[str, str]) -> dict[str, str]:
         own = {MARKER: self.marker}
         if self._stays and not (self.probe.launch and self.probe.launch.shows):
-            own |= visible_devices(self.probe.devices, environment) or self.node.visible
+            visited = dict.fromkeys(device for visit in self._visits for device in visit.probe.devices)
+            own |= visible_devices(tuple(visited), environment) or self.node.visible
         return own
+
+
+def _keeps(later: Sequence[Visit]) -> tuple[str, ...]:
+    """The devices whose next visit may use a context of an earlier one."""
+    following: dict[str, Visit] = {}
+    for visit in later:
+        for device in visit.probe.devices:
+            following.setdefault(device.label, visit)
+    return tuple(label for label, visit in following.items() if visit.probe.fresh != "context")
 
 
 def _popen(

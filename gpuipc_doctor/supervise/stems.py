@@ -14,7 +14,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from gpuipc_doctor.secure import python
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.assignment import GO, MOST_BYTES, Order, StemOrder
 from gpuipc_doctor.supervise.keeper import MARKER
@@ -153,10 +153,9 @@ class Stems:
     def _start(self, environment: Mapping[str, str]) -> Stem:
         log = self._log()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        isolated = ["-I"] if sys.flags.isolated else []
         with theirs, log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, *isolated, "-m", "gpuipc_doctor.worker.stem", str(theirs.fileno())],
+                python.module("gpuipc_doctor.worker.stem", str(theirs.fileno()), environment=environment),
                 cwd=self._directory,
                 # OpenBLAS, loaded by array libraries, would start threads that are not needed here.
                 env={**environment, "OPENBLAS_NUM_THREADS": "1", MARKER: self._marker},

@@ -1,7 +1,8 @@
 """Consistent pseudonyms for hosts, users, addresses and paths in everything that is sent.
 
 Addresses and paths in free text are found by their form. Hosts and users are known from the documents, from
-this node, and from home directories in paths. Other names, such as a project's in a message, are only
+this node, from home directories in paths and from the forms in which a text names a user. Passwords, tokens
+and keys are removed. Other names, such as a project's in a message, are only
 replaced if they are in `Names.words`.
 """
 
@@ -42,6 +43,41 @@ _LABEL = re.compile(r"(?:cuda|hip):\d+")
 _SUFFIX = re.compile(r"(?:\.[A-Za-z]\w{0,5}){1,2}$")
 _COMMON_USERS = frozenset({"root", "nobody", "daemon", ""})
 
+_USER_NAME = r"([A-Za-z_][\w.-]{1,31})(?![\w.@/(-])"
+_STATED_USERS = tuple(
+    re.compile(form)
+    for form in (
+        rf"\b(?:USER|LOGNAME|USERNAME|SUDO_USER|\w+_USER|\w+_LOGNAME)=[\"']?{_USER_NAME}",
+        r"\b(?:[ug]id|UserId|GroupId)=(?:\d+\()?([A-Za-z_][\w.-]*)\(?",
+        r"(?i)\buser(?:[ _-]?name)?\\?[\"']?\s*[:=]\s*\\?[\"']?" + _USER_NAME,
+        r"(?i)\b(?:owner|login|logname|submitter|submitted by|run by|started by)\s*[:=]?\s*" + _USER_NAME,
+        r"(?i)\b(?:session (?:opened|closed)|accepted \w+|failed \w+|password) for (?:invalid )?(?:user )?"
+        + _USER_NAME,
+        r"(?i)\buser \\?[\"'`]([A-Za-z_][\w.-]*)",
+        rf"\b(?:[Uu]ser|--user|-u) {_USER_NAME}",
+        r"\b([a-z_][\w-]+) ?\(uid[ =]\d+\)",
+        r"(?m)^[-dlcbps][rwxsStT-]{9}[.+@]? +\d+ +([A-Za-z_][\w.-]*) ",
+        rf"\bsudo: +{_USER_NAME} :",
+    )
+)
+"""Forms in which batch systems, PAM, ls(1), id(1) and messages name a user."""
+
+_NO_USER = re.compile(
+    r"a|about|action|address|an|and|application|argument|as|at|buffer|by|callback|can|"
+    r"code|command|config|context|data|default|defined|did|does|driver|environment|error|"
+    r"event|for|from|function|group|guide|has|id|in|input|interface|interrupt|interrupted|"
+    r"is|kernel|level|library|limit|limits|mapping|may|memory|message|mode|module|must|"
+    r"name|names|namespace|not|of|on|only|option|or|other|overflow|page|pages|permissions|"
+    r"pid|pointer|process|processes|program|provided|quota|request|requested|script|session|"
+    r"setting|settings|should|signal|sm|space|specified|stack|stream|task|that|thread|time|"
+    r"to|type|unknown|was|while|will|with",
+    re.IGNORECASE,
+)
+"""Words that follow "user" without being a name."""
+
+GENERIC_USERS = frozenset("admin centos debian demo guest rocky runner test ubuntu user users".split())  # noqa: SIM905
+"""Accounts whose names identify nobody and are words of other meanings."""
+
 _HARMLESS = re.compile(
     r"[\d.,:*^+-]*[kmgt]?i?b?|y|n|yes|no|on|off|true|false|try|auto|all|none|inf|unlimited|"
     r"(?:mlx5_|hsn|ib|cxi|bnxt_re|eth)\d+(?::\d+)?|"
@@ -54,9 +90,20 @@ _HARMLESS = re.compile(
 
 _NAME = r"[\w.+@%~#-]"
 _PRIVATE = r"/(?:home|users|scratch|work|projects?|tmp|lustre|gpfs|nfs)"
+_VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"',;]+)"
+_OF_SECRETS = r"passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credential"
 _SHAPES = (
-    r"(?P<secret>(?i:[\w-]*(?:passw(?:or)?d|secret|token|api[_-]?key|credential)[\w-]*[\"']?\s*[=:]\s*)"
-    r"(?:\"[^\"]*\"|'[^']*'|[^\s\"',;]+))",
+    r"(?P<key>-----BEGIN [A-Z0-9 ]*(?:PRIVATE KEY|CERTIFICATE)[A-Z ]*-----"
+    r"(?s:.{1,20000}?-----END [A-Z0-9 ]*-----|(?:[A-Za-z0-9+/=\s]|\\[nr])*)|(?m:^[A-Za-z0-9+/]{60,}={0,2}$)|"
+    r"\b(?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-[\w-]+) AAAA[\w+/=]+|"
+    r"\b(?:SHA256:[\w+/]{43}|MD5(?::[0-9a-f]{2}){16}))",
+    r"(?P<bearer>\b(?i:(?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?[\w-]+|bearer|negotiate)\s+[\w.~+/=-]{6,})",
+    r"(?P<token>\b(?:eyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?|A[KS]IA[0-9A-Z]{16}|gh[oprsu]_\w{20,}|github_pat_\w{20,}|"
+    r"glpat-[\w-]{16,}|xox[abeprs]-[\w-]{10,}|hf_\w{20,}|sk-[\w-]{20,}|AIza[\w-]{35}|npm_\w{30,}|pypi-[\w-]{20,})|"
+    r"\b(?i:key[ _-]?id)[\"']?\s*[:=]?\s*[\"']?(?:0x)?(?=\w*\d)\w{8,})",
+    rf"(?P<option>(?<![\w-])--?(?i:[\w-]*(?:{_OF_SECRETS})(?!s\b)[\w-]*)\s+{_VALUE}|\bsshpass\s+-p\s*{_VALUE})",
+    r"(?P<login>(?<![\w-])(?:-[uU]|--(?:proxy-)?user)[\s=]*[\"']?(?!\d+:\d+\b)[^\s:\"'/]+:[^\s\"',;]+)",
+    rf"(?P<secret>(?i:[\w-]*(?:{_OF_SECRETS})[\w-]*[\"']?\s*[=:]\s*){_VALUE})",
     r"(?P<url>\b[a-z][a-z0-9+.-]*://[^\s\"'<>]+)",
     r"(?P<mail>[\w.+-]+@[\w.-]+)",
     r"(?P<uuid>(?<![0-9A-Fa-f])[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})",
@@ -92,7 +139,7 @@ class Pseudonyms:
         self._users = set(names.users)
         files = set(names.programs)
         for text in texts:
-            self._users.update(_HOME.findall(text))
+            self._users.update(_HOME.findall(text), _users_in(text))
             files.update(_file_names(text))
         self._users -= _COMMON_USERS
         kinds = {
@@ -142,6 +189,11 @@ class Pseudonyms:
         replace: Callable[[str], str] = {
             "known": self._known,
             "host": lambda token: self._named("host", token),
+            "key": lambda token: "removed",
+            "bearer": lambda token: re.sub(r"\S+$", "removed", token),
+            "token": lambda token: "removed",
+            "option": lambda token: re.sub(rf"{_VALUE}$", "removed", token),
+            "login": self._login,
             "secret": lambda token: re.sub(r"(?s)([=:]\s*).*", r"\1removed", token, count=1),
             "url": lambda token: self._words(re.sub("//[^/@]*@", "//", token)),
             "mail": lambda token: "@".join(map(self._named, ("user", "host"), token.split("@", 1))),
@@ -156,6 +208,11 @@ class Pseudonyms:
     def _named(self, kind: str, token: str) -> str:
         number = len([key for key in self._given if key[0] == kind]) + 1
         return self._given.setdefault((kind, token), f"{kind}-{number}")
+
+    def _login(self, token: str) -> str:
+        """An option with ``user:secret``."""
+        option, user = re.fullmatch(r"(.*[\s=\"']|-[uU])([^\s=\"':]+):.*", token, re.DOTALL).groups()  # type: ignore[union-attr]
+        return f"{option}{self._named('user', user)}:removed"
 
     def _known(self, token: str) -> str:
         kind = self._kinds[token]
@@ -239,6 +296,15 @@ def _vocabulary() -> Collection[str]:
 
 def _is_public(name: str) -> bool:
     return bool(not name or _LIBRARY.fullmatch(name) or _INTERPRETERS.fullmatch(name))
+
+
+def _users_in(text: str) -> Iterator[str]:
+    """Users that are named in a text in one of the usual forms."""
+    for form in _STATED_USERS:
+        for name in form.findall(text):
+            plain = name.rstrip(".-")
+            if not (_NO_USER.fullmatch(plain) or plain.isupper()):
+                yield plain
 
 
 def _file_names(text: str) -> Iterator[str]:

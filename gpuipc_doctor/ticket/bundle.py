@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
-import stat
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +14,7 @@ from pathlib import Path
 from gpuipc_doctor.job import document, job_content
 from gpuipc_doctor.model import Report
 from gpuipc_doctor.report import documents, node_exports, report_json
-from gpuipc_doctor.site import bounded
+from gpuipc_doctor.secure import reading
 from gpuipc_doctor.ticket import answers
 from gpuipc_doctor.ticket.subject import Subject
 
@@ -54,13 +52,12 @@ def of_documents(subject: Subject) -> tuple[Members, dict[str, str]]:
         members["inventory.json"] = documents.dumps({"facts": documents.encode(facts)}).encode()
     else:
         absent["inventory.json"] = "run gpuipc-doctor inventory --json > i.json, then add --also i.json"
-    stacks = answers.stacks(subject)
-    for name, frames in stacks.items():
+    for name, frames in subject.stacks.items():
         file = re.sub(r"[^\w.-]+", "-", name).strip("-")[:100]
         members[f"stacks/{file}.txt"] = ("\n".join(frames) + "\n").encode()
-    if not stacks:
+    if not subject.stacks:
         absent["stacks"] = "no process in the documents has a stack"
-    if program := answers.program(subject):
+    if program := answers.source(subject):
         members["reproducer.c"] = program.encode()
     else:
         absent["reproducer.c"] = "no C program exists for this failure"
@@ -96,18 +93,9 @@ def of_directory(directory: Path) -> tuple[Members, dict[str, str]]:
 
 def _read(name: str, directory: int) -> bytes | str:
     try:
-        with (
-            bounded.opened(name, os.O_NOFOLLOW, within=directory) as fd,
-            open(fd, "rb", closefd=False) as file,
-        ):
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                return "is not a regular file"
-            if status.st_size > MOST_BYTES:
-                return f"is larger than {MOST_BYTES >> 20} MiB"
-            return file.read(MOST_BYTES)
-    except OSError as error:
-        return "is a link" if error.errno == errno.ELOOP else str(error.strerror)
+        return reading.read(name, MOST_BYTES, within=directory, follow=False)
+    except reading.Unreadable as reason:
+        return str(reason)
 
 
 def is_text(content: bytes) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from gpuipc_doctor.job.document import JobReport
-from gpuipc_doctor.model import Fact, Report, Status
+from gpuipc_doctor.model import Fact, Relation, Report, RoleOutcome, Status
 from gpuipc_doctor.present.text import ranges
 from gpuipc_doctor.report import digest
 from gpuipc_doctor.report.digest import Paragraph
@@ -52,19 +52,41 @@ class Subject:
         )
 
     @property
-    def hosts(self) -> tuple[str, ...]:
-        of_reports = [report.host for report in self.reports]
-        of_ranks = [rank.host for rank in self.job.ranks] if self.job else []
-        return tuple(dict.fromkeys((*of_reports, *of_ranks)))
+    def confirmed(self) -> tuple[str, ...]:
+        """The components of the known issues that the first failure confirms."""
+        joins = (join for paragraph in self.bad[:1] for join in paragraph.joins)
+        return tuple(join.component for join in joins if join.relation is Relation.CONFIRMED)
+
+    @property
+    def culprits(self) -> list[RoleOutcome]:
+        return [role for each in self.bad for role in digest.culprits(each.results[0])]
+
+    @property
+    def stacks(self) -> Mapping[str, tuple[str, ...]]:
+        """The stacks in the documents, innermost frame first, by their origin."""
+        found = {}
+        for number, role in enumerate(self.culprits):
+            for kind, frames in (
+                ("native", role.native_stack),
+                ("python", role.python_stack),
+                ("kernel", role.kernel),
+            ):
+                if frames:
+                    found[f"{kind} stack of {role.role} in {role.operation or 'no call'} ({number + 1})"] = (
+                        frames
+                    )
+        places: dict[tuple[str, ...], list[int]] = {}
+        for rank in self.job.ranks if self.job else ():
+            if rank.path:
+                places.setdefault(tuple(reversed(rank.path)), []).append(rank.rank)
+        return found | {
+            f"rank{'s' * (len(those) > 1)} {ranges(those)}": path for path, those in places.items()
+        }
 
     def facts(self, name: str) -> list[Fact]:
         """Facts with this name that have a value; those of the loaded libraries come before the node's."""
         found = [*self._loaded(name), *(fact for fact in self._read() if fact.name == name and fact.value)]
         return list({fact.value: fact for fact in reversed(found)}.values())[::-1]
-
-    def asked(self, name: str) -> Fact | None:
-        """The first fact with this name, even without a value; None if the fact was not looked for."""
-        return next((fact for fact in self._read() if fact.name == name), None)
 
     def _read(self) -> Iterator[Fact]:
         for report in self.reports[:1]:

@@ -1,94 +1,91 @@
-"""Content of a ticket: each field of the vendor's form, or the command that prints what is missing."""
+"""Content of a bug report: what fails, how to reproduce it, versions, evidence, what was tried, its place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import groupby
+from itertools import chain, groupby
 
 from gpuipc_doctor import __version__
+from gpuipc_doctor.model import Report
 from gpuipc_doctor.present import markdown
 from gpuipc_doctor.present.blocks import Block, Entry, Group, Lines, Verbatim
 from gpuipc_doctor.present.text import counted, sanitise, shorten
-from gpuipc_doctor.ticket.answers import ANSWERS, title
+from gpuipc_doctor.ticket import answers, components
+from gpuipc_doctor.ticket.components import Ask, Component
 from gpuipc_doctor.ticket.subject import Subject
-from gpuipc_doctor.ticket.templates import Ask, Template
 
 LONGEST_TITLE = 120
 
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """A field of the form: its answers, and what is still missing."""
-
-    label: str
-    blocks: tuple[Block, ...]
-    missing: tuple[Ask, ...]
-
-
-def fill(template: Template, subject: Subject) -> tuple[Filled, ...]:
-    """The fields of the form in order."""
-    fields = []
-    for field in template.fields:
-        answers = {ask: tuple(_answer(ask, subject)) for ask in field.asks}
-        fields.append(
-            Filled(
-                field.label,
-                tuple(block for answer in answers.values() for block in answer),
-                tuple(ask for ask, answer in answers.items() if not answer and not ask.optional),
-            )
-        )
-    return tuple(fields)
+SECTIONS: dict[str, tuple[answers.Answer, ...]] = {
+    "What fails": (answers.fails, answers.incidence),
+    "How to reproduce it": (answers.reproduce,),
+    "Versions": (answers.versions,),
+    "Evidence": (answers.evidence,),
+    "What was tried": (answers.tried,),
+}
 
 
-def ticket(template: Template, subject: Subject, bundled: Sequence[str] = ()) -> str:
-    """The ticket in Markdown. ``bundled``: lines about the bundle."""
-    fields = fill(template, subject)
+def ticket(subject: Subject, component: Component | None, bundled: Sequence[str] = ()) -> str:
+    """The bug report in Markdown. ``component``: whose maintainers get it; ``bundled``: on the bundle."""
+    absent = missing(subject, component)
     parts = [
-        markdown.render(f"Ticket for {template.name}", _preface(template, subject, fields, bundled)),
-        markdown.render("Title", [Verbatim((shorten(sanitise(title(subject)), LONGEST_TITLE),))]),
-        *(markdown.render(field.label, _blocks(field, subject)) for field in fields),
+        markdown.render("Bug report", [Lines(tuple(_preface(subject, len(absent))))]),
+        markdown.render("Title", [Verbatim((shorten(sanitise(answers.title(subject)), LONGEST_TITLE),))]),
     ]
+    for heading, says in SECTIONS.items():
+        said = list(_joined(chain.from_iterable(answer(subject) for answer in says)))
+        parts.append(markdown.render(heading, said or [Lines(("nothing in the documents",))]))
+    if absent:
+        parts.append(markdown.render("Still missing", [_wanted(ask, subject) for ask in absent]))
+    parts.append(markdown.render("Where such reports go", _place(component, subject)))
+    if bundled:
+        parts.append(markdown.render("Bundle", [Lines(tuple(bundled))]))
     return "\n".join(parts)
 
 
-def _preface(
-    template: Template, subject: Subject, fields: Sequence[Filled], bundled: Sequence[str]
-) -> Iterator[Block]:
-    missing = sum(len(field.missing) for field in fields)
-    lines = [
-        f"{counted(missing, 'answer')} missing: search for Missing." if missing else "Nothing is missing.",
-        f"Made by gpuipc-doctor {__version__}. Read it before you send it, and delete this section.",
-    ]
-    if template.note:
-        lines.insert(0, template.note)
+def missing(subject: Subject, component: Component | None) -> tuple[Ask, ...]:
+    """What the documents and added files do not answer."""
+    kind = "report" if isinstance(subject.about, Report) else "job"
+    asks = (*components.catalogue().everyone, *(component.asks if component else ()))
+    return tuple(ask for ask in asks if ask.about in ("", kind) and not _is_answered(ask, subject))
+
+
+def _is_answered(ask: Ask, subject: Subject) -> bool:
+    return bool(
+        any(subject.facts(name) for name in ask.facts)
+        or (ask.answer and any(answers.ANSWERS[ask.answer](subject)))
+        or (ask.file and any(fnmatchcase(name, ask.file) for name in subject.files))
+    )
+
+
+def _preface(subject: Subject, absent: int) -> Iterator[str]:
     if simulated := [each.simulated for each in subject.reports if each.simulated]:
-        lines.insert(0, f"SIMULATED (profile {simulated[0]}): no real GPU was tested. Do not send it.")
-    yield Lines(tuple(lines))
-    yield Verbatim((f"file the ticket at {template.file_at}", f"read on {template.read}: {template.source}"))
-    if bundled:
-        yield Lines(tuple(bundled))
+        yield f"SIMULATED (profile {simulated[0]}): no real GPU was tested. Do not send it."
+    yield f"{counted(absent, 'answer')} missing: see Still missing." if absent else "Nothing is missing."
+    yield f"Made by gpuipc-doctor {__version__}. Read it before you send it, and delete this section."
 
 
-def _blocks(field: Filled, subject: Subject) -> Iterator[Block]:
-    for are_lines, blocks in groupby(field.blocks, key=lambda block: isinstance(block, Lines)):
+def _wanted(ask: Ask, subject: Subject) -> Block:
+    command = ask.command.replace("CHECK", " ".join(subject.checks) or "--all")
+    return Group((Entry("Missing", ask.what), Verbatim((command,))))
+
+
+def _place(component: Component | None, subject: Subject) -> Iterator[Block]:
+    if component is None:
+        why = "The documents do not tell whose fault it is. A rank late outside MPI is the job's own."
+        if of := ", ".join(filter(None, dict.fromkeys(subject.confirmed))):
+            why = f"The confirmed known issue is of {of}: its references say where it is known."
+        yield Lines((why, f"Choose with --for: {', '.join(components.load())}."))
+        return
+    yield Lines(tuple(filter(None, (component.name, component.note))))
+    yield Verbatim((component.file_at, f"asks for the above, read on {component.read}: {component.source}"))
+
+
+def _joined(blocks: Iterator[Block]) -> Iterator[Block]:
+    """The blocks, with adjacent lists as one."""
+    for are_lines, those in groupby(blocks, key=lambda block: isinstance(block, Lines)):
         if are_lines:
-            yield Lines(tuple(line for block in blocks if isinstance(block, Lines) for line in block.lines))
+            yield Lines(tuple(line for block in those if isinstance(block, Lines) for line in block.lines))
         else:
-            yield from blocks
-    for ask in field.missing:
-        checks = " ".join(subject.checks) or "--all"
-        yield Group((Entry("Missing", ask.what), Verbatim((ask.command.replace("CHECK", checks),))))
-    if not field.blocks and not field.missing:
-        yield Lines(("nothing to add",))
-
-
-def _answer(ask: Ask, subject: Subject) -> Iterator[Block]:
-    rows = [f"{name} {fact.value} ({fact.source})" for name in ask.facts for fact in subject.facts(name)]
-    if rows:
-        yield Lines(tuple(rows))
-    if ask.answer:
-        yield from ANSWERS[ask.answer](subject)
-    if ask.file and (found := [name for name in subject.files if fnmatchcase(name, ask.file)]):
-        yield Lines(tuple(f"attached: {name}" for name in found))
+            yield from those

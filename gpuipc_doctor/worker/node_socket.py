@@ -1,21 +1,26 @@
-"""A connection between two roles started by a launcher, possibly on two nodes.
+"""A connection between two roles started by a launcher, on one node or on two.
 
-The first role listens and writes its address and a secret into the probe's directory, which all of the
-probe's nodes share and no other user can read; the other role reads both and connects. A peer without the
-secret is refused.
+On one node the roles meet by a Unix socket in the probe's directory, which no other user can enter: neither a
+host name nor a network is needed. On two nodes the first role listens and writes its address and a secret
+into that directory, which both nodes share; the other role reads both and connects. A peer without the secret
+is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import secrets
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpuipc_doctor.supervise.journal import Journal
 
 ADDRESS = "meeting.json"
+SOCKET = "meeting"
 
 _SECRET_BYTES = 16
 _POLL_S = 0.02
@@ -27,12 +32,40 @@ def host() -> str:
 
 
 def connect(directory: Path, place: int, journal: Journal) -> int:
-    """Descriptor of the connection to the other of two roles; waits for that role."""
+    """Descriptor of the connection to the other of two roles on this node; waits for that role."""
+    with journal.waiting(), _short(directory) as short, socket.socket(socket.AF_UNIX) as end:
+        if place == 0:
+            end.bind(f"{short}/{SOCKET}.draft")  # renamed once it listens
+            end.listen(1)
+            (directory / f"{SOCKET}.draft").rename(directory / SOCKET)
+            return end.accept()[0].detach()
+        _wait_for(directory / SOCKET)
+        end.connect(f"{short}/{SOCKET}")
+        return end.detach()
+
+
+def connect_nodes(directory: Path, place: int, journal: Journal) -> int:
+    """Descriptor of the connection to the other of two roles, on another node; waits for that role."""
     with journal.waiting():
-        return _wait(directory) if place == 0 else _seek(directory)
+        return _listen(directory) if place == 0 else _seek(directory)
 
 
-def _wait(directory: Path) -> int:
+@contextlib.contextmanager
+def _short(directory: Path) -> Iterator[str]:
+    """A short path of a directory: a Unix socket's may have 107 bytes."""
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for(file: Path) -> None:
+    while not file.exists():
+        time.sleep(_POLL_S)
+
+
+def _listen(directory: Path) -> int:
     secret = secrets.token_bytes(_SECRET_BYTES)
     with socket.create_server(("", 0), family=socket.AF_INET) as server:
         address = {"host": host(), "port": server.getsockname()[1], "secret": secret.hex()}
@@ -47,9 +80,8 @@ def _wait(directory: Path) -> int:
 
 
 def _seek(directory: Path) -> int:
-    while not (file := directory / ADDRESS).exists():
-        time.sleep(_POLL_S)
-    address = json.loads(file.read_text())
+    _wait_for(directory / ADDRESS)
+    address = json.loads((directory / ADDRESS).read_text())
     connection = socket.create_connection((address["host"], address["port"]))
     connection.sendall(bytes.fromhex(address["secret"]))
     return connection.detach()

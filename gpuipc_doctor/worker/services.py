@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,14 +24,14 @@ from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.model import AtRest, Device, Json
 from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, announced, device_to_json
 from gpuipc_doctor.supervise.journal import Journal
-from gpuipc_doctor.worker import children
-from gpuipc_doctor.worker.peer import Peer
+from gpuipc_doctor.worker import children, descriptors
+from gpuipc_doctor.worker.peer import Peer, PeerLost
 from gpuipc_doctor.worker.stack_timer import StackTimer
 
 if TYPE_CHECKING:
-    from gpuipc_doctor.collectives.library import Library
     from gpuipc_doctor.fabric.worker_fabric import Fabric
     from gpuipc_doctor.mpi.communicator import Communicator
+    from gpuipc_doctor.nccl.library import Library
 
 
 class Unfit(Exception):
@@ -59,6 +60,19 @@ def _is_at_rest(backend: Backend, device: Device, used: int) -> bool:
     return backend.memory_used_from_outside(device) <= used + NOISE_BYTES
 
 
+class Drivers:
+    """The drivers that this process has opened. In a tour they are kept from visit to visit."""
+
+    def __init__(self) -> None:
+        self.opened: dict[str, Backend] = {}
+        self.worker: Worker
+
+    def open(self, name: str, root: str) -> Backend:
+        if name not in self.opened:
+            self.opened[name] = open_backend(name, lambda operation: self.worker.armed(operation), root)
+        return self.opened[name]
+
+
 class Worker:
     """The worker as seen by a role function; implements ``api.Worker``."""
 
@@ -69,6 +83,7 @@ class Worker:
         peer_fds: Sequence[int],
         journal: Journal,
         timer: StackTimer,
+        drivers: Drivers,
     ) -> None:
         self.role = files.role
         self._inbox = files.inbox
@@ -78,7 +93,8 @@ class Worker:
         self._peer_fds = tuple(peer_fds)
         self._journal = journal
         self._timer = timer
-        self._backends: dict[str, Backend] = {}
+        self._drivers = drivers
+        drivers.worker = self
 
     @property
     def params(self) -> Mapping[str, Json]:
@@ -118,6 +134,33 @@ class Worker:
     def _own_device(self) -> Device:
         devices = self._assignment.devices
         return devices[self._assignment.place % len(devices)]
+
+    def meet(self, channels: Sequence[int]) -> None:
+        """At the start of a visit, wait until every role has come, and connect to the others.
+
+        ``channels``: this process's sockets to the processes of the other roles, for the whole tour.
+        """
+        try:
+            with self._journal.waiting():
+                self._peer_fds = tuple(self._connections(channels))
+        except (EOFError, OSError) as error:
+            raise PeerLost from error
+
+    def _connections(self, channels: Sequence[int]) -> Iterator[int]:
+        if self._assignment.place != 0:
+            (channel,) = channels
+            os.write(channel, b"\0")
+            with socket.socket(fileno=os.dup(channel)) as first:
+                yield descriptors.receive(first)
+            return
+        for channel in channels:
+            if not os.read(channel, 1):
+                raise EOFError("the other role's process has ended")
+        for channel in channels:
+            ours, theirs = socket.socketpair()
+            with theirs, socket.socket(fileno=os.dup(channel)) as other:
+                descriptors.send(other, theirs.fileno())
+            yield ours.detach()
 
     def begin(self) -> None:
         """Wait for the start signal and for idle devices. Only the first role reads the devices' memory
@@ -164,6 +207,11 @@ class Worker:
                 self.record(memory=[gpu.memory_info() for gpu in self.gpus])
         self.record(holders=held)
 
+    def record_kinds(self) -> None:
+        """After a call that is not supported, record which of the devices lack features by design."""
+        with suppress(DriverError):
+            self.record(kinds=[f"{gpu.device.label} is {gpu.kind}" for gpu in self.gpus if gpu.kind])
+
     def host_memory(self, nbytes: int) -> HostMemory:
         return HostMemory(nbytes)
 
@@ -192,6 +240,9 @@ class Worker:
     def finish(self) -> None:
         """The worker's last steps after its role function returned."""
         self._journal.tell_returned()
+        if self._assignment.then:
+            for backend in self._drivers.opened.values():
+                backend.end_contexts(self._assignment.keeps)
         if "mpi" in vars(self):
             self.mpi.finalize()
 
@@ -204,7 +255,8 @@ class Worker:
         if not self._peer_fds and self._assignment.ranks == 2:
             from gpuipc_doctor.worker import node_socket
 
-            self._peer_fds = (node_socket.connect(self._directory, self._assignment.place, self._journal),)
+            meet = node_socket.connect if self._assignment.nodes == 1 else node_socket.connect_nodes
+            self._peer_fds = (meet(self._directory, self._assignment.place, self._journal),)
         if not self._peer_fds:
             raise RuntimeError(f"role {self.role} has no peer: the probe has no second role or rank")
         return tuple(Peer(fd, self._journal) for fd in self._peer_fds)
@@ -215,25 +267,23 @@ class Worker:
         from gpuipc_doctor.worker import node_socket
 
         assignment = self._assignment
-        host = node_socket.host() if assignment.ranks else "127.0.0.1"
+        host = node_socket.host() if assignment.nodes > 1 else "127.0.0.1"
         return Fabric(assignment.place, Path(assignment.root), self.armed, lambda: self.peer, host)
 
     def collectives(self, library: str) -> Library:
-        from gpuipc_doctor.collectives.library import Library
+        from gpuipc_doctor.nccl.library import Library
 
         return Library(library, self.gpu, self.armed, self.record)
 
     def start(self, act: Callable[[children.Child], None]) -> children.ChildProcess:
-        if not self._assignment.starter or self._backends:
+        if not self._assignment.starter or self._drivers.opened:
             why = "the role is not in Probe.starters, or has opened a driver"
             raise RuntimeError(f"role {self.role} cannot start a process: {why}")
         journal = self._journal
         return children.start(act, self._assignment, journal.add_returned, journal.disarm)
 
     def _backend(self, name: str) -> Backend:
-        if name not in self._backends:
-            self._backends[name] = open_backend(name, self.armed, self._assignment.root)
-        return self._backends[name]
+        return self._drivers.open(name, self._assignment.root)
 
     def discover(self, backend: str) -> dict[str, Json]:
         opened = self._backend(backend)

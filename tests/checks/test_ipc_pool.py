@@ -47,7 +47,8 @@ def test_pointer_must_show_data_after_its_exporter_ended() -> None:
 
 
 def test_memory_is_measured_without_concurrent_probes() -> None:
-    assert [probe.exclusive for probe in plan("ipc-pool", gpu(0))] == [True, False, True]
+    exclusive = {probe.name: probe.exclusive for probe in plan("ipc-pool", gpu(0))}
+    assert exclusive == {"data": True, "many pools": True, "exporter gone": False}
 
 
 def many(each: int = 0, alone: int = 0, descriptors: int = 0, wrong: Sequence[str] = ()) -> list[Finding]:

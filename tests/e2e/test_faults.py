@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.model import MemoryShare, Report
+from gpuipc_doctor.model import Exit, MemoryShare, Report, Status
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Expectation, Profile
@@ -26,103 +25,88 @@ SHARED_MEMORY = Path("/dev/shm")
 
 HEALTHY = "healthy-single"
 
-QUIET = ("no-devices", "no-peer-access", "slow-driver")
-"""Odd nodes on which every check of `check --all` must pass; for healthy ones see test_healthy.py."""
+ODD = {
+    "counter-lags": ("driver-pool-release", "ipc-pool", "ipc-release"),
+    "fabric-not-permitted": ("ipc-fabric",),
+    "granule-16-mib": ("ipc-vmm", "ipc-vmm-release"),
+    "healthy-imex": ("ipc-fabric",),
+    "setsid-grandchild": ("driver-pool-reuse", "ipc-handles"),
+    "slow-driver": ("ipc-concurrent", "ipc-reopen", "ipc-stale"),
+    "stderr-flood": ("ipc-handles", "ipc-histories"),
+    "uuid-without-result": ("driver-init",),
+}
+"""Odd nodes → checks that they could mislead and that must find nothing there."""
 
-STARTS = ("setsid-grandchild", "stderr-flood")
-"""Nodes whose fault is in the driver's initialisation: one check that exports is enough."""
-
-
-NEIGHBOURS = (
-    *("healthy-both", "healthy-cuda", "healthy-hip", HEALTHY),
-    *("nvidia-450.102.04", "nvidia-455.32.00", "nvidia-460.32.03"),
-)
-"""Nodes that are part of another one here or of the README, or differ from one only in a version."""
-
-TWINS = (
-    *("abort-ipc-open", "amd-vmm-context-import", "counter-in-gib", "error-ipc-get", "hang-ipc-get"),
-    *("vmm-context-export", "wrong-page", "amd-ipc-reopen"),
-)
-"""Nodes with the fault of another one here: in another call of the same checks, of another size, with another
-signal, of another vendor. The engine judges the end of a probe in the same way for all checks."""
-
-DRILLED = ("hang-ipc-open", "leak-on-open")
-"""Nodes on which the README drills the checks that make the faulty call; tested by test_readme.py."""
+ALL_AT_ONCE = ("device-lost",)
+"""Nodes on which a check fails because of what another check did."""
 
 CHECKS_LET_OFF = {"error-then-hang": 9, "sticky-error": 6, "out-of-memory-falsely": 4}
 """Profile → most checks that may blame the faulty call although the profile does not expect it: one more than
-seen in benchmarks/drill.md, as room for a new check. A call that fails once and then hangs has most."""
+seen when all nodes were drilled, as room for a new check. A call that fails once and then hangs has most."""
 
 ELSEWHERE_LET_OFF = 2
 
-COPIES = ("mapping-snapshot",)
-"""Nodes that copy memory at each open, which unaffected checks do hundreds of times."""
-
-FABRIC = ("fabric-not-permitted", "healthy-imex")
-"""Nodes whose driver has no fault, and differs from others only for one check."""
-
-
-def runs() -> list[object]:
-    """Each fault on one vendor's driver, alternating; `full`: on both, and the omitted ones."""
-    stated = [profile.load(name) for name in profile.names()]
+STATED = [
+    stated
+    for stated in map(profile.load, profile.names())
     # Faults of MPI are in test_mpi_faults.py, of libfabric in test_fabric.py, of NCCL in test_collectives.py.
-    ours = [
-        profile
-        for profile in stated
-        if profile.expect and not (profile.needs_mpi or profile.needs_fabric or profile.has_collectives)
-    ]
-    return [
-        pytest.param(one, backend, id=f"{one.name}-{backend}", marks=[getattr(pytest.mark, backend), *more])
-        for number, one in enumerate(ours)
-        for place, backend in enumerate(one.expect)
-        for in_turn in [place == number % len(one.expect) and one.name not in (*NEIGHBOURS, *TWINS, *DRILLED)]
-        for more in [[] if in_turn else [pytest.mark.full]]
-    ]
+    if stated.expect and not (stated.needs_mpi or stated.needs_fabric or stated.has_collectives)
+]
 
 
-@pytest.fixture(scope="session")
-def callers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, frozenset[str]]:
-    """Call → the checks that make it on a healthy node, measured once for all workers."""
-    base = tmp_path_factory.getbasetemp()
-    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "healthy.json"
-    with place.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not place.exists():
-            report, code = check("--all", "--simulate", HEALTHY)
-            assert drill.judge(Expectation(0, ()), drill.rows(report), code).good
-            place.write_text(report_json.dumps(report, exit_code=code))
-    return drill.callers(report_json.loads(place.read_text()))
+def run(stated: Profile, backend: str, *more: object) -> object:
+    marks = getattr(pytest.mark, backend)
+    return pytest.param(stated, backend, *more, id=f"{stated.name}-{backend}", marks=marks)
 
 
-@pytest.mark.parametrize(("stated", "backend"), runs())
-def test_fault_is_found_by_checks_that_make_the_call_and_nothing_is_left(
-    stated: Profile, backend: str, callers: Mapping[str, frozenset[str]], tmp_path: Path
-) -> None:
-    """Runs the checks that make the faulty call. They must report what the profile expects, and nothing else.
+def of_each_kind() -> list[object]:
+    """Nodes and checks by which each effect of a fault occurs and each check makes each of its findings once.
 
-    One device unless pairs are expected; `full`: all devices.
+    On one vendor's driver, alternating; in addition, the odd nodes.
     """
-    meet = frozenset().union(*(callers.get(str(fault["call"]), ()) for fault in stated.faults))
-    if stated.name in STARTS:
-        meet = frozenset({"ipc-handles"})
-    if stated.name in COPIES:
-        meet = frozenset()
-    if stated.name in FABRIC:
-        meet |= {"ipc-fabric"}
-    checks = sorted(meet | set(stated.expect[backend].checks))
-    if stated.name in QUIET or not checks:
-        find(stated, backend, tmp_path, "--all")
-    elif any(
-        expected.subject == "pair" or expected.check == "ipc-peer"
-        for expected in stated.expect[backend].findings
-    ):
-        find(stated, backend, tmp_path, *checks)
-    else:
-        find(stated, backend, tmp_path, *checks, "--device", "0")
+    chosen: list[object] = []
+    seen: set[object] = set()
+    for number, stated in enumerate(STATED):
+        backend = list(stated.expect)[number % len(stated.expect)]
+        findings = stated.expect[backend].findings
+        new = [found.check for found in findings if (found.check, found.key, found.status) not in seen]
+        effects = {fault["do"] for fault in stated.faults}
+        if effects - seen and not new:
+            new = [found.check for found in findings[:1]]
+        if new and stated.name in ALL_AT_ONCE:
+            new = list(stated.expect[backend].checks)
+        if checks := (*dict.fromkeys(new), *ODD.get(stated.name, ())):
+            chosen.append(run(stated, backend, checks))
+            seen |= effects | {
+                (found.check, found.key, found.status) for found in findings if found.check in checks
+            }
+    return chosen
+
+
+def part(expected: Expectation, checks: Sequence[str]) -> Expectation:
+    """The expectation where only these checks run."""
+    findings = tuple(found for found in expected.findings if found.check in checks)
+    worst = max((found.status for found in findings), key=lambda status: status.severity, default=None)
+    code = {Status.FAIL: Exit.FAIL, Status.ERROR: Exit.ERROR}.get(worst, Exit.OK) if worst else Exit.OK
+    return replace(expected, findings=findings, exit_code=min(code, expected.exit_code))
+
+
+@pytest.mark.parametrize(("stated", "backend", "checks"), of_each_kind())
+def test_fault_is_found_and_nothing_is_left(
+    stated: Profile, backend: str, checks: tuple[str, ...], tmp_path: Path
+) -> None:
+    """One device, unless pairs are expected; without devices, `check --all`, which then tests nothing."""
+    expected = stated.expect[backend]
+    is_of_pairs = any(found.subject == "pair" or found.check == "ipc-peer" for found in expected.findings)
+    asked = (*checks, *(() if is_of_pairs else ("--device", "0"))) if stated.devices else ("--all",)
+    some = replace(stated, expect={backend: part(expected, checks)})
+    find(some, backend, tmp_path, *asked)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("stated", "backend"), runs())
+@pytest.mark.parametrize(
+    ("stated", "backend"), [run(stated, backend) for stated in STATED for backend in stated.expect]
+)
 def test_all_checks_find_what_the_profile_expects_and_nothing_else(
     stated: Profile, backend: str, tmp_path: Path
 ) -> None:

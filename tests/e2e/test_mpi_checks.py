@@ -23,13 +23,12 @@ LIBRARIES = {
     "openmpi": "lib/libmpi.so.40",
 }
 
-OTHERS = ("mpich43", "mpich50", "openmpi")
 NODES = ("healthy-cuda", "healthy-hip")
 
 
 def on(library: str, node: str) -> object:
-    """This library and node; a second MPICH, and HIP except with one library, only with `full`."""
-    rare = library == "mpich43" or (node == "healthy-hip" and library != "mpich50")
+    """This library and node; one of them in every run."""
+    rare = (library, node) != ("mpich50", "healthy-cuda")
     return pytest.param(library, node, id=f"{library}-{node}", marks=[pytest.mark.full] if rare else [])
 
 
@@ -131,6 +130,7 @@ def test_healthy_node_passes(healthy: Any, name: str, node: str) -> None:
     assert all(finding["measured"] for finding in sent if finding["status"] == "PASS")
 
 
+@pytest.mark.full  # about a library, on a node that only it needs
 def test_intel_mpi_fails_from_one_device_to_the_others_host(healthy: Any) -> None:
     """Seen on two H200s: it opens a handle for the host that it still has open for the device."""
     found = of("mpi-small-message", healthy("impi", "healthy-cuda"))
@@ -145,6 +145,7 @@ def test_intel_mpi_fails_from_one_device_to_the_others_host(healthy: Any) -> Non
     assert all(line.startswith("device to host, ") for line in lines), lines
 
 
+@pytest.mark.full  # likewise
 def test_intel_mpi_keeps_the_senders_memory_when_buffers_grow(healthy: Any) -> None:
     """The growth comes from the library, also on a real GPU; not with its IPC off or in other controls."""
     ((subject, concluded),) = of("mpi-cache-growth", healthy("impi", "healthy-cuda")).items()
@@ -160,6 +161,7 @@ def test_intel_mpi_keeps_the_senders_memory_when_buffers_grow(healthy: Any) -> N
     assert len(concluded) == 3
 
 
+@pytest.mark.full  # likewise; a bound is also found by test_mpi_faults.py
 def test_intel_mpi_bound_to_16_buffers_is_a_warning(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("I_MPI_OFFLOAD_CACHE_MAX_SIZE", "16")
     (concluded,) = findings("impi", "healthy-cuda", "mpi-cache-growth").values()
@@ -171,6 +173,7 @@ def test_intel_mpi_bound_to_16_buffers_is_a_warning(findings: Any, monkeypatch: 
     assert "I_MPI_OFFLOAD_CACHE_MAX_SIZE" in bad["remedy"]
 
 
+@pytest.mark.full  # unit tests follow a leak as far
 def test_leak_is_followed_up_to_the_memory_limit(findings: Any, node_with: Any) -> None:
     node = node_with("mpi-faults", "{call: MPI_Send, memory: device, min: 1 MiB, do: leak, bytes: 11 MiB}")
     (concluded,) = findings("mpich50", node, "mpi-cache-growth").values()
@@ -220,6 +223,7 @@ def over_ucx(doctor: Command) -> Any:
 
 
 @pytest.mark.cuda
+@pytest.mark.full  # test_mpi_faults.py tries workarounds of another issue
 @under("mpich50")
 def test_growth_over_ucx_is_found_with_its_workaround(over_ucx: Any, library: str) -> None:
     """The growth comes from the library itself. Two H200s show it as well, in the sender's memory."""
@@ -269,7 +273,8 @@ def test_mapping_of_freed_memory_is_stale_data_on_one_and_two_devices(findings: 
         )
 
 
-@pytest.mark.parametrize("name", ["impi", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)])
+@pytest.mark.full  # the test above has the same finding
+@pytest.mark.parametrize("name", LIBRARIES)
 def test_library_that_delivers_old_data_is_found(findings: Any, node_with: Any, name: str) -> None:
     node = node_with("mpi-faults", "{call: MPI_Recv, rank: 1, min: 1 MiB, do: stale}")
     for finding, *others in findings(name, node, "mpi-stale-buffer", *ONE_DEVICE).values():

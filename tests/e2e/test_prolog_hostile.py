@@ -17,6 +17,7 @@ import pytest
 
 from tests.e2e.test_faults import left_in_shared_memory, ours_in_shared_memory
 from tests.e2e.test_prolog import POLICY
+from tests.hanging_fs import AS_ROOT, hanging
 from tests.waiting import LIMIT_S, LOAD_S, until
 
 CHECK = Path(__file__).parent.parent / "fixtures" / "hostile_check.py"
@@ -125,14 +126,24 @@ def test_killed_guard_leaves_nothing(site: Path, mark: str) -> None:
     assert left(mark) == []
 
 
+@AS_ROOT
 def test_config_on_a_hanging_file_system_is_reported(site: Path) -> None:
-    os.mkfifo(site / "site.yaml")  # open waits for a writer, as NFS waits for its server
-    ended, elapsed_s = run(site)
+    with hanging(site / "nfs") as nfs:
+        (site / "site.yaml").symlink_to(nfs / "site.yaml")
+        ended, elapsed_s = run(site)
     assert elapsed_s < BUDGET_S + 1 + LOAD_S
     assert (ended.returncode, ended.stdout) == (
         0,
         "gpuipc-doctor: ERROR the budget was exhausted while the prolog read site.yaml\n",
     )
+
+
+def test_config_that_is_a_pipe_is_not_waited_for(site: Path) -> None:
+    os.mkfifo(site / "site.yaml")
+    ended, _ = run(site)
+    assert (ended.returncode, ended.stdout.count("\n")) == (0, 1)
+    assert "ERROR invalid config" in ended.stdout
+    assert "site.yaml: is not a regular file" in ended.stdout
 
 
 def test_signal_ends_the_prolog_at_once(site: Path, mark: str) -> None:

@@ -44,7 +44,12 @@ def launch(name: str, mpiexec_of: str = "") -> Launch:
 LIBRARIES = ("impi", "mpich43", "mpich50", "openmpi")
 
 
-@pytest.fixture(params=LIBRARIES)
+@pytest.fixture(
+    params=[
+        "openmpi",
+        *(pytest.param(name, marks=pytest.mark.full) for name in LIBRARIES if name != "openmpi"),
+    ]
+)
 def mpi(request: pytest.FixtureRequest) -> Launch:
     return launch(request.param)
 
@@ -69,6 +74,7 @@ def run(
     return session.run("ranks", FILE, probe, until=time.monotonic() + LIMIT_S)
 
 
+@pytest.mark.parametrize("mpi", LIBRARIES, indirect=True)
 def test_ranks_communicate(session: Session, mpi: Launch, roles: ModuleType) -> None:
     outcome = run(session, mpi, roles, "send", "receive")
     assert outcome.completed, outcome
@@ -94,11 +100,6 @@ def test_files_of_a_launcher_are_removed(session: Session, roles: ModuleType) ->
     assert not Path(place).exists()
 
 
-@pytest.mark.parametrize(
-    "mpi",
-    ["openmpi", *(pytest.param(name, marks=pytest.mark.full) for name in LIBRARIES if name != "openmpi")],
-    indirect=True,
-)
 def test_hanging_rank_is_blamed_and_both_show_their_stacks(
     session: Session, mpi: Launch, roles: ModuleType
 ) -> None:
@@ -109,7 +110,7 @@ def test_hanging_rank_is_blamed_and_both_show_their_stacks(
     assert blame.conclude(outcome).status is Status.FAIL
 
 
-@pytest.mark.parametrize("library", ["mpich50", "openmpi"])
+@pytest.mark.parametrize("library", ["mpich50", pytest.param("openmpi", marks=pytest.mark.full)])
 def test_either_of_two_ranks_in_the_same_call_is_blamed(
     session: Session, roles: ModuleType, library: str
 ) -> None:

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,9 @@ PASSING = (
     (re.compile(r"\b\d+\.\d s ·"), "3.2 s ·"),
     (re.compile(r"((?:caught|invented).* {2,})\d+\.\d$", re.MULTILINE), r"\g<1>2.0"),
     (re.compile(r"drills in \d+ s"), "drills in 30 s"),
+    (re.compile(r"(3\.2 s · 2026-11-20 12:00:00) ·\n  (gpuipc-doctor \S+)$", re.MULTILINE), r"\1 · \2"),
 )
-"""Text that differs between runs, and its replacement in the pages."""
+"""Text that differs between runs, and its replacement in the pages. A run of 100 s wraps its head."""
 
 
 CUT = "…\n"
@@ -61,6 +63,8 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 def printed(arguments: str, directory: Path) -> str:
     command = [sys.executable, "-m", "gpuipc_doctor.cli.main", *shlex.split(arguments)]
+    if arguments.startswith("check "):
+        command += ["--budget", "3600"]  # on a busy machine, reruns do not fit into the usual one
     environment = {**os.environ, "COLUMNS": "80"}
     ended = subprocess.run(
         command, cwd=directory, capture_output=True, text=True, timeout=LIMIT_S, env=environment
@@ -112,6 +116,7 @@ def test_exit_codes_of_a_page_are_those_of_the_program(page: str, meanings: dict
 LINK = re.compile(r"\]\((?P<file>[^)#:]*)(?:#(?P<anchor>[^)]*))?\)")
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub generates for a page's headings, and those that the page sets itself."""
     headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)

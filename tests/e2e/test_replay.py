@@ -244,8 +244,14 @@ def test_steps_are_printed_without_a_replay(tmp_path: Path) -> None:
 compiles = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 
+EACH_RESULT = ("error", "crash", "hang", "no-result", "wrong-byte", "memory-kept", "vmm-wrong", "pool-wrong")
+"""Faults of which each is found in another way or with other calls; the others are marked ``full``."""
+
+
 @compiles
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in EACH_RESULT else pytest.mark.full) for kind in FAULTS]
+)
 def test_c_program_fails_at_the_same_step_and_passes_on_a_healthy_driver(kind: str, tmp_path: Path) -> None:
     history, profile, step, says = FAULTS[kind]
     program = compiled(history, tmp_path)
@@ -308,7 +314,9 @@ REPORTED = {  # check that fails → profile, what the program prints
 
 @compiles
 @pytest.mark.cuda
-@pytest.mark.parametrize("check", REPORTED)
+@pytest.mark.parametrize(
+    "check", [pytest.param(name, marks=pytest.mark.full if "vmm" in name else []) for name in REPORTED]
+)
 def test_report_of_a_failure_becomes_a_c_program_that_fails(check: str, tmp_path: Path) -> None:
     profile, says = REPORTED[check]
     report = tmp_path / "report.json"

@@ -1,4 +1,4 @@
-"""`ticket` on reports of real runs: the bundle is opened and read; bad input is one line."""
+"""Bug reports of real runs: the bundle is opened and read; bad input is one line."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_links_and_special_files_among_the_logs_are_left_out(
         "logs/core: is not text",
         "logs/shadow: is a link",
         "logs/pipe: is not a regular file",
-        "logs/large: is larger than 64 MiB",
+        "logs/large: is longer than 64 MiB",
     ):
         assert said in ended.stdout
 
@@ -118,8 +118,8 @@ def test_job_and_inventory_make_one_ticket(doctor: Command, tmp_path: Path) -> N
     inventory.write_text(doctor("inventory", "--json").stdout)
     ended = doctor("ticket", str(job), "--for", "libfabric", "--also", str(inventory))
     assert ended.returncode == 0, ended.stderr
-    assert "ranks 0-14 wait in MPI" in ended.stdout
-    assert "kernel " in ended.stdout.partition("## Environment")[2]
+    assert "ranks 0-14 wait for it in MPI" in ended.stdout
+    assert "kernel " in ended.stdout.partition("## Versions")[2].partition("## ")[0]
 
 
 def test_ticket_of_one_check(doctor: Command, tmp_path: Path) -> None:
@@ -130,10 +130,29 @@ def test_ticket_of_one_check(doctor: Command, tmp_path: Path) -> None:
     assert "mpi-small-message" not in fine.stdout
 
 
+@pytest.mark.parametrize("arguments", [[], ["--for", "hpe"], ["--anonymise"]])
+def test_ticket_is_the_bug_report_of_report(doctor: Command, tmp_path: Path, arguments: list[str]) -> None:
+    file = tmp_path / "r.json"
+    file.write_text(report_json.dumps(node(*NVIDIA)))
+    alias = doctor("ticket", str(file), *arguments)
+    ended = doctor("report", str(file), "--format", "ticket", *arguments)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "## What fails" in ended.stdout
+    assert ended.stdout == alias.stdout
+
+
+@pytest.mark.parametrize("option", ["--bundle=b.tar.gz", "--anonymise", "--for=ucx", "--check=ipc-reopen"])
+def test_other_format_refuses_options_of_a_ticket(doctor: Command, tmp_path: Path, option: str) -> None:
+    ended = doctor("report", str(whole(tmp_path)), option)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"{option.partition('=')[0]} needs --format ticket" in ended.stderr
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["whole.json"]
+
+
 TORN = report_json.dumps(healthy(gpus(1)))[:2000]
 WHOLE = report_json.dumps(healthy(gpus(1)))
 NEWER = {
-    "job": document.dumps(ONE_LATE).replace("job/1", "job/9"),
+    "job": document.dumps(ONE_LATE).replace("job/2", "job/9"),
     "report": WHOLE.replace("report/2", "report/9"),
 }
 
@@ -178,7 +197,6 @@ def whole(directory: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "Missing option '--for'"),
         (["--for", "nvida"], "did you mean 'nvidia'?"),
         (["--for", "ucx", "--check", "ipc-repoen"], "in the report; did you mean 'ipc-reopen'?"),
         (["--for", "ucx", "--bundle", "b.zip"], "does not end in .tar.zst or .tar.gz"),

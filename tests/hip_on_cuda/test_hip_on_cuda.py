@@ -103,6 +103,7 @@ def test_memory_outlives_its_exporter(roles: tuple[Remote, Remote]) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.full  # the suite once more, with processes that import on their own
 def test_conformance_suite_passes(node: Node) -> None:
     """All tests pass, except for answers of CUDA's driver that AMD's runtime does not give.
 

@@ -115,18 +115,6 @@ def test_drill_passes_with_the_checks_expected_findings_added(tree: Tree, nodes:
         profile.write_text(stated)
 
 
-ALL_CHECKS = re.compile(r"check_files\.load|loader\.load\(\)|callers\(|finding_keys|judging")
-"""Text of tests that examine all checks, or one check by its file."""
-
-
-def knowing_of_checks() -> list[str]:
-    """Unit tests that a new check can break: those of the checks, and those that examine all checks."""
-    files = sorted((REPOSITORY / "tests").glob("unit/**/test_*.py"))
-    names = [str(file.relative_to(REPOSITORY)) for file in files if ALL_CHECKS.search(file.read_text())]
-    assert {"tests/unit/cli/test_validate.py", "tests/unit/run/test_check_files.py"} <= set(names)
-    return ["tests/checks", "tests/unit/api", *names]
-
-
 NOT_OF_A_COPY = (
     "tests/unit/prolog/test_state.py::"
     "test_answer_takes_at_most_1_5_times_as_long_as_importing_click_and_yaml",
@@ -139,7 +127,10 @@ copy as packages."""
 @pytest.mark.parametrize(
     "tests",
     [
-        pytest.param(knowing_of_checks(), id="those that know of checks"),
+        pytest.param(
+            ["tests/checks/test_ipc_write_back.py", "tests/unit/run/test_check_files.py"],
+            id="of the new check and of check files",
+        ),
         pytest.param(
             ["tests/checks", "tests/unit"],
             id="all of units",
@@ -148,7 +139,7 @@ copy as packages."""
     ],
 )
 def test_the_tests_still_pass(tree: Tree, tests: list[str]) -> None:
-    """Runs the tests that a new check can break; the others do not depend on it."""
+    """The new check's own tests and those of check files; `full`: all of checks and units."""
     apart = [word for name in NOT_OF_A_COPY for word in ("--deselect", name)]
     ran = tree.run("pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *apart, *tests)
     assert ran.returncode == 0, ran.stdout

@@ -73,7 +73,10 @@ def wheel(sdist: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["wheel", "editable"])
+@pytest.fixture(
+    scope="module",
+    params=["wheel", pytest.param("editable", marks=pytest.mark.full)],  # `make test` runs in an editable one
+)
 def environment(
     request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:

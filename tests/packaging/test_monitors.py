@@ -1,13 +1,9 @@
-"""Inputs of other monitors: node-problem-detector's JSON, drain reasons in Slurm, and sos itself."""
+"""Inputs of other monitors: node-problem-detector's JSON, and drain reasons in Slurm."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -70,37 +66,3 @@ def test_every_drain_reason_matches_the_documented_pattern(kind: Kind, simulate:
 )
 def test_no_other_line_matches_the_pattern_of_a_drain_reason(line: str) -> None:
     assert not drain_reason().match(line)
-
-
-@pytest.mark.packages
-def test_sos_collects_the_inventory_and_the_last_report(tmp_path: Path) -> None:
-    """A copy of Debian's sos with the plug-in. sos sets PATH, so an overlay puts the command in /usr/sbin."""
-    (package,) = Path("/usr/lib/python3/dist-packages").glob("sos")
-    shutil.copytree(package, tmp_path / "sos")
-    shutil.copy(REPOSITORY / "ship/sos/gpuipc_doctor.py", tmp_path / "sos/report/plugins")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "sbin").mkdir()
-    (tmp_path / "sbin/gpuipc-doctor").symlink_to(Path(sys.executable).with_name("gpuipc-doctor"))
-    overlay = f"mount -t overlay overlay -o lowerdir={tmp_path}/sbin:/usr/sbin /usr/sbin"
-    script = f'{overlay} && exec /usr/bin/python3 /usr/bin/sos report "$@"'
-    options = (
-        "--batch",
-        "--only-plugins=gpuipc_doctor",
-        f"--tmp-dir={tmp_path}/out",
-        "--compression-type=gzip",
-    )
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, "sos", *options],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (archive,) = (tmp_path / "out").glob("sosreport-*.tar.gz")
-    with tarfile.open(archive) as packed:
-        names = packed.getnames()
-        (inventory,) = (
-            n for n in names if n.endswith("sos_commands/gpuipc_doctor/gpuipc-doctor_inventory_--json")
-        )
-        assert json.load(packed.extractfile(inventory) or sys.stdin)
-    assert any(name.endswith("sos_commands/gpuipc_doctor/gpuipc-doctor_--version") for name in names)

@@ -35,5 +35,5 @@ def test_wheel_has_every_package_and_data_file() -> None:
         for pattern in patterns
         for file in (ROOT / package.replace(".", "/")).glob(pattern)
     }
-    wanted = [file for file in data if file.is_file() and file.parent.name != "__pycache__"]
+    wanted = [file for file in data if file.is_file() and "__pycache__" not in file.parts]
     assert [file for file in wanted if file not in shipped] == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import marshal
 import os
+import stat
 import sys
 from datetime import date
 from pathlib import Path
@@ -39,7 +41,7 @@ def reader(tmp_path: Path) -> Reader:
 
 
 def stored(reader: Reader) -> Path:
-    (found,) = (reader.file.parent / "__pycache__").iterdir()
+    (found,) = (reader.file.parent / "__pycache__" / tables.STORED).iterdir()
     return found
 
 
@@ -104,3 +106,50 @@ def test_processes_that_compile_at_once_leave_one_whole_form(reader: Reader) -> 
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in started] == [0] * 4
     assert reader.compiled() == ["word"] * 100_000
     assert reader.times == 0
+
+
+def replant(path: Path, value: object) -> None:
+    """Replace a compiled form by another one with the right digests, in place."""
+    crafted = marshal.dumps(value)
+    head = path.read_bytes()[: tables.DIGEST_BYTES]
+    path.write_bytes(head + tables._digest(crafted) + crafted)
+
+
+def test_umask_does_not_open_the_compiled_form(reader: Reader) -> None:
+    before = os.umask(0)
+    try:
+        reader.compiled()
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (stored(reader), stored(reader).parent)]
+    assert modes == [0o644, 0o755]
+
+
+@pytest.mark.parametrize(
+    "odd", ["file mode", "directory mode", "file owner", "directory owner", "link", "pipe"]
+)
+def test_compiled_form_that_another_user_could_write_does_not_count(reader: Reader, odd: str) -> None:
+    if "owner" in odd and os.geteuid() != 0:
+        pytest.skip("only root can give files to others")
+    reader.compiled()
+    file = stored(reader)
+    replant(file, ["crafted"])
+    assert reader.compiled() == ["crafted"]  # with the right digests, only owner and mode protect it
+    target = file.parent if "directory" in odd else file
+    if "mode" in odd:
+        target.chmod(0o777)
+    elif "owner" in odd:
+        os.chown(target, 65534, 65534)
+    else:
+        moved = file.rename(file.with_name("moved"))
+        file.symlink_to(moved) if odd == "link" else os.mkfifo(file)
+    assert reader.compiled() == ["one", "two"]
+
+
+@pytest.mark.parametrize("value", [b"", b"\xff", b"[\xff\xff\xff\x7f", b"l\xff\xff\xff\x7f"])
+def test_any_error_of_the_compiled_form_means_that_the_source_is_read(reader: Reader, value: bytes) -> None:
+    """EOFError, ValueError, MemoryError and others of marshal."""
+    reader.compiled()
+    head = stored(reader).read_bytes()[: tables.DIGEST_BYTES]
+    stored(reader).write_bytes(head + tables._digest(value) + value)
+    assert reader.compiled() == ["one", "two"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
@@ -63,14 +63,14 @@ def test_every_order_has_examples() -> None:
     assert IN_ORDER.keys() == ORDERS.keys()
 
 
-@pytest.mark.parametrize("component", IN_ORDER)
-def test_real_versions_are_ordered(component: str) -> None:
-    parsed = [parse(component, text) for text in IN_ORDER[component].split()]
-    assert all(a is not None and b is not None and a < b for a, b in combinations(parsed, 2))
+def test_real_versions_are_ordered() -> None:
+    for component, texts in IN_ORDER.items():
+        parsed = [parse(component, text) for text in texts.split()]
+        assert all(a is not None and b is not None and a < b for a, b in combinations(parsed, 2)), component
 
 
-@pytest.mark.parametrize("component", IN_ORDER)
-@given(st.data())
+@given(st.sampled_from(sorted(IN_ORDER)), st.data())
+@settings(max_examples=10 * settings.default.max_examples)
 def test_order_is_total_antisymmetric_and_transitive(component: str, data: st.DataObject) -> None:
     a, b, c = (parse(component, data.draw(versions(component))) for _ in range(3))
     assert a is not None
@@ -123,9 +123,8 @@ CRAY_BUILD = Range("cray-mpich", "8.1.28.15", fixed="8.1.32.110")
 CRAY_LAST = Range("cray-mpich", "0", last_affected="8.1.28.15")
 
 
-@pytest.mark.parametrize(
-    ("affected", "version", "verdict"),
-    [
+def test_verdict_of_a_range() -> None:
+    verdicts = [
         (REOPEN, "450.80.02", UNKNOWN),
         (REOPEN, "450.102.04", FINE),
         (REOPEN, "455.23.05", UNKNOWN),
@@ -164,10 +163,8 @@ CRAY_LAST = Range("cray-mpich", "0", last_affected="8.1.28.15")
         (CRAY_LAST, "8.1.27", BAD),
         (CRAY_LAST, "8.1.28", UNKNOWN),
         (CRAY_LAST, "8.1.28.16", FINE),
-    ],
-)
-def test_verdict_of_a_range(affected: Range, version: str, verdict: Verdict) -> None:
-    assert affected.judge(version) is verdict
+    ]
+    assert [(a, version, a.judge(version)) for a, version, _ in verdicts] == verdicts
 
 
 @pytest.mark.parametrize(

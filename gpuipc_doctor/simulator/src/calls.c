@@ -7,11 +7,14 @@
 #include "losses.h"
 #include "sim.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -39,6 +42,18 @@ static void wait_ms(unsigned ms)
     struct timespec left = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
     while (nanosleep(&left, &left))
         ;
+}
+
+/* Take so long while no other process of the node does: a driver that serves one at a time. */
+static void wait_in_turn(unsigned ms)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/turn", getenv("GPUIPC_SIM_STATE"));
+    int turn = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    while (flock(turn, LOCK_EX) < 0 && errno == EINTR)
+        ;
+    wait_ms(ms);
+    close(turn);
 }
 
 static void take(void)
@@ -75,6 +90,9 @@ static bool exporter_exports(const struct ipc_handle *handle, int file)
 static bool condition_holds(const struct fault *fault, int device, const struct ipc_handle *handle, int file)
 {
     if (fault->peer && (!handle || handle_device(handle) == device))
+        return false;
+    if (fault->exporter >= 0 && (!handle || handle_device(handle) < 0 ||
+                                 node()->device[handle_device(handle)].index != fault->exporter))
         return false;
     switch (fault->when) {
     case CONTEXT_WAS_DESTROYED:
@@ -162,6 +180,9 @@ static int happen(const struct fault *fault, int device)
         break;
     case DELAY:
         wait_ms(fault->ms);
+        break;
+    case IN_TURN:
+        wait_in_turn(fault->ms);
         break;
     case CHATTER:
         chatter(fault->bytes);

@@ -315,11 +315,20 @@ static const struct attribute_numbers numbers = {
 
 int cuda_device_attribute(int *value, int attribute, int device)
 {
+    enum { INTEGRATED = 18, COMPUTE_MODE = 20, EXCLUSIVE_PROCESS = 3 };
     enum { MEMORY_POOLS_SUPPORTED = 115, HANDLE_TYPE_FABRIC_SUPPORTED = 128, HIGHEST_KNOWN = 150 };
     int known_from = attribute == MEMORY_POOLS_SUPPORTED         ? 11020
                      : attribute == HANDLE_TYPE_FABRIC_SUPPORTED ? 12030
                                                                  : 0;
     if (!value || attribute <= 0 || attribute > HIGHEST_KNOWN || node()->cuda_driver < known_from)
         return INVALID_VALUE;
-    return device_attribute(&numbers, value, attribute, device);
+    int code = device_attribute(&numbers, value, attribute, device);
+    if (code)
+        return code;
+    enum device_mode mode = node()->device[ordinal_device(device)].mode;
+    if (attribute == INTEGRATED)
+        *value = mode == INTEGRATED_GPU;
+    if (attribute == COMPUTE_MODE)
+        *value = mode == EXCLUSIVE ? EXCLUSIVE_PROCESS : 0;
+    return SUCCESS;
 }

@@ -25,7 +25,7 @@ static bool abbreviates(const char *token, const char *uuid)
 
 static int chosen(const char *token, const int *from, int count)
 {
-    if (!strncmp(token, "GPU-", 4)) {
+    if (!strncmp(token, "GPU-", 4) || !strncmp(token, "MIG-", 4)) {
         int found = -1;
         for (int i = 0; i < count; i++)
             if (abbreviates(token, node()->device[from[i]].uuid)) {
@@ -71,6 +71,9 @@ static void find_visible(void)
     if (face.backend == CUDA) {
         if (cuda)
             visible_count = keep_visible(cuda, visible, visible_count);
+        /* CUDA shows a process one MIG instance only, and it before whole GPUs. */
+        if (visible_count && !strncmp(node()->device[visible[0]].uuid, "MIG-", 4))
+            visible_count = 1;
         return;
     }
     /* ROCr hides devices first and numbers the rest anew; HIP chooses among those, by AMD's variable or else

@@ -75,6 +75,8 @@ static int word_of(const char *const *words, const char *key, const char *value)
 }
 
 static const char *const backends[] = {"cuda", "hip", NULL};
+/* In the order of enum device_mode. */
+static const char *const modes[] = {"usual", "exclusive", "confidential", "integrated", NULL};
 static const char *const conditions[] = {"always", "context-was-destroyed", "opened-before", "overlap",
                                          "exporter-exports", "third-in-block", "by-descriptor", NULL};
 /* In the order of enum fault_effect. */
@@ -84,7 +86,7 @@ static const char *const effects[EFFECTS + 1] = {"error",  "hang",    "hang-igno
                                       "skip",   "snapshot", "lose-writes",     "accept", "renumber", "latest",
                                       "leak-descriptor", "wrap", "corrupt-from", "stale-part", "end-another",
                                       "end-block", "end-count", "wipe", "sticky", "leak-addresses", "leak-thread",
-                                      "leak-host", "lag", "blank", "misstate", NULL};
+                                      "leak-host", "lag", "blank", "misstate", "in-turn", NULL};
 
 static int device_number(int backend, int64_t index)
 {
@@ -145,6 +147,8 @@ static void read_device(const char *key, const char *value, void *record)
         device->addresses = (uint64_t)number(key, value);
     else if (IS("imex"))
         device->imex = number(key, value);
+    else if (IS("mode"))
+        device->mode = (enum device_mode)word_of(modes, key, value);
     else if (IS("arch"))
         TEXT(device->arch);
     else
@@ -184,6 +188,8 @@ static void read_fault(const char *key, const char *value, void *record)
         fault->every = (unsigned)number(key, value);
     else if (IS("device"))
         fault->device = (int)number(key, value);
+    else if (IS("exporter"))
+        fault->exporter = (int)number(key, value);
     else if (IS("when"))
         fault->when = (enum fault_condition)word_of(conditions, key, value);
     else if (IS("peer"))
@@ -236,7 +242,7 @@ static void read_line(char *line)
         if (the_node.faults == MAX_FAULTS)
             refuse("more than %d faults", MAX_FAULTS);
         struct fault *fault = &the_node.fault[the_node.faults++];
-        *fault = (struct fault){.backend = -1, .call = -1, .device = -1, .effect = EFFECTS};
+        *fault = (struct fault){.backend = -1, .call = -1, .device = -1, .exporter = -1, .effect = EFFECTS};
         read_fields(fields, read_fault, fault);
         if (fault->call < 0 || fault->effect == EFFECTS)
             refuse("a fault needs call= and do=");

@@ -108,6 +108,21 @@ int nvml_version(char *text, unsigned bytes)
     return give_text(text, bytes, version);
 }
 
+struct nvml_confidential { /* nvmlConfComputeSystemState_t */
+    unsigned environment, feature, tools;
+};
+
+int nvml_confidential(struct nvml_confidential *state)
+{
+    if (!state)
+        return NVML_INVALID_ARGUMENT;
+    bool on = false;
+    for (int i = 0; i < node()->devices; i++)
+        on |= node()->device[i].mode == CONFIDENTIAL;
+    *state = (struct nvml_confidential){.environment = on, .feature = on};
+    return SUCCESS;
+}
+
 int nvml_cuda_version(int *version)
 {
     if (!version)

@@ -38,6 +38,13 @@ extern const char *const call_names[CALLS + 1]; /* ends in NULL */
 
 enum { MAX_DEVICES = 32, MAX_FAULTS = 64 };
 
+enum device_mode {
+    USUAL,
+    EXCLUSIVE,      /* compute mode: one process at a time */
+    CONFIDENTIAL,   /* as NVML reports it */
+    INTEGRATED_GPU, /* it shares the host's memory */
+};
+
 struct device {
     enum backend backend;
     int index; /* among the devices of its backend */
@@ -49,6 +56,7 @@ struct device {
     uint64_t granule;      /* of physical memory, bytes */
     uint64_t addresses;    /* bytes that allocations take before freed ones; 0: all */
     bool imex;             /* fabric handles are permitted: there is an IMEX channel */
+    enum device_mode mode;
 };
 
 enum fault_condition {
@@ -100,6 +108,7 @@ enum fault_effect { /* in the order of node.c's words */
     LAG,
     BLANK,
     MISSTATE,
+    IN_TURN,
     EFFECTS,
 };
 
@@ -107,6 +116,7 @@ struct fault {
     int backend; /* an enum backend, or -1 for any */
     int call;    /* an enum call */
     int device;  /* index among the devices of the backend, or -1 for any */
+    int exporter; /* likewise: only when the handle at hand is of that device's memory */
     unsigned nth, from, every;
     enum fault_condition when;
     bool peer; /* only when the handle at hand is of another device's memory */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +17,7 @@ from gpuipc_doctor.backends.absence import NO_DEVICE, Absence
 from gpuipc_doctor.backends.cuda import NVIDIA
 from gpuipc_doctor.backends.hip import AMD
 from gpuipc_doctor.model import DriverFault
+from gpuipc_doctor.node_files import Tree
 
 VENDORS = {"cuda": NVIDIA, "hip": AMD}
 BINDING = {"cuda": "cuda.bindings", "hip": "hip"}
@@ -166,6 +168,9 @@ def test_device_file_without_permission_is_named(
         ("cuda", 802, "fabric"),
         ("cuda", 803, "reload"),
         ("cuda", 804, "compat"),
+        ("cuda", 805, "nvidia-cuda-mps-control"),
+        ("cuda", 807, "MPS"),
+        ("cuda", 808, "MPS"),
         ("hip", 35, "amdgpu"),
     ],
     indirect=["backend"],
@@ -181,3 +186,128 @@ def test_any_other_code_is_reported_as_it_is(backend: str, tmp_path: Path) -> No
         DriverFault("cuInit", 999, "CUDA_ERROR_UNKNOWN")
     )
     assert unavailable.reason == "cuInit returned CUDA_ERROR_UNKNOWN (999)"
+
+
+def deny(monkeypatch: pytest.MonkeyPatch, root: Path, *names: str) -> None:
+    """Make the device files unreadable, as a container's device rules do, for root as well."""
+    os_open = os.open
+
+    def denied(path: Any, flags: int, *arguments: Any) -> int:
+        if any(Path(path) == root / name for name in names):
+            raise PermissionError(1, "Operation not permitted", str(path))
+        return os_open(path, flags, *arguments)
+
+    monkeypatch.setattr(os, "open", denied)
+
+
+GPU_FILES = {
+    "cuda": ("dev/nvidia0", "dev/nvidia1"),
+    "hip": ("dev/dri/renderD128", "dev/dri/renderD129"),
+}
+
+
+@pytest.mark.parametrize("code", [NO_DEVICE, 999])
+def test_gpu_of_another_job_is_no_cause(
+    backend: str, tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = GPU_FILES[backend]
+    root = tree(tmp_path, *MODULE_FILES[backend], DEVICE_FILE[backend], "dev/nvidia-uvm", *files)
+    deny(monkeypatch, root, files[1])
+    assert "permission" not in absence(backend, root).initialising_failed(fault(code)).reason
+    deny(monkeypatch, root, *files)
+    assert "no permission to open" in absence(backend, root).initialising_failed(fault(code)).reason
+
+
+def fault(code: int) -> DriverFault:
+    return DriverFault("init", code, "NAME")
+
+
+@pytest.mark.parametrize("code", [802, 803, 805])
+def test_code_with_its_own_cause_stands_before_a_denied_device_file(
+    tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tree(tmp_path, *MODULE_FILES["cuda"], "dev/nvidiactl", "dev/nvidia0")
+    deny(monkeypatch, root, "dev/nvidiactl", "dev/nvidia0")
+    assert "permission" not in absence("cuda", root).initialising_failed(fault(code)).reason
+
+
+def test_unknown_error_without_nvidia_uvm_names_that_module(tmp_path: Path) -> None:
+    root = tree(tmp_path, *MODULE_FILES["cuda"], "dev/nvidiactl")
+    unavailable = absence("cuda", root).initialising_failed(fault(999))
+    assert "/dev/nvidia-uvm does not exist" in unavailable.reason
+    assert "modprobe nvidia-uvm" in unavailable.remedy
+    tree(root, "dev/nvidia-uvm")
+    assert "nvidia-uvm" not in absence("cuda", root).initialising_failed(fault(999)).reason
+
+
+@pytest.mark.parametrize(
+    ("backend", "modules", "words"),
+    [
+        ("cuda", "kernel/drivers/net/dummy.ko:\n", "no nvidia module for the running kernel 6.1.0-1"),
+        ("cuda", "updates/dkms/nvidia.ko.zst:\n", "nvidia is not loaded"),
+        ("cuda", "updates/dkms/nvidia-uvm.ko: x\n", "no nvidia module"),
+        ("hip", "kernel/drivers/gpu/drm/amd/amdgpu/amdgpu.ko: x\n", "amdgpu is not loaded"),
+        ("hip", "", "no amdgpu module for the running kernel"),
+    ],
+    indirect=["backend"],
+)
+def test_kernel_module_that_is_not_loaded_is_named(
+    backend: str, tmp_path: Path, modules: str, words: str
+) -> None:
+    device = "sys/bus/pci/devices/0000:65:00.0"
+    tree(tmp_path, f"{device}/vendor", text=f"{VENDORS[backend].pci_vendor}\n")
+    tree(tmp_path, f"{device}/class", text="0x030200\n")
+    tree(tmp_path, "proc/sys/kernel/osrelease", text="6.1.0-1\n")
+    tree(tmp_path, "lib/modules/6.1.0-1/modules.dep", text=modules)
+    unavailable = absence(backend, tmp_path).initialising_failed(no_device(backend))
+    assert words in unavailable.reason
+    assert unavailable.broken
+    tree(tmp_path, *MODULE_FILES[backend])
+    assert (
+        "although this node has" in absence(backend, tmp_path).initialising_failed(no_device(backend)).reason
+    )
+
+
+def test_gpus_given_to_virtual_machines_are_no_fault_of_the_node(backend: str, tmp_path: Path) -> None:
+    device = "sys/bus/pci/devices/0000:65:00.0"
+    tree(tmp_path, f"{device}/vendor", text=f"{VENDORS[backend].pci_vendor}\n")
+    tree(tmp_path, f"{device}/class", text="0x030200\n")
+    tree(tmp_path, f"{device}/uevent", text="DRIVER=vfio-pci\nPCI_CLASS=30200\n")
+    assert absence(backend, tmp_path).on_bus() == 0
+    unavailable = absence(backend, tmp_path).initialising_failed(no_device(backend))
+    assert "assigned to vfio-pci" in unavailable.reason
+    assert not unavailable.broken
+
+
+@pytest.mark.parametrize(("mark", "word"), [("", "reboot"), ("run/.containerenv", "from the image")])
+def test_libcuda_of_another_version_is_named_with_its_path(
+    tmp_path: Path, mark: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tree, "of_machine", classmethod(lambda cls: cls(tmp_path)))
+    tree(tmp_path, "proc/self/maps", text="7f r-xp 0 fe:00 1 /usr/lib/x86_64/libcuda.so.470.57.02\n")
+    module = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
+    tree(tmp_path, "proc/driver/nvidia/version", text=module)
+    if mark:
+        tree(tmp_path, mark)
+    unavailable = absence("cuda", tmp_path).initialising_failed(fault(803))
+    assert "/usr/lib/x86_64/libcuda.so.470.57.02" in unavailable.reason
+    assert "550.54.15" in unavailable.reason
+    assert word in unavailable.remedy
+
+
+def test_limited_address_space_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tree(tmp_path, *MODULE_FILES["cuda"])
+    assert "ulimit" not in absence("cuda", root).initialising_failed(fault(2)).remedy
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (4 << 30, 4 << 30))
+    unavailable = absence("cuda", root).initialising_failed(fault(2))
+    assert "address space is limited to 4096 MiB" in unavailable.reason
+
+
+def test_hip_variable_that_counts_what_the_other_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    unavailable = absence("hip", tree(tmp_path, *MODULE_FILES["hip"])).initialising_failed(no_device("hip"))
+    assert "counts, from 0, only the GPUs that ROCR_VISIBLE_DEVICES leaves" in unavailable.remedy

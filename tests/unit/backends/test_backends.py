@@ -403,3 +403,49 @@ def test_foreign_allocation_during_the_query_is_not_counted(journal: Journal) ->
     )
     gpu = DriverGpu(driver, Device("cuda", 0, "GPU-0", "0000:01:00.0", "H200", 100), 0)
     assert gpu.memory_used() == 5
+
+
+# Kinds of GPUs that lack features by design
+
+
+@pytest.mark.parametrize(
+    ("name", "uuid", "integrated", "release", "kind"),
+    [
+        ("NVIDIA H200", "GPU-1", 0, "6.8.0", ""),
+        ("NVIDIA A100-SXM4-40GB", "GPU-1", 0, "6.8.0", ""),
+        ("NVIDIA A100-PCIE-40GB", "GPU-1", 0, "6.8.0", ""),
+        ("Tesla V100-SXM2-32GB", "GPU-1", 0, "6.8.0", ""),
+        ("NVIDIA H100 NVL", "GPU-1", 0, "6.8.0", ""),
+        ("NVIDIA RTX A6000", "GPU-1", 0, "6.8.0", ""),
+        ("GRID A100-40C", "GPU-1", 0, "6.8.0", "vGPU"),
+        ("NVIDIA A16-8Q", "GPU-1", 0, "6.8.0", "vGPU"),
+        ("GRID V100D-8A", "GPU-1", 0, "6.8.0", "vGPU"),
+        ("NVIDIA A100-1-5C", "GPU-1", 0, "6.8.0", "vGPU"),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "MIG-1", 0, "6.8.0", "MIG"),
+        ("Orin", "GPU-1", 1, "5.15.0-tegra", "integrated"),
+        ("NVIDIA GB10", "GPU-1", 1, "6.11.0", "integrated"),
+        ("NVIDIA RTX 4090", "GPU-1", 0, "5.15.153.1-microsoft-standard-WSL2", "WSL"),
+    ],
+)
+def test_kind_of_gpu_is_recognised(
+    name: str,
+    uuid: str,
+    integrated: int,
+    release: str,
+    kind: str,
+    tmp_path: Path,
+    journal: Journal,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "proc/sys/kernel/osrelease"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"{release}\n")
+    driver = driver_of(journal, monkeypatch, tmp_path)
+    monkeypatch.setattr(driver, "text", lambda operation, ordinal: name)
+    monkeypatch.setattr(driver, "uuid", lambda ordinal: uuid)
+    monkeypatch.setattr(driver, "attribute_of", lambda ordinal, attribute: integrated)
+    monkeypatch.setattr(driver, "process_memory", SimpleNamespace(is_confidential=False))
+    assert kind in driver.kind(0)
+    assert bool(driver.kind(0)) is bool(kind)
+    monkeypatch.setattr(driver, "process_memory", SimpleNamespace(is_confidential=True))
+    assert "confidential" in driver.kind(0) or kind

@@ -9,11 +9,14 @@ from typing import NoReturn
 import pytest
 from click.testing import CliRunner
 
+from gpuipc_doctor.cli import job
 from gpuipc_doctor.cli.job import command
 from gpuipc_doctor.job import here
-from gpuipc_doctor.job.selection import NoSuchJob
+from gpuipc_doctor.job.document import JobReport
+from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.tree import PRIORITY
+from tests.unit.job.test_job_content import ONE_LATE, STUCK
 
 GROUP = Path("/proc/self/autogroup")
 
@@ -67,3 +70,34 @@ def test_user_without_permission_keeps_the_priority(monkeypatch: pytest.MonkeyPa
     before = priorities()
     monkeypatch.setattr(os, "setpriority", refuse)
     assert run(monkeypatch) == priorities() == before
+
+
+def test_two_jobs_of_a_node_get_a_verdict_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = {(11, 12): STUCK, (21, 22): ONE_LATE}
+
+    def report(request: Request, *_: object, **__: object) -> JobReport:
+        if not request.pids:
+            raise SeveralJobs("2 jobs run on this node; name one with --pid: 11, 21", tuple(reports))
+        return reports[request.pids]
+
+    monkeypatch.setattr(here, "report", report)
+    ended = CliRunner().invoke(command, [])
+    assert (ended.exit_code, ended.output.count("FAIL")) == (12, 2)
+    refused = CliRunner().invoke(command, ["--json"])
+    assert refused.exit_code == 2
+    assert "name one with --pid" in refused.output
+
+
+def test_watch_renews_the_screen_until_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([ONE_LATE, STUCK])
+
+    def report(*_: object, **__: object) -> JobReport:
+        try:
+            return next(looks)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(here, "report", report)
+    monkeypatch.setattr(job, "WATCH_S", 0.0)
+    ended = CliRunner().invoke(command, ["--watch"])
+    assert (ended.exit_code, ended.output.count("FAIL")) == (12, 2)

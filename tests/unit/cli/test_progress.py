@@ -58,6 +58,22 @@ def test_probes_that_find_devices_are_not_counted(terminal: tuple[IO[str], int])
         shown(screen, "0/7 probes done")
 
 
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_narrow_terminal_shortens_names_and_shows_all_times(width: int) -> None:
+    display = Display()
+    display.planned(9)
+    display.started("a", "ipc-concurrent (descriptors, large) on cuda:10 > cuda:11", 10.0)
+    display.started("b", "ipc-stale on cuda:0", 2.5)
+    lines = display.text(width).splitlines()
+    assert lines[0] == "0/9 probes done"
+    assert all(len(line) <= width for line in lines)
+    shown = [re.search(r"\d+\.\d s +deadline .*$", line) for line in lines[1:]]
+    assert [match and match[0] for match in shown] == [
+        "0.0 s  deadline 10 s a call",
+        "0.0 s  deadline 2.5 s a call",
+    ]
+
+
 def test_many_threads_may_report_progress(terminal: tuple[IO[str], int]) -> None:
     stream, screen = terminal
 

@@ -172,7 +172,8 @@ def test_wrong_options_stop_a_run_before_it_begins(tmp_path: Path) -> None:
 
 
 def test_entry_that_breaks_the_schema_hides_no_other_mistake(tmp_path: Path) -> None:
-    shipped = min(knownissues.files(), key=lambda file: file.stat().st_size).read_text()
+    files = (file for file in knownissues.files() if file.parent == knownissues.SHIPPED)
+    shipped = min(files, key=lambda file: file.stat().st_size).read_text()
     lines = shipped.splitlines()
     first = next(number for number, line in enumerate(lines) if line.lstrip("- ").startswith("id:"))
     entry = "\n".join(lines[first:])

@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,14 @@ def read(dumps: list[dict[str, Any]], tmp_path: Path, protocol: int | None) -> D
         data = json.dumps(dump).encode() if protocol is None else pickle.dumps(dump, protocol)
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data)
     return diagnose([str(tmp_path)], Examination([]))
+
+
+def test_rank_without_a_dump_is_named_if_the_group_is_known(tmp_path: Path) -> None:
+    dumps = [{**dump, "pg_config": {"0": {"desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}} for dump in HUNG]
+    absent, *others = read(dumps, tmp_path, None).flights
+    assert absent.ranks == ("3",)
+    assert "no dump of this rank" in absent.says
+    assert [difference.ranks for difference in others] == [("1",), ("0", "2")]
 
 
 @pytest.mark.parametrize("protocol", [None, 2, 3, 4, 5])
@@ -171,6 +180,27 @@ def test_references_that_multiply_are_not_walked(tmp_path: Path) -> None:
         bomb = [bomb, bomb]
     dump = recorded(entry(1, input_sizes=bomb, frames=bomb), entry(2, process_group=bomb))
     assert all("[" not in difference.says for difference in read([dump] * 3, tmp_path, 2).flights)
+
+
+DOUBLING = b"K\x01" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(60))
+"""Steps for a tuple that holds a tuple twice, and so on, sixty times."""
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"\x80\x04}" + DOUBLING + b"K\x02s.", "a tuple as a key"),
+        (b"\x80\x04}K\x02" + DOUBLING + b"s.", "more than 20000000 values"),
+        (b"\x80\x04]q\x00h\x00a.", "nested deeper than 100 levels"),
+        (b"\x80\x04}K\x02\x8b" + struct.pack("<i", 1 << 20) + b"\x01" * (1 << 20) + b"s.", "an integer of"),
+    ],
+    ids=["hash of doubling tuples", "doubling tuples", "list in itself", "integer"],
+)  # fmt: skip
+def test_pickle_that_never_ends_is_refused_at_once(data: bytes, says: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(Unreadable) as refused:
+        pickles.plain(data)
+    assert (says in str(refused.value), time.monotonic() - began < 5) == (True, True)
 
 
 def test_other_pickles_are_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.model import Exit
 
-ISSUES = knownissues.load()
+ISSUES = [*knownissues.load(), *knownissues.load_messages()]
 LOST = (
     "NVRM: The NVIDIA GPU 0000:b3:00.0\n{0}NVRM: (PCI ID: 10de:26b5) installed in this system has\n{0}NVRM: "
 )
@@ -67,20 +67,20 @@ def test_first_event_of_a_severity_comes_first(tmp_path: Path) -> None:
         *((number, "nvidia-application-fault") for number in (13, 31, 32, 43, 69)),
         (45, "nvidia-channel-removed"),
         *((number, "nvidia-uncorrected-memory-error") for number in (48, 95, 140)),
-        *((number, "nvidia-microcontroller-halt") for number in (61, 62)),
+        *((number, "nvidia-engine-timeout") for number in (61, 62)),
         (63, "nvidia-row-remapping-pending"),
         (64, "nvidia-row-remapping-failed"),
-        *((number, "nvidia-video-engine-fault") for number in (68, 139)),
+        *((number, "nvidia-application-fault") for number in (68, 139)),
         *((number, "nvidia-nvlink-error") for number in (74, 136)),
-        (92, "nvidia-many-corrected-errors"),
+        (92, "nvidia-row-remapping-pending"),
         (94, "nvidia-contained-memory-error"),
         (109, "nvidia-engine-timeout"),
         *((number, "nvidia-gsp-timeout") for number in (119, 120)),
-        (121, "nvidia-c2c-error"),
-        (137, "nvidia-nvlink-peer-fault"),
-        (141, "nvidia-fast-path-error"),
+        (121, "nvidia-nvlink-error"),
+        (137, "nvidia-nvlink-error"),
+        (141, "nvidia-channel-removed"),
         (143, "nvidia-gpu-not-initialised"),
-        *((number, "nvidia-nvlink5-error") for number in (144, 145, 146, 147, 148, 149, 150)),
+        *((number, "nvidia-nvlink-error") for number in (144, 145, 146, 147, 148, 149, 150)),
         (154, "nvidia-gpu-needs-recovery"),
     ],
 )
@@ -121,5 +121,5 @@ def test_unknown_xid_is_hinted_at_without_a_name(tmp_path: Path) -> None:
 )
 def test_oom_killer_is_not_a_gpus_fault(line: str, tmp_path: Path) -> None:
     (seen,) = read(f"{line}\n", tmp_path).found
-    assert seen.issue.kind == "elsewhere"
+    assert seen.issue.kind == "fatal"
     assert seen.issue.title.startswith("not a GPU's fault")

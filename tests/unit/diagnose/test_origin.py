@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpuipc_doctor.diagnose.literals import bare
 from gpuipc_doctor.diagnose.origin import Writers, time
+from gpuipc_doctor.texts.literals import bare
 
 LINES = [
     (

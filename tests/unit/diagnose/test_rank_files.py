@@ -11,7 +11,7 @@ from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.rank_files import rank_in
 from gpuipc_doctor.diagnose.readers import diagnose
 
-ISSUES = [issue for issue in knownissues.load() if issue.id == "nvidia-gpu-lost"]
+ISSUES = [one for one in knownissues.load_messages() if one.id == "nvidia-gpu-lost"]
 CLOSED = "{0}:{1}:90 [0] misc/socket.cc:1 NCCL WARN socketProgress: Connection closed by remote peer\n"
 SIGNAL = "[{0}:{1}] Signal: Segmentation fault (11)\n"
 

@@ -46,7 +46,7 @@ def joined(blocks: Iterable[bytes | None]) -> str:
 def found(text: str, tmp_path: Path) -> Diagnosis:
     log = tmp_path / "some.json"
     log.write_text(text, encoding="utf-8")
-    return diagnose([str(log)], Examination(knownissues.load()))
+    return diagnose([str(log)], Examination([*knownissues.load(), *knownissues.load_messages()]))
 
 
 def journal(message: object) -> str:
@@ -126,7 +126,7 @@ def test_records_of_containers_and_loggers_are_lines(record: dict[str, object], 
 @pytest.mark.parametrize("indent", [None, 4])
 def test_kubernetes_events_and_pods_are_diagnosed(indent: int | None, tmp_path: Path) -> None:
     (one,) = found(json.dumps(EVENTS, indent=indent), tmp_path).found
-    assert one.issue.kind == "elsewhere"
+    assert one.issue.kind == "fatal"
     assert (one.lines.first.host, one.lines.first.time) == ("gpu-n4", "2026-11-24T01:02:03Z")
     assert "reason=OOMKilled exitCode=137" in read(json.dumps(POD, indent=indent))
 

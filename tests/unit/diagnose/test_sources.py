@@ -6,6 +6,7 @@ import gzip
 import lzma
 import os
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ import pytest
 
 from gpuipc_doctor.diagnose import sources
 from gpuipc_doctor.diagnose.decompress import Unreadable
-from gpuipc_doctor.diagnose.scanner import BLOCK
 from gpuipc_doctor.diagnose.sources import STDIN, Log
+from gpuipc_doctor.texts.scanner import BLOCK
 
 TEXT = "".join(f"line {n} of a log, {n * 7919 % 10007}\n" for n in range(20_000)).encode()
 
@@ -266,3 +267,69 @@ def test_followed_file_is_read_on_after_growth_truncation_or_replacement(tmp_pat
     path.write_bytes(b"rotated\n")
     assert come() == [None, b"rotated\n"]
     log.close()
+
+
+def with_dictionary(data: bytes, code: int) -> bytes:
+    """An xz stream that claims a dictionary of this size (xz file format 1.1, 3.1 and 5.3.1)."""
+    block = bytearray(data)
+    size = (block[12] + 1) * 4
+    assert block[14:16] == b"\x21\x01"  # LZMA2, one byte of properties
+    block[16] = code
+    block[12 + size - 4 : 12 + size] = zlib.crc32(block[12 : 12 + size - 4]).to_bytes(4, "little")
+    return bytes(block)
+
+
+def test_dictionary_of_xz_is_limited(tmp_path: Path) -> None:
+    """Code 40 stands for 4 GiB, 30 for 128 MiB, more than `xz -9` has."""
+    data, trouble = read(written(tmp_path, with_dictionary(lzma.compress(TEXT), 40)))
+    assert (data, trouble) == (b"", "is xz data that needs too much memory; only its beginning was read")
+    assert read(written(tmp_path, with_dictionary(lzma.compress(TEXT), 30))) == (TEXT, "")
+
+
+@pytest.mark.parametrize("between", [b"", b"\0\0\0\0"])
+def test_xz_streams_may_follow_each_other(tmp_path: Path, between: bytes) -> None:
+    data = lzma.compress(TEXT) + between + lzma.compress(b"more\n") + between
+    assert read(written(tmp_path, data)) == (TEXT + b"more\n", "")
+    damaged, trouble = read(written(tmp_path, lzma.compress(TEXT) + b"no xz"))
+    assert damaged == TEXT
+    assert trouble.startswith("has damaged xz data; only its beginning was read")
+
+
+@pytest.mark.parametrize("planted", ["link", "pipe", "link above"])
+@pytest.mark.parametrize("when", ["listed", "opened"])
+def test_directory_is_not_left_by_what_is_planted_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str, when: str
+) -> None:
+    """Between the look at a file and its opening, and between that and the next opening."""
+    secret, logs = tmp_path / "secret", tmp_path / "logs"
+    (logs / "sub").mkdir(parents=True)
+    secret.mkdir()
+    for directory in (secret, logs / "sub"):
+        (directory / "app.log").write_text("a line\n")
+
+    def plant() -> None:
+        if planted == "link above":
+            (logs / "sub").rename(tmp_path / "moved")
+            (logs / "sub").symlink_to(secret)
+            return
+        (logs / "sub" / "app.log").unlink()
+        if planted == "pipe":
+            os.mkfifo(logs / "sub" / "app.log")
+        else:
+            (logs / "sub" / "app.log").symlink_to(secret / "app.log")
+
+    if when == "listed":
+        open_ = sources._open
+
+        def planting(path: str) -> int:
+            monkeypatch.setattr(sources, "_open", open_)
+            plant()
+            return open_(path)
+
+        monkeypatch.setattr(sources, "_open", planting)
+        assert list(sources.expanded([str(logs)], lambda name, why: None)) == []
+        return
+    (log,) = sources.expanded([str(logs)], lambda name, why: None)
+    plant()
+    with pytest.raises(Unreadable, match=r"^is a link$|^is not a regular file$"):
+        Log(log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.fleet import summary
-from gpuipc_doctor.fleet.ask import NOT_ASKED, LaunchOptions, Target, Via, ask
+from gpuipc_doctor.fleet.ask import NOT_ASKED, LaunchOptions, Shipped, Target, Via, ask
 from gpuipc_doctor.fleet.directory import SUMMARY
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from tests.sample_fleets import HEALTHY, named
@@ -69,9 +70,9 @@ from pathlib import Path
 function, sys.argv = sys.argv[1], ["gpuipc-doctor", *sys.argv[2:]]
 owner, _, name = function.rpartition(".")
 real = pkgutil.resolve_name(function)
-def wait(*given):
+def wait(*given, **named):
     if Path("go").exists():
-        return real(*given)
+        return real(*given, **named)
     Path("waits").touch()
     time.sleep(4711)
 setattr(pkgutil.resolve_name(owner), name, wait)
@@ -108,7 +109,7 @@ def test_interrupted_run_shows_its_results_and_how_to_resume(node: Path, number:
     [
         (signal.SIGINT, "", "gpuipc_doctor.fleet.directory.read"),
         (signal.SIGTERM, "touch waits; exec sleep 4711", ""),
-        (signal.SIGHUP, "exec cat answer", "pathlib.Path.replace"),
+        (signal.SIGHUP, "exec cat answer", "os.replace"),
     ],
     ids=["before it asks", "before the first answer", "while it writes"],
 )
@@ -140,7 +141,7 @@ def test_full_directory_is_reported_and_the_run_continues(node: Path) -> None:
     with _doctor(node, "[ $1 != n2 ] || mkdir out/n2.summary.json.gz; exec cat answer") as running:
         shown, said = running.communicate(timeout=LIMIT_S)
     assert (running.returncode, "3 PASS" in shown) == (1, True), shown
-    assert "out: Is a directory: further reports are shown but not saved" in said
+    assert "out: is a directory: further reports are shown but not saved" in said
     assert sorted(path.name for path in (node / "out").iterdir()) == [
         ".lock",
         *(f"n{number}{SUMMARY}" for number in (1, 2, 3)),
@@ -181,3 +182,23 @@ def test_endless_answer_is_cut_and_uses_little_memory(node: Path) -> None:
     ask([Target.of_node("n1")], LaunchOptions(Via.SSH, ("head", "-c", str(2 << 30), "/dev/zero")), recorder)
     assert recorder.reports["n1"].reason == "the answer is longer than 64 MiB"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is held to it")
+@pytest.mark.parametrize(
+    ("mode", "owner", "runs"), [(0o755, 4711, False), (0o1777, 4711, True), (0o700, 0, True)]
+)
+def test_sent_tool_is_not_run_where_another_user_could_replace_it(
+    node: Path, tmp_path: Path, mode: int, owner: int, runs: bool
+) -> None:
+    place, tool = tmp_path / "there", tmp_path / "tool"
+    place.mkdir()
+    place.chmod(mode)
+    os.chown(place, owner, owner)
+    tool.write_text('[ "$1" = --once ] && rm -f "$0"; echo ran\n')
+    way = LaunchOptions(via=Via.SSH, command=(), shipped=Shipped(tool, str(place)))
+    with tool.open("rb") as sent:
+        ended = subprocess.run(way.words(Target.of_node("n1")), stdin=sent, capture_output=True, text=True)
+    assert (ended.stdout == "ran\n", ended.returncode) == (runs, 0 if runs else 126)
+    assert runs or "name another --ship-to" in ended.stderr
+    assert list(place.iterdir()) == []

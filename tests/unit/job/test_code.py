@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import resource
+import shutil
+import stat
+import struct
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +17,7 @@ import pytest
 
 from gpuipc_doctor.job import code, sleeping
 from gpuipc_doctor.job.callers import fingerprint
+from tests.hanging_fs import AS_ROOT, hanging
 from tests.waiting import until
 
 LIBRARY = """
@@ -94,3 +101,83 @@ def test_frame_of_a_call_is_listed_once() -> None:
     assert code.entered("poll (libc.so.6)", "MPI_Waitall") == ""
     assert code.entered("[libmpi.so.12]", "exchange") == ""
     assert code.called("/nowhere", 77) == ""
+
+
+MAPS = """
+import mmap, os, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+mapped = mmap.mmap(file, 0, prot=mmap.PROT_READ | mmap.PROT_EXEC)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("planted", ["pipe", "link to /dev/zero", "sparse", "directory", "device"])
+def test_what_a_process_puts_at_the_path_of_its_code_is_not_read(tmp_path: Path, planted: str) -> None:
+    if planted == "device" and os.geteuid() != 0:
+        pytest.skip("making a device needs root")
+    library = tmp_path / "libhostile.so"
+    shutil.copy(sys.executable, library)
+    with subprocess.Popen(
+        [sys.executable, "-c", MAPS, library], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        library.unlink()
+        plant(library, planted)
+        began = time.monotonic()
+        found = code.Code(process.pid)
+        (segment,) = (each for each in found._segments if each.file == str(library))
+        found.frames(segment.begin + 4096, b"")
+        code.called(str(library), 4096)
+        process.communicate()
+    assert time.monotonic() - began < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20  # KiB
+
+
+def plant(path: Path, planted: str) -> None:
+    if planted == "pipe":
+        os.mkfifo(path)
+    elif planted == "directory":
+        path.mkdir()
+    elif planted == "device":  # opening it would start the watchdog, and closing it reset the node
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(10, 130))
+    elif planted == "sparse":
+        table = struct.pack("<IIQQQQIIQQ", 1, 2, 0, 0, 128, 1 << 39, 0, 0, 0, 24)
+        head = bytearray(b"\x7fELF\x02".ljust(64, b"\0"))
+        struct.pack_into("<Q", head, 0x28, 64)
+        struct.pack_into("<HH", head, 0x3A, 64, 1)
+        path.write_bytes(bytes(head) + table)
+        os.truncate(path, 1 << 40)
+    else:
+        path.symlink_to("/dev/zero")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may open what a process has mapped")
+def test_code_is_read_from_what_is_mapped(tmp_path: Path) -> None:
+    library = tmp_path / "libtrue.so"
+    shutil.copy(sys.executable, library)
+    with subprocess.Popen(
+        [sys.executable, "-c", MAPS, library], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        library.unlink()
+        library.write_text("no ELF file")
+        found = code.Code(process.pid)
+        (segment,) = (each for each in found._segments if each.file == str(library))
+        image = found._image(segment)
+        process.communicate()
+    assert image is not None
+
+
+@AS_ROOT
+def test_file_system_that_does_not_answer_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(code._limits, "wait_s", 1.0)
+    with hanging(tmp_path / "fuse") as served:
+        began = time.monotonic()
+        assert [code.called(str(served / f"lib{n}.so"), 64) for n in range(5)] == [""] * 5
+        took_s = time.monotonic() - began
+    assert 1.0 <= took_s < 3.0

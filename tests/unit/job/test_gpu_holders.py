@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from gpuipc_doctor.job import gpu_holders, here, job_content
 from gpuipc_doctor.job.activity import Kind
+from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.selection import NoSuchJob
 from gpuipc_doctor.memory.usage import GpuUse, ProcessUse, Sample
 from gpuipc_doctor.memory.watching import End
@@ -38,7 +40,7 @@ def used(label: str, *pids: int) -> GpuUse:
 
 def test_late_rank_is_shown_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     driver_says(monkeypatch, used("nvidia:0", 4000, 77), used("nvidia:3", 4001), used("nvidia:4", 4001))
-    found = here.with_gpus(LATE, Node())
+    found = here.with_gpus(LATE, gpu_holders.now(Node()))
     assert [each.gpus for each in found.ranks] == [("nvidia:0",), ("nvidia:3", "nvidia:4")]
     assert "rank 1: n1, pid 4001 (app), nvidia:3, nvidia:4" in job_content.screen(
         found, width=80, color=False
@@ -47,14 +49,35 @@ def test_late_rank_is_shown_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_driver_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     driver_says(monkeypatch, trouble=Finding.fail("hung", "sampler: nvmlInit hung (10 s)"))
-    found = here.with_gpus(LATE, Node())
-    assert found.unable["GPUs of the ranks"] == "cannot list GPUs: sampler: nvmlInit hung (10 s)"
-    assert found.verdict == LATE.verdict
+    cuda = Process(pid=4001, parent=1, uid=0, program="app", libraries=("/usr/lib/libcuda.so.1",))
+    unable: dict[str, str] = {}
+    assert here.gpus_of({0: cuda}, Node(), unable) == ()
+    assert unable == {"GPUs of the ranks": "cannot list GPUs: sampler: nvmlInit hung (10 s)"}
 
 
 def test_gpu_whose_processes_are_not_listed_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     driver_says(monkeypatch, GpuUse("nvidia:0", "", "H200", processes=None))
-    assert gpu_holders.by_process(Node()) == {}
+    assert gpu_holders.holders(gpu_holders.now(Node())) == {}
     driver_says(monkeypatch)
     with pytest.raises(NoSuchJob, match=r"no libnvidia-ml\.so\.1"):
-        gpu_holders.by_process(Node())
+        gpu_holders.now(Node())
+
+
+def test_gpu_of_a_rank_is_found_by_its_pid_else_by_its_number_on_the_node() -> None:
+    gpus = [replace(used(f"nvidia:{n}", 500 + n), busy=100, watts=170.0 + n) for n in range(4)]
+
+    def ranks(first: int, visible: str = "") -> dict[int, Process]:
+        settings = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
+        return {
+            n: Process(pid=first + n, parent=1, uid=0, program="python3", local=n, settings=settings)
+            for n in range(2)
+        }
+
+    def found(ranks: dict[int, Process]) -> list[str]:
+        return [gpu.label for gpu in gpu_holders.of_ranks(gpus, ranks).values()]
+
+    assert found(ranks(502)) == ["nvidia:2", "nvidia:3"]
+    assert found(ranks(40)) == ["nvidia:0", "nvidia:1"]  # pids of a container
+    assert found(ranks(40, "3,1")) == ["nvidia:3", "nvidia:1"]
+    assert found(ranks(40, "3")) == []  # two ranks on one GPU: whose load it is cannot be told
+    assert found(ranks(40, "GPU-8f2c")) == []

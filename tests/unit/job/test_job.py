@@ -125,6 +125,29 @@ def test_rank_that_sleeps_inside_mpi_waits_in_mpi() -> None:
     assert activity([process(state="S", approximate=asleep)]).kind is Kind.RECEIVES
 
 
+@pytest.mark.parametrize(
+    "library", ["libevent_core-2.1.so.7", "libmlx5.so.1", "libcxi.so.1", "libxpmem.so.0"]
+)
+def test_any_shared_library_below_an_mpi_call_belongs_to_it(library: str) -> None:
+    """Without perf(1) stacks are approximate, and end at the first frame of the program."""
+    polls = (
+        "epoll_wait (libc.so.6)",
+        f"[{library}]",
+        f"poll (libm-{library})",
+        "PMPI_Waitall (libmpi.so.40)",
+    )
+    for state in "RS":
+        assert activity([process(state=state, approximate=(*polls, "main (app)"))]).kind is Kind.PROGRESSES
+
+
+@pytest.mark.parametrize(
+    "file", ["_umath.cpython-312-x86_64-linux-gnu.so", "libopenblas.so.0", "libpython3.12.so.1"]
+)
+def test_library_that_computes_is_not_below_an_mpi_call(file: str) -> None:
+    remains = (f"multiply ({file})", "PMPI_Recv (libmpi.so.40)", "main (app)")
+    assert activity([process(approximate=remains)] * 2).kind is Kind.COMPUTES
+
+
 def test_stale_frames_do_not_contradict_a_sampled_stack() -> None:
     remains = ("clock_nanosleep (libc.so.6)", "PMPI_Comm_dup (libmpi.so.40)", "PMPI_Allreduce (libmpi.so.40)")
     seen = activity([process(IN_ALLREDUCE), process(state="S", approximate=remains)])

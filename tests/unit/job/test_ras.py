@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.job import ras
+from gpuipc_doctor import knownissues
+from gpuipc_doctor.job import loaded, ras
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.ras import NotAnswered, status
+from gpuipc_doctor.model import Fact
+from gpuipc_doctor.versions import Range, Verdict
+from tests import nccl_recordings
 
 TEXT = """\
 NCCL version 2.28.3 compiled with CUDA 12.9
@@ -102,7 +110,7 @@ def test_text_is_parsed_for_errors_and_warnings() -> None:
     assert found[:2] == ("INCOMPLETE", "Missing communicator data from 1 job process")
     assert found[-1] == "6 ranks have launched up to operation 6649"
     assert len(found) == 6
-    assert asked == ["CLIENT PROTOCOL 2", "STATUS"]
+    assert asked == ["CLIENT PROTOCOL 2", "VERBOSE STATUS"]
 
 
 def test_json_is_parsed_for_lagging_or_missing_ranks() -> None:
@@ -141,16 +149,19 @@ print("asked", flush=True)
 @pytest.mark.parametrize(
     ("version", "ask", "said"),
     [
-        ("2.28.9", False, "was not queried: a query can crash a job with NCCL before 2.29.2"),
+        ("2.28.9", False, "was not queried: a query can crash a job; affected: NCCL 2.26 to before 2.31"),
         ("2.28.9", True, "did not answer"),
-        ("2.29.2", False, "did not answer"),
-        ("2.30.3", False, "did not answer"),
+        ("2.31.2", False, "did not answer"),
+        ("2.25.1", False, "did not answer"),
     ],
 )
-def test_ras_is_queried_only_if_safe_or_on_request(
+def test_ras_is_queried_only_if_the_known_issue_clears_it_or_on_request(
     monkeypatch: pytest.MonkeyPatch, version: str, ask: bool, said: str
 ) -> None:
     """The service here closes the connection at once."""
+    issue = next(issue for issue in knownissues.load() if issue.id == "nccl-ras-crash")
+    issue = replace(issue, affected=(Range("nccl", "2.26", fixed="2.31"),))
+    monkeypatch.setattr(knownissues, "load", lambda: (issue,))
     monkeypatch.setattr(ras, "versions", lambda process: {"nccl": version})
     with subprocess.Popen([sys.executable, "-c", LISTENS], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout
@@ -166,8 +177,82 @@ def test_ras_is_queried_only_if_safe_or_on_request(
     assert said in line
 
 
+def test_no_version_of_nccl_is_known_to_be_safe() -> None:
+    """A source that names the first safe version changes this, in the known issue only."""
+    [issue] = (issue for issue in knownissues.load() if issue.id == "nccl-ras-crash")
+    for version in ("2.26.2", "2.29.7", "2.30.3"):
+        assert issue.judge([Fact("nccl", version, "loaded")])[0] is not Verdict.FINE
+
+
 def test_job_without_nccl_or_a_listener_has_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(pid=1, parent=0, uid=0, program="init")
     assert ras.lines([process], ask=True) == ()
     monkeypatch.setattr(ras, "versions", lambda process: {"nccl": "2.30.3"})
     assert ras.lines([process], ask=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("file", "info", "version"),
+    [
+        ("nvidia/nccl/lib/libnccl.so.2", "nvidia_nccl_cu13-2.28.9.dist-info", "2.28.9"),
+        ("nvidia/nccl/lib/libnccl.so.2", "nvidia_nccl_cu12-2.30.3.dist-info", "2.30.3"),
+        ("nvidia/nccl/lib/libnccl.so.2", "nvidia_cublas-13.0.0.dist-info", None),
+    ],
+)
+def test_version_of_nccl_in_a_wheel_is_that_of_its_metadata(
+    tmp_path: Path, file: str, info: str, version: str | None
+) -> None:
+    """PyTorch's wheels bring libnccl.so.2, whose name has no version, so that RAS was never asked."""
+    library = tmp_path / file
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"")
+    (tmp_path / info).mkdir()
+    process = Process(pid=os.getpid(), parent=1, uid=0, program="python3", libraries=(str(library),))
+    assert loaded.versions(process).get("nccl") == version
+
+
+def test_ras_of_an_nccl_of_unknown_version_is_asked_on_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ras, "versions", lambda process: {})
+    monkeypatch.setattr(ras, "_listens", lambda pid: True)
+    process = Process(pid=1, parent=0, uid=0, program="python3", libraries=("/x/libnccl.so.2",))
+    assert "was not queried" in ras.query([process], ask=False).lines[0]
+    with service(nccl_recordings.ras("late")) as (port, asked):
+        monkeypatch.setattr(ras, "PORT", port)
+        question = ras.query([process], ask=True)
+    assert asked[-1] == "VERBOSE STATUS"
+    assert question.answer
+    assert question.answer.communicators[0].counts == {"AllReduce": {n: 21 - (n == 5) for n in range(8)}}
+
+
+def test_answer_in_other_json_is_asked_for_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ras, "versions", lambda process: {"nccl": "2.30.3"})
+    monkeypatch.setattr(ras, "_listens", lambda pid: True)
+    texts = {True: '{"comms": []}', False: nccl_recordings.ras("late")}
+    monkeypatch.setattr(ras, "answered", lambda port, as_json: texts[as_json])
+    process = Process(pid=1, parent=0, uid=0, program="python3", libraries=("/x/libnccl.so.2",))
+    assert ras.query([process], ask=True).answer
+
+
+@pytest.mark.parametrize("begin", ["", "SERVER PROTOCOL 2\n"], ids=["first line", "status"])
+def test_answer_that_drips_ends_with_the_limit(monkeypatch: pytest.MonkeyPatch, begin: str) -> None:
+    monkeypatch.setattr(ras, "LIMIT_S", 0.6)
+    over = threading.Event()
+    with socket.create_server(("localhost", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.sendall(begin.encode())
+                while not over.wait(0.05):
+                    connection.sendall(b"x")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            with pytest.raises(NotAnswered, match="no answer within"):
+                status(listening.getsockname()[1], as_json=False)
+            began = time.monotonic()
+        finally:
+            over.set()
+            thread.join()
+    assert time.monotonic() - began < 5

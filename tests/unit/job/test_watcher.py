@@ -48,7 +48,7 @@ def test_failure_of_perf_loses_no_snapshot(
     (tmp_path / "perf").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(watching, "BETWEEN_S", 0.0)
-    monkeypatch.setattr(watching, "is_candidate", lambda process: True)
+    monkeypatch.setattr(watching, "workers", lambda processes: [*processes])
     watcher = Watcher((os.getpid(),), tmp_path)
     assert len(watcher.snapshots(3)) == 3
     assert why in watcher.unable["sampled stacks"]

@@ -9,9 +9,10 @@ import pytest
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.knownissues import KnownIssue, Workaround
 from gpuipc_doctor.knownissues.conditions import Need
-from gpuipc_doctor.knownissues.signatures import Confidence, Signature
+from gpuipc_doctor.knownissues.signatures import Call, Confidence, Signature
 from gpuipc_doctor.model import (
     Device,
+    Ending,
     Evidence,
     EvidenceKind,
     Fact,
@@ -19,6 +20,7 @@ from gpuipc_doctor.model import (
     Join,
     Relation,
     Result,
+    RoleOutcome,
     Trial,
 )
 from gpuipc_doctor.versions import Range
@@ -92,7 +94,7 @@ def test_finding_on_a_device_shows_no_issue_of_another_vendors_driver(backend: s
         issue(),
         affected=(),
         needs=(Need("cuda-driver"),),
-        signatures=(Signature(("stale bytes",), Confidence.MEDIUM),),
+        signatures=(Signature((), Confidence.MEDIUM, finding=("mpi-stale-buffer.stale",)),),
     )
     device = Device(backend, 0, "GPU", "uuid", "", 1 << 30)
     result = Result("mpi-stale-buffer", Finding.fail("stale", "stale bytes"), (device.label,))
@@ -107,14 +109,14 @@ def test_issue_may_require_a_findings_key() -> None:
     assert joined(known=known, key="guard").relation is Relation.LATENT
 
 
-GROWTH = "used memory on .{1,40} gr(ows|ew) by [0-9.]+ (MiB|B)|freed buffers are kept on "
+GROWTH = Signature((), Confidence.MEDIUM, finding=("mpi-cache-growth.grows", "mpi-cache-growth.keeps-many"))
 GROWING = {"where": "on the sender's device"}
 KEPT = Finding.warn("keeps-many", "about 16 freed buffers are kept {where}", **GROWING)
 GROWS = Finding.fail("grows", "used memory {where} grows by 57 MiB each iteration", **GROWING)
 
 
-def seen(*results: Result, signature: str = GROWTH) -> Join:
-    known = replace(issue("mpi-cache-growth"), signatures=(Signature((signature,), Confidence.MEDIUM),))
+def seen(*results: Result, signature: Signature = GROWTH) -> Join:
+    known = replace(issue("mpi-cache-growth"), signatures=(signature,))
     [join] = knownissues.join([known], FACTS, results)
     return join
 
@@ -124,12 +126,12 @@ def seen(*results: Result, signature: str = GROWTH) -> Join:
     [
         (KEPT, GROWTH, Relation.CONFIRMED),
         (GROWS, GROWTH, Relation.CONFIRMED),
-        (KEPT, "another symptom", Relation.LATENT),
+        (KEPT, Signature(("freed buffers are kept",), Confidence.MEDIUM), Relation.LATENT),
         (Finding.ok("levels-off", "16 freed buffers are kept on paper"), GROWTH, Relation.LATENT),
     ],
 )
 def test_warning_with_the_signature_shows_the_issue(
-    finding: Finding, signature: str, relation: Relation
+    finding: Finding, signature: Signature, relation: Relation
 ) -> None:
     assert seen(Result("mpi-cache-growth", finding), signature=signature).relation is relation
 
@@ -137,6 +139,33 @@ def test_warning_with_the_signature_shows_the_issue(
 def test_warning_shows_no_issue_without_a_signature() -> None:
     [join] = knownissues.join([issue("mpi-cache-growth")], FACTS, [Result("mpi-cache-growth", KEPT)])
     assert join.relation is Relation.LATENT
+
+
+@pytest.mark.parametrize(
+    ("role", "call", "step", "signal", "returned", "shown"),
+    [
+        ("importer-1", "hipMemcpyDtoH", "round 16", "SIGSEGV", False, True),
+        ("exporter", "hipMemcpyDtoH", "round 16", "SIGSEGV", False, False),
+        ("importer-1", "hipMemcpyDtoH", "", "SIGSEGV", False, False),
+        ("importer-1", "hipMemcpyDtoH", "round 16", "SIGABRT", False, False),
+        ("importer-1", "hipFree", "round 16", "SIGSEGV", False, False),
+        ("importer", "hipFree", "", "SIGABRT", True, False),
+        ("importer", "hipMemFree", "", "SIGABRT", True, True),
+    ],
+)
+def test_end_of_a_call_shows_the_issue_without_our_words(
+    role: str, call: str, step: str, signal: str, returned: bool, shown: bool
+) -> None:
+    ended = RoleOutcome(role, Ending.CRASHED, operation=call, step=step, signal=signal, returned=returned)
+    calls = (
+        Call(name=r"hip(Memcpy|Ipc)\w*", ends="SIGSEGV", step=".+", role=r"importer\S*"),
+        Call(name=r"hip(Memcpy|Mem|Ipc)\w+", ends="SIG(SEGV|ABRT)", returned=True),
+    )
+    signatures = tuple(Signature((), Confidence.MEDIUM, call=call) for call in calls)
+    known = replace(issue("ipc-stale"), signatures=signatures)
+    result = Result("ipc-stale", Finding.fail("died", "it died"), roles=(ended,))
+    [join] = knownissues.join([known], FACTS, [result])
+    assert (join.relation is Relation.CONFIRMED) is shown
 
 
 NVIDIA = Device("cuda", 0, "GPU-0", "0000:01:00.0", "H200", 1)

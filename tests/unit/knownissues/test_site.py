@@ -18,7 +18,8 @@ from gpuipc_doctor.site.yamlfile import BadFile
 
 DRIVER = (Fact("nvidia-driver", "460.32.03", "NVML"),)
 FAILED = Result(
-    "ipc-reopen", Finding.fail("failed", "cuIpcOpenMemHandle #4 returned CUDA_ERROR_INVALID_HANDLE (400)")
+    "ipc-reopen",
+    Finding.fail("failed", "{call} failed", call="cuIpcOpenMemHandle", error="CUDA_ERROR_INVALID_HANDLE"),
 )
 TODAY = date(2026, 11, 20)
 

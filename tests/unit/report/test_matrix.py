@@ -15,7 +15,6 @@ from tests import golden
 from tests.sample_reports import (
     PER_SUBJECT,
     PROPERTY,
-    REOPEN_ISSUE,
     TITLES,
     gpus,
     healthy,
@@ -264,10 +263,10 @@ def test_occurrences_of_a_call_distinguish_findings() -> None:
 
 
 def test_known_issue_is_shown_only_where_it_was_seen() -> None:
-    elsewhere = Join(
-        **{f: getattr(REOPEN_ISSUE, f) for f in REOPEN_ISSUE.__slots__} | {"subjects": ("cuda:9",)}
-    )
-    report_ = replaced(seed_002(), joins=(elsewhere,))
+    report_ = seed_002()
+    [shown] = report_.joins
+    elsewhere = tuple(replace(ref, subject="cuda:9") for ref in shown.findings)
+    report_ = replaced(report_, joins=(replace(shown, findings=elsewhere),))
     first = digest.paragraphs(report_)[0]
     assert first.checks == ("ipc-reopen",)
     assert first.joins == ()

@@ -54,6 +54,7 @@ KINDS = (
     model.Calls,
     model.DriverFault,
     model.Join,
+    model.FindingRef,
 )
 
 

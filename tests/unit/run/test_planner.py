@@ -18,6 +18,7 @@ from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.planner import Plan, Planner, sharing
 from gpuipc_doctor.run.request import AmbiguousName, Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig, Waiver
+from tests.checks.judging import gpu
 
 ABLE = frozenset({"legacy-ipc", "multi-process", "contexts"})
 DEVICES = tuple(
@@ -92,6 +93,8 @@ def test_index_is_a_device_if_one_backend_has_it() -> None:
 
 
 def test_unknown_device_suggests_the_nearest_label() -> None:
+    with pytest.raises(UnknownName, match="no device '9, x'; there are cuda:0"):
+        Request(devices=("0", "9", "x")).select_devices(DEVICES[:2])
     with pytest.raises(UnknownName, match="no device 'cuda:9'; did you mean 'cuda:"):
         Request(devices=("cuda:9",)).select_devices(DEVICES)
 
@@ -359,3 +362,19 @@ def test_equal_shared_probes_of_checks_have_one_run(tmp_path: Path) -> None:
     unshared = replace(again, number=8, probe=replace(first.probe, shared=False))
     later = replace(again, number=9, repetition=2)
     assert sharing([first, again, other, unshared, later]) == {first.number: [again]}
+
+
+@pytest.mark.parametrize(
+    ("count", "peers", "subjects"),
+    [
+        (1, True, ["cuda:0"]),
+        (2, True, ["cuda:0 > cuda:1", "cuda:1 > cuda:0"]),
+        (3, True, ["cuda:0 > cuda:1", "cuda:1 > cuda:2", "cuda:2 > cuda:0"]),
+        (2, False, ["cuda:0", "cuda:1"]),
+    ],
+)
+def test_each_device_exports_once_to_another_if_it_can(count: int, peers: bool, subjects: list[str]) -> None:
+    labels = frozenset(f"cuda:{number}" for number in range(count))
+    devices = tuple(replace(gpu(number), peers=labels if peers else frozenset()) for number in range(count))
+    assert [Probe("", {}, chosen).subject for chosen in Context(devices).exporters] == subjects
+    assert Context(devices, tier=Tier.SOAK).exporters == Context(devices, tier=Tier.SOAK).subjects

@@ -194,11 +194,22 @@ def tried(
     known: KnownIssue, relation: Relation, *built_in: Workaround, launch: Launch | None = LAUNCH
 ) -> list[tuple[dict[str, str], str]]:
     """The candidate settings for an issue with this relation, and their cost."""
-    join = Join("x", "x", relation, "", checks=("leaky",), subjects=("node",))
+    log = failed(launch=launch)
+    join = Join("x", "x", relation, "", findings=tuple(result.ref for result in log.results()))
     facts = [Fact("mpich", "4.3.2", "here")]
     of = workarounds.candidates([known], [join], facts, built_in)
-    [failure] = workarounds.worth_trying(failed(launch=launch))
+    [failure] = workarounds.worth_trying(log)
     return [(dict(workaround.env), workaround.cost) for workaround in of(failure)]
+
+
+def test_workarounds_of_an_issue_that_another_finding_of_the_probe_shows_are_not_tried() -> None:
+    log = failed()
+    [shown] = (result.ref for result in log.results())
+    join = Join("x", "x", Relation.CONFIRMED, "", findings=(replace(shown, key="leaky.other"),))
+    of = workarounds.candidates(
+        [issue(Remedy("a", {"A": "1"}))], [join], [Fact("mpich", "4.3.2", "here")], []
+    )
+    assert [of(failure) for failure in workarounds.worth_trying(log)] == [[]]
 
 
 def test_workarounds_of_a_confirmed_issue_come_first_without_duplicates() -> None:
@@ -235,7 +246,7 @@ def test_settings_of_messages_are_offered_after_mpi_init(made: str, offered: lis
     probe = Probe("", {}, launch=LAUNCH)
     kept = PlannedProbe(1, Leaky(), Path(__file__), probe)
     log.keep(kept, replace(hung, roles={"rank 0": role}), [Finding.fail("hung", "hung")])
-    join = Join("x", "x", Relation.NEW, "", checks=("leaky",), subjects=("node",))
+    join = Join("x", "x", Relation.NEW, "", findings=tuple(result.ref for result in log.results()))
     facts, known = [Fact("mpich", "4.3.2", "here")], issue(Remedy("a", {"SIGNATURE": "1"}))
     of = workarounds.candidates([known], [join], facts, [Workaround({"IPC": "off"}, "")])
     [failure] = workarounds.worth_trying(log)

@@ -34,15 +34,15 @@ def mistakes(path: str) -> list[str]:
     return [f"{mistake.line}: {mistake.text}" for mistake in caught.value.mistakes]
 
 
-@pytest.mark.parametrize("name", profile.names())
-def test_every_shipped_profile_has_expected_findings(name: str) -> None:
-    loaded = profile.load(name)
-    assert loaded.name == name
-    assert loaded.expect
-    for expectation in loaded.expect.values():
-        worst = max((found.status.severity for found in expectation.findings), default=0)
-        codes = {Status.FAIL: {12}, Status.ERROR: {11, 3}}
-        assert expectation.exit_code in codes.get(list(Status)[worst], {0})
+def test_every_shipped_profile_has_expected_findings() -> None:
+    for name in profile.names():
+        loaded = profile.load(name)
+        assert loaded.name == name
+        assert loaded.expect, name
+        for expectation in loaded.expect.values():
+            worst = max((found.status.severity for found in expectation.findings), default=0)
+            codes = {Status.FAIL: {12}, Status.ERROR: {11, 3}}
+            assert expectation.exit_code in codes.get(list(Status)[worst], {0}), name
 
 
 def test_every_shipped_profile_matches_the_schema() -> None:
@@ -51,11 +51,11 @@ def test_every_shipped_profile_matches_the_schema() -> None:
         read(profile.file_of(name), schema)
 
 
-@pytest.mark.parametrize("name", sorted({*profile.names()} - {"one-uuid", "one-pci-address"}))
-def test_devices_of_a_node_are_distinct(name: str) -> None:
-    devices = profile.load(name).devices
-    assert len({device.uuid for device in devices}) == len(devices)
-    assert len({device.pci for device in devices}) == len(devices)
+def test_devices_of_a_node_are_distinct() -> None:
+    for name in {*profile.names()} - {"one-uuid", "one-pci-address"}:
+        devices = profile.load(name).devices
+        assert len({device.uuid for device in devices}) == len(devices), name
+        assert len({device.pci for device in devices}) == len(devices), name
 
 
 def test_identity_of_a_device_is_stable(tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ def test_drivers_read_one_record_per_line(tmp_path: Path) -> None:
         "sim format=1 profile=site",
         "version nvidia-driver=460.32.03 cuda-driver=11020",
         f"device backend=cuda index=0 name=Tesla%20V100%20100%25 uuid={loaded.devices[0].uuid} "
-        "pci=0000:11:00.0 memory=17179869184 held=0 granule=2097152 addresses=0 arch=9.0 imex=0",
-        "fault backend=any nth=2 from=0 every=0 device=0 when=always peer=0 code=400 bytes=0 ms=0 "
-        "call=ipc-open do=error",
+        "pci=0000:11:00.0 memory=17179869184 held=0 granule=2097152 addresses=0 arch=9.0 imex=0 mode=usual",
+        "fault backend=any nth=2 from=0 every=0 device=0 exporter=-1 when=always peer=0 code=400 bytes=0 "
+        "ms=0 call=ipc-open do=error",
     ]
 
 

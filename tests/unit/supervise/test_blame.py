@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuipc_doctor.model import DriverFault, Ending, ProbeOutcome, RoleOutcome, Status
+from gpuipc_doctor.model import DriverFault, Ending, Launch, ProbeOutcome, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame
 
@@ -37,6 +37,40 @@ def test_out_of_memory_fails_only_if_far_more_is_free(memory: list[list[int]], s
             "importer: cuIpcOpenMemHandle #1 returned CUDA_ERROR_OUT_OF_MEMORY (2) with 142336 MiB of device "
             "memory free"
         )
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "kinds", "status"),
+    [
+        ("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED", ["cuda:0 is a vGPU (its name is …)"], Status.SKIP),
+        (
+            "cuMemExportToShareableHandle",
+            "CUDA_ERROR_NOT_SUPPORTED",
+            ["cuda:0 is a MIG one"],
+            Status.SKIP,
+        ),
+        ("hipIpcGetMemHandle", "hipErrorNotSupported", ["hip:0 is an integrated GPU"], Status.SKIP),
+        ("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED", [], Status.FAIL),  # a whole GPU
+        ("cuIpcGetMemHandle", "CUDA_ERROR_INVALID_VALUE", ["cuda:0 is a vGPU"], Status.FAIL),
+    ],
+)
+def test_feature_that_this_kind_of_gpu_lacks_is_no_fault(
+    call: str, error: str, kinds: list[str], status: Status
+) -> None:
+    role = RoleOutcome(
+        "exporter",
+        Ending.DRIVER_ERROR,
+        operation=call,
+        occurrence=1,
+        fault=DriverFault(call, 801, error),
+        records={"kinds": kinds},
+    )
+    finding = blame.conclude(ProbeOutcome("", (), {}, {"exporter": role}, "exporter", 1.0))
+    assert finding.status is status
+    assert call in sentences.summary(finding)
+    if status is Status.SKIP:
+        assert finding.key == "not-supported"
+        assert kinds[0] in sentences.summary(finding)
 
 
 def until_full(used: list[int]) -> dict[str, object]:
@@ -79,3 +113,32 @@ def test_loop_that_filled_the_device_itself_fails(used: list[int], status: Statu
         assert sentences.evidence(finding)[-1] == (
             "then exporter: hipMemCreate #76 returned hipErrorOutOfMemory (2)"
         )
+
+
+HELP = (
+    "-" * 74,
+    "A requested component was not found, or was unable to be opened.  This",
+    "means that this component is either not installed or is unable to be",
+    "used on your system.",
+    "",
+    "Host:      vm",
+    "Framework: pml",
+    "Component: ucxx",
+    "-" * 74,
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "exit_code", "words"),
+    [
+        (HELP, None, "not found, or was unable to be opened (Framework: pml, Component: ucxx)"),
+        (("no rules", "of dashes"), None, "exit code the launcher did not keep"),
+        (("-" * 74, "never closed"), 14, "exit code 14"),
+    ],
+)
+def test_launchers_explanation_is_the_reason(log: tuple[str, ...], exit_code: int | None, words: str) -> None:
+    role = RoleOutcome(
+        "rank 0", Ending.CRASHED, operation="MPI_Init_thread", occurrence=1, exit_code=exit_code, log_tail=log
+    )
+    outcome = ProbeOutcome("", (), {}, {"rank 0": role}, "rank 0", 1.0, launch=Launch(("mpiexec",)))
+    assert words in sentences.summary(blame.conclude(outcome))

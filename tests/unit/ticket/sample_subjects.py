@@ -1,4 +1,4 @@
-"""Sample documents for tickets: a node and a job for each vendor."""
+"""Sample documents for bug reports: nodes and jobs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ OPEN_MPI = (
     Fact("env:OMPI_MCA_pml", "ucx", "the environment"),
     Fact("mlnx-ofed", "24.10", "ofed_info"),
 )
-MPICH = (Fact("mpich", "4.3.0", "/opt/mpich/lib/libmpi.so.12"), Fact("libfabric", "1.22.0", "fi_tostr"))
 HPE = (
     Fact("cray-mpich", "8.1.30", "/opt/cray/pe/mpich/8.1.30/ofi/gnu/12.3/lib/libmpi.so.12"),
     Fact("libfabric", "1.15.2.0", "fi_tostr"),
@@ -111,12 +110,8 @@ SUBJECTS = {
     ),
     "amd": Subject(node(*AMD, backend="hip", bad=WRONG)),
     "ucx": Subject(node(*NVIDIA, *OPEN_MPI), files=("ucx_info.txt",)),
-    "openmpi": Subject(node(*NVIDIA, *OPEN_MPI)),
-    "mpich": Subject(node(*NVIDIA, *MPICH)),
-    "libfabric": Subject(node(*NVIDIA, *MPICH)),
     "nccl": Subject(repeated(NCCL, 10, {2, 3, 7}), before=older(NCCL)),
     "hpe": Subject(node(*NVIDIA, *HPE, host="nid001001"), also=(node(*NVIDIA, *HPE, host="nid001002"),)),
-    "nccl-job": Subject(with_versions(ONE_LATE, nccl="2.27.7"), also=(NCCL,)),
     "openmpi-job": Subject(with_versions(STUCK, openmpi="5.0.7", ucx="1.17.0")),
     "hpe-job": Subject(with_versions(ONE_LATE, **{"cray-mpich": "8.1.30", "libfabric": "1.15.2.0"})),
 }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpuipc_doctor.job import document
 from gpuipc_doctor.model import Fact, Report
 from gpuipc_doctor.report import documents, report_json
-from gpuipc_doctor.ticket import anonymise, bundle, templates, ticket_content
+from gpuipc_doctor.ticket import anonymise, bundle, components, ticket_content
 from gpuipc_doctor.ticket.anonymise import Names, Pseudonyms
 from gpuipc_doctor.ticket.subject import Subject
 from tests.sample_reports import PROPERTY, reports
@@ -42,7 +42,33 @@ def pseudonyms(*texts: str, **names: frozenset[str]) -> Pseudonyms:
         ("https://anna:pw1@git.example.org/x", "https://git.example.org/x"),
         ("MY_PASSWORD=hunter2 ./app", "MY_PASSWORD=removed ./app"),
         ('{"api_key": "a\\tb c", "x": 1}', '{"api_key": removed, "x": 1}'),
-        ("--token 'hunter2 x' is no value", "--token 'hunter2 x' is no value"),
+        ("--token 'hunter2 x' is a value", "--token removed is a value"),
+        ("mysql --password hunter2 --host db", "mysql --password removed --host db"),
+        ("run --api-key=hunter2 --max-tokens 512", "run --api-key=removed --max-tokens 512"),
+        ("sshpass -p hunter2 ssh x", "sshpass -p removed ssh x"),
+        ("curl -u anna:hunter2 https://x", "curl -u user-1:removed https://x"),
+        ("curl -uanna:hun:ter2 --user='bob:x y'", "curl -uuser-1:removed --user='user-2:removed y'"),
+        ("docker run -u 1000:1000 image", "docker run -u 1000:1000 image"),
+        ("Authorization: Bearer abc.DEF-123_x~y", "Authorization: Bearer removed"),
+        ('{"Authorization": "Basic YW5uYTpodW50ZXIy"}', '{"Authorization": "Basic removed"}'),
+        ("sent bearer 0123456789abcdef", "sent bearer removed"),
+        ("jwt eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbm5hIn0.c2lnbmF0dXJl.", "jwt removed."),
+        ("AKIAIOSFODNN7EXAMPLE and ghp_0123456789abcdefghij0123", "removed and removed"),
+        ("hf_abcdefghijklmnopqrstuvwx, glpat-0123456789abcdefghij", "removed, removed"),
+        ("gpg: key ID 0xDEADBEEF12345678", "gpg: removed"),
+        ("aws_access_key_id=AKIAIOSFODNN7EXAMPLE", "aws_access_key_id=removed"),
+        ("-----BEGIN PRIVATE KEY-----\nb3BlbnNzaC1r\n-----END PRIVATE KEY-----\nx", "removed\nx"),
+        ("-----BEGIN RSA PRIVATE KEY-----\\nMIIEow\\nIBAAKC", "removed"),
+        ("a\n" + "MIIEowIBAAKCAQEA" * 4 + "\nb", "a\nremoved\nb"),
+        ("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI anna@n7", "removed user-1@host-1"),
+        ("SHA256:nThbg6kXUpJWGl7E1IGOCspRomTxdCARLviKw6E5SY8", "removed"),
+        ("USER=anna, so anna runs", "USER=user-1, so user-1 runs"),
+        ("UserId=anna(4711) GroupId=bio(12)", "UserId=user-1(4711) GroupId=user-2(12)"),
+        ("uid=4711(anna) gid=12(bio)", "uid=4711(user-1) gid=12(user-2)"),
+        ("session opened for user anna by (uid=0)", "session opened for user user-1 by (uid=0)"),
+        ("-rw-r--r-- 1 anna bio 12 x", "-rw-r--r-- 1 user-1 bio 12 x"),
+        ("job 7 of user anna was killed, anna.", "job 7 of user user-1 was killed, user-1."),
+        ("invalid user 'anna': no anna here", "invalid user 'user-1': no user-1 here"),
         ("/home/anna/v/lib/python3.11/site-packages/torch/cuda/__init__.py:9",
          "/home/user-1/name-1/lib/python3.11/site-packages/torch/cuda/__init__.py:9"),
     ],
@@ -59,6 +85,9 @@ def test_names_are_replaced(text: str, replaced: str) -> None:
         "/usr/lib64/libucp.so.0 /proc/driver/nvidia/version /opt/rocm-6.3.1/lib/libhsa-runtime64.so.1",
         "/usr/local/cuda-13.0/lib64/libcudart.so.13 of /opt/cray/pe/mpich/8.1.30/ofi",
         "127.0.0.1 and ::1; https://github.com/openucx/ucx/issues/1",
+        "a user space driver; user code failed; from user buffer 0x7f00; the user must set it; user-defined",
+        "commit 0123456789abcdef0123456789abcdef01234567, _ZN5torch4cuda6deviceEv, --max-batched-tokens 8192",
+        "key identifier missing; keyboard; token ring; the bearer of news; -u 1000:1000; std::string key_id",
         "cuda:0",
     ],
 )
@@ -146,7 +175,7 @@ def test_no_planted_name_is_in_the_bundle(
     members, absent = bundle.of_documents(hidden)
     members |= bundle.rewritten({f"{host}01/{user}.log": "\n".join(log).encode()}, made.text)[0]
     sent = [*members, *(content.decode() for content in members.values()), str(absent)]
-    sent += [ticket_content.ticket(each, hidden) for each in templates.load().values()]
+    sent += [ticket_content.ticket(hidden, each) for each in (None, *components.load().values())]
     for secret in (host, user, directory, file, program, value, address):
         assert not [each for each in sent if secret in each], secret
 
@@ -155,7 +184,7 @@ def test_ticket_stays_readable_with_pseudonyms() -> None:
     subject = SUBJECTS["ucx"]
     assert isinstance(subject.about, Report)
     made = Pseudonyms(anonymise.names([subject.about], [], Names()), [report_json.dumps(subject.about)])
-    text = ticket_content.ticket(templates.load()["ucx"], made.of(subject))
+    text = ticket_content.ticket(made.of(subject), components.load()["ucx"])
     for kept in (
         "UCX_TLS=rc,cuda_ipc",
         "ucx 1.17.0 (/usr/lib64/libucp.so.0)",

@@ -5,26 +5,34 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 from gpuipc_doctor.supervise.journal import Journal
 from gpuipc_doctor.worker import node_socket
 from tests.waiting import until
 
+Meet = Callable[[Path, int, Journal], int]
+
+MEETINGS = (node_socket.connect, node_socket.connect_nodes)
+
 
 class Role(threading.Thread):
     """The role of this place, in a thread that ends when it has met the other role."""
 
-    def __init__(self, directory: Path, place: int) -> None:
+    def __init__(self, directory: Path, place: int, meet: Meet = node_socket.connect_nodes) -> None:
         super().__init__(daemon=True)
-        self._directory, self._place = directory, place
+        self._directory, self._place, self._meet = directory, place, meet
         self.connection = socket.socket()
         self.start()
 
     def run(self) -> None:
         journal = Journal(self._directory / f"{self._place}.journal")
         self.connection.close()
-        self.connection = socket.socket(fileno=node_socket.connect(self._directory, self._place, journal))
+        self.connection = socket.socket(fileno=self._meet(self._directory, self._place, journal))
 
 
 def talk(*roles: Role) -> bytes:
@@ -37,9 +45,24 @@ def talk(*roles: Role) -> bytes:
         return other.recv(6, socket.MSG_WAITALL)
 
 
-def test_roles_connect_in_either_order(tmp_path: Path) -> None:
-    client = Role(tmp_path, 1)
-    assert talk(Role(tmp_path, 0), client) == b"port 5"
+@pytest.mark.parametrize("meet", MEETINGS)
+def test_roles_connect_in_either_order(tmp_path: Path, meet: Meet) -> None:
+    client = Role(tmp_path, 1, meet)
+    assert talk(Role(tmp_path, 0, meet), client) == b"port 5"
+
+
+def test_roles_of_one_node_need_no_name_no_network_and_no_short_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_name(*_: object) -> NoReturn:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    for name in ("gethostname", "getaddrinfo", "create_connection", "create_server"):
+        monkeypatch.setattr(socket, name, no_name)
+    directory = tmp_path / ("d" * 200)
+    directory.mkdir()
+    client = Role(directory, 1, node_socket.connect)
+    assert talk(Role(directory, 0, node_socket.connect), client) == b"port 5"
 
 
 def test_foreign_connection_is_refused(tmp_path: Path) -> None:

@@ -120,6 +120,21 @@ def test_every_tried_history_is_legal() -> None:
         search = following
 
 
+def test_launch_whose_ranks_did_not_begin_is_repeated_and_not_for_ever() -> None:
+    """Under load, `MPI_Init_thread` exceeded the deadline of a replay, and a hang counted as not repeated."""
+    search = found(large_receive)
+    while search.stage != "confirm":
+        again = search.after(ended(Ending.HUNG))
+        assert again == replace(search, launches=search.launches + 1, spent_s=search.spent_s + 1)
+        following = again.after(launch(again.tries, large_receive))
+        assert following is not None
+        search = following
+    search, launches = found(large_receive), 0
+    while following := search.after(ended(Ending.HUNG)):
+        search, launches = following, launches + 1
+    assert launches <= MOST_LAUNCHES + 3
+
+
 def test_disagreement_that_does_not_repeat_ends_the_search_without_a_history() -> None:
     search, launches = found(large_receive), 0
     while following := search.after(ended()):

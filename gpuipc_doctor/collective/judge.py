@@ -1,0 +1,197 @@
+"""Who keeps a communicator waiting: a rank that is missing, behind, or in another operation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from gpuipc_doctor.collective.call import Call, State, plain
+from gpuipc_doctor.present.text import ranges
+
+_EQUAL_SIZES = frozenset(
+    {"allreduce", "allgatherbase", "allgatherintotensor", "reducescatterbase", "reducescattertensor"}
+    | {"broadcast", "reduce"}
+)
+"""Operations whose sizes must be equal on all ranks. PyTorch allows an ``all_gather`` of unequal tensors."""
+
+_SHOWN = 3
+
+
+class Problem(Enum):
+    """What keeps a communicator waiting, worst first."""
+
+    OPERATION = "another operation"
+    SIZES = "other sizes"
+    ORDER = "another order of communicators"
+    MISSING = "missing"
+    """Ranks that have called nothing in this communicator, or have not joined it."""
+    BEHIND = "behind"
+    SAME = "the same operation"
+    """All ranks are in the same operation: the cause is below it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The conclusion on one communicator."""
+
+    problem: Problem
+    group: str = ""
+    culprits: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    operation: str = ""
+    """Operation of the waiting ranks, with their sizes if these differ."""
+    called: str = ""
+    """The culprits' operation if they called another one, or their last operation."""
+    number: int | None = None
+    where: str = ""
+    """The program's frame of the first culprit's call."""
+    seconds: float | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The conclusion as a sentence that starts with the culprits."""
+        at = f" (operation {self.number})" if self.number is not None else ""
+        of = f" of {self.group}" if self.group else ""
+        who, others = _ranks(self.culprits), _ranks(self.waiting)
+        verb = "waits" if len(self.waiting) == 1 else "wait"
+        place = f", at {self.where}" if self.where else ""
+        if self.problem is Problem.SAME:
+            return f"all ranks are in {self.operation}{at}{of}: look below it"
+        if self.problem in (Problem.OPERATION, Problem.SIZES):
+            return f"{who} called {self.called}{place}, where {others} called {self.operation}{at}{of}"
+        if self.problem is Problem.ORDER:
+            wait = "waits" if len(self.culprits) == 1 else "wait"
+            return (
+                f"{others} {verb} in {self.operation}{of} for {who}, which {wait} in {self.called} for them"
+            )
+        last = f"; last seen in {self.called}{place}" if self.called else ""
+        return f"{who} did not call {self.operation}{at}{of}, in which {others} {verb}{last}"
+
+
+Members = Mapping[str, Collection[int]]
+"""Communicator → its ranks."""
+
+
+def judge(calls: Iterable[Call], members: Members | None = None) -> tuple[Judgement, ...]:
+    """The conclusion on each communicator with a call that is not known to be done, causes first.
+
+    A communicator that waits for ranks which themselves wait in another one is left out, unless both wait for
+    each other.
+    """
+    groups: defaultdict[str, list[Call]] = defaultdict(list)
+    for call in calls:
+        groups[call.group].append(call)
+    found = [
+        judgement
+        for group, own in groups.items()
+        for judgement in _of_group(own, frozenset((members or {}).get(group, ())))
+    ]
+    if order := _crossed(found):
+        return (order,)
+    waits = {rank for judgement in found if judgement.culprits for rank in judgement.waiting}
+    causes = [judgement for judgement in found if not judgement.culprits or {*judgement.culprits} - waits]
+    blames = [judgement for judgement in causes if judgement.culprits]
+    return tuple(sorted(blames or causes, key=lambda judgement: [*Problem].index(judgement.problem)))
+
+
+def _of_group(calls: Sequence[Call], members: frozenset[int]) -> Iterator[Judgement]:
+    """The conclusions on the calls of one communicator: one, and one on absent ranks beside another call."""
+    by_rank: defaultdict[int, dict[int, Call]] = defaultdict(dict)
+    for call in calls:
+        if call.state is State.NOT_JOINED:
+            members |= {call.rank}
+        else:
+            by_rank[call.rank][call.number or 0] = call
+    if not by_rank:
+        return
+    for number in sorted({number for own in by_rank.values() for number in own}):
+        at = {rank: own[number] for rank, own in by_rank.items() if number in own}
+        if different := _different(at):
+            yield different
+            if absent := sorted(members - by_rank.keys()):
+                waits = [call for call in at.values() if call.rank not in different.culprits]
+                yield _judgement(Problem.MISSING, [Call(rank=rank) for rank in absent], waits)
+            return
+    last = {rank: own[max(own)] for rank, own in by_rank.items()}
+    furthest = max(call.number or 0 for call in last.values())
+    ahead = [call for call in last.values() if (call.number or 0) == furthest]
+    behind = [call for call in last.values() if (call.number or 0) < furthest]
+    waiting = [call for call in ahead if call.state is not State.DONE] or ahead
+    absent = sorted(members - by_rank.keys())
+    shared = _judgement(Problem.SAME, (), waiting)
+    if behind or absent:
+        problem = Problem.BEHIND if behind else Problem.MISSING
+        culprits = sorted([*(call.rank for call in behind), *absent])
+        first = min(behind, key=lambda call: call.rank, default=None)
+        yield replace(
+            shared,
+            problem=problem,
+            culprits=tuple(culprits),
+            called=f"{first.operation or 'operation'} {first.number}" if first and first.number else "",
+            where=first.where if first else "",
+        )
+    elif any(call.state is not State.DONE for call in last.values()):
+        yield shared
+
+
+def _different(at: Mapping[int, Call]) -> Judgement | None:
+    """The conclusion on calls of one number that differ in operation or size; None if they agree."""
+    for problem, key in ((Problem.OPERATION, _name), (Problem.SIZES, _name_and_sizes)):
+        kinds: defaultdict[str, list[Call]] = defaultdict(list)
+        for call in at.values():
+            if call.operation:  # some sources count only
+                kinds[key(call)].append(call)
+        if len(kinds) > 1:
+            usual, *others = sorted(kinds.values(), key=len, reverse=True)
+            culprits = [call for some in others for call in some]
+            sized = problem is Problem.SIZES
+            judgement = _judgement(problem, culprits, usual, sized=sized)
+            words = dict.fromkeys(_words(call, sized=sized) for call in culprits)
+            return replace(judgement, called=", ".join([*words][:_SHOWN]), where=culprits[0].where)
+    return None
+
+
+def _judgement(
+    problem: Problem, culprits: Sequence[Call], waiting: Sequence[Call], *, sized: bool = False
+) -> Judgement:
+    first = min(waiting, key=lambda call: (not call.operation, call.rank))
+    return Judgement(
+        problem=problem,
+        group=first.group,
+        culprits=tuple(sorted(call.rank for call in culprits)),
+        waiting=tuple(sorted(call.rank for call in waiting)),
+        operation=_words(first, sized=sized) or "a collective",
+        number=first.number,
+        seconds=max((call.seconds for call in waiting if call.seconds is not None), default=None),
+    )
+
+
+def _crossed(found: Sequence[Judgement]) -> Judgement | None:
+    """The conclusion on two communicators whose waiting ranks wait for each other; None if there are none."""
+    for number, one in enumerate(found):
+        for other in found[number + 1 :]:
+            if {*one.culprits} & {*other.waiting} and {*other.culprits} & {*one.waiting}:
+                few, many = sorted((one, other), key=lambda judgement: len(judgement.culprits))
+                called = f"{many.operation} of {many.group}"
+                return replace(few, problem=Problem.ORDER, called=called)
+    return None
+
+
+def _name(call: Call) -> str:
+    return plain(call.operation)
+
+
+def _name_and_sizes(call: Call) -> str:
+    return f"{_name(call)} {call.sizes if _name(call) in _EQUAL_SIZES else ''}"
+
+
+def _words(call: Call, *, sized: bool) -> str:
+    return f"{call.operation} of {call.sizes}" if sized and call.operation else call.operation
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return "the others"
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {ranges(numbers)}"

@@ -1,0 +1,214 @@
+"""NCCL's RAS: the counts of collectives that each rank of a communicator has launched.
+
+The text is that of ``STATUS`` (NCCL, src/ras/client_support.cc, 2.24 to 2.29), the JSON that of 2.28.7.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpuipc_doctor.collective.call import Call, State
+
+MOST_RANKS = 1 << 17
+"""Maximum ranks of a communicator. NCCL 2.28.9 reports invalid ones if a process has ended."""
+
+_ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+[\d-]+\s+[\d-]+\s+(?:\d+-)?(\d+)\s+\d+\s+[A-Z]+\s+[A-Z, ]+$")
+"""A communicator group in the table: number, communicators, ranks of each."""
+_HEAD = re.compile(r"^#(\d+)-(\d+) \(([0-9a-f]+)\) ([A-Z, ]+)$")
+_KIND = re.compile(r"Communicator ranks have different (.+?) ?operation counts$")
+_SOME = re.compile(
+    r"(\d+) ranks? (?:has|have) (?:launched up to operation (\d+)|not launched any operations)$"
+)
+_RANK = re.compile(
+    r"Rank (\d+) (?:has (?:launched up to operation (\d+)|not launched any operations) )?-- (.*)$"
+)
+_PROCESS = re.compile(r"process (\d+) on node")
+_NODES = re.compile(r"Nodes.*\n.*\n\s*(\d+)\s")
+
+
+@dataclass(slots=True)
+class Communicator:
+    """One communicator. Ranks are its own, not the job's."""
+
+    name: str
+    size: int
+    counts: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Operation → rank → calls launched; only operations whose counts differ, if RAS lists no others."""
+    missing: set[int] = field(default_factory=set)
+    """Ranks of which RAS has no data."""
+    pids: dict[int, int] = field(default_factory=dict)
+    unnamed: int = 0
+    """Number of ranks that differ and that RAS does not name."""
+
+    def calls(self) -> Iterator[Call]:
+        """The last call of each rank, as far as the counts show it."""
+        ranks = [rank for rank in range(self.size) if rank not in self.missing]
+        whole = {
+            operation: {rank: counts.get(rank, 0) for rank in ranks}
+            for operation, counts in self.counts.items()
+        }
+        whole = {operation: counts for operation, counts in whole.items() if any(counts.values())}
+        differing = {operation: counts for operation, counts in whole.items() if len({*counts.values()}) > 1}
+        usual = max(whole, key=lambda operation: max(whole[operation].values(), default=0), default="")
+        for rank in ranks if not self.unnamed else ():
+            most = [
+                operation for operation, counts in differing.items() if counts[rank] == max(counts.values())
+            ]
+            number = sum(counts[rank] for counts in differing.values()) or None
+            if not differing and len(whole) == 1:
+                number = whole[usual][rank]
+            operation = most[0] if most else next(iter(differing), usual if len(whole) == 1 else "")
+            yield Call(rank=rank, operation=operation or "a collective", group=self.name, number=number)
+        for rank in sorted(self.missing):
+            yield Call(rank=rank, group=self.name, state=State.NOT_JOINED)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What RAS said at one time."""
+
+    communicators: tuple[Communicator, ...]
+    nodes: int = 1
+    remarks: tuple[str, ...] = ()
+    """What was ignored, and why."""
+    errors: tuple[str, ...] = ()
+    """Lines on ranks with an error."""
+
+    def calls(self, rank_of: Mapping[int, int], size: int | None) -> Iterator[Call]:
+        """Each rank's last call, with the job's rank numbers.
+
+        ``rank_of``: pid → rank, on this node. ``size``: ranks of the job. A rank that cannot be placed gets a
+        negative number.
+        """
+        for communicator in self.communicators:
+            for call in communicator.calls():
+                pid = communicator.pids.get(call.rank) if self.nodes == 1 else None
+                if pid is not None and pid in rank_of:
+                    own = rank_of[pid]
+                else:
+                    own = call.rank if communicator.size == size else -1 - call.rank
+                yield replace(call, rank=own)
+
+
+def unchanged(first: Answer, second: Answer) -> tuple[Answer, bool]:
+    """The second answer without communicators whose counts have changed, and whether any have.
+
+    In a healthy loop the counts of two ranks differ by one at most times.
+    """
+    before = {communicator.name: communicator for communicator in first.communicators}
+    same = tuple(
+        communicator
+        for communicator in second.communicators
+        if communicator.name in before and before[communicator.name].counts == communicator.counts
+    )
+    return replace(second, communicators=same), len(same) < len(second.communicators)
+
+
+def of_text(text: str) -> Answer:
+    """The answer to ``STATUS`` or ``VERBOSE STATUS``. Damaged communicators are left out and remarked on."""
+    nodes = _NODES.search(text)
+    sizes: dict[int, int] = {}
+    found: dict[str, Communicator] = {}
+    damaged: Counter[str] = Counter()
+    now: Communicator | None = None
+    kind = ""
+    for line in map(str.strip, text.splitlines()):
+        if row := _ROW.match(line):
+            sizes[int(row[1])] = int(row[3])
+            if row[2] == "1" and int(row[3]):
+                name = f"communicator {row[1]}"
+                found[name] = Communicator(name, int(row[3]))
+        elif head := _HEAD.match(line):
+            group, number = int(head[1]), int(head[2])
+            name = (
+                f"communicator {group}"
+                if number == 0 and f"communicator {group}" in found
+                else f"communicator {group}-{number}"
+            )
+            now, kind = found.get(name) or Communicator(name, sizes.get(group, 0)), ""
+            if now.size:
+                found[name] = now
+        elif now is not None and (of := _KIND.search(line)):
+            kind = "collective" if of[1] == "collective" else of[1]
+        elif now is not None and (some := _SOME.match(line)) and kind:
+            _count_unnamed(now, kind, int(some[1]), int(some[2] or 0))
+        elif now is not None and (one := _RANK.match(line)):
+            rank = int(one[1])
+            process = _PROCESS.search(one[3])
+            if rank >= now.size or process is None:
+                damaged[now.name] += 1
+                continue
+            now.pids[rank] = int(process[1])
+            if kind:
+                now.counts.setdefault(kind, {})[rank] = int(one[2] or 0)
+            else:
+                now.missing.add(rank)
+    for communicator in found.values():
+        _settle(communicator)
+    remarks = [f"{lines} lines on invalid ranks of {name} ignored" for name, lines in damaged.items()]
+    return Answer(tuple(found.values()), int(nodes[1]) if nodes else 1, tuple(remarks))
+
+
+_UNNAMED = -1
+"""Key of the counts of ranks that RAS does not name."""
+
+
+def _count_unnamed(communicator: Communicator, kind: str, ranks: int, count: int) -> None:
+    counts = communicator.counts.setdefault(kind, {})
+    if _UNNAMED in counts:  # two large groups, of which RAS names no rank
+        communicator.unnamed += ranks
+    counts[_UNNAMED] = count
+
+
+def _settle(communicator: Communicator) -> None:
+    """Give the count of the unnamed ranks to all ranks that are not named."""
+    for counts in communicator.counts.values():
+        others = counts.pop(_UNNAMED, None)
+        for rank in range(min(communicator.size, MOST_RANKS)):
+            if others is not None and rank not in communicator.missing:
+                counts.setdefault(rank, others)
+
+
+def of_json(text: str) -> Answer:
+    """The answer in JSON. Raises `ValueError` if it is something else."""
+    try:
+        document = json.loads(text)
+        communicators, errors = [], []
+        for number, value in enumerate(document["communicators"]):
+            communicators.append(one := _of_json(f"communicator {number}", value))
+            errors += [f"{one.name}: {line}" for line in _errors(value)]
+        nodes = len({rank["host"] for value in document["communicators"] for rank in value["ranks"]})
+        return Answer(tuple(communicators), nodes or 1, (), tuple(errors))
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not RAS's JSON: {error!r}"[:200]) from None
+
+
+def _of_json(name: str, value: Mapping[str, Any]) -> Communicator:
+    ranks: Sequence[Mapping[str, Any]] = value["ranks"]
+    missing: Iterable[Mapping[str, Any]] = value.get("missing_ranks", ())
+    numbers = [int(rank["rank"]) for rank in (*ranks, *missing)]
+    valid = [number for number in numbers if 0 <= number < MOST_RANKS]
+    found = Communicator(name, len({*valid}))
+    for rank in ranks:
+        number = int(rank["rank"])
+        found.pids[number] = int(rank["pid"])
+        for operation, count in rank["collective_counts"].items():
+            found.counts.setdefault(operation, {})[number] = int(count)
+    found.missing = {int(rank["rank"]) for rank in missing} & {*valid}
+    found.pids |= {int(rank["rank"]): int(rank["pid"]) for rank in missing}
+    found.size = max(valid, default=-1) + 1
+    return found
+
+
+def _errors(value: Mapping[str, Any]) -> Iterator[str]:
+    for rank in value["ranks"]:
+        if error := rank["status"].get("async_error"):
+            yield f"rank {int(rank['rank'])} has asynchronous error {int(error)}"
+    for rank in value.get("missing_ranks", ()):
+        how = "is considered dead" if rank["status"]["considered_dead"] else "does not respond"
+        yield f"rank {int(rank['rank'])} on {rank['host']}, pid {int(rank['pid'])} {how}"

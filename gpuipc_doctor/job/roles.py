@@ -1,0 +1,140 @@
+"""Which processes are a job's ranks, which are their helpers, and which only started them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuipc_doctor.job.document import Process, Snapshot
+
+_HELPERS = (
+    (re.compile(r"^_worker_loop \(worker\.py:"), "DataLoader worker"),
+    (re.compile(r"\((?:compile_worker|subproc_pool)\.py:|^_async_compile_initializer "), "compile worker"),
+    (re.compile(r"^main \((?:resource_tracker|forkserver)\.py:"), "helper of Python's multiprocessing"),
+)
+"""Patterns for Python frames of helper processes → what such a process is."""
+
+_LAUNCHES = re.compile(r"^(?:\w+\.)*(?:join|start_processes) \(spawn\.py:")
+"""Pattern for Python frames of a process that waits for the ranks that it started (torch.multiprocessing)."""
+
+_ACTIVE = re.compile(r"cuda-EvtHandlr|pt_(?:nccl|gloo|tcpstore)|gloo|ncclAsync|NCCL")
+"""Pattern for the names of threads that a rank starts for a GPU or a communicator. A fork has no such
+threads, although it has its parent's libraries."""
+
+IN_ORDER = "in the order of their start: no variable has the rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The processes of a job on one node by their role."""
+
+    ranks: dict[int, Process]
+    """Rank → the process that does its work."""
+    helpers: dict[int, tuple[Process, ...]] = field(default_factory=dict)
+    """Rank → the processes that work for it."""
+    numbered: frozenset[int] = frozenset()
+    """Ranks that no variable of the environment numbers."""
+
+
+def is_candidate(process: Process) -> bool:
+    """Whether a process may do a rank's work, rather than being a shell or launcher around it."""
+    return process.rank is not None or process.has_gpu or process.has_torch
+
+
+def by_rank(snapshot: Snapshot) -> dict[int, Process]:
+    """Rank → the process that does its work."""
+    return roles(snapshot).ranks
+
+
+def workers(processes: Iterable[Process]) -> list[Process]:
+    """The processes that may be ranks, without helpers and launchers."""
+    candidates = {process.pid: process for process in processes if is_candidate(process)}
+    return [
+        process
+        for process in candidates.values()
+        if _helped(process, candidates) is None and not _is_launcher(process, candidates)
+    ]
+
+
+def roles(snapshot: Snapshot) -> Roles:
+    """The roles of a snapshot's processes.
+
+    Of several processes with one rank number, such as a wrapper and its child, the one that does more counts.
+    Processes without a number are numbered in the order of their start.
+    """
+    candidates = {process.pid: process for process in snapshot.processes if is_candidate(process)}
+    found: dict[int, Process] = {}
+    numbered: set[int] = set()
+    ordered = sorted(workers(snapshot.processes), key=lambda process: (process.started, process.pid))
+    for process in ordered:
+        rank = process.rank
+        if rank is None:
+            rank = next(number for number in range(len(ordered) + len(found) + 1) if number not in found)
+            numbered.add(rank)
+        there = found.get(rank)
+        if there is None or _does_more(process, there):
+            found[rank] = process
+    of_pid = {process.pid: rank for rank, process in found.items()}
+    helpers: dict[int, list[Process]] = {}
+    for process in candidates.values():
+        helped = _helped(process, candidates)
+        if helped is not None and helped.pid in of_pid:
+            helpers.setdefault(of_pid[helped.pid], []).append(process)
+    return Roles(found, {rank: tuple(own) for rank, own in helpers.items()}, frozenset(numbered))
+
+
+def kind_of_helper(python: Sequence[str]) -> tuple[str, int]:
+    """What a helper process is, and the number of its own frames (innermost first); those beyond are its
+    parent's, from before a fork."""
+    for depth, frame in enumerate(python):
+        if what := next((what for pattern, what in _HELPERS if pattern.search(frame)), ""):
+            return what, depth
+    return "child process", len(python)
+
+
+def _does_more(process: Process, other: Process) -> bool:
+    """Whether ``process`` does more than ``other``, judged by MPI, then by GPU, then by number of
+    libraries."""
+    return (process.has_mpi, process.has_gpu, len(process.libraries)) > (
+        other.has_mpi,
+        other.has_gpu,
+        len(other.libraries),
+    )
+
+
+def _helped(process: Process, candidates: Mapping[int, Process]) -> Process | None:
+    """The rank for which a process works: the outermost process above it that can be a rank itself; None if
+    there is none."""
+    parent = candidates.get(process.parent)
+    if parent is None or _is_launcher(parent, candidates):
+        return None
+    above = _helped(parent, candidates) or parent
+    if above.rank is None:
+        known = any(pattern.search(frame) for pattern, _ in _HELPERS for frame in process.python)
+        is_helper = process.rank is None and (known or (_is_active(above) and not _is_active(process)))
+    else:
+        works = above.has_mpi or above.has_gpu or above.has_torch  # and is no shell around the rank
+        is_helper = works and process.rank in (None, above.rank)
+    return above if is_helper else None
+
+
+def _is_launcher(process: Process, candidates: Mapping[int, Process]) -> bool:
+    """Whether a process without a rank number only started the ranks that are its children."""
+    if process.rank is not None or process.has_mpi:
+        return False
+    below = _descendants(process, candidates)
+    if any(other.rank is not None for other in below):
+        return True
+    if below and any(map(_LAUNCHES.search, process.python)):
+        return True
+    return not _is_active(process) and any(map(_is_active, below))
+
+
+def _descendants(process: Process, candidates: Mapping[int, Process]) -> list[Process]:
+    children = [other for other in candidates.values() if other.parent == process.pid]
+    return [*children, *(below for child in children for below in _descendants(child, candidates))]
+
+
+def _is_active(process: Process) -> bool:
+    return any(_ACTIVE.search(thread.name) for thread in process.threads)

@@ -1,0 +1,98 @@
+"""Which vendor's GPUs an entry, a fact or a variable is about: one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuipc_doctor.knownissues.conditions import Need
+from gpuipc_doctor.model import Fact
+
+
+@dataclass(frozen=True, slots=True)
+class _Vendor:
+    facts: frozenset[str]
+    """Components and facts that concern only this vendor's GPUs."""
+    drivers: frozenset[str]
+    """Facts that show the vendor's driver on a node."""
+    word: str
+    """Part of the names of environment variables that only this vendor's software reads."""
+
+
+_OF = {
+    "cuda": _Vendor(
+        frozenset(
+            {
+                *(
+                    "nvidia-driver",
+                    "nvidia-module",
+                    "nvidia-peermem",
+                    "libcuda",
+                    "cuda-driver",
+                    "cuda-runtime",
+                ),
+                *("gdrcopy", "mig", "nccl"),
+            }
+        ),
+        frozenset(["nvidia-driver", "cuda-driver"]),
+        "CUDA",
+    ),
+    "hip": _Vendor(
+        frozenset(["amdgpu", "rocm", "hip-driver", "hip-runtime", "rccl"]),
+        frozenset(["amdgpu", "hip-driver"]),
+        "ROC",
+    ),
+}
+"""Backend → vendor. Adapters and MPI libraries are no vendor's: they work with both."""
+
+
+class Entry(Protocol):
+    """A known issue or a message."""
+
+    @property
+    def component(self) -> str: ...
+    @property
+    def also(self) -> tuple[str, ...]: ...
+    @property
+    def needs(self) -> tuple[Need, ...]: ...
+
+
+def foreign_to(backend: str) -> frozenset[str]:
+    """Names of facts that concern only other vendors' GPUs."""
+    return frozenset().union(*(vendor.facts for name, vendor in _OF.items() if name != backend))
+
+
+def concerns(entry: Entry, backend: str) -> bool:
+    """Whether an entry may be about this backend's GPUs: its component, or one that it also concerns, and all
+    that it needs."""
+    foreign = foreign_to(backend)
+    about = {
+        entry.component,
+        *(name for name in entry.also if entry.component in foreign and _is_bound(name)),
+    }
+    return not about <= foreign and foreign.isdisjoint(need.fact for need in entry.needs if not need.absent)
+
+
+def here(facts: Iterable[Fact]) -> set[str]:
+    """The backends of which a fact was found."""
+    there = {fact.name for fact in facts if fact.value is not None}
+    return {name for name, vendor in _OF.items() if there & vendor.facts}
+
+
+def may_concern(entry: Entry, facts: Iterable[Fact]) -> bool:
+    """Whether a node with these facts may have the issue; true if they show no vendor."""
+    backends = here(facts)
+    return not backends or any(concerns(entry, backend) for backend in backends)
+
+
+def is_for_another(env: Mapping[str, str], facts: Iterable[Fact]) -> bool:
+    """Whether all variables are for a vendor without a driver here, while another vendor has one."""
+    found = {fact.name for fact in facts if fact.value}
+    with_driver = {name for name, vendor in _OF.items() if found & vendor.drivers}
+    others = [vendor.word for name, vendor in _OF.items() if name not in with_driver]
+    return bool(env and with_driver) and all(any(word in name for word in others) for name in env)
+
+
+def _is_bound(name: str) -> bool:
+    return any(name in vendor.facts for vendor in _OF.values())

@@ -1,0 +1,280 @@
+"""Every operation at every size, with each element compared on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import cycle
+from typing import NamedTuple
+
+from gpuipc_doctor.api import Buffer, Collectives, Communicator, GpuStream, Json, Worker
+from gpuipc_doctor.nccl.elements import (
+    FILL,
+    GUARD,
+    KINDS,
+    Kind,
+    Segment,
+    fill,
+    write_segments,
+    wrong_segments,
+)
+
+OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "ring", "all-to-all")
+
+SIZES = (0, 4, 100, 4092, 16_388, 65_532, 131_080, 524_284, (1 << 20) + 4, (4 << 20) + 12, (16 << 20) + 12)
+"""Bytes of one rank's largest buffer: around the sizes at which NCCL changes from protocol LL to LL128 and to
+Simple on its usual topologies, most of them odd."""
+
+LARGEST = 64 << 20
+"""Bytes of one all-reduce."""
+
+BOTH_PLACES = 65_532
+"""Up to this size an operation runs both in place and between two buffers; larger ones take turns."""
+
+ON_TWO_STREAMS = (65_532, (1 << 20) + 4)
+OF_SPLIT = (4092, (1 << 20) + 4)
+
+SHOWN = 8
+"""Maximum wrong results that a rank records."""
+
+MOST_RANKS_FOR_SHORT_FLOATS = 8
+
+_IN_PLACE = {"all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"}
+
+
+class Case(NamedTuple):
+    """One operation with this many elements of each rank. ``number`` makes its data unlike that of others."""
+
+    number: int
+    operation: str
+    elements: int
+    kind: Kind
+    in_place: bool
+    root: int
+    on: str = ""
+    """Where it runs, if not in the first communicator alone: ``two streams``."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.kind.nbytes
+
+    def __str__(self) -> str:
+        place = ", in place" if self.in_place else ""
+        on = f", {self.on}" if self.on else ""
+        return f"{self.operation} of {self.nbytes} B, {self.kind.name}{place}{on}"
+
+
+class Layout(NamedTuple):
+    """What a rank's buffers hold before and after a case, in units of the case's ``elements``."""
+
+    source: Sequence[Segment]
+    target: Sequence[Segment]
+    parts: int
+    """Parts of the result buffer."""
+    at: int = 0
+    """First part of the result buffer that the operation writes, or has as its source."""
+
+
+def cases(ranks: int, room: int) -> Iterator[Case]:
+    """All cases of the first communicator. ``room``: maximum bytes of a buffer."""
+    kinds = _kinds(ranks)
+    number = 0
+    for operation in OPERATIONS:
+        sizes = [size for size in SIZES if size <= room]
+        if operation == "all-reduce" and room >= LARGEST:
+            sizes.append(LARGEST)
+        for turn, size in enumerate(sizes):
+            kind = next(kinds)
+            places = [False]
+            if operation in _IN_PLACE:
+                places = [False, True] if size <= BOTH_PLACES else [turn % 2 == 0]
+            for in_place in places:
+                number += 1
+                yield Case(
+                    number, operation, _count(operation, size, kind, ranks), kind, in_place, number % ranks
+                )
+
+
+def first_case(ranks: int) -> Case:
+    """The first case that moves data."""
+    return next(case for case in cases(ranks, 4) if case.elements)
+
+
+def cases_of_split(ranks: int, room: int) -> Iterator[Case]:
+    kinds = _kinds(ranks)
+    sizes = [size for size in OF_SPLIT if size <= room]
+    for number, (operation, size) in enumerate((o, s) for o in OPERATIONS for s in sizes):
+        kind = next(kinds)
+        count = _count(operation, size, kind, ranks)
+        yield Case(1000 + number, operation, count, kind, False, number % ranks, "split communicator")
+
+
+def cases_on_streams(ranks: int, room: int) -> Iterator[tuple[Case, Case]]:
+    """Pairs of cases that are queued in two streams."""
+    kinds = _kinds(ranks)
+    for number, (one, other) in enumerate((o, p) for o in OPERATIONS[:3] for p in OPERATIONS[1:4] if o != p):
+        size = ON_TWO_STREAMS[number % 2]
+        if size <= room:
+            pair = []
+            for place, operation in enumerate((one, other)):
+                kind = next(kinds)
+                count = _count(operation, size, kind, ranks)
+                pair.append(Case(2000 + 2 * number + place, operation, count, kind, False, 0, "two streams"))
+            yield pair[0], pair[1]
+
+
+def _kinds(ranks: int) -> Iterator[Kind]:
+    short = ranks > MOST_RANKS_FOR_SHORT_FLOATS
+    return cycle([kind for kind in KINDS.values() if not (short and "16" in kind.name)])
+
+
+def _count(operation: str, size: int, kind: Kind, ranks: int) -> int:
+    """Elements of each rank, so that the largest buffer has about this size."""
+    elements = -(-size // kind.nbytes)
+    return -(-elements // ranks) if operation in ("all-gather", "reduce-scatter", "all-to-all") else elements
+
+
+def layout(case: Case, rank: int, ranks: int) -> Layout:
+    """The content of this rank's buffers."""
+    total = ranks * (ranks + 1) // 2
+
+    def part(number: int, factor: int) -> Segment:
+        return Segment(f"{case.number}/{number}", factor)
+
+    every = range(ranks)
+    match case.operation:
+        case "all-reduce":
+            return Layout([part(0, rank + 1)], [part(0, total)], 1)
+        case "reduce":
+            return Layout([part(0, rank + 1)], [part(0, total)] if rank == case.root else [], 1)
+        case "broadcast":
+            return Layout([part(0, rank + 1)], [part(0, case.root + 1)], 1)
+        case "all-gather":
+            return Layout([part(0, rank + 1)], [part(0, other + 1) for other in every], ranks)
+        case "reduce-scatter":
+            return Layout([part(other, rank + 1) for other in every], [part(rank, total)], 1)
+        case "ring":
+            return Layout([part(0, rank + 1)], [part(0, (rank - 1) % ranks + 1)], 1)
+        case _:
+            source = [part(other, rank + 1) for other in every]
+            return Layout(source, [part(rank, other + 1) for other in every], ranks)
+
+
+class Operation:
+    """A case with its buffers on this rank."""
+
+    def __init__(self, w: Worker, comm: Communicator, case: Case, resources: ExitStack) -> None:
+        self.case, self.comm = case, comm
+        self.layout = layout(case, comm.rank, comm.size)
+        nbytes, kind = case.nbytes, case.kind
+        parts = max(len(self.layout.source), self.layout.parts) if case.in_place else self.layout.parts
+        self.target: Buffer = resources.enter_context(w.gpu.alloc(parts * nbytes + GUARD))
+        fill(self.target, parts * nbytes + GUARD)
+        self._end = parts * nbytes
+        if case.in_place:
+            self.source = self.target
+            own = comm.rank * nbytes
+            self.source_at = own if case.operation == "all-gather" else 0
+            self.target_at = own if case.operation == "reduce-scatter" else 0
+        else:
+            self.source = resources.enter_context(w.gpu.alloc(len(self.layout.source) * nbytes + GUARD))
+            self.source_at = self.target_at = 0
+        write_segments(self.source, kind, self.layout.source, case.elements, self.source_at)
+
+    def queue(self, library: Collectives, stream: GpuStream) -> None:
+        case, comm = self.case, self.comm
+        source, target = self.source.address + self.source_at, self.target.address + self.target_at
+        count, kind, root = case.elements, case.kind.name, case.root
+        match case.operation:
+            case "all-reduce":
+                comm.all_reduce(source, target, count, kind, stream)
+            case "reduce":
+                comm.reduce(source, target, count, kind, root, stream)
+            case "broadcast":
+                comm.broadcast(source, target, count, kind, root, stream)
+            case "all-gather":
+                comm.all_gather(source, target, count, kind, stream)
+            case "reduce-scatter":
+                comm.reduce_scatter(source, target, count, kind, stream)
+            case "ring":
+                with library.group():
+                    comm.send(source, count, kind, (comm.rank + 1) % comm.size, stream)
+                    comm.recv(target, count, kind, (comm.rank - 1) % comm.size, stream)
+            case _:
+                with library.group():
+                    for other in range(comm.size):
+                        comm.send(source + other * case.nbytes, count, kind, other, stream)
+                        comm.recv(target + other * case.nbytes, count, kind, other, stream)
+
+    def wrong(self) -> str:
+        """How the result differs from the expected one; empty if it is correct."""
+        case = self.case
+        found = wrong_segments(self.target, case.kind, self.layout.target, case.elements, self.target_at)
+        if not found and self.target.read(GUARD, self._end) != FILL * GUARD:
+            found = f"bytes behind the result of {self._end} B were overwritten"
+        if not found and not self.layout.target and not case.in_place:
+            read = min(case.nbytes, 1 << 20)
+            if self.target.read(read) != FILL * read:
+                found = "a rank that is not the root got a result"
+        return found
+
+    @property
+    def compared(self) -> int:
+        return len(self.layout.target) * self.case.nbytes + GUARD
+
+
+class Results:
+    """What a rank has compared so far."""
+
+    def __init__(self) -> None:
+        self.cases = self.compared = 0
+        self.failed: list[Json] = []
+        self.failures = 0
+
+    def add(self, operation: Operation) -> None:
+        self.cases += 1
+        self.compared += operation.compared
+        if says := operation.wrong():
+            self.failures += 1
+            if len(self.failed) < SHOWN:
+                case = operation.case
+                of = {"operation": case.operation, "nbytes": case.nbytes, "on": case.on}
+                self.failed.append({"case": str(case), "says": says, "in_place": case.in_place, **of})
+
+    @property
+    def record(self) -> dict[str, Json]:
+        return {
+            "cases": self.cases,
+            "compared": self.compared,
+            "failed": self.failed,
+            "failures": self.failures,
+        }
+
+
+def run(w: Worker, library: Collectives, comm: Communicator, todo: Iterable[Case], results: Results) -> None:
+    """Run cases one after the other, each with buffers of its own."""
+    stream = w.gpu.create_stream()
+    for case in todo:
+        with w.step(str(case)), ExitStack() as resources:
+            operation = Operation(w, comm, case, resources)
+            operation.queue(library, stream)
+            stream.synchronize()
+            comm.check()
+            results.add(operation)
+
+
+def run_on_two_streams(
+    w: Worker, library: Collectives, comm: Communicator, room: int, results: Results
+) -> None:
+    """Queue two operations in two streams before either is waited for."""
+    streams = w.gpu.create_stream(), w.gpu.create_stream()
+    for pair in cases_on_streams(comm.size, room):
+        with w.step(f"{pair[0]} beside {pair[1].operation}"), ExitStack() as resources:
+            operations = [Operation(w, comm, case, resources) for case in pair]
+            for operation, stream in zip(operations, streams, strict=True):
+                operation.queue(library, stream)
+            for stream in streams:
+                stream.synchronize()
+            comm.check()
+            for operation in operations:
+                results.add(operation)

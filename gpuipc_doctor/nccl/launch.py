@@ -1,0 +1,134 @@
+"""The one launch of all collective checks: a rank for each GPU of a vendor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuipc_doctor.api import Collectives, Communicator, Context, Device, Finding, Probe, Tier, Worker
+from gpuipc_doctor.nccl import bandwidth, channels, communicators, data
+from gpuipc_doctor.nccl.all_ranks import Crew
+
+NAMES = {"cuda": "NCCL", "hip": "RCCL"}
+
+DEADLINE_S = 30.0
+"""Limit of one call. On eight H200s the first communicator takes 2.4 s."""
+
+CYCLES, SOAK_CYCLES = 3, 15
+"""Communicators after the first one."""
+
+MIG = "MIG-"
+"""Prefix of the uuid of a GPU instance."""
+
+
+def launches(ctx: Context) -> Iterator[Probe | Finding]:
+    """A probe for each vendor's GPUs, equal for all collective checks, or the reason why there is none."""
+    for backend in dict.fromkeys(device.backend for device in ctx.devices):
+        devices = tuple(device for device in ctx.devices if device.backend == backend)
+        name, found = NAMES[backend], ctx.collectives.of(backend)
+        if not found:
+            says = "no {name} found on this node"
+            searched = f"searched: {ctx.collectives.searched}"
+            remedy = "name your jobs' library with --nccl-lib, or as collectives.library in the site config"
+            yield Finding.skip("no-library", says, searched, remedy=remedy, name=name)
+        elif any(device.uuid.startswith(MIG) for device in devices):
+            says = "{name} does not work between the instances of a GPU (MIG)"
+            remedy = "switch MIG off (nvidia-smi -mig 0) on nodes whose jobs use several GPUs"
+            yield Finding.skip("mig", says, remedy=remedy, name=name)
+        else:
+            chosen, *others = found
+            roles = {f"rank {rank}": take_part for rank in range(len(devices))}
+            params = {
+                "name": name,
+                "library": chosen.path,
+                "file": chosen.file,
+                "via": chosen.via,
+                "others": [str(other) for other in others],
+                "ranks": len(devices),
+                "room": ctx.room(devices) // 3,
+                "cycles": SOAK_CYCLES if ctx.tier is Tier.SOAK else CYCLES,
+                "least": dict(ctx.collectives.least),
+                "least_where": ctx.collectives.least_where,
+                "aborts": ctx.tier is Tier.SOAK,
+            }
+            yield Probe(
+                "",
+                roles,
+                devices,
+                params,
+                deadline_s=DEADLINE_S,
+                exclusive=True,
+                together=True,
+                shared=True,
+                concurrent=frozenset(roles),
+            )
+
+
+def take_part(w: Worker) -> None:
+    """A rank's part in all collective checks."""
+    crew, room = Crew(w), w.params["room"]
+    w.record(check="collective-start")
+    library = w.collectives(w.params["library"])
+    version = library.version
+    w.record(version=version)
+    if crew.rank == 0:
+        w.record(library=f"{w.params['name']} {version}, {w.params['file']}")
+    w.gpu.primary_context()
+    began = w.clock()
+    with w.step("first communicator"):
+        comm = crew.begin(library)
+    first_s = w.clock() - began
+
+    w.record(check="collective-data")
+    results = data.Results()
+    began = w.clock()
+    data.run(w, library, comm, [data.first_case(crew.size)], results)
+    w.record(first=[first_s, w.clock() - began])
+    _tell_transports(w, crew, library)
+    data.run(w, library, comm, data.cases(crew.size, room), results)
+    data.run_on_two_streams(w, library, comm, room, results)
+    missing = library.lacks("ncclCommSplit")
+    if not missing and crew.size > 1:
+        _split(w, crew, library, comm, room, results)
+    w.record(**results.record, lacks=missing)
+    _tell_transports(w, crew, library)
+
+    w.record(check="collective-speed")
+    figures = bandwidth.measure(w, crew, comm, room)
+    if "seconds" in figures:
+        rate = bandwidth.bus(crew.size, figures["nbytes"], figures["seconds"])
+        w.record(price=(rate / 1e9, "GB/s bus bandwidth"))
+    w.record(speed=figures)
+
+    w.record(check="collective-start")
+    w.record(registered=communicators.registered(w, library, comm))
+    with w.step("end of the first communicator"):
+        comm.destroy()
+    crew.all_say(None)
+    w.record(**communicators.cycles(w, crew, library, w.params["cycles"]))
+
+
+def _split(
+    w: Worker, crew: Crew, library: Collectives, comm: Communicator, room: int, results: data.Results
+) -> None:
+    """Split the ranks into two communicators, and run operations in both at the same time. Of less than four
+    ranks all are in one."""
+    colors = [rank % 2 if crew.size > 3 else 0 for rank in range(crew.size)]
+    color = colors[crew.rank]
+    members = [rank for rank in range(crew.size) if colors[rank] == color]
+    with w.step("split communicator"):
+        part = comm.split(color, crew.rank, len(members), members.index(crew.rank))
+    data.run(w, library, part, data.cases_of_split(part.size, room), results)
+    with w.step("end of the split communicator"):
+        part.destroy()
+
+
+def _tell_transports(w: Worker, crew: Crew, library: Collectives) -> None:
+    found = channels.by_transport(library.log())
+    w.record(channels=found)
+    if crew.rank == 0 and found:
+        w.record(transports=channels.in_words(found))
+
+
+def labels(devices: tuple[Device, ...]) -> list[str]:
+    """The ranks' devices as ``rank 0 (cuda:0)``."""
+    return [f"rank {rank} ({device.label})" for rank, device in enumerate(devices)]

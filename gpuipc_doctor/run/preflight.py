@@ -1,0 +1,286 @@
+"""The cause before the call: name what makes a library fail without being at fault.
+
+`look` reads the node's state before the first probe and after a failure; `attach` puts a cause before each
+failure that it explains. The failed call stays behind it as evidence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuipc_doctor.api.gpu import OUT_OF_MEMORY
+from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Finding, Json, RoleOutcome, Status
+from gpuipc_doctor.run import preflight_sources
+from gpuipc_doctor.run.preflight_sources import SOURCES
+from gpuipc_doctor.run.results import Entry, ResultLog
+
+PATIENCE_S = 1.0
+"""Seconds for each source. One that takes longer, twice, hangs, which is a cause itself."""
+
+START_UP_S = 10.0
+"""Seconds until a process begins its first source, which a loaded node may delay."""
+
+ROOM_BYTES = 64 << 20
+"""Free shared memory with which two ranks of each known MPI start; Open MPI and NCCL need tens of MiB."""
+
+TEMPORARY_BYTES = 16 << 20
+FEW_FILES, FEW_PROCESSES = 256, 256
+LITTLE_LOCKED_BYTES = 64 << 20
+
+Seen = Mapping[str, Json]
+"""Source → what it says; None for a source that hangs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What may make libraries fail here. ``explains``: whether it can explain this failed probe."""
+
+    says: str
+    values: Mapping[str, Json]
+    remedy: str
+    explains: Callable[[Entry], bool]
+
+
+def look() -> Seen:
+    """Ask all sources, each within `PATIENCE_S`, in processes that can be ended."""
+    seen: dict[str, Json] = {}
+    while names := [name for name in SOURCES if name not in seen]:
+        said = _ask(names)
+        for slow in [name for name in said if said[name] is None]:
+            said |= _ask([slow])
+        seen |= said
+    return seen
+
+
+def _ask(names: list[str]) -> dict[str, Json]:
+    """What the first of these sources say, up to one that hangs; at least one source."""
+    command = [sys.executable, "-I", "-S", preflight_sources.__file__, *names]
+    seen: dict[str, Json] = {}
+    current = names[0]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        until = time.monotonic() + START_UP_S
+        data = b""
+        while select.select([process.stdout], [], [], max(until - time.monotonic(), 0.0))[0]:
+            if not (chunk := os.read(process.stdout.fileno(), 1 << 16)):
+                break
+            *lines, data = (data + chunk).split(b"\n")
+            for line in map(json.loads, lines):
+                until = time.monotonic() + PATIENCE_S
+                current = line.pop("begins", current)
+                seen |= line
+        process.kill()
+    return seen or {current: None}
+
+
+def attach(log: ResultLog, before: Seen, after: Callable[[], Seen], environ: Mapping[str, str]) -> None:
+    """Put the cause that explains it before each failure. ``after`` is called only if a probe failed."""
+    failed = [entry for entry in log.unsuccessful() if entry.outcome and not entry.outcome.completed]
+    if not failed:
+        return
+    found = [*causes(before, environ), *causes(after(), environ)]
+    for entry in failed:
+        if cause := next((cause for cause in found if cause.explains(entry)), None):
+            entry.findings = [_explained(finding, cause) for finding in entry.findings]
+
+
+def _explained(finding: Finding, cause: Cause) -> Finding:
+    if finding.status not in (Status.FAIL, Status.ERROR):
+        return finding
+    first = Evidence(EvidenceKind.CAUSE, cause.says, cause.values)
+    return replace(finding, evidence=(first, *finding.evidence), remedy=cause.remedy)
+
+
+# -- causes ------------------------------------------------------------------------------------------------
+
+
+def causes(seen: Seen, environ: Mapping[str, str]) -> Iterator[Cause]:
+    """The causes that are present, the most certain first."""
+    for name, said in seen.items():
+        if said is None:
+            says = "reading {source} takes more than {limit:s}: a file system or name server hangs"
+            values = {"source": name, "limit": PATIENCE_S}
+            yield Cause(says, values, "find it with `df` and `getent hosts $(hostname)`", _is_start_up)
+    yield from _no_room(seen)
+    yield from _limited(seen)
+    yield from _unknown_interfaces(seen, environ)
+    yield from _without_device_memory(environ)
+    yield from _components(seen, environ)
+    if said := _of(seen, "host name").get("error"):
+        name = _of(seen, "host name")["name"]
+        yield Cause(
+            "this host's name, {name}, has no address ({error})",
+            {"name": name, "error": said},
+            f"add `127.0.1.1 {name}` to /etc/hosts, or correct DNS",
+            _mentions(r"gethostby|getaddrinfo|[Nn]ame or service not known|resol|[Hh]ost ?name"),
+        )
+
+
+def _no_room(seen: Seen) -> Iterator[Cause]:
+    shared = _of(seen, "shared memory")
+    if shared.get("free", ROOM_BYTES) < ROOM_BYTES:
+        yield Cause(
+            "{name} has {free:mib} free, ranks need up to {need:mib}",
+            {"name": shared["name"], "free": shared["free"], "need": ROOM_BYTES},
+            "remove old files there, or `mount -o remount,size=1g /dev/shm`; in a container, --shm-size=1g",
+            _is_of_ranks,
+        )
+    temporary = _of(seen, "temporary files")
+    if temporary.get("free", TEMPORARY_BYTES) < TEMPORARY_BYTES or temporary.get("inodes") == 0:
+        what = "no inode" if temporary.get("inodes") == 0 else "{free:mib}"
+        values = {"name": temporary["name"], "free": temporary["free"]}
+        yield Cause(f"{{name}} has {what} free", values, "remove files there, or set TMPDIR", _is_start_up)
+
+
+def _limited(seen: Seen) -> Iterator[Cause]:
+    limits = _of(seen, "limits")
+    if (limit := limits.get("address space")) is not None:
+        yield Cause(
+            "the address space of processes is limited to {limit:mib} (ulimit -v)",
+            {"limit": limit},
+            "ulimit -v unlimited; under Slurm, see VSizeFactor in slurm.conf",
+            _ran_out_of_memory,
+        )
+    if (limit := limits.get("locked memory")) is not None and limit < LITTLE_LOCKED_BYTES:
+        yield Cause(
+            "locked memory is limited to {limit:mib} (ulimit -l)",
+            {"limit": limit},
+            "ulimit -l unlimited; under Slurm, LimitMEMLOCK=infinity in slurmd's unit",
+            _mentions(r"memlock|[Ll]ocked memory|ibv_reg_mr|ibv_create|register(ing)? memory"),
+        )
+    if (limit := limits.get("open files")) is not None and limit < FEW_FILES:
+        yield Cause(
+            "a process may open only {limit} files (ulimit -n)",
+            {"limit": limit},
+            "ulimit -n 65536",
+            _mentions(r"[Tt]oo many open files|EMFILE|Errno 24"),
+        )
+    if (limit := limits.get("processes")) is not None:
+        yield Cause(
+            "this user may have only {limit} processes and threads (ulimit -u)",
+            {"limit": limit},
+            "ulimit -u unlimited; in a container or service, raise pids.max or TasksMax",
+            _mentions(r"[Rr]esource temporarily unavailable|can't start new thread|pthread_create"),
+        )
+
+
+_INTERFACE_LISTS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
+_RDMA_LISTS = ("UCX_NET_DEVICES", "NCCL_IB_HCA")
+_SINGLE = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE", "FI_CXI_DEVICE_NAME", "MPIR_CVAR_CH3_NETWORK_IFACE")
+
+
+def _unknown_interfaces(seen: Seen, environ: Mapping[str, str]) -> Iterator[Cause]:
+    """Variables that name only interfaces that this node does not have."""
+    known = _of(seen, "interfaces")
+    if not known or "unreadable" in known:
+        return
+    names = [*known["network"], *known["rdma"]]
+    if "FI_CXI_DEVICE_NAME" in environ:
+        names += [f"cxi{number}" for number in range(16)] if Path("/sys/class/cxi").exists() else []
+    for variable in (*_INTERFACE_LISTS, *_RDMA_LISTS, *_SINGLE):
+        value = environ.get(variable, "")
+        wanted = [part.partition(":")[0] for part in value.lstrip("=").split(",") if part]
+        if not value or value.startswith("^") or "all" in wanted or any("/" in part for part in wanted):
+            continue  # what it excludes, and networks by address, exist or not without harm
+        exact = value.startswith("=") or variable not in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
+        if not any(
+            name == part or (not exact and name.startswith(part)) for name in names for part in wanted
+        ):
+            yield Cause(
+                "{variable}={value} names no interface of this node ({names})",
+                {"variable": variable, "value": value, "names": names},
+                f"unset {variable}, or name one of them",
+                _is_of_ranks,
+            )
+
+
+def _without_device_memory(environ: Mapping[str, str]) -> Iterator[Cause]:
+    """A choice of UCX's transports that cannot move device memory."""
+    value = environ.get("UCX_TLS", "")
+    chosen = {part.strip() for part in value.split(",")}
+    if value and not value.startswith("^") and not chosen & {"all", "cuda", "cuda_copy", "rocm", "rocm_copy"}:
+        yield Cause(
+            "UCX_TLS={value} has no transport for device memory (cuda_copy, rocm_copy)",
+            {"value": value},
+            "add cuda_copy,cuda_ipc (AMD: rocm_copy,rocm_ipc) to UCX_TLS, or unset it",
+            _is_of_ranks_in_a_message,
+        )
+
+
+def _components(seen: Seen, environ: Mapping[str, str]) -> Iterator[Cause]:
+    """Choices of Open MPI's components, which end MPI_Init if there is no such component."""
+    chosen = [
+        *((name, value, "environment") for name, value in environ.items()),
+        *((f"OMPI_MCA_{name}", value, where) for where, name, value in _list(seen, "parameters")),
+    ]
+    for name, value, where in chosen:
+        if re.fullmatch(r"OMPI_MCA_(pml|btl|mtl|osc|coll|accelerator)", name):
+            yield Cause(
+                "{name}={value} ({where}) chooses components of Open MPI",
+                {"name": name, "value": value, "where": where},
+                f"unset {name}" if where == "environment" else f"remove that line from {where}",
+                _mentions(
+                    re.escape(value.lstrip("^").partition(",")[0]) + r"|not found|was not able to find"
+                ),
+            )
+
+
+def _of(seen: Seen, source: str) -> Mapping[str, Json]:
+    said = seen.get(source)
+    return said if isinstance(said, dict) and "unreadable" not in said else {}
+
+
+def _list(seen: Seen, source: str) -> Iterable[list[str]]:
+    said = seen.get(source)
+    return said if isinstance(said, list) else []
+
+
+# -- what a cause can explain ------------------------------------------------------------------------------
+
+
+def _roles(entry: Entry) -> Iterable[RoleOutcome]:
+    return entry.outcome.roles.values() if entry.outcome else ()
+
+
+def _is_of_ranks(entry: Entry) -> bool:
+    return entry.planned.probe.launch is not None
+
+
+def _is_of_ranks_in_a_message(entry: Entry) -> bool:
+    blamed = entry.outcome and entry.outcome.blamed and entry.outcome.roles[entry.outcome.blamed]
+    return bool(_is_of_ranks(entry) and blamed and blamed.operation)
+
+
+def _is_start_up(entry: Entry) -> bool:
+    ended = {role.ending for role in _roles(entry)}
+    return _is_of_ranks(entry) or bool(ended & {Ending.NOT_STARTED, Ending.UNRECORDED})
+
+
+def _ran_out_of_memory(entry: Entry) -> bool:
+    return any(
+        (role.fault and (role.fault.name in OUT_OF_MEMORY or "OPERATING_SYSTEM" in role.fault.name))
+        or "MemoryError" in role.exception
+        or role.ending in (Ending.NOT_STARTED, Ending.CRASHED)
+        for role in _roles(entry)
+    )
+
+
+def _mentions(expression: str) -> Callable[[Entry], bool]:
+    """Whether what a role or its launcher printed, or its exception, has a match of the expression."""
+    pattern = re.compile(expression)
+
+    def explains(entry: Entry) -> bool:
+        launcher = entry.outcome.launcher if entry.outcome else None
+        said = [line for role in _roles(entry) for line in (*role.log_tail, role.exception)]
+        return any(map(pattern.search, (*said, *(launcher.log_tail if launcher else ()))))
+
+    return explains

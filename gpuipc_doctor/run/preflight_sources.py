@@ -1,0 +1,116 @@
+"""What makes MPI, NCCL and drivers fail without being at fault, read in a process of its own.
+
+Run as a script, which needs the standard library only: a hung mount or name server hangs this process and
+not the tool. Arguments: the sources to read. Writes a line of JSON when it begins a source, and one with what
+the source says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+LIMITS = {
+    "address space": resource.RLIMIT_AS,
+    "locked memory": resource.RLIMIT_MEMLOCK,
+    "processes": resource.RLIMIT_NPROC,
+    "open files": resource.RLIMIT_NOFILE,
+}
+
+PARAMETER_FILES = ("~/.openmpi/mca-params.conf", "/etc/openmpi/openmpi-mca-params.conf")
+_MAX_BYTES = 64 << 10
+
+
+def shared_memory() -> object:
+    return space("/dev/shm")  # noqa: S108 - looked at, not written to
+
+
+def temporary_files() -> object:
+    return space(tempfile.gettempdir())
+
+
+def space(name: str) -> dict[str, object]:
+    """Free bytes and inodes of a directory's file system for this user, and whether it is a mount point."""
+    status = os.statvfs(name)
+    return {
+        "name": name,
+        "free": status.f_bavail * status.f_frsize,
+        "inodes": status.f_favail if status.f_files else None,  # some file systems count none
+        "is_mount": os.path.ismount(name),
+    }
+
+
+def limits() -> object:
+    """Soft limits of this process by name; None where there is none."""
+    soft = {name: resource.getrlimit(which)[0] for name, which in LIMITS.items()}
+    return {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
+
+
+def host_name() -> object:
+    """This host's name, and why it has no address; empty if it has one."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        return {"name": name, "error": str(error.strerror)}
+    return {"name": name, "error": ""}
+
+
+def interfaces() -> object:
+    """Names of network interfaces and of RDMA devices."""
+    rdma = Path("/sys/class/infiniband")
+    return {
+        "network": sorted(name for _, name in socket.if_nameindex()),
+        "rdma": sorted(os.listdir(rdma)) if rdma.is_dir() else [],  # noqa: PTH208 - only the names
+    }
+
+
+def parameters() -> object:
+    """[file:line, name, value] of each setting in Open MPI's files of parameters."""
+    found = []
+    for name in PARAMETER_FILES:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            continue
+        with path.open("rb") as file:
+            text = file.read(_MAX_BYTES).decode(errors="replace")
+        for number, line in enumerate(text.splitlines(), 1):
+            key, stated, value = line.partition("#")[0].partition("=")
+            if stated and key.strip():
+                found.append([f"{path}:{number}", key.strip(), value.strip()])
+    return found
+
+
+SOURCES: dict[str, Callable[[], object]] = {
+    "shared memory": shared_memory,
+    "temporary files": temporary_files,
+    "limits": limits,
+    "interfaces": interfaces,
+    "parameters": parameters,
+    "host name": host_name,
+}
+
+
+def tell(line: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def main(names: list[str]) -> None:
+    for name in names:
+        tell({"begins": name})
+        try:
+            said = SOURCES[name]()
+        except (OSError, RuntimeError) as error:
+            said = {"unreadable": str(error)}
+        tell({name: said})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,218 @@
+"""Which probes share a tour's processes, and what becomes of a visit that does not pass.
+
+A visit that passes has passed: it did its own work and verified its own data. Any other visit does not count.
+Its probe is repeated alone, in fresh processes, and that outcome is judged. If the probe passes alone, the
+same visits are made before it again: if it then fails again, it fails because of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+from gpuipc_doctor.api import Check, loader
+from gpuipc_doctor.model import Device, Ending, Finding, Probe, ProbeOutcome, Status, Tier
+from gpuipc_doctor.run import conclusions
+from gpuipc_doctor.run.conclusions import Doubt
+from gpuipc_doctor.run.planner import PlannedProbe
+
+FEWEST = 6
+"""Visits of a tour for which a further set of processes pays."""
+
+LIKE_FAILURES, FAILURES = 2, 4
+"""Number of visits failed alike, and of all failed visits, after which the rest runs alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTour:
+    """Probes to run in one set of processes. ``confirms``: only the last visit counts; the others are made
+    again because the last one failed after them."""
+
+    visits: tuple[PlannedProbe, ...]
+    confirms: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.visits[0].number
+
+    @property
+    def check(self) -> Check:
+        return self.visits[0].check
+
+    @property
+    def probe(self) -> Probe:
+        """A stand-in for all of them, with what the tour occupies."""
+        devices = dict.fromkeys(device for planned in self.visits for device in planned.probe.devices)
+        return replace(self.visits[0].probe, devices=tuple(devices))
+
+
+@dataclass
+class RunningTour:
+    """A tour under way, with a future for the outcome of each visit; None for a visit that is not made."""
+
+    planned: PlannedTour
+    outcomes: list[Future[ProbeOutcome | None]]
+    made: int = 0
+    """Number of visits whose outcome was handled."""
+
+    @classmethod
+    def of(cls, planned: PlannedTour) -> RunningTour:
+        return cls(planned, [Future() for _ in planned.visits])
+
+    @property
+    def goes_on(self) -> bool:
+        return self.made < len(self.outcomes)
+
+    @property
+    def visit(self) -> PlannedProbe:
+        """The visit under way."""
+        return self.planned.visits[self.made]
+
+    @property
+    def outcome(self) -> Future[ProbeOutcome | None]:
+        return self.outcomes[self.made]
+
+    @property
+    def rest(self) -> tuple[PlannedProbe, ...]:
+        """The visits whose outcome was not handled."""
+        return self.planned.visits[self.made :]
+
+
+@dataclass
+class Tours:
+    """Plans tours, and remembers the visits in doubt.
+
+    ``seed`` chooses the first device of a tour. ``isolate``: every probe runs alone. ``most``: maximum tours
+    of probes that could share one.
+    """
+
+    seed: int = 0
+    isolate: bool = False
+    most: int = sys.maxsize
+    doubts: dict[int, Doubt] = field(default_factory=dict)
+    """By number of the planned probe."""
+    believed: set[tuple[str, str]] = field(default_factory=set)
+    """(Check, key) of SKIPs that a probe also gave alone."""
+    _failures: Counter[object] = field(default_factory=Counter)
+
+    def plan(self, probes: Sequence[PlannedProbe], jobs: int) -> list[PlannedProbe | PlannedTour]:
+        """Combine probes into tours, of which ``jobs`` may run at a time."""
+        groups: dict[object, list[PlannedProbe]] = {}
+        for planned in probes:
+            alone = self.isolate or not can_share(planned)
+            groups.setdefault(planned.number if alone else _processes(planned), []).append(planned)
+        return [
+            combined(share)
+            for group in groups.values()
+            for share in (
+                _apart(group) if group[0].probe.exclusive else self._share(group, min(jobs, self.most))
+            )
+        ]
+
+    def _share(self, group: Sequence[PlannedProbe], most: int) -> Iterable[Sequence[PlannedProbe]]:
+        """Distribute probes by the exporter's device, so that each set of processes uses few devices."""
+        firsts = list(dict.fromkeys(planned.probe.devices[:1] for planned in group))
+        number = max(1, min(most, len(firsts), len(group) // FEWEST))
+        places = {first: (place + self.seed) % len(firsts) for place, first in enumerate(firsts)}
+        checks = list(dict.fromkeys(planned.check.id for planned in sorted(group, key=_tier)))
+        shares: list[list[PlannedProbe]] = [[] for _ in range(number)]
+        for planned in sorted(
+            group, key=lambda planned: (checks.index(planned.check.id), places[planned.probe.devices[:1]])
+        ):
+            shares[places[planned.probe.devices[:1]] * number // len(firsts)].append(planned)
+        return filter(None, shares)
+
+    def count_failure(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
+        """Note that a visit did not pass."""
+        role = outcome.roles.get(outcome.blamed or "")
+        kind = (role.operation, role.ending) if role else (planned.check.id,)
+        self._failures[kind] += 1
+        worn_out = self._failures.total() >= FAILURES or self._failures[kind] >= LIKE_FAILURES
+        self.isolate = self.isolate or worn_out
+
+    def passes(self, planned: PlannedProbe, outcome: ProbeOutcome) -> bool:
+        """Whether an outcome counts: it passes, or is a SKIP for a reason that holds also alone."""
+
+        def counts(finding: Finding) -> bool:
+            is_believed = (planned.check.id, finding.key) in self.believed
+            return finding.status is Status.PASS or (finding.status is Status.SKIP and is_believed)
+
+        return outcome.completed and all(map(counts, conclusions.conclude(planned, outcome)))
+
+    def believe(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
+        """Note the SKIPs of a probe that ran alone."""
+        self.believed.update(
+            (planned.check.id, finding.key)
+            for finding in conclusions.conclude(planned, outcome)
+            if outcome.completed and finding.status is Status.SKIP
+        )
+
+    def is_in_doubt(self, item: PlannedProbe | PlannedTour) -> bool:
+        """Whether the item is a probe to be repeated alone."""
+        return isinstance(item, PlannedProbe) and item.number in self.doubts
+
+    def needs_confirmation(self, planned: PlannedProbe) -> bool:
+        """Whether a visit's failure is worth repeating after its probe passed alone."""
+        doubt = self.doubts[planned.number]
+        status = conclusions.worst(planned, doubt.outcome)
+        return bool(doubt.before) and status.severity > Status.SKIP.severity and not doubt.outcome.stopped
+
+
+def combined(visits: Sequence[PlannedProbe], *, confirms: bool = False) -> PlannedProbe | PlannedTour:
+    return PlannedTour(tuple(visits), confirms) if len(visits) > 1 else visits[0]
+
+
+def separated(item: PlannedProbe | PlannedTour) -> tuple[PlannedProbe | PlannedTour, ...]:
+    """The item's probes, each alone; a tour that confirms stays as it is."""
+    return item.visits if isinstance(item, PlannedTour) and not item.confirms else (item,)
+
+
+def can_share(planned: PlannedProbe) -> bool:
+    """Whether a probe may share processes with others.
+
+    Array libraries, launchers and roles that start processes need their own processes. So do probes that end
+    a process or leave something behind, and a site's own checks, which were written for fresh processes.
+    """
+    probe = planned.probe
+    started_otherwise = probe.launch or probe.starters or probe.imports or probe.together
+    needs_own = started_otherwise or planned.check.searches or probe.fresh == "process"
+    is_built_in = planned.file in loader.built_in().values()
+    return bool(probe.devices) and is_built_in and not needs_own and planned.follows is None
+
+
+def _tier(planned: PlannedProbe) -> Tier:
+    return planned.check.tier
+
+
+def _processes(planned: PlannedProbe) -> object:
+    """Key that is equal for probes that the same processes can run."""
+    probe = planned.probe
+    backends = tuple(dict.fromkeys(device.backend for device in probe.devices))
+    env = frozenset(probe.env.items())
+    return backends, tuple(probe.roles), probe.exclusive, probe.concurrent, env, planned.repetition
+
+
+def _apart(group: Sequence[PlannedProbe]) -> Iterable[Sequence[PlannedProbe]]:
+    """Distribute exclusive probes by their devices, so that tours without a common device can run at the same
+    time. The probes of a single device join those of a pair that begins with the device, or contains it."""
+    shares: dict[tuple[Device, ...], list[PlannedProbe]] = {}
+    for planned in sorted(group, key=lambda planned: -len(planned.probe.devices)):
+        devices = planned.probe.devices
+        if devices not in shares and len(devices) == 1:
+            around = [pair for pair in shares if devices[0] in pair]
+            devices = next((pair for pair in around if pair[0] == devices[0]), (around or [devices])[0])
+        shares.setdefault(devices, []).append(planned)
+    return shares.values()
+
+
+def is_harmless(planned: PlannedProbe, outcome: ProbeOutcome) -> bool:
+    """Whether a tour goes on after a visit: it passed, or found a reason to test nothing."""
+    severity = conclusions.worst(planned, outcome).severity
+    return outcome.completed and severity <= Status.SKIP.severity
+
+
+def is_unkillable(outcome: ProbeOutcome) -> bool:
+    return any(role.ending is Ending.UNKILLABLE for role in outcome.roles.values())

@@ -1,0 +1,246 @@
+"""What this tool starts imports nothing from the working directory, and as root only what is root's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.secure import python
+from ship import packages
+from tests.other_user import NOBODY
+from tests.waiting import LIMIT_S
+
+REPOSITORY = Path(__file__).parents[2]
+DOCTOR = str(Path(sys.executable).with_name("gpuipc-doctor"))
+MODULES = ("click", "ctypes", "json", "msgspec", "runpy", "tempfile", "yaml")
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="gives directories to another user: needs root")
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Path:
+    """A directory of modules that record their import in the file ``sprung``."""
+    directory = tmp_path / "trap"
+    directory.mkdir()
+    for name in MODULES:
+        text = (
+            f"open({str(directory / 'sprung')!r}, 'a').write({name!r} + '\\n')\nraise ImportError({name!r})\n"
+        )
+        (directory / f"{name}.py").write_text(text)
+    return directory
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what Python is told by the tests' own environment."""
+    for name in [name for name in os.environ if name.startswith("PYTHON")]:
+        monkeypatch.delenv(name)
+
+
+def sprung(trap: Path) -> list[str]:
+    mark = trap / "sprung"
+    return mark.read_text().split() if mark.exists() else []
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **environment}
+    return subprocess.run(
+        list(map(str, command)), cwd=cwd, env=variables, capture_output=True, text=True, timeout=LIMIT_S
+    )
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("pythonpath", ["", ":", ":/nonexistent"])
+@pytest.mark.parametrize("command", ["fleet", "job"])
+def test_nodes_import_nothing_from_the_working_directory(
+    trap: Path, tmp_path: Path, command: str, pythonpath: str
+) -> None:
+    """Slurm starts a job's processes in the directory in which it was submitted. An empty entry of PYTHONPATH
+    stands for the working directory."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "ssh").write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    (programs / "ssh").chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    checks = ("driver-init", "--simulate", "healthy-single", "--backend", "cuda")
+    words = {
+        "fleet": ("fleet", "check", "--via", "ssh", "-w", "n1", "--into", tmp_path / "into", "--", *checks),
+        "job": ("job", "--via", "ssh", "-w", "n1", "--user", "nobody"),
+    }[command]
+    variables = {"PYTHONPATH": pythonpath} if pythonpath else {}
+    ended = run(DOCTOR, *words, cwd=trap, PATH=path, **variables)
+    assert sprung(trap) == []
+    assert ended.returncode == {"fleet": 0, "job": 3}[command], ended
+
+
+OWN_CHECK = '''"""A site's own check."""
+
+from gpuipc_doctor.api import Check, Finding, Probe
+
+
+class OwnInit(Check):
+    id = "own-init"
+    title = "a site's own"
+
+    def probes(self, ctx):
+        yield Probe("own", {"worker": act}, ctx.devices)
+
+    def judge(self, done):
+        yield Finding.ok("done", "done")
+
+
+def act(w):
+    w.record(done=1)
+
+
+CHECK = OwnInit()
+'''
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("start", [(DOCTOR,), (sys.executable, "-m", "gpuipc_doctor")])
+def test_workers_and_sites_checks_import_nothing_from_the_working_directory(
+    trap: Path, tmp_path: Path, start: tuple[str, ...]
+) -> None:
+    (trap / "runpy.py").unlink()  # `python -m` itself imports it, before anything of ours
+    (tmp_path / "checks").mkdir()
+    (tmp_path / "checks/own_init.py").write_text(OWN_CHECK)
+    site = tmp_path / "site.yaml"
+    site.write_text(f"checks_dirs: [{tmp_path / 'checks'}]\n")
+    checks = ("driver-init", "own-init", "--simulate", "healthy-single", "--backend", "cuda")
+    ended = run(*start, "check", *checks, "--config", site, cwd=trap)
+    assert (ended.returncode, sprung(trap)) == (0, []), ended
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("has_safe_path", [False, python._HAS_SAFE_PATH])
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside other packages"])
+def test_every_start_of_python_leaves_the_working_directory_out(
+    trap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_safe_path: bool, others: bool
+) -> None:
+    """Python 3.10 has no -P, and a package of PYTHONPATH goes on being found."""
+    monkeypatch.setattr(python, "_HAS_SAFE_PATH", has_safe_path)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "bindings.py").write_text("print('of the site')\n")
+    if others:
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "more"))
+    variables = {"PYTHONPATH": str(tmp_path / "more")} if others else {}
+    text = (
+        "import click, sys\nprint(sys.argv[1:])\ntry: import bindings\nexcept ImportError: print('isolated')"
+    )
+    program = run(*python.program(text, "a b"), cwd=trap, **variables)
+    module = run(*python.module("gpuipc_doctor", "--version"), cwd=trap, **variables)
+    assert sprung(trap) == []
+    assert program.stdout == f"['a b']\n{'of the site' if others else 'isolated'}\n", program
+    assert module.stdout.startswith("gpuipc-doctor, version "), module
+    assert ("-I" in python.module("gpuipc_doctor")) is not others
+
+
+@AS_ROOT
+def test_root_imports_nothing_that_others_can_write(trap: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (trap / "runpy.py").unlink()
+    (trap / "tempfile.py").unlink()  # before our first line, Python itself imports from PYTHONPATH
+    os.chown(trap, NOBODY, NOBODY)
+    program = "import os, sys; from gpuipc_doctor.secure import python; python.restrict_environment(); "
+    program += "import click; print([path for path in sys.path if 'trap' in path], os.environ['PYTHONPATH'])"
+    ended = run(sys.executable, "-c", program, cwd=Path("/"), PYTHONPATH=f"{trap}:{own}")
+    assert (ended.stdout, sprung(trap)) == (f"[] {own}\n", []), ended
+    assert ended.stderr.startswith(
+        f"gpuipc-doctor: not imported from: {trap} is not trusted: {trap} belongs to"
+    )
+    assert ended.stderr.count("\n") == 1
+    assert run(DOCTOR, "list", cwd=Path("/"), PYTHONPATH=str(trap)).returncode == 0
+    assert sprung(trap) == []
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """The single file's start and package; what it needs beside comes from this Python."""
+    path = tmp_path / "gpuipc-doctor.pyz"
+    with zipfile.ZipFile(path, "w") as packed:
+        packed.write(REPOSITORY / "ship/__main__.py", "__main__.py")
+        for module in (REPOSITORY / "gpuipc_doctor").rglob("*.py"):
+            packed.write(module, module.relative_to(REPOSITORY))
+        for name in ("rpds.py", "msgspec.py"):
+            packed.writestr(name, "")
+    return path
+
+
+@pytest.fixture(params=["theirs", "link to theirs", "vanished", "full", "relative"])
+def tmpdir(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A TMPDIR that cannot be used, and that of a hostile user beside it."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, NOBODY, NOBODY)
+    before = theirs.stat().st_mtime_ns
+    if request.param == "link to theirs":
+        (tmp_path / "link").symlink_to(theirs)
+    if request.param == "full":
+        (tmp_path / "full").mkdir()
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=2", "none", tmp_path / "full"], check=True
+        )
+    names = {"theirs": theirs, "link to theirs": tmp_path / "link", "vanished": tmp_path / "none"}
+    try:
+        yield str(names.get(request.param, tmp_path / "full" if request.param == "full" else "theirs"))
+    finally:
+        if request.param == "full":
+            subprocess.run(["umount", tmp_path / "full"], check=True)
+    assert (list(theirs.iterdir()), theirs.stat().st_mtime_ns) == ([], before)  # nothing came and went
+
+
+@AS_ROOT
+def test_single_file_unpacks_where_no_other_user_can_replace_it(
+    archive: Path, tmp_path: Path, tmpdir: str
+) -> None:
+    ended = run(sys.executable, archive, "--version", cwd=tmp_path, TMPDIR=tmpdir)
+    assert ended.stdout.startswith("gpuipc-doctor, version "), ended
+
+
+@AS_ROOT
+@pytest.mark.cuda
+def test_check_works_where_no_other_user_can_replace_its_files(tmp_path: Path, tmpdir: str) -> None:
+    checks = ("driver-init", "--simulate", "healthy-single", "--backend", "cuda")
+    ended = run(DOCTOR, "check", *checks, cwd=tmp_path, TMPDIR=tmpdir)
+    assert ended.returncode == 0, ended
+
+
+@AS_ROOT
+@pytest.mark.parametrize("user", ["0", "1000"])
+def test_packages_command_imports_nothing_planted(trap: Path, tmp_path: Path, user: str) -> None:
+    """As root, nothing of PYTHONPATH either; for others it goes on working."""
+    text = packages.COMMAND.replace(str(packages.PREFIX), sys.prefix).replace(
+        "/usr/bin/id -u", f"echo {user}"
+    )
+    command = tmp_path / "command"
+    command.write_text(text)
+    command.chmod(0o755)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import sys; print('of the site', file=sys.stderr)")
+    ended = run(
+        command, "--version", cwd=trap, PYTHONPATH=str(trap) if user == "0" else str(tmp_path / "site")
+    )
+    assert (ended.stdout[:24], sprung(trap)) == ("gpuipc-doctor, version 0", []), ended
+    assert ("of the site" in ended.stderr) is (user != "0")
+
+
+@AS_ROOT
+def test_single_file_of_root_takes_nothing_from_its_environment(
+    archive: Path, trap: Path, tmp_path: Path
+) -> None:
+    """Also for an ordinary user, an empty entry of PYTHONPATH does not stand for the working directory."""
+    file = tmp_path / "gpuipc-doctor"
+    file.write_bytes((REPOSITORY / "ship/header.sh").read_bytes() + archive.read_bytes())
+    (trap / "shutil.py").write_text((trap / "click.py").read_text())
+    os.chown(trap, NOBODY, NOBODY)
+    for path in (str(trap), ":"):
+        ended = run("sh", file, "--version", cwd=trap, PYTHONPATH=path, GPUIPC_DOCTOR_PYTHON=sys.executable)
+        assert (ended.stdout[:24], sprung(trap)) == ("gpuipc-doctor, version 0", []), ended

@@ -1,0 +1,103 @@
+"""The judge of collectives: who is missing, behind or in another operation, on hand-made calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gpuipc_doctor.collective.call import Call, State, plain
+from gpuipc_doctor.collective.judge import Judgement, Problem, judge
+
+
+def call(rank: int, number: int = 21, operation: str = "ALLREDUCE", **more: str) -> Call:
+    return Call(rank=rank, number=number, operation=operation, **more)  # type: ignore[arg-type]
+
+
+def only(calls: Sequence[Call], members: range = range(4)) -> Judgement:
+    (judgement,) = judge(calls, {"": members})
+    return judgement
+
+
+@pytest.mark.parametrize("name", ["ALLREDUCE", "all_reduce", "nccl:all_reduce", "AllReduce", "MPI_Allreduce"])
+def test_plain_name_of_an_operation_is_that_of_every_source(name: str) -> None:
+    assert plain(name) == "allreduce"
+
+
+def test_rank_in_another_operation_is_the_culprit_and_not_the_majority() -> None:
+    found = only([call(0), call(1), call(2), call(3, operation="ALLGATHER")])
+    assert (found.problem, found.culprits, found.waiting) == (Problem.OPERATION, (3,), (0, 1, 2))
+    assert found.sentence == "rank 3 called ALLGATHER, where ranks 0-2 called ALLREDUCE (operation 21)"
+
+
+def test_rank_behind_is_the_culprit_with_its_last_place() -> None:
+    found = only([call(0), call(1), call(2, 20, where="load (train.py:7)"), call(3)])
+    assert (found.problem, found.culprits, found.waiting) == (Problem.BEHIND, (2,), (0, 1, 3))
+    assert found.sentence == (
+        "rank 2 did not call ALLREDUCE (operation 21), in which ranks 0-1,3 wait; "
+        "last seen in ALLREDUCE 20, at load (train.py:7)"
+    )
+
+
+def test_rank_without_a_call_is_missing_if_the_members_are_known() -> None:
+    found = only([call(0), call(2), call(3)])
+    assert (found.problem, found.culprits) == (Problem.MISSING, (1,))
+    (unknown,) = judge([call(0), call(2), call(3)])
+    assert unknown.problem is Problem.SAME
+
+
+def test_rank_that_has_not_joined_is_missing() -> None:
+    waiting = [Call(rank=rank, operation="init_process_group") for rank in range(3)]
+    found = only([*waiting, Call(rank=3, state=State.NOT_JOINED)])
+    assert (found.problem, found.culprits, found.operation) == (Problem.MISSING, (3,), "init_process_group")
+
+
+def test_sizes_differ_only_where_they_must_be_equal() -> None:
+    sizes = ["1048576", "1048576", "1048577", "1048576"]
+    found = only([call(rank, sizes=size) for rank, size in enumerate(sizes)])
+    assert (found.problem, found.culprits) == (Problem.SIZES, (2,))
+    assert found.sentence == (
+        "rank 2 called ALLREDUCE of 1048577, where ranks 0-1,3 called ALLREDUCE of 1048576 (operation 21)"
+    )
+    uneven = [call(rank, operation="ALLGATHER", sizes=size) for rank, size in enumerate(sizes)]
+    assert only(uneven).problem is Problem.SAME
+
+
+def test_all_in_the_same_operation_is_no_ranks_fault() -> None:
+    found = only([call(rank) for rank in range(4)])
+    assert (found.problem, found.culprits) == (Problem.SAME, ())
+    assert "look below it" in found.sentence
+
+
+def test_completed_operation_of_all_ranks_is_no_conclusion() -> None:
+    assert judge([call(rank, state=State.DONE) for rank in range(4)]) == ()
+
+
+def test_first_difference_counts_not_those_that_follow_from_it() -> None:
+    """Rank 3 left out operation 20, so that all its later ones are the wrong ones."""
+    names = ["BROADCAST", "ALLREDUCE", "BARRIER"]
+    calls = [call(rank, 20 + n, names[n]) for rank in range(3) for n in range(3)]
+    calls += [call(3, 20, "ALLREDUCE"), call(3, 21, "BARRIER")]
+    found = only(calls)
+    assert (found.problem, found.culprits, found.number, found.called) == (
+        Problem.OPERATION,
+        (3,),
+        20,
+        "ALLREDUCE",
+    )
+
+
+def test_group_that_waits_for_a_rank_that_waits_elsewhere_is_a_consequence() -> None:
+    """Rank 1 waits in the group "tp" for rank 0, and ranks 2 and 3 wait for rank 1 in "dp"."""
+    members = {"tp": (0, 1), "dp": (1, 2, 3)}
+    calls = [call(1, 5, group="tp"), call(0, 4, group="tp")]
+    calls += [call(1, 8, group="dp"), call(2, 9, group="dp"), call(3, 9, group="dp")]
+    (found,) = judge(calls, members)
+    assert (found.group, found.culprits) == ("tp", (0,))
+
+
+def test_two_groups_that_wait_for_each_other_were_called_in_another_order() -> None:
+    calls = [call(0, 5, group="a"), call(1, 4, group="a"), call(0, 7, group="b"), call(1, 8, group="b")]
+    (found,) = judge(calls)
+    assert found.problem is Problem.ORDER
+    assert "ALLREDUCE of b" in found.sentence

@@ -1,0 +1,64 @@
+"""Stacks of arm64: signed return addresses, the link register, calls and stubs, from recorded code."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from gpuipc_doctor.job import arm64
+from gpuipc_doctor.job.code import Code
+
+STUB_AT = 0x1000
+STUB = struct.pack("<4I", 0x90000110, 0xF9451611, 0x9128A210, 0xD61F0220)
+"""adrp x16, 0x21000; ldr x17, [x16, 2600]; add x16, x16, 2600; br x17: a stub as GNU's linker writes it."""
+PAD = struct.pack("<I", 0xD503245F)
+"""bti c, with which a stub begins if branch protection is on."""
+SLOT = 0x21000 + 2600
+
+
+def test_signature_of_a_return_address_is_removed() -> None:
+    assert arm64.address(0x0042_AAAA_DEAD_BEE0) == 0xAAAA_DEAD_BEE0
+    assert arm64.address(0xAAAA_DEAD_BEE0) == 0xAAAA_DEAD_BEE0
+
+
+@pytest.mark.parametrize(
+    ("word", "calls"),
+    [(0x97FFFC00, True), (0xD63F0220, True), (0xD63F0A3F, True), (0xD73F0A30, True), (0xD61F0220, False),
+     (0x14000000, False), (0xD65F03C0, False)],
+    ids=["bl", "blr", "blraaz", "blraa", "br", "b", "ret"],
+)  # fmt: skip
+def test_calls_are_told_from_branches(word: int, calls: bool) -> None:
+    assert arm64.is_call(word) is calls
+
+
+def test_target_of_a_call_may_be_before_it() -> None:
+    assert arm64.called(0x97FFFC00, 0x2000) == STUB_AT
+    assert arm64.called(0x94000002, 0x2000) == 0x2008
+    assert arm64.called(0xD63F0220, 0x2000) == -1
+
+
+@pytest.mark.parametrize("stub", [STUB, PAD + STUB], ids=["plain", "with-landing-pad"])
+def test_stub_loads_from_its_slot(stub: bytes) -> None:
+    at = STUB_AT if stub == STUB else STUB_AT - 4
+    assert arm64.slot(stub, at) == SLOT
+    assert arm64.slot(PAD * 6, at) == -1
+    assert arm64.slot(stub[:6], at) == -1
+
+
+def frames(monkeypatch: pytest.MonkeyPatch, words: list[int], link: int) -> tuple[str, ...]:
+    """The frames of a stack where every small number is a return address."""
+    found = Code.__new__(Code)
+    found._is_arm64 = True
+    monkeypatch.setattr(
+        Code, "_frame", lambda self, address, *, returns: f"{address:x}" if address < 1 << 32 else ""
+    )
+    monkeypatch.setattr(Code, "called", lambda self, address: "")
+    return found.frames(0x1000, struct.pack(f"<{len(words)}Q", *words), link)
+
+
+def test_leaf_functions_caller_is_in_the_link_register_and_signatures_are_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signed = 0x0042_0000_0000_3000
+    assert frames(monkeypatch, [signed, 1 << 40], link=0x2000) == ("1000", "2000", "3000")

@@ -1,0 +1,95 @@
+"""Verdicts on ranks that wait for their GPUs: a busy GPU is no cause, while a rank is elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor.collective.call import Call
+from gpuipc_doctor.job.activity import STILL, Activity, Kind
+from gpuipc_doctor.job.document import Cause
+from gpuipc_doctor.job.gpu_waits import LONG_S, Evidence
+from gpuipc_doctor.job.verdict import judge
+
+STEP = ("<module> (train.py:41)", "step (train.py:21)")
+SPINS = Activity(Kind.DEVICE, "step (train.py:21)", STEP, "native stacks")
+SLEEPS = Activity(Kind.SLEEPS, "build (train.py:5)", ("build (train.py:5)",), f"sleeps in nanosleep{STILL}")
+MOVES = Activity(Kind.MOVES, "save (train.py:9)")
+REDUCES = Activity(Kind.COLLECTIVE, "all_reduce", (*STEP, "torch.distributed.all_reduce (c.py:1)"))
+GATHERS = Activity(Kind.COLLECTIVE, "all_gather", (*STEP, "torch.distributed.all_gather (c.py:2)"))
+
+
+def verdict(
+    *activities: Activity, size: int | None = None, **evidence: object
+) -> tuple[Cause, tuple[int, ...]]:
+    found = judge(dict(enumerate(activities)), size, evidence=Evidence(**evidence))  # type: ignore[arg-type]
+    return found.cause, found.blamed
+
+
+@pytest.mark.parametrize("kind", [Kind.SLEEPS, Kind.COMPUTES])
+def test_rank_elsewhere_is_late_and_busy_gpus_are_not_to_blame(kind: Kind) -> None:
+    assert verdict(SPINS, SPINS, Activity(kind, "f (a.py:1)"), SPINS) == (Cause.HOST_LATE, (2,))
+
+
+def test_rank_that_may_advance_is_named_but_not_called_stuck() -> None:
+    assert verdict(SPINS, SPINS, Activity(Kind.LOOPS, "f (a.py:1)")) == (Cause.UNKNOWN, (2,))
+
+
+def test_absent_rank_is_to_blame_unless_others_move() -> None:
+    assert verdict(SPINS, SPINS, SPINS, size=4) == (Cause.RANK_ENDED, (3,))
+    assert verdict(SPINS, SPINS, MOVES, size=4)[0] is Cause.RUNS
+
+
+def test_stopped_rank_has_all_others_waiting() -> None:
+    found = judge({0: SPINS, 1: Activity(Kind.STOPPED), 2: SPINS})
+    assert (found.cause, found.blamed, found.waiting) == (Cause.STOPPED, (1,), (0, 2))
+
+
+def test_ranks_that_all_wait_are_open_until_nothing_moved_for_long() -> None:
+    assert verdict(SPINS, SPINS, SPINS) == (Cause.GPU_WAIT, ())
+    assert verdict(SPINS, SPINS, SPINS, seconds=LONG_S) == (Cause.DEVICE_BUSY, ())
+    assert verdict(SPINS, SPINS, SPINS, collectives_move=True)[0] is Cause.RUNS
+
+
+@pytest.mark.parametrize(
+    ("watts", "blamed"),
+    [
+        ((176, 126, 182, 175), (1,)),
+        ((176, 240, 182, 175), (1,)),
+        ((176, 170, 182, 175), ()),
+        ((176, 126, 125, 175), ()),
+        ((100, 126, 182, 240), ()),
+    ],
+)
+def test_one_gpu_with_other_power_runs_another_kernel(
+    watts: tuple[float, ...], blamed: tuple[int, ...]
+) -> None:
+    assert verdict(*[SPINS] * 4, watts=dict(enumerate(watts))) == (Cause.GPU_WAIT, blamed)
+
+
+def test_rank_that_came_by_another_way_is_named() -> None:
+    other = Activity(Kind.DEVICE, "step (train.py:21)", ("<module> (train.py:39)", "step (train.py:21)"))
+    assert verdict(SPINS, SPINS, other, SPINS) == (Cause.GPU_WAIT, (2,))
+    stages = [Activity(Kind.DEVICE, f"f (a.py:{n})", (f"f (a.py:{n})",)) for n in range(4)]
+    assert verdict(*stages) == (Cause.GPU_WAIT, ())
+
+
+def test_counts_of_collectives_name_the_rank_behind_or_in_another_one() -> None:
+    calls = [Call(rank=rank, operation="AllReduce", number=21 - (rank == 2)) for rank in range(4)]
+    assert verdict(*[SPINS] * 4, calls=tuple(calls)) == (Cause.HOST_LATE, (2,))
+    calls[2] = Call(rank=2, operation="AllGather", number=21)
+    assert verdict(*[SPINS] * 4, calls=tuple(calls)) == (Cause.MISMATCH, (2,))
+
+
+def test_few_ranks_of_pytorch_in_another_collective_are_to_blame() -> None:
+    assert verdict(REDUCES, REDUCES, GATHERS) == (Cause.MISMATCH, (2,))
+    assert verdict(REDUCES, GATHERS) == (Cause.MISMATCH, ())
+
+
+def test_ranks_that_all_sleep_and_never_woke_up_are_no_pass() -> None:
+    assert verdict(SLEEPS, SLEEPS) == (Cause.UNKNOWN, ())
+    naps = Activity(Kind.SLEEPS, "load (train.py:7)", (), "sleeps in nanosleep")
+    assert verdict(SLEEPS, naps)[0] is Cause.RUNS
+
+
+def test_gpu_for_which_mpis_ranks_wait_is_to_blame_as_before() -> None:
+    assert verdict(Activity(Kind.COLLECTIVE, "MPI_Allreduce"), SPINS) == (Cause.DEVICE_BUSY, (1,))

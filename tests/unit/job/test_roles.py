@@ -1,0 +1,91 @@
+"""Which processes are ranks, helpers of ranks, or launchers."""
+
+from __future__ import annotations
+
+from gpuipc_doctor.job.document import Process, Snapshot, Thread
+from gpuipc_doctor.job.roles import IN_ORDER, kind_of_helper, roles, workers
+
+CUDA = "/usr/lib/libcuda.so.1"
+TORCH = "/venv/torch/lib/libtorch_cpu.so"
+WORKS = ("cuda-EvtHandlr", "pt_nccl_watchdg")
+JOIN = ("wait (connection.py:930)", "ProcessContext.join (spawn.py:117)", "start_processes (spawn.py:198)")
+WRAP = ("step (train.py:7)", "_wrap (spawn.py:69)")
+LOADS = ("fetch (data.py:5)", "_worker_loop (worker.py:308)", "step (train.py:7)")
+
+
+def process(
+    pid: int,
+    parent: int = 1,
+    rank: int | None = None,
+    libraries: tuple[str, ...] = (CUDA, TORCH),
+    threads: tuple[str, ...] = (),
+    python: tuple[str, ...] = (),
+) -> Process:
+    names = ("python3", *threads)
+    return Process(
+        pid=pid,
+        parent=parent,
+        uid=0,
+        program="python3",
+        rank=rank,
+        started=pid,
+        threads=tuple(Thread(tid=pid + n, name=name, state="S") for n, name in enumerate(names)),
+        python=python,
+        libraries=libraries,
+    )
+
+
+def found(*processes: Process) -> tuple[dict[int, int], dict[int, list[int]]]:
+    """Rank → pid, and rank → pids of its helpers."""
+    here = roles(Snapshot(at=0.0, host="n1", processes=processes))
+    ranks = {rank: process.pid for rank, process in here.ranks.items()}
+    return ranks, {rank: [process.pid for process in own] for rank, own in here.helpers.items()}
+
+
+def test_child_with_its_parents_rank_is_a_helper() -> None:
+    """A DataLoader's worker is a fork, with the environment and libraries, and may load more of them."""
+    rank = process(100, rank=0, threads=WORKS)
+    worker = process(101, 100, rank=0, libraries=(CUDA, TORCH, "/usr/lib/libjpeg.so"), python=LOADS)
+    assert found(rank, worker) == ({0: 100}, {0: [101]})
+    assert [each.pid for each in workers([rank, worker])] == [100]
+
+
+def test_shell_around_a_rank_is_no_rank() -> None:
+    shell = process(100, rank=0, libraries=("/usr/lib/libc.so.6",))
+    assert found(shell, process(101, 100, rank=0, threads=WORKS)) == ({0: 101}, {})
+
+
+def test_spawned_children_are_ranks_and_their_parent_none() -> None:
+    parent = process(100, python=JOIN)
+    children = [process(101 + n, 100, python=WRAP) for n in range(3)]
+    assert found(parent, *children) == ({0: 101, 1: 102, 2: 103}, {})
+    here = roles(Snapshot(at=0.0, host="n1", processes=(parent, *children)))
+    assert here.numbered == {0, 1, 2}
+    assert "no variable" in IN_ORDER
+
+
+def test_children_that_use_gpus_are_the_ranks_of_a_parent_that_uses_none() -> None:
+    """vLLM: a server starts an engine, which starts a worker for each GPU; none has a rank variable."""
+    server, engine = process(100), process(101, 100)
+    gpu_workers = [process(102 + n, 101, threads=WORKS) for n in range(2)]
+    assert found(server, engine, *gpu_workers) == ({0: 102, 1: 103}, {})
+
+
+def test_forks_of_a_process_without_a_rank_are_its_helpers() -> None:
+    rank = process(100, threads=WORKS)
+    assert found(rank, process(101, 100, python=LOADS), process(102, 100)) == ({0: 100}, {0: [101, 102]})
+
+
+def test_parent_and_child_that_both_use_gpus_are_two_ranks() -> None:
+    assert found(process(100, threads=WORKS), process(101, 100, threads=WORKS)) == ({0: 100, 1: 101}, {})
+
+
+def test_launcher_of_numbered_ranks_is_no_rank() -> None:
+    """torchrun loads PyTorch, too."""
+    ranks = [process(101 + n, 100, rank=n, threads=WORKS) for n in range(2)]
+    assert found(process(100), *ranks) == ({0: 101, 1: 102}, {})
+
+
+def test_helpers_frames_end_where_its_parents_begin() -> None:
+    assert kind_of_helper(LOADS) == ("DataLoader worker", 1)
+    assert kind_of_helper(("main (tool.py:1)",)) == ("child process", 1)

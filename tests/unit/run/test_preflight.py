@@ -1,0 +1,188 @@
+"""The cause before the call: what explains a failure, what does not, and sources that hang."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.model import (
+    DriverFault,
+    Ending,
+    EvidenceKind,
+    Finding,
+    Json,
+    Launch,
+    LauncherEnd,
+    Probe,
+    ProbeOutcome,
+    RoleOutcome,
+    Status,
+)
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run import preflight, preflight_sources
+from gpuipc_doctor.run.results import Entry, ResultLog
+
+MIB = 1 << 20
+ROOMY: dict[str, Json] = {
+    "shared memory": {"name": "/dev/shm", "free": 9000 * MIB, "inodes": 1000, "is_mount": True},
+    "temporary files": {"name": "/tmp", "free": 9000 * MIB, "inodes": None, "is_mount": False},
+    "limits": {"address space": None, "locked memory": None, "processes": 90_000, "open files": 20_000},
+    "interfaces": {"network": ["eth0", "ib0", "lo"], "rdma": ["mlx5_0", "mlx5_1"]},
+    "parameters": [],
+    "host name": {"name": "n1", "error": ""},
+}
+
+
+def entry(*, ranks: bool = True, said: str = "", role: Mapping[str, Any] | None = None) -> Entry:
+    """A failed probe. ``said``: the last line that its launcher printed."""
+    blamed = RoleOutcome("rank 0", **{"ending": Ending.CRASHED, "signal": "SIGBUS", **(role or {})})
+    launch = Launch(("mpiexec",)) if ranks else None
+    outcome = ProbeOutcome(
+        "", (), {}, {"rank 0": blamed}, "rank 0", 1.0, launch=launch, launcher=LauncherEnd(1, 0.0, (said,))
+    )
+    planned = SimpleNamespace(
+        number=1, repetition=1, check=SimpleNamespace(id="mpi-start", curable_warnings=()), place=0,
+        probe=Probe("", {"rank 0": lambda w: None}, launch=launch),
+    )  # fmt: skip
+    return Entry(planned, [Finding.fail("crashed", "rank 0 crashed")], outcome)  # type: ignore[arg-type]
+
+
+def explained(failed: Entry, seen: Mapping[str, Json], **environ: str) -> Finding:
+    log = ResultLog()
+    log._add(failed)
+    preflight.attach(log, ROOMY | dict(seen), lambda: ROOMY | dict(seen), environ)
+    (finding,) = failed.findings
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("seen", "environ", "said", "words"),
+    [
+        ({"shared memory": {"name": "/dev/shm", "free": 3 * MIB, "inodes": 9}}, {}, "", "/dev/shm has 3 MiB"),
+        ({"temporary files": {"name": "/tmp", "free": 0, "inodes": 9}}, {}, "", "/tmp has 0 MiB free"),
+        ({"temporary files": {"name": "/tmp", "free": 9 << 30, "inodes": 0}}, {}, "", "/tmp has no inode"),
+        ({"limits": {"address space": 4096 * MIB}}, {}, "", "limited to 4096 MiB (ulimit -v)"),
+        ({"limits": {"locked memory": 65536}}, {}, "ibv_reg_mr() failed", "(ulimit -l)"),
+        ({"limits": {"open files": 64}}, {}, "OSError: [Errno 24] Too many open files", "only 64 files"),
+        ({"limits": {"processes": 50}}, {}, "fork: Resource temporarily unavailable", "only 50 processes"),
+        ({"host name": {"name": "x7", "error": "unknown"}}, {}, "gethostbyname failed", "x7"),
+        ({}, {"NCCL_SOCKET_IFNAME": "bond0"}, "", "NCCL_SOCKET_IFNAME=bond0 names no interface"),
+        ({}, {"NCCL_SOCKET_IFNAME": "=eth"}, "", "NCCL_SOCKET_IFNAME==eth names no interface"),
+        ({}, {"UCX_NET_DEVICES": "mlx5_4:1"}, "", "UCX_NET_DEVICES=mlx5_4:1"),
+        ({}, {"FI_TCP_IFACE": "eth7"}, "", "FI_TCP_IFACE=eth7"),
+        ({}, {"OMPI_MCA_pml": "ucxx"}, "Component: ucxx was not able to find", "OMPI_MCA_pml"),
+        ({"parameters": [["/h/mca.conf:1", "pml", "ucxx"]]}, {}, "ucxx not found", "/h/mca.conf:1"),
+        ({"host name": None}, {}, "", "reading host name takes more than 1 s"),
+    ],
+)  # fmt: skip
+def test_cause_stands_before_the_call(
+    seen: Mapping[str, Json], environ: dict[str, str], said: str, words: str
+) -> None:
+    finding = explained(entry(said=said), seen, **environ)
+    assert words in sentences.summary(finding)
+    assert sentences.summary(finding).endswith("; rank 0 crashed")
+    assert finding.remedy
+    assert finding.status is Status.FAIL
+
+
+@pytest.mark.parametrize(
+    ("seen", "environ", "said"),
+    [
+        ({}, {}, ""),
+        ({"limits": {"locked memory": 65536}}, {}, "segmentation fault"),
+        ({"limits": {"processes": 90_000, "open files": 1024}}, {}, "segmentation fault"),
+        ({"limits": {"address space": None, "locked memory": None}}, {}, "ibv_reg_mr failed"),
+        ({"host name": {"name": "x7", "error": "Name or service not known"}}, {}, "invalid device pointer"),
+        ({}, {"NCCL_SOCKET_IFNAME": "^docker,veth"}, ""),
+        ({}, {"NCCL_SOCKET_IFNAME": "eth"}, ""),
+        ({}, {"NCCL_SOCKET_IFNAME": "bond0,eth0"}, ""),
+        ({}, {"NCCL_IB_HCA": "mlx5"}, ""),
+        ({}, {"UCX_NET_DEVICES": "all"}, ""),
+        ({}, {"UCX_NET_DEVICES": "mlx5_0:1,eth0"}, ""),
+        ({}, {"OMPI_MCA_btl_tcp_if_include": "10.0.0.0/8"}, ""),
+        ({}, {"OMPI_MCA_pml": "ucx"}, "segmentation fault"),
+        ({"interfaces": {"unreadable": "no such device"}}, {"NCCL_SOCKET_IFNAME": "bond0"}, ""),
+        ({"shared memory": {"unreadable": "No such file or directory"}}, {}, ""),
+    ],
+)
+def test_what_cannot_explain_a_failure_is_not_named(
+    seen: Mapping[str, Json], environ: dict[str, str], said: str
+) -> None:
+    assert sentences.summary(explained(entry(said=said), seen, **environ)) == "rank 0 crashed"
+
+
+@pytest.mark.parametrize(("value", "named"), [("rc,sm", True), ("tcp", True), ("^cuda_ipc", False)])
+@pytest.mark.parametrize("operation", ["", "MPI_Send"])
+def test_transports_without_device_memory(value: str, named: bool, operation: str) -> None:
+    finding = explained(entry(role={"operation": operation}), {}, UCX_TLS=value)
+    assert ("cuda_copy" in sentences.summary(finding)) is (named and bool(operation))
+    for right in ("rc,sm,cuda_copy", "all", "cuda,sm", "rocm,tcp"):
+        assert "UCX_TLS" not in sentences.summary(
+            explained(entry(role={"operation": "x"}), {}, UCX_TLS=right)
+        )
+
+
+def test_full_shared_memory_does_not_explain_a_probe_without_ranks() -> None:
+    full = {"shared memory": {"name": "/dev/shm", "free": 0, "inodes": 0}}
+    assert sentences.summary(explained(entry(ranks=False), full)) == "rank 0 crashed"
+
+
+def test_limited_address_space_explains_what_ran_out_of_memory() -> None:
+    fault = DriverFault("cuInit", 2, "CUDA_ERROR_OUT_OF_MEMORY")
+    limits = {"limits": {"address space": 1 << 32}}
+    role = {"ending": Ending.DRIVER_ERROR, "fault": fault}
+    assert "ulimit -v" in sentences.summary(explained(entry(ranks=False, role=role), limits))
+    role = {"ending": Ending.DRIVER_ERROR, "fault": DriverFault("cuInit", 400, "CUDA_ERROR_INVALID_HANDLE")}
+    assert "ulimit" not in sentences.summary(explained(entry(ranks=False, role=role), limits))
+
+
+def test_node_is_not_read_again_if_nothing_failed() -> None:
+    passed = entry()
+    passed.findings = [Finding.ok("started", "2 ranks started")]
+    log = ResultLog()
+    log._add(passed)
+    preflight.attach(log, {}, lambda: pytest.fail("read again"), {})
+    assert not [item for item in passed.findings[0].evidence if item.kind is EvidenceKind.CAUSE]
+
+
+def test_this_machine_answers_every_source() -> None:
+    seen = preflight.look()
+    assert list(seen) == list(preflight_sources.SOURCES)
+    assert all(said is not None for said in seen.values())
+
+
+def test_source_that_hangs_is_named_and_the_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sources' program, with one that never ends."""
+    program = tmp_path / "sources.py"
+    program.write_text(
+        "import runpy, sys, time\n"
+        f"space = runpy.run_path({preflight_sources.__file__!r}, run_name='sources')\n"
+        "space['SOURCES']['limits'] = lambda: time.sleep(60)\nspace['main'](sys.argv[1:])\n"
+    )
+    monkeypatch.setattr(preflight, "preflight_sources", SimpleNamespace(__file__=str(program)))
+    monkeypatch.setattr(preflight, "PATIENCE_S", 3.0)
+    seen = preflight.look()
+    assert seen["limits"] is None
+    assert [name for name, said in seen.items() if said is None] == ["limits"]
+    assert set(seen) == set(preflight_sources.SOURCES)
+
+
+@pytest.mark.parametrize(
+    "text", ["pml = ucxx  # a comment\n\n# btl = x\nnonsense\n", "\0\xff pml\npml = ucxx\n"]
+)
+def test_file_of_parameters_is_read_as_far_as_it_is_one(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".openmpi").mkdir()
+    (tmp_path / ".openmpi/mca-params.conf").write_text(text, encoding="latin-1")
+    command = [sys.executable, "-I", "-S", preflight_sources.__file__, "parameters"]
+    ended = subprocess.run(command, env={"HOME": str(tmp_path)}, capture_output=True, check=True)
+    (said,) = [json.loads(line) for line in ended.stdout.splitlines() if b"begins" not in line]
+    assert [setting[1:] for setting in said["parameters"]] == [["pml", "ucxx"]]

@@ -1,0 +1,352 @@
+"""Which probes share a tour, and what becomes of a visit that does not pass."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutcome, loader
+from gpuipc_doctor.cli.progress import Silent
+from gpuipc_doctor.model import CheckInfo, DriverFault, Ending, Launch, RoleOutcome, Status, Tier
+from gpuipc_doctor.run import conclusions
+from gpuipc_doctor.run.conclusions import Doubt
+from gpuipc_doctor.run.planner import PlannedProbe
+from gpuipc_doctor.run.results import ResultLog
+from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
+from gpuipc_doctor.run.tours import PlannedTour, Tours, can_share
+from tests.checks.judging import gpu
+from tests.unit.run.test_schedule import Still
+from tests.waiting import LIMIT_S
+
+FILE = loader.built_in()["ipc-stale"]
+GPUS = [gpu(number) for number in range(4)]
+NUMBERS = itertools.count(1)
+
+
+class Reads(Check):
+    id = title = "reads"
+
+    def probes(self, ctx: Context) -> list[Probe]:
+        return []
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        wrong = done.records["exporter"].get("wrong")
+        yield Finding.fail("wrong-data", "wrong data") if wrong else Finding.ok("right", "read")
+
+
+class Other(Reads):
+    id = title = "other"
+
+
+def role(w: Any) -> None: ...
+
+
+def planned(*devices: Device, check: Check | None = None, **probe: Any) -> PlannedProbe:
+    roles = probe.pop("roles", {"exporter": role, "importer": role})
+    return PlannedProbe(next(NUMBERS), check or Reads(), FILE, Probe("", roles, devices, **probe))
+
+
+def subjects(items: Iterable[PlannedProbe | PlannedTour]) -> list[list[str]]:
+    visits = (item.visits if isinstance(item, PlannedTour) else (item,) for item in items)
+    return [[each.probe.subject for each in group] for group in visits]
+
+
+# -- which share one --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        {"fresh": "process"},
+        {"imports": ("torch",)},
+        {"starters": frozenset({"exporter"})},
+        {"launch": Launch(("mpiexec",))},
+        {"together": True},
+    ],
+)
+def test_probe_that_needs_processes_of_its_own_runs_alone(needs: dict[str, Any]) -> None:
+    assert can_share(planned(GPUS[0]))
+    assert not can_share(planned(GPUS[0], **needs))
+
+
+def test_checks_of_a_site_probes_of_the_node_and_follow_ups_run_alone() -> None:
+    assert not can_share(replace(planned(GPUS[0]), file=Path("/etc/site/ipc_stale.py")))
+    assert not can_share(planned())
+    assert not can_share(replace(planned(GPUS[0]), follows=1))
+
+
+def test_probes_with_other_roles_queues_environment_or_vendor_do_not_share() -> None:
+    other = replace(GPUS[0], backend="hip")
+    probes = [
+        planned(GPUS[0]),
+        planned(GPUS[1]),
+        planned(GPUS[0], roles={"exporter": role}),
+        planned(GPUS[0], concurrent=frozenset({"importer"})),
+        planned(GPUS[0], env={"A": "1"}),
+        planned(GPUS[0], exclusive=True),
+        planned(other),
+    ]
+    items = Tours().plan(probes, 4)
+    assert subjects(items) == [["cuda:0", "cuda:1"], *[["cuda:0"]] * 4, ["hip:0"]]
+
+
+def test_first_device_rotates_with_the_seed_and_checks_keep_their_order() -> None:
+    probes = [planned(device, check=check) for check in (Other(), Reads()) for device in GPUS[:3]]
+    orders = [subjects(Tours(seed=seed).plan(probes, 1))[0] for seed in range(3)]
+    assert [order[0] for order in orders] == ["cuda:0", "cuda:2", "cuda:1"]
+    (tour,) = Tours(seed=1).plan(probes, 1)
+    assert isinstance(tour, PlannedTour)
+    assert [each.check.id for each in tour.visits] == ["other"] * 3 + ["reads"] * 3
+
+
+def test_large_group_is_divided_by_the_exporters_device() -> None:
+    probes = [planned(a, b) for a, b in itertools.permutations(GPUS, 2)]
+    shares = subjects(Tours().plan(probes, 2))
+    assert [len(share) for share in shares] == [6, 6]
+    assert not {label[:6] for label in shares[0]} & {label[:6] for label in shares[1]}
+    assert len(Tours(most=1).plan(probes, 2)) == 1
+
+
+def test_exclusive_tours_of_a_ring_can_run_beside_each_other() -> None:
+    ring = [*zip(GPUS, [*GPUS[1:], GPUS[0]], strict=True)]
+    probes = [planned(*devices, exclusive=True) for devices in [*((device,) for device in GPUS), *ring]]
+    shares = subjects(Tours().plan(probes, 4))
+    assert [sorted(share) for share in shares] == [
+        ["cuda:0", "cuda:0 > cuda:1"],
+        ["cuda:1", "cuda:1 > cuda:2"],
+        ["cuda:2", "cuda:2 > cuda:3"],
+        ["cuda:3", "cuda:3 > cuda:0"],
+    ]
+
+
+def test_isolated_probes_share_nothing() -> None:
+    probes = [planned(device) for device in GPUS]
+    assert subjects(Tours(isolate=True).plan(probes, 4)) == [[device.label] for device in GPUS]
+
+
+# -- what becomes of a visit that does not pass -----------------------------------------------------------
+
+
+def outcome(planned: PlannedProbe, how: str) -> ProbeOutcome:
+    """An outcome: ``right``, ``wrong`` data, or the importer ``hung``, ``crashed``, is ``unkillable``, or a
+    call ``failed``."""
+    probe = planned.probe
+    endings = {
+        "hung": Ending.HUNG,
+        "crashed": Ending.CRASHED,
+        "unkillable": Ending.UNKILLABLE,
+        "failed": Ending.DRIVER_ERROR,
+    }
+    ending = endings.get(how)
+    roles = {"exporter": RoleOutcome("exporter", Ending.COMPLETED, records={"wrong": how == "wrong"})}
+    if ending:
+        fault = DriverFault("cuIpcOpenMemHandle", 400, "E") if how == "failed" else None
+        roles["importer"] = RoleOutcome(
+            "importer", ending, operation="cuIpcOpenMemHandle", signal="SIGSEGV", fault=fault
+        )
+    return ProbeOutcome(
+        probe.name, probe.devices, {}, roles, "importer" if ending else None, 0.0, 1.0, "logs"
+    )
+
+
+class Node:
+    """A session whose probes end as ``ends(planned, before)`` says; ``before`` are the visits before it."""
+
+    def __init__(
+        self, probes: Sequence[PlannedProbe], ends: Callable[[PlannedProbe, list[PlannedProbe]], str]
+    ) -> None:
+        self._planned = {id(each.probe): each for each in probes}
+        self._ends = ends
+        self.unkillable = ""
+        self.ran: list[list[str]] = []
+
+    def expect(self, imports: Iterable[str]) -> None: ...
+    def has_imported(self, imports: Iterable[str]) -> bool:
+        return True
+
+    def run(self, check: str, file: Path, probe: Probe, **_: Any) -> ProbeOutcome:
+        item = self._planned[id(probe)]
+        self.ran.append([probe.subject])
+        return self._outcome(item, [])
+
+    def tour(
+        self, visits: Sequence[tuple[str, Path, Probe]], *, goes_on: Callable[[ProbeOutcome], bool], **_: Any
+    ) -> ProbeOutcome:
+        made: list[PlannedProbe] = []
+        self.ran.append([probe.subject for _, _, probe in visits])
+        for _, _, probe in visits:
+            item = self._planned[id(probe)]
+            ended = self._outcome(item, made)
+            made.append(item)
+            if not ended.completed or len(made) == len(visits) or not goes_on(ended):
+                return ended
+        raise AssertionError("a tour has visits")
+
+    def _outcome(self, item: PlannedProbe, before: list[PlannedProbe]) -> ProbeOutcome:
+        how = self._ends(item, before)
+        if how == "unkillable":
+            self.unkillable = "pid 7"
+        return outcome(item, how)
+
+
+def run(
+    ends: Callable[[PlannedProbe, list[PlannedProbe]], str],
+    probes: Sequence[PlannedProbe] = (),
+    budget_s: float = LIMIT_S,
+    jobs: int = 1,
+) -> tuple[dict[str, tuple[Status, tuple[str, ...]]], list[list[str]]]:
+    """Subject → (status, evidence) of its finding; and the subjects that ran together."""
+    probes = probes or [planned(device) for device in GPUS]
+    node: Any = Node(probes, ends)
+    found: dict[str, tuple[Status, tuple[str, ...]]] = {}
+    schedule = Schedule(node, Silent(), time.monotonic() + budget_s, Tours())
+    schedule._quiet = Still()  # type: ignore[assignment]
+
+    def take(item: PlannedProbe, ended: Ended | Doubt) -> list[PlannedProbe]:
+        from gpuipc_doctor.report import sentences
+
+        assert item.probe.subject not in found, "one result for each probe"
+        if isinstance(ended, NotRun):
+            findings = [ended.finding]
+        elif isinstance(ended, Doubt):
+            findings = conclusions.of_doubt(item, ended)
+        else:
+            findings = conclusions.conclude(item, ended)
+        found[item.probe.subject] = (findings[0].status, sentences.evidence(findings[0]))
+        return []
+
+    schedule.run(probes, jobs, take)
+    assert len(found) == len(probes)
+    return found, node.ran
+
+
+@pytest.mark.parametrize("how", ["wrong", "hung", "crashed", "failed"])
+def test_visit_that_fails_is_repeated_alone_and_the_others_pass(how: str) -> None:
+    """One bad device of four, also for a visit in the middle of a tour."""
+    found, ran = run(lambda item, before: how if item.probe.devices == (GPUS[1],) else "right")
+    assert {subject: status for subject, (status, _) in found.items()} == {
+        "cuda:0": Status.PASS,
+        "cuda:1": Status.FAIL,
+        "cuda:2": Status.PASS,
+        "cuda:3": Status.PASS,
+    }
+    assert ran == [["cuda:0", "cuda:1", "cuda:2", "cuda:3"], ["cuda:1"], ["cuda:2", "cuda:3"]]
+    assert found["cuda:1"][1] == ()
+
+
+@pytest.mark.parametrize("how", ["wrong", "hung", "failed"])
+def test_failure_that_needs_the_visits_before_it_is_a_fail_with_its_history(how: str) -> None:
+    found, ran = run(lambda item, before: how if len(before) == 2 else "right")
+    status, evidence = found["cuda:2"]
+    assert status is Status.FAIL
+    assert evidence[-1] == "in the same processes before: reads on cuda:0, reads on cuda:1"
+    assert ["cuda:0", "cuda:1", "cuda:2"] in ran
+    assert [found[f"cuda:{number}"][0] for number in (0, 1, 3)] == [Status.PASS] * 3
+
+
+def test_failure_that_comes_once_in_company_is_a_warning() -> None:
+    failed: list[PlannedProbe] = []
+
+    def ends(item: PlannedProbe, before: list[PlannedProbe]) -> str:
+        if len(before) == 2 and not failed:
+            failed.append(item)
+            return "crashed"
+        return "right"
+
+    found, ran = run(ends)
+    status, evidence = found["cuda:2"]
+    assert status is Status.WARN
+    assert "SIGSEGV" in evidence[0]
+    assert ran.count(["cuda:0", "cuda:1", "cuda:2"]) == 1
+
+
+def test_first_visit_of_a_tour_that_passes_alone_is_not_repeated_again() -> None:
+    """Its processes were fresh, so there is no history to repeat."""
+    failed: list[PlannedProbe] = []
+
+    def ends(item: PlannedProbe, before: list[PlannedProbe]) -> str:
+        if item.probe.devices == (GPUS[0],) and not failed:
+            failed.append(item)
+            return "failed"
+        return "right"
+
+    found, ran = run(ends)
+    assert found["cuda:0"][0] is Status.PASS
+    assert ran.count(["cuda:0"]) == 1
+
+
+@pytest.mark.parametrize("how", ["wrong", "hung", "failed"])
+def test_first_visit_of_a_tour_of_one_device_counts_as_if_alone(how: str) -> None:
+    probes = [planned(GPUS[0], check=Reads()), planned(GPUS[0], check=Other()), planned(GPUS[0])]
+    node: Any = Node(probes, lambda item, before: "right" if before else how)
+    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
+    schedule._quiet = Still()  # type: ignore[assignment]
+    taken: list[Ended | Doubt] = []
+    schedule.run(probes, 1, lambda item, ended: taken.append(ended) or [])  # type: ignore[func-returns-value]
+    assert [len(group) for group in node.ran] == ([3, 2] if how == "hung" else [3, 2, 1])
+    assert not any(isinstance(ended, Doubt) for ended in taken)
+    if how == "hung":  # twice in one call: the device's last probe is left out, as with --isolate
+        assert isinstance(taken[-1], NotRun)
+
+
+def test_after_two_like_failures_the_rest_runs_alone() -> None:
+    _, ran = run(lambda item, before: "failed")
+    together = [group for group in ran if len(group) > 1]
+    assert [len(group) for group in together] == [4, 3]
+    assert [group for group in ran if len(group) == 1] == [[f"cuda:{number}"] for number in range(4)]
+
+
+def test_no_workaround_is_tried_for_a_failure_in_company() -> None:
+    """Alone the probe passes with any workaround, so each would seem to help."""
+    log, item = ResultLog(), planned(GPUS[0])
+    log.announce(CheckInfo("reads", "reads", Tier.ACCEPTANCE))
+    log.keep(item, outcome(item, "failed"), [Finding.fail("bad", "bad")], in_company=True)
+    assert log.failures() == []
+    assert [result.finding.status for result in log.results()] == [Status.FAIL]
+
+
+def test_unkillable_process_is_blamed_and_the_passes_before_it_stay() -> None:
+    found, ran = run(lambda item, before: "unkillable" if item.probe.devices == (GPUS[2],) else "right")
+    statuses = [found[device.label][0] for device in GPUS]
+    assert statuses == [Status.PASS, Status.PASS, Status.FAIL, Status.SKIP]
+    assert len(ran) == 1
+
+
+def test_failure_that_the_budget_leaves_unconfirmed_is_reported_as_such() -> None:
+    def ends(item: PlannedProbe, before: list[PlannedProbe]) -> str:
+        if item.probe.devices == (GPUS[1],):
+            time.sleep(0.3)
+            return "failed"
+        return "right"
+
+    found, _ = run(ends, budget_s=0.2)
+    assert found["cuda:0"][0] is Status.PASS
+    status, evidence = found["cuda:1"]
+    assert status is Status.FAIL
+    assert evidence[0].startswith("not confirmed")
+    assert found["cuda:3"][0] is Status.SKIP
+
+
+class Skips(Reads):
+    id = title = "skips"
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        yield Finding.skip("not-permitted", "no channel")
+
+
+def test_skip_is_repeated_alone_once_and_then_believed() -> None:
+    """Without this, ipc-fabric without IMEX would end a tour and run alone on every GPU."""
+    probes = [planned(device, check=check) for check in (Skips(), Reads()) for device in GPUS]
+    node: Any = Node(probes, lambda item, before: "right")
+    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
+    schedule._quiet = Still()  # type: ignore[assignment]
+    taken: list[int] = []
+    schedule.run(probes, 1, lambda item, ended: taken.append(item.number) or [])  # type: ignore[func-returns-value]
+    assert sorted(taken) == [item.number for item in probes]
+    assert [len(group) for group in node.ran] == [8, 1]

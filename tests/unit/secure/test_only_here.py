@@ -1,0 +1,173 @@
+"""Files are opened and written, and programs started, in `gpuipc_doctor.secure`; here are the exceptions."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[3]
+
+FILES = re.compile(
+    r"open|(read|write)_(text|bytes)|touch|extract|extractall|fdopen|mkfifo|mknod|mkstemp|run_path|"
+    r"(Named|Spooled)?TemporaryFile"
+)
+PROGRAMS = re.compile(
+    r"Popen|check_call|check_output|getoutput|getstatusoutput|popen|system|posix_spawnp?|"
+    r"(create_)?subprocess_(exec|shell)|(exec|spawn)[lv]p?e?"
+)
+OF_MODULES = re.compile(r"subprocess\.run|shutil\.(copy2?|copyfile|move)")
+
+EXCEPTIONS: dict[str, dict[str, str]] = {
+    "the kernel's own files: below /proc and /sys, and drivers' devices": {
+        "api/process_ledger.py": "read_bytes",
+        "backends/absence.py": "os.open",
+        "backends/hip.py": "read_text",
+        "backends/nvml.py": "read_bytes",
+        "fabric/worker_fabric.py": "read_text",
+        "job/callers.py": "open",
+        "job/code.py": "read_text",
+        "job/counting.py": "open",
+        "job/ipc_files.py": "read_text",
+        "job/kernel_log.py": "os.open",
+        "job/processes.py": "open",
+        "job/sleeping.py": "open read_text",
+        "job/stopping.py": "read_text",
+        "memory/sysfs.py": "read_bytes",
+        "mpi/loaded.py": "open",
+        "node_name.py": "read_text",
+        "prolog/guard.py": "open os.open",
+        "prolog/node_identity.py": "open",
+        "supervise/keeper.py": "open",
+        "supervise/role.py": "open",
+        "supervise/tree.py": "os.open read_bytes write_text",
+        "worker/stem.py": "read_bytes",
+    },
+    "the package's own files, and checks that are imported anyway": {
+        "api/loader.py": "read_text",
+        "cli/schema.py": "read_text",
+        "histories/c_program.py": "read_text",
+        "knownissues/mistakes.py": "read_text",
+        "knownissues/parse.py": "read_text",
+        "prolog/hooks/__init__.py": "read_text",
+        "run/finding_keys.py": "read_text",
+        "simulator/profile.py": "read_text",
+        "simulator/vocabulary.py": "read_text",
+        "site/config.py": "read_text",
+        "site/hosts.py": "read_text",
+        "tables.py": "open read_bytes",
+    },
+    "in the run's own directory, made by `supervise.scratch` for this user only": {
+        "simulator/fabric_programs.py": "write_text",
+        "simulator/node.py": "touch write_text",
+        "supervise/assignment.py": "os.mkfifo os.open read_text write_text",
+        "supervise/evidence.py": "open read_text",
+        "supervise/journal.py": "open os.open",
+        "supervise/rank.py": "os.open read_text write_text",
+        "supervise/start.py": "open write_text",
+        "supervise/stems.py": "open",
+        "worker/node_socket.py": "os.open read_text write_text",
+        "worker/running.py": "os.open",
+        "worker/services.py": "open",
+    },
+    "in a cache that `simulator.build` refuses if another user can write it": {
+        "simulator/build.py": "read_bytes read_text write_text",
+    },
+    "descriptors that `secure` has opened, standard streams, members of an archive, files without a name": {
+        "cli/memory.py": "os.fdopen",
+        "cli/stdio.py": "os.fdopen os.open",
+        "diagnose/archives.py": "open",
+        "diagnose/sources.py": "os.fdopen os.open",  # os.open: a log or pipe that the user names; `_open`
+        "fabric/worker_fabric.py": "TemporaryFile",
+        "fleet/ask.py": "open",  # the tool to send, or /dev/null
+        "job/shared_memory.py": "os.fdopen",
+        "node_files.py": "open",
+        "tables.py": "open",
+        "ticket/bundle.py": "open",
+    },
+    "in an expendable process with a second for each source": {
+        "run/preflight_sources.py": "open",
+    },
+    "Python, with the command line of `secure.python`": {
+        "run/check_files.py": "subprocess.Popen",
+        "run/preflight.py": "subprocess.Popen",  # a file of ours that needs the standard library only
+        "supervise/scratch.py": "subprocess.Popen",
+        "supervise/start.py": "subprocess.Popen",  # and a launcher, in the run's own directory
+        "supervise/stems.py": "subprocess.Popen",
+        "supervise/rank.py": "subprocess.Popen",  # the worker's command line, from the plan
+    },
+    "programs of the system or the site, never through a shell": {
+        "fabric/worker_fabric.py": "subprocess.Popen",
+        "fleet/ask.py": "subprocess_exec",
+        "fleet/node_blocks.py": "subprocess_exec",
+        "fleet/slurm.py": "subprocess.run",
+        "inventory/asking/programs.py": "subprocess.run",
+        "job/python_stacks.py": "subprocess.run",
+        "job/sampling.py": "subprocess.Popen",
+        "job/stopping.py": "subprocess.Popen",
+        "mpi/modules.py": "subprocess.run",
+        "mpi/slurm.py": "subprocess.run",
+        "simulator/build.py": "subprocess.Popen subprocess.run",
+        "supervise/evidence.py": "subprocess.Popen",
+    },
+    "before the package is there: unpacking, in a directory just made for this user only": {
+        "ship/__main__.py": "extractall os.open subprocess.run",
+    },
+    "a developer's machine, where packages are built": {
+        "ship/build.py": "extractall read_bytes shutil.copy subprocess.run write_bytes",
+        "ship/packages.py": "read_bytes subprocess.run write_bytes write_text",
+    },
+}
+"""Reason → file → calls. Files are below gpuipc_doctor/, or of ship/."""
+
+
+def uses(source: str) -> Iterator[str]:
+    """Each call that opens or writes a file or starts a program."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name) and (node.func.id == "open" or PROGRAMS.fullmatch(node.func.id)):
+            yield node.func.id
+        elif isinstance(node.func, ast.Attribute):
+            owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
+            name, full = node.func.attr, f"{owner}.{node.func.attr}"
+            if FILES.fullmatch(name) or PROGRAMS.fullmatch(name) or OF_MODULES.fullmatch(full):
+                yield full if owner in ("os", "shutil", "subprocess") else name
+
+
+def other_uses() -> dict[str, set[str]]:
+    """File → calls, outside `gpuipc_doctor.secure`."""
+    found = {}
+    for root in ("gpuipc_doctor", "checks", "ship"):
+        for file in (REPOSITORY / root).rglob("*.py"):
+            name = file.relative_to(REPOSITORY).as_posix().removeprefix("gpuipc_doctor/")
+            if not name.startswith("secure/") and (calls := set(uses(file.read_text()))):
+                found[name] = calls
+    return found
+
+
+def test_any_other_way_to_a_file_or_a_program_has_a_reason() -> None:
+    excepted: dict[str, set[str]] = {}
+    for files in EXCEPTIONS.values():
+        for name, calls in files.items():
+            excepted.setdefault(name, set()).update(calls.split())
+    assert other_uses() == excepted
+
+
+def test_ways_are_recognised() -> None:
+    source = """
+import os, subprocess, shutil
+from subprocess import Popen
+open("x"); p.open(); p.read_text(); p.write_bytes(b""); os.open("x", 0); os.execv("x", []); Popen([])
+subprocess.run([]); subprocess.check_output([]); shutil.copyfile("a", "b"); os.system("x"); os.popen("x")
+loop.subprocess_exec(f); asyncio.create_subprocess_shell("x"); archive.extractall(); tempfile.mkstemp()
+report.run(); stream.copy(); reading.read("x"); writing.write("x", b"")
+"""
+    expected = (
+        "open open read_text write_bytes os.open os.execv Popen subprocess.run subprocess.check_output "
+    )
+    expected += (
+        "shutil.copyfile os.system os.popen subprocess_exec create_subprocess_shell extractall mkstemp"
+    )
+    assert " ".join(uses(source)) == expected

@@ -1,0 +1,149 @@
+"""Tours: each visit is as separate as a probe, and the tour ends at the first that does not complete."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gpuipc_doctor.api import loader
+from gpuipc_doctor.model import Device, Ending, Node, Probe, ProbeOutcome
+from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise.session import Session
+from gpuipc_doctor.supervise.start import Visit, _keeps
+from tests.checks.judging import gpu
+from tests.unit.supervise.test_supervision import FILE, LIMITS
+
+
+@pytest.fixture(scope="module")
+def roles() -> ModuleType:
+    return loader.module(FILE)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with Session(Node(), LIMITS) as opened:
+        yield opened
+    assert [p for p in tree.descendants(os.getpid()) if "python" in p.name] == []
+
+
+def tour(
+    session: Session, roles: ModuleType, *visits: tuple[str, ...], limit_s: float = 60.0
+) -> list[ProbeOutcome]:
+    """The outcomes of visits, each given by the functions of its roles ``a``, ``b``, …"""
+    outcomes: list[ProbeOutcome] = []
+    probes = [
+        Probe(
+            f"visit {number}",
+            {role: getattr(roles, name) for role, name in zip("abc", names, strict=False)},
+            params={"number": number},
+            deadline_s=1.5,
+        )
+        for number, names in enumerate(visits)
+    ]
+
+    def goes_on(outcome: ProbeOutcome) -> bool:
+        outcomes.append(outcome)
+        return True
+
+    visits = [("misbehaving", FILE, probe) for probe in probes]
+    last = session.tour(visits, until=time.monotonic() + limit_s, goes_on=goes_on)
+    return [*outcomes, last]
+
+
+def test_visits_share_processes_and_nothing_else(session: Session, roles: ModuleType) -> None:
+    outcomes = tour(session, roles, *[("tell_visit", "hear_visit")] * 3)
+    assert [outcome.completed for outcome in outcomes] == [True] * 3
+    assert [outcome.probe for outcome in outcomes] == ["visit 0", "visit 1", "visit 2"]
+    assert [outcome.records["b"]["heard"] for outcome in outcomes] == [0, 1, 2]
+    assert [list(outcome.records["a"]) for outcome in outcomes] == [["number"]] * 3
+    assert len({outcome.roles["a"].pid for outcome in outcomes}) == 1
+    assert [call.count for outcome in outcomes for call in outcome.roles["a"].calls] == [1] * 3
+    assert session.processes == 2
+    for number, outcome in enumerate(outcomes):
+        assert Path(outcome.logs, "a.log").read_text() == f"visit {number}\n"
+
+
+def test_message_that_was_not_read_does_not_reach_the_next_visit(session: Session, roles: ModuleType) -> None:
+    first, second = tour(session, roles, ("say_too_much", "hear_once"), ("tell_visit", "hear_visit"))
+    assert first.completed
+    assert second.records["b"]["heard"] == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "ending"),
+    [
+        (("segfault", "wait_for_partner"), Ending.CRASHED),
+        (("wait_for_partner", "segfault"), Ending.CRASHED),
+        (("hang_in_c", "wait_for_partner"), Ending.HUNG),
+        (("hang_ignoring_term", "wait_for_partner"), Ending.HUNG),
+        (("raise_error", "wait_for_partner"), Ending.EXCEPTION),
+    ],
+)
+def test_tour_ends_at_the_visit_that_fails_and_keeps_those_before(
+    session: Session, roles: ModuleType, names: tuple[str, ...], ending: Ending
+) -> None:
+    first, second = tour(session, roles, ("tell_visit", "hear_visit"), names, ("tell_visit", "hear_visit"))
+    assert first.completed
+    blamed = "ab"[names.index("wait_for_partner") - 1]
+    assert (second.blamed, second.roles[blamed].ending) == (blamed, ending)
+    assert second.probe == "visit 1"
+
+
+def test_visit_whose_role_ends_its_process_completes_and_is_the_last(
+    session: Session, roles: ModuleType
+) -> None:
+    outcomes = tour(session, roles, ("completes",), ("die_as_planned",), ("completes",))
+    assert [outcome.completed for outcome in outcomes] == [True, True]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left
+def test_unkillable_process_ends_the_tour_and_is_known(
+    session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree, "signal_all", lambda targets, number: None)
+    probes = [Probe(name, {"a": getattr(roles, name)}, deadline_s=1.5) for name in ("completes", "hang_in_c")]
+    visits = [("misbehaving", FILE, probe) for probe in (*probes, probes[0])]
+    outcomes: list[ProbeOutcome] = []
+    last = session.tour(visits, until=time.monotonic() + 60, goes_on=lambda each: not outcomes.append(each))
+    monkeypatch.undo()
+    assert [outcome.completed for outcome in outcomes] == [True]
+    assert last.roles["a"].ending is Ending.UNKILLABLE
+    assert f"pid {last.roles['a'].pid}" in session.unkillable
+
+
+def test_budget_ends_a_tour_and_keeps_the_visits_made(session: Session, roles: ModuleType) -> None:
+    first, second = tour(session, roles, ("completes",), ("wait_for_the_end",), ("completes",), limit_s=8.0)
+    assert first.completed
+    assert second.stopped == "budget"
+
+
+def test_tour_that_is_not_to_go_on_ends_with_that_visit(session: Session, roles: ModuleType) -> None:
+    probes = [Probe(name, {"a": roles.completes}) for name in ("first", "second", "third")]
+    visits = [("misbehaving", FILE, probe) for probe in probes]
+    last = session.tour(visits, until=time.monotonic() + 60, goes_on=lambda outcome: outcome.probe == "first")
+    assert (last.probe, last.completed) == ("second", True)
+
+
+@pytest.mark.parametrize(
+    ("later", "kept"),
+    [
+        ([], set()),
+        ([((0,), "")], {"cuda:0"}),
+        ([((0, 1), ""), ((2,), "")], {"cuda:0", "cuda:1", "cuda:2"}),
+        ([((0,), "context"), ((0, 1), "")], {"cuda:1"}),
+    ],
+)
+def test_context_is_kept_until_the_last_visit_or_one_that_needs_a_fresh_one(
+    tmp_path: Path, later: list[tuple[tuple[int, ...], str]], kept: set[str]
+) -> None:
+    visits = [Visit(Probe("", {}, devices(*on), fresh=fresh), FILE, tmp_path) for on, fresh in later]
+    assert set(_keeps(visits)) == kept
+
+
+def devices(*indices: int) -> tuple[Device, ...]:
+    return tuple(map(gpu, indices))
