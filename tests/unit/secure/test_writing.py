@@ -71,7 +71,8 @@ def test_link_of_another_user_is_not_followed(tmp_path: Path, write: Callable[[P
     os.chown(victim, NOBODY, NOBODY)
     (shared / "r.json").symlink_to(victim)
     os.chown(shared / "r.json", 4711, 4711, follow_symlinks=False)
-    for directory in (tmp_path, *tmp_path.parents[:2]):
+    ours = [each for each in tmp_path.parents if each.name.startswith(("pytest-", "popen-"))]
+    for directory in (tmp_path, *ours):
         directory.chmod(0o755)
     said = as_user(NOBODY, lambda: write(shared / "r.json", "hostile"))
     assert "is a symbolic link of user 4711" in said
