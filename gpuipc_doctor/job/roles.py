@@ -107,7 +107,7 @@ def _helped(process: Process, candidates: Mapping[int, Process]) -> Process | No
     """The rank for which a process works: the outermost process above it that can be a rank itself; None if
     there is none."""
     parent = candidates.get(process.parent)
-    if parent is None or _is_launcher(parent, candidates):
+    if parent is None or parent is process or _is_launcher(parent, candidates):
         return None
     above = _helped(parent, candidates) or parent
     if above.rank is None:

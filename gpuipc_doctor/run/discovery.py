@@ -13,7 +13,7 @@ from gpuipc_doctor import inventory, node_name
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.fabric import devices as fabric_devices
 from gpuipc_doctor.fabric import programs as fabric_programs
-from gpuipc_doctor.inventory import collectives
+from gpuipc_doctor.inventory import collective_libraries
 from gpuipc_doctor.inventory.gpus import JobGpus, of_intel
 from gpuipc_doctor.model import (
     CheckInfo,
@@ -299,7 +299,7 @@ class Discovery:
         if said := site.node.collectives:
             named.append((said.value, said.where))
         environ = {} if self.node.simulated else os.environ
-        found = collectives.find(self.node.root, environ, backends, named)
+        found = collective_libraries.find(self.node.root, environ, backends, named)
         least = site.node.least_bandwidth
         return replace(found, least=least.gb_per_s, least_where=least.where)
 

@@ -144,10 +144,10 @@ def test_device_file_without_permission_is_named(
     opened: list[str] = []
     os_open = os.open
 
-    def denied(path: Any, flags: int, *arguments: Any) -> int:
+    def denied(path: Any, flags: int, *arguments: Any, **named: Any) -> int:
         if Path(path).is_relative_to(root / "dev"):  # like a container's device rules, for root as well
             raise PermissionError(1, "Operation not permitted", str(path))
-        return os_open(path, flags, *arguments)
+        return os_open(path, flags, *arguments, **named)
 
     monkeypatch.setattr(os, "open", denied)
 
@@ -192,10 +192,10 @@ def deny(monkeypatch: pytest.MonkeyPatch, root: Path, *names: str) -> None:
     """Make the device files unreadable, as a container's device rules do, for root as well."""
     os_open = os.open
 
-    def denied(path: Any, flags: int, *arguments: Any) -> int:
+    def denied(path: Any, flags: int, *arguments: Any, **named: Any) -> int:
         if any(Path(path) == root / name for name in names):
             raise PermissionError(1, "Operation not permitted", str(path))
-        return os_open(path, flags, *arguments)
+        return os_open(path, flags, *arguments, **named)
 
     monkeypatch.setattr(os, "open", denied)
 

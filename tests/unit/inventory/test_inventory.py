@@ -355,9 +355,14 @@ versions:
 def test_claimed_software_of_a_simulated_node_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuipc_doctor.simulator.build.build", lambda: Path("/libraries"))
+    libraries = tmp_path / "libraries"
+    (libraries / "collectives").mkdir(parents=True)
+    for name in ("libnccl.so.2", "librccl.so.1"):
+        (libraries / "collectives" / name).touch()
+    monkeypatch.setattr("gpuipc_doctor.simulator.build.build", lambda: libraries)
     claims = {name: f"1.{number}.3" for number, name in enumerate(sorted(software.NAMES))}
     del claims["libfabric"]  # HPE's library has the same name
+    del claims["rccl"]  # only the library itself says its version
     claims["libcuda"] = "580.82.07"
     profile = tmp_path / "claims.yaml"
     profile.write_text(CLAIMS + "".join(f"  {name}: {version}\n" for name, version in claims.items()))

@@ -60,7 +60,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "in the run's own directory, made by `supervise.scratch` for this user only": {
         "simulator/fabric_programs.py": "write_text",
-        "simulator/node.py": "touch write_text",
+        "simulator/node.py": "shutil.copyfile touch write_text",
         "supervise/assignment.py": "os.mkfifo os.open read_text write_text",
         "supervise/evidence.py": "open read_text",
         "supervise/journal.py": "open os.open",
@@ -82,6 +82,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "fabric/worker_fabric.py": "TemporaryFile",
         "fleet/ask.py": "open",  # the tool to send, or /dev/null
         "job/shared_memory.py": "os.fdopen",
+        "nccl/library.py": "open",
         "node_files.py": "open",
         "tables.py": "open",
         "ticket/bundle.py": "open",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.inventory import collectives
+from gpuipc_doctor.inventory import collective_libraries
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def names(root: Path, backend: str = "cuda", **more: object) -> list[str]:
-    found = collectives.find(str(root), {}, (backend,), **more)  # type: ignore[arg-type]
+    found = collective_libraries.find(str(root), {}, (backend,), **more)  # type: ignore[arg-type]
     return [str(library) for library in found.of(backend)]
 
 
@@ -54,7 +54,7 @@ def test_named_library_comes_before_all_others(root: Path) -> None:
 
 
 def test_named_library_belongs_to_the_vendor_whose_name_it_has(root: Path) -> None:
-    found = collectives.find(str(root), {}, ("cuda", "hip"), [("/ours/librccl.so.1", "--nccl-lib")])
+    found = collective_libraries.find(str(root), {}, ("cuda", "hip"), [("/ours/librccl.so.1", "--nccl-lib")])
     assert found.of("hip")[0].file == "/ours/librccl.so.1"
     assert found.of("cuda")[0].via != "--nccl-lib"
 
@@ -64,6 +64,6 @@ def test_rocm_has_rccl(root: Path) -> None:
 
 
 def test_node_without_library_says_where_it_was_searched(tmp_path: Path) -> None:
-    found = collectives.find(str(tmp_path), {}, ("cuda",))
+    found = collective_libraries.find(str(tmp_path), {}, ("cuda",))
     assert found.found == ()
     assert "/opt/rocm*" in found.searched
