@@ -252,7 +252,9 @@ def _roles(entry: Entry) -> Iterable[RoleOutcome]:
 
 
 def _is_of_ranks(entry: Entry) -> bool:
-    return entry.planned.probe.launch is not None
+    """Whether the probe's roles are ranks, of MPI or of NCCL."""
+    probe = entry.planned.probe
+    return probe.launch is not None or all(role.startswith("rank ") for role in probe.roles)
 
 
 def _is_of_ranks_in_a_message(entry: Entry) -> bool:

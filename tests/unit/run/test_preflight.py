@@ -49,7 +49,7 @@ def entry(*, ranks: bool = True, said: str = "", role: Mapping[str, Any] | None 
     )
     planned = SimpleNamespace(
         number=1, repetition=1, check=SimpleNamespace(id="mpi-start", curable_warnings=()), place=0,
-        probe=Probe("", {"rank 0": lambda w: None}, launch=launch),
+        probe=Probe("", {"rank 0" if ranks else "exporter": lambda w: None}, launch=launch),
     )  # fmt: skip
     return Entry(planned, [Finding.fail("crashed", "rank 0 crashed")], outcome)  # type: ignore[arg-type]
 
@@ -127,6 +127,19 @@ def test_transports_without_device_memory(value: str, named: bool, operation: st
         assert "UCX_TLS" not in sentences.summary(
             explained(entry(role={"operation": "x"}), {}, UCX_TLS=right)
         )
+
+
+@pytest.mark.parametrize(("launched", "role"), [(True, "sender"), (False, "rank 0")])
+def test_ranks_are_those_of_a_launcher_and_those_of_nccl(launched: bool, role: str) -> None:
+    failed = entry(ranks=launched)
+    failed.planned = SimpleNamespace(  # type: ignore[assignment]
+        **{
+            **vars(failed.planned),
+            "probe": Probe("", {role: lambda w: None}, launch=Launch(("mpiexec",)) if launched else None),
+        }
+    )
+    full = {"shared memory": {"name": "/dev/shm", "free": 0, "inodes": 0}}
+    assert "/dev/shm has 0 MiB free" in sentences.summary(explained(failed, full))
 
 
 def test_full_shared_memory_does_not_explain_a_probe_without_ranks() -> None:
