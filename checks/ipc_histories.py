@@ -184,7 +184,7 @@ def conclude(
             again["what"],
             SAYS[again["what"]],
             *(Evidence.seen(step) for step in steps(history)),
-            Evidence.seen(again["says"]),
+            Evidence.seen("{said}", said=again["says"]),
             *([BREAKS_A_RULE] if DECLARED & {operation.do for operation in history.operations} else []),
             remedy=REPLAY,
             step=again["do"],

@@ -201,7 +201,7 @@ def failed(history: History, found: Met, known: Search, labels: list[str]) -> Fi
         met.what,
         SAYS[met.what],
         *(Evidence.seen(step) for step in steps(history)),
-        Evidence.seen(met.says),
+        Evidence.seen("{said}", said=met.says),
         remedy=REPLAY,
         step=met.do,
         steps=min(met.at + 1, len(history.operations)) if history.times == 1 else len(history.operations),

@@ -123,5 +123,5 @@ def _table(issues: Iterable[KnownIssue], messages: Iterable[Message]) -> str:
         )
         for issue in issues
     ]
-    rows += [(message.id, message.component, f"message, {message.kind}") for message in messages]
+    rows += [(message.id, message.component, "message") for message in messages]
     return table(rows, ("id", "bad versions", "class"), wrapped=1)
