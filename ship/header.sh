@@ -12,7 +12,7 @@ while :; do
     esac
 done
 alone=
-[ "$(id -u)" != 0 ] || alone="-E -s"
+[ "$(id -u 2>/dev/null)" != 0 ] || alone="-E -s"
 is_new_enough() { "$1" $alone -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
 if [ -z "$named" ]; then
     for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
