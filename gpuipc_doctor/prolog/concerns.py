@@ -62,7 +62,8 @@ def _is_excused(result: Result, report: Report) -> bool:
 
 
 def _has_tested(result: Result) -> bool:
-    return result.finding.status not in (Status.SKIP, Status.ERROR)
+    """Whether the result says something of its devices. That this kind of GPU lacks a feature says all."""
+    return result.finding.status not in (Status.SKIP, Status.ERROR) or result.finding.key == "not-supported"
 
 
 def of_results(
@@ -104,6 +105,9 @@ def passed(report: Report) -> str:
     where = fold_devices(device.label for device in report.devices if device.label not in late)
     if late:
         where += f" (no time for {fold_devices(sorted(late))})"
+    lacking = [r.finding for r in report.results if r.finding.key == "not-supported"]
+    if lacking and not any(r.devices and r.finding.status is Status.PASS for r in report.results):
+        return f"SKIP on {where}: {sentences.summary(lacking[0], brief=True)}"
     warned = f", {totals[Status.WARN]} WARN" if totals[Status.WARN] else ""
     return f"PASS {counted(totals[Status.PASS], 'check')}{warned} on {where}, {report.elapsed_s:.1f} s"
 

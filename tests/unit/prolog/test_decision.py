@@ -206,3 +206,15 @@ def test_line_is_one_printable_line_of_limited_length(report: Report, action: Ac
 )
 def test_policy_survives_the_transfer_to_another_process(policy: PrologConfig) -> None:
     assert PrologConfig.read(policy.written()) == policy
+
+
+def test_gpu_that_lacks_a_feature_by_design_never_drains() -> None:
+    lacks = Finding.skip("not-supported", "{kinds}, which has no such feature", kinds="cuda:0 is a vGPU")
+    report = replaced(healthy(gpus(1)), Result("ipc-reopen", lacks, ("cuda:0",)), devices=gpus(1))
+    report = replace(report, results=tuple(r for r in report.results if not r.devices or r.finding is lacks))
+    said = decided(report, DRAIN_ALL)
+    assert said.exit_code == 0
+    assert "SKIP on cuda:0: cuda:0 is a vGPU, which has no such feature" in said.line
+    unknown = replace(lacks, key="unfit")
+    other = replace(report, results=(Result("ipc-reopen", unknown, ("cuda:0",)),))
+    assert decided(other, DRAIN_ALL).exit_code == 11
