@@ -70,26 +70,22 @@ def other_libcuda(node: Tree) -> Cause | None:
     module = re.search(r"Kernel Module\b[^\n]*?\s(\d+(?:\.\d+)+)", _text(node, "/proc/driver/nvidia/version"))
     library = re.search(r"(/\S*/libcuda\.so\.(\d+(?:\.\d+)+))", _text(Tree.of_machine(), "/proc/self/maps"))
     in_container = any(map(node.exists, CONTAINER_MARKS))
-    if not (module and library) or module[1] == library[2]:
-        if in_container:
-            return Cause(
-                "the container's libcuda.so.1 and the node's kernel module have different versions",
-                "remove libcuda.so.* from the image, and let the container runtime bring the node's "
-                "(--gpus, --nv)",
-            )
-        return None
-    path, version = library.groups()
-    meaning = f"libcuda.so.1 is {path} of version {version}, the kernel module is of version {module[1]}"
+    by_runtime = "and let the container runtime bring the node's (--gpus, --nv)"
+    if module and library and module[1] != library[2]:
+        path, version = library.groups()
+        return Cause(
+            f"libcuda.so.1 is {path} of version {version}, the kernel module is of version {module[1]}",
+            f"remove {path} from the image, {by_runtime}"
+            if in_container
+            else "reload the kernel module or reboot to activate an updated driver; "
+            f"or, if the driver was not updated, remove {path}",
+        )
     if in_container:
-        remedy = (
-            f"remove {path} from the image, and let the container runtime bring the node's (--gpus, --nv)"
+        return Cause(
+            "the container's libcuda.so.1 and the node's kernel module have different versions",
+            f"remove libcuda.so.* from the image, {by_runtime}",
         )
-    else:
-        remedy = (
-            "reload the kernel module or reboot to activate an updated driver; "
-            f"or, if the driver was not updated, remove {path}"
-        )
-    return Cause(meaning, remedy)
+    return None
 
 
 def _text(node: Tree, name: str) -> str:
