@@ -71,6 +71,10 @@ _WRONG, _OWN = "Error: ", "gpuipc-doctor: "
 
 _CARRY = """\
 umask 077
+[ -d "$1" ] || {
+    echo "gpuipc-doctor: $1: No such file or directory; name another --ship-to" >&2
+    exit 126
+}
 [ "$(id -u)" != 0 ] || [ -O "$1" ] || [ -k "$1" ] || {
     echo "gpuipc-doctor: as root, nothing is run from $1 of another user; name another --ship-to" >&2
     exit 126
