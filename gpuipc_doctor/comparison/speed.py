@@ -170,9 +170,9 @@ def _samples(runs: Runs) -> dict[Quantity, list[float]]:
     starts: dict[int, list[float]] = {}
     for of in runs.values():
         for repetition, results in of.items():
-            starts.setdefault(repetition, []).extend(role.start_up_s for role in results[0].roles)
-    medians = (median(times) for times in starts.values())
-    if values := [value for value in medians if _SMALLEST < value < _LARGEST]:
+            times = (role.start_up_s for role in results[0].roles)  # 0 for a visit to a process that runs
+            starts.setdefault(repetition, []).extend(each for each in times if _SMALLEST < each < _LARGEST)
+    if values := [median(times) for times in starts.values() if times]:
         samples[Quantity(CONTROL, "s")] = values
     return samples
 

@@ -59,9 +59,11 @@ def test_fault_of_one_gpu_blames_it_and_keeps_the_others_pass(
     bad = {"cuda:2", "cuda:1 > cuda:2"}  # importers on cuda:2
     if "lose-device" in fault:
         bad.add("cuda:2 > cuda:3")
-    assert {subject for subject, status in row.items() if status == "FAIL"} == bad
-    # After two hangs on cuda:2, no other probe of it is run.
-    left_out = {"cuda:2 > cuda:3"} if "hang" in fault else set()
+    failed = {subject for subject, status in row.items() if status == "FAIL"}
+    # After two hangs on cuda:2, no other probe of it is run; which two hang is a matter of time.
+    left_out = {*bad, "cuda:2 > cuda:3"} - failed if "hang" in fault else set()
+    assert failed == bad - left_out != set()
+    assert {row[subject] for subject in left_out} <= {"SKIP"}
     assert {status for subject, status in row.items() if subject not in bad | left_out} == {"PASS"}
     for result in report["results"]:
         if result["finding"]["status"] == "FAIL":
@@ -105,7 +107,7 @@ def test_prolog_never_drains_a_healthy_node_by_its_number_of_gpus(tmp_path: Path
 
 def test_prolog_blames_the_one_bad_gpu(tmp_path: Path) -> None:
     site, node = Site(tmp_path), tmp_path / "node.yaml"
-    faults = f"{SERIAL}, {{call: ipc-open, device: 1, nth: 1, do: error, error: MAP_FAILED}}"
+    faults = f"{SERIAL}, {{call: ipc-open, device: 1, do: error, error: MAP_FAILED}}"
     node.write_text(NODE.format(count=2, faults=faults))
     site.write(str(node), {})
     exit_code, line, _ = site.prolog("--budget", "20")

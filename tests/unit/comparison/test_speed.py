@@ -154,6 +154,26 @@ def test_checks_without_repetitions_are_left_out() -> None:
     assert (speeds.control.quantity.name, speeds.control.pace) == (CONTROL, SpeedVerdict.SAME)
 
 
+def test_visits_to_processes_that_run_have_no_start_up() -> None:
+    """Most probes of a tour start no process; the few that do are the control."""
+
+    def visited(results: list[Result]) -> list[Result]:
+        return [
+            r if r.check == "ipc-reopen" else replace(r, roles=(replace(r.roles[0], start_up_s=0.0),))
+            for r in results
+        ]
+
+    rng = random.Random(5)
+    noise = dict(noises(rng))["little"]
+    speeds = speed.compare(visited(run(noise)), visited(run(noise, load=1.8)), TOLERANCE)
+    assert speeds.control is not None
+    assert speeds.control.after / speeds.control.before == pytest.approx(1.8, rel=0.1)
+    assert speeds.of(SpeedVerdict.SLOWER) == []
+    assert (
+        speed.compare([r for r in visited(run(noise)) if r.check != "ipc-reopen"], run(noise), 0.5).all == ()
+    )
+
+
 def test_repetition_without_a_probe_does_not_count() -> None:
     """A mean over fewer probes would be of other calls."""
 
