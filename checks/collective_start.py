@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import ClassVar
 
-from gpuipc_doctor.api import Check, Context, Evidence, Finding, Json, Measurement, Probe, ProbeOutcome
+from gpuipc_doctor.api import Evidence, Finding, Json, Measurement, ProbeOutcome
 from gpuipc_doctor.nccl.communicators import LEAST_DEVICE, growing
-from gpuipc_doctor.nccl.launch import labels, launches, take_part
+from gpuipc_doctor.nccl.launch import CollectiveCheck, by_rank, take_part
 from gpuipc_doctor.nccl.transport_switches import CONTROLS
 
 __all__ = ["take_part"]
@@ -33,30 +33,24 @@ LEFT: Mapping[str, tuple[str, str, int]] = {
 """Figure → key of the finding, how the growth is said, and the least growth that counts."""
 
 
-class CollectiveStart(Check):
+class CollectiveStart(CollectiveCheck):
     id = "collective-start"
     title = "NCCL or RCCL starts in time and leaves nothing behind"
-    requires = frozenset({"multi-process"})
-    uses_collectives = True
     workarounds: ClassVar = CONTROLS
 
-    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
-        return launches(ctx)
-
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        ranks, first = done.records, done.records["rank 0"]
-        of = labels(done.devices)
+        ranks, first = by_rank(done), done.records["rank 0"]
         bad = []
-        if wrong := [of[n] for n, rank in enumerate(ranks.values()) if rank["wrong_starts"]]:
+        if wrong := [name for name, rank in ranks.items() if rank["wrong_starts"]]:
             says = "the first sum of a new communicator was wrong on {wrong}"
             bad.append(Finding.fail("wrong-first-sum", says, wrong=wrong))
-        if wrong := [of[n] for n, rank in enumerate(ranks.values()) if "wrong" in rank["registered"]]:
+        if wrong := [name for name, rank in ranks.items() if "wrong" in rank["registered"]]:
             says = "the sum in registered buffers was wrong on {wrong}"
             bad.append(Finding.fail("wrong-when-registered", says, wrong=wrong))
         for figure, (key, amount, least) in LEFT.items():
             grown = {
-                of[n]: growth
-                for n, rank in enumerate(ranks.values())
+                name: growth
+                for name, rank in ranks.items()
                 if (growth := growing(rank["usage"].get(figure, ()), least))
             }
             if grown:
@@ -69,7 +63,7 @@ class CollectiveStart(Check):
                             Evidence.seen(
                                 "{rank}: {samples} after each",
                                 rank=name,
-                                samples=_of(ranks, of, name, figure),
+                                samples=ranks[name]["usage"][figure],
                             )
                             for name in grown
                         ),
@@ -113,11 +107,6 @@ class CollectiveStart(Check):
 
 def _short(seconds: float) -> float:
     return float(f"{seconds:.2g}")
-
-
-def _of(ranks: Mapping[str, Mapping[str, Json]], of: list[str], name: str, figure: str) -> list[int]:
-    samples: list[int] = list(ranks.values())[of.index(name)]["usage"][figure]
-    return samples
 
 
 CHECK = CollectiveStart()
