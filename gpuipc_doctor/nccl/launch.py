@@ -42,11 +42,9 @@ class CollectiveCheck(Check):
 
 
 def by_rank(done: ProbeOutcome) -> dict[str, Mapping[str, Json]]:
-    """The records of each rank, by its name as ``rank 0 (cuda:0)``, in the order of ranks."""
-    return {
-        f"{role} ({device.label})": records
-        for (role, records), device in zip(done.records.items(), done.devices, strict=True)
-    }
+    """The records of each device's rank, by its name as ``rank 0 (cuda:0)``, in the order of ranks."""
+    of_devices = zip(done.records.items(), done.devices, strict=False)  # a further role is no rank of its own
+    return {f"{role} ({device.label})": records for (role, records), device in of_devices}
 
 
 def launches(ctx: Context) -> Iterator[Probe | Finding]:

@@ -127,6 +127,10 @@ class Worker:
         return node_name.full()
 
     @property
+    def shared_memory(self) -> Path:
+        return Path(self._assignment.root, "dev/shm")
+
+    @property
     def gpu(self) -> DriverGpu:
         return self.gpus[self._assignment.devices.index(self._own_device)]
 
