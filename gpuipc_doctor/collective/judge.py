@@ -32,6 +32,21 @@ class Problem(Enum):
     """All ranks are in the same operation: the cause is below it."""
 
 
+_DIFFERENT = "find the condition in the program by which this rank makes another call than the others"
+_LATE = (
+    "read this rank's log and look at its process (gpuipc-doctor job): it ended, or is still busy elsewhere"
+)
+ADVICE: Mapping[Problem, str] = {
+    Problem.OPERATION: _DIFFERENT,
+    Problem.SIZES: "compare the tensor's shape on this rank with the others': unequal batches, or padding",
+    Problem.ORDER: "call the communicators' collectives in the same order on all ranks",
+    Problem.MISSING: _LATE,
+    Problem.BEHIND: _LATE,
+    Problem.SAME: "",
+}
+"""What to do about a problem that logs or dumps show."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """The conclusion on one communicator."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from gpuipc_doctor.collective.call import Call, State
-from gpuipc_doctor.collective.judge import Judgement, Problem, judge
+from gpuipc_doctor.collective.judge import ADVICE, Judgement, Problem, judge
 
 TOKENS = (
     b"WorkNCCL(",
@@ -244,22 +244,8 @@ def _finding(judgement: Judgement, seen: Iterable[_Seen]) -> Finding:
         shown.log,
         shown.line,
         shown.text.strip(),
-        _DO[judgement.problem],
+        ADVICE[judgement.problem],
     )
-
-
-_DIFFERENT = "find the condition in the program by which this rank makes another call than the others"
-_LATE = (
-    "read this rank's log and look at its process (gpuipc-doctor job): it ended, or is still busy elsewhere"
-)
-_DO: Mapping[Problem, str] = {
-    Problem.OPERATION: _DIFFERENT,
-    Problem.SIZES: "compare the tensor's shape on this rank with the others': unequal batches, or padding",
-    Problem.ORDER: "call the communicators' collectives in the same order on all ranks",
-    Problem.MISSING: _LATE,
-    Problem.BEHIND: _LATE,
-    Problem.SAME: "",
-}
 
 
 def _rank(text: str, rank_of_log: str) -> int | None:
