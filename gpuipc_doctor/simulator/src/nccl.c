@@ -27,19 +27,22 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "losses.h"
-
 #define EXPORT __attribute__((visibility("default")))
 
 #ifdef RCCL
-static const char *const own_name = "RCCL", *const version_key = "rccl";
+#define SUBJECT "RCCL"
+static const char *const version_key = "rccl";
 static const char *const driver_file = "libamdhip64.so", *const allocate_name = "hipMalloc", *const free_name = "hipFree";
 static const bool cumem_by_default = false;
 #else
-static const char *const own_name = "NCCL", *const version_key = "nccl";
+#define SUBJECT "NCCL"
+static const char *const version_key = "nccl";
 static const char *const driver_file = "libcuda.so.1", *const allocate_name = "cuMemAlloc_v2", *const free_name = "cuMemFree_v2";
 static const bool cumem_by_default = true;
 #endif
+
+#include "fault_lines.h"
+#include "losses.h"
 
 enum result { SUCCESS, UNHANDLED_CUDA_ERROR, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR };
 
@@ -70,24 +73,9 @@ struct fault {
     char transport[32];
 };
 
-enum { MAX_FAULTS = 16, MAX_LINE = 512 };
 static struct fault faults[MAX_FAULTS];
 static int fault_count, own_version;
 static bool has_lost_a_rank;
-
-__attribute__((noreturn)) static void refuse(const char *what, const char *why)
-{
-    fprintf(stderr, "simulated %s: %s: %s\n", own_name, what, why);
-    abort();
-}
-
-static int word_of(const char *const *words, const char *word, const char *line)
-{
-    for (int i = 0; words[i]; i++)
-        if (!strcmp(words[i], word))
-            return i;
-    refuse(line, "unknown word");
-}
 
 static void read_line(const char *line)
 {
@@ -114,14 +102,7 @@ static void read_line(const char *line)
 
 __attribute__((constructor)) static void read_faults(void)
 {
-    const char *path = getenv("GPUIPC_SIM_NCCL");
-    FILE *file = path ? fopen(path, "r") : NULL;
-    char line[MAX_LINE];
-    if (!file)
-        refuse(path ? path : "GPUIPC_SIM_NCCL is not set", "no file of faults");
-    while (fgets(line, sizeof line, file))
-        read_line(line);
-    fclose(file);
+    read_fault_lines("GPUIPC_SIM_NCCL", read_line);
 }
 
 /* ---- communicators ---- */
@@ -756,7 +737,7 @@ EXPORT int ncclCommInitRank(struct comm **comm, int size, unique_id id, int rank
     if (size < 1 || size > MAX_RANKS || rank < 0 || rank >= size)
         return INVALID_ARGUMENT;
     memcpy(&word, id.internal, sizeof word);
-    say(&before, "INFO", "%s version %d.%d.%d+simulated", own_name, own_version / 10000, own_version / 100 % 100, own_version % 100);
+    say(&before, "INFO", "%s version %d.%d.%d+simulated", SUBJECT, own_version / 10000, own_version / 100 % 100, own_version % 100);
     int code = strike(&asked, INIT, &before, 0, -1, false);
     if (!code && has_lost_a_rank)
         code = strike(&asked, RESTART, &before, 0, -1, false);
