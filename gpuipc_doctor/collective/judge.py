@@ -69,7 +69,7 @@ class Judgement:
         """The conclusion as a sentence that starts with the culprits."""
         at = f" (operation {self.number})" if self.number is not None else ""
         of = f" of {self.group}" if self.group else ""
-        who, others = _ranks(self.culprits), _ranks(self.waiting)
+        who, others = in_words(self.culprits), in_words(self.waiting)
         verb = "waits" if len(self.waiting) == 1 else "wait"
         place = f", at {self.where}" if self.where else ""
         if self.problem is Problem.SAME:
@@ -206,7 +206,8 @@ def _words(call: Call, *, sized: bool) -> str:
     return f"{call.operation} of {call.sizes}" if sized and call.operation else call.operation
 
 
-def _ranks(numbers: Sequence[int]) -> str:
+def in_words(numbers: Sequence[int]) -> str:
+    """Ranks as ``rank 3`` or ``ranks 0-2,5``."""
     if not numbers:
         return "the others"
     return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {ranges(numbers)}"
