@@ -9,7 +9,7 @@ from itertools import groupby, takewhile
 
 from gpuipc_doctor.log_lines import most_telling
 from gpuipc_doctor.model import EvidenceKind, Report, Result, RoleOutcome, Status
-from gpuipc_doctor.present import terminal
+from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import (
     EMPTY,
     Block,
@@ -73,6 +73,12 @@ def screen(report: Report, *, width: int = 80, color: bool = False, exit_code: i
     """
     code = exits.code(report) if exit_code is None else exit_code
     return terminal.screen(blocks(report, code), width=width, color=color)
+
+
+def ticket(report: Report) -> str:
+    """The screen as Markdown, ending in a newline."""
+    code = exits.code(report)
+    return markdown.render(f"{sanitise(report.host)} (exit {code})", blocks(report, code))
 
 
 def nagios(report: Report, *, width: int = 80) -> str:

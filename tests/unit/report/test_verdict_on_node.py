@@ -45,6 +45,13 @@ def test_verdict_is_the_first_line(report: Report, verdict: str, reason: str) ->
     assert verdict not in of_one_check
 
 
+def test_markdown_has_the_verdict_and_the_whole_matrix() -> None:
+    text = node_content.ticket(replace(seed_002(), whole=True))
+    assert text.startswith("## nid006672 (exit 12)\n\n**REJECT** ipc-reopen on ")
+    assert "\n| ipc-reopen | FAIL | FAIL | FAIL | FAIL | FAIL 4/4 | - |\n" in text
+    assert "\n**FAIL** ipc-reopen (destroy-context, primary-reset) on " in text
+
+
 def test_reason_is_the_failure_that_is_known() -> None:
     said = acceptance.reason(seed_002())
     assert "(known issue nvidia-ipc-reopen)" in said
