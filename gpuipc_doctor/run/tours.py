@@ -14,13 +14,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from gpuipc_doctor.api import Check, loader
-from gpuipc_doctor.model import Device, Ending, Finding, Probe, ProbeOutcome, Status, Tier
+from gpuipc_doctor.model import Ending, Finding, Probe, ProbeOutcome, Status, Tier
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
 
 FEWEST = 6
 """Visits of a tour for which a further set of processes pays."""
+
+DEVICES = 4
+"""Devices of an exclusive tour for which a further set of processes pays."""
 
 LIKE_FAILURES, FAILURES = 2, 4
 """Number of visits failed alike, and of all failed visits, after which the rest runs alone."""
@@ -107,9 +110,7 @@ class Tours:
         return [
             combined(share)
             for group in groups.values()
-            for share in (
-                _apart(group) if group[0].probe.exclusive else self._share(group, min(jobs, self.most))
-            )
+            for share in ((_apart if group[0].probe.exclusive else self._share)(group, min(jobs, self.most)))
         ]
 
     def _share(self, group: Sequence[PlannedProbe], most: int) -> Iterable[Sequence[PlannedProbe]]:
@@ -120,7 +121,7 @@ class Tours:
         checks = list(dict.fromkeys(planned.check.id for planned in sorted(group, key=_tier)))
         shares: list[list[PlannedProbe]] = [[] for _ in range(number)]
         for planned in sorted(
-            group, key=lambda planned: (checks.index(planned.check.id), places[planned.probe.devices[:1]])
+            group, key=lambda planned: (*_order(checks, planned), places[planned.probe.devices[:1]])
         ):
             shares[places[planned.probe.devices[:1]] * number // len(firsts)].append(planned)
         return filter(None, shares)
@@ -173,18 +174,23 @@ def separated(item: PlannedProbe | PlannedTour) -> tuple[PlannedProbe | PlannedT
 def can_share(planned: PlannedProbe) -> bool:
     """Whether a probe may share processes with others.
 
-    Array libraries, launchers and roles that start processes need their own processes. So do probes that end
-    a process or leave something behind, and a site's own checks, which were written for fresh processes.
+    Array libraries, launchers and roles that start processes need their own processes. So do a site's own
+    checks, which were written for fresh processes.
     """
     probe = planned.probe
     started_otherwise = probe.launch or probe.starters or probe.imports or probe.together
-    needs_own = started_otherwise or planned.check.searches or probe.fresh == "process"
+    needs_own = started_otherwise or planned.check.searches or probe.ends == probe.roles.keys()
     is_built_in = planned.file in loader.built_in().values()
     return bool(probe.devices) and is_built_in and not needs_own and planned.follows is None
 
 
 def _tier(planned: PlannedProbe) -> Tier:
     return planned.check.tier
+
+
+def _order(checks: Sequence[str], planned: PlannedProbe) -> tuple[bool, int]:
+    """Sort key: visits at which processes end come last."""
+    return bool(planned.probe.ends), checks.index(planned.check.id)
 
 
 def _processes(planned: PlannedProbe) -> object:
@@ -195,16 +201,17 @@ def _processes(planned: PlannedProbe) -> object:
     return backends, tuple(probe.roles), probe.exclusive, probe.concurrent, env, planned.repetition
 
 
-def _apart(group: Sequence[PlannedProbe]) -> Iterable[Sequence[PlannedProbe]]:
-    """Distribute exclusive probes by their devices, so that tours without a common device can run at the same
-    time. The probes of a single device join those of a pair that begins with the device, or contains it."""
-    shares: dict[tuple[Device, ...], list[PlannedProbe]] = {}
-    for planned in sorted(group, key=lambda planned: -len(planned.probe.devices)):
-        devices = planned.probe.devices
-        if devices not in shares and len(devices) == 1:
-            around = [pair for pair in shares if devices[0] in pair]
-            devices = next((pair for pair in around if pair[0] == devices[0]), (around or [devices])[0])
-        shares.setdefault(devices, []).append(planned)
+def _apart(group: Sequence[PlannedProbe], most: int) -> Iterable[Sequence[PlannedProbe]]:
+    """Distribute exclusive probes to tours of neighbouring devices, which can run at the same time. Pairs
+    between two of these have a tour of their own."""
+    devices = sorted(
+        {device for planned in group for device in planned.probe.devices}, key=lambda device: device.index
+    )
+    number = max(1, min(most, len(devices) // DEVICES))
+    part = {device: place * number // len(devices) for place, device in enumerate(devices)}
+    shares: dict[frozenset[int], list[PlannedProbe]] = {}
+    for planned in sorted(group, key=lambda planned: bool(planned.probe.ends)):
+        shares.setdefault(frozenset(part[device] for device in planned.probe.devices), []).append(planned)
     return shares.values()
 
 

@@ -63,7 +63,7 @@ def subjects(items: Iterable[PlannedProbe | PlannedTour]) -> list[list[str]]:
 @pytest.mark.parametrize(
     "needs",
     [
-        {"fresh": "process"},
+        {"ends": frozenset({"exporter", "importer"})},
         {"imports": ("torch",)},
         {"starters": frozenset({"exporter"})},
         {"launch": Launch(("mpiexec",))},
@@ -113,16 +113,30 @@ def test_large_group_is_divided_by_the_exporters_device() -> None:
     assert len(Tours(most=1).plan(probes, 2)) == 1
 
 
-def test_exclusive_tours_of_a_ring_can_run_beside_each_other() -> None:
-    ring = [*zip(GPUS, [*GPUS[1:], GPUS[0]], strict=True)]
-    probes = [planned(*devices, exclusive=True) for devices in [*((device,) for device in GPUS), *ring]]
-    shares = subjects(Tours().plan(probes, 4))
-    assert [sorted(share) for share in shares] == [
-        ["cuda:0", "cuda:0 > cuda:1"],
-        ["cuda:1", "cuda:1 > cuda:2"],
-        ["cuda:2", "cuda:2 > cuda:3"],
-        ["cuda:3", "cuda:3 > cuda:0"],
-    ]
+@pytest.mark.parametrize(("jobs", "shares"), [(1, [16]), (4, [7, 7, 2])])
+def test_exclusive_tours_of_neighbouring_devices_can_run_beside_each_other(
+    jobs: int, shares: list[int]
+) -> None:
+    gpus = [gpu(number) for number in range(8)]
+    ring = [*zip(gpus, [*gpus[1:], gpus[0]], strict=True)]
+    probes = [planned(*devices, exclusive=True) for devices in [*((device,) for device in gpus), *ring]]
+    tours = Tours().plan(probes, jobs)
+    assert list(map(len, subjects(tours))) == shares
+    first, second, *_ = [set(tour.probe.devices) for tour in tours] if jobs > 1 else (set(), set())
+    assert first.isdisjoint(second)
+
+
+def test_visits_at_which_processes_end_come_last() -> None:
+    for exclusive in (True, False):
+        probes = [
+            planned(device, exclusive=exclusive, ends=frozenset(ends))
+            for ends in (["importer"], [])
+            for device in GPUS
+        ]
+        for tour in Tours().plan(probes, 2):
+            assert isinstance(tour, PlannedTour)
+            ends = [bool(visit.probe.ends) for visit in tour.visits]
+            assert ends == sorted(ends)
 
 
 def test_isolated_probes_share_nothing() -> None:

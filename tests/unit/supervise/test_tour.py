@@ -101,6 +101,33 @@ def test_visit_whose_role_ends_its_process_completes_and_is_the_last(
     assert [outcome.completed for outcome in outcomes] == [True, True]
 
 
+def test_role_that_ends_its_process_has_a_new_one_at_each_visit_and_the_others_keep_theirs(
+    session: Session, roles: ModuleType
+) -> None:
+    def probe(function: str, *ends: str) -> Probe:
+        functions = {"a": roles.tell_visit, "b": getattr(roles, function), "c": roles.completes}
+        return Probe(function, functions, params={"number": 7}, deadline_s=1.5, ends=frozenset(ends))
+
+    probes = [
+        probe("hear_visit"),
+        probe("hear_and_die", "b"),
+        probe("hear_and_die", "b"),
+        probe("hear_visit"),
+    ]
+    outcomes: list[ProbeOutcome] = []
+    last = session.tour(
+        [("misbehaving", FILE, each) for each in probes],
+        until=time.monotonic() + 60,
+        goes_on=lambda outcome: not outcomes.append(outcome),
+    )
+    outcomes.append(last)
+    assert [outcome.completed for outcome in outcomes] == [True] * 4
+    assert [outcome.records["b"]["heard"] for outcome in outcomes] == [7] * 4
+    pids = {role: [outcome.roles[role].pid for outcome in outcomes] for role in "abc"}
+    assert [len(set(pids[role])) for role in "abc"] == [1, 4, 1]
+    assert session.processes == 6
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left
 def test_unkillable_process_ends_the_tour_and_is_known(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
