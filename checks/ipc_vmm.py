@@ -74,7 +74,8 @@ class IpcVmm(Check):
             ends = ENDS.get(name, frozenset())
             harms, exclusive = HARMS if ends else frozenset(), name == "importer gone"
             fresh = "context" if name == "contexts" else ""
-            for devices in ctx.exporters if ends else ctx.subjects:
+            alone = [(device,) for device in ctx.devices]
+            for devices in ctx.exporters if ends else ctx.subjects if len(roles) > 1 else alone:
                 yield Probe(name, roles, devices, harms=harms, exclusive=exclusive, fresh=fresh, ends=ends)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
@@ -185,7 +186,7 @@ def remap(w: Worker) -> None:
 
 
 def judge_remapped(done: ProbeOutcome) -> Iterable[Finding]:
-    if wrong := done.records["exporter"]["wrong"]:
+    if wrong := done.records["allocator"]["wrong"]:
         says = "memory shows wrong data if its addresses were unmapped just before"
         yield Finding.fail("wrong-after-unmap", says, *wrong[:3], times=len(wrong))
     else:
@@ -314,7 +315,7 @@ def judge_killed(done: ProbeOutcome) -> Iterable[Finding]:
 
 PROCEDURES = {
     "data": ({"exporter": export, "importer": attach}, judge_data),
-    "mapped many times": ({"exporter": remap}, judge_remapped),
+    "mapped many times": ({"allocator": remap}, judge_remapped),
     "contexts": ({"exporter": export_anew, "importer": attach_anew}, judge_contexts),
     "exporter gone": ({"exporter": export_and_die, "importer": outlive}, judge_gone),
     "importer gone": (

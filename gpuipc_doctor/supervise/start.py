@@ -116,7 +116,7 @@ class Starter:
         files = self._assign(role, is_later=is_later)
         environment = environment_with(self.probe.env, self.node.env)
         own = self._own(environment, role)
-        if role not in self.probe.concurrent:
+        if not any(role in visit.probe.concurrent for visit in self._visits_of(role)):
             own |= one_queue(self.probe.devices, environment)
         fds = {f"peer {number}": peer.fileno() for number, peer in enumerate(peers, 1)}
         with files.log.open("ab") as log:  # appending: see `evidence.bounded_logs`

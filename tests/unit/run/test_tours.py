@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutcome, loader
+from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.model import CheckInfo, DriverFault, Ending, Launch, RoleOutcome, Status, Tier
-from gpuipc_doctor.run import conclusions
+from gpuipc_doctor.model import CheckInfo, DriverFault, Ending, Fact, Launch, RoleOutcome, Status, Tier
+from gpuipc_doctor.run import check_files, conclusions
 from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.results import ResultLog
@@ -64,7 +65,6 @@ def subjects(items: Iterable[PlannedProbe | PlannedTour]) -> list[list[str]]:
     "needs",
     [
         {"ends": frozenset({"exporter", "importer"})},
-        {"imports": ("torch",)},
         {"starters": frozenset({"exporter"})},
         {"launch": Launch(("mpiexec",))},
         {"together": True},
@@ -137,6 +137,48 @@ def test_visits_at_which_processes_end_come_last() -> None:
             assert isinstance(tour, PlannedTour)
             ends = [bool(visit.probe.ends) for visit in tour.visits]
             assert ends == sorted(ends)
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 33), (2, 43), (4, 61), (8, 92)])
+def test_initialisations_of_all_checks(count: int, most: int) -> None:
+    """Those planned for a healthy node with CuPy and PyTorch, without the surveys, the processes of
+    ipc-histories (12) and the ranks of MPI and NCCL. Alone, the probes need 69, 132, 324 and 688."""
+    capabilities = set[str]()
+    checks = [
+        item
+        for item in check_files.load(())
+        if isinstance(item, LoadedCheck)
+        and item.check.tier <= Tier.ACCEPTANCE
+        and item.check.id != loader.survey("devices").id
+        and not (item.check.needs_mpi or item.check.uses_fabric or item.check.uses_collectives)
+    ]
+    for item in checks:
+        capabilities |= item.check.requires
+    labels = {f"cuda:{number}" for number in range(count)}
+    devices = tuple(
+        replace(
+            gpu(number), capabilities=frozenset(capabilities), peers=frozenset(labels - {f"cuda:{number}"})
+        )
+        for number in range(count)
+    )
+    context = Context(devices, tuple(Fact(name, "1", "/") for name in ("cupy", "pytorch")))
+    probes = [
+        PlannedProbe(number, item.check, item.file, probe)
+        for number, (item, probe) in enumerate(
+            (item, probe) for item in checks for probe in item.check.probes(context)
+        )
+        if isinstance(probe, Probe) and probe.devices
+    ]
+    assert sum(map(initialisations, Tours().plan(probes, 4))) <= most
+
+
+def initialisations(item: PlannedProbe | PlannedTour) -> int:
+    """Number of processes that initialise a driver if all visits pass."""
+    visits = item.visits if isinstance(item, PlannedTour) else (item,)
+    first = visits[0].probe
+    roles = [role for role in first.roles if role not in first.starters and "spare" not in role]
+    again = [a.probe.ends | b.probe.ends for a, b in itertools.pairwise(visits)]
+    return len(roles) + sum(role in ends for role in roles for ends in again)
 
 
 def test_isolated_probes_share_nothing() -> None:
