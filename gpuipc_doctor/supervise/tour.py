@@ -33,6 +33,10 @@ class VisitingRole(RunningRole):
             self.ending, self.ended_at = Ending.COMPLETED, now
         super().poll(now)
 
+    def _ending(self) -> Ending:
+        # On a busy node the process may have made its later visits and ended since the journal was read.
+        return Ending.COMPLETED if self.progress.visited else super()._ending()
+
 
 @dataclass
 class Tour(Execution):
