@@ -53,6 +53,9 @@ _FACTS = {
 }
 """Facts in the header, with their format; `gpuipc-doctor inventory` shows all."""
 
+_OF_AMD = frozenset({"rocm", "hip-runtime"})
+"""Facts that are not shown for a node without AMD's GPUs, on which such a library may lie."""
+
 _STACK = {
     "mpich": "MPICH {}",
     "cray-mpich": "Cray MPICH {}",
@@ -109,10 +112,16 @@ def blocks(report: Report, exit_code: int) -> Iterator[Block]:
 def _header(report: Report) -> Iterator[Block]:
     if report.simulated:
         yield Notice(f"SIMULATED (profile {report.simulated}): no real GPU was tested", "WARN")
+    left_out = set[str]()
+    if report.devices:
+        left_out.add("gpu-model")
+        has_amd = any(fact.name == "amdgpu" and fact.value for fact in report.inventory)
+        if not has_amd and all(device.backend != "hip" for device in report.devices):
+            left_out |= _OF_AMD
     facts = [
         _FACTS[fact.name].format(fact.value)
         for fact in report.inventory
-        if fact.value and fact.name in _FACTS and not (fact.name == "gpu-model" and report.devices)
+        if fact.value and fact.name in _FACTS.keys() - left_out
     ]
     stack = [_STACK[fact.name].format(fact.value) for fact in report.stack if fact.name in _STACK]
     names = Counter(device.name for device in report.devices)

@@ -247,6 +247,19 @@ def test_header_names_the_libraries_that_moved_the_messages() -> None:
     assert "Cray MPICH 8.1.28 · libfabric 1.15.2.0" in " ".join(screen.split())
 
 
+@pytest.mark.parametrize(
+    ("devices", "amdgpu", "is_shown"),
+    [((), None, True), (("cuda",), None, False), (("cuda",), "loaded", True), (("cuda", "hip"), None, True)],
+)
+def test_header_names_rocm_unless_the_node_has_only_other_gpus(
+    devices: tuple[str, ...], amdgpu: str | None, is_shown: bool
+) -> None:
+    facts = (Fact("rocm", "6.4.3", "/opt/rocm/.info/version"), Fact("amdgpu", amdgpu, ""))
+    found = tuple(replace(gpus(1)[0], backend=backend) for backend in devices)
+    text = node_content.screen(replace(mixed(), inventory=facts, devices=found, results=()))
+    assert ("ROCm 6.4.3" in text) is is_shown
+
+
 def test_control_that_passed_on_some_devices_only_is_no_control() -> None:
     base = seed_002()
     spoilt = replaced(base, Result("ipc-reopen", Finding.warn("slow", "slow"), ("cuda:2",), "keep-context"))
