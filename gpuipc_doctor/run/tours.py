@@ -171,8 +171,9 @@ def can_share(planned: PlannedProbe) -> bool:
     return bool(probe.devices) and is_built_in and not needs_own and planned.follows is None
 
 
-def _tier(planned: PlannedProbe) -> Tier:
-    return planned.check.tier
+def _importance(planned: PlannedProbe) -> tuple[Tier, bool]:
+    """Sort key: the prolog's checks first, then those of IPC handles, which most applications use."""
+    return planned.check.tier, "legacy-ipc" not in planned.check.requires
 
 
 def _order(checks: Sequence[str], planned: PlannedProbe) -> tuple[bool, int]:
@@ -200,7 +201,7 @@ def _share(group: Sequence[PlannedProbe], most: int, seed: int) -> Iterable[Sequ
     firsts = list(dict.fromkeys(planned.probe.devices[:1] for planned in group))
     number = max(1, min(most, len(firsts), len(group) // FEWEST // max(len(group[0].probe.roles), 1)))
     places = {first: (place + seed) % len(firsts) for place, first in enumerate(firsts)}
-    checks = list(dict.fromkeys(planned.check.id for planned in sorted(group, key=_tier)))
+    checks = list(dict.fromkeys(planned.check.id for planned in sorted(group, key=_importance)))
     shares: list[list[PlannedProbe]] = [[] for _ in range(number)]
     for planned in sorted(
         group, key=lambda planned: (*_order(checks, planned), places[planned.probe.devices[:1]])

@@ -19,7 +19,7 @@ from gpuipc_doctor.run import check_files, conclusions
 from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.results import ResultLog
-from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
+from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule, _priority
 from gpuipc_doctor.run.tours import PlannedTour, Tours, can_share
 from tests.checks.judging import gpu
 from tests.unit.run.test_schedule import Still
@@ -139,11 +139,8 @@ def test_visits_at_which_processes_end_come_last() -> None:
             assert ends == sorted(ends)
 
 
-@pytest.mark.parametrize(("count", "most"), [(1, 33), (2, 43), (4, 61), (8, 92)])
-def test_initialisations_of_all_checks(count: int, most: int) -> None:
-    """Those planned for a healthy node with CuPy and PyTorch, without the surveys, the processes of
-    ipc-histories (12) and the ranks of MPI and NCCL. Alone, the probes need 69, 132, 324 and 688."""
-    capabilities = set[str]()
+def all_checks(count: int) -> list[PlannedProbe]:
+    """The plan of all checks for a healthy node with CuPy and PyTorch, without surveys, MPI and NCCL."""
     checks = [
         item
         for item in check_files.load(())
@@ -152,24 +149,40 @@ def test_initialisations_of_all_checks(count: int, most: int) -> None:
         and item.check.id != loader.survey("devices").id
         and not (item.check.needs_mpi or item.check.uses_fabric or item.check.uses_collectives)
     ]
-    for item in checks:
-        capabilities |= item.check.requires
-    labels = {f"cuda:{number}" for number in range(count)}
-    devices = tuple(
-        replace(
-            gpu(number), capabilities=frozenset(capabilities), peers=frozenset(labels - {f"cuda:{number}"})
-        )
-        for number in range(count)
-    )
+    capabilities = frozenset(itertools.chain.from_iterable(item.check.requires for item in checks))
+    gpus = [replace(gpu(number), capabilities=capabilities) for number in range(count)]
+    labels = frozenset(each.label for each in gpus)
+    devices = tuple(replace(each, peers=labels - {each.label}) for each in gpus)
     context = Context(devices, tuple(Fact(name, "1", "/") for name in ("cupy", "pytorch")))
-    probes = [
+    asked = [(item, probe) for item in checks for probe in item.check.probes(context)]
+    return [
         PlannedProbe(number, item.check, item.file, probe)
-        for number, (item, probe) in enumerate(
-            (item, probe) for item in checks for probe in item.check.probes(context)
-        )
+        for number, (item, probe) in enumerate(asked)
         if isinstance(probe, Probe) and probe.devices
     ]
-    assert sum(map(initialisations, Tours().plan(probes, 4))) <= most
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 33), (2, 43), (4, 61), (8, 92)])
+def test_initialisations_of_all_checks(count: int, most: int) -> None:
+    """Without the 12 processes of ipc-histories. Alone, the probes need 69, 132, 324 and 688."""
+    assert sum(map(initialisations, Tours().plan(all_checks(count), 4))) <= most
+
+
+def test_what_most_applications_use_is_known_first() -> None:
+    first = sorted(Tours().plan(all_checks(8), 4), key=_priority)[:4]
+    for tour in first:
+        assert isinstance(tour, PlannedTour)
+        checks = list(dict.fromkeys(visit.check.id for visit in tour.visits))
+        assert checks[:3] == ["ipc-reopen", "ipc-handles", "ipc-peer"]
+    subjects_of_peer = {
+        visit.probe.subject
+        for tour in first
+        if isinstance(tour, PlannedTour)
+        for visit in tour.visits
+        if visit.check.id == "ipc-peer"
+    }
+    assert len(subjects_of_peer) == 56
+    assert sum(len(tour.probe.roles) for tour in first) == 8
 
 
 def initialisations(item: PlannedProbe | PlannedTour) -> int:
