@@ -135,3 +135,14 @@ def test_number_of_processes_hardly_grows_with_the_gpus(
     assert report["initialisations"] <= processes + surveys - 1
     isolated = 2 * (4 * count + 4 * (count if count > 2 else count - 1))
     assert report["processes"] < isolated / min(count, 2)
+
+
+@pytest.mark.full
+def test_short_budget_on_eight_gpus_answers_what_most_applications_use(doctor: Command) -> None:
+    ran = doctor("check", "--all", "--simulate", "eight-gpus", "--budget", "30", "--json", *SEED)
+    matrix = json.loads(ran.stdout)["matrix"]
+    for id_ in ("driver-init", "known-versions", "ipc-reopen", "ipc-handles"):
+        assert set(matrix[id_].values()) == {"PASS"}, id_
+    pairs = list(matrix["ipc-peer"].values())
+    assert len(pairs) == 56
+    assert pairs.count("PASS") > 28, pairs  # all of them, unless the two processors are busy
