@@ -146,3 +146,13 @@ def test_short_budget_on_eight_gpus_answers_what_most_applications_use(doctor: C
     pairs = list(matrix["ipc-peer"].values())
     assert len(pairs) == 56
     assert pairs.count("PASS") > 28, pairs  # all of them, unless the two processors are busy
+
+
+@pytest.mark.full
+def test_gpu_that_keeps_memory_of_ended_processes_is_blamed_in_company(
+    doctor: Command, tmp_path: Path
+) -> None:
+    """The exporter's process visits all GPUs; the importers that end are new at each."""
+    report = check(doctor, tmp_path, 3, "{call: exit, device: 2, do: keep}", "ipc-release", *SEED)
+    row = worst(report, "ipc-release")
+    assert {subject for subject, status in row.items() if status != "PASS"} == {"cuda:2", "cuda:2 > cuda:0"}
