@@ -484,8 +484,10 @@ class Probe:
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the probe's workers if no launcher starts them."""
     fresh: str = ""
-    """``process`` if the probe needs processes in which no other probe ran, because it is about their end or
-    leaves something behind; ``context`` if it needs contexts that no other probe used; else empty."""
+    """``context`` if the probe needs contexts that no other probe used; else empty."""
+    ends: frozenset[str] = frozenset()
+    """Roles whose processes end in this probe, or keep something of it. These are processes of their own,
+    and initialise the driver only when they need it; the other roles' processes may run other probes."""
 
     @property
     def subject(self) -> str:

@@ -65,7 +65,6 @@ from gpuipc_doctor.api.ledger import (
     interval,
     ledger_in_turn,
     look_on,
-    look_on_another,
 )
 from gpuipc_doctor.api.messages import ENOUGH, LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
 from gpuipc_doctor.api.patterns import (
