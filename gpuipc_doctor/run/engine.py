@@ -35,6 +35,7 @@ from gpuipc_doctor.run import (
     controls,
     planner,
     preflight,
+    recognition,
     reruns,
     site_expectations,
     workarounds,
@@ -314,6 +315,9 @@ def run(
         seen = before.result() if before else {}
         preflight.attach(run.log, seen, preflight.look, {**os.environ, **stated})
     results = run.log.results()
+    joins = knownissues.join(run.issues, facts, results, devices)
+    if request.tier > Tier.PROLOG:  # a prolog's line names what is joined; to read all texts takes 0.5 s
+        results = recognition.attach(results, joins, facts, run.issues, config.known_issues_dirs)
     return Report(
         host=host,
         started=started.isoformat(timespec="seconds"),
@@ -324,7 +328,7 @@ def run(
         inventory=node_inventory.told,
         checks=tuple(run.log.checks.values()),
         results=results,
-        joins=knownissues.join(run.issues, facts, results, devices),
+        joins=joins,
         simulated=node.simulated,
         interrupted=run.schedule.interrupted,
         probes_run=run.log.probes_run,

@@ -135,7 +135,7 @@ def of_launcher(outcome: ProbeOutcome) -> Iterator[Finding]:
     if outcome.launcher is None or outcome.launch is None:
         return
     launcher, values = outcome.launcher, {"launcher": outcome.launch.command[0]}
-    evidence = [line for line in launcher.log_tail if line.strip()][-3:]
+    evidence = _lines([line for line in launcher.log_tail if line.strip()][-3:])
     remedy = "run `{launcher} -n 2 true` by hand: this command probably ends in the same way".format(**values)
     if launcher.exit_code is None:
         says = "the launcher, {launcher}, had not ended {waited:s} after its ranks"
@@ -197,7 +197,12 @@ def _not_started(outcome: ProbeOutcome, role: RoleOutcome, so_far: tuple[Evidenc
     said = _complaint(role.log_tail) or (words[-1] if words else _no_word(outcome))
     beside = [line for line in words if line.strip() not in said]
     says = "{role}: the worker did not start: {said}"
-    return Finding.error("not-started", says, *beside[-3:], *so_far, role=role.role, said=said)
+    return Finding.error("not-started", says, *_lines(beside[-3:]), *so_far, role=role.role, said=said)
+
+
+def _lines(lines: Sequence[str]) -> Sequence[Evidence]:
+    """Lines of a program as data, in which known issues are looked up."""
+    return [Evidence.seen("{line}", line=line) for line in lines]
 
 
 def _of(role: RoleOutcome) -> dict[str, Json]:
