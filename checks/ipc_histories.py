@@ -26,6 +26,7 @@ from gpuipc_doctor.api import (
     Tier,
     Worker,
     account,
+    lacking,
     look_on,
     look_on_another,
 )
@@ -156,6 +157,7 @@ def conclude(
             "{says}, which has no such feature",
             remedy=WITHOUT_GPU_IPC,
             says=explored["first"]["says"],
+            lacking=lacking(explored["first"]["call"]),
         )
     elif explored["unusable"]:
         yield Finding.error(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpuipc_doctor.api.gpu import NOT_SUPPORTED, OUT_OF_MEMORY, WITHOUT_GPU_IPC
+from gpuipc_doctor.api.gpu import NOT_SUPPORTED, OUT_OF_MEMORY, WITHOUT_GPU_IPC, instead_of, lacking
 from gpuipc_doctor.api.ledger import filled, holders
 from gpuipc_doctor.api.worker import TellingRecord
 from gpuipc_doctor.log_lines import reason_of_abort
@@ -50,6 +50,7 @@ def conclude(outcome: ProbeOutcome) -> Finding:
                     f"{_CALL} returned {{error}} ({{code}}): {{kinds}}, which has no such feature",
                     remedy=WITHOUT_GPU_IPC,
                     kinds=kinds,
+                    lacking=lacking(role.operation),
                     **_of(role),
                     **fault,
                 )
@@ -111,7 +112,9 @@ def conclude(outcome: ProbeOutcome) -> Finding:
             says = "{role}: {reason}"
             return Finding.error("unavailable", says, *so_far, remedy=remedy, role=role.role, reason=reason)
         case Ending.UNFIT:
-            return Finding.skip("unfit", "{reason}", reason=role.exception)
+            lack = list(role.records.get("lacking", ()))
+            remedy = instead_of(lack) if lack else ""
+            return Finding.skip("unfit", "{reason}", remedy=remedy, reason=role.exception, lacking=lack)
         case Ending.UNRECORDED:
             return Finding.error(
                 "unrecorded",
