@@ -110,8 +110,9 @@ class Run:
             surveyed=self.request.job_gpus is None,
         )
         settings = tuple(environment.judge(environ, known, facts))
-        needs = (need for issue in self.issues for need in issue.needs if need.is_env)
-        names = {*known, *(need.fact.removeprefix("env:") for need in needs)}
+        needs = (name for issue in self.issues for need in issue.needs if need.is_env for name in need.names)
+        cures = (name for issue in self.issues for cure in issue.workarounds for name in cure.env)
+        names = {*known, *(name.removeprefix("env:") for name in needs), *cures}
         lacking = tuple(arming.lacking(facts, environ))
         return NodeInventory((*facts, *environment.facts(environ, sorted(names))), settings, lacking)
 
