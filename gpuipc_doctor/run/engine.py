@@ -314,7 +314,7 @@ def run(
         controls.attach(run.log, run.planner.checks)
         stated = {name: said.value for name, said in found.site.node.environment.items()}
         seen = before.result() if before else {}
-        preflight.attach(run.log, seen, preflight.look, {**os.environ, **stated})
+        preflight.attach(run.log, seen, preflight.look, {**os.environ, **stated}, facts)
     results = run.log.results()
     joins = knownissues.join(run.issues, facts, results, devices)
     if request.tier > Tier.PROLOG:  # a prolog's line names what is joined; to read all texts takes 0.5 s
