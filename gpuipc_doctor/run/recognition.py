@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message
 from gpuipc_doctor.knownissues.signatures import result_text
-from gpuipc_doctor.model import Evidence, EvidenceKind, Fact, Finding, Join, Result, Status
+from gpuipc_doctor.model import Evidence, EvidenceKind, Fact, Finding, Join, Relation, Result, Status
 
 if TYPE_CHECKING:
     from gpuipc_doctor.diagnose.diagnosis import Recognised
@@ -50,7 +50,10 @@ def attach(
     first = Examination((*issues, *knownissues.load_messages(dirs)))
     shown: dict[object, list[Recognised]] = {}
     for kind, equal in list(failed.items())[:MOST_TEXTS]:
-        joined = {join.issue for join in joins if any(result.ref in join.findings for result in equal)}
+        shown_by = [join for join in joins if any(result.ref in join.findings for result in equal)]
+        if any(join.relation is Relation.CONFIRMED for join in shown_by):
+            continue  # it is explained
+        joined = {join.issue for join in shown_by}
         found = _found(first.anew(), equal, facts)
         shown[kind] = [one for one in found if one.issue.id not in joined][:MOST]
     return tuple(
