@@ -162,6 +162,9 @@ class EvidenceKind(enum.Enum):
     ``env`` or ``without``."""
     CAUSE = "cause"
     """What on this node explains the failure (`run.preflight`); the summary begins with it."""
+    RECOGNISED = "recognised"
+    """A known issue or message that a failure's texts show (`run.recognition`): ``values`` have ``entry`` and
+    ``confidence``."""
     ISSUE = "issue"
     """A related known issue; ``values["issue"]`` is its id."""
 

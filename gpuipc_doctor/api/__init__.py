@@ -39,6 +39,7 @@ from gpuipc_doctor.api.gpu import (
     Pool,
     PoolMemory,
     VmmMapping,
+    lacking,
     unless_refused,
 )
 from gpuipc_doctor.api.latency import (

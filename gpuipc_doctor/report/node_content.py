@@ -292,10 +292,19 @@ def _body(report: Report, paragraph: Paragraph, told: Container[str]) -> Iterato
     if paragraph.passed_beside:
         yield Item(f"Passed here: {', '.join(paragraph.passed_beside)}.")
     yield from known_issues(report, paragraph, told)
-    is_unexplained = paragraph.status is Status.FAIL and not (paragraph.finding.remedy or paragraph.joins)
-    yield do(REPORT_IT if is_unexplained else remedy(paragraph, told))
+    yield do(REPORT_IT if _is_unexplained(paragraph) else remedy(paragraph, told))
     if logs := tuple(dict.fromkeys(result.logs for result in paragraph.results if result.logs)):
         yield Item(f"Logs: {logs[0]}" + (f" (and {len(logs) - 1} more)" if logs[1:] else ""))
+
+
+def _is_unexplained(paragraph: Paragraph) -> bool:
+    """Whether no cause, known issue or message explains a FAIL, which then may be news for a vendor."""
+    explains = any(
+        item.kind is EvidenceKind.CAUSE
+        or (item.kind is EvidenceKind.RECOGNISED and item.values.get("confidence") != "low")
+        for item in paragraph.finding.evidence
+    )
+    return paragraph.status is Status.FAIL and not (paragraph.finding.remedy or paragraph.joins or explains)
 
 
 def _remains(role: RoleOutcome, result: Result) -> Iterator[Item | Chain]:

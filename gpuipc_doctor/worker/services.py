@@ -16,7 +16,7 @@ from gpuipc_doctor import node_name
 from gpuipc_doctor.allocators import open_allocator
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.allocator import Allocator
-from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
+from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError, words_of_lack
 from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.backends import Backend, open_backend
 from gpuipc_doctor.backends.device import DriverGpu
@@ -118,7 +118,8 @@ class Worker:
         check = getattr(loader.module(Path(self._assignment.check_file)), "CHECK", None)
         # Also tested here: a prolog has not tested before, and an administrator can change the mode.
         if check and check.requires and (lacking := check.requires - gpu.capabilities):
-            raise Unfit(f"{device.label} has no {', '.join(sorted(lacking))}")
+            self.record(lacking=sorted(lacking))
+            raise Unfit(words_of_lack(device.label, lacking))
         return gpu
 
     @property
