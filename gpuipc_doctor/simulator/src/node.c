@@ -86,7 +86,7 @@ static const char *const effects[EFFECTS + 1] = {"error",  "hang",    "hang-igno
                                       "skip",   "snapshot", "lose-writes",     "accept", "renumber", "latest",
                                       "leak-descriptor", "wrap", "corrupt-from", "stale-part", "end-another",
                                       "end-block", "end-count", "wipe", "sticky", "leak-addresses", "leak-thread",
-                                      "leak-host", "lag", "blank", "misstate", "in-turn", NULL};
+                                      "leak-host", "lag", "blank", "misstate", "in-turn", "drift", "saw", "level", "walk", NULL};
 
 static int device_number(int backend, int64_t index)
 {

@@ -263,7 +263,7 @@ int nvml_device_memory(void *gpu, struct nvml_memory *memory)
         return code;
     state_lock();
     memory->total = ((struct device *)gpu)->memory;
-    memory->used = state_used(number_of(gpu));
+    memory->used = state_counted(number_of(gpu));
     state_unlock();
     if (memory->used > memory->total)
         memory->used = memory->total;
