@@ -41,6 +41,7 @@ from gpuipc_doctor.api.gpu import (
     VmmMapping,
     unless_refused,
 )
+from gpuipc_doctor.api.idle_counter import Reading
 from gpuipc_doctor.api.latency import (
     Latency,
     figures,
@@ -89,7 +90,7 @@ from gpuipc_doctor.api.process_ledger import figures_of_process, judge_processes
 from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
 from gpuipc_doctor.api.samples import MemorySamples
 from gpuipc_doctor.api.samples import series as memory_series
-from gpuipc_doctor.api.trend import Slope, lasting, slope
+from gpuipc_doctor.api.trend import Slope, last_third, lasting, slope
 from gpuipc_doctor.api.worker import (
     Child,
     ChildGone,

@@ -285,6 +285,9 @@ class Worker(Protocol):
     def clock(self) -> float:
         """Seconds since a fixed time before this process started."""
 
+    def without_processor_s(self) -> float:
+        """Seconds for which this process was ready to run but had no processor; 0 if unknown."""
+
     @property
     def peer(self) -> Peer:
         """The first of ``peers``; with two roles, the other one."""

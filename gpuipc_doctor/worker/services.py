@@ -221,6 +221,11 @@ class Worker:
     def clock(self) -> float:
         return time.monotonic()
 
+    def without_processor_s(self) -> float:
+        with suppress(OSError, ValueError, IndexError):
+            return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+        return 0.0
+
     @cached_property
     def mpi(self) -> Communicator:
         if not self._assignment.ranks:
