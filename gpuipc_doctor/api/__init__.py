@@ -17,6 +17,7 @@ from gpuipc_doctor.api.buffer_growth import (
     share_no_address,
 )
 from gpuipc_doctor.api.check import Check, Context, Control
+from gpuipc_doctor.api.equal_gpus import odd_gpus, picture
 from gpuipc_doctor.api.exchange import (
     closing_order,
     exchange_as_exporter,

@@ -321,6 +321,13 @@ class Worker(Protocol):
         from this process.
         """
 
+    def compare_gpus(self, backend: str, found: Sequence[Json]) -> dict[str, Json]:
+        """What equal GPUs should have in common, as JSON; empty for fewer than four devices.
+
+        ``found``: the devices of `discover`. ``traits``: label → trait → value. ``ways``: label → label → how
+        one reaches the other, such as ``NV18``. See `equal_gpus`.
+        """
+
     def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:
         """Load an MPI library, by default the one that mpi4py finds, without initialising it. See
         `mpi.survey.report`. Raises `BackendUnavailable`."""

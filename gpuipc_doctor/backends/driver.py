@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import cached_property
 from operator import attrgetter
@@ -20,7 +20,7 @@ from gpuipc_doctor.api.gpu import HANDLE_BYTES, Arm, DriverError
 from gpuipc_doctor.backends import hostmemory
 from gpuipc_doctor.backends.absence import Absence, Vendor
 from gpuipc_doctor.backends.nvml import ProcessMemory
-from gpuipc_doctor.model import Device, DriverFault, Fact
+from gpuipc_doctor.model import Device, DriverFault, Fact, Json
 
 LAZY_ENABLE_PEER_ACCESS = 1
 """``CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`` and ``hipIpcMemLazyEnablePeerAccess``, required for opening."""
@@ -190,6 +190,10 @@ class Driver(ABC):
     def versions(self) -> list[Fact]: ...
 
     # Common parts
+
+    def compare_gpus(self, devices: Sequence[Device]) -> dict[str, Json]:
+        """Traits of these devices and ways between them; see `Worker.compare_gpus`."""
+        return {}
 
     @cached_property
     def process_memory(self) -> ProcessMemory:

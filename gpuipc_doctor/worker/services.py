@@ -17,12 +17,19 @@ from gpuipc_doctor import node_name
 from gpuipc_doctor.allocators import open_allocator
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.allocator import Allocator
+from gpuipc_doctor.api.equal_gpus import FEWEST
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.backends import Backend, open_backend
 from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.model import AtRest, Device, Json
-from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, announced, device_to_json
+from gpuipc_doctor.supervise.assignment import (
+    Assignment,
+    RoleFiles,
+    announced,
+    device_from_json,
+    device_to_json,
+)
 from gpuipc_doctor.supervise.journal import Journal
 from gpuipc_doctor.worker import children, descriptors
 from gpuipc_doctor.worker.peer import Peer, PeerLost
@@ -298,6 +305,10 @@ class Worker:
             "hiding": opened.driver.absence.hiding(),
             "facts": [[fact.name, fact.value, fact.source] for fact in opened.versions()],
         }
+
+    def compare_gpus(self, backend: str, found: Sequence[Json]) -> dict[str, Json]:
+        devices = [device_from_json(device) for device in found]
+        return self._backend(backend).driver.compare_gpus(devices) if len(devices) >= FEWEST else {}
 
     def armed(self, operation: str) -> AbstractContextManager[None]:
         self._timer.renew()

@@ -57,6 +57,9 @@ struct device {
     uint64_t addresses;    /* bytes that allocations take before freed ones; 0: all */
     bool imex;             /* fabric handles are permitted: there is an IMEX channel */
     enum device_mode mode;
+    /* What NVML reports of it; -1 or an empty text: it reports none. */
+    int links, pcie_width, ecc, remap, slowdown; /* remap: 0 none, 1 pending, 2 failed */
+    char vbios[64];
 };
 
 enum fault_condition {
