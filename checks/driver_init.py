@@ -83,6 +83,14 @@ def misdescribed(devices: list[Device]) -> Iterable[Finding]:
                 what=value,
                 devices=lacking,
             )
+    nameless = [device.label for device in devices if device.backend == "cuda" and not device.uuid]
+    if len(nameless) > 1:
+        yield Finding.warn(
+            "no-uuid",
+            "the driver reports uuids of zeros for {devices}: programs that choose GPUs by uuid confuse them",
+            remedy=REINSTALL,
+            devices=nameless,
+        )
     for identity, alike in same(devices, "identity").items():
         yield Finding.fail(
             "same-identity",
