@@ -27,8 +27,12 @@ LAZY_ENABLE_PEER_ACCESS = 1
 
 
 NO_RESULT = "success without a result"
+MISALIGNED = "success with a misaligned address"
 NO_TEXT = "text that is not UTF-8"
 """Replaces the name of an error if a successful call returns invalid text."""
+
+ALIGNED_BYTES = 256
+"""Alignment of all allocated and opened memory (CUDA C++ Programming Guide, "Device Memory Accesses")."""
 
 NON_BLOCKING = 1
 """``CU_STREAM_NON_BLOCKING`` and ``hipStreamNonBlocking``: the stream does not wait for the default
@@ -126,6 +130,17 @@ class Driver(ABC):
         """Make a call that returns one address or size. Raises `DriverError` if it is 0."""
         (number,) = self.numbers(operation, *arguments)
         return number
+
+    def address(self, operation: str, *arguments: Any) -> int:
+        """Make a call that returns the address of memory. Raises `DriverError` if it is 0 or misaligned.
+
+        A copy to a misaligned address fails later or is slow, and would be blamed for it.
+        """
+        address = self.number(operation, *arguments)
+        if address % ALIGNED_BYTES:
+            name = self.calls[operation]
+            raise DriverError(DriverFault(name, 0, MISALIGNED), self._made[name])
+        return address
 
     # Differences between the bindings
 
