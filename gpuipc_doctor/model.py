@@ -311,6 +311,10 @@ class Launch:
     shows: tuple[frozenset[str], ...] = ()
     """For each rank, the labels of the devices that the launcher shows it; empty if each rank sees all."""
 
+    def with_ranks(self, ranks: int) -> list[str]:
+        """The command that starts this many ranks."""
+        return [part.format(ranks=ranks) for part in self.command]
+
     def can_use(self, devices: Sequence[Device]) -> bool:
         """Whether the launcher shows every rank its own device: the first device to the first rank, and so
         on."""

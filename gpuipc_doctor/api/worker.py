@@ -290,6 +290,9 @@ class Worker(Protocol):
     def clock(self) -> float:
         """Seconds since a fixed time before this process started."""
 
+    def without_processor_s(self) -> float:
+        """Seconds for which this process was ready to run but had no processor; 0 if unknown."""
+
     @property
     def peer(self) -> Peer:
         """The first of ``peers``; with two roles, the other one."""
@@ -321,6 +324,13 @@ class Worker(Protocol):
 
         ``on_bus`` is the number of its GPUs on the node's PCI bus, ``hiding`` the variables that hide devices
         from this process.
+        """
+
+    def compare_gpus(self, backend: str, found: Sequence[Json]) -> dict[str, Json]:
+        """What equal GPUs should have in common, as JSON; empty for fewer than four devices.
+
+        ``found``: the devices of `discover`. ``traits``: label → trait → value. ``ways``: label → label → how
+        one reaches the other, such as ``NV18``. See `equal_gpus`.
         """
 
     def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:

@@ -16,12 +16,19 @@ from gpuipc_doctor import node_name
 from gpuipc_doctor.allocators import open_allocator
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.allocator import Allocator
+from gpuipc_doctor.api.equal_gpus import FEWEST
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError, words_of_lack
 from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.backends import Backend, open_backend
 from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.model import AtRest, Device, Json
-from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, announced, device_to_json
+from gpuipc_doctor.supervise.assignment import (
+    Assignment,
+    RoleFiles,
+    announced,
+    device_from_json,
+    device_to_json,
+)
 from gpuipc_doctor.supervise.journal import Journal
 from gpuipc_doctor.worker import children
 from gpuipc_doctor.worker.peer import Peer, PeerLost
@@ -212,6 +219,11 @@ class Worker:
     def clock(self) -> float:
         return time.monotonic()
 
+    def without_processor_s(self) -> float:
+        with suppress(OSError, ValueError, IndexError):
+            return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+        return 0.0
+
     @cached_property
     def mpi(self) -> Communicator:
         if not self._assignment.ranks:
@@ -287,6 +299,10 @@ class Worker:
             "hiding": opened.driver.absence.hiding(),
             "facts": [[fact.name, fact.value, fact.source] for fact in opened.versions()],
         }
+
+    def compare_gpus(self, backend: str, found: Sequence[Json]) -> dict[str, Json]:
+        devices = [device_from_json(device) for device in found]
+        return self._backend(backend).driver.compare_gpus(devices) if len(devices) >= FEWEST else {}
 
     def armed(self, operation: str) -> AbstractContextManager[None]:
         self._timer.renew()
