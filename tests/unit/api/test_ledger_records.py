@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpuipc_doctor.api import ledger as module
-from gpuipc_doctor.api.ledger import FEWEST_SAMPLES, ODD_BYTES, accounts, blind, filled, look_on
+from gpuipc_doctor.api.ledger import (
+    FEWEST_SAMPLES,
+    ODD_BYTES,
+    Ledger,
+    accounts,
+    blind,
+    filled,
+    look_on,
+)
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import ONE, TWO, ledger, outcome
+from tests.unit.api.test_ledger import Device, Worker
 
 MIB = 1 << 20
 LEAST = range(100, 100 + 10 * FEWEST_SAMPLES, 10)
@@ -83,3 +93,39 @@ def test_partner_is_told_the_longest_lag_and_the_fewest_free_bytes(monkeypatch: 
     look_on(w)
     assert sent == [[0.5, 3 * MIB], "gone", "ended"]
     assert entered == [(module.PROGRAM_ENDED, 7)]
+
+
+class Delayed(Device):
+    """A device whose counter shows the first changes after these seconds, and later ones at once."""
+
+    def __init__(self, *delays_s: float) -> None:
+        super().__init__()
+        self._delays_s, self._shown, self._until = iter(delays_s), 0, 0.0
+
+    def memory_used(self) -> int:
+        if self.now >= self._until:
+            self._shown = self.allocated
+        return 500 * MIB + self._shown
+
+    @contextmanager
+    def alloc(self, nbytes: int) -> Iterator[None]:
+        self._change(nbytes)
+        yield
+        self._change(-nbytes)
+
+    def _change(self, nbytes: int) -> None:
+        self.memory_used()
+        self.allocated += nbytes
+        self._until = self.now + next(self._delays_s, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("delays_s", "rises"), [((), 1), ((0.5, 0.5), 1), ((0.0, 0.5, 0.5, 0.5), 2), ((0.5, 0.0), 2)]
+)
+def test_delays_are_timed_again_only_if_one_change_was_shown_at_once(
+    delays_s: tuple[float, ...], rises: int
+) -> None:
+    w: Any = Worker(Delayed(*delays_s))
+    lag_s = Ledger(w).lag_s
+    assert len(w.records["ledger"]["rises"]) == rises
+    assert lag_s == pytest.approx(1.25 * 0.5 if delays_s else 0.0, abs=0.05)
