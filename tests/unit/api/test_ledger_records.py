@@ -129,3 +129,18 @@ def test_delays_are_timed_again_only_if_one_change_was_shown_at_once(
     lag_s = Ledger(w).lag_s
     assert len(w.records["ledger"]["rises"]) == rises
     assert lag_s == pytest.approx(1.25 * 0.5 if delays_s else 0.0, abs=0.05)
+
+
+def test_rounds_of_a_loop_are_recorded_while_it_runs() -> None:
+    w: Any = Worker(Device())
+    watching = Ledger(w)
+    assert watching.sampled(range(8)) == range(8)
+    assert Ledger(Worker(Delayed(0.5, 0.5))).sampled(range(8)) == range(3, 8, 4)  # type: ignore[arg-type]
+    done: list[int] = []
+    assert len(watching.used_after(range(0, 4, 2), range(4), done.append, "open")) == 2
+    assert (done, w.records["running"]["rounds"]) == ([0, 1, 2, 3], [0, 2])
+    watching.sample("open", 7)
+    assert w.records["running"]["rounds"] == [0, 2, 7]
+    watching.sample("close", 1)
+    running = w.records["running"]
+    assert (running["what"], running["rounds"], len(running["used"])) == ("close", [1], 1)
