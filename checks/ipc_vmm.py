@@ -15,6 +15,7 @@ while the driver's own thread is still busy with the last copy.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,6 +53,8 @@ FRESH = {"contexts": "context", "exporter gone": "process", "importer gone": "pr
 
 ROUTES = ("SCM_RIGHTS", "pidfd_getfd", "SCM_RIGHTS")
 """How the descriptor of each segment is passed."""
+OLD = "Linux 5.6 has it; on a newer kernel, update the container's runtime, whose filter does not know it"
+FORBIDDEN = "allow it in the container's seccomp profile, or set kernel.yama.ptrace_scope to 0"
 REMAPPINGS = 640
 """Number of mappings without a pause. With 160, faulty ROCm 6.4.3 passed some runs."""
 
@@ -153,8 +156,8 @@ def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
         yield Finding.warn(
             "pidfd-refused",
             "this environment refuses pidfd_getfd ({reason}); sharing by SCM_RIGHTS works",
-            remedy="UCX and PyTorch's expandable segments need pidfd_getfd: allow it in the container's "
-            "seccomp profile, or set kernel.yama.ptrace_scope to 0",
+            remedy="UCX and PyTorch's expandable segments need pidfd_getfd: "
+            + (OLD if importer["refused"] == os.strerror(errno.ENOSYS) else FORBIDDEN),
             reason=importer["refused"],
         )
     elif not bad:

@@ -814,6 +814,8 @@ class Report:
     """Number of processes that were started to use a driver; 0 in reports of 0.2.0."""
     initialisations: int = 0
     """Number of driver initialisations in these processes, which take most of a run's time."""
+    whole: bool = False
+    """Whether all checks of the tier were requested, on all GPUs, which a verdict on the node needs."""
 
     @property
     def nothing_tested(self) -> bool:

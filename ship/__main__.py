@@ -5,9 +5,9 @@ own, whose Python gets that directory as ``PYTHONPATH``, and compiled modules (m
 cannot be loaded out of an archive. With ``--once`` in front of all other words
 the file removes itself, too, as who has brought it here wants. What runs that were killed have left beside
 them is removed.
-"""
 
-from __future__ import annotations
+Python 3.6 and later must be able to parse this module, to say that they are too old.
+"""
 
 import atexit
 import fcntl
@@ -29,7 +29,8 @@ def unpacked(archive: str) -> str:
     """
     reasons = []
     for place in dict.fromkeys((*filter(None, [os.environ.get("TMPDIR")]), *PLACES)):
-        if reason := untrusted(Path(place, "directory")):
+        reason = untrusted(Path(place, "directory"))
+        if reason:
             reasons.append(f"{place} {reason}")
             continue
         directory = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,10 @@ from gpuipc_doctor.cli.progress import Silent, progress
 from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.model import Exit, Report, Tier
 from gpuipc_doctor.present.terminal import COLUMNS, table
-from gpuipc_doctor.present.text import wrap
+from gpuipc_doctor.present.text import counted, fold_subjects, wrap
 from gpuipc_doctor.report import exits, sentences
 from gpuipc_doctor.run import engine
+from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.preview import Preview
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.secure.writing import OutputFile, make_directory
@@ -50,7 +52,10 @@ OF_CHECKS = ("seed", "operations")
     help="Probe only this device: cuda:0, a uuid, or an index if only one driver is found. May be repeated.",
 )
 @click.option(
-    "--verbose", "-v", is_flag=True, help="Also print the number of processes and driver initialisations."
+    "--verbose",
+    "-v",
+    is_flag=True,
+    help="Also print the number of processes and driver initialisations; with --dry-run, each probe.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the matrix.")
 @click.option(
@@ -159,7 +164,7 @@ def command(
     request = request_of(ctx, config)
     if dry_run:
         with options.node(simulate) as node:
-            click.echo(_preview(engine.dry_run(request, config, node, Silent())))
+            click.echo(_preview(engine.dry_run(request, config, node, Silent()), full=verbose))
         return
     if keep_logs:
         _prepare_logs(keep_logs)
@@ -340,24 +345,37 @@ def _summary(report: Report, exit_code: int, *, full: bool) -> str:
     return b"".join(lines).decode()
 
 
-def _preview(preview: Preview) -> str:
-    plan = preview.plan
-    rows = [
-        (item.check.id, item.probe.subject, item.probe.name, f"{item.probe.deadline_s:g}")
-        for item in plan.probes
-    ]
-    shown = [table(rows, ("check", "subject", "probe", "deadline, s"), wrapped=2)]
+def _preview(preview: Preview, *, full: bool) -> str:
+    """What would run, a line a check (``full``: a line a probe), and what would not, a sentence a reason."""
+    probes = preview.plan.probes
+    if full:
+        rows = [
+            (item.check.id, item.probe.subject, item.probe.name, f"{item.probe.deadline_s:g}")
+            for item in probes
+        ]
+        shown = [table(rows, ("check", "subject", "probe", "deadline, s"), wrapped=2)]
+    else:
+        shown = [table([*_by_check(probes)], ("check", "on", "probes", "deadline, s"), wrapped=1)]
     if preview.ranks:
         told = [(rank.kind, rank.value, rank.where) for rank in preview.ranks]
         shown.append(table(told, ("for ranks", "", "set at"), wrapped=1))
-    said = [
-        line
-        for result in plan.concluded
-        for line in wrap(
-            f"{result.check} on {result.subject}: {result.finding.status.value}, "
-            f"{sentences.summary(result.finding)}",
-            COLUMNS,
-            rest="  ",
-        )
-    ]
-    return "\n".join(["\n\n".join(shown), "", *said, f"{len(rows)} probes would run."])
+    said: dict[tuple[str, str, str], list[tuple[str, ...]]] = {}
+    for result in preview.plan.concluded:
+        key = (result.check, result.finding.status.value, sentences.summary(result.finding))
+        said.setdefault(key, []).append(result.devices)
+    for (check, status, why), subjects in said.items():
+        where = f"{check} on {fold_subjects(subjects) or 'node'}"
+        shown.append("\n".join(wrap(f"{where}: {status}, {why}", COLUMNS, rest="  ")))
+    tables = 1 + bool(preview.ranks)
+    closing = f"{counted(len(probes), 'probe')} would run."
+    return "\n\n".join(shown[:tables]) + "\n\n" + "\n".join([*shown[tables:], closing])
+
+
+def _by_check(probes: Sequence[PlannedProbe]) -> Iterator[tuple[str, ...]]:
+    groups: dict[str, list[PlannedProbe]] = {}
+    for item in probes:
+        groups.setdefault(item.check.id, []).append(item)
+    for check, group in groups.items():
+        subjects = dict.fromkeys(tuple(device.label for device in item.probe.devices) for item in group)
+        deadline_s = max(item.probe.deadline_s for item in group)
+        yield check, fold_subjects(subjects) or "node", str(len(group)), f"{deadline_s:g}"

@@ -27,8 +27,15 @@ from gpuipc_doctor.comparison.comparison import TOLERANCE
     metavar="PERCENT",
     help="Ignore changes of speed up to this percentage.",
 )
+@click.option(
+    "--accept",
+    is_flag=True,
+    help="Also judge the node itself: a FAIL rejects it, even if it failed before.",
+)
 @click.pass_context
-def command(ctx: click.Context, *, before: Path, after: Path, form: str, tolerance: float) -> None:
+def command(
+    ctx: click.Context, *, before: Path, after: Path, form: str, tolerance: float, accept: bool
+) -> None:
     """Compare report BEFORE with report AFTER.
 
     `gpuipc-doctor check --output FILE` writes reports. Slowdowns are found only with --repeat.
@@ -39,8 +46,8 @@ def command(ctx: click.Context, *, before: Path, after: Path, form: str, toleran
       3   one of the reports has no probe that ran on a GPU
       10  something is slower or has become a WARN
       11  something is no longer tested
-      12  something newly fails
+      12  something newly fails; with --accept: anything fails
     """
-    comparison = compare(saved.report(before), saved.report(after), tolerance / 100)
+    comparison = compare(saved.report(before), saved.report(after), tolerance / 100, accept=accept)
     click.echo(formats.text(comparison, form, comparison_content), nl=False)
     ctx.exit(comparison.exit_code)

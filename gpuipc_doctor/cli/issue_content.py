@@ -8,8 +8,10 @@ from itertools import groupby
 
 from gpuipc_doctor.inventory import NAMES
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message, Signature, Suppression, Workaround
+from gpuipc_doctor.knownissues.questions import Answer, Change, Question
 from gpuipc_doctor.present.terminal import COLUMNS
-from gpuipc_doctor.present.text import wrap
+from gpuipc_doctor.present.text import counted, wrap
+from gpuipc_doctor.versions import Verdict
 
 _EVIDENCE = {
     "read": "Its sources were read in full.",
@@ -143,6 +145,47 @@ def _items(texts: Iterable[str]) -> Iterator[str]:
 
 def _fill(text: str, lead: str, hang: str = "") -> str:
     return "\n".join(wrap(text, COLUMNS, lead, hang or None, to_copy=True))
+
+
+# -- the list ----------------------------------------------------------------------------------------------
+
+
+def listing(answers: Iterable[Answer], question: Question) -> str:
+    """The answers and their number; by what an upgrade changes, if one is asked for."""
+    answers = list(answers)
+    parts = []
+    for change in Change if question.before else (None,):
+        group = [answer for answer in answers if answer.change is change]
+        if change:
+            parts.append(f"{_heading(change, question)}: {len(group) or 'none'}\n")
+        parts += [f"{_short(answer)}\n" for answer in group]
+    issues = sum(isinstance(answer.entry, KnownIssue) for answer in answers)
+    count = counted(issues, "known issue")
+    if not question.version:
+        count += f", {counted(len(answers) - issues, 'message')}"
+    elif perhaps := sum(answer.verdict is Verdict.UNKNOWN for answer in answers):
+        count += f"; of {perhaps} the versions do not tell"
+    return "\n".join([*parts, count])
+
+
+def _heading(change: Change, question: Question) -> str:
+    return {
+        Change.NEW: f"New with {question.component} {question.version}",
+        Change.STAYS: f"With {question.before} and with {question.version}",
+        Change.ENDS: f"Only with {question.component} {question.before}",
+    }[change]
+
+
+def _short(answer: Answer) -> str:
+    entry = answer.entry
+    kind, where = f"message: {entry.kind}", ""
+    if isinstance(entry, KnownIssue):
+        kind, where = (
+            "withdrawn" if entry.withdrawn else entry.kind,
+            f"{entry.component} {entry.bad_versions}",
+        )
+    lines = (entry.title, answer.why or where)
+    return "\n".join([f"{entry.id} ({kind})", *(_fill(line, "    ") for line in lines if line)])
 
 
 # -- the document ------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,16 +12,21 @@ import click
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.cli.issue_content import markdown, message_page, page
+from gpuipc_doctor.cli.issue_content import listing, markdown, message_page, page
+from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.cli.stdio import say
-from gpuipc_doctor.inventory import variables
+from gpuipc_doctor.inventory import NAMES, variables
 from gpuipc_doctor.knownissues import KnownIssue, Message
-from gpuipc_doctor.present.terminal import table
+from gpuipc_doctor.knownissues.questions import Answer, Entry, Question, ask
 from gpuipc_doctor.present.text import counted
-from gpuipc_doctor.run import check_files
-from gpuipc_doctor.run.request import UnknownName
+from gpuipc_doctor.run import check_files, engine
+from gpuipc_doctor.run.request import Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.site.yamlfile import Mistake
+from gpuipc_doctor.versions import parse
+
+HERE = "here"
+"""Stands for the version of this node."""
 
 _with_config = options.config("Add a site's own known issues.")
 
@@ -32,19 +37,78 @@ def command() -> None:
 
 
 @command.command("list")
+@click.argument("words", nargs=-1, metavar="[WORD]...")
+@click.option("--component", metavar="NAME", default="", help="Only those of this component: nvidia-driver.")
+@click.option("--check", metavar="ID", default="", help="Only those that this check shows.")
+@click.option("--version", metavar="VERSION", default="", help="Only issues that this version may have.")
+@click.option(
+    "--upgrade-from",
+    "before",
+    metavar="VERSION",
+    default="",
+    help="Say which are new with --version; `here` asks this node.",
+)
 @_with_config
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print a document with a table by component.")
-def list_(config_file: Path | None, as_json: bool, as_markdown: bool) -> None:
-    """List the known issues and the messages."""
-    dirs = options.site_config(config_file).known_issues_dirs
-    issues, messages = knownissues.load(dirs), knownissues.load_messages(dirs)
+def list_(
+    *,
+    words: tuple[str, ...],
+    component: str,
+    check: str,
+    version: str,
+    before: str,
+    config_file: Path | None,
+    as_json: bool,
+    as_markdown: bool,
+) -> None:
+    """List known issues and messages: all, or those with these words, or those of a version.
+
+    \b
+    What would an upgrade of the driver bring?
+      known-issues list --component nvidia-driver --version 580.95.05 --upgrade-from here
+    """
+    site = options.site_config(config_file)
+    _refuse_contradictions(component, version, before)
+    if check and check not in (ids := _check_ids(site)):
+        raise UnknownName("check", check, sorted(ids), "gpuipc-doctor list")
+    if before == HERE:
+        before = _version_here(component, site)
+    question = Question(words, component, check, version, before)
+    dirs = site.known_issues_dirs
+    entries: tuple[Entry, ...] = (*knownissues.load(dirs), *knownissues.load_messages(dirs))
+    if component and component not in (names := {*NAMES, *(entry.component for entry in entries)}):
+        raise UnknownName("component", component, sorted(names), "gpuipc-doctor known-issues list")
+    answers = list(ask(question, entries))
     if as_json:
-        click.echo(_json([*map(_entry, issues), *map(_message, messages)]))
+        click.echo(_json([_answer(answer) for answer in answers]))
     elif as_markdown:
-        click.echo(markdown(issues, messages), nl=False)
+        found = [answer.entry for answer in answers]
+        issues = [entry for entry in found if isinstance(entry, KnownIssue)]
+        click.echo(markdown(issues, [entry for entry in found if isinstance(entry, Message)]), nl=False)
     else:
-        click.echo(_table(issues, messages))
+        click.echo(listing(answers, question))
+
+
+def _refuse_contradictions(component: str, version: str, before: str) -> None:
+    if version and not component:
+        raise click.UsageError("--version also needs --component: whose version is it?")
+    if before and not version:
+        raise click.UsageError("--upgrade-from also needs --version: to which version?")
+    for option, value in (("--version", version), ("--upgrade-from", before if before != HERE else "")):
+        if value and parse(component, value) is None:
+            raise click.UsageError(f"{option}: {value!r} is no version of {component} that can be compared")
+
+
+def _version_here(component: str, site: SiteConfig) -> str:
+    """The component's version on this node."""
+    with options.node(None) as node, progress() as watcher:
+        stock = engine.collect_inventory(Request(), site, node, watcher)
+    found = {fact.value for fact in stock.told if fact.name == component and fact.value}
+    if len(found) == 1:
+        return found.pop()
+    what = f"has {component} {' and '.join(sorted(found))}" if found else f"has no {component} that was found"
+    raise click.UsageError(f"this node {what}; name the version: --upgrade-from VERSION")
 
 
 @command.command()
@@ -110,18 +174,15 @@ def _message(message: Message) -> dict[str, object]:
     return {"message": True, **entry}
 
 
+def _answer(answer: Answer) -> dict[str, object]:
+    entry = answer.entry
+    shown = _entry(entry) if isinstance(entry, KnownIssue) else _message(entry)
+    if answer.verdict:
+        shown |= {"verdict": answer.verdict.value, "why": answer.why}
+    if answer.change:
+        shown["upgrade"] = answer.change.value
+    return shown
+
+
 def _json(data: object) -> str:
     return json.dumps(data, indent=2, default=str)
-
-
-def _table(issues: Iterable[KnownIssue], messages: Iterable[Message]) -> str:
-    rows = [
-        (
-            issue.id,
-            f"{issue.component} {issue.bad_versions.removesuffix(', as far as is known')}",
-            "withdrawn" if issue.withdrawn else issue.kind,
-        )
-        for issue in issues
-    ]
-    rows += [(message.id, message.component, "message") for message in messages]
-    return table(rows, ("id", "bad versions", "class"), wrapped=1)

@@ -14,9 +14,9 @@ from gpuipc_doctor.secure.writing import OutputFile
 @click.command()
 @click.argument("file", type=options.FilePath())
 @formats.options(
-    ("matrix", "html", "junit", "prometheus", "ticket", "c"),
-    "Format for a terminal, a browser, CI or Prometheus' node_exporter (textfile); ticket, a bug report; or "
-    "c, a program that reproduces the failure. The options below are for a ticket.",
+    ("matrix", "html", "markdown", "junit", "prometheus", "ticket", "c"),
+    "Format for a terminal, a browser, a ticket system, CI or Prometheus' node_exporter (textfile); ticket, "
+    "a bug report; or c, a program that reproduces the failure. The options below are for a ticket.",
     json="",
 )
 @click.option(

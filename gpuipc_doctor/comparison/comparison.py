@@ -12,7 +12,8 @@ from gpuipc_doctor.comparison.devices import DeviceChange, Match
 from gpuipc_doctor.comparison.inventory_changes import Change
 from gpuipc_doctor.comparison.speed import Speeds, SpeedVerdict
 from gpuipc_doctor.model import Exit, Join, Relation, Report, Result, Status, Tier
-from gpuipc_doctor.report import digest
+from gpuipc_doctor.report import acceptance, digest
+from gpuipc_doctor.report.acceptance import Verdict
 
 TOLERANCE = 0.10
 """A change of speed up to this fraction is not reported."""
@@ -69,12 +70,24 @@ class Comparison:
     issues: tuple[IssueChange, ...]
     speeds: Speeds
     tolerance: float
+    acceptance: Verdict | None = None
+    """The verdict on the node of the later report; None if it was not asked for."""
+    reason: str = ""
+    """The reason for that verdict."""
 
     def turned(self, turn: ChangeKind) -> list[CheckChange]:
         return [verdict for verdict in self.verdicts if verdict.turn is turn]
 
     @property
     def exit_code(self) -> Exit:
+        if self.acceptance is Verdict.REJECT:
+            return Exit.FAIL
+        changes = self._exit_code_of_changes
+        unknown = self.acceptance is Verdict.CANNOT_TELL and changes in (Exit.OK, Exit.WARN)
+        return Exit.ERROR if unknown else changes
+
+    @property
+    def _exit_code_of_changes(self) -> Exit:
         worse = {verdict.after for verdict in self.turned(ChangeKind.WORSE)}
         if Status.FAIL in worse:
             return Exit.FAIL
@@ -87,8 +100,10 @@ class Comparison:
         return Exit.WARN if worse or self.speeds.of(SpeedVerdict.SLOWER) else Exit.OK
 
 
-def compare(before: Report, after: Report, tolerance: float = TOLERANCE) -> Comparison:
-    """The comparison of two reports."""
+def compare(
+    before: Report, after: Report, tolerance: float = TOLERANCE, *, accept: bool = False
+) -> Comparison:
+    """The comparison of two reports. ``accept``: with the verdict on the node, whatever it was before."""
     matches = devices.match(before.devices, after.devices)
     old = _relabelled(before.results, devices.labels_now(matches))
     return Comparison(
@@ -100,6 +115,8 @@ def compare(before: Report, after: Report, tolerance: float = TOLERANCE) -> Comp
         verdicts=tuple(check_changes.verdicts(old, after.results)),
         issues=tuple(_issues(before.joins, after.joins)),
         speeds=speed.compare(old, after.results, tolerance),
+        acceptance=acceptance.verdict(after) if accept else None,
+        reason=acceptance.reason(after) if accept else "",
         tolerance=tolerance,
     )
 

@@ -13,7 +13,7 @@ from gpuipc_doctor.model import Device, Relation, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
 from gpuipc_doctor.present.text import counted, fold_subjects, quantity
-from gpuipc_doctor.report import documents, sentences
+from gpuipc_doctor.report import acceptance, documents, sentences
 
 MOST_ROWS = 20
 """Maximum rows of slower or faster quantities; the JSON has all."""
@@ -52,6 +52,8 @@ def ticket(comparison: Comparison) -> str:
 
 def _blocks(comparison: Comparison) -> Iterator[Block]:
     yield from _simulated(comparison.before, comparison.after)
+    if verdict := comparison.acceptance:
+        yield Entry(verdict.value, comparison.reason, look=acceptance.LOOKS[verdict])
     yield _sides(comparison.before, comparison.after)
     yield Lines(tuple(f"Note: {note}" for note in comparison.notes))
     facts = ((fact.name, fact.before or NOT_RUN, fact.after or NOT_RUN) for fact in comparison.inventory)

@@ -35,6 +35,7 @@ from gpuipc_doctor.present.blocks import (
     table,
 )
 from gpuipc_doctor.present.text import counted, quantity, shorten
+from gpuipc_doctor.report.acceptance import Verdict
 
 T = TypeVar("T")
 
@@ -103,9 +104,21 @@ def _entry(word: str, title: str, *items: Item, hang: int = 0) -> Entry:
     return Entry(word, title, items, gap=1, hang=hang)
 
 
+def verdict(fleet: Fleet) -> str:
+    """Which nodes to accept and to reject, in one line: also the subject of a mail."""
+    sets = {Verdict.REJECT: "fail", Verdict.CANNOT_TELL: "unknown", Verdict.ACCEPT: "pass"}
+    parts = []
+    for word, name in sets.items():
+        if nodes := fleet.sets[name]:
+            where = f" ({fleet.folder.brief(nodes)})" if word is not Verdict.ACCEPT else ""
+            parts.append(f"{word.value} {len(nodes)}{where}")
+    return ", ".join(parts) or "no nodes"
+
+
 def _header(fleet: Fleet) -> Iterator[Block]:
     if simulated := fleet.simulated:
         yield Notice(f"SIMULATED: no real GPU was tested on {fleet.folder.brief(simulated)}", "WARN")
+    yield Lines((verdict(fleet),))
     answered = fleet.answered
     parts = [counted(len(fleet.reports), "node"), counted(len(answered), "report")]
     if answered:
@@ -182,7 +195,9 @@ def _listed(
 
 
 def _drifts(fleet: Fleet, most: int) -> Section:
+    """What is known bad comes first, and is never left out."""
     rest = "not the same everywhere"
+    most = max(most, sum(drift.is_known_bad for drift in fleet.drift))
     return _listed("DRIFT", fleet.drift, partial(_drift, fleet), most, "more fact", rest)
 
 

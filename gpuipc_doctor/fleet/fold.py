@@ -135,6 +135,10 @@ class Drift:
     name: str
     values: tuple[FactValue, ...]
 
+    @property
+    def is_known_bad(self) -> bool:
+        return any(held.known_bad for held in self.values)
+
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
@@ -288,10 +292,25 @@ def _drifts(reports: Sequence[NodeReport]) -> Iterator[Drift]:
     if len(set(models)) > 1:
         yield Drift("GPUs", _held(zip((report.node for report in reports), models, strict=True)))
     bad = {report.node: report.bad for report in reports if report.bad}
-    for name in sorted({name for report in reports for name in report.facts} - OF_A_NODE):
+    found = []
+    for name in {name for report in reports for name in report.facts} - OF_A_NODE:
         held = _held((report.node, ", ".join(report.facts.get(name, ()))) for report in reports)
         if 1 < len(held) < max(len(reports), 3):  # a different value on each node is no drift
-            yield Drift(name, tuple(replace(e, known_bad=_issues(name, e.nodes, bad)) for e in held))
+            found.append(Drift(name, tuple(replace(e, known_bad=_issues(name, e.nodes, bad)) for e in held)))
+    yield from sorted(found, key=_by_weight)
+
+
+MATTERS = (
+    *("nvidia-driver", "nvidia-module", "amdgpu", "rocm", "libcuda", "cuda-driver", "hip-driver"),
+    *("cray-mpich", "mpich", "openmpi", "intel-mpi", "mvapich", "ucx", "nccl", "rccl"),
+    *("libfabric", "shs-libfabric", "shs", "cxi-driver", "mlnx-ofed", "psm2", "kernel"),
+)
+"""Components in the order in which their drift matters: drivers, MPI, fabric, kernel. All others follow."""
+
+
+def _by_weight(drift: Drift) -> tuple[bool, int, str]:
+    weight = MATTERS.index(drift.name) if drift.name in MATTERS else len(MATTERS)
+    return not drift.is_known_bad, weight, drift.name
 
 
 def _held(values: Iterable[tuple[str, str]]) -> tuple[FactValue, ...]:

@@ -423,13 +423,15 @@ def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
     return Activity(Kind.SLEEPS, where or main.wchan, path, _sleeps(snapshots, main))
 
 
-STILL = ", without waking up"
-"""End of the evidence on a thread that slept from the first snapshot to the last."""
+STILL = (", without waking up", "; whether it woke up cannot be read")
+"""Ends of the evidence on a thread that is not known to have moved from the first snapshot to the last."""
 
 
 def _sleeps(snapshots: Sequence[Process], main: Thread) -> str:
     switches = {snapshot.switches for snapshot in snapshots}
-    still = STILL if len(snapshots) > 1 and len(switches) == 1 and None not in switches else ""
+    still = ""
+    if len(snapshots) > 1:
+        still = STILL[1] if None in switches else STILL[0] if len(switches) == 1 else ""
     return f"sleeps in {main.wchan or 'a system call'}{_other_threads(snapshots, main)}{still}"
 
 

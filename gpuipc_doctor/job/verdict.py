@@ -76,7 +76,7 @@ def judge(
         why = f"{_plural(len(deaf), 'rank')} waiting at a socket outside MPI, whose peer is unknown"
         return Verdict(cause=Cause.UNKNOWN, waiting=tuple(deaf), reasons=(why,))
     if all(each.kind is Kind.SLEEPS and each.reason.endswith(STILL) for each in activities.values()):
-        why = "nothing moved: every rank sleeps, and none woke up between the snapshots"
+        why = "nothing moved: every rank sleeps, and none is known to have woken up between the snapshots"
         return replace(_blame(Cause.UNKNOWN, (), sorted(activities), activities), reasons=(why,))
     return Verdict(cause=Cause.RUNS, reasons=("no rank waits for another",))
 

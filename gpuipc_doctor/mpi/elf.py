@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import struct
 from pathlib import Path
 
@@ -19,12 +20,31 @@ class Damaged(Exception):
     """A file that cannot be loaded on this machine."""
 
 
+_MACHINE_AT = 18
+_MACHINES = {21: "ppc64le", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
+"""``e_machine`` → the name that uname(1) has for it."""
+
+
 def is_elf(path: Path) -> bool:
-    """Whether the file begins like a library for this machine."""
+    """Whether the file begins like a library, of this machine or another."""
+    return machine(path) is not None
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether the file is a library of another machine."""
+    return machine(path) not in (None, platform.machine())
+
+
+def machine(path: Path) -> str | None:
+    """The machine that a library is for, as uname(1) names it; None if the file is no library."""
     try:
-        return reading.sample(path, len(_CLASS_64_LITTLE_ENDIAN)) == _CLASS_64_LITTLE_ENDIAN
+        head = reading.sample(path, _MACHINE_AT + 2)
     except reading.Unreadable:
-        return False
+        return None
+    if not head.startswith(_CLASS_64_LITTLE_ENDIAN) or len(head) < _MACHINE_AT + 2:
+        return None
+    (number,) = struct.unpack_from("<H", head, _MACHINE_AT)
+    return _MACHINES.get(number, f"machine {number}")
 
 
 def needed(path: Path) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -72,6 +73,12 @@ def find_library(asked: str | None, configured: str | None, environment: Mapping
                 f"{source}: {path} is a text file, not a library (wheels have such files instead of links)",
                 f"name the library itself: {others[0] if others else '…/libmpi.so.…'}",
             )
+        if elf.is_foreign(Path(path)):
+            machine = elf.machine(Path(path))
+            raise NotFound(
+                f"{source}: {path} is a library for {machine}, and this node is {platform.machine()}",
+                "name the library for this machine",
+            )
         return Library(str(Path(path).absolute()), source)
     if linked:
         return Library(None, f"the MPI that {linked} was built for")
@@ -88,7 +95,11 @@ def _libraries_in(directory: Path) -> list[Path]:
     """The MPI libraries in a directory, usual names first."""
     usual = [directory / name for name in (*_OPEN_MPI_SONAMES, *_MPICH_SONAMES)]
     others = sorted(directory.glob("libmpi*.so.*"))
-    return [path for path in dict.fromkeys((*usual, *others)) if path.is_file() and elf.is_elf(path)]
+    return [
+        path
+        for path in dict.fromkeys((*usual, *others))
+        if path.is_file() and elf.is_elf(path) and not elf.is_foreign(path)
+    ]
 
 
 def _linked_mpi4py() -> Path | None:
@@ -113,9 +124,8 @@ def _library_beside(mpiexec: Path) -> Path | None:
         prefix / "lib64",
         *(prefix / "lib").glob("*-linux-gnu"),
     ]
-    return next(
-        (path for name in names for directory in directories if (path := directory / name).exists()), None
-    )
+    paths = (directory / name for name in names for directory in directories)
+    return next((path for path in paths if path.exists() and not elf.is_foreign(path)), None)
 
 
 def find_launcher(

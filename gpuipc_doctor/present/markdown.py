@@ -5,11 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpuipc_doctor.present.blocks import ALSO, Block, Entry, Group, Item, Lines, Parts, Table, Verbatim
+from gpuipc_doctor.present.blocks import (
+    ALSO,
+    Block,
+    Entry,
+    Grid,
+    Group,
+    Item,
+    Lines,
+    Notice,
+    Parts,
+    Table,
+    Verbatim,
+)
 from gpuipc_doctor.present.text import sanitise
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")
 """Characters that are Markdown markup anywhere (CommonMark 2.4, and GitHub's tables)."""
+
+_NODES = re.compile(r"[A-Za-z][\w.-]*\[[0-9,-]+\][\w.,\[\]-]*")
+"""A set of nodes, ``nid[001-128]``: shown as code, so that it can be copied."""
 
 
 def render(head: str, blocks: Iterable[Block]) -> str:
@@ -24,6 +39,12 @@ def _draw(block: Block) -> Iterator[str]:
             yield _row(rows[0])
             yield "|---" * len(rows[0]) + "|"
             yield from map(_row, rows[1:])
+        case Grid(corner, names, columns):
+            yield from _draw(Table(((corner, *(one.title for one in columns)),)))
+            for n, name in enumerate(names):
+                yield _row([name, *(one.cells[n][0] for one in columns)])
+        case Notice(text):
+            yield f"**{_escaped(text)}**"
         case Entry(word, title, items):
             first, *rest = [item for item in items if isinstance(item, Item)] or [Item("")]
             yield f"**{_escaped(word)}** {_escaped(title)}" + (
@@ -62,4 +83,8 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return _MARKUP.sub(r"\\\1", sanitise(text))
+    parts, at = [], 0
+    for nodes in _NODES.finditer(text := sanitise(text)):
+        parts += [_MARKUP.sub(r"\\\1", text[at : nodes.start()]), f"`{nodes[0]}`"]
+        at = nodes.end()
+    return "".join(parts) + _MARKUP.sub(r"\\\1", text[at:])

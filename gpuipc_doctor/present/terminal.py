@@ -126,7 +126,8 @@ def _entry(entry: Entry, page: Page) -> Iterator[str]:
 def table(rows: Sequence[Sequence[str]], titles: Sequence[str], *, wrapped: int) -> str:
     """A table 80 columns wide; the column with index ``wrapped`` gets the remaining width."""
     rows = [[sanitise(cell) for cell in row] for row in rows]
-    widths = [max(map(columns, cells)) for cells in zip(titles, *rows, strict=True)]
+    padded = [title + " " * _GAP for title in titles]  # as tabulate does
+    widths = [max(map(columns, cells)) for cells in zip(padded, *rows, strict=True)]
     room = max(COLUMNS - sum(widths) + widths[wrapped] - _GAP * (len(widths) - 1), _LEAST_WRAPPED)
     return ruled(
         [[wrap(cell, room) if n == wrapped else [cell] for n, cell in enumerate(row)] for row in rows], titles

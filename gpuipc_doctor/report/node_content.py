@@ -9,7 +9,7 @@ from itertools import groupby, takewhile
 
 from gpuipc_doctor.log_lines import most_telling
 from gpuipc_doctor.model import EvidenceKind, Report, Result, RoleOutcome, Status
-from gpuipc_doctor.present import terminal
+from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import (
     EMPTY,
     Block,
@@ -26,7 +26,7 @@ from gpuipc_doctor.present.blocks import (
     do,
 )
 from gpuipc_doctor.present.text import counted, device_key, fold_devices, sanitise, shorten
-from gpuipc_doctor.report import digest, exits, sentences
+from gpuipc_doctor.report import acceptance, digest, exits, sentences
 from gpuipc_doctor.report.digest import Paragraph, by_check, culprits
 
 # Maximum items shown; the JSON report has all.
@@ -75,6 +75,12 @@ def screen(report: Report, *, width: int = 80, color: bool = False, exit_code: i
     return terminal.screen(blocks(report, code), width=width, color=color)
 
 
+def ticket(report: Report) -> str:
+    """The screen as Markdown, ending in a newline."""
+    code = exits.code(report)
+    return markdown.render(f"{sanitise(report.host)} (exit {code})", blocks(report, code))
+
+
 def nagios(report: Report, *, width: int = 80) -> str:
     """The output of ``--exit-style nagios``: state and figures in one line, then the screen.
 
@@ -100,24 +106,36 @@ def _reason(report: Report, counts: Counter[Status]) -> str:
 
 def blocks(report: Report, exit_code: int) -> Iterator[Block]:
     """The screen's blocks, in order."""
-    yield Group(tuple(_header(report)))
+    top = [*_simulated(report)]
+    if report.whole:
+        verdict = acceptance.verdict(report)
+        yield Group((*top, Entry(verdict.value, acceptance.reason(report), look=acceptance.LOOKS[verdict])))
+        top = []
+    yield Group((*top, *_header(report)))
     yield from _matrix(report)
     yield from _findings(report)
     yield Group(tuple(_totals(report, exit_code)))
 
 
-def _header(report: Report) -> Iterator[Block]:
+def _simulated(report: Report) -> Iterator[Block]:
     if report.simulated:
         yield Notice(f"SIMULATED (profile {report.simulated}): no real GPU was tested", "WARN")
+
+
+def software(report: Report) -> list[str]:
+    """Kernel, driver and message libraries, with their versions."""
     facts = [
         _FACTS[fact.name].format(fact.value)
         for fact in report.inventory
         if fact.value and fact.name in _FACTS and not (fact.name == "gpu-model" and report.devices)
     ]
-    stack = [_STACK[fact.name].format(fact.value) for fact in report.stack if fact.name in _STACK]
+    return facts + [_STACK[fact.name].format(fact.value) for fact in report.stack if fact.name in _STACK]
+
+
+def _header(report: Report) -> Iterator[Block]:
     names = Counter(device.name for device in report.devices)
     devices = " + ".join(f"{n} × {name}" if n > 1 else name for name, n in names.items())
-    yield Parts((report.host, devices or "no GPU found", *facts, *stack))
+    yield Parts((report.host, devices or "no GPU found", *software(report)))
     times = digest.repetitions(report)
     size = f"{report.tier.label} tier, {counted(len(by_check(report)), 'check')}"
     size += f" {times} times" * (times > 1) + f", {report.elapsed_s:.1f} s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from xml.etree import ElementTree
 
@@ -14,7 +15,7 @@ from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.junit import case, document
 from gpuipc_doctor.present.metrics import SEVERITIES, Metric, by, exposition, moment
 from gpuipc_doctor.present.text import device_key, sanitise
-from gpuipc_doctor.report import digest, exits, node_content, sentences
+from gpuipc_doctor.report import acceptance, digest, exits, node_content, sentences
 
 # -- HTML -------------------------------------------------------------------------------------------------
 
@@ -22,6 +23,9 @@ from gpuipc_doctor.report import digest, exits, node_content, sentences
 def html(report: Report) -> str:
     """The page, ending in a newline."""
     counts, checks = digest.totals(report), digest.by_check(report)
+    verdict = acceptance.verdict(report)
+    look = acceptance.LOOKS[verdict]
+    word = verdict.value if report.whole else look
     names = Counter(device.name for device in report.devices)
     singles = {result.devices[0] for result in report.results if len(result.devices) == 1}
     labels = sorted(singles | {device.label for device in report.devices}, key=device_key)
@@ -29,10 +33,13 @@ def html(report: Report) -> str:
     shown = [column for column in columns if any(cell != EMPTY for cell in column.cells)]
     return page(
         "node.html",
-        title=f"{report.host}: {report.worst().value}",
+        title=f"{report.host}: {word}",
         simulated=report.simulated,
         report=report,
-        worst=report.worst().value,
+        worst=word,
+        look=look,
+        reason=acceptance.reason(report),
+        software=" · ".join(node_content.software(report)),
         devices=" + ".join(f"{n} × {name}" for name, n in names.items()) or "no GPU found",
         totals=", ".join(f"{counts[s]} {s.value}" for s in reversed(Status) if counts[s]),
         exit_code=exits.code(report),
@@ -65,7 +72,8 @@ def _pictures(report: Report) -> Iterator[tuple[str, str]]:
         return
     from gpuipc_doctor.report import plots
 
-    for picture in plots.pictures(report):
+    failed = tuple(one for one in report.results if one.finding.status not in (Status.PASS, Status.SKIP))
+    for picture in plots.pictures(replace(report, results=failed)):
         yield picture.name, f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
 
 

@@ -333,6 +333,7 @@ def run(
         known_issues=edition,
         processes=run.schedule.session.processes,
         initialisations=run.schedule.session.initialisations,
+        whole=not (request.checks or request.devices),
     )
 
 

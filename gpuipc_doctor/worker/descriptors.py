@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-_SYS_PIDFD_GETFD = 438  # on every architecture that Linux 5.6 and later knows
+# On every architecture that Linux 5.6 and later knows. Python has no os.pidfd_open if built with old headers.
+_SYS_PIDFD_OPEN, _SYS_PIDFD_GETFD = 434, 438
 
 
 def send(connection: socket.socket, descriptor: int) -> None:
@@ -25,16 +26,21 @@ def fetch(pid: int, number: int) -> int:
     """Another process's descriptor with this number, through ``pidfd_getfd``, close-on-exec.
 
     Raises `PermissionError` if this process is not permitted to trace the other (Yama, another user, a
-    container's seccomp filter: ptrace(2), "Ptrace access mode checking"), or another `OSError`.
+    container's seccomp filter: ptrace(2), "Ptrace access mode checking"), or another `OSError`: ENOSYS before
+    Linux 5.6.
     """
-    import ctypes
-
-    process = os.pidfd_open(pid)
+    process = _call(_SYS_PIDFD_OPEN, pid, 0)
     try:
-        descriptor = ctypes.CDLL(None, use_errno=True).syscall(_SYS_PIDFD_GETFD, process, number, 0)
-        if descriptor < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        return int(descriptor)
+        return _call(_SYS_PIDFD_GETFD, process, number, 0)
     finally:
         os.close(process)
+
+
+def _call(number: int, *arguments: int) -> int:
+    import ctypes
+
+    result = ctypes.CDLL(None, use_errno=True).syscall(number, *arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -266,9 +267,16 @@ def test_no_gpu_found_means_nothing_was_tested(doctor: Command, checks: tuple[st
 def test_dry_run_probes_nothing(doctor: Command) -> None:
     ended = doctor("check", "--all", "--simulate", "healthy-cuda", "--dry-run")
     assert ended.returncode == 0
-    assert "destroy-context" in ended.stdout
-    assert "probes would run" in ended.stdout
+    assert re.search(r"^ipc-reopen +cuda:0-1; cuda:0 > cuda:1 +6 +10$", ended.stdout, re.MULTILINE)
+    assert "allocator-growth on cuda:0-1: SKIP, " in ended.stdout
+    assert re.search(r"^[0-9]+ probes would run\.$", ended.stdout, re.MULTILINE)
     assert max(map(len, ended.stdout.splitlines())) <= 80
+    assert len(ended.stdout.splitlines()) < 60
+
+
+def test_dry_run_shows_each_probe_on_request(doctor: Command) -> None:
+    ended = doctor("check", "ipc-reopen", "--simulate", "healthy-single", "--dry-run", "-v")
+    assert re.search(r"^ipc-reopen +cuda:0 +destroy-context +10$", ended.stdout, re.MULTILINE)
 
 
 def test_help_names_the_command_however_it_was_started(doctor: Command) -> None:

@@ -159,8 +159,8 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("profile", "code", "says"),
     [
         ("nvidia-450.102.04", 0, "accepted"),
-        ("nvidia-460.32.03", 12, "exit 12"),
-        ("no-devices", 3, "exit 3"),
+        ("nvidia-460.32.03", 12, "not accepted"),
+        ("no-devices", 3, "not accepted"),
     ],
 )
 def test_acceptance_script(tmp_path: Path, before: Path, profile: str, code: int, says: str) -> None:
@@ -180,4 +180,5 @@ def test_acceptance_script(tmp_path: Path, before: Path, profile: str, code: int
         command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, env=environment
     )
     assert ended.returncode == code, ended.stderr
-    assert says in ended.stdout.splitlines()[-1]
+    assert ended.stdout.splitlines()[-1] == says
+    assert ("**REJECT**" in ended.stdout) == (code == 12)

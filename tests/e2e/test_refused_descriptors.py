@@ -60,3 +60,5 @@ def test_environment_is_blamed_and_not_the_driver(device: str, code: int) -> Non
     }
     assert os.strerror(code) in ended.stdout
     assert "this environment refuses pidfd_getfd" in ended.stdout
+    remedies = [result["finding"]["remedy"] for result in report["results"] if result["probe"] == "data"]
+    assert ["Linux 5.6" in remedy for remedy in remedies] == [code == errno.ENOSYS]

@@ -60,8 +60,16 @@ static void generalise(const char *from, char *to) {
 
 /* The fault of a file; empty without one. Records its name. */
 static const char *fault(const char *path) {
+    static _Thread_local char behind[PATH_MAX]; /* stacks may be small */
     char name[PATH_MAX + 4] = " ";
     if (!begins(program_invocation_short_name, "python") || !path || strlen(path) >= PATH_MAX) return "";
+    if (begins(path, "/proc/self/fd/")) { /* not this link is read, but the file behind it */
+        ssize_t length = syscall(SYS_readlinkat, AT_FDCWD, path, behind, sizeof behind - 1);
+        if (length > 0 && *behind == '/') {
+            behind[length] = 0;
+            path = behind;
+        }
+    }
     const char *simulated = strstr(path, "/root/");
     if (simulated && is_kernels(simulated + 5)) {
         strcat(name, "~");

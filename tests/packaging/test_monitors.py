@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
+import click
 import pytest
+import yaml
 
+from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.prolog.decision import MAX_LINE, Concern, Kind, decide
 from gpuipc_doctor.prolog.hooks import HOOKS
 from gpuipc_doctor.site.policy import Action, PrologConfig
@@ -29,6 +34,54 @@ def test_node_problem_detector_configuration_is_complete() -> None:
     for rule in document["rules"]:
         assert Path(rule["path"]).name == HOOKS["monitor"].name
         assert seconds(rule["timeout"]) <= seconds(settings["timeout"]) < seconds(settings["invoke_interval"])
+
+
+MANIFESTS = (REPOSITORY / "ship/kubernetes").iterdir()
+KUBERNETES = {path.stem: list(yaml.safe_load_all(path.read_text())) for path in MANIFESTS}
+
+
+def test_manifests_mount_what_they_read_and_run_commands_that_exist() -> None:
+    documents = [each for several in KUBERNETES.values() for each in several]
+    assert {each["kind"] for each in documents} == {"Job", "ConfigMap", "DaemonSet"}
+    texts = KUBERNETES["monitor"][0]["data"]
+    for workload in (each["spec"]["template"]["spec"] for each in documents if each["kind"] != "ConfigMap"):
+        volumes = {volume["name"] for volume in workload.get("volumes", ())}
+        for container in workload["containers"]:
+            mounts = {mount["name"]: mount["mountPath"] for mount in container.get("volumeMounts", ())}
+            assert set(mounts) <= volumes
+            for word in container["command"]:
+                if "/config/" in word:
+                    assert word.rpartition("/config/")[2] in texts
+    said = [shlex.split(line) for line in re.findall(r"gpuipc-doctor (.*)", texts["test.sh"])]
+    [job] = KUBERNETES["accept-node"]
+    said.append(job["spec"]["template"]["spec"]["containers"][0]["command"][1:])
+    for name, *words in said:
+        words = words[: words.index(">")] if ">" in words else words
+        command = cli.get_command(click.Context(cli), name)
+        assert command
+        command.make_context(name, [word.replace("/state/", "/").replace("/metrics/", "/") for word in words])
+
+
+@pytest.mark.parametrize(
+    ("code", "screen", "exit_code", "says"),
+    [
+        ("0", "", 0, "GPU IPC works"),
+        ("10", "", 0, "GPU IPC works"),
+        ("12", "SIMULATED\nREJECT  ipc-reopen on cuda:0", 1, "REJECT  ipc-reopen on cuda:0"),
+        ("11", "", 2, "could not be tested"),
+        ("3", "", 2, "could not be tested"),
+        (None, "", 2, "not tested yet"),
+    ],
+)
+def test_condition_in_kubernetes(
+    tmp_path: Path, code: str | None, screen: str, exit_code: int, says: str
+) -> None:
+    script = KUBERNETES["monitor"][0]["data"]["read.sh"].replace("/state", str(tmp_path))
+    (tmp_path / "screen.txt").write_text(screen)
+    if code:
+        (tmp_path / "code").write_text(f"{code}\n")
+    ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (exit_code, f"{says}\n")
 
 
 def seconds(duration: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ship import build
 from tests.slurm.cluster import Cluster, until
 from tests.slurm.test_fleet import DOCTOR, told
 
@@ -87,7 +89,7 @@ def test_missing_python_is_one_line(tmp_path: Path) -> None:
     )
     assert (ended.returncode, ended.stdout, copy.exists()) == (127, "", True)
     assert ended.stderr.count("\n") == 2  # that, and that there is no rm either
-    assert "no Python 3.10 or newer was found here; name one: GPUIPC_DOCTOR_PYTHON=" in ended.stderr
+    assert "no Python 3.10 to 3.14 was found here; name one: GPUIPC_DOCTOR_PYTHON=" in ended.stderr
 
 
 @pytest.mark.parametrize("place", ["job", pytest.param("allocation", marks=pytest.mark.full)])
@@ -135,8 +137,11 @@ def test_ssh_sends_it(sshd: list[str], pyz: Path, python: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("named", "says"),
     [
-        ("/nowhere/python3", "/nowhere/python3 was not found; name a Python 3.10 or newer of this node"),
-        ("{}/python", "{}/python is not Python 3.10 or newer (Python 3.9.18); name another one"),
+        ("/nowhere/python3", "/nowhere/python3 was not found; name a Python 3.10 to 3.14 of this node"),
+        (
+            "{}/python",
+            "{}/python is no Python 3.10 to 3.14 with a GIL (Python 3.9.18); name another one",
+        ),
     ],
 )
 def test_unusable_named_python_is_reported_and_no_other_is_used(
@@ -153,6 +158,20 @@ def test_unusable_named_python_is_reported_and_no_other_is_used(
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (127, f"gpuipc-doctor: {says.format(tmp_path)}\n")
     assert not file.exists()
+
+
+def test_header_accepts_the_pythons_that_are_packed() -> None:
+    """And no other, whose compiled modules would be missing."""
+    packed = [tuple(map(int, each.split("."))) for each in build.PYTHONS]
+    header = (REPOSITORY / "ship/header.sh").read_text()
+    assert f"{packed[0]} <= sys.version_info < {(3, packed[-1][1] + 1)}" in header
+    assert all(f"python3.{minor} " in header or f"python3.{minor};" in header for _, minor in packed)
+
+
+def test_old_python_can_parse_the_file_to_say_that_it_is_too_old() -> None:
+    text = (REPOSITORY / "ship/__main__.py").read_text()
+    assert ast.parse(text, feature_version=(3, 6))
+    assert "from __future__" not in text  # annotations: 3.7
 
 
 def test_older_python_gets_a_message_with_the_needed_version() -> None:

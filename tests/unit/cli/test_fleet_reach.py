@@ -90,7 +90,7 @@ def test_directory_without_answers_can_be_reused(tmp_path: Path, monkeypatch: py
     ssh.write_text(f"#!/bin/sh\nexec /bin/cat {tmp_path}/report\n")
     ssh.chmod(0o755)
     second = fleet_check("n1")
-    assert (second.exit_code, second.output.splitlines()[0][:19]) == (0, "1 node · 1 report ·"), second
+    assert (second.exit_code, second.output.splitlines()[0][:19]) == (0, "ACCEPT 1"), second
     third = fleet_check("n1")
     assert (third.exit_code, "has 1 report already; name a new" in third.output) == (2, True), third
 

@@ -65,7 +65,7 @@ def test_singular_and_plural() -> None:
     assert "<h1>1 node</h1>" in fleet_exports.html(fleet)
     assert ">1 report · from 2026-" in fleet_exports.html(fleet)
     assert fleet_content.ticket(fleet).startswith("## 1 node: 1 PASS")
-    assert fleet_content.screen(fleet).startswith("1 node · 1 report ·")
+    assert fleet_content.screen(fleet).startswith("ACCEPT 1\n1 node · 1 report ·")
 
 
 def metrics(fleet: fold.Fleet) -> dict[str, Metric]:

@@ -41,7 +41,7 @@ def test_screen() -> None:
 def test_documented_screen() -> None:
     path = Path(__file__).parents[3] / "docs/fleet.md"
     page, now = path.read_text(), fleet_content.screen(fold.fold(a_fleet()))
-    [shown] = re.findall(r"```text\n(40 nodes(?:.*\n)*?)```", page)
+    [shown] = re.findall(r"```text\n(REJECT 2 (?:.*\n)*?)```", page)
     if now != shown and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
         path.write_text(page.replace(shown, now))
         pytest.fail("docs/fleet.md was updated; look at it with git diff", pytrace=False)
@@ -634,6 +634,22 @@ def test_fleet_without_a_healthy_node(of_all: str, code: int, total: str) -> Non
     assert (fleet.sets[of_all], int(fleet.exit_code)) == (tuple(sorted(nodes)), code)
     assert total in fleet_content.screen(fleet)
     assert "n[0-39]" in fleet_content.screen(fleet)
+
+
+def test_drift_that_is_known_bad_is_first_and_never_left_out() -> None:
+    """Thirty facts drift; only two driver versions of two nodes are known bad."""
+    facts = {f"amdgpu-{number:02}": ("1",) for number in range(30)}
+    good = [named(HEALTHY, f"n{number}", facts={**HEALTHY.facts, **facts}) for number in range(6)]
+    odd = dict.fromkeys(facts, ("2",))
+    bad = [named(BAD, f"n{number}", facts={**BAD.facts, **odd}) for number in (6, 7)]
+    fleet = fold.fold([*good, *bad])
+    names = [drift.name for drift in fleet.drift]
+    assert names[0] == "nvidia-driver"
+    assert len(names) > 30
+    screen = fleet_content.screen(fleet)
+    assert "DRIFT nvidia-driver: 460.32.03 on n[6-7], known bad (nvidia-ipc-reopen)" in screen
+    assert "more facts not the same everywhere" in screen
+    assert screen.startswith("REJECT 2 (n[6-7]), ACCEPT 6\n")
 
 
 def test_clocks_that_differ_are_reported() -> None:

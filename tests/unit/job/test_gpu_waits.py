@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuipc_doctor.collective.call import Call
@@ -12,7 +14,9 @@ from gpuipc_doctor.job.verdict import judge
 
 STEP = ("<module> (train.py:41)", "step (train.py:21)")
 SPINS = Activity(Kind.DEVICE, "step (train.py:21)", STEP, "native stacks")
-SLEEPS = Activity(Kind.SLEEPS, "build (train.py:5)", ("build (train.py:5)",), f"sleeps in nanosleep{STILL}")
+SLEEPS = Activity(
+    Kind.SLEEPS, "build (train.py:5)", ("build (train.py:5)",), f"sleeps in nanosleep{STILL[0]}"
+)
 MOVES = Activity(Kind.MOVES, "save (train.py:9)")
 REDUCES = Activity(Kind.COLLECTIVE, "all_reduce", (*STEP, "torch.distributed.all_reduce (c.py:1)"))
 GATHERS = Activity(Kind.COLLECTIVE, "all_gather", (*STEP, "torch.distributed.all_gather (c.py:2)"))
@@ -89,6 +93,8 @@ def test_ranks_that_all_sleep_and_never_woke_up_are_no_pass() -> None:
     assert verdict(SLEEPS, SLEEPS) == (Cause.UNKNOWN, ())
     naps = Activity(Kind.SLEEPS, "load (train.py:7)", (), "sleeps in nanosleep")
     assert verdict(SLEEPS, naps)[0] is Cause.RUNS
+    not_known = replace(SLEEPS, reason=f"sleeps{STILL[1]}")
+    assert verdict(SLEEPS, not_known) == (Cause.UNKNOWN, ())
 
 
 def test_gpu_for_which_mpis_ranks_wait_is_to_blame_as_before() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 import subprocess
 from pathlib import Path
 
@@ -37,6 +38,21 @@ def test_file_that_is_not_elf_is_refused(tmp_path: Path, content: bytes) -> None
     file.write_bytes(content)
     with pytest.raises(elf.Damaged, match=r"libmpi\.so is not a 64-bit little-endian ELF file"):
         elf.needed(file)
+
+
+def test_machine_is_named(library: Path) -> None:
+    image = bytearray(library.read_bytes())
+    assert not elf.is_foreign(library)
+    for number, name in ((62, "x86_64"), (183, "aarch64"), (999, "machine 999")):
+        image[18:20] = number.to_bytes(2, "little")
+        other = library.with_name("other.so")
+        other.write_bytes(image)
+        assert (elf.machine(other), elf.is_elf(other)) == (name, True)
+        assert elf.is_foreign(other) == (name != platform.machine())
+    text = library.with_name("libtext.so")
+    text.write_text("INPUT(libmpi.so.12)")
+    assert elf.machine(text) is None
+    assert not elf.is_foreign(text)
 
 
 @given(data=st.data())

@@ -28,9 +28,23 @@ def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locate, "_linked_mpi4py", lambda: None)
 
 
+HEAD = Path(sys.executable).read_bytes()[:20]
+"""The beginning of a program of this machine; its last two bytes say which."""
+
+
+def test_library_of_another_machine_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "lib/libmpi.so.12"
+    other.parent.mkdir()
+    other.write_bytes(HEAD[:18] + (21).to_bytes(2, "little"))
+    with pytest.raises(NotFound, match=r"libmpi\.so\.12 is a library for ppc64le, and this node is "):
+        find_library(str(other), None, {})
+    plant(tmp_path / "bin/mpiexec")
+    assert find_library(None, None, {"PATH": str(tmp_path / "bin")}).path is None
+
+
 def plant(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"\x7fELF\x02\x01" if ".so" in path.name else b"#!/bin/sh\n")
+    path.write_bytes(HEAD if ".so" in path.name else b"#!/bin/sh\n")
     path.chmod(0o755)
     return path
 

@@ -1,0 +1,60 @@
+"""The verdict on a node after all checks of a tier: may it go into service, and why not?"""
+
+from __future__ import annotations
+
+import enum
+
+from gpuipc_doctor.model import Report, Status
+from gpuipc_doctor.present.text import counted
+from gpuipc_doctor.report import digest, sentences
+
+
+class Verdict(enum.Enum):
+    """The verdict. A WARN does not reject a node; what it lacks by design neither."""
+
+    ACCEPT = "ACCEPT"
+    REJECT = "REJECT"
+    CANNOT_TELL = "CANNOT TELL"
+
+
+LOOKS = {Verdict.ACCEPT: "PASS", Verdict.REJECT: "FAIL", Verdict.CANNOT_TELL: "ERROR"}
+"""Verdict → the status whose colour it has."""
+
+
+def verdict(report: Report) -> Verdict:
+    """The verdict on the node of a report."""
+    if report.worst() is Status.FAIL:
+        return Verdict.REJECT
+    unknown = report.worst() is Status.ERROR or report.interrupted or report.nothing_tested
+    return Verdict.CANNOT_TELL if unknown or cut_off(report) else Verdict.ACCEPT
+
+
+def cut_off(report: Report) -> list[str]:
+    """The checks that the run's end left untested, in part or as a whole."""
+    stopped = dict.fromkeys(result.check for result in report.results if result.stopped)
+    return [*stopped, *(check for check in digest.not_reached(report) if check not in stopped)]
+
+
+def reason(report: Report) -> str:
+    """The reason in one sentence: the worst finding and its place, or why nothing is known."""
+    worst = report.worst()
+    if worst in (Status.FAIL, Status.ERROR):
+        found = [paragraph for paragraph in digest.paragraphs(report) if paragraph.status is worst]
+        told = next((paragraph for paragraph in found if paragraph.joins), found[0])
+        where = f" on {told.where}" if told.where else ""
+        known = f" (known issue {told.joins[0].issue})" if told.joins else ""
+        more = f"; {counted(len(found) - 1, 'more finding')}" if len(found) > 1 else ""
+        return f"{', '.join(told.checks)}{where}: {sentences.summary(told.finding)}{known}{more}"
+    if report.interrupted:
+        return "the run was interrupted"
+    if report.nothing_tested:
+        return "no probe ran on a GPU"
+    if left := cut_off(report):
+        return f"the time budget ended before {counted(len(left), 'check')}: give the run a longer --budget"
+    counts = digest.totals(report)
+    words = [f"{counted(counts[Status.PASS], 'check')} passed"]
+    if counts[Status.WARN]:
+        words.append(f"{counts[Status.WARN]} with a warning")
+    if counts[Status.SKIP]:
+        words.append(f"{counts[Status.SKIP]} not tested on this node")
+    return ", ".join(words)

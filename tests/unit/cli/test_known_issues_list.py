@@ -1,0 +1,52 @@
+"""``known-issues list``: filters, an upgrade's difference, and one line for what contradicts itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from gpuipc_doctor.cli.main import cli
+
+DRIVER = ("--component", "nvidia-driver")
+
+
+def listed(*arguments: str) -> str:
+    ended = CliRunner().invoke(cli, ["known-issues", "list", *arguments])
+    assert ended.exit_code == 0, ended.output
+    return ended.output
+
+
+def test_upgrade_is_three_groups_with_titles_and_a_count() -> None:
+    text = listed(*DRIVER, "--version", "450.102.04", "--upgrade-from", "460.32.03")
+    assert "New with nvidia-driver 450.102.04: none" in text
+    only = text.partition("Only with nvidia-driver 460.32.03: ")[2]
+    assert "nvidia-ipc-reopen (error)\n    an IPC handle cannot be reopened" in only
+    assert text.splitlines()[-1].split()[1:3] == ["known", "issues;"]
+
+
+def test_json_says_verdict_and_change() -> None:
+    asked = (*DRIVER, "--version", "460.32.03", "--upgrade-from", "450.102.04", "--json")
+    [reopen] = [one for one in json.loads(listed(*asked)) if one["id"] == "nvidia-ipc-reopen"]
+    assert (reopen["verdict"], reopen["upgrade"]) == ("bad", "new")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--version", "1.0"), "--version also needs --component"),
+        ((*DRIVER, "--upgrade-from", "1.0"), "--upgrade-from also needs --version"),
+        ((*DRIVER, "--version", "new"), "--version: 'new' is no version of nvidia-driver"),
+        (
+            (*DRIVER, "--version", "1", "--upgrade-from", "?"),
+            "--upgrade-from: '?' is no version of nvidia-driver",
+        ),
+        (("--component", "nvidia-drivr"), "did you mean 'nvidia-driver'"),
+        (("--check", "ipc-reopn"), "did you mean 'ipc-reopen'"),
+    ],
+)
+def test_contradictions_are_one_line(arguments: tuple[str, ...], says: str) -> None:
+    ended = CliRunner().invoke(cli, ["known-issues", "list", *arguments])
+    assert ended.exit_code != 0
+    assert says in (ended.output or str(ended.exception))
