@@ -13,6 +13,7 @@ from gpuipc_doctor.api import ledger as module
 from gpuipc_doctor.api.ledger import (
     FEWEST_SAMPLES,
     ODD_BYTES,
+    Entry,
     Ledger,
     accounts,
     blind,
@@ -70,6 +71,16 @@ def test_one_rise_that_fits_is_enough_to_believe_a_counter() -> None:
     assert blind(outcome({"exporter": role}, ONE, "")) is None
     role["ledger"]["rises"] = [[0, ODD_BYTES + 50 * MIB], [0, 0]]
     assert blind(outcome({"exporter": role}, ONE, "")) is not None
+
+
+@pytest.mark.parametrize(
+    ("missing", "repeated", "is_once"), [(3 * MIB, None, True), (3 * MIB, 0, False), (-3 * MIB, None, False)]
+)
+def test_loss_that_was_not_looked_for_again_was_seen_once(
+    missing: int, repeated: int | None, is_once: bool
+) -> None:
+    seen, *_ = sentences.evidence(Entry("the end", missing, repeated=repeated).somebody_elses())
+    assert seen.startswith("seen once, after the end;" if is_once else "seen after the end")
 
 
 def test_each_devices_role_with_a_ledger_has_an_account() -> None:
