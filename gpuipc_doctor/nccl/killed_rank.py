@@ -29,10 +29,11 @@ SETTLES_S = 2.0
 def after_launch(ctx: Context, launch: Probe) -> Iterator[Probe]:
     """The probe for the ranks of a launch, in soak."""
     if ctx.tier is Tier.SOAK and len(launch.devices) > 1:
-        roles = {**dict.fromkeys(launch.roles, outlive), f"{NAME} 0": be_killed}
-        concurrent = frozenset(roles)
+        killed = f"{NAME} 0"
+        roles = {**dict.fromkeys(launch.roles, outlive), killed: be_killed}
+        concurrent, ends = frozenset(roles), frozenset({killed})
         yield replace(
-            launch, name=NAME, roles=roles, shared=False, concurrent=concurrent, harms=HARMS, fresh="process"
+            launch, name=NAME, roles=roles, shared=False, concurrent=concurrent, harms=HARMS, ends=ends
         )
 
 
