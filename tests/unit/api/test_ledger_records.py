@@ -94,16 +94,20 @@ def test_each_devices_role_with_a_ledger_has_an_account() -> None:
 def test_partner_is_told_the_longest_lag_and_the_fewest_free_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[tuple[Any, ...]] = []
     sent: list[Any] = []
-    own = SimpleNamespace(lag_s=0.2, mark=lambda: 7, enter=lambda *entry: entered.append(entry))
-    monkeypatch.setattr(module, "Ledger", lambda _: own)
-    other = SimpleNamespace(recv=lambda: (0.5, 3 * MIB), send=sent.append)
-    partner = SimpleNamespace(send=sent.append, wait_gone=lambda: sent.append("gone"))
-    w: Any = SimpleNamespace(
-        peers=[other, partner], gpu=SimpleNamespace(memory_info=lambda: (9 * MIB, 10 * MIB))
-    )
+
+    def opened(_: object, gpu: Any) -> object:
+        return SimpleNamespace(
+            lag_s=gpu.lag_s, mark=lambda: gpu.lag_s, enter=lambda *one: entered.append(one)
+        )
+
+    monkeypatch.setattr(module, "Ledger", opened)
+    first = SimpleNamespace(lag_s=0.2, memory_info=lambda: (9 * MIB, 10 * MIB))
+    second = SimpleNamespace(lag_s=0.5, memory_info=lambda: (3 * MIB, 10 * MIB))
+    peer = SimpleNamespace(send=sent.append, wait_gone=lambda: sent.append("gone"))
+    w: Any = SimpleNamespace(gpus=[first, second], peer=peer)
     look_on(w)
-    assert sent == [[0.5, 3 * MIB], "gone", "ended"]
-    assert entered == [(module.PROGRAM_ENDED, 7)]
+    assert sent == [[0.5, 3 * MIB], "gone"]
+    assert entered == [(module.PROGRAM_ENDED, 0.2), (module.PROGRAM_ENDED, 0.5)]
 
 
 class Delayed(Device):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from gpuipc_doctor.fleet.pair_runs import Outcome, Pair, Run
@@ -63,7 +63,6 @@ def fleets(draw: st.DrawFn) -> tuple[list[str], set[str], set[frozenset[str]], s
     return nodes, bad, pairs, silent
 
 
-@settings(max_examples=200, deadline=None)
 @given(fleets(), st.booleans())
 def test_only_bad_nodes_and_pairs_are_blamed(
     seeded: tuple[list[str], set[str], set[frozenset[str]], set[str]], across: bool
@@ -84,7 +83,6 @@ def test_only_bad_nodes_and_pairs_are_blamed(
     assert len(everything) == len(set(everything))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(8, 200), st.data())
 def test_all_bad_nodes_are_found_with_enough_partners(n: int, data: st.DataObject) -> None:
     nodes = fleet(n)
@@ -95,7 +93,6 @@ def test_all_bad_nodes_are_found_with_enough_partners(n: int, data: st.DataObjec
     assert found.unclear == ()
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(8, 200), st.integers(0, 2**32))
 def test_tested_bad_link_is_a_pair_and_no_node(n: int, seed: int) -> None:
     nodes = fleet(n)
@@ -106,7 +103,6 @@ def test_tested_bad_link_is_a_pair_and_no_node(n: int, seed: int) -> None:
     assert (found.nodes, found.unclear, found.silent) == ((), (), ())
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(8, 60), st.integers(0, 2**32))
 def test_flaky_run_is_not_blamed(n: int, seed: int) -> None:
     nodes = fleet(n)
@@ -182,7 +178,6 @@ def cut_off(switches: set[str], topology: Topology, bad: set[str]) -> Fault:
     return answer
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(4, 24), st.integers(3, 32), st.integers(0, 2**32), st.integers(1, 6), st.integers(0, 38))
 @example(leaves=23, size=5, seed=742330, most_cut=3, most_bad=3)  # two of leaf12's partners are bad
 @example(leaves=9, size=3, seed=995454607, most_cut=1, most_bad=1)
@@ -204,7 +199,6 @@ def test_cut_off_switch_is_blamed_and_none_of_its_nodes(
     assert sum(map(len, rounds)) <= 3 * len(nodes)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(4, 24), st.integers(3, 32), st.integers(0, 2**32), st.booleans(), st.booleans())
 @example(leaves=10, size=3, seed=15, some_are_silent=True, some_are_unknown=False)
 @example(leaves=16, size=13, seed=41, some_are_silent=False, some_are_unknown=True)
@@ -249,7 +243,6 @@ def test_cut_switch_is_found_among_silent_and_unknown_nodes(
     assert sum(map(len, rounds)) <= 3 * len(nodes)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(4, 20), st.integers(3, 12), st.integers(0, 2**32), st.booleans())
 @example(leaves=4, size=3, seed=0, across=False)
 def test_no_node_and_no_pair_is_blamed_for_its_switch(
@@ -268,7 +261,6 @@ def test_no_node_and_no_pair_is_blamed_for_its_switch(
     assert sum(map(len, rounds)) <= 3 * len(nodes)
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(4, 20), st.integers(3, 12), st.integers(0, 2**32))
 def test_leaf_of_bad_nodes_may_count_as_cut_off(leaves: int, size: int, seed: int) -> None:
     nodes = fleet(leaves * size)
@@ -304,7 +296,6 @@ def test_two_cut_off_switches_among_ten_thousand_nodes() -> None:
     assert sum(map(len, rounds)) <= len(nodes)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(2, 12), st.integers(3, 40))
 def test_split_spine_is_links_between_switches_and_no_pair(half: int, size: int) -> None:
     nodes = fleet(2 * half * size)
@@ -321,7 +312,6 @@ def test_split_spine_is_links_between_switches_and_no_pair(half: int, size: int)
     assert all(side[one] != side[other] for one, other in found.links)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(2, 12), st.integers(3, 30), st.integers(0, 2**32), st.booleans())
 def test_bad_nodes_are_not_blamed_on_switches(leaves: int, size: int, seed: int, across: bool) -> None:
     nodes = fleet(leaves * size)

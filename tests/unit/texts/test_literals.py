@@ -75,7 +75,7 @@ def test_rest_of_a_match_depends_on_the_text_that_was_found() -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_matches_of_a_signature_have_its_fixed_text(data: st.DataObject) -> None:
     pattern = data.draw(st.sampled_from(SIGNATURES))
     matched = data.draw(st.from_regex(re.compile(pattern, re.ASCII)))
@@ -105,7 +105,7 @@ def test_a_match_needs_all_texts_of_one_alternative(pattern: str, texts: list[li
 
 
 @given(st.data())
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_matches_of_a_signature_have_its_dense_text(data: st.DataObject) -> None:
     pattern = data.draw(st.sampled_from(SIGNATURES))
     matched = data.draw(st.from_regex(re.compile(pattern, re.ASCII)))
@@ -138,7 +138,6 @@ TEXTS = st.lists(
 
 
 @given(TEXTS, st.binary(max_size=60).map(lambda b: bytes(97 + c % 3 for c in b)))
-@settings(max_examples=300)
 def test_both_engines_find_every_place(texts: list[bytes], block: bytes) -> None:
     expected = {
         (number, at + len(text))
