@@ -32,6 +32,7 @@ from gpuipc_doctor.api import (
     Peer,
     Probe,
     ProbeOutcome,
+    Reading,
     Series,
     Tier,
     Worker,
@@ -74,7 +75,7 @@ class IpcRelease(Check):
         for devices in ctx.subjects:
             importers = dict.fromkeys(IMPORTERS, do_as_asked)
             roles = {"exporter": watch_close, **importers}
-            yield Probe("close and exit", roles, devices, exclusive=True, fresh="process")
+            yield Probe("close and exit", roles, devices, exclusive=True, ends=frozenset(IMPORTERS))
             if ctx.tier is Tier.SOAK:
                 roles, starters = (
                     {"exporter": watch_exits, "starter": start_importers},
@@ -83,7 +84,7 @@ class IpcRelease(Check):
                 yield Probe(MANY, roles, devices, exclusive=True, starters=starters)
         for devices in ctx.exporters:
             roles = {"exporter": watch_kill, **dict.fromkeys(IMPORTERS, do_as_asked)}
-            yield Probe("kill", roles, devices, exclusive=True, harms=HARMS, fresh="process")
+            yield Probe("kill", roles, devices, exclusive=True, harms=HARMS, ends=frozenset(IMPORTERS))
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         if failed := done.records.get("starter", {}).get("failed"):
@@ -144,9 +145,9 @@ def many_times(w: Worker, ledger: Ledger) -> None:
         buffer.free()
 
 
-def watch_loop(w: Worker, ledger: Ledger) -> list[int]:
+def watch_loop(w: Worker, ledger: Ledger) -> list[Reading]:
     """Used memory in bytes after the `SAMPLED` rounds of the importer's loop, read by this role."""
-    samples = []
+    samples = list[Reading]()
     for number in SAMPLED:
         w.peer.recv()  # that many rounds are over
         if number in ledger.sampled(SAMPLED):
@@ -180,7 +181,7 @@ def watch_exits(w: Worker) -> None:
     ledger = Ledger(w)
     sampled = ledger.sampled(EXITS)
 
-    def used_by(what: str, *, opens: bool) -> list[int]:
+    def used_by(what: str, *, opens: bool) -> list[Reading]:
         def act(number: int) -> None:
             exit_one(w, ledger, number, opens=opens)
 
@@ -215,10 +216,13 @@ def ask(importer: Peer, act: str, *buffers: Buffer, written: int = NBYTES) -> No
 
 
 def do_as_asked(w: Worker) -> None:
-    gpu, wrong = w.gpus[-1], list[str]()  # its driver initialises while the exporter's does
+    wrong = list[str]()
     while True:
         w.record(wrong=wrong)
         act, handles = w.peer.recv()
+        if act == "exit":
+            return
+        gpu = w.gpus[-1]  # not before: the spare importer is seldom needed
         match act:
             case "make a context":
                 ledger = Ledger(w, gpu)
@@ -229,8 +233,6 @@ def do_as_asked(w: Worker) -> None:
             case "open and close in a loop":
                 w.peer.send("it begins")
                 open_many_times(w, ledger, wrong, handles)
-            case "exit":
-                return
             case "die":
                 w.die()
         w.peer.send("done")
@@ -259,9 +261,9 @@ def open_many_times(w: Worker, ledger: Ledger, wrong: list[str], handles: Sequen
 
 def repeat(
     w: Worker, ledger: Ledger, what: str, call: Callable[[], object], look: Callable[[str], None]
-) -> list[int]:
+) -> list[Reading]:
     """Run `OPENS` rounds of ``call`` and ``look``; returns used memory in bytes at the `SAMPLED` rounds."""
-    samples = []
+    samples = list[Reading]()
     for done in watched(w, what, range(1, OPENS + 1)):
         step = f"{what}, round {done} of {OPENS}"
         with w.step(step):

@@ -311,6 +311,10 @@ class Launch:
     shows: tuple[frozenset[str], ...] = ()
     """For each rank, the labels of the devices that the launcher shows it; empty if each rank sees all."""
 
+    def with_ranks(self, ranks: int) -> list[str]:
+        """The command that starts this many ranks."""
+        return [part.format(ranks=ranks) for part in self.command]
+
     def can_use(self, devices: Sequence[Device]) -> bool:
         """Whether the launcher shows every rank its own device: the first device to the first rank, and so
         on."""
@@ -487,8 +491,10 @@ class Probe:
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the probe's workers if no launcher starts them."""
     fresh: str = ""
-    """``process`` if the probe needs processes in which no other probe ran, because it is about their end or
-    leaves something behind; ``context`` if it needs contexts that no other probe used; else empty."""
+    """``context`` if the probe needs contexts that no other probe used; else empty."""
+    ends: frozenset[str] = frozenset()
+    """Roles whose processes end in this probe, or keep something of it. These are processes of their own,
+    and initialise the driver only when they need it; the other roles' processes may run other probes."""
 
     @property
     def subject(self) -> str:

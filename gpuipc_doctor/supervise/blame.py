@@ -8,6 +8,7 @@ the memory, the cause is unknown and the finding is an ERROR.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -139,7 +140,8 @@ def of_launcher(outcome: ProbeOutcome) -> Iterator[Finding]:
         return
     launcher, values = outcome.launcher, {"launcher": outcome.launch.command[0]}
     evidence = _lines([line for line in launcher.log_tail if line.strip()][-3:])
-    remedy = "run `{launcher} -n 2 true` by hand: this command probably ends in the same way".format(**values)
+    command = shlex.join([*outcome.launch.with_ranks(len(outcome.roles)), "true"])
+    remedy = f"run `{command}` by hand: this command probably ends in the same way"
     if launcher.exit_code is None:
         says = "the launcher, {launcher}, had not ended {waited:s} after its ranks"
         yield Finding.fail(

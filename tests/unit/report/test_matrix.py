@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuipc_doctor.api import picture
 from gpuipc_doctor.model import Device, Ending, Fact, Finding, Join, Relation, Report, Result, RoleOutcome
 from gpuipc_doctor.present.text import columns, sanitise
-from gpuipc_doctor.report import digest, node_content
+from gpuipc_doctor.report import digest, node_content, node_exports
 from tests import golden
 from tests.sample_reports import (
     PER_SUBJECT,
@@ -247,6 +248,36 @@ def test_header_names_the_libraries_that_moved_the_messages() -> None:
     assert "Cray MPICH 8.1.28 · libfabric 1.15.2.0" in " ".join(screen.split())
 
 
+@pytest.mark.parametrize(
+    ("devices", "amdgpu", "is_shown"),
+    [((), None, True), (("cuda",), None, False), (("cuda",), "loaded", True), (("cuda", "hip"), None, True)],
+)
+def test_header_names_rocm_unless_the_node_has_only_other_gpus(
+    devices: tuple[str, ...], amdgpu: str | None, is_shown: bool
+) -> None:
+    facts = (Fact("rocm", "6.4.3", "/opt/rocm/.info/version"), Fact("amdgpu", amdgpu, ""))
+    found = tuple(replace(gpus(1)[0], backend=backend) for backend in devices)
+    text = node_content.screen(replace(mixed(), inventory=facts, devices=found, results=()))
+    assert ("ROCm 6.4.3" in text) is is_shown
+
+
+@pytest.mark.parametrize(("bad", "titles"), [(1, ["cuda:0 > cuda:1"]), (3, [])])
+def test_a_few_bad_pairs_have_columns_of_their_own(bad: int, titles: list[str]) -> None:
+    pairs = list(permutations(gpus(8), 2))
+    failed = [STALE] * bad + [Finding.ok("right", "read")] * (len(pairs) - bad)
+    results = tuple(
+        Result("ipc-peer", finding, tuple(device.label for device in pair))
+        for pair, finding in zip(pairs, failed, strict=True)
+    )
+    head, row = (
+        next(line for line in text if line.startswith(start))
+        for text in [node_content.screen(report(gpus(8), results)).splitlines()]
+        for start in ("check ", "ipc-peer ")
+    )
+    assert head.split() == ["check", "cuda:0-7", *" ".join(titles).split(), "pairs"]
+    assert row.split() == ["ipc-peer", "-", *["FAIL"] * len(titles), "FAIL", f"{bad}/56"]
+
+
 def test_control_that_passed_on_some_devices_only_is_no_control() -> None:
     base = seed_002()
     spoilt = replaced(base, Result("ipc-reopen", Finding.warn("slow", "slow"), ("cuda:2",), "keep-context"))
@@ -308,3 +339,18 @@ def test_every_finding_except_pass_has_a_paragraph(any_report: Report) -> None:
     issues |= {join.issue for join in digest.loose_joins(any_report, shown)}
     wanted = {join.issue for join in any_report.joins if join.relation is not Relation.LATENT}
     assert wanted <= issues <= {join.issue for join in any_report.joins}
+
+
+def test_ways_between_gpus_are_shown_on_request_and_on_the_page() -> None:
+    devices = gpus(4)
+    ways = [replace(device, peers=frozenset({"cuda:0", "cuda:1", "cuda:2"})) for device in devices]
+    found = Finding.ok("initialised", "4 GPUs", *picture(ways, {"cuda:0": {"cuda:1": "NV18"}}))
+    told = replaced(healthy(devices), Result("driver-init", found, probe="cuda"))
+    shown = node_content.screen(told, verbose=True).splitlines()
+    start = next(number for number, line in enumerate(shown) if line.split() == ["0", "1", "2", "3"])
+    assert [line.split() for line in shown[start + 1 : start + 3]] == [
+        ["cuda:0", "X", "NV18", "P2P", "-"],
+        ["cuda:1", "P2P", "X", "P2P", "-"],
+    ]
+    assert "NV18" not in node_content.screen(told)
+    assert "<td>NV18</td>" in node_exports.html(told)
