@@ -94,12 +94,12 @@ _INSTEAD = {
 }
 
 
-def words_of_lack(label: str, lacking: Collection[str], mode: str = "") -> str:
+def words_of_lack(lacking: Collection[str], mode: str = "") -> str:
     """What a device cannot do, and how that was recognised. ``mode``: its compute mode, if known."""
     if "multi-process" in lacking:
         mode = mode or "exclusive or prohibited (CU_DEVICE_ATTRIBUTE_COMPUTE_MODE is not 0)"
-        return f"{label} admits no second process: its compute mode is {mode}"
-    return f"{label} lacks {', '.join(sorted(lacking))}, as its driver states"
+        return f"admits no second process: its compute mode is {mode}"
+    return f"lacks {', '.join(sorted(lacking))}, as its driver states"
 
 
 def instead_of(lacking: Collection[str]) -> str:

@@ -138,9 +138,12 @@ def _meant(name: str, variables: Mapping[str, Variable], here: Collection[str] |
 def _alike(name: str, known: str) -> bool:
     """Whether a name is a misspelling of another.
 
-    A misspelling has the same words in another order, the same letters with other underscores, or one long
-    word misspelt. Short words are not compared, since ``TX`` and ``RX`` are both valid.
+    A misspelling has the same words in another order, the same letters with other underscores, no ``ENABLED``
+    at its end, or one long word misspelt. Short words are not compared, since ``TX`` and ``RX`` are both
+    valid.
     """
+    if known in (f"{name}_ENABLED", f"{name}_ENABLE"):
+        return True
     if len(known) < 8 or name[:2] != known[:2]:  # skips most of the work below
         return False
     words, right = name.split("_"), known.split("_")

@@ -386,10 +386,10 @@ def _incapable(device: Device, lacking: list[str], inventory: Sequence[Fact]) ->
     mode = next((fact.value for fact in inventory if fact.name == "compute-mode" and fact.value), "")
     return Finding.skip(
         "incapable",
-        "{reason}",
+        "{device} {lack}",
         remedy=instead_of(lacking),
         device=device.label,
-        reason=words_of_lack(device.label, lacking, mode),
+        lack=words_of_lack(lacking, mode),
         lacking=lacking,
     )
 

@@ -126,7 +126,7 @@ class Worker:
         # Also tested here: a prolog has not tested before, and an administrator can change the mode.
         if check and check.requires and (lacking := check.requires - gpu.capabilities):
             self.record(lacking=sorted(lacking))
-            raise Unfit(words_of_lack(device.label, lacking))
+            raise Unfit(f"{device.label} {words_of_lack(lacking)}")
         return gpu
 
     @property
