@@ -80,7 +80,7 @@ class AllocatorPressure(Check):
         if not done.completed:
             yield from filter(None, [loss])
             return
-        program, after = done.records["program"], account(done.records["bystander"]).entries[0]
+        program, after = done.records["program"], account(done.records["onlooker"]).entries[0]
         found = [*judge_data(done), *filter(None, [loss or after.late()])]
         says = "{allocator}: filled {times} times within {room:mib}, data correct, all released"
         told, times = given_back(program["releases_s"]), CYCLES * len(PARTS)
@@ -98,7 +98,7 @@ def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
     """Judge whether allocations succeeded, and whether the blocks and the other process's memory kept their
     data."""
     allocator, program = done.probe, done.records["program"]
-    if overwritten := done.records["bystander"]["wrong"]:
+    if overwritten := done.records["onlooker"]["wrong"]:
         says = "{allocator}: another process's memory was overwritten"
         yield Finding.fail("overwrote-others", says, overwritten, allocator=allocator)
     if wrong := program["wrong"]:
@@ -178,6 +178,6 @@ def stand_by(w: Worker) -> None:
         w.record(wrong=difference(memory.read(), pattern(BYSTANDER, 0)))
 
 
-ROLES = {"program": run_full, "bystander": stand_by}
+ROLES = {"program": run_full, "onlooker": stand_by}
 
 CHECK = AllocatorPressure()

@@ -34,6 +34,7 @@ from gpuipc_doctor.api import (
     Measurement,
     Probe,
     ProbeOutcome,
+    Tier,
     Worker,
     misplaced,
 )
@@ -96,7 +97,7 @@ class FabricSmallMessage(Check):
                 params = {**common, "program": programs["ucx_perftest"], "memory": "host"}
                 yield probe(named("UCX", where), (), params, launch)
                 sizes = ctx.options.get("sizes", DEVICE_SIZES)
-                for devices in ctx.subjects if launch is None else [(device,) for device in ctx.devices[:1]]:
+                for devices in [(device,) for device in ctx.devices[:1]] if launch else on_devices(ctx):
                     in_device = {**params, "memory": devices[0].backend, "sizes": sizes}
                     yield probe(named("UCX", where), devices, in_device, launch)
 
@@ -166,6 +167,12 @@ ENDINGS = {
 
 def probe(name: str, devices: tuple[Device, ...], params: dict[str, Json], launch: Launch | None) -> Probe:
     return Probe(name, ROLES, devices, params, together=True, launch=launch, env=params["env"])
+
+
+def on_devices(ctx: Context) -> Iterable[tuple[Device, ...]]:
+    """In ``soak`` all devices and pairs; else one of each backend, since each message initialises the driver
+    twice."""
+    return ctx.subjects if ctx.tier is Tier.SOAK else ctx.a_pair_or_device_of_each_backend
 
 
 def named(library: str, where: str) -> str:

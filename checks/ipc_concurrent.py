@@ -69,6 +69,7 @@ class IpcConcurrent(Check):
     requires = frozenset({"legacy-ipc", "multi-process"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
+        begun = set[tuple[str, str]]()
         for devices in subjects(ctx):
             room = ctx.room(devices) - 2 * SIZES[-1]
             fits = [nbytes for nbytes in LARGE if nbytes <= room]
@@ -81,7 +82,12 @@ class IpcConcurrent(Check):
                         "large": bool(fits),
                         "whole": True,
                     }
-                    yield Probe(how, ROLES, devices, params)
+                    kind = (devices[0].backend, how)
+                    ends = frozenset(
+                        () if kind in begun else {"newcomer"}
+                    )  # elsewhere it may know the driver
+                    begun.add(kind)
+                    yield Probe(how, ROLES, devices, params, ends=ends)
                     if fits:
                         whole = ctx.tier is Tier.SOAK
                         sizes = {"sizes": fits[-1:], "rounds": LARGE_ROUNDS}

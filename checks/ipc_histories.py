@@ -26,8 +26,8 @@ from gpuipc_doctor.api import (
     Tier,
     Worker,
     account,
+    lacking,
     look_on,
-    look_on_another,
 )
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.explore import Bench, explore, replay_once, without_permission
@@ -116,7 +116,7 @@ class IpcHistories(Check):
         findings = list(conclude(crew["explored"], left_out, labels, crew.get("little", {})))
         yield from findings
         for place, label in enumerate(labels):
-            entry = account(done.records[watcher(place)]).entries[-1]
+            entry = account(done.records["watch"], label if place else "").entries[-1]
             if entry.missing > NOISE_BYTES and findings[0].key != "leak":
                 yield Finding.warn(
                     "not-returned",
@@ -156,6 +156,7 @@ def conclude(
             "{says}, which has no such feature",
             remedy=WITHOUT_GPU_IPC,
             says=explored["first"]["says"],
+            lacking=lacking(explored["first"]["call"]),
         )
     elif explored["unusable"]:
         yield Finding.error(
@@ -199,14 +200,8 @@ def conclude(
 
 
 def probe(devices: tuple[Device, ...], params: Mapping[str, Json]) -> Probe:
-    watchers = {watcher(place): look_on_another for place in range(len(devices))}
-    roles = {**watchers, watcher(0): look_on, "crew": perform}
+    roles = {"watch": look_on, "crew": perform}
     return Probe("", roles, devices, params, exclusive=True, starters=frozenset({"crew"}))
-
-
-def watcher(place: int) -> str:
-    """Name of the role that watches the device with the index ``place``."""
-    return "watch" if place == 0 else f"watch-{place + 1}"
 
 
 def groups(devices: Sequence[Device]) -> list[tuple[Device, ...]]:

@@ -67,8 +67,8 @@ class IpcPool(Check):
             roles = {"exporter": share_many, "importer": attach_many}
             yield Probe(MANY, roles, devices, exclusive=True)
         for devices in ctx.exporters:
-            roles = {"exporter": share_and_die, "importer": outlive}
-            yield Probe("exporter gone", roles, devices, harms=HARMS, fresh="process")
+            roles, ends = {"exporter": share_and_die, "importer": outlive}, frozenset({"exporter"})
+            yield Probe("exporter gone", roles, devices, harms=HARMS, ends=ends)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         if done.probe == MANY:

@@ -75,7 +75,7 @@ class IpcRelease(Check):
         for devices in ctx.subjects:
             importers = dict.fromkeys(IMPORTERS, do_as_asked)
             roles = {"exporter": watch_close, **importers}
-            yield Probe("close and exit", roles, devices, exclusive=True, fresh="process")
+            yield Probe("close and exit", roles, devices, exclusive=True, ends=frozenset(IMPORTERS))
             if ctx.tier is Tier.SOAK:
                 roles, starters = (
                     {"exporter": watch_exits, "starter": start_importers},
@@ -84,7 +84,7 @@ class IpcRelease(Check):
                 yield Probe(MANY, roles, devices, exclusive=True, starters=starters)
         for devices in ctx.exporters:
             roles = {"exporter": watch_kill, **dict.fromkeys(IMPORTERS, do_as_asked)}
-            yield Probe("kill", roles, devices, exclusive=True, harms=HARMS, fresh="process")
+            yield Probe("kill", roles, devices, exclusive=True, harms=HARMS, ends=frozenset(IMPORTERS))
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         if failed := done.records.get("starter", {}).get("failed"):
@@ -216,10 +216,13 @@ def ask(importer: Peer, act: str, *buffers: Buffer, written: int = NBYTES) -> No
 
 
 def do_as_asked(w: Worker) -> None:
-    gpu, wrong = w.gpus[-1], list[str]()  # its driver initialises while the exporter's does
+    wrong = list[str]()
     while True:
         w.record(wrong=wrong)
         act, handles = w.peer.recv()
+        if act == "exit":
+            return
+        gpu = w.gpus[-1]  # not before: the spare importer is seldom needed
         match act:
             case "make a context":
                 ledger = Ledger(w, gpu)
@@ -230,8 +233,6 @@ def do_as_asked(w: Worker) -> None:
             case "open and close in a loop":
                 w.peer.send("it begins")
                 open_many_times(w, ledger, wrong, handles)
-            case "exit":
-                return
             case "die":
                 w.die()
         w.peer.send("done")

@@ -48,8 +48,11 @@ NBYTES = 20 << 20
 HARMS = frozenset({"kills an importer"})
 """`Probe.harms` of the probes that kill an importer or exporter, after which device memory may be lost."""
 
-FRESH = {"contexts": "context", "exporter gone": "process", "importer gone": "process"}
-"""`Probe.fresh` of the probes that destroy contexts or end a process."""
+ENDS = {
+    "exporter gone": frozenset({"exporter"}),
+    "importer gone": frozenset({"importer", "spare importer"}),
+}
+"""`Probe.ends` of the probes that end a process."""
 
 ROUTES = ("SCM_RIGHTS", "pidfd_getfd", "SCM_RIGHTS")
 """How the descriptor of each segment is passed."""
@@ -71,10 +74,12 @@ class IpcVmm(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for name, (roles, _) in PROCEDURES.items():
-            for devices in ctx.exporters if FRESH.get(name) == "process" else ctx.subjects:
-                harms = HARMS if FRESH.get(name) == "process" else frozenset()
-                exclusive, fresh = name == "importer gone", FRESH.get(name, "")
-                yield Probe(name, roles, devices, harms=harms, exclusive=exclusive, fresh=fresh)
+            ends = ENDS.get(name, frozenset())
+            harms, exclusive = HARMS if ends else frozenset(), name == "importer gone"
+            fresh = "context" if name == "contexts" else ""
+            alone = [(device,) for device in ctx.devices]
+            for devices in ctx.exporters if ends else ctx.subjects if len(roles) > 1 else alone:
+                yield Probe(name, roles, devices, harms=harms, exclusive=exclusive, fresh=fresh, ends=ends)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         _, judge = PROCEDURES[done.probe]
@@ -184,7 +189,7 @@ def remap(w: Worker) -> None:
 
 
 def judge_remapped(done: ProbeOutcome) -> Iterable[Finding]:
-    if wrong := done.records["exporter"]["wrong"]:
+    if wrong := done.records["allocator"]["wrong"]:
         says = "memory shows wrong data if its addresses were unmapped just before"
         yield Finding.fail("wrong-after-unmap", says, *wrong[:3], times=len(wrong))
     else:
@@ -295,8 +300,8 @@ def share_and_watch(w: Worker) -> None:
 
 
 def write_and_die(w: Worker) -> None:
-    gpu = w.gpus[-1]  # before any descriptor exists: the driver may start a child, which would inherit it
     if nbytes := w.peer.recv():
+        gpu = w.gpus[-1]  # before the descriptor: the driver may start a child, which would inherit it
         descriptor = w.peer.recv_descriptor()
         with w.step("import and write"):
             write_pattern(gpu.import_descriptor(descriptor, nbytes).map(), nbytes)
@@ -313,7 +318,7 @@ def judge_killed(done: ProbeOutcome) -> Iterable[Finding]:
 
 PROCEDURES = {
     "data": ({"exporter": export, "importer": attach}, judge_data),
-    "mapped many times": ({"exporter": remap}, judge_remapped),
+    "mapped many times": ({"allocator": remap}, judge_remapped),
     "contexts": ({"exporter": export_anew, "importer": attach_anew}, judge_contexts),
     "exporter gone": ({"exporter": export_and_die, "importer": outlive}, judge_gone),
     "importer gone": (

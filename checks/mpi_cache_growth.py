@@ -80,6 +80,9 @@ SAME, SOAK = 128, 400
 """Iterations with buffers of one size, outside and in the soak tier. Drivers count in blocks of 2 MiB, so the
 last third of 128 iterations shows growth from 256 KiB per iteration on; with 400, from 64 KiB on."""
 
+RISES = 0.9
+"""Used memory that rose until this part of the iterations, or longer, still rises."""
+
 TELL_LEAK = "to tell a leak from a cache, run `gpuipc-doctor check mpi-cache-growth --tier soak`"
 
 
@@ -282,6 +285,9 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
         told = {"variable": params["bounded_by"], "most": most, **values}
         return Finding.warn("keeps-many", says, rate, *held, remedy=remedy, **told)
     says = "used memory still rose after {times} iterations: at least {buffers:round} freed buffers are kept"
+    if seen.rose_until < RISES * (len(seen.used) + followed):
+        says = "used memory rose until about iteration {rose} of {times}: at least {buffers:round} freed "
+        says += "buffers are kept"
     if bound:
         often = "twice" if decides else "once"
         says = f"used memory may level off at {kept}; {{times}} iterations did not fill such a cache {often}"
@@ -293,6 +299,7 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
         Evidence.seen(
             says,
             times=len(seen.used) + followed,
+            rose=seen.rose_until,
             buffers=bound / SMALL if bound else seen.at_least,
             bound=bound,
         ),

@@ -162,6 +162,9 @@ class EvidenceKind(enum.Enum):
     ``env`` or ``without``."""
     CAUSE = "cause"
     """What on this node explains the failure (`run.preflight`); the summary begins with it."""
+    RECOGNISED = "recognised"
+    """A known issue or message that a failure's texts show (`run.recognition`): ``values`` have ``entry`` and
+    ``confidence``."""
     ISSUE = "issue"
     """A related known issue; ``values["issue"]`` is its id."""
 
@@ -488,8 +491,10 @@ class Probe:
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the probe's workers if no launcher starts them."""
     fresh: str = ""
-    """``process`` if the probe needs processes in which no other probe ran, because it is about their end or
-    leaves something behind; ``context`` if it needs contexts that no other probe used; else empty."""
+    """``context`` if the probe needs contexts that no other probe used; else empty."""
+    ends: frozenset[str] = frozenset()
+    """Roles whose processes end in this probe, or keep something of it. These are processes of their own,
+    and initialise the driver only when they need it; the other roles' processes may run other probes."""
 
     @property
     def subject(self) -> str:

@@ -20,6 +20,9 @@ LIBRARY = "libnvidia-ml.so.1"
 DRIVER_NOT_LOADED = 9
 """``NVML_ERROR_DRIVER_NOT_LOADED``: the library is installed, but there is no NVIDIA GPU."""
 
+NOT_SUPPORTED = 3
+"""``NVML_ERROR_NOT_SUPPORTED``: this GPU has no such figure; of GB10, for example, the memory's."""
+
 _INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 7, 13
 _NOT_AVAILABLE = 2**64 - 1
 """``NVML_VALUE_NOT_AVAILABLE``: the driver does not count a process's bytes, for example in MIG mode."""
@@ -83,7 +86,8 @@ class Nvml:
         return pci.raw[_PCI_TEXT:].partition(b"\0")[0].decode("ascii", "replace").lower()[-12:]
 
     def memory(self, device: Any) -> tuple[int, int]:
-        """Total and used bytes, without the driver's own reservation if NVML reports that."""
+        """Total and used bytes, without the driver's own reservation if NVML reports that. Raises
+        `DriverError`."""
         import ctypes
 
         if self._has("nvmlDeviceGetMemoryInfo_v2"):

@@ -40,6 +40,7 @@ from gpuipc_doctor.api.gpu import (
     Pool,
     PoolMemory,
     VmmMapping,
+    lacking,
     unless_refused,
 )
 from gpuipc_doctor.api.idle_counter import Reading
@@ -67,7 +68,6 @@ from gpuipc_doctor.api.ledger import (
     interval,
     ledger_in_turn,
     look_on,
-    look_on_another,
 )
 from gpuipc_doctor.api.messages import ENOUGH, LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
 from gpuipc_doctor.api.patterns import (

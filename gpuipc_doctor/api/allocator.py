@@ -47,7 +47,8 @@ def probe(
     concurrent: frozenset[str] = frozenset(),
     **params: Json,
 ) -> Probe:
-    """A probe of this allocator; its roles find the allocator's name in the parameter ``allocator``."""
+    """A probe of this allocator. The first role uses it, in a process of its own, and finds its name in the
+    parameter ``allocator``."""
     params = {"allocator": name, **params}
     imports = _imports(name, device.backend)
     return Probe(
@@ -59,6 +60,7 @@ def probe(
         exclusive=exclusive,
         concurrent=concurrent,
         imports=imports,
+        ends=frozenset(list(roles)[:1]),
     )
 
 

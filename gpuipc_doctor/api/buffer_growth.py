@@ -156,6 +156,13 @@ class BufferGrowth:
         return tuple(used - self.used[0] for used in (*self.used, *self.small, *self.late))
 
     @property
+    def rose_until(self) -> int:
+        """Number of the iteration after which used memory rose no more, except for noise."""
+        levels = self.since_the_first
+        near = max(levels) - min(NOISE_BYTES, 0.05 * max(levels))
+        return next(number for number, level in enumerate(levels, 1) if level >= near)
+
+    @property
     def at_least(self) -> int:
         """The fewest buffers, small and large, that were kept at the peak of used memory."""
         went = [self.used[-1], *self.small]

@@ -89,6 +89,7 @@ class Ledger:
     def __init__(self, w: Worker, gpu: Gpu | None = None) -> None:
         self._w = w
         self._gpu = gpu or w.gpu
+        self._record_name = _record_name("" if self._gpu is w.gpu else self._gpu.device.label)
         self._rises: list[list[int]] = []
         self._entries: dict[str, Json] = {}
         self._loops: dict[str, Json] = {}
@@ -328,7 +329,7 @@ class Ledger:
     def _record(self) -> None:
         device = self._gpu.device.label
         told = {"device": device, "rises": self._rises, "entries": self._entries, "loops": self._loops}
-        self._w.record(ledger=told | {"sizes": self._sizes, "idle": self._idle})
+        self._w.record(**{self._record_name: told | {"sizes": self._sizes, "idle": self._idle}})
 
 
 def ledger_in_turn(w: Worker) -> Ledger:
@@ -341,30 +342,17 @@ def ledger_in_turn(w: Worker) -> Ledger:
 
 
 def look_on(w: Worker) -> None:
-    """Read used memory, let the partner begin, and check after the partner's end that no more is in use.
+    """Read used memory of all devices, let the partner begin, and check after the partner's end that no more
+    is in use.
 
-    The partner, which is the last role, receives the longest lag of a counter in seconds and the fewest free
-    bytes of a device. Roles between the first and the last watch their own devices with `look_on_another`.
+    The partner receives the longest lag of a counter in seconds and the fewest free bytes of a device.
     """
-    ledger = Ledger(w)
-    before = ledger.mark()
-    *others, partner = w.peers
-    seen = [(ledger.lag_s, w.gpu.memory_info()[0]), *(other.recv() for other in others)]
-    lags_s, free = zip(*seen, strict=True)
-    partner.send([max(lags_s), min(free)])
-    partner.wait_gone()
-    for other in others:
-        other.send("ended")
-    ledger.enter(PROGRAM_ENDED, before)
-
-
-def look_on_another(w: Worker) -> None:
-    """Do for this role's device what `look_on` does for the device of the first role."""
-    ledger = Ledger(w)
-    before = ledger.mark()
-    w.peer.send([ledger.lag_s, w.gpu.memory_info()[0]])
-    w.peer.recv()
-    ledger.enter(PROGRAM_ENDED, before)
+    ledgers = [Ledger(w, gpu) for gpu in w.gpus]
+    before = [ledger.mark() for ledger in ledgers]
+    w.peer.send([max(ledger.lag_s for ledger in ledgers), min(gpu.memory_info()[0] for gpu in w.gpus)])
+    w.peer.wait_gone()
+    for ledger, mark in zip(ledgers, before, strict=True):
+        ledger.enter(PROGRAM_ENDED, mark)
 
 
 def begin_when_asked(w: Worker) -> None:
@@ -700,9 +688,9 @@ class Account:
         return [loop.series(self.device) for loop in self.loops]
 
 
-def account(record: Mapping[str, Json]) -> Account:
-    """A role's entries, from its records."""
-    told = record["ledger"]
+def account(record: Mapping[str, Json], device: str = "") -> Account:
+    """A role's entries, from its records. ``device``: label of a device that is not the role's own."""
+    told = record[_record_name(device)]
     idle = IdleCounter(told.get("idle", ()))
     return Account(
         told["device"],
@@ -712,6 +700,10 @@ def account(record: Mapping[str, Json]) -> Account:
         told["sizes"],
         idle,
     )
+
+
+def _record_name(device: str) -> str:
+    return f"ledger of {device}" if device else "ledger"
 
 
 def accounts(done: ProbeOutcome) -> list[Account]:

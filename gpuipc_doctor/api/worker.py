@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from gpuipc_doctor.api.allocator import Allocator
@@ -260,6 +261,10 @@ class Worker(Protocol):
     @property
     def node(self) -> str:
         """Name of this role's node."""
+
+    @property
+    def shared_memory(self) -> Path:
+        """The directory ``/dev/shm``; a simulated node has its own."""
 
     @property
     def gpu(self) -> Gpu:

@@ -86,10 +86,13 @@ class Display(Silent):
             done, total, began = self._done, self._total, self._began
             running = list(self._running.values())
         now = time.monotonic()
-        # Probes that failed in a tour are repeated: more run than were planned.
-        head = f"{done}/{max(total, done + len(running))} probes done" if total else "looking for devices"
-        if ENOUGH <= done < total:
-            head += f", about {(now - began) * (total - done) / done:.0f} s left"
+        if not total:
+            head = "looking for devices"
+        elif done >= total:  # probes that failed in a tour are repeated, and failures are rerun
+            head = f"{total} probes done, {'repeating what failed' if running else 'concluding'}"
+        else:
+            left_s = (now - began) * (total - done) / max(done, 1)
+            head = f"{done}/{total} probes done" + f", about {left_s:.0f} s left" * (done >= ENOUGH)
         if not running:
             return head
         names, since, deadlines_s = zip(*running, strict=True)

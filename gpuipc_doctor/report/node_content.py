@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, takewhile
+from itertools import takewhile
 
 from gpuipc_doctor.log_lines import most_telling
 from gpuipc_doctor.model import EvidenceKind, Report, Result, RoleOutcome, Status
@@ -36,6 +36,7 @@ PROCESSES = 2
 LOG_LINES = 4
 LOG_COLUMNS = 240
 EVIDENCE_LINES = 8
+BAD_PAIRS = 2
 
 REPORT_IT = "write a bug report: gpuipc-doctor report --format ticket FILE (the JSON report)"
 """Remedy for a FAIL that has no other remedy and matches no known issue."""
@@ -53,6 +54,9 @@ _FACTS = {
     "gpu-model": "the kernel lists {}",
 }
 """Facts in the header, with their format; `gpuipc-doctor inventory` shows all."""
+
+_OF_AMD = frozenset({"rocm", "hip-runtime"})
+"""Facts that are not shown for a node without AMD's GPUs, on which such a library may lie."""
 
 _STACK = {
     "mpich": "MPICH {}",
@@ -149,10 +153,16 @@ def _simulated(report: Report) -> Iterator[Block]:
 
 def software(report: Report) -> list[str]:
     """Kernel, driver and message libraries, with their versions."""
+    left_out = set[str]()
+    if report.devices:
+        left_out.add("gpu-model")
+        has_amd = any(fact.name == "amdgpu" and fact.value for fact in report.inventory)
+        if not has_amd and all(device.backend != "hip" for device in report.devices):
+            left_out |= _OF_AMD
     facts = [
         _FACTS[fact.name].format(fact.value)
         for fact in report.inventory
-        if fact.value and fact.name in _FACTS and not (fact.name == "gpu-model" and report.devices)
+        if fact.value and fact.name in _FACTS.keys() - left_out
     ]
     return facts + [_STACK[fact.name].format(fact.value) for fact in report.stack if fact.name in _STACK]
 
@@ -185,8 +195,8 @@ def _totals(report: Report, exit_code: int) -> Iterator[Block]:
 
 
 def _matrix(report: Report) -> Iterator[Grid]:
-    """The matrix of results; on a narrow page, neighbouring devices with equal results share a column
-    (``cuda:0-3``)."""
+    """The matrix of results. On a narrow page, devices with equal results share a column (``cuda:0-2,4-7``).
+    A few pairs that failed have columns of their own."""
     checks = by_check(report)
     if not checks:
         return
@@ -194,9 +204,12 @@ def _matrix(report: Report) -> Iterator[Grid]:
     labels += [result.devices[0] for result in report.results if len(result.devices) == 1]
     devices = device_columns(checks, dict.fromkeys(labels))
     others = tuple(column for column in other_columns(checks) if set(column.cells) != {EMPTY})
-    runs = groupby(devices, key=lambda c: (device_key(c.title)[0], c.cells))
-    folded = (Column(fold_devices(c.title for c in run), cells) for (_, cells), run in runs)
-    yield Grid("check", tuple(checks), (*devices, *others), (*folded, *others))
+    pairs = pair_columns(checks)
+    alike: dict[tuple[str, tuple[Cell, ...]], list[str]] = {}
+    for column in devices:
+        alike.setdefault((device_key(column.title)[0], column.cells), []).append(column.title)
+    folded = (Column(fold_devices(titles), cells) for (_, cells), titles in alike.items())
+    yield Grid("check", tuple(checks), (*devices, *pairs, *others), (*folded, *pairs, *others))
 
 
 def device_columns(checks: Mapping[str, Sequence[Result]], labels: Iterable[str]) -> tuple[Column, ...]:
@@ -204,6 +217,18 @@ def device_columns(checks: Mapping[str, Sequence[Result]], labels: Iterable[str]
     return tuple(
         Column(label, tuple(_cell(r for r in c if _is_of(r, label)) for c in checks.values()))
         for label in labels
+    )
+
+
+def pair_columns(checks: Mapping[str, Sequence[Result]]) -> tuple[Column, ...]:
+    """The worst status of each check on each pair that failed, if there are at most `BAD_PAIRS` of many."""
+    results = [result for each in checks.values() for result in each if len(result.devices) == 2]
+    bad = sorted({r.devices for r in results if r.finding.status.severity > Status.SKIP.severity})
+    if len(bad) > BAD_PAIRS or len({result.devices for result in results}) <= BAD_PAIRS:
+        return ()
+    return tuple(
+        Column(" > ".join(pair), tuple(_cell(r for r in c if r.devices == pair) for c in checks.values()))
+        for pair in bad
     )
 
 
@@ -292,10 +317,19 @@ def _body(report: Report, paragraph: Paragraph, told: Container[str]) -> Iterato
     if paragraph.passed_beside:
         yield Item(f"Passed here: {', '.join(paragraph.passed_beside)}.")
     yield from known_issues(report, paragraph, told)
-    is_unexplained = paragraph.status is Status.FAIL and not (paragraph.finding.remedy or paragraph.joins)
-    yield do(REPORT_IT if is_unexplained else remedy(paragraph, told))
+    yield do(REPORT_IT if _is_unexplained(paragraph) else remedy(paragraph, told))
     if logs := tuple(dict.fromkeys(result.logs for result in paragraph.results if result.logs)):
         yield Item(f"Logs: {logs[0]}" + (f" (and {len(logs) - 1} more)" if logs[1:] else ""))
+
+
+def _is_unexplained(paragraph: Paragraph) -> bool:
+    """Whether no cause, known issue or message explains a FAIL, which then may be news for a vendor."""
+    explains = any(
+        item.kind is EvidenceKind.CAUSE
+        or (item.kind is EvidenceKind.RECOGNISED and item.values.get("confidence") != "low")
+        for item in paragraph.finding.evidence
+    )
+    return paragraph.status is Status.FAIL and not (paragraph.finding.remedy or paragraph.joins or explains)
 
 
 def _remains(role: RoleOutcome, result: Result) -> Iterator[Item | Chain]:

@@ -261,10 +261,10 @@ class Schedule:
 
         return sorted(waiting, key=place)
 
-    def _still_imports(self, planned: Item) -> bool:
-        """Whether the probe's array library is still being imported, which takes seconds."""
-        probe = planned.probe
-        return bool(probe.imports) and not self.session.has_imported(imports(probe))
+    def _still_imports(self, item: Item) -> bool:
+        """Whether an array library that the item needs is still being imported, which takes seconds."""
+        probes = [planned.probe for planned in item.visits] if isinstance(item, PlannedTour) else [item.probe]
+        return any(probe.imports and not self.session.has_imported(imports(probe)) for probe in probes)
 
     def run_one(self, planned: PlannedProbe) -> Ended:
         """Run a probe alone, with the whole budget."""

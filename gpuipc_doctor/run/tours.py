@@ -14,13 +14,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from gpuipc_doctor.api import Check, loader
-from gpuipc_doctor.model import Device, Ending, Finding, Probe, ProbeOutcome, Status, Tier
+from gpuipc_doctor.model import Ending, Finding, Probe, ProbeOutcome, Status, Tier
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
 
-FEWEST = 6
-"""Visits of a tour for which a further set of processes pays."""
+FEWEST = 3
+"""Visits of a tour for which a further process pays."""
+
+DEVICES = 4
+"""Devices of an exclusive tour for which a further set of processes pays."""
 
 LIKE_FAILURES, FAILURES = 2, 4
 """Number of visits failed alike, and of all failed visits, after which the rest runs alone."""
@@ -46,7 +49,7 @@ class PlannedTour:
     def probe(self) -> Probe:
         """A stand-in for all of them, with what the tour occupies."""
         devices = dict.fromkeys(device for planned in self.visits for device in planned.probe.devices)
-        return replace(self.visits[0].probe, devices=tuple(devices))
+        return replace(self.visits[0].probe, devices=tuple(devices), exclusive=_is_exclusive(self.visits))
 
 
 @dataclass
@@ -107,23 +110,8 @@ class Tours:
         return [
             combined(share)
             for group in groups.values()
-            for share in (
-                _apart(group) if group[0].probe.exclusive else self._share(group, min(jobs, self.most))
-            )
+            for share in (_apart if _is_exclusive(group) else _share)(group, min(jobs, self.most), self.seed)
         ]
-
-    def _share(self, group: Sequence[PlannedProbe], most: int) -> Iterable[Sequence[PlannedProbe]]:
-        """Distribute probes by the exporter's device, so that each set of processes uses few devices."""
-        firsts = list(dict.fromkeys(planned.probe.devices[:1] for planned in group))
-        number = max(1, min(most, len(firsts), len(group) // FEWEST))
-        places = {first: (place + self.seed) % len(firsts) for place, first in enumerate(firsts)}
-        checks = list(dict.fromkeys(planned.check.id for planned in sorted(group, key=_tier)))
-        shares: list[list[PlannedProbe]] = [[] for _ in range(number)]
-        for planned in sorted(
-            group, key=lambda planned: (checks.index(planned.check.id), places[planned.probe.devices[:1]])
-        ):
-            shares[places[planned.probe.devices[:1]] * number // len(firsts)].append(planned)
-        return filter(None, shares)
 
     def count_failure(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
         """Note that a visit did not pass."""
@@ -173,38 +161,66 @@ def separated(item: PlannedProbe | PlannedTour) -> tuple[PlannedProbe | PlannedT
 def can_share(planned: PlannedProbe) -> bool:
     """Whether a probe may share processes with others.
 
-    Array libraries, launchers and roles that start processes need their own processes. So do probes that end
-    a process or leave something behind, and a site's own checks, which were written for fresh processes.
+    Launchers and roles that start processes need their own processes. So do a site's own checks, which were
+    written for fresh processes.
     """
     probe = planned.probe
-    started_otherwise = probe.launch or probe.starters or probe.imports or probe.together
-    needs_own = started_otherwise or planned.check.searches or probe.fresh == "process"
+    started_otherwise = probe.launch or probe.starters or probe.together
+    needs_own = started_otherwise or probe.ends == probe.roles.keys()
     is_built_in = planned.file in loader.built_in().values()
     return bool(probe.devices) and is_built_in and not needs_own and planned.follows is None
 
 
-def _tier(planned: PlannedProbe) -> Tier:
-    return planned.check.tier
+def _importance(planned: PlannedProbe) -> tuple[Tier, bool]:
+    """Sort key: the prolog's checks first, then those of IPC handles, which most applications use."""
+    return planned.check.tier, "legacy-ipc" not in planned.check.requires
+
+
+def _order(checks: Sequence[str], planned: PlannedProbe) -> tuple[bool, int]:
+    """Sort key: visits at which processes end come last."""
+    return bool(planned.probe.ends), checks.index(planned.check.id)
 
 
 def _processes(planned: PlannedProbe) -> object:
-    """Key that is equal for probes that the same processes can run."""
+    """Key that is equal for probes that the same processes can run. Array libraries on different devices are
+    tested beside each other. A role without partners can run its probes one after the other."""
     probe = planned.probe
+    how = (probe.exclusive, probe.concurrent) if len(probe.roles) > 1 else ()
+    on = probe.devices if planned.check.needs_allocators else ()
     backends = tuple(dict.fromkeys(device.backend for device in probe.devices))
     env = frozenset(probe.env.items())
-    return backends, tuple(probe.roles), probe.exclusive, probe.concurrent, env, planned.repetition
+    return backends, tuple(probe.roles), how, env, planned.repetition, on
 
 
-def _apart(group: Sequence[PlannedProbe]) -> Iterable[Sequence[PlannedProbe]]:
-    """Distribute exclusive probes by their devices, so that tours without a common device can run at the same
-    time. The probes of a single device join those of a pair that begins with the device, or contains it."""
-    shares: dict[tuple[Device, ...], list[PlannedProbe]] = {}
-    for planned in sorted(group, key=lambda planned: -len(planned.probe.devices)):
-        devices = planned.probe.devices
-        if devices not in shares and len(devices) == 1:
-            around = [pair for pair in shares if devices[0] in pair]
-            devices = next((pair for pair in around if pair[0] == devices[0]), (around or [devices])[0])
-        shares.setdefault(devices, []).append(planned)
+def _is_exclusive(group: Iterable[PlannedProbe]) -> bool:
+    return any(planned.probe.exclusive for planned in group)
+
+
+def _share(group: Sequence[PlannedProbe], most: int, seed: int) -> Iterable[Sequence[PlannedProbe]]:
+    """Distribute probes by the exporter's device, so that each set of processes uses few devices."""
+    firsts = list(dict.fromkeys(planned.probe.devices[:1] for planned in group))
+    number = max(1, min(most, len(firsts), len(group) // FEWEST // max(len(group[0].probe.roles), 1)))
+    places = {first: (place + seed) % len(firsts) for place, first in enumerate(firsts)}
+    checks = list(dict.fromkeys(planned.check.id for planned in sorted(group, key=_importance)))
+    shares: list[list[PlannedProbe]] = [[] for _ in range(number)]
+    for planned in sorted(
+        group, key=lambda planned: (*_order(checks, planned), places[planned.probe.devices[:1]])
+    ):
+        shares[places[planned.probe.devices[:1]] * number // len(firsts)].append(planned)
+    return filter(None, shares)
+
+
+def _apart(group: Sequence[PlannedProbe], most: int, _seed: int) -> Iterable[Sequence[PlannedProbe]]:
+    """Distribute exclusive probes to tours of neighbouring devices, which can run at the same time. Pairs
+    between two of these have a tour of their own."""
+    devices = sorted(
+        {device for planned in group for device in planned.probe.devices}, key=lambda device: device.index
+    )
+    number = max(1, min(most, len(devices) // DEVICES))
+    part = {device: place * number // len(devices) for place, device in enumerate(devices)}
+    shares: dict[frozenset[int], list[PlannedProbe]] = {}
+    for planned in sorted(group, key=lambda planned: bool(planned.probe.ends)):
+        shares.setdefault(frozenset(part[device] for device in planned.probe.devices), []).append(planned)
     return shares.values()
 
 

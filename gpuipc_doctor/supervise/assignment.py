@@ -50,9 +50,11 @@ class Assignment:
     ``place`` is the role's index among the probe's roles; ``root`` is as in `model.Node`; ``ranks`` is the
     number of MPI ranks, 0 without a launcher. ``waits_for_turn``: no context is created before the start
     signal (see `StartSignal`). ``starter``: the role itself starts processes. ``then``: directory of the
-    tour's next visit; empty after the last, and for a single probe. ``keeps``: labels of the devices whose
-    primary context is kept for later visits; all other contexts end with the visit. ``nodes``: the number of
-    nodes on which the roles run.
+    process's next visit; empty after its last, and for a single probe. ``keeps``: labels of the devices whose
+    primary context is kept for later visits; all other contexts end with the visit. ``meets``: number of
+    roles that connect at the start, 0 if they are already connected. ``ends``: the role's process ends in
+    this probe, and initialises the driver when it needs it. ``nodes``: the number of nodes on which the roles
+    run.
     """
 
     check_file: str
@@ -67,6 +69,8 @@ class Assignment:
     starter: bool = False
     then: str = ""
     keeps: tuple[str, ...] = ()
+    meets: int = 0
+    ends: bool = False
     nodes: int = 1
 
     def write(self, path: Path) -> None:

@@ -86,8 +86,9 @@ class Execution:
     temporary: Path | None = None
     later: tuple[Visit, ...] = ()
     unkillable: str = ""
+    processes: int = 0
     initialisations: int = 0
-    """Driver initialisations so far."""
+    """Workers started so far, and driver initialisations in them."""
     _roles: dict[str, RunningRole] = field(default_factory=dict)
     _culprit: RunningRole | None = None
     _stopped: str = ""
@@ -137,13 +138,17 @@ class Execution:
         )
 
     def _start(self, until: float, stop: threading.Event) -> None:
+        self._roles = self._starter(until, stop).start()
+        self.processes += len(self._roles)
+
+    def _starter(self, until: float, stop: threading.Event) -> Starter:
         ready_by = time.monotonic() + self.limits.start_up_s
 
         def fork(imports: set[str], environment: Mapping[str, str], order: Order) -> int | None:
             stem = self.stems.of(imports, environment)
             return stem.fork(order, ready_by, lambda: self._is_given_up(stop) or time.monotonic() > until)
 
-        self._roles = Starter(
+        return Starter(
             self.probe,
             self.check_file,
             self.directory,
@@ -153,7 +158,7 @@ class Execution:
             waits_for_turn=self.turn is not None,
             temporary=self.temporary,
             later=self.later,
-        ).start()
+        )
 
     def _is_given_up(self, stop: threading.Event) -> bool:
         return stop.is_set() or (self.turn is not None and self.turn.given_up)

@@ -162,7 +162,7 @@ class Session:
 
     def _note(self, execution: Execution) -> None:
         with self._counting:
-            self.processes += len(execution.probe.roles)
+            self.processes += execution.processes
             self.initialisations += execution.initialisations
         self.unkillable = self.unkillable or execution.unkillable
 

@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -96,6 +96,11 @@ class Starter:
     def start(self) -> dict[str, RunningRole]:
         return self._ranks(self.probe.launch) if self.probe.launch else self._children()
 
+    def start_anew(self, roles: Iterable[str]) -> dict[str, RunningRole]:
+        """Start some roles at a later visit of a tour, each in a new process that makes this visit and those
+        behind it."""
+        return {role: self._child(role, (), is_later=True) for role in roles}
+
     def _children(self) -> dict[str, RunningRole]:
         """Each role as a child process; socket pairs connect the first with each of the others."""
         first, *others = self.probe.roles
@@ -107,11 +112,11 @@ class Starter:
             for end in itertools.chain(*pairs.values()):
                 end.close()
 
-    def _child(self, role: str, peers: Sequence[socket.socket]) -> RunningRole:
-        files = self._assign(role)
+    def _child(self, role: str, peers: Sequence[socket.socket], *, is_later: bool = False) -> RunningRole:
+        files = self._assign(role, is_later=is_later)
         environment = environment_with(self.probe.env, self.node.env)
-        own = self._own(environment)
-        if role not in self.probe.concurrent:
+        own = self._own(environment, role)
+        if not any(role in visit.probe.concurrent for visit in self._visits_of(role)):
             own |= one_queue(self.probe.devices, environment)
         fds = {f"peer {number}": peer.fileno() for number, peer in enumerate(peers, 1)}
         with files.log.open("ab") as log:  # appending: see `evidence.bounded_logs`
@@ -162,9 +167,11 @@ class Starter:
     def _stays(self) -> bool:
         return self.probe.launch is None or self.probe.launch.nodes == 1
 
-    def _assign(self, role: str, *, ranks: int = 0) -> RoleFiles:
-        for number, visit in enumerate(self._visits):
-            probe, later = visit.probe, self._visits[number + 1 :]
+    def _assign(self, role: str, *, ranks: int = 0, is_later: bool = False) -> RoleFiles:
+        """Write the assignments of the visits that a role's process makes."""
+        visits = self._visits_of(role)
+        for number, visit in enumerate(visits):
+            probe, later = visit.probe, visits[number + 1 :]
             devices = probe.devices
             if not self._stays:  # on another node it is another device of the same number
                 devices = tuple(replace(device, uuid="", pci="") for device in devices)
@@ -182,17 +189,23 @@ class Starter:
                 starter=role in probe.starters,
                 then=str(later[0].directory) if later else "",
                 keeps=_keeps(later),
+                meets=len(probe.roles) if number or is_later else 0,
+                ends=role in probe.ends,
             ).write(RoleFiles(visit.directory, role).assignment)
         return RoleFiles(self.directory, role)
 
-    @property
-    def _visits(self) -> tuple[Visit, ...]:
-        return (Visit(self.probe, self.check_file, self.directory), *self.later)
+    def _visits_of(self, role: str) -> tuple[Visit, ...]:
+        """The visits that this role's process makes."""
+        first = Visit(self.probe, self.check_file, self.directory)
+        if role in self.probe.ends:
+            return (first,)
+        return (first, *itertools.takewhile(lambda visit: role not in visit.probe.ends, self.later))
 
-    def _own(self, environment: Mapping[str, str]) -> dict[str, str]:
+    def _own(self, environment: Mapping[str, str], role: str = "") -> dict[str, str]:
         own = {MARKER: self.marker}
         if self._stays and not (self.probe.launch and self.probe.launch.shows):
-            visited = dict.fromkeys(device for visit in self._visits for device in visit.probe.devices)
+            visits = self._visits_of(role)
+            visited = dict.fromkeys(device for visit in visits for device in visit.probe.devices)
             own |= visible_devices(tuple(visited), environment) or self.node.visible
         return own
 
@@ -203,7 +216,11 @@ def _keeps(later: Sequence[Visit]) -> tuple[str, ...]:
     for visit in later:
         for device in visit.probe.devices:
             following.setdefault(device.label, visit)
-    return tuple(label for label, visit in following.items() if visit.probe.fresh != "context")
+    return tuple(
+        label
+        for label, visit in following.items()
+        if not (visit.probe.fresh == "context" or visit.probe.ends)
+    )
 
 
 def _popen(

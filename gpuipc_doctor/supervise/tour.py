@@ -1,8 +1,9 @@
 """A tour: one set of processes, one for each role, that visits several probes one after the other.
 
-Each visit has its own directory, journal, records and result, as if it were a probe of its own. The tour ends
-at the first visit that does not complete. Unless it is the tour's first, no evidence of it is gathered,
-because it does not count: `run.tours` repeats it alone.
+Each visit has its own directory, journal, records and result, as if it were a probe of its own. A role that
+ends its process at a visit (`Probe.ends`) has a new process there, and another one at the next visit; the
+other roles' processes stay. The tour ends at the first visit that does not complete. Unless it is the tour's
+first, no evidence of it is gathered, because it does not count: `run.tours` repeats it alone.
 """
 
 from __future__ import annotations
@@ -32,62 +33,87 @@ class VisitingRole(RunningRole):
             self.ending, self.ended_at = Ending.COMPLETED, now
         super().poll(now)
 
+    def _ending(self) -> Ending:
+        # On a busy node the process may have made its later visits and ended since the journal was read.
+        return Ending.COMPLETED if self.progress.visited else super()._ending()
+
 
 @dataclass
 class Tour(Execution):
-    """The visit under way of a tour; ``later`` has those that follow the first."""
+    """The visit under way of a tour; ``later`` has the visits behind it."""
 
     def visit_all(
         self, until: float, stop: threading.Event, goes_on: Callable[[ProbeOutcome], bool]
     ) -> ProbeOutcome:
-        """Make the visits in order, up to the first that does not complete or that ends a process.
+        """Make the visits in order, up to the first that does not complete.
 
         ``goes_on`` is called with the outcome of each visit before the last, and returns whether to go on.
         Returns the outcome of the last visit made.
         """
         started_on = time.time()
         self._first = self.probe
-        first = Visit(self.probe, self.check_file, self.directory)
+        visits = (Visit(self.probe, self.check_file, self.directory), *self.later)
         try:
-            for visit in (first, *self.later):
-                self._visit(visit, until, stop)
-                if visit is self.later[-1] or not self._is_left or not goes_on(self._conclude()):
+            for number, visit in enumerate(visits):
+                self.probe, self.check_file, self.directory = visit.probe, visit.check_file, visit.directory
+                self.later = visits[number + 1 :]
+                self._visit(until, stop)
+                if not (self.later and self._is_left and goes_on(self._conclude())):
                     break
         finally:
             self._end_tree()
             keeper.remove_abandoned(since=started_on)
         return self._conclude()
 
-    def _visit(self, visit: Visit, until: float, stop: threading.Event) -> None:
-        self.probe, self.check_file, self.directory = visit.probe, visit.check_file, visit.directory
+    def _visit(self, until: float, stop: threading.Event) -> None:
         self._began = time.monotonic()
-        kind = RunningRole if visit is self.later[-1] else VisitingRole
-        with evidence.bounded_logs(visit.directory):
+        with evidence.bounded_logs(self.directory):
             if not self._roles:
                 self._start(until, stop)
-            self._roles = {name: self._at_visit(role, kind) for name, role in self._roles.items()}
+            else:
+                stay = [role for name, role in self._roles.items() if isinstance(role, VisitingRole)]
+                staying = {role.files.role: self._at_visit(role) for role in stay}
+                starter = self._starter(until, stop)
+                anew = starter.start_anew(name for name in self.probe.roles if name not in staying)
+                self.processes += len(anew)
+                self._roles = {name: (staying | anew)[name] for name in self.probe.roles}
+            ending = self.probe.ends | (self.later[0].probe.ends if self.later else set(self._roles))
+            for name in self._roles.keys() - ending:
+                self._roles[name] = self._visiting(self._roles[name])
             self._watch(until, stop)
         self._count_initialisations()
 
     def _announce(self, at_rest: Sequence[AtRest]) -> None:
-        """Signal the start to every visit. Only the first visit of a device waits until the device is idle,
-        because no process of the tour has ended since then."""
+        """Signal the start to every visit. Only the first visit of a device, and those in which processes
+        end, wait until the device is idle: no process of the tour has ended before the others."""
         visits = (Visit(self.probe, self.check_file, self.directory), *self.later)
         devices = dict.fromkeys(device for visit in visits for device in visit.probe.devices)
-        unvisited = dict(zip(devices, at_rest, strict=True))
+        idle = dict(zip(devices, at_rest, strict=True))
+        unvisited = set(devices)
         for visit in visits:
+            waits = set(devices) if visit.probe.ends else unvisited
             file = RoleFiles(visit.directory, next(iter(visit.probe.roles))).turn
-            announce(file, [unvisited.pop(device, AtRest(None, 0.0)) for device in visit.probe.devices])
+            announce(
+                file,
+                [idle[device] if device in waits else AtRest(None, 0.0) for device in visit.probe.devices],
+            )
+            unvisited -= set(visit.probe.devices)
 
-    def _at_visit(self, role: RunningRole, kind: type[RunningRole]) -> RunningRole:
+    def _at_visit(self, role: RunningRole) -> RunningRole:
         """The same process at the present visit."""
         files = RoleFiles(self.directory, role.files.role)
-        return kind(role.process, files, Progress(files.journal), self._began)
+        return RunningRole(role.process, files, Progress(files.journal), self._began)
+
+    def _visiting(self, role: RunningRole) -> VisitingRole:
+        return VisitingRole(role.process, role.files, role.progress, role.started_at)
 
     @property
     def _is_left(self) -> bool:
-        """Whether every role's process has completed the visit, and goes on or is already ahead."""
-        return all(role.progress.visited for role in self._roles.values())
+        """Whether every role has completed the visit: its process goes on, is already ahead, or has ended."""
+        return all(
+            role.progress.visited if isinstance(role, VisitingRole) else role.ending is Ending.COMPLETED
+            for role in self._roles.values()
+        )
 
     def _gather_evidence(self, until: float) -> None:
         """Gather evidence at the first visit only, which may count; others are repeated alone."""

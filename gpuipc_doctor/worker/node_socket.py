@@ -1,4 +1,4 @@
-"""A connection between two roles started by a launcher, on one node or on two.
+"""Connections between roles that a launcher or a tour has started, on one node or on two.
 
 On one node the roles meet by a Unix socket in the probe's directory, which no other user can enter: neither a
 host name nor a network is needed. On two nodes the first role listens and writes its address and a secret
@@ -31,17 +31,31 @@ def host() -> str:
     return socket.gethostname()
 
 
-def connect(directory: Path, place: int, journal: Journal) -> int:
-    """Descriptor of the connection to the other of two roles on this node; waits for that role."""
+def connect(directory: Path, place: int, journal: Journal, roles: int = 2) -> tuple[int, ...]:
+    """Descriptors of the first role's connections to the others on this node, or of another role's to the
+    first; waits for those roles. ``place``: index of the calling role."""
     with journal.waiting(), _short(directory) as short, socket.socket(socket.AF_UNIX) as end:
         if place == 0:
             end.bind(f"{short}/{SOCKET}.draft")  # renamed once it listens
-            end.listen(1)
+            end.listen(roles)
             (directory / f"{SOCKET}.draft").rename(directory / SOCKET)
-            return end.accept()[0].detach()
+            return _accept(end, roles)
         _wait_for(directory / SOCKET)
         end.connect(f"{short}/{SOCKET}")
-        return end.detach()
+        end.sendall(bytes([place]))
+        return (end.detach(),)
+
+
+def _accept(end: socket.socket, roles: int) -> tuple[int, ...]:
+    """The connections of all other roles, in their order. One that ends without a word is not of a role."""
+    found: dict[int, int] = {}
+    while len(found) < roles - 1:
+        connection, _ = end.accept()
+        if place := connection.recv(1):
+            found[place[0]] = connection.detach()
+        else:
+            connection.close()
+    return tuple(found[place] for place in sorted(found))
 
 
 def connect_nodes(directory: Path, place: int, journal: Journal) -> int:

@@ -26,19 +26,18 @@ from gpuipc_doctor.worker.stack_timer import StackTimer
 def run(directory: Path, role: str, peer_fds: Sequence[int]) -> NoReturn:
     """Run a role's assignment and those that follow it, and exit.
 
-    ``peer_fds``: sockets to other roles, see `api.Worker.peers`. In a tour they are used between the visits,
-    and each visit gets its own sockets.
+    ``peer_fds``: sockets to other roles, see `api.Worker.peers`. At later visits of a tour the roles meet
+    anew.
     """
     files, drivers = RoleFiles(directory, role), Drivers()
     assignment = Assignment.read(files.assignment)
-    channels = peer_fds if assignment.then else ()
     while True:
         journal = Journal(files.journal)
         stacks = os.open(files.python_stack, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         faulthandler.enable(stacks)
         timer = StackTimer(stacks, assignment.deadline_s)
         worker = Worker(files, assignment, peer_fds, journal, timer, drivers)
-        result = _call(worker, assignment, channels)
+        result = _call(worker, assignment)
         try:
             result.write(files.result)
         except OSError:
@@ -65,11 +64,10 @@ def _print_into(log: Path) -> None:
     os.close(file)
 
 
-def _call(worker: Worker, assignment: Assignment, channels: Sequence[int]) -> RoleResult:
+def _call(worker: Worker, assignment: Assignment) -> RoleResult:
     try:
         function = loader.role(Path(assignment.check_file), assignment.function)
-        if channels:
-            worker.meet(channels)
+        worker.meet()
         worker.begin()
         function(worker)
         worker.finish()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from gpuipc_doctor.allocators import open_allocator
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.allocator import Allocator
 from gpuipc_doctor.api.equal_gpus import FEWEST
-from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
+from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError, words_of_lack
 from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.backends import Backend, open_backend
 from gpuipc_doctor.backends.device import DriverGpu
@@ -32,7 +31,7 @@ from gpuipc_doctor.supervise.assignment import (
     device_to_json,
 )
 from gpuipc_doctor.supervise.journal import Journal
-from gpuipc_doctor.worker import children, descriptors
+from gpuipc_doctor.worker import children
 from gpuipc_doctor.worker.peer import Peer, PeerLost
 from gpuipc_doctor.worker.stack_timer import StackTimer
 
@@ -127,12 +126,17 @@ class Worker:
         check = getattr(loader.module(Path(self._assignment.check_file)), "CHECK", None)
         # Also tested here: a prolog has not tested before, and an administrator can change the mode.
         if check and check.requires and (lacking := check.requires - gpu.capabilities):
-            raise Unfit(f"{device.label} has no {', '.join(sorted(lacking))}")
+            self.record(lacking=sorted(lacking))
+            raise Unfit(words_of_lack(device.label, lacking))
         return gpu
 
     @property
     def node(self) -> str:
         return node_name.full()
+
+    @property
+    def shared_memory(self) -> Path:
+        return Path(self._assignment.root, "dev/shm")
 
     @property
     def gpu(self) -> DriverGpu:
@@ -143,39 +147,26 @@ class Worker:
         devices = self._assignment.devices
         return devices[self._assignment.place % len(devices)]
 
-    def meet(self, channels: Sequence[int]) -> None:
-        """At the start of a visit, wait until every role has come, and connect to the others.
+    def meet(self) -> None:
+        """At the start of a later visit of a tour, wait until every role has come, and connect to the
+        others."""
+        assignment = self._assignment
+        if assignment.meets > 1:
+            from gpuipc_doctor.worker import node_socket
 
-        ``channels``: this process's sockets to the processes of the other roles, for the whole tour.
-        """
-        try:
-            with self._journal.waiting():
-                self._peer_fds = tuple(self._connections(channels))
-        except (EOFError, OSError) as error:
-            raise PeerLost from error
-
-    def _connections(self, channels: Sequence[int]) -> Iterator[int]:
-        if self._assignment.place != 0:
-            (channel,) = channels
-            os.write(channel, b"\0")
-            with socket.socket(fileno=os.dup(channel)) as first:
-                yield descriptors.receive(first)
-            return
-        for channel in channels:
-            if not os.read(channel, 1):
-                raise EOFError("the other role's process has ended")
-        for channel in channels:
-            ours, theirs = socket.socketpair()
-            with theirs, socket.socket(fileno=os.dup(channel)) as other:
-                descriptors.send(other, theirs.fileno())
-            yield ours.detach()
+            try:
+                self._peer_fds = node_socket.connect(
+                    self._directory, assignment.place, self._journal, assignment.meets
+                )
+            except OSError as error:
+                raise PeerLost from error
 
     def begin(self) -> None:
         """Wait for the start signal and for idle devices. Only the first role reads the devices' memory
         use."""
         if not self._assignment.waits_for_turn:
             return
-        if not self._assignment.starter:
+        if not (self._assignment.starter or self._assignment.ends):
             for backend, _ in self._unopened:
                 backend.initialise()
         if self._assignment.place != 0:
@@ -267,8 +258,11 @@ class Worker:
         if not self._peer_fds and self._assignment.ranks == 2:
             from gpuipc_doctor.worker import node_socket
 
-            meet = node_socket.connect if self._assignment.nodes == 1 else node_socket.connect_nodes
-            self._peer_fds = (meet(self._directory, self._assignment.place, self._journal),)
+            place = self._assignment.place
+            if self._assignment.nodes == 1:
+                self._peer_fds = node_socket.connect(self._directory, place, self._journal)
+            else:
+                self._peer_fds = (node_socket.connect_nodes(self._directory, place, self._journal),)
         if not self._peer_fds:
             raise RuntimeError(f"role {self.role} has no peer: the probe has no second role or rank")
         return tuple(Peer(fd, self._journal) for fd in self._peer_fds)

@@ -27,7 +27,7 @@ def pressure(**changes: Any) -> list[Finding]:
         **ledger(moves=changes.pop("moves", True)),
         **changes,
     }
-    records = {"program": program, "bystander": bystander}
+    records = {"program": program, "onlooker": bystander}
     return conclude("allocator-pressure", records, ONE, probe="PyTorch", **lost)
 
 

@@ -18,6 +18,7 @@ from gpuipc_doctor.model import (
     RoleOutcome,
     StatedFabric,
     Status,
+    Tier,
 )
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import GOOD, TWO, check, conclude, statuses
@@ -131,15 +132,17 @@ def planned(fabric: FabricStack, **context: Any) -> list[Probe | Finding]:
     return list(check("fabric-small-message").probes(Context(TWO, fabric=fabric, **context)))
 
 
-def test_both_libraries_send_host_memory_and_ucx_device_memory() -> None:
-    probes = [probe for probe in planned(FabricStack(PROGRAMS)) if isinstance(probe, Probe)]
-    assert [(probe.name, probe.subject) for probe in probes] == [
-        ("libfabric", "node"),
-        ("UCX", "node"),
-        ("UCX", "cuda:0"),
-        ("UCX", "cuda:1"),
-        ("UCX", "cuda:0 > cuda:1"),
-    ]
+@pytest.mark.parametrize(
+    ("tier", "on"),
+    [
+        (Tier.ACCEPTANCE, ["cuda:0 > cuda:1"]),
+        (Tier.SOAK, ["cuda:0", "cuda:1", "cuda:0 > cuda:1", "cuda:1 > cuda:0"]),
+    ],
+)
+def test_both_libraries_send_host_memory_and_ucx_device_memory(tier: Tier, on: list[str]) -> None:
+    probes = [probe for probe in planned(FabricStack(PROGRAMS), tier=tier) if isinstance(probe, Probe)]
+    found = [(probe.name, probe.subject) for probe in probes]
+    assert found == [("libfabric", "node"), ("UCX", "node"), *(("UCX", subject) for subject in on)]
 
 
 def test_probes_between_nodes_are_planned_on_request() -> None:

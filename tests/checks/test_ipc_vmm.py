@@ -60,7 +60,7 @@ def test_killed_importer_must_leave_its_data_but_no_memory(
 
 @pytest.mark.parametrize(("wrong", "key"), [([], "remaps"), (WRONG, "wrong-after-unmap")])
 def test_memory_whose_addresses_were_just_unmapped_shows_its_own_data(wrong: Json, key: str) -> None:
-    found = conclude("ipc-vmm", {"exporter": {"wrong": wrong}}, probe="mapped many times")
+    found = conclude("ipc-vmm", {"allocator": {"wrong": wrong}}, probe="mapped many times")
     assert [finding.key for finding in found] == [key]
 
 

@@ -94,7 +94,7 @@ SERIAL = "{call: init, do: in-turn, ms: 500}"
 """A driver that serves two initialisations a second."""
 
 
-@pytest.mark.parametrize("count", [4, 8, 16])
+@pytest.mark.parametrize("count", [8, *(pytest.param(few, marks=pytest.mark.full) for few in (4, 16))])
 def test_prolog_never_drains_a_healthy_node_by_its_number_of_gpus(tmp_path: Path, count: int) -> None:
     """On a busy machine there may be no time for all of them."""
     site, node = Site(tmp_path), tmp_path / "node.yaml"
@@ -123,7 +123,9 @@ def test_prolog_with_a_budget_shorter_than_one_initialisation_knows_nothing(tmp_
     assert (exit_code, "ERROR" in line) == (11, True), line
 
 
-@pytest.mark.parametrize(("count", "processes"), [(1, 2), (2, 4), (4, 4), (8, 4)])
+@pytest.mark.parametrize(
+    ("count", "processes"), [(1, 2), (8, 4), *(pytest.param(n, 4, marks=pytest.mark.full) for n in (2, 4))]
+)
 def test_number_of_processes_hardly_grows_with_the_gpus(
     doctor: Command, tmp_path: Path, count: int, processes: int
 ) -> None:
@@ -135,3 +137,24 @@ def test_number_of_processes_hardly_grows_with_the_gpus(
     assert report["initialisations"] <= processes + surveys - 1
     isolated = 2 * (4 * count + 4 * (count if count > 2 else count - 1))
     assert report["processes"] < isolated / min(count, 2)
+
+
+@pytest.mark.full
+def test_short_budget_on_eight_gpus_answers_what_most_applications_use(doctor: Command) -> None:
+    ran = doctor("check", "--all", "--simulate", "eight-gpus", "--budget", "30", "--json", *SEED)
+    matrix = json.loads(ran.stdout)["matrix"]
+    for id_ in ("driver-init", "known-versions", "ipc-reopen", "ipc-handles"):
+        assert set(matrix[id_].values()) == {"PASS"}, id_
+    pairs = list(matrix["ipc-peer"].values())
+    assert len(pairs) == 56
+    assert pairs.count("PASS") > 28, pairs  # all of them, unless the two processors are busy
+
+
+@pytest.mark.full
+def test_gpu_that_keeps_memory_of_ended_processes_is_blamed_in_company(
+    doctor: Command, tmp_path: Path
+) -> None:
+    """The exporter's process visits all GPUs; the importers that end are new at each."""
+    report = check(doctor, tmp_path, 3, "{call: exit, device: 2, do: keep}", "ipc-release", *SEED)
+    row = worst(report, "ipc-release")
+    assert {subject for subject, status in row.items() if status != "PASS"} == {"cuda:2", "cuda:2 > cuda:0"}

@@ -73,7 +73,7 @@ class Worker:
     """A worker whose clock advances only while it waits."""
 
     def __init__(self, device: Device) -> None:
-        self.gpu, self.records = device, {}
+        self.gpu, self.gpus, self.records = device, (device,), {}
 
     def clock(self) -> float:
         return self.gpu.now
@@ -467,7 +467,7 @@ class Partner:
 @pytest.mark.parametrize(("kept", "is_theirs"), [(0, True), (30 * MIB, False)])
 def test_memory_still_used_after_the_partners_end_is_foreign(kept: int, is_theirs: bool) -> None:
     w: Any = Worker(Device())
-    w.peers = [Partner(w.gpu, kept)]
+    w.peer = Partner(w.gpu, kept)
     look_on(w)
     (entry,) = account(w.records).entries
     bad = Finding.fail("grows", "it grows")

@@ -48,6 +48,20 @@ def test_terminal_shows_running_probes(terminal: tuple[IO[str], int]) -> None:
     assert "\x1b]0" not in text
 
 
+@pytest.mark.parametrize(
+    ("finished", "head"),
+    [(0, "0/2 probes done"), (2, "2 probes done, repeating what failed"), (3, "2 probes done, concluding")],
+)
+def test_display_does_not_say_that_all_is_done_while_probes_are_repeated(finished: int, head: str) -> None:
+    display = Display()
+    display.planned(2)
+    for number in range(3):
+        display.started(str(number), "ipc-stale on cuda:0", 10.0)
+    for number in range(finished):
+        display.finished(str(number))
+    assert display.text(100).splitlines()[0] == head
+
+
 def test_probes_that_find_devices_are_not_counted(terminal: tuple[IO[str], int]) -> None:
     stream, screen = terminal
     with progress(stream) as display:
@@ -89,7 +103,7 @@ def test_many_threads_may_report_progress(terminal: tuple[IO[str], int]) -> None
             thread.start()
         for thread in threads:
             thread.join()
-        shown(screen, "200/200 probes done")
+        shown(screen, "200 probes done, concluding")
 
 
 def test_nothing_is_written_without_a_terminal() -> None:

@@ -248,6 +248,36 @@ def test_header_names_the_libraries_that_moved_the_messages() -> None:
     assert "Cray MPICH 8.1.28 · libfabric 1.15.2.0" in " ".join(screen.split())
 
 
+@pytest.mark.parametrize(
+    ("devices", "amdgpu", "is_shown"),
+    [((), None, True), (("cuda",), None, False), (("cuda",), "loaded", True), (("cuda", "hip"), None, True)],
+)
+def test_header_names_rocm_unless_the_node_has_only_other_gpus(
+    devices: tuple[str, ...], amdgpu: str | None, is_shown: bool
+) -> None:
+    facts = (Fact("rocm", "6.4.3", "/opt/rocm/.info/version"), Fact("amdgpu", amdgpu, ""))
+    found = tuple(replace(gpus(1)[0], backend=backend) for backend in devices)
+    text = node_content.screen(replace(mixed(), inventory=facts, devices=found, results=()))
+    assert ("ROCm 6.4.3" in text) is is_shown
+
+
+@pytest.mark.parametrize(("bad", "titles"), [(1, ["cuda:0 > cuda:1"]), (3, [])])
+def test_a_few_bad_pairs_have_columns_of_their_own(bad: int, titles: list[str]) -> None:
+    pairs = list(permutations(gpus(8), 2))
+    failed = [STALE] * bad + [Finding.ok("right", "read")] * (len(pairs) - bad)
+    results = tuple(
+        Result("ipc-peer", finding, tuple(device.label for device in pair))
+        for pair, finding in zip(pairs, failed, strict=True)
+    )
+    head, row = (
+        next(line for line in text if line.startswith(start))
+        for text in [node_content.screen(report(gpus(8), results)).splitlines()]
+        for start in ("check ", "ipc-peer ")
+    )
+    assert head.split() == ["check", "cuda:0-7", *" ".join(titles).split(), "pairs"]
+    assert row.split() == ["ipc-peer", "-", *["FAIL"] * len(titles), "FAIL", f"{bad}/56"]
+
+
 def test_control_that_passed_on_some_devices_only_is_no_control() -> None:
     base = seed_002()
     spoilt = replaced(base, Result("ipc-reopen", Finding.warn("slow", "slow"), ("cuda:2",), "keep-context"))

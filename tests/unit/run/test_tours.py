@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutcome, loader
+from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.model import CheckInfo, DriverFault, Ending, Launch, RoleOutcome, Status, Tier
-from gpuipc_doctor.run import conclusions
+from gpuipc_doctor.model import CheckInfo, DriverFault, Ending, Fact, Launch, RoleOutcome, Status, Tier
+from gpuipc_doctor.run import check_files, conclusions
 from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.results import ResultLog
-from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
+from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule, _priority
 from gpuipc_doctor.run.tours import PlannedTour, Tours, can_share
 from tests.checks.judging import gpu
 from tests.unit.run.test_schedule import Still
@@ -63,8 +64,7 @@ def subjects(items: Iterable[PlannedProbe | PlannedTour]) -> list[list[str]]:
 @pytest.mark.parametrize(
     "needs",
     [
-        {"fresh": "process"},
-        {"imports": ("torch",)},
+        {"ends": frozenset({"exporter", "importer"})},
         {"starters": frozenset({"exporter"})},
         {"launch": Launch(("mpiexec",))},
         {"together": True},
@@ -113,16 +113,85 @@ def test_large_group_is_divided_by_the_exporters_device() -> None:
     assert len(Tours(most=1).plan(probes, 2)) == 1
 
 
-def test_exclusive_tours_of_a_ring_can_run_beside_each_other() -> None:
-    ring = [*zip(GPUS, [*GPUS[1:], GPUS[0]], strict=True)]
-    probes = [planned(*devices, exclusive=True) for devices in [*((device,) for device in GPUS), *ring]]
-    shares = subjects(Tours().plan(probes, 4))
-    assert [sorted(share) for share in shares] == [
-        ["cuda:0", "cuda:0 > cuda:1"],
-        ["cuda:1", "cuda:1 > cuda:2"],
-        ["cuda:2", "cuda:2 > cuda:3"],
-        ["cuda:3", "cuda:3 > cuda:0"],
+@pytest.mark.parametrize(("jobs", "shares"), [(1, [16]), (4, [7, 7, 2])])
+def test_exclusive_tours_of_neighbouring_devices_can_run_beside_each_other(
+    jobs: int, shares: list[int]
+) -> None:
+    gpus = [gpu(number) for number in range(8)]
+    ring = [*zip(gpus, [*gpus[1:], gpus[0]], strict=True)]
+    probes = [planned(*devices, exclusive=True) for devices in [*((device,) for device in gpus), *ring]]
+    tours = Tours().plan(probes, jobs)
+    assert list(map(len, subjects(tours))) == shares
+    first, second, *_ = [set(tour.probe.devices) for tour in tours] if jobs > 1 else (set(), set())
+    assert first.isdisjoint(second)
+
+
+def test_visits_at_which_processes_end_come_last() -> None:
+    for exclusive in (True, False):
+        probes = [
+            planned(device, exclusive=exclusive, ends=frozenset(ends))
+            for ends in (["importer"], [])
+            for device in GPUS
+        ]
+        for tour in Tours().plan(probes, 2):
+            assert isinstance(tour, PlannedTour)
+            ends = [bool(visit.probe.ends) for visit in tour.visits]
+            assert ends == sorted(ends)
+
+
+def all_checks(count: int) -> list[PlannedProbe]:
+    """The plan of all checks for a healthy node with CuPy and PyTorch, without surveys, MPI and NCCL."""
+    checks = [
+        item
+        for item in check_files.load(())
+        if isinstance(item, LoadedCheck)
+        and item.check.tier <= Tier.ACCEPTANCE
+        and item.check.id != loader.survey("devices").id
+        and not (item.check.needs_mpi or item.check.uses_fabric or item.check.uses_collectives)
     ]
+    capabilities = frozenset(itertools.chain.from_iterable(item.check.requires for item in checks))
+    gpus = [replace(gpu(number), capabilities=capabilities) for number in range(count)]
+    labels = frozenset(each.label for each in gpus)
+    devices = tuple(replace(each, peers=labels - {each.label}) for each in gpus)
+    context = Context(devices, tuple(Fact(name, "1", "/") for name in ("cupy", "pytorch")))
+    asked = [(item, probe) for item in checks for probe in item.check.probes(context)]
+    return [
+        PlannedProbe(number, item.check, item.file, probe)
+        for number, (item, probe) in enumerate(asked)
+        if isinstance(probe, Probe) and probe.devices
+    ]
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 33), (2, 43), (4, 61), (8, 92)])
+def test_initialisations_of_all_checks(count: int, most: int) -> None:
+    """Without the 12 processes of ipc-histories. Alone, the probes need 69, 132, 324 and 688."""
+    assert sum(map(initialisations, Tours().plan(all_checks(count), 4))) <= most
+
+
+def test_what_most_applications_use_is_known_first() -> None:
+    first = sorted(Tours().plan(all_checks(8), 4), key=_priority)[:4]
+    for tour in first:
+        assert isinstance(tour, PlannedTour)
+        checks = list(dict.fromkeys(visit.check.id for visit in tour.visits))
+        assert checks[:3] == ["ipc-reopen", "ipc-handles", "ipc-peer"]
+    subjects_of_peer = {
+        visit.probe.subject
+        for tour in first
+        if isinstance(tour, PlannedTour)
+        for visit in tour.visits
+        if visit.check.id == "ipc-peer"
+    }
+    assert len(subjects_of_peer) == 56
+    assert sum(len(tour.probe.roles) for tour in first) == 8
+
+
+def initialisations(item: PlannedProbe | PlannedTour) -> int:
+    """Number of processes that initialise a driver if all visits pass."""
+    visits = item.visits if isinstance(item, PlannedTour) else (item,)
+    first = visits[0].probe
+    roles = [role for role in first.roles if role not in first.starters and "spare" not in role]
+    again = [a.probe.ends | b.probe.ends for a, b in itertools.pairwise(visits)]
+    return len(roles) + sum(role in ends for role in roles for ends in again)
 
 
 def test_isolated_probes_share_nothing() -> None:

@@ -13,8 +13,11 @@ import pytest
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Device, Ending, Node, Probe, ProbeOutcome
 from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
+from gpuipc_doctor.supervise.journal import Journal, Progress
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.start import Visit, _keeps
+from gpuipc_doctor.supervise.tour import VisitingRole
 from tests.checks.judging import gpu
 from tests.unit.supervise.test_supervision import FILE, LIMITS
 
@@ -99,6 +102,51 @@ def test_visit_whose_role_ends_its_process_completes_and_is_the_last(
 ) -> None:
     outcomes = tour(session, roles, ("completes",), ("die_as_planned",), ("completes",))
     assert [outcome.completed for outcome in outcomes] == [True, True]
+
+
+def test_visit_left_by_a_process_that_has_since_ended_is_completed(tmp_path: Path) -> None:
+    """On a busy node a process may end, after later visits, before its supervisor reads its journal."""
+    files = RoleFiles(tmp_path, "a")
+    RoleResult(Ending.COMPLETED).write(files.result)
+
+    class Ended:
+        pid = returncode = 0
+        is_elsewhere = False
+
+        def poll(self) -> bool:
+            Journal(files.journal).leave()
+            return True
+
+    role = VisitingRole(Ended(), files, Progress(files.journal), 0.0)  # type: ignore[arg-type]
+    role.poll(1.0)
+    assert role.ending is Ending.COMPLETED
+
+
+def test_role_that_ends_its_process_has_a_new_one_at_each_visit_and_the_others_keep_theirs(
+    session: Session, roles: ModuleType
+) -> None:
+    def probe(function: str, *ends: str) -> Probe:
+        functions = {"a": roles.tell_visit, "b": getattr(roles, function), "c": roles.completes}
+        return Probe(function, functions, params={"number": 7}, deadline_s=1.5, ends=frozenset(ends))
+
+    probes = [
+        probe("hear_visit"),
+        probe("hear_and_die", "b"),
+        probe("hear_and_die", "b"),
+        probe("hear_visit"),
+    ]
+    outcomes: list[ProbeOutcome] = []
+    last = session.tour(
+        [("misbehaving", FILE, each) for each in probes],
+        until=time.monotonic() + 60,
+        goes_on=lambda outcome: not outcomes.append(outcome),
+    )
+    outcomes.append(last)
+    assert [outcome.completed for outcome in outcomes] == [True] * 4
+    assert [outcome.records["b"]["heard"] for outcome in outcomes] == [7] * 4
+    pids = {role: [outcome.roles[role].pid for outcome in outcomes] for role in "abc"}
+    assert [len(set(pids[role])) for role in "abc"] == [1, 4, 1]
+    assert session.processes == 6
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -17,7 +18,13 @@ from tests.waiting import until
 
 Meet = Callable[[Path, int, Journal], int]
 
-MEETINGS = (node_socket.connect, node_socket.connect_nodes)
+
+def connect(directory: Path, place: int, journal: Journal) -> int:
+    (connection,) = node_socket.connect(directory, place, journal)
+    return connection
+
+
+MEETINGS = (connect, node_socket.connect_nodes)
 
 
 class Role(threading.Thread):
@@ -61,8 +68,21 @@ def test_roles_of_one_node_need_no_name_no_network_and_no_short_path(
         monkeypatch.setattr(socket, name, no_name)
     directory = tmp_path / ("d" * 200)
     directory.mkdir()
-    client = Role(directory, 1, node_socket.connect)
-    assert talk(Role(directory, 0, node_socket.connect), client) == b"port 5"
+    client = Role(directory, 1, connect)
+    assert talk(Role(directory, 0, connect), client) == b"port 5"
+
+
+def test_first_of_three_roles_has_the_others_in_their_order(tmp_path: Path) -> None:
+    def third(directory: Path, place: int, journal: Journal) -> int:
+        *others, last = node_socket.connect(directory, place, journal, 3)
+        for other in others:
+            os.close(other)
+        return last
+
+    clients = [Role(tmp_path, place, third) for place in (2, 1)]
+    assert talk(Role(tmp_path, 0, third), clients[0]) == b"port 5"
+    clients[1].join(30)
+    clients[1].connection.close()
 
 
 def test_foreign_connection_is_refused(tmp_path: Path) -> None:
