@@ -22,6 +22,7 @@ from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.backends import Backend, open_backend
 from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.model import AtRest, Device, Json
+from gpuipc_doctor.node_files import quietly
 from gpuipc_doctor.supervise.assignment import (
     Assignment,
     RoleFiles,
@@ -220,9 +221,8 @@ class Worker:
         return time.monotonic()
 
     def without_processor_s(self) -> float:
-        with suppress(OSError, ValueError, IndexError):
-            return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-        return 0.0
+        _, waited, *_ = [*quietly(Path("/proc/thread-self/schedstat")).split(), "0", "0"]
+        return int(waited) / 1e9
 
     @cached_property
     def mpi(self) -> Communicator:
