@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import ClassVar
 
-from gpuipc_doctor.api import Check, Context, Evidence, Finding, Json, Probe, ProbeOutcome
+from gpuipc_doctor.api import Evidence, Finding, Json, ProbeOutcome
 from gpuipc_doctor.nccl import channels
-from gpuipc_doctor.nccl.launch import labels, launches, take_part
+from gpuipc_doctor.nccl.launch import CollectiveCheck, by_rank, take_part
 from gpuipc_doctor.nccl.transport_switches import CONTROLS
 
 __all__ = ["take_part"]
@@ -27,19 +27,13 @@ SHOWN = 3
 """Maximum wrong results listed in a finding."""
 
 
-class CollectiveData(Check):
+class CollectiveData(CollectiveCheck):
     id = "collective-data"
     title = "NCCL's or RCCL's collectives return correct data"
-    requires = frozenset({"multi-process"})
-    uses_collectives = True
     workarounds: ClassVar = CONTROLS
 
-    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
-        return launches(ctx)
-
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        ranks, first = done.records, done.records["rank 0"]
-        of = labels(done.devices)
+        ranks, first = by_rank(done), done.records["rank 0"]
         transports = channels.in_words(channels.most(rank["channels"] for rank in ranks.values()))
         values: dict[str, Json] = {
             "name": done.params["name"],
@@ -47,7 +41,7 @@ class CollectiveData(Check):
             "transports": transports or "channels that its log does not name",
             "ranks": len(ranks),
         }
-        failed = [(of[number], each) for number, rank in enumerate(ranks.values()) for each in rank["failed"]]
+        failed = [(name, each) for name, rank in ranks.items() for each in rank["failed"]]
         if failed:
             failures = sum(rank["failures"] for rank in ranks.values())
             says = (
@@ -62,7 +56,7 @@ class CollectiveData(Check):
                 ),
                 *(
                     [Evidence.seen("ranks with correct data: {right}", right=right)]
-                    if (right := [name for name in of if name not in dict(failed)])
+                    if (right := [name for name in ranks if name not in dict(failed)])
                     else []
                 ),
                 *_tested(done),

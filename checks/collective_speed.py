@@ -12,21 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from statistics import median
 
-from gpuipc_doctor.api import Check, Context, Evidence, Finding, Json, Measurement, Probe, ProbeOutcome
+from gpuipc_doctor.api import Evidence, Finding, Json, Measurement, ProbeOutcome
 from gpuipc_doctor.nccl.bandwidth import SMALL, Pair, bus, slow
-from gpuipc_doctor.nccl.launch import launches, take_part
+from gpuipc_doctor.nccl.launch import CollectiveCheck, take_part
 
 __all__ = ["take_part"]
 
 
-class CollectiveSpeed(Check):
+class CollectiveSpeed(CollectiveCheck):
     id = "collective-speed"
     title = "latency and bandwidth of NCCL or RCCL, together and by pair"
-    requires = frozenset({"multi-process"})
-    uses_collectives = True
-
-    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
-        return launches(ctx)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         figures = done.records["rank 0"]["speed"]

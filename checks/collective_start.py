@@ -5,7 +5,10 @@ destroyed, are reported of real libraries. Each cycle starts a communicator of a
 destroys it, in ``soak`` every second time by aborting it. Buffers of the library itself are registered, used
 and deregistered.
 
-All collective checks share one launch.
+In ``soak`` a rank is also killed while the others are in an operation: they abort, and the next start must
+succeed and leave nothing behind.
+
+All collective checks share one launch; the killed rank has its own.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import ClassVar
 
-from gpuipc_doctor.api import Check, Context, Evidence, Finding, Json, Measurement, Probe, ProbeOutcome
+from gpuipc_doctor.api import Context, Evidence, Finding, Json, Measurement, Probe, ProbeOutcome
+from gpuipc_doctor.nccl import killed_rank
 from gpuipc_doctor.nccl.communicators import LEAST_DEVICE, growing
-from gpuipc_doctor.nccl.launch import labels, launches, take_part
+from gpuipc_doctor.nccl.killed_rank import be_killed, outlive
+from gpuipc_doctor.nccl.launch import CollectiveCheck, by_rank, take_part
 from gpuipc_doctor.nccl.transport_switches import CONTROLS
 
-__all__ = ["take_part"]
+__all__ = ["be_killed", "outlive", "take_part"]
 
 SLOW_S = 10.0
 """Seconds of a first start from which it is reported. On eight H200s it takes 3 s."""
@@ -33,30 +38,33 @@ LEFT: Mapping[str, tuple[str, str, int]] = {
 """Figure → key of the finding, how the growth is said, and the least growth that counts."""
 
 
-class CollectiveStart(Check):
+class CollectiveStart(CollectiveCheck):
     id = "collective-start"
     title = "NCCL or RCCL starts in time and leaves nothing behind"
-    requires = frozenset({"multi-process"})
-    uses_collectives = True
     workarounds: ClassVar = CONTROLS
 
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
-        return launches(ctx)
+        for planned in super().probes(ctx):
+            yield planned
+            if isinstance(planned, Probe):
+                yield from killed_rank.after_launch(ctx, planned)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        ranks, first = done.records, done.records["rank 0"]
-        of = labels(done.devices)
+        return _after_kill(done) if done.probe == killed_rank.NAME else self._of_launch(done)
+
+    def _of_launch(self, done: ProbeOutcome) -> Iterable[Finding]:
+        ranks, first = by_rank(done), done.records["rank 0"]
         bad = []
-        if wrong := [of[n] for n, rank in enumerate(ranks.values()) if rank["wrong_starts"]]:
+        if wrong := [name for name, rank in ranks.items() if rank["wrong_starts"]]:
             says = "the first sum of a new communicator was wrong on {wrong}"
             bad.append(Finding.fail("wrong-first-sum", says, wrong=wrong))
-        if wrong := [of[n] for n, rank in enumerate(ranks.values()) if "wrong" in rank["registered"]]:
+        if wrong := [name for name, rank in ranks.items() if "wrong" in rank["registered"]]:
             says = "the sum in registered buffers was wrong on {wrong}"
             bad.append(Finding.fail("wrong-when-registered", says, wrong=wrong))
         for figure, (key, amount, least) in LEFT.items():
             grown = {
-                of[n]: growth
-                for n, rank in enumerate(ranks.values())
+                name: growth
+                for name, rank in ranks.items()
                 if (growth := growing(rank["usage"].get(figure, ()), least))
             }
             if grown:
@@ -69,7 +77,7 @@ class CollectiveStart(Check):
                             Evidence.seen(
                                 "{rank}: {samples} after each",
                                 rank=name,
-                                samples=_of(ranks, of, name, figure),
+                                samples=ranks[name]["usage"][figure],
                             )
                             for name in grown
                         ),
@@ -111,13 +119,34 @@ class CollectiveStart(Check):
         ]
 
 
+def _after_kill(done: ProbeOutcome) -> Iterable[Finding]:
+    ranks = by_rank(done)
+    bad = []
+    if wrong := [name for name, rank in ranks.items() if rank["wrong"]]:
+        bad.append(
+            Finding.fail(
+                "wrong-first-sum", "the first sum after a rank was killed was wrong on {wrong}", wrong=wrong
+            )
+        )
+    for figure, (key, amount, _) in LEFT.items():
+        if left := {name: rank["left"][figure] for name, rank in ranks.items() if figure in rank["left"]}:
+            says = f"a killed rank and the others' abort left {amount} behind on {{where}}"
+            remedy = "after a job was killed, look for what stays (`gpuipc-doctor memory`, ls /dev/shm)"
+            bad.append(Finding.fail(key, says, remedy=remedy, growth=max(left.values()), where=list(left)))
+    yield from bad or [
+        Finding.ok(
+            "outlived",
+            "a rank of {ranks} was killed in an all-reduce: the others aborted in {abort:s}, the next "
+            "communicator of all started in {start:s}, nothing left",
+            ranks=len(ranks),
+            abort=_short(max(rank["abort_s"] for rank in ranks.values())),
+            start=_short(max(rank["start_s"] for rank in ranks.values())),
+        )
+    ]
+
+
 def _short(seconds: float) -> float:
     return float(f"{seconds:.2g}")
-
-
-def _of(ranks: Mapping[str, Mapping[str, Json]], of: list[str], name: str, figure: str) -> list[int]:
-    samples: list[int] = list(ranks.values())[of.index(name)]["usage"][figure]
-    return samples
 
 
 CHECK = CollectiveStart()

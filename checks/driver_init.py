@@ -1,4 +1,7 @@
-"""Initialise each driver and list its devices: the first calls of every GPU program, which can hang."""
+"""Initialise each driver and list its devices: the first calls of every GPU program, which can hang.
+
+Four or more equal GPUs are compared: one that differs from all others is a finding without any site config.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Tier,
     Worker,
+    odd_gpus,
+    picture,
 )
 
 DESCRIPTION = ("backend", "index", "uuid", "pci", "name", "total_bytes")
@@ -39,14 +44,20 @@ class DriverInit(Check):
         if "unavailable" not in seen:
             names = [device["name"] for device in seen["devices"]]
             counts = [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
-            yield Finding.ok("initialised", "{devices}", devices=counts)
-            yield from misdescribed(
-                [Device(**{name: device[name] for name in DESCRIPTION}) for device in seen["devices"]]
-            )
+            devices = [
+                Device(
+                    **{name: device[name] for name in DESCRIPTION}, peers=frozenset(device.get("peers", ()))
+                )
+                for device in seen["devices"]
+            ]
+            pairs = picture(devices, seen.get("ways", {}))
+            yield Finding.ok("initialised", "{devices}", *pairs, devices=counts)
+            yield from misdescribed(devices)
             told = [*names, *(value for _, value, _ in seen["facts"] if value)]
             yield from without_version(seen["facts"])
             yield from not_text([text for text in told if "\N{REPLACEMENT CHARACTER}" in text])
             yield from missing(len(names), seen["on_bus"], seen["hiding"])
+            yield from odd_gpus(devices, seen.get("traits", {}))
         else:
             conclude = Finding.error if seen["broken"] or done.params["required"] else Finding.skip
             yield conclude("unavailable", "{reason}", remedy=seen["remedy"], reason=seen["unavailable"])
@@ -72,6 +83,14 @@ def misdescribed(devices: list[Device]) -> Iterable[Finding]:
                 what=value,
                 devices=lacking,
             )
+    nameless = [device.label for device in devices if device.backend == "cuda" and not device.uuid]
+    if len(nameless) > 1:
+        yield Finding.warn(
+            "no-uuid",
+            "the driver reports uuids of zeros for {devices}: programs that choose GPUs by uuid confuse them",
+            remedy=REINSTALL,
+            devices=nameless,
+        )
     for identity, alike in same(devices, "identity").items():
         yield Finding.fail(
             "same-identity",
@@ -137,7 +156,9 @@ def missing(here: int, on_bus: int, hiding: list[str]) -> Iterable[Finding]:
 
 def initialise(w: Worker) -> None:
     try:
-        w.record(**w.discover(w.params["backend"]))
+        seen = w.discover(w.params["backend"])
+        w.record(**seen)
+        w.record(**w.compare_gpus(w.params["backend"], seen["devices"]))
     except BackendUnavailable as absent:
         w.record(unavailable=absent.reason, remedy=absent.remedy, broken=absent.broken)
 

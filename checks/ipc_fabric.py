@@ -69,6 +69,7 @@ def judge_refusal(refused: str, channels: list[str]) -> Finding:
             "fabric handles are refused ({refused}): /dev/nvidia-caps-imex-channels has no IMEX channel",
             remedy="create a channel (nvidia-modprobe -c 0) and pass it to the container",
             refused=refused,
+            lacking=["fabric-handles"],
         )
     return Finding.skip(
         "not-permitted",
@@ -76,6 +77,7 @@ def judge_refusal(refused: str, channels: list[str]) -> Finding:
         remedy="check that nvidia-imex runs and is READY, and that this process can open its channel",
         refused=refused,
         channels=channels,
+        lacking=["fabric-handles"],
     )
 
 

@@ -26,6 +26,7 @@ from gpuipc_doctor.api import (
     Tier,
     Worker,
     account,
+    lacking,
     look_on,
 )
 from gpuipc_doctor.histories import results
@@ -155,6 +156,7 @@ def conclude(
             "{says}, which has no such feature",
             remedy=WITHOUT_GPU_IPC,
             says=explored["first"]["says"],
+            lacking=lacking(explored["first"]["call"]),
         )
     elif explored["unusable"]:
         yield Finding.error(

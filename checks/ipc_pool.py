@@ -26,6 +26,7 @@ from gpuipc_doctor.api import (
     PoolMemory,
     Probe,
     ProbeOutcome,
+    Reading,
     Worker,
     account,
     closing_order,
@@ -212,7 +213,7 @@ def share_many(w: Worker) -> None:
     use_pool(shared=True)  # for what the first one costs
     sampled = ledger.sampled(ROUNDS)
 
-    def used_by(what: str, *, shared: bool) -> list[int]:
+    def used_by(what: str, *, shared: bool) -> list[Reading]:
         return ledger.used_after(sampled, watched(w, what, ROUNDS), lambda _: use_pool(shared=shared), what)
 
     shared = used_by("shared pool", shared=True)

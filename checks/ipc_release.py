@@ -32,6 +32,7 @@ from gpuipc_doctor.api import (
     Peer,
     Probe,
     ProbeOutcome,
+    Reading,
     Series,
     Tier,
     Worker,
@@ -144,9 +145,9 @@ def many_times(w: Worker, ledger: Ledger) -> None:
         buffer.free()
 
 
-def watch_loop(w: Worker, ledger: Ledger) -> list[int]:
+def watch_loop(w: Worker, ledger: Ledger) -> list[Reading]:
     """Used memory in bytes after the `SAMPLED` rounds of the importer's loop, read by this role."""
-    samples = []
+    samples = list[Reading]()
     for number in SAMPLED:
         w.peer.recv()  # that many rounds are over
         if number in ledger.sampled(SAMPLED):
@@ -180,7 +181,7 @@ def watch_exits(w: Worker) -> None:
     ledger = Ledger(w)
     sampled = ledger.sampled(EXITS)
 
-    def used_by(what: str, *, opens: bool) -> list[int]:
+    def used_by(what: str, *, opens: bool) -> list[Reading]:
         def act(number: int) -> None:
             exit_one(w, ledger, number, opens=opens)
 
@@ -260,9 +261,9 @@ def open_many_times(w: Worker, ledger: Ledger, wrong: list[str], handles: Sequen
 
 def repeat(
     w: Worker, ledger: Ledger, what: str, call: Callable[[], object], look: Callable[[str], None]
-) -> list[int]:
+) -> list[Reading]:
     """Run `OPENS` rounds of ``call`` and ``look``; returns used memory in bytes at the `SAMPLED` rounds."""
-    samples = []
+    samples = list[Reading]()
     for done in watched(w, what, range(1, OPENS + 1)):
         step = f"{what}, round {done} of {OPENS}"
         with w.step(step):

@@ -21,6 +21,7 @@ from gpuipc_doctor.api import (
     Ledger,
     Probe,
     ProbeOutcome,
+    Reading,
     Series,
     Worker,
     accounts,
@@ -97,7 +98,7 @@ def share(w: Worker) -> None:
     w.gpu.primary_context()  # both create their contexts at the same time
     w.peer.send("ready")
     w.peer.recv()  # the importer has started to watch its resources
-    ledger, used, wrong = Ledger(w), dict[str, list[int]](), list[str]()
+    ledger, used, wrong = Ledger(w), dict[str, list[Reading]](), list[str]()
     with w.gpu.create_physical(nbytes) as memory, memory.map() as stays:
         write_glances(stays, nbytes, STAYS)
         descriptor = memory.export_descriptor()
@@ -127,7 +128,7 @@ def share_rounds(
     what: str,
     rounds: int,
     wrong: list[str],
-) -> list[int]:
+) -> list[Reading]:
     """Share each round's memory, or none for the control; returns used memory after the sampled rounds."""
 
     def share_one(number: int) -> None:
@@ -150,7 +151,7 @@ def share_rounds(
 def attach(w: Worker) -> None:
     w.gpu.primary_context()
     w.peer.recv()  # the exporter also has a context
-    ledger, used, wrong = Ledger(w), dict[str, list[int]](), list[str]()
+    ledger, used, wrong = Ledger(w), dict[str, list[Reading]](), list[str]()
     w.peer.send("ready")
     nbytes, descriptor = w.peer.recv(), w.peer.recv_descriptor()
     with w.gpu.import_descriptor(descriptor, nbytes) as memory, memory.map() as stays:

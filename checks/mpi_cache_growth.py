@@ -4,7 +4,8 @@ The pattern is that of eth-cscs/alps-gh200-reproducers (gpudirect-oom): each ite
 buffer, a little larger than the last, and a small one that stays; the large buffer is sent and freed. An MPI
 library that keeps IPC handles or mappings of freed buffers then loses about one large buffer each iteration.
 With two devices, the device whose used memory grows shows whose memory is lost. Controls: the same iterations
-without messages; buffers of one size; and this MPI's own setting that turns IPC off.
+without messages; buffers of one size; and this MPI's own setting that turns IPC off. If used memory changed,
+it is watched while no rank works, and what it then does is subtracted.
 
 Only the last third of the iterations counts. If used memory grew, as many small buffers follow as the memory
 limit allows, since most caches limit the number of buffers, and then a large one. All are allocated before
@@ -33,6 +34,7 @@ from gpuipc_doctor.api import (
     Line,
     Probe,
     ProbeOutcome,
+    Reading,
     Series,
     Tier,
     Worker,
@@ -43,6 +45,7 @@ from gpuipc_doctor.api import (
     held_by,
     how_many,
     interval,
+    last_third,
     ledger_in_turn,
     record_bandwidth,
     share_no_address,
@@ -76,6 +79,9 @@ cache of two buffers grows like a loss of 4 MiB per buffer."""
 SAME, SOAK = 128, 400
 """Iterations with buffers of one size, outside and in the soak tier. Drivers count in blocks of 2 MiB, so the
 last third of 128 iterations shows growth from 256 KiB per iteration on; with 400, from 64 KiB on."""
+
+RISES = 0.9
+"""Used memory that rose until this part of the iterations, or longer, still rises."""
 
 TELL_LEAK = "to tell a leak from a cache, run `gpuipc-doctor check mpi-cache-growth --tier soak`"
 
@@ -118,7 +124,10 @@ class MpiCacheGrowth(Check):
             yield unsure
             return
         seen = measured(done)
-        found = [judge_growth(done, place, *each) for place, each in enumerate(seen.items())]
+        found = [
+            judge_hidden(done, *each) if each[1].is_hidden else judge_growth(done, place, *each)
+            for place, each in enumerate(seen.items())
+        ]
         yield from filter(None, found) if any(found) else [judge_plateau(done, seen)]
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
@@ -147,16 +156,21 @@ def measured(done: ProbeOutcome) -> dict[str, BufferGrowth]:
     )
     found = {}
     for role, record in ranks:
-        then = record.get("then", [])
+        idle, used = account(record).idle, len(record["used"])
+        series = [*record["used"], *record.get("then", [])]
+        at = record.get("at", [])
+        series = idle.without(series, at)
+        then = series[used:]
         found[role] = BufferGrowth(
             record["sizes"],
-            record["used"],
-            record["control"],
+            series[:used],
+            idle.without(record["control"], record.get("control_at", [])),
             then[:small],
             SMALL,
             then[small:],
             are_apart,
             max(1.0, record["seconds"] / record["seconds_control"]),
+            idle.change_within(record["seconds"] * len(last_third(record["used"])))[1],
         )
     return found
 
@@ -186,6 +200,14 @@ def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
             variant=done.probe,
         )
     return Finding.ok("levels-off", "memory is released ({variant})", *evidence, variant=done.probe)
+
+
+def judge_hidden(done: ProbeOutcome, role: str, seen: BufferGrowth) -> Finding:
+    """The ERROR if used memory moves by itself, and no growth is large enough to be seen."""
+    says = "growth below {least:bytes} with each message would not have been noticed ({variant})"
+    return account(done.records[role]).moving(
+        Evidence.seen(says, least=seen.unsuspicious, variant=done.probe)
+    )
 
 
 def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) -> Finding | None:
@@ -263,6 +285,9 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
         told = {"variable": params["bounded_by"], "most": most, **values}
         return Finding.warn("keeps-many", says, rate, *held, remedy=remedy, **told)
     says = "used memory still rose after {times} iterations: at least {buffers:round} freed buffers are kept"
+    if seen.rose_until < RISES * (len(seen.used) + followed):
+        says = "used memory rose until about iteration {rose} of {times}: at least {buffers:round} freed "
+        says += "buffers are kept"
     if bound:
         often = "twice" if decides else "once"
         says = f"used memory may level off at {kept}; {{times}} iterations did not fill such a cache {often}"
@@ -274,6 +299,7 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
         Evidence.seen(
             says,
             times=len(seen.used) + followed,
+            rose=seen.rose_until,
             buffers=bound / SMALL if bound else seen.at_least,
             bound=bound,
         ),
@@ -341,10 +367,15 @@ def iterate(w: Worker) -> None:
     used, held = send_and_free(w, ledger, buffers, alive)
     w.record(sizes=sizes, used=used, control=control, held=held, free=w.gpu.memory_info()[0])
     w.record(seconds_control=(began - quiet) / len(control), seconds=(w.clock() - began) / len(used))
+    w.record(at=[each.at for each in used], control_at=[each.at for each in control])
+    if w.mpi.any_says(ledger.is_doubtful(used, control)):
+        ledger.watch_idle(w.clock() - began)
+        w.mpi.barrier()
     if follow and (w.params["decides"] or w.mpi.any_says(BufferGrowth(sizes, used, control).may_grow)):
         w.record(follow=[(buffer.address, buffer.nbytes) for buffer in follow], freed=freed)
         more = one_by_one(w, ledger, alive, follow, used[0] + w.params["room"])
-        w.record(then=send_and_free(w, ledger, more, alive)[0])
+        then, _ = send_and_free(w, ledger, more, alive)
+        w.record(then=then, at=[each.at for each in (*used, *then)])
     record_bandwidth(w, sizes[-1])
     w.mpi.finalize()
 
@@ -398,13 +429,13 @@ def send_and_free(
     alive: Sequence[Buffer],
     *,
     communicates: bool = True,
-) -> tuple[list[int], list[list[int | None]]]:
+) -> tuple[list[Reading], list[list[int | None]]]:
     """Send each buffer and free it.
 
     Returns used memory after each iteration, less the ``alive`` buffers of this node's ranks, and this
     process's usage of each device.
     """
-    partner, ranks, used = 1 - w.mpi.rank, w.mpi.size // len(w.gpus), []
+    partner, ranks, used = 1 - w.mpi.rank, w.mpi.size // len(w.gpus), list[Reading]()
     held: list[list[int | None]] = [[] for _ in w.gpus]
     for number, buffer in enumerate(buffers, 1):
         with buffer, w.step(f"iteration {number}, {buffer.nbytes} B"):
@@ -415,7 +446,7 @@ def send_and_free(
             w.mpi.barrier()
         w.mpi.barrier()
         ours = sum(buffer.nbytes for buffer in alive)
-        used.append(ledger.used() - ours * ranks)
+        used.append(ledger.used().less(ours * ranks))
         for series, each in zip(held, w.gpus, strict=True):
             theirs = each.memory_of_this_process()
             series.append(theirs if theirs is None or each is not w.gpu else theirs - ours)

@@ -49,7 +49,7 @@ HANG_S = 2.5
 SAYS = {
     "error": "{call} returned {name} at step {steps} of a sequence of valid MPI calls",
     "data": "{call}: {wrong} at step {steps} of a sequence of valid MPI calls",
-    "crash": "{call} crashed a rank ({name}) at step {steps} of a sequence of valid MPI calls",
+    "crash": "{call} crashed a rank{name:aside} at step {steps} of a sequence of valid MPI calls",
     "hang": "{call} hung at step {steps} of a sequence of valid MPI calls",
 }
 USAGE = ("descriptors", "threads", "addresses")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 
 _ERROR = re.compile(r"error|fail|abort|assert|fatal", re.IGNORECASE)
@@ -16,6 +17,12 @@ _GOES_ON = re.compile(r"\bdlopen\b", re.IGNORECASE)
 
 _ABORT = re.compile(r"Fatal error in \w+: (.*?)(?:, error stack:)?$")
 """Message of MPICH and its derivatives on an error without a handler, mostly in ``MPI_Init``."""
+
+_SIGNAL = re.compile(
+    r"Fatal Python error: (?P<words>[A-Z][a-z]+(?: [a-z]+)*)$"
+    r"|(?:Signal: [A-Z][\w ]*\(|exited on signal |KILLED BY SIGNAL: |SIGNAL NUMBER: )(?P<number>\d{1,2})\b"
+)
+"""The signal that ended a process, as Python's faulthandler, Open MPI, and MPICH or Intel MPI name it."""
 
 _IN_ERROR_STACK = re.compile(r"[\w@]+\(\d+\)\.*: ?(.*)$")
 
@@ -47,3 +54,14 @@ def reason_of_abort(lines: Sequence[str]) -> str:
         else:
             in_stack = False
     return reason
+
+
+def signal_named(lines: Sequence[str]) -> str:
+    """The name of the signal that ended a process according to its log: ``SIGSEGV``; empty if none."""
+    for line in reversed(lines):
+        if found := _SIGNAL.search(line.rstrip()):
+            names = {str(int(each)): each.name for each in signal.Signals}
+            names |= {signal.strsignal(each) or "": each.name for each in signal.Signals}
+            if name := names.get(found["words"] or found["number"]):
+                return name
+    return ""

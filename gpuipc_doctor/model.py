@@ -162,6 +162,9 @@ class EvidenceKind(enum.Enum):
     ``env`` or ``without``."""
     CAUSE = "cause"
     """What on this node explains the failure (`run.preflight`); the summary begins with it."""
+    RECOGNISED = "recognised"
+    """A known issue or message that a failure's texts show (`run.recognition`): ``values`` have ``entry`` and
+    ``confidence``."""
     ISSUE = "issue"
     """A related known issue; ``values["issue"]`` is its id."""
 
@@ -307,6 +310,10 @@ class Launch:
     """Whether the launcher hangs or fails although its ranks have ended. A run reports this only once."""
     shows: tuple[frozenset[str], ...] = ()
     """For each rank, the labels of the devices that the launcher shows it; empty if each rank sees all."""
+
+    def with_ranks(self, ranks: int) -> list[str]:
+        """The command that starts this many ranks."""
+        return [part.format(ranks=ranks) for part in self.command]
 
     def can_use(self, devices: Sequence[Device]) -> bool:
         """Whether the launcher shows every rank its own device: the first device to the first rank, and so

@@ -7,9 +7,11 @@ structures: nvml.h.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from gpuipc_doctor.api.equal_gpus import LINKS
 from gpuipc_doctor.api.gpu import Arm, DriverError
 from gpuipc_doctor.model import DriverFault
 
@@ -17,6 +19,9 @@ LIBRARY = "libnvidia-ml.so.1"
 
 DRIVER_NOT_LOADED = 9
 """``NVML_ERROR_DRIVER_NOT_LOADED``: the library is installed, but there is no NVIDIA GPU."""
+
+NOT_SUPPORTED = 3
+"""``NVML_ERROR_NOT_SUPPORTED``: this GPU has no such figure; of GB10, for example, the memory's."""
 
 _INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 7, 13
 _NOT_AVAILABLE = 2**64 - 1
@@ -28,6 +33,20 @@ _PLAIN_MEMORY = struct.Struct("=3Q")  # of nvmlMemory_t: total, free, used
 _PROCESS = struct.Struct("=I4xQII")  # of nvmlProcessInfo_t, version 2 and 3: pid, bytes, MIG instances
 _PCI_BYTES, _PCI_TEXT = 68, 36  # of nvmlPciInfo_t, version 3: its size, and where its busId is
 _TEXT_BYTES = 96
+
+_MOST_LINKS = 36
+"""More than ``NVML_NVLINK_MAX_LINKS`` (18)."""
+
+_P2P_NVLINK = 2
+"""``NVML_P2P_CAPS_INDEX_NVLINK``."""
+
+_SLOWDOWN = 0x8 | 0x20 | 0x40 | 0x80
+"""``nvmlClocksThrottleReason…``: HwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown."""
+
+_FABRIC = struct.Struct("=16sIIB3x")  # of nvmlGpuFabricInfo_t: clusterUuid, status, cliqueId, state
+_FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}
+_ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_ON_OFF = {0: "off", 1: "on"}
 _PROCESSES = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
 
 
@@ -67,7 +86,8 @@ class Nvml:
         return pci.raw[_PCI_TEXT:].partition(b"\0")[0].decode("ascii", "replace").lower()[-12:]
 
     def memory(self, device: Any) -> tuple[int, int]:
-        """Total and used bytes, without the driver's own reservation if NVML reports that."""
+        """Total and used bytes, without the driver's own reservation if NVML reports that. Raises
+        `DriverError`."""
         import ctypes
 
         if self._has("nvmlDeviceGetMemoryInfo_v2"):
@@ -109,6 +129,67 @@ class Nvml:
         with suppress(DriverError):
             watts = self.numbers("nvmlDeviceGetPowerUsage", device)[0] / 1000
         return busy, watts
+
+    def traits(self, device: Any) -> dict[str, str]:
+        """What equal GPUs should have in common, by the names of `equal_gpus`; without what the GPU does not
+        report."""
+        found: dict[str, str] = {}
+        for trait, read in (
+            (LINKS, self._active_links),
+            ("PCIe link", self._pcie_link),
+            ("ECC", lambda gpu: _named(_ON_OFF, self.numbers("nvmlDeviceGetEccMode", gpu, give=2)[0])),
+            ("row remapping", self._row_remapping),
+            ("VBIOS", lambda gpu: self._text("nvmlDeviceGetVbiosVersion", gpu)),
+            ("clocks", self._clocks),
+            ("NVLink fabric", self._fabric),
+        ):
+            with suppress(DriverError):
+                found[trait] = read(device)
+        return {trait: value for trait, value in found.items() if value}
+
+    def way(self, device: Any, other: Any) -> str:
+        """How one GPU reaches another, in the words of ``nvidia-smi topo -m``; ``P2P`` if unknown."""
+        with suppress(DriverError):
+            if self.numbers("nvmlDeviceGetP2PStatus", device, other, _P2P_NVLINK)[0] == 0:
+                links = min(int(self._active_links(each) or 0) for each in (device, other))
+                return f"NV{links}" if links else "NV"
+        with suppress(DriverError):
+            level = self.numbers("nvmlDeviceGetTopologyCommonAncestor", device, other)[0]
+            return _named(_ANCESTORS, level)
+        return "P2P"
+
+    def _active_links(self, device: Any) -> str:
+        states = []
+        for link in range(_MOST_LINKS):
+            try:
+                states += self.numbers("nvmlDeviceGetNvLinkState", device, link)
+            except DriverError:
+                break  # the GPU has no more links
+        return str(states.count(1)) if states else ""
+
+    def _pcie_link(self, device: Any) -> str:
+        """Width now, and the highest generation: the current one falls when the GPU is idle."""
+        width = self.numbers("nvmlDeviceGetCurrPcieLinkWidth", device)[0]
+        return f"generation {self.numbers('nvmlDeviceGetMaxPcieLinkGeneration', device)[0]} x{width}"
+
+    def _row_remapping(self, device: Any) -> str:
+        _, _, pending, failed = self.numbers("nvmlDeviceGetRemappedRows", device, give=4)
+        return "failed" if failed else "pending" if pending else "none pending"
+
+    def _clocks(self, device: Any) -> str:
+        import ctypes
+
+        reasons = ctypes.c_ulonglong()
+        self._call("nvmlDeviceGetCurrentClocksThrottleReasons", device, ctypes.byref(reasons))
+        return "limited by heat or power" if reasons.value & _SLOWDOWN else "not limited"
+
+    def _fabric(self, device: Any) -> str:
+        import ctypes
+
+        info = ctypes.create_string_buffer(_FABRIC.size)
+        self._call("nvmlDeviceGetGpuFabricInfo", device, info)
+        _, status, _, state = _FABRIC.unpack(info)
+        return f"{_named(_FABRIC_STATES, state)}{f', error {status}' if status else ''}" if state else ""
 
     def is_confidential(self) -> bool:
         """Whether confidential computing is on; False also if the driver does not know it."""
@@ -165,3 +246,7 @@ class Nvml:
             self._library.nvmlErrorString.restype = ctypes.c_char_p
             name = self._library.nvmlErrorString(code).decode(errors="replace")
             raise DriverError(DriverFault(function, code, name))
+
+
+def _named(names: Mapping[int, str], number: int) -> str:
+    return names.get(number, str(number))

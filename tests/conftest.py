@@ -1,5 +1,6 @@
 """Hooks for all tests: missing requirements skip a test with the reason; in CI a skip fails."""
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -81,6 +82,14 @@ def pytest_configure() -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+gc.disable()  # during collection: seven thousand tests are made, and none is garbage
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # nor later: each collection of the garbage of a test would look at them all
+    gc.enable()
 
 
 FULL_TURN = "GPUIPC_FULL_TURN"

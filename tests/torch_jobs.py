@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 PROGRAM = Path(__file__).parent / "fixtures/jobs/torch_jobs.py"
+
+_SHARED = re.compile(r"/dev/shm/(?:sem\.mp-|torch_)\S+")
 
 PASS, OPEN, STUCK = 0, 11, 12
 """Exit codes: runs; cannot tell; stuck."""
@@ -98,11 +101,24 @@ class Started:
         return "\n".join(file.read_text(errors="replace") for file in sorted(self.place.glob("log.*")))
 
     def end(self) -> None:
+        """Kill all processes, and remove the shared memory that they would have removed at their end."""
+        shared = self._shared_memory()
         for process in self.processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         for process in self.processes:
             process.wait()
+        for file in shared:
+            Path(file).unlink(missing_ok=True)
+
+    def _shared_memory(self) -> set[str]:
+        """Semaphores and tensors that the job's processes have mapped."""
+        groups, found = {process.pid for process in self.processes}, set[str]()
+        for directory in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if os.getpgid(int(directory.name)) in groups:
+                    found |= {*_SHARED.findall((directory / "maps").read_text())}
+        return found
 
 
 def start(job: Job, backend: str, python: str, place: Path) -> Started:

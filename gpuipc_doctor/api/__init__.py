@@ -17,6 +17,7 @@ from gpuipc_doctor.api.buffer_growth import (
     share_no_address,
 )
 from gpuipc_doctor.api.check import Check, Context, Control
+from gpuipc_doctor.api.equal_gpus import odd_gpus, picture
 from gpuipc_doctor.api.exchange import (
     closing_order,
     exchange_as_exporter,
@@ -39,8 +40,10 @@ from gpuipc_doctor.api.gpu import (
     Pool,
     PoolMemory,
     VmmMapping,
+    lacking,
     unless_refused,
 )
+from gpuipc_doctor.api.idle_counter import Reading
 from gpuipc_doctor.api.latency import (
     Latency,
     figures,
@@ -88,7 +91,7 @@ from gpuipc_doctor.api.process_ledger import figures_of_process, judge_processes
 from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
 from gpuipc_doctor.api.samples import MemorySamples
 from gpuipc_doctor.api.samples import series as memory_series
-from gpuipc_doctor.api.trend import Slope, lasting, slope
+from gpuipc_doctor.api.trend import Slope, last_third, lasting, slope
 from gpuipc_doctor.api.worker import (
     Child,
     ChildGone,

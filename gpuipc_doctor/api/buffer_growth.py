@@ -64,6 +64,8 @@ class BufferGrowth:
     """Whether no small or late buffer shares an address with a buffer freed before it."""
     pace: float = 1.0
     """Duration of an iteration with a message, relative to one without."""
+    doubt: float = 0.0
+    """Bytes by which used memory may change by itself in the last third; see `IdleCounter`."""
 
     @property
     def growth(self) -> Slope:
@@ -74,9 +76,16 @@ class BufferGrowth:
     def unsuspicious(self) -> float:
         """Bytes of growth per iteration to ignore: the control's growth or the noise, whichever is larger.
 
-        The noise is two driver blocks plus 25 %, divided by the iterations in the last third.
+        The noise is two driver blocks plus 25 %, and what used memory does by itself, divided by the
+        iterations in the last third.
         """
-        return max(self._without_messages, 1.25 * NOISE_BYTES / len(last_third(self.used)))
+        iterations = len(last_third(self.used))
+        return max(self._without_messages, 1.25 * NOISE_BYTES / iterations) + self.doubt / iterations
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether what used memory does by itself may hide growth, or feign a small one."""
+        return self.doubt > NOISE_BYTES and not self.is_large
 
     @property
     def grows(self) -> bool:
@@ -111,7 +120,7 @@ class BufferGrowth:
         third = len(self.used) // 3
         for_good = self._for_good
         rises = [for_good[(part + 1) * third - 1] - for_good[max(part * third - 1, 0)] for part in range(3)]
-        least = NOISE_BYTES + max(self._without_messages, 0.0) * third
+        least = NOISE_BYTES + self.doubt + max(self._without_messages, 0.0) * third
         if (
             not self.rose_often
             or min(rises) <= least
@@ -145,6 +154,13 @@ class BufferGrowth:
     def since_the_first(self) -> tuple[float, ...]:
         """Growth in bytes since the first buffer, as measured after each buffer."""
         return tuple(used - self.used[0] for used in (*self.used, *self.small, *self.late))
+
+    @property
+    def rose_until(self) -> int:
+        """Number of the iteration after which used memory rose no more, except for noise."""
+        levels = self.since_the_first
+        near = max(levels) - min(NOISE_BYTES, 0.05 * max(levels))
+        return next(number for number, level in enumerate(levels, 1) if level >= near)
 
     @property
     def at_least(self) -> int:
@@ -239,7 +255,7 @@ class BufferGrowth:
 
     @property
     def _noise(self) -> float:
-        return min(NOISE_BYTES, self.each * len(self._ends[0]) / 2)
+        return min(NOISE_BYTES, self.each * len(self._ends[0]) / 2) + self.doubt
 
     @property
     def _level(self) -> float:
@@ -252,6 +268,8 @@ class BufferGrowth:
     @property
     def _without_messages(self) -> float:
         """Bytes per iteration in the control: growth that depends on time, not messages."""
+        if self.doubt:
+            return 0.0
         control = slope(range(len(self.control)), self.control)
         return control.high * self.pace if control.low > 0 else control.high
 

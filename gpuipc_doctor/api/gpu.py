@@ -8,7 +8,8 @@ addresses plain integers, data `bytes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
@@ -64,11 +65,47 @@ NOT_PERMITTED = frozenset({"CUDA_ERROR_NOT_PERMITTED"})
 NOT_SUPPORTED = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "hipErrorNotSupported"})
 """Errors for a feature that the driver or this kind of GPU lacks."""
 
+_CAPABILITY_OF_CALL = (
+    ("Ipc", "legacy-ipc"),
+    ("MemPoolExport|MemPoolImport", "pool-ipc"),
+    ("MemPool|Async", "memory-pools"),
+    ("Mem(Create|Export|Import)", "vmm-ipc"),
+)
+
+
+def lacking(call: str) -> list[str]:
+    """The capability of `CAPABILITIES` that a GPU lacks if it does not support a driver's function."""
+    return [name for functions, name in _CAPABILITY_OF_CALL if re.search(functions, call)][:1]
+
+
 WITHOUT_GPU_IPC = (
     "nothing to repair; run MPI and NCCL without GPU IPC: NCCL_P2P_DISABLE=1, UCX_TLS=^cuda_ipc, "
     "MPICH_GPU_IPC_ENABLED=0"
 )
 """What to do on a node whose GPUs have no IPC by design."""
+
+_INSTEAD = {
+    "multi-process": "nvidia-smi -c 0; or let jobs share the GPU through MPS",
+    "legacy-ipc": WITHOUT_GPU_IPC,
+    "vmm-ipc": "nothing to repair; set NCCL_CUMEM_ENABLE=0, and no expandable segments in PyTorch",
+    "memory-pools": "nothing to repair; jobs allocate with cudaMalloc or hipMalloc",
+    "pool-ipc": "nothing to repair; jobs share memory of cudaMalloc or hipMalloc, not of pools",
+    "fabric-handles": "nothing to repair; only NVLink between nodes needs them: NCCL_MNNVL_ENABLE=0",
+}
+
+
+def words_of_lack(label: str, lacking: Collection[str], mode: str = "") -> str:
+    """What a device cannot do, and how that was recognised. ``mode``: its compute mode, if known."""
+    if "multi-process" in lacking:
+        mode = mode or "exclusive or prohibited (CU_DEVICE_ATTRIBUTE_COMPUTE_MODE is not 0)"
+        return f"{label} admits no second process: its compute mode is {mode}"
+    return f"{label} lacks {', '.join(sorted(lacking))}, as its driver states"
+
+
+def instead_of(lacking: Collection[str]) -> str:
+    """What to use without these capabilities."""
+    return next((text for name, text in _INSTEAD.items() if name in lacking), "use another GPU or driver")
+
 
 OUT_OF_MEMORY = frozenset({"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"})
 """Errors for exhausted memory."""

@@ -2,19 +2,21 @@
 
 A role function keeps a `Ledger` of a device; its entries reach ``judge`` as an `Account`. A counter is
 trusted only after it was seen to move, missing memory is checked again, and growth counts only beyond the
-control's growth. If the driver only counts the memory of all processes together, a change is attributed to
-this tool in two cases: if it is a multiple of the tested allocations, or if it recurs when the action is
-repeated. Other changes have an unknown cause.
+control's growth. A counter that moves by itself is watched while this run is idle: what it then does is
+subtracted, and what it may hide is an ERROR (`IdleCounter`). If the driver only counts the memory of all
+processes together, a change is attributed to this tool in two cases: if it is a multiple of the tested
+allocations, or if it recurs when the action is repeated. Other changes have an unknown cause.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from gpuipc_doctor.api.gpu import Gpu
+from gpuipc_doctor.api.idle_counter import STILL, IdleCounter, Reading, Window, window_of
 from gpuipc_doctor.api.trend import Slope, block_of, slope, smallest_found
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Line, ProbeOutcome, Series
@@ -44,6 +46,12 @@ DESCRIBED_WITHIN = 1.01
 """A device is reported if its memory counter shows more than this many times the size that the driver
 states."""
 
+IDLE_S, LONGEST_IDLE_S = 2.0, 6.0
+"""Minimum and maximum seconds for which an idle counter is watched, if it may move by itself."""
+
+HIDES = 0.5
+"""Fraction of a tested allocation that a moving counter may hide: with more, nothing can be said."""
+
 TRIES = 3
 """Retries if other processes allocated or freed at the same time."""
 
@@ -52,8 +60,17 @@ FEWEST_SAMPLES = 6
 
 PROGRAM_ENDED = "the program ended"
 
+THIS_RUN = "possibly part of this run"
+"""Value of ``whose`` of `Gpu.memory_holders`."""
+
 REINSTALL = "reinstall the driver; check dmesg for GPU errors"
 """Remedy if a driver describes a device wrongly."""
+
+RERUN_QUIET = (
+    "rerun while no process reads or writes files: where a GPU is a NUMA node of the host (GH200, GB200), "
+    "the page cache counts as its used memory, except in CDMM mode"
+)
+"""Remedy if used memory moves by itself."""
 
 RERUN_IDLE = "rerun on an idle device; if used memory changes again, the driver causes it"
 """Remedy for a change of used memory by an unknown process."""
@@ -77,14 +94,47 @@ class Ledger:
         self._entries: dict[str, Json] = {}
         self._loops: dict[str, Json] = {}
         self._running: dict[str, Json] = {}
+        self._idle: list[Window] = []
+        self._is_suspect = False
         self._patience_s = PATIENCE_S
         self._lag_s = 0.0
         self._sizes = [self._gpu.device.total_bytes, self._gpu.memory_info()[1]]
-        self._still, self._since = self._gpu.memory_used(), w.clock()
+        self._still = self._marked = self._read()
+        self._ours: int | None = None
         with w.step("check that used memory rises by the allocated amount"):
             while len(self._rises) < TRIES and not self._see_rise():
                 pass
+        if self._is_suspect or self._lag_s or not _follows(self._rises):
+            self.watch_idle()
+            self._lag_s = 0.0 if self.moves else self._lag_s
         self._record()
+
+    @property
+    def moves(self) -> bool:
+        """Whether used memory was seen to move by itself."""
+        return IdleCounter(self._idle).moves
+
+    def is_doubtful(self, *series: Sequence[int]) -> bool:
+        """Whether used memory may move by itself, as these ``series`` of it or an earlier reading suggest."""
+        return self._is_suspect or self.moves or any(max(used) - min(used) > NOISE_BYTES for used in series)
+
+    def watch_idle(self, seconds: float = IDLE_S) -> None:
+        """Watch used memory while no process of this run works on the device."""
+        readings = [self._read()]
+        until = readings[0].at + min(max(seconds, IDLE_S), LONGEST_IDLE_S)
+
+        def is_over() -> bool:
+            readings.append(self._read())
+            return readings[-1].at >= until
+
+        self._w.wait_until(is_over, LONGEST_IDLE_S)
+        self._idle.append(window_of([(each.at, int(each)) for each in readings]))
+        self._is_suspect = False
+        self._record()
+
+    def _read(self) -> Reading:
+        at = self._w.clock()
+        return Reading(self._gpu.memory_used(), at)
 
     @property
     def lag_s(self) -> float:
@@ -109,7 +159,7 @@ class Ledger:
 
         with self._gpu.alloc(ODD_BYTES):
             rise_s = seconds_until(ODD_BYTES)
-            self._rises.append([before, self._gpu.memory_used()])
+            self._rises.append([int(before), self._gpu.memory_used()])
         fall_s = seconds_until(0)
         self._lag_s = max(self._lag_s, 1.25 * max(rise_s, fall_s))
         return _follows(self._rises) and bool(rise_s) == bool(fall_s)
@@ -117,23 +167,27 @@ class Ledger:
     def _stands_at(self, used: int) -> bool:
         return abs(self._beyond(used)) <= NOISE_BYTES
 
-    def mark(self) -> int:
+    def mark(self) -> Reading:
         """Used memory in bytes, once it has been constant for `QUIET_S` seconds."""
         self._wait_out_lag()
+        first = self._read()
 
         def is_quiet() -> bool:
-            now = self._gpu.memory_used()
+            now = self._read()
             if abs(now - self._still) > NOISE_BYTES:
-                self._still, self._since = now, self._w.clock()
-            return self._w.clock() - self._since >= QUIET_S
+                self._still = now
+            return now.at - self._still.at >= QUIET_S
 
         self._w.wait_until(is_quiet, SETTLE_S)
-        return self._gpu.memory_used()
+        self._marked = self._read()
+        self._is_suspect |= 0 < abs(self._marked - first) <= NOISE_BYTES
+        self._ours = self._held_by_this_run() if self._idle else None
+        return self._marked
 
-    def used(self) -> int:
+    def used(self) -> Reading:
         """Used memory in bytes, now."""
         self._wait_out_lag()
-        return self._gpu.memory_used()
+        return self._read()
 
     def sampled(self, rounds: range) -> range:
         """Rounds of a loop after which to read used memory; every fourth of them if the counter lags."""
@@ -141,7 +195,7 @@ class Ledger:
 
     def used_after(
         self, sampled: range, rounds: Iterable[int], act: Callable[[int], object], what: str = "round"
-    ) -> list[int]:
+    ) -> list[Reading]:
         """Used memory in bytes after the sampled rounds of an action; ``what`` names the action."""
         used = []
         for number in rounds:
@@ -150,7 +204,7 @@ class Ledger:
                 used.append(self.sample(what, number))
         return used
 
-    def sample(self, what: str, number: int) -> int:
+    def sample(self, what: str, number: int) -> Reading:
         """Used memory in bytes after a round of a loop.
 
         It is recorded at once, since a leak may fill the device before `enter_loop`. See `filled`.
@@ -160,7 +214,7 @@ class Ledger:
             self._running["total"] = self._gpu.device.total_bytes
         used = self.used()
         self._running["rounds"].append(number)
-        self._running["used"].append(used)
+        self._running["used"].append(int(used))
         self._w.record(running=self._running)
         return used
 
@@ -175,7 +229,7 @@ class Ledger:
             before = self.mark()
             act()
             self.enter(end, before, act)
-            if self._entries[end]["missing"] >= -NOISE_BYTES:
+            if self._entries[end]["missing"] >= -NOISE_BYTES or self.moves:
                 break
 
     def enter(self, end: str, mark: int, again: Callable[[], object] | None = None) -> bool:
@@ -184,29 +238,64 @@ class Ledger:
         If memory is missing, ``again`` is called to see whether the loss recurs. Returns whether ``again``
         was called.
         """
-        began = self._w.clock()
-        missing = self._missing_after_wait(mark)
-        holders = [] if abs(missing) <= NOISE_BYTES else self._gpu.memory_holders()
+        missing, waited_s = self._missing_after_wait(mark)
+        if self._is_suspect or abs(missing) > NOISE_BYTES or waited_s > SETTLE_S:
+            self.watch_idle(0 if self.moves else IDLE_S)
         entry = self._entries[end] = {
-            "mark": mark,
-            "missing": missing,
-            "waited_s": self._w.clock() - began - self._lag_s,
-            "holders": holders,
+            "mark": int(mark),
+            "missing": int(missing),
+            "waited_s": waited_s,
+            "seconds": missing.at - self._time_of(mark),
+            "holders": [] if abs(missing) <= NOISE_BYTES else self._gpu.memory_holders(),
+            "ours": self._ours_since(mark),
         }
         self._record()
-        if again is None or missing <= NOISE_BYTES:
+        if again is None or missing <= NOISE_BYTES + self._explained(missing, mark):
             return False
         mark = self.mark()
         again()
-        entry["repeated"] = self._missing_after_wait(mark)
+        missing, _ = self._missing_after_wait(mark)
+        entry |= {"repeated": int(missing), "repeated_s": missing.at - mark.at}
         self._record()
         return True
 
-    def _missing_after_wait(self, mark: int) -> int:
+    def _missing_after_wait(self, mark: int) -> tuple[Reading, float]:
+        """Bytes missing since ``mark`` after a wait, and the seconds until they were last seen missing.
+
+        Time in which this process had no processor does not count: it could not see that they were back.
+        """
         self._wait_out_lag()
-        if not self._w.wait_until(lambda: self._beyond(mark) <= NOISE_BYTES, self._patience_s):
-            self._patience_s = SETTLE_S
-        return self._beyond(mark)
+        began = last = self._w.clock()
+        without_processor_s = self._w.without_processor_s()
+
+        def is_back() -> bool:
+            nonlocal last
+            more = self._beyond(mark)
+            if more <= NOISE_BYTES or more <= NOISE_BYTES + self._explained(more, mark):
+                return True
+            last = more.at
+            return False
+
+        if not self._w.wait_until(is_back, self._patience_s):
+            self._patience_s, last = SETTLE_S, self._w.clock()
+        waited_s = last - began - (self._w.without_processor_s() - without_processor_s)
+        return self._beyond(mark), max(waited_s, 0.0)
+
+    def _explained(self, more: Reading, mark: int) -> float:
+        """Bytes by which a counter that moves by itself may have risen since ``mark``."""
+        return max(sum(IdleCounter(self._idle).change_within(more.at - self._time_of(mark))), 0.0)
+
+    def _time_of(self, mark: int) -> float:
+        return mark.at if isinstance(mark, Reading) else self._marked.at
+
+    def _ours_since(self, mark: int) -> int | None:
+        """Bytes that the processes of this run hold more than at ``mark``; None if unknown."""
+        now = self._held_by_this_run() if self._ours is not None and mark is self._marked else None
+        return None if now is None or self._ours is None else now - self._ours
+
+    def _held_by_this_run(self) -> int | None:
+        holders = self._gpu.memory_holders()
+        return sum(each["held"] for each in holders if each["whose"] == THIS_RUN) if holders else None
 
     def _wait_out_lag(self) -> None:
         if self._lag_s:
@@ -215,19 +304,32 @@ class Ledger:
     def enter_loop(
         self, what: str, rounds: Iterable[int], used: Sequence[int], control: Sequence[int]
     ) -> None:
-        """Record used memory after these rounds of the loop ``what`` and of its control."""
-        self._loops[what] = {"rounds": list(rounds), "used": list(used), "control": list(control)}
+        """Record used memory after these rounds of the loop ``what`` and of its control.
+
+        If used memory grew, or changed in the control, it is then watched while idle for as long.
+        """
+        at, control_at = (
+            [each.at for each in samples if isinstance(each, Reading)] for samples in (used, control)
+        )
+        told: Json = {
+            "rounds": list(rounds),
+            "used": [*map(int, used)],
+            "control": [*map(int, control)],
+        }
+        if self.is_doubtful(used) or len(set(control)) > 1 or Loop(what, **told).judge(""):
+            self.watch_idle(at[-1] - at[0] if at else IDLE_S)
+        self._loops[what] = {**told, "at": at, "control_at": control_at}
         self._running = {}
         self._w.record(running=None)
         self._record()
 
-    def _beyond(self, mark: int) -> int:
-        return self._gpu.memory_used() - mark
+    def _beyond(self, mark: int) -> Reading:
+        return self._read().less(mark)
 
     def _record(self) -> None:
         device = self._gpu.device.label
         told = {"device": device, "rises": self._rises, "entries": self._entries, "loops": self._loops}
-        self._w.record(**{self._record_name: told | {"sizes": self._sizes}})
+        self._w.record(**{self._record_name: told | {"sizes": self._sizes, "idle": self._idle}})
 
 
 def ledger_in_turn(w: Worker) -> Ledger:
@@ -279,21 +381,46 @@ class Entry:
     """Bytes missing after the action was repeated; None if it was not repeated."""
     mark: int | None = None
     """Bytes in use before the action."""
+    seconds: float = 0.0
+    repeated_s: float = 0.0
+    """Duration of the action and of its repetition, until the last reading."""
+    ours: int | None = None
+    """Bytes that the processes of this run hold more than before; None if the driver does not say."""
+    doubt: float = 0.0
+    """Bytes by which used memory may have changed by itself; 0 only if it does not move by itself."""
+
+    def beside(self, idle: IdleCounter) -> Entry:
+        """This entry, less what used memory does by itself."""
+        expected, doubt = idle.change_within(self.seconds)
+        if doubt and self.ours is not None and self.ours > NOISE_BYTES:
+            return replace(self, missing=self.ours)
+        again, doubt_again = idle.change_within(self.repeated_s)
+        repeated = None if self.repeated is None else int(self.repeated - again)
+        missing = int(self.missing - expected)
+        return replace(self, missing=missing, repeated=repeated, doubt=max(doubt, doubt_again))
 
     @property
     def is_back(self) -> bool:
-        return abs(self.missing) <= NOISE_BYTES
+        return abs(self.missing) <= NOISE_BYTES + self.doubt
+
+    def is_hidden(self, size: int, most: int, block: int) -> bool:
+        """Whether a counter that moves by itself may hide a loss of ``size`` bytes, or feign one."""
+        if not self.doubt:
+            return False
+        is_blunt = NOISE_BYTES + self.doubt > HIDES * size
+        return (
+            is_blunt if self.is_back else not self.repeats and (is_blunt or not self._fits(size, most, block))
+        )
 
     def judge(self, size: int, most: int, block: int, later: Iterable[Entry] = ()) -> Finding | None:
         """Judge missing memory: a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes, rounded up to
         whole blocks, or if a repetition of the action lost as much. ``later``: the entries after this one,
         any of which may have released the memory."""
+        if self.is_hidden(size, most, block):
+            return None
         if self.is_back:
             return self.late()
-        taken = -(-size // block) * block
-        pieces = max(1, math.ceil((self.missing - NOISE_BYTES) / taken))
-        fits = pieces <= most and self.missing >= pieces * size - NOISE_BYTES
-        if not fits and not self.repeats:
+        if not self._fits(size, most, block) and not self.repeats:
             return self.somebody_elses()
         says = "pieces of {size:mib} should have been released; waited {waited:s}"
         waited = Evidence.seen(says, size=size, waited=round(self.waited_s))
@@ -301,6 +428,11 @@ class Entry:
         return self.not_returned(
             waited, *(Evidence.seen("released after {end}", end=end) for end in ends[:1])
         )
+
+    def _fits(self, size: int, most: int, block: int) -> bool:
+        taken, noise = -(-size // block) * block, NOISE_BYTES + self.doubt
+        pieces = max(1, math.ceil((self.missing - noise) / taken))
+        return pieces <= most and self.missing >= pieces * size - noise
 
     def not_returned(self, *evidence: Evidence) -> Finding:
         """The FAIL for missing memory."""
@@ -318,7 +450,8 @@ class Entry:
     def repeats(self) -> bool:
         """Whether a repetition lost the same amount."""
         lost = self.repeated if self.repeated is not None else 0
-        return lost > NOISE_BYTES and abs(lost - self.missing) <= NOISE_BYTES
+        noise = NOISE_BYTES + self.doubt
+        return lost > noise and abs(lost - self.missing) <= noise
 
     def _repetition(self) -> list[Evidence]:
         if self.repeated is None:
@@ -333,7 +466,7 @@ class Entry:
 
     def late(self) -> Finding | None:
         """Warn of memory that was released late."""
-        if not self.is_back or self.waited_s <= SETTLE_S:
+        if not self.is_back or self.doubt or self.waited_s <= SETTLE_S:
             return None
         return Finding.warn(
             "returned-late",
@@ -364,8 +497,24 @@ class Loop:
 
     what: str
     rounds: Sequence[int]
-    used: Sequence[int]
-    control: Sequence[int]
+    used: Sequence[float]
+    control: Sequence[float]
+    at: Sequence[float] = ()
+    control_at: Sequence[float] = ()
+    """Times of the readings in seconds."""
+    doubt: float = 0.0
+    """Bytes by which used memory may have changed by itself; 0 only if it does not move by itself."""
+
+    def beside(self, idle: IdleCounter) -> Loop:
+        """This loop, less what used memory does by itself."""
+        doubt = idle.change_within(self.at[-1] - self.at[0])[1] if self.at else 0.0
+        used, control = idle.without(self.used, self.at), idle.without(self.control, self.control_at)
+        return replace(self, used=used, control=control, doubt=doubt)
+
+    @property
+    def hidden(self) -> float:
+        """Bytes per round that a counter which moves by itself may hide."""
+        return self.doubt / max(self.rounds[-1] - self.rounds[0], 1)
 
     @property
     def growth(self) -> Slope:
@@ -374,7 +523,11 @@ class Loop:
     @property
     def unsuspicious(self) -> float:
         """Bytes per round to ignore: the control's growth, or noise."""
-        return max(CREEP_BYTES / max(self.rounds), slope(self.rounds, self.control).high)
+        control = slope(self.rounds, self.control).high
+        return (
+            max(CREEP_BYTES / max(self.rounds), 0.0 if self.hidden else control, control - self.hidden)
+            + self.hidden
+        )
 
     def judge(self, device: str) -> Finding | None:
         """Judge whether each round loses memory."""
@@ -429,6 +582,7 @@ class Account:
     sizes: tuple[int, int] = (0, 0)
     """Bytes of the device, according to the driver's description and according to its counter of free
     memory."""
+    idle: IdleCounter = STILL
 
     def judge(self, size: int, most: int = 1) -> list[Finding]:
         """Judge all entries. Missing memory is a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes.
@@ -438,13 +592,43 @@ class Account:
         """
         if blind := self.blind():
             return [blind]
+        hidden = [
+            Evidence.seen("it cannot be seen whether all memory was released after {end}", end=entry.end)
+            for entry in self.entries
+            if entry.is_hidden(size, most, self.block)
+        ] + [
+            Evidence.seen(
+                "growth below {least:bytes} with each {what} would not have been noticed",
+                least=loop.hidden,
+                what=loop.what,
+            )
+            for loop in self.loops
+            if loop.hidden > CREEP_BYTES
+        ]
+        found = self._judge_visible(size, most)
+        return [*found, self.moving(*hidden)] if hidden else found
+
+    def moving(self, *hidden: Evidence) -> Finding:
+        """The ERROR if used memory moves by itself so much that losses may be ``hidden``."""
+        moved, seconds = self.idle.seen
+        return Finding.error(
+            "counter-moves",
+            "used memory of {device} moves by itself, by {moved:mib} in {seconds:s}: it hides losses",
+            *hidden,
+            remedy=RERUN_QUIET,
+            device=self.device,
+            moved=moved,
+            seconds=round(seconds, 1),
+        )
+
+    def _judge_visible(self, size: int, most: int) -> list[Finding]:
         owed, missing = 0, []
         creeping = [loop for loop in self.loops if loop.judge(self.device)]
         for number, entry in enumerate(self.entries, 1):
             if owed and abs(entry.missing + owed) <= NOISE_BYTES:
                 owed = 0
                 continue
-            owed += 0 if entry.is_back else entry.missing
+            owed += 0 if entry.is_back or entry.doubt else entry.missing
             if not any(loop.explains(entry.missing) for loop in creeping):
                 missing.append(entry.judge(size, most, self.block, self.entries[number:]))
         if creeping:
@@ -480,6 +664,8 @@ class Account:
         """The ERROR if the counter did not rise by the allocated amount."""
         if _follows(self.rises):
             return None
+        if self.idle.moves:
+            return self.moving(Evidence.seen("it did not rise by what was allocated"))
         return Finding.error(
             "counter-does-not-follow",
             "memory counter of {device} is unreliable: it changed by {changes} B when {asked:bytes} "
@@ -493,7 +679,9 @@ class Account:
     def evidence(self) -> list[Evidence]:
         """Evidence of a PASS: the watched actions."""
         says = "released after {end}; up to {unseen:mib} missing would not have been noticed"
-        ends = [Evidence.seen(says, end=entry.end, unseen=NOISE_BYTES) for entry in self.entries]
+        ends = [
+            Evidence.seen(says, end=entry.end, unseen=NOISE_BYTES + entry.doubt) for entry in self.entries
+        ]
         return ends + [loop.sensitivity(self.device, self.block) for loop in self.loops]
 
     def series(self) -> list[Series]:
@@ -503,12 +691,14 @@ class Account:
 def account(record: Mapping[str, Json], device: str = "") -> Account:
     """A role's entries, from its records. ``device``: label of a device that is not the role's own."""
     told = record[_record_name(device)]
+    idle = IdleCounter(told.get("idle", ()))
     return Account(
         told["device"],
         told["rises"],
-        [Entry(end, **entry) for end, entry in told["entries"].items()],
-        [Loop(what, **loop) for what, loop in told["loops"].items()],
+        [Entry(end, **entry).beside(idle) for end, entry in told["entries"].items()],
+        [Loop(what, **loop).beside(idle) for what, loop in told["loops"].items()],
         told["sizes"],
+        idle,
     )
 
 

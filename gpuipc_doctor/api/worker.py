@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from gpuipc_doctor.api.allocator import Allocator
@@ -262,6 +263,10 @@ class Worker(Protocol):
         """Name of this role's node."""
 
     @property
+    def shared_memory(self) -> Path:
+        """The directory ``/dev/shm``; a simulated node has its own."""
+
+    @property
     def gpu(self) -> Gpu:
         """This role's device: the probe's only one, or the device with the role's index."""
 
@@ -284,6 +289,9 @@ class Worker(Protocol):
 
     def clock(self) -> float:
         """Seconds since a fixed time before this process started."""
+
+    def without_processor_s(self) -> float:
+        """Seconds for which this process was ready to run but had no processor; 0 if unknown."""
 
     @property
     def peer(self) -> Peer:
@@ -316,6 +324,13 @@ class Worker(Protocol):
 
         ``on_bus`` is the number of its GPUs on the node's PCI bus, ``hiding`` the variables that hide devices
         from this process.
+        """
+
+    def compare_gpus(self, backend: str, found: Sequence[Json]) -> dict[str, Json]:
+        """What equal GPUs should have in common, as JSON; empty for fewer than four devices.
+
+        ``found``: the devices of `discover`. ``traits``: label → trait → value. ``ways``: label → label → how
+        one reaches the other, such as ``NV18``. See `equal_gpus`.
         """
 
     def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +19,7 @@ from gpuipc_doctor.backends.causes import (
 )
 from gpuipc_doctor.backends.driver import Driver, HandleType, version_fact
 from gpuipc_doctor.backends.nvml import ProcessMemory
-from gpuipc_doctor.model import Fact
+from gpuipc_doctor.model import Device, Fact, Json
 from gpuipc_doctor.node_files import Tree
 from gpuipc_doctor.nvml import Nvml
 
@@ -216,6 +218,22 @@ class CudaDriver(Driver):
             return ProcessMemory(Nvml(self.arm))
         except (OSError, DriverError):  # may be missing on a node or in a container
             return ProcessMemory()
+
+    def compare_gpus(self, devices: Sequence[Device]) -> dict[str, Json]:
+        try:
+            nvml = Nvml(self.arm)
+        except (OSError, DriverError):
+            return {}
+        handles = {}
+        for device in devices:
+            with suppress(DriverError):
+                handles[device.label] = nvml.by_uuid(device.uuid)
+        traits = {label: nvml.traits(handle) for label, handle in handles.items()}
+        ways = {
+            label: {other: nvml.way(handle, to) for other, to in handles.items() if other != label}
+            for label, handle in handles.items()
+        }
+        return {"traits": traits, "ways": ways}
 
     def versions(self) -> list[Fact]:
         number = int(self.call("driver-version"))

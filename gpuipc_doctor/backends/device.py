@@ -73,7 +73,7 @@ class DriverGpu:
     def open_ipc(self, handle: bytes) -> DriverMapping:
         self.contexts.enter()
         driver = self.driver
-        address = driver.number("ipc-open", driver.handle_from(handle), driver.open_flags)
+        address = driver.address("ipc-open", driver.handle_from(handle), driver.open_flags)
         return DriverMapping(self.contexts, address, None, partial(driver.call, "ipc-close", address))
 
     def allocation_of(self, address: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import cached_property
 from operator import attrgetter
@@ -20,15 +20,19 @@ from gpuipc_doctor.api.gpu import HANDLE_BYTES, Arm, DriverError
 from gpuipc_doctor.backends import hostmemory
 from gpuipc_doctor.backends.absence import Absence, Vendor
 from gpuipc_doctor.backends.nvml import ProcessMemory
-from gpuipc_doctor.model import Device, DriverFault, Fact
+from gpuipc_doctor.model import Device, DriverFault, Fact, Json
 
 LAZY_ENABLE_PEER_ACCESS = 1
 """``CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`` and ``hipIpcMemLazyEnablePeerAccess``, required for opening."""
 
 
 NO_RESULT = "success without a result"
+MISALIGNED = "success with a misaligned address"
 NO_TEXT = "text that is not UTF-8"
 """Replaces the name of an error if a successful call returns invalid text."""
+
+ALIGNED_BYTES = 256
+"""Alignment of all allocated and opened memory (CUDA C++ Programming Guide, "Device Memory Accesses")."""
 
 NON_BLOCKING = 1
 """``CU_STREAM_NON_BLOCKING`` and ``hipStreamNonBlocking``: the stream does not wait for the default
@@ -127,6 +131,17 @@ class Driver(ABC):
         (number,) = self.numbers(operation, *arguments)
         return number
 
+    def address(self, operation: str, *arguments: Any) -> int:
+        """Make a call that returns the address of memory. Raises `DriverError` if it is 0 or misaligned.
+
+        A copy to a misaligned address fails later or is slow, and would be blamed for it.
+        """
+        address = self.number(operation, *arguments)
+        if address % ALIGNED_BYTES:
+            name = self.calls[operation]
+            raise DriverError(DriverFault(name, 0, MISALIGNED), self._made[name])
+        return address
+
     # Differences between the bindings
 
     @abstractmethod
@@ -190,6 +205,10 @@ class Driver(ABC):
     def versions(self) -> list[Fact]: ...
 
     # Common parts
+
+    def compare_gpus(self, devices: Sequence[Device]) -> dict[str, Json]:
+        """Traits of these devices and ways between them; see `Worker.compare_gpus`."""
+        return {}
 
     @cached_property
     def process_memory(self) -> ProcessMemory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import cached_property
 from inspect import signature
 from typing import Any
@@ -18,7 +19,17 @@ from gpuipc_doctor.backends.driver import (
     HandleType,
     version_fact,
 )
-from gpuipc_doctor.model import Device, Fact
+from gpuipc_doctor.model import Device, Fact, Json
+from gpuipc_doctor.node_files import Tree
+
+_PCI = "/sys/bus/pci/devices"
+_TRAITS = {
+    "compute partition": "current_compute_partition",
+    "memory partition": "current_memory_partition",
+    "PCIe link": "current_link_width",
+    "VBIOS": "vbios_version",
+}
+"""Trait (`equal_gpus`) → the kernel's file of a GPU: Linux, Documentation/gpu/amdgpu."""
 
 _NO_DEVICE_CODES = frozenset({NO_DEVICE, 101})
 # ROCm 5.2.3 without a GPU: hipInit returns hipErrorInvalidDevice, hipGetDeviceCount hipErrorNoDevice.
@@ -109,6 +120,15 @@ class HipDriver(Driver):
     def open_flags(self) -> int:
         # Before ROCm 6 the flag is refused with hipErrorInvalidValue (seen on 5.2.3 and 5.7.1).
         return 0 if 0 < self.generation < 6 else LAZY_ENABLE_PEER_ACCESS
+
+    def compare_gpus(self, devices: Sequence[Device]) -> dict[str, Json]:
+        """From the kernel driver's files; AMD's management library is not used."""
+        tree = Tree(self.absence.root)
+        traits: dict[str, Json] = {}
+        for device in devices:
+            found = {trait: tree.line(f"{_PCI}/{device.pci}/{file}") for trait, file in _TRAITS.items()}
+            traits[device.label] = {trait: value for trait, value in found.items() if value}
+        return {"traits": traits}
 
     def memory_info(self, device: Device) -> tuple[int, int]:
         # hipMemGetInfo counts the calling process alone on ROCm 5.2.3, all processes on 5.7.1 (seen on both).

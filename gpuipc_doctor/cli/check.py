@@ -56,7 +56,7 @@ OF_CHECKS = ("seed", "operations")
     "--verbose",
     "-v",
     is_flag=True,
-    help="Also print the number of processes and driver initialisations; with --dry-run, each probe.",
+    help="Also print how GPUs reach each other, and how many processes ran; with --dry-run, each probe.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the matrix.")
 @click.option(
@@ -184,7 +184,9 @@ def command(
         if summary:
             click.echo(_summary(report, exit_code, full=as_json), nl=False)
         else:
-            click.echo(_text(report, exit_code, as_json=as_json, exit_style=exit_style), nl=False)
+            click.echo(
+                _text(report, exit_code, as_json=as_json, exit_style=exit_style, verbose=verbose), nl=False
+            )
             if verbose and not as_json:
                 click.echo(f"{report.processes} processes, {report.initialisations} driver initialisations")
         as_json = as_json or summary
@@ -318,7 +320,7 @@ def _write(report: Report, file: OutputFile | None, exit_code: int) -> bool:
     return True
 
 
-def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> str:
+def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str, verbose: bool) -> str:
     if as_json:
         from gpuipc_doctor.report import report_json
 
@@ -328,7 +330,7 @@ def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> 
     page = formats.page()
     if exit_style == "nagios":
         return node_content.nagios(report, width=page["width"])
-    return node_content.screen(report, exit_code=exit_code, **page)
+    return node_content.screen(report, exit_code=exit_code, verbose=verbose, **page)
 
 
 def _summary(report: Report, exit_code: int, *, full: bool) -> str:

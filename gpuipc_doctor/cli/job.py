@@ -63,7 +63,7 @@ SHORTEST_S, LONGEST_S = 5.0, 24 * 3600.0
 @click.option(
     "--ras",
     is_flag=True,
-    help="Also query the RAS service of an old NCCL; this can crash the job.",
+    help="Also query NCCL's RAS service: in some versions this can crash the job.",
 )
 @click.option("--arm", is_flag=False, flag_value="script", metavar="[script|taskprolog]",
               type=click.Choice(["script", "taskprolog"]),

@@ -32,6 +32,21 @@ class Problem(Enum):
     """All ranks are in the same operation: the cause is below it."""
 
 
+_DIFFERENT = "find the condition in the program by which this rank makes another call than the others"
+_LATE = (
+    "read this rank's log and look at its process (gpuipc-doctor job): it ended, or is still busy elsewhere"
+)
+ADVICE: Mapping[Problem, str] = {
+    Problem.OPERATION: _DIFFERENT,
+    Problem.SIZES: "compare the tensor's shape on this rank with the others': unequal batches, or padding",
+    Problem.ORDER: "call the communicators' collectives in the same order on all ranks",
+    Problem.MISSING: _LATE,
+    Problem.BEHIND: _LATE,
+    Problem.SAME: "",
+}
+"""What to do about a problem that logs or dumps show."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """The conclusion on one communicator."""
@@ -54,7 +69,7 @@ class Judgement:
         """The conclusion as a sentence that starts with the culprits."""
         at = f" (operation {self.number})" if self.number is not None else ""
         of = f" of {self.group}" if self.group else ""
-        who, others = _ranks(self.culprits), _ranks(self.waiting)
+        who, others = in_words(self.culprits), in_words(self.waiting)
         verb = "waits" if len(self.waiting) == 1 else "wait"
         place = f", at {self.where}" if self.where else ""
         if self.problem is Problem.SAME:
@@ -191,7 +206,8 @@ def _words(call: Call, *, sized: bool) -> str:
     return f"{call.operation} of {call.sizes}" if sized and call.operation else call.operation
 
 
-def _ranks(numbers: Sequence[int]) -> str:
+def in_words(numbers: Sequence[int]) -> str:
+    """Ranks as ``rank 3`` or ``ranks 0-2,5``."""
     if not numbers:
         return "the others"
     return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {ranges(numbers)}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from gpuipc_doctor.collective.call import Call, State
-from gpuipc_doctor.collective.judge import Judgement, Problem, judge
+from gpuipc_doctor.collective.judge import ADVICE, Judgement, Problem, in_words, judge
 
 TOKENS = (
     b"WorkNCCL(",
@@ -181,7 +181,7 @@ class Lines:
             self._failures.append(Finding(says, (int(found[1]),), log, line, text.strip(), do))
         elif found := _SRUN.search(text):
             ranks = tuple(_numbers(found[2]))
-            says = f"{_name(ranks)} failed first: {found[3].strip()} on {found[1]} (Slurm)"
+            says = f"{in_words(ranks)} failed first: {found[3].strip()} on {found[1]} (Slurm)"
             do = "read the last lines of this rank's log; the other ranks' errors follow from its end"
             self._failures.append(Finding(says, ranks, log, line, text.strip(), do))
 
@@ -237,29 +237,15 @@ def _finding(judgement: Judgement, seen: Iterable[_Seen]) -> Finding:
         own = [one for one in own if one.call.number == judgement.number] or own
     waits = [one for one in of_group if one.call.rank in judgement.waiting]
     shown = (own or waits)[0]
-    silent = "" if own else f"; there is no such line of {_name(judgement.culprits)}"
+    silent = "" if own else f"; there is no such line of {in_words(judgement.culprits)}"
     return Finding(
         f"{judgement.sentence}{silent}",
         judgement.culprits,
         shown.log,
         shown.line,
         shown.text.strip(),
-        _DO[judgement.problem],
+        ADVICE[judgement.problem],
     )
-
-
-_DIFFERENT = "find the condition in the program by which this rank makes another call than the others"
-_LATE = (
-    "read this rank's log and look at its process (gpuipc-doctor job): it ended, or is still busy elsewhere"
-)
-_DO: Mapping[Problem, str] = {
-    Problem.OPERATION: _DIFFERENT,
-    Problem.SIZES: "compare the tensor's shape on this rank with the others': unequal batches, or padding",
-    Problem.ORDER: "call the communicators' collectives in the same order on all ranks",
-    Problem.MISSING: _LATE,
-    Problem.BEHIND: _LATE,
-    Problem.SAME: "",
-}
 
 
 def _rank(text: str, rank_of_log: str) -> int | None:
@@ -283,11 +269,6 @@ def _numbers(text: str) -> Iterator[int]:
     for part in text.split(",")[:1024]:
         first, _, last = part.partition("-")
         yield from range(int(first), min(int(last or first), int(first) + 1024) + 1)
-
-
-def _name(ranks: Iterable[int]) -> str:
-    numbers = [*ranks]
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(map(str, numbers))}"
 
 
 def _signal(code: int) -> str:

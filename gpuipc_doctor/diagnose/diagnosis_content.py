@@ -304,7 +304,7 @@ class Content:
 
 
 KIND = documents.Kind(
-    "gpuipc-doctor/diagnosis/3",
+    "gpuipc-doctor/diagnosis/4",
     Content,
     "What gpuipc-doctor diagnose --json prints.",
     {"known_issues": str, "exit_code": documents.codes(MEANINGS)},

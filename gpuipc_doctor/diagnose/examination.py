@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
+from functools import cache
 from operator import attrgetter
 
 from gpuipc_doctor import knownissues
@@ -52,6 +54,15 @@ class Examination:
             known_texts=_known_texts(),
         )
         self._first_error = self.index.more.start + len(facts)
+        self._begin()
+
+    def anew(self) -> Examination:
+        """An examination of other logs for the same entries."""
+        other = copy.copy(self)
+        other._begin()
+        return other
+
+    def _begin(self) -> None:
         self.complete: set[int] = set()
         """Signatures with all parts found in one log."""
         self._of_part: dict[int, Tally] = {}
@@ -226,6 +237,7 @@ def _facts_asked_for(entries: Iterable[Entry]) -> list[str]:
     return list(dict.fromkeys(needs))
 
 
+@cache
 def _known_texts() -> Mapping[str, Mapping[bytes, Needs]]:
     facts = log_facts.patterns(_facts_asked_for(knownissues.load()))
     return knownissues.known_texts([*(text for _, text in facts), *error_lines.patterns()])

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from gpuipc_doctor.collective.call import Call, State
+from gpuipc_doctor.collective.judge import ADVICE, Judgement, Problem, judge
 from gpuipc_doctor.diagnose.diagnosis import Difference
 
 MOST_ENTRIES = 20_000
@@ -17,6 +19,7 @@ MOST_ENTRIES = 20_000
 _LONGEST = 80
 """Maximum characters of a name."""
 _MOST_TEXTS = 8
+_MOST_GROUPS = 256
 _LONGEST_LIST = 1 << 16
 """Maximum characters of a list of ranks."""
 _DEEPEST = 200
@@ -44,14 +47,25 @@ class Operation(NamedTuple):
     def words(self) -> str:
         return f"{self.name} of {self.sizes}" if self.sizes else self.name
 
+    def call(self, rank: int) -> Call:
+        return Call(
+            rank=rank,
+            operation=self.name,
+            group=self.group,
+            number=self.number,
+            sizes=self.sizes,
+            state=State.QUEUED if self.state in _PENDING else State.DONE,
+            where=self.where,
+        )
+
 
 class Dump(NamedTuple):
     log: str
     rank: str
     """Rank number; the log's name if unknown."""
     operations: tuple[Operation, ...]
-    members: frozenset[str] = frozenset()
-    """Ranks of the default group, by the dump's configuration; empty if not stated."""
+    members: Mapping[str, frozenset[int]] = {}
+    """Group → its ranks, by the dump's configuration."""
 
 
 def dump(value: Any, log: str, rank: str) -> Dump | None:
@@ -69,29 +83,33 @@ def dump(value: Any, log: str, rank: str) -> Dump | None:
     )
 
 
-def _members(groups: Any) -> frozenset[str]:
-    """The ranks of the default group, as in ``{"0": {"desc": "default_pg", "ranks": "[0, 1]"}}``."""
-    for group in [*groups.values()][:_MOST_TEXTS] if isinstance(groups, dict) else ():
-        if isinstance(group, dict) and group.get("desc") == "default_pg":
-            ranks = group.get("ranks")
-            text = ranks[:_LONGEST_LIST] if isinstance(ranks, str) else ""
-            return frozenset(re.findall(r"\d+", text))
-    return frozenset()
+def _members(groups: Any) -> dict[str, frozenset[int]]:
+    """The groups' ranks, as in ``{"0": {"desc": "default_pg", "ranks": "[0, 1]"}}``."""
+    found = {}
+    for name, group in [*groups.items()][:_MOST_GROUPS] if isinstance(groups, dict) else ():
+        ranks = group.get("ranks") if isinstance(group, dict) else None
+        if isinstance(ranks, str) and (numbers := re.findall(r"\d{1,9}", ranks[:_LONGEST_LIST])):
+            found[_group([name, group.get("desc")])] = frozenset(map(int, numbers))
+    return found
+
+
+def _group(named: Any) -> str:
+    """A group's name as ``0 (default_pg)``."""
+    words = _texts(named if isinstance(named, list | tuple) else [named])[:2]
+    words[1:] = [f"({word})" for word in words[1:] if word not in ("", "undefined")]
+    return " ".join(words) or "default"
 
 
 def _operation(entry: dict[str, Any]) -> Operation | None:
     number = entry.get("collective_seq_id", entry.get("seq_id"))
     if not isinstance(number, int) or entry.get("is_p2p") is True:
         return None
-    group = entry.get("process_group")
-    named = _texts(group if isinstance(group, list | tuple) else [group])[:2]
-    named[1:] = [f"({part})" for part in named[1:] if part not in ("", "undefined")]
     sizes = entry.get("input_sizes")
     shapes = sizes[:4] if isinstance(sizes, list | tuple) else ()
     size = " + ".join("×".join(_texts(shape)) for shape in shapes)
     kinds = ", ".join(dict.fromkeys(_texts(entry.get("input_dtypes"))))
     return Operation(
-        " ".join(named) or "default",
+        _group(entry.get("process_group")),
         number,
         _text(entry.get("profiling_name")).rpartition(":")[2],
         f"{size} {kinds}".strip(),
@@ -119,65 +137,73 @@ def _where(frames: Any) -> str:
 
 
 def differences(dumps: Iterable[Dump]) -> Iterator[Difference]:
-    """Differences between the ranks of a group in their collectives, worst first.
-
-    For a single dump: the collectives recorded as not completed.
-    """
+    """The ranks at fault in each group, then the collectives that did not end, by rank."""
     latest = {dump.rank: dump for dump in dumps}
-    groups: defaultdict[str, dict[str, dict[int, Operation]]] = defaultdict(lambda: defaultdict(dict))
-    for dump in latest.values():
-        for operation in dump.operations:
-            groups[operation.group][dump.rank][operation.number] = operation
-    members = frozenset[str]().union(*(dump.members for dump in latest.values()))
-    absent = sorted(members - latest.keys(), key=lambda rank: (len(rank), rank))
-    if absent and len(latest) > 1:
-        says = "there is no dump of this rank, and the others wait: it has ended, or its dump is elsewhere"
-        yield Difference(says, tuple(absent), next(iter(latest.values())).log)
-    for group, ranks in groups.items():
-        for says, some in _of_group(group, ranks):
-            names = tuple(sorted(some, key=lambda rank: (len(rank), rank)))
-            yield Difference(says, names, latest[names[0]].log)
+    of_rank = {int(rank): dump for rank, dump in latest.items() if rank.isdecimal()}
+    if len(latest) > len(of_rank) and len(latest) > 1:
+        unnamed = next(dump for rank, dump in latest.items() if not rank.isdecimal())
+        says = "the rank of this dump is unknown, so it is not compared: name the file after the rank"
+        yield Difference(says, (unnamed.rank,), unnamed.log)
+    found, absent = _judged(of_rank)
+    yield from absent
+    yield from (_difference(judgement, of_rank) for judgement in found)
+    differ = {one.group for one in found if one.problem in _AT_ONE_NUMBER}
+    yield from _pending(latest, differ)
 
 
-def _of_group(group: str, ranks: dict[str, dict[int, Operation]]) -> Iterator[tuple[str, list[str]]]:
-    numbers = sorted({number for operations in ranks.values() for number in operations})
-    for number in numbers:
-        at = {rank: operations[number] for rank, operations in ranks.items() if number in operations}
-        kinds: defaultdict[str, list[str]] = defaultdict(list)
-        for rank, operation in at.items():
-            kinds[operation.words].append(rank)
-        if len({operation.name for operation in at.values()}) > 1:
-            usual, *others = sorted(kinds.items(), key=lambda one: -len(one[1]))
-            for words, some in others:
-                where = at[some[0]].where
-                place = f", called at {where}" if where else ""
-                yield (
-                    f"collective {number} of {group} is {words}{place}, but {usual[0]} on the other ranks",
-                    some,
-                )
-            return  # later collectives differ too
-    last = {rank: max(operations) for rank, operations in ranks.items()}
-    furthest = max(last.values())
-    if behind := [rank for rank, number in last.items() if number < furthest]:
-        least = min(last[rank] for rank in behind)
-        ahead = next(operations[furthest] for operations in ranks.values() if furthest in operations)
-        where = next((o.where for o in (ranks[r][last[r]] for r in behind) if o.where), "")
-        place = f"; the last one was called at {where}" if where else ""
-        upto = (
-            f"collective {least}"
-            if least == max(last[r] for r in behind)
-            else f"collectives {least} to {furthest - 1}"
-        )
-        says = f"stopped after {upto} of {group}; other ranks reached {furthest} ({ahead.words}){place}"
-        yield says, behind
-    waiting: defaultdict[tuple[int, str], dict[str, Operation]] = defaultdict(dict)
-    for rank, operations in ranks.items():
-        for number, operation in sorted(operations.items()):
-            if operation.state in _PENDING:
-                waiting[number, operation.state][rank] = operation
-                break
-    for (number, state), by_rank in sorted(waiting.items()):
+_AT_ONE_NUMBER = (Problem.OPERATION, Problem.SIZES)
+
+
+def _judged(dumps: Mapping[int, Dump]) -> tuple[list[Judgement], list[Difference]]:
+    """The judgements that name ranks, and the ranks without a dump if none of them is about these."""
+    calls = [operation.call(rank) for rank, dump in dumps.items() for operation in dump.operations]
+    members = {group: ranks for dump in dumps.values() for group, ranks in dump.members.items()}
+    absent = frozenset[int]().union(*members.values()) - dumps.keys()
+    found = [judgement for judgement in judge(calls) if judgement.culprits]
+    if not found:
+        waits = {call.group for call in calls if call.state is State.QUEUED}
+        in_them = {group: ranks for group, ranks in members.items() if group in waits}
+        found = [judgement for judgement in judge(calls, in_them) if judgement.culprits]
+    if not absent or len(dumps) < 2 or any(absent & {*judgement.culprits} for judgement in found):
+        return found, []
+    says = "there is no dump of this rank: it has ended, or its dump is elsewhere"
+    return found, [Difference(says, tuple(map(str, sorted(absent))), next(iter(dumps.values())).log)]
+
+
+def _difference(judgement: Judgement, dumps: Mapping[int, Dump]) -> Difference:
+    """A judgement with the entry that shows it: of a culprit; if none has one, of a rank that waits."""
+    is_at = judgement.problem in _AT_ONE_NUMBER
+    entries = [
+        (rank, operation)
+        for rank in (*judgement.culprits, *judgement.waiting)
+        if rank in dumps
+        for operation in reversed(dumps[rank].operations)
+        if operation.group == judgement.group and (not is_at or operation.number == judgement.number)
+    ]
+    rank, entry = entries[0]
+    place = f", at {entry.where}" if entry.where else ""
+    missing = "" if rank in judgement.culprits else "; there is no dump of it"
+    return Difference(
+        judgement.sentence + missing,
+        tuple(map(str, judgement.culprits)),
+        dumps[rank].log,
+        f"{dumps[rank].log}: collective {entry.number}: {entry.words}, {entry.state}{place}",
+        ADVICE[judgement.problem],
+    )
+
+
+def _pending(dumps: Mapping[str, Dump], but: Collection[str]) -> Iterator[Difference]:
+    """The first collective of each group, ``but`` some, that a rank has not completed."""
+    waiting: defaultdict[tuple[str, int, str], dict[str, Operation]] = defaultdict(dict)
+    for rank, dump in dumps.items():
+        told = set(but)
+        for operation in sorted(dump.operations, key=lambda one: one.number):
+            if operation.state in _PENDING and operation.group not in told:
+                told.add(operation.group)
+                waiting[operation.group, operation.number, operation.state][rank] = operation
+    for (group, number, state), by_rank in sorted(waiting.items()):
         operation = next(iter(by_rank.values()))
         place = f", at {operation.where}" if operation.where else ""
         says = f"collective {number} of {group} ({operation.words}) {_PENDING[state]}{place}"
-        yield says, list(by_rank)
+        names = tuple(sorted(by_rank, key=lambda rank: (len(rank), rank)))
+        yield Difference(says, names, dumps[names[0]].log)

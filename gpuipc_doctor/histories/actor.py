@@ -55,6 +55,8 @@ class Answer(NamedTuple):
     what: str = ""
     name: str = ""
     says: str = ""
+    call: str = ""
+    """The driver call that returned an error."""
 
 
 class WrongData(Exception):
@@ -105,13 +107,14 @@ class Actor:
             except DriverError as error:
                 kind = self._gpu.kind if error.is_not_supported else ""
                 says = f"{error}: {self._gpu.device.label} is {kind}" if kind else str(error)
-                return self._answer(number, "lacks" if kind else "error", error.fault.name, says)
+                what = "lacks" if kind else "error"
+                return self._answer(number, what, error.fault.name, says, error.fault.call)
             except WrongData as wrong:
                 return self._answer(number, "data", "", str(wrong))
         return self._answer(len(orders))
 
-    def _answer(self, done: int, what: str = "", name: str = "", says: str = "") -> Answer:
-        return Answer(done, self._made, self._compared, what, name, says)
+    def _answer(self, done: int, what: str = "", name: str = "", says: str = "", call: str = "") -> Answer:
+        return Answer(done, self._made, self._compared, what, name, says, call)
 
     def _enter(self, context: int) -> None:
         if self._entered != context:

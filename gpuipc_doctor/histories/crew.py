@@ -159,7 +159,8 @@ class Crew:
         if not answer.what:
             return None
         at, operation, _ = batch[answer.done]
-        return Disagreement(at, answer.what, operation.do, answer.name, child.call, answer.says)
+        call = answer.call or child.call  # after an error, the actor asks what kind of GPU this is
+        return Disagreement(at, answer.what, operation.do, answer.name, call, answer.says)
 
     def _ended(self, batch: Batch, what: str, name: str) -> Disagreement:
         """The operation of ``batch`` during which the process ended or hung, from the progress that it

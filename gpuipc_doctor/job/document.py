@@ -86,6 +86,8 @@ class Process:
     """Paths of mapped shared libraries."""
     settings: dict[str, str] = field(default_factory=dict)
     descriptors: int | None = None
+    gpu: str = ""
+    """The one GPU on which the process has memory, as ``nvidia:3``; empty if unknown."""
     gpu_busy: int | None = None
     """Utilisation of the process's GPU in percent; None if unknown."""
     gpu_watts: float | None = None

@@ -12,7 +12,7 @@ from gpuipc_doctor.job.activity import Activity, Kind, activity
 from gpuipc_doctor.job.document import JobReport, Process, Rank, Snapshot
 from gpuipc_doctor.job.gpu_waits import Evidence
 from gpuipc_doctor.job.merging import differences, watts
-from gpuipc_doctor.job.roles import IN_ORDER, roles
+from gpuipc_doctor.job.roles import roles
 from gpuipc_doctor.job.verdict import judge
 
 
@@ -45,7 +45,7 @@ def examine(
     ranks = tuple(
         replace(
             _rank(number, last[number], activities[number], snapshots[-1].host),
-            numbered=IN_ORDER if number in here.numbered and len(last) > 1 else "",
+            numbered=here.order if number in here.numbered and len(last) > 1 else "",
         )
         for number in sorted(last)
     )

@@ -59,11 +59,11 @@ def report(
         elif found.cause is Cause.GPU_WAIT and first.result().answer is None:
             snapshots += watcher.snapshots(MORE // 2)
         if watches_s:
-            watched = _watch(by_rank(snapshots[-1]), watches_s, node)
+            watched = _watch(by_rank(_with_loads(snapshots, gpus)[-1]), watches_s, node)
             later = watcher.snapshots(1)  # what was slow has moved by now
             snapshots += later if by_rank(later[0]) else []
-    ranks = by_rank(snapshots[-1])
     snapshots = _with_loads(snapshots, gpus)
+    ranks = by_rank(snapshots[-1])
     asked, collectives, moves = _collectives(ranks, first.result(), asks_ras=asks_ras)
     files = tuple(ipc_files.of_node(snapshots[-1].host, ranks))
     seen = examine(snapshots, watcher.unable, collectives, collectives_move=moves)
@@ -142,16 +142,17 @@ def _helpers(processes: Sequence[Process]) -> Iterator[str]:
 
 
 def _with_loads(snapshots: Sequence[Snapshot], gpus: Sequence[GpuUse]) -> list[Snapshot]:
-    """The snapshots with the utilisation and power of each rank's GPU."""
-    of_ranks = gpu_holders.of_ranks(gpus, by_rank(snapshots[-1]))
-    return [_with_load(snapshot, of_ranks) for snapshot in snapshots]
+    """The snapshots with each rank's GPU, its utilisation and its power."""
+    last = by_rank(snapshots[-1])
+    of_pid = {last[rank].pid: gpu for rank, gpu in gpu_holders.of_ranks(gpus, last).items()}
+    return [_with_load(snapshot, of_pid) for snapshot in snapshots]
 
 
 def _with_load(snapshot: Snapshot, gpus: Mapping[int, GpuUse]) -> Snapshot:
-    of_pid = {process.pid: gpus[rank] for rank, process in by_rank(snapshot).items() if rank in gpus}
+    """The snapshot with the GPUs of its processes by pid."""
     processes = (
-        replace(process, gpu_busy=of_pid[process.pid].busy, gpu_watts=of_pid[process.pid].watts)
-        if process.pid in of_pid
+        replace(process, gpu=gpu.label, gpu_busy=gpu.busy, gpu_watts=gpu.watts)
+        if (gpu := gpus.get(process.pid))
         else process
         for process in snapshot.processes
     )

@@ -22,6 +22,7 @@ from gpuipc_doctor.job.document import (
     Rank,
 )
 from gpuipc_doctor.job.folding import Branch, fold
+from gpuipc_doctor.job.roles import BY_GPU
 from gpuipc_doctor.job.symbols import readable
 from gpuipc_doctor.model import Relation
 from gpuipc_doctor.present import markdown, terminal
@@ -178,10 +179,11 @@ def html(report: JobReport) -> str:
 def blocks(report: JobReport) -> Iterator[Block]:
     """The screen's blocks: verdict, ranks by stack, and what could not be read."""
     hosts = sorted({rank.host for rank in report.ranks})
+    orders = {rank.numbered for rank in report.ranks if rank.numbered}
     head = (
         f"{len(report.ranks)} of {report.size} ranks" if report.size else f"{len(report.ranks)} ranks",
         f"on {NodeSetFormatter(hosts).brief(hosts)}" if hosts else "",
-        "ranks numbered by start" if any(rank.numbered for rank in report.ranks) else "",
+        f"ranks numbered by {'GPU' if BY_GPU in orders else 'start'}" if orders else "",
         f"{report.looks} snapshots in {report.seconds:.1f} s",
         "each process was stopped for a moment" if report.stopped else "no process was stopped",
     )

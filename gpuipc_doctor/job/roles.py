@@ -23,6 +23,7 @@ _ACTIVE = re.compile(r"cuda-EvtHandlr|pt_(?:nccl|gloo|tcpstore)|gloo|ncclAsync|N
 threads, although it has its parent's libraries."""
 
 IN_ORDER = "in the order of their start: no variable has the rank"
+BY_GPU = "by their parents and GPUs: no variable has the rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Roles:
     """Rank → the processes that work for it."""
     numbered: frozenset[int] = frozenset()
     """Ranks that no variable of the environment numbers."""
+    order: str = IN_ORDER
+    """How these ranks were numbered."""
 
 
 def is_candidate(process: Process) -> bool:
@@ -61,13 +64,20 @@ def roles(snapshot: Snapshot) -> Roles:
     """The roles of a snapshot's processes.
 
     Of several processes with one rank number, such as a wrapper and its child, the one that does more counts.
-    Processes without a number are numbered in the order of their start.
+    Processes without a number are numbered by their parents, in the order of their start, and by their GPUs:
+    Ray and servers of inference start them in any order, and give the first GPU to the first rank. If a GPU
+    is unknown, or two of a parent's children are on one, they are numbered in the order of their start.
     """
     candidates = {process.pid: process for process in snapshot.processes if is_candidate(process)}
     found: dict[int, Process] = {}
     numbered: set[int] = set()
     ordered = sorted(workers(snapshot.processes), key=lambda process: (process.started, process.pid))
-    for process in ordered:
+    unnumbered = [process for process in ordered if process.rank is None]
+    places = {(process.parent, process.gpu) for process in unnumbered if process.gpu}
+    if is_by_gpu := len(places) == len(unnumbered):
+        parents = list(dict.fromkeys(process.parent for process in unnumbered))
+        unnumbered.sort(key=lambda process: (parents.index(process.parent), _number(process.gpu)))
+    for process in (*(process for process in ordered if process.rank is not None), *unnumbered):
         rank = process.rank
         if rank is None:
             rank = next(number for number in range(len(ordered) + len(found) + 1) if number not in found)
@@ -81,7 +91,14 @@ def roles(snapshot: Snapshot) -> Roles:
         helped = _helped(process, candidates)
         if helped is not None and helped.pid in of_pid:
             helpers.setdefault(of_pid[helped.pid], []).append(process)
-    return Roles(found, {rank: tuple(own) for rank, own in helpers.items()}, frozenset(numbered))
+    of_ranks = {rank: tuple(own) for rank, own in helpers.items()}
+    return Roles(found, of_ranks, frozenset(numbered), BY_GPU if is_by_gpu else IN_ORDER)
+
+
+def _number(gpu: str) -> tuple[str, int]:
+    """Sort key of a GPU such as ``nvidia:3``."""
+    vendor, _, number = gpu.partition(":")
+    return vendor, int(number)
 
 
 def kind_of_helper(python: Sequence[str]) -> tuple[str, int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date
 
 from gpuipc_doctor.knownissues import vendors
-from gpuipc_doctor.knownissues.conditions import NamedFacts, Need
+from gpuipc_doctor.knownissues.conditions import ENV, NamedFacts, Need, is_same_setting
 from gpuipc_doctor.knownissues.releases import LONG, released
 from gpuipc_doctor.knownissues.signatures import Signature
 from gpuipc_doctor.model import EvidenceKind, Fact, Finding, Json, Result, Trial
@@ -165,6 +165,8 @@ class KnownIssue:
         """Whether the fault is to be expected on this node, and why."""
         facts = NamedFacts.of(facts)
         verdict, reason = self._judge_versions(facts)
+        if verdict is Verdict.BAD and (done := self._worked_around(facts)):
+            verdict, reason = Verdict.FINE, f"{reason}, but its workaround {done} is set"
         held, lacking = [], ""
         for need in self.needs:
             holds = need.judge(facts)
@@ -174,7 +176,15 @@ class KnownIssue:
                 lacking += f"; the issue also needs {need}: {why}"
             elif not need.is_mere_presence:
                 held.append(need.found(facts))
-        return verdict, reason + (f" with {', '.join(held)}" if held else "") + lacking
+        return verdict, reason + (f" with {', '.join(dict.fromkeys(held))}" if held else "") + lacking
+
+    def _worked_around(self, facts: NamedFacts) -> str:
+        """The environment of a workaround for this version that is set on the node; empty if none is."""
+        for workaround in self.settings(facts):
+            set_to = {name: _value(facts, name) for name in workaround.env}
+            if all(is_same_setting(set_to[name], value) for name, value in workaround.env.items()):
+                return _in_words(set_to)
+        return ""
 
     @property
     def has_cure(self) -> bool:
@@ -301,6 +311,10 @@ class KnownIssue:
         if cures := [range_.fixed for range_ in self.affected if range_.lacks_cure(version)]:
             return f"{what} is older than {cures[0]}, which fixes the issue; first affected version unknown"
         return f"unknown whether {what} is affected; affected: {self.bad_versions}"
+
+
+def _value(facts: NamedFacts, name: str) -> str:
+    return next((fact.value for fact in facts.named(f"{ENV}{name}") if fact.value is not None), "")
 
 
 def _in_words(env: Mapping[str, str]) -> str:

@@ -120,6 +120,8 @@ def _join(
     if related is None:
         return
     speaking = guilty or asked
+    if related is Relation.CONFIRMED and not any(texts.is_told(issue, result) for result in guilty):
+        reason += "; compared: the version, and which finding it is; no text or call"
     if not guilty and asked:
         reason += f"; {'; '.join(dict.fromkeys(against)) or _not_seen(asked)}"
     where = dict.fromkeys(result.subject for result in speaking)
@@ -170,6 +172,11 @@ class _Evidence:
             }
             for result in bad
         }
+
+    def is_told(self, issue: KnownIssue, result: Result) -> bool:
+        """Whether a text or call of the result shows the issue, and not only the key of its finding."""
+        shown = self._shown.get(id(result), ())
+        return any(id(signature) in shown and not signature.finding for signature in issue.signatures)
 
     def confidence(self, issue: KnownIssue, result: Result, facts: Iterable[Fact]) -> int:
         """The confidence with which a result shows an issue; 0 if it does not."""

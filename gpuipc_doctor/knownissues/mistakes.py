@@ -153,10 +153,12 @@ def _of_workarounds(one: Placed, changing: Mapping[str, Collection[str]]) -> Ite
 
 def _of_conditions(one: Placed) -> Iterator[Mistake]:
     for need, keys in _needs(one):
-        if need.matches:
+        if need.lacks and not need.says:
+            yield one.mistake(f"explain {need.lacks!r} in 'says'", *keys, "lacks")
+        for key, pattern in (("matches", need.matches), ("lacks", need.lacks)):
             # An unset environment variable is empty text, which a condition may require.
-            for objection in objections(need.matches, may_be_empty=need.is_env):
-                yield one.mistake(f"{need.matches!r} {objection}", *keys, "matches")
+            for objection in objections(pattern, may_be_empty=need.is_env) if pattern else ():
+                yield one.mistake(f"{pattern!r} {objection}", *keys, key)
 
 
 def _of_words(one: Placed) -> Iterator[Mistake]:

@@ -190,7 +190,8 @@ def _message(data: Json, path: Path, line: int) -> Message:
 def _need(data: Json) -> Need:
     fact = data["fact"] if "fact" in data else f"{ENV}{data['env']}"
     within = _range(fact, data["range"]) if "range" in data else None
-    return Need(fact, data.get("matches", ""), within, data.get("absent", False), data.get("says", ""))
+    texts = {key: data.get(key, "") for key in ("matches", "says", "switch", "lacks", "at_most")}
+    return Need(fact, range=within, absent=data.get("absent", False), **texts)
 
 
 def _signature(data: Json, confidence: str = "high") -> Signature:

@@ -106,8 +106,8 @@ class Signature:
         return all_of(need.judge(facts) for need in self.needs)
 
 
-_OF_OURS = (EvidenceKind.TRIAL, EvidenceKind.ISSUE)
-"""Evidence whose values are workarounds and known issues, not what was seen."""
+_OF_OURS = (EvidenceKind.TRIAL, EvidenceKind.ISSUE, EvidenceKind.CAUSE, EvidenceKind.RECOGNISED)
+"""Evidence whose values are workarounds, causes and known issues, not what a program said."""
 
 
 def result_text(result: Result) -> str:

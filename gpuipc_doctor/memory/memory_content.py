@@ -17,6 +17,8 @@ Growth = Callable[[Key], float | None]
 SCHEMA = Path(__file__).with_name("sample.schema.json")
 FORMAT = 1
 
+NO_FIGURES = "(not counted by NVML)"
+
 HEADERS = ("GPU", "what", "used", "of", "growth a minute")
 
 
@@ -44,20 +46,27 @@ def rows(sample: Sample, growth: Growth) -> Iterator[tuple[str, ...]]:
             yield gpu.label, sanitise(gpu.trouble), "", "", ""
             continue
         name = sanitise(gpu.name) or gpu.pci
-        yield gpu.label, name, size(gpu.used), size(gpu.total), change(growth((gpu.label, 0)))
+        yield gpu.label, name, _known(gpu.used), _known(gpu.total), change(growth((gpu.label, 0)))
         for process in gpu.processes or ():
-            used = "unknown" if process.used is None else size(process.used)
             what = f"{process.pid} {sanitise(process.name)}".strip()
-            yield "", what, used, "", change(growth((gpu.label, process.pid)))
+            yield "", what, _known(process.used), "", change(growth((gpu.label, process.pid)))
+        if gpu.used is None:
+            yield "", NO_FIGURES, "", "", ""
         if (rest := _of_no_process(gpu)) is not None:
             yield "", "(no process)", size(rest), "", ""
+
+
+def _known(nbytes: int | None) -> str:
+    return "unknown" if nbytes is None else size(nbytes)
 
 
 def _of_no_process(gpu: GpuUse) -> int | None:
     """Bytes in use that no process holds: the driver's own memory, and lost memory. None if unknown."""
     told = [process.used for process in gpu.processes or ()]
     known = [used for used in told if used is not None]
-    return gpu.used - sum(known) if gpu.processes is not None and len(known) == len(told) else None
+    if gpu.used is None or gpu.processes is None or len(known) < len(told):
+        return None
+    return gpu.used - sum(known)
 
 
 def lines(sample: Sample, growth: Growth) -> Iterator[str]:

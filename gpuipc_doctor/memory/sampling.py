@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpuipc_doctor.api import DriverError, Worker
 from gpuipc_doctor.memory.sysfs import Amdgpu
 from gpuipc_doctor.memory.usage import GpuUse, ProcessUse, Sample
-from gpuipc_doctor.nvml import DRIVER_NOT_LOADED, Nvml
+from gpuipc_doctor.nvml import DRIVER_NOT_LOADED, NOT_SUPPORTED, Nvml
 from gpuipc_doctor.supervise.tree import name_of
 
 
@@ -43,13 +43,21 @@ class Nvidia:
     def _gpu(self, index: int) -> GpuUse:
         nvml, device = self._nvml, self._nvml.by_index(index)
         name, pci = nvml.name(device), nvml.pci(device)
-        total, used = nvml.memory(device)
+        total, used = self._memory(device)
         held = nvml.processes(device)
         processes = (
             None if held is None else tuple(ProcessUse(pid, name_of(pid), nbytes) for pid, nbytes in held)
         )
         busy, watts = nvml.load(device) if self._loads else (None, None)
         return GpuUse(f"nvidia:{index}", pci, name, used, total, processes, busy=busy, watts=watts)
+
+    def _memory(self, device: Any) -> tuple[int, int] | tuple[None, None]:
+        try:
+            return self._nvml.memory(device)
+        except DriverError as error:
+            if error.fault.code != NOT_SUPPORTED:
+                raise
+            return None, None
 
 
 def sample(w: Worker) -> None:

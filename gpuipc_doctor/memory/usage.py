@@ -23,15 +23,16 @@ class GpuUse:
     """A GPU with its used and total bytes.
 
     ``label`` has the vendor tools' number (``nvidia:0``: `nvidia-smi`), which may differ from CUDA's or
-    HIP's. ``processes`` is None if the driver does not report them. ``trouble`` says why nothing else is
-    known. ``busy`` (percent) and ``watts`` are None unless asked for and reported by the driver.
+    HIP's. ``used`` and ``total`` are None if the driver has no such figures of this GPU, ``processes`` if the
+    driver does not report them. ``trouble`` says why nothing else is known. ``busy`` (percent) and ``watts``
+    are None unless asked for and reported by the driver.
     """
 
     label: str
     pci: str
     name: str
-    used: int = 0
-    total: int = 0
+    used: int | None = 0
+    total: int | None = 0
     processes: tuple[ProcessUse, ...] | None = None
     trouble: str = ""
     busy: int | None = None
@@ -50,7 +51,8 @@ class Sample:
         for gpu in self.gpus:
             if gpu.trouble:
                 continue
-            yield (gpu.label, 0), gpu.used
+            if gpu.used is not None:
+                yield (gpu.label, 0), gpu.used
             for process in gpu.processes or ():
                 if process.used is not None:
                     yield (gpu.label, process.pid), process.used

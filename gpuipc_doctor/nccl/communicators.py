@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
 from gpuipc_doctor.api import Collectives, Communicator, GpuStream, Json, Worker, figures_of_process, watched
 from gpuipc_doctor.nccl.all_ranks import Crew
@@ -17,38 +16,44 @@ CYCLE = "start and end of a communicator"
 LEAST_DEVICE = 1 << 20
 """Bytes of device memory per communicator below which growth is ignored."""
 
-_SHARED = Path("/dev/shm")  # noqa: S108 - looked at, not written to
-
 
 def cycles(w: Worker, crew: Crew, library: Collectives, times: int) -> dict[str, Json]:
     """Start a communicator, use it and end it, ``times`` times; returns seconds and what is left behind.
 
-    An earlier communicator has just ended: the first figures are those after it.
+    An earlier communicator has just ended: the first figures are those after it. If every second communicator
+    is aborted, later ones are those after each two, so that what one kind of end leaves is in every figure.
     """
     stream = w.gpu.create_stream()
     seconds: list[float] = []
-    usage = {name: [figure] for name, figure in _figures(w).items()}
+    usage = {name: [figure] for name, figure in figures(w).items()}
     wrong = 0
+    per_figure = 2 if w.params["aborts"] else 1
     crew.all_say(None)
     for number in watched(w, CYCLE, range(times)):
         with w.step(f"communicator {number + 1} of {times}"):
             began = w.clock()
             comm = crew.begin(library)
-            with w.gpu.alloc(4) as buffer:
-                buffer.write((crew.rank + 1).to_bytes(4, "little"))
-                comm.all_reduce(buffer.address, buffer.address, 1, "int32", stream)
-                stream.synchronize()
-                wrong += int.from_bytes(buffer.read(), "little") != crew.size * (crew.size + 1) // 2
+            wrong += not first_sum_is_right(w, comm, stream)
             seconds.append(w.clock() - began)
             if number % 2 and w.params["aborts"]:
                 _abort_in_the_middle(w, comm, stream)
             else:
                 comm.destroy()
         crew.all_say(None)  # every rank has released its part
-        for name, figure in _figures(w).items():
-            usage[name].append(figure)
+        if (number + 1) % per_figure == 0:
+            for name, figure in figures(w).items():
+                usage[name].append(figure)
         crew.all_say(None)
     return {"cycles": seconds, "usage": usage, "wrong_starts": wrong}
+
+
+def first_sum_is_right(w: Worker, comm: Communicator, stream: GpuStream) -> bool:
+    """Whether the sum of one element of each rank is right."""
+    with w.gpu.alloc(4) as buffer:
+        buffer.write((comm.rank + 1).to_bytes(4, "little"))
+        comm.all_reduce(buffer.address, buffer.address, 1, "int32", stream)
+        stream.synchronize()
+        return int.from_bytes(buffer.read(), "little") == comm.size * (comm.size + 1) // 2
 
 
 def _abort_in_the_middle(w: Worker, comm: Communicator, stream: GpuStream) -> None:
@@ -59,12 +64,13 @@ def _abort_in_the_middle(w: Worker, comm: Communicator, stream: GpuStream) -> No
         stream.synchronize()
 
 
-def _figures(w: Worker) -> dict[str, int]:
+def figures(w: Worker) -> dict[str, int]:
+    """What this process and its device hold: ``descriptors``, ``threads``, bytes of memory on the ``device``;
+    and the node's ``shared`` files."""
+    device = w.gpu.memory_used()  # first: it may open files
     own = figures_of_process()
-    figures = {name: figure for name, figure in own.items() if name in ("descriptors", "threads")}
-    figures["device"] = w.gpu.memory_used()
-    figures["shared"] = sum(1 for _ in _SHARED.glob("*ccl-*"))
-    return figures
+    found = {name: figure for name, figure in own.items() if name in ("descriptors", "threads")}
+    return {**found, "device": device, "shared": sum(1 for _ in w.shared_memory.glob("*ccl-*"))}
 
 
 def growing(samples: Sequence[int], least: int = 1) -> int:

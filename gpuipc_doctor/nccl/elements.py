@@ -57,7 +57,7 @@ class Segment(NamedTuple):
 @lru_cache(64)
 def block(kind: Kind, segment: Segment) -> bytes:
     """`PERIOD` elements of a segment."""
-    values = [segment.factor * value for value in Random(segment.key).choices(range(kind.most + 1), k=PERIOD)]
+    values = [segment.factor * value for value in _values(segment.key, kind.most)]
     if kind.name == "float16":
         return struct.pack(f"{PERIOD}e", *values)
     if kind.name == "bfloat16":
@@ -66,6 +66,12 @@ def block(kind: Kind, segment: Segment) -> bytes:
         data[::2], data[1::2] = wide[2::4], wide[3::4]
         return bytes(data)
     return array(kind.code, [value & 255 for value in values] if kind.code == "B" else values).tobytes()
+
+
+@lru_cache(64)
+def _values(key: str, most: int) -> list[int]:
+    """Drawing them takes longer than all else about a block, and segments of several factors share them."""
+    return Random(key).choices(range(most + 1), k=PERIOD)
 
 
 def write_segments(memory: Memory, kind: Kind, segments: Sequence[Segment], count: int, offset: int) -> None:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from gpuipc_doctor.api import Collectives, Communicator, Context, Device, Finding, Probe, Tier, Worker
+from gpuipc_doctor.api import (
+    Check,
+    Collectives,
+    Communicator,
+    Context,
+    Finding,
+    Json,
+    Probe,
+    ProbeOutcome,
+    Tier,
+    Worker,
+)
 from gpuipc_doctor.nccl import bandwidth, channels, communicators, data
 from gpuipc_doctor.nccl.all_ranks import Crew
 
@@ -20,20 +31,36 @@ MIG = "MIG-"
 """Prefix of the uuid of a GPU instance."""
 
 
+class CollectiveCheck(Check):
+    """A check that judges the launch which all collective checks share."""
+
+    requires = frozenset({"multi-process"})
+    uses_collectives = True
+
+    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
+        return launches(ctx)
+
+
+def by_rank(done: ProbeOutcome) -> dict[str, Mapping[str, Json]]:
+    """The records of each device's rank, by its name as ``rank 0 (cuda:0)``, in the order of ranks."""
+    of_devices = zip(done.records.items(), done.devices, strict=False)  # a further role is no rank of its own
+    return {f"{role} ({device.label})": records for (role, records), device in of_devices}
+
+
 def launches(ctx: Context) -> Iterator[Probe | Finding]:
     """A probe for each vendor's GPUs, equal for all collective checks, or the reason why there is none."""
     for backend in dict.fromkeys(device.backend for device in ctx.devices):
         devices = tuple(device for device in ctx.devices if device.backend == backend)
         name, found = NAMES[backend], ctx.collectives.of(backend)
-        if not found:
+        if any(device.uuid.startswith(MIG) for device in devices):
+            says = "{name} does not work between the instances of a GPU (MIG)"
+            remedy = "switch MIG off (nvidia-smi -mig 0) on nodes whose jobs use several GPUs"
+            yield Finding.skip("mig", says, remedy=remedy, name=name)
+        elif not found:
             says = "no {name} found on this node"
             searched = f"searched: {ctx.collectives.searched}"
             remedy = "name your jobs' library with --nccl-lib, or as collectives.library in the site config"
             yield Finding.skip("no-library", says, searched, remedy=remedy, name=name)
-        elif any(device.uuid.startswith(MIG) for device in devices):
-            says = "{name} does not work between the instances of a GPU (MIG)"
-            remedy = "switch MIG off (nvidia-smi -mig 0) on nodes whose jobs use several GPUs"
-            yield Finding.skip("mig", says, remedy=remedy, name=name)
         else:
             chosen, *others = found
             roles = {f"rank {rank}": take_part for rank in range(len(devices))}
@@ -127,8 +154,3 @@ def _tell_transports(w: Worker, crew: Crew, library: Collectives) -> None:
     w.record(channels=found)
     if crew.rank == 0 and found:
         w.record(transports=channels.in_words(found))
-
-
-def labels(devices: tuple[Device, ...]) -> list[str]:
-    """The ranks' devices as ``rank 0 (cuda:0)``."""
-    return [f"rank {rank} ({device.label})" for rank, device in enumerate(devices)]

@@ -20,6 +20,9 @@ from gpuipc_doctor.present.text import counted, fold_devices
 from gpuipc_doctor.prolog.decision import Concern, Kind
 from gpuipc_doctor.report import digest, sentences
 
+_CAPABILITY_VERDICTS = ("not-supported", "incapable", "unfit")
+"""Keys of SKIPs of what this kind of node cannot do, which is no fault."""
+
 
 def concerns(report: Report) -> list[Concern]:
     """All reasons to reject the node or to consider its state unknown, as text.
@@ -63,7 +66,11 @@ def _is_excused(result: Result, report: Report) -> bool:
 
 def _has_tested(result: Result) -> bool:
     """Whether the result says something of its devices. That this kind of GPU lacks a feature says all."""
-    return result.finding.status not in (Status.SKIP, Status.ERROR) or result.finding.key == "not-supported"
+    return result.finding.status not in (Status.SKIP, Status.ERROR) or _lacks_capability(result)
+
+
+def _lacks_capability(result: Result) -> bool:
+    return result.finding.status is Status.SKIP and result.finding.key in _CAPABILITY_VERDICTS
 
 
 def of_results(
@@ -105,7 +112,7 @@ def passed(report: Report) -> str:
     where = fold_devices(device.label for device in report.devices if device.label not in late)
     if late:
         where += f" (no time for {fold_devices(sorted(late))})"
-    lacking = [r.finding for r in report.results if r.finding.key == "not-supported"]
+    lacking = [result.finding for result in report.results if _lacks_capability(result)]
     if lacking and not any(r.devices and r.finding.status is Status.PASS for r in report.results):
         return f"SKIP on {where}: {sentences.summary(lacking[0], brief=True)}"
     warned = f", {totals[Status.WARN]} WARN" if totals[Status.WARN] else ""

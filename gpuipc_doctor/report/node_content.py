@@ -23,6 +23,7 @@ from gpuipc_doctor.present.blocks import (
     Item,
     Notice,
     Parts,
+    Table,
     do,
 )
 from gpuipc_doctor.present.text import counted, device_key, fold_devices, sanitise, shorten
@@ -70,13 +71,37 @@ _STACK = {
 """Message library → its name and version in the header."""
 
 
-def screen(report: Report, *, width: int = 80, color: bool = False, exit_code: int | None = None) -> str:
+def screen(
+    report: Report,
+    *,
+    width: int = 80,
+    color: bool = False,
+    exit_code: int | None = None,
+    verbose: bool = False,
+) -> str:
     """The screen in lines of at most ``width`` columns, ending in a newline.
 
-    ``exit_code`` is the run's exit code; if it is not given, it is that of the default style.
+    ``exit_code`` is the run's exit code; if it is not given, it is that of the default style. ``verbose``:
+    also how each GPU reaches the others.
     """
     code = exits.code(report) if exit_code is None else exit_code
-    return terminal.screen(blocks(report, code), width=width, color=color)
+    shown = [*blocks(report, code)]
+    if verbose:
+        shown[-1:-1] = [Table(tuple(rows)) for rows in gpu_ways(report)]
+    return terminal.screen(shown, width=width, color=color)
+
+
+def gpu_ways(report: Report) -> Iterator[list[tuple[str, ...]]]:
+    """How each GPU reaches the others, as ``nvidia-smi topo -m`` shows it: a table for each driver.
+
+    The first row has the titles. A way is ``NV18``, ``SYS`` …, ``P2P`` for peer access by an unknown way, or
+    ``-`` without peer access.
+    """
+    for result in report.results:
+        lines = [item.values for item in result.finding.evidence if "ways" in item.values]
+        if lines:
+            numbers = (str(label).partition(":")[2] for label in lines[0]["others"])
+            yield [("", *numbers), *((str(line["device"]), *map(str, line["ways"])) for line in lines)]
 
 
 def ticket(report: Report) -> str:
@@ -292,10 +317,19 @@ def _body(report: Report, paragraph: Paragraph, told: Container[str]) -> Iterato
     if paragraph.passed_beside:
         yield Item(f"Passed here: {', '.join(paragraph.passed_beside)}.")
     yield from known_issues(report, paragraph, told)
-    is_unexplained = paragraph.status is Status.FAIL and not (paragraph.finding.remedy or paragraph.joins)
-    yield do(REPORT_IT if is_unexplained else remedy(paragraph, told))
+    yield do(REPORT_IT if _is_unexplained(paragraph) else remedy(paragraph, told))
     if logs := tuple(dict.fromkeys(result.logs for result in paragraph.results if result.logs)):
         yield Item(f"Logs: {logs[0]}" + (f" (and {len(logs) - 1} more)" if logs[1:] else ""))
+
+
+def _is_unexplained(paragraph: Paragraph) -> bool:
+    """Whether no cause, known issue or message explains a FAIL, which then may be news for a vendor."""
+    explains = any(
+        item.kind is EvidenceKind.CAUSE
+        or (item.kind is EvidenceKind.RECOGNISED and item.values.get("confidence") != "low")
+        for item in paragraph.finding.evidence
+    )
+    return paragraph.status is Status.FAIL and not (paragraph.finding.remedy or paragraph.joins or explains)
 
 
 def _remains(role: RoleOutcome, result: Result) -> Iterator[Item | Chain]:

@@ -104,7 +104,9 @@ class Discovery:
     def _settled(self, gpus: NodeGpus) -> SiteConfig:
         config, host = self.planner.config, node_name.short()
         self._tell(_on_gpus(), *site_expectations.of_types(config.types_of(host, gpus), gpus, os.environ))
-        return config.of_node(host, gpus)
+        site = config.of_node(host, gpus)
+        self.log.gpus = site.node.gpus
+        return site
 
     def _of_job(self, job: JobGpus) -> tuple[tuple[Device, ...], tuple[Fact, ...], tuple[str, ...]]:
         """(GPUs of a job, facts from their driver if it was queried, GPUs that the driver does not list).

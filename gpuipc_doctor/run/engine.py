@@ -35,6 +35,7 @@ from gpuipc_doctor.run import (
     controls,
     planner,
     preflight,
+    recognition,
     reruns,
     site_expectations,
     workarounds,
@@ -109,8 +110,9 @@ class Run:
             surveyed=self.request.job_gpus is None,
         )
         settings = tuple(environment.judge(environ, known, facts))
-        needs = (need for issue in self.issues for need in issue.needs if need.is_env)
-        names = {*known, *(need.fact.removeprefix("env:") for need in needs)}
+        needs = (name for issue in self.issues for need in issue.needs if need.is_env for name in need.names)
+        cures = (name for issue in self.issues for cure in issue.workarounds for name in cure.env)
+        names = {*known, *(name.removeprefix("env:") for name in needs), *cures}
         lacking = tuple(arming.lacking(facts, environ))
         return NodeInventory((*facts, *environment.facts(environ, sorted(names))), settings, lacking)
 
@@ -312,8 +314,11 @@ def run(
         controls.attach(run.log, run.planner.checks)
         stated = {name: said.value for name, said in found.site.node.environment.items()}
         seen = before.result() if before else {}
-        preflight.attach(run.log, seen, preflight.look, {**os.environ, **stated})
+        preflight.attach(run.log, seen, preflight.look, {**os.environ, **stated}, facts)
     results = run.log.results()
+    joins = knownissues.join(run.issues, facts, results, devices)
+    if request.tier > Tier.PROLOG:  # a prolog's line names what is joined; to read all texts takes 0.5 s
+        results = recognition.attach(results, joins, facts, run.issues, config.known_issues_dirs)
     return Report(
         host=host,
         started=started.isoformat(timespec="seconds"),
@@ -324,7 +329,7 @@ def run(
         inventory=node_inventory.told,
         checks=tuple(run.log.checks.values()),
         results=results,
-        joins=knownissues.join(run.issues, facts, results, devices),
+        joins=joins,
         simulated=node.simulated,
         interrupted=run.schedule.interrupted,
         probes_run=run.log.probes_run,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpuipc_doctor.api import Check, Context, loader
 from gpuipc_doctor.api.allocator import installed
+from gpuipc_doctor.api.gpu import instead_of, words_of_lack
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.model import (
     CheckInfo,
@@ -18,6 +19,7 @@ from gpuipc_doctor.model import (
     Evidence,
     EvidenceKind,
     FabricStack,
+    Fact,
     Finding,
     Json,
     MpiStack,
@@ -379,12 +381,23 @@ _BRINGS_ALLOCATORS = {
 }
 
 
+def _incapable(device: Device, lacking: list[str], inventory: Sequence[Fact]) -> Finding:
+    """The SKIP for a device that cannot do what a check needs."""
+    mode = next((fact.value for fact in inventory if fact.name == "compute-mode" and fact.value), "")
+    return Finding.skip(
+        "incapable",
+        "{reason}",
+        remedy=instead_of(lacking),
+        device=device.label,
+        reason=words_of_lack(device.label, lacking, mode),
+        lacking=lacking,
+    )
+
+
 def _missing_requirement(check: Check, device: Device, context: Context) -> Finding | None:
     mpi = context.mpi
     if lacking := check.requires - device.capabilities:
-        says = "{device} lacks {lacking}"
-        remedy = "use a GPU and driver with this capability"
-        return Finding.skip("incapable", says, remedy=remedy, device=device.label, lacking=sorted(lacking))
+        return _incapable(device, sorted(lacking), context.inventory)
     if check.needs_mpi and mpi is None:
         return Finding.skip(
             "no-mpi",

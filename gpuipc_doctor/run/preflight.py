@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import OUT_OF_MEMORY
-from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Finding, Json, RoleOutcome, Status
+from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Fact, Finding, Json, RoleOutcome, Status
 from gpuipc_doctor.run import preflight_sources
 from gpuipc_doctor.run.preflight_sources import SOURCES
 from gpuipc_doctor.run.results import Entry, ResultLog
@@ -48,6 +48,8 @@ class Cause:
     values: Mapping[str, Json]
     remedy: str
     explains: Callable[[Entry], bool]
+    of_data: bool = False
+    """Whether it also explains what a completed probe found, such as wrong data."""
 
 
 def look() -> Seen:
@@ -82,15 +84,34 @@ def _ask(names: list[str]) -> dict[str, Json]:
     return seen or {current: None}
 
 
-def attach(log: ResultLog, before: Seen, after: Callable[[], Seen], environ: Mapping[str, str]) -> None:
-    """Put the cause that explains it before each failure. ``after`` is called only if a probe failed."""
-    failed = [entry for entry in log.unsuccessful() if entry.outcome and not entry.outcome.completed]
+def attach(
+    log: ResultLog,
+    before: Seen,
+    after: Callable[[], Seen],
+    environ: Mapping[str, str],
+    facts: Iterable[Fact] = (),
+) -> None:
+    """Put the cause that explains it before each failure. ``after`` is called only if a probe failed.
+
+    ``facts``: the node's inventory, which has the state of its IOMMU.
+    """
+    failed = [entry for entry in log.unsuccessful() if entry.outcome]
     if not failed:
         return
-    found = [*causes(before, environ), *causes(after(), environ)]
+    found = [*causes(before, environ), *causes(after(), environ), *_of_peers(facts, failed)]
     for entry in failed:
-        if cause := next((cause for cause in found if cause.explains(entry)), None):
-            entry.findings = [_explained(finding, cause) for finding in entry.findings]
+        completed = bool(entry.outcome and entry.outcome.completed)
+        fitting = (cause for cause in found if cause.of_data or not completed)
+        if cause := next((cause for cause in fitting if cause.explains(entry)), None):
+            entry.findings = [
+                _explained(finding, cause) if not completed or _is_of_data(finding) else finding
+                for finding in entry.findings
+            ]
+
+
+def _is_of_data(finding: Finding) -> bool:
+    """Whether a check found wrong or old data, not a leak or a counter that cannot be trusted."""
+    return finding.key.startswith(("wrong", "stale", "writes-lost", "overwrote"))
 
 
 def _explained(finding: Finding, cause: Cause) -> Finding:
@@ -105,6 +126,9 @@ def _explained(finding: Finding, cause: Cause) -> Finding:
 
 def causes(seen: Seen, environ: Mapping[str, str]) -> Iterator[Cause]:
     """The causes that are present, the most certain first."""
+    of_files = {name: (value, where) for where, name, value in _list(seen, "parameters") if name.isupper()}
+    stated, environ = environ, {**{name: value for name, (value, _) in of_files.items()}, **environ}
+    undo = {name: f"remove {name} from {of_files[name][1]}" for name in of_files if name not in stated}
     for name, said in seen.items():
         if said is None:
             says = "reading {source} takes more than {limit:s}: a file system or name server hangs"
@@ -112,9 +136,11 @@ def causes(seen: Seen, environ: Mapping[str, str]) -> Iterator[Cause]:
             yield Cause(says, values, "find it with `df` and `getent hosts $(hostname)`", _is_start_up)
     yield from _no_room(seen)
     yield from _limited(seen)
-    yield from _unknown_interfaces(seen, environ)
-    yield from _without_device_memory(environ)
-    yield from _components(seen, environ)
+    yield from _unknown_interfaces(seen, environ, undo)
+    yield from _without_device_memory(environ, undo)
+    yield from _components(seen, stated)
+    yield from _preloads(seen)
+    yield from _expandable_segments(environ)
     if said := _of(seen, "host name").get("error"):
         name = _of(seen, "host name")["name"]
         yield Cause(
@@ -178,8 +204,9 @@ _RDMA_LISTS = ("UCX_NET_DEVICES", "NCCL_IB_HCA")
 _SINGLE = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE", "FI_CXI_DEVICE_NAME", "MPIR_CVAR_CH3_NETWORK_IFACE")
 
 
-def _unknown_interfaces(seen: Seen, environ: Mapping[str, str]) -> Iterator[Cause]:
-    """Variables that name only interfaces that this node does not have."""
+def _unknown_interfaces(seen: Seen, environ: Mapping[str, str], undo: Mapping[str, str]) -> Iterator[Cause]:
+    """Variables that name only interfaces that this node does not have. ``undo``: for a setting that is in a
+    file, what to do."""
     known = _of(seen, "interfaces")
     if not known or "unreadable" in known:
         return
@@ -198,12 +225,12 @@ def _unknown_interfaces(seen: Seen, environ: Mapping[str, str]) -> Iterator[Caus
             yield Cause(
                 "{variable}={value} names no interface of this node ({names})",
                 {"variable": variable, "value": value, "names": names},
-                f"unset {variable}, or name one of them",
+                f"{undo.get(variable, f'unset {variable}')}, or name one of them",
                 _is_of_ranks,
             )
 
 
-def _without_device_memory(environ: Mapping[str, str]) -> Iterator[Cause]:
+def _without_device_memory(environ: Mapping[str, str], undo: Mapping[str, str]) -> Iterator[Cause]:
     """A choice of UCX's transports that cannot move device memory."""
     value = environ.get("UCX_TLS", "")
     chosen = {part.strip() for part in value.split(",")}
@@ -211,7 +238,8 @@ def _without_device_memory(environ: Mapping[str, str]) -> Iterator[Cause]:
         yield Cause(
             "UCX_TLS={value} has no transport for device memory (cuda_copy, rocm_copy)",
             {"value": value},
-            "add cuda_copy,cuda_ipc (AMD: rocm_copy,rocm_ipc) to UCX_TLS, or unset it",
+            "add cuda_copy,cuda_ipc (AMD: rocm_copy,rocm_ipc) to UCX_TLS, or "
+            + undo.get("UCX_TLS", "unset it"),
             _is_of_ranks_in_a_message,
         )
 
@@ -232,6 +260,67 @@ def _components(seen: Seen, environ: Mapping[str, str]) -> Iterator[Cause]:
                     re.escape(value.lstrip("^").partition(",")[0]) + r"|not found|was not able to find"
                 ),
             )
+
+
+_OF_SITES = re.compile(r"libmpi_gtl_|libxpmem|libdarshan")
+"""Libraries that sites preload and that are no suspects."""
+
+
+def _preloads(seen: Seen) -> Iterator[Cause]:
+    """Libraries that are loaded before the driver, if what failed names them."""
+    for where, path in _list(seen, "preloads"):
+        name = path.rpartition("/")[2]
+        if not _OF_SITES.search(name):
+            yield Cause(
+                "{path} is preloaded before the driver ({where})",
+                {"path": path, "where": where},
+                "run without it: " + ("unset LD_PRELOAD" if where == "LD_PRELOAD" else f"edit {where}"),
+                _mentions(re.escape(name)),
+            )
+
+
+_ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def _expandable_segments(environ: Mapping[str, str]) -> Iterator[Cause]:
+    """PyTorch's memory without legacy IPC handles, which is shared by descriptors (pidfd_getfd)."""
+    for name in _ALLOCATOR_SETTINGS:
+        if re.search(r"expandable_segments: ?true", environ.get(name, ""), re.IGNORECASE):
+            yield Cause(
+                "{name} has expandable segments, whose memory has no legacy IPC handle",
+                {"name": name},
+                f"take expandable_segments out of {name}",
+                _mentions(r"pidfd_(open|getfd)|expandable.segments"),
+            )
+
+
+def _of_peers(facts: Iterable[Fact], failed: Iterable[Entry]) -> Iterator[Cause]:
+    """An IOMMU that translates, or switches that redirect, what one GPU sends to another.
+
+    It explains no failure between GPUs of a check that also fails on a single one.
+    """
+    known = {fact.name: fact.value for fact in facts if fact.value is not None}
+    iommu, acs = known.get("iommu", ""), known.get("acs", "")
+    if iommu.startswith("translating"):
+        words = "this may be due to the IOMMU, which translates addresses between GPUs"
+        cure = "if the GPUs are connected by PCIe, boot with iommu=pt"
+    elif "redirects" in acs:
+        words = "this may be due to ACS of PCIe bridges ({state})"
+        cure = "if the GPUs are connected by PCIe, switch ACS off in the BIOS"
+    else:
+        return
+    alone = {entry.planned.check.id for entry in failed if len(_devices(entry)) == 1}
+    yield Cause(
+        words,
+        {"state": acs},
+        f"{cure}; in a virtual machine, on its host; until then NCCL_P2P_DISABLE=1, UCX_TLS=^cuda_ipc",
+        lambda entry: len(_devices(entry)) > 1 and entry.planned.check.id not in alone,
+        of_data=True,
+    )
+
+
+def _devices(entry: Entry) -> set[str]:
+    return {device.label for device in entry.planned.probe.devices}
 
 
 def _of(seen: Seen, source: str) -> Mapping[str, Json]:
@@ -282,7 +371,9 @@ def _mentions(expression: str) -> Callable[[Entry], bool]:
 
     def explains(entry: Entry) -> bool:
         launcher = entry.outcome.launcher if entry.outcome else None
-        said = [line for role in _roles(entry) for line in (*role.log_tail, role.exception)]
+        said = [
+            line for role in _roles(entry) for line in (*role.log_tail, *role.native_stack, role.exception)
+        ]
         return any(map(pattern.search, (*said, *(launcher.log_tail if launcher else ()))))
 
     return explains

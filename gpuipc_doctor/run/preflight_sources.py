@@ -23,7 +23,15 @@ LIMITS = {
     "open files": resource.RLIMIT_NOFILE,
 }
 
-PARAMETER_FILES = ("~/.openmpi/mca-params.conf", "/etc/openmpi/openmpi-mca-params.conf")
+PARAMETER_FILES = (
+    "~/.openmpi/mca-params.conf",
+    "/etc/openmpi/openmpi-mca-params.conf",
+    "~/.nccl.conf",  # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    "/etc/nccl.conf",
+    "~/ucx.conf",  # openucx/ucx src/ucs/config/parser.c
+    "/etc/ucx/ucx.conf",
+)
+PRELOAD_FILE = "/etc/ld.so.preload"
 _MAX_BYTES = 64 << 10
 
 
@@ -72,19 +80,36 @@ def interfaces() -> object:
 
 
 def parameters() -> object:
-    """[file:line, name, value] of each setting in Open MPI's files of parameters."""
+    """[file:line, name, value] of each setting in files of parameters of Open MPI, NCCL and UCX."""
     found = []
-    for name in PARAMETER_FILES:
+    named = [os.environ[name] for name in ("NCCL_CONF_FILE",) if os.environ.get(name)]
+    for name in (*named, *PARAMETER_FILES):
         path = Path(name).expanduser()
-        if not path.is_file():
-            continue
-        with path.open("rb") as file:
-            text = file.read(_MAX_BYTES).decode(errors="replace")
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(lines_of(path), 1):
             key, stated, value = line.partition("#")[0].partition("=")
             if stated and key.strip():
                 found.append([f"{path}:{number}", key.strip(), value.strip()])
     return found
+
+
+def preloads() -> object:
+    """[where, path] of each library that is preloaded into every process."""
+    separated = os.environ.get("LD_PRELOAD", "").replace(":", " ")
+    found = [["LD_PRELOAD", path] for path in separated.split()]
+    for number, line in enumerate(lines_of(Path(PRELOAD_FILE)), 1):
+        found += [[f"{PRELOAD_FILE}:{number}", path] for path in line.partition("#")[0].split()]
+    return found
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file, of which only the beginning is read; none if it cannot be read."""
+    try:
+        if not path.is_file():
+            return []
+        with path.open("rb") as file:
+            return file.read(_MAX_BYTES).decode(errors="replace").splitlines()
+    except OSError:  # another user's
+        return []
 
 
 SOURCES: dict[str, Callable[[], object]] = {
@@ -93,6 +118,7 @@ SOURCES: dict[str, Callable[[], object]] = {
     "limits": limits,
     "interfaces": interfaces,
     "parameters": parameters,
+    "preloads": preloads,
     "host name": host_name,
 }
 

@@ -5,19 +5,23 @@ The first run has no debug logs because writing them changes the timing and thus
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpuipc_doctor.log_lines import how_telling
-from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, ProbeOutcome
+from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Finding, ProbeOutcome, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
-from gpuipc_doctor.run.results import ResultLog
+from gpuipc_doctor.run.results import Entry, ResultLog
 from gpuipc_doctor.run.schedule import NotRun, Schedule
 
 LINES = 4
 """Maximum log lines quoted in a finding; the kept logs have them all."""
+
+OVERLOAD = 1.5
+"""Load per processor from which a hang that does not recur is attributed to load."""
 
 Kind = tuple[str, str, Ending, str]
 """(check, call, how the probe ended, signal or empty text)."""
@@ -35,6 +39,31 @@ def rerun_with_logs(log: ResultLog, schedule: Schedule, planner: Planner, louder
             second = schedule.run_one(planner.rerun(entry.planned, louder))
             for item in _told(entry.planned, entry.outcome, second, louder):
                 entry.attach(item)
+            if entry.outcome.blamed and isinstance(second, ProbeOutcome) and second.completed:
+                _blame_load(entry)
+
+
+def _blame_load(entry: Entry) -> None:
+    """Turn hangs of a probe that passed when it was rerun into warnings, if the node was overloaded."""
+    processors = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    if load <= OVERLOAD * processors:
+        return
+    says = "hung once on an overloaded node, and passed when rerun (load {load}, {processors} processors)"
+    entry.findings = [
+        Finding.warn(
+            "hung-under-load",
+            says,
+            Evidence.seen("{found}", found=sentences.summary(finding)),
+            *finding.evidence,
+            remedy="rerun on an idle node",
+            load=round(load, 1),
+            processors=processors,
+        )
+        if finding.status is Status.FAIL and finding.key == "hung"
+        else finding
+        for finding in entry.findings
+    ]
 
 
 def kind_of(planned: PlannedProbe, outcome: ProbeOutcome) -> Kind | None:

@@ -21,7 +21,7 @@ from gpuipc_doctor.model import (
     Status,
 )
 from gpuipc_doctor.run.planner import PlannedProbe
-from gpuipc_doctor.site.config import Waiver
+from gpuipc_doctor.site.config import ExpectedGpus, Waiver
 
 
 @dataclass
@@ -103,6 +103,8 @@ class ResultLog:
 
     keeps_logs: bool = False
     suppressed: Mapping[str, Waiver] = field(default_factory=dict)
+    gpus: ExpectedGpus = field(default_factory=ExpectedGpus)
+    """The capabilities that the site demands of this node's GPUs, once it is known which node this is."""
     tell: Callable[[Result], None] = lambda result: None
     checks: dict[str, CheckInfo] = field(default_factory=dict)
     """Checks by id, in report order."""
@@ -196,7 +198,7 @@ class ResultLog:
         return tuple(map(self._as_wished, found))
 
     def _as_wished(self, result: Result) -> Result:
-        return suppress(result, self.suppressed, date.today())
+        return suppress(demand(result, self.gpus), self.suppressed, date.today())
 
     def _place(self, entry: Entry) -> tuple[object, ...]:
         planned = entry.planned
@@ -206,6 +208,20 @@ class ResultLog:
 
 def _blamed_first(outcome: ProbeOutcome) -> tuple[RoleOutcome, ...]:
     return tuple(sorted(outcome.roles.values(), key=lambda role: role.role != outcome.blamed))
+
+
+def demand(result: Result, gpus: ExpectedGpus) -> Result:
+    """Give a SKIP for a missing capability the status that the site config states for it."""
+    finding = result.finding
+    lacking = [name for name in finding.values.get("lacking", ()) if name in gpus.capabilities]
+    if finding.status is not Status.SKIP or not lacking:
+        return result
+    status = max((gpus.capabilities[name] for name in lacking), key=lambda status: status.severity)
+    says = "{where} demands {lacking} of this node's GPUs"
+    demanded = Evidence.seen(says, where=gpus.where, lacking=lacking)
+    remedy = f"give the jobs whole GPUs that have {', '.join(lacking)}, or correct {gpus.where}"
+    evidence = (*finding.evidence, demanded)
+    return replace(result, finding=replace(finding, status=status, evidence=evidence, remedy=remedy))
 
 
 def suppress(result: Result, suppressed: Mapping[str, Waiver], today: date) -> Result:

@@ -118,7 +118,8 @@ def _records(profile: Profile) -> Iterator[str]:
     yield _record("sim", {"format": 1, "profile": profile.name})
     yield _record("version", driver_versions(profile.versions))
     for device in profile.devices:
-        yield _record("device", asdict(device))
+        stated = asdict(device)
+        yield _record("device", stated | stated.pop("nvml"))
     for backend, a, b in profile.peers:
         yield _record("peer", {"backend": backend, "a": a, "b": b})
     for fault in profile.faults:

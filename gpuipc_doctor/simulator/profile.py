@@ -56,6 +56,8 @@ class SimulatedDevice:
     arch: str
     imex: int
     """Whether fabric handles are permitted, as an IMEX channel permits them."""
+    nvml: Mapping[str, int | str]
+    """What NVML reports of it, by the keys of the node's file."""
     mode: str
     """``usual``, or a mode that withholds features: exclusive compute mode, confidential, integrated."""
 
@@ -266,6 +268,7 @@ class _Reader:
                     addresses=parse_size(entry.get("addresses", "0 B")),
                     arch=entry.get("arch", _ARCH[backend]),
                     imex=int(entry.get("imex", False)),
+                    nvml=entry.get("nvml", {}),
                     mode=entry.get("mode", "usual"),
                 )
                 indices[backend] += 1

@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuipc_doctor.model import Json, MemoryShare, Tier
+from gpuipc_doctor.model import Json, MemoryShare, Status, Tier
 from gpuipc_doctor.near_miss import did_you_mean
 from gpuipc_doctor.secure import reading
 from gpuipc_doctor.secure.trust import untrusted
@@ -79,6 +79,8 @@ class ExpectedGpus:
     """Words in the driver's name for the GPU: ``A100``."""
     count: int = 0
     where: str = ""
+    capabilities: Mapping[str, Status] = field(default_factory=dict)
+    """Capability that the site demands → the status of a check that finds it missing."""
 
     def are(self, name: str) -> bool:
         """Whether a GPU with this name is of the expected model."""
@@ -336,8 +338,13 @@ def _node(found: Layers, *within: Key) -> NodeConfig:
         return found.where(str(section), *rest)
 
     gpus, mpi = data.get("gpus", {}), data.get("mpi", {})
+    demanded = {
+        name: Status(said) if said else Status.FAIL for name, said in gpus.get("capabilities", {}).items()
+    }
     return NodeConfig(
-        gpus=ExpectedGpus(**gpus, where=where("gpus")) if gpus else ExpectedGpus(),
+        gpus=ExpectedGpus(gpus.get("model", ""), gpus.get("count", 0), where("gpus"), demanded)
+        if gpus
+        else ExpectedGpus(),
         fabric=SourcedValue(data["fabric"], where("fabric")) if "fabric" in data else None,
         modules=tuple(
             SourcedValue(name, where("modules", n)) for n, name in enumerate(data.get("modules", ()))

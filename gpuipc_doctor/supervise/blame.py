@@ -8,10 +8,11 @@ the memory, the cause is unknown and the finding is an ERROR.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpuipc_doctor.api.gpu import NOT_SUPPORTED, OUT_OF_MEMORY, WITHOUT_GPU_IPC
+from gpuipc_doctor.api.gpu import NOT_SUPPORTED, OUT_OF_MEMORY, WITHOUT_GPU_IPC, instead_of, lacking
 from gpuipc_doctor.api.ledger import filled, holders
 from gpuipc_doctor.api.worker import TellingRecord
 from gpuipc_doctor.log_lines import reason_of_abort
@@ -50,6 +51,7 @@ def conclude(outcome: ProbeOutcome) -> Finding:
                     f"{_CALL} returned {{error}} ({{code}}): {{kinds}}, which has no such feature",
                     remedy=WITHOUT_GPU_IPC,
                     kinds=kinds,
+                    lacking=lacking(role.operation),
                     **_of(role),
                     **fault,
                 )
@@ -111,7 +113,9 @@ def conclude(outcome: ProbeOutcome) -> Finding:
             says = "{role}: {reason}"
             return Finding.error("unavailable", says, *so_far, remedy=remedy, role=role.role, reason=reason)
         case Ending.UNFIT:
-            return Finding.skip("unfit", "{reason}", reason=role.exception)
+            lack = list(role.records.get("lacking", ()))
+            remedy = instead_of(lack) if lack else ""
+            return Finding.skip("unfit", "{reason}", remedy=remedy, reason=role.exception, lacking=lack)
         case Ending.UNRECORDED:
             return Finding.error(
                 "unrecorded",
@@ -135,8 +139,9 @@ def of_launcher(outcome: ProbeOutcome) -> Iterator[Finding]:
     if outcome.launcher is None or outcome.launch is None:
         return
     launcher, values = outcome.launcher, {"launcher": outcome.launch.command[0]}
-    evidence = [line for line in launcher.log_tail if line.strip()][-3:]
-    remedy = "run `{launcher} -n 2 true` by hand: this command probably ends in the same way".format(**values)
+    evidence = _lines([line for line in launcher.log_tail if line.strip()][-3:])
+    command = shlex.join([*outcome.launch.with_ranks(len(outcome.roles)), "true"])
+    remedy = f"run `{command}` by hand: this command probably ends in the same way"
     if launcher.exit_code is None:
         says = "the launcher, {launcher}, had not ended {waited:s} after its ranks"
         yield Finding.fail(
@@ -197,7 +202,12 @@ def _not_started(outcome: ProbeOutcome, role: RoleOutcome, so_far: tuple[Evidenc
     said = _complaint(role.log_tail) or (words[-1] if words else _no_word(outcome))
     beside = [line for line in words if line.strip() not in said]
     says = "{role}: the worker did not start: {said}"
-    return Finding.error("not-started", says, *beside[-3:], *so_far, role=role.role, said=said)
+    return Finding.error("not-started", says, *_lines(beside[-3:]), *so_far, role=role.role, said=said)
+
+
+def _lines(lines: Sequence[str]) -> Sequence[Evidence]:
+    """Lines of a program as data, in which known issues are looked up."""
+    return [Evidence.seen("{line}", line=line) for line in lines]
 
 
 def _of(role: RoleOutcome) -> dict[str, Json]:

@@ -32,6 +32,9 @@ MPI_PREFIX = "MPI_"
 COLLECTIVE_PREFIX = "nccl"
 """Prefix of operations that are calls of NCCL or RCCL."""
 
+OF_ONE_RANK = "ncclGetUniqueId"
+"""The call of NCCL and RCCL that only one of the ranks makes."""
+
 _line = json.JSONEncoder(separators=(",", ":")).encode
 """A shared encoder: with ``separators``, `json.dumps` would create an encoder for each call."""
 
@@ -191,8 +194,12 @@ class Progress:
 
     @property
     def collective_calls(self) -> int:
-        """Number of NCCL's or RCCL's calls that have returned."""
-        return sum(calls.count for name, calls in self.returned.items() if name.startswith(COLLECTIVE_PREFIX))
+        """Number of NCCL's or RCCL's calls that have returned, without the one that a single rank makes."""
+        return sum(
+            calls.count
+            for name, calls in self.returned.items()
+            if name.startswith(COLLECTIVE_PREFIX) and name != OF_ONE_RANK
+        )
 
     def read(self) -> None:
         """Read appended lines; an incomplete line waits for the next call."""

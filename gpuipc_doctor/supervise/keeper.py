@@ -38,10 +38,19 @@ TICK_S = 0.02
 """Seconds by which file times may lag: a kernel tick."""
 
 SEGMENTS = (
-    *("mpich_shm_*", "sm_segment.*", "vader_segment.*", "Intel_MPI_*", "psm*_shm*", "ucx_shm_*"),
+    *(
+        "mpich_shm_*",
+        "sm_segment.*",
+        "vader_segment.*",
+        "Intel_MPI_*",
+        "psm*_shm*",
+        "ucx_shm_*",
+        "nccl-??????",
+    ),
     *("[0-9]*:[0-9]*:[0-9]*", "0x" + "[0-9a-f]" * 12),
 )
-"""Names of shared memory of MPICH, Open MPI 5 and 4, Intel MPI, PSM, UCX, libfabric's shm provider and HIP.
+"""Names of shared memory of MPICH, Open MPI 5 and 4, Intel MPI, PSM, UCX, NCCL, libfabric's shm provider and
+HIP.
 
 Ranks leave it behind if they crash or are killed. HIP 7.2 leaves some for each pool that a process shares,
 named after an address in the pool (seen over an emulated kernel driver).

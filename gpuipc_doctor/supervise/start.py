@@ -142,7 +142,7 @@ class Starter:
         changes = {name: value for name, value in wanted.items() if os.environ.get(name) != value}
         plan = {"roles": list(files_of), "command": self._command, "environment": changes}
         (self.directory / rank.PLAN).write_text(json.dumps(plan))
-        command = [part.format(ranks=len(files_of)) for part in launch.command]
+        command = launch.with_ranks(len(files_of))
         starter = python.script(rank.__file__, str(self.directory))
         log = self.directory / LAUNCHER_LOG
         environment = environment_with(common, launch.env)

@@ -16,12 +16,19 @@ from gpuipc_doctor import node_name
 from gpuipc_doctor.allocators import open_allocator
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.allocator import Allocator
-from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
+from gpuipc_doctor.api.equal_gpus import FEWEST
+from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError, words_of_lack
 from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.backends import Backend, open_backend
 from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.model import AtRest, Device, Json
-from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, announced, device_to_json
+from gpuipc_doctor.supervise.assignment import (
+    Assignment,
+    RoleFiles,
+    announced,
+    device_from_json,
+    device_to_json,
+)
 from gpuipc_doctor.supervise.journal import Journal
 from gpuipc_doctor.worker import children
 from gpuipc_doctor.worker.peer import Peer, PeerLost
@@ -118,12 +125,17 @@ class Worker:
         check = getattr(loader.module(Path(self._assignment.check_file)), "CHECK", None)
         # Also tested here: a prolog has not tested before, and an administrator can change the mode.
         if check and check.requires and (lacking := check.requires - gpu.capabilities):
-            raise Unfit(f"{device.label} has no {', '.join(sorted(lacking))}")
+            self.record(lacking=sorted(lacking))
+            raise Unfit(words_of_lack(device.label, lacking))
         return gpu
 
     @property
     def node(self) -> str:
         return node_name.full()
+
+    @property
+    def shared_memory(self) -> Path:
+        return Path(self._assignment.root, "dev/shm")
 
     @property
     def gpu(self) -> DriverGpu:
@@ -207,6 +219,11 @@ class Worker:
     def clock(self) -> float:
         return time.monotonic()
 
+    def without_processor_s(self) -> float:
+        with suppress(OSError, ValueError, IndexError):
+            return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+        return 0.0
+
     @cached_property
     def mpi(self) -> Communicator:
         if not self._assignment.ranks:
@@ -282,6 +299,10 @@ class Worker:
             "hiding": opened.driver.absence.hiding(),
             "facts": [[fact.name, fact.value, fact.source] for fact in opened.versions()],
         }
+
+    def compare_gpus(self, backend: str, found: Sequence[Json]) -> dict[str, Json]:
+        devices = [device_from_json(device) for device in found]
+        return self._backend(backend).driver.compare_gpus(devices) if len(devices) >= FEWEST else {}
 
     def armed(self, operation: str) -> AbstractContextManager[None]:
         self._timer.renew()

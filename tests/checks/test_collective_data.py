@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from gpuipc_doctor.api import Finding
-from gpuipc_doctor.model import Status
+import pytest
+
+from gpuipc_doctor.api import Context, Device, Finding, Tier
+from gpuipc_doctor.model import CollectiveLibrary, CollectiveStack, Status
 from gpuipc_doctor.report.sentences import evidence, summary
 from tests.checks.collective_records import FOUR, PARAMS, ranks
-from tests.checks.judging import ONE, check, conclude, plan
+from tests.checks.judging import ONE, check, conclude
 
 
 def judged(records: dict[str, Any], **params: Any) -> Finding:
@@ -73,8 +76,28 @@ def test_one_gpu_alone_is_said() -> None:
     assert "collectives of one rank correct" in summary(finding)
 
 
-def test_node_without_library_plans_no_probe() -> None:
-    assert plan("collective-data", *FOUR) == []
+LIBRARY = CollectiveLibrary("cuda", "/usr/lib64/libnccl.so.2", "/usr/lib64/libnccl.so.2", "2.28.9", "default")
+
+INSTANCE = replace(ONE[0], uuid="MIG-5c07", name="NVIDIA A100-SXM4-40GB MIG 3g.20gb")
+
+
+@pytest.mark.parametrize(
+    ("devices", "library", "key", "says"),
+    [
+        (FOUR, None, "no-library", "no NCCL found on this node"),
+        ((INSTANCE,), LIBRARY, "mig", "NCCL does not work between the instances of a GPU (MIG)"),
+        ((*ONE, INSTANCE), LIBRARY, "mig", "NCCL does not work between the instances of a GPU (MIG)"),
+        ((INSTANCE,), None, "mig", "NCCL does not work between the instances of a GPU (MIG)"),
+    ],
+)
+def test_node_that_cannot_run_collectives_is_skipped(
+    devices: tuple[Device, ...], library: CollectiveLibrary | None, key: str, says: str
+) -> None:
+    stack = CollectiveStack((library,) if library else (), "/usr/lib64")
+    for each in ("collective-data", "collective-start", "collective-speed"):
+        (finding,) = check(each).probes(Context(devices, collectives=stack, tier=Tier.SOAK))
+        assert isinstance(finding, Finding)
+        assert (finding.status, finding.key, summary(finding)) == (Status.SKIP, key, says)
 
 
 def test_every_control_switches_one_transport_off() -> None:

@@ -56,3 +56,39 @@ def test_start_of_a_minute_is_a_warning() -> None:
     ((status, key, says),) = judged({"first": [60.0, 0.5]})
     assert (status, key) == (Status.WARN, "slow-start")
     assert says.startswith("starting is slow: first communicator 60 s, ")
+
+
+def after_kill(*changed: dict[str, Any]) -> list[tuple[Status, str, str]]:
+    same: dict[str, Any] = {"abort_s": 0.012, "start_s": 0.5, "wrong": False, "left": {}}
+    of_ranks = {f"rank {n}": {**same, **(changed[n] if n < len(changed) else {})} for n in range(4)}
+    records = {**of_ranks, "killed rank 0": {}}
+    findings = conclude("collective-start", records, FOUR, "killed rank", **PARAMS)
+    return [(finding.status, finding.key, summary(finding)) for finding in findings]
+
+
+def test_start_after_a_killed_rank_passes_with_its_seconds() -> None:
+    says = (
+        "a rank of 4 was killed in an all-reduce: the others aborted in 0.012 s, "
+        "the next communicator of all started in 0.5 s, nothing left"
+    )
+    assert after_kill() == [(Status.PASS, "outlived", says)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "key", "says"),
+    [
+        ({"wrong": True}, "wrong-first-sum", "after a rank was killed was wrong on rank 1 (cuda:1)"),
+        (
+            {"left": {"device": 32 << 20}},
+            "device-left",
+            "left 32 MiB of device memory behind on rank 1 (cuda:1)",
+        ),
+        ({"left": {"shared": 2}}, "shared-left", "left 2 files in /dev/shm behind on rank 1 (cuda:1)"),
+        ({"left": {"descriptors": 3}}, "descriptors-left", "left 3 descriptors behind"),
+        ({"left": {"threads": 1}}, "threads-left", "left 1 threads behind"),
+    ],
+)
+def test_what_a_killed_rank_leaves_fails(changed: dict[str, Any], key: str, says: str) -> None:
+    ((status, found, told),) = after_kill({}, changed)
+    assert (status, found) == (Status.FAIL, key)
+    assert says in told

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from gpuipc_doctor.api import Context, Finding, Json, Probe
+from gpuipc_doctor.api import Context, Finding, Json, Probe, picture
 from gpuipc_doctor.model import Status, Tier
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import GOOD, check, conclude, statuses
+from tests.checks.judging import GOOD, check, conclude, gpu, statuses
 
 TWO_H200 = [
     {
@@ -82,7 +84,7 @@ def test_impossible_memory_size_fails_for_each_device(total: int) -> None:
     ],
 )
 def test_devices_that_look_alike_are_named(of_each: dict[str, Json], status: Status, key: str) -> None:
-    _, alike = initialised(**of_each)
+    alike = initialised(**of_each)[-1]
     assert (alike.status, alike.key) == (status, key)
     assert sentences.summary(alike).startswith("the driver reports the same ")
     assert "cuda:0, cuda:1" in sentences.summary(alike)
@@ -97,9 +99,9 @@ def test_devices_without_a_name_or_an_address_are_a_warning_about_the_driver(
     assert sentences.summary(lacking) == f"the driver reports no {what} for cuda:0, cuda:1"
 
 
-@pytest.mark.parametrize("of_each", [{}, {"uuid": ""}])
-def test_missing_uuids_are_not_equal_uuids(of_each: dict[str, Json]) -> None:
-    assert statuses(initialised(**of_each)) == GOOD
+def test_missing_uuids_are_not_equal_uuids() -> None:
+    assert statuses(initialised()) == GOOD
+    assert "same-identity" not in {finding.key for finding in initialised(uuid="")}
 
 
 def test_a_gpu_on_the_bus_that_the_driver_does_not_list_is_a_warning() -> None:
@@ -133,3 +135,118 @@ def test_missing_driver_is_an_error_if_one_is_required(broken: bool, required: b
     assert statuses(found) == [status]
     assert (sentences.summary(found[0]), found[0].remedy) == ("no libcuda.so.1", "install it")
     assert statuses(initialised(2)) == GOOD
+
+
+def equal_gpus(
+    number: int = 8,
+    lost: dict[int, set[int]] | None = None,
+    name: str = "NVIDIA H200",
+    odd: dict[str, str] | None = None,
+    usual: dict[str, str] | None = None,
+    **of_third: Json,
+) -> list[Finding]:
+    """Findings on equal GPUs, of which number 3 may be odd. ``lost``: GPU → GPUs that it cannot access."""
+    lost = lost or {}
+
+    def reaches(a: int, b: int) -> bool:
+        return a != b and b not in lost.get(a, ())
+
+    devices = [
+        {
+            **TWO_H200[0],
+            **{"index": index, "uuid": f"GPU-{index}", "pci": f"0000:0{index}:00.0", "name": name},
+            "peers": [f"cuda:{other}" for other in range(number) if reaches(index, other)],
+            **(of_third if index == 3 else {}),
+        }
+        for index in range(number)
+    ]
+    traits = {f"cuda:{index}": (odd or {}) if index == 3 else (usual or {}) for index in range(number)}
+    seen = {"devices": devices, "on_bus": number, "hiding": (), "facts": [], "traits": traits, "ways": {}}
+    _, *found = conclude("driver-init", {"driver": seen}, (), "cuda", backend="cuda", required=False)
+    return found
+
+
+EVERY = set(range(8))
+SOCKETS = {gpu: EVERY - set(range(gpu // 4 * 4, gpu // 4 * 4 + 4)) for gpu in range(8)}
+BRIDGES = {gpu: EVERY - {gpu, gpu ^ 1} for gpu in range(8)}
+
+
+@pytest.mark.parametrize(
+    ("lost", "status", "key"),
+    [
+        ({}, None, ""),
+        ({3: EVERY}, Status.FAIL, "lost-peer-access"),
+        ({3: {5}}, Status.WARN, "differs"),  # either of the two may be odd
+        ({3: {5, 6}}, Status.FAIL, "lost-peer-access"),
+        ({gpu: {3} for gpu in EVERY - {3}}, Status.FAIL, "lost-peer-access"),  # in one direction only
+        (dict.fromkeys(EVERY, EVERY), None, ""),  # no peer access by design
+        (SOCKETS, None, ""),
+        (BRIDGES, None, ""),
+        ({**SOCKETS, 3: EVERY}, Status.WARN, "differs"),
+    ],
+)
+def test_one_gpu_without_peers_among_equal_ones_is_named(
+    lost: dict[int, set[int]], status: Status | None, key: str
+) -> None:
+    found = equal_gpus(lost=lost)
+    assert [(finding.status, finding.key) for finding in found] == ([(status, key)] if status else [])
+    assert all("cuda:3" in finding.values["device"] for finding in found)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_few_equal_gpus_show_no_odd_one(number: int) -> None:
+    assert equal_gpus(number, {0: EVERY}, odd={"VBIOS": "1"}, usual={"VBIOS": "2"}) == []
+
+
+@pytest.mark.parametrize(
+    ("trait", "odd", "usual", "name", "status"),
+    [
+        ("active NVLinks", "17", "18", "NVIDIA H200", Status.FAIL),
+        ("active NVLinks", "0", "18", "NVIDIA H100 80GB HBM3", Status.FAIL),
+        ("active NVLinks", "0", "12", "NVIDIA A100 80GB PCIe", Status.WARN),
+        ("active NVLinks", "0", "18", "NVIDIA H100 NVL", Status.WARN),
+        ("active NVLinks", "4", "0", "NVIDIA RTX A6000", None),
+        ("active NVLinks", "18", "18", "NVIDIA H200", None),
+        ("PCIe link", "x8", "x16", "NVIDIA H200", Status.WARN),
+        ("ECC", "off", "on", "NVIDIA H200", Status.WARN),
+        ("row remapping", "pending", "none pending", "NVIDIA H200", Status.WARN),
+        ("VBIOS", "96.00.5E.00.01", "96.00.61.00.01", "NVIDIA H200", Status.WARN),
+        ("clocks", "limited by the hardware", "not limited", "NVIDIA H200", Status.WARN),
+        ("compute partition", "CPX", "SPX", "AMD Instinct MI300X", Status.WARN),
+    ],
+)
+def test_one_gpu_with_another_trait_is_named_with_both_values(
+    trait: str, odd: str, usual: str, name: str, status: Status | None
+) -> None:
+    found = equal_gpus(name=name, odd={trait: odd}, usual={trait: usual})
+    assert statuses(found) == ([status] if status else [])
+    for finding in found:
+        assert all(word in sentences.summary(finding) for word in ("cuda:3", odd, usual))
+
+
+def test_trait_that_one_gpu_does_not_report_is_no_finding() -> None:
+    assert equal_gpus(usual={"ECC": "on"}) == []
+
+
+def test_one_gpu_with_less_memory_is_named() -> None:
+    (finding,) = equal_gpus(total_bytes=70 << 30)
+    assert (finding.status, finding.key, finding.values["trait"]) == (Status.WARN, "differs", "memory")
+
+
+def test_peers_of_four_gpus_or_more_are_pictured() -> None:
+    devices = [gpu(index) for index in range(4)]
+    linked = [replace(device, peers=frozenset({"cuda:0", "cuda:1", "cuda:2"})) for device in devices]
+    lines = picture(linked, {"cuda:0": {"cuda:1": "NV18", "cuda:3": "SYS"}})
+    assert [line.values["ways"] for line in lines] == [
+        ["X", "NV18", "P2P", "-"],
+        ["P2P", "X", "P2P", "-"],
+        ["P2P", "P2P", "X", "-"],
+        ["P2P", "P2P", "P2P", "X"],
+    ]
+    assert picture(linked[:3], {}) == []
+
+
+def test_several_gpus_with_uuids_of_zeros_are_a_warning() -> None:
+    _, finding = initialised(uuid="")
+    assert (finding.status, finding.key) == (Status.WARN, "no-uuid")
+    assert "cuda:0, cuda:1" in sentences.summary(finding)

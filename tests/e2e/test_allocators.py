@@ -96,12 +96,13 @@ def test_healthy_allocators_pass(healthy: Results) -> None:
             "event wait left out",
             [("stream-reuse", ALL, "with event wait, 4 of 4 copies of 65536 B are wrong")],
         ),
-        (
+        pytest.param(
             "record_stream left out, one pool for all streams",
             [
                 ("stream-reuse", TORCH, "with record_stream, 4 of 4 copies of 65536 B are wrong"),
                 ("stream-reuse", ALL, "with pool per stream, 4 of 4 copies of 65536 B"),
             ],
+            marks=pytest.mark.full,
         ),
         (
             "never trims",
@@ -114,11 +115,16 @@ def test_healthy_allocators_pass(healthy: Results) -> None:
                 ),
             ],
         ),
-        (
+        pytest.param(
             "leaks",
             [("growth", ALL, "used memory grows by"), ("pressure", ALL, "not released after")],
+            marks=pytest.mark.full,
         ),
-        ("leaves descriptors open", [("growth", ALL, "program: open descriptors grow by")]),
+        pytest.param(
+            "leaves descriptors open",
+            [("growth", ALL, "program: open descriptors grow by")],
+            marks=pytest.mark.full,
+        ),
         ("hands out twice", [("pressure", ALL, "blocks lost their data")]),
     ],
 )

@@ -22,6 +22,10 @@ pytestmark = pytest.mark.cuda
 
 MIB = 1 << 20
 
+MOST_ALLOCATIONS = 4000
+"""Half of what a simulated node has room for. A busy machine takes so long that more would be made, and
+the driver then returns CUDA_ERROR_OPERATING_SYSTEM (304)."""
+
 
 @contextmanager
 def stranger(node: Node, nbytes: int) -> Iterator[None]:
@@ -29,7 +33,9 @@ def stranger(node: Node, nbytes: int) -> Iterator[None]:
     remote, over = Remote("cuda", env=node.env), threading.Event()
 
     def grow() -> None:
-        while not over.wait(0.003):
+        for _ in range(MOST_ALLOCATIONS):
+            if over.wait(0.003):
+                break
             remote.gpu.alloc(nbytes)
 
     thread = threading.Thread(target=grow)
@@ -70,6 +76,7 @@ def test_memory_of_others_is_not_blamed_on_the_driver(check: str) -> None:
     assert found.keys() <= {Status.PASS, Status.SKIP}
 
 
+@pytest.mark.full  # it measures with the same ledger as the test above
 @pytest.mark.mpi
 def test_memory_of_others_is_not_blamed_on_mpi() -> None:
     library = Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12")

@@ -17,16 +17,10 @@ from tests.e2e.test_faults import check
 CHECKS = ("collective-data", "collective-speed", "collective-start")
 
 IN_EVERY_RUN = (
-    *(
-        "collectives-wrong-cumem",
-        "collectives-wrong-in-place",
-        "collectives-hang-call",
-        "collectives-hang-init",
-    ),
-    *("collectives-error", "collectives-crash", "collectives-leaks-device", "collectives-slow-pair"),
+    *("collectives-wrong-cumem", "collectives-hang-call", "collectives-hang-init", "collectives-slow-pair"),
     *("collectives-newer-cuda", "collectives-one", "collectives-rccl", "collectives-two"),
 )
-"""One node for each way of judging; the others only differ in the call or the kind of wrong data."""
+"""A fault of each check, and odd and healthy nodes; tests/checks judges other data, errors and losses."""
 
 
 def runs() -> list[object]:
@@ -86,6 +80,90 @@ def test_node_without_library_is_skipped_and_says_where_it_was_searched() -> Non
     (finding,) = [result.finding for result in report.results if result.check == "collective-start"]
     assert (finding.status, finding.key, code) == (Status.SKIP, "no-library", 3)
     assert "/opt/nvidia/hpc_sdk" in "".join(sentences.evidence(finding))
+
+
+LOST = "a killed rank and the others' abort left"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("faults", "of_launch", "of_killed"),
+    [
+        ("", {}, {}),
+        pytest.param(
+            "[{call: abort, do: leak, bytes: 32 MiB}, {call: abort, do: leak-shared}]",
+            {"device-left": "left 32 MiB of device memory", "shared-left": "left 2 files in /dev/shm"},
+            {"device-left": f"{LOST} 32 MiB of device memory", "shared-left": f"{LOST} 2 files in /dev/shm"},
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            "[{call: abort, do: hang, rank: 1}]",
+            {"hung": "rank 1: ncclCommAbort #1"},
+            {"hung": "rank 1: ncclCommAbort #1 (a rank is killed) hung"},
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            "[{call: restart, do: hang, rank: 1}]",
+            {},
+            {"hung": "rank 0 or rank 1: ncclCommInitRank #3 (communicator after a rank was killed) hung"},
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            "[{call: init, do: hang, rank: 0, nth: 3}]",
+            {"hung": "rank 0 or rank 1: ncclCommInitRank #3 (communicator 2 of 15) hung"},
+            {"hung": "rank 0 or rank 1: ncclCommInitRank #3 (communicator after a rank was killed) hung"},
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            "[{call: restart, do: error}]",
+            {},
+            {"returned-error": "ncclCommInitRank #3 (communicator after a rank was killed) returned"},
+            marks=pytest.mark.full,
+        ),
+    ],
+    ids=["healthy", "abort-leaves", "abort-hangs", "restart-hangs", "first-rank-hangs", "restart-fails"],
+)
+def test_killed_rank_and_abort_in_soak(
+    faults: str, of_launch: dict[str, str], of_killed: dict[str, str], tmp_path: Path
+) -> None:
+    node = tmp_path / "node.yaml"
+    node.write_text(
+        "description: A fault.\nextends: collectives-two\n"
+        + (f"collective-faults: {faults}\n" if faults else "")
+    )
+    config = tmp_path / "share.yaml"
+    config.write_text("memory: {most_gib: 0.001}\n")
+    chosen = ("--tier", "soak", "--no-workarounds", "--deadline", "5", "--config", str(config))
+    report, _ = check("collective-start", "--simulate", str(node), *chosen)
+    for probe, expected in (("", of_launch), ("killed rank", of_killed)):
+        results = [one for one in report.results if (one.check, one.probe) == ("collective-start", probe)]
+        found = {one.finding.key: sentences.summary(one.finding) for one in results}
+        if not expected:
+            assert [one.finding.status for one in results] == [Status.PASS]
+        for key, says in expected.items():
+            assert says in found[key]
+
+
+@pytest.mark.cuda
+def test_gpus_hidden_from_ranks_are_named_and_the_others_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a task to which Slurm gave one of the node's GPUs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    report, code = found_on(profile.load("collectives-two"), tmp_path, "collective-data")
+    found = {result.finding.key: result.finding for result in report.results}
+    assert (found["hidden"].status, found["correct"].status, code) == (Status.SKIP, Status.PASS, 0)
+    says = sentences.summary(found["hidden"])
+    assert "1 of 2 GPUs on the PCI bus not tested: CUDA_VISIBLE_DEVICES=1 hides them" in says
+    assert "collectives of one rank correct" in sentences.summary(found["correct"])
+
+
+@pytest.mark.cuda
+def test_instance_of_a_gpu_is_skipped() -> None:
+    report, code = check("collective-data", "--simulate", "mig-instance", "--backend", "cuda")
+    (finding,) = [result.finding for result in report.results if result.check == "collective-data"]
+    assert (finding.status, finding.key, code) == (Status.SKIP, "mig", 3)
+    assert "NCCL does not work between the instances of a GPU (MIG)" in sentences.summary(finding)
 
 
 @pytest.mark.cuda

@@ -16,7 +16,7 @@ from gpuipc_doctor.report import exits, sentences
 from gpuipc_doctor.simulator import drill, fabric_programs, profile
 from gpuipc_doctor.supervise import tree
 from tests.e2e.test_faults import check, few_are_let_off
-from tests.e2e.test_mpi_faults import path_of
+from tests.e2e.test_mpi_faults import HISTORIES, path_of, without
 
 PREFIXES = Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere"))
 UCX = next(PREFIXES.glob("ucx/lib/python3*/site-packages/libucx/bin"), None)
@@ -53,7 +53,7 @@ def runs() -> list[object]:
 
 
 def found(name: str, *arguments: str) -> Report:
-    stated = profile.load(name)
+    stated = without("" if HISTORIES in arguments else HISTORIES, profile.load(name))
     deadline = ["--deadline", str(stated.deadline_s)] if stated.deadline_s else []
     report, _ = check(*arguments, "--simulate", name, "--backend", "cuda", *deadline)
     verdict = drill.judge(stated.expect["cuda"], drill.rows(report), exits.code(drill.of_the_profile(report)))
@@ -145,12 +145,21 @@ def test_stated_no_fabric_is_reported_by_both_checks_with_the_facts_found(
 @pytest.mark.mpi
 @pytest.mark.usefixtures("resting")
 @pytest.mark.parametrize(
-    "name", [pytest.param("mpi-wrong-fabric-right", marks=pytest.mark.full), "mpi-wrong-fabric-wrong"]
+    ("name", "options"),
+    [
+        ("mpi-wrong-fabric-wrong", ("--device", "0")),
+        *(
+            pytest.param(name, (HISTORIES,), marks=pytest.mark.full)
+            for name in ("mpi-wrong-fabric-right", "mpi-wrong-fabric-wrong")
+        ),
+    ],
 )
-def test_failure_of_mpi_is_reported_with_the_result_without_mpi(name: str, few: str) -> None:
+def test_failure_of_mpi_is_reported_with_the_result_without_mpi(
+    name: str, options: tuple[str, ...], few: str
+) -> None:
     found(
         name,
-        *("mpi-small-message", "mpi-histories", "fabric-small-message", "--config", few),
+        *("mpi-small-message", "fabric-small-message", *options, "--config", few),
         *("--mpi-lib", path_of("mpich43"), "--no-workarounds"),
     )
 

@@ -74,6 +74,18 @@ def test_once(doctor: Doctor) -> None:
     assert (ended.stderr, ended.returncode) == ("", 0)
 
 
+def test_gpu_without_memory_figures_is_shown_with_what_is_known(doctor: Doctor) -> None:
+    ended = doctor("memory", "--simulate", "gb10", "--backend", "cuda")
+    assert ended.stdout.splitlines() == [
+        "SIMULATED (profile gb10): no real GPU was read",
+        "GPU       what                   used     of",
+        "--------  ---------------------  -------  -------",
+        "nvidia:0  NVIDIA GB10            unknown  unknown",
+        "          (not counted by NVML)",
+    ]
+    assert (ended.stderr, ended.returncode) == ("", 0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_watching_ends_cleanly_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     lines = tmp_path / "memory.jsonl"

@@ -91,6 +91,7 @@ def test_one_gpu_per_rank_is_tested_as_a_pair(
     assert code == 0
 
 
+@pytest.mark.full  # tests/checks and tests/unit/run plan with what each rank sees
 def test_one_gpu_for_both_ranks_is_tested_alone(bound: Any) -> None:
     found, code = bound("mpich50", "healthy-cuda", "CUDA_VISIBLE_DEVICES", ("1", "1"), "mpi-small-message")
     assert found["mpi-small-message", "cuda:1"]["status"] == "PASS"
@@ -109,6 +110,7 @@ def test_rank_without_a_gpu_is_an_error_of_the_launcher(bound: Any) -> None:
     assert code == 3  # no probe ran
 
 
+@pytest.mark.full  # likewise
 def test_launcher_that_reorders_all_gpus_binds_none(bound: Any) -> None:
     orders = ("1,0", "0,1")
     found, code = bound("mpich50", "healthy-cuda", "CUDA_VISIBLE_DEVICES", orders, "mpi-small-message")
@@ -141,7 +143,7 @@ def test_mpi_without_a_provider_is_reported_once_with_the_librarys_message(docto
     [
         ("exit 1", "WARN", "ended with exit code 1 although its ranks ended with 0"),
         ("sleep 1000", "FAIL", "had not ended 5 s after its ranks"),
-        ("true", "PASS", "two ranks started"),
+        pytest.param("true", "PASS", "two ranks started", marks=pytest.mark.full),  # as other tests have it
     ],
 )
 def test_launcher_that_fails_after_good_ranks_is_reported_once(

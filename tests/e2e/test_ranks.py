@@ -74,7 +74,6 @@ def run(
     return session.run("ranks", FILE, probe, until=time.monotonic() + LIMIT_S)
 
 
-@pytest.mark.parametrize("mpi", LIBRARIES, indirect=True)
 def test_ranks_communicate(session: Session, mpi: Launch, roles: ModuleType) -> None:
     outcome = run(session, mpi, roles, "send", "receive")
     assert outcome.completed, outcome
@@ -100,6 +99,7 @@ def test_files_of_a_launcher_are_removed(session: Session, roles: ModuleType) ->
     assert not Path(place).exists()
 
 
+@pytest.mark.usefixtures("resting")
 def test_hanging_rank_is_blamed_and_both_show_their_stacks(
     session: Session, mpi: Launch, roles: ModuleType
 ) -> None:
@@ -144,7 +144,10 @@ def test_error_of_mpi_is_reported(session: Session, mpi: Launch, roles: ModuleTy
     assert "MPI_Recv #1 returned" in sentences.summary(blame.conclude(outcome))
 
 
-@pytest.mark.parametrize(("library", "launcher"), [("mpich50", "openmpi"), ("openmpi", "mpich50")])
+@pytest.mark.parametrize(
+    ("library", "launcher"),
+    [("mpich50", "openmpi"), pytest.param("openmpi", "mpich50", marks=pytest.mark.full)],
+)
 def test_launcher_of_another_mpi_is_explained(
     session: Session, roles: ModuleType, library: str, launcher: str
 ) -> None:

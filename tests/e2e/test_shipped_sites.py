@@ -21,6 +21,16 @@ SHIPPED = {path.stem: path for path in Path(__file__).parent.parent.parent.glob(
 SYSTEMS = sorted(path.stem for path in NODES.glob("*.yaml") if path.stem in SHIPPED)
 GENERIC = ["generic", "generic-openmpi-ucx", "generic-pbs", "generic-slurm-amd", "generic-slurm-nvidia"]
 
+OF_EACH_VENDOR = ("cscs-alps-gh200", "olcf-frontier")
+"""The systems whose nodes are simulated in every run; `full`: all."""
+
+
+def on_systems(*always: str) -> pytest.MarkDecorator:
+    """Run a test for these systems, with `full` for all."""
+    marked = [pytest.param(name, marks=[] if name in always else pytest.mark.full) for name in SYSTEMS]
+    return pytest.mark.parametrize("name", marked)
+
+
 PROGRAMS = {
     "modulecmd": """#!/bin/sh
 echo "import os"
@@ -78,7 +88,7 @@ def programs() -> Iterator[Path]:
 @pytest.mark.mpi
 @pytest.mark.cuda
 @pytest.mark.hip
-@pytest.mark.parametrize("name", SYSTEMS)
+@on_systems(*OF_EACH_VENDOR)
 def test_dry_run_on_the_systems_node(doctor: Command, programs: Path, name: str) -> None:
     """The node, its modules and its scheduler are simulated; the MPI library is MPICH, and is surveyed."""
     library = str(Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12"))
@@ -116,7 +126,7 @@ def of_the_site(screen: str) -> str:
 
 @pytest.mark.cuda
 @pytest.mark.hip
-@pytest.mark.parametrize("name", SYSTEMS)
+@on_systems(*OF_EACH_VENDOR)
 def test_prolog_checks_pass_on_the_systems_node(doctor: Command, name: str) -> None:
     command = ["check", "ipc-reopen", "driver-init", "environment", "--config", name, "--device", "0"]
     ended = doctor(*command, "--simulate", str(NODES / f"{name}.yaml"))
@@ -199,7 +209,7 @@ def test_ranks_start_under_the_launcher_of_each_kind_of_site(
     doctor: Command, name: str, library: str
 ) -> None:
     prefix = Path(os.environ["GPUIPC_TEST_MPI"]).resolve() / Path(library).parent.parent
-    command = ["check", "mpi-small-message", "--device", "cuda:0", "--no-workarounds", "--config", name]
+    command = ["check", "mpi-start", "--device", "cuda:0", "--no-workarounds", "--config", name]
     environment = {**os.environ, "PATH": f"{prefix}/bin:{os.environ['PATH']}", "OPAL_PREFIX": str(prefix)}
     library = str(prefix.parent / library)
     ended = doctor(*command, "--simulate", "healthy-single", "--mpi-lib", library, env=environment)

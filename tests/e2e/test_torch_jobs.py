@@ -15,8 +15,20 @@ from tests.torch_jobs import Answer, Job
 PYTHONS = ("/usr/bin/python3", sys.executable)
 """Debian's Python, for which CI installs PyTorch, and this one."""
 
-MODES = ("late", "absent", "operation", "dataloader", "healthy-fast")
-SELDOM = ("send", "exception", "stopped", "checkpoint", "pipeline", "order", "group", "healthy-slow", "spawn")
+MODES = ("late", "operation", "healthy-fast")
+SELDOM = (
+    "absent",
+    "dataloader",
+    "send",
+    "exception",
+    "stopped",
+    "checkpoint",
+    "pipeline",
+    "order",
+    "group",
+    "healthy-slow",
+    "spawn",
+)
 """Marked ``full``: each takes half a minute on a busy machine."""
 
 

@@ -94,7 +94,7 @@ SERIAL = "{call: init, do: in-turn, ms: 500}"
 """A driver that serves two initialisations a second."""
 
 
-@pytest.mark.parametrize("count", [4, 8, 16])
+@pytest.mark.parametrize("count", [8, *(pytest.param(few, marks=pytest.mark.full) for few in (4, 16))])
 def test_prolog_never_drains_a_healthy_node_by_its_number_of_gpus(tmp_path: Path, count: int) -> None:
     """On a busy machine there may be no time for all of them."""
     site, node = Site(tmp_path), tmp_path / "node.yaml"
@@ -123,7 +123,9 @@ def test_prolog_with_a_budget_shorter_than_one_initialisation_knows_nothing(tmp_
     assert (exit_code, "ERROR" in line) == (11, True), line
 
 
-@pytest.mark.parametrize(("count", "processes"), [(1, 2), (2, 4), (4, 4), (8, 4)])
+@pytest.mark.parametrize(
+    ("count", "processes"), [(1, 2), (8, 4), *(pytest.param(n, 4, marks=pytest.mark.full) for n in (2, 4))]
+)
 def test_number_of_processes_hardly_grows_with_the_gpus(
     doctor: Command, tmp_path: Path, count: int, processes: int
 ) -> None:

@@ -41,8 +41,7 @@ class Runtime:
     @property
     def library(self) -> Path:
         """``libamdhip64.so.N``, as a path below ``root``."""
-        (found,) = (self.root / "usr/lib").glob("*/libamdhip64.so.[0-9]")
-        return found
+        return _library(self.root)
 
     @property
     def generation(self) -> int:
@@ -65,6 +64,13 @@ class Runtime:
         return ", ".join(" ".join(pair) for pair in found)
 
 
+@cache
+def _library(root: Path) -> Path:
+    (found,) = (root / "usr/lib").glob("*/libamdhip64.so.[0-9]")
+    return found
+
+
+@cache
 def runtimes() -> list[Runtime]:
     """The runtimes on this machine, oldest first: Debian's own, and those fetched by ``make``."""
     fetched = [ready.parent for ready in (REPOSITORY / ".prefix").glob("rocm-*/.ready")]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpuipc_doctor.log_lines import how_telling, most_telling, reason_of_abort
+import pytest
+
+from gpuipc_doctor.log_lines import how_telling, most_telling, reason_of_abort, signal_named
 
 WARNINGS = [
     f"libfabric:{n}:core:mr:ze_hmem_dl_init():372<warn> Failed to dlopen libze_loader.so.1" for n in (1, 2)
@@ -37,3 +39,19 @@ def test_reason_of_an_abort_is_the_innermost() -> None:
     assert reason_of_abort([*ABORT, "", "later(1): not of the stack any more"]) == said
     assert reason_of_abort(["Fatal error in internal_Recv: Message truncated"]) == "Message truncated"
     assert reason_of_abort(["all is well"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("Fatal Python error: Segmentation fault", "SIGSEGV"),
+        ("Fatal Python error: Aborted", "SIGABRT"),
+        ("[node01:4711] Signal: Bus error (7)", "SIGBUS"),
+        ("process rank 1 with PID 4711 on node node01 exited on signal 11 (Segmentation fault).", "SIGSEGV"),
+        ("=   KILLED BY SIGNAL: 9 (Killed)", "SIGKILL"),
+        ("Signal: sent (99)", ""),
+        ("no signal at all", ""),
+    ],
+)
+def test_signal_is_found_in_the_words_of_python_and_of_launchers(line: str, name: str) -> None:
+    assert signal_named(["MPI_Finalize", line, ""]) == name

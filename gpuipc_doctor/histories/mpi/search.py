@@ -18,6 +18,7 @@ from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Message, Model, Re
 from gpuipc_doctor.histories.mpi.performer import Steps
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
 from gpuipc_doctor.histories.shrink import renumber, shrink
+from gpuipc_doctor.log_lines import signal_named
 from gpuipc_doctor.model import Ending, Json, ProbeOutcome
 
 SEARCH_S = 40.0
@@ -90,7 +91,9 @@ def met(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> Met | None:
     elif what == "hang":
         name, says = "", f"{role.operation} hung"
     else:
-        name = role.signal or ("" if role.exit_code is None else f"exit {role.exit_code}")
+        name = role.signal or signal_named(role.log_tail)
+        if not name and role.exit_code is not None:
+            name = f"exit {role.exit_code}"
         says = f"{role.operation} ended the process{': ' * bool(name)}{name}"
     at = records["waits_for" if is_last_wait(role) else "at"]
     says = f"{role.role}: {says}"

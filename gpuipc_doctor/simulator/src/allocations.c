@@ -331,7 +331,7 @@ int sim_memory_info(size_t *free, size_t *total)
     if (code)
         return code;
     state_lock();
-    uint64_t used = state_used(context->device), memory = node()->device[context->device].memory;
+    uint64_t used = state_counted(context->device), memory = node()->device[context->device].memory;
     state_unlock();
     const struct fault *lag = node_fault(CALL_mem_info, LAG, context->device);
     if (lag)

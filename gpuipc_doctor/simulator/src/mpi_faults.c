@@ -20,6 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define SUBJECT "MPI faults"
+#include "fault_lines.h"
 #include "losses.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -88,25 +90,10 @@ struct asked {
     uint64_t behind; /* bytes between its end and the one that corrupt-guard changes */
 };
 
-enum { MAX_FAULTS = 16, MAX_LINE = 512 };
 static struct fault faults[MAX_FAULTS];
 static int fault_count;
 static bool messages_are_kept; /* for a fault that delivers one again */
 static int own_rank;
-
-__attribute__((noreturn)) static void refuse(const char *what, const char *why)
-{
-    fprintf(stderr, "simulated MPI faults: %s: %s\n", what, why);
-    abort();
-}
-
-static int word_of(const char *const *words, const char *word, const char *line)
-{
-    for (int i = 0; words[i]; i++)
-        if (!strcmp(words[i], word))
-            return i;
-    refuse(line, "not a fault");
-}
 
 static void read_fault(const char *line)
 {
@@ -146,16 +133,7 @@ static int rank_of_launcher(void)
 
 __attribute__((constructor)) static void read_faults(void)
 {
-    const char *path = getenv("GPUIPC_SIM_MPI");
-    FILE *file = path ? fopen(path, "re") : NULL;
-    if (!file)
-        refuse(path ? path : "GPUIPC_SIM_MPI", path ? strerror(errno) : "not set");
-    char line[MAX_LINE];
-    while (fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = '\0';
-        read_fault(line);
-    }
-    fclose(file);
+    read_fault_lines("GPUIPC_SIM_MPI", read_fault);
     own_rank = rank_of_launcher();
 }
 

@@ -3,6 +3,7 @@
  * Ranks meet in a file of GPUIPC_SIM_STATE that is named after the communicator's unique id. Each call works at once
  * and in the caller's thread: simulated device memory is mapped where its address says, so data is copied through the
  * file, piece by piece. Calls on streams are not deferred, and every rank must make the same calls in the same order.
+ * An operation whose communicator has lost a rank, by its death or by ncclCommAbort, ends without a result.
  * What NCCL would log with NCCL_DEBUG=INFO, it prints to stdout: the channels' transports are those that the
  * environment selects. GPUIPC_SIM_NCCL has the versions and the faults (README.md).
  */
@@ -21,25 +22,29 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "losses.h"
-
 #define EXPORT __attribute__((visibility("default")))
 
 #ifdef RCCL
-static const char *const own_name = "RCCL", *const version_key = "rccl";
+#define SUBJECT "RCCL"
+static const char *const version_key = "rccl";
 static const char *const driver_file = "libamdhip64.so", *const allocate_name = "hipMalloc", *const free_name = "hipFree";
 static const bool cumem_by_default = false;
 #else
-static const char *const own_name = "NCCL", *const version_key = "nccl";
+#define SUBJECT "NCCL"
+static const char *const version_key = "nccl";
 static const char *const driver_file = "libcuda.so.1", *const allocate_name = "cuMemAlloc_v2", *const free_name = "cuMemFree_v2";
 static const bool cumem_by_default = true;
 #endif
 
-enum result { SUCCESS, UNHANDLED_CUDA_ERROR, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE };
+#include "fault_lines.h"
+#include "losses.h"
+
+enum result { SUCCESS, UNHANDLED_CUDA_ERROR, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR };
 
 enum { MAX_RANKS = 32, CHANNELS = 2, SLOT = 512 << 10, PIECE = 128 << 10, MAX_QUEUED = 4 * MAX_RANKS };
 
@@ -47,16 +52,18 @@ enum { PACE = 2000 }; /* bytes per microsecond of a simulated link, so that all 
 
 /* ---- faults ---- */
 
-static const char *const calls[] = {"any",       "init",   "split", "destroy", "abort", "all-reduce", "all-gather", "reduce-scatter",
-                                    "broadcast", "reduce", "send",  "recv",    "mem-alloc", "register", NULL};
-enum call { ANY, INIT, SPLIT, DESTROY, ABORT, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, SEND, RECV, MEM_ALLOC, REGISTER };
+static const char *const calls[] = {"any",       "init",   "restart", "split", "destroy",   "abort",    "all-reduce", "all-gather", "reduce-scatter",
+                                    "broadcast", "reduce", "send",    "recv",  "mem-alloc", "register", NULL};
+enum call {
+    ANY, INIT, RESTART, SPLIT, DESTROY, ABORT, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, SEND, RECV, MEM_ALLOC, REGISTER
+};
 
 static const char *const effects[] = {"error",   "hang",  "segv",  "exit",          "corrupt-last", "corrupt-middle", "lost",
                                       "cut",     "swap",  "twice", "overrun",       "delay",        "chatter",        "leak",
-                                      "leak-host", "leak-descriptor", "leak-thread", "newer-cuda", NULL};
+                                      "leak-host", "leak-descriptor", "leak-thread", "leak-shared",   "newer-cuda",     NULL};
 enum effect {
     FAIL, HANG, SEGV, EXIT, CORRUPT_LAST, CORRUPT_MIDDLE, LOST, CUT, SWAP, TWICE, OVERRUN, DELAY, CHATTER, LEAK, LEAK_HOST,
-    LEAK_DESCRIPTOR, LEAK_THREAD, NEWER_CUDA,
+    LEAK_DESCRIPTOR, LEAK_THREAD, LEAK_SHARED, NEWER_CUDA,
 };
 
 struct fault {
@@ -66,23 +73,9 @@ struct fault {
     char transport[32];
 };
 
-enum { MAX_FAULTS = 16, MAX_LINE = 512 };
 static struct fault faults[MAX_FAULTS];
 static int fault_count, own_version;
-
-__attribute__((noreturn)) static void refuse(const char *what, const char *why)
-{
-    fprintf(stderr, "simulated %s: %s: %s\n", own_name, what, why);
-    abort();
-}
-
-static int word_of(const char *const *words, const char *word, const char *line)
-{
-    for (int i = 0; words[i]; i++)
-        if (!strcmp(words[i], word))
-            return i;
-    refuse(line, "unknown word");
-}
+static bool has_lost_a_rank;
 
 static void read_line(const char *line)
 {
@@ -109,14 +102,7 @@ static void read_line(const char *line)
 
 __attribute__((constructor)) static void read_faults(void)
 {
-    const char *path = getenv("GPUIPC_SIM_NCCL");
-    FILE *file = path ? fopen(path, "r") : NULL;
-    char line[MAX_LINE];
-    if (!file)
-        refuse(path ? path : "GPUIPC_SIM_NCCL is not set", "no file of faults");
-    while (fgets(line, sizeof line, file))
-        read_line(line);
-    fclose(file);
+    read_fault_lines("GPUIPC_SIM_NCCL", read_line);
 }
 
 /* ---- communicators ---- */
@@ -131,8 +117,9 @@ struct pipe { /* from one rank to another */
     char data[PIECE];
 };
 
-struct meeting { /* the file in which ranks meet; zeros at first */
+struct meeting { /* the file in which ranks meet; zeros at first. Each rank has locked the byte of its number. */
     struct barrier barrier;
+    atomic_int aborted;
     struct {
         int color, key;
     } wish[MAX_RANKS]; /* of ncclCommSplit */
@@ -142,9 +129,9 @@ struct meeting { /* the file in which ranks meet; zeros at first */
 struct comm {
     struct meeting *meeting;
     uint64_t id, bytes;
-    int rank, size, device;
+    int rank, size, device, file;
     unsigned splits;
-    bool is_split;
+    bool is_split, has_joined, is_broken;
     char path[4096];
 };
 
@@ -195,18 +182,42 @@ static char *slot_of(const struct comm *comm, int rank)
     return comm->meeting->slots + (size_t)rank * SLOT;
 }
 
-static void meet(const struct comm *comm)
+/* Whether a rank has aborted the communicator, or has died: the kernel releases its lock. */
+static bool is_lost(const struct comm *comm)
 {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    if (atomic_load(&comm->meeting->aborted))
+        return true;
+    for (lock.l_start = 0; comm->has_joined && lock.l_start < comm->size; lock.l_start++) {
+        struct flock found = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = lock.l_start, .l_len = 1};
+        if (lock.l_start != comm->rank && !fcntl(comm->file, F_OFD_GETLK, &found) && found.l_type == F_UNLCK)
+            return true;
+    }
+    return false;
+}
+
+/* Wait for all ranks; returns whether they came. Without one of them, the communicator moves no data any more. */
+static bool meet(struct comm *comm)
+{
+    static const struct timespec moment = {.tv_nsec = 20000000};
     struct barrier *barrier = &comm->meeting->barrier;
     int generation = atomic_load(&barrier->generation);
+    if (comm->is_broken)
+        return false;
     if (atomic_fetch_add(&barrier->arrived, 1) + 1 == comm->size) {
         atomic_store(&barrier->arrived, 0);
         atomic_fetch_add(&barrier->generation, 1);
         syscall(SYS_futex, &barrier->generation, FUTEX_WAKE, MAX_RANKS, NULL, NULL, 0);
-        return;
+        return true;
     }
-    while (atomic_load(&barrier->generation) == generation)
-        syscall(SYS_futex, &barrier->generation, FUTEX_WAIT, generation, NULL, NULL, 0);
+    while (atomic_load(&barrier->generation) == generation) {
+        long woken = syscall(SYS_futex, &barrier->generation, FUTEX_WAIT, generation, &moment, NULL, 0);
+        if (woken && errno == ETIMEDOUT && is_lost(comm) && atomic_load(&barrier->generation) == generation) {
+            has_lost_a_rank = comm->is_broken = true;
+            return false;
+        }
+    }
+    return true;
 }
 
 static struct comm *join(uint64_t id, int rank, int size, int device, bool is_split)
@@ -219,14 +230,15 @@ static struct comm *join(uint64_t id, int rank, int size, int device, bool is_sp
     comm->is_split = is_split;
     comm->bytes = sizeof(struct meeting) + (size_t)size * SLOT + (size_t)size * size * sizeof(struct pipe);
     snprintf(comm->path, sizeof comm->path, "%s/collective-%016llx", getenv("GPUIPC_SIM_STATE"), (unsigned long long)id);
-    int file = open(comm->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (file < 0 || ftruncate(file, (off_t)comm->bytes))
+    struct flock own = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1};
+    comm->file = open(comm->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (comm->file < 0 || ftruncate(comm->file, (off_t)comm->bytes) || fcntl(comm->file, F_OFD_SETLK, &own))
         refuse(comm->path, strerror(errno));
-    comm->meeting = mmap(NULL, comm->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    close(file);
+    comm->meeting = mmap(NULL, comm->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, comm->file, 0);
     if (comm->meeting == MAP_FAILED)
         refuse(comm->path, strerror(errno));
     meet(comm);
+    comm->has_joined = true;
     if (size > 1) {
         int next = (rank + 1) % size;
         for (int channel = 0; channel < CHANNELS; channel++)
@@ -242,6 +254,7 @@ static void leave(struct comm *comm)
 {
     unlink(comm->path); /* the first does it */
     munmap(comm->meeting, comm->bytes);
+    close(comm->file);
     free(comm);
 }
 
@@ -265,6 +278,20 @@ static void take_device_memory(uint64_t bytes)
     void *lost;
     if (!allocate || allocate(&lost, bytes))
         refuse("leak", "the driver allocates nothing");
+}
+
+static void leave_shared_file(void)
+{
+    static const char *const below_root[] = {"dev", "dev/shm", "dev/shm/nccl-XXXXXX"};
+    char path[4096];
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "%s/../root/%s", getenv("GPUIPC_SIM_STATE"), below_root[i]);
+        int file = i < 2 ? mkdir(path, 0755) : mkstemp(path);
+        if (file < 0 && errno != EEXIST)
+            refuse(path, strerror(errno));
+        if (i == 2)
+            close(file);
+    }
 }
 
 static bool fits(struct fault *fault, enum call call, const struct comm *comm, uint64_t bytes, int peer, bool in_place)
@@ -327,6 +354,9 @@ static int strike(struct asked *asked, enum call call, const struct comm *comm, 
             break;
         case LEAK_THREAD:
             lose_thread();
+            break;
+        case LEAK_SHARED:
+            leave_shared_file();
             break;
         default:
             break;
@@ -460,9 +490,11 @@ static void exchange(struct operation *o, const char *send, uint64_t bytes, bool
         uint64_t piece = bytes - at < SLOT ? bytes - at : SLOT;
         if (publishes)
             memcpy(slot_of(comm, comm->rank), send + at, piece);
-        meet(comm);
+        if (!meet(comm))
+            return;
         use(o, at, piece, data);
-        meet(comm);
+        if (!meet(comm))
+            return;
     }
 }
 
@@ -564,6 +596,7 @@ static bool waits_for_another(int number)
 static void run_queue(void)
 {
     uint64_t longest = 0;
+    unsigned idle = 0;
     for (int i = 0; i < queued; i++)
         if (queue[i].call != SEND && queue[i].call != RECV)
             perform(&queue[i]);
@@ -577,6 +610,10 @@ static void run_queue(void)
             busy = true;
             moved |= !waits_for_another(i) && progress(o);
         }
+        if (busy && !moved && ++idle % 1000 == 0)
+            for (int i = 0; i < queued; i++)
+                if ((queue[i].comm->is_broken |= is_lost(queue[i].comm)))
+                    queue[i].done = queue[i].count, has_lost_a_rank = true;
         if (busy && !moved)
             usleep(20);
     }
@@ -700,8 +737,10 @@ EXPORT int ncclCommInitRank(struct comm **comm, int size, unique_id id, int rank
     if (size < 1 || size > MAX_RANKS || rank < 0 || rank >= size)
         return INVALID_ARGUMENT;
     memcpy(&word, id.internal, sizeof word);
-    say(&before, "INFO", "%s version %d.%d.%d+simulated", own_name, own_version / 10000, own_version / 100 % 100, own_version % 100);
+    say(&before, "INFO", "%s version %d.%d.%d+simulated", SUBJECT, own_version / 10000, own_version / 100 % 100, own_version % 100);
     int code = strike(&asked, INIT, &before, 0, -1, false);
+    if (!code && has_lost_a_rank)
+        code = strike(&asked, RESTART, &before, 0, -1, false);
     if (!code)
         *comm = join(word, rank, size, rank, false);
     return code;
@@ -737,6 +776,8 @@ static int end(struct comm *comm, enum call call)
         return INVALID_ARGUMENT;
     int code = strike(&asked, call, comm, 0, -1, false);
     say(comm, "INFO", "comm %p rank %d nranks %d - %s COMPLETE", (void *)comm, comm->rank, comm->size, call == ABORT ? "Abort" : "Destroy");
+    if (call == ABORT)
+        atomic_store(&comm->meeting->aborted, 1);
     if (!code)
         leave(comm);
     return code;
@@ -754,7 +795,7 @@ EXPORT int ncclCommAbort(struct comm *comm)
 
 EXPORT int ncclCommGetAsyncError(struct comm *comm, int *code)
 {
-    *code = SUCCESS;
+    *code = comm && comm->is_broken ? REMOTE_ERROR : SUCCESS;
     return comm ? SUCCESS : INVALID_ARGUMENT;
 }
 

@@ -86,7 +86,7 @@ static const char *const effects[EFFECTS + 1] = {"error",  "hang",    "hang-igno
                                       "skip",   "snapshot", "lose-writes",     "accept", "renumber", "latest",
                                       "leak-descriptor", "wrap", "corrupt-from", "stale-part", "end-another",
                                       "end-block", "end-count", "wipe", "sticky", "leak-addresses", "leak-thread",
-                                      "leak-host", "lag", "blank", "misstate", "in-turn", NULL};
+                                      "leak-host", "lag", "blank", "misstate", "in-turn", "drift", "saw", "level", "walk", NULL};
 
 static int device_number(int backend, int64_t index)
 {
@@ -149,6 +149,18 @@ static void read_device(const char *key, const char *value, void *record)
         device->imex = number(key, value);
     else if (IS("mode"))
         device->mode = (enum device_mode)word_of(modes, key, value);
+    else if (IS("links"))
+        device->links = (int)number(key, value);
+    else if (IS("pcie-width"))
+        device->pcie_width = (int)number(key, value);
+    else if (IS("ecc"))
+        device->ecc = (int)number(key, value);
+    else if (IS("remap"))
+        device->remap = (int)number(key, value);
+    else if (IS("slowdown"))
+        device->slowdown = (int)number(key, value);
+    else if (IS("vbios"))
+        TEXT(device->vbios);
     else if (IS("arch"))
         TEXT(device->arch);
     else
@@ -233,7 +245,9 @@ static void read_line(char *line)
     } else if (!strcmp(line, "device")) {
         if (the_node.devices == MAX_DEVICES)
             refuse("more than %d devices", MAX_DEVICES);
-        read_fields(fields, read_device, &the_node.device[the_node.devices++]);
+        struct device *device = &the_node.device[the_node.devices++];
+        device->links = device->pcie_width = device->ecc = device->remap = device->slowdown = -1;
+        read_fields(fields, read_device, device);
     } else if (!strcmp(line, "peer")) {
         struct peer peer = {0, 0, 0};
         read_fields(fields, read_peer, &peer);

@@ -263,7 +263,7 @@ int nvml_device_memory(void *gpu, struct nvml_memory *memory)
         return code;
     state_lock();
     memory->total = ((struct device *)gpu)->memory;
-    memory->used = state_used(number_of(gpu));
+    memory->used = state_counted(number_of(gpu));
     state_unlock();
     if (memory->used > memory->total)
         memory->used = memory->total;
@@ -314,4 +314,97 @@ int nvml_device_processes(void *gpu, unsigned *count, struct nvml_process *proce
     state_unlock();
     *count = list.count;
     return list.count > list.room ? NVML_INSUFFICIENT_SIZE : SUCCESS;
+}
+
+static int give_number(void *gpu, unsigned *to, int value)
+{
+    int code = check(gpu, to);
+    if (code)
+        return code;
+    if (value < 0)
+        return NVML_NOT_SUPPORTED;
+    *to = (unsigned)value;
+    return SUCCESS;
+}
+
+/* Of 18 links, as an H100 has them: the first ones are active. */
+int nvml_link_state(void *gpu, unsigned link, unsigned *active)
+{
+    enum { LINKS = 18 };
+    int code = give_number(gpu, active, number_of(gpu) < 0 ? -1 : ((struct device *)gpu)->links);
+    if (!code && link >= LINKS)
+        return NVML_INVALID_ARGUMENT;
+    if (!code)
+        *active = link < *active;
+    return code;
+}
+
+int nvml_p2p_status(void *gpu, void *other, int capability, unsigned *status)
+{
+    enum { NVLINK = 2, NOT_CONNECTED = 3 };
+    int code = check(other, status);
+    code = code ? code : check(gpu, status);
+    if (code)
+        return code;
+    if (capability != NVLINK)
+        return NVML_NOT_SUPPORTED;
+    bool linked = ((struct device *)gpu)->links > 0 && ((struct device *)other)->links > 0;
+    *status = linked && node()->peer[number_of(gpu)][number_of(other)] ? 0 : NOT_CONNECTED;
+    return SUCCESS;
+}
+
+int nvml_pcie_width(void *gpu, unsigned *width)
+{
+    return give_number(gpu, width, number_of(gpu) < 0 ? -1 : ((struct device *)gpu)->pcie_width);
+}
+
+int nvml_pcie_generation(void *gpu, unsigned *generation)
+{
+    int code = nvml_pcie_width(gpu, generation);
+    if (!code)
+        *generation = 5;
+    return code;
+}
+
+int nvml_ecc(void *gpu, unsigned *now, unsigned *pending)
+{
+    if (!pending)
+        return NVML_INVALID_ARGUMENT;
+    int code = give_number(gpu, now, number_of(gpu) < 0 ? -1 : ((struct device *)gpu)->ecc);
+    if (!code)
+        *pending = *now;
+    return code;
+}
+
+int nvml_remapped_rows(void *gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed)
+{
+    if (!corrected || !uncorrected || !failed)
+        return NVML_INVALID_ARGUMENT;
+    int code = give_number(gpu, pending, number_of(gpu) < 0 ? -1 : ((struct device *)gpu)->remap);
+    if (!code) {
+        *failed = *pending == 2;
+        *pending = *pending == 1;
+        *corrected = 0;
+        *uncorrected = *pending + *failed;
+    }
+    return code;
+}
+
+int nvml_vbios(void *gpu, char *text, unsigned bytes)
+{
+    int code = check(gpu, text);
+    if (code)
+        return code;
+    const char *vbios = ((struct device *)gpu)->vbios;
+    return *vbios ? give_text(text, bytes, vbios) : NVML_NOT_SUPPORTED;
+}
+
+int nvml_slowdown(void *gpu, unsigned long long *reasons)
+{
+    enum { GPU_IDLE = 1, HARDWARE_SLOWDOWN = 8 };
+    unsigned slow;
+    int code = give_number(gpu, reasons ? &slow : NULL, number_of(gpu) < 0 ? -1 : ((struct device *)gpu)->slowdown);
+    if (!code)
+        *reasons = slow ? HARDWARE_SLOWDOWN : GPU_IDLE;
+    return code;
 }

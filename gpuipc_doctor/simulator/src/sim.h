@@ -57,6 +57,9 @@ struct device {
     uint64_t addresses;    /* bytes that allocations take before freed ones; 0: all */
     bool imex;             /* fabric handles are permitted: there is an IMEX channel */
     enum device_mode mode;
+    /* What NVML reports of it; -1 or an empty text: it reports none. */
+    int links, pcie_width, ecc, remap, slowdown; /* remap: 0 none, 1 pending, 2 failed */
+    char vbios[64];
 };
 
 enum fault_condition {
@@ -109,6 +112,10 @@ enum fault_effect { /* in the order of node.c's words */
     BLANK,
     MISSTATE,
     IN_TURN,
+    DRIFT,
+    SAW,
+    LEVEL,
+    WALK,
     EFFECTS,
 };
 
@@ -190,6 +197,7 @@ void state_unlock(void);
 
 /* With the lock held: */
 uint64_t state_used(int device); /* bytes that are not free, whoever has them */
+uint64_t state_counted(int device); /* those, and what the faults of a moving counter add */
 uint64_t now_ms(void);           /* of the monotonic clock */
 struct segment *segment_create(int device, uint64_t bytes, uint64_t address); /* NULL: errno says why */
 struct segment *segment_find(uint64_t serial);

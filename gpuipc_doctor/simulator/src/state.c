@@ -58,6 +58,7 @@ struct shared {
     uint32_t magic;
     pthread_mutex_t mutex;
     uint64_t last_serial, last_export;
+    uint64_t began; /* in ms of the monotonic clock */
     uint64_t leaked[MAX_DEVICES];
     bool lost[MAX_DEVICES];
     /* High-water marks, so that a look at a table stops where it was never used. */
@@ -143,6 +144,7 @@ static int open_state(void)
         pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
         pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
         pthread_mutex_init(&shared->mutex, &attributes);
+        shared->began = now_ms();
         PUBLISH(shared->magic, MAGIC);
     }
     lock_byte(F_SETLK, F_UNLCK, 0);
@@ -363,6 +365,43 @@ uint64_t state_used(int device)
         if (shared->segment[i].serial && shared->segment[i].device == device)
             used += shared->segment[i].bytes;
     return used;
+}
+
+/* A number from 0 to below `most` that depends on `step` alone, so that all processes see the same. */
+static uint64_t mixed(uint64_t step, uint64_t most)
+{
+    uint64_t z = (step + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (z ^ (z >> 31)) % most;
+}
+
+/* As where a GPU is a NUMA node of the host, and the pages of its files count as used. */
+uint64_t state_counted(int device)
+{
+    enum { PAGE = 64 << 10 };
+    static const enum fault_effect movements[] = {DRIFT, SAW, LEVEL, WALK};
+    uint64_t age = now_ms() - shared->began, more = 0;
+    for (size_t i = 0; i < sizeof movements / sizeof *movements; i++) {
+        const struct fault *fault = node_fault(CALL_mem_info, movements[i], device);
+        if (!fault)
+            continue;
+        uint64_t steps = age / fault->ms, into = age % fault->ms;
+        if (movements[i] == DRIFT) {
+            more += (uint64_t)((double)fault->bytes * (double)age / fault->ms);
+        } else if (movements[i] == SAW) {
+            uint64_t half = fault->ms / 2;
+            more += (uint64_t)((double)fault->bytes * (double)(into < half ? into : fault->ms - into) / half);
+        } else if (movements[i] == LEVEL) {
+            more += mixed(steps, fault->bytes + 1);
+        } else {
+            int64_t at = 0;
+            for (uint64_t step = 0; step <= steps; step++)
+                at += (int64_t)mixed(step, 2 * fault->bytes + 1) - (int64_t)fault->bytes;
+            more += (uint64_t)(at < 0 ? -at : at);
+        }
+    }
+    return state_used(device) + more / PAGE * PAGE;
 }
 
 struct segment *segment_create(int device, uint64_t bytes, uint64_t address)

@@ -1,6 +1,8 @@
 """Replay recorded histories on the installed driver, and print the answers that differ.
 
-    python -m tests.conformance.histories.replay RECORDED.json [cuda|hip]
+    python -m tests.conformance.histories.replay RECORDED.json [cuda|hip] [EVERY]
+
+With EVERY, only one history of so many.
 
 Operations that are illegal for another vendor's driver, or missing there, are not compared. Operations
 refused in the recording are also tried there if they are illegal, and the answers are printed.
@@ -70,12 +72,13 @@ def _asks(model: Model, operation: Operation) -> bool:
     return operation.by in model.processes and thing is not None and not thing.storage.freed
 
 
-def main(file: str, backend: str = "cuda") -> None:
+def main(file: str, backend: str = "cuda", every: str = "1") -> None:
     stem.load([backend])
     recording = json.loads(Path(file).read_text())
     elsewhere = recording.get("backend", "cuda") != backend
     all_ = {
-        history["seed"]: answers(history, backend, elsewhere=elsewhere) for history in recording["histories"]
+        history["seed"]: answers(history, backend, elsewhere=elsewhere)
+        for history in recording["histories"][:: int(every)]
     }
     json.dump(
         {

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import accumulate
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +20,7 @@ from gpuipc_doctor.api.ledger import (
     PATIENCE_S,
     QUIET_S,
     SETTLE_S,
+    THIS_RUN,
     TRIES,
     Account,
     Entry,
@@ -72,6 +77,9 @@ class Worker:
 
     def clock(self) -> float:
         return self.gpu.now
+
+    def without_processor_s(self) -> float:
+        return 0.0
 
     def wait_until(self, condition: Callable[[], bool], limit_s: float) -> bool:
         until = self.gpu.now + limit_s
@@ -571,3 +579,141 @@ def test_growth_is_judged_by_its_sum_over_the_whole_loop(each: int, creeps_away:
         assert sentences.evidence(finding) == (
             f"95 % confidence interval of the growth: {each} B to {each} B, from 256 rounds",
         )
+
+
+PAGE = 64 << 10
+STEPS = Random(46)
+WALK = [*accumulate((STEPS.uniform(-30, 30) * MIB for _ in range(999)), initial=300 * MIB)]
+JUMPS = [STEPS.random() * 60 * MIB for _ in range(999)]
+MOVEMENTS: dict[str, Callable[[float], float]] = {
+    "drift": lambda now: 2 * MIB * now,
+    "fast drift": lambda now: 20 * MIB * now,
+    "saw": lambda now: 400 * MIB * (now / 20 % 1),
+    "up and down": lambda now: 40 * MIB * abs(now % 20 - 10),
+    "jumps": lambda now: JUMPS[int(now / 0.7)],
+    "walk": lambda now: WALK[int(now / 0.5)],
+}
+
+
+def moved(movement: str, phase: float, each: int, kept: int = 0) -> tuple[list[Finding], Account]:
+    """The findings of an act of 3 s and a loop of 64 slow rounds with a quick control.
+
+    The counter moves by itself; each round loses ``each`` bytes, the act ``kept``.
+    """
+    moves = MOVEMENTS[movement]
+    device = Device(lambda now: 500 * MIB + int(moves(now + phase)) // PAGE * PAGE)
+    w, ledger = opened(device)
+
+    def act() -> None:
+        device.now += 3.0
+        device.allocated += kept
+
+    def go_round(_: int, seconds: float = 0.03, loses: int = each) -> None:
+        device.now += seconds
+        device.allocated += loses
+
+    ledger.watch("the act", act)
+    rounds = range(1, 65)
+    used = ledger.used_after(rounds, rounds, go_round)
+    control = ledger.used_after(rounds, rounds, lambda number: go_round(number, 0.002, 0))
+    ledger.enter_loop("round", rounds, used, control)
+    watched = account(json.loads(json.dumps(w.records)))
+    return watched.judge(ODD_BYTES), watched
+
+
+@pytest.mark.parametrize("movement", MOVEMENTS)
+@pytest.mark.parametrize("phase", [0.0, 4.3, 9.1, 13.3, 17.9, 23.2])
+def test_counter_that_moves_by_itself_is_blamed_on_nothing(movement: str, phase: float) -> None:
+    found, _ = moved(movement, phase, 0)
+    assert {(finding.status, finding.key) for finding in found} <= {(Status.ERROR, "counter-moves")}
+    assert not (found and movement == "drift")
+
+
+@pytest.mark.parametrize("movement", MOVEMENTS)
+@pytest.mark.parametrize("each", [PAGE, MIB, 64 * MIB])
+def test_leak_on_a_moving_counter_is_found_or_said_to_be_hidden(movement: str, each: int) -> None:
+    for phase in (0.0, 4.3, 9.1, 13.3, 17.9, 23.2):
+        found, _ = moved(movement, phase, each)
+        keys = {finding.key for finding in found}
+        assert keys & {"grows", "counter-moves"}, phase
+        if movement == "drift" or each == 64 * MIB:
+            assert "grows" in keys, phase
+
+
+@pytest.mark.parametrize("movement", MOVEMENTS)
+def test_segment_lost_on_a_moving_counter_is_found_or_said_to_be_hidden(movement: str) -> None:
+    for phase in (0.0, 4.3, 9.1, 13.3, 17.9, 23.2):
+        keys = {finding.key for finding in moved(movement, phase, 0, ODD_BYTES)[0]}
+        assert keys <= {"not-returned", "counter-moves"}, phase
+        assert keys, phase
+        assert "not-returned" in keys or movement != "drift", phase
+
+
+def test_error_of_a_moving_counter_says_how_far_it_moves_and_what_it_hides() -> None:
+    (finding,), _ = moved("walk", 0.0, 0)
+    assert re.fullmatch(
+        r"used memory of cuda:0 moves by itself, by \d+ MiB in [\d.]+ s: it hides losses",
+        sentences.summary(finding),
+    )
+    assert any("with each round would not have been noticed" in line for line in sentences.evidence(finding))
+
+
+def test_still_counter_costs_no_time_and_no_words() -> None:
+    device = Device()
+    w, ledger = opened(device)
+    began = device.now
+    ledger.watch("the act", lambda: None)
+    ledger.enter_loop(
+        "round", range(1, 9), [ledger.used() for _ in range(8)], [ledger.used() for _ in range(8)]
+    )
+    assert device.now - began <= 2 * QUIET_S
+    assert account(w.records).judge(ODD_BYTES) == []
+    assert len(account(w.records).evidence()) == 2
+
+
+def test_release_is_late_only_by_the_time_in_which_the_memory_was_seen_missing() -> None:
+    """A waiter without a processor first reads after 4.3 s; the memory may have been released at once."""
+    device = Device()
+    w, ledger = opened(device)
+    mark, ended = ledger.mark(), device.now
+    device._base = lambda now: (500 * MIB) + (ODD_BYTES if now < ended + 0.1 else 0)
+    wait = w.wait_until
+
+    def starved(condition: Callable[[], bool], limit_s: float) -> bool:
+        if condition():
+            return True
+        device.now += 4.3
+        return bool(wait(condition, limit_s))
+
+    w.wait_until = starved
+    ledger.enter("the end", mark)
+    assert account(w.records).judge(ODD_BYTES) == []
+
+
+def test_release_is_not_late_by_the_time_in_which_the_waiter_had_no_processor() -> None:
+    device = Device()
+    w, ledger = opened(device)
+    w.without_processor_s = lambda: device.now * 0.8
+    mark, ended = ledger.mark(), device.now
+    device._base = lambda now: (500 * MIB) + (ODD_BYTES if now < ended + 4.3 else 0)
+    ledger.enter("the end", mark)
+    assert account(w.records).judge(ODD_BYTES) == []
+
+
+def test_loss_that_the_driver_attributes_to_this_run_is_found_on_a_counter_that_hides_it() -> None:
+    """NVML's figures of processes do not follow the page cache."""
+    device = Device(lambda now: 500 * MIB + int(JUMPS[int(now / 0.7)]))
+    device.memory_holders = lambda: [  # type: ignore[method-assign]
+        STRANGER,
+        {**STRANGER, "pid": 1, "held": (600 << 20) + device.allocated, "whose": THIS_RUN},
+    ]
+    w, ledger = opened(device)
+    ledger.watch_idle()
+
+    def act() -> None:
+        device.now += 1.0
+        device.allocated += ODD_BYTES
+
+    ledger.watch("the act", act)
+    (finding,) = account(w.records).judge(ODD_BYTES)
+    assert (finding.key, finding.values["missing"]) == ("not-returned", ODD_BYTES)

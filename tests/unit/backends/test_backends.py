@@ -110,6 +110,22 @@ def test_success_without_a_result_is_a_driver_error(
         driver.number("mem-alloc", 4096)
 
 
+@pytest.mark.parametrize(
+    ("address", "is_right"), [(0x7F0000000100, True), (0x7F0000000008, False), (1, False)]
+)
+def test_misaligned_address_is_blamed_on_the_call_that_returned_it(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, address: int, is_right: bool
+) -> None:
+    driver = driver_of(journal, monkeypatch, cuIpcOpenMemHandle=lambda *_: (Result.SUCCESS, address))
+    if is_right:
+        assert driver.address("ipc-open", b"", 1) == address
+    else:
+        with pytest.raises(
+            DriverError, match="cuIpcOpenMemHandle returned success with a misaligned address"
+        ):
+            driver.address("ipc-open", b"", 1)
+
+
 def test_text_that_is_not_utf_8_is_a_driver_error(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = driver_of(journal, monkeypatch, cuDeviceGetName=lambda *_: b"\xff".decode())
     with pytest.raises(DriverError, match="cuDeviceGetName returned text that is not UTF-8"):

@@ -23,7 +23,7 @@ SEED = Path(__file__).parents[2] / "logs" / "faulty" / "seed-002-ipc-reopen.log"
 MEMBERS = {
     "rank0.log": b"one\n",
     "core": bytes(range(256)) * 40,
-    "deep/rank1.log.gz": gzip.compress(TEXT),
+    "deep/rank1.log.gz": gzip.compress(TEXT, compresslevel=1),
     "../outside": b"two\n",
     "wide": "\ufeffGröße\n".encode("utf-16-le"),
     "empty": b"",

@@ -71,9 +71,13 @@ def test_rank_that_stopped_early_is_named(protocol: int | None, tmp_path: Path) 
     behind, waiting = diagnosis.flights
     assert behind.ranks == ("1",)
     assert behind.says == (
-        "stopped after collective 1 of 0 (default_pg); other ranks reached 2 "
-        "(all_reduce of 1024×8 Float); the last one was called at step (train.py:42)"
+        "rank 1 did not call all_reduce (operation 2) of 0 (default_pg), in which ranks 0,2 wait; "
+        "last seen in all_reduce 1, at step (train.py:42)"
     )
+    assert behind.quote.endswith(
+        "_rank_1: collective 1: all_reduce of 1024×8 Float, completed, at step (train.py:42)"
+    )
+    assert "gpuipc-doctor job" in behind.do
     assert waiting.ranks == ("0", "2")
     assert (
         "collective 2 of 0 (default_pg) (all_reduce of 1024×8 Float) started but did not end" in waiting.says
@@ -88,7 +92,46 @@ def test_ranks_in_different_collectives_are_named(tmp_path: Path) -> None:
     diagnosis = read([*dumps, recorded(entry(1), other)], tmp_path, 2)
     (one,) = diagnosis.flights
     assert one.ranks == ("3",)
-    assert "is broadcast of 1 Float, called at step (train.py:42), but all_reduce of 1024×8" in one.says
+    assert one.says == (
+        "rank 3 called broadcast, at step (train.py:42), where ranks 0-2 called all_reduce (operation 2) of "
+        "0 (default_pg)"
+    )
+    assert one.quote.endswith("collective 2: broadcast of 1 Float, scheduled, at step (train.py:42)")
+
+
+def test_rank_with_another_size_is_named(tmp_path: Path) -> None:
+    dumps = [recorded(entry(1, input_sizes=[[8 - (rank == 2)]], state="started")) for rank in range(4)]
+    (one,) = read(dumps, tmp_path, 2).flights
+    assert one.ranks == ("2",)
+    assert "rank 2 called all_reduce of 7 Float" in one.says
+    assert "ranks 0-1,3 called all_reduce of 8 Float" in one.says
+
+
+def test_groups_called_in_another_order_are_named(tmp_path: Path) -> None:
+    def waits_in(*groups: str) -> dict[str, Any]:
+        return recorded(*(entry(1, process_group=(group, "undefined"), state="started") for group in groups))
+
+    members = {"1": {"desc": "undefined", "ranks": "[0, 1]"}, "2": {"desc": "undefined", "ranks": "[0, 1]"}}
+    dumps = [{**waits_in(group), "pg_config": members} for group in ("1", "2")]
+    flights = read(dumps, tmp_path, 2).flights
+    assert "which waits in all_reduce of 1 for them" in flights[0].says
+
+
+def test_rank_without_a_dump_is_at_fault_if_all_others_wait(tmp_path: Path) -> None:
+    config = {"0": {"desc": "default_pg", "ranks": "[0, 1, 2]"}}
+    dumps = [{**recorded(entry(1, state="started")), "pg_config": config}] * 2
+    missing, waiting = read(dumps, tmp_path, 2).flights
+    assert (missing.ranks, waiting.ranks) == (("2",), ("0", "1"))
+    assert missing.says.startswith("rank 2 did not call all_reduce (operation 1) of 0 (default_pg)")
+    assert missing.says.endswith("in which ranks 0-1 wait; there is no dump of it")
+
+
+def test_dumps_of_unknown_ranks_are_not_compared_in_silence() -> None:
+    one, other = (
+        Dump(log, log, (Operation("0", 1, name, "", "completed", ""),)) for log, name in ("ab", "cd")
+    )
+    (said,) = differences([one, other])
+    assert "the rank of this dump is unknown" in said.says
 
 
 def test_healthy_ranks_have_no_difference(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
 import struct
 
 import pytest
 
-from gpuipc_doctor.job import arm64
+from gpuipc_doctor.job import arm64, callers
 from gpuipc_doctor.job.code import Code
 
 STUB_AT = 0x1000
@@ -62,3 +65,39 @@ def test_leaf_functions_caller_is_in_the_link_register_and_signatures_are_ignore
 ) -> None:
     signed = 0x0042_0000_0000_3000
     assert frames(monkeypatch, [signed, 1 << 40], link=0x2000) == ("1000", "2000", "3000")
+
+
+IN_MPI, IN_PROGRAM = 0xAAAA_0000_1000, 0xAAAA_0000_2000
+"""A return address in MPI's library, and one in the program that called it."""
+
+
+@pytest.mark.parametrize("signature", [0, 0x0042 << 48, 0xFF7F << 48], ids=["plain", "signed", "signed-high"])
+def test_callers_are_compared_from_the_frame_record_on_with_signed_addresses(
+    signature: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stack by hand: MPI's frame; the program's frame pointer, return address and variables."""
+    stack = (ctypes.c_uint64 * 8)()
+    begin = ctypes.addressof(stack)
+    stack[:] = (7, signature | IN_MPI, 7, begin + 40, signature | IN_PROGRAM, 11, 12, 13)
+
+    class Recorded:
+        def __init__(self, pid: int) -> None:
+            self.stack = begin, begin + 64
+
+        def returns_to_mpi(self, address: int) -> bool:
+            return address == IN_MPI
+
+        def called(self, address: int) -> str:
+            return "MPI_Recv" if address == IN_PROGRAM else ""
+
+        def is_return(self, address: int) -> bool:
+            return address in (IN_MPI, IN_PROGRAM)
+
+    monkeypatch.setattr(callers, "Code", Recorded)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    waits = callers.fingerprint(os.getpid())
+    stack[2] = 8  # a variable of MPI
+    assert waits
+    assert callers.fingerprint(os.getpid()) == waits
+    stack[6] += 1  # a variable of the program: it has moved on
+    assert callers.fingerprint(os.getpid()) not in ("", waits)

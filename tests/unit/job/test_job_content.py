@@ -10,6 +10,7 @@ from gpuipc_doctor.job import job_content
 from gpuipc_doctor.job.activity import Kind
 from gpuipc_doctor.job.document import Difference, Growth, JobReport, MatchedIssue, Progress, Rank
 from gpuipc_doctor.job.merging import merge
+from gpuipc_doctor.job.roles import BY_GPU, IN_ORDER
 from gpuipc_doctor.model import Relation
 from tests import golden
 
@@ -123,3 +124,11 @@ def test_page_has_the_verdict_and_every_part() -> None:
     page = job_content.html(STUCK)
     for words in ("rank 5 waits in MPI_Recv", "UCX waits for itself", "UCX_TLS", "perf is not installed"):
         assert words in page
+
+
+@pytest.mark.parametrize(
+    ("numbered", "says"), [(IN_ORDER, "ranks numbered by start"), (BY_GPU, "ranks numbered by GPU")]
+)
+def test_screen_says_how_ranks_were_numbered(numbered: str, says: str) -> None:
+    some = replace(ONE_LATE, ranks=tuple(replace(rank, numbered=numbered) for rank in ONE_LATE.ranks))
+    assert says in job_content.screen(some, width=80, color=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpuipc_doctor.job.document import Process, Snapshot, Thread
-from gpuipc_doctor.job.roles import IN_ORDER, kind_of_helper, roles, workers
+from gpuipc_doctor.job.roles import BY_GPU, IN_ORDER, kind_of_helper, roles, workers
 
 CUDA = "/usr/lib/libcuda.so.1"
 TORCH = "/venv/torch/lib/libtorch_cpu.so"
@@ -78,6 +80,44 @@ def test_forks_of_a_process_without_a_rank_are_its_helpers() -> None:
 
 def test_parent_and_child_that_both_use_gpus_are_two_ranks() -> None:
     assert found(process(100, threads=WORKS), process(101, 100, threads=WORKS)) == ({0: 100, 1: 101}, {})
+
+
+def on_gpu(number: int, of: Process) -> Process:
+    return replace(of, gpu=f"nvidia:{number}")
+
+
+def test_ranks_of_ray_are_numbered_by_their_gpus() -> None:
+    """By imitation: a raylet starts its workers in any order; each sets its rank and GPU after its start."""
+    raylet = process(100, libraries=())
+    started = [on_gpu(gpu, process(101 + n, 100, threads=WORKS)) for n, gpu in enumerate((2, 10, 0, 1))]
+    here = roles(Snapshot(at=0.0, host="n1", processes=(raylet, *started)))
+    assert {rank: process.pid for rank, process in here.ranks.items()} == {0: 103, 1: 104, 2: 101, 3: 102}
+    assert (here.numbered, here.order) == ({0, 1, 2, 3}, BY_GPU)
+
+
+def test_workers_of_two_engines_are_kept_together() -> None:
+    """By imitation of vLLM with two engines of two workers, whose GPUs are 2, 3 and 0, 1."""
+    engines = [process(100), process(200)]
+    ranks = [
+        on_gpu(gpu, process(pid, pid // 100 * 100, threads=WORKS))
+        for pid, gpu in ((101, 3), (102, 2), (201, 0), (202, 1))
+    ]
+    here = roles(Snapshot(at=0.0, host="n1", processes=(*engines, *ranks)))
+    assert [here.ranks[rank].pid for rank in range(4)] == [102, 101, 201, 202]
+
+
+def test_ranks_with_an_unknown_or_common_gpu_are_numbered_by_start() -> None:
+    parent = process(100, python=JOIN)
+    for gpus in ((1, None, 0), (1, 1, 0)):
+        some = [process(101 + n, 100, python=WRAP) for n in range(3)]
+        ranks = [one if gpu is None else on_gpu(gpu, one) for one, gpu in zip(some, gpus, strict=True)]
+        here = roles(Snapshot(at=0.0, host="n1", processes=(parent, *ranks)))
+        assert ([here.ranks[rank].pid for rank in range(3)], here.order) == ([101, 102, 103], IN_ORDER)
+
+
+def test_numbered_ranks_keep_their_numbers_beside_others() -> None:
+    ranks = [on_gpu(0, process(101, threads=WORKS)), on_gpu(1, process(102, rank=0, threads=WORKS))]
+    assert found(*ranks) == ({0: 102, 1: 101}, {})
 
 
 def test_launcher_of_numbered_ranks_is_no_rank() -> None:

@@ -203,6 +203,14 @@ def test_issue_is_confirmed_only_of_findings_that_show_it(
     assert confirmed(report_of(issues, results)) == expected
 
 
+@pytest.mark.parametrize("signature", ["", "memory leaked"])
+def test_confirmed_issue_says_if_only_version_and_finding_were_compared(signature: str) -> None:
+    known = issue("leak", "ipc-concurrent", signature=signature) if signature else LEAK
+    log = RoleOutcome("importer", Ending.CRASHED, log_tail=("memory leaked",))
+    [join] = report_of([known], [on(0, finding=LEFT, roles=(log,))]).joins
+    assert ("no text or call" in join.reason) is (not signature)
+
+
 def on_one_of_two(shown: str) -> Report:
     """Equal findings on two GPUs, of which only one has the signature in its log."""
     known = issue("leak", "ipc-concurrent", signature="memory leaked")

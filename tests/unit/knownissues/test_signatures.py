@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from functools import cache
 
 import pytest
 from hypothesis import example, given
@@ -21,15 +22,18 @@ from gpuipc_doctor.versions import Verdict
 
 ENTRIES = {entry.id: entry for entry in (*knownissues.load(), *knownissues.load_messages())}
 SIGNATURES = [(entry, signature) for entry in ENTRIES.values() for signature in entry.signatures]
-SEARCH = Search([signature for _, signature in SIGNATURES])
-
-
 FACTS = [Fact(need.fact, "1", "x") for _, one in SIGNATURES for need in one.needs]
+
+
+@cache
+def search() -> Search:
+    """All signatures. Not made at import: each worker of a test run imports every test file."""
+    return Search([signature for _, signature in SIGNATURES])
 
 
 def found(text: str, *facts: Fact, least: Confidence = Confidence.MEDIUM) -> set[str]:
     """The entries that a log shows by its signatures only."""
-    shown = (SIGNATURES[number] for number in SEARCH.shown(text))
+    shown = (SIGNATURES[number] for number in search().shown(text))
     return {
         entry.id
         for entry, signature in shown
@@ -39,7 +43,7 @@ def found(text: str, *facts: Fact, least: Confidence = Confidence.MEDIUM) -> set
 
 def test_each_signature_is_shown_by_its_sample_in_a_log_of_all_and_names_its_file() -> None:
     searched = [(number, entry, one) for number, (entry, one) in enumerate(SIGNATURES) if one.patterns]
-    shown = SEARCH.shown("".join(one.sample + "\n" * 2 * REACH for *_, one in searched))
+    shown = search().shown("".join(one.sample + "\n" * 2 * REACH for *_, one in searched))
     assert [entry.where for number, entry, one in searched if number not in shown or not one.source] == []
 
 

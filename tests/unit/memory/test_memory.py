@@ -45,6 +45,7 @@ def sample(number: int = 0) -> Sample:
             ),
             GpuUse("nvidia:1", "0000:75:00.0", "NVIDIA H200", 512 * MIB, H200, None),
             GpuUse("nvidia:2", "", "", trouble="nvmlDeviceGetMemoryInfo_v2 returned GPU is lost (15)"),
+            GpuUse("nvidia:3", "000f:01:00.0", "NVIDIA GB10", None, None, (ProcessUse(512, "vllm", GIB),)),
             GpuUse("amd:0", "0000:c1:00.0", "", GIB, 128 * GIB, (ProcessUse(99, "", None),)),
         ),
     )
@@ -64,6 +65,8 @@ def test_growth_is_reported_per_minute(watched: History) -> None:
     assert watched.growth(("nvidia:0", 41377)) == 0.0
     assert watched.growth(("nvidia:1", 0)) == 0.0
     assert watched.growth(("nvidia:2", 0)) is None
+    assert watched.growth(("nvidia:3", 0)) is None
+    assert watched.growth(("nvidia:3", 512)) == 0.0
     assert watched.growth(("amd:0", 99)) is None
 
 
@@ -100,10 +103,12 @@ def test_log_line_matches_its_schema(watched: History) -> None:
     schema = json.loads(memory_content.SCHEMA.read_text())
     line = json.loads(memory_content.log_line(sample(31), watched.growth, host="node01", simulated=""))
     jsonschema.validate(line, schema)
-    first, _, lost, amd = line["gpus"]
+    first, _, lost, shared, amd = line["gpus"]
     assert first["growth_bytes_per_minute"] == pytest.approx(270 * MIB)
     assert first["processes"][1]["used_bytes"] == 520 * MIB
     assert (lost["used_bytes"], lost["total_bytes"], lost["processes"]) == (None, None, None)
+    assert (shared["used_bytes"], shared["total_bytes"], shared["trouble"]) == (None, None, "")
+    assert shared["processes"][0]["used_bytes"] == GIB
     assert amd["processes"] == [{"pid": 99, "name": "", "used_bytes": None, "growth_bytes_per_minute": None}]
     for wrong in ({"format": 2}, {"gpus": []}, {"gpus": [{**first, "used_bytes": -1}]}):
         with pytest.raises(jsonschema.ValidationError):

@@ -215,6 +215,9 @@ def test_gpu_that_lacks_a_feature_by_design_never_drains() -> None:
     said = decided(report, DRAIN_ALL)
     assert said.exit_code == 0
     assert "SKIP on cuda:0: cuda:0 is a vGPU, which has no such feature" in said.line
-    unknown = replace(lacks, key="unfit")
+    for key in ("incapable", "unfit"):
+        result = Result("ipc-reopen", replace(lacks, key=key), ("cuda:0",))
+        assert decided(replace(report, results=(result,)), DRAIN_ALL).exit_code == 0
+    unknown = replace(lacks, key="no-ranks")
     other = replace(report, results=(Result("ipc-reopen", unknown, ("cuda:0",)),))
     assert decided(other, DRAIN_ALL).exit_code == 11

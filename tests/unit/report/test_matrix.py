@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuipc_doctor.api import picture
 from gpuipc_doctor.model import Device, Ending, Fact, Finding, Join, Relation, Report, Result, RoleOutcome
 from gpuipc_doctor.present.text import columns, sanitise
-from gpuipc_doctor.report import digest, node_content
+from gpuipc_doctor.report import digest, node_content, node_exports
 from tests import golden
 from tests.sample_reports import (
     PER_SUBJECT,
@@ -338,3 +339,18 @@ def test_every_finding_except_pass_has_a_paragraph(any_report: Report) -> None:
     issues |= {join.issue for join in digest.loose_joins(any_report, shown)}
     wanted = {join.issue for join in any_report.joins if join.relation is not Relation.LATENT}
     assert wanted <= issues <= {join.issue for join in any_report.joins}
+
+
+def test_ways_between_gpus_are_shown_on_request_and_on_the_page() -> None:
+    devices = gpus(4)
+    ways = [replace(device, peers=frozenset({"cuda:0", "cuda:1", "cuda:2"})) for device in devices]
+    found = Finding.ok("initialised", "4 GPUs", *picture(ways, {"cuda:0": {"cuda:1": "NV18"}}))
+    told = replaced(healthy(devices), Result("driver-init", found, probe="cuda"))
+    shown = node_content.screen(told, verbose=True).splitlines()
+    start = next(number for number, line in enumerate(shown) if line.split() == ["0", "1", "2", "3"])
+    assert [line.split() for line in shown[start + 1 : start + 3]] == [
+        ["cuda:0", "X", "NV18", "P2P", "-"],
+        ["cuda:1", "P2P", "X", "P2P", "-"],
+    ]
+    assert "NV18" not in node_content.screen(told)
+    assert "<td>NV18</td>" in node_exports.html(told)

@@ -13,7 +13,7 @@ import pytest
 
 from gpuipc_doctor.api import Check, Context, Finding, Probe, loader
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.model import Device, MemoryShare, Status, Tier
+from gpuipc_doctor.model import Device, Fact, MemoryShare, Status, Tier
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.planner import Plan, Planner, sharing
 from gpuipc_doctor.run.request import AmbiguousName, Request, UnknownName
@@ -133,8 +133,24 @@ def test_device_without_a_requirement_is_a_skip_with_the_reason(tmp_path: Path) 
     [result] = plan_probes(item, (plain,)).concluded
     assert (result.finding.status, sentences.summary(result.finding)) == (
         Status.SKIP,
-        "cuda:0 lacks contexts",
+        "cuda:0 lacks contexts, as its driver states",
     )
+
+
+@pytest.mark.parametrize(
+    ("facts", "mode"), [((), "not 0"), ((Fact("compute-mode", "prohibited", ""),), "prohibited")]
+)
+def test_compute_mode_is_named_with_its_cure(tmp_path: Path, facts: tuple[Fact, ...], mode: str) -> None:
+    item = load(OWN_CHECK.format(body="return []"), tmp_path)
+    assert isinstance(item, LoadedCheck)
+    type(item.check).requires = frozenset({"legacy-ipc", "multi-process"})
+    device = replace(DEVICES[0], capabilities=frozenset({"legacy-ipc"}))
+    planner = Planner(Request(), SiteConfig())
+    planner.selected = [item]
+    [result] = planner.plan_probes(Context((device,), facts)).concluded
+    assert mode in sentences.summary(result.finding)
+    assert "nvidia-smi -c 0" in result.finding.remedy
+    assert "MPS" in result.finding.remedy
 
 
 @pytest.mark.parametrize(

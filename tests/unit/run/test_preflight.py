@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +15,11 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.model import (
+    Device,
     DriverFault,
     Ending,
     EvidenceKind,
+    Fact,
     Finding,
     Json,
     Launch,
@@ -36,6 +40,7 @@ ROOMY: dict[str, Json] = {
     "limits": {"address space": None, "locked memory": None, "processes": 90_000, "open files": 20_000},
     "interfaces": {"network": ["eth0", "ib0", "lo"], "rdma": ["mlx5_0", "mlx5_1"]},
     "parameters": [],
+    "preloads": [],
     "host name": {"name": "n1", "error": ""},
 }
 
@@ -79,6 +84,11 @@ def explained(failed: Entry, seen: Mapping[str, Json], **environ: str) -> Findin
         ({}, {"FI_TCP_IFACE": "eth7"}, "", "FI_TCP_IFACE=eth7"),
         ({}, {"OMPI_MCA_pml": "ucxx"}, "Component: ucxx was not able to find", "OMPI_MCA_pml"),
         ({"parameters": [["/h/mca.conf:1", "pml", "ucxx"]]}, {}, "ucxx not found", "/h/mca.conf:1"),
+        ({"parameters": [["/h/nccl.conf:2", "NCCL_SOCKET_IFNAME", "bond0"]]}, {}, "", "=bond0 names no"),
+        ({"preloads": [["LD_PRELOAD", "/opt/libhook.so"]]}, {}, "in /opt/libhook.so", "/opt/libhook.so is"),
+        ({"preloads": [["/etc/ld.so.preload:1", "/lib/libx.so"]]}, {}, "'/lib/libx.so' from", "preload:1)"),
+        ({}, {"PYTORCH_ALLOC_CONF": "a:1,expandable_segments:True"}, "pidfd_getfd: x", "PYTORCH_ALLOC"),
+        ({}, {"PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True"}, "pidfd_open: x", "PYTORCH_HIP_ALLOC"),
         ({"host name": None}, {}, "", "reading host name takes more than 1 s"),
     ],
 )  # fmt: skip
@@ -108,6 +118,15 @@ def test_cause_stands_before_the_call(
         ({}, {"UCX_NET_DEVICES": "mlx5_0:1,eth0"}, ""),
         ({}, {"OMPI_MCA_btl_tcp_if_include": "10.0.0.0/8"}, ""),
         ({}, {"OMPI_MCA_pml": "ucx"}, "segmentation fault"),
+        (
+            {"parameters": [["/h/nccl.conf:2", "NCCL_SOCKET_IFNAME", "bond0"]]},
+            {"NCCL_SOCKET_IFNAME": "eth0"},
+            "",
+        ),
+        ({"preloads": [["LD_PRELOAD", "/opt/libhook.so"]]}, {}, "segmentation fault"),
+        ({"preloads": [["LD_PRELOAD", "/opt/libmpi_gtl_cuda.so"]]}, {}, "in /opt/libmpi_gtl_cuda.so"),
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, "pidfd_getfd: x"),
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "segmentation fault"),
         ({"interfaces": {"unreadable": "no such device"}}, {"NCCL_SOCKET_IFNAME": "bond0"}, ""),
         ({"shared memory": {"unreadable": "No such file or directory"}}, {}, ""),
     ],
@@ -154,6 +173,81 @@ def test_limited_address_space_explains_what_ran_out_of_memory() -> None:
     assert "ulimit -v" in sentences.summary(explained(entry(ranks=False, role=role), limits))
     role = {"ending": Ending.DRIVER_ERROR, "fault": DriverFault("cuInit", 400, "CUDA_ERROR_INVALID_HANDLE")}
     assert "ulimit" not in sentences.summary(explained(entry(ranks=False, role=role), limits))
+
+
+TRANSLATES = (Fact("iommu", "translating (DMA-FQ)", ""),)
+REDIRECTS = (Fact("iommu", "passthrough", ""), Fact("acs", "redirects at 0000:00:01.0", ""))
+
+
+def of_devices(numbers: tuple[int, ...], *, completed: bool = True, check: str = "ipc-peer") -> Entry:
+    """A probe that found wrong data, or that failed."""
+    failed = entry(ranks=False)
+    devices = tuple(Device("cuda", n, f"GPU-{n}", "", "GPU", 1 << 30) for n in numbers)
+    failed.planned = SimpleNamespace(  # type: ignore[assignment]
+        number=hash(numbers), repetition=1, check=SimpleNamespace(id=check, curable_warnings=()),
+        probe=replace(failed.planned.probe, devices=devices),
+    )  # fmt: skip
+    if completed:
+        assert failed.outcome
+        failed.findings = [Finding.fail("wrong-data", "rank 0 crashed")]
+        failed.outcome = replace(failed.outcome, blamed=None)
+    return failed
+
+
+@pytest.mark.parametrize("completed", [True, False])
+@pytest.mark.parametrize(
+    ("facts", "words"), [(TRANSLATES, "may be due to the IOMMU"), (REDIRECTS, "ACS"), ((), "")]
+)
+def test_iommu_and_acs_explain_faults_between_gpus(
+    facts: tuple[Fact, ...], words: str, completed: bool
+) -> None:
+    pair, single = of_devices((0, 1), completed=completed), of_devices((2,), check="ipc-reopen")
+    log = ResultLog()
+    log._add(pair)
+    log._add(single)
+    preflight.attach(log, ROOMY, lambda: ROOMY, {}, facts)
+    assert words in sentences.summary(pair.findings[0])
+    assert sentences.summary(single.findings[0]) == "rank 0 crashed"
+    assert ("; " in sentences.summary(pair.findings[0])) is bool(words)
+
+
+def test_setting_of_a_file_is_removed_from_the_file() -> None:
+    files = {"parameters": [["/h/nccl.conf:2", "NCCL_SOCKET_IFNAME", "bond0"]]}
+    assert "/h/nccl.conf:2" in explained(entry(), files).remedy
+
+
+def test_iommu_does_not_explain_a_leak() -> None:
+    pair = of_devices((0, 1))
+    pair.findings = [Finding.fail("grows", "memory grows")]
+    log = ResultLog()
+    log._add(pair)
+    preflight.attach(log, ROOMY, lambda: ROOMY, {}, TRANSLATES)
+    assert sentences.summary(pair.findings[0]) == "memory grows"
+
+
+def test_iommu_does_not_explain_what_also_fails_on_one_gpu() -> None:
+    pair, single = of_devices((0, 1)), of_devices((2,))
+    log = ResultLog()
+    log._add(pair)
+    log._add(single)
+    preflight.attach(log, ROOMY, lambda: ROOMY, {}, TRANSLATES)
+    assert sentences.summary(pair.findings[0]) == "rank 0 crashed"
+
+
+def test_full_shared_memory_does_not_explain_wrong_data() -> None:
+    wrong = entry()
+    assert wrong.outcome
+    wrong.outcome = replace(wrong.outcome, blamed=None)
+    full = {"shared memory": {"name": "/dev/shm", "free": 0, "inodes": 0}}
+    assert sentences.summary(explained(wrong, full)) == "rank 0 crashed"
+
+
+def test_sources_cost_little() -> None:
+    """At most 0.15 s of processor time, also on a loaded machine."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    preflight.look()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.15
 
 
 def test_node_is_not_read_again_if_nothing_failed() -> None:

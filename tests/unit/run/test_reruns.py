@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Finding, Probe, ProbeOutcome, loader
-from gpuipc_doctor.model import CheckInfo, Ending, Evidence, EvidenceKind, Launch, RoleOutcome, Tier
+from gpuipc_doctor.model import CheckInfo, Ending, Evidence, EvidenceKind, Launch, RoleOutcome, Status, Tier
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import reruns
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
@@ -111,3 +111,28 @@ def test_signal_that_ended_a_hang_does_not_change_its_kind() -> None:
     hung = {reruns.kind_of(planned, ended_by(signal, Ending.HUNG)) for signal in ("SIGTERM", "SIGKILL")}
     crashed = {reruns.kind_of(planned, ended_by(signal, Ending.CRASHED)) for signal in ("SIGSEGV", "SIGABRT")}
     assert (len(hung), len(crashed)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "load", "status"),
+    [
+        (outcome(ending=Ending.COMPLETED), 64.0, Status.WARN),
+        (outcome(ending=Ending.COMPLETED), 1.0, Status.FAIL),
+        (outcome(), 64.0, Status.FAIL),  # it hung again
+        (BUDGET, 64.0, Status.FAIL),
+    ],
+)
+def test_hang_of_an_overloaded_node_that_does_not_recur_is_a_warning(
+    answer: ProbeOutcome | NotRun, load: float, status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reruns.os, "getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr(reruns.os, "sched_getaffinity", lambda _: range(4))
+    log, stage = ResultLog(), Stage(answer)
+    schedule: Any = stage
+    log.announce(CheckInfo(CHECK.id, "ranks", Tier.ACCEPTANCE))
+    planned = PlannedProbe(0, CHECK, FILE, Probe("", {}, launch=Launch(("mpiexec",), {})))
+    log.keep(planned, outcome(), [Finding.fail("hung", "MPI_Recv hung")])
+    reruns.rerun_with_logs(log, schedule, Planner(Request(), SiteConfig()), LOUDER)
+    (result,) = log.results()
+    assert result.finding.status is status
+    assert "MPI_Recv hung" in sentences.summary(result.finding) + "".join(sentences.evidence(result.finding))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuipc_doctor.model import DriverFault, Ending, Launch, ProbeOutcome, RoleOutcome, Status
+from gpuipc_doctor.model import DriverFault, Ending, Launch, LauncherEnd, ProbeOutcome, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame
 
@@ -142,3 +142,11 @@ def test_launchers_explanation_is_the_reason(log: tuple[str, ...], exit_code: in
     )
     outcome = ProbeOutcome("", (), {}, {"rank 0": role}, "rank 0", 1.0, launch=Launch(("mpiexec",)))
     assert words in sentences.summary(blame.conclude(outcome))
+
+
+def test_failed_launcher_is_to_be_run_by_hand_with_its_own_command() -> None:
+    launch = Launch(("srun", "--overlap", "-n{ranks}", "--mpi=pmi2"))
+    roles = {role: RoleOutcome(role, Ending.COMPLETED) for role in ("rank 0", "rank 1")}
+    ended = ProbeOutcome("", (), {}, roles, None, 1.0, launch=launch, launcher=LauncherEnd(1, 0.0))
+    (finding,) = blame.of_launcher(ended)
+    assert "`srun --overlap -n2 --mpi=pmi2 true`" in finding.remedy

@@ -189,6 +189,10 @@ def test_crash_whose_signal_no_launcher_reports_is_the_same_crash() -> None:
         assert following is not None
         assert following.stage == "shrink"
     assert first.disagreement.says == "rank 1: MPI_Recv ended the process"
+    logged = replace(untold, log_tail=("Fatal Python error: Segmentation fault",))
+    told = met(replace(known, roles={**known.roles, "rank 1": logged}), first_steps)
+    assert told is not None
+    assert told.disagreement.name == "SIGSEGV"
 
 
 def test_rank_that_ended_before_any_operation_is_no_disagreement() -> None:

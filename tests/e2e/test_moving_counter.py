@@ -1,0 +1,94 @@
+"""A counter of used memory that moves by itself: no driver is blamed for it, and no leak overlooked."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpuipc_doctor.simulator import profile
+from tests.e2e.conftest import Command
+
+MOVEMENTS = ("counter-drifts", "counter-drifts-fast", "counter-saws", "counter-jumps", "counter-wanders")
+
+LEAKS_AT = {
+    "ipc-release": "ipc-close",
+    "driver-pool-release": "pool-trim",
+    "ipc-vmm-release": "vmm-import",
+    "ipc-pool": "pool-import",
+}
+"""Check → the call that its loops repeat."""
+
+MPI = "mpi-cache-growth"
+
+IN_EACH_RUN = (("counter-drifts", "ipc-pool"), ("counter-jumps", "ipc-pool", "2 MiB"))
+
+
+def each_check(*sizes: str) -> list[Any]:
+    """Each movement and check, and each size; two of them in each run of the tests."""
+    return [
+        pytest.param(
+            movement,
+            check,
+            *size,
+            id="-".join((movement, check, *size)),
+            marks=[
+                *([pytest.mark.mpi] if check == MPI else [pytest.mark.cuda]),
+                *(
+                    []
+                    if (movement, check) in IN_EACH_RUN and size in ((), ("2 MiB",))
+                    else [pytest.mark.full]
+                ),
+            ],
+        )
+        for movement in MOVEMENTS
+        for check in (*LEAKS_AT, MPI)
+        for size in ([(each,) for each in sizes] or [()])
+    ]
+
+
+def found(doctor: Command, check: str, node: str) -> set[tuple[str, str]]:
+    """(status, key) of the check's findings."""
+    library = ()
+    if check == MPI:
+        library = ("--mpi-lib", f"{os.environ['GPUIPC_TEST_MPI']}/mpich43/lib/libmpi.so.12")
+    ended = doctor(
+        "check", check, "--json", "--simulate", node, "--backend", "cuda", "--budget", "600", *library
+    )
+    findings = [
+        result["finding"] for result in json.loads(ended.stdout)["results"] if result["check"] == check
+    ]
+    assert findings
+    return {(finding["status"], finding["key"]) for finding in findings}
+
+
+def judged(told: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    return {each for each in told if each[0] != "PASS"}
+
+
+@pytest.mark.parametrize(("movement", "check"), each_check())
+def test_healthy_node_never_fails_because_its_counter_moves(
+    doctor: Command, movement: str, check: str
+) -> None:
+    told = found(doctor, check, movement)
+    assert judged(told) <= {("ERROR", "counter-moves")}
+    assert movement != "counter-drifts" or not judged(told)
+
+
+@pytest.mark.parametrize(("movement", "check", "size"), each_check("64 KiB", "2 MiB", "64 MiB"))
+def test_leak_is_found_or_said_to_be_hidden(
+    doctor: Command, movement: str, check: str, size: str, tmp_path: Path
+) -> None:
+    moves = yaml.safe_load(profile.file_of(movement).read_text())["faults"]
+    leak = {"call": LEAKS_AT.get(check, "MPI_Send"), "do": "leak", "bytes": size}
+    faults: dict[str, Any] = {"faults": [*moves, leak]}
+    if check == MPI:
+        faults = {"mpi-faults": [{**leak, "memory": "device", "min": "1 MiB"}]}
+    node = tmp_path / "node.yaml"
+    node.write_text(json.dumps({"description": ".", "extends": movement, **faults}))
+    told = found(doctor, check, str(node))
+    assert {key for _, key in told} & {"counter-moves", "grows", "not-returned", "grows-a-little"}

@@ -1,0 +1,157 @@
+"""What a ledger's records are believed, and which loops filled a device, at each edge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.api import ledger as module
+from gpuipc_doctor.api.ledger import (
+    FEWEST_SAMPLES,
+    ODD_BYTES,
+    Entry,
+    Ledger,
+    accounts,
+    blind,
+    filled,
+    look_on,
+)
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import ONE, TWO, ledger, outcome
+from tests.unit.api.test_ledger import Device, Worker
+
+MIB = 1 << 20
+LEAST = range(100, 100 + 10 * FEWEST_SAMPLES, 10)
+"""Used MiB after each round: the fewest samples, and 50 MiB more at the end than at the beginning."""
+
+
+def full(used: Sequence[int], total: int) -> dict[str, Json]:
+    """The record of a loop that ran out of memory. ``used`` after each round, and ``total``, in MiB."""
+    rounds = list(range(1, len(used) + 1))
+    bytes_used = [mib * MIB for mib in used]
+    return {
+        "running": {
+            "device": "cuda:0", "what": "open", "rounds": rounds, "used": bytes_used, "total": total * MIB
+        }
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("record", "is_full_by_it"),
+    [
+        (full(LEAST, 200), True),  # half of the 100 MiB that were free, and no less
+        (full(LEAST, 202), False),
+        (full(LEAST[:-1], 150), False),
+        (full(LEAST[::-1], 100), False),
+        (full([100, 100, 100, 100, 100, 150], 160), False),  # in one step
+        (full([100] * FEWEST_SAMPLES, 100), False),
+        ({}, False),
+        ({"running": None}, False),
+    ],
+    ids=["steadily", "too little", "too few", "falls", "one step", "constant", "no loop", "not running"],
+)
+def test_loop_that_filled_the_device_rose_steadily_by_half_of_what_was_free(
+    record: dict[str, Json], is_full_by_it: bool
+) -> None:
+    found = filled(record)
+    assert bool(found) == is_full_by_it
+    if found:
+        assert sentences.summary(found) == "used memory of cuda:0 grows by 10 MiB with each open"
+
+
+def test_one_rise_that_fits_is_enough_to_believe_a_counter() -> None:
+    """Another process may allocate during one of them."""
+    role = ledger()
+    role["ledger"]["rises"] = [[0, ODD_BYTES + 50 * MIB], [0, ODD_BYTES]]
+    assert blind(outcome({"exporter": role}, ONE, "")) is None
+    role["ledger"]["rises"] = [[0, ODD_BYTES + 50 * MIB], [0, 0]]
+    assert blind(outcome({"exporter": role}, ONE, "")) is not None
+
+
+@pytest.mark.parametrize(
+    ("missing", "repeated", "is_once"), [(3 * MIB, None, True), (3 * MIB, 0, False), (-3 * MIB, None, False)]
+)
+def test_loss_that_was_not_looked_for_again_was_seen_once(
+    missing: int, repeated: int | None, is_once: bool
+) -> None:
+    seen, *_ = sentences.evidence(Entry("the end", missing, repeated=repeated).somebody_elses())
+    assert seen.startswith("seen once, after the end;" if is_once else "seen after the end")
+
+
+def test_each_devices_role_with_a_ledger_has_an_account() -> None:
+    records = {"exporter": ledger(), "importer": ledger(device="cuda:1")}
+    assert [each.device for each in accounts(outcome(records, TWO, ""))] == ["cuda:0", "cuda:1"]
+    assert [each.device for each in accounts(outcome(records, ONE, ""))] == ["cuda:0"]
+    records["exporter"] = {}
+    assert [each.device for each in accounts(outcome(records, TWO, ""))] == ["cuda:1"]
+
+
+def test_partner_is_told_the_longest_lag_and_the_fewest_free_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[tuple[Any, ...]] = []
+    sent: list[Any] = []
+    own = SimpleNamespace(lag_s=0.2, mark=lambda: 7, enter=lambda *entry: entered.append(entry))
+    monkeypatch.setattr(module, "Ledger", lambda _: own)
+    other = SimpleNamespace(recv=lambda: (0.5, 3 * MIB), send=sent.append)
+    partner = SimpleNamespace(send=sent.append, wait_gone=lambda: sent.append("gone"))
+    w: Any = SimpleNamespace(
+        peers=[other, partner], gpu=SimpleNamespace(memory_info=lambda: (9 * MIB, 10 * MIB))
+    )
+    look_on(w)
+    assert sent == [[0.5, 3 * MIB], "gone", "ended"]
+    assert entered == [(module.PROGRAM_ENDED, 7)]
+
+
+class Delayed(Device):
+    """A device whose counter shows the first changes after these seconds, and later ones at once."""
+
+    def __init__(self, *delays_s: float) -> None:
+        super().__init__()
+        self._delays_s, self._shown, self._until = iter(delays_s), 0, 0.0
+
+    def memory_used(self) -> int:
+        if self.now >= self._until:
+            self._shown = self.allocated
+        return 500 * MIB + self._shown
+
+    @contextmanager
+    def alloc(self, nbytes: int) -> Iterator[None]:
+        self._change(nbytes)
+        yield
+        self._change(-nbytes)
+
+    def _change(self, nbytes: int) -> None:
+        self.memory_used()
+        self.allocated += nbytes
+        self._until = self.now + next(self._delays_s, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("delays_s", "rises"), [((), 1), ((0.5, 0.5), 1), ((0.0, 0.5, 0.5, 0.5), 2), ((0.5, 0.0), 2)]
+)
+def test_delays_are_timed_again_only_if_one_change_was_shown_at_once(
+    delays_s: tuple[float, ...], rises: int
+) -> None:
+    w: Any = Worker(Delayed(*delays_s))
+    lag_s = Ledger(w).lag_s
+    assert len(w.records["ledger"]["rises"]) == rises
+    assert lag_s == pytest.approx(1.25 * 0.5 if delays_s else 0.0, abs=0.05)
+
+
+def test_rounds_of_a_loop_are_recorded_while_it_runs() -> None:
+    w: Any = Worker(Device())
+    watching = Ledger(w)
+    assert watching.sampled(range(8)) == range(8)
+    assert Ledger(Worker(Delayed(0.5, 0.5))).sampled(range(8)) == range(3, 8, 4)  # type: ignore[arg-type]
+    done: list[int] = []
+    assert len(watching.used_after(range(0, 4, 2), range(4), done.append, "open")) == 2
+    assert (done, w.records["running"]["rounds"]) == ([0, 1, 2, 3], [0, 2])
+    watching.sample("open", 7)
+    assert w.records["running"]["rounds"] == [0, 2, 7]
+    watching.sample("close", 1)
+    running = w.records["running"]
+    assert (running["what"], running["rounds"], len(running["used"])) == ("close", [1], 1)
