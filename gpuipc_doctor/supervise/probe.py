@@ -14,7 +14,7 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import INITIALISATIONS
-from gpuipc_doctor.model import AtRest, Ending, LauncherEnd, Node, Probe, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.model import AtRest, Device, Ending, LauncherEnd, Node, Probe, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise import evidence, keeper, tree
 from gpuipc_doctor.supervise.assignment import (
     Inbox,
@@ -90,6 +90,7 @@ class Execution:
     initialisations: int = 0
     """Workers started so far, and driver initialisations in them."""
     _roles: dict[str, RunningRole] = field(default_factory=dict)
+    _tour: tuple[Device, ...] = ()
     _culprit: RunningRole | None = None
     _stopped: str = ""
     _launcher: LauncherEnd | None = None
@@ -158,6 +159,7 @@ class Execution:
             waits_for_turn=self.turn is not None,
             temporary=self.temporary,
             later=self.later,
+            tour=self._tour,
         )
 
     def _is_given_up(self, stop: threading.Event) -> bool:

@@ -92,6 +92,8 @@ class Starter:
     waits_for_turn: bool = False
     temporary: Path | None = None
     later: tuple[Visit, ...] = ()
+    tour: tuple[Device, ...] = ()
+    """The devices of all visits, which AMD's processes see alike; empty for a single probe."""
 
     def start(self) -> dict[str, RunningRole]:
         return self._ranks(self.probe.launch) if self.probe.launch else self._children()
@@ -204,10 +206,15 @@ class Starter:
     def _own(self, environment: Mapping[str, str], role: str = "") -> dict[str, str]:
         own = {MARKER: self.marker}
         if self._stays and not (self.probe.launch and self.probe.launch.shows):
-            visits = self._visits_of(role)
-            visited = dict.fromkeys(device for visit in visits for device in visit.probe.devices)
-            own |= visible_devices(tuple(visited), environment) or self.node.visible
+            visited = devices_of(self._visits_of(role))
+            if any(device.backend == "hip" for device in visited):  # a handle names a GPU by its number
+                visited = self.tour or visited
+            own |= visible_devices(visited, environment) or self.node.visible
         return own
+
+
+def devices_of(visits: Iterable[Visit]) -> tuple[Device, ...]:
+    return tuple(dict.fromkeys(device for visit in visits for device in visit.probe.devices))
 
 
 def _keeps(later: Sequence[Visit]) -> tuple[str, ...]:

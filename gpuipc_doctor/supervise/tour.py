@@ -19,7 +19,7 @@ from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult, announce
 from gpuipc_doctor.supervise.journal import Progress
 from gpuipc_doctor.supervise.probe import Execution
 from gpuipc_doctor.supervise.role import RunningRole
-from gpuipc_doctor.supervise.start import Visit
+from gpuipc_doctor.supervise.start import Visit, devices_of
 
 
 @dataclass
@@ -53,6 +53,7 @@ class Tour(Execution):
         started_on = time.time()
         self._first = self.probe
         visits = (Visit(self.probe, self.check_file, self.directory), *self.later)
+        self._tour = devices_of(visits)
         try:
             for number, visit in enumerate(visits):
                 self.probe, self.check_file, self.directory = visit.probe, visit.check_file, visit.directory

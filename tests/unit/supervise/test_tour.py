@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -16,7 +17,7 @@ from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
 from gpuipc_doctor.supervise.journal import Journal, Progress
 from gpuipc_doctor.supervise.session import Session
-from gpuipc_doctor.supervise.start import Visit, _keeps
+from gpuipc_doctor.supervise.start import Starter, Visit, _keeps
 from gpuipc_doctor.supervise.tour import VisitingRole
 from tests.checks.judging import gpu
 from tests.unit.supervise.test_supervision import FILE, LIMITS
@@ -195,3 +196,14 @@ def test_context_is_kept_until_the_last_visit_or_one_that_needs_a_fresh_one(
 
 def devices(*indices: int) -> tuple[Device, ...]:
     return tuple(map(gpu, indices))
+
+
+@pytest.mark.parametrize(("backend", "seen"), [("hip", "0,1"), ("cuda", "GPU-cuda-1")])
+def test_new_process_sees_its_visits_gpus_and_on_hip_those_of_the_tour(
+    tmp_path: Path, backend: str, seen: str
+) -> None:
+    """HIP's IPC handles name a GPU by its number among those that a process sees."""
+    both = tuple(replace(each, backend=backend) for each in devices(0, 1))
+    probe = Probe("", {"a": len, "b": len}, both[1:], ends=frozenset({"b"}))  # type: ignore[dict-item]
+    starter = Starter(probe, FILE, tmp_path, Node(), "marker", lambda *_: None, tour=both)
+    assert seen in starter._own({}, "b").values()
