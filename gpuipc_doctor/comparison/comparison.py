@@ -26,7 +26,7 @@ MEANINGS = {
     Exit.NOTHING: "in one of the reports no probe ran on a GPU: nothing to compare",
     Exit.WARN: "something is slower, or has become a WARN",
     Exit.ERROR: "something is no longer tested (ERROR, SKIP, not run, a missing GPU)",
-    Exit.FAIL: "something newly fails",
+    Exit.FAIL: "something newly fails; with --accept: anything fails",
 }
 
 

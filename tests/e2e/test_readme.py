@@ -20,7 +20,7 @@ from tests.e2e.test_acceptance import matches
 from tests.waiting import LIMIT_S
 
 REPOSITORY = Path(__file__).parent.parent.parent
-TYPED_ELSEWHERE = {"acceptance.md", "logs.md", "stuck-job.md"}  # each has its own test
+TYPED_ELSEWHERE = {"acceptance.md", "logs.md", "pytorch-job.md", "stuck-job.md"}  # each has its own test
 PAGES = [
     REPOSITORY / "README.md",
     *(page for page in sorted((REPOSITORY / "docs").glob("*.md")) if page.name not in TYPED_ELSEWHERE),
