@@ -33,14 +33,18 @@ ODD = {
     "setsid-grandchild": ("driver-pool-reuse", "ipc-handles"),
     "slow-driver": ("ipc-concurrent", "ipc-reopen", "ipc-stale"),
     "stderr-flood": ("ipc-handles", "ipc-histories"),
-    "uuid-without-result": ("driver-init",),
 }
 """Odd nodes → checks that they could mislead and that must find nothing there."""
 
 ALL_AT_ONCE = ("device-lost",)
 """Nodes on which a check fails because of what another check did."""
 
-CHECKS_LET_OFF = {"error-then-hang": 9, "sticky-error": 6, "out-of-memory-falsely": 4}
+CHECKS_LET_OFF = {
+    "error-export-unexportable": 4,  # the eighth export of a process may be any check's of its tour
+    "error-then-hang": 9,
+    "sticky-error": 6,
+    "out-of-memory-falsely": 4,
+}
 """Profile → most checks that may blame the faulty call although the profile does not expect it: one more than
 seen when all nodes were drilled, as room for a new check. A call that fails once and then hangs has most."""
 
