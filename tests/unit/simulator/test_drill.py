@@ -114,6 +114,21 @@ def test_finding_that_blames_the_faulty_call_is_not_invented(
     assert bool(verdict.let_off) is not invented
 
 
+@pytest.mark.parametrize(
+    ("text", "check", "is_let_off"),
+    [
+        ("failed once …\ncuIpcOpenMemHandle #3 hung (3 s)", "ipc-new", True),
+        ("failed once …\ncuMemAlloc #3 hung (3 s)", "ipc-new", False),
+        ("failed once …\ncuIpcOpenMemHandle #3 hung (3 s)", "ipc-reopen", False),
+    ],
+)
+def test_failure_in_company_follows_from_the_faulty_call(text: str, check: str, is_let_off: bool) -> None:
+    expectation = replace(FAULTY, faulted=frozenset({"cuIpcOpenMemHandle"}))
+    row = Row(check, "", Status.WARN, text, key="failed-in-company")
+    verdict = judge(expectation, [FOUND, row], 12)
+    assert (bool(verdict.let_off), bool(verdict.invented)) == (is_let_off, not is_let_off)
+
+
 GIVEN_UP = Row("ipc-reopen", "", Status.SKIP, "it had hung", key="given-up", call="cuIpcOpenMemHandle")
 HUNG = Row("ipc-new", "", Status.FAIL, "cuIpcOpenMemHandle #1 hung", call="cuIpcOpenMemHandle")
 
