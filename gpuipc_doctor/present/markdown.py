@@ -23,7 +23,7 @@ from gpuipc_doctor.present.text import sanitise
 _MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")
 """Characters that are Markdown markup anywhere (CommonMark 2.4, and GitHub's tables)."""
 
-_NODES = re.compile(r"[A-Za-z][\w.-]*\[[0-9,-]+\][\w.,\[\]-]*")
+_NODES = re.compile(r"(?<![\w.-])[A-Za-z][\w.-]*\[[0-9,-]+\][\w.,\[\]-]*")
 """A set of nodes, ``nid[001-128]``: shown as code, so that it can be copied."""
 
 
