@@ -19,7 +19,7 @@ from gpuipc_doctor.inventory import NAMES, variables
 from gpuipc_doctor.knownissues import KnownIssue, Message
 from gpuipc_doctor.knownissues.questions import Answer, Entry, Question, ask
 from gpuipc_doctor.present.text import counted
-from gpuipc_doctor.run import check_files, engine
+from gpuipc_doctor.run import check_files
 from gpuipc_doctor.run.request import Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.site.yamlfile import Mistake
@@ -102,6 +102,8 @@ def _refuse_contradictions(component: str, version: str, before: str) -> None:
 
 def _version_here(component: str, site: SiteConfig) -> str:
     """The component's version on this node."""
+    from gpuipc_doctor.run import engine  # only this question starts processes
+
     with options.node(None) as node, progress() as watcher:
         stock = engine.collect_inventory(Request(), site, node, watcher)
     found = {fact.value for fact in stock.told if fact.name == component and fact.value}
