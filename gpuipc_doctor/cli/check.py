@@ -362,16 +362,15 @@ def _preview(preview: Preview, *, full: bool) -> str:
     if preview.ranks:
         told = [(rank.kind, rank.value, rank.where) for rank in preview.ranks]
         shown.append(table(told, ("for ranks", "", "set at"), wrapped=1))
+    lines: list[str] = []
     said: dict[tuple[str, str, str], list[tuple[str, ...]]] = {}
     for result in preview.plan.concluded:
         key = (result.check, result.finding.status.value, sentences.summary(result.finding))
         said.setdefault(key, []).append(result.devices)
     for (check, status, why), subjects in said.items():
         where = f"{check} on {fold_subjects(subjects) or 'node'}"
-        shown.append("\n".join(wrap(f"{where}: {status}, {why}", COLUMNS, rest="  ")))
-    tables = 1 + bool(preview.ranks)
-    closing = f"{counted(len(probes), 'probe')} would run."
-    return "\n\n".join(shown[:tables]) + "\n\n" + "\n".join([*shown[tables:], closing])
+        lines += wrap(f"{where}: {status}, {why}", COLUMNS, rest="  ")
+    return "\n".join(["\n\n".join(shown), "", *lines, f"{counted(len(probes), 'probe')} would run."])
 
 
 def _by_check(probes: Sequence[PlannedProbe]) -> Iterator[tuple[str, ...]]:
