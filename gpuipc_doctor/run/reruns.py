@@ -45,7 +45,7 @@ def rerun_with_logs(log: ResultLog, schedule: Schedule, planner: Planner, louder
 
 def _blame_load(entry: Entry) -> None:
     """Turn hangs of a probe that passed when it was rerun into warnings, if the node was overloaded."""
-    processors = len(os.sched_getaffinity(0))
+    processors = os.cpu_count() or 1  # of the node, as its load is; this process may have few of them
     load = os.getloadavg()[0]
     if load <= OVERLOAD * processors:
         return

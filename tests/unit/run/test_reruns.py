@@ -126,7 +126,8 @@ def test_hang_of_an_overloaded_node_that_does_not_recur_is_a_warning(
     answer: ProbeOutcome | NotRun, load: float, status: Status, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reruns.os, "getloadavg", lambda: (load, load, load))
-    monkeypatch.setattr(reruns.os, "sched_getaffinity", lambda _: range(4))
+    monkeypatch.setattr(reruns.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(reruns.os, "sched_getaffinity", lambda _: {0})  # of the job
     log, stage = ResultLog(), Stage(answer)
     schedule: Any = stage
     log.announce(CheckInfo(CHECK.id, "ranks", Tier.ACCEPTANCE))
