@@ -125,7 +125,9 @@ def test_healthy_allocators_pass(healthy: Results) -> None:
             [("growth", ALL, "program: open descriptors grow by")],
             marks=pytest.mark.full,
         ),
-        ("hands out twice", [("pressure", ALL, "blocks lost their data")]),
+        pytest.param(
+            "hands out twice", [("pressure", ALL, "blocks lost their data")], marks=pytest.mark.full
+        ),
     ],
 )
 def test_fault_of_the_allocator_is_found(
@@ -157,6 +159,7 @@ def test_loss_in_one_of_two_runs_is_an_error(check: Callable[..., Results], tmp_
     assert "used memory grows by" in found
 
 
+@pytest.mark.full
 def test_pool_that_never_trims_stays_within_the_memory_limit(
     check: Callable[..., Results],
 ) -> None:

@@ -17,10 +17,13 @@ from tests.e2e.test_faults import check
 CHECKS = ("collective-data", "collective-speed", "collective-start")
 
 IN_EVERY_RUN = (
-    *("collectives-wrong-cumem", "collectives-hang-call", "collectives-hang-init", "collectives-slow-pair"),
-    *("collectives-newer-cuda", "collectives-one", "collectives-rccl", "collectives-two"),
+    *("collectives-wrong-cumem", "collectives-hang-init", "collectives-slow-pair"),
+    *("collectives-newer-cuda", "collectives-one"),
 )
-"""A fault of each check, and odd and healthy nodes; tests/checks judges other data, errors and losses."""
+"""A fault of each check, and odd nodes; a healthy node is below.
+
+tests/checks judges other data, errors and losses.
+"""
 
 
 def runs() -> list[object]:
@@ -85,40 +88,36 @@ def test_node_without_library_is_skipped_and_says_where_it_was_searched() -> Non
 LOST = "a killed rank and the others' abort left"
 
 
+@pytest.mark.full  # tests/checks judges what the ranks of a killed one record
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("faults", "of_launch", "of_killed"),
     [
         ("", {}, {}),
-        pytest.param(
+        (
             "[{call: abort, do: leak, bytes: 32 MiB}, {call: abort, do: leak-shared}]",
             {"device-left": "left 32 MiB of device memory", "shared-left": "left 2 files in /dev/shm"},
             {"device-left": f"{LOST} 32 MiB of device memory", "shared-left": f"{LOST} 2 files in /dev/shm"},
-            marks=pytest.mark.full,
         ),
-        pytest.param(
+        (
             "[{call: abort, do: hang, rank: 1}]",
             {"hung": "rank 1: ncclCommAbort #1"},
             {"hung": "rank 1: ncclCommAbort #1 (a rank is killed) hung"},
-            marks=pytest.mark.full,
         ),
-        pytest.param(
+        (
             "[{call: restart, do: hang, rank: 1}]",
             {},
             {"hung": "rank 0 or rank 1: ncclCommInitRank #3 (communicator after a rank was killed) hung"},
-            marks=pytest.mark.full,
         ),
-        pytest.param(
+        (
             "[{call: init, do: hang, rank: 0, nth: 3}]",
             {"hung": "rank 0 or rank 1: ncclCommInitRank #3 (communicator 2 of 15) hung"},
             {"hung": "rank 0 or rank 1: ncclCommInitRank #3 (communicator after a rank was killed) hung"},
-            marks=pytest.mark.full,
         ),
-        pytest.param(
+        (
             "[{call: restart, do: error}]",
             {},
             {"returned-error": "ncclCommInitRank #3 (communicator after a rank was killed) returned"},
-            marks=pytest.mark.full,
         ),
     ],
     ids=["healthy", "abort-leaves", "abort-hangs", "restart-hangs", "first-rank-hangs", "restart-fails"],

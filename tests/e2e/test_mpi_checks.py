@@ -257,6 +257,7 @@ def test_ucx_bound_to_16_buffers_is_a_warning(
 
 
 @pytest.mark.cuda
+@pytest.mark.full  # healthy messages without UCX are tested above
 @under("openmpi")
 def test_small_messages_over_ucx_are_correct(over_ucx: Any, library: str) -> None:
     assert over_ucx(library, "mpi-small-message", *ONE_DEVICE)["bad"] == []
