@@ -123,8 +123,8 @@ def test_policy_decides(
 def test_hang_ends_with_the_budget(site: Site, profile: str, on_budget: str, code: int) -> None:
     site.write(profile, {"on_budget": on_budget})
     started = time.monotonic()
-    exit_code, line, _ = site.prolog("--budget", str(SHORT_S))
-    assert time.monotonic() - started < SHORT_S + 1 + LOAD_S
+    exit_code, line, _ = site.prolog("--budget", str(ROOMY_S))
+    assert time.monotonic() - started < ROOMY_S + 1 + LOAD_S
     assert "ERROR" in line
     assert exit_code == code
 
