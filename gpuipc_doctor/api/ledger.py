@@ -112,7 +112,12 @@ class Ledger:
     @property
     def moves(self) -> bool:
         """Whether used memory was seen to move by itself."""
-        return IdleCounter(self._idle).moves
+        return self.idle.moves
+
+    @property
+    def idle(self) -> IdleCounter:
+        """What used memory does by itself."""
+        return IdleCounter(self._idle)
 
     def is_doubtful(self, *series: Sequence[int]) -> bool:
         """Whether used memory may move by itself, as these ``series`` of it or an earlier reading suggest."""
@@ -283,7 +288,7 @@ class Ledger:
 
     def _explained(self, more: Reading, mark: int) -> float:
         """Bytes by which a counter that moves by itself may have risen since ``mark``."""
-        return max(sum(IdleCounter(self._idle).change_within(more.at - self._time_of(mark))), 0.0)
+        return max(sum(self.idle.change_within(more.at - self._time_of(mark))), 0.0)
 
     def _time_of(self, mark: int) -> float:
         return mark.at if isinstance(mark, Reading) else self._marked.at
