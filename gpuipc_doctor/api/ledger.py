@@ -33,6 +33,9 @@ CREEP_BYTES = 64 << 10
 QUIET_S = 0.04
 """Seconds without change after which used memory counts as stable."""
 
+PROMPT_S = 0.02
+"""Seconds within which used memory is read, unless this process is interrupted."""
+
 SETTLE_S = 2.0
 """Seconds for a driver's cleanup after a process has ended."""
 
@@ -138,8 +141,14 @@ class Ledger:
         self._record()
 
     def _read(self) -> Reading:
-        at = self._w.clock()
-        return Reading(self._gpu.memory_used(), at)
+        """Used memory, read again if this process was interrupted, so that its time is known."""
+        for _ in range(TRIES):
+            before = self._w.clock()
+            used = self._gpu.memory_used()
+            after = self._w.clock()
+            if after - before <= PROMPT_S:
+                break
+        return Reading(used, (before + after) / 2)
 
     @property
     def lag_s(self) -> float:

@@ -62,6 +62,9 @@ class Device:
     def memory_holders(self) -> list[dict[str, Json]]:
         return [STRANGER]
 
+    def memory_of_this_process(self) -> int | None:
+        return None
+
     @contextmanager
     def alloc(self, nbytes: int) -> Iterator[None]:
         self.allocated += nbytes
