@@ -156,24 +156,38 @@ def measured(done: ProbeOutcome) -> dict[str, BufferGrowth]:
         if "follow" in record
     )
     found = {}
-    for role, record in ranks:
-        idle, used = account(record).idle, len(record["used"])
-        series = [*record["used"], *record.get("then", [])]
-        at = record.get("at", [])
-        series = idle.without(series, at)
-        then = series[used:]
+    for place, (role, record) in enumerate(ranks):
+        idle, sent, at = account(record).idle, len(record["used"]), record.get("at", [])
+        series = idle.without([*record["used"], *record.get("then", [])], at)
+        control = idle.without(record["control"], record.get("control_at", []))
+        doubt = idle.change_within(record["seconds"] * len(last_third(record["used"])))[1]
+        held = held_by_all(
+            [*each["held"][place], *(each["then_held"][place] if "then_held" in each else ())]
+            for each in done.records.values()
+        )
+        if idle.moves and held:
+            series, control, doubt = held, [0.0] * len(control), 0.0
+        then = series[sent:]
         found[role] = BufferGrowth(
             record["sizes"],
-            series[:used],
-            idle.without(record["control"], record.get("control_at", [])),
+            series[:sent],
+            control,
             then[:small],
             SMALL,
             then[small:],
             are_apart,
             max(1.0, record["seconds"] / record["seconds_control"]),
-            idle.change_within(record["seconds"] * len(last_third(record["used"])))[1],
+            doubt,
         )
     return found
+
+
+def held_by_all(held: Iterable[Sequence[int | None]]) -> list[float]:
+    """The sum of these series of processes' usage; empty if the driver does not report it."""
+    sums = [
+        None if None in each else float(sum(map(int, filter(None, each)))) for each in zip(*held, strict=True)
+    ]
+    return [] if None in sums else [each for each in sums if each is not None]
 
 
 def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
@@ -371,7 +385,7 @@ def iterate(w: Worker) -> None:
     if w.mpi.any_says(ledger.is_doubtful(used, control)):
         ledger.watch_idle(w.clock() - began)
         w.mpi.barrier()
-    if are_equal and w.mpi.any_says(growth_so_far(ledger, sizes, used, control).may_creep):
+    if are_equal and w.mpi.any_says(growth_so_far(ledger, sizes, used, control, held).may_creep):
         sizes = [*sizes, *sizes[-1:] * (SOAK - len(sizes))]
         others = while_fits(w, ledger, large_ones(w, sizes[len(used) :], alive, freed), used[0])
         further, holders = send_and_free(w, ledger, others, alive)
@@ -380,11 +394,12 @@ def iterate(w: Worker) -> None:
     w.record(sizes=sizes[: len(used)], used=used, control=control, held=held, free=w.gpu.memory_info()[0])
     w.record(at=[each.at for each in used], control_at=[each.at for each in control])
     if follow and (
-        w.params["decides"] or w.mpi.any_says(growth_so_far(ledger, sizes, used, control).may_grow)
+        w.params["decides"] or w.mpi.any_says(growth_so_far(ledger, sizes, used, control, held).may_grow)
     ):
         w.record(follow=[(buffer.address, buffer.nbytes) for buffer in follow], freed=freed)
-        then, _ = send_and_free(w, ledger, while_fits(w, ledger, one_by_one(alive, follow), used[0]), alive)
-        w.record(then=then, at=[each.at for each in (*used, *then)])
+        others = while_fits(w, ledger, one_by_one(alive, follow), used[0])
+        then, then_held = send_and_free(w, ledger, others, alive)
+        w.record(then=then, then_held=then_held, at=[each.at for each in (*used, *then)])
     record_bandwidth(w, sizes[-1])
     w.mpi.finalize()
 
@@ -435,10 +450,16 @@ def while_fits(w: Worker, ledger: Ledger, buffers: Iterator[Buffer], first: int)
 
 
 def growth_so_far(
-    ledger: Ledger, sizes: Sequence[int], used: Sequence[Reading], control: Sequence[Reading]
+    ledger: Ledger,
+    sizes: Sequence[int],
+    used: Sequence[Reading],
+    control: Sequence[Reading],
+    held: Sequence[Sequence[int | None]],
 ) -> BufferGrowth:
-    """Growth until now, less what used memory does by itself."""
+    """Growth until now: of this process if used memory moves by itself and the driver counts processes."""
     idle = ledger.idle
+    if idle.moves and (ours := held_by_all(held)):
+        return BufferGrowth(sizes, ours, [0.0] * len(control))
     steady, quiet = (idle.without(each, [reading.at for reading in each]) for each in (used, control))
     seconds = (used[-1].at - used[0].at) * len(last_third(used)) / len(used)
     return BufferGrowth(sizes, steady, quiet, doubt=idle.change_within(seconds)[1])

@@ -14,7 +14,7 @@ from gpuipc_doctor.api import Context, Device, Finding, Json, MpiStack, Probe
 from gpuipc_doctor.api.idle_counter import STILL, Reading
 from gpuipc_doctor.model import Launch, MemoryShare, Status, Tier
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, ONE, TWO, check, conclude, drawn, each_round, gpu, ledger, plan
+from tests.checks.judging import JUMPING, MIB, ONE, TWO, check, conclude, drawn, each_round, gpu, ledger, plan
 
 KIB = 1 << 10
 SIZES = [(4 + 2 * number) * MIB for number in range(33)]
@@ -582,6 +582,30 @@ def test_level_memory_fails_if_a_rank_loses_a_descriptor_with_each_buffer() -> N
     left = each_round("buffer", 128, descriptors=lambda number: number)
     assert growth({**FLAT, **left}).key == "descriptors-left"
     assert growth({**LEAK, **left}).key == "grows"
+
+
+@pytest.mark.parametrize(
+    ("lost", "told", "status"),
+    [
+        (0, True, Status.PASS),
+        (0, False, Status.ERROR),
+        (MIB, True, Status.WARN),
+        (4 * MIB, True, Status.FAIL),
+        (4 * MIB, False, Status.ERROR),
+        (64 * MIB, False, Status.FAIL),
+    ],
+)
+def test_processes_are_counted_where_the_device_count_moves_by_itself(
+    lost: int, told: bool, status: Status
+) -> None:
+    """On a count that jumps by 60 MiB, losses are seen if the driver reports each process's memory."""
+    used = [600 * MIB + number * lost + number % 3 * 30 * MIB for number in range(len(SIZES))]
+    held = [[number * lost if told else None for number in range(len(SIZES))]] * 2
+    jumping = {**ledger(idle=JUMPING), "seconds": 0.1}
+    others = [[0 if told else None] * len(SIZES)] * 2
+    sender = {**memory(used, *held), **jumping}
+    found = growth(sender, {**memory(used, *others), **jumping}, ONE)
+    assert (found.status, found.key == "counter-moves") == (status, status is Status.ERROR)
 
 
 def test_growth_without_messages_is_subtracted() -> None:
