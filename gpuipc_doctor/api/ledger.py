@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from gpuipc_doctor.api.gpu import Gpu
-from gpuipc_doctor.api.idle_counter import STILL, IdleCounter, Reading, Window, window_of
+from gpuipc_doctor.api.idle_counter import STILL, WIDER, IdleCounter, Reading, Window, window_of
 from gpuipc_doctor.api.trend import Slope, block_of, slope, smallest_found
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Line, ProbeOutcome, Series
@@ -417,20 +417,20 @@ class Entry:
     def is_back(self) -> bool:
         return abs(self.missing) <= NOISE_BYTES + self.doubt
 
-    def is_hidden(self, size: int, most: int, block: int) -> bool:
-        """Whether a counter that moves by itself may hide a loss of ``size`` bytes, or feign one."""
+    def is_hidden(self, size: int) -> bool:
+        """Whether a counter that moves by itself may hide a loss of ``size`` bytes, or feign one.
+
+        What it did while idle says little about another time, if it turns: a loss must have recurred.
+        """
         if not self.doubt:
             return False
-        is_blunt = NOISE_BYTES + self.doubt > HIDES * size
-        return (
-            is_blunt if self.is_back else not self.repeats and (is_blunt or not self._fits(size, most, block))
-        )
+        return NOISE_BYTES + self.doubt > HIDES * size if self.is_back else not self.repeats
 
     def judge(self, size: int, most: int, block: int, later: Iterable[Entry] = ()) -> Finding | None:
         """Judge missing memory: a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes, rounded up to
         whole blocks, or if a repetition of the action lost as much. ``later``: the entries after this one,
         any of which may have released the memory."""
-        if self.is_hidden(size, most, block):
+        if self.is_hidden(size):
             return None
         if self.is_back:
             return self.late()
@@ -523,6 +523,9 @@ class Loop:
         """This loop, less what used memory does by itself."""
         doubt = idle.change_within(self.at[-1] - self.at[0])[1] if self.at else 0.0
         used, control = idle.without(self.used, self.at), idle.without(self.control, self.control_at)
+        if doubt:  # a control that moves otherwise than the idle counter did shows that the counter turns
+            turned = abs(slope(self.rounds, control).estimate) * (self.rounds[-1] - self.rounds[0])
+            doubt += WIDER * turned
         return replace(self, used=used, control=control, doubt=doubt)
 
     @property
@@ -609,7 +612,7 @@ class Account:
         hidden = [
             Evidence.seen("it cannot be seen whether all memory was released after {end}", end=entry.end)
             for entry in self.entries
-            if entry.is_hidden(size, most, self.block)
+            if entry.is_hidden(size)
         ] + [
             Evidence.seen(
                 "growth below {least:bytes} with each {what} would not have been noticed",
