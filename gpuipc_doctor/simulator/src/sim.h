@@ -58,7 +58,7 @@ struct device {
     bool imex;             /* fabric handles are permitted: there is an IMEX channel */
     enum device_mode mode;
     /* What NVML reports of it; -1 or an empty text: it reports none. */
-    int links, pcie_width, ecc, remap, slowdown; /* remap: 0 none, 1 pending, 2 failed */
+    int links, link_speed, pcie_width, ecc, remap, slowdown; /* remap: 0 none, 1 pending, 2 failed */
     char vbios[64];
 };
 
