@@ -55,7 +55,9 @@ class Context:
     lacking: tuple[str, ...] = ()
     """Settings missing on this node that would help diagnose a hanging job."""
     unexpected: tuple[Unexpected, ...] = ()
-    """Facts of the node that differ from the site config's expectations."""
+    """Versions of the node that differ from the site config's expectations."""
+    unmet: tuple[Finding, ...] = ()
+    """Findings on the site config's other expectations of this node."""
     options: Mapping[str, Json] = field(default_factory=dict)
     """This check's ``options`` of the site config."""
     tier: Tier = Tier.ACCEPTANCE
