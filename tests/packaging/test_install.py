@@ -73,6 +73,10 @@ def wheel(sdist: Path) -> Path:
     return path
 
 
+def test_an_index_would_take_sdist_and_wheel(sdist: Path, wheel: Path) -> None:
+    run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel)
+
+
 @pytest.fixture(
     scope="module",
     params=["wheel", pytest.param("editable", marks=pytest.mark.full)],  # `make test` runs in an editable one
