@@ -66,6 +66,8 @@ class Context:
     """Harmful steps (`Probe.harms`) that must not run on this node, for checks that can omit them."""
     memory: MemoryShare = field(default_factory=MemoryShare)
     """Maximum device memory that a check may hold on one device."""
+    simulated: bool = False
+    """Whether the node is simulated: no library but the drivers can use its GPUs."""
     time_left_s: float = math.inf
     """Seconds left of the run's budget when the probes are planned."""
 

@@ -149,6 +149,7 @@ class Run:
                 site_expectations.of_node(site, node_inventory.facts, self.discovery.node.root, seen)
             ),
             harmful=frozenset(harm.step for harm in harms),
+            simulated=bool(self.discovery.node.simulated),
             time_left_s=max(self.schedule.until - time.monotonic(), 0.0),
         )
         harmful = {(harm.step, harm.device): _harm_skip(harm) for harm in harms}
