@@ -74,6 +74,10 @@ def wheel(sdist: Path) -> Path:
     return path
 
 
+def test_an_index_would_take_sdist_and_wheel(sdist: Path, wheel: Path) -> None:
+    run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel)
+
+
 @pytest.fixture(
     scope="module",
     params=["wheel", "editable"],
