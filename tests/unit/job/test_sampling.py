@@ -70,3 +70,27 @@ SIGNED = """\
 def test_perf_ends_at_a_signed_return_address() -> None:
     found = [*sampling.stacks(SIGNED)]
     assert found == [(139, ("opal_progress (libopen-pal.so.80)",)), (139, ("[libmpi.so.40]",))]
+
+
+FILES = Path(__file__).parents[2] / "arm64"
+
+
+@pytest.mark.parametrize(
+    ("version", "frame"),
+    [
+        ("6.1", "             387 halo_exchange ({files}/app-pac-plt.so)"),
+        ("6.12", "    7f521f460387 halo_exchange ({files}/app-pac-plt.so+0x387)"),
+    ],
+)
+def test_function_that_jumps_is_named_by_the_place_of_its_caller(version: str, frame: str) -> None:
+    """perf 6.12 prints addresses of the process where 6.1 printed places in the file."""
+    inside = (
+        frame.replace("387", "404").replace("app-pac-plt", "libmpi-pac").replace("halo_exchange", "[unknown]")
+    )
+    text = f"139 \n{inside}\n{frame}\n ABI:2    x0:0x0\n".replace("{files}", str(FILES))
+    ((_, stack),) = sampling.stacks(text)
+    assert stack == (
+        "[libmpi-pac.so]",
+        "MPI_Waitall (libmpi-pac.so)",
+        "halo_exchange (app-pac-plt.so)",
+    )
