@@ -150,6 +150,21 @@ struct allocation *allocation_at(const struct block *block, uint64_t address)
     return each;
 }
 
+bool address_is_inside(uint64_t address)
+{
+    struct block *block = find_block(address);
+    return block && find_allocation(block, address, 0) && !allocation_at(block, address);
+}
+
+unsigned imports_open(void)
+{
+    unsigned count = 0;
+    for (const struct block *block = blocks; block; block = block->next)
+        for (const struct allocation *each = block->allocations; each; each = each->next)
+            count += block->kind == IMPORTED || block->kind == IMPORTED_FROM_POOL;
+    return count;
+}
+
 int block_new(struct block **block, struct context *context, uint64_t bytes, enum kind kind)
 {
     uint64_t addresses = node()->device[context->device].addresses;
@@ -357,7 +372,7 @@ int sim_address_range(uint64_t *base, size_t *bytes, uint64_t address)
     if (!allocation)
         return face.backend == HIP ? INVALID_DEVICE_POINTER : INVALID_VALUE;
     if (base)
-        *base = block->base + allocation->offset;
+        *base = fault_asks(MISPLACE) ? address : block->base + allocation->offset;
     if (bytes)
         *bytes = allocation->bytes;
     return SUCCESS;

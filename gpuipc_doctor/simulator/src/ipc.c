@@ -145,10 +145,16 @@ bool overlaps_freed(const struct ipc_handle *handle)
     return found;
 }
 
-bool third_in_block(const struct ipc_handle *handle)
+unsigned slot_in_block(const struct ipc_handle *handle)
 {
     struct wish wish;
-    return read_handle(handle, &wish) && wish.offset >= 2 * round_up(wish.bytes, face.granularity);
+    return read_handle(handle, &wish) ? (unsigned)(wish.offset / round_up(wish.bytes, face.granularity)) : 0;
+}
+
+uint64_t handle_bytes(const struct ipc_handle *handle)
+{
+    struct wish wish;
+    return read_handle(handle, &wish) ? wish.bytes : 0;
 }
 
 static struct block *import_of(uint64_t serial)
