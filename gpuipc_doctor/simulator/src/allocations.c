@@ -231,7 +231,12 @@ int allocate(uint64_t *address, uint64_t bytes, enum kind kind)
         block->divided = bytes <= SMALL;
         offset = 0;
     }
-    *address = block->base + allocation_add(block, offset, bytes)->offset;
+    unsigned slot = 0;
+    for (const struct allocation *each = block->allocations; each; each = each->next)
+        slot++;
+    struct allocation *allocation = allocation_add(block, offset, bytes);
+    allocation->slot = slot;
+    *address = block->base + allocation->offset;
     return SUCCESS;
 }
 

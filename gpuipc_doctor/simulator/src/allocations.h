@@ -20,6 +20,7 @@ struct allocation {
     struct allocation *next; /* ascending offsets */
     uint64_t offset, bytes;  /* in its block */
     uint64_t id;             /* unique in this process; tells apart what was at one address one after the other */
+    unsigned slot;           /* so many others were in its block when it was made */
     unsigned opens;          /* of an import */
     uint64_t exported_id;    /* of an import: its id in the exporter */
     struct flaw flaw;               /* of an import */

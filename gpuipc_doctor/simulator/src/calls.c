@@ -144,7 +144,7 @@ static bool condition_holds(const struct fault *fault, int device, const struct 
     case OVERLAP:
         return handle && overlaps_freed(handle);
     case THIRD_IN_BLOCK:
-        return handle && slot_in_block(handle) >= 2;
+        return handle && third_in_block(handle);
     case EXPORTER_EXPORTS:
         return exporter_exports(handle, subject->file);
     case SLOT:

@@ -333,6 +333,7 @@ int32_t exporter_of_handle(const struct ipc_handle *handle); /* its pid, or 0 */
 int handle_device(const struct ipc_handle *handle); /* the node's number, or -1 for what is no handle */
 bool opened_before(const struct ipc_handle *handle);
 bool overlaps_freed(const struct ipc_handle *handle);
+bool third_in_block(const struct ipc_handle *handle); /* it is of the third small segment of a block, or a later one */
 unsigned slot_in_block(const struct ipc_handle *handle); /* which small segment of its block it is of, from 0 */
 uint64_t handle_bytes(const struct ipc_handle *handle); /* of the allocation that it is of, or 0 */
 bool address_is_inside(uint64_t address);  /* of an allocation, but not its beginning */
