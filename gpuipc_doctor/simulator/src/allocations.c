@@ -249,6 +249,17 @@ void keep_segment(const struct block *block)
     state_unlock();
 }
 
+void delay_segment(const struct block *block)
+{
+    if (!fault_asks(LATE))
+        return;
+    state_lock();
+    struct segment *segment = segment_find(block->serial);
+    if (segment)
+        segment->until = now_ms() + fault_ms(LATE);
+    state_unlock();
+}
+
 void give_back(struct block *block)
 {
     streams_finish(); /* copies of it may be under way */
@@ -300,6 +311,7 @@ int release(uint64_t address, enum kind kind)
     allocation_remove(block, allocation);
     if (fault_asks(KEEP))
         keep_segment(block);
+    delay_segment(block);
     if (!block->allocations)
         give_back(block);
     return SUCCESS;

@@ -85,6 +85,7 @@ int release(uint64_t address, enum kind kind);
 void end_more(const struct block *block, const struct allocation *own);
 void keep_snapshot(const struct block *block, struct allocation *part); /* and show it from now on */
 void give_back(struct block *block);
+void delay_segment(const struct block *block); /* for the fault `late`: it goes so much later */
 void keep_segment(const struct block *block); /* a fault: it stays charged for ever */
 void context_end_with_memory(struct context *context);
 

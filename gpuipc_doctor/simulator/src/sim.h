@@ -173,6 +173,7 @@ bool node_has_fault(enum call call, enum fault_effect effect, int device);
 /* The fault of this effect that the node has at this call on this device, or NULL. */
 const struct fault *node_fault(enum call call, enum fault_effect effect, int device);
 /* The bytes of the fault of this effect that strikes in the call under way; 0 where none does. */
+unsigned fault_ms(enum fault_effect effect); /* likewise its ms */
 uint64_t fault_bytes(enum fault_effect effect);
 struct bad_part {
     uint64_t offset, bytes;
