@@ -23,8 +23,8 @@ from gpuipc_doctor.api import (
     Buffer,
     Check,
     Context,
-    Evidence,
     DriverError,
+    Evidence,
     Finding,
     Probe,
     ProbeOutcome,
@@ -79,7 +79,7 @@ class IpcHandles(Check):
             Finding.ok(
                 "as-documented",
                 says,
-                *([Evidence.seen(NEW_HANDLES)] if answers[EXPORT_TWICE][0] == "differs" else []),
+                *([Evidence.seen(NEW_HANDLES)] if answers.get(EXPORT_TWICE, ("",))[0] == "differs" else []),
                 segments=len(SIZES),
                 rules=len(answers),
                 nbytes=sum(SIZES),

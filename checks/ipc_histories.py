@@ -47,8 +47,8 @@ from gpuipc_doctor.histories.scenes import FLOOR, sizes_without_room
 from gpuipc_doctor.histories.steps import steps
 
 OPERATIONS, OPERATIONS_PER_DEVICE = 2600, 100
-"""Operations in the acceptance tier on one device, and additional operations for each further device. The first
-1,500 are the scenes of `histories.scenes`."""
+"""Operations in the acceptance tier on one device, and additional operations for each further device.
+The first 1,500 are the scenes of `histories.scenes`."""
 
 LIMIT = 0.5
 """Fraction of the deadline after which an operation counts as hung. A role that waits for another role has

@@ -4,7 +4,7 @@ In both directions, data is also copied from device to device. Copies from and t
 path, so they do not show what a PCI bridge or an IOMMU does to traffic between two GPUs.
 
 A link may be wrong for one kind of memory only: small and large buffers, physical memory and pools are also
-shared, and sampled in both directions.
+shared; all of them is read, and samples are written back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from gpuipc_doctor.api import (
     judge_exchange,
     pattern,
     write_glances,
+    write_pattern,
     wrong_glances,
+    wrong_pattern,
 )
 
 NBYTES = 4 << 20
@@ -110,7 +112,7 @@ def open_from_peer(w: Worker) -> None:
     sampled = []
     for kind in w.params["kinds"]:
         with w.step(f"open {kind}"), opened(w, kind) as memory:
-            sampled += wrong_glances(f"{kind}, written by the exporter", memory, memory.nbytes, FROM_EXPORTER)
+            sampled += wrong_pattern(f"{kind}, written by the exporter", memory, memory.nbytes, FROM_EXPORTER)
             write_glances(memory, memory.nbytes, FROM_IMPORTER)
             w.peer.send("written")
             w.peer.recv()  # the exporter has read
@@ -123,13 +125,13 @@ def shared(w: Worker, kind: str) -> Iterator[Memory]:
     """Memory of this kind, written and offered to the importer, which closes it first."""
     if kind in BUFFERS:
         with w.gpu.alloc(BUFFERS[kind]) as buffer:
-            write_glances(buffer, buffer.nbytes, FROM_EXPORTER)
+            write_pattern(buffer, buffer.nbytes, FROM_EXPORTER)
             w.peer.send(buffer.ipc_handle())
             yield buffer
     elif kind == PHYSICAL:
         nbytes = -(-SAMPLED // w.gpu.granule) * w.gpu.granule
         with w.gpu.create_physical(nbytes) as physical, physical.map() as mapping:
-            write_glances(mapping, nbytes, FROM_EXPORTER)
+            write_pattern(mapping, nbytes, FROM_EXPORTER)
             w.peer.send(nbytes)
             send(w, physical.export_descriptor())
             yield mapping
@@ -137,7 +139,7 @@ def shared(w: Worker, kind: str) -> Iterator[Memory]:
         pool, stream = w.gpu.create_shared_pool(), w.gpu.create_stream()
         memory = pool.alloc(SAMPLED, stream)
         stream.synchronize()
-        write_glances(memory, SAMPLED, FROM_EXPORTER)
+        write_pattern(memory, SAMPLED, FROM_EXPORTER)
         descriptor = pool.export_descriptor()  # must come first, or no pointer of it can be exported
         w.peer.send(memory.export_pointer())
         send(w, descriptor)

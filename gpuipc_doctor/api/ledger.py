@@ -43,7 +43,7 @@ LAG_S = 1.0
 """Seconds after which a counter must show an allocation: some are refreshed at intervals."""
 
 LATEST_S = 8.0
-"""Seconds for which a counter that did not show a change in time is watched once more, to say how late it is."""
+"""Seconds for which a counter that missed a change is watched once more, to say how late it is."""
 
 DESCRIBED_WITHIN = 1.01
 """A device is reported if its memory counter shows more than this many times the size that the driver
@@ -600,7 +600,7 @@ class Account:
     memory."""
     idle: IdleCounter = STILL
     late_s: float = 0.0
-    """Seconds until a counter that had missed a change showed an allocation; 0: it missed none, or this one."""
+    """Seconds until a counter that had missed a change showed an allocation; else 0."""
     call: str = ""
     """The driver's function that reads a late counter."""
 
@@ -689,8 +689,8 @@ class Account:
         if self.late_s > LAG_S:
             return Finding.error(
                 "counter-late",
-                "memory counter of {device} ({call}) shows an allocation only after {late:s}: losses cannot be seen",
-                remedy="rerun on an idle device; if the error returns, this driver refreshes its counter too seldom",
+                "memory counter of {device} ({call}) shows changes only after {late:s}: it hides losses",
+                remedy="rerun on an idle device; if the error returns, this driver's counter is too slow",
                 device=self.device,
                 call=self.call,
                 late=round(self.late_s, 1),

@@ -251,7 +251,9 @@ class Actor:
         memory, gpu = self._get(order.on), self._here
         found = gpu.allocation_of(memory.address + order.offset)
         if found != (memory.address, order.nbytes):
-            says = f"{found[1]} bytes from {found[0]:#x} on instead of {order.nbytes} from {memory.address:#x}"
+            says = (
+                f"{found[1]} bytes from {found[0]:#x} on instead of {order.nbytes} from {memory.address:#x}"
+            )
             raise WrongAnswer(gpu.name_of("address-range"), says)
         if order.stamp:
             device = gpu.ordinal_of(memory.address + order.offset)
@@ -268,7 +270,10 @@ class Actor:
             self._get(order.of)
         stream = self._stream(streams)
         begin, end = self._range(order)
-        taken, given = Sized(source.address + order.start, end - begin), Sized(to.address + begin, end - begin)
+        taken, given = (
+            Sized(source.address + order.start, end - begin),
+            Sized(to.address + begin, end - begin),
+        )
         stream.copy(cast(Memory, given), cast(Memory, taken))
         return stream
 

@@ -157,8 +157,8 @@ def _case(history: History, operations: list[Operation], number: int) -> Iterato
         "free": f"{enter} release(at[{on}]);",
         "free-open": f"{enter} release(at[{on}]);",
         "write": f"{enter} fill({on}, {operation.offset}ul, {length}, {operation.stamp});",
-        "fill": f"{enter} fill_{operation.kind}(at[{on}] + {operation.offset}ul, {value}u, {length} / {width}ul);"
-        " sync();",
+        "fill": f"{enter} fill_{operation.kind}(at[{on}] + {operation.offset}ul, {value}u,"
+        f" {length} / {width}ul); sync();",
         "read": f"{enter} {_compared(history, number)}",
         "copy": f"{enter} enter(where[{of}] >= 0 ? where[{of}] : where[{on}]);"
         f" on_device(at[{on}] + {operation.offset}ul, at[{of}] + {operation.start}ul, {length}); sync();",

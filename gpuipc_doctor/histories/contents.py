@@ -31,8 +31,8 @@ def contents(stamp: int, nbytes: int, offset: int = 0) -> bytes:
 class Part(NamedTuple):
     """Bytes ``begin`` to ``end`` of memory, as the write or fill ``stamp`` left them.
 
-    ``shift``: how much further they lie here than where they were written, after a copy to another offset; of a
-    fill, where it began. ``width``: bytes of a fill's unit, 0 for `contents`.
+    ``shift``: how much further they lie here than where they were written, after a copy to another offset;
+    of a fill, where it began. ``width``: bytes of a fill's unit, 0 for `contents`.
     """
 
     begin: int

@@ -393,7 +393,7 @@ class Generator:
             yield self._made(operation if self.model.illegal(varied) else varied)
 
     def _varied(self, operation: Operation) -> Operation:
-        """The operation, or another one of the same sense: of a part of the memory, by a fill, in a thread."""
+        """The operation, or another one of the same sense: of a part, by a fill, in a thread."""
         vary, do, thing = self.vary, operation.do, self.model.things.get(operation.on)
         if do not in ("write", "read", "open", "copy") or thing is None or vary.random() >= VARIED:
             return operation

@@ -40,8 +40,8 @@ class Thing:
     """An object of one process.
 
     ``kind`` is one of: ``buffer``; ``mapping`` (of another process's buffer); ``physical`` (own or imported);
-    ``view`` (of physical memory); ``pool``; ``imported-pool``; ``pool-memory``; ``imported-memory``; ``event``;
-    ``imported-event``.
+    ``view`` (of physical memory); ``pool``; ``imported-pool``; ``pool-memory``; ``imported-memory``;
+    ``event``; ``imported-event``.
     """
 
     number: int

@@ -26,8 +26,8 @@ class Operation:
     ``kind`` is a key of `mpi.layouts.LAYOUTS` for a message, and a kind of buffer for an allocation.
 
     ``offset`` and ``length`` choose bytes of ``on``; length 0: all of them. A copy takes them from offset
-    ``start`` of ``of``. ``kind`` of a fill is the number of bits of its unit. ``within`` is the event that a copy
-    records. ``device`` of a new context is 1 more than its index, 0 for the process's own.
+    ``start`` of ``of``. ``kind`` of a fill is the number of bits of its unit. ``within`` is the event that a
+    copy records. ``device`` of a new context is 1 more than its index, 0 for the process's own.
 
     ``beside``: whether the operation may begin before the preceding operations of other processes have ended.
     It must not depend on them; see `memory_model.Model.joins`.
@@ -101,8 +101,8 @@ class Disagreement:
 
     ``at`` is the operation's index in the history. ``what`` is ``error``, ``data``, ``answer`` (about an
     address), ``crash``, ``hang`` or ``leak``; ``name`` is the name of the error, signal or leaked resource.
-    ``call`` is the driver function, and ``says`` describes the disagreement. ``beside`` has the indices of later operations that other
-    processes performed at the same time.
+    ``call`` is the driver function, and ``says`` describes the disagreement. ``beside`` has the indices of
+    later operations that other processes performed at the same time.
     """
 
     at: int

@@ -1,7 +1,8 @@
 """Short histories, each of one dimension in which applications are large and random histories small.
 
-Together they perform each kind of operation at least `FLOOR` times, and use each class of size once that the room
-allows. What a scene proposes and the model forbids (without a capability, on a vendor's driver) is left out.
+Together they perform each kind of operation at least `FLOOR` times, and use each class of size once that the
+room allows. What a scene proposes and the model forbids (without a capability, on a vendor's driver) is left
+out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from itertools import permutations
 from random import Random
 from typing import TYPE_CHECKING
 
+from gpuipc_doctor.histories.contents import FULL_BYTES
 from gpuipc_doctor.histories.operations import Operation
 
 if TYPE_CHECKING:
@@ -236,13 +238,14 @@ def threads(g: Generator, device: int) -> Scene:
         yield Operation("fork", b if turn % 2 else a)
         yield Operation("read-in-thread", b, on=mapping)
         yield Operation("close", b, on=mapping)
-        if turn % 4 == 0:
+        if turn % 4 == 1:
             yield Operation("create", a, makes=memory, nbytes=2 * MIB)
             yield Operation("map", a, on=memory, makes=view)
+            yield Operation("write", a, on=view, stamp=g.number())
             yield Operation("import", b, on=memory, makes=imported)
             yield Operation("map", b, on=imported, makes=seen)
-            yield Operation("write", b, on=seen, stamp=g.number())
-            yield Operation("read", a, on=view)
+            for offset in range(0, 2 * MIB, FULL_BYTES):
+                yield Operation("read", b, on=seen, offset=offset, length=FULL_BYTES)
 
 
 def freed(g: Generator, device: int) -> Scene:

@@ -24,7 +24,7 @@ SENTENCES: Mapping[str, str] = {
     "copy-across-streams": "process {by} copies {of} to {on} in one stream; another stream waits",
     "create-event": "process {by} creates event {makes} and exports its IPC handle",
     "open-event": "process {by} opens the IPC handle of event {on}: {makes}",
-    "copy-and-record": "process {by} copies {of} to {on} on the device, does not wait, and records event {within}",
+    "copy-and-record": "process {by} copies {of} to {on} on the device and at once records event {within}",
     "wait-event": "process {by} waits for event {on}",
     "destroy-event": "process {by} destroys event {on}",
     "fork": "process {by} forks a child, which exits at once",

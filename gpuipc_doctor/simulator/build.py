@@ -189,7 +189,15 @@ def _memory(row: Row) -> dict[str, str]:
     return fields
 
 
-_SIZED = ("mem-alloc", "pool-alloc-from", "vmm-create", "fill", "copy-to-device", "copy-from-device", "copy-on-device")
+_SIZED = (
+    "mem-alloc",
+    "pool-alloc-from",
+    "vmm-create",
+    "fill",
+    "copy-to-device",
+    "copy-from-device",
+    "copy-on-device",
+)
 """Calls with a size to which faults can be limited, besides those that import memory."""
 
 _WIDTHS = {f"sim_fill{bits}{form}": bits // 8 for bits in (8, 16, 32) for form in ("", "_async")}

@@ -100,7 +100,9 @@ class FakeProcess:
                 places = {"offset": order.offset, "length": order.length, "start": order.start}
                 kind = next((kind for kind, width in FILLS.items() if width == order.width), "")
                 fields = {"on": order.on, "makes": order.makes, "of": order.of, "nbytes": order.nbytes}
-                operation = Operation(order.do, self._number, **fields, **places, kind=kind, stamp=order.stamp)
+                operation = Operation(
+                    order.do, self._number, **fields, **places, kind=kind, stamp=order.stamp
+                )
                 shown = self._node.driver.perform(operation)
                 assert shown is None or shown.agrees(order.parts)
         return Answer(len(self._message), made, 0)

@@ -71,7 +71,14 @@ class TrivialDriver:
         by, on = operation.by, operation.on
         current = self.contexts.setdefault(by, 0)
         match operation.do:
-            case "allocate" | "create" | "create-fabric" | "create-pool" | "allocate-from-pool" | "create-event":
+            case (
+                "allocate"
+                | "create"
+                | "create-fabric"
+                | "create-pool"
+                | "allocate-from-pool"
+                | "create-event"
+            ):
                 lasts = operation.do in ("create", "create-fabric")
                 cell = Cell((by, operation.makes), operation.nbytes, outlives_owner=lasts)
                 current = current if operation.do == "allocate" else NO_CONTEXT
@@ -88,13 +95,24 @@ class TrivialDriver:
             ):
                 (cell,) = {cell for cell in self.memory if cell.owned and cell.owner[1] == on}
                 cell.users += 1
-                current = current if operation.do.startswith("open-in") or operation.do == "open" else NO_CONTEXT
+                current = (
+                    current if operation.do.startswith("open-in") or operation.do == "open" else NO_CONTEXT
+                )
                 self.pointers[by, operation.makes] = cell, current
             case "map":
                 cell, _ = self.pointers[by, on]
                 cell.users += 1
                 self.pointers[by, operation.makes] = cell, NO_CONTEXT
-            case "close" | "free" | "free-open" | "unmap" | "release" | "free-to-pool" | "destroy-pool" | "destroy-event":
+            case (
+                "close"
+                | "free"
+                | "free-open"
+                | "unmap"
+                | "release"
+                | "free-to-pool"
+                | "destroy-pool"
+                | "destroy-event"
+            ):
                 self._drop(by, on)
             case "write" | "write-in-thread":
                 self._live(by, on).change(operation, lambda at: (operation.stamp, at, 0))
