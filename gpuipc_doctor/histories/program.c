@@ -64,7 +64,6 @@ static void fill(int number, uint64_t begin, uint64_t length, uint32_t stamp)
     to_device(at[number] + begin, data, length); sync(); free(data);
 }
 //@ compare(
-/* bytes begin to end hold what stamp wrote, shift bytes before, or, with a width, the value of a memset */
 static void compare(int number, uint64_t begin, uint64_t end, uint32_t stamp, long shift, unsigned width)
 {
     unsigned char *data = calloc(end - begin, 1);
