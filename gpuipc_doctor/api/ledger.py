@@ -45,6 +45,9 @@ PATIENCE_S = 8.0
 LAG_S = 1.0
 """Seconds after which a counter must show an allocation: some are refreshed at intervals."""
 
+LATEST_S = 8.0
+"""Seconds for which a counter that missed a change is watched once more, to say how late it is."""
+
 DESCRIBED_WITHIN = 1.01
 """A device is reported if its memory counter shows more than this many times the size that the driver
 states."""
@@ -100,16 +103,20 @@ class Ledger:
         self._idle: list[Window] = []
         self._is_suspect = False
         self._patience_s = PATIENCE_S
-        self._lag_s = 0.0
+        self._lag_s = self._late_s = 0.0
+        self._missed = False
+        """Whether the counter did not show a change within `LAG_S`."""
         self._sizes = [self._gpu.device.total_bytes, self._gpu.memory_info()[1]]
         self._still = self._marked = self._read()
         self._ours: int | None = None
         with w.step("check that used memory rises by the allocated amount"):
             while len(self._rises) < TRIES and not self._see_rise():
                 pass
-        if self._is_suspect or self._lag_s or not _follows(self._rises):
+        if self._is_suspect or self._lag_s or self._missed:
             self.watch_idle()
             self._lag_s = 0.0 if self.moves else self._lag_s
+            if self._missed and not self.moves:
+                self._late_s = self._time_late_rise()
         self._record()
 
     @property
@@ -169,6 +176,7 @@ class Ledger:
                 return 0.0
             began = self._w.clock()
             changed = self._w.wait_until(lambda: self._stands_at(before + more), LAG_S)
+            self._missed |= not changed
             return self._w.clock() - began if changed else 0.0
 
         with self._gpu.alloc(ODD_BYTES):
@@ -177,6 +185,13 @@ class Ledger:
         fall_s = seconds_until(0)
         self._lag_s = max(self._lag_s, 1.25 * max(rise_s, fall_s))
         return _follows(self._rises) and bool(rise_s) == bool(fall_s)
+
+    def _time_late_rise(self) -> float:
+        """Seconds until the counter shows an allocation; 0 if it does not within `LATEST_S`."""
+        before, began = self._read(), self._w.clock()
+        with self._gpu.alloc(ODD_BYTES):
+            shown = self._w.wait_until(lambda: self._stands_at(before + ODD_BYTES), LATEST_S)
+            return self._w.clock() - began if shown else 0.0
 
     def _stands_at(self, used: int) -> bool:
         return abs(self._beyond(used)) <= NOISE_BYTES
@@ -343,7 +358,8 @@ class Ledger:
     def _record(self) -> None:
         device = self._gpu.device.label
         told = {"device": device, "rises": self._rises, "entries": self._entries, "loops": self._loops}
-        self._w.record(**{self._record_name: told | {"sizes": self._sizes, "idle": self._idle}})
+        late = {"late_s": self._late_s, "call": self._gpu.name_of("mem-info")} if self._late_s else {}
+        self._w.record(**{self._record_name: told | {"sizes": self._sizes, "idle": self._idle} | late})
 
 
 def ledger_in_turn(w: Worker) -> Ledger:
@@ -600,6 +616,10 @@ class Account:
     """Bytes of the device, according to the driver's description and according to its counter of free
     memory."""
     idle: IdleCounter = STILL
+    late_s: float = 0.0
+    """Seconds until a counter that had missed a change showed an allocation; else 0."""
+    call: str = ""
+    """The driver's function that reads a late counter."""
 
     def judge(self, size: int, most: int = 1) -> list[Finding]:
         """Judge all entries. Missing memory is a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes.
@@ -679,10 +699,19 @@ class Account:
 
     def blind(self) -> Finding | None:
         """The ERROR if the counter did not rise by the allocated amount."""
-        if _follows(self.rises):
+        if self.late_s <= LAG_S and _follows(self.rises):
             return None
         if self.idle.moves:
             return self.moving(Evidence.seen("it did not rise by what was allocated"))
+        if self.late_s > LAG_S:
+            return Finding.error(
+                "counter-late",
+                "memory counter of {device} ({call}) shows changes only after {late:s}: it hides losses",
+                remedy="rerun on an idle device; if the error returns, this driver's counter is too slow",
+                device=self.device,
+                call=self.call,
+                late=round(self.late_s, 1),
+            )
         return Finding.error(
             "counter-does-not-follow",
             "memory counter of {device} is unreliable: it changed by {changes} B when {asked:bytes} "
@@ -716,6 +745,8 @@ def account(record: Mapping[str, Json], device: str = "") -> Account:
         [Loop(what, **loop).beside(idle) for what, loop in told["loops"].items()],
         told["sizes"],
         idle,
+        told.get("late_s", 0.0),
+        told.get("call", ""),
     )
 
 

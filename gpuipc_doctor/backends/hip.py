@@ -80,6 +80,8 @@ class HipDriver(Driver):
     # to try it.
     calls = calls.HIP | {"runtime-version": "hipRuntimeGetVersion"}
     names = {  # noqa: RUF012  # a constant; ClassVar is on the base
+        "memory-handle": "hipIpcMemHandle_st",
+        "event-handle": "hipIpcEventHandle_st",
         "pool-properties": "hipMemPoolProps",
         "memory-properties": "hipMemAllocationProp",
         "access": "hipMemAccessDesc",
@@ -160,8 +162,13 @@ class HipDriver(Driver):
     def address_of(self, struct: Any) -> int:
         return int(struct.as_c_void_p().value)
 
-    def new_handle(self) -> Any:
-        return self.api.hipIpcMemHandle_st()
+    def ordinal_of(self, address: int) -> int:
+        if "attributes" in signature(self.api.hipPointerGetAttributes).parameters:  # hip-python 7.2
+            attributes = self.api.hipPointerAttribute_t()
+            self.call("pointer-attribute", attributes, address)
+        else:
+            attributes = self.call("pointer-attribute", address)
+        return int(attributes.device)
 
     def create_context(self, ordinal: int) -> Any:
         return self.call("context-create", 0, ordinal)
