@@ -255,13 +255,23 @@ static void *changed_copy(struct asked asked, const void *from, uint64_t bytes)
     return copy;
 }
 
+static bool is_contiguous(handle type)
+{
+    int (*extent_of)(handle, intptr_t *, intptr_t *) = ONCE(demand, "PMPI_Type_get_extent");
+    intptr_t begin, extent;
+    extent_of(type, &begin, &extent);
+    return (uint64_t)extent == bytes_of(1, type);
+}
+
 #define PUT_OF(n)                                                                                                      \
     const void *from, n count, handle type, int rank, intptr_t place, n target_count, handle target_type, handle window
 
 EXPORT int MPI_Put_c(PUT_OF(int64_t))
 {
     uint64_t bytes = bytes_of(count, type);
-    struct asked asked = before(PUT, from, bytes, NULL);
+    struct asked asked = {0};
+    if (is_contiguous(type))
+        asked = before(PUT, from, bytes, NULL);
     if (asked.effects & LOSE)
         return 0;
     if (asked.effects & LATE && late_count < MAX_PENDING) {
