@@ -46,6 +46,7 @@ from gpuipc_doctor.api import (
     watched,
 )
 from gpuipc_doctor.histories.mpi import group_calls as calls
+from gpuipc_doctor.histories.mpi import restarted_calls
 from gpuipc_doctor.histories.mpi.group_calls import Case, GroupCalls
 from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS
 
@@ -58,7 +59,16 @@ IN_PLACE_SIZES, DERIVED_SIZES = SIZES[1::3], SIZES[2::2]
 OTHER_MEMORY = 65_544
 """Bytes in memory other than an allocation; `LARGE_CALLS` also send `SIZES[-2]` there."""
 
-LARGE_CALLS = (calls.SENDRECV, "MPI_Allreduce", "MPI_Bcast", "MPI_Alltoall", "MPI_Allgather", "MPI_Put", "MPI_Get")
+LARGE_CALLS = (
+    calls.SENDRECV,
+    "MPI_Allreduce",
+    "MPI_Bcast",
+    "MPI_Alltoall",
+    "MPI_Allgather",
+    "MPI_Reduce_scatter_block",
+    "MPI_Put",
+    "MPI_Get",
+)
 """Calls that are also made with the largest size."""
 
 BUFFERS = 3
@@ -82,7 +92,11 @@ ENOUGH = 2
 deadline."""
 
 WINDOWS = ("MPI_Win_create", "MPI_Win_free")
-COMPLETED_BY = {"MPI_Win_unlock": calls.LOCK, "MPI_Win_lock_all": calls.FLUSH, "MPI_Win_unlock_all": calls.FLUSH}
+COMPLETED_BY = {
+    "MPI_Win_unlock": calls.LOCK,
+    "MPI_Win_lock_all": calls.FLUSH,
+    "MPI_Win_unlock_all": calls.FLUSH,
+}
 """Function of windows → the completion of which it is part."""
 
 NONBLOCKING_REDUCTIONS = ("MPI_Iallreduce",)
@@ -123,13 +137,18 @@ class MpiCollectives(Check):
         if not role.operation or "number" not in role.records:
             return
         records = {name: rank for name, rank in failed.records.items() if "cases" in rank}
-        how = f"{role.records['case']}: {' or '.join(failed.suspects)} {role.ending.value} in {role.operation}"
+        how = (
+            f"{role.records['case']}: {' or '.join(failed.suspects)} {role.ending.value} in {role.operation}"
+        )
         this = [role.operation, role.records["call"], role.records["memory"], how]
         params = {
             **failed.params,
             "after": role.records["number"],
             "failed": [*failed.params["failed"], this],
-            "before": [*failed.params["before"], *({"rank": name, **kept(records[name])} for name in records)],
+            "before": [
+                *failed.params["before"],
+                *({"rank": name, **kept(records[name])} for name in records),
+            ],
         }
         roles = ranks(len(failed.roles))
         yield Probe("the rest", roles, failed.devices, params, failed.deadline_s, launch=failed.launch)
@@ -186,7 +205,8 @@ class MpiCollectives(Check):
         elif not undocumented:
             yield Finding.ok(
                 "correct",
-                "{cases} collectives and one-sided operations of {ranks} ranks correct, {compared:mib} compared",
+                "{cases} collectives and one-sided operations of {ranks} ranks correct, {compared:mib} "
+                "compared",
                 *by_call(made),
                 *not_made(done),
                 **values,
@@ -246,7 +266,9 @@ def cases(params: Json, number_of_ranks: int, kinds: Sequence[str]) -> list[Case
     drawn = [case for case in drawn if case.call in params.get("only", (case.call,))]
     ordered = sorted(drawn, key=lambda case: case.call in params["unsupported"])
     numbers = [case.number for case in ordered]
-    begin = numbers.index(params["after"]) + 1 if "after" in params else 0
+    begin = 0
+    if "after" in params:  # else it is a case of the soak tier, which comes after all others
+        begin = numbers.index(params["after"]) + 1 if params["after"] in numbers else len(numbers)
     return [case for case in ordered[begin:] if not is_given_up(case, params["failed"])]
 
 
@@ -276,7 +298,9 @@ def _drawn(params: Json, kinds: Sequence[str]) -> Iterator[Case]:
             continue
         elsewhere = [size for size in (OTHER_MEMORY, SIZES[-2]) if size <= sizes[-1]] or sizes[-1:]
         for call in two_sided:
-            yield from (case(call, size, memory) for size in elsewhere if size == elsewhere[0] or call in LARGE_CALLS)
+            yield from (
+                case(call, size, memory) for size in elsewhere if size == elsewhere[0] or call in LARGE_CALLS
+            )
         for call in (*calls.ONE_SIDED, *calls.ATOMIC):
             yield case(call, elsewhere[0], memory, calls.FLUSH)
 
@@ -348,8 +372,25 @@ def take_part(w: Worker) -> None:
         group.perform(case)
         made[case.call] += 1
         record(w, group, made)
+    if w.params["soak"]:
+        soak(w, group, made)
     repeat(w, group)
     w.mpi.finalize()
+
+
+def soak(w: Worker, group: GroupCalls, made: Counter[str]) -> None:
+    """Persistent and partitioned requests, two threads, and a call after idling."""
+    failed = [call for _, call, _, _ in w.params["failed"]]
+    lacks = [kind for kind in KINDS if kind not in group.memories.kinds]
+    for what, case in restarted_calls.SOAK.items():
+        if case.call not in (*failed, *w.params["unsupported"]):
+            note(w, case)
+            if restarted_calls.perform(group, what):
+                made[f"{case.call}, {case.form}"] += 1
+            else:
+                lacks.append(f"{case.call}, {case.form}")
+            record(w, group, made)
+    w.record(lacks=lacks)
 
 
 def note(w: Worker, case: Case) -> None:

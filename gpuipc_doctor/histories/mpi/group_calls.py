@@ -52,7 +52,13 @@ BLOCK = 32
 TIMES = 3
 """Number of atomic operations of each rank."""
 
-_MPI_TYPES = {"float32": "FLOAT", "int32": "INT32_T", "uint8": "UINT8_T", "float64": "DOUBLE", "int64": "INT64_T"}
+_MPI_TYPES = {
+    "float32": "FLOAT",
+    "int32": "INT32_T",
+    "uint8": "UINT8_T",
+    "float64": "DOUBLE",
+    "int64": "INT64_T",
+}
 TYPES = tuple(_MPI_TYPES)
 
 _BLOCKING = {
@@ -81,7 +87,7 @@ class Case(NamedTuple):
     root: int = 0
 
     def __str__(self) -> str:
-        form = {"": "", DERIVED: f", {DERIVED}", IN_PLACE: f", {IN_PLACE}"}.get(self.form, f" with {self.form}")
+        form = f" with {self.form}" if self.form.startswith("MPI_") else f", {self.form}" if self.form else ""
         return f"{self.call} of {self.nbytes} B, {self.type}{form}, {self.memory}"
 
 
@@ -107,7 +113,7 @@ def plan(case: Case, rank: int, ranks: int) -> Plan:
     own, is_root = [part(0, rank + 1)], rank == case.root
     gathered = [part(0, other + 1) for other in every]
     match _BLOCKING.get(case.call, case.call):
-        case "MPI_Allreduce":
+        case "MPI_Allreduce" | "MPI_Allreduce_init":
             return Plan(own, [part(0, total)])
         case "MPI_Reduce":
             return Plan(own, [part(0, total)] if is_root else [])
@@ -120,15 +126,17 @@ def plan(case: Case, rank: int, ranks: int) -> Plan:
         case "MPI_Gather":
             return Plan(own, gathered if is_root else [])
         case "MPI_Gatherv":
-            sent = [parts(other, case.root) for other in every]
-            return Plan(parts(rank, case.root), sum(sent, []) if is_root else [])
+            sent = [segment for other in every for segment in parts(other, case.root)]
+            return Plan(parts(rank, case.root), sent if is_root else [])
         case "MPI_Scatter":
             return Plan([part(other, rank + 1) for other in every], [part(rank, case.root + 1)])
         case "MPI_Alltoall":
-            return Plan([part(other, rank + 1) for other in every], [part(rank, other + 1) for other in every])
+            return Plan(
+                [part(other, rank + 1) for other in every], [part(rank, other + 1) for other in every]
+            )
         case "MPI_Alltoallv":
-            sent, came = [parts(rank, to) for to in every], [parts(other, rank) for other in every]
-            return Plan(sum(sent, []), sum(came, []))
+            sent = [segment for to in every for segment in parts(rank, to)]
+            return Plan(sent, [segment for other in every for segment in parts(other, rank)])
         case "MPI_Reduce_scatter_block":
             return Plan([part(other, rank + 1) for other in every], [part(rank, total)])
         case "MPI_Reduce_scatter":
@@ -169,16 +177,18 @@ class GroupCalls:
     """Performs cases as one rank of ``MPI_COMM_WORLD``."""
 
     def __init__(self, w: Worker, memories: Memories | None = None) -> None:
-        self._w, self._mpi = w, w.mpi
-        self._api: Any = w.mpi.api
-        self._world = self._api.COMM_WORLD
-        self._rank, self._ranks = self._world.Get_rank(), self._world.Get_size()
+        self.worker, self._mpi = w, w.mpi
+        self.api: Any = w.mpi.api
+        self.world = self.api.COMM_WORLD
+        self.rank, self.ranks = self.world.Get_rank(), self.world.Get_size()
+        self.after, self.before = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
+        """The neighbours of this rank in a ring."""
         self.memories = memories or Memories(w.gpu)
         self.results = Results()
 
     def perform(self, case: Case) -> None:
         """Perform this rank's part of a case, and compare what it has received."""
-        with self._w.step(str(case)), ExitStack() as resources:
+        with self.worker.step(str(case)), ExitStack() as resources:
             act = self._one_sided if case.call in ONE_SIDED else self._atomic
             act = act if case.call in (*ONE_SIDED, *ATOMIC) else self._two_sided
             wrong = act(case, resources)
@@ -192,7 +202,7 @@ class GroupCalls:
         """Collectives, and MPI_Sendrecv in a ring."""
         buffers = Buffers(self, case, resources)
         call = case.call.removeprefix("MPI_")
-        function = getattr(self._world, call)
+        function = getattr(self.world, call)
         done = self._mpi.call(case.call, function, *self._arguments(case, buffers))
         if case.call in NONBLOCKING:
             self._mpi.call("MPI_Wait", done.Wait)
@@ -204,9 +214,9 @@ class GroupCalls:
 
     def _arguments(self, case: Case, buffers: Buffers) -> Sequence[Any]:
         """The arguments of a collective in mpi4py."""
-        ranks, root, total = self._ranks, case.root, self._api.SUM
-        is_root = self._rank == root
-        source = self._api.IN_PLACE if buffers.in_place else buffers.sent()
+        ranks, root, total = self.ranks, case.root, self.api.SUM
+        is_root = self.rank == root
+        source = self.api.IN_PLACE if buffers.in_place else buffers.sent()
         call = _BLOCKING.get(case.call, case.call)
         match call:
             case "MPI_Allreduce" | "MPI_Scan" | "MPI_Reduce_scatter_block":
@@ -228,18 +238,20 @@ class GroupCalls:
             case "MPI_Scatter":
                 return buffers.sent() if is_root else None, buffers.received(), root
             case "MPI_Alltoallv":
-                to = [uneven(self._rank, other) for other in range(ranks)]
-                came = [uneven(other, self._rank) for other in range(ranks)]
+                to = [uneven(self.rank, other) for other in range(ranks)]
+                came = [uneven(other, self.rank) for other in range(ranks)]
                 return buffers.sent(to), buffers.received(came)
-        after, before = (self._rank + 1) % ranks, (self._rank - 1) % ranks
+        after, before = (self.rank + 1) % ranks, (self.rank - 1) % ranks
         return buffers.sent(), after, 0, buffers.received(), before, 0
 
     # -- windows ------------------------------------------------------------------------------------------
 
     @contextmanager
     def _window(self, memory: Memory) -> Iterator[Any]:
-        base = self._api.memory.fromaddress(memory.address, memory.nbytes)
-        window = self._mpi.call("MPI_Win_create", self._api.Win.Create, base, 1, self._api.INFO_NULL, self._world)
+        base = self.api.memory.fromaddress(memory.address, memory.nbytes)
+        window = self._mpi.call(
+            "MPI_Win_create", self.api.Win.Create, base, 1, self.api.INFO_NULL, self.world
+        )
         yield window
         self._mpi.call("MPI_Win_free", window.Free)
 
@@ -258,7 +270,7 @@ class GroupCalls:
             call(FENCE, window.Fence, 0)
         elif form == LOCK:
             for target in targets:  # one after the other: each lock is shared
-                call(LOCK, window.Lock, target, self._api.LOCK_SHARED)
+                call(LOCK, window.Lock, target, self.api.LOCK_SHARED)
             yield flush
             for target in targets:
                 call("MPI_Win_unlock", window.Unlock, target)
@@ -271,14 +283,14 @@ class GroupCalls:
     def _own(self, window: Any) -> Iterator[None]:
         """An epoch in which this rank reads its own window, after all others have completed theirs."""
         self._mpi.barrier()
-        self._mpi.call(LOCK, window.Lock, self._rank, self._api.LOCK_EXCLUSIVE)
+        self._mpi.call(LOCK, window.Lock, self.rank, self.api.LOCK_EXCLUSIVE)
         yield
-        self._mpi.call("MPI_Win_unlock", window.Unlock, self._rank)
+        self._mpi.call("MPI_Win_unlock", window.Unlock, self.rank)
 
     def _one_sided(self, case: Case, resources: ExitStack) -> str:
         form = FENCE if case.form == DERIVED else case.form
-        after = (self._rank + 1) % self._ranks
-        targets = list(range(self._ranks)) if case.call == "MPI_Accumulate" else [after]
+        after = self.after
+        targets = list(range(self.ranks)) if case.call == "MPI_Accumulate" else [after]
         buffers = Buffers(self, case, resources)
         window_of = buffers.source if case.call == "MPI_Get" else buffers.target
         fetched = None
@@ -292,11 +304,17 @@ class GroupCalls:
                     elif case.call == "MPI_Get":
                         self._mpi.call(case.call, window.Get, buffers.received(), target, buffers.at_target())
                     elif case.call == "MPI_Accumulate":
-                        arguments = buffers.sent(), target, buffers.at_target(), self._api.SUM
+                        arguments = buffers.sent(), target, buffers.at_target(), self.api.SUM
                         self._mpi.call(case.call, window.Accumulate, *arguments)
                     else:
                         fetched = Buffers(self, case, resources)
-                        arguments = buffers.sent(), fetched.received(), target, buffers.at_target(), self._api.SUM
+                        arguments = (
+                            buffers.sent(),
+                            fetched.received(),
+                            target,
+                            buffers.at_target(),
+                            self.api.SUM,
+                        )
                         self._mpi.call(case.call, window.Get_accumulate, *arguments)
                 wrong = self._flushed(case, buffers, window, after, complete, resources)
             if not wrong and fetched:
@@ -328,30 +346,30 @@ class GroupCalls:
 
     def _atomic(self, case: Case, resources: ExitStack) -> str:
         """Each rank changes one number of the next rank's window, and must get each of its values in turn."""
-        number = self._api.INT64_T
+        number = self.api.INT64_T
         window_of, local = (
             self.memories.alloc(case.memory, size + GUARD, resources) for size in (max(case.nbytes, 8), 24)
         )
         last = max(case.nbytes, 8) // 8 * 8 - 8
-        after, before = (self._rank + 1) % self._ranks, (self._rank - 1) % self._ranks
-        window_of.write(_int64(_FIRST + self._rank), last)
+        after, before = self.after, self.before
+        window_of.write(_int64(_FIRST + self.rank), last)
         found = []
 
         def at(place: int) -> list[Any]:
-            return [self._api.memory.fromaddress(local.address + place, 8), 1, number]
+            return [self.api.memory.fromaddress(local.address + place, 8), 1, number]
 
         with self._window(window_of) as window:
             for n in range(TIMES):
-                value = _FIRST + after + n * (self._rank + 1)
-                local.write(_int64(self._rank + 1) + _int64(value) + _int64(-1))
+                value = _FIRST + after + n * (self.rank + 1)
+                local.write(_int64(self.rank + 1) + _int64(value) + _int64(-1))
                 with self._epoch(window, case.form, [after]) as complete:
                     if case.call == "MPI_Fetch_and_op":
-                        arguments = at(0), at(16), after, last, self._api.SUM
+                        arguments = at(0), at(16), after, last, self.api.SUM
                         self._mpi.call(case.call, window.Fetch_and_op, *arguments)
                     else:
-                        local.write(_int64(value + self._rank + 1))
-                        arguments = at(0), at(8), at(16), after, last
-                        self._mpi.call(case.call, window.Compare_and_swap, *arguments)
+                        local.write(_int64(value + self.rank + 1))
+                        swap = window.Compare_and_swap
+                        self._mpi.call(case.call, swap, at(0), at(8), at(16), after, last)
                     complete()
                 got = int.from_bytes(local.read(8, 16), "little", signed=True)
                 self.results.compared += 8
@@ -359,7 +377,7 @@ class GroupCalls:
                     found.append(f"operation {n + 1} of {TIMES} returned {got} instead of {value}")
             with self._own(window):
                 got = int.from_bytes(window_of.read(8, last), "little", signed=True)
-        should = _FIRST + self._rank + TIMES * (before + 1)
+        should = _FIRST + self.rank + TIMES * (before + 1)
         if got != should:
             found.append(f"the window has {got} instead of {should}")
         return found[0] if found else ""
@@ -377,11 +395,13 @@ class Buffers:
     """The buffers of a case in one rank; results are filled with `FILL` before the call."""
 
     def __init__(self, calls: GroupCalls, case: Case, resources: ExitStack) -> None:
-        self.case, self._api = case, calls._api
-        rank, ranks = calls._rank, calls._ranks
+        self.case, self._api = case, calls.api
+        rank, ranks = calls.rank, calls.ranks
         self.kind: Kind = KINDS[case.type]
         self.plan = plan(case, rank, ranks)
-        self.elements = max(case.nbytes // self.kind.nbytes // most_segments(case.call, ranks), bool(case.nbytes))
+        self.elements = max(
+            case.nbytes // self.kind.nbytes // most_segments(case.call, ranks), bool(case.nbytes)
+        )
         self._derived: Any = None
         if case.form == DERIVED:
             self.elements += -self.elements % BLOCK
@@ -424,6 +444,10 @@ class Buffers:
         else:
             write_segments(memory, self.kind, segments, self.elements, offset)
 
+    def write_source(self, segment: Segment) -> None:
+        """Give the source another content."""
+        self._write(self.source, [segment])
+
     def write_target(self, segment: Segment) -> None:
         """Give the target a content before the call."""
         self._write(self.target, [segment])
@@ -451,6 +475,17 @@ class Buffers:
     def received(self, counts: Sequence[int] | None = None) -> list[Any]:
         """The argument for what this rank receives; ``counts``: segments from each rank."""
         return self._spec(self.target, len(self.plan.target), counts)
+
+    def sent_in(self, parts: int) -> list[Any]:
+        """The argument for what this rank sends in equal parts."""
+        return self._in_parts(self.source, parts)
+
+    def received_in(self, parts: int) -> list[Any]:
+        return self._in_parts(self.target, parts)
+
+    def _in_parts(self, memory: Memory, parts: int) -> list[Any]:
+        at = self._api.memory.fromaddress(memory.address, memory.nbytes)
+        return [at, self.elements // parts, self._mpi_type]
 
     def at_target(self) -> list[Any]:
         """The place of one segment in another rank's window."""
