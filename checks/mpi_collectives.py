@@ -38,7 +38,6 @@ from gpuipc_doctor.api import (
     Evidence,
     Finding,
     Json,
-    MpiStack,
     Probe,
     ProbeOutcome,
     Tier,
@@ -48,6 +47,7 @@ from gpuipc_doctor.api import (
 from gpuipc_doctor.histories.mpi import group_calls as calls
 from gpuipc_doctor.histories.mpi import restarted_calls
 from gpuipc_doctor.histories.mpi.group_calls import Case, GroupCalls
+from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls
 from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS
 
 RANKS = 4
@@ -99,13 +99,6 @@ COMPLETED_BY = {
 }
 """Function of windows → the completion of which it is part."""
 
-NONBLOCKING_REDUCTIONS = ("MPI_Iallreduce",)
-ON_HOST_ONLY = (
-    *(call for call in calls.COLLECTIVES if call != "MPI_Bcast"),
-    *calls.NONBLOCKING, *calls.ONE_SIDED, *calls.ATOMIC,
-)  # fmt: skip
-REDUCTIONS = tuple(call for call in calls.COLLECTIVES if "duce" in call or "Scan" in call)
-
 
 class MpiCollectives(Check):
     id = "mpi-collectives"
@@ -123,7 +116,7 @@ class MpiCollectives(Check):
                 "sizes": sorted(ctx.options.get("sizes", SIZES)),
                 "room": ctx.room(devices) // (BUFFERS * ranks_of_device),
                 "derived": "derived types" not in ctx.mpi.lacks,
-                "unsupported": list(unsupported(ctx.mpi, devices[0].backend)),
+                "unsupported": list(unsupported_calls(ctx.mpi, devices[0].backend)),
                 "soak": ctx.tier is Tier.SOAK,
                 "failed": [],
                 "before": [],
@@ -235,26 +228,6 @@ def groups_of_devices(ctx: Context) -> Iterator[tuple[Device, ...]]:
         if ctx.tier is Tier.SOAK:
             for first in range(0, len(devices) - RANKS, RANKS):
                 yield tuple(devices[first : first + RANKS])
-
-
-def unsupported(mpi: MpiStack, backend: str) -> Sequence[str]:
-    """The calls that this library does not support by its documentation; see the table above.
-
-    A library without a GPU path takes only simulated device memory, which is host memory to it.
-    """
-    if not mpi.has_gpu_path:
-        return ()
-    release = tuple(int(part) for part in mpi.version.split(".")[:2] if part.isdecimal())
-    match mpi.family:
-        case "openmpi" if mpi.ucx:
-            return ON_HOST_ONLY
-        case "openmpi":
-            return (*calls.NONBLOCKING, *calls.ATOMIC, "MPI_Accumulate", "MPI_Get_accumulate")
-        case "mpich" if mpi.ucx:
-            return ON_HOST_ONLY
-        case "mpich" if backend == "hip" and release == (3, 4):
-            return (*REDUCTIONS, *NONBLOCKING_REDUCTIONS, *calls.ONE_SIDED, *calls.ATOMIC)
-    return ()
 
 
 def cases(params: Json, number_of_ranks: int, kinds: Sequence[str]) -> list[Case]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Finding, Json, Probe
+from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls
 from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS, POOL
 from gpuipc_doctor.model import Ending, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
@@ -182,14 +183,14 @@ def test_unsupported_calls_follow_library_version_and_transport(
     family: str, version: str, ucx: str, backend: str, unsupported: str, supported: str
 ) -> None:
     stack = replace(_stack(), family=family, version=version, ucx=ucx, has_gpu_path=True)
-    listed = module().unsupported(stack, backend)
+    listed = unsupported_calls(stack, backend)
     assert not unsupported or unsupported in listed
     assert supported not in listed
 
 
 def test_nothing_is_unsupported_in_simulated_memory_without_a_gpu_path() -> None:
     stack = replace(_stack(), family="openmpi", ucx="1.22.0", has_gpu_path=False)
-    assert not module().unsupported(stack, "cuda")
+    assert not unsupported_calls(stack, "cuda")
 
 
 def _stack() -> Any:

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from gpuipc_doctor.api.gpu import Gpu, GpuStream, Memory, Pool
+from gpuipc_doctor.model import Device
 
 DEVICE = "device memory"
 INSIDE = "memory 3 MiB into an allocation"
@@ -41,6 +42,11 @@ class Part(NamedTuple):
         return self.whole.read(self.nbytes - offset if nbytes is None else nbytes, self.offset + offset)
 
 
+def kinds_of(device: Device) -> tuple[str, ...]:
+    """The kinds of memory that a device has."""
+    return tuple(kind for kind in KINDS if _NEEDS.get(kind, "") in ("", *device.capabilities))
+
+
 class Memories:
     """Allocates memory of each kind on one device. Its pool is kept until the process ends, as in jobs."""
 
@@ -51,7 +57,7 @@ class Memories:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds that this device has."""
-        return tuple(kind for kind in KINDS if _NEEDS.get(kind, "") in ("", *self._gpu.device.capabilities))
+        return kinds_of(self._gpu.device)
 
     def alloc(self, kind: str, nbytes: int, resources: ExitStack) -> Memory:
         """Memory of this kind that ``resources`` frees."""
