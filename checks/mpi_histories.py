@@ -41,8 +41,9 @@ from gpuipc_doctor.histories.mpi.search import Met, RandomRun, Search, met, step
 from gpuipc_doctor.histories.operations import History
 
 OPERATIONS = 3400
-"""Operations in the acceptance tier, some 130 of them calls of all ranks. With 2,200, a descriptor left with each message from the fortieth on is
-missed, which no other check finds; with 1,300 also other leaks, and 64 B that are overwritten."""
+"""Operations in the acceptance tier, of which some 130 are calls of all ranks. With two thirds of them, a
+descriptor left with each message from the fortieth on is missed, which no other check finds; with 1,300 also
+other leaks, and 64 B that are overwritten."""
 
 RANKS, SOAK_RANKS = 3, (2, 3, 4)
 

@@ -143,6 +143,7 @@ class Generator:
         self.random = Random(self.seed)
         self._aside = Random(f"group calls {self.seed}")
         """Draws the calls of all ranks, so that all other operations are the same with and without them."""
+        self._dealt_decks: dict[tuple[str, ...], list[str]] = {}
         self._together = 0
         """Number of calls of all ranks in this epoch."""
         self.plans = {number: ProcessPlan() for number in range(1, self.ranks + 1)}
@@ -224,7 +225,7 @@ class Generator:
         if not self.group_calls or self._aside.random() >= GROUP_CALL:
             return
         aside = self._aside
-        call = aside.choice(self.group_calls)
+        call = self._dealt(self.group_calls)
         forms = [""]
         if call in (*ONE_SIDED, *ATOMIC):
             forms = [FENCE, LOCK, FLUSH]
@@ -232,11 +233,18 @@ class Generator:
             forms.append(IN_PLACE)
         if call in CAN_BE_DERIVED and DERIVED not in self.lacks:
             forms.append(OF_DERIVED_TYPE)
-        memory = aside.choice(self.memories) if aside.random() < 0.5 else DEVICE
+        memory = self._dealt(self.memories) if aside.random() < 0.5 else DEVICE
         kind = "|".join((call, aside.choice(TYPES), memory, aside.choice(forms)))
         do = "one-sided" if call in (*ONE_SIDED, *ATOMIC) else "collective"
         nbytes, stamp = aside.choice(GROUP_SIZES), aside.randrange(1, 1 << 20)
         self._together += self._try(Operation(do, 1, nbytes=nbytes, stamp=stamp, kind=kind))
+
+    def _dealt(self, words: tuple[str, ...]) -> str:
+        """One of these words; none comes twice before all have come."""
+        deck = self._dealt_decks.setdefault(words, [])
+        if not deck:
+            deck += self._aside.sample(words, len(words))
+        return deck.pop()
 
     def _communicator(self, epoch: Epoch) -> None:
         if self._chance(0.5):
