@@ -308,14 +308,9 @@ class GroupCalls:
                         self._mpi.call(case.call, window.Accumulate, *arguments)
                     else:
                         fetched = Buffers(self, case, resources)
-                        arguments = (
-                            buffers.sent(),
-                            fetched.received(),
-                            target,
-                            buffers.at_target(),
-                            self.api.SUM,
-                        )
-                        self._mpi.call(case.call, window.Get_accumulate, *arguments)
+                        into, at, add = fetched.received(), buffers.at_target(), self.api.SUM
+                        fetch = window.Get_accumulate
+                        self._mpi.call(case.call, fetch, buffers.sent(), into, target, at, add)
                 wrong = self._flushed(case, buffers, window, after, complete, resources)
             if not wrong and fetched:
                 wrong = fetched.unlike([Segment(f"{case.number}/0", 1)])

@@ -495,7 +495,10 @@ class Model:
 def case_of(operation: Operation) -> Case | None:
     """The call of a collective or one-sided operation; None if its kind is not ``call|type|memory|form``."""
     words = operation.kind.split("|")
-    return Case(operation.stamp, words[0], operation.nbytes, *words[1:]) if len(words) == 4 else None
+    if len(words) != 4:
+        return None
+    call, kind, memory, form = words
+    return Case(operation.stamp, call, operation.nbytes, kind, memory, form)
 
 
 def _is_matched(part: Part) -> bool:
