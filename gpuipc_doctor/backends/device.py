@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from typing import cast
 
+from gpuipc_doctor.api.gpu import PhysicalMemory
 from gpuipc_doctor.backends import rules, unexportable, vmm
 from gpuipc_doctor.backends.buffers import DriverBuffer, DriverMapping, allocation_of
 from gpuipc_doctor.backends.contexts import DeviceContexts, DriverContext
 from gpuipc_doctor.backends.driver import Driver, HandleType
 from gpuipc_doctor.backends.pools import DriverImportedPool, DriverPool
 from gpuipc_doctor.backends.streams import DriverEvent, DriverStream
-from gpuipc_doctor.backends.vmm import DriverPhysicalMemory
+from gpuipc_doctor.backends.vmm import DriverPhysicalMemory, DriverVmmMapping
 from gpuipc_doctor.model import Device, Json
 
 _SETTLING = 5
@@ -50,6 +52,12 @@ class DriverGpu:
         driver = self.driver
         address = driver.number("mem-alloc", nbytes)
         return DriverBuffer(self.contexts, address, nbytes, partial(driver.call, "mem-free", address))
+
+    def alloc_pinned(self, nbytes: int) -> DriverBuffer:
+        self.contexts.enter()
+        driver = self.driver
+        address = driver.number("host-alloc", nbytes, 0)
+        return DriverBuffer(self.contexts, address, nbytes, partial(driver.call, "host-free", address))
 
     def alloc_unexportable(self, kind: str) -> DriverBuffer:
         if kind not in self.unexportable_kinds:
@@ -114,6 +122,9 @@ class DriverGpu:
 
     def create_physical(self, nbytes: int) -> DriverPhysicalMemory:
         return DriverPhysicalMemory.create(self.contexts, nbytes, HandleType.DESCRIPTOR)
+
+    def map_adjacent(self, parts: Sequence[PhysicalMemory]) -> DriverVmmMapping:
+        return DriverVmmMapping(self.contexts, cast("Sequence[DriverPhysicalMemory]", parts))
 
     def create_fabric(self, nbytes: int) -> DriverPhysicalMemory:
         return DriverPhysicalMemory.create(self.contexts, nbytes, HandleType.FABRIC)
