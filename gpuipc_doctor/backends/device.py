@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, partial
 
+from gpuipc_doctor.api.gpu import DriverError, Gpu
 from gpuipc_doctor.backends import rules, unexportable, vmm
 from gpuipc_doctor.backends.buffers import DriverBuffer, DriverMapping, allocation_of
 from gpuipc_doctor.backends.contexts import DeviceContexts, DriverContext
 from gpuipc_doctor.backends.driver import Driver, HandleType
+from gpuipc_doctor.backends.kernels import DriverKernels
 from gpuipc_doctor.backends.pools import DriverImportedPool, DriverPool
 from gpuipc_doctor.backends.streams import DriverStream
 from gpuipc_doctor.backends.vmm import DriverPhysicalMemory
 from gpuipc_doctor.model import Device, Json
+
+PEER_ACCESS_ALREADY_ENABLED = 704
+"""``CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`` and ``hipErrorPeerAccessAlreadyEnabled``."""
 
 _SETTLING = 5
 """Retries if other processes' memory changed while the device's used memory was read."""
@@ -50,6 +55,33 @@ class DriverGpu:
         driver = self.driver
         address = driver.number("mem-alloc", nbytes)
         return DriverBuffer(self.contexts, address, nbytes, partial(driver.call, "mem-free", address))
+
+    def alloc_coherent(self, nbytes: int) -> DriverBuffer:
+        self.contexts.enter()
+        driver = self.driver
+        address = driver.alloc_coherent(nbytes)
+        return DriverBuffer(self.contexts, address, nbytes, partial(driver.call, "mem-free", address))
+
+    @property
+    def plain_memory_is_coherent(self) -> bool:
+        return self.driver.plain_memory_is_coherent
+
+    def load_kernels(self) -> DriverKernels:
+        return DriverKernels(self.contexts)
+
+    def has_native_atomics(self, other: Gpu) -> bool:
+        assert isinstance(other, DriverGpu)
+        return self.driver.has_native_atomics(self.ordinal, other.ordinal)
+
+    def enable_peer_access(self, other: Gpu) -> None:
+        assert isinstance(other, DriverGpu)
+        context = other.contexts.enter()
+        self.contexts.enter()
+        try:
+            self.driver.enable_peer_access(other.ordinal, context.handle)
+        except DriverError as error:
+            if error.fault.code != PEER_ACCESS_ALREADY_ENABLED:  # by an earlier probe in this context
+                raise
 
     def alloc_unexportable(self, kind: str) -> DriverBuffer:
         if kind not in self.unexportable_kinds:
