@@ -16,8 +16,8 @@ Before, each process verifies its kernels in memory of its own. Additions are sk
 states that the link between two GPUs has no native atomics, the check where the driver does not compile,
 load or launch the kernels; both say nothing about IPC.
 
-No kernel can block a GPU: a kernel that waits gives up after a fixed number of loads, which take less
-than a second, and no other kernel waits for anything. Kernels of two processes on one GPU need not run at
+No kernel can block a GPU: a kernel that waits gives up after a fixed number of loads, which take about
+a second at most, and no other kernel waits for anything. Kernels of two processes on one GPU need not run at
 the same time (the driver gives each process its time slices), and a busy node can start one of them late.
 So a kernel that gives up is no fault: when the other process reports that the flag is stored, the wait is
 repeated, and must then end at once. A flag is late, which is a fault, only if the waiting kernel was seen
@@ -114,24 +114,24 @@ class IpcKernels(Check):
             yield Probe("", {"exporter": export, "importer": attach}, devices, {"kinds": usable(devices)})
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        records = [done.records[role] for role in ("exporter", "importer")]
-        if reasons := [record["unavailable"] for record in records if record["unavailable"]]:
-            says = "the driver does not run kernels of this check: {reason}"
-            yield Finding.skip("no-kernels", says, reason=reasons[0])
-            return
-        wrong = [line for record in records for line in record["wrong"]]
+        exporter, importer = (done.records[role] for role in ("exporter", "importer"))
+        wrong = exporter["wrong"] + importer["wrong"]
         for key, says in FAULTS.items():
             if lines := [text for fault, text in wrong if fault == key]:
                 yield Finding.fail(key, says, *lines)
-        exporter, importer = records
-        if not (wrong or importer["atomics"]):
+        if wrong:
+            return
+        if reason := exporter["unavailable"] or importer["unavailable"]:
+            says = "the driver does not run kernels of this check: {reason}"
+            yield Finding.skip("no-kernels", says, reason=reason)
+            return
+        if not importer["atomics"]:
             says = "no additions between these GPUs: the driver states that their link has no native atomics"
             yield Finding.skip("no-native-atomics", says)
-        if not wrong:
-            says = "{elements} elements read and written by kernels of both sides through {kinds}"
-            kinds = ", ".join(KINDS[kind][0] for kind in done.params["kinds"])
-            flags = [exporter["flags"][place] + importer["flags"][place] for place in (0, 1)]
-            yield Finding.ok("right", says, *evidence(*flags), elements=COUNT, kinds=kinds)
+        says = "{elements} elements read and written by kernels of both sides through {kinds}"
+        kinds = ", ".join(KINDS[kind][0] for kind in done.params["kinds"])
+        flags = [exporter["flags"][place] + importer["flags"][place] for place in (0, 1)]
+        yield Finding.ok("right", says, *evidence(*flags), elements=COUNT, kinds=kinds)
 
 
 def evidence(running: int, later: int) -> Iterable[Evidence]:
@@ -141,11 +141,10 @@ def evidence(running: int, later: int) -> Iterable[Evidence]:
 
 def usable(devices: tuple[Device, ...]) -> list[str]:
     """The kinds of mapping that these devices have."""
-    kinds = KINDS if len(devices) > 1 else KINDS.keys() - {PEER}
     return [
         kind
         for kind, (_, needed) in KINDS.items()
-        if kind in kinds and all(needed <= device.capabilities for device in devices)
+        if (len(devices) > 1 or kind != PEER) and all(needed <= device.capabilities for device in devices)
     ]
 
 
@@ -198,13 +197,12 @@ def meet(w: Worker, turns: Iterator[None]) -> None:
 
 def use_peer_access(w: Worker, importer: Side, found: Found, *, atomics: bool) -> None:
     """Take the turns of both sides in this process, with kernels on both GPUs."""
-    other = w.gpus[0]
-    w.gpu.enable_peer_access(other)
+    other, before = w.gpus[0], len(found.wrong)
     exporter = ready(w, other, "exporter", found)
-    if exporter and found.works:
-        with other.alloc_coherent(NBYTES) as memory:
-            first, second = (side.at(memory, PEER, atomics=atomics) for side in (exporter, importer))
-            for _ in zip_longest(turns_of_exporter(first), turns_of_importer(second)):
+    if exporter and len(found.wrong) == before:
+        with w.gpu.peer_access(other), other.alloc_coherent(NBYTES) as memory:
+            sides = [side.at(memory, PEER, atomics=atomics) for side in (exporter, importer)]
+            for _ in zip_longest(turns_of_exporter(sides[0]), turns_of_importer(sides[1])):
                 pass
         exporter.end()
 

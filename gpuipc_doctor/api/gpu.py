@@ -434,8 +434,8 @@ class Gpu(Protocol):
     def has_native_atomics(self, other: Gpu) -> bool:
         """Whether this device's atomics work in another device's memory, as the driver states."""
 
-    def enable_peer_access(self, other: Gpu) -> None:
-        """Let kernels of this device use this process's memory on another device."""
+    def peer_access(self, other: Gpu) -> AbstractContextManager[None]:
+        """Inside the block, kernels of this device can use this process's memory on another device."""
 
     def alloc_unexportable(self, kind: str) -> Buffer:
         """64 KiB of memory that IPC handles must refuse; see `unexportable_kinds`."""

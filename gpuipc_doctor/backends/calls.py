@@ -68,6 +68,7 @@ _BOTH = {
     "vmm-import": ("cuMemImportFromShareableHandle", "hipMemImportFromShareableHandle"),
     "peer-attribute": ("cuDeviceGetP2PAttribute", "hipDeviceGetP2PAttribute"),
     "enable-peer": ("cuCtxEnablePeerAccess", "hipDeviceEnablePeerAccess"),
+    "disable-peer": ("cuCtxDisablePeerAccess", "hipDeviceDisablePeerAccess"),
     "module-load": ("cuModuleLoadDataEx", "hipModuleLoadData"),
     "module-unload": ("cuModuleUnload", "hipModuleUnload"),
     "module-get-function": ("cuModuleGetFunction", "hipModuleGetFunction"),

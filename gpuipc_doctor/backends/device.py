@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
 
 from gpuipc_doctor.api.gpu import DriverError, Gpu
@@ -73,15 +74,21 @@ class DriverGpu:
         assert isinstance(other, DriverGpu)
         return self.driver.has_native_atomics(self.ordinal, other.ordinal)
 
-    def enable_peer_access(self, other: Gpu) -> None:
+    @contextmanager
+    def peer_access(self, other: Gpu) -> Iterator[None]:
         assert isinstance(other, DriverGpu)
-        context = other.contexts.enter()
+        peer = self.driver.peer(other.ordinal, other.contexts.enter().handle)
         self.contexts.enter()
         try:
-            self.driver.enable_peer_access(other.ordinal, context.handle)
+            self.driver.call("enable-peer", peer, 0)
         except DriverError as error:
-            if error.fault.code != PEER_ACCESS_ALREADY_ENABLED:  # by an earlier probe in this context
+            if error.fault.code != PEER_ACCESS_ALREADY_ENABLED:  # opening an IPC handle may enable it
                 raise
+            yield
+            return
+        yield
+        self.contexts.enter()
+        self.driver.call("disable-peer", peer)
 
     def alloc_unexportable(self, kind: str) -> DriverBuffer:
         if kind not in self.unexportable_kinds:

@@ -221,9 +221,8 @@ class Driver(ABC):
         """
 
     @abstractmethod
-    def enable_peer_access(self, ordinal: int, context: object) -> None:
-        """Give the current context's kernels access to memory in this ``context``, on the device with this
-        ordinal."""
+    def peer(self, ordinal: int, context: object) -> Any:
+        """The argument of ``enable-peer``: the device with this ordinal, or its ``context``."""
 
     @abstractmethod
     def alloc_coherent(self, nbytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from functools import cached_property
@@ -262,7 +263,10 @@ class HipDriver(Driver):
                 "rtc-create", kernel_sources.hip_source().encode(), b"gpuipc.hip", 0, None, None
             )
         except (BackendUnavailable, DriverError, ImportError) as missing:  # no libhiprtc.so
-            raise KernelsUnavailable(f"hiprtc cannot be used: {missing.__cause__ or missing}") from missing
+            reason = re.sub(
+                r"'?b'([^']*)''?", r"\1", str(missing.__cause__ or missing)
+            )  # as hip-python quotes
+            raise KernelsUnavailable(f"hiprtc cannot be used: {reason}") from missing
         try:
             self.call("rtc-compile", program, 0, None)
         except DriverError as error:
@@ -274,8 +278,8 @@ class HipDriver(Driver):
         self.call("rtc-destroy", program.createRef())
         return code
 
-    def enable_peer_access(self, ordinal: int, context: object) -> None:
-        self.call("enable-peer", ordinal, 0)
+    def peer(self, ordinal: int, context: object) -> Any:
+        return ordinal
 
     def alloc_coherent(self, nbytes: int) -> int:
         return self.number("alloc-with-flags", nbytes, self.api.hipDeviceMallocFinegrained)
