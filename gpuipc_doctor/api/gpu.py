@@ -381,6 +381,9 @@ class Kernels(Protocol):
     def add(self, stream: GpuStream, address: int, count: int, number: int, times: int) -> None:
         """Add ``number`` to each of ``count`` elements, ``times`` times, atomically for the whole system."""
 
+    def copy(self, stream: GpuStream, to: int, source: int, nbytes: int) -> None:
+        """Load ``nbytes`` bytes at the address ``source`` and store them at ``to``."""
+
     def store(self, stream: GpuStream, address: int, number: int) -> None:
         """Store a flag, with release semantics for the whole system."""
 

@@ -33,6 +33,12 @@ KERNEL gpuipc_add(u32 *memory, u64 count, u64 *result, u32 a, u32 b, u32 c, u32 
             __hip_atomic_fetch_add(&memory[i], a, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 
+KERNEL gpuipc_copy(unsigned char *memory, u64 count, const unsigned char *result, u32 a, u32 b, u32 c, u32 d)
+{
+    for (u64 i = FIRST; i < count; i += STEP)
+        memory[i] = result[i];
+}
+
 KERNEL gpuipc_store(u32 *memory, u64 count, u64 *result, u32 a, u32 b, u32 c, u32 d)
 {
     __hip_atomic_store(memory, a, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);

@@ -42,6 +42,9 @@ class DriverKernels:
     def add(self, stream: GpuStream, address: int, count: int, number: int, times: int) -> None:
         self._launch("add", stream, address, count, 0, number, times)
 
+    def copy(self, stream: GpuStream, to: int, source: int, nbytes: int) -> None:
+        self._launch("copy", stream, to, nbytes, source)
+
     def store(self, stream: GpuStream, address: int, number: int) -> None:
         self._launch("store", stream, address, 1, 0, number, threads=1)
 

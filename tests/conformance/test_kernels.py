@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.conformance.conftest import on_simulated
 from tests.conformance.remote import Remote
 
@@ -47,6 +45,16 @@ def test_fill_writes_each_element_and_compare_describes_wrong_ones(exporter: Rem
     memory.write((OTHER[0] * 9 + OTHER[1]).to_bytes(4, "little"), 4 * 9)
     memory.write(b"\x01\x00\x00\x00", 4 * last)
     assert differences(gpu, kernels, stream, memory.address, DATA) == [2, 9, OTHER[0] * 9 + OTHER[1], 1]
+
+
+def test_copy_moves_each_byte_at_any_offset(exporter: Remote) -> None:
+    gpu = exporter.gpu
+    kernels, stream, memory = gpu.load_kernels(), gpu.create_stream(), gpu.alloc(NBYTES)
+    memory.write(bytes(NBYTES))
+    memory.write(bytes(range(251)) * 101, 3)
+    kernels.copy(stream, memory.address + 500_001, memory.address + 3, 251 * 101)
+    stream.synchronize()
+    assert memory.read(251 * 101 + 2, 500_000) == b"\0" + bytes(range(251)) * 101 + b"\0"
 
 
 def test_kernels_of_two_processes_add_to_the_same_memory(exporter: Remote, importer: Remote) -> None:

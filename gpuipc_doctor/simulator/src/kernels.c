@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kernel { FILL, COMPARE, ADD, STORE, WAIT, KERNELS };
+enum kernel { FILL, COMPARE, ADD, COPY, STORE, WAIT, KERNELS };
 
-static const char *const kernel_names[KERNELS] = {"gpuipc_fill", "gpuipc_compare", "gpuipc_add", "gpuipc_store",
-                                                  "gpuipc_wait"};
+static const char *const kernel_names[KERNELS] = {"gpuipc_fill", "gpuipc_compare", "gpuipc_add",
+                                                  "gpuipc_copy", "gpuipc_store",   "gpuipc_wait"};
 
 struct module {
     struct module *next;
@@ -137,7 +137,7 @@ static int store(const struct view *view, uint64_t address, const void *from, ui
 
 struct launch {
     enum kernel kernel;
-    struct view view;
+    struct view view, from; /* from: of a copy */
     uint64_t memory, count, result;
     uint32_t a, b, c, d;
     bool has_begun; /* of a wait: */
@@ -206,6 +206,20 @@ static int add(const struct launch *launch)
     return code;
 }
 
+static int copy(const struct launch *launch)
+{
+    uint64_t step = sizeof elements, bytes = launch->count;
+    int code = SUCCESS;
+    bytes -= bytes && is_faulty(&launch->view, KERNELS_MISS_LAST);
+    for (uint64_t done = 0; done < bytes && !code; done += step) {
+        uint64_t now = bytes - done < step ? bytes - done : step;
+        code = load(&launch->from, launch->result + done, elements, now);
+        if (!code)
+            code = store(&launch->view, launch->memory + done, elements, now);
+    }
+    return code;
+}
+
 /* Whether the wait is over. */
 static bool waited(struct launch *launch)
 {
@@ -238,6 +252,8 @@ static int run(const struct launch *launch)
         return compare(launch);
     case ADD:
         return add(launch);
+    case COPY:
+        return copy(launch);
     case STORE:
         return store(&launch->view, launch->memory, &launch->a, sizeof launch->a);
     default:
@@ -281,7 +297,10 @@ int sim_kernel_launch(void *function, unsigned grid_x, unsigned grid_y, unsigned
     bool is_single = kernel == STORE || kernel == WAIT;
     if (is_single && (uint64_t)grid_x * grid_y * grid_z * block_x * block_y * block_z != 1)
         return face.unsupported;
-    if ((code = reach(launch.memory, is_single ? 4 : 4 * launch.count, &launch.view)))
+    uint64_t bytes = is_single ? 4 : kernel == COPY ? launch.count : 4 * launch.count;
+    if ((code = reach(launch.memory, bytes, &launch.view)))
+        return code;
+    if (kernel == COPY && (code = reach(launch.result, bytes, &launch.from)))
         return code;
     if ((kernel == COMPARE || kernel == WAIT) &&
         (code = reach(launch.result, kernel == COMPARE ? 24 : 8, &result)))

@@ -10,7 +10,7 @@ from gpuipc_doctor.backends import kernel_sources
 from gpuipc_doctor.backends.cuda import CudaDriver
 from gpuipc_doctor.backends.hip import HipDriver
 
-KERNELS = {"fill", "compare", "add", "store", "wait"}
+KERNELS = {"fill", "compare", "add", "copy", "store", "wait"}
 
 
 def test_both_vendors_have_the_same_kernels() -> None:
