@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
-from gpuipc_doctor.api.gpu import DriverError, Gpu, GpuContext, GpuStream, Memory
+from gpuipc_doctor.api.gpu import DriverError, Gpu, GpuContext, GpuStream, KernelsUnavailable, Memory
 from gpuipc_doctor.api.process_ledger import figures_of_process
 from gpuipc_doctor.api.worker import Child
 from gpuipc_doctor.histories.contents import PIECE, contents, first_difference, stamp_at
@@ -163,13 +164,51 @@ class Actor:
     # -- memory -------------------------------------------------------------------------------------------
 
     def _write(self, order: Order) -> None:
-        memory, nbytes = self._get(order.on), order.nbytes
-        whole = ((offset, min(PIECE, nbytes - offset)) for offset in range(0, nbytes, PIECE))
-        for offset, length in whole if nbytes <= WHOLE_BYTES else glances(nbytes):
+        memory = self._get(order.on)
+        for offset, length in written(order.nbytes):
             memory.write(contents(order.stamp, length, offset), offset)
 
+    def _write_by_kernel(self, order: Order) -> None:
+        """Write by a kernel; by copies if the driver runs no kernels."""
+        memory = self._get(order.on)
+        try:
+            with self._kernel_copies(memory) as (stage, copy):
+                for offset, length in written(order.nbytes):
+                    stage.write(contents(order.stamp, length, offset))
+                    copy(memory.address + offset, stage.address, length)
+        except KernelsUnavailable:
+            self._write(order)
+
+    def _read_by_kernel(self, order: Order) -> None:
+        """Read by a kernel; by copies if the driver runs no kernels."""
+        memory = self._get(order.on)
+        try:
+            with self._kernel_copies(memory) as (stage, copy):
+
+                def read(nbytes: int, offset: int) -> bytes:
+                    copy(stage.address, memory.address + offset, nbytes)
+                    return stage.read(nbytes)
+
+                self._compare(read, order)
+        except KernelsUnavailable:
+            self._compare(memory.read, order)
+
+    @contextmanager
+    def _kernel_copies(self, memory: Memory) -> Iterator[tuple[Memory, Callable[[int, int, int], None]]]:
+        """Memory of this process, and a function that copies (to, from, bytes) by a kernel. Nothing stays
+        loaded: it would be taken for a leak."""
+        kernels, stream = self._gpu.load_kernels(), self._stream()
+
+        def copy(to: int, source: int, nbytes: int) -> None:
+            kernels.copy(stream, to, source, nbytes)
+            stream.synchronize()
+
+        with self._gpu.alloc(min(memory.nbytes, PIECE)) as stage:
+            yield stage, copy
+        kernels.unload()
+
     def _read(self, order: Order) -> None:
-        self._compare(self._get(order.on), order)
+        self._compare(self._get(order.on).read, order)
 
     def _read_in_thread(self, order: Order) -> None:
         memory = self._get(order.on)
@@ -177,14 +216,14 @@ class Actor:
 
         def read() -> None:
             context.make_current()
-            self._compare(memory, order)
+            self._compare(memory.read, order)
 
         with ThreadPoolExecutor(1) as threads:
             threads.submit(read).result()
 
-    def _compare(self, memory: Memory, order: Order) -> None:
+    def _compare(self, read: Callable[[int, int], bytes], order: Order) -> None:
         for offset, length in glances(order.nbytes):
-            found = memory.read(length, offset)
+            found = read(length, offset)
             if order.stamp:
                 expected = contents(order.stamp, length, offset)
                 if found != expected:
@@ -326,6 +365,13 @@ class Sized(NamedTuple):
 
     address: int
     nbytes: int
+
+
+def written(nbytes: int) -> Iterable[tuple[int, int]]:
+    """(offset, length) of the parts of memory of this size that are written."""
+    if nbytes > WHOLE_BYTES:
+        return glances(nbytes)
+    return [(offset, min(PIECE, nbytes - offset)) for offset in range(0, nbytes, PIECE)]
 
 
 def glances(nbytes: int) -> list[tuple[int, int]]:

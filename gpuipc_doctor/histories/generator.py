@@ -70,7 +70,14 @@ memory and give its users a new buffer of the same size. With the macros, a faul
 small segment was found within 1,500 operations; without the macros, it was not found in 60,000.
 """
 
-WIDE_WEIGHTS = {"read-in-thread": 3.0, "copy-across-streams": 2.0, "fork": 0.5, "idle": 0.02}
+WIDE_WEIGHTS = {
+    "read-in-thread": 3.0,
+    "read-by-kernel": 2.0,
+    "write-by-kernel": 2.0,
+    "copy-across-streams": 2.0,
+    "fork": 0.5,
+    "idle": 0.02,
+}
 """Weights that wide histories have in addition."""
 
 SWARM = (0.0, 0.5, 1.0, 1.0, 3.0)
@@ -392,6 +399,14 @@ class Generator:
     def _read_in_thread(self, epoch: Epoch) -> Iterator[Operation]:
         if thing := self._pick(*USABLE, usable=True):
             yield from self._try("read-in-thread", thing.by, on=thing.number)
+
+    def _read_by_kernel(self, epoch: Epoch) -> Iterator[Operation]:
+        if thing := self._pick(*USABLE, usable=True):
+            yield from self._try("read-by-kernel", thing.by, on=thing.number)
+
+    def _write_by_kernel(self, epoch: Epoch) -> Iterator[Operation]:
+        if thing := self._pick(*USABLE, usable=True):
+            yield from self._try("write-by-kernel", thing.by, on=thing.number, stamp=self._number())
 
     def _fork(self, epoch: Epoch) -> Iterator[Operation]:
         yield from self._try("fork", self._process())

@@ -13,6 +13,8 @@ SMALLEST = 4096
 
 SIMPLER = {
     "read-in-thread": "read",
+    "write-by-kernel": "write",
+    "read-by-kernel": "read",
     "copy-across-streams": "copy",
     "isend": "send",
     "issend": "send",

@@ -17,6 +17,8 @@ SENTENCES: Mapping[str, str] = {
     "read": "process {by} reads {on} and compares",
     "copy": "process {by} copies all of {of} to {on} on the device",
     "read-in-thread": "process {by} reads {on} in another thread and compares",
+    "write-by-kernel": "process {by} writes contents {stamp} through {on} by a kernel",
+    "read-by-kernel": "process {by} reads {on} by a kernel and compares",
     "copy-across-streams": "process {by} copies all of {of} to {on} in one stream; another stream waits",
     "fork": "process {by} forks a child, which exits at once",
     "idle": "process {by} and all others idle for a second",

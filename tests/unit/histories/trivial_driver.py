@@ -52,9 +52,9 @@ class TrivialDriver:
                 self.pointers[by, operation.makes] = cell, NO_CONTEXT
             case "close" | "free" | "free-open" | "unmap" | "release" | "free-to-pool" | "destroy-pool":
                 self._drop(by, on)
-            case "write":
+            case "write" | "write-by-kernel":
                 self._live(by, on).stamp = operation.stamp
-            case "read" | "read-in-thread":
+            case "read" | "read-in-thread" | "read-by-kernel":
                 return self._live(by, on).stamp
             case "copy" | "copy-across-streams":
                 self._live(by, on).stamp = self._live(by, operation.of).stamp
