@@ -121,10 +121,17 @@ class IpcHistories(Check):
         labels = [device.label for device in done.devices]
         crew, left_out = done.records["crew"], done.params["left_out"]
         findings = list(conclude(crew["explored"], left_out, labels, crew.get("little", {})))
+        watched = [
+            account(done.records["watch"], label if place else "") for place, label in enumerate(labels)
+        ]
+        first = crew["explored"]["first"]
+        moving = next((each for each in watched if each.idle.moves), None)
+        if moving and first and (first["what"], first["name"]) == ("leak", "device"):
+            yield moving.moving(Evidence.seen("{says}", says=first["says"]))
+            return
         yield from findings
-        for place, label in enumerate(labels):
-            entry = account(done.records["watch"], label if place else "").entries[-1]
-            if entry.missing > NOISE_BYTES and findings[0].key != "leak":
+        for label, entry in zip(labels, (each.entries[-1] for each in watched), strict=True):
+            if entry.missing > NOISE_BYTES + entry.doubt and findings[0].key != "leak":
                 yield Finding.warn(
                     "not-returned",
                     "{missing:mib} on {device} was not released after the processes ended",

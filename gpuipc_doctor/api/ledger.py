@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from gpuipc_doctor.api.gpu import Gpu
-from gpuipc_doctor.api.idle_counter import STILL, IdleCounter, Reading, Window, window_of
+from gpuipc_doctor.api.idle_counter import STILL, WIDER, IdleCounter, Reading, Window, window_of
 from gpuipc_doctor.api.trend import Slope, block_of, slope, smallest_found
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Line, ProbeOutcome, Series
@@ -32,6 +32,9 @@ CREEP_BYTES = 64 << 10
 
 QUIET_S = 0.04
 """Seconds without change after which used memory counts as stable."""
+
+PROMPT_S = 0.02
+"""Seconds within which used memory is read, unless this process is interrupted."""
 
 SETTLE_S = 2.0
 """Seconds for a driver's cleanup after a process has ended."""
@@ -119,7 +122,12 @@ class Ledger:
     @property
     def moves(self) -> bool:
         """Whether used memory was seen to move by itself."""
-        return IdleCounter(self._idle).moves
+        return self.idle.moves
+
+    @property
+    def idle(self) -> IdleCounter:
+        """What used memory does by itself."""
+        return IdleCounter(self._idle)
 
     def is_doubtful(self, *series: Sequence[int]) -> bool:
         """Whether used memory may move by itself, as these ``series`` of it or an earlier reading suggest."""
@@ -140,8 +148,14 @@ class Ledger:
         self._record()
 
     def _read(self) -> Reading:
-        at = self._w.clock()
-        return Reading(self._gpu.memory_used(), at)
+        """Used memory, read again if this process was interrupted, so that its time is known."""
+        for _ in range(TRIES):
+            before = self._w.clock()
+            used = self._gpu.memory_used()
+            after = self._w.clock()
+            if after - before <= PROMPT_S:
+                break
+        return Reading(used, (before + after) / 2)
 
     @property
     def lag_s(self) -> float:
@@ -298,7 +312,7 @@ class Ledger:
 
     def _explained(self, more: Reading, mark: int) -> float:
         """Bytes by which a counter that moves by itself may have risen since ``mark``."""
-        return max(sum(IdleCounter(self._idle).change_within(more.at - self._time_of(mark))), 0.0)
+        return max(sum(self.idle.change_within(more.at - self._time_of(mark))), 0.0)
 
     def _time_of(self, mark: int) -> float:
         return mark.at if isinstance(mark, Reading) else self._marked.at
@@ -419,20 +433,20 @@ class Entry:
     def is_back(self) -> bool:
         return abs(self.missing) <= NOISE_BYTES + self.doubt
 
-    def is_hidden(self, size: int, most: int, block: int) -> bool:
-        """Whether a counter that moves by itself may hide a loss of ``size`` bytes, or feign one."""
+    def is_hidden(self, size: int) -> bool:
+        """Whether a counter that moves by itself may hide a loss of ``size`` bytes, or feign one.
+
+        What it did while idle says little about another time, if it turns: a loss must have recurred.
+        """
         if not self.doubt:
             return False
-        is_blunt = NOISE_BYTES + self.doubt > HIDES * size
-        return (
-            is_blunt if self.is_back else not self.repeats and (is_blunt or not self._fits(size, most, block))
-        )
+        return NOISE_BYTES + self.doubt > HIDES * size if self.is_back else not self.repeats
 
     def judge(self, size: int, most: int, block: int, later: Iterable[Entry] = ()) -> Finding | None:
         """Judge missing memory: a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes, rounded up to
         whole blocks, or if a repetition of the action lost as much. ``later``: the entries after this one,
         any of which may have released the memory."""
-        if self.is_hidden(size, most, block):
+        if self.is_hidden(size):
             return None
         if self.is_back:
             return self.late()
@@ -525,6 +539,9 @@ class Loop:
         """This loop, less what used memory does by itself."""
         doubt = idle.change_within(self.at[-1] - self.at[0])[1] if self.at else 0.0
         used, control = idle.without(self.used, self.at), idle.without(self.control, self.control_at)
+        if doubt:  # a control that moves otherwise than the idle counter did shows that the counter turns
+            turned = abs(slope(self.rounds, control).estimate) * (self.rounds[-1] - self.rounds[0])
+            doubt += WIDER * turned
         return replace(self, used=used, control=control, doubt=doubt)
 
     @property
@@ -615,7 +632,7 @@ class Account:
         hidden = [
             Evidence.seen("it cannot be seen whether all memory was released after {end}", end=entry.end)
             for entry in self.entries
-            if entry.is_hidden(size, most, self.block)
+            if entry.is_hidden(size)
         ] + [
             Evidence.seen(
                 "growth below {least:bytes} with each {what} would not have been noticed",

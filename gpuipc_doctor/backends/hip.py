@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from functools import cached_property
 from inspect import signature
 from typing import Any
 
-from gpuipc_doctor.api.gpu import HANDLE_BYTES, BackendUnavailable
-from gpuipc_doctor.backends import calls, hostmemory
+from gpuipc_doctor.api.gpu import HANDLE_BYTES, BackendUnavailable, DriverError, KernelsUnavailable
+from gpuipc_doctor.backends import calls, hostmemory, kernel_sources
 from gpuipc_doctor.backends.absence import NO_DEVICE, Cause, Vendor
 from gpuipc_doctor.backends.causes import module_not_loaded, no_kernel_fusion_driver
 from gpuipc_doctor.backends.driver import (
@@ -30,6 +31,10 @@ _TRAITS = {
     "VBIOS": "vbios_version",
 }
 """Trait (`equal_gpus`) → the kernel's file of a GPU: Linux, Documentation/gpu/amdgpu."""
+
+_KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
+_XGMI = "11"
+"""``HSA_IOLINKTYPE_XGMI``, the type of a link between GPUs: Linux, drivers/gpu/drm/amd/amdkfd/kfd_crat.h."""
 
 _NO_DEVICE_CODES = frozenset({NO_DEVICE, 101})
 # ROCm 5.2.3 without a GPU: hipInit returns hipErrorInvalidDevice, hipGetDeviceCount hipErrorNoDevice.
@@ -74,11 +79,26 @@ class HipDriver(Driver):
     hipMemPoolDestroy does not close it. Tried with 5.7.1, 6.4.3 and 7.2.4 over an emulated kernel driver."""
     # `process_memory` stays empty: AMD's management library is not used, because no AMD GPU was available
     # to try it.
-    calls = calls.HIP | {"runtime-version": "hipRuntimeGetVersion"}
+    plain_memory_is_coherent = False
+    """Memory of hipMalloc, pools and hipMemCreate is coarse-grained: what a kernel writes is visible
+    elsewhere when it has ended ("Coherence control" in HIP's documentation)."""
+    no_extra = None
+    calls = calls.HIP | {
+        "runtime-version": "hipRuntimeGetVersion",
+        "alloc-with-flags": "hipExtMallocWithFlags",
+        "rtc-create": "hiprtcCreateProgram",
+        "rtc-compile": "hiprtcCompileProgram",
+        "rtc-log-size": "hiprtcGetProgramLogSize",
+        "rtc-log": "hiprtcGetProgramLog",
+        "rtc-code-size": "hiprtcGetCodeSize",
+        "rtc-code": "hiprtcGetCode",
+        "rtc-destroy": "hiprtcDestroyProgram",
+    }
     names = {  # noqa: RUF012  # a constant; ClassVar is on the base
         "memory-handle": "hipIpcMemHandle_st",
         "event-handle": "hipIpcEventHandle_st",
         "pool-properties": "hipMemPoolProps",
+        "native-atomics": "hipDeviceP2PAttr.hipDevP2PAttrNativeAtomicSupported",
         "memory-properties": "hipMemAllocationProp",
         "access": "hipMemAccessDesc",
         "pointer-data": "hipMemPoolPtrExportData",
@@ -127,8 +147,10 @@ class HipDriver(Driver):
         """From the kernel driver's files; AMD's management library is not used."""
         tree = Tree(self.absence.root)
         traits: dict[str, Json] = {}
+        links = xgmi_links(tree)
         for device in devices:
             found = {trait: tree.line(f"{_PCI}/{device.pci}/{file}") for trait, file in _TRAITS.items()}
+            found["xGMI links"] = links.get(device.pci, "")
             traits[device.label] = {trait: value for trait, value in found.items() if value}
         return {"traits": traits}
 
@@ -231,6 +253,50 @@ class HipDriver(Driver):
             shared = self.call("pool-export-pointer", address)
         return self.handle_bytes("pool-export-pointer", shared)
 
+    def _function(self, name: str) -> Any:
+        if not name.startswith("hiprtc"):
+            return super()._function(name)
+        from hip import hiprtc
+
+        return getattr(hiprtc, name)
+
+    def load_kernels(self, ordinal: int) -> Any:
+        try:
+            return self.call("module-load", self._code_of_kernels)
+        except DriverError as error:
+            if error.fault.name not in kernel_sources.REFUSALS:
+                raise
+            raise kernel_sources.refused(error) from error
+
+    @cached_property
+    def _code_of_kernels(self) -> bytearray:
+        """The kernels for the current device, compiled once per process: it takes a good part of a second."""
+        try:
+            program = self.call(
+                "rtc-create", kernel_sources.hip_source().encode(), b"gpuipc.hip", 0, None, None
+            )
+        except (BackendUnavailable, DriverError, ImportError) as missing:  # no libhiprtc.so
+            reason = re.sub(
+                r"'?b'([^']*)''?", r"\1", str(missing.__cause__ or missing)
+            )  # as hip-python quotes
+            raise KernelsUnavailable(f"hiprtc cannot be used: {reason}") from missing
+        try:
+            self.call("rtc-compile", program, 0, None)
+        except DriverError as error:
+            log = bytearray(int(self.call("rtc-log-size", program)))
+            self.call("rtc-log", program, log)
+            raise kernel_sources.refused(error, log.partition(b"\0")[0].decode(errors="replace")) from error
+        code = bytearray(self.number("rtc-code-size", program))
+        self.call("rtc-code", program, code)
+        self.call("rtc-destroy", program.createRef())
+        return code
+
+    def peer(self, ordinal: int, context: object) -> Any:
+        return ordinal
+
+    def alloc_coherent(self, nbytes: int) -> int:
+        return self.number("alloc-with-flags", nbytes, self.api.hipDeviceMallocFinegrained)
+
     def versions(self) -> list[Fact]:
         return [
             self._version("hip-driver", "driver-version"),
@@ -241,3 +307,37 @@ class HipDriver(Driver):
         number = int(self.call(operation))  # HIP_VERSION: 10000000 * major + 100000 * minor + patch
         text = f"{number // 10_000_000}.{number // 100_000 % 100}.{number % 100_000}"
         return version_fact(name, number, text, self.calls[operation])
+
+
+def xgmi_links(tree: Tree) -> dict[str, str]:
+    """PCI address of a GPU → number and bandwidth of its xGMI links, as ``7 with 448 GB/s``.
+
+    From the kernel driver's topology. A GPU in partitions, which share an address, is left out.
+    """
+    found: dict[str, list[str]] = {}
+    for node in tree.glob(f"{_KFD_NODES}/*/properties"):
+        of_node = _properties(tree, node)
+        location, domain = (of_node.get(name, "") for name in ("location_id", "domain"))
+        if not location.isdigit() or location == "0":
+            continue  # a processor
+        number = int(location)
+        bus, place, function = number >> 8 & 0xFF, number >> 3 & 0x1F, number & 7
+        address = f"{int(domain) if domain.isdigit() else 0:04x}:{bus:02x}:{place:02x}.{function}"
+        files = (
+            tree.glob(f"{node.rpartition('/')[0]}/{kind}/*/properties") for kind in ("io_links", "p2p_links")
+        )
+        links = [_properties(tree, file) for each in files for file in each]
+        speeds = [int(link.get("max_bandwidth", 0)) for link in links if link.get("type") == _XGMI]
+        found.setdefault(address, []).append(
+            f"{len(speeds)} with {sum(speeds) // 1000} GB/s" if speeds else ""
+        )
+    return {address: said for address, (said, *others) in found.items() if not others}
+
+
+def _properties(tree: Tree, name: str) -> dict[str, str]:
+    """Lines ``name number`` of a file; empty if it cannot be read."""
+    try:
+        lines = tree.text(name).splitlines()
+    except OSError:
+        return {}
+    return {key: value for key, _, value in (line.partition(" ") for line in lines) if value.isdigit()}

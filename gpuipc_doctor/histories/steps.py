@@ -27,6 +27,8 @@ SENTENCES: Mapping[str, str] = {
     "copy-and-record": "process {by} copies {of} to {on} on the device and at once records event {within}",
     "wait-event": "process {by} waits for event {on}",
     "destroy-event": "process {by} destroys event {on}",
+    "write-by-kernel": "process {by} writes contents {stamp} through {on} by a kernel",
+    "read-by-kernel": "process {by} reads {on} by a kernel and compares",
     "fork": "process {by} forks a child, which exits at once",
     "idle": "process {by} and all others idle for a second",
     "create": "process {by} creates physical memory {makes} ({nbytes} B)",

@@ -13,7 +13,7 @@ from gpuipc_doctor.histories.generator import families, harmful, unavailable, wi
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation, ProcessPlan
 from gpuipc_doctor.model import Probe, Status, Tier
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, check, conclude, gpu, ledger, outcome, plan
+from tests.checks.judging import MIB, check, conclude, drifting, gpu, ledger, outcome, plan
 
 REOPEN = History(
     "cuda",
@@ -39,6 +39,26 @@ def concluded(explored: Explored, missing: int = 0, left_out: Json = ()) -> list
         "crew": {"explored": results.to_json(explored)},
     }
     return conclude("ipc-histories", records, left_out=left_out)
+
+
+@pytest.mark.parametrize(
+    ("figure", "idle", "status"),
+    [
+        ("device", [], Status.FAIL),
+        ("device", drifting(2), Status.ERROR),
+        ("descriptors", drifting(2), Status.FAIL),
+    ],
+)
+def test_leak_is_not_blamed_on_a_driver_whose_count_moves_by_itself(
+    figure: str, idle: Json, status: Status
+) -> None:
+    leak = Disagreement(3, "leak", "", figure, "", "it grows")
+    explored = replace(WELL, first=leak, history=REOPEN, shortest=REOPEN, again=leak)
+    watch = ledger({"the program ended": 0}, idle=idle)
+    records = {"watch": watch, "crew": {"explored": results.to_json(explored)}}
+    (finding,) = conclude("ipc-histories", records, left_out=())
+    assert finding.status is status
+    assert (finding.key == "counter-moves") is (status is Status.ERROR)
 
 
 def test_pass_says_operations_and_bytes() -> None:

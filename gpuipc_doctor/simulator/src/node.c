@@ -89,7 +89,9 @@ static const char *const effects[EFFECTS + 1] = {"error",  "hang",    "hang-igno
                                       "leak-descriptor", "wrap", "corrupt-from", "stale-part", "end-another",
                                       "end-block", "end-count", "wipe", "sticky", "leak-addresses", "leak-thread",
                                       "leak-host", "lag", "blank", "misstate", "in-turn", "drift", "saw", "level", "walk",
-                                      "misplace", "premature", NULL};
+                                      "misplace", "premature",
+                                      "reject", "kernels-read-stale", "kernels-lose-writes", "kernels-lose-adds",
+                                      "kernels-miss-last", "kernels-see-no-flag", "kernels-see-flag-late", NULL};
 
 static int device_number(int backend, int64_t index)
 {
@@ -154,6 +156,8 @@ static void read_device(const char *key, const char *value, void *record)
         device->mode = (enum device_mode)word_of(modes, key, value);
     else if (IS("links"))
         device->links = (int)number(key, value);
+    else if (IS("link-speed"))
+        device->link_speed = (int)number(key, value);
     else if (IS("pcie-width"))
         device->pcie_width = (int)number(key, value);
     else if (IS("ecc"))
@@ -255,7 +259,7 @@ static void read_line(char *line)
         if (the_node.devices == MAX_DEVICES)
             refuse("more than %d devices", MAX_DEVICES);
         struct device *device = &the_node.device[the_node.devices++];
-        device->links = device->pcie_width = device->ecc = device->remap = device->slowdown = -1;
+        device->links = device->link_speed = device->pcie_width = device->ecc = device->remap = device->slowdown = -1;
         read_fields(fields, read_device, device);
     } else if (!strcmp(line, "peer")) {
         struct peer peer = {0, 0, 0};

@@ -114,14 +114,14 @@ class TrivialDriver:
                 | "destroy-event"
             ):
                 self._drop(by, on)
-            case "write" | "write-in-thread":
+            case "write" | "write-in-thread" | "write-by-kernel":
                 self._live(by, on).change(operation, lambda at: (operation.stamp, at, 0))
             case "fill":
                 width, begin = FILLS[operation.kind], operation.offset
                 self._live(by, on).change(
                     operation, lambda at: (operation.stamp, (at - begin) % width, width)
                 )
-            case "read" | "read-in-thread":
+            case "read" | "read-in-thread" | "read-by-kernel":
                 return self._live(by, on)
             case "wait-event" | "ask":
                 self._live(by, on)
