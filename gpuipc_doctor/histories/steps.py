@@ -30,7 +30,7 @@ SENTENCES: Mapping[str, str] = {
     "write-by-kernel": "process {by} writes contents {stamp} through {on} by a kernel",
     "read-by-kernel": "process {by} reads {on} by a kernel and compares",
     "fork": "process {by} forks a child, which exits at once",
-    "idle": "process {by} and all others idle for a second",
+    "idle": "process {by} and all others idle for four seconds",
     "create": "process {by} creates physical memory {makes} ({nbytes} B)",
     "import": "process {by} imports physical memory {on}, exported as a file descriptor: {makes}",
     "create-fabric": "process {by} creates physical memory {makes} ({nbytes} B) to export as a fabric handle",
