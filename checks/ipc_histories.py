@@ -53,6 +53,9 @@ The first 1,500 are the scenes of `histories.scenes`."""
 SEED = 14
 """Seed of the acceptance tier: it starts few processes and contexts, which take longest on a GPU."""
 
+IDLE_S = 4.0
+"""Seconds of an idle time, in soak: memory must keep its contents."""
+
 LIMIT = 0.5
 """Fraction of the deadline after which an operation counts as hung. A role that waits for another role has
 the whole deadline."""
@@ -251,7 +254,7 @@ def perform(w: Worker) -> None:
             w.wait_until(lambda: False, lag_s)
 
     def idle() -> None:
-        w.wait_until(lambda: False, 1.0)
+        w.wait_until(lambda: False, IDLE_S)
 
     bench = Bench(w.start, w.clock, LIMIT * w.deadline_s, w.step, settle, idle)
     params = w.params

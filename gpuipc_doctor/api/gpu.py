@@ -368,6 +368,50 @@ class VmmMapping(Memory, Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
+Linear = tuple[int, int]
+"""Data of 32-bit elements as (a, b): element number i is ``a * i + b``, without the bits that do not fit."""
+
+
+class KernelsUnavailable(Exception):
+    """The kernels cannot be compiled, loaded or launched here; the message is the driver's reason."""
+
+
+class Kernels(Protocol):
+    """Kernels that use 32-bit elements of memory at an address that their device can reach.
+
+    A call queues a kernel in a stream of the device. Each kernel is bounded: a loop runs as often as an
+    argument says.
+    """
+
+    def fill(self, stream: GpuStream, address: int, count: int, data: Linear) -> None:
+        """Write ``count`` elements."""
+
+    def compare(
+        self, stream: GpuStream, address: int, count: int, result: int, data: Linear, other: Linear
+    ) -> None:
+        """Compare ``count`` elements with ``data``, in three 64-bit numbers at the address ``result``.
+
+        The number of wrong elements is added to the first. The second becomes the least of its value and the
+        first wrong element: its number in the upper 32 bits, its value in the lower. The number of wrong
+        elements that equal ``other`` is added to the third.
+        """
+
+    def add(self, stream: GpuStream, address: int, count: int, number: int, times: int) -> None:
+        """Add ``number`` to each of ``count`` elements, ``times`` times, atomically for the whole system."""
+
+    def copy(self, stream: GpuStream, to: int, source: int, nbytes: int) -> None:
+        """Load ``nbytes`` bytes at the address ``source`` and store them at ``to``."""
+
+    def store(self, stream: GpuStream, address: int, number: int) -> None:
+        """Store a flag, with release semantics for the whole system."""
+
+    def wait(self, stream: GpuStream, address: int, number: int, loads: int, result: int) -> None:
+        """Load a flag, with acquire semantics for the whole system, until it is ``number``, at most ``loads``
+        times. The 64-bit number at the address ``result`` becomes 1 if it was, else 2."""
+
+    def unload(self) -> None: ...
+
+
 class GpuContext(Protocol):
     """A driver context; ``destroy`` also ends everything in it."""
 
@@ -398,6 +442,24 @@ class Gpu(Protocol):
     def alloc(self, nbytes: int) -> Buffer: ...
     def alloc_pinned(self, nbytes: int) -> Buffer:
         """Page-locked host memory (`cuMemHostAlloc`, `hipHostMalloc`), which has no IPC handle."""
+
+    def alloc_coherent(self, nbytes: int) -> Buffer:
+        """Memory that kernels of several processes may use at the same time: AMD's is fine-grained."""
+
+    @property
+    def plain_memory_is_coherent(self) -> bool:
+        """Whether kernels of several processes may use any device memory at the same time.
+
+        If not, what a kernel writes is visible to others when it has ended."""
+
+    def load_kernels(self) -> Kernels:
+        """Compile and load the kernels. Raises `KernelsUnavailable`."""
+
+    def has_native_atomics(self, other: Gpu) -> bool:
+        """Whether this device's atomics work in another device's memory, as the driver states."""
+
+    def peer_access(self, other: Gpu) -> AbstractContextManager[None]:
+        """Inside the block, kernels of this device can use this process's memory on another device."""
 
     def alloc_unexportable(self, kind: str) -> Buffer:
         """64 KiB of memory that IPC handles must refuse; see `unexportable_kinds`."""

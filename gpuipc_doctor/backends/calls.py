@@ -72,6 +72,13 @@ _BOTH = {
     "vmm-properties": ("cuMemGetAllocationPropertiesFromHandle", "hipMemGetAllocationPropertiesFromHandle"),
     "vmm-export": ("cuMemExportToShareableHandle", "hipMemExportToShareableHandle"),
     "vmm-import": ("cuMemImportFromShareableHandle", "hipMemImportFromShareableHandle"),
+    "peer-attribute": ("cuDeviceGetP2PAttribute", "hipDeviceGetP2PAttribute"),
+    "enable-peer": ("cuCtxEnablePeerAccess", "hipDeviceEnablePeerAccess"),
+    "disable-peer": ("cuCtxDisablePeerAccess", "hipDeviceDisablePeerAccess"),
+    "module-load": ("cuModuleLoadDataEx", "hipModuleLoadData"),
+    "module-unload": ("cuModuleUnload", "hipModuleUnload"),
+    "module-get-function": ("cuModuleGetFunction", "hipModuleGetFunction"),
+    "kernel-launch": ("cuLaunchKernel", "hipModuleLaunchKernel"),
     "driver-version": ("cuDriverGetVersion", "hipDriverGetVersion"),
 }
 

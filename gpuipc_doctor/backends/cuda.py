@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
-from gpuipc_doctor.backends import calls, hostmemory
+from gpuipc_doctor.backends import calls, hostmemory, kernel_sources
 from gpuipc_doctor.backends.absence import NO_DEVICE, Cause, Vendor
 from gpuipc_doctor.backends.causes import (
     limited_address_space,
@@ -30,6 +30,9 @@ _MPS = (
     "start `nvidia-cuda-mps-control -d` with the CUDA_MPS_PIPE_DIRECTORY and the user of this process; "
     "or unset CUDA_MPS_PIPE_DIRECTORY to run without MPS"
 )
+
+_LOG_BYTES = 4096
+"""Of the compiler's log."""
 
 _MODULE = module_not_loaded("nvidia", "/proc/driver/nvidia/version")
 
@@ -90,11 +93,16 @@ class CudaDriver(Driver):
     vendor = NVIDIA
     contexts_own_memory = True
     pools_have_one_descriptor = False
+    plain_memory_is_coherent = True
+    no_extra = 0
     calls = calls.CUDA | {"device-uuid-mig": "cuDeviceGetUuid_v2"}
     names = {  # noqa: RUF012  # a constant; ClassVar is on the base
         "memory-handle": "CUipcMemHandle",
         "event-handle": "CUipcEventHandle",
         "pool-properties": "CUmemPoolProps",
+        "native-atomics": "CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED",
+        "log": "CUjit_option.CU_JIT_ERROR_LOG_BUFFER",
+        "log-bytes": "CUjit_option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES",
         "memory-properties": "CUmemAllocationProp",
         "access": "CUmemAccessDesc",
         "pointer-data": "CUmemPoolPtrExportData",
@@ -214,6 +222,22 @@ class CudaDriver(Driver):
 
     def export_pointer(self, address: int) -> bytes:
         return self.handle_bytes("pool-export-pointer", self.call("pool-export-pointer", address))
+
+    def load_kernels(self, ordinal: int) -> Any:
+        text = kernel_sources.ptx(self.attribute_of(ordinal, "COMPUTE_CAPABILITY_MAJOR")).encode() + b"\0"
+        log, options = bytearray(_LOG_BYTES), [self.named("log"), self.named("log-bytes")]
+        try:
+            return self.call("module-load", text, len(options), options, [log, len(log)])
+        except DriverError as error:
+            if error.fault.name not in kernel_sources.REFUSALS:
+                raise
+            raise kernel_sources.refused(error, log.partition(b"\0")[0].decode(errors="replace")) from error
+
+    def peer(self, ordinal: int, context: object) -> Any:
+        return context
+
+    def alloc_coherent(self, nbytes: int) -> int:
+        return self.number("mem-alloc", nbytes)
 
     @cached_property
     def process_memory(self) -> ProcessMemory:

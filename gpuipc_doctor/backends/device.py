@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import cast
 
-from gpuipc_doctor.api.gpu import PhysicalMemory
+from gpuipc_doctor.api.gpu import DriverError, Gpu, PhysicalMemory
 from gpuipc_doctor.backends import rules, unexportable, vmm
 from gpuipc_doctor.backends.buffers import DriverBuffer, DriverMapping, allocation_of
 from gpuipc_doctor.backends.contexts import DeviceContexts, DriverContext
 from gpuipc_doctor.backends.driver import Driver, HandleType
+from gpuipc_doctor.backends.kernels import DriverKernels
 from gpuipc_doctor.backends.pools import DriverImportedPool, DriverPool
 from gpuipc_doctor.backends.streams import DriverEvent, DriverStream
 from gpuipc_doctor.backends.vmm import DriverPhysicalMemory, DriverVmmMapping
 from gpuipc_doctor.model import Device, Json
+
+PEER_ACCESS_ALREADY_ENABLED = 704
+"""``CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`` and ``hipErrorPeerAccessAlreadyEnabled``."""
 
 _SETTLING = 5
 """Retries if other processes' memory changed while the device's used memory was read."""
@@ -58,6 +63,39 @@ class DriverGpu:
         driver = self.driver
         address = driver.number("host-alloc", nbytes, 0)
         return DriverBuffer(self.contexts, address, nbytes, partial(driver.call, "host-free", address))
+
+    def alloc_coherent(self, nbytes: int) -> DriverBuffer:
+        self.contexts.enter()
+        driver = self.driver
+        address = driver.alloc_coherent(nbytes)
+        return DriverBuffer(self.contexts, address, nbytes, partial(driver.call, "mem-free", address))
+
+    @property
+    def plain_memory_is_coherent(self) -> bool:
+        return self.driver.plain_memory_is_coherent
+
+    def load_kernels(self) -> DriverKernels:
+        return DriverKernels(self.contexts)
+
+    def has_native_atomics(self, other: Gpu) -> bool:
+        assert isinstance(other, DriverGpu)
+        return self.driver.has_native_atomics(self.ordinal, other.ordinal)
+
+    @contextmanager
+    def peer_access(self, other: Gpu) -> Iterator[None]:
+        assert isinstance(other, DriverGpu)
+        peer = self.driver.peer(other.ordinal, other.contexts.enter().handle)
+        self.contexts.enter()
+        try:
+            self.driver.call("enable-peer", peer, 0)
+        except DriverError as error:
+            if error.fault.code != PEER_ACCESS_ALREADY_ENABLED:  # opening an IPC handle may enable it
+                raise
+            yield
+            return
+        yield
+        self.contexts.enter()
+        self.driver.call("disable-peer", peer)
 
     def alloc_unexportable(self, kind: str) -> DriverBuffer:
         if kind not in self.unexportable_kinds:

@@ -65,6 +65,12 @@ class Driver(ABC):
     contexts_own_memory: ClassVar[bool]
     """Whether destroying a context frees its memory and closes its mappings."""
 
+    plain_memory_is_coherent: ClassVar[bool]
+    """Whether kernels of several processes may use any device memory at the same time."""
+
+    no_extra: ClassVar[object]
+    """The last argument of a launch of a kernel: no further options."""
+
     pools_have_one_descriptor: ClassVar[bool]
     """Whether each export of a pool returns the same descriptor, which the driver never closes."""
 
@@ -96,7 +102,7 @@ class Driver(ABC):
         name = self.calls[operation]
         self._made[name] = made = self._made[name] + 1
         try:
-            function = getattr(self.api, name)
+            function = self._function(name)
             with self.arm(name):
                 error, *values = function(*arguments)
         except (AttributeError, RuntimeError) as missing:  # both bindings raise RuntimeError
@@ -141,6 +147,9 @@ class Driver(ABC):
             name = self.calls[operation]
             raise DriverError(DriverFault(name, 0, MISALIGNED), self._made[name])
         return address
+
+    def _function(self, name: str) -> Any:
+        return getattr(self.api, name)
 
     # Differences between the bindings
 
@@ -203,6 +212,21 @@ class Driver(ABC):
 
     @abstractmethod
     def versions(self) -> list[Fact]: ...
+
+    @abstractmethod
+    def load_kernels(self, ordinal: int) -> Any:
+        """Compile and load the kernels (`kernels`) in the current context, which is of this device.
+
+        Raises `KernelsUnavailable` with the reason in the driver's words.
+        """
+
+    @abstractmethod
+    def peer(self, ordinal: int, context: object) -> Any:
+        """The argument of ``enable-peer``: the device with this ordinal, or its ``context``."""
+
+    @abstractmethod
+    def alloc_coherent(self, nbytes: int) -> int:
+        """Address of device memory as for `Gpu.alloc_coherent`."""
 
     # Common parts
 
@@ -285,6 +309,10 @@ class Driver(ABC):
         shared = self.named("pointer-data")()
         hostmemory.poke(self.address_of(shared), data)
         return self.number("pool-import-pointer", pool, shared)
+
+    def has_native_atomics(self, ordinal: int, other: int) -> bool:
+        """Whether atomics of one device reach another device's memory."""
+        return bool(self.call("peer-attribute", self.named("native-atomics"), ordinal, other))
 
     def take_working_memory(self) -> None:  # noqa: B027  # most drivers take theirs with the context
         """Make the driver allocate its own memory on the current device, kept until this process exits."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from functools import cached_property
 from inspect import signature
 from typing import Any
 
-from gpuipc_doctor.api.gpu import HANDLE_BYTES, BackendUnavailable
-from gpuipc_doctor.backends import calls, hostmemory
+from gpuipc_doctor.api.gpu import HANDLE_BYTES, BackendUnavailable, DriverError, KernelsUnavailable
+from gpuipc_doctor.backends import calls, hostmemory, kernel_sources
 from gpuipc_doctor.backends.absence import NO_DEVICE, Cause, Vendor
 from gpuipc_doctor.backends.causes import module_not_loaded, no_kernel_fusion_driver
 from gpuipc_doctor.backends.driver import (
@@ -78,11 +79,26 @@ class HipDriver(Driver):
     hipMemPoolDestroy does not close it. Tried with 5.7.1, 6.4.3 and 7.2.4 over an emulated kernel driver."""
     # `process_memory` stays empty: AMD's management library is not used, because no AMD GPU was available
     # to try it.
-    calls = calls.HIP | {"runtime-version": "hipRuntimeGetVersion"}
+    plain_memory_is_coherent = False
+    """Memory of hipMalloc, pools and hipMemCreate is coarse-grained: what a kernel writes is visible
+    elsewhere when it has ended ("Coherence control" in HIP's documentation)."""
+    no_extra = None
+    calls = calls.HIP | {
+        "runtime-version": "hipRuntimeGetVersion",
+        "alloc-with-flags": "hipExtMallocWithFlags",
+        "rtc-create": "hiprtcCreateProgram",
+        "rtc-compile": "hiprtcCompileProgram",
+        "rtc-log-size": "hiprtcGetProgramLogSize",
+        "rtc-log": "hiprtcGetProgramLog",
+        "rtc-code-size": "hiprtcGetCodeSize",
+        "rtc-code": "hiprtcGetCode",
+        "rtc-destroy": "hiprtcDestroyProgram",
+    }
     names = {  # noqa: RUF012  # a constant; ClassVar is on the base
         "memory-handle": "hipIpcMemHandle_st",
         "event-handle": "hipIpcEventHandle_st",
         "pool-properties": "hipMemPoolProps",
+        "native-atomics": "hipDeviceP2PAttr.hipDevP2PAttrNativeAtomicSupported",
         "memory-properties": "hipMemAllocationProp",
         "access": "hipMemAccessDesc",
         "pointer-data": "hipMemPoolPtrExportData",
@@ -236,6 +252,50 @@ class HipDriver(Driver):
         else:
             shared = self.call("pool-export-pointer", address)
         return self.handle_bytes("pool-export-pointer", shared)
+
+    def _function(self, name: str) -> Any:
+        if not name.startswith("hiprtc"):
+            return super()._function(name)
+        from hip import hiprtc
+
+        return getattr(hiprtc, name)
+
+    def load_kernels(self, ordinal: int) -> Any:
+        try:
+            return self.call("module-load", self._code_of_kernels)
+        except DriverError as error:
+            if error.fault.name not in kernel_sources.REFUSALS:
+                raise
+            raise kernel_sources.refused(error) from error
+
+    @cached_property
+    def _code_of_kernels(self) -> bytearray:
+        """The kernels for the current device, compiled once per process: it takes a good part of a second."""
+        try:
+            program = self.call(
+                "rtc-create", kernel_sources.hip_source().encode(), b"gpuipc.hip", 0, None, None
+            )
+        except (BackendUnavailable, DriverError, ImportError) as missing:  # no libhiprtc.so
+            reason = re.sub(
+                r"'?b'([^']*)''?", r"\1", str(missing.__cause__ or missing)
+            )  # as hip-python quotes
+            raise KernelsUnavailable(f"hiprtc cannot be used: {reason}") from missing
+        try:
+            self.call("rtc-compile", program, 0, None)
+        except DriverError as error:
+            log = bytearray(int(self.call("rtc-log-size", program)))
+            self.call("rtc-log", program, log)
+            raise kernel_sources.refused(error, log.partition(b"\0")[0].decode(errors="replace")) from error
+        code = bytearray(self.number("rtc-code-size", program))
+        self.call("rtc-code", program, code)
+        self.call("rtc-destroy", program.createRef())
+        return code
+
+    def peer(self, ordinal: int, context: object) -> Any:
+        return ordinal
+
+    def alloc_coherent(self, nbytes: int) -> int:
+        return self.number("alloc-with-flags", nbytes, self.api.hipDeviceMallocFinegrained)
 
     def versions(self) -> list[Fact]:
         return [

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
-from gpuipc_doctor.api.gpu import DriverError, Gpu, GpuContext, GpuStream, Memory
+from gpuipc_doctor.api.gpu import DriverError, Gpu, GpuContext, GpuStream, KernelsUnavailable, Memory
 from gpuipc_doctor.api.process_ledger import figures_of_process
 from gpuipc_doctor.api.worker import Child
 from gpuipc_doctor.histories.contents import (
@@ -208,12 +209,56 @@ class Actor:
     # -- memory -------------------------------------------------------------------------------------------
 
     def _write(self, order: Order) -> None:
-        memory = self._get(order.on)
+        self._write_with(order, self._get(order.on).write)
+
+    def _write_with(self, order: Order, write: Callable[[bytes, int], None]) -> None:
         begin, end = self._range(order)
         for first, last in glances(begin, end) if order.nbytes > WHOLE_BYTES else [(begin, end)]:
             for offset in range(first, last, PIECE):
                 length = min(PIECE, last - offset)
-                memory.write(contents(order.stamp, length, offset), offset)
+                write(contents(order.stamp, length, offset), offset)
+
+    def _write_by_kernel(self, order: Order) -> None:
+        """Write by a kernel; by copies if the driver runs no kernels."""
+        memory = self._get(order.on)
+        try:
+            with self._kernel_copies(memory) as (stage, copy):
+
+                def write(data: bytes, offset: int) -> None:
+                    stage.write(data)
+                    copy(memory.address + offset, stage.address, len(data))
+
+                self._write_with(order, write)
+        except KernelsUnavailable:
+            self._write(order)
+
+    def _read_by_kernel(self, order: Order) -> None:
+        """Read by a kernel; by copies if the driver runs no kernels."""
+        memory = self._get(order.on)
+        try:
+            with self._kernel_copies(memory) as (stage, copy):
+
+                def read(nbytes: int, offset: int) -> bytes:
+                    copy(stage.address, memory.address + offset, nbytes)
+                    return stage.read(nbytes)
+
+                self._compare(read, order)
+        except KernelsUnavailable:
+            self._compare(memory.read, order)
+
+    @contextmanager
+    def _kernel_copies(self, memory: Memory) -> Iterator[tuple[Memory, Callable[[int, int, int], None]]]:
+        """Memory of this process, and a function that copies (to, from, bytes) by a kernel. Nothing stays
+        loaded: it would be taken for a leak."""
+        kernels, stream = self._gpu.load_kernels(), self._stream()
+
+        def copy(to: int, source: int, nbytes: int) -> None:
+            kernels.copy(stream, to, source, nbytes)
+            stream.synchronize()
+
+        with self._gpu.alloc(min(memory.nbytes, PIECE)) as stage:
+            yield stage, copy
+        kernels.unload()
 
     def _write_in_thread(self, order: Order) -> None:
         self._get(order.on)
@@ -231,10 +276,12 @@ class Actor:
         stream.synchronize()
 
     def _read(self, order: Order) -> None:
-        memory = self._get(order.on)
+        self._compare(self._get(order.on).read, order)
+
+    def _compare(self, read: Callable[[int, int], bytes], order: Order) -> None:
         begin, end = self._range(order)
         for first, last in looks(begin, end, order.parts):
-            found = memory.read(last - first, first)
+            found = read(last - first, first)
             for part in within(order.parts, first, last):
                 expected = part.data(part.begin, part.end)
                 shown = found[part.begin - first : part.end - first]

@@ -196,7 +196,7 @@ def _case(history: History, operations: list[Operation], number: int) -> Iterato
         "use-context": f"current = {on};",
         "end-context": f"end({on});",
         "fork": "if (!fork()) _exit(0); wait(0);",
-        "idle": "sleep(1);",
+        "idle": "sleep(4);",
         "kill": "raise(SIGKILL);",
     }
     if operation.do not in lines or operation.device:

@@ -56,7 +56,7 @@ class Crew:
         settle: Callable[[], object] = lambda: None,
         idle: Callable[[], object] = lambda: None,
     ) -> None:
-        """``settle`` waits until the device's memory figures are stable; ``idle`` waits one second."""
+        """``settle`` waits until the device's memory figures are stable; ``idle`` waits some seconds."""
         self._idle = idle
         self._start = start
         self._settle = settle

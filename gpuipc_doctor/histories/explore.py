@@ -50,7 +50,7 @@ class Bench:
     settle: Callable[[], object] = lambda: None
     """Function that waits until the device's memory figures are stable."""
     idle: Callable[[], object] = lambda: None
-    """Function that waits for a second."""
+    """Function that waits for some seconds."""
 
 
 @dataclass

@@ -78,7 +78,13 @@ memory and give its users a new buffer of the same size. With the macros, a faul
 small segment was found within 1,500 operations; without the macros, it was not found in 60,000.
 """
 
-WIDE_WEIGHTS = {"copy-across-streams": 2.0, "fork": 0.5, "idle": 0.02}
+WIDE_WEIGHTS = {
+    "read-by-kernel": 2.0,
+    "write-by-kernel": 2.0,
+    "copy-across-streams": 2.0,
+    "fork": 0.5,
+    "idle": 0.02,
+}
 """Weights that wide histories have in addition."""
 
 SWARM = (0.0, 0.5, 1.0, 1.0, 3.0)
@@ -462,6 +468,14 @@ class Generator:
         to, source = self._pick(*USABLE, usable=True), self._pick(*USABLE, usable=True)
         if to and source and to.storage.nbytes < HUGE[0]:
             yield from self._try(do, to.by, on=to.number, of=source.number)
+
+    def _read_by_kernel(self, epoch: Epoch) -> Iterator[Operation]:
+        if thing := self._pick(*USABLE, usable=True):
+            yield from self._try("read-by-kernel", thing.by, on=thing.number)
+
+    def _write_by_kernel(self, epoch: Epoch) -> Iterator[Operation]:
+        if thing := self._pick(*USABLE, usable=True):
+            yield from self._try("write-by-kernel", thing.by, on=thing.number, stamp=self.number())
 
     def _fork(self, epoch: Epoch) -> Iterator[Operation]:
         yield from self._try("fork", self._process())

@@ -143,7 +143,7 @@ ALONE = {
 """Operations that involve other processes. All processes that are not involved are idle meanwhile."""
 
 ENDS = {"free", "free-to-pool", "destroy-pool"}
-WRITES = {"write", "write-in-thread", "fill", "copy", "copy-across-streams"}
+WRITES = {"write", "write-in-thread", "write-by-kernel", "fill", "copy", "copy-across-streams"}
 BEGINS = {"allocate", "create", "create-fabric", "create-pool", "allocate-from-pool"}
 """Operations that create memory. `WRITES` change the contents of the object ``on``, `ENDS` its memory."""
 
@@ -454,6 +454,8 @@ class Model:
         return Expected(0, storage.nbytes)
 
     _may_read_in_thread, _read_in_thread = _may_use, _read
+    _may_read_by_kernel, _read_by_kernel = _may_use, _read
+    _may_write_by_kernel, _write_by_kernel = _may_write, _write
     _may_copy_across_streams, _copy_across_streams = _may_copy, _copy
 
     # -- physical memory ----------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ RARE = {
     "end-context": "its successor takes as long",
     "kill": "ending a process takes 70 ms on an H200, and its successor's context 230 ms",
     "idle": "takes seconds",
+    "read-by-kernel": "each loads its kernels anew, and HIP compiles them",
+    "write-by-kernel": "likewise",
 }
 """Operation that occurs less often in the acceptance tier → why."""
 

@@ -16,6 +16,8 @@ SIMPLER = {
     "write-in-thread": "write",
     "open-in-thread": "open",
     "fill": "write",
+    "write-by-kernel": "write",
+    "read-by-kernel": "read",
     "copy-across-streams": "copy",
     "isend": "send",
     "issend": "send",

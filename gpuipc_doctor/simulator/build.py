@@ -49,7 +49,9 @@ class SimulatedLibrary:
 
 FACES = (
     SimulatedLibrary("cuda.c", "cu", "libcuda.so.1", ("libcuda.so",)),
-    SimulatedLibrary("hip.c", "hip", "libamdhip64.so", ("libamdhip64.so.6", "libamdhip64.so.7")),
+    SimulatedLibrary(
+        "hip.c", "hip", "libamdhip64.so", ("libamdhip64.so.6", "libamdhip64.so.7", "libhiprtc.so")
+    ),
     SimulatedLibrary("nvml.c", "nvml", "libnvidia-ml.so.1", ("libnvidia-ml.so",)),
 )
 

@@ -120,6 +120,7 @@ void allocation_remove(struct block *block, struct allocation *allocation)
         place = &(*place)->next;
     *place = allocation->next;
     free(allocation->snapshot);
+    free(allocation->first_view);
     free(allocation);
 }
 

@@ -25,6 +25,7 @@ struct allocation {
     uint64_t exported_id;    /* of an import: its id in the exporter */
     struct flaw flaw;               /* of an import */
     unsigned char *snapshot;        /* a fault: what reads through this import show, whatever is there */
+    unsigned char *first_view;      /* a fault: what kernels that read through this import show */
     bool ended;                     /* a fault: another call ended it; copies are refused */
 };
 

@@ -1,6 +1,7 @@
 /* libcuda.so.1: what CUDA's driver API does in its own way. */
 #include "allocations.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static bool works_before_init(enum call call)
@@ -198,6 +199,37 @@ int cuda_primary_set_flags(int device, unsigned flags)
     return SUCCESS;
 }
 
+/* ---- modules ---- */
+
+static int load_module(void **module, const void *image, char *log, uint64_t log_bytes)
+{
+    static const char complaint[] = "ptxas application ptx input, line 6; fatal   : Unsupported .version 6.0; unsupported version";
+    if (!fault_asks(REJECT))
+        return sim_module_load(module, image);
+    if (log && log_bytes)
+        snprintf(log, log_bytes, "%s", complaint);
+    return UNSUPPORTED_PTX_VERSION;
+}
+
+int cuda_module_load_data(void **module, const void *image)
+{
+    return load_module(module, image, NULL, 0);
+}
+
+int cuda_module_load_with_options(void **module, const void *image, unsigned count, int *options, void **values)
+{
+    enum { ERROR_LOG_BUFFER = 5, ERROR_LOG_BUFFER_SIZE_BYTES }; /* CUjit_option */
+    char *log = NULL;
+    uint64_t bytes = 0;
+    for (unsigned i = 0; i < count; i++) {
+        if (options[i] == ERROR_LOG_BUFFER)
+            log = values[i];
+        if (options[i] == ERROR_LOG_BUFFER_SIZE_BYTES)
+            bytes = (uintptr_t)values[i];
+    }
+    return load_module(module, image, log, bytes);
+}
+
 /* ---- peers ---- */
 
 int cuda_enable_peer(void *handle, unsigned flags)
@@ -215,6 +247,7 @@ int cuda_enable_peer(void *handle, unsigned flags)
     if (context->peers & 1u << peer->device)
         return PEER_ACCESS_ALREADY_ENABLED;
     context->peers |= 1u << peer->device;
+    context->peer_faults = kernel_faults();
     return SUCCESS;
 }
 
@@ -240,7 +273,9 @@ int cuda_peer_attribute(int *value, int attribute, int device, int peer)
         return code;
     if (!value || attribute < PERFORMANCE_RANK || attribute > ARRAY_ACCESS_SUPPORTED)
         return INVALID_VALUE;
-    *value = attribute == ACCESS_SUPPORTED ? access : 0;
+    bool is_native = attribute == NATIVE_ATOMIC_SUPPORTED; /* as over NVLink */
+    *value = is_native && fault_asks(MISSTATE) ? (int)fault_bytes(MISSTATE)
+             : attribute == ACCESS_SUPPORTED || is_native ? access : 0;
     return SUCCESS;
 }
 

@@ -69,11 +69,20 @@ struct bad_part bad_part_of(uint64_t bytes)
 
 struct flaw flaw_of(uint64_t offset, uint64_t bytes)
 {
-    struct flaw flaw = {bad_part_of(bytes), UINT64_MAX};
+    struct flaw flaw = {.bad = bad_part_of(bytes), .loses_writes = UINT64_MAX};
     flaw.bad.offset += offset;
     if (fault_asks(LOSE_WRITES))
         flaw.loses_writes = offset + fault_bytes(LOSE_WRITES);
+    flaw.kernels = kernel_faults();
     return flaw;
+}
+
+uint32_t kernel_faults(void)
+{
+    uint32_t found = 0;
+    for (int effect = KERNELS_READ_STALE; effect < EFFECTS; effect++)
+        found |= (uint32_t)fault_asks(effect) << (effect - KERNELS_READ_STALE);
+    return found;
 }
 
 void spoil_text(char *text)

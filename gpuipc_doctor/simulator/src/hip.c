@@ -3,6 +3,7 @@
 #include "allocations.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static bool works_before_init(enum call call)
@@ -126,6 +127,87 @@ int hip_device_reset(void)
     return SUCCESS;
 }
 
+/* ---- hiprtc, whose library is a link to this one. Its code is the source; codes are hiprtcResult's ---- */
+
+enum { RTC_INVALID_INPUT = 3, RTC_INVALID_PROGRAM = 4, RTC_COMPILATION = 6 };
+
+struct program {
+    char *source;
+    const char *log;
+    bool is_compiled;
+};
+
+int hip_rtc_create(void **program, const char *source, const char *name, int count, const char **headers,
+                   const char **names)
+{
+    (void)name, (void)headers, (void)names;
+    if (!program || !source || count)
+        return RTC_INVALID_INPUT;
+    struct program *new = calloc(1, sizeof *new);
+    if (!new || !(new->source = strdup(source)))
+        abort();
+    new->log = "";
+    *program = new;
+    return SUCCESS;
+}
+
+int hip_rtc_compile(void *handle, int count, const char **options)
+{
+    struct program *program = handle;
+    (void)options;
+    if (!program || count)
+        return program ? RTC_INVALID_INPUT : RTC_INVALID_PROGRAM;
+    program->is_compiled = !fault_asks(REJECT);
+    if (!program->is_compiled)
+        program->log = "gpuipc.hip:1:1: error: unsupported version of the code object\n1 error generated";
+    return program->is_compiled ? SUCCESS : RTC_COMPILATION;
+}
+
+int hip_rtc_log_size(void *program, size_t *bytes)
+{
+    *bytes = strlen(((struct program *)program)->log) + 1;
+    return SUCCESS;
+}
+
+int hip_rtc_log(void *program, char *log)
+{
+    strcpy(log, ((struct program *)program)->log);
+    return SUCCESS;
+}
+
+int hip_rtc_code_size(void *handle, size_t *bytes)
+{
+    struct program *program = handle;
+    *bytes = strlen(program->source) + 1;
+    return program->is_compiled ? SUCCESS : RTC_INVALID_PROGRAM;
+}
+
+int hip_rtc_code(void *handle, char *out)
+{
+    struct program *program = handle;
+    if (!program->is_compiled)
+        return RTC_INVALID_PROGRAM;
+    strcpy(out, program->source);
+    return SUCCESS;
+}
+
+int hip_rtc_destroy(void **handle)
+{
+    struct program *program = *handle;
+    free(program->source);
+    free(program);
+    *handle = NULL;
+    return SUCCESS;
+}
+
+int hip_alloc_with_flags(uint64_t *address, size_t bytes, unsigned flags)
+{
+    enum { DEFAULT, FINEGRAINED, SIGNAL, UNCACHED }; /* how far copies are coherent makes no difference here */
+    if (flags > UNCACHED)
+        return INVALID_VALUE;
+    return flags == SIGNAL ? NOT_SUPPORTED : sim_alloc(address, bytes);
+}
+
 /* ---- peers ---- */
 
 int hip_enable_peer(int peer, unsigned flags)
@@ -141,6 +223,7 @@ int hip_enable_peer(int peer, unsigned flags)
     if (context->peers & 1u << device)
         return PEER_ACCESS_ALREADY_ENABLED;
     context->peers |= 1u << device;
+    context->peer_faults = kernel_faults();
     return SUCCESS;
 }
 
@@ -164,7 +247,9 @@ int hip_peer_attribute(int *value, int attribute, int device, int peer)
         return code;
     if (!value || attribute < PERFORMANCE_RANK || attribute > ARRAY_ACCESS_SUPPORTED)
         return INVALID_VALUE;
-    *value = attribute == ACCESS_SUPPORTED ? access : 0;
+    bool is_native = attribute == NATIVE_ATOMIC_SUPPORTED; /* as over xGMI */
+    *value = is_native && fault_asks(MISSTATE) ? (int)fault_bytes(MISSTATE)
+             : attribute == ACCESS_SUPPORTED || is_native ? access : 0;
     return SUCCESS;
 }
 

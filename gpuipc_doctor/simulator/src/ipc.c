@@ -309,6 +309,7 @@ static int open_wish(uint64_t *address, const struct wish *wish, struct context 
         part->flaw.bad = flaw.bad;
     if (flaw.loses_writes < part->flaw.loses_writes)
         part->flaw.loses_writes = flaw.loses_writes;
+    part->flaw.kernels |= flaw.kernels;
     if (fault_asks(SNAPSHOT))
         keep_snapshot(block, part);
     if (node_has_fault(CALL_ipc_open, STALE_PART, block->device))

@@ -89,7 +89,9 @@ static const char *const effects[EFFECTS + 1] = {"error",  "hang",    "hang-igno
                                       "leak-descriptor", "wrap", "corrupt-from", "stale-part", "end-another",
                                       "end-block", "end-count", "wipe", "sticky", "leak-addresses", "leak-thread",
                                       "leak-host", "lag", "blank", "misstate", "in-turn", "drift", "saw", "level", "walk",
-                                      "misplace", "premature", NULL};
+                                      "misplace", "premature",
+                                      "reject", "kernels-read-stale", "kernels-lose-writes", "kernels-lose-adds",
+                                      "kernels-miss-last", "kernels-see-no-flag", "kernels-see-flag-late", NULL};
 
 static int device_number(int backend, int64_t index)
 {

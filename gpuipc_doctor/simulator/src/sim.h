@@ -129,6 +129,13 @@ enum fault_effect { /* in the order of node.c's words */
     WALK,
     MISPLACE,
     PREMATURE,
+    REJECT,
+    KERNELS_READ_STALE,
+    KERNELS_LOSE_WRITES,
+    KERNELS_LOSE_ADDS,
+    KERNELS_MISS_LAST,
+    KERNELS_SEE_NO_FLAG,
+    KERNELS_SEE_FLAG_LATE,
     EFFECTS,
 };
 
@@ -185,10 +192,12 @@ struct bad_part bad_part_of(uint64_t bytes);
 struct flaw { /* what faults did to an import when it was made */
     struct bad_part bad;  /* these bytes of its block read wrong through it */
     uint64_t loses_writes; /* what is written through it from this offset in its block on arrives nowhere */
+    uint32_t kernels;      /* what kernels do wrong through it: a bit for each effect from KERNELS_READ_STALE on */
 };
 
 /* Of an import of so many bytes at this offset in its block. */
 struct flaw flaw_of(uint64_t offset, uint64_t bytes);
+uint32_t kernel_faults(void); /* of the call under way, as `flaw.kernels` */
 void spoil_text(char *text); /* for the fault `corrupt-byte` of a call that gives a text */
 uint64_t scatter(void); /* the next of a fixed sequence of well-mixed numbers */
 
@@ -292,6 +301,7 @@ struct context {
     unsigned flags;
     uint64_t number;
     uint32_t peers; /* devices whose memory it may reach, a bit each */
+    uint32_t peer_faults; /* `flaw.kernels` of their memory */
     bool alive;     /* a primary context comes alive when it is retained */
 };
 
@@ -321,6 +331,9 @@ bool stream_takes_time(const void *stream);
 void stream_later(void *stream, uint64_t bytes, void (*run)(void *), void *what); /* for one that takes time */
 void stream_finish(void *stream);                     /* wait for its work */
 void streams_finish(void);                            /* wait for all work */
+/* Work that ends when `step` returns true, which is asked by those who wait for the stream or query it. */
+void stream_until(void *stream, bool (*step)(void *), void *what);
+bool stream_is_waiting(const void *stream); /* for such work */
 bool moment_is_over(struct moment moment);
 void stream_waits_for(void *stream, struct moment moment);
 int event_finish(void *event);

@@ -17,6 +17,12 @@ struct clock {
     struct moment *known; /* one for each stream */
 };
 
+struct step {
+    struct step *next;
+    bool (*done)(void *);
+    void *what;
+};
+
 struct handle { /* a stream or an event */
     struct handle *next;
     struct context *context;
@@ -27,6 +33,7 @@ struct handle { /* a stream or an event */
     uint64_t serial; /* of an event that processes share: each that has it holds this */
     int mapping;     /* its entry in the state, likewise */
     uint64_t due; /* when its work, or what the event stands for, is done */
+    struct step *steps; /* of a stream: work that ends by something else than time, the first first */
 };
 
 enum { NON_BLOCKING = 1, DEFAULT_STREAMS = 2 };
@@ -142,6 +149,40 @@ static bool is_over(uint64_t time)
     return time <= present;
 }
 
+void stream_until(void *stream, bool (*done)(void *), void *what)
+{
+    struct step **place = &stream_of(stream)->steps, *step = malloc(sizeof *step);
+    if (!step)
+        abort();
+    while (*place)
+        place = &(*place)->next;
+    *step = (struct step){.done = done, .what = what};
+    *place = step;
+}
+
+bool stream_is_waiting(const void *stream)
+{
+    return stream_of(stream)->steps;
+}
+
+/* Whether all that ends by something else than time has ended. */
+static bool steps_are_done(struct handle *handle)
+{
+    while (handle->steps && handle->steps->done(handle->steps->what)) {
+        struct step *first = handle->steps;
+        handle->steps = first->next;
+        free(first);
+    }
+    return !handle->steps;
+}
+
+static void finish_steps(struct handle *handle)
+{
+    const struct timespec pause = {.tv_nsec = 500000};
+    while (!steps_are_done(handle))
+        nanosleep(&pause, NULL);
+}
+
 bool stream_takes_time(const void *stream)
 {
     return !is_default(stream) && stream_of(stream)->flags & NON_BLOCKING;
@@ -164,14 +205,17 @@ void stream_later(void *stream, uint64_t bytes, void (*run)(void *), void *what)
 
 void stream_finish(void *stream)
 {
+    finish_steps(stream_of(stream));
     wait_until(stream_of(stream)->due);
 }
 
 void streams_finish(void)
 {
     for (struct handle *each = handles; each; each = each->next)
-        if (!each->is_event)
+        if (!each->is_event) {
+            finish_steps(each);
             wait_until(each->due);
+        }
     wait_until(now());
 }
 
@@ -185,7 +229,7 @@ int sim_stream_query(void *stream)
     int code = stream_check(stream);
     if (code)
         return code;
-    return is_over(stream_of(stream)->due) ? SUCCESS : NOT_READY;
+    return steps_are_done(stream_of(stream)) && is_over(stream_of(stream)->due) ? SUCCESS : NOT_READY;
 }
 
 /* ---- what comes after what ---- */

@@ -151,12 +151,13 @@ def test_operations_are_concurrent_only_if_neither_depends_on_the_other(
 def test_wide_history_has_more_operations_and_is_legal() -> None:
     generator = Generator("cuda", 2, 1, Limits(room=9 << 30, wide=True), peers=((0, 1), (1, 0)))
     driver, done, sizes = TrivialDriver(), Counter[str](), set[int]()
-    for _ in range(40):
+    for _ in range(80):
         for operation, expected in generator.epoch():
             shown = driver.perform(operation)
             assert shown is None or shown.agrees(expected.parts)
             done[operation.do] += 1
             sizes.add(operation.nbytes)
+    assert {"read-by-kernel", "write-by-kernel"} <= done.keys()
     assert {"copy-across-streams", "fork", "idle"} <= done.keys()
     assert max(sizes) > 4 << 30
 

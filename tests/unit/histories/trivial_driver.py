@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from gpuipc_doctor.histories.contents import Part
+from gpuipc_doctor.histories.contents import WHOLE_BYTES, Part, glances
 from gpuipc_doctor.histories.memory_model import FILLS, NO_CONTEXT
 from gpuipc_doctor.histories.operations import Operation
 
@@ -28,8 +28,11 @@ class Cell:
         return _at(self.written, offset)
 
     def change(self, operation: Operation, what: Written) -> None:
-        end = operation.offset + operation.length if operation.length else self.nbytes
-        self.written = (*self.written, (operation.offset, end, what))
+        begin = operation.offset
+        end = begin + operation.length if operation.length else self.nbytes
+        is_write = operation.do.startswith("write") and self.nbytes > WHOLE_BYTES
+        for first, last in glances(begin, end) if is_write else [(begin, end)]:
+            self.written = (*self.written, (first, last, what))
 
     def agrees(self, parts: Iterable[Part]) -> bool:
         return all(
@@ -114,14 +117,14 @@ class TrivialDriver:
                 | "destroy-event"
             ):
                 self._drop(by, on)
-            case "write" | "write-in-thread":
+            case "write" | "write-in-thread" | "write-by-kernel":
                 self._live(by, on).change(operation, lambda at: (operation.stamp, at, 0))
             case "fill":
                 width, begin = FILLS[operation.kind], operation.offset
                 self._live(by, on).change(
                     operation, lambda at: (operation.stamp, (at - begin) % width, width)
                 )
-            case "read" | "read-in-thread":
+            case "read" | "read-in-thread" | "read-by-kernel":
                 return self._live(by, on)
             case "wait-event" | "ask":
                 self._live(by, on)

@@ -179,7 +179,7 @@ def all_checks(count: int) -> list[PlannedProbe]:
 
 @pytest.mark.parametrize(("count", "most"), [(1, 33), (2, 43), (4, 61), (8, 92)])
 def test_initialisations_of_all_checks(count: int, most: int) -> None:
-    """Without the 12 processes of ipc-histories. Alone, the probes need 69, 132, 324 and 688."""
+    """Without the 12 processes of ipc-histories. Alone, the probes need 71, 140, 356 and 816."""
     assert sum(map(initialisations, Tours().plan(all_checks(count), 4))) <= most
 
 
@@ -188,7 +188,7 @@ def test_what_most_applications_use_is_known_first() -> None:
     for tour in first:
         assert isinstance(tour, PlannedTour)
         checks = list(dict.fromkeys(visit.check.id for visit in tour.visits))
-        assert checks[:3] == ["ipc-reopen", "ipc-handles", "ipc-peer"]
+        assert checks[:4] == ["ipc-reopen", "ipc-handles", "ipc-kernels", "ipc-peer"]
     subjects_of_peer = {
         visit.probe.subject
         for tour in first
