@@ -12,7 +12,7 @@ from gpuipc_doctor.backends.buffers import DriverBuffer, DriverMapping, allocati
 from gpuipc_doctor.backends.contexts import DeviceContexts, DriverContext
 from gpuipc_doctor.backends.driver import Driver, HandleType
 from gpuipc_doctor.backends.pools import DriverImportedPool, DriverPool
-from gpuipc_doctor.backends.streams import DriverStream
+from gpuipc_doctor.backends.streams import DriverEvent, DriverStream
 from gpuipc_doctor.backends.vmm import DriverPhysicalMemory, DriverVmmMapping
 from gpuipc_doctor.model import Device, Json
 
@@ -86,6 +86,19 @@ class DriverGpu:
 
     def allocation_of(self, address: int) -> tuple[int, int]:
         return allocation_of(self.contexts, address)
+
+    def ordinal_of(self, address: int) -> int:
+        self.contexts.enter()
+        return self.driver.ordinal_of(address)
+
+    def name_of(self, operation: str) -> str:
+        return self.driver.calls[operation]
+
+    def create_event(self) -> DriverEvent:
+        return DriverEvent(self.contexts)
+
+    def open_event(self, handle: bytes) -> DriverEvent:
+        return DriverEvent(self.contexts, handle)
 
     def create_stream(self) -> DriverStream:
         return DriverStream(self.contexts)

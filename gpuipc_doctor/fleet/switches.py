@@ -71,10 +71,13 @@ class Switches:
         self._inner_met: set[str] = set()
         self._passes: set[Link] = set()
         self._failing: dict[Link, set[Pair]] = defaultdict(set)
+        self._unanswered: set[str] = set()
+        """Switches whose nodes were paired with nodes of another switch, of which one did not answer."""
         for run in runs:
-            if run.outcome is Outcome.SILENT:
-                continue
             one, other = map(self._switch, run.pair)
+            if run.outcome is Outcome.SILENT:
+                self._unanswered |= {one, other} if one != other else set()
+                continue
             link = frozenset((one, other))
             self._met[run.pair[0]].add(other)
             self._met[run.pair[1]].add(one)
@@ -195,14 +198,16 @@ class Switches:
         ]
 
     def _across(self, proven: Collection[str]) -> list[Pair]:
-        """Two nodes of each switch that reaches no other, paired with nodes of the nearest other switch."""
+        """Two nodes of each switch that reaches no other, or whose messages to others all met a silent node,
+        paired with nodes of the nearest other switch."""
         sound: dict[str, list[str]] = defaultdict(list)
         for node, switch in self._topology.items():
             sound[switch] += [node] * (node in proven)
         order = {switch: place for place, switch in enumerate(sound)}
         others = self._reaching & set(order) - self._suspects or set(order)
         pairs: list[Pair] = []
-        for switch in sorted(self._suspects & self._inner_pass):
+        unanswered = self._unanswered & set(self.uncrossed)
+        for switch in sorted((self._suspects | unanswered) & self._inner_pass):
             # A partner without any pass is no evidence.
             partners = set[str]().union(*self._failed(switch, proven).values())
             tried = set(map(self._switch, partners))

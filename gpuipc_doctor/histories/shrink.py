@@ -13,6 +13,9 @@ SMALLEST = 4096
 
 SIMPLER = {
     "read-in-thread": "read",
+    "write-in-thread": "write",
+    "open-in-thread": "open",
+    "fill": "write",
     "copy-across-streams": "copy",
     "isend": "send",
     "issend": "send",

@@ -312,8 +312,7 @@ class _Reader:
                 error = fault.pop("error")
                 self._known("error", error, vocabulary.errors(), number)
                 fault["code"], _ = vocabulary.errors().get(error, (0, {}))
-            if "bytes" in stated:
-                fault["bytes"] = parse_size(stated["bytes"])
+            fault |= {key: parse_size(stated[key]) for key in ("bytes", "min", "max") if key in stated}
             yield fault
 
     def _known(self, kind: str, word: str, words: Collection[str], number: int) -> None:

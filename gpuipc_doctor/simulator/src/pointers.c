@@ -64,7 +64,7 @@ static int pointer_attribute(void *data, int attribute, uint64_t address)
         set_flag(data, block->kind == MANAGED);
         return SUCCESS;
     case DEVICE_ORDINAL:
-        *(int *)data = block->context->ordinal;
+        *(int *)data = block->context->ordinal + (block->kind == IMPORTED && fault_asks(MISPLACE));
         return SUCCESS;
     case IS_LEGACY_IPC_CAPABLE:
         *(unsigned *)data = block->kind == OWN || (block->kind == POOL && face.pool_memory_exports);

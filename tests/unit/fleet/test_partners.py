@@ -206,6 +206,7 @@ def test_cut_off_switch_is_blamed_and_none_of_its_nodes(
 @example(leaves=17, size=3, seed=3771936825, some_are_silent=False, some_are_unknown=True)
 @example(leaves=19, size=3, seed=1784785076, some_are_silent=True, some_are_unknown=True)
 @example(leaves=16, size=3, seed=3885257658, some_are_silent=True, some_are_unknown=True)
+@example(leaves=22, size=6, seed=6, some_are_silent=True, some_are_unknown=True)  # all partners are silent
 def test_cut_switch_is_found_among_silent_and_unknown_nodes(
     leaves: int, size: int, seed: int, some_are_silent: bool, some_are_unknown: bool
 ) -> None:
