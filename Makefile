@@ -6,6 +6,7 @@
 # make test-amd  the conformance suite, faults and MPI on AMD's runtimes that Debian's mirror has, over the emulated
 #                kernel driver
 # make diff-amd  the rows of that suite in which simulated and AMD's own runtimes differ; for every night
+# make test-arm64-user  checks on the simulated node as a program of arm64, emulated; needs gcc-aarch64-linux-gnu
 # make lint    ruff, mypy, import-linter
 # make format  ruff's formatter and its safe cures
 # make zipapp  dist/gpuipc-doctor.pyz: one file for nodes without the package
@@ -48,7 +49,7 @@ ROOTS := .prefix/bookworm/.ready .prefix/trixie/.ready
 help:
 	@sed -n '/^# make demo/,/^$$/s/^# \?//p' Makefile
 
-.PHONY: help demo test test-all packages test-amd diff-amd test-again lint format zipapp docs clean machine
+.PHONY: help demo test test-all packages test-amd test-arm64-user diff-amd test-again lint format zipapp docs clean machine
 
 # The real MPI library whose ranks a simulated node is tested with, in a share of memory, with messages and with
 # random histories that take seconds.
@@ -99,6 +100,14 @@ test-amd: .venv/.compiled $(MPI_PREFIXES)
 	$(WITH_MPI); $(BIN)/python $(PYTEST) tests/conformance tests/kfd -m '' -k 'rocm or kfd'
 diff-amd: .venv/.compiled
 	$(BIN)/python -m tests.conformance.diff
+
+# A root file system of Debian 13 for arm64, and qemu-user.
+.prefix/arm64/.ready: tests/arm64/root.sh pyproject.toml | .venv/.pip
+	sh $< $(@D) $(BIN)/python && touch $@
+
+test-arm64-user: .prefix/arm64/.ready .venv/.runs
+	sh tests/arm64/user.sh .prefix/arm64 $(BIN)/python check ipc-reopen ipc-handles ipc-vmm ipc-stale \
+	    --device cuda:0 --simulate healthy-single --backend cuda
 
 # What all workers import, so that not each of them compiles it: in a fresh clone that was 10 of 37 s. What has
 # changed since, they compile.

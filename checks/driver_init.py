@@ -35,7 +35,8 @@ class DriverInit(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for backend in ctx.options["backends"]:
-            params = {"backend": backend, "required": ctx.options["required"]}
+            links = ctx.options.get("links", False)
+            params = {"backend": backend, "required": ctx.options["required"], "links": links}
             # Without persistence mode, the first initialisation loads firmware: several seconds per GPU.
             yield Probe(backend, {"driver": initialise}, params=params, deadline_s=30.0, imports=(backend,))
 
@@ -158,7 +159,7 @@ def initialise(w: Worker) -> None:
     try:
         seen = w.discover(w.params["backend"])
         w.record(**seen)
-        w.record(**w.compare_gpus(w.params["backend"], seen["devices"]))
+        w.record(**w.compare_gpus(w.params["backend"], seen["devices"], few=w.params.get("links", False)))
     except BackendUnavailable as absent:
         w.record(unavailable=absent.reason, remedy=absent.remedy, broken=absent.broken)
 

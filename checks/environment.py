@@ -3,7 +3,8 @@
 It also lists the node's settings that affect sharing: whether a process may fetch another process's
 descriptor, and whether an IMEX channel for fabric handles exists. Only `ipc-vmm` and `ipc-fabric` show
 whether sharing works. Another result lists the variables and kernel limits that would help `gpuipc-doctor
-job` diagnose a hanging job.
+job` diagnose a hanging job. A node that differs from the site config's settings, kernel modules, adapters,
+limits or free shared memory gets the status that the config states.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Environment(Check):
     title = "environment variables for GPU IPC have an effect"
 
     def probes(self, ctx: Context) -> Iterable[Finding]:
+        yield from ctx.unmet
         for setting in ctx.settings:
             if setting.effect.is_mistake:
                 instead = (

@@ -43,21 +43,27 @@ from gpuipc_doctor.histories.generator import (
     without_room,
 )
 from gpuipc_doctor.histories.leaks import WORDS
+from gpuipc_doctor.histories.scenes import FLOOR, sizes_without_room
 from gpuipc_doctor.histories.steps import steps
 
-OPERATIONS, OPERATIONS_PER_DEVICE = 1500, 100
-"""Operations in the acceptance tier on one device, and additional operations for each further device."""
+OPERATIONS, OPERATIONS_PER_DEVICE = 2600, 100
+"""Operations in the acceptance tier on one device, and additional operations for each further device.
+The first 1,500 are the scenes of `histories.scenes`."""
+
+SEED = 14
+"""Seed of the acceptance tier: it starts few processes and contexts, which take longest on a GPU."""
 
 LIMIT = 0.5
 """Fraction of the deadline after which an operation counts as hung. A role that waits for another role has
 the whole deadline."""
 
-ROOM, WIDE_ROOM = 64 << 20, 9 << 30
+ROOM, WIDE_ROOM = 512 << 20, 9 << 30
 """Maximum bytes allocated on a device at a time; `WIDE_ROOM`, with room for two huge buffers, is for the soak
 tier."""
 
 SAYS = {
     "error": "{call} returned {name} at step {steps} of a sequence of valid calls on {device}",
+    "answer": "{call} described memory wrongly at step {steps} of a sequence of valid calls on {device}",
     "data": "memory is wrong at step {steps} of a sequence of valid calls on {device}",
     "crash": "{call} crashed its process ({name}) at step {steps} of a sequence of valid calls on {device}",
     "hang": "{call} hung at step {steps} of a sequence of valid calls on {device}",
@@ -65,6 +71,7 @@ SAYS = {
 }
 LEFT_OUT = "operations omitted because they may harm this node: {left_out}"
 NO_ROOM = "omitted because the limit of device memory is only {room:mib}: {no_room}"
+RARER = "fewer than {floor} times: {rarer}"
 BREAKS_A_RULE = Evidence.seen(
     "the sequence frees memory that another process has open, which no vendor allows"
 )
@@ -91,7 +98,7 @@ class IpcHistories(Check):
         for devices in fitting[:1] if history else fitting:
             operations = OPERATIONS + OPERATIONS_PER_DEVICE * (len(devices) - 1)
             params = {
-                **extent(ctx, operations),
+                **extent(ctx, operations, seed=SEED),
                 "room": min(ctx.room(devices), WIDE_ROOM if soak else ROOM),
                 "wide": soak,
                 "backend": devices[0].backend,
@@ -114,10 +121,17 @@ class IpcHistories(Check):
         labels = [device.label for device in done.devices]
         crew, left_out = done.records["crew"], done.params["left_out"]
         findings = list(conclude(crew["explored"], left_out, labels, crew.get("little", {})))
+        watched = [
+            account(done.records["watch"], label if place else "") for place, label in enumerate(labels)
+        ]
+        first = crew["explored"]["first"]
+        moving = next((each for each in watched if each.idle.moves), None)
+        if moving and first and (first["what"], first["name"]) == ("leak", "device"):
+            yield moving.moving(Evidence.seen("{says}", says=first["says"]))
+            return
         yield from findings
-        for place, label in enumerate(labels):
-            entry = account(done.records["watch"], label if place else "").entries[-1]
-            if entry.missing > NOISE_BYTES and findings[0].key != "leak":
+        for label, entry in zip(labels, (each.entries[-1] for each in watched), strict=True):
+            if entry.missing > NOISE_BYTES + entry.doubt and findings[0].key != "leak":
                 yield Finding.warn(
                     "not-returned",
                     "{missing:mib} on {device} was not released after the processes ended",
@@ -140,14 +154,16 @@ def conclude(
     if explored["first"] is None:
         yield Finding.ok(
             "as-modelled",
-            "{operations} operations ({families}), {compared:mib} compared"
+            "{operations} operations of {kinds} kinds ({families}), {compared:mib} compared"
             if is_complete(explored)
-            else "{operations} of {wanted} operations ({families}) in {elapsed_s:round} s, "
+            else "{operations} of {wanted} operations of {kinds} kinds ({families}) in {elapsed_s:round} s, "
             "{compared:mib} compared",
             ", ".join(f"{times} × {do}" for do, times in sorted(explored["done"].items())),
+            *([Evidence.seen(RARER, floor=FLOOR, rarer=rarer)] if (rarer := below_floor(explored)) else []),
             *([Evidence.seen(LEFT_OUT, left_out=left_out)] if left_out else []),
             *([Evidence.seen(NO_ROOM, **little)] if little else []),
-            families=families(explored["done"]),
+            kinds=len(explored["done"]),
+            families=[f"{times} {family}" for family, times in families(explored["done"]).items()],
             **figures,
         )
     elif explored["first"]["what"] == "lacks":
@@ -199,6 +215,11 @@ def conclude(
         )
 
 
+def below_floor(explored: Json) -> list[str]:
+    """Kinds of operations that were performed less often than each should be, with how often."""
+    return [f"{do} {times}" for do, times in sorted(explored["done"].items()) if times < FLOOR]
+
+
 def probe(devices: tuple[Device, ...], params: Mapping[str, Json]) -> Probe:
     roles = {"watch": look_on, "crew": perform}
     return Probe("", roles, devices, params, exclusive=True, starters=frozenset({"crew"}))
@@ -239,14 +260,15 @@ def perform(w: Worker) -> None:
         w.record(explored=results.to_json(replay_once(bench, history)))
         return
     room = min(params["room"], free // 2)
-    if too_large := without_room(room, frozenset(params["without"])):
-        w.record(little={"room": room, "no_room": too_large})
+    too_large = without_room(room, frozenset(params["without"]))
+    if not_held := [*too_large, *sizes_without_room(room)]:
+        w.record(little={"room": room, "no_room": not_held})
     not_given = [] if "create-fabric" in params["without"] else without_permission(bench, params["backend"])
     generator = Generator(
         params["backend"],
         params["devices"],
         params["seed"] if params["seed"] is not None else own_seed(w),
-        Limits(room=room, wide=params["wide"]),
+        Limits(room=room, wide=params["wide"], scenes=True),
         frozenset(params["without"]) | without_families([*too_large, *not_given]),
         tuple((memory, device) for memory, device in params["peers"]),
     )

@@ -25,7 +25,8 @@ class KnownVersions(Check):
                 reason=match.reason,
             )
         for version in ctx.unexpected:
-            yield Finding.warn(
+            yield Finding.of(
+                version.status,
                 "unexpected",
                 "{name} is {found}; {where} expects {wanted}",
                 *([version.why] if version.why else []),

@@ -78,7 +78,8 @@ cache of two buffers grows like a loss of 4 MiB per buffer."""
 
 SAME, SOAK = 128, 400
 """Iterations with buffers of one size, outside and in the soak tier. Drivers count in blocks of 2 MiB, so the
-last third of 128 iterations shows growth from 256 KiB per iteration on; with 400, from 64 KiB on."""
+last third of 128 iterations shows growth from 256 KiB per iteration on; with 400, from 64 KiB on. If used
+memory rose by so much as a block in the last two thirds of 128, the others of the 400 follow."""
 
 RISES = 0.9
 """Used memory that rose until this part of the iterations, or longer, still rises."""
@@ -113,7 +114,7 @@ class MpiCacheGrowth(Check):
             small = how_many(rest, SMALL, MANY[soak])
             grow: dict[str, Json] = {**common, "sizes": sizes, "small": small, "large": large, "room": room}
             equal = equal_sizes(room, BASE, 2 * BASE, SOAK if soak else SAME)
-            same: dict[str, Json] = {**common, "sizes": equal, "small": 0}
+            same: dict[str, Json] = {**common, "sizes": equal, "small": 0, "room": room}
             planned = [("growing", grow, {}), ("one size", same, {}), ("IPC off", grow, ctx.mpi.ipc_off)]
             for name, params, env in planned if ctx.mpi.ipc_off else planned[:2]:
                 launch = ctx.mpi.with_env(env)
@@ -155,24 +156,38 @@ def measured(done: ProbeOutcome) -> dict[str, BufferGrowth]:
         if "follow" in record
     )
     found = {}
-    for role, record in ranks:
-        idle, used = account(record).idle, len(record["used"])
-        series = [*record["used"], *record.get("then", [])]
-        at = record.get("at", [])
-        series = idle.without(series, at)
-        then = series[used:]
+    for place, (role, record) in enumerate(ranks):
+        idle, sent, at = account(record).idle, len(record["used"]), record.get("at", [])
+        series = idle.without([*record["used"], *record.get("then", [])], at)
+        control = idle.without(record["control"], record.get("control_at", []))
+        doubt = idle.change_within(record["seconds"] * len(last_third(record["used"])))[1]
+        held = held_by_all(
+            [*each["held"][place], *(each["then_held"][place] if "then_held" in each else ())]
+            for each in done.records.values()
+        )
+        if idle.moves and held:
+            series, control, doubt = held, [0.0] * len(control), 0.0
+        then = series[sent:]
         found[role] = BufferGrowth(
             record["sizes"],
-            series[:used],
-            idle.without(record["control"], record.get("control_at", [])),
+            series[:sent],
+            control,
             then[:small],
             SMALL,
             then[small:],
             are_apart,
             max(1.0, record["seconds"] / record["seconds_control"]),
-            idle.change_within(record["seconds"] * len(last_third(record["used"])))[1],
+            doubt,
         )
     return found
+
+
+def held_by_all(held: Iterable[Sequence[int | None]]) -> list[float]:
+    """The sum of these series of processes' usage; empty if the driver does not report it."""
+    sums = [
+        None if None in each else float(sum(map(int, filter(None, each)))) for each in zip(*held, strict=True)
+    ]
+    return [] if None in sums else [each for each in sums if each is not None]
 
 
 def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
@@ -360,22 +375,31 @@ def iterate(w: Worker) -> None:
     quietly = large_ones(w, sizes[: len(sizes) // 3], alive, freed)
     quiet = w.clock()
     control, _ = send_and_free(w, ledger, quietly, alive, communicates=False)
+    are_equal = sizes[0] == sizes[-1]
     buffers = large_ones(w, sizes, alive, freed)
-    if sizes[0] == sizes[-1]:  # otherwise small buffers stay, which take addresses
+    if are_equal:  # otherwise small buffers stay, which take addresses
         buffers = watched(w, "sent and freed buffer", buffers)
     began = w.clock()
     used, held = send_and_free(w, ledger, buffers, alive)
-    w.record(sizes=sizes, used=used, control=control, held=held, free=w.gpu.memory_info()[0])
     w.record(seconds_control=(began - quiet) / len(control), seconds=(w.clock() - began) / len(used))
-    w.record(at=[each.at for each in used], control_at=[each.at for each in control])
     if w.mpi.any_says(ledger.is_doubtful(used, control)):
         ledger.watch_idle(w.clock() - began)
         w.mpi.barrier()
-    if follow and (w.params["decides"] or w.mpi.any_says(BufferGrowth(sizes, used, control).may_grow)):
+    if are_equal and w.mpi.any_says(growth_so_far(ledger, sizes, used, control, held).may_creep):
+        sizes = [*sizes, *sizes[-1:] * (SOAK - len(sizes))]
+        others = while_fits(w, ledger, large_ones(w, sizes[len(used) :], alive, freed), used[0])
+        further, holders = send_and_free(w, ledger, others, alive)
+        used += further
+        held = [each + more for each, more in zip(held, holders, strict=True)]
+    w.record(sizes=sizes[: len(used)], used=used, control=control, held=held, free=w.gpu.memory_info()[0])
+    w.record(at=[each.at for each in used], control_at=[each.at for each in control])
+    if follow and (
+        w.params["decides"] or w.mpi.any_says(growth_so_far(ledger, sizes, used, control, held).may_grow)
+    ):
         w.record(follow=[(buffer.address, buffer.nbytes) for buffer in follow], freed=freed)
-        more = one_by_one(w, ledger, alive, follow, used[0] + w.params["room"])
-        then, _ = send_and_free(w, ledger, more, alive)
-        w.record(then=then, at=[each.at for each in (*used, *then)])
+        others = while_fits(w, ledger, one_by_one(alive, follow), used[0])
+        then, then_held = send_and_free(w, ledger, others, alive)
+        w.record(then=then, then_held=then_held, at=[each.at for each in (*used, *then)])
     record_bandwidth(w, sizes[-1])
     w.mpi.finalize()
 
@@ -410,16 +434,35 @@ def large_ones(
         yield large
 
 
-def one_by_one(
-    w: Worker, ledger: Ledger, alive: list[Buffer], follow: list[Buffer], most: int
-) -> Iterator[Buffer]:
-    """Yield the buffers to ``follow`` and remove them from ``alive``, until a rank's device uses more than
-    ``most`` bytes."""
+def one_by_one(alive: list[Buffer], follow: list[Buffer]) -> Iterator[Buffer]:
+    """Yield the buffers to ``follow`` and remove them from ``alive``."""
     for buffer in follow:
-        if w.mpi.any_says(ledger.used() > most):
-            return
         alive.remove(buffer)
         yield buffer
+
+
+def while_fits(w: Worker, ledger: Ledger, buffers: Iterator[Buffer], first: int) -> Iterator[Buffer]:
+    """The buffers, until a rank's device uses more than ``first`` bytes and the memory limit."""
+    while not w.mpi.any_says(ledger.used() > first + w.params["room"]):
+        if (buffer := next(buffers, None)) is None:
+            return
+        yield buffer
+
+
+def growth_so_far(
+    ledger: Ledger,
+    sizes: Sequence[int],
+    used: Sequence[Reading],
+    control: Sequence[Reading],
+    held: Sequence[Sequence[int | None]],
+) -> BufferGrowth:
+    """Growth until now: of this process if used memory moves by itself and the driver counts processes."""
+    idle = ledger.idle
+    if idle.moves and (ours := held_by_all(held)):
+        return BufferGrowth(sizes, ours, [0.0] * len(control))
+    steady, quiet = (idle.without(each, [reading.at for reading in each]) for each in (used, control))
+    seconds = (used[-1].at - used[0].at) * len(last_third(used)) / len(used)
+    return BufferGrowth(sizes, steady, quiet, doubt=idle.change_within(seconds)[1])
 
 
 def send_and_free(

@@ -60,6 +60,17 @@ def start(w: Worker) -> None:
         w.mpi.finalize()
 
 
+def come_together(w: Worker) -> None:
+    """Initialise MPI with a context on this rank's device, before the visits of a tour."""
+    with w.gpu.alloc(1):
+        w.record(node=w.mpi.node)
+
+
+def part(w: Worker) -> None:
+    """Finalise MPI after the visits of a tour."""
+    w.mpi.finalize()
+
+
 def identities(devices: Iterable[Json]) -> Iterator[str]:
     for device in devices:
         yield device["uuid"] or device["pci"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -17,7 +18,7 @@ from gpuipc_doctor.cli.main import COMMANDS
 from gpuipc_doctor.cli.schema import schemas
 from gpuipc_doctor.histories.legality import rules
 from gpuipc_doctor.histories.steps import SENTENCES
-from gpuipc_doctor.knownissues import KnownIssue
+from gpuipc_doctor.knownissues import KnownIssue, Message
 from gpuipc_doctor.run import check_files
 from gpuipc_doctor.simulator import profile
 
@@ -33,6 +34,7 @@ html_theme = "furo"
 html_title = f"gpuipc-doctor {__version__}"
 html_copy_source = html_show_sphinx = False
 highlight_language = "none"
+smartquotes = False  # else the manual page, which shares the doctrees, has dashes for --
 man_pages = [("generated/commands", "gpuipc-doctor", "diagnose GPU IPC and GPU-aware MPI", [author], 1)]
 
 GENERATED = Path(__file__).parent / "generated"
@@ -55,14 +57,30 @@ PAGES = {
 }
 """Pages outside this directory → their names on the site."""
 
+FOUND_BY_LINKS = {
+    name for file, name in PAGES.items() if file.startswith("benchmarks/") and "README" not in file
+} | {"generated/cuda-vmm-semantics-h200.md"}
+"""Measurements, to which other pages link, and which are no chapters of the site."""
+
+ORPHAN = "---\norphan: true\n---\n"
+
 
 def generate(_: Sphinx) -> None:
     """Write the generated pages. A page that would not change is left alone."""
-    pages = {name.removeprefix("generated/"): (REPOSITORY / file).read_text() for file, name in PAGES.items()}
+    pages = {
+        name.removeprefix("generated/"): ORPHAN * (name in FOUND_BY_LINKS) + (REPOSITORY / file).read_text()
+        for file, name in PAGES.items()
+    }
     caught = drilled_faults()
     checks = [item for item in check_files.load() if isinstance(item, LoadedCheck)]
     pages |= {f"check-{item.check.id}.md": check_page(item, caught[item.check.id]) for item in checks}
     pages |= {f"issue-{issue.id}.md": issue_page(issue) for issue in knownissues.load()}
+    pages |= {f"messages-{name}.md": text for name, text in messages_pages()}
+    pages["messages.md"] = (
+        "# Messages\n\nTexts in logs, what they mean and where to look, by component.\n\n"
+        "```{toctree}\n:maxdepth: 1\n:glob:\n\nmessages-*\n```\n"
+    )
+    pages["profiles.md"] = profiles_page()
     pages["known-issues.md"] = issue_content.markdown(knownissues.load())
     pages["commands.rst"] = commands_page()
     pages["legality.md"] = legality_page()
@@ -102,8 +120,37 @@ def issue_page(issue: KnownIssue) -> str:
     """What `explain ID` prints, with the sources as links."""
     links = "".join(f"- <{reference.url}>\n" for reference in issue.references)
     return (
-        f"---\norphan: true\n---\n# {issue.id}\n\n`gpuipc-doctor explain {issue.id}` prints\n\n"
+        f"{ORPHAN}# {issue.id}\n\n`gpuipc-doctor explain {issue.id}` prints\n\n"
         f"~~~text\n{issue_content.page(issue)}\n~~~\n\n{links}"
+    )
+
+
+def messages_pages() -> Iterator[tuple[str, str]]:
+    """(component, page with a section for each of its messages). An Xid that a message names is a heading of
+    its own: the site's search prefers headings, so that "Xid 79" leads there."""
+    by_component: dict[str, list[Message]] = defaultdict(list)
+    for message in knownissues.load_messages():
+        by_component[message.component].append(message)
+    for component, messages in sorted(by_component.items()):
+        sections = [f"# Messages of {component}\n"]
+        for message in messages:
+            samples = " ".join(signature.sample for signature in message.signatures)
+            xids = dict.fromkeys(re.findall(r"\bXid \([^)]*\): (\d+)", samples))
+            headings = "".join(f"\n### Xid {xid}\n" for xid in xids)
+            sections.append(
+                f"\n## {message.id}\n{headings}\n`gpuipc-doctor explain {message.id}` prints\n\n"
+                f"~~~text\n{issue_content.message_page(message)}\n~~~\n"
+            )
+        yield component, "".join(sections)
+
+
+def profiles_page() -> str:
+    rows = "".join(f"| `{name}` | {escaped(profile.load(name).description)} |\n" for name in profile.names())
+    return (
+        "# Shipped profiles\n\n`gpuipc-doctor check --all --simulate NAME` checks the node; "
+        "[what a profile may hold](../simulator.md).\n\n"
+        f"| name | node |\n|---|---|\n{rows}\n## Schema\n\n"
+        "```{literalinclude} /../gpuipc_doctor/simulator/profile.schema.json\n:language: json\n```\n"
     )
 
 

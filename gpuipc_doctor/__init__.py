@@ -1,3 +1,3 @@
 """Test whether GPU inter-process memory works on this node, by using it."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

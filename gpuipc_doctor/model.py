@@ -250,6 +250,20 @@ class Finding:
         )
 
     @classmethod
+    def of(
+        cls,
+        status: Status,
+        key: str,
+        says: str,
+        /,
+        *evidence: Evidence | str,
+        remedy: str = "",
+        **values: Json,
+    ) -> Finding:
+        """A finding whose status is a value, as a site config states it."""
+        return cls(status, key, says, values, _items(evidence), remedy)
+
+    @classmethod
     def ok(
         cls,
         key: str,
@@ -673,6 +687,8 @@ class Unexpected:
     wanted: str
     where: str
     why: str = ""
+    status: Status = Status.WARN
+    """Status of the finding: what the site config says with ``else``."""
 
 
 class Relation(enum.Enum):

@@ -46,6 +46,12 @@ _SLOWDOWN = 0x8 | 0x20 | 0x40 | 0x80
 _FABRIC = struct.Struct("=16sIIB3x")  # of nvmlGpuFabricInfo_t: clusterUuid, status, cliqueId, state
 _FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_FIELD = struct.Struct(
+    "=IIqqIIQ"
+)  # of nvmlFieldValue_t: fieldId, scopeId, two times, valueType, nvmlReturn, value
+_LINK_SPEED = 90
+"""``NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON``: of the active links."""
+
 _ON_OFF = {0: "off", 1: "on"}
 _PROCESSES = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
 
@@ -136,6 +142,7 @@ class Nvml:
         found: dict[str, str] = {}
         for trait, read in (
             (LINKS, self._active_links),
+            ("NVLink speed", self._link_speed),
             ("PCIe link", self._pcie_link),
             ("ECC", lambda gpu: _named(_ON_OFF, self.numbers("nvmlDeviceGetEccMode", gpu, give=2)[0])),
             ("row remapping", self._row_remapping),
@@ -166,6 +173,15 @@ class Nvml:
             except DriverError:
                 break  # the GPU has no more links
         return str(states.count(1)) if states else ""
+
+    def _link_speed(self, device: Any) -> str:
+        import ctypes
+
+        field = ctypes.create_string_buffer(_FIELD.pack(_LINK_SPEED, 0, 0, 0, 0, 0, 0), _FIELD.size)
+        self._call("nvmlDeviceGetFieldValues", device, 1, field)
+        *_, code, value = _FIELD.unpack(field)
+        speed = value & 0xFFFFFFFF  # an unsigned int
+        return f"{speed} MB/s" if not code and speed else ""
 
     def _pcie_link(self, device: Any) -> str:
         """Width now, and the highest generation: the current one falls when the GPU is idle."""

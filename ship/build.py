@@ -35,9 +35,10 @@ def pip(*words: str | Path) -> None:
     )
 
 
-def wheels_only(python: str, machine: str) -> list[str]:
-    """What has pip take what is made for a node, not for the machine that it runs on."""
-    platforms = [f"--platform={name}_{machine}" for name in ("manylinux2014", "manylinux_2_17")]
+def wheels_only(python: str, machine: str, *newer: str) -> list[str]:
+    """What has pip take what is made for a node, not for the machine that it runs on. ``newer``: further
+    platforms, if every node has their glibc."""
+    platforms = [f"--platform={name}_{machine}" for name in (*newer, "manylinux2014", "manylinux_2_17")]
     return ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *platforms]
 
 

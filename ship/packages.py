@@ -45,6 +45,10 @@ PREFIX = Path("/opt/gpuipc-doctor")
 SITE_CONFIG = Path("/etc/gpuipc-doctor/site.yaml")
 SCONTROL = "/usr/bin/scontrol"
 
+GLIBC = ("manylinux_2_28", "manylinux_2_24")
+"""Platforms whose glibc (2.28 or older) each distribution has that we package for. Without them, pip takes
+cuda-bindings 12.9.0 instead of 12.9.10."""
+
 EXTRAS = ("cuda-bindings>=12.9,<13", "mpi4py>=4", "py-spy>=0.4")
 
 COMMAND = f"""#!/bin/sh
@@ -75,7 +79,8 @@ def tree(root: Path, python: str, machine: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         pip("wheel", "--no-deps", "--wheel-dir", directory, REPOSITORY)
         (wheel,) = Path(directory).glob("*.whl")
-        pip("install", "--no-compile", "--target", packages, *wheels_only(python, machine), wheel, *EXTRAS)
+        wheels = wheels_only(python, machine, *GLIBC)
+        pip("install", "--no-compile", "--target", packages, *wheels, wheel, *EXTRAS)
     (packages / "bin/py-spy").rename(environment / "bin/py-spy")
     shutil.rmtree(packages / "bin")  # with the path of this machine's Python in them
     write(packages / "local.pth", f"{PREFIX}/local\n")

@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 from hypothesis import settings
 
-settings.register_profile("moderate", max_examples=10, deadline=None)  # a busy machine may be slow
+settings.register_profile("moderate", max_examples=5, deadline=None)  # a busy machine may be slow
 settings.register_profile("full", max_examples=200, deadline=None)
 settings.load_profile("moderate")
 

@@ -92,7 +92,7 @@ from gpuipc_doctor.api.patterns import (
 from gpuipc_doctor.api.placement import misplaced
 from gpuipc_doctor.api.process_ledger import figures_of_process, judge_processes, watched
 from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
-from gpuipc_doctor.api.samples import MemorySamples
+from gpuipc_doctor.api.samples import MemorySamples, judge_hidden, used_since_the_start
 from gpuipc_doctor.api.samples import series as memory_series
 from gpuipc_doctor.api.trend import Slope, last_third, lasting, slope
 from gpuipc_doctor.api.worker import (

@@ -98,6 +98,13 @@ class BufferGrowth:
         return self.grows or self.beyond_the_first > NOISE_BYTES
 
     @property
+    def may_creep(self) -> bool:
+        """Whether used memory rose permanently after the first third, but by too little to count as growth.
+        If so, more buffers of the same size are sent."""
+        for_good = self._for_good
+        return not self.grows and for_good[-1] - for_good[len(for_good) // 3] > self.doubt
+
+    @property
     def creep(self) -> float:
         """Bytes lost with each small buffer; 0 if no loss was detected.
 

@@ -55,7 +55,9 @@ class Context:
     lacking: tuple[str, ...] = ()
     """Settings missing on this node that would help diagnose a hanging job."""
     unexpected: tuple[Unexpected, ...] = ()
-    """Facts of the node that differ from the site config's expectations."""
+    """Versions of the node that differ from the site config's expectations."""
+    unmet: tuple[Finding, ...] = ()
+    """Findings on the site config's other expectations of this node."""
     options: Mapping[str, Json] = field(default_factory=dict)
     """This check's ``options`` of the site config."""
     tier: Tier = Tier.ACCEPTANCE
@@ -64,6 +66,8 @@ class Context:
     """Harmful steps (`Probe.harms`) that must not run on this node, for checks that can omit them."""
     memory: MemoryShare = field(default_factory=MemoryShare)
     """Maximum device memory that a check may hold on one device."""
+    simulated: bool = False
+    """Whether the node is simulated: no library but the drivers can use its GPUs."""
     time_left_s: float = math.inf
     """Seconds left of the run's budget when the probes are planned."""
 

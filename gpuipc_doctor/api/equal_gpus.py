@@ -119,6 +119,8 @@ def _different(equal: Sequence[Device], traits: Traits) -> Iterator[Finding]:
 
 REMEDIES = {
     LINKS: CHECK_LINKS,
+    "NVLink speed": "check dmesg for Xid errors of NVLink; reset the GPU, which retrains its links",
+    "xGMI links": "check dmesg for xGMI errors and the GPU's seat; reset the node, else replace the GPU",
     "memory partition": "set the same mode on all GPUs: amd-smi set --memory-partition",
     "PCIe link": "reseat the GPU; check the riser and the BIOS settings of its slot",
     "memory": "check dmesg for retired memory; if it is the same model, replace the GPU",

@@ -9,7 +9,7 @@ addresses plain integers, data `bytes`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
@@ -218,6 +218,21 @@ class Event(Protocol):
     """A point in the work of a stream."""
 
 
+class SharedEvent(Protocol):
+    """An event that several processes have. The others give theirs back before its exporter does."""
+
+    def ipc_handle(self) -> bytes:
+        """`HANDLE_BYTES` bytes with which another process opens the event; imports have none."""
+
+    def record(self, stream: GpuStream) -> None:
+        """Have the event stand for all work queued in the stream so far."""
+
+    def wait(self, stream: GpuStream) -> None:
+        """Make the stream's later work wait for what the event stands for."""
+
+    def destroy(self) -> None: ...
+
+
 class GpuStream(Protocol):
     """A queue of work on a device. Only events order the work of two streams.
 
@@ -231,6 +246,9 @@ class GpuStream(Protocol):
 
     def copy(self, to: Memory, source: Memory) -> None:
         """Queue a device-to-device copy of all of ``source``."""
+
+    def fill(self, address: int, unit: bytes, count: int) -> None:
+        """Queue a fill with ``count`` times ``unit``, which has 1, 2 or 4 bytes."""
 
     def record(self) -> Event:
         """The point after all work queued so far."""
@@ -440,6 +458,9 @@ class Gpu(Protocol):
     def peer_access(self, other: Gpu) -> AbstractContextManager[None]:
         """Inside the block, kernels of this device can use this process's memory on another device."""
 
+    def alloc_pinned(self, nbytes: int) -> Buffer:
+        """Page-locked host memory (`cuMemHostAlloc`, `hipHostMalloc`), which has no IPC handle."""
+
     def alloc_unexportable(self, kind: str) -> Buffer:
         """64 KiB of memory that IPC handles must refuse; see `unexportable_kinds`."""
 
@@ -452,6 +473,20 @@ class Gpu(Protocol):
     def allocation_of(self, address: int) -> tuple[int, int]:
         """Start and size in bytes of the driver's allocation that contains the address."""
 
+    @property
+    def ordinal(self) -> int:
+        """The driver's number of the device in this process."""
+
+    def ordinal_of(self, address: int) -> int:
+        """The number of the device whose memory lies there, as the driver says."""
+
+    def name_of(self, operation: str) -> str:
+        """The vendor's name of a driver's function, by its key in ``backends.calls``."""
+
+    def create_event(self) -> SharedEvent:
+        """A new event that other processes can open."""
+
+    def open_event(self, handle: bytes) -> SharedEvent: ...
     def create_stream(self) -> GpuStream:
         """A new stream that lives as long as the context and does not wait for the default stream."""
 
@@ -468,6 +503,9 @@ class Gpu(Protocol):
 
     def create_physical(self, nbytes: int) -> PhysicalMemory:
         """New physical memory that can be exported as a descriptor."""
+
+    def map_adjacent(self, parts: Sequence[PhysicalMemory]) -> VmmMapping:
+        """Map physical memory of this process at adjacent addresses, each part behind the one before."""
 
     @property
     def fabric_granule(self) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from gpuipc_doctor.api.gpu import Gpu
-from gpuipc_doctor.api.idle_counter import STILL, IdleCounter, Reading, Window, window_of
+from gpuipc_doctor.api.idle_counter import STILL, WIDER, IdleCounter, Reading, Window, window_of
 from gpuipc_doctor.api.trend import Slope, block_of, slope, smallest_found
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Line, ProbeOutcome, Series
@@ -33,6 +33,9 @@ CREEP_BYTES = 64 << 10
 QUIET_S = 0.04
 """Seconds without change after which used memory counts as stable."""
 
+PROMPT_S = 0.02
+"""Seconds within which used memory is read, unless this process is interrupted."""
+
 SETTLE_S = 2.0
 """Seconds for a driver's cleanup after a process has ended."""
 
@@ -41,6 +44,9 @@ PATIENCE_S = 8.0
 
 LAG_S = 1.0
 """Seconds after which a counter must show an allocation: some are refreshed at intervals."""
+
+LATEST_S = 8.0
+"""Seconds for which a counter that missed a change is watched once more, to say how late it is."""
 
 DESCRIBED_WITHIN = 1.01
 """A device is reported if its memory counter shows more than this many times the size that the driver
@@ -97,22 +103,31 @@ class Ledger:
         self._idle: list[Window] = []
         self._is_suspect = False
         self._patience_s = PATIENCE_S
-        self._lag_s = 0.0
+        self._lag_s = self._late_s = 0.0
+        self._missed = False
+        """Whether the counter did not show a change within `LAG_S`."""
         self._sizes = [self._gpu.device.total_bytes, self._gpu.memory_info()[1]]
         self._still = self._marked = self._read()
         self._ours: int | None = None
         with w.step("check that used memory rises by the allocated amount"):
             while len(self._rises) < TRIES and not self._see_rise():
                 pass
-        if self._is_suspect or self._lag_s or not _follows(self._rises):
+        if self._is_suspect or self._lag_s or self._missed:
             self.watch_idle()
             self._lag_s = 0.0 if self.moves else self._lag_s
+            if self._missed and not self.moves:
+                self._late_s = self._time_late_rise()
         self._record()
 
     @property
     def moves(self) -> bool:
         """Whether used memory was seen to move by itself."""
-        return IdleCounter(self._idle).moves
+        return self.idle.moves
+
+    @property
+    def idle(self) -> IdleCounter:
+        """What used memory does by itself."""
+        return IdleCounter(self._idle)
 
     def is_doubtful(self, *series: Sequence[int]) -> bool:
         """Whether used memory may move by itself, as these ``series`` of it or an earlier reading suggest."""
@@ -133,8 +148,14 @@ class Ledger:
         self._record()
 
     def _read(self) -> Reading:
-        at = self._w.clock()
-        return Reading(self._gpu.memory_used(), at)
+        """Used memory, read again if this process was interrupted, so that its time is known."""
+        for _ in range(TRIES):
+            before = self._w.clock()
+            used = self._gpu.memory_used()
+            after = self._w.clock()
+            if after - before <= PROMPT_S:
+                break
+        return Reading(used, (before + after) / 2)
 
     @property
     def lag_s(self) -> float:
@@ -155,6 +176,7 @@ class Ledger:
                 return 0.0
             began = self._w.clock()
             changed = self._w.wait_until(lambda: self._stands_at(before + more), LAG_S)
+            self._missed |= not changed
             return self._w.clock() - began if changed else 0.0
 
         with self._gpu.alloc(ODD_BYTES):
@@ -163,6 +185,13 @@ class Ledger:
         fall_s = seconds_until(0)
         self._lag_s = max(self._lag_s, 1.25 * max(rise_s, fall_s))
         return _follows(self._rises) and bool(rise_s) == bool(fall_s)
+
+    def _time_late_rise(self) -> float:
+        """Seconds until the counter shows an allocation; 0 if it does not within `LATEST_S`."""
+        before, began = self._read(), self._w.clock()
+        with self._gpu.alloc(ODD_BYTES):
+            shown = self._w.wait_until(lambda: self._stands_at(before + ODD_BYTES), LATEST_S)
+            return self._w.clock() - began if shown else 0.0
 
     def _stands_at(self, used: int) -> bool:
         return abs(self._beyond(used)) <= NOISE_BYTES
@@ -283,7 +312,7 @@ class Ledger:
 
     def _explained(self, more: Reading, mark: int) -> float:
         """Bytes by which a counter that moves by itself may have risen since ``mark``."""
-        return max(sum(IdleCounter(self._idle).change_within(more.at - self._time_of(mark))), 0.0)
+        return max(sum(self.idle.change_within(more.at - self._time_of(mark))), 0.0)
 
     def _time_of(self, mark: int) -> float:
         return mark.at if isinstance(mark, Reading) else self._marked.at
@@ -329,7 +358,8 @@ class Ledger:
     def _record(self) -> None:
         device = self._gpu.device.label
         told = {"device": device, "rises": self._rises, "entries": self._entries, "loops": self._loops}
-        self._w.record(**{self._record_name: told | {"sizes": self._sizes, "idle": self._idle}})
+        late = {"late_s": self._late_s, "call": self._gpu.name_of("mem-info")} if self._late_s else {}
+        self._w.record(**{self._record_name: told | {"sizes": self._sizes, "idle": self._idle} | late})
 
 
 def ledger_in_turn(w: Worker) -> Ledger:
@@ -403,20 +433,20 @@ class Entry:
     def is_back(self) -> bool:
         return abs(self.missing) <= NOISE_BYTES + self.doubt
 
-    def is_hidden(self, size: int, most: int, block: int) -> bool:
-        """Whether a counter that moves by itself may hide a loss of ``size`` bytes, or feign one."""
+    def is_hidden(self, size: int) -> bool:
+        """Whether a counter that moves by itself may hide a loss of ``size`` bytes, or feign one.
+
+        What it did while idle says little about another time, if it turns: a loss must have recurred.
+        """
         if not self.doubt:
             return False
-        is_blunt = NOISE_BYTES + self.doubt > HIDES * size
-        return (
-            is_blunt if self.is_back else not self.repeats and (is_blunt or not self._fits(size, most, block))
-        )
+        return NOISE_BYTES + self.doubt > HIDES * size if self.is_back else not self.repeats
 
     def judge(self, size: int, most: int, block: int, later: Iterable[Entry] = ()) -> Finding | None:
         """Judge missing memory: a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes, rounded up to
         whole blocks, or if a repetition of the action lost as much. ``later``: the entries after this one,
         any of which may have released the memory."""
-        if self.is_hidden(size, most, block):
+        if self.is_hidden(size):
             return None
         if self.is_back:
             return self.late()
@@ -509,6 +539,9 @@ class Loop:
         """This loop, less what used memory does by itself."""
         doubt = idle.change_within(self.at[-1] - self.at[0])[1] if self.at else 0.0
         used, control = idle.without(self.used, self.at), idle.without(self.control, self.control_at)
+        if doubt:  # a control that moves otherwise than the idle counter did shows that the counter turns
+            turned = abs(slope(self.rounds, control).estimate) * (self.rounds[-1] - self.rounds[0])
+            doubt += WIDER * turned
         return replace(self, used=used, control=control, doubt=doubt)
 
     @property
@@ -583,6 +616,10 @@ class Account:
     """Bytes of the device, according to the driver's description and according to its counter of free
     memory."""
     idle: IdleCounter = STILL
+    late_s: float = 0.0
+    """Seconds until a counter that had missed a change showed an allocation; else 0."""
+    call: str = ""
+    """The driver's function that reads a late counter."""
 
     def judge(self, size: int, most: int = 1) -> list[Finding]:
         """Judge all entries. Missing memory is a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes.
@@ -595,7 +632,7 @@ class Account:
         hidden = [
             Evidence.seen("it cannot be seen whether all memory was released after {end}", end=entry.end)
             for entry in self.entries
-            if entry.is_hidden(size, most, self.block)
+            if entry.is_hidden(size)
         ] + [
             Evidence.seen(
                 "growth below {least:bytes} with each {what} would not have been noticed",
@@ -662,10 +699,19 @@ class Account:
 
     def blind(self) -> Finding | None:
         """The ERROR if the counter did not rise by the allocated amount."""
-        if _follows(self.rises):
+        if self.late_s <= LAG_S and _follows(self.rises):
             return None
         if self.idle.moves:
             return self.moving(Evidence.seen("it did not rise by what was allocated"))
+        if self.late_s > LAG_S:
+            return Finding.error(
+                "counter-late",
+                "memory counter of {device} ({call}) shows changes only after {late:s}: it hides losses",
+                remedy="rerun on an idle device; if the error returns, this driver's counter is too slow",
+                device=self.device,
+                call=self.call,
+                late=round(self.late_s, 1),
+            )
         return Finding.error(
             "counter-does-not-follow",
             "memory counter of {device} is unreliable: it changed by {changes} B when {asked:bytes} "
@@ -699,6 +745,8 @@ def account(record: Mapping[str, Json], device: str = "") -> Account:
         [Loop(what, **loop).beside(idle) for what, loop in told["loops"].items()],
         told["sizes"],
         idle,
+        told.get("late_s", 0.0),
+        told.get("call", ""),
     )
 
 

@@ -25,7 +25,7 @@ def repeat_if_lost(ended: ProbeOutcome, roles: Mapping[str, Role], judge: Judge)
     if not ended.completed or LOST in ended.params or blind(ended):
         return
     found, missing = judge(ended), _after(ended).missing
-    if found or missing > NOISE_BYTES:
+    if found or missing > NOISE_BYTES + _after(ended).doubt:
         told = found and {"key": found.key, "says": found.says, "values": dict(found.values)}
         params: Json = {**ended.params, LOST: {"found": told, "missing": missing}}
         again = allocator_probe(ended.probe, ended.devices[0], roles, **params)

@@ -326,8 +326,8 @@ class Worker(Protocol):
         from this process.
         """
 
-    def compare_gpus(self, backend: str, found: Sequence[Json]) -> dict[str, Json]:
-        """What equal GPUs should have in common, as JSON; empty for fewer than four devices.
+    def compare_gpus(self, backend: str, found: Sequence[Json], *, few: bool = False) -> dict[str, Json]:
+        """What equal GPUs should have in common, as JSON; empty for fewer than four devices, unless ``few``.
 
         ``found``: the devices of `discover`. ``traits``: label → trait → value. ``ways``: label → label → how
         one reaches the other, such as ``NV18``. See `equal_gpus`.

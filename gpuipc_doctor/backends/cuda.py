@@ -97,6 +97,8 @@ class CudaDriver(Driver):
     no_extra = 0
     calls = calls.CUDA | {"device-uuid-mig": "cuDeviceGetUuid_v2"}
     names = {  # noqa: RUF012  # a constant; ClassVar is on the base
+        "memory-handle": "CUipcMemHandle",
+        "event-handle": "CUipcEventHandle",
         "pool-properties": "CUmemPoolProps",
         "native-atomics": "CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED",
         "log": "CUjit_option.CU_JIT_ERROR_LOG_BUFFER",
@@ -133,8 +135,9 @@ class CudaDriver(Driver):
     def address_of(self, struct: Any) -> int:
         return int(struct.getPtr())
 
-    def new_handle(self) -> Any:
-        return self.api.CUipcMemHandle()
+    def ordinal_of(self, address: int) -> int:
+        attribute = self.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        return int(self.call("pointer-attribute", attribute, address))
 
     def create_context(self, ordinal: int) -> Any:
         # cuda-bindings 13 wraps cuCtxCreate_v4, which takes creation parameters first.

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from typing import cast
 
-from gpuipc_doctor.api.gpu import DriverError, Gpu
+from gpuipc_doctor.api.gpu import DriverError, Gpu, PhysicalMemory
 from gpuipc_doctor.backends import rules, unexportable, vmm
 from gpuipc_doctor.backends.buffers import DriverBuffer, DriverMapping, allocation_of
 from gpuipc_doctor.backends.contexts import DeviceContexts, DriverContext
 from gpuipc_doctor.backends.driver import Driver, HandleType
 from gpuipc_doctor.backends.kernels import DriverKernels
 from gpuipc_doctor.backends.pools import DriverImportedPool, DriverPool
-from gpuipc_doctor.backends.streams import DriverStream
-from gpuipc_doctor.backends.vmm import DriverPhysicalMemory
+from gpuipc_doctor.backends.streams import DriverEvent, DriverStream
+from gpuipc_doctor.backends.vmm import DriverPhysicalMemory, DriverVmmMapping
 from gpuipc_doctor.model import Device, Json
 
 PEER_ACCESS_ALREADY_ENABLED = 704
@@ -90,6 +91,12 @@ class DriverGpu:
         self.contexts.enter()
         self.driver.call("disable-peer", peer)
 
+    def alloc_pinned(self, nbytes: int) -> DriverBuffer:
+        self.contexts.enter()
+        driver = self.driver
+        address = driver.number("host-alloc", nbytes, 0)
+        return DriverBuffer(self.contexts, address, nbytes, partial(driver.call, "host-free", address))
+
     def alloc_unexportable(self, kind: str) -> DriverBuffer:
         if kind not in self.unexportable_kinds:
             raise ValueError(f"{self.device.label} cannot allocate {kind!r}: {self.unexportable_kinds}")
@@ -118,6 +125,19 @@ class DriverGpu:
     def allocation_of(self, address: int) -> tuple[int, int]:
         return allocation_of(self.contexts, address)
 
+    def ordinal_of(self, address: int) -> int:
+        self.contexts.enter()
+        return self.driver.ordinal_of(address)
+
+    def name_of(self, operation: str) -> str:
+        return self.driver.calls[operation]
+
+    def create_event(self) -> DriverEvent:
+        return DriverEvent(self.contexts)
+
+    def open_event(self, handle: bytes) -> DriverEvent:
+        return DriverEvent(self.contexts, handle)
+
     def create_stream(self) -> DriverStream:
         return DriverStream(self.contexts)
 
@@ -140,6 +160,9 @@ class DriverGpu:
 
     def create_physical(self, nbytes: int) -> DriverPhysicalMemory:
         return DriverPhysicalMemory.create(self.contexts, nbytes, HandleType.DESCRIPTOR)
+
+    def map_adjacent(self, parts: Sequence[PhysicalMemory]) -> DriverVmmMapping:
+        return DriverVmmMapping(self.contexts, cast("Sequence[DriverPhysicalMemory]", parts))
 
     def create_fabric(self, nbytes: int) -> DriverPhysicalMemory:
         return DriverPhysicalMemory.create(self.contexts, nbytes, HandleType.FABRIC)

@@ -161,8 +161,8 @@ class Driver(ABC):
         """Address of the C struct in one of the binding's objects; valid while the object lives."""
 
     @abstractmethod
-    def new_handle(self) -> Any:
-        """A new IPC handle object of `HANDLE_BYTES` bytes."""
+    def ordinal_of(self, address: int) -> int:
+        """The ordinal of the device whose memory lies at this address, as the driver says."""
 
     @abstractmethod
     def create_context(self, ordinal: int) -> Any:
@@ -328,10 +328,11 @@ class Driver(ABC):
         self.see_result(operation, any(data))
         return data
 
-    def handle_from(self, data: bytes) -> Any:
+    def handle_from(self, data: bytes, kind: str = "memory-handle") -> Any:
+        """The binding's object of an IPC handle; ``kind``: its structure in ``names``."""
         if len(data) != HANDLE_BYTES:
             raise ValueError(f"an IPC handle has {HANDLE_BYTES} bytes, not {len(data)}")
-        handle = self.new_handle()
+        handle = self.named(kind)()
         hostmemory.poke(self.address_of(handle), data)
         return handle
 

@@ -32,6 +32,10 @@ _TRAITS = {
 }
 """Trait (`equal_gpus`) → the kernel's file of a GPU: Linux, Documentation/gpu/amdgpu."""
 
+_KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
+_XGMI = "11"
+"""``HSA_IOLINKTYPE_XGMI``, the type of a link between GPUs: Linux, drivers/gpu/drm/amd/amdkfd/kfd_crat.h."""
+
 _NO_DEVICE_CODES = frozenset({NO_DEVICE, 101})
 # ROCm 5.2.3 without a GPU: hipInit returns hipErrorInvalidDevice, hipGetDeviceCount hipErrorNoDevice.
 
@@ -91,6 +95,8 @@ class HipDriver(Driver):
         "rtc-destroy": "hiprtcDestroyProgram",
     }
     names = {  # noqa: RUF012  # a constant; ClassVar is on the base
+        "memory-handle": "hipIpcMemHandle_st",
+        "event-handle": "hipIpcEventHandle_st",
         "pool-properties": "hipMemPoolProps",
         "native-atomics": "hipDeviceP2PAttr.hipDevP2PAttrNativeAtomicSupported",
         "memory-properties": "hipMemAllocationProp",
@@ -141,8 +147,10 @@ class HipDriver(Driver):
         """From the kernel driver's files; AMD's management library is not used."""
         tree = Tree(self.absence.root)
         traits: dict[str, Json] = {}
+        links = xgmi_links(tree)
         for device in devices:
             found = {trait: tree.line(f"{_PCI}/{device.pci}/{file}") for trait, file in _TRAITS.items()}
+            found["xGMI links"] = links.get(device.pci, "")
             traits[device.label] = {trait: value for trait, value in found.items() if value}
         return {"traits": traits}
 
@@ -170,8 +178,13 @@ class HipDriver(Driver):
     def address_of(self, struct: Any) -> int:
         return int(struct.as_c_void_p().value)
 
-    def new_handle(self) -> Any:
-        return self.api.hipIpcMemHandle_st()
+    def ordinal_of(self, address: int) -> int:
+        if "attributes" in signature(self.api.hipPointerGetAttributes).parameters:  # hip-python 7.2
+            attributes = self.api.hipPointerAttribute_t()
+            self.call("pointer-attribute", attributes, address)
+        else:
+            attributes = self.call("pointer-attribute", address)
+        return int(attributes.device)
 
     def create_context(self, ordinal: int) -> Any:
         return self.call("context-create", 0, ordinal)
@@ -294,3 +307,37 @@ class HipDriver(Driver):
         number = int(self.call(operation))  # HIP_VERSION: 10000000 * major + 100000 * minor + patch
         text = f"{number // 10_000_000}.{number // 100_000 % 100}.{number % 100_000}"
         return version_fact(name, number, text, self.calls[operation])
+
+
+def xgmi_links(tree: Tree) -> dict[str, str]:
+    """PCI address of a GPU → number and bandwidth of its xGMI links, as ``7 with 448 GB/s``.
+
+    From the kernel driver's topology. A GPU in partitions, which share an address, is left out.
+    """
+    found: dict[str, list[str]] = {}
+    for node in tree.glob(f"{_KFD_NODES}/*/properties"):
+        of_node = _properties(tree, node)
+        location, domain = (of_node.get(name, "") for name in ("location_id", "domain"))
+        if not location.isdigit() or location == "0":
+            continue  # a processor
+        number = int(location)
+        bus, place, function = number >> 8 & 0xFF, number >> 3 & 0x1F, number & 7
+        address = f"{int(domain) if domain.isdigit() else 0:04x}:{bus:02x}:{place:02x}.{function}"
+        files = (
+            tree.glob(f"{node.rpartition('/')[0]}/{kind}/*/properties") for kind in ("io_links", "p2p_links")
+        )
+        links = [_properties(tree, file) for each in files for file in each]
+        speeds = [int(link.get("max_bandwidth", 0)) for link in links if link.get("type") == _XGMI]
+        found.setdefault(address, []).append(
+            f"{len(speeds)} with {sum(speeds) // 1000} GB/s" if speeds else ""
+        )
+    return {address: said for address, (said, *others) in found.items() if not others}
+
+
+def _properties(tree: Tree, name: str) -> dict[str, str]:
+    """Lines ``name number`` of a file; empty if it cannot be read."""
+    try:
+        lines = tree.text(name).splitlines()
+    except OSError:
+        return {}
+    return {key: value for key, _, value in (line.partition(" ") for line in lines) if value.isdigit()}

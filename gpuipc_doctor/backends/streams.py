@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuipc_doctor.api.gpu import DriverError, Memory
+from gpuipc_doctor.api.gpu import DriverError, GpuStream, Memory
 from gpuipc_doctor.backends.contexts import DeviceContexts
 from gpuipc_doctor.backends.driver import NON_BLOCKING
 
 DISABLE_TIMING = 2
 """``CU_EVENT_DISABLE_TIMING`` and ``hipEventDisableTiming``."""
+
+INTERPROCESS = 4
+"""``CU_EVENT_INTERPROCESS`` and ``hipEventInterprocess``."""
 
 NOT_READY = 600
 """``CUDA_ERROR_NOT_READY`` and ``hipErrorNotReady``."""
@@ -30,6 +33,10 @@ class DriverStream:
 
     def copy(self, to: Memory, source: Memory) -> None:
         self._driver.call("copy-on-device", to.address, source.address, source.nbytes, self.handle)
+
+    def fill(self, address: int, unit: bytes, count: int) -> None:
+        value = int.from_bytes(unit, "little")
+        self._driver.call(f"fill-{8 * len(unit)}", address, value, count, self.handle)
 
     def record(self) -> Any:
         self._contexts.enter()
@@ -52,3 +59,31 @@ class DriverStream:
                 return True
             raise
         return False
+
+
+class DriverEvent:
+    """An event that processes share (`gpuipc_doctor.api.gpu.SharedEvent`)."""
+
+    def __init__(self, contexts: DeviceContexts, handle: bytes | None = None) -> None:
+        """A new event, or the one that another process exported as ``handle``."""
+        contexts.enter()
+        self._driver = contexts.driver
+        if handle is None:
+            self._event = self._driver.call("event-create", DISABLE_TIMING | INTERPROCESS)
+        else:
+            shared = self._driver.handle_from(handle, "event-handle")
+            self._event = self._driver.call("ipc-open-event", shared)
+
+    def ipc_handle(self) -> bytes:
+        return self._driver.handle_bytes("ipc-get-event", self._driver.call("ipc-get-event", self._event))
+
+    def record(self, stream: GpuStream) -> None:
+        assert isinstance(stream, DriverStream)
+        self._driver.call("event-record", self._event, stream.handle)
+
+    def wait(self, stream: GpuStream) -> None:
+        assert isinstance(stream, DriverStream)
+        self._driver.call("stream-wait-event", stream.handle, self._event, 0)
+
+    def destroy(self) -> None:
+        self._driver.call("event-destroy", self._event)

@@ -11,7 +11,7 @@ import click
 
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.loader import LoadedCheck
-from gpuipc_doctor.cli import bindings, formats, options
+from gpuipc_doctor.cli import bindings, formats, options, saved
 from gpuipc_doctor.cli.progress import Silent, progress
 from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.model import Exit, Report, Tier
@@ -66,6 +66,12 @@ OF_CHECKS = ("seed", "operations")
 )
 @click.option(
     "--output", type=options.FilePath(), metavar="FILE", help="Also write the JSON report to this file."
+)
+@click.option(
+    "--since",
+    type=options.FilePath(),
+    metavar="REPORT",
+    help="Also print what is new since this JSON report of the node.",
 )
 @options.seconds("--deadline", "Time limit per operation.")
 @options.seconds("--budget", "Time limit of the whole run.")
@@ -152,6 +158,7 @@ def command(
     exit_style: str,
     dry_run: bool,
     verbose: bool,
+    since: Path | None,
     **_: Any,  # other subcommands make the request themselves
 ) -> None:
     """Run checks on this node and print the health matrix.
@@ -175,6 +182,7 @@ def command(
         from gpuipc_doctor.supervise import leftovers, scratch
 
         leftovers.sweep(scratch.usual())
+    earlier = saved.report(since) if since else None
     file = _output(output)
     with options.node(simulate) as node:
         with progress() as watcher:
@@ -185,7 +193,15 @@ def command(
             click.echo(_summary(report, exit_code, full=as_json), nl=False)
         else:
             click.echo(
-                _text(report, exit_code, as_json=as_json, exit_style=exit_style, verbose=verbose), nl=False
+                _text(
+                    report,
+                    exit_code,
+                    as_json=as_json,
+                    exit_style=exit_style,
+                    verbose=verbose,
+                    earlier=earlier,
+                ),
+                nl=False,
             )
             if verbose and not as_json:
                 click.echo(f"{report.processes} processes, {report.initialisations} driver initialisations")
@@ -205,6 +221,9 @@ def refuse_contradictions(ctx: click.Context) -> None:
         raise click.UsageError("--all runs every check of the tier; omit --all, or the names", ctx)
     if not named and not all_checks:
         raise click.UsageError("name the checks to run, or give --all", ctx)
+    for_programs = ctx.params["as_json"] or ctx.params["summary"] or ctx.params["exit_style"] == "nagios"
+    if ctx.params["since"] and (for_programs or ctx.params["dry_run"]):
+        raise click.UsageError("--since is for the screen of a run; programs: `compare --json`", ctx)
     if ctx.params["operations"] is not None and named and not {*(able := _having("operations"))} & {*named}:
         raise click.UsageError(f"--operations is for {' and '.join(able)}: also name one of them", ctx)
 
@@ -320,7 +339,15 @@ def _write(report: Report, file: OutputFile | None, exit_code: int) -> bool:
     return True
 
 
-def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str, verbose: bool) -> str:
+def _text(
+    report: Report,
+    exit_code: int,
+    *,
+    as_json: bool,
+    exit_style: str,
+    verbose: bool,
+    earlier: Report | None,
+) -> str:
     if as_json:
         from gpuipc_doctor.report import report_json
 
@@ -330,7 +357,12 @@ def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str, ver
     page = formats.page()
     if exit_style == "nagios":
         return node_content.nagios(report, width=page["width"])
-    return node_content.screen(report, exit_code=exit_code, verbose=verbose, **page)
+    news = []
+    if earlier:
+        from gpuipc_doctor.comparison import compare, comparison_content
+
+        news.append(comparison_content.news(compare(earlier, report)))
+    return node_content.screen(report, exit_code=exit_code, verbose=verbose, news=news, **page)
 
 
 def _summary(report: Report, exit_code: int, *, full: bool) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuipc_doctor.cli import fleet_reach, fleet_report, options
-from gpuipc_doctor.cli.stdio import say
+from gpuipc_doctor.cli.stdio import redraw, say
 from gpuipc_doctor.model import Exit, Status
 from gpuipc_doctor.present.text import counted
 
@@ -176,7 +176,7 @@ class _Progress:
             f"{self._done}/{self._total} done, {len(self._running)} running{waits}; "
             f"{self._bad} bad, {self._silent} without a report"
         )
-        click.echo(f"\r{line[:100]:<100}", nl=self._done == self._total, err=True)
+        redraw(line, last=self._done == self._total)
 
 
 def _within_limits(way: LaunchOptions, partition: str | None, block: int | None) -> LaunchOptions:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuipc_doctor.cli import fleet_reach
+from gpuipc_doctor.cli.stdio import redraw
 from gpuipc_doctor.model import Exit, Status
 from gpuipc_doctor.present.text import counted, sanitise
 from gpuipc_doctor.report import sentences
@@ -170,4 +171,4 @@ def _pairs_as_text(wanted: Sequence[str], found: Blame, told: Rounds, untried: s
 
 def _say_progress(done: int, total: int) -> None:
     if sys.stderr.isatty():
-        click.echo(f"\r{done}/{total} pairs of this round", nl=done == total, err=True)
+        redraw(f"{done}/{total} pairs of this round", last=done == total)

@@ -16,6 +16,7 @@ from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.fabric import devices as fabric_devices
 from gpuipc_doctor.model import Device, Fact, MpiStack, Node
+from gpuipc_doctor.node_files import Tree
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.secure.writing import OutputFile
@@ -25,6 +26,9 @@ from gpuipc_doctor.versions import parse
 
 _TOLD = ("nvidia-driver", "rocm", "cray-mpich", "libfabric", "shs-libfabric", "ucx")
 """Components whose versions a site config usually prescribes."""
+
+_SETTINGS = ("persistence", "mig", "compute-mode", "iommu", "numa-balancing")
+_MODULES = ("nvidia_peermem", "gdrdrv", "xpmem", "kdreg2")
 
 
 @click.command("new")
@@ -79,15 +83,16 @@ def _lines(
     yield f"cluster: {flow(cluster)}" if cluster else "# cluster: no Slurm found"
     yield f"# hosts: {flow(host)}"
     yield ""
+    facts = tuple(facts)
     yield from _gpus(devices)
-    yield "# The versions found. Keep those that must not change unnoticed:"
-    yield "# versions:"
     yield from _versions(facts)
-    yield ""
+    yield from _settings(facts, Path(node.root))
     here = fabric_devices.adapters(Path(node.root))
     fabric = next((name for name, found in here.items() if found), "")
     yield f"# The network between nodes, from {fabric_devices.CXI} or {fabric_devices.VERBS}."
     yield f"fabric: {fabric}" if fabric else "# fabric: no adapter found; tcp, or none"
+    counts = {name: len(found) for name, found in fabric_devices.active(Path(node.root)).items() if found}
+    yield f"adapters: {flow(counts)}" if counts else "# adapters: {verbs: 8}    how many must be active"
     yield ""
     yield from _mpi(mpi)
 
@@ -109,23 +114,49 @@ def _base(base: Path | None, devices: Sequence[Device], resembled: Sequence[str]
 
 
 def _gpus(devices: Sequence[Device]) -> Iterator[str]:
-    yield "# The GPUs, as the drivers list them; a node with fewer fails."
+    yield "# The GPUs, as the drivers list them; a node with fewer fails, or without peer access between all."
     models = Counter(device.name for device in devices)
     if len(models) > 1:
         yield f"# {', '.join(f'{count} × {name}' for name, count in models.items())}"
         yield f"gpus: {flow({'count': len(devices)})}"
     elif models:
         [(name, count)] = models.items()
-        yield f"gpus: {flow({'model': name, 'count': count})}"
+        labels = {device.label for device in devices}
+        joined = count > 1 and all(labels <= {device.label, *device.peers} for device in devices)
+        peers = {"peers": "all"} if joined else {}
+        yield f"gpus: {flow({'model': name, 'count': count, **peers})}"
     else:
         yield "# gpus: {model: A100, count: 4}    an example: no GPU was found"
     yield ""
 
 
 def _versions(facts: Iterable[Fact]) -> Iterator[str]:
+    yield "# The versions found. An older one is a WARN, or with `else: fail` a FAIL."
     here = {fact.name: fact.value for fact in facts if fact.value and parse(fact.name, fact.value)}
-    found = [f"#   {name}: {flow({'from': here[name]})}" for name in _TOLD if name in here]
-    yield from found or ["#   nvidia-driver: {from: 535.104.05}    an example: no driver was found"]
+    found = [f"  {name}: {flow({'from': here[name], 'else': 'warn'})}" for name in _TOLD if name in here]
+    yield "versions:" if found else "# versions:"
+    yield from found or [
+        "#   nvidia-driver: {from: 535.104.05, else: fail}    an example: no driver was found"
+    ]
+    yield ""
+
+
+def _settings(facts: Iterable[Fact], root: Path) -> Iterator[str]:
+    here = {fact.name: fact.value for fact in facts if fact.value}
+    yield "# Settings of the node, and kernel modules: another value is a WARN."
+    found = {name: here[name] for name in _SETTINGS if name in here}
+    yield f"settings: {flow(found)}" if found else "# settings: {persistence: on, iommu: [off, passthrough]}"
+    loaded = {name: "loaded" for name in _MODULES if next(Tree(root).glob(f"/sys/module/{name}"), None)}
+    yield f"kernel_modules: {flow(loaded)}" if loaded else "# kernel_modules: {nvidia_peermem: loaded}"
+    yield ""
+    yield "# What the jobs need, and checks that must not be skipped on these nodes:"
+    yield "# shared_memory: {free_gib: 8}"
+    yield "# limits: {locked_memory_mib: unlimited, open_files: 65536}"
+    yield "# required: [ipc-handles, ipc-reopen]"
+    yield ""
+    yield "# The tier of `gpuipc-doctor check --all`: prolog, acceptance or soak."
+    yield "tier: acceptance"
+    yield ""
 
 
 def _mpi(mpi: MpiStack | None) -> Iterator[str]:

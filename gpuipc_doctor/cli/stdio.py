@@ -44,6 +44,19 @@ def can_redraw(stream: IO[str]) -> bool:
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
+def redraw(line: str, *, last: bool) -> None:
+    """Replace the line of progress on standard error. It fits the terminal: a wrapped line would stay there
+    and stack."""
+    import click
+
+    try:
+        columns = os.get_terminal_size(2).columns
+    except OSError:
+        columns = 80
+    room = max(min(columns - 1, 100), 1)  # in the last column some terminals wrap already
+    click.echo(f"\r{line[:room]:<{room}}", nl=last, err=True)
+
+
 def say(text: str) -> None:
     """Print lines on standard error, without control sequences."""
     import click

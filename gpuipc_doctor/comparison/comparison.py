@@ -106,6 +106,7 @@ def compare(
     """The comparison of two reports. ``accept``: with the verdict on the node, whatever it was before."""
     matches = devices.match(before.devices, after.devices)
     old = _relabelled(before.results, devices.labels_now(matches))
+    verdict, reason = _accepted(after) if accept else (None, "")
     return Comparison(
         before=_side(before),
         after=_side(after),
@@ -115,10 +116,18 @@ def compare(
         verdicts=tuple(check_changes.verdicts(old, after.results)),
         issues=tuple(_issues(before.joins, after.joins)),
         speeds=speed.compare(old, after.results, tolerance),
-        acceptance=acceptance.verdict(after) if accept else None,
-        reason=acceptance.reason(after) if accept else "",
+        acceptance=verdict,
+        reason=reason,
         tolerance=tolerance,
     )
+
+
+def _accepted(report: Report) -> tuple[Verdict, str]:
+    """The verdict on the node and its reason. Few checks can reject a node but not accept it."""
+    verdict = acceptance.verdict(report)
+    if verdict is Verdict.ACCEPT and not acceptance.applies(report):
+        return Verdict.CANNOT_TELL, acceptance.NOT_WHOLE
+    return verdict, acceptance.reason(report)
 
 
 def _side(report: Report) -> Side:

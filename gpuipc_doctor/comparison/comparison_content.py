@@ -18,6 +18,9 @@ from gpuipc_doctor.report import acceptance, documents, sentences
 MOST_ROWS = 20
 """Maximum rows of slower or faster quantities; the JSON has all."""
 
+MOST_NEWS = 8
+"""Maximum lines of news at the top of a node's screen."""
+
 NOT_RUN = "-"
 
 _CHANGED = (SpeedVerdict.SLOWER, SpeedVerdict.FASTER)
@@ -139,6 +142,27 @@ def _entries(comparison: Comparison) -> Iterator[Entry]:
                 finding = verdict.finding
                 items = (Item(sentences.summary(finding), hang=0), do(finding.remedy))
                 yield Entry(verdict.after.value, _title(verdict), items)
+
+
+def news(comparison: Comparison) -> Entry:
+    """What is new since the earlier report, for the top of the later one's screen."""
+    before = comparison.before
+    host = f" on {before.host}" if before.host != comparison.after.host else ""
+    lines = [f"{v.after.value} {_title(v)}" for turn in DESCRIBED for v in comparison.turned(turn) if v.after]
+    lines += [f"not run: {_title(v)}" for turn in DESCRIBED for v in comparison.turned(turn) if not v.after]
+    lines += [
+        f"{fact.name} {fact.after or 'not found'}, was {fact.before or 'not found'}"
+        for fact in comparison.inventory
+    ]
+    gone = [_label(match) for match in comparison.devices if match.fate is DeviceChange.GONE]
+    lines += [f"{label} is gone" for label in gone]
+    if more := len(lines) - MOST_NEWS:
+        lines[MOST_NEWS:] = [f"and {more} more: gpuipc-doctor compare BEFORE AFTER"] if more > 0 else []
+    since = f"since {before.started.replace('T', ' ')[:16]}{host}"
+    title = f"{since}:" if lines else f"{since}: nothing is worse, no longer tested, or of another version"
+    return Entry(
+        "NEW", title, tuple(map(Item, lines)), look=Status.WARN.value if lines else Status.PASS.value
+    )
 
 
 def _title(verdict: CheckChange) -> str:

@@ -5,7 +5,8 @@ hundred rounds would be too narrow. A single repetition proves nothing. The stat
 bounds of a comparison together.
 
 The control is the start-up time of workers, which involves no driver. If it differs between the reports, the
-node was busier or slower altogether, and only larger changes count.
+node was busier or slower altogether, and only larger changes count. On a busy node a call of some µs waits as
+long for a processor as one of a second: a call may then also be delayed by as many seconds as the control.
 """
 
 from __future__ import annotations
@@ -97,7 +98,11 @@ def compare(before: Sequence[Result], after: Sequence[Result], tolerance: float)
     doubt = DOUBT / len(both)
     ratios = {q: ratio(old_samples[q], new_samples[q], doubt) for q in both}
     limits = _limits(ratios[control], tolerance)
-    speeds = [_speed(q, old_samples[q], new_samples[q], ratios[q], limits) for q in both]
+    delay_s = _delay_s(old_samples[control], new_samples[control], ratios[control], tolerance)
+    speeds = [
+        _speed(q, old_samples[q], new_samples[q], ratios[q], limits, delay_s if q != control else 0.0)
+        for q in both
+    ]
     return Speeds(
         tuple(speed for speed in speeds if speed.quantity != control),
         next(speed for speed in speeds if speed.quantity == control),
@@ -113,18 +118,28 @@ def _limits(shift: Ratio | None, tolerance: float) -> tuple[float, float] | None
     return max(shift.high, 1.0) * (1 + tolerance), min(shift.low, 1.0) / (1 + tolerance)
 
 
+def _delay_s(before: Sequence[float], after: Sequence[float], shift: Ratio | None, tolerance: float) -> float:
+    """Seconds by which the control took longer, negative if less; 0 within the tolerance."""
+    if shift is None or 1 / (1 + tolerance) <= shift.estimate <= 1 + tolerance:
+        return 0.0
+    return median(after) - median(before)
+
+
 def _speed(
     quantity: Quantity,
     before: Sequence[float],
     after: Sequence[float],
     found: Ratio | None,
     limits: tuple[float, float] | None,
+    delay_s: float,
 ) -> Speed:
     was, now = median(before), median(after)
     pace = SpeedVerdict.TOO_FEW
     if found and limits:
         cost = found.inverse if quantity.more_is_better else found
-        if quantity.unit == "s" and abs(now - was) < LEAST_S:
+        change = now - was
+        is_like_control = change * delay_s > 0 and abs(change) < abs(delay_s)
+        if quantity.unit == "s" and (abs(change) < LEAST_S or is_like_control):
             pace = SpeedVerdict.SAME
         else:
             slower, faster = cost.low > limits[0], cost.high < limits[1]

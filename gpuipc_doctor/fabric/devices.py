@@ -37,6 +37,18 @@ def adapters(root: Path) -> dict[str, tuple[str, ...]]:
     return {fabric: tuple(names) for fabric, names in found.items()}
 
 
+def active(root: Path) -> dict[str, tuple[str, ...]]:
+    """The node's adapters that have an active port or show no ports, from files below ``root``."""
+    up = {adapter.name: adapter.link in ("up", "") for adapter in cxi_adapters(root)}
+    for port, state in ports(root).items():
+        adapter = port.partition("/")[0]
+        up[adapter] = up.get(adapter, False) or state == "ACTIVE"
+    return {
+        fabric: tuple(name for name in names if up.get(name, True))
+        for fabric, names in adapters(root).items()
+    }
+
+
 def _fabric(adapter: Path) -> str:
     """The fabric of an adapter in the kernel's list for verbs."""
     vendor, device = (quietly(adapter / "device" / name) for name in ("vendor", "device"))

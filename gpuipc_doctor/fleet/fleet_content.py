@@ -35,6 +35,7 @@ from gpuipc_doctor.present.blocks import (
     table,
 )
 from gpuipc_doctor.present.text import counted, quantity, shorten
+from gpuipc_doctor.report import first_aid
 from gpuipc_doctor.report.acceptance import Verdict
 
 T = TypeVar("T")
@@ -68,7 +69,7 @@ def _screen(fleet: Fleet, width: int) -> Iterator[Block]:
     hint = Lines(("to see all, run `fleet report DIR` with --format html, --format markdown or --json",))
     left = MAX_LINES - _height([head], width) - _height([hint], width)
     is_cut = False
-    for section in (_matrix, _problems, _silence_entries, _drifts, _slow, _skipped):
+    for section in (_matrix, _problems, _first_aid, _silence_entries, _drifts, _slow, _skipped):
         for shown in range(SHOWN, -1, -1):
             drawn, is_whole = section(fleet, shown)
             if (height := _height(drawn, width)) <= SHARE * left:
@@ -171,6 +172,17 @@ def _problem(fleet: Fleet, one: ExplainedProblem) -> Entry:
     return _entry(problem.status.value, where, *items, *one.known_issues, do(one.remedy))
 
 
+def _first_aid(fleet: Fleet, _: int) -> Section:
+    """First aid for the nodes on which a call hung; never cut."""
+    hung = {
+        node
+        for problem in fleet.findings
+        if problem.status is Status.FAIL and problem.key in first_aid.KEYS
+        for node in problem.nodes
+    }
+    return ([first_aid.of_nodes(fleet.folder.fold(sorted(hung)))] if hung else []), True
+
+
 def _silence_entries(fleet: Fleet, most: int) -> Section:
     more = fleet.silent[most:]
     states = Counter(missing.state.value for missing in more for _ in missing.nodes)
@@ -267,6 +279,7 @@ def _ticket(fleet: Fleet) -> Iterator[Block]:
         said = Item(f"{problem.example}: {problem.says}")
         title = f"{problem.check} on {brief(problem.nodes)}"
         yield _entry(problem.status.value, title, said, *explained.known_issues, do(explained.remedy))
+    yield from _first_aid(fleet, 0)[0]
     yield from (_silence(fleet, missing) for missing in fleet.silent)
     facts = (
         (

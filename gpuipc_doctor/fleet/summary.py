@@ -218,16 +218,24 @@ def _known(report: Report, issues: Container[str]) -> Iterator[MatchedIssue]:
 
 
 def _figures(report: Report) -> dict[str, Figure]:
+    """The node's median of each measurement and, of several GPUs or pairs, also the slowest's median: one
+    slow GPU of eight does not move the node's."""
     from statistics import median
 
-    values: dict[str, list[float]] = {}
+    values: dict[str, dict[tuple[str, ...], list[float]]] = {}
     shape: dict[str, tuple[str, bool]] = {}
     for result in report.results:
         for measurement in result.finding.measured:
             name = f"{result.check}: {measurement.name}"
-            values.setdefault(name, []).append(measurement.value)
+            values.setdefault(name, {}).setdefault(result.devices, []).append(measurement.value)
             shape[name] = (measurement.unit, measurement.more_is_better)
-    return {name: Figure(median(each), *shape[name]) for name, each in values.items()}
+    found: dict[str, Figure] = {}
+    for name, subjects in values.items():
+        found[name] = Figure(median(value for each in subjects.values() for value in each), *shape[name])
+        if len(subjects) > 1:
+            slowest = (min if found[name].more_is_better else max)(map(median, subjects.values()))
+            found[f"{name}, slowest"] = Figure(slowest, *shape[name])
+    return found
 
 
 def schema() -> Json:

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
-from gpuipc_doctor.api.gpu import DriverError, Gpu, GpuContext, GpuStream, KernelsUnavailable, Memory
+from gpuipc_doctor.api.gpu import DriverError, Gpu, GpuContext, GpuStream, Memory
 from gpuipc_doctor.api.process_ledger import figures_of_process
 from gpuipc_doctor.api.worker import Child
-from gpuipc_doctor.histories.contents import PIECE, contents, first_difference, stamp_at
+from gpuipc_doctor.histories.contents import (
+    PIECE,
+    WHOLE_BYTES,
+    Part,
+    contents,
+    first_difference,
+    glances,
+    looks,
+    stamp_at,
+    unit_of,
+    within,
+)
 from gpuipc_doctor.histories.memory_model import FIRST_CONTEXT, NO_CONTEXT
-
-FULL_BYTES = 256 << 10
-"""Memory up to this size is read in full each time, larger memory only at both ends and in the middle."""
-
-GLANCE = 16 << 10
-"""Bytes read at each end and in the middle."""
-
-WHOLE_BYTES = 64 << 20
-"""Memory above this size is written only at the offsets at which it is read."""
-
-BOUNDARIES = (2 << 30, 4 << 30)
-"""Offsets around which huge memory is also written and read."""
-
 
 RESTED = 0
 """Key of `Answer.made` for the figures of an idle process. The other keys are numbers of objects, from 1."""
@@ -42,6 +39,17 @@ class Order(NamedTuple):
     stamp: int
     handle: bytes = b""
     """The IPC handle to open, or the pool pointer to import."""
+    parts: tuple[Part, ...] = ()
+    """What a read must show, where it is known."""
+    offset: int = 0
+    length: int = 0
+    start: int = 0
+    width: int = 0
+    """Bytes of a fill's unit."""
+    event: int = 0
+    """The event that a copy records."""
+    device: int = 0
+    """1 more than the index of a new context's device, 0 for the process's own."""
 
 
 class Answer(NamedTuple):
@@ -64,10 +72,18 @@ class WrongData(Exception):
     """Memory does not have the contents that the model expects."""
 
 
+class WrongAnswer(Exception):
+    """The driver describes an address wrongly. ``call`` is the call that did."""
+
+    def __init__(self, call: str, says: str) -> None:
+        super().__init__(says)
+        self.call = call
+
+
 def act(child: Child) -> None:
     """Main loop of a history's process: receive orders, perform them, answer."""
     device, primary = child.recv()
-    actor = Actor(child.gpus[device], child.progress, primary=primary)
+    actor = Actor(child.gpus[device], child.progress, primary=primary, gpus=child.gpus)
     child.send(None)
     while True:
         orders = child.recv()
@@ -80,8 +96,14 @@ def act(child: Child) -> None:
 class Actor:
     """The objects of one process, by number."""
 
-    def __init__(self, gpu: Gpu, progress: Callable[[int], None], *, primary: bool) -> None:
+    def __init__(
+        self, gpu: Gpu, progress: Callable[[int], None], *, primary: bool, gpus: Sequence[Gpu] = ()
+    ) -> None:
+        """``gpus``: those of all devices of the history, for contexts on another one than ``gpu``."""
         self._gpu = gpu
+        self._gpus = gpus
+        self._gpu_of: dict[int, Gpu] = {}
+        """Context → its GPU, where that is another than the process's own."""
         self._progress = progress
         self._first: Callable[[], GpuContext] = gpu.primary_context if primary else gpu.create_context
         self._contexts = {FIRST_CONTEXT: self._first()}
@@ -112,6 +134,8 @@ class Actor:
                 return self._answer(number, what, error.fault.name, says, error.fault.call)
             except WrongData as wrong:
                 return self._answer(number, "data", "", str(wrong))
+            except WrongAnswer as wrong:
+                return self._answer(number, "answer", "", str(wrong), wrong.call)
         return self._answer(len(orders))
 
     def _answer(self, done: int, what: str = "", name: str = "", says: str = "", call: str = "") -> Answer:
@@ -121,6 +145,23 @@ class Actor:
         if self._entered != context:
             self._contexts[context].make_current()
             self._entered = context
+
+    @property
+    def _here(self) -> Gpu:
+        """The GPU of the context that is current."""
+        return self._gpu_of.get(self._entered, self._gpu)
+
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        """Do something in a thread that makes the process's current context its own."""
+        self._enter(self._current)
+        context = self._contexts[self._entered]
+
+        def do() -> None:
+            context.make_current()
+            work()
+
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(do).result()
 
     def _add(self, order: Order, thing: Any, context: int = NO_CONTEXT) -> Any:
         self._things[order.makes] = thing
@@ -143,7 +184,7 @@ class Actor:
 
     def _allocate(self, order: Order) -> None:
         self._enter(self._current)
-        buffer = self._add(order, self._gpu.alloc(order.nbytes), self._current)
+        buffer = self._add(order, self._here.alloc(order.nbytes), self._current)
         self._made[order.makes] = buffer.ipc_handle()
 
     def _export(self, order: Order) -> None:
@@ -151,7 +192,10 @@ class Actor:
 
     def _open(self, order: Order) -> None:
         self._enter(self._current)
-        self._add(order, self._gpu.open_ipc(order.handle), self._current)
+        self._add(order, self._here.open_ipc(order.handle), self._current)
+
+    def _open_in_thread(self, order: Order) -> None:
+        self._in_thread(lambda: self._open(order))
 
     def _close(self, order: Order) -> None:
         self._take(order.on).close()
@@ -165,87 +209,102 @@ class Actor:
 
     def _write(self, order: Order) -> None:
         memory = self._get(order.on)
-        for offset, length in written(order.nbytes):
-            memory.write(contents(order.stamp, length, offset), offset)
+        begin, end = self._range(order)
+        for first, last in glances(begin, end) if order.nbytes > WHOLE_BYTES else [(begin, end)]:
+            for offset in range(first, last, PIECE):
+                length = min(PIECE, last - offset)
+                memory.write(contents(order.stamp, length, offset), offset)
 
-    def _write_by_kernel(self, order: Order) -> None:
-        """Write by a kernel; by copies if the driver runs no kernels."""
-        memory = self._get(order.on)
-        try:
-            with self._kernel_copies(memory) as (stage, copy):
-                for offset, length in written(order.nbytes):
-                    stage.write(contents(order.stamp, length, offset))
-                    copy(memory.address + offset, stage.address, length)
-        except KernelsUnavailable:
-            self._write(order)
+    def _write_in_thread(self, order: Order) -> None:
+        self._get(order.on)
+        self._in_thread(lambda: self._write(order))
 
-    def _read_by_kernel(self, order: Order) -> None:
-        """Read by a kernel; by copies if the driver runs no kernels."""
-        memory = self._get(order.on)
-        try:
-            with self._kernel_copies(memory) as (stage, copy):
+    @staticmethod
+    def _range(order: Order) -> tuple[int, int]:
+        return order.offset, order.offset + order.length if order.length else order.nbytes
 
-                def read(nbytes: int, offset: int) -> bytes:
-                    copy(stage.address, memory.address + offset, nbytes)
-                    return stage.read(nbytes)
-
-                self._compare(read, order)
-        except KernelsUnavailable:
-            self._compare(memory.read, order)
-
-    @contextmanager
-    def _kernel_copies(self, memory: Memory) -> Iterator[tuple[Memory, Callable[[int, int, int], None]]]:
-        """Memory of this process, and a function that copies (to, from, bytes) by a kernel. Nothing stays
-        loaded: it would be taken for a leak."""
-        kernels, stream = self._gpu.load_kernels(), self._stream()
-
-        def copy(to: int, source: int, nbytes: int) -> None:
-            kernels.copy(stream, to, source, nbytes)
-            stream.synchronize()
-
-        with self._gpu.alloc(min(memory.nbytes, PIECE)) as stage:
-            yield stage, copy
-        kernels.unload()
-
-    def _read(self, order: Order) -> None:
-        self._compare(self._get(order.on).read, order)
-
-    def _read_in_thread(self, order: Order) -> None:
-        memory = self._get(order.on)
-        context = self._contexts[self._entered]
-
-        def read() -> None:
-            context.make_current()
-            self._compare(memory.read, order)
-
-        with ThreadPoolExecutor(1) as threads:
-            threads.submit(read).result()
-
-    def _compare(self, read: Callable[[int, int], bytes], order: Order) -> None:
-        for offset, length in glances(order.nbytes):
-            found = read(length, offset)
-            if order.stamp:
-                expected = contents(order.stamp, length, offset)
-                if found != expected:
-                    raise WrongData(_difference(found, expected, offset))
-                self._compared += length
-
-    def _copy(self, order: Order) -> None:
-        source, to = self._get(order.of), self._get(order.on)
-        if self._context_of[order.on] == NO_CONTEXT:
-            self._get(order.of)
-        stream = self._stream()
-        stream.copy(to, cast(Memory, Sized(source.address, order.nbytes)))
+    def _fill(self, order: Order) -> None:
+        memory, stream = self._get(order.on), self._stream()
+        begin, end = self._range(order)
+        unit = unit_of(order.stamp, order.width)
+        stream.fill(memory.address + begin, unit, (end - begin) // order.width)
         stream.synchronize()
 
-    def _copy_across_streams(self, order: Order) -> None:
+    def _read(self, order: Order) -> None:
+        memory = self._get(order.on)
+        begin, end = self._range(order)
+        for first, last in looks(begin, end, order.parts):
+            found = memory.read(last - first, first)
+            for part in within(order.parts, first, last):
+                expected = part.data(part.begin, part.end)
+                shown = found[part.begin - first : part.end - first]
+                if shown != expected:
+                    raise WrongData(_difference(shown, expected, part))
+                self._compared += len(expected)
+
+    def _read_in_thread(self, order: Order) -> None:
+        self._get(order.on)
+        self._in_thread(lambda: self._read(order))
+
+    def _ask(self, order: Order) -> None:
+        """Ask the driver what lies at an address within an allocation."""
+        memory, gpu = self._get(order.on), self._here
+        found = gpu.allocation_of(memory.address + order.offset)
+        if found != (memory.address, order.nbytes):
+            says = (
+                f"{found[1]} bytes from {found[0]:#x} on instead of {order.nbytes} from {memory.address:#x}"
+            )
+            raise WrongAnswer(gpu.name_of("address-range"), says)
+        if order.stamp:
+            device = gpu.ordinal_of(memory.address + order.offset)
+            if device != gpu.ordinal:
+                says = f"memory of device {gpu.ordinal} is said to be of device {device}"
+                raise WrongAnswer(gpu.name_of("pointer-attribute"), says)
+
+    def _copy(self, order: Order) -> None:
+        self._start_copy(order).synchronize()
+
+    def _start_copy(self, order: Order, streams: dict[int, GpuStream] | None = None) -> GpuStream:
         source, to = self._get(order.of), self._get(order.on)
         if self._context_of[order.on] == NO_CONTEXT:
             self._get(order.of)
-        first, second = self._stream(self._other_streams), self._stream()
-        first.copy(to, cast(Memory, Sized(source.address, order.nbytes)))
+        stream = self._stream(streams)
+        begin, end = self._range(order)
+        taken, given = (
+            Sized(source.address + order.start, end - begin),
+            Sized(to.address + begin, end - begin),
+        )
+        stream.copy(cast(Memory, given), cast(Memory, taken))
+        return stream
+
+    def _copy_across_streams(self, order: Order) -> None:
+        first = self._start_copy(order, self._other_streams)
+        second = self._stream()
         second.wait(first.record())
         second.synchronize()
+
+    # -- events -------------------------------------------------------------------------------------------
+
+    def _create_event(self, order: Order) -> None:
+        self._enter(self._current)
+        event = self._add(order, self._gpu.create_event())
+        self._made[order.makes] = event.ipc_handle()
+
+    def _open_event(self, order: Order) -> None:
+        self._enter(self._current)
+        self._add(order, self._gpu.open_event(order.handle))
+
+    def _copy_and_record(self, order: Order) -> None:
+        stream = self._start_copy(order)
+        self._things[order.event].record(stream)
+
+    def _wait_event(self, order: Order) -> None:
+        event, stream = self._get(order.on), self._stream()
+        event.wait(stream)
+        stream.synchronize()
+
+    def _destroy_event(self, order: Order) -> None:
+        self._take(order.on).destroy()
 
     def _fork(self, order: Order) -> None:
         if (pid := os.fork()) == 0:
@@ -255,7 +314,7 @@ class Actor:
     def _stream(self, streams: dict[int, GpuStream] | None = None) -> GpuStream:
         streams = self._streams if streams is None else streams
         if self._entered not in streams:
-            streams[self._entered] = self._gpu.create_stream()
+            streams[self._entered] = self._here.create_stream()
         return streams[self._entered]
 
     # -- physical memory ----------------------------------------------------------------------------------
@@ -333,7 +392,10 @@ class Actor:
     # -- contexts -----------------------------------------------------------------------------------------
 
     def _create_context(self, order: Order) -> None:
-        self._contexts[order.makes] = self._gpu.create_context()
+        gpu = self._gpus[order.device - 1] if order.device else self._gpu
+        self._contexts[order.makes] = gpu.create_context()
+        if order.device:
+            self._gpu_of[order.makes] = gpu
         self._current = self._entered = order.makes
 
     def _use_context(self, order: Order) -> None:
@@ -344,6 +406,7 @@ class Actor:
         self._contexts.pop(order.on).destroy()
         self._streams.pop(order.on, None)
         self._other_streams.pop(order.on, None)
+        self._gpu_of.pop(order.on, None)
         for number in [number for number, context in self._context_of.items() if context == order.on]:
             if self._gpu.expects("mapping-when-its-context-is-destroyed") == "ends":
                 del self._things[number], self._context_of[number]
@@ -367,23 +430,8 @@ class Sized(NamedTuple):
     nbytes: int
 
 
-def written(nbytes: int) -> Iterable[tuple[int, int]]:
-    """(offset, length) of the parts of memory of this size that are written."""
-    if nbytes > WHOLE_BYTES:
-        return glances(nbytes)
-    return [(offset, min(PIECE, nbytes - offset)) for offset in range(0, nbytes, PIECE)]
-
-
-def glances(nbytes: int) -> list[tuple[int, int]]:
-    """(offset, length) of the parts of memory of this size that are read."""
-    if nbytes <= FULL_BYTES:
-        return [(0, nbytes)]
-    within = [boundary - 4099 for boundary in BOUNDARIES if boundary + GLANCE < nbytes]
-    return [(0, GLANCE), *((at, GLANCE) for at in (nbytes // 2 - 4099, *within, nbytes - GLANCE))]
-
-
-def _difference(found: bytes, expected: bytes, offset: int) -> str:
-    at = first_difference(found, expected)
-    shown, wanted = (stamp_at(data, at, offset) for data in (found, expected))
+def _difference(found: bytes, expected: bytes, part: Part) -> str:
+    at, offset = first_difference(found, expected), part.begin - part.shift
+    shown, wanted = (0 if part.width else stamp_at(data, at, offset) for data in (found, expected))
     other = f": contents {shown} instead of {wanted}" if shown and wanted and shown != wanted else ""
-    return f"the memory is wrong from byte {offset + at} on{other}"
+    return f"the memory is wrong from byte {part.begin + at} on{other}"

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from gpuipc_doctor.histories.memory_model import Model
+from gpuipc_doctor.histories.contents import unit_of
+from gpuipc_doctor.histories.memory_model import FILLS, Model
 from gpuipc_doctor.histories.operations import History, Operation
 from gpuipc_doctor.histories.steps import steps
 
@@ -35,6 +36,9 @@ CALLS = {  # what the program calls it → CUDA's symbol, HIP's symbol
     "to_device": ("cuMemcpyHtoD_v2", "hipMemcpyHtoD"),
     "to_host": ("cuMemcpyDtoH_v2", "hipMemcpyDtoH"),
     "on_device": ("cuMemcpyDtoD_v2", "hipMemcpyDtoD"),
+    "fill_8": ("cuMemsetD8_v2", "hipMemsetD8"),
+    "fill_16": ("cuMemsetD16_v2", "hipMemsetD16"),
+    "fill_32": ("cuMemsetD32_v2", "hipMemsetD32"),
     "get": ("cuIpcGetMemHandle", "hipIpcGetMemHandle"),
     "open_handle": ("cuIpcOpenMemHandle_v2", "hipIpcOpenMemHandle"),
     "close_handle": ("cuIpcCloseMemHandle", "hipIpcCloseMemHandle"),
@@ -140,6 +144,9 @@ def _case(history: History, operations: list[Operation], number: int) -> Iterato
     closes = f" close(where[{on}]);" if history.backend == "hip" else ""
     device = f"device == devices[{_owner(operations, on)}]"
     sized = f"size[{makes}] = {nbytes};"
+    length = f"{operation.length}ul" if operation.length else f"size[{on}]"
+    width = FILLS.get(operation.kind, 4)
+    value = int.from_bytes(unit_of(operation.stamp, width), "little")
     lines = {
         "allocate": f"{sized} where[{makes}] = current; enter(current); alloc(&at[{makes}], {nbytes});"
         f" get(&handle[{makes}], at[{makes}]); given(&handle[{makes}], 64);",
@@ -149,10 +156,12 @@ def _case(history: History, operations: list[Operation], number: int) -> Iterato
         "close": f"{enter} close_handle(at[{on}]);",
         "free": f"{enter} release(at[{on}]);",
         "free-open": f"{enter} release(at[{on}]);",
-        "write": f"{enter} fill({on}, {operation.stamp});",
-        "read": f"{enter} compare({on}, {_shown(history, number)});",
+        "write": f"{enter} fill({on}, {operation.offset}ul, {length}, {operation.stamp});",
+        "fill": f"{enter} fill_{operation.kind}(at[{on}] + {operation.offset}ul, {value}u,"
+        f" {length} / {width}ul); sync();",
+        "read": f"{enter} {_compared(history, number)}",
         "copy": f"{enter} enter(where[{of}] >= 0 ? where[{of}] : where[{on}]);"
-        f" on_device(at[{on}], at[{of}], size[{on}]); sync();",
+        f" on_device(at[{on}] + {operation.offset}ul, at[{of}] + {operation.start}ul, {length}); sync();",
         "create": f"{sized} enter(current); struct wanted wanted = {{ 1, 1, 1, device }};"
         f" create_memory(&at[{makes}], {nbytes}, &wanted, 0ul);",
         "import": f"if (me == exporters[{number}]) {{ int fd; export_memory(&fd, at[{on}], 1, 0ul);"
@@ -190,7 +199,7 @@ def _case(history: History, operations: list[Operation], number: int) -> Iterato
         "idle": "sleep(1);",
         "kill": "raise(SIGKILL);",
     }
-    if operation.do not in lines:
+    if operation.do not in lines or operation.device:
         raise NotInC(f"step {number + 1} ({operation.do}) cannot be written in C")
     says = steps(replace(history, operations=(operation,)), number + 1)[0]
     yield f'    case {number}: {{ say("{says}"); {lines[operation.do]} break; }}'
@@ -207,9 +216,18 @@ def _owner(operations: list[Operation], number: int) -> int:
     return next((operation.by for operation in operations if operation.makes == number), 0)
 
 
-def _shown(history: History, at: int) -> int:
+def _compared(history: History, at: int) -> str:
+    """The calls that read memory and compare what is known of it."""
     model = Model(history)
     operations = [operation for operation in history.operations if operation.do != "rest"]
+    on = operations[at].on
     for operation in operations[:at]:
         model.apply(operation)
-    return model.apply(operations[at]).stamp
+    parts = model.apply(operations[at]).parts
+    if not parts:
+        return f"compare({on}, 0ul, size[{on}], 0, 0l, 0);"
+    stamps = [int.from_bytes(unit_of(one.stamp, 4), "little") if one.width else one.stamp for one in parts]
+    return " ".join(
+        f"compare({on}, {one.begin}ul, {one.end}ul, {stamp}u, {one.shift}l, {one.width});"
+        for one, stamp in zip(parts, stamps, strict=True)
+    )

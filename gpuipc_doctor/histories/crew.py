@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuipc_doctor.api.worker import Child, ChildGone, ChildHangs, ChildProcess
 from gpuipc_doctor.histories.actor import RESTED, Answer, Order, act
-from gpuipc_doctor.histories.memory_model import Expected
+from gpuipc_doctor.histories.memory_model import FILLS, Expected
 from gpuipc_doctor.histories.operations import Disagreement, Operation, ProcessPlan
 
 Start = Callable[[Callable[[Child], None]], ChildProcess]
@@ -30,7 +30,7 @@ NEEDS = {
 """Operation that imports an object → the order with which the object's exporter must first export it."""
 
 
-HANDLES = ("open", "import-pointer", "import-fabric")
+HANDLES = ("open", "open-in-thread", "open-event", "import-pointer", "import-fabric")
 """Operations that need a handle from the reply of the exporter's process."""
 
 
@@ -99,7 +99,22 @@ class Crew:
         descriptors = self._ask(at, operation, needs) if needs else []
         handle = self._made.get(operation.on, b"") if operation.do in HANDLES else b""
         nbytes, stamp = operation.nbytes or expected.nbytes, operation.stamp or expected.stamp
-        order = Order(operation.do, operation.on, operation.makes, operation.of, nbytes, stamp, handle)
+        order = Order(
+            operation.do,
+            operation.on,
+            operation.makes,
+            operation.of,
+            nbytes,
+            stamp,
+            handle,
+            expected.parts,
+            operation.offset,
+            operation.length,
+            operation.start,
+            FILLS.get(operation.kind, 0),
+            operation.within,
+            operation.device,
+        )
         self._waiting.setdefault(operation.by, []).append((at, operation, order))
         if needs:
             self.flush(descriptors)

@@ -26,12 +26,13 @@ OPTIONS: Mapping[str, Json] = {
 REPLAY = "replay it from the JSON report: gpuipc-doctor replay FILE"
 
 
-def extent(ctx: Context, operations: int, runs: int = 1) -> dict[str, Json]:
+def extent(ctx: Context, operations: int, runs: int = 1, seed: int = SEED) -> dict[str, Json]:
     """Parameters of a probe: the seed (None if each run makes its own), and each run's number of operations
-    and seconds. ``operations`` is the number in the acceptance tier."""
-    seed, number, time_s = (None, UNBOUNDED, SOAK_S) if ctx.tier is Tier.SOAK else (SEED, operations, TIME_S)
+    and seconds. ``operations`` and ``seed`` are those of the acceptance tier."""
+    soak = ctx.tier is Tier.SOAK
+    chosen, number, time_s = (None, UNBOUNDED, SOAK_S) if soak else (seed, operations, TIME_S)
     return {
-        "seed": ctx.options.get("seed", seed),
+        "seed": ctx.options.get("seed", chosen),
         "operations": ctx.options.get("operations", number),
         "time_s": ctx.within_budget(ctx.options.get("seconds", time_s)) / runs,
     }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from random import Random
 from typing import Any
 
 from gpuipc_doctor.histories.memory_model import (
+    FILLS,
     FIRST_CONTEXT,
     GRANULE,
     NOTHING,
@@ -18,6 +19,7 @@ from gpuipc_doctor.histories.memory_model import (
     Thing,
 )
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
+from gpuipc_doctor.histories.scenes import play
 
 SMALL = (256, 512, 4096, 65536)
 ODD = (1, 8, 1000, 5000, 146064, 226656)
@@ -25,6 +27,12 @@ LARGE = (1 << 20, 2 << 20, 3 << 20, 8 << 20)
 HUGE = ((2 << 30) + (2 << 20), (4 << 30) + (2 << 20))
 """Bytes of huge memory, in which offsets need more than 31 or 32 bits. Only wide histories use it, if memory
 allows."""
+
+VARIED = 0.25
+"""Probability that a write, read, open or copy is of another kind, or of a part of the memory."""
+
+PIECES = (1, 3, 64, 257, 4096, 65536 + 1, 1 << 20)
+"""Bytes of the parts of memory that are written, read and copied."""
 
 EPOCH_OPERATIONS = (60, 160)
 AT_ONCE_EPOCHS = 0.5
@@ -70,14 +78,7 @@ memory and give its users a new buffer of the same size. With the macros, a faul
 small segment was found within 1,500 operations; without the macros, it was not found in 60,000.
 """
 
-WIDE_WEIGHTS = {
-    "read-in-thread": 3.0,
-    "read-by-kernel": 2.0,
-    "write-by-kernel": 2.0,
-    "copy-across-streams": 2.0,
-    "fork": 0.5,
-    "idle": 0.02,
-}
+WIDE_WEIGHTS = {"copy-across-streams": 2.0, "fork": 0.5, "idle": 0.02}
 """Weights that wide histories have in addition."""
 
 SWARM = (0.0, 0.5, 1.0, 1.0, 3.0)
@@ -85,7 +86,22 @@ SWARM = (0.0, 0.5, 1.0, 1.0, 3.0)
 
 FAMILIES: dict[str, frozenset[str]] = {
     "contexts": frozenset({"end-context", "create-context", "use-context"}),
-    "legacy-ipc": frozenset({"export", "open", "close", "free-open", "share", "recycle"}),
+    "legacy-ipc": frozenset(
+        {
+            "export",
+            "open",
+            "open-in-thread",
+            "close",
+            "free-open",
+            "share",
+            "recycle",
+            "create-event",
+            "open-event",
+            "copy-and-record",
+            "wait-event",
+            "destroy-event",
+        }
+    ),
     "vmm-ipc": frozenset({"create", "import", "map", "unmap", "release"}),
     "fabric-handles": frozenset({"create-fabric", "import-fabric", "map", "unmap", "release"}),
     "pool-ipc": frozenset(
@@ -126,6 +142,8 @@ SAME_CREW = 0.75
 """Probability that a process of an earlier epoch takes part, rather than a new process."""
 
 GIVING_BACK = (
+    ("destroy-event", "imported-event"),
+    ("destroy-event", "event"),
     ("close", "mapping"),
     ("free", "buffer"),
     ("unmap", "view"),
@@ -173,10 +191,10 @@ def without_room(room: int, without: frozenset[str]) -> list[str]:
     ]
 
 
-def families(done: Iterable[str]) -> list[str]:
-    """The families of operations that were performed."""
-    performed = set(done)
-    return [family for family in FAMILIES if without_families([family]) & performed]
+def families(done: Mapping[str, int]) -> dict[str, int]:
+    """Family → how many operations of it were performed, of those that no other family has."""
+    counts = {family: sum(done.get(do, 0) for do in without_families([family])) for family in FAMILIES}
+    return {family: times for family, times in counts.items() if times}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +206,9 @@ class Limits:
     """Maximum processes in an epoch on one device; each further device adds one."""
     objects: int = 24
     wide: bool = False
-    """Whether to add threads, second streams, forks, idle time, huge memory and reuse with other sizes."""
+    """Whether to add second streams, idle time, huge memory and reuse with other sizes."""
+    scenes: bool = False
+    """Whether to begin with a history of each dimension: see `scenes`."""
 
 
 @dataclass
@@ -217,6 +237,9 @@ class Generator:
         self.random = Random(self.seed)
         self._chance = Random(~self.seed)
         """Chooses what does not affect the operations, so that a seed always gives the same operations."""
+        self.vary = Random(f"vary {self.seed}")
+        """Chooses the dimensions of an operation, likewise."""
+        self._scenes = play(self) if self.limits.scenes else iter(())
         self._at_once = False
         self.model = Model(History(self.backend, self.plans, peers=self.peers))
         self._numbers = 0
@@ -231,11 +254,21 @@ class Generator:
             yield operation, self._expected
 
     def _operations(self) -> Iterator[Operation]:
+        if (scene := next(self._scenes, None)) is not None:
+            self._at_once = False
+            for operation in scene:
+                if operation.do not in self.without and not self.model.illegal(operation):
+                    yield self._made(operation)
+            yield from self._end_epoch()
+            return
         epoch = self._plan()
         self._at_once = self._chance.random() < AT_ONCE_EPOCHS
         self._choose_crew(self.random.randint(2, self.limits.processes))
         for _ in range(epoch.operations):
             yield from self._step(epoch)
+        yield from self._end_epoch()
+
+    def _end_epoch(self) -> Iterator[Operation]:
         yield from self._look()
         yield from self._give_back()
         for process in list(self.model.processes):
@@ -300,6 +333,17 @@ class Generator:
         self.plans[number] = ProcessPlan(device, self.random.random() < 0.5)
         return number
 
+    def crew(self, size: int, device: int | None = None) -> list[int]:
+        """So many processes that live, the first on this device if one is named, as few as possible of them
+        new."""
+        alive = [number for number in self.plans if number not in self.model.ended]
+        first = [number for number in alive if device is None or self.plans[number].device == device][:1]
+        crew = first or [self._hire(device or 0)]
+        crew += [number for number in alive if number not in crew][: size - 1]
+        while len(crew) < size:
+            crew.append(self._hire(self.vary.randrange(self.devices) if self.devices > 1 else 0))
+        return crew
+
     def _do(self, do: str, by: int, **fields: Any) -> Operation:
         return self._made(Operation(do, by, **fields))
 
@@ -310,7 +354,7 @@ class Generator:
         self._latest = operation.by
         return operation
 
-    def _number(self) -> int:
+    def number(self) -> int:
         self._numbers += 1
         return self._numbers
 
@@ -345,14 +389,37 @@ class Generator:
     def _try(self, do: str, by: int, **fields: Any) -> Iterator[Operation]:
         operation = Operation(do, by, **fields)
         if not self.model.illegal(operation):
-            yield self._made(operation)
+            varied = self._varied(operation)
+            yield self._made(operation if self.model.illegal(varied) else varied)
+
+    def _varied(self, operation: Operation) -> Operation:
+        """The operation, or another one of the same sense: of a part, by a fill, in a thread."""
+        vary, do, thing = self.vary, operation.do, self.model.things.get(operation.on)
+        if do not in ("write", "read", "open", "copy") or thing is None or vary.random() >= VARIED:
+            return operation
+        if do == "open":
+            return replace(operation, do="open-in-thread" if vary.random() < 0.3 else do)
+        nbytes = thing.storage.nbytes
+        length = min(vary.choice(PIECES), nbytes)
+        offset = vary.choice([0, vary.randrange(nbytes - length + 1), nbytes - length])
+        part = replace(operation, offset=offset, length=length)
+        if do == "copy":
+            of = self.model.things[operation.of].storage.nbytes
+            part = replace(part, start=vary.randrange(max(of - length, 0) + 1))
+        elif do == "write" and vary.random() < 0.3:
+            width = FILLS[kind := vary.choice(list(FILLS))]
+            whole = max(length // width, 1) * width
+            part = replace(part, do="fill", kind=kind, offset=offset // width * width, length=whole)
+        elif vary.random() < 0.15:
+            part = replace(operation, do=f"{do}-in-thread")
+        return part
 
     # -- operations ---------------------------------------------------------------------------------------
 
     def _allocate(self, epoch: Epoch, nbytes: int = 0) -> Iterator[Operation]:
         nbytes = nbytes or self.random.choice(epoch.sizes)
         if self._room_for(nbytes):
-            yield from self._try("allocate", self._process(), makes=self._number(), nbytes=nbytes)
+            yield from self._try("allocate", self._process(), makes=self.number(), nbytes=nbytes)
 
     def _export(self, epoch: Epoch) -> Iterator[Operation]:
         if buffer := self._pick("buffer"):
@@ -377,7 +444,7 @@ class Generator:
 
     def _write(self, epoch: Epoch) -> Iterator[Operation]:
         if thing := self._pick(*USABLE, usable=True):
-            yield from self._try("write", thing.by, on=thing.number, stamp=self._number())
+            yield from self._try("write", thing.by, on=thing.number, stamp=self.number())
 
     def _read(self, epoch: Epoch) -> Iterator[Operation]:
         if thing := self._pick(*USABLE, usable=True):
@@ -396,18 +463,6 @@ class Generator:
         if to and source and to.storage.nbytes < HUGE[0]:
             yield from self._try(do, to.by, on=to.number, of=source.number)
 
-    def _read_in_thread(self, epoch: Epoch) -> Iterator[Operation]:
-        if thing := self._pick(*USABLE, usable=True):
-            yield from self._try("read-in-thread", thing.by, on=thing.number)
-
-    def _read_by_kernel(self, epoch: Epoch) -> Iterator[Operation]:
-        if thing := self._pick(*USABLE, usable=True):
-            yield from self._try("read-by-kernel", thing.by, on=thing.number)
-
-    def _write_by_kernel(self, epoch: Epoch) -> Iterator[Operation]:
-        if thing := self._pick(*USABLE, usable=True):
-            yield from self._try("write-by-kernel", thing.by, on=thing.number, stamp=self._number())
-
     def _fork(self, epoch: Epoch) -> Iterator[Operation]:
         yield from self._try("fork", self._process())
 
@@ -423,7 +478,7 @@ class Generator:
         by = self._process()
         process = self.model.processes.get(by)
         if process and process.contexts == [FIRST_CONTEXT]:
-            yield from self._try("create-context", by, makes=self._number())
+            yield from self._try("create-context", by, makes=self.number())
 
     def _use_context(self, epoch: Epoch) -> Iterator[Operation]:
         by = self._process()
@@ -442,7 +497,7 @@ class Generator:
     def _create(self, epoch: Epoch) -> Iterator[Operation]:
         nbytes = GRANULE * self.random.choice((1, 1, 1, 2, 4))
         if self._room_for(nbytes):
-            yield from self._try("create", self._process(), makes=self._number(), nbytes=nbytes)
+            yield from self._try("create", self._process(), makes=self.number(), nbytes=nbytes)
 
     def _import(self, epoch: Epoch) -> Iterator[Operation]:
         if memory := self._pick("physical"):
@@ -450,7 +505,7 @@ class Generator:
 
     def _create_fabric(self, epoch: Epoch) -> Iterator[Operation]:
         if self._room_for(GRANULE):
-            yield from self._try("create-fabric", self._process(), makes=self._number(), nbytes=GRANULE)
+            yield from self._try("create-fabric", self._process(), makes=self.number(), nbytes=GRANULE)
 
     def _import_fabric(self, epoch: Epoch) -> Iterator[Operation]:
         if memory := self._pick("physical"):
@@ -458,7 +513,7 @@ class Generator:
 
     def _map(self, epoch: Epoch) -> Iterator[Operation]:
         if (memory := self._pick("physical")) and len(self.model.things) < self.limits.objects:
-            yield from self._try("map", memory.by, on=memory.number, makes=self._number())
+            yield from self._try("map", memory.by, on=memory.number, makes=self.number())
 
     def _unmap(self, epoch: Epoch) -> Iterator[Operation]:
         if view := self._pick("view"):
@@ -470,7 +525,7 @@ class Generator:
 
     def _create_pool(self, epoch: Epoch) -> Iterator[Operation]:
         if len(self.model.of_kind("pool")) < 2:
-            yield from self._try("create-pool", self._process(), makes=self._number())
+            yield from self._try("create-pool", self._process(), makes=self.number())
 
     def _import_pool(self, epoch: Epoch) -> Iterator[Operation]:
         if pool := self._pick("pool"):
@@ -479,14 +534,14 @@ class Generator:
     def _allocate_from_pool(self, epoch: Epoch) -> Iterator[Operation]:
         nbytes = self.random.choice(epoch.sizes)
         if (pool := self._pick("pool")) and self._room_for(nbytes):
-            number = self._number()
+            number = self.number()
             yield from self._try("allocate-from-pool", pool.by, on=pool.number, makes=number, nbytes=nbytes)
 
     def _import_pointer(self, epoch: Epoch) -> Iterator[Operation]:
         if pool := self._pick("imported-pool"):
             memories = [memory for memory in self.model.of_kind("pool-memory") if memory.pool is pool.storage]
             if memories:
-                memory, number = self.random.choice(memories), self._number()
+                memory, number = self.random.choice(memories), self.number()
                 yield from self._try(
                     "import-pointer", pool.by, on=memory.number, of=pool.number, makes=number
                 )
@@ -505,7 +560,7 @@ class Generator:
 
     def _elsewhere(self, do: str, thing: Thing) -> Iterator[Operation]:
         others = [number for number in self._crew if number != thing.by]
-        yield from self._try(do, self.random.choice(others), on=thing.number, makes=self._number())
+        yield from self._try(do, self.random.choice(others), on=thing.number, makes=self.number())
 
     # -- macros -------------------------------------------------------------------------------------------
 
@@ -515,11 +570,11 @@ class Generator:
         yield from made
         for operation in made:
             buffer, owner = operation.makes, operation.by
-            yield self._do("write", owner, on=buffer, stamp=self._number())
+            yield self._do("write", owner, on=buffer, stamp=self.number())
             others = [number for number in self._crew if number != owner]
             chosen = [user for user in users if user in others] or [self.random.choice(others)]
             for user in chosen:
-                opened = list(self._try("open", user, on=buffer, makes=self._number()))
+                opened = list(self._try("open", user, on=buffer, makes=self.number()))
                 yield from opened
                 for mapping in opened:
                     yield from self._try("read", user, on=mapping.makes)

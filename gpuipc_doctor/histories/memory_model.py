@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpuipc_doctor.histories import legality
+from gpuipc_doctor.histories.contents import WHOLE_BYTES, Part, glances, overlaid, within
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
 
 FIRST_CONTEXT = 0
@@ -24,8 +25,10 @@ class Storage:
     owner: int
     device: int
     nbytes: int
-    stamp: int = 0
-    """Number of the write that filled the memory; 0 if unknown."""
+    parts: tuple[Part, ...] = ()
+    """What the memory holds, in ascending order; unknown elsewhere."""
+    under_way: int = 0
+    """The event to wait for before the memory may be used; 0 if none."""
     fabric: bool = False
     """Whether it is physical memory exported as a fabric handle instead of a descriptor."""
     freed: bool = False
@@ -37,7 +40,8 @@ class Thing:
     """An object of one process.
 
     ``kind`` is one of: ``buffer``; ``mapping`` (of another process's buffer); ``physical`` (own or imported);
-    ``view`` (of physical memory); ``pool``; ``imported-pool``; ``pool-memory``; ``imported-memory``.
+    ``view`` (of physical memory); ``pool``; ``imported-pool``; ``pool-memory``; ``imported-memory``;
+    ``event``; ``imported-event``.
     """
 
     number: int
@@ -47,6 +51,8 @@ class Thing:
     context: int = FIRST_CONTEXT
     pool: Storage | None = None
     """The pool from which the memory was allocated; it is an object of the same process."""
+    device: int = 0
+    """The device that uses it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,16 +61,27 @@ class Process:
     plan: ProcessPlan
     contexts: list[int] = field(default_factory=lambda: [FIRST_CONTEXT])
     current: int = FIRST_CONTEXT
+    devices: dict[int, int] = field(default_factory=dict)
+    """Context → its device, of contexts on other devices than the process's own."""
+
+    @property
+    def device(self) -> int:
+        """The device of the current context."""
+        return self.devices.get(self.current, self.plan.device)
 
 
 class Expected(NamedTuple):
-    """The ``stamp`` of the data that an operation reads or writes (0 if unknown), and its size in bytes.
+    """What an operation must show.
+
+    ``stamp``: of the data that it reads or writes, 0 if unknown or mixed. ``nbytes``: size of its object.
     ``beside``: whether another process may still be performing earlier operations when this operation begins.
+    ``parts``: of the bytes that it reads, those that are known.
     """
 
     stamp: int
     nbytes: int
     beside: bool = False
+    parts: tuple[Part, ...] = ()
 
 
 NOTHING = Expected(0, 0)
@@ -72,11 +89,36 @@ NOTHING = Expected(0, 0)
 GRANULE = 2 << 20
 """Granularity of physical memory in bytes, for CUDA and HIP."""
 
-POOLED = {"pool", "imported-pool", "pool-memory", "imported-memory"}
+POOLED = {"pool", "imported-pool", "pool-memory", "imported-memory", "event", "imported-event"}
+"""Kinds of objects whose process keeps one context; see `Model._one_context`."""
 
 USABLE = {"buffer", "mapping", "view", "pool-memory", "imported-memory"}
 """Kinds of objects with an address."""
 
+
+ANYWHERE = {
+    "allocate",
+    "export",
+    "open",
+    "open-in-thread",
+    "close",
+    "free",
+    "write",
+    "read",
+    "fill",
+    "ask",
+    "use-context",
+    "end-context",
+    "kill",
+    "rest",
+}
+"""Operations that a process may perform while its current context is on another device than its own."""
+
+FILLED = 1 << 20
+"""Most bytes that a fill changes in memory of more than `WHOLE_BYTES`."""
+
+FILLS = {"8": 1, "16": 2, "32": 4}
+"""Kind of a fill → bytes of its unit."""
 
 AT_ONCE = 2
 """Maximum processes that perform operations at the same time."""
@@ -87,6 +129,12 @@ ALONE = {
     "import-pool",
     "import-pointer",
     "free-open",
+    "create-event",
+    "open-event",
+    "copy-and-record",
+    "wait-event",
+    "destroy-event",
+    "create-context",
     "kill",
     "fork",
     "idle",
@@ -95,7 +143,7 @@ ALONE = {
 """Operations that involve other processes. All processes that are not involved are idle meanwhile."""
 
 ENDS = {"free", "free-to-pool", "destroy-pool"}
-WRITES = {"write", "write-by-kernel", "copy", "copy-across-streams"}
+WRITES = {"write", "write-in-thread", "fill", "copy", "copy-across-streams"}
 BEGINS = {"allocate", "create", "create-fabric", "create-pool", "allocate-from-pool"}
 """Operations that create memory. `WRITES` change the contents of the object ``on``, `ENDS` its memory."""
 
@@ -122,6 +170,11 @@ class Model:
             return f"process {operation.by} has ended"
         if operation.makes and operation.makes in self.made:
             return f"object {operation.makes} exists already"
+        for number in {operation.on, operation.of} & self.things.keys():
+            if self.things[number].storage.under_way and operation.do != "wait-event":
+                return f"the copy of {number} is under way"
+        if self._device_of(operation.by) != self.plans[operation.by].device and operation.do not in ANYWHERE:
+            return "the current context is on another device"
         why: str = getattr(self, f"_may_{operation.do.replace('-', '_')}")(operation)
         return why
 
@@ -195,24 +248,30 @@ class Model:
         return thing if thing and thing.by == operation.by and thing.kind in kinds else None
 
     def _add(self, operation: Operation, kind: str, storage: Storage, process: Process) -> None:
-        self.things[operation.makes] = Thing(operation.makes, kind, operation.by, storage, process.current)
+        number, context = operation.makes, process.current
+        self.things[number] = Thing(number, kind, operation.by, storage, context, device=process.device)
 
     def _add_shared(
         self, operation: Operation, kind: str, storage: Storage, pool: Storage | None = None
     ) -> None:
         number = operation.makes
-        self.things[number] = Thing(number, kind, operation.by, storage, NO_CONTEXT, pool)
+        device = self.plans[operation.by].device
+        self.things[number] = Thing(number, kind, operation.by, storage, NO_CONTEXT, pool, device)
+
+    def _device_of(self, by: int) -> int:
+        """The device of a process's current context."""
+        return self.processes[by].device if by in self.processes else self.plans[by].device
 
     def _reaches(self, operation: Operation, storage: Storage) -> bool:
-        """Whether the process's device is the memory's device or has peer access to it."""
-        device = self.plans[operation.by].device
+        """Whether the current context's device is the memory's device or has peer access to it."""
+        device = self._device_of(operation.by)
         return device == storage.device or (storage.device, device) in self.peers
 
     def _end_things(self, things: list[Thing]) -> None:
         """Remove objects that end without being closed or freed, and free their memory."""
         for thing in things:
             del self.things[thing.number]
-            if thing.kind in ("buffer", "pool", "pool-memory"):
+            if thing.kind in ("buffer", "pool", "pool-memory", "event"):
                 thing.storage.freed = True
 
     # -- buffers and legacy handles -----------------------------------------------------------------------
@@ -221,7 +280,7 @@ class Model:
         return "" if operation.makes and operation.nbytes > 0 else "needs a new object of at least one byte"
 
     def _allocate(self, operation: Operation, process: Process) -> None:
-        storage = Storage(operation.makes, operation.by, process.plan.device, operation.nbytes)
+        storage = Storage(operation.makes, operation.by, process.device, operation.nbytes)
         self._add(operation, "buffer", storage, process)
 
     def _may_export(self, operation: Operation) -> str:
@@ -247,6 +306,7 @@ class Model:
                 thing.by == operation.by
                 and thing.kind == "mapping"
                 and thing.context != current
+                and thing.device == self._device_of(operation.by)
                 and (thing.storage.owner, thing.storage.device)
                 == (buffer.storage.owner, buffer.storage.device)
                 for thing in self.things.values()
@@ -271,6 +331,13 @@ class Model:
 
     def _open(self, operation: Operation, process: Process) -> None:
         self._add(operation, "mapping", self.things[operation.on].storage, process)
+
+    def _may_open_in_thread(self, operation: Operation) -> str:
+        if not self.allows("open memory in another thread than the context's"):
+            return "memory must be opened in the context's thread"
+        return self._may_open(operation)
+
+    _open_in_thread = _open
 
     def _may_close(self, operation: Operation) -> str:
         return "" if self._own(operation, "mapping") else _no_such(operation, "mapping")
@@ -301,21 +368,64 @@ class Model:
     def _may_use(self, operation: Operation) -> str:
         if not (thing := self._own(operation, *USABLE)):
             return _no_such(operation, "memory")
+        if thing.context == NO_CONTEXT and thing.device != self._device_of(operation.by):
+            return "the current context is on another device than the memory's user"
+        if operation.offset + max(operation.length, 1) > thing.storage.nbytes:
+            return "the memory ends before"
         return "the memory was freed" if thing.storage.freed else ""
+
+    def _range(self, operation: Operation) -> tuple[Storage, int, int]:
+        """The memory of an operation, and the offsets between which it works."""
+        storage = self.things[operation.on].storage
+        end = operation.offset + operation.length if operation.length else storage.nbytes
+        return storage, operation.offset, end
 
     def _may_write(self, operation: Operation) -> str:
         return self._may_use(operation) or ("" if operation.stamp else "a write needs a stamp")
 
     def _write(self, operation: Operation, process: Process) -> Expected:
-        storage = self.things[operation.on].storage
-        storage.stamp = operation.stamp
-        return Expected(storage.stamp, storage.nbytes)
+        storage, begin, end = self._range(operation)
+        pieces = glances(begin, end) if storage.nbytes > WHOLE_BYTES else [(begin, end)]
+        for first, last in pieces:
+            storage.parts = overlaid(storage.parts, first, last, [Part(first, last, operation.stamp)])
+        return Expected(operation.stamp, storage.nbytes)
+
+    _may_write_in_thread, _write_in_thread = _may_write, _write
+
+    def _may_fill(self, operation: Operation) -> str:
+        if why := self._may_write(operation):
+            return why
+        if not (width := FILLS.get(operation.kind)):
+            return f"no fill of {operation.kind} bits"
+        storage, begin, end = self._range(operation)
+        if storage.nbytes > WHOLE_BYTES and end - begin > FILLED:
+            return "so much is not filled"
+        return "a fill is of whole units" if begin % width or end % width else ""
+
+    def _fill(self, operation: Operation, process: Process) -> Expected:
+        storage, begin, end = self._range(operation)
+        filled = Part(begin, end, operation.stamp, begin, FILLS[operation.kind])
+        storage.parts = overlaid(storage.parts, begin, end, [filled])
+        return Expected(operation.stamp, storage.nbytes)
 
     _may_read = _may_use
 
     def _read(self, operation: Operation, process: Process) -> Expected:
-        storage = self.things[operation.on].storage
-        return Expected(storage.stamp, storage.nbytes)
+        storage, begin, end = self._range(operation)
+        known = within(storage.parts, begin, end)
+        whole = len(known) == 1 and known[0][:2] == (begin, end) and not (known[0].shift or known[0].width)
+        return Expected(known[0].stamp if whole else 0, storage.nbytes, parts=known)
+
+    def _may_ask(self, operation: Operation) -> str:
+        if why := self._may_use(operation):
+            return why
+        return "" if self.things[operation.on].kind in ("buffer", "mapping") else "not an allocation"
+
+    def _ask(self, operation: Operation, process: Process) -> Expected:
+        """The stamp is 1 if the device is known that the driver must name."""
+        thing = self.things[operation.on]
+        is_known = thing.device == thing.storage.device or self.allows("name the device of another's memory")
+        return Expected(int(is_known), thing.storage.nbytes)
 
     def _may_copy(self, operation: Operation) -> str:
         if why := self._may_use(operation):
@@ -327,16 +437,23 @@ class Model:
         contexts = {to.context, source.context} - {NO_CONTEXT}
         if source.storage is to.storage or len(contexts) > 1:
             return "a copy needs two buffers of one context"
-        return "" if source.storage.nbytes == to.storage.nbytes else "sizes differ"
+        if not operation.length:
+            return "" if source.storage.nbytes == to.storage.nbytes else "sizes differ"
+        return "" if operation.start + operation.length <= source.storage.nbytes else "the source ends before"
 
     def _copy(self, operation: Operation, process: Process) -> Expected:
-        storage = self.things[operation.on].storage
-        storage.stamp = self.things[operation.of].storage.stamp
+        storage, begin, end = self._range(operation)
+        further = operation.offset - operation.start
+        copied = [
+            part._replace(begin=part.begin + further, end=part.end + further, shift=part.shift + further)
+            for part in within(
+                self.things[operation.of].storage.parts, operation.start, operation.start + end - begin
+            )
+        ]
+        storage.parts = overlaid(storage.parts, begin, end, copied)
         return Expected(0, storage.nbytes)
 
     _may_read_in_thread, _read_in_thread = _may_use, _read
-    _may_read_by_kernel, _read_by_kernel = _may_use, _read
-    _may_write_by_kernel, _write_by_kernel = _may_write, _write
     _may_copy_across_streams, _copy_across_streams = _may_copy, _copy
 
     # -- physical memory ----------------------------------------------------------------------------------
@@ -478,6 +595,66 @@ class Model:
     def _destroy_pool(self, operation: Operation, process: Process) -> None:
         self._end_things([self.things[operation.on]])
 
+    # -- events -------------------------------------------------------------------------------------------
+
+    def _may_create_event(self, operation: Operation) -> str:
+        return self._may_create_pool(operation)
+
+    def _create_event(self, operation: Operation, process: Process) -> None:
+        self._add_shared(operation, "event", Storage(operation.makes, operation.by, process.plan.device, 0))
+
+    def _may_open_event(self, operation: Operation) -> str:
+        event = self.things.get(operation.on)
+        if event is None or event.kind != "event" or event.by == operation.by or not operation.makes:
+            return f"no other process has an event {operation.on}"
+        if not self._one_context(operation):
+            return f"process {operation.by} has two contexts"
+        return "" if self._reaches(operation, event.storage) else "no peer access to the event's device"
+
+    def _open_event(self, operation: Operation, process: Process) -> None:
+        self._add_shared(operation, "imported-event", self.things[operation.on].storage)
+
+    def _may_copy_and_record(self, operation: Operation) -> str:
+        event = self.things.get(operation.within)
+        if event is None or event.by != operation.by or event.kind not in ("event", "imported-event"):
+            return f"process {operation.by} has no event {operation.within}"
+        if event.storage.freed:
+            return "the event was destroyed"
+        if self._under_way(event.storage):
+            return "the event stands for a copy under way"
+        return self._may_copy(operation)
+
+    def _copy_and_record(self, operation: Operation, process: Process) -> Expected:
+        """Neither memory may be used until a process has waited for the event."""
+        copied = self._copy(operation, process)
+        for number in (operation.on, operation.of):
+            self.things[number].storage.under_way = self.things[operation.within].storage.number
+        return copied
+
+    def _under_way(self, event: Storage) -> list[Storage]:
+        return [thing.storage for thing in self.things.values() if thing.storage.under_way == event.number]
+
+    def _may_wait_event(self, operation: Operation) -> str:
+        event = self._own(operation, "event", "imported-event")
+        if event is None:
+            return _no_such(operation, "event")
+        return "the event was destroyed" if event.storage.freed else ""
+
+    def _wait_event(self, operation: Operation, process: Process) -> None:
+        for storage in self._under_way(self.things[operation.on].storage):
+            storage.under_way = 0
+
+    def _may_destroy_event(self, operation: Operation) -> str:
+        event = self._own(operation, "event", "imported-event")
+        if event is None:
+            return _no_such(operation, "event")
+        if self._under_way(event.storage):
+            return "the event stands for a copy under way"
+        return "another process has the event" if event.kind == "event" and self.others_of(event) else ""
+
+    def _destroy_event(self, operation: Operation, process: Process) -> None:
+        self._end_things([self.things[operation.on]])
+
     # -- contexts -----------------------------------------------------------------------------------------
 
     def _in_context(self, by: int, context: int) -> list[Thing]:
@@ -495,6 +672,8 @@ class Model:
             return "the process has a pool"
         ending = self._in_context(operation.by, operation.on)
         ends = self.allows("destroy a context ends what lives in it")
+        if not ends and ending and process and operation.on in process.devices:
+            return "memory of the context's device outlives it, and the first context is on another"
         if ends and any(thing.kind == "buffer" and self.others_of(thing) for thing in ending):
             return "memory of this context is open in another process"
         return ""
@@ -508,19 +687,23 @@ class Model:
                 thing.context = FIRST_CONTEXT
         if operation.on != FIRST_CONTEXT:
             process.contexts.remove(operation.on)
+            process.devices.pop(operation.on, None)
         process.current = FIRST_CONTEXT
 
     def _may_create_context(self, operation: Operation) -> str:
-        return (
-            "the process has a pool"
-            if self._has_pool(operation)
-            else ""
-            if operation.makes
-            else "no new context"
-        )
+        if self._has_pool(operation) or not operation.makes:
+            return "the process has a pool or an event" if operation.makes else "no new context"
+        device, own = operation.device - 1, self.plans[operation.by].device
+        if operation.device and not self.allows("two devices in one process"):
+            return "the process has another device"
+        if operation.device and not {(own, device), (device, own)} <= self.peers:
+            return "no peer access between the two devices"
+        return ""
 
     def _create_context(self, operation: Operation, process: Process) -> None:
         process.contexts.append(operation.makes)
+        if operation.device:
+            process.devices[operation.makes] = operation.device - 1
         process.current = operation.makes
 
     def _may_use_context(self, operation: Operation) -> str:
@@ -536,9 +719,15 @@ class Model:
     def _may_kill(self, operation: Operation) -> str:
         if operation.by not in self.processes:
             return f"process {operation.by} has not started"
+        own = [thing for thing in self.things.values() if thing.by == operation.by]
+        if any(thing.storage.under_way for thing in own):
+            return "a copy is under way"
+        if not self.allows("end a process whose event is open elsewhere") and any(
+            thing.kind == "event" and self.others_of(thing) for thing in own
+        ):
+            return "an event of the process is open in another process"
         if self.allows("end a process whose memory is open elsewhere"):
             return ""
-        own = (thing for thing in self.things.values() if thing.by == operation.by)
         shared = any(other.by != operation.by for thing in own for other in self.others_of(thing))
         return "memory of the process is open in another process" if shared else ""
 
@@ -548,12 +737,17 @@ class Model:
         self.ended.add(operation.by)
 
     def _may_fork(self, operation: Operation) -> str:
+        if not self.allows("go on after a fork"):
+            return "a process must not fork"
+        return self._may_idle(operation)
+
+    def _may_idle(self, operation: Operation) -> str:
         return "" if operation.by in self.processes else f"process {operation.by} has not started"
 
     def _fork(self, operation: Operation, process: Process) -> None:
         """Fork a child that makes no driver calls, since no vendor allows them."""
 
-    _may_idle, _idle = _may_fork, _fork
+    _idle = _fork
 
     def _may_rest(self, operation: Operation) -> str:
         if operation.by not in self.processes:

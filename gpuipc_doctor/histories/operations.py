@@ -25,6 +25,10 @@ class Operation:
     any source. ``tag`` is the message's tag or `ANY_TAG`. ``within`` is the communicator, 0 for the world.
     ``kind`` is a key of `mpi.layouts.LAYOUTS` for a message, and a kind of buffer for an allocation.
 
+    ``offset`` and ``length`` choose bytes of ``on``; length 0: all of them. A copy takes them from offset
+    ``start`` of ``of``. ``kind`` of a fill is the number of bits of its unit. ``within`` is the event that a
+    copy records. ``device`` of a new context is 1 more than its index, 0 for the process's own.
+
     ``beside``: whether the operation may begin before the preceding operations of other processes have ended.
     It must not depend on them; see `memory_model.Model.joins`.
     """
@@ -41,6 +45,10 @@ class Operation:
     within: int = 0
     kind: str = ""
     beside: bool = False
+    offset: int = 0
+    length: int = 0
+    start: int = 0
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +99,10 @@ class History:
 class Disagreement:
     """The first disagreement between driver and model.
 
-    ``at`` is the operation's index in the history. ``what`` is ``error``, ``data``, ``crash``, ``hang`` or
-    ``leak``; ``name`` is the name of the error, signal or leaked resource. ``call`` is the driver function,
-    and ``says`` describes the disagreement. ``beside`` has the indices of later operations that other
-    processes performed at the same time.
+    ``at`` is the operation's index in the history. ``what`` is ``error``, ``data``, ``answer`` (about an
+    address), ``crash``, ``hang`` or ``leak``; ``name`` is the name of the error, signal or leaked resource.
+    ``call`` is the driver function, and ``says`` describes the disagreement. ``beside`` has the indices of
+    later operations that other processes performed at the same time.
     """
 
     at: int

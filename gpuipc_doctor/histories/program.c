@@ -41,7 +41,7 @@ static void begin(void)
     enter(current = 0);
 }
 
-#define word(i, stamp) ((stamp) * 2654435761u ^ (uint32_t)(i))
+#define byte(i, stamp) (unsigned char)(((stamp) * 2654435761u ^ (uint32_t)((i) / 4)) >> (i) % 4 * 8)
 //@ given(
 static void given(const void *result, size_t bytes)
 {
@@ -57,19 +57,19 @@ static void end(int number)
     current = 0;
 }
 //@ fill(
-static void fill(int number, uint32_t stamp)
+static void fill(int number, uint64_t begin, uint64_t length, uint32_t stamp)
 {
-    uint32_t *data = malloc(size[number] + 4);
-    for (uint64_t i = 0; i <= size[number] / 4; i++) data[i] = word(i, stamp);
-    to_device(at[number], data, size[number]); sync(); free(data);
+    unsigned char *data = malloc(length);
+    for (uint64_t i = 0; i < length; i++) data[i] = byte(begin + i, stamp);
+    to_device(at[number] + begin, data, length); sync(); free(data);
 }
 //@ compare(
-static void compare(int number, uint32_t stamp)
+static void compare(int number, uint64_t begin, uint64_t end, uint32_t stamp, long shift, unsigned width)
 {
-    unsigned char *data = calloc(size[number], 1);
-    to_host(data, at[number], size[number]);
-    for (uint64_t i = 0; stamp && i < size[number]; i++)
-        if (data[i] != (unsigned char)(word(i / 4, stamp) >> i % 4 * 8)) {
+    unsigned char *data = calloc(end - begin, 1);
+    to_host(data, at[number] + begin, end - begin);
+    for (uint64_t i = begin; stamp && i < end; i++)
+        if (data[i - begin] != (unsigned char)(width ? stamp >> (i - shift) % width * 8 : byte(i - shift, stamp))) {
             printf("    wrong data from byte %lu on\n", (unsigned long)i); _exit(1);
         }
     free(data);

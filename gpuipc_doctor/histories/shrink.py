@@ -13,8 +13,9 @@ SMALLEST = 4096
 
 SIMPLER = {
     "read-in-thread": "read",
-    "write-by-kernel": "write",
-    "read-by-kernel": "read",
+    "write-in-thread": "write",
+    "open-in-thread": "open",
+    "fill": "write",
     "copy-across-streams": "copy",
     "isend": "send",
     "issend": "send",

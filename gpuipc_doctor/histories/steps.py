@@ -15,11 +15,18 @@ SENTENCES: Mapping[str, str] = {
     "free-open": "process {by} frees buffer {on}, which is still open in another process",
     "write": "process {by} writes contents {stamp} through {on}",
     "read": "process {by} reads {on} and compares",
-    "copy": "process {by} copies all of {of} to {on} on the device",
+    "copy": "process {by} copies {of} to {on} on the device",
+    "open-in-thread": "process {by} opens the IPC handle of buffer {on} in another thread: mapping {makes}",
+    "write-in-thread": "process {by} writes contents {stamp} through {on} in another thread",
     "read-in-thread": "process {by} reads {on} in another thread and compares",
-    "write-by-kernel": "process {by} writes contents {stamp} through {on} by a kernel",
-    "read-by-kernel": "process {by} reads {on} by a kernel and compares",
-    "copy-across-streams": "process {by} copies all of {of} to {on} in one stream; another stream waits",
+    "fill": "process {by} fills {on} with a number of {kind} bits",
+    "ask": "process {by} asks the driver about byte {offset} of {on}",
+    "copy-across-streams": "process {by} copies {of} to {on} in one stream; another stream waits",
+    "create-event": "process {by} creates event {makes} and exports its IPC handle",
+    "open-event": "process {by} opens the IPC handle of event {on}: {makes}",
+    "copy-and-record": "process {by} copies {of} to {on} on the device and at once records event {within}",
+    "wait-event": "process {by} waits for event {on}",
+    "destroy-event": "process {by} destroys event {on}",
     "fork": "process {by} forks a child, which exits at once",
     "idle": "process {by} and all others idle for a second",
     "create": "process {by} creates physical memory {makes} ({nbytes} B)",
@@ -62,10 +69,18 @@ def step(operation: Operation, *, primary: bool, device: str = "") -> str:
         "of": operation.of,
         "makes": operation.makes,
         "nbytes": operation.nbytes,
+        "kind": operation.kind,
+        "offset": operation.offset,
+        "within": operation.within,
         "stamp": operation.stamp,
         "ends": ends,
     }
     sentence = SENTENCES[operation.do].format(**values)
+    if operation.length:
+        taken = f" from byte {operation.start} on" if operation.of else ""
+        sentence += f" ({operation.length} B at byte {operation.offset}{taken and ','}{taken})"
+    if operation.device:
+        sentence += f", on device {operation.device - 1} of the history"
     return f"at the same time, {sentence}" if operation.beside else sentence
 
 

@@ -48,9 +48,36 @@ def _distribution(text: str) -> str:
 
 
 def _processor(text: str) -> str:
-    """The processor's name, from ``model name : AMD EPYC 7763``; the kernel names no model on arm64."""
+    """The processor's name, from ``model name : AMD EPYC 7763``, or on arm64 from ``CPU part : 0xd4f``."""
     found = re.search(r"^(?:model name|cpu)\s*: (.+)$", text, re.MULTILINE)
-    return f"{found[1]}, {os.uname().machine}" if found else os.uname().machine
+    part = re.search(r"^CPU implementer\s*: (\S+)$(?:\n.*)*?\nCPU part\s*: (\S+)$", text, re.MULTILINE)
+    named = found[1] if found else ""
+    if part and not found:
+        named = _CORES.get((part[1], part[2]), f"CPU part {part[2]} of implementer {part[1]}")
+    return f"{named}, {os.uname().machine}" if named else os.uname().machine
+
+
+_CORES = {
+    ("0x41", "0xd0c"): "Arm Neoverse N1",
+    ("0x41", "0xd40"): "Arm Neoverse V1",
+    ("0x41", "0xd49"): "Arm Neoverse N2",
+    ("0x41", "0xd4f"): "Arm Neoverse V2",  # NVIDIA Grace
+}
+"""(implementer, part) of a processor's cores → name (Linux, arch/arm64/include/asm/cputype.h)."""
+
+
+def _page_size(text: str) -> str:
+    found = re.search(r"^KernelPageSize:\s*(\d+) kB$", text, re.MULTILINE)
+    return _size(int(found[1]) << 10) if found else ""
+
+
+_MEMORY_MODES = {"": "the driver's default", "driver": "CDMM", "numa": "NUMA"}
+
+
+def _gpu_memory_mode(text: str) -> str:
+    """The parameter NVreg_CoherentGPUMemoryMode of NVIDIA's module, which has it since 580."""
+    found = re.search(r'^CoherentGPUMemoryMode: "(.*)"$', text, re.MULTILINE)
+    return _MEMORY_MODES.get(found[1], found[1]) if found else ""
 
 
 def _nvrm_version(text: str) -> str:
@@ -108,6 +135,7 @@ def _seccomp(text: str) -> str:
 _STATED: tuple[tuple[str, str, Callable[[str], str]], ...] = (
     ("os", "/etc/os-release", _distribution),
     ("cpu", "/proc/cpuinfo", _processor),
+    ("page-size", "/proc/self/smaps", _page_size),
     ("kernel", "/proc/sys/kernel/osrelease", _first_line),
     ("boot-parameters", "/proc/cmdline", _boot_parameters),
     ("numa-balancing", "/proc/sys/kernel/numa_balancing", _first_line),
@@ -118,6 +146,7 @@ _STATED: tuple[tuple[str, str, Callable[[str], str]], ...] = (
     ("nvidia-driver", "/proc/driver/nvidia/version", _nvrm_version),
     ("nvidia-driver", "/sys/module/nvidia/version", _first_line),
     ("nvidia-module", "/proc/driver/nvidia/version", _nvrm_licence),
+    ("gpu-memory-mode", "/proc/driver/nvidia/params", _gpu_memory_mode),
     ("nvidia-peermem", "/sys/module/nvidia_peermem/version", _first_line),
     ("nvidia-peermem", "/sys/module/nv_peer_mem/version", _first_line),
     ("gdrcopy", "/sys/module/gdrdrv/version", _first_line),

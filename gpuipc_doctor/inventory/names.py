@@ -6,6 +6,7 @@ from collections.abc import Mapping
 NAMES: Mapping[str, str] = {
     "os": "distribution",
     "cpu": "processor and its architecture",
+    "page-size": "size of a page of memory",
     "kernel": "Linux kernel",
     "boot-parameters": "kernel boot parameters for devices, DMA and memory",
     "kernel-dma-buf": "kernel options for dma-buf between devices",
@@ -21,6 +22,7 @@ NAMES: Mapping[str, str] = {
     "namespaces": "pid, ipc, user and uts namespaces that differ from the node's",
     "nvidia-driver": "NVIDIA driver; two rows if kernel module and libraries have different versions",
     "nvidia-module": "NVIDIA's kernel module: open or proprietary",
+    "gpu-memory-mode": "who manages GPU memory of GH200, GB200 and GB300: kernel (NUMA) or driver (CDMM)",
     "libcuda": "CUDA driver library that processes load, possibly from a compatibility package",
     "cuda-driver": "newest CUDA that the driver can run",
     "cuda-runtime": "CUDA runtime library",

@@ -67,6 +67,18 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
+class Unsafe:
+    """The values of a variable that switch a safety off; ``any``: all values."""
+
+    values: tuple[str, ...]
+    then: str
+    """What may follow: ``crash``, wrong ``data``, ``hang``, or a failed ``start``."""
+
+    def has(self, value: str) -> bool:
+        return "any" in self.values or value.strip().lower() in self.values
+
+
+@dataclass(frozen=True, slots=True)
 class Variable:
     name: str
     does: str
@@ -77,6 +89,7 @@ class Variable:
     """The variable to set if the library does not know this one."""
     misspelt: tuple[str, ...] = ()
     """Wrong names that documents use and that no version reads."""
+    unsafe: Unsafe | None = None
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -101,7 +114,10 @@ def load(path: Path = SHIPPED) -> Mapping[str, Variable]:
 
 def _variable(group: Json, data: Json) -> Variable:
     of_group = {name: group[name] for name in ("source", "evidence")}
-    return Variable(**{**of_group, **frozen(data), "forms": tuple(_forms(group, data))})
+    unsafe = (
+        {"unsafe": Unsafe(tuple(found["values"]), found["then"])} if (found := data.get("unsafe")) else {}
+    )
+    return Variable(**{**of_group, **frozen(data), "forms": tuple(_forms(group, data)), **unsafe})
 
 
 def _forms(group: Json, data: Json) -> Iterable[Form]:

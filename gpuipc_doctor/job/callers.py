@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import struct
 from pathlib import Path
 
@@ -33,9 +32,8 @@ def fingerprint(pid: int) -> str:
     begin = max(begin, end - MOST_BYTES)
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         raw = os.pread(memory.fileno(), end - begin, begin)
-    is_arm64 = platform.machine() == "aarch64"
     words = struct.unpack(f"<{len(raw) // 8}Q", raw[: len(raw) & ~7])
-    if is_arm64:
+    if code.is_arm64:
         words = tuple(map(arm64.address, words))  # return addresses may be signed
     place = next((n for n in range(len(words) - 1, -1, -1) if code.returns_to_mpi(words[n])), None)
     if place is None:
@@ -45,7 +43,7 @@ def fingerprint(pid: int) -> str:
     caller = next(calls, next((n for n in outward if code.is_return(words[n])), None))
     if caller is None:
         return ""
-    if is_arm64:
+    if code.is_arm64:
         return _from_frame(words[caller - 1] - begin, raw)
     saved = min(code.saved_registers(words[place]), caller - place - 1)
     return hashlib.blake2b(raw[8 * (caller - saved) :], digest_size=8).hexdigest()

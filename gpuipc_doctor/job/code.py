@@ -33,6 +33,8 @@ _X86_CALL = re.compile(
 """Pattern for the bytes before a return address: call rel32 and the indirect calls (Intel SDM, CALL)."""
 
 _ELF_64 = b"\x7fELF\x02"
+_MACHINE_AT = slice(0x12, 0x14)
+"""Place of ``e_machine`` in an ELF file (System V ABI, "ELF Header")."""
 _PUSHES = re.compile(rb"(?:\x41?[\x50-\x57])+")
 
 _SHT_SYMTAB, _SHT_RELA, _SHT_DYNSYM, _STT_FUNC = 2, 4, 11, 2
@@ -52,7 +54,8 @@ class Code:
         self._pid = pid
         mapped = sorted(mappings(Path(f"/proc/{pid}/maps").read_text(errors="replace")))
         self._segments = [each for each in mapped if "x" in each.rights and each.file.startswith("/")]
-        self._is_arm64 = platform.machine() == "aarch64"
+        self.is_arm64 = _is_of_arm64(pid)
+        """Whether the process runs a program of arm64."""
         self._mpi = [segment for segment in self._segments if MPI_LIBRARY.search(segment.file)]
         self.stack = next(((each.begin, each.end) for each in mapped if each.file == "[stack]"), None)
         """Address range of the main thread's stack."""
@@ -65,7 +68,7 @@ class Code:
         one.
         """
         on_stack = (value for (value,) in struct.iter_unpack("<Q", words[: len(words) & ~7]))
-        addresses = (arm64.address(value) if self._is_arm64 else value for value in (link, *on_stack))
+        addresses = (arm64.address(value) if self.is_arm64 else value for value in (link, *on_stack))
         frames = [self._frame(counter, returns=False)]
         for address in addresses:
             if frame := self._frame(address, returns=True):
@@ -122,6 +125,15 @@ class Code:
             return ""
         name, function = Path(segment.file).name, image.function(offset - 1 if returns else offset)
         return f"{function} ({name})" if function else f"[{name}]"
+
+
+def _is_of_arm64(pid: int) -> bool:
+    """Whether a process's program is one of arm64; what this machine is, if the program cannot be read."""
+    try:
+        machine = _File([f"/proc/{pid}/exe"])[_MACHINE_AT]
+    except (OSError, reading.Unreadable):
+        return platform.machine() == "aarch64"
+    return int.from_bytes(machine, "little") == arm64.MACHINE
 
 
 class _File:
@@ -201,7 +213,7 @@ class _Image:
         self._raw = raw
         if raw[0:5] != _ELF_64:
             raise ValueError("no ELF file of 64 bits")
-        self._is_arm64 = int.from_bytes(raw[0x12:0x14], "little") == arm64.MACHINE
+        self._is_arm64 = int.from_bytes(raw[_MACHINE_AT], "little") == arm64.MACHINE
         (headers,) = raw.unpack("<Q", 0x20)
         size, count = raw.unpack("<HH", 0x36)
         loads = [raw.unpack("<IIQQQQ", headers + n * size) for n in range(count)]
@@ -254,9 +266,12 @@ class _Image:
         """The slot of the global offset table through which arm64's call before this offset goes."""
         (word,) = struct.unpack("<I", self._raw[offset - 4 : offset].rjust(4, b"\0"))
         target = arm64.called(word, self._address(offset) - 4)
+        if target < 0 and not arm64.is_call(word):
+            return -1
         if target < 0:  # BLR, after a load from the table
-            begin = max(0, offset - arm64.STUB_BYTES)
-            return arm64.slot(self._raw[begin:offset], self._address(offset) - (offset - begin))
+            begin = max(0, offset - arm64.LOAD_BYTES)
+            code, register = self._raw[begin : offset - 4], arm64.called_register(word)
+            return arm64.slot(code, self._address(offset) - (offset - begin), register)
         stub = self._offset(target)
         return arm64.slot(self._raw[stub : stub + arm64.STUB_BYTES], target) if stub >= 0 else -1
 

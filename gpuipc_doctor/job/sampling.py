@@ -8,6 +8,7 @@ at most 2 (Linux, Documentation/admin-guide/perf-security.rst). A sleeping threa
 from __future__ import annotations
 
 import os
+import platform
 import re
 import select
 import shutil
@@ -45,7 +46,10 @@ LIMIT_S = 30.0
 MAX_FRAMES = 100
 
 _EVENT = re.compile(r"^(?:.*\s)?(\d+)\s*$")
-_FRAME = re.compile(r"^\s+([0-9a-f]+) (.*) \((.*)\)$")
+_FIELDS, _PLACES = "tid,ip,sym,dso,uregs", "dsoff"
+"""Fields of ``perf script``. perf 6.1 prints places in files as addresses; 6.12 has a field for them."""
+
+_FRAME = re.compile(r"^\s+([0-9a-f]+) (.*) \((.*?)(?:\+0x([0-9a-f]+))?\)$")
 _REGISTER = re.compile(r"(\w+):0x([0-9a-f]+)")
 _NO_NUMBERS = frozenset({"SP", "IP", "FLAGS", "CS", "SS", "sp", "lr", "pc"})
 """Registers that hold no numbers of the program, but pointers and flags (Linux, tools/perf/arch)."""
@@ -55,8 +59,13 @@ class NotSampled(Exception):
     """There are no samples; the message says why in one line."""
 
 
-def is_installed() -> bool:
-    return shutil.which("perf") is not None
+def has_perf() -> bool:
+    """Whether perf(1) is installed and unwinds stacks here.
+
+    On arm64 it ends at the first signed return address (perf 6.12: one frame of MPI_Recv), and with SVE the
+    kernel refuses it the clock, because it copies the length of vectors as well. `code` reads these stacks.
+    """
+    return platform.machine() != "aarch64" and shutil.which("perf") is not None
 
 
 class Recording:
@@ -97,8 +106,7 @@ class Recording:
             self.begin(running)
             wait_for_use(running, SAMPLES / self.frequency_hz, most_s, self._before)
             _end(self._record)
-            shown = ["--no-inline", "-F", "tid,ip,sym,dso,uregs"]
-            text = _end(_start(["perf", "script", "-i", str(self._data), *shown]))
+            text = _samples(self._data)
         finally:
             self.close()
         found: dict[int, list[Stack]] = defaultdict(list)
@@ -177,15 +185,28 @@ def _end(perf: subprocess.Popen[str]) -> str:
     return output
 
 
+def _samples(data: Path) -> str:
+    """What perf says of its samples. Raises `NotSampled`."""
+    script = ["perf", "script", "-i", str(data), "--no-inline", "-F"]
+    try:
+        return _end(_start([*script, f"{_FIELDS},{_PLACES}"]))
+    except NotSampled as reason:
+        if "Invalid field" not in str(reason):
+            raise
+        return _end(_start([*script, _FIELDS]))
+
+
 def stacks(text: str) -> Iterator[tuple[int, Stack]]:
-    """(thread, frames) of each sample in the output of ``perf script -F tid,ip,sym,dso,uregs``."""
+    """(thread, frames) of each sample in the output of perf that `_samples` asks for."""
     thread, frames = 0, list[str]()
     for line in [*text.splitlines(), ""]:
         if frame := _FRAME.match(line):
             if not frame[3].startswith("["):  # [kernel.kallsyms], [unknown], [vdso]
                 # perf has an address within the call, by the offset in its file.
                 entered = (
-                    code.entered(frames[-1], code.called(frame[3], int(frame[1], 16) + 1)) if frames else ""
+                    code.entered(frames[-1], code.called(frame[3], int(frame[4] or frame[1], 16) + 1))
+                    if frames
+                    else ""
                 )
                 frames += [*filter(None, [entered]), _name(frame[2], frame[3])]
         elif thread and (line.startswith(" ABI:") or not line.strip()):

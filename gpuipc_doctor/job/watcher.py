@@ -60,6 +60,8 @@ class Watcher:
     """Whether to stop each rank briefly in each snapshot, one after the other, for its native stacks."""
     unable: dict[str, str] = field(default_factory=dict)
     """What cannot be done on this node → reason: ``{"sampling": "perf is not installed"}``."""
+    _perf_failed: bool = False
+    """Whether perf(1) is installed but cannot sample, so that the system call is tried."""
     _used: dict[int, tuple[float, float]] = field(default_factory=dict)
     _started: dict[int, int] = field(default_factory=dict)
     _stacks: dict[int, list[Sequence[int]]] = field(default_factory=lambda: defaultdict(list))
@@ -91,7 +93,7 @@ class Watcher:
         return replace(snapshot, shared=shared_memory.contents(in_mpi))
 
     def snapshots(self, number: int) -> list[Snapshot]:
-        """Take ``number`` snapshots, `BETWEEN_S` apart. In between, perf(1) samples, if installed."""
+        """Take ``number`` snapshots, `BETWEEN_S` apart. In between, perf(1) samples, if it can."""
         snapshots = [self.snapshot()]
         recording = self._record(_ranks(snapshots[0]))
         try:
@@ -105,7 +107,7 @@ class Watcher:
                 seen = tuple(_sampled(process, found) for process in snapshots[-1].processes)
                 snapshots[-1] = replace(snapshots[-1], processes=seen)
         except sampling.NotSampled as reason:
-            self.unable.setdefault("sampled stacks", str(reason))
+            self._without_perf(reason)
         finally:
             if recording:
                 recording.close()
@@ -169,11 +171,19 @@ class Watcher:
 
     def _record(self, ranks: Sequence[Process]) -> sampling.Recording | None:
         try:
-            if ranks and sampling.is_installed():
+            if ranks and self._has_perf:
                 return sampling.Recording([rank.pid for rank in ranks], self.scratch)
         except sampling.NotSampled as reason:
-            self.unable.setdefault("sampled stacks", str(reason))
+            self._without_perf(reason)
         return None
+
+    @property
+    def _has_perf(self) -> bool:
+        return sampling.has_perf() and not self._perf_failed
+
+    def _without_perf(self, reason: sampling.NotSampled) -> None:
+        self._perf_failed = True
+        self.unable.setdefault("sampled stacks", str(reason))
 
     def _read(self, pid: int) -> Process | None:
         """The process; None if it has ended, even if its pid was reused."""
@@ -197,10 +207,10 @@ class Watcher:
             return PythonStack()
 
     def _sample(self, ranks: Sequence[Process]) -> Mapping[int, Sequence[Stack]]:
-        """Approximate stacks of the running threads, if perf(1) is not installed."""
+        """Approximate stacks of the running threads, if perf(1) cannot take better ones."""
         found: dict[int, list[Stack]] = defaultdict(list)
         try:
-            if not sampling.is_installed():
+            if not self._has_perf:
                 for tid, stack in perf_events.sample(_running(ranks)):
                     found[tid].append(stack)
         except OSError as error:

@@ -38,6 +38,8 @@ class Amdgpu:
         if used is None or total is None:
             missing = device / f"mem_info_vram_{'used' if used is None else 'total'}"
             return GpuUse(label, pci, name, trouble=self._reason(missing))
+        if not total:  # an APU such as MI300A, whose memory is the system's
+            return GpuUse(label, pci, name, None, None, self._processes(pci))
         return GpuUse(label, pci, name, used, total, self._processes(pci))
 
     def _reason(self, file: Path) -> str:

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from time import perf_counter
 from typing import Any
 
@@ -44,7 +45,8 @@ def load_mpi4py(arm: Arm) -> Any:
 
 
 class Communicator:
-    """``MPI_COMM_WORLD`` of a job with ``ranks`` ranks. Buffers may be in host or device memory.
+    """``MPI_COMM_WORLD`` of a job with ``ranks`` ranks, or a part of it (`among`). Buffers may be in host or
+    device memory.
 
     Raises `BackendUnavailable` if mpi4py or its MPI library cannot be loaded, or the launcher belongs to
     another MPI; `DriverError` if an MPI call fails.
@@ -60,6 +62,7 @@ class Communicator:
         with self._armed("MPI_Init_thread"):
             self._api.Init_thread()
         self._world = self._api.COMM_WORLD
+        self._is_part = False
         self.rank: int = self._world.Get_rank()
         self.size: int = self._world.Get_size()
         if self.size != ranks and "SLURM_PROCID" in os.environ and not _launchers_words():
@@ -71,6 +74,15 @@ class Communicator:
             raise _mismatch(
                 f"{ranks} ranks were started, but MPI_COMM_WORLD has size {self.size}; the launcher", library
             )
+
+    def among(self, ranks: Sequence[int]) -> Communicator:
+        """A communicator of some of the ranks, in this order; only these ranks call the method."""
+        part = copy(self)
+        group = self._world.Get_group().Incl(ranks)
+        with self._armed("MPI_Comm_create_group"):
+            part._world = self._world.Create_group(group)
+        part._is_part, part.rank, part.size = True, part._world.Get_rank(), part._world.Get_size()
+        return part
 
     def library_version(self) -> str:
         text: str = self._api.Get_library_version()
@@ -153,8 +165,12 @@ class Communicator:
         return times
 
     def finalize(self) -> None:
-        """End MPI; a second call does nothing."""
-        if not self._api.Is_finalized():
+        """End MPI, or only the communicator if it is a part; a second call does nothing."""
+        if self._is_part:
+            if self._world != self._api.COMM_NULL:
+                with self._armed("MPI_Comm_free"):
+                    self._world.Free()
+        elif not self._api.Is_finalized():
             with self._armed("MPI_Finalize"):
                 self._api.Finalize()
 

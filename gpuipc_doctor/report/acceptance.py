@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from gpuipc_doctor.model import Report, Status
+from gpuipc_doctor.model import Report, Status, Tier
 from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.report import digest, sentences
 
@@ -19,6 +19,20 @@ class Verdict(enum.Enum):
 
 LOOKS = {Verdict.ACCEPT: "PASS", Verdict.REJECT: "FAIL", Verdict.CANNOT_TELL: "ERROR"}
 """Verdict → the status whose colour it has."""
+
+
+NOT_WHOLE = (
+    "the later report does not say that it has all checks of the acceptance tier: "
+    "write it with `gpuipc-doctor check --all`, of 0.3.0 or newer"
+)
+
+
+def applies(report: Report) -> bool:
+    """Whether the report is of all checks that accepting a node takes: `check --all`, not of the prolog tier.
+
+    Reports of 0.2.0 do not say so.
+    """
+    return report.whole and report.tier > Tier.PROLOG
 
 
 def verdict(report: Report) -> Verdict:

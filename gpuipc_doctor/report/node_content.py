@@ -27,7 +27,7 @@ from gpuipc_doctor.present.blocks import (
     do,
 )
 from gpuipc_doctor.present.text import counted, device_key, fold_devices, sanitise, shorten
-from gpuipc_doctor.report import acceptance, digest, exits, sentences
+from gpuipc_doctor.report import acceptance, digest, exits, first_aid, sentences
 from gpuipc_doctor.report.digest import Paragraph, by_check, culprits
 
 # Maximum items shown; the JSON report has all.
@@ -78,14 +78,15 @@ def screen(
     color: bool = False,
     exit_code: int | None = None,
     verbose: bool = False,
+    news: Sequence[Block] = (),
 ) -> str:
     """The screen in lines of at most ``width`` columns, ending in a newline.
 
     ``exit_code`` is the run's exit code; if it is not given, it is that of the default style. ``verbose``:
-    also how each GPU reaches the others.
+    also how each GPU reaches the others. ``news``: what is new since an earlier report, for the top.
     """
     code = exits.code(report) if exit_code is None else exit_code
-    shown = [*blocks(report, code)]
+    shown = [*blocks(report, code, news)]
     if verbose:
         shown[-1:-1] = [Table(tuple(rows)) for rows in gpu_ways(report)]
     return terminal.screen(shown, width=width, color=color)
@@ -133,13 +134,14 @@ def _reason(report: Report, counts: Counter[Status]) -> str:
     return "nothing was tested" if report.nothing_tested else f"{counts[Status.PASS]} checks passed"
 
 
-def blocks(report: Report, exit_code: int) -> Iterator[Block]:
-    """The screen's blocks, in order."""
+def blocks(report: Report, exit_code: int, news: Sequence[Block] = ()) -> Iterator[Block]:
+    """The screen's blocks, in order; ``news`` follow the verdict."""
     top = [*_simulated(report)]
-    if report.whole:
+    if acceptance.applies(report):
         verdict = acceptance.verdict(report)
         yield Group((*top, Entry(verdict.value, acceptance.reason(report), look=acceptance.LOOKS[verdict])))
         top = []
+    yield from news
     yield Group((*top, *_header(report)))
     yield from _matrix(report)
     yield from _findings(report)
@@ -264,21 +266,32 @@ def _pairs_cell(results: Sequence[Result]) -> Cell:
 
 
 def _findings(report: Report) -> Iterator[Block]:
-    """Entries, worst first; then known issues without an entry; then SKIPs."""
+    """Entries, worst first; then first aid, known issues without an entry, and SKIPs.
+
+    In a whole run, SKIPs are one paragraph without remedies; who names a check gets these.
+    """
     shown = digest.paragraphs(report)
     skips: list[Entry] = []
+    reasons: list[str] = []
     for paragraph, told in described(shown):
         finding, heading = paragraph.finding, title(report, paragraph)
         if paragraph.status is Status.SKIP:
             others = ", and so on" if paragraph.figures_differ else ""
             why = f"{heading}: {sentences.summary(finding)}{others}"
+            reasons.append(why)
             skips.append(Entry(paragraph.status.value, why, (do(finding.remedy),)))
         else:
             yield Entry(paragraph.status.value, heading, tuple(_body(report, paragraph, told)))
+    if report.whole and (aid := first_aid.of_report(report)):
+        yield aid
     for join in digest.loose_joins(report, shown):
         about = Item("; ".join(filter(None, (join.title, join.reason))), hang=0)
         yield Entry(join.relation.value.upper(), join.issue, (about, do(join.remedy)))
-    yield Group(tuple(skips))
+    if report.whole and len(reasons) > 1:
+        hint = "To see what would make one run: gpuipc-doctor check NAME"
+        yield Entry(Status.SKIP.value, "not tested, because:", (*map(Item, reasons), Item(hint)))
+    else:
+        yield Group(tuple(skips))
 
 
 def described(shown: Iterable[Paragraph]) -> Iterator[tuple[Paragraph, Container[str]]]:

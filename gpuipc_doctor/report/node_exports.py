@@ -25,7 +25,7 @@ def html(report: Report) -> str:
     counts, checks = digest.totals(report), digest.by_check(report)
     verdict = acceptance.verdict(report)
     look = acceptance.LOOKS[verdict]
-    word = verdict.value if report.whole else look
+    word = verdict.value if acceptance.applies(report) else look
     names = Counter(device.name for device in report.devices)
     singles = {result.devices[0] for result in report.results if len(result.devices) == 1}
     labels = sorted(singles | {device.label for device in report.devices}, key=device_key)

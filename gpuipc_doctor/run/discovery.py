@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpuipc_doctor import inventory, node_name
 from gpuipc_doctor.api import loader
+from gpuipc_doctor.api.equal_gpus import Traits
 from gpuipc_doctor.fabric import devices as fabric_devices
 from gpuipc_doctor.fabric import programs as fabric_programs
 from gpuipc_doctor.inventory import collective_libraries
@@ -80,7 +81,9 @@ class Discovery:
 
     def drivers(self) -> Found:
         if self.job is None:
-            devices, facts, unlisted = self._ask_drivers(self.planner.request.backends, self._survey())
+            devices, facts, unlisted, traits = self._ask_drivers(
+                self.planner.request.backends, self._survey()
+            )
             self._tell(_on_gpus(), *site_expectations.of_other_gpus(self._intel(devices)))
             site = self._settled(gpus_of(devices, self.node.root, unlisted, os.environ))
             expected, backends = site.node.gpus, self.planner.request.backends
@@ -89,6 +92,7 @@ class Discovery:
             else:
                 differences = site_expectations.check_backend_gpus(backends[0], expected, devices, os.environ)
             self._tell(_on_gpus(), *differences)
+            self._tell(_on_gpus(), *site_expectations.of_links(expected, devices, traits, os.environ))
             return Found(devices, facts, site)
         devices, facts, missing = self._of_job(self.job)
         site = self._settled(gpus_of(self.job.of_node, self.node.root))
@@ -106,6 +110,8 @@ class Discovery:
         self._tell(_on_gpus(), *site_expectations.of_types(config.types_of(host, gpus), gpus, os.environ))
         site = config.of_node(host, gpus)
         self.log.gpus = site.node.gpus
+        if self.planner.request.tier > Tier.PROLOG:
+            self.log.required = site.required
         return site
 
     def _of_job(self, job: JobGpus) -> tuple[tuple[Device, ...], tuple[Fact, ...], tuple[str, ...]]:
@@ -118,7 +124,7 @@ class Discovery:
             return job.devices, (), ()
         if job.unknown and not job.chosen:
             return (), (), ()
-        found, facts, _ = self._ask_drivers(job.backends or self.planner.request.backends)
+        found, facts, _, _ = self._ask_drivers(job.backends or self.planner.request.backends)
         devices, missing = job.numbered(found)
         return devices, facts, missing if found else ()  # otherwise the driver has given the reason
 
@@ -134,10 +140,14 @@ class Discovery:
 
     def _ask_drivers(
         self, backends: Sequence[str], beside: Sequence[PlannedProbe] = ()
-    ) -> tuple[tuple[Device, ...], tuple[Fact, ...], Mapping[str, int]]:
+    ) -> tuple[tuple[Device, ...], tuple[Fact, ...], Mapping[str, int], Traits]:
         """(all devices, facts about them, backend → number of GPUs on the bus that its driver does not
-        list)."""
-        options = {"backends": backends, "required": self.planner.request.backend != "auto"}
+        list, traits of the devices)."""
+        options = {
+            "backends": backends,
+            "required": self.planner.request.backend != "auto",
+            "links": self.planner.config.expects_nvlinks,
+        }
         info, asked = self.planner.survey(loader.survey("devices").file, options)
         ended = self._run((*asked, *beside))
         answers = [outcome for outcome in ended.values() if isinstance(outcome, ProbeOutcome)]
@@ -158,7 +168,8 @@ class Discovery:
             for record in outcome.records.values()
             if "on_bus" in record
         }
-        return tuple(devices), (*facts, *inventory.facts_from_surveys(answers)), unlisted
+        traits = {label: found for record in found for label, found in record.get("traits", {}).items()}
+        return tuple(devices), (*facts, *inventory.facts_from_surveys(answers)), unlisted, traits
 
     def _unsurprising(self, devices: Collection[Device]) -> Collection[str]:
         """Backends whose absence or hidden devices need not be reported."""

@@ -31,6 +31,7 @@ from gpuipc_doctor.model import (
 )
 from gpuipc_doctor.mpi import choice
 from gpuipc_doctor.run import (
+    check_files,
     conclusions,
     controls,
     planner,
@@ -116,8 +117,15 @@ class Run:
         lacking = tuple(arming.lacking(facts, environ))
         return NodeInventory((*facts, *environment.facts(environ, sorted(names))), settings, lacking)
 
-    def plan_probes(self, node_inventory: NodeInventory, devices: tuple[Device, ...], stacks: Stacks) -> Plan:
-        """The plan for these devices and stacks."""
+    def plan_probes(
+        self,
+        node_inventory: NodeInventory,
+        devices: tuple[Device, ...],
+        stacks: Stacks,
+        site: SiteConfig,
+        seen: preflight.Seen,
+    ) -> Plan:
+        """The plan for these devices and stacks. ``seen``: the limits and free space of this process."""
         facts = choice.relevant_facts(node_inventory.facts, stacks.mpi, self.log.loaded_in_ranks())
         matches = knownissues.match_versions(self.issues, facts, devices)
         unexpected = site_expectations.of_versions(
@@ -137,11 +145,27 @@ class Run:
             settings=node_inventory.settings,
             lacking=node_inventory.lacking,
             unexpected=tuple(unexpected),
+            unmet=tuple(
+                site_expectations.of_node(site, node_inventory.facts, self.discovery.node.root, seen)
+            ),
             harmful=frozenset(harm.step for harm in harms),
+            simulated=bool(self.discovery.node.simulated),
             time_left_s=max(self.schedule.until - time.monotonic(), 0.0),
         )
         harmful = {(harm.step, harm.device): _harm_skip(harm) for harm in harms}
         return self.planner.plan_probes(context, already=self.log.checks, harmful=harmful)
+
+    def report_missing(self, site: SiteConfig) -> None:
+        """Report the checks that the site config requires and that this whole run did not include."""
+        if self.request.tier is Tier.PROLOG or self.log.checks.keys() >= site.required.keys():
+            return
+        loaded = check_files.load(self.planner.config.checks_dirs)
+        known = {item.check.id: item.check.tier for item in loaded if isinstance(item, loader.LoadedCheck)}
+        for info, result in site_expectations.of_required(
+            site, self.log.checks.keys(), known, self.request.tier
+        ):
+            self.log.announce(info)
+            self.log.say(result)
 
     def execute(self, layout: Plan, devices: Sequence[Device]) -> None:
         """Run the plan's probes and keep their results."""
@@ -266,7 +290,7 @@ def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) 
         run.issues = knownissues.load(config.known_issues_dirs)
         devices = request.select_devices(found.devices) if found.devices else ()
         stacks = run.discovery.stacks(devices, found.site, start_ranks=False)
-        plan = run.plan_probes(run.collect_inventory(found), devices, stacks)
+        plan = run.plan_probes(run.collect_inventory(found), devices, stacks, found.site, preflight.look())
         plan = replace(plan, concluded=(*run.log.results(), *plan.concluded))
         told = of_ranks(found.site.node, stacks.mpi, devices) if run.planner.asks_for_mpi else ()
         return Preview(plan, tuple(told))
@@ -301,7 +325,8 @@ def run(
         devices = request.select_devices(found.devices) if found.devices else ()
         node_inventory = run.collect_inventory(found)
         stacks = run.discovery.stacks(devices, found.site, start_ranks=True)
-        run.execute(run.plan_probes(node_inventory, devices, stacks), devices)
+        seen = before.result() if before else {}
+        run.execute(run.plan_probes(node_inventory, devices, stacks, found.site, seen), devices)
         facts, stack = run.with_tested_collectives(node_inventory.facts), tuple[Fact, ...]()
         if mpi := stacks.mpi:
             in_ranks = run.log.loaded_in_ranks()
@@ -313,8 +338,9 @@ def run(
             run.try_what_may_help(facts, devices)
         controls.attach(run.log, run.planner.checks)
         stated = {name: said.value for name, said in found.site.node.environment.items()}
-        seen = before.result() if before else {}
         preflight.attach(run.log, seen, preflight.look, {**os.environ, **stated}, facts)
+        if not request.checks:
+            run.report_missing(found.site)
     results = run.log.results()
     joins = knownissues.join(run.issues, facts, results, devices)
     if request.tier > Tier.PROLOG:  # a prolog's line names what is joined; to read all texts takes 0.5 s

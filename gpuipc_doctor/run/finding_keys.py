@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,14 +17,18 @@ _OF_ALL_CHECKS = ("api", "run", "supervise")
 
 def of_check(file: Path) -> set[str]:
     """Keys of the findings of the check in this file, and some other words that look like keys."""
-    shared = (
+    return {*_texts(ast.parse(file.read_text("utf-8"))), *_shared()}
+
+
+@cache
+def _shared() -> frozenset[str]:
+    sources = (
         source.read_text("utf-8")
         for package in _OF_ALL_CHECKS
         for source in files("gpuipc_doctor").joinpath(package).iterdir()
         if source.name.endswith(".py")
     )
-    own = _texts(ast.parse(file.read_text("utf-8")))
-    return {*own, *(text for source in shared for text in _arguments(ast.parse(source)))}
+    return frozenset(text for source in sources for text in _arguments(ast.parse(source)))
 
 
 def _texts(tree: ast.AST) -> Iterator[str]:

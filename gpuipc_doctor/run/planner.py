@@ -411,6 +411,10 @@ def _missing_requirement(check: Check, device: Device, context: Context) -> Find
         says = "this MPI accepts no device pointers: {why}"
         return Finding.skip("mpi-takes-no-device-pointers", says, remedy=mpi.remedy, why=mpi.why_not)
     if check.needs_allocators and not installed(context.inventory, device.backend):
+        if context.simulated:
+            return Finding.skip(
+                "no-allocator", "no CuPy or PyTorch on a simulated node: they need a real GPU"
+            )
         return Finding.skip(
             "no-allocator",
             "no CuPy or PyTorch found for this vendor's GPUs",

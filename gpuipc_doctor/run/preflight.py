@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import OUT_OF_MEMORY
+from gpuipc_doctor.inventory import variables
 from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Fact, Finding, Json, RoleOutcome, Status
 from gpuipc_doctor.run import preflight_sources
 from gpuipc_doctor.run.preflight_sources import SOURCES
@@ -35,6 +36,9 @@ ROOM_BYTES = 64 << 20
 TEMPORARY_BYTES = 16 << 20
 FEW_FILES, FEW_PROCESSES = 256, 256
 LITTLE_LOCKED_BYTES = 64 << 20
+
+LITTLE_MEMORY_BYTES = 4 << 30
+"""Host memory with which two ranks start; a CUDA context alone takes some 0.5 GiB."""
 
 Seen = Mapping[str, Json]
 """Source → what it says; None for a source that hangs."""
@@ -135,12 +139,14 @@ def causes(seen: Seen, environ: Mapping[str, str]) -> Iterator[Cause]:
             values = {"source": name, "limit": PATIENCE_S}
             yield Cause(says, values, "find it with `df` and `getent hosts $(hostname)`", _is_start_up)
     yield from _no_room(seen)
+    yield from _limited_step(seen)
     yield from _limited(seen)
     yield from _unknown_interfaces(seen, environ, undo)
     yield from _without_device_memory(environ, undo)
     yield from _components(seen, stated)
     yield from _preloads(seen)
     yield from _expandable_segments(environ)
+    yield from _switched_off(environ, undo)
     if said := _of(seen, "host name").get("error"):
         name = _of(seen, "host name")["name"]
         yield Cause(
@@ -180,7 +186,8 @@ def _limited(seen: Seen) -> Iterator[Cause]:
         yield Cause(
             "locked memory is limited to {limit:mib} (ulimit -l)",
             {"limit": limit},
-            "ulimit -l unlimited; under Slurm, LimitMEMLOCK=infinity in slurmd's unit",
+            "ulimit -l unlimited; under Slurm, LimitMEMLOCK=infinity in slurmd's unit and "
+            f"PropagateResourceLimitsExcept=MEMLOCK{_is_now(seen)}",
             _mentions(r"memlock|[Ll]ocked memory|ibv_reg_mr|ibv_create|register(ing)? memory"),
         )
     if (limit := limits.get("open files")) is not None and limit < FEW_FILES:
@@ -195,9 +202,38 @@ def _limited(seen: Seen) -> Iterator[Cause]:
             "this user may have only {limit} processes and threads (ulimit -u)",
             {"limit": limit},
             "ulimit -u unlimited; in a container or service, raise pids.max or TasksMax",
-            _mentions(r"[Rr]esource temporarily unavailable|can't start new thread|pthread_create"),
+            _mentions(_NO_MORE_PROCESSES),
         )
 
+
+def _is_now(seen: Seen) -> str:
+    stated = _of(seen, "job step").get("propagated")
+    return f", now {stated}" if stated else ""
+
+
+def _limited_step(seen: Seen) -> Iterator[Cause]:
+    """Limits of the control group, which a job's step or a container sets."""
+    step = _of(seen, "job step")
+    limit, group = step.get("memory", [None, ""])
+    if limit is not None and (limit < LITTLE_MEMORY_BYTES or step.get("killed")):
+        yield Cause(
+            "this job or container may use {limit:mib} of host memory ({group}); processes killed for that: "
+            "{killed}",
+            {"limit": limit, "group": group, "killed": step.get("killed", 0)},
+            "give it more memory: under Slurm --mem, in a container --memory",
+            lambda entry: _ran_out_of_memory(entry) or _was_killed(entry),
+        )
+    left, group = step.get("processes", [None, ""])
+    if left is not None and left < FEW_PROCESSES:
+        yield Cause(
+            "this job or container may start only {left} more processes and threads ({group}/pids.max)",
+            {"left": max(left, 0), "group": group},
+            "raise pids.max: TasksMax of the service, --pids-limit of the container",
+            _mentions(_NO_MORE_PROCESSES),
+        )
+
+
+_NO_MORE_PROCESSES = r"[Rr]esource temporarily unavailable|can't start new thread|pthread_create"
 
 _INTERFACE_LISTS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
 _RDMA_LISTS = ("UCX_NET_DEVICES", "NCCL_IB_HCA")
@@ -294,6 +330,21 @@ def _expandable_segments(environ: Mapping[str, str]) -> Iterator[Cause]:
             )
 
 
+def _switched_off(environ: Mapping[str, str], undo: Mapping[str, str]) -> Iterator[Cause]:
+    """Variables that switch a safety of a library off, if the failure may be what the safety prevents."""
+    for name, variable in variables.load().items():
+        if not (variable.unsafe and name in environ and variable.unsafe.has(environ[name])):
+            continue
+        concerns, then = _CONCERNS.get(variable.libraries[0], _is_of_ranks), variable.unsafe.then
+        yield Cause(
+            "this may be due to {name}={value}, which switches a safety off: {does}",
+            {"name": name, "value": environ[name], "does": variable.does},
+            f"{undo.get(name, f'unset {name}')}, then rerun",
+            lambda entry, concerns=concerns, then=then: concerns(entry) and _ENDED[then](entry),  # type: ignore[misc]
+            of_data=then == "data",
+        )
+
+
 def _of_peers(facts: Iterable[Fact], failed: Iterable[Entry]) -> Iterator[Cause]:
     """An IOMMU that translates, or switches that redirect, what one GPU sends to another.
 
@@ -351,6 +402,20 @@ def _is_of_ranks_in_a_message(entry: Entry) -> bool:
     return bool(_is_of_ranks(entry) and blamed and blamed.operation)
 
 
+def _is_of_collectives(entry: Entry) -> bool:
+    return _is_of_ranks(entry) and entry.planned.probe.launch is None
+
+
+def _has(ending: Ending) -> Callable[[Entry], bool]:
+    """Whether a role of the probe ended in this way."""
+    return lambda entry: any(role.ending is ending for role in _roles(entry))
+
+
+def _is_of_driver_start(entry: Entry) -> bool:
+    faults = [role.fault for role in _roles(entry) if role.fault]
+    return any(fault.call.endswith("Init") for fault in faults)
+
+
 def _is_start_up(entry: Entry) -> bool:
     ended = {role.ending for role in _roles(entry)}
     return _is_of_ranks(entry) or bool(ended & {Ending.NOT_STARTED, Ending.UNRECORDED})
@@ -365,6 +430,10 @@ def _ran_out_of_memory(entry: Entry) -> bool:
     )
 
 
+def _was_killed(entry: Entry) -> bool:
+    return any(role.signal == "SIGKILL" for role in _roles(entry))
+
+
 def _mentions(expression: str) -> Callable[[Entry], bool]:
     """Whether what a role or its launcher printed, or its exception, has a match of the expression."""
     pattern = re.compile(expression)
@@ -377,3 +446,20 @@ def _mentions(expression: str) -> Callable[[Entry], bool]:
         return any(map(pattern.search, (*said, *(launcher.log_tail if launcher else ()))))
 
     return explains
+
+
+_CONCERNS: Mapping[str, Callable[[Entry], bool]] = {
+    "nccl": _is_of_collectives,
+    "pytorch": _is_of_collectives,
+    "rocm": lambda entry: any(device.backend == "hip" for device in entry.planned.probe.devices),
+    "nvidia-driver": lambda entry: True,
+}
+"""Library → whether a probe uses it; other libraries are MPI's."""
+
+_ENDED: Mapping[str, Callable[[Entry], bool]] = {
+    "crash": _has(Ending.CRASHED),
+    "hang": _has(Ending.HUNG),
+    "data": lambda entry: bool(entry.outcome and entry.outcome.completed),
+    "start": _is_of_driver_start,
+}
+"""What an unsafe setting may lead to → whether a probe ended like that."""

@@ -32,6 +32,13 @@ PARAMETER_FILES = (
     "/etc/ucx/ucx.conf",
 )
 PRELOAD_FILE = "/etc/ld.so.preload"
+
+GROUP_FILE, GROUPS = "/proc/self/cgroup", "/sys/fs/cgroup"
+MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")  # of cgroup v2 and v1: cgroups(7)
+UNLIMITED_BYTES = 1 << 60
+"""Larger limits of memory are none; v1 states 2^63 without the last page."""
+
+SLURM_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
 _MAX_BYTES = 64 << 10
 
 
@@ -58,6 +65,54 @@ def limits() -> object:
     """Soft limits of this process by name; None where there is none."""
     soft = {name: resource.getrlimit(which)[0] for name, which in LIMITS.items()}
     return {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
+
+
+def job_step() -> object:
+    """What holds for this job or container: its control groups' least ``memory`` in bytes and ``processes``
+    that it may still start, each with the group, how many of its processes the kernel has ``killed`` for want
+    of memory, and slurm.conf's ``propagated`` limits."""
+    found: dict[str, object] = {}
+    for group in _control_groups():
+        for name in MEMORY_LIMITS:
+            _keep_least(found, "memory", _number(group / name), group)
+        if (most := _number(group / "pids.max")) is not None:
+            _keep_least(found, "processes", most - (_number(group / "pids.current") or 0), group)
+        for line in (*lines_of(group / "memory.events"), *lines_of(group / "memory.oom_control")):
+            name, _, times = line.partition(" ")
+            if name == "oom_kill" and times.isdigit():
+                found.setdefault("killed", int(times))
+    for file in SLURM_FILES:
+        for line in lines_of(Path(file)):
+            key, stated, value = line.partition("#")[0].partition("=")
+            if stated and key.strip().lower().startswith("propagateresourcelimits"):
+                found["propagated"] = f"{key.strip()}={value.strip()} ({file})"
+    return found
+
+
+def _control_groups() -> list[Path]:
+    """The directories of this process's control groups and of the groups above, the nearest first."""
+    found = []
+    for line in lines_of(Path(GROUP_FILE)):
+        _, _, names_and_path = line.partition(":")
+        names, _, path = names_and_path.partition(":")
+        controllers = names.split(",")
+        chosen = [name for name in controllers if name in ("memory", "pids")]
+        for top in [Path(GROUPS)] if not names else [Path(GROUPS) / name for name in chosen]:
+            own = top / path.lstrip("/")
+            found += [each for each in (own, *own.parents) if each == top or top in each.parents]
+    return found
+
+
+def _keep_least(found: dict[str, object], name: str, value: int | None, group: Path) -> None:
+    least = found.get(name)
+    if value is not None and value < UNLIMITED_BYTES and (least is None or value < least[0]):  # type: ignore[index]
+        found[name] = [value, str(group)]
+
+
+def _number(path: Path) -> int | None:
+    """The number that a file states; None for ``max`` and for a file that cannot be read."""
+    first = "".join(lines_of(path)[:1]).strip()
+    return int(first) if first.isdigit() else None
 
 
 def host_name() -> object:
@@ -116,6 +171,7 @@ SOURCES: dict[str, Callable[[], object]] = {
     "shared memory": shared_memory,
     "temporary files": temporary_files,
     "limits": limits,
+    "job step": job_step,
     "interfaces": interfaces,
     "parameters": parameters,
     "preloads": preloads,

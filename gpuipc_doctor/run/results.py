@@ -105,6 +105,8 @@ class ResultLog:
     suppressed: Mapping[str, Waiver] = field(default_factory=dict)
     gpus: ExpectedGpus = field(default_factory=ExpectedGpus)
     """The capabilities that the site demands of this node's GPUs, once it is known which node this is."""
+    required: Mapping[str, str] = field(default_factory=dict)
+    """Check that the site config requires → ``file:line`` of the demand."""
     tell: Callable[[Result], None] = lambda result: None
     checks: dict[str, CheckInfo] = field(default_factory=dict)
     """Checks by id, in report order."""
@@ -198,7 +200,7 @@ class ResultLog:
         return tuple(map(self._as_wished, found))
 
     def _as_wished(self, result: Result) -> Result:
-        return suppress(demand(result, self.gpus), self.suppressed, date.today())
+        return suppress(require(demand(result, self.gpus), self.required), self.suppressed, date.today())
 
     def _place(self, entry: Entry) -> tuple[object, ...]:
         planned = entry.planned
@@ -222,6 +224,17 @@ def demand(result: Result, gpus: ExpectedGpus) -> Result:
     remedy = f"give the jobs whole GPUs that have {', '.join(lacking)}, or correct {gpus.where}"
     evidence = (*finding.evidence, demanded)
     return replace(result, finding=replace(finding, status=status, evidence=evidence, remedy=remedy))
+
+
+def require(result: Result, required: Mapping[str, str]) -> Result:
+    """Turn a SKIP of a required check into an ERROR: it was not tested."""
+    finding, where = result.finding, required.get(result.check)
+    if finding.status is not Status.SKIP or where is None:
+        return result
+    demanded = Evidence.seen("{where} requires this check", where=where)
+    remedy = finding.remedy or f"remove the cause, or the check at {where}"
+    finding = replace(finding, status=Status.ERROR, evidence=(*finding.evidence, demanded), remedy=remedy)
+    return replace(result, finding=finding)
 
 
 def suppress(result: Result, suppressed: Mapping[str, Waiver], today: date) -> Result:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
-from gpuipc_doctor.model import Device, Fact, Finding, Unexpected
-from gpuipc_doctor.site.config import ExpectedGpus, NodeGpus, NodeType, SiteConfig
+from gpuipc_doctor.api.equal_gpus import CHECK_LINKS, LINKS, Traits
+from gpuipc_doctor.fabric import devices as fabric_devices
+from gpuipc_doctor.model import CheckInfo, Device, Fact, Finding, Json, Result, Status, Tier, Unexpected
+from gpuipc_doctor.node_files import Tree
+from gpuipc_doctor.site.config import ExpectedGpus, ExpectedValues, NodeGpus, NodeType, SiteConfig
 from gpuipc_doctor.supervise.start import hides_gpus
 from gpuipc_doctor.versions import Verdict
 
@@ -18,7 +22,8 @@ def of_gpus(
     fitting = [device for device in devices if expected.are(device.name)]
     values = {"expected": expected.count, "model": expected.model or "GPU", "where": expected.where}
     if len(fitting) < expected.count and not hides_gpus(environment):
-        yield Finding.fail(
+        yield Finding.of(
+            expected.otherwise or Status.FAIL,
             "fewer-than-expected",
             "found {found} × {model}; {where} expects {expected}",
             *_counted(devices),
@@ -27,7 +32,8 @@ def of_gpus(
             **values,
         )
     elif expected.count and len(fitting) > expected.count:
-        yield Finding.warn(
+        yield Finding.of(
+            expected.otherwise or Status.WARN,
             "more-than-expected",
             "found {found} × {model}; {where} expects {expected}",
             remedy=f"correct {expected.where}",
@@ -36,13 +42,80 @@ def of_gpus(
         )
     others = [device for device in devices if not expected.are(device.name)]
     if others and not (expected.count and len(fitting) < expected.count):
-        yield Finding.warn(
+        yield Finding.of(
+            expected.otherwise or Status.WARN,
             "other-model",
             "found {others}; {where} expects {model}",
             remedy=f"correct {expected.where}, or check whether the hardware was changed",
             others=_counted(others),
             **values,
         )
+
+
+def of_links(
+    expected: ExpectedGpus, devices: Sequence[Device], traits: Traits, environment: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Findings on peer access and NVLinks between the GPUs of the expected model."""
+    fitting = [device for device in devices if expected.are(device.name)]
+    status = expected.otherwise or Status.FAIL
+    labels = {device.label for device in fitting}
+    lacking = {device.label: labels - device.peers - {device.label} for device in fitting}
+    if expected.peers is None and any(lacking.values()):
+        yield Finding.of(
+            status,
+            "no-peer-access",
+            "{lacking} of {pairs} pairs of GPUs have no peer access; {where} expects it between all",
+            *(f"{label} to {', '.join(sorted(others))}" for label, others in lacking.items() if others),
+            remedy=f"{CHECK_LINKS}; in a container, check /dev/shm and which GPUs it was given",
+            lacking=sum(map(len, lacking.values())),
+            pairs=len(labels) * (len(labels) - 1),
+            where=expected.where,
+        )
+    elif expected.peers and not hides_gpus(environment):
+        few = [label for label, others in lacking.items() if len(labels) - 1 - len(others) < expected.peers]
+        if few:
+            yield Finding.of(
+                status,
+                "no-peer-access",
+                "{devices} have peer access to fewer than {peers} GPUs, which {where} expects",
+                remedy=CHECK_LINKS,
+                devices=few,
+                peers=expected.peers,
+                where=expected.where,
+            )
+    if expected.nvlinks:
+        yield from _of_nvlinks(expected, fitting, traits, status)
+
+
+def _of_nvlinks(
+    expected: ExpectedGpus, devices: Sequence[Device], traits: Traits, status: Status
+) -> Iterator[Finding]:
+    links = {device.label: traits.get(device.label, {}).get(LINKS) for device in devices}
+    values = {"expected": expected.nvlinks, "where": expected.where}
+    few = {label: number for label, number in links.items() if number and int(number) < expected.nvlinks}
+    if few:
+        yield Finding.of(
+            status,
+            "fewer-nvlinks",
+            "{found}; {where} expects {expected} active NVLinks of each GPU",
+            remedy=CHECK_LINKS,
+            found=[f"{label} has {number}" for label, number in few.items()],
+            **values,
+        )
+    if unknown := [label for label, number in links.items() if not number]:
+        yield Finding.of(
+            _untold(status),
+            "nvlinks-unknown",
+            "cannot count the NVLinks of {devices}; {where} expects {expected}",
+            remedy="see `nvidia-smi nvlink -s`; if these GPUs have none, remove `nvlinks` there",
+            devices=unknown,
+            **values,
+        )
+
+
+def _untold(status: Status) -> Status:
+    """The status if it is unknown whether an expectation is met."""
+    return Status.ERROR if status is Status.FAIL else status
 
 
 def of_types(types: Sequence[NodeType], node: NodeGpus, environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -112,8 +185,152 @@ def of_versions(site: SiteConfig, facts: Iterable[Fact], *, surveyed: bool) -> I
             if fact.name == name and fact.value is not None:
                 verdict = expected.range.judge(fact.value)
                 if verdict is not Verdict.BAD:  # the range of accepted versions
-                    doubt = ", which cannot be compared" if verdict is Verdict.UNKNOWN else ""
+                    unclear = verdict is Verdict.UNKNOWN
+                    doubt = ", which cannot be compared" if unclear else ""
                     found = f"{fact.value} ({fact.source}){doubt}"
-                    yield Unexpected(name, found, str(expected.range), expected.where, expected.why)
+                    status = _untold(expected.otherwise) if unclear else expected.otherwise
+                    yield Unexpected(name, found, str(expected.range), expected.where, expected.why, status)
         if surveyed and all(fact.value is None for fact in facts if fact.name == name):
-            yield Unexpected(name, "not here", str(expected.range), expected.where, expected.why)
+            wanted = str(expected.range)
+            yield Unexpected(name, "not here", wanted, expected.where, expected.why, expected.otherwise)
+
+
+def of_node(
+    site: SiteConfig, facts: Iterable[Fact], root: str, seen: Mapping[str, Json]
+) -> Iterator[Finding]:
+    """Findings on settings, kernel modules, adapters, shared memory and limits that differ.
+
+    ``seen``: what `preflight.look` read of this process's limits and shared memory.
+    """
+    yield from _of_settings(site, {fact.name: fact for fact in facts})
+    yield from _of_modules(site.kernel_modules, Tree(Path(root)))
+    yield from _of_adapters(site.node.adapters, Path(root))
+    yield from _of_limits(site, seen)
+
+
+def _of_settings(site: SiteConfig, facts: Mapping[str, Fact]) -> Iterator[Finding]:
+    for name, expected in site.settings.items():
+        fact = facts.get(name)
+        value = fact.value if fact else None
+        told = {"name": name, "wanted": " or ".join(expected.accepted), "where": expected.where}
+        why = [expected.why] if expected.why else []
+        remedy = f"set it so, or correct {expected.where}"
+        if value is None:
+            yield Finding.of(
+                _untold(expected.otherwise),
+                "setting-unknown",
+                "{name} is unknown; {where} expects {wanted}",
+                *why,
+                *([fact.source] if fact else []),
+                remedy=remedy,
+                **told,
+            )
+        elif value.casefold() not in map(str.casefold, expected.accepted):
+            says = "{name} is {found}; {where} expects {wanted}"
+            yield Finding.of(
+                expected.otherwise, "unlike-the-site", says, *why, remedy=remedy, found=value, **told
+            )
+
+
+def _of_modules(expected: ExpectedValues, tree: Tree) -> Iterator[Finding]:
+    for name, wanted in expected.values.items():
+        found = "loaded" if next(tree.glob(f"/sys/module/{name.replace('-', '_')}"), None) else "absent"
+        if found != wanted:
+            yield Finding.of(
+                expected.otherwise,
+                "module-unlike-the-site",
+                "kernel module {name} is {found}; {where} expects it {wanted}",
+                remedy=f"load or unload it with modprobe, or correct {expected.where}",
+                name=name,
+                found=found,
+                wanted=wanted,
+                where=expected.where,
+            )
+
+
+def _of_adapters(expected: ExpectedValues, root: Path) -> Iterator[Finding]:
+    here, active = fabric_devices.adapters(root), fabric_devices.active(root)
+    for fabric, wanted in expected.values.items():
+        usable = active[fabric]
+        if len(usable) < wanted:
+            yield Finding.of(
+                expected.otherwise,
+                "fewer-adapters",
+                "found {found} {fabric} adapters with an active port; {where} expects {wanted}",
+                *(f"{name}: {'active' if name in usable else 'no active port'}" for name in here[fabric]),
+                remedy="check lspci, dmesg and the cables, and the port on the switch",
+                found=len(usable),
+                fabric=fabric,
+                wanted=wanted,
+                where=expected.where,
+            )
+
+
+_LIMITS = {
+    "locked_memory_mib": ("locked memory", 20, "ulimit -l"),
+    "address_space_mib": ("address space", 20, "ulimit -v"),
+    "open_files": ("open files", 0, "ulimit -n"),
+    "processes": ("processes", 0, "ulimit -u"),
+}
+"""Key of the config → name in `preflight_sources`, bits of its unit, how a shell names it."""
+
+
+def _of_limits(site: SiteConfig, seen: Mapping[str, Json]) -> Iterator[Finding]:
+    if shared := site.shared_memory.values.get("free_gib"):
+        free = (seen.get("shared memory") or {}).get("free")
+        values = {"free": free, "wanted": shared, "where": site.shared_memory.where}
+        remedy = "remove old files in /dev/shm, or enlarge it; in a container, --shm-size"
+        if free is None:
+            says = "free shared memory is unknown; {where} expects {wanted} GiB"
+            status = _untold(site.shared_memory.otherwise)
+            yield Finding.of(status, "shared-memory-unknown", says, remedy=remedy, **values)
+        elif free < shared * 2**30:
+            says = "shared memory has {free:mib} free; {where} expects {wanted} GiB"
+            yield Finding.of(
+                site.shared_memory.otherwise, "little-shared-memory", says, remedy=remedy, **values
+            )
+    limits = seen.get("limits") or {}
+    for key, wanted in site.limits.values.items():
+        name, bits, command = _LIMITS[key]
+        told = {"limit": name, "wanted": wanted, "where": site.limits.where}
+        if name not in limits:
+            says = "the limit of {limit} is unknown; {where} expects {wanted}"
+            yield Finding.of(_untold(site.limits.otherwise), "limit-unknown", says, **told)
+            continue
+        here = None if limits[name] is None else limits[name] >> bits
+        if here is not None and (wanted == "unlimited" or here < wanted):
+            yield Finding.of(
+                site.limits.otherwise,
+                "low-limit",
+                "{limit} is limited to {found}{unit} ({command}); {where} expects {wanted}",
+                remedy=f"`{command} {wanted}`; under Slurm, set the limit in slurmd's unit",
+                found=here,
+                unit=" MiB" if bits else "",
+                command=command,
+                **told,
+            )
+
+
+def of_required(
+    site: SiteConfig, announced: Collection[str], known: Mapping[str, Tier], tier: Tier
+) -> Iterator[tuple[CheckInfo, Result]]:
+    """The ERROR for each required check that this whole run did not include.
+
+    ``known``: id → tier of each check that exists.
+    """
+    for check, where in site.required.items():
+        if check not in announced:
+            needs = known.get(check)
+            reason = f"it is part of tier {needs.label}" if needs else "there is no such check"
+            remedy = f"add --tier {needs.label}" if needs else f"correct {where}"
+            finding = Finding.error(
+                "required-not-run",
+                "not tested, but required at {where}: {reason}",
+                remedy=f"{remedy}; or remove the check at {where}" if needs else remedy,
+                where=where,
+                reason=reason,
+            )
+            yield (
+                CheckInfo(check, "a check that the site config requires", needs or tier),
+                Result(check, finding),
+            )

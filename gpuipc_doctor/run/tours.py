@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from gpuipc_doctor.api import Check, loader
-from gpuipc_doctor.model import Ending, Finding, Probe, ProbeOutcome, Status, Tier
+from gpuipc_doctor.model import Ending, Finding, Launch, Probe, ProbeOutcome, Status, Tier
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
@@ -24,6 +24,9 @@ FEWEST = 3
 
 DEVICES = 4
 """Devices of an exclusive tour for which a further set of processes pays."""
+
+PAIR = 2
+"""Ranks of a launch that make a visit."""
 
 LIKE_FAILURES, FAILURES = 2, 4
 """Number of visits failed alike, and of all failed visits, after which the rest runs alone."""
@@ -110,7 +113,7 @@ class Tours:
         return [
             combined(share)
             for group in groups.values()
-            for share in (_apart if _is_exclusive(group) else _share)(group, min(jobs, self.most), self.seed)
+            for share in _way_to_share(group)(group, min(jobs, self.most), self.seed)
         ]
 
     def count_failure(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
@@ -161,14 +164,22 @@ def separated(item: PlannedProbe | PlannedTour) -> tuple[PlannedProbe | PlannedT
 def can_share(planned: PlannedProbe) -> bool:
     """Whether a probe may share processes with others.
 
-    Launchers and roles that start processes need their own processes. So do a site's own checks, which were
-    written for fresh processes.
+    Roles that start processes need their own processes. So do a site's own checks, which were written for
+    fresh processes. Of ranks, pairs can share a launch.
     """
     probe = planned.probe
-    started_otherwise = probe.launch or probe.starters or probe.together
+    is_launched = probe.launch is not None and not _is_pair_of_ranks(probe, probe.launch)
+    started_otherwise = is_launched or probe.starters or probe.together
     needs_own = started_otherwise or probe.ends == probe.roles.keys()
     is_built_in = planned.file in loader.built_in().values()
     return bool(probe.devices) and is_built_in and not needs_own and planned.follows is None
+
+
+def _is_pair_of_ranks(probe: Probe, launch: Launch) -> bool:
+    """Whether two ranks of a launch on this node can make the probe. A launcher that binds devices might give
+    more ranks other ones."""
+    is_here = launch.nodes == 1 and not launch.shows
+    return is_here and len(probe.roles) == PAIR and not (probe.exclusive or probe.fresh)
 
 
 def _importance(planned: PlannedProbe) -> tuple[Tier, bool]:
@@ -189,11 +200,26 @@ def _processes(planned: PlannedProbe) -> object:
     on = probe.devices if planned.check.needs_allocators else ()
     backends = tuple(dict.fromkeys(device.backend for device in probe.devices))
     env = frozenset(probe.env.items())
-    return backends, tuple(probe.roles), how, env, planned.repetition, on
+    launched = (planned.check.id, probe.launch.command, *probe.launch.env.items()) if probe.launch else ()
+    return backends, tuple(probe.roles), how, env, planned.repetition, on, launched
 
 
 def _is_exclusive(group: Iterable[PlannedProbe]) -> bool:
     return any(planned.probe.exclusive for planned in group)
+
+
+def _way_to_share(group: Sequence[PlannedProbe]) -> Callable[..., Iterable[Sequence[PlannedProbe]]]:
+    if group[0].probe.launch:
+        return _in_turn
+    return _apart if _is_exclusive(group) else _share
+
+
+def _in_turn(group: Sequence[PlannedProbe], _most: int, seed: int) -> Iterable[Sequence[PlannedProbe]]:
+    """Pairs of ranks, in one launch; too few have launches of their own, with fewer ranks."""
+    if len(group) < FEWEST:
+        return [[planned] for planned in group]
+    start = seed % len(group)
+    return [[*group[start:], *group[:start]]]
 
 
 def _share(group: Sequence[PlannedProbe], most: int, seed: int) -> Iterable[Sequence[PlannedProbe]]:

@@ -165,11 +165,45 @@ def _export(row: Row, symbol: Symbol) -> str:
     file = "-1"
     if "void *shared" in row.parameters:
         file = "descriptor_in(shared)" if row.call == "vmm-import" else "(int)(intptr_t)shared"
+    subject = {"ordinal": device, "handle": handle, "file": file, **_memory(row)}
+    fields = ", ".join(f".{name} = {value}" for name, value in subject.items())
     return (
         f"EXPORT int {symbol.name}({row.parameters})\n{{\n"
-        f"    int code = call_begin(CALL_{_constant(row.call)}, {device}, {handle}, {file});\n"
+        f"    int code = call_begin(CALL_{_constant(row.call)}, (struct subject){{{fields}}});\n"
         f"    return call_end(code ? code : {row.function}({', '.join(arguments)}));\n}}\n"
     )
+
+
+def _memory(row: Row) -> dict[str, str]:
+    """The fields of ``struct subject`` about memory: its address, or its pool, and its size in bytes."""
+    fields = {}
+    if "const struct ipc_handle *shared" in row.parameters:
+        fields["pointer"] = "shared"
+    inward = "from" if row.call == "copy-from-device" else "to"
+    for name in (inward, "address"):
+        if f"uint64_t {name}," in f"{row.parameters}," and "address" not in fields:
+            fields["address"] = name
+    if row.call == "pool-trim":
+        fields["address"] = "(uint64_t)(uintptr_t)pool"
+    for name, width in (("bytes", 1), ("count", _WIDTHS.get(row.function, 1))):
+        if row.call in _SIZED and f"size_t {name}" in row.parameters:
+            fields["bytes"] = f"(uint64_t){name} * {width}"
+    return fields
+
+
+_SIZED = (
+    "mem-alloc",
+    "pool-alloc-from",
+    "vmm-create",
+    "fill",
+    "copy-to-device",
+    "copy-from-device",
+    "copy-on-device",
+)
+"""Calls with a size to which faults can be limited, besides those that import memory."""
+
+_WIDTHS = {f"sim_fill{bits}{form}": bits // 8 for bits in (8, 16, 32) for form in ("", "_async")}
+"""Function that fills memory → bytes of its unit."""
 
 
 def _symbol_list(rows: list[Row]) -> str:

@@ -183,7 +183,8 @@ def claimed_files(profile: Profile) -> dict[str, str]:
 
 def _nvidia_version(driver: str, module: str) -> str:
     """NVIDIA's version file in the kernel module's format; build date and compiler are invented."""
-    kind = {"open": "Open Kernel Module for x86_64", "proprietary": "x86_64 Kernel Module"}[module]
+    machine = os.uname().machine
+    kind = {"open": f"Open Kernel Module for {machine}", "proprietary": f"{machine} Kernel Module"}[module]
     return (
         f"NVRM version: NVIDIA UNIX {kind}  {driver}  Thu Jan  1 00:00:00 UTC 1970\n"
         "GCC version:  gcc version 12.3.0 (simulated)\n"

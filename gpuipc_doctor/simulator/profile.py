@@ -312,8 +312,7 @@ class _Reader:
                 error = fault.pop("error")
                 self._known("error", error, vocabulary.errors(), number)
                 fault["code"], _ = vocabulary.errors().get(error, (0, {}))
-            if "bytes" in stated:
-                fault["bytes"] = parse_size(stated["bytes"])
+            fault |= {key: parse_size(stated[key]) for key in ("bytes", "min", "max") if key in stated}
             yield fault
 
     def _known(self, kind: str, word: str, words: Collection[str], number: int) -> None:
@@ -359,8 +358,10 @@ def _mpi_fault(stated: Json) -> Mapping[str, str | int]:
     fault = {
         **table(FAULTS)["mpi-call"],
         **_with_sizes(stated),
-        **{name: int(stated.get(name, False)) for name in ("overlapped", "elsewhere")},
+        **{name: int(stated.get(name, False)) for name in ("overlapped", "elsewhere", "thread")},
+        "in_place": int(stated.get("in-place", False)),
     }
+    fault.pop("in-place", None)
     if "cured-by" in stated:
         fault["variable"], _, fault["value"] = stated["cured-by"].partition("=")
         del fault["cured-by"]

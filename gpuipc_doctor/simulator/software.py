@@ -5,6 +5,7 @@ The files serve only to be found, by name, place and package description. Those 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 _MODULES = {
@@ -37,7 +38,7 @@ _LINKED = {
 }
 """Component → (library, target of its link). The target's name has the version."""
 
-_LIB = "/usr/lib64"
+_LIB = "/usr/lib64" if os.uname().machine == "x86_64" else "/usr/lib"
 
 LIBRARIES = {"nccl": f"{_LIB}/libnccl.so.2", "rccl": "/opt/rocm/lib/librccl.so.1"}
 """Component → path of its library, which workers can load, unlike the others."""

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _SCHEMA = Path(__file__).with_name("config.schema.json")
 
+OF_FABRIC = ("fabric-info", "fabric-small-message")
+"""Checks that a site without a fabric (``fabric: none``) skips."""
+
 _BUDGET_S = {Tier.PROLOG: policy.BUDGET_S, Tier.ACCEPTANCE: 300.0, Tier.SOAK: 3600.0}
 
 
@@ -81,6 +84,12 @@ class ExpectedGpus:
     where: str = ""
     capabilities: Mapping[str, Status] = field(default_factory=dict)
     """Capability that the site demands → the status of a check that finds it missing."""
+    peers: int | None = 0
+    """Least number of other GPUs to which each GPU has peer access; None: all GPUs of this model."""
+    nvlinks: int = 0
+    """Least number of active NVLinks of each GPU."""
+    otherwise: Status | None = None
+    """Status of a GPU that differs; None: FAIL for too few, WARN for too many and other models."""
 
     def are(self, name: str) -> bool:
         """Whether a GPU with this name is of the expected model."""
@@ -102,6 +111,26 @@ class ExpectedVersion:
     range: Range
     where: str
     why: str = ""
+    otherwise: Status = Status.WARN
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSetting:
+    """Accepted values of an inventory fact that is no version."""
+
+    accepted: tuple[str, ...]
+    where: str
+    why: str = ""
+    otherwise: Status = Status.WARN
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedValues:
+    """A section of expected values by name, and the status of a node that differs."""
+
+    values: Mapping[str, Json] = field(default_factory=dict)
+    where: str = ""
+    otherwise: Status = Status.WARN
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +140,8 @@ class NodeConfig:
     gpus: ExpectedGpus = ExpectedGpus()
     fabric: SourcedValue | None = None
     """The nodes' fabric: ``cxi``, ``verbs``, ``efa``, ``opa``, ``tcp`` or ``none``; None if not set."""
+    adapters: ExpectedValues = ExpectedValues()
+    """Fabric → least number of adapters that the kernel lists with an active port."""
     modules: tuple[SourcedValue, ...] = ()
     """Modules for the ranks, loaded in this order."""
     environment: Mapping[str, SourcedValue] = field(default_factory=dict)
@@ -128,6 +159,7 @@ class NodeConfig:
         return NodeConfig(
             gpus=self.gpus if self.gpus.where else site.gpus,
             fabric=self.fabric or site.fabric,
+            adapters=self.adapters if self.adapters.where else site.adapters,
             modules=self.modules or site.modules,
             environment={
                 name: said
@@ -206,6 +238,16 @@ class SiteConfig:
     """Check id → the check's ``Context.options``."""
     versions: Mapping[str, ExpectedVersion] = field(default_factory=dict)
     """Component → accepted versions."""
+    settings: Mapping[str, ExpectedSetting] = field(default_factory=dict)
+    """Inventory fact that is no version → accepted values."""
+    kernel_modules: ExpectedValues = ExpectedValues()
+    """Kernel module → ``loaded`` or ``absent``."""
+    shared_memory: ExpectedValues = ExpectedValues()
+    """``free_gib`` → least GiB that are free in ``/dev/shm``."""
+    limits: ExpectedValues = ExpectedValues()
+    """Limit of a process → least value, a number or ``unlimited``."""
+    required: Mapping[str, str] = field(default_factory=dict)
+    """Check that must have run → ``file:line`` of the demand."""
     node: NodeConfig = field(default_factory=NodeConfig)
     """Settings of all nodes; after `of_node`, settings of this node."""
     node_types: tuple[NodeType, ...] = ()
@@ -220,6 +262,11 @@ class SiteConfig:
     def states_budget(self, tier: Tier) -> bool:
         """Whether a file states the budget of this tier."""
         return tier.label in self.files.data.get("budget_s", {})
+
+    @property
+    def expects_nvlinks(self) -> bool:
+        """Whether a number of NVLinks is expected of any node."""
+        return any(node.gpus.nvlinks for node in (self.node, *(kind.config for kind in self.node_types)))
 
     @property
     def mpi(self) -> MpiConfig:
@@ -295,6 +342,16 @@ def load(path: Path | None = None, match: Find = lambda: None, known: Iterable[D
             name: _version(name, said, found.where("versions", name))
             for name, said in data.get("versions", {}).items()
         },
+        settings={
+            name: _setting(said, found.where("settings", name))
+            for name, said in data.get("settings", {}).items()
+        },
+        kernel_modules=_values(data, "kernel_modules", found.where),
+        shared_memory=_values(data, "shared_memory", found.where),
+        limits=_values(data, "limits", found.where),
+        required={
+            check: found.where("required", number) for number, check in enumerate(data.get("required", ()))
+        },
         node=_node(found),
         node_types=tuple(_node_type(found, name) for name in data.get("node_types", {})),
         prolog=PrologConfig.read(data.get("prolog", {})),
@@ -324,7 +381,33 @@ def _version(component: str, said: Json, where: str) -> ExpectedVersion:
     expected = Range(
         component, said.get("from", BEGINNING), fixed=said.get("before", ""), last_affected=said.get("to", "")
     )
-    return ExpectedVersion(expected, where, said.get("why", ""))
+    return ExpectedVersion(expected, where, said.get("why", ""), _otherwise(said, Status.WARN))
+
+
+def _setting(said: Json, where: str) -> ExpectedSetting:
+    """The config's accepted values: one, a list of them, or either with ``else`` and ``why``."""
+    more = said if isinstance(said, dict) else {}
+    accepted = more.get("is", said)
+    return ExpectedSetting(
+        tuple(map(str, accepted if isinstance(accepted, list) else [accepted])),
+        where,
+        more.get("why", ""),
+        _otherwise(more, Status.WARN),
+    )
+
+
+def _values(
+    data: Json, section: str, where: Callable[[str], str], default: Status = Status.WARN
+) -> ExpectedValues:
+    """A section of values by name with an ``else`` for all of them."""
+    said = data.get(section, {})
+    values = {name: value for name, value in said.items() if name != "else"}
+    return ExpectedValues(values, where(section), _otherwise(said, default)) if values else ExpectedValues()
+
+
+def _otherwise(said: Mapping[str, Json], default: Status) -> Status:
+    """The status that ``else`` states for a node that differs."""
+    return Status(said["else"].upper()) if "else" in said else default
 
 
 def _node(found: Layers, *within: Key) -> NodeConfig:
@@ -342,10 +425,19 @@ def _node(found: Layers, *within: Key) -> NodeConfig:
         name: Status(said) if said else Status.FAIL for name, said in gpus.get("capabilities", {}).items()
     }
     return NodeConfig(
-        gpus=ExpectedGpus(gpus.get("model", ""), gpus.get("count", 0), where("gpus"), demanded)
+        gpus=ExpectedGpus(
+            gpus.get("model", ""),
+            gpus.get("count", 0),
+            where("gpus"),
+            demanded,
+            peers=None if (peers := gpus.get("peers", 0)) == "all" else peers,
+            nvlinks=gpus.get("nvlinks", 0),
+            otherwise=_otherwise(gpus, Status.FAIL) if "else" in gpus else None,
+        )
         if gpus
         else ExpectedGpus(),
         fabric=SourcedValue(data["fabric"], where("fabric")) if "fabric" in data else None,
+        adapters=_values(data, "adapters", where, Status.FAIL),
         modules=tuple(
             SourcedValue(name, where("modules", n)) for n, name in enumerate(data.get("modules", ()))
         ),
@@ -408,7 +500,8 @@ def examine(
         documents.extend(layers.lineage(path, examined, match))
     except BadFile as bad:
         mistakes.extend(bad.mistakes)
-    return Layers(tuple(documents)), mistakes
+    found = Layers(tuple(documents))
+    return found, [*mistakes, *_contradictions(found)]
 
 
 def schema() -> dict[str, Json]:
@@ -447,6 +540,7 @@ def unknown_checks(document: Document, check_ids: Collection[str]) -> tuple[Mist
         if isinstance(name, str)
     ]
     named += [(("prolog", "checks", key), id_) for key, id_ in document.written("prolog", "checks").items()]
+    named += [(("required", key), id_) for key, id_ in document.written("required").items()]
     pattern: str = schema()["$defs"]["check"]["pattern"]
     return tuple(
         document.mistake(
@@ -517,6 +611,42 @@ def _of_version(document: Document, name: str, said: Json) -> Iterator[Mistake]:
     else:
         for wrong in _version(name, said, "").range.contradictions():
             yield document.mistake(f"versions.{name}: {wrong}", "versions", name)
+
+
+def _contradictions(found: Layers) -> Iterator[Mistake]:
+    """Demands that no node can meet, in the merged content."""
+    data = found.data
+    for section, within in ((data, ()), *((kind, ("node_types", name)) for name, kind in _types(data))):
+        yield from _of_node_contradictions(found, {**data, **section}, within)
+    for number, check in enumerate(data.get("required", ())):
+        by = ""
+        if check in data.get("disabled", {}):
+            by = f"is disabled at {found.where('disabled', check)}"
+        elif check in OF_FABRIC and data.get("fabric") == "none" and not data.get("node_types"):
+            by = f"needs a fabric, and {found.where('fabric')} says that there is none"
+        if by:
+            yield found.mistake(f"required: {check} {by}; remove one of the two", "required", number)
+
+
+def _types(data: Json) -> Iterable[tuple[str, Json]]:
+    return ((name, kind) for name, kind in data.get("node_types", {}).items() if isinstance(kind, dict))
+
+
+def _of_node_contradictions(found: Layers, data: Json, within: tuple[str, ...]) -> Iterator[Mistake]:
+    def mistake(text: str, *keys: str) -> Mistake:
+        path = (*within, *keys) if within and keys[0] in found.data["node_types"][within[1]] else keys
+        return found.mistake(f"{'.'.join(path[:-1])}: {text}", *path)
+
+    gpus, fabric = data.get("gpus", {}), data.get("fabric")
+    count, peers = gpus.get("count"), gpus.get("peers")
+    if isinstance(peers, int) and count and peers >= count:
+        yield mistake(f"each of {count} GPUs has at most {count - 1} peers, not {peers}", "gpus", "peers")
+    if count == 1 and peers == "all":
+        yield mistake("a single GPU has no peers; remove 'peers', or correct 'count'", "gpus", "peers")
+    for name in data.get("adapters", {}):
+        if name != "else" and fabric in ("none", "tcp") and len(within) == 0:
+            text = f"{name} contradicts `fabric: {fabric}` at {found.where('fabric')}; remove one of the two"
+            yield mistake(text, "adapters", name)
 
 
 def of_directories(document: Document, key: str) -> Iterator[Mistake]:

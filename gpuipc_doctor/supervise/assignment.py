@@ -47,14 +47,15 @@ class RoleFiles:
 class Assignment:
     """A worker's task: run a function of a check file, on these devices.
 
-    ``place`` is the role's index among the probe's roles; ``root`` is as in `model.Node`; ``ranks`` is the
-    number of MPI ranks, 0 without a launcher. ``waits_for_turn``: no context is created before the start
-    signal (see `StartSignal`). ``starter``: the role itself starts processes. ``then``: directory of the
-    process's next visit; empty after its last, and for a single probe. ``keeps``: labels of the devices whose
-    primary context is kept for later visits; all other contexts end with the visit. ``meets``: number of
-    roles that connect at the start, 0 if they are already connected. ``ends``: the role's process ends in
-    this probe, and initialises the driver when it needs it. ``nodes``: the number of nodes on which the roles
-    run.
+    ``place`` is the role's index among the probe's roles; ``root`` is as in `model.Node`; ``ranks`` is
+    the number of MPI ranks, 0 without a launcher. ``waits_for_turn``: no context is created before the
+    start signal (see `StartSignal`). ``starter``: the role itself starts processes. ``then``: directory
+    of the process's next visit, and its role there; empty after its last, and for a single probe.
+    ``keeps``: labels of the devices whose primary context is kept for later visits; all other contexts
+    end with the visit. ``meets``: number of roles that connect at the start, 0 if they are already
+    connected. ``ends``: the role's process ends in this probe, and initialises the driver when it needs
+    it. ``nodes``: the number of nodes on which the roles run. ``among``: the ranks of the launch that
+    make this visit of a tour, in the order of its roles; empty if all do.
     """
 
     check_file: str
@@ -67,11 +68,12 @@ class Assignment:
     ranks: int
     waits_for_turn: bool
     starter: bool = False
-    then: str = ""
+    then: Sequence[str] = ()
     keeps: tuple[str, ...] = ()
     meets: int = 0
     ends: bool = False
     nodes: int = 1
+    among: Sequence[int] = ()
 
     def write(self, path: Path) -> None:
         data = {

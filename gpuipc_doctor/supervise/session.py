@@ -21,6 +21,7 @@ from pathlib import Path
 from gpuipc_doctor.model import Node, Probe, ProbeOutcome
 from gpuipc_doctor.supervise import leftovers, scratch, tree
 from gpuipc_doctor.supervise.assignment import Listener, StartSignal
+from gpuipc_doctor.supervise.launched_tour import LaunchedTour
 from gpuipc_doctor.supervise.probe import Execution, Limits
 from gpuipc_doctor.supervise.start import Visit, environment_with
 from gpuipc_doctor.supervise.stems import Stem, Stems
@@ -138,27 +139,31 @@ class Session:
         turn: StartSignal | None = None,
     ) -> ProbeOutcome:
         """Run two or more probes, each given with its check and the check's file, one after the other in one
-        set of processes. The probes have the same names of roles and the same environment.
+        set of processes. The probes have the same names of roles and the same environment. With a launcher
+        they have two ranks each: see `LaunchedTour`, whose `NotTogether` this may raise.
 
         ``goes_on`` is called with each outcome but the last, which is returned: see `Tour.visit_all`.
         ``turn``: as in `run`, with the idle level of all devices of the tour, in the order of the visits.
         """
         prepared = [(*self._prepare(check, probe), file, probe) for check, file, probe in visits]
         number, directory, file, probe = prepared[0]
-        execution = Tour(
-            probe,
-            file,
-            directory,
-            node=self.node,
-            marker=f"{self._id}/{number}",
-            limits=self.limits,
-            stems=self._stems,
-            turn=turn,
-            later=tuple(Visit(probe, file, directory) for _, directory, file, probe in prepared[1:]),
-        )
-        last = execution.visit_all(until, self._stop, goes_on)
-        self._note(execution)
-        return last
+        with self._temporary(probe) as temporary:
+            execution = (LaunchedTour if probe.launch else Tour)(
+                probe,
+                file,
+                directory,
+                node=self.node,
+                marker=f"{self._id}/{number}",
+                limits=self.limits,
+                stems=self._stems,
+                turn=turn,
+                temporary=temporary,
+                later=tuple(Visit(probe, file, directory) for _, directory, file, probe in prepared[1:]),
+            )
+            try:
+                return execution.visit_all(until, self._stop, goes_on)
+            finally:
+                self._note(execution)
 
     def _note(self, execution: Execution) -> None:
         with self._counting:

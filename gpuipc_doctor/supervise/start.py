@@ -66,11 +66,16 @@ def environment_with(*additions: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A probe in a tour, with its check's file and the directory of its files."""
+    """A probe in a tour, with its check's file and the directory of its files.
+
+    ``ranks``: the ranks of the tour's launch that have its roles, in this order; empty if the roles have the
+    same names in the whole tour.
+    """
 
     probe: Probe
     check_file: Path
     directory: Path
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ class Starter:
         files = self._assign(role, is_later=is_later)
         environment = environment_with(self.probe.env, self.node.env)
         own = self._own(environment, role)
-        if not any(role in visit.probe.concurrent for visit in self._visits_of(role)):
+        if not any(name in visit.probe.concurrent for visit, name in self._stops_of(role)):
             own |= one_queue(self.probe.devices, environment)
         fds = {f"peer {number}": peer.fileno() for number, peer in enumerate(peers, 1)}
         with files.log.open("ab") as log:  # appending: see `evidence.bounded_logs`
@@ -171,16 +176,16 @@ class Starter:
 
     def _assign(self, role: str, *, ranks: int = 0, is_later: bool = False) -> RoleFiles:
         """Write the assignments of the visits that a role's process makes."""
-        visits = self._visits_of(role)
-        for number, visit in enumerate(visits):
-            probe, later = visit.probe, visits[number + 1 :]
+        stops = self._stops_of(role)
+        for number, (visit, name) in enumerate(stops):
+            probe, later = visit.probe, stops[number + 1 :]
             devices = probe.devices
             if not self._stays:  # on another node it is another device of the same number
                 devices = tuple(replace(device, uuid="", pci="") for device in devices)
             Assignment(
                 check_file=str(visit.check_file),
-                function=probe.roles[role].__name__,
-                place=list(probe.roles).index(role),
+                function=probe.roles[name].__name__,
+                place=list(probe.roles).index(name),
                 devices=devices,
                 params=probe.params,
                 deadline_s=probe.deadline_s,
@@ -189,24 +194,31 @@ class Starter:
                 nodes=probe.launch.nodes if probe.launch else 1,
                 waits_for_turn=self.waits_for_turn,
                 starter=role in probe.starters,
-                then=str(later[0].directory) if later else "",
-                keeps=_keeps(later),
+                then=(str(later[0][0].directory), later[0][1]) if later else (),
+                keeps=_keeps([visit for visit, _ in later]),
                 meets=len(probe.roles) if number or is_later else 0,
-                ends=role in probe.ends,
-            ).write(RoleFiles(visit.directory, role).assignment)
+                ends=name in probe.ends,
+                among=visit.ranks,
+            ).write(RoleFiles(visit.directory, name).assignment)
         return RoleFiles(self.directory, role)
 
-    def _visits_of(self, role: str) -> tuple[Visit, ...]:
-        """The visits that this role's process makes."""
-        first = Visit(self.probe, self.check_file, self.directory)
-        if role in self.probe.ends:
-            return (first,)
-        return (first, *itertools.takewhile(lambda visit: role not in visit.probe.ends, self.later))
+    def _stops_of(self, role: str) -> list[tuple[Visit, str]]:
+        """The visits that this role's process makes, and its role at each."""
+        stops = [(Visit(self.probe, self.check_file, self.directory), role)]
+        rank = list(self.probe.roles).index(role) if role else 0
+        for visit in self.later if role not in self.probe.ends else ():
+            if role in visit.probe.ends:
+                break
+            if not visit.ranks:
+                stops.append((visit, role))
+            elif rank in visit.ranks:
+                stops.append((visit, list(visit.probe.roles)[visit.ranks.index(rank)]))
+        return stops
 
     def _own(self, environment: Mapping[str, str], role: str = "") -> dict[str, str]:
         own = {MARKER: self.marker}
         if self._stays and not (self.probe.launch and self.probe.launch.shows):
-            visited = devices_of(self._visits_of(role))
+            visited = devices_of(visit for visit, _ in self._stops_of(role))
             if any(device.backend == "hip" for device in visited):  # a handle names a GPU by its number
                 visited = self.tour or visited
             own |= visible_devices(visited, environment) or self.node.visible

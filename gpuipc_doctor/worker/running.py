@@ -52,7 +52,8 @@ def run(directory: Path, role: str, peer_fds: Sequence[int]) -> NoReturn:
         timer.rest()
         journal.leave()
         os.close(stacks)
-        files, peer_fds = RoleFiles(Path(assignment.then), role), ()
+        at, role = assignment.then
+        files, peer_fds = RoleFiles(Path(at), role), ()
         assignment = Assignment.read(files.assignment)
         _print_into(files.log)
 

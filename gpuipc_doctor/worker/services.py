@@ -68,16 +68,27 @@ def _is_at_rest(backend: Backend, device: Device, used: int) -> bool:
 
 
 class Drivers:
-    """The drivers that this process has opened. In a tour they are kept from visit to visit."""
+    """The drivers and the MPI that this process has opened. In a tour they are kept from visit to visit."""
 
     def __init__(self) -> None:
         self.opened: dict[str, Backend] = {}
         self.worker: Worker
+        self._world: Communicator | None = None
 
     def open(self, name: str, root: str) -> Backend:
         if name not in self.opened:
-            self.opened[name] = open_backend(name, lambda operation: self.worker.armed(operation), root)
+            self.opened[name] = open_backend(name, self._armed, root)
         return self.opened[name]
+
+    def world(self, ranks: int) -> Communicator:
+        """``MPI_COMM_WORLD`` of this number of ranks, initialised at first use."""
+        from gpuipc_doctor.mpi.communicator import Communicator
+
+        self._world = self._world or Communicator(ranks, self._armed)
+        return self._world
+
+    def _armed(self, operation: str) -> AbstractContextManager[None]:
+        return self.worker.armed(operation)
 
 
 class Worker:
@@ -149,8 +160,11 @@ class Worker:
 
     def meet(self) -> None:
         """At the start of a later visit of a tour, wait until every role has come, and connect to the
-        others."""
+        others. Ranks make their visits in turn."""
         assignment = self._assignment
+        if assignment.among:
+            self._timer.rest()
+            self._await_turn()
         if assignment.meets > 1:
             from gpuipc_doctor.worker import node_socket
 
@@ -229,9 +243,10 @@ class Worker:
         if not self._assignment.ranks:
             raise RuntimeError(f"role {self.role} is not a rank: only probes with a launcher have MPI")
         from gpuipc_doctor.mpi import loaded
-        from gpuipc_doctor.mpi.communicator import Communicator
 
-        communicator = Communicator(self._assignment.ranks, self.armed)
+        communicator = self._drivers.world(self._assignment.ranks)
+        if self._assignment.among:
+            communicator = communicator.among(self._assignment.among)
         self.record(loaded=loaded.fabric())
         return communicator
 
@@ -246,7 +261,8 @@ class Worker:
         if self._assignment.then:
             for backend in self._drivers.opened.values():
                 backend.end_contexts(self._assignment.keeps)
-        if "mpi" in vars(self):
+        is_last_of_mpi = self._assignment.among or not self._assignment.then
+        if "mpi" in vars(self) and is_last_of_mpi:
             self.mpi.finalize()
 
     @property
@@ -300,9 +316,10 @@ class Worker:
             "facts": [[fact.name, fact.value, fact.source] for fact in opened.versions()],
         }
 
-    def compare_gpus(self, backend: str, found: Sequence[Json]) -> dict[str, Json]:
+    def compare_gpus(self, backend: str, found: Sequence[Json], *, few: bool = False) -> dict[str, Json]:
         devices = [device_from_json(device) for device in found]
-        return self._backend(backend).driver.compare_gpus(devices) if len(devices) >= FEWEST else {}
+        enough = few or len(devices) >= FEWEST
+        return self._backend(backend).driver.compare_gpus(devices) if enough else {}
 
     def armed(self, operation: str) -> AbstractContextManager[None]:
         self._timer.renew()

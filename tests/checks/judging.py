@@ -7,7 +7,7 @@ Tests of the whole command, on simulated faults, show that workers record the ri
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpuipc_doctor.api import (
@@ -83,11 +83,23 @@ def ledger(
     loops: Mapping[str, Json] = {},
     device: str = "cuda:0",
     moves: bool = True,
+    idle: Sequence[Json] = (),
 ) -> dict[str, Json]:
-    """The records of a role with a ledger. ``entries``: end → missing bytes, or the whole entry."""
+    """The records of a role with a ledger. ``entries``: end → missing bytes, or the whole entry; ``idle``:
+    the windows in which used memory was watched while idle."""
     told = {end: {"missing": one} if isinstance(one, int) else one for end, one in entries.items()}
     rises = [[0, 38 * MIB if moves else 0]]
-    return {"ledger": {"device": device, "rises": rises, "entries": told, "loops": loops, "sizes": [0, 0]}}
+    made = {"device": device, "rises": rises, "entries": told, "loops": loops, "sizes": [0, 0]}
+    return {"ledger": {**made, "idle": idle}}
+
+
+def drifting(mib_per_s: float) -> list[Json]:
+    """An idle time of 2 s in which used memory drifts."""
+    return [[[at / 8, mib_per_s * MIB * at / 8] for at in range(17)]]
+
+
+JUMPING: list[Json] = [[[at / 4, (at % 3) * 30 * MIB] for at in range(9)]]
+"""An idle time of 2 s in which used memory jumps between 0, 30 and 60 MiB."""
 
 
 def each_round(

@@ -33,8 +33,6 @@ def growth(
         "samples": samples,
         "call": "MemoryPool.free_all_blocks",
         "release_s": {"idle": 0.001, "beside": 0.052, "kernel": 0.05},
-        "cached": used[-3] * MIB,
-        "kept": max(used[-2:]) * MIB,
         **ledger(moves=moves),
         **left,
     }

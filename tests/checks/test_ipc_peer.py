@@ -12,13 +12,18 @@ SOME = ["turn 2 of 5: 1 B wrong"]
 
 
 def peer(
-    wrong: str = "", exporter: Json = (), importer: Json = (), copied: Json = (), back: Json = ()
+    wrong: str = "",
+    exporter: Json = (),
+    importer: Json = (),
+    copied: Json = (),
+    back: Json = (),
+    sampled: Json = (),
 ) -> list[Finding]:
     records = {
-        "exporter": {"exchanged": exporter, "copied": back},
-        "importer": {"wrong": wrong, "exchanged": importer, "copied": copied},
+        "exporter": {"exchanged": exporter, "copied": back, "sampled": []},
+        "importer": {"wrong": wrong, "exchanged": importer, "copied": copied, "sampled": sampled},
     }
-    return conclude("ipc-peer", records, TWO)
+    return conclude("ipc-peer", records, TWO, kinds=["64 KiB"])
 
 
 def test_correct_data_in_both_directions_passes() -> None:
@@ -34,6 +39,7 @@ def test_correct_data_in_both_directions_passes() -> None:
         ({"copied": SOME}, "wrong-copy"),
         ({"exporter": SOME, "copied": SOME, "back": SOME}, "writes-lost"),
         ({"back": SOME}, "wrong-copy"),
+        ({"sampled": SOME}, "wrong-kind"),
     ],
 )
 def test_wrong_data_fails_and_names_the_direction(seen: dict[str, Json], key: str) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 from gpuipc_doctor.api import Context, Device, Finding, Json, MpiStack, Probe
+from gpuipc_doctor.api.idle_counter import STILL, Reading
 from gpuipc_doctor.model import Launch, MemoryShare, Status, Tier
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, ONE, TWO, check, conclude, drawn, each_round, gpu, ledger, plan
+from tests.checks.judging import JUMPING, MIB, ONE, TWO, check, conclude, drawn, each_round, gpu, ledger, plan
 
+KIB = 1 << 10
 SIZES = [(4 + 2 * number) * MIB for number in range(33)]
 MEAN = 36 * MIB
 SMALL = 192
@@ -247,6 +253,65 @@ def test_loss_of_a_few_buffers_is_distinguished_from_a_cache(
         assert finding.status is status, sentences.summary(finding)
 
 
+@dataclass
+class FakeBuffer(AbstractContextManager[None]):
+    nbytes: int
+    address: int = 1 << 30
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+@pytest.mark.parametrize(
+    ("leak", "most_gib", "sent", "status"),
+    [
+        (0, 4, 128, Status.PASS),
+        (8 * KIB, 4, 128, Status.PASS),  # half a block of the driver
+        (32 * KIB, 4, 400, Status.PASS),
+        (64 * KIB, 4, 400, Status.WARN),
+        (64 * KIB, 0.3, 400, Status.WARN),
+        (128 * KIB, 4, 400, Status.WARN),
+        (512 * KIB, 4, 128, Status.WARN),
+        (4 * MIB, 4, 128, Status.FAIL),
+    ],
+)
+def test_more_buffers_are_sent_if_used_memory_rose_by_a_block(
+    monkeypatch: pytest.MonkeyPatch, leak: int, most_gib: float, sent: int, status: Status
+) -> None:
+    """A sender that loses ``leak`` bytes per message, on a driver that counts blocks of 2 MiB."""
+    stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")))
+    context = Context(ONE, mpi=stack, memory=MemoryShare(most_gib=most_gib))
+    planned = [probe for probe in check("mpi-cache-growth").probes(context) if isinstance(probe, Probe)]
+    probe = next(probe for probe in planned if probe.name == "one size")
+    records: dict[str, Json] = ledger()
+    messages, clock = 0, count()
+
+    def send(*_: int) -> None:
+        nonlocal messages
+        messages += 1
+
+    def used() -> Reading:
+        return Reading(messages * leak // (2 * MIB) * 2 * MIB, next(clock))
+
+    mpi = SimpleNamespace(
+        rank=0, size=2, send=send, barrier=lambda: None, any_says=bool, finalize=lambda: None
+    )
+    gpu_ = SimpleNamespace(
+        alloc=FakeBuffer, memory_info=lambda: (100 << 30, 0), memory_of_this_process=lambda: None
+    )
+    w = SimpleNamespace(
+        **{"mpi": mpi, "gpu": gpu_, "gpus": [gpu_], "params": probe.params, "role": "sender"},
+        **{"clock": lambda: float(next(clock)), "step": nullcontext, "record": records.update},
+    )
+    watch = SimpleNamespace(used=used, is_doubtful=lambda *_: False, idle=STILL)
+    iterate = probe.roles["sender"]
+    monkeypatch.setitem(iterate.__globals__, "ledger_in_turn", lambda _: watch)
+    monkeypatch.setitem(iterate.__globals__, "record_bandwidth", lambda *_: None)
+    iterate(w)  # type: ignore[arg-type]
+    assert messages == sent
+    assert growth(records, records, ONE, **{**probe.params, "sizes": records["sizes"]}).status is status
+
+
 NO_BOUND = newest(10**6)
 
 
@@ -283,7 +348,6 @@ def test_bound_is_reported_if_the_cache_has_one_that_was_exceeded(
         assert f"{says} " in text, text
 
 
-KIB = 1024
 ACCEPTANCE, SOAK = Tier.ACCEPTANCE, Tier.SOAK
 
 
@@ -518,6 +582,30 @@ def test_level_memory_fails_if_a_rank_loses_a_descriptor_with_each_buffer() -> N
     left = each_round("buffer", 128, descriptors=lambda number: number)
     assert growth({**FLAT, **left}).key == "descriptors-left"
     assert growth({**LEAK, **left}).key == "grows"
+
+
+@pytest.mark.parametrize(
+    ("lost", "told", "status"),
+    [
+        (0, True, Status.PASS),
+        (0, False, Status.ERROR),
+        (MIB, True, Status.WARN),
+        (4 * MIB, True, Status.FAIL),
+        (4 * MIB, False, Status.ERROR),
+        (64 * MIB, False, Status.FAIL),
+    ],
+)
+def test_processes_are_counted_where_the_device_count_moves_by_itself(
+    lost: int, told: bool, status: Status
+) -> None:
+    """On a count that jumps by 60 MiB, losses are seen if the driver reports each process's memory."""
+    used = [600 * MIB + number * lost + number % 3 * 30 * MIB for number in range(len(SIZES))]
+    held = [[number * lost if told else None for number in range(len(SIZES))]] * 2
+    jumping = {**ledger(idle=JUMPING), "seconds": 0.1}
+    others = [[0 if told else None] * len(SIZES)] * 2
+    sender = {**memory(used, *held), **jumping}
+    found = growth(sender, {**memory(used, *others), **jumping}, ONE)
+    assert (found.status, found.key == "counter-moves") == (status, status is Status.ERROR)
 
 
 def test_growth_without_messages_is_subtracted() -> None:

@@ -28,9 +28,10 @@ case "$1 $2" in
 esac
 """
 
-AS_TYPED = 'exec $doctor "$@" $simulated'
-AS_TYPED_S = 3600.0
-"""`check --all` runs 23 times: 460 s of processor time on a simulated node, 240 s on two idle processors."""
+AS_TYPED = 'exec $doctor "${@/#10/2}" $simulated'
+"""But with two repetitions: eight more would ask the same again, of 23 runs."""
+AS_TYPED_S = 1800.0
+"""Time limit of a command: `check --all` runs seven times, 140 s of processor time on a simulated node."""
 
 FEW_CHECKS_ONCE = f"""
         case "$*" in
@@ -112,11 +113,8 @@ def new_config(tmp_path_factory: pytest.TempPathFactory, doctor: Command) -> str
 
 @pytest.fixture
 def site(tmp_path: Path, new_config: str) -> Path:
-    """The new config, with the expected driver version uncommented."""
-    path, text = tmp_path / "site.yaml", new_config
-    wanted = re.sub(r"^# versions:\n# ( +nvidia-driver: .*)$", r"versions:\n\1", text, flags=re.MULTILINE)
-    assert wanted != text
-    path.write_text(wanted)
+    path = tmp_path / "site.yaml"
+    path.write_text(new_config)
     return path
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from gpuipc_doctor.simulator import profile
 from tests.e2e.conftest import Command, evidence
+from tests.e2e.test_moving_counter import MOVEMENTS
 
 ARRAYS = Path(__file__).parents[1] / "fixtures" / "arrays"
 CLAIMED = "/opt/arrays"
@@ -125,7 +128,9 @@ def test_healthy_allocators_pass(healthy: Results) -> None:
             [("growth", ALL, "program: open descriptors grow by")],
             marks=pytest.mark.full,
         ),
-        ("hands out twice", [("pressure", ALL, "blocks lost their data")]),
+        pytest.param(
+            "hands out twice", [("pressure", ALL, "blocks lost their data")], marks=pytest.mark.full
+        ),
     ],
 )
 def test_fault_of_the_allocator_is_found(
@@ -149,6 +154,21 @@ def test_fault_of_the_allocator_is_found(
 
 
 @pytest.mark.full
+@pytest.mark.full
+@pytest.mark.parametrize("fault", ["", "leaks", "never trims"])
+@pytest.mark.parametrize("movement", MOVEMENTS)
+def test_counter_that_moves_by_itself_neither_feigns_nor_hides_a_loss(
+    check: Callable[..., Results], movement: str, fault: str
+) -> None:
+    moves = yaml.safe_load(profile.file_of(movement).read_text())["faults"]
+    results = check("allocator-growth", "allocator-pressure", fault=fault, driver_faults=moves)
+    for result in results:
+        finding = result["finding"]
+        assert finding["status"] != "FAIL" or fault, told(results)
+        assert finding["status"] != "PASS" or not fault, told(results)
+        assert finding["status"] != "ERROR" or finding["key"] == "counter-moves", told(results)
+
+
 def test_loss_in_one_of_two_runs_is_an_error(check: Callable[..., Results], tmp_path: Path) -> None:
     """Memory of another process would look the same. A loss in both runs is a FAIL, as tested above."""
     results = check("allocator-growth", claims=(TORCH_ALONE,), ARRAYS_FIRST_LEAKS=str(tmp_path / "first"))
@@ -157,6 +177,7 @@ def test_loss_in_one_of_two_runs_is_an_error(check: Callable[..., Results], tmp_
     assert "used memory grows by" in found
 
 
+@pytest.mark.full
 def test_pool_that_never_trims_stays_within_the_memory_limit(
     check: Callable[..., Results],
 ) -> None:

@@ -195,10 +195,17 @@ NOT_WRITTEN = "gpuipc-doctor: cannot write the output: "
 @pytest.mark.parametrize(
     "arguments",
     [
-        *("list", "--help", "diagnose /dev/null"),
+        "list",
         *(
-            pytest.param(f"{command} --simulate healthy-single", marks=pytest.mark.full)
-            for command in ("check driver-init", "check driver-init --json", "inventory", "memory")
+            pytest.param(command, marks=pytest.mark.full)
+            for command in (
+                *("--help", "diagnose /dev/null", "check driver-init --simulate healthy-single"),
+                *(
+                    "check driver-init --simulate healthy-single --json",
+                    "inventory --simulate healthy-single",
+                ),
+                "memory --simulate healthy-single",
+            )
         ),
     ],
 )
@@ -241,7 +248,9 @@ def test_closed_standard_streams_change_nothing_in_the_report(tmp_path: Path, cl
 @pytest.mark.skipif(
     any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")), reason="this machine has a GPU"
 )
-@pytest.mark.parametrize(("compiler", "is_shown"), [("cc", True), ("/nowhere/cc", False)])
+@pytest.mark.parametrize(
+    ("compiler", "is_shown"), [("cc", True), pytest.param("/nowhere/cc", False, marks=pytest.mark.full)]
+)
 def test_without_gpus_the_screen_suggests_a_simulated_node(
     doctor: Command, compiler: str, is_shown: bool
 ) -> None:
@@ -257,7 +266,13 @@ def test_without_gpus_the_screen_suggests_a_simulated_node(
 @pytest.mark.skipif(
     any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")), reason="this machine has a GPU"
 )
-@pytest.mark.parametrize("checks", [("driver-init",), ("driver-init", "ipc-reopen"), ("mpi-gpu-aware",)])
+@pytest.mark.parametrize(
+    "checks",
+    [
+        ("driver-init", "ipc-reopen"),
+        *(pytest.param((one,), marks=pytest.mark.full) for one in ("driver-init", "mpi-gpu-aware")),
+    ],
+)
 def test_no_gpu_found_means_nothing_was_tested(doctor: Command, checks: tuple[str, ...]) -> None:
     """The exit code is 3 with --exit-style nagios as well as by default."""
     ended = doctor("check", *checks, "--exit-style", "nagios")
@@ -325,7 +340,7 @@ def test_inventory_is_compared_with_that_of_a_report(doctor: Command, tmp_path: 
     assert changes["nvidia-driver"] == ("450.102.04", "460.32.03")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_interrupted_run_reports_its_results(hanging: str, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "gpuipc_doctor.cli.main", "check", "ipc-peer", "ipc-handles"]
     command += ["--simulate", hanging, "--backend", "cuda", "--deadline", "60"]
@@ -339,7 +354,12 @@ def test_interrupted_run_reports_its_results(hanging: str, number: signal.Signal
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+OTHERS = (signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(one, marks=pytest.mark.full) for one in OTHERS)]
+)
 def test_interrupt_before_the_first_probe_is_reported_and_leaves_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -433,7 +453,11 @@ def test_plots_without_measured_series_say_so(doctor: Command, tmp_path: Path) -
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("profile", "options", "full"),
-    [("healthy-cuda", [], False), ("healthy-cuda", ["--json"], True), ("nvidia-460.32.03", [], True)],
+    [
+        ("healthy-cuda", [], False),
+        ("nvidia-460.32.03", [], True),
+        pytest.param("healthy-cuda", ["--json"], True, marks=pytest.mark.full),
+    ],
 )
 def test_summary_is_one_line_after_the_full_report_if_needed(
     doctor: Command, profile: str, options: list[str], full: bool

@@ -53,17 +53,17 @@ def full(*row: object) -> object:
 @pytest.mark.parametrize(
     ("fi_info", "status", "words"),
     [
-        (GOOD_INFO, "PASS", "libfabric 2.1.0"),
+        full(GOOD_INFO, "PASS", "libfabric 2.1.0"),
         (f'echo "libfabric:1:core: a warning" >&2; {GOOD_INFO}', "PASS", "libfabric 2.1.0"),
         (CRASH, "FAIL", "fi_info crashed: SIGSEGV"),
         ("exit 5", "FAIL", "fi_info failed: exit code 5: no output"),
         (ENODATA, "WARN", "libfabric has no usable provider"),
-        ("exit 0", "ERROR", "fi_info: exit code 0, but unreadable output: no output"),
+        full("exit 0", "ERROR", "fi_info: exit code 0, but unreadable output: no output"),
         full("echo Kauderwelsch", "ERROR", "unreadable output: Kauderwelsch"),
         full("echo provider:", "ERROR", "unreadable output: provider:"),
         full(f"{GOOD_INFO}; exit 1", "FAIL", "fi_info failed: exit code 1"),
-        (LOADER, "ERROR", "error while loading shared libraries"),
-        (b"\x7fELF nonsense", "ERROR", "fi_info cannot start: Exec format error"),
+        full(LOADER, "ERROR", "error while loading shared libraries"),
+        full(b"\x7fELF nonsense", "ERROR", "fi_info cannot start: Exec format error"),
         (r"printf '\377\376\377'", "ERROR", "unreadable output"),
         full(f"[ $1 = -v ] || kill -SEGV $$; {GOOD_INFO}", "FAIL", "fi_info crashed: SIGSEGV"),
         full(f"[ $1 = -v ] || exit 3; {GOOD_INFO}", "FAIL", "fi_info failed: exit code 3"),
@@ -76,7 +76,9 @@ def test_useless_fi_info_is_no_pass(run: Run, fi_info: str | bytes, status: str,
     assert words in finding["summary"]
 
 
-@pytest.mark.parametrize(("ucx_info", "status"), [(CRASH, "FAIL"), ("exit 0", "ERROR"), (LOADER, "ERROR")])
+@pytest.mark.parametrize(
+    ("ucx_info", "status"), [(CRASH, "FAIL"), full("exit 0", "ERROR"), full(LOADER, "ERROR")]
+)
 def test_useless_ucx_info_is_no_pass(run: Run, ucx_info: str, status: str) -> None:
     finding = run("fabric-info", fi_info=GOOD_INFO, ucx_info=ucx_info)
     assert (finding["status"], "ucx_info" in finding["summary"]) == (status, True), finding
@@ -99,10 +101,10 @@ END
     ("pingpong", "status", "words"),
     [
         (MEETS, "FAIL", "no result for 2 messages"),
-        ("exit 0", "FAIL", "no result for 2 messages"),
-        (LOADER, "ERROR", "fi_pingpong cannot start"),
+        full("exit 0", "FAIL", "no result for 2 messages"),
+        full(LOADER, "ERROR", "fi_pingpong cannot start"),
         (b"\x7fELF nonsense", "ERROR", "fi_pingpong cannot start: Exec format error"),
-        (CRASH, "FAIL", "fi_pingpong crashed"),
+        full(CRASH, "FAIL", "fi_pingpong crashed"),
     ],
 )
 def test_fi_pingpong_that_sends_nothing_is_no_pass(

@@ -26,18 +26,38 @@ SHARED_MEMORY = Path("/dev/shm")
 HEALTHY = "healthy-single"
 
 ODD = {
-    "counter-lags": ("driver-pool-release", "ipc-pool", "ipc-release"),
-    "fabric-not-permitted": ("ipc-fabric",),
-    "granule-16-mib": ("ipc-vmm", "ipc-vmm-release"),
-    "healthy-imex": ("ipc-fabric",),
-    "setsid-grandchild": ("driver-pool-reuse", "ipc-handles"),
-    "slow-driver": ("ipc-concurrent", "ipc-reopen", "ipc-stale"),
-    "stderr-flood": ("ipc-handles", "ipc-histories"),
+    "counter-lags": ("cuda", "driver-pool-release", "ipc-pool", "ipc-release"),
+    "fabric-not-permitted": ("cuda", "ipc-fabric"),
+    "granule-16-mib": ("cuda", "ipc-vmm", "ipc-vmm-release"),
+    "healthy-imex": ("cuda", "ipc-fabric"),
+    "setsid-grandchild": ("cuda", "driver-pool-reuse", "ipc-handles"),
+    "slow-driver": ("hip", "ipc-concurrent", "ipc-reopen", "ipc-stale"),
+    "stderr-flood": ("cuda", "ipc-handles", "ipc-histories"),
 }
-"""Odd nodes → checks that they could mislead and that must find nothing there."""
+"""Odd nodes → the driver and checks that they could mislead and that must find nothing there."""
 
-ALL_AT_ONCE = ("device-lost",)
-"""Nodes on which a check fails because of what another check did."""
+FAULTY = {
+    "abort-ipc-open": ("cuda", "ipc-histories"),
+    "amd-vmm-context-import": ("hip", "ipc-vmm"),
+    "close-ends-block": ("cuda", "ipc-handles"),
+    "close-leaks-odd-size": ("cuda", "ipc-release"),
+    "close-snapshots": ("hip", "ipc-pool", "ipc-concurrent"),
+    "copy-on-device-skipped": ("cuda", "ipc-peer", "driver-pool-reuse"),
+    "error-then-hang": ("hip", "ipc-reopen"),
+    "hang-init": ("cuda", "driver-init"),
+    "ignores-sigterm": ("cuda", "ipc-handles"),
+    "ipc-leaks-descriptors": ("cuda", "ipc-release"),
+    "nvidia-455.32.00": ("cuda", "known-versions"),
+    "pool-never-trims": ("hip", "driver-pool-release"),
+    "stale-part": ("hip", "ipc-stale"),
+    "third-in-block-wrong": ("hip", "ipc-reopen"),
+    "unmap-wipes-later": ("cuda", "ipc-vmm-release"),
+}
+"""Faulty nodes → the driver and checks that meet the fault in every run.
+
+So each check finds a fault once, and a process crashes, hangs, ignores SIGTERM or loses a descriptor. Of
+other effects on these calls, tests/checks judges what the roles then record, and the drill runs all.
+"""
 
 CHECKS_LET_OFF = {
     "error-export-unexportable": 4,  # the eighth export of a process may be any check's of its tour
@@ -72,27 +92,18 @@ CAN_FAIL = {
 }
 
 
-def of_each_kind() -> list[object]:
-    """Nodes and checks by which each effect of a fault occurs and each check finds a fault once.
+def in_every_run() -> list[object]:
+    """The odd nodes, and each check on a node with a fault that it finds, with one vendor's driver each."""
+    return [
+        run(stated, backend, tuple(checks))
+        for stated in STATED
+        if stated.name in (chosen := FAULTY | ODD)
+        for backend, *checks in [chosen[stated.name]]
+    ]
 
-    On one vendor's driver, alternating; in addition, the odd nodes. Of a check that never fails, any finding.
-    """
-    chosen: list[object] = []
-    seen: set[str] = set()
-    for number, stated in enumerate(STATED):
-        backend = list(stated.expect)[number % len(stated.expect)]
-        findings = stated.expect[backend].findings
-        faulty = [found for found in findings if found.status is Status.FAIL or found.check not in CAN_FAIL]
-        new = [found.check for found in faulty if found.check not in seen]
-        effects = {fault["do"] for fault in stated.faults}
-        if effects - seen and not new:
-            new = [found.check for found in findings[:1]]
-        if new and stated.name in ALL_AT_ONCE:
-            new = list(stated.expect[backend].checks)
-        if checks := (*dict.fromkeys(new), *ODD.get(stated.name, ())):
-            chosen.append(run(stated, backend, checks))
-            seen |= effects | {found.check for found in faulty if found.check in checks}
-    return chosen
+
+def test_each_check_that_can_fail_finds_a_fault_in_every_run() -> None:
+    assert {check for _, *checks in FAULTY.values() for check in checks} >= CAN_FAIL
 
 
 def part(expected: Expectation, checks: Sequence[str]) -> Expectation:
@@ -103,7 +114,7 @@ def part(expected: Expectation, checks: Sequence[str]) -> Expectation:
     return replace(expected, findings=findings, exit_code=min(code, expected.exit_code))
 
 
-@pytest.mark.parametrize(("stated", "backend", "checks"), of_each_kind())
+@pytest.mark.parametrize(("stated", "backend", "checks"), in_every_run())
 def test_fault_is_found_and_nothing_is_left(
     stated: Profile, backend: str, checks: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -117,12 +128,19 @@ def test_fault_is_found_and_nothing_is_left(
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("stated", "backend"), [run(stated, backend) for stated in STATED for backend in stated.expect]
+    ("stated", "backend", "is_first"),
+    [
+        run(stated, backend, place == number % len(stated.expect))
+        for number, stated in enumerate(STATED)
+        for place, backend in enumerate(stated.expect)
+    ],
 )
 def test_all_checks_find_what_the_profile_expects_and_nothing_else(
-    stated: Profile, backend: str, tmp_path: Path
+    stated: Profile, backend: str, is_first: bool, tmp_path: Path
 ) -> None:
-    find(stated, backend, tmp_path, "--all")
+    """On the other vendor's driver, simulated by the same code, only the checks that must find something."""
+    expected = dict.fromkeys(found.check for found in stated.expect[backend].findings)
+    find(stated, backend, tmp_path, *(("--all",) if is_first or not expected else expected))
 
 
 def find(stated: Profile, backend: str, directory: Path, *checks: str) -> None:

@@ -30,6 +30,7 @@ def simulated_job(profile: str, library: str, nbytes: int, log: Path) -> Iterato
         yield launcher, node
 
 
+@pytest.mark.full  # two ranks that send for 12 s; unit tests have such slopes
 @pytest.mark.parametrize("library", ["mpich50", pytest.param("openmpi", marks=pytest.mark.full)])
 def test_growth_of_device_memory_has_a_rank_and_a_slope(library: str, tmp_path: Path) -> None:
     """Seed 000. A message costs the receiver 4 MiB and a descriptor, so the two slopes must agree."""

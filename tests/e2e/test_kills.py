@@ -1,4 +1,7 @@
-"""One SIGKILL of each kind in benchmarks/kills.py, which does hundreds, also of MPI ranks."""
+"""One SIGKILL for each command in benchmarks/kills.py, which does hundreds, also of MPI ranks.
+
+`full`: one of each kind.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,12 @@ SLOW = "{call: init, do: delay, ms: 1000}"
 
 
 @pytest.mark.parametrize(
-    ("command", "victim"), [(name, victim) for name, one in COMMANDS.items() for victim in one.victims]
+    ("command", "victim"),
+    [
+        pytest.param(name, victim, marks=[pytest.mark.full] if victim != one.victims[number] else [])
+        for number, (name, one) in enumerate(COMMANDS.items())
+        for victim in one.victims
+    ],
 )
 def test_kill_of_any_process_leaves_nothing(command: str, victim: str) -> None:
     tried = kills.run(replace(COMMANDS[command], faults=[SLOW]), victim, 0.3, f"{os.getpid()}1")

@@ -25,6 +25,9 @@ LEAKS_AT = {
 
 MPI = "mpi-cache-growth"
 
+OTHERS = ("ipc-vmm", "ipc-histories")
+"""Checks that count in another way; what their loops repeat is tested above."""
+
 IN_EACH_RUN = (("counter-drifts", "ipc-pool"), ("counter-jumps", "ipc-pool", "2 MiB"))
 
 
@@ -46,7 +49,7 @@ def each_check(*sizes: str) -> list[Any]:
             ],
         )
         for movement in MOVEMENTS
-        for check in (*LEAKS_AT, MPI)
+        for check in (*LEAKS_AT, MPI, *(() if sizes else OTHERS))
         for size in ([(each,) for each in sizes] or [()])
     ]
 

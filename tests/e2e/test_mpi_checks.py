@@ -257,6 +257,7 @@ def test_ucx_bound_to_16_buffers_is_a_warning(
 
 
 @pytest.mark.cuda
+@pytest.mark.full  # healthy messages without UCX are tested above
 @under("openmpi")
 def test_small_messages_over_ucx_are_correct(over_ucx: Any, library: str) -> None:
     assert over_ucx(library, "mpi-small-message", *ONE_DEVICE)["bad"] == []
@@ -295,3 +296,71 @@ def test_slow_first_message_from_odd_sizes_is_a_warning(findings: Any, node_with
     ((finding,),) = found.values()
     assert finding["status"] == "WARN"
     assert re.search(r"the first message from a buffer of \d+ B takes", finding["summary"])
+
+
+# -- many pairs in one launch -----------------------------------------------------------------------------
+
+MANY = """
+description: Several H200.
+extends: healthy-cuda
+devices:
+  - {{backend: cuda, name: NVIDIA H200, memory: 139 GiB, count: {count}}}
+faults: [{faults}]
+"""
+
+
+def small_messages(doctor: Command, path: Path, count: int, faults: str, *arguments: str) -> dict[str, Any]:
+    """The report of `mpi-small-message` on a simulated node of ``count`` GPUs with these faults."""
+    node = path / "node.yaml"
+    node.write_text(MANY.format(count=count, faults=faults))
+    library = Path(os.environ["GPUIPC_TEST_MPI"], "mpich50", LIBRARIES["mpich50"])
+    what = ("check", "mpi-small-message", "--simulate", str(node), "--backend", "cuda", "--json")
+    ran = doctor(
+        *what,
+        "--mpi-lib",
+        str(library),
+        "--config",
+        FEW_MESSAGES,
+        "--no-workarounds",
+        "--budget",
+        "550",
+        *arguments,
+    )
+    report: dict[str, Any] = json.loads(ran.stdout)
+    return report
+
+
+def test_pairs_talk_in_one_launch_and_a_bad_gpu_is_the_only_one_blamed(
+    doctor: Command, tmp_path: Path
+) -> None:
+    report = small_messages(
+        doctor, tmp_path, 3, "{call: copy-from-device, device: 2, every: 2, do: corrupt-byte}"
+    )
+    row = report["matrix"]["mpi-small-message"]
+    assert {subject for subject, status in row.items() if status == "FAIL"} == {
+        subject for subject in row if "cuda:2" in subject
+    }
+    assert {"cuda:0", "cuda:1", "cuda:0 > cuda:1"} == {
+        subject for subject, status in row.items() if status == "PASS"
+    }
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        ("", {}),
+        ("{call: copy-from-device, device: 1, from: 40, do: hang}", {"FAIL", "SKIP"}),
+        ("{call: copy-from-device, device: 1, from: 20, do: segv}", {"FAIL"}),
+    ],
+    ids=["healthy", "hang", "crash"],
+)
+def test_four_gpus_in_one_launch(doctor: Command, tmp_path: Path, fault: str, status: set[str]) -> None:
+    report = small_messages(doctor, tmp_path, 4, fault, "--deadline", "5")
+    row = report["matrix"]["mpi-small-message"]
+    assert len(row) == 10
+    assert {row[subject] for subject in row if "cuda:1" in subject} == (status or {"PASS"})
+    assert {row[subject] for subject in row if "cuda:1" not in subject} == {"PASS"}
+    if not fault:
+        alone = small_messages(doctor, tmp_path, 4, fault, "--isolate")
+        assert alone["processes"] - report["processes"] == 2 * len(row) - 2 * 4  # two ranks for each GPU

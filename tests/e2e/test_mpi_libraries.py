@@ -66,7 +66,9 @@ if __name__ != "__main__":
         assert not families.gpu_aware(seen, "cuda").able
         assert not families.gpu_aware(seen, "hip").able
 
-    @every_library
+    @pytest.mark.parametrize(
+        "name", ["impi", *(pytest.param(one, marks=pytest.mark.full) for one in LIBRARIES if one != "impi")]
+    )
     def test_driver_alone_makes_no_library_gpu_aware(name: str, node: Node) -> None:
         aware = families.gpu_aware(survey(path_of(name), node), "cuda")
         assert not aware.able

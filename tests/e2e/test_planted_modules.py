@@ -56,7 +56,9 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("pythonpath", ["", ":", ":/nonexistent"])
+@pytest.mark.parametrize(
+    "pythonpath", [":", *(pytest.param(one, marks=pytest.mark.full) for one in ("", ":/nonexistent"))]
+)
 @pytest.mark.parametrize("command", ["fleet", "job"])
 def test_nodes_import_nothing_from_the_working_directory(
     trap: Path, tmp_path: Path, command: str, pythonpath: str
@@ -104,7 +106,9 @@ CHECK = OwnInit()
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("start", [(DOCTOR,), (sys.executable, "-m", "gpuipc_doctor")])
+@pytest.mark.parametrize(
+    "start", [(DOCTOR,), pytest.param((sys.executable, "-m", "gpuipc_doctor"), marks=pytest.mark.full)]
+)
 def test_workers_and_sites_checks_import_nothing_from_the_working_directory(
     trap: Path, tmp_path: Path, start: tuple[str, ...]
 ) -> None:

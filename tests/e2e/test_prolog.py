@@ -112,8 +112,8 @@ def test_policy_decides(
 @pytest.mark.parametrize(
     ("profile", "on_budget", "code"),
     [
-        ("hang-init", "log", 0),
         ("ignores-sigterm", "drain", 11),
+        full("hang-init", "log", 0),
         full("hang-init", "drain", 11),
         full("hang-ipc-open", "log", 0),
         full("hang-ipc-open", "drain", 11),
@@ -123,8 +123,8 @@ def test_policy_decides(
 def test_hang_ends_with_the_budget(site: Site, profile: str, on_budget: str, code: int) -> None:
     site.write(profile, {"on_budget": on_budget})
     started = time.monotonic()
-    exit_code, line, _ = site.prolog("--budget", str(SHORT_S))
-    assert time.monotonic() - started < SHORT_S + 1 + LOAD_S
+    exit_code, line, _ = site.prolog("--budget", str(ROOMY_S))
+    assert time.monotonic() - started < ROOMY_S + 1 + LOAD_S
     assert "ERROR" in line
     assert exit_code == code
 
@@ -209,6 +209,7 @@ def test_healthy_node_passes_in_one_line_and_is_not_retested(site: Site) -> None
     assert [entry["line"].split(") ")[1][:4] for entry in site.entries()] == ["PASS"] * 3  # type: ignore[attr-defined]
 
 
+@pytest.mark.full  # tests/unit/prolog/test_state.py: only a pass is remembered
 @pytest.mark.cuda
 def test_failed_node_is_retested(site: Site) -> None:
     site.write("nvidia-460.32.03", FRESH)
@@ -273,7 +274,8 @@ def test_line_names_the_failure_and_the_log_has_the_rest(site: Site) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("log", ["link.jsonl", *map(full, ("/dev/full", "nowhere/log.jsonl", "state"))])
+@pytest.mark.full  # tests/unit/prolog/test_log.py has logs that cannot be written
+@pytest.mark.parametrize("log", ["link.jsonl", "/dev/full", "nowhere/log.jsonl", "state"])
 def test_unwritable_log_changes_nothing(site: Site, log: str) -> None:
     (site.directory / "link.jsonl").symlink_to(site.directory / "target")
     (site.directory / "state").mkdir()
@@ -329,13 +331,15 @@ def test_slow_driver_never_drains(site: Site) -> None:
 
 
 @pytest.mark.cuda
-def test_history_of_another_gpu_is_not_used(site: Site) -> None:
-    """GPU 1's run must not extend GPU 0's history: only the second run on GPU 0 reports the hang."""
-    two_gpus = "{extends: healthy-cuda, faults: [{call: init, do: hang}], description: ., expect: {exit: 0}}"
-    (site.directory / "node.yaml").write_text(two_gpus)
-    prolog = {"deadline_s": DEADLINE_S}
-    site.write(str(site.directory / "node.yaml"), prolog, budget_s={"prolog": ROOMY_S})
-    assert [site.prolog(gpus=gpus)[0] for gpus in ("0", "1", "0")] == [0, 0, 12]
+def test_finished_test_of_another_gpu_ends_no_history(site: Site) -> None:
+    """Unit tests have when a history makes a prolog patient; here a hang would only cost its time."""
+    site.write("healthy-cuda", FRESH)
+    assert site.prolog(*AMPLE, gpus="1")[0] == 0
+    stored = json.loads(site.state.read_text())
+    site.state.write_text(json.dumps(stored | {"passed_at": {}, "unfinished": ["0", "1"]}))
+    assert " PASS " in site.prolog(*AMPLE, gpus="1")[1]
+    stored = json.loads(site.state.read_text())
+    assert (list(stored["passed_at"]), stored["unfinished"]) == (["1"], ["0"])
 
 
 # -- results known when the budget ends ------------------------------------------------------------------
@@ -393,7 +397,7 @@ CHECK = Stops()
             0,
             "FAIL the kernel lists 2 GPUs; the site config says 4",
         ),
-        ({"gpus": 2}, "0", 0, "PASS"),
+        full({"gpus": 2}, "0", 0, "PASS"),
     ],
 )
 def test_missing_gpu(site: Site, prolog: dict[str, object], gpus: str, code: int, says: str) -> None:
@@ -407,7 +411,7 @@ def test_missing_gpu(site: Site, prolog: dict[str, object], gpus: str, code: int
 @pytest.mark.parametrize(
     ("counts", "prolog", "code", "says"),
     [
-        ([8], {}, 12, "FAIL the kernel lists 2 GPUs; the site config says 8"),
+        full([8], {}, 12, "FAIL the kernel lists 2 GPUs; the site config says 8"),
         ([2, 8], {}, 0, "PASS 2 checks, 1 WARN on "),
         ([8], {"gpus": 2}, 0, "PASS 2 checks on "),
     ],

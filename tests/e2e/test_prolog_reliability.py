@@ -29,9 +29,12 @@ ELSEWHERE = frozenset(
         "a driver that floods stderr",
         "fork bomb of 200",
         "healthy (control)",
+        "torn state files",
+        "SIGKILL of the prolog and its child",
+        "SIGKILL of any process below it",
     }
 )
-"""Nodes that test_prolog.py and test_prolog_hostile.py also have."""
+"""Nodes that test_prolog.py, test_prolog_hostile.py and test_kills.py also have."""
 
 
 @pytest.mark.parametrize(

@@ -244,8 +244,8 @@ def test_steps_are_printed_without_a_replay(tmp_path: Path) -> None:
 compiles = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 
-EACH_RESULT = ("error", "crash", "hang", "no-result", "wrong-byte", "memory-kept", "vmm-wrong", "pool-wrong")
-"""Faults of which each is found in another way or with other calls; the others are marked ``full``."""
+EACH_RESULT = ("error", "hang", "wrong-byte", "pool-wrong")
+"""Faults of which each is found in another way; the others are marked ``full``."""
 
 
 @compiles
@@ -262,6 +262,7 @@ def test_c_program_fails_at_the_same_step_and_passes_on_a_healthy_driver(kind: s
 
 
 @compiles
+@pytest.mark.full
 def test_race_of_two_processes_is_shown_by_a_replay_and_by_a_c_program(tmp_path: Path) -> None:
     """A busy machine may lose the race, so each has several attempts."""
     assert any(replayed(RACE, tmp_path, "--simulate", "ipc-race-wrong")[0] == 12 for _ in range(10))
@@ -279,7 +280,14 @@ def test_race_of_two_processes_is_shown_by_a_replay_and_by_a_c_program(tmp_path:
 
 @compiles
 @pytest.mark.parametrize(
-    "history", [OPENED, TWICE, VMM, POOL, REPEATED], ids=["open", "twice", "vmm", "pool", "loop"]
+    "history",
+    [
+        pytest.param(VMM, id="vmm"),
+        *(
+            pytest.param(history, id=id_, marks=pytest.mark.full)
+            for id_, history in (("open", OPENED), ("twice", TWICE), ("pool", POOL), ("loop", REPEATED))
+        ),
+    ],
 )
 def test_c_program_for_hip_passes_on_a_healthy_driver(history: dict[str, object], tmp_path: Path) -> None:
     program = compiled({**history, "backend": "hip"}, tmp_path)
@@ -315,7 +323,8 @@ REPORTED = {  # check that fails → profile, what the program prints
 @compiles
 @pytest.mark.cuda
 @pytest.mark.parametrize(
-    "check", [pytest.param(name, marks=pytest.mark.full if "vmm" in name else []) for name in REPORTED]
+    "check",
+    [pytest.param(name, marks=[] if name == "ipc-handles" else pytest.mark.full) for name in REPORTED],
 )
 def test_report_of_a_failure_becomes_a_c_program_that_fails(check: str, tmp_path: Path) -> None:
     profile, says = REPORTED[check]

@@ -44,7 +44,7 @@ echo "_mlstatus = True"
 
 
 def test_every_system_has_a_node_and_every_file_is_known() -> None:
-    assert sorted({*SYSTEMS, *GENERIC, "workstation"}) == sorted(SHIPPED)
+    assert sorted({*SYSTEMS, *GENERIC, "workstation", "example-eight-h200"}) == sorted(SHIPPED)
     assert len(SYSTEMS) >= 8
 
 

@@ -93,6 +93,7 @@ def test_memory_has_what_another_process_holds(node: EmulatedNode) -> None:
     assert [(gpu, float(gib) >= 1) for gpu, gib in used] == [("amd:0", True)], ended.stdout
 
 
+@pytest.mark.full  # test_prolog_passes… starts checks as well; fleets are tested on simulated nodes
 def test_fleet_check_merges_two_nodes(node: EmulatedNode, tmp_path: Path) -> None:
     ssh = tmp_path / "ssh"
     ssh.write_text(SSH)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("packaging")]
+# Every file of `make test` itself is found in an editable installation.
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600), pytest.mark.xdist_group("packaging")]
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -73,9 +74,13 @@ def wheel(sdist: Path) -> Path:
     return path
 
 
+def test_an_index_would_take_sdist_and_wheel(sdist: Path, wheel: Path) -> None:
+    run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel)
+
+
 @pytest.fixture(
     scope="module",
-    params=["wheel", pytest.param("editable", marks=pytest.mark.full)],  # `make test` runs in an editable one
+    params=["wheel", "editable"],
 )
 def environment(
     request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory

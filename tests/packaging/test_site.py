@@ -55,6 +55,8 @@ def test_each_check_command_schema_and_known_issue_is_on_the_site(site: Path) ->
         assert issue.withdrawn or f"issue-{issue.id}.html" in listed
     caught = (site / "generated/check-ipc-release.html").read_text()
     assert "leak-on-open" in caught
+    assert '"Xid 79"' in (site / "searchindex.js").read_text()  # a heading, which the search prefers
+    assert "hang-ipc-open" in (site / "generated/profiles.html").read_text()
 
 
 LOADED = re.compile(
@@ -72,6 +74,7 @@ def test_the_manual_page_names_every_command(site: Path) -> None:
     build("man", site.parent)
     text = (site.parent / "man/gpuipc-doctor.1").read_text().replace("\\-", "-")
     assert text.count(".TH") == 1
+    assert "\u2013" not in text  # an en dash in place of --
     assert all(name in text for name in COMMANDS)
 
 

@@ -63,6 +63,7 @@ def test_file_runs_without_an_installation_and_leaves_nothing(
     assert (list(place.iterdir()), copy.exists()) == ([], False)
 
 
+@pytest.mark.full
 def test_next_run_removes_leftovers_of_a_killed_run(pyz: Path, python: Path, tmp_path: Path) -> None:
     place = tmp_path / "tmp"
     place.mkdir(mode=0o700)

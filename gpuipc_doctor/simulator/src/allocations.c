@@ -151,6 +151,21 @@ struct allocation *allocation_at(const struct block *block, uint64_t address)
     return each;
 }
 
+bool address_is_inside(uint64_t address)
+{
+    struct block *block = find_block(address);
+    return block && find_allocation(block, address, 0) && !allocation_at(block, address);
+}
+
+unsigned imports_open(void)
+{
+    unsigned count = 0;
+    for (const struct block *block = blocks; block; block = block->next)
+        for (const struct allocation *each = block->allocations; each; each = each->next)
+            count += block->kind == IMPORTED || block->kind == IMPORTED_FROM_POOL;
+    return count;
+}
+
 int block_new(struct block **block, struct context *context, uint64_t bytes, enum kind kind)
 {
     uint64_t addresses = node()->device[context->device].addresses;
@@ -217,7 +232,12 @@ int allocate(uint64_t *address, uint64_t bytes, enum kind kind)
         block->divided = bytes <= SMALL;
         offset = 0;
     }
-    *address = block->base + allocation_add(block, offset, bytes)->offset;
+    unsigned slot = 0;
+    for (const struct allocation *each = block->allocations; each; each = each->next)
+        slot++;
+    struct allocation *allocation = allocation_add(block, offset, bytes);
+    allocation->slot = slot;
+    *address = block->base + allocation->offset;
     return SUCCESS;
 }
 
@@ -227,6 +247,17 @@ void keep_segment(const struct block *block)
     struct segment *segment = segment_find(block->serial);
     if (segment)
         segment->kept = true;
+    state_unlock();
+}
+
+void delay_segment(const struct block *block)
+{
+    if (!fault_asks(LATE))
+        return;
+    state_lock();
+    struct segment *segment = segment_find(block->serial);
+    if (segment)
+        segment->until = now_ms() + fault_ms(LATE);
     state_unlock();
 }
 
@@ -281,6 +312,7 @@ int release(uint64_t address, enum kind kind)
     allocation_remove(block, allocation);
     if (fault_asks(KEEP))
         keep_segment(block);
+    delay_segment(block);
     if (!block->allocations)
         give_back(block);
     return SUCCESS;
@@ -358,7 +390,7 @@ int sim_address_range(uint64_t *base, size_t *bytes, uint64_t address)
     if (!allocation)
         return face.backend == HIP ? INVALID_DEVICE_POINTER : INVALID_VALUE;
     if (base)
-        *base = block->base + allocation->offset;
+        *base = fault_asks(MISPLACE) ? address : block->base + allocation->offset;
     if (bytes)
         *bytes = allocation->bytes;
     return SUCCESS;

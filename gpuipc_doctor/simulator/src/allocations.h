@@ -20,6 +20,7 @@ struct allocation {
     struct allocation *next; /* ascending offsets */
     uint64_t offset, bytes;  /* in its block */
     uint64_t id;             /* unique in this process; tells apart what was at one address one after the other */
+    unsigned slot;           /* so many others were in its block when it was made */
     unsigned opens;          /* of an import */
     uint64_t exported_id;    /* of an import: its id in the exporter */
     struct flaw flaw;               /* of an import */
@@ -85,6 +86,7 @@ int release(uint64_t address, enum kind kind);
 void end_more(const struct block *block, const struct allocation *own);
 void keep_snapshot(const struct block *block, struct allocation *part); /* and show it from now on */
 void give_back(struct block *block);
+void delay_segment(const struct block *block); /* for the fault `late`: it goes so much later */
 void keep_segment(const struct block *block); /* a fault: it stays charged for ever */
 void context_end_with_memory(struct context *context);
 

@@ -87,12 +87,54 @@ static bool exporter_exports(const struct ipc_handle *handle, int file)
     return meanwhile;
 }
 
-static bool condition_holds(const struct fault *fault, int device, const struct ipc_handle *handle, int file)
+static pthread_t first_thread; /* the one that initialised the driver */
+static bool has_forked;
+static uint64_t last_call;
+
+static void note_fork(void)
 {
-    if (fault->peer && (!handle || handle_device(handle) == device))
+    has_forked = true;
+}
+
+/* The device and the bytes of the memory that a call imports, or else of what it is about; device -1: unknown. */
+static void memory_at_hand(const struct subject *subject, int *device, uint64_t *bytes)
+{
+    enum { SERIAL_BITS = 48 };
+    struct shared_thing what;
+    const struct segment *segment = NULL;
+    *device = -1;
+    *bytes = subject->bytes;
+    if (subject->handle) {
+        *device = handle_device(subject->handle);
+        *bytes = handle_bytes(subject->handle);
+        return;
+    }
+    if (!sim_initialized() || (!subject->pointer && subject->file < 0))
+        return;
+    state_lock();
+    if (subject->pointer)
+        segment = segment_find(subject->pointer->word[0] & ((1ull << SERIAL_BITS) - 1));
+    else if (export_of(subject->file, &what) && what.pool_device < 0)
+        segment = segment_find(what.serial);
+    if (segment) {
+        *device = segment->device;
+        *bytes = subject->pointer ? subject->pointer->word[2] : segment->bytes;
+    }
+    state_unlock();
+}
+
+static bool condition_holds(const struct fault *fault, int device, const struct subject *subject)
+{
+    const struct ipc_handle *handle = subject->handle;
+    int of = -1;
+    uint64_t bytes = 0;
+    if (fault->peer || fault->exporter >= 0 || fault->min || fault->max)
+        memory_at_hand(subject, &of, &bytes);
+    if (fault->peer && (of < 0 || of == device))
         return false;
-    if (fault->exporter >= 0 && (!handle || handle_device(handle) < 0 ||
-                                 node()->device[handle_device(handle)].index != fault->exporter))
+    if (fault->exporter >= 0 && (of < 0 || node()->device[of].index != fault->exporter))
+        return false;
+    if (bytes < fault->min || (fault->max && bytes > fault->max))
         return false;
     switch (fault->when) {
     case CONTEXT_WAS_DESTROYED:
@@ -104,7 +146,29 @@ static bool condition_holds(const struct fault *fault, int device, const struct 
     case THIRD_IN_BLOCK:
         return handle && third_in_block(handle);
     case EXPORTER_EXPORTS:
-        return exporter_exports(handle, file);
+        return exporter_exports(handle, subject->file);
+    case SLOT:
+        return handle && slot_in_block(handle) >= fault->least;
+    case CROWDED:
+        return sim_initialized() && sharing_processes() >= fault->least;
+    case FULL:
+        return imports_open() >= fault->least;
+    case OTHER_THREAD:
+        return process && !pthread_equal(first_thread, pthread_self());
+    case TWO_DEVICES:
+        return devices_present() > 1;
+    case IMPORTER_GONE:
+        return importer_gone();
+    case FORKED:
+        return has_forked;
+    case IDLE:
+        return last_call && now_ms() - last_call >= fault->ms;
+    case ODD_ADDRESS:
+        return subject->address % 4;
+    case INSIDE:
+        return address_is_inside(subject->address);
+    case POOL_IMPORTED:
+        return pool_is_imported(subject->address);
     default:
         return true;
     }
@@ -199,7 +263,7 @@ static int happen(const struct fault *fault, int device)
     return SUCCESS;
 }
 
-static int apply_faults(enum call call, int device, const struct ipc_handle *handle, int file)
+static int apply_faults(enum call call, int device, const struct subject *subject)
 {
     const struct fault *fires[MAX_FAULTS];
     unsigned count = ++calls_made[call];
@@ -207,7 +271,7 @@ static int apply_faults(enum call call, int device, const struct ipc_handle *han
     for (int i = 0; i < node()->faults; i++) {
         const struct fault *fault = &node()->fault[i];
         if (fault->call == (int)call && backend_matches(fault) && fault_is_of(fault, device) &&
-            occurs(fault, count) && condition_holds(fault, device, handle, file))
+            occurs(fault, count) && condition_holds(fault, device, subject))
             fires[firing++] = fault;
     }
     int code = SUCCESS;
@@ -235,7 +299,7 @@ static bool needs_device(enum call call)
     return strncmp(name, "device-", strlen("device-")) || call == CALL_device_reset;
 }
 
-int call_begin(enum call call, int ordinal, const struct ipc_handle *handle, int file)
+int call_begin(enum call call, struct subject subject)
 {
     /* As with the real drivers, a forked child cannot use what its parent initialised. */
     if (process && process != getpid())
@@ -247,8 +311,8 @@ int call_begin(enum call call, int ordinal, const struct ipc_handle *handle, int
         if (code)
             return code;
     }
-    int device = ordinal >= 0 ? ordinal_device(ordinal) : current_device();
-    int code = broken && needs_device(call) ? broken : apply_faults(call, device, handle, file);
+    int device = subject.ordinal >= 0 ? ordinal_device(subject.ordinal) : current_device();
+    int code = broken && needs_device(call) ? broken : apply_faults(call, device, &subject);
     if (!code && device >= 0 && needs_device(call) && state_device_lost(device))
         code = face.lost;
     return code;
@@ -263,8 +327,12 @@ int call_end(int code)
     if (code)
         last_error = code;
     if (holding) {
-        if (!process && face.initialized())
+        if (!process && face.initialized()) {
             process = getpid();
+            first_thread = pthread_self();
+            pthread_atfork(NULL, note_fork, NULL);
+        }
+        last_call = now_ms();
         release();
     }
     return code;

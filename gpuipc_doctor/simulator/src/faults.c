@@ -47,6 +47,11 @@ uint64_t fault_bytes(enum fault_effect effect)
     return striking[effect] ? striking[effect]->bytes : 0;
 }
 
+unsigned fault_ms(enum fault_effect effect)
+{
+    return striking[effect] ? striking[effect]->ms : 0;
+}
+
 struct bad_part bad_part_of(uint64_t bytes)
 {
     enum { PAGE = 4096 };

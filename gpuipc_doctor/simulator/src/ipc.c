@@ -9,6 +9,7 @@
  *   4  where the exporter has the segment: a stale handle leads to what is there now
  *   5  nothing: a real handle is not authenticated either (for the fault `renumber`, a new number each time)
  *   6  the node's number of the device, and its ordinal in the exporter
+ *   7  nothing (for faults that count the small segments of a block: how many there were before it)
  */
 #define _GNU_SOURCE
 #include "allocations.h"
@@ -75,6 +76,14 @@ static struct allocation *another(struct block **block, struct allocation *alloc
     return allocation;
 }
 
+static bool slots_matter(void)
+{
+    bool found = false;
+    for (int i = 0; i < node()->faults; i++)
+        found |= node()->fault[i].when == SLOT;
+    return found;
+}
+
 int sim_ipc_get(struct ipc_handle *out, uint64_t address)
 {
     struct context *context;
@@ -97,6 +106,7 @@ int sim_ipc_get(struct ipc_handle *out, uint64_t address)
         block->base,
         fault_asks(RENUMBER) ? ++exports : 0,
         (uint64_t)block->context->ordinal << 32 | (uint64_t)block->device,
+        slots_matter() ? allocation->slot : 0,
     }};
     if (fault_asks(BLANK))
         *out = (struct ipc_handle){0};
@@ -149,6 +159,18 @@ bool third_in_block(const struct ipc_handle *handle)
 {
     struct wish wish;
     return read_handle(handle, &wish) && wish.offset >= 2 * round_up(wish.bytes, face.granularity);
+}
+
+unsigned slot_in_block(const struct ipc_handle *handle)
+{
+    struct wish wish;
+    return read_handle(handle, &wish) ? (unsigned)handle->word[7] : 0;
+}
+
+uint64_t handle_bytes(const struct ipc_handle *handle)
+{
+    struct wish wish;
+    return read_handle(handle, &wish) ? wish.bytes : 0;
 }
 
 static struct block *import_of(uint64_t serial)

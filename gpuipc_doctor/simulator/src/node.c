@@ -78,7 +78,9 @@ static const char *const backends[] = {"cuda", "hip", NULL};
 /* In the order of enum device_mode. */
 static const char *const modes[] = {"usual", "exclusive", "confidential", "integrated", NULL};
 static const char *const conditions[] = {"always", "context-was-destroyed", "opened-before", "overlap",
-                                         "exporter-exports", "third-in-block", "by-descriptor", NULL};
+                                         "exporter-exports", "third-in-block", "by-descriptor", "slot",
+                                         "crowded", "full", "other-thread", "two-devices", "importer-gone",
+                                         "forked", "idle", "odd-address", "inside", "pool-imported", NULL};
 /* In the order of enum fault_effect. */
 static const char *const effects[EFFECTS + 1] = {"error",  "hang",    "hang-ignore-term", "segv",  "abort",
                                       "corrupt-byte", "corrupt-page", "stale", "collide", "leak", "keep",
@@ -87,6 +89,7 @@ static const char *const effects[EFFECTS + 1] = {"error",  "hang",    "hang-igno
                                       "leak-descriptor", "wrap", "corrupt-from", "stale-part", "end-another",
                                       "end-block", "end-count", "wipe", "sticky", "leak-addresses", "leak-thread",
                                       "leak-host", "lag", "blank", "misstate", "in-turn", "drift", "saw", "level", "walk",
+                                      "misplace", "premature",
                                       "reject", "kernels-read-stale", "kernels-lose-writes", "kernels-lose-adds",
                                       "kernels-miss-last", "kernels-see-no-flag", "kernels-see-flag-late", NULL};
 
@@ -153,6 +156,8 @@ static void read_device(const char *key, const char *value, void *record)
         device->mode = (enum device_mode)word_of(modes, key, value);
     else if (IS("links"))
         device->links = (int)number(key, value);
+    else if (IS("link-speed"))
+        device->link_speed = (int)number(key, value);
     else if (IS("pcie-width"))
         device->pcie_width = (int)number(key, value);
     else if (IS("ecc"))
@@ -200,6 +205,12 @@ static void read_fault(const char *key, const char *value, void *record)
         fault->from = (unsigned)number(key, value);
     else if (IS("every"))
         fault->every = (unsigned)number(key, value);
+    else if (IS("least"))
+        fault->least = (unsigned)number(key, value);
+    else if (IS("min"))
+        fault->min = (uint64_t)number(key, value);
+    else if (IS("max"))
+        fault->max = (uint64_t)number(key, value);
     else if (IS("device"))
         fault->device = (int)number(key, value);
     else if (IS("exporter"))
@@ -248,7 +259,7 @@ static void read_line(char *line)
         if (the_node.devices == MAX_DEVICES)
             refuse("more than %d devices", MAX_DEVICES);
         struct device *device = &the_node.device[the_node.devices++];
-        device->links = device->pcie_width = device->ecc = device->remap = device->slowdown = -1;
+        device->links = device->link_speed = device->pcie_width = device->ecc = device->remap = device->slowdown = -1;
         read_fields(fields, read_device, device);
     } else if (!strcmp(line, "peer")) {
         struct peer peer = {0, 0, 0};

@@ -399,6 +399,27 @@ int nvml_vbios(void *gpu, char *text, unsigned bytes)
     return *vbios ? give_text(text, bytes, vbios) : NVML_NOT_SUPPORTED;
 }
 
+struct nvml_field { /* nvmlFieldValue_t */
+    unsigned field, scope;
+    int64_t at, latency;
+    unsigned type, code;
+    uint64_t value;
+};
+
+int nvml_field_values(void *gpu, int count, struct nvml_field *fields)
+{
+    enum { NVLINK_SPEED_MBPS_COMMON = 90, UNSIGNED_INT = 1 };
+    int code = check(gpu, fields);
+    for (int i = 0; !code && i < count; i++) {
+        int speed = ((struct device *)gpu)->link_speed;
+        int is_known = fields[i].field == NVLINK_SPEED_MBPS_COMMON && speed >= 0;
+        fields[i].code = is_known ? 0 : NVML_NOT_SUPPORTED;
+        fields[i].type = UNSIGNED_INT;
+        fields[i].value = is_known ? (uint64_t)speed : 0;
+    }
+    return code;
+}
+
 int nvml_slowdown(void *gpu, unsigned long long *reasons)
 {
     enum { GPU_IDLE = 1, HARDWARE_SLOWDOWN = 8 };

@@ -64,7 +64,7 @@ static int pointer_attribute(void *data, int attribute, uint64_t address)
         set_flag(data, block->kind == MANAGED);
         return SUCCESS;
     case DEVICE_ORDINAL:
-        *(int *)data = block->context->ordinal;
+        *(int *)data = block->context->ordinal + (block->kind == IMPORTED && fault_asks(MISPLACE));
         return SUCCESS;
     case IS_LEGACY_IPC_CAPABLE:
         *(unsigned *)data = block->kind == OWN || (block->kind == POOL && face.pool_memory_exports);
@@ -86,6 +86,11 @@ static int pointer_attribute(void *data, int attribute, uint64_t address)
         return SUCCESS;
     case ACCESS_FLAGS:
         *(int *)data = 3; /* read and write */
+        return SUCCESS;
+    case MEMPOOL_HANDLE:
+        if (!block->pool)
+            return INVALID_VALUE;
+        *(struct pool **)data = block->pool;
         return SUCCESS;
     default:
         return INVALID_VALUE;

@@ -129,6 +129,12 @@ static bool anything_imported(const struct pool *pool)
     return block;
 }
 
+bool pool_is_imported(uint64_t handle)
+{
+    struct pool *pool = own_pool(pointer(handle));
+    return pool && pool->serial && holders_of(pool->serial) > 1;
+}
+
 int sim_pool_destroy(void *handle)
 {
     struct pool *pool = pool_of(handle);

@@ -58,7 +58,7 @@ struct device {
     bool imex;             /* fabric handles are permitted: there is an IMEX channel */
     enum device_mode mode;
     /* What NVML reports of it; -1 or an empty text: it reports none. */
-    int links, pcie_width, ecc, remap, slowdown; /* remap: 0 none, 1 pending, 2 failed */
+    int links, link_speed, pcie_width, ecc, remap, slowdown; /* remap: 0 none, 1 pending, 2 failed */
     char vbios[64];
 };
 
@@ -70,6 +70,17 @@ enum fault_condition {
     EXPORTER_EXPORTS,
     THIRD_IN_BLOCK,
     BY_DESCRIPTOR,
+    SLOT,
+    CROWDED,
+    FULL,
+    OTHER_THREAD,
+    TWO_DEVICES,
+    IMPORTER_GONE,
+    FORKED,
+    IDLE,
+    ODD_ADDRESS,
+    INSIDE,
+    POOL_IMPORTED,
 };
 
 enum fault_effect { /* in the order of node.c's words */
@@ -116,6 +127,8 @@ enum fault_effect { /* in the order of node.c's words */
     SAW,
     LEVEL,
     WALK,
+    MISPLACE,
+    PREMATURE,
     REJECT,
     KERNELS_READ_STALE,
     KERNELS_LOSE_WRITES,
@@ -132,6 +145,8 @@ struct fault {
     int device;  /* index among the devices of the backend, or -1 for any */
     int exporter; /* likewise: only when the handle at hand is of that device's memory */
     unsigned nth, from, every;
+    unsigned least;     /* of what `when` counts */
+    uint64_t min, max;  /* bytes of the memory or the copy at hand; max 0: any */
     enum fault_condition when;
     bool peer; /* only when the handle at hand is of another device's memory */
     enum fault_effect effect;
@@ -165,6 +180,7 @@ bool node_has_fault(enum call call, enum fault_effect effect, int device);
 /* The fault of this effect that the node has at this call on this device, or NULL. */
 const struct fault *node_fault(enum call call, enum fault_effect effect, int device);
 /* The bytes of the fault of this effect that strikes in the call under way; 0 where none does. */
+unsigned fault_ms(enum fault_effect effect); /* likewise its ms */
 uint64_t fault_bytes(enum fault_effect effect);
 struct bad_part {
     uint64_t offset, bytes;
@@ -225,6 +241,11 @@ void segment_free(uint64_t serial);
 int mapping_add(uint64_t serial); /* its entry, or -1 when the table is full */
 void mapping_remove(int entry);
 bool process_alive(int32_t pid);
+bool serial_is_held(uint64_t serial); /* by somebody's mapping_add, or a descriptor */
+unsigned holders_of(uint64_t serial); /* processes that have it by mapping_add */
+unsigned sharing_processes(void);     /* that have a segment, or hold one */
+bool importer_gone(void);             /* a process that held a segment of this one has ended */
+unsigned devices_present(void);       /* on so many this process has a context */
 void state_exports(void); /* this process exports something */
 uint64_t exports_of(int32_t pid); /* how often that one has; needs no lock */
 
@@ -327,10 +348,22 @@ int handle_device(const struct ipc_handle *handle); /* the node's number, or -1 
 bool opened_before(const struct ipc_handle *handle);
 bool overlaps_freed(const struct ipc_handle *handle);
 bool third_in_block(const struct ipc_handle *handle); /* it is of the third small segment of a block, or a later one */
+unsigned slot_in_block(const struct ipc_handle *handle); /* which small segment of its block it is of, from 0 */
+uint64_t handle_bytes(const struct ipc_handle *handle); /* of the allocation that it is of, or 0 */
+bool address_is_inside(uint64_t address);  /* of an allocation, but not its beginning */
+unsigned imports_open(void);               /* in this process: legacy mappings and what came from pools */
+bool pool_is_imported(uint64_t pool);      /* by another process */
 
 /* ---- calls.c: before and after each call ---- */
 
-int call_begin(enum call call, int ordinal, const struct ipc_handle *handle, int file);
+struct subject {                 /* what a call is about */
+    int ordinal;                 /* of its device, or -1: the current context's */
+    const struct ipc_handle *handle; /* an IPC handle to be opened, or NULL */
+    int file;                    /* a descriptor to be imported, or -1 */
+    const struct ipc_handle *pointer; /* of a pool's memory to be imported, or NULL */
+    uint64_t address, bytes;     /* of memory, or 0 */
+};
+int call_begin(enum call call, struct subject subject);
 int call_end(int code);
 
 /* HIP's error of this thread's latest failed call. */

@@ -40,6 +40,7 @@ struct process {
     int32_t pid;
     bool present[MAX_DEVICES]; /* it has a context there */
     bool taken;
+    bool lost_importer; /* one that held a segment of this process has ended */
 };
 
 struct mapping {
@@ -159,6 +160,7 @@ static int take_entry(void)
             continue;
         process->pid = getpid();
         process->exports = 0;
+        process->lost_importer = false;
         process->started = start_time_of_this_process();
         memset(process->present, 0, sizeof process->present);
         PUBLISH(process->taken, true);
@@ -282,6 +284,8 @@ static void bury(int entry)
         struct segment *segment = segment_find(mapping->serial);
         if (segment)
             mark_by_exit(segment);
+        if (segment && segment->owner != NOBODY && segment->owner != entry)
+            shared->process[segment->owner].lost_importer = true;
         uint64_t serial = mapping->serial;
         PUBLISH(mapping->serial, 0);
         settle_all(serial);
@@ -354,6 +358,47 @@ uint64_t exports_of(int32_t pid)
         if (shared->process[i].taken && shared->process[i].pid == pid)
             return __atomic_load_n(&shared->process[i].exports, __ATOMIC_SEQ_CST);
     return 0;
+}
+
+bool importer_gone(void)
+{
+    return shared && my_process != NOBODY && shared->process[my_process].lost_importer;
+}
+
+unsigned devices_present(void)
+{
+    unsigned count = 0;
+    for (int i = 0; shared && my_process != NOBODY && i < MAX_DEVICES; i++)
+        count += shared->process[my_process].present[i];
+    return count;
+}
+
+bool serial_is_held(uint64_t serial)
+{
+    return is_held(serial);
+}
+
+unsigned holders_of(uint64_t serial)
+{
+    unsigned count = 0;
+    for (uint32_t i = 0; i < shared->mappings; i++)
+        count += shared->mapping[i].serial == serial;
+    return count;
+}
+
+unsigned sharing_processes(void)
+{
+    bool shares[PROCESSES] = {false};
+    unsigned count = 0;
+    for (uint32_t i = 0; i < shared->segments; i++)
+        if (shared->segment[i].serial && shared->segment[i].owner != NOBODY)
+            shares[shared->segment[i].owner] = true;
+    for (uint32_t i = 0; i < shared->mappings; i++)
+        if (shared->mapping[i].serial)
+            shares[shared->mapping[i].holder] = true;
+    for (int i = 0; i < PROCESSES; i++)
+        count += shares[i];
+    return count;
 }
 
 /* ---- segments and mappings ---- */

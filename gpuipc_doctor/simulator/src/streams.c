@@ -10,6 +10,7 @@
 
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 struct clock {
     unsigned count;
@@ -28,12 +29,15 @@ struct handle { /* a stream or an event */
     unsigned flags;
     uint64_t number;    /* of a stream; 0 is the legacy default stream, 1 the thread's own */
     struct clock clock; /* what the stream's next work comes after; what an event stands for */
-    bool is_event, recorded;
+    bool is_event, recorded, imported;
+    uint64_t serial; /* of an event that processes share: each that has it holds this */
+    int mapping;     /* its entry in the state, likewise */
     uint64_t due; /* when its work, or what the event stands for, is done */
     struct step *steps; /* of a stream: work that ends by something else than time, the first first */
 };
 
 enum { NON_BLOCKING = 1, DEFAULT_STREAMS = 2 };
+enum { DISABLE_TIMING = 2, INTERPROCESS = 4 }; /* of events */
 
 static struct handle *handles;
 static struct handle defaults[DEFAULT_STREAMS] = {{.number = 0}, {.number = 1}};
@@ -72,6 +76,11 @@ static int destroy(const void *wanted, bool is_event)
     while (*place != handle)
         place = &(*place)->next;
     *place = handle->next;
+    if (handle->serial) {
+        state_lock();
+        mapping_remove(handle->mapping);
+        state_unlock();
+    }
     free(handle->clock.known);
     free(handle);
     return SUCCESS;
@@ -333,10 +342,67 @@ int sim_stream_context(void *stream, void **context)
     return code;
 }
 
+/* With the state's lock held. An event that processes share stands for work that is done: recording it waits for its
+ * stream, which a driver may do. */
+static int share_event(const void *event, uint64_t serial)
+{
+    struct handle *handle = find(event, true);
+    int mapping = mapping_add(serial);
+    if (mapping < 0)
+        return OUT_OF_MEMORY;
+    handle->serial = serial;
+    handle->mapping = mapping;
+    return SUCCESS;
+}
+
 int sim_event_create(void **event, unsigned flags)
 {
-    enum { INTERPROCESS = 4 };
-    return flags & INTERPROCESS ? face.unsupported : create(event, flags, true);
+    if (!(flags & INTERPROCESS))
+        return create(event, flags, true);
+    if (!(flags & DISABLE_TIMING))
+        return INVALID_VALUE;
+    int code = create(event, flags, true);
+    if (!code) {
+        state_lock();
+        uint64_t serial = pool_serial();
+        code = share_event(*event, serial);
+        state_unlock();
+    }
+    return code;
+}
+
+/* Words of an event's handle: a tag, the event's serial number, the exporter's pid. */
+#define EVENT_TAG 0xe0e0ull
+
+int sim_ipc_get_event(struct ipc_handle *out, void *event)
+{
+    struct handle *handle = find(event, true);
+    if (!handle)
+        return INVALID_HANDLE;
+    if (!out || !handle->serial || handle->imported)
+        return INVALID_VALUE;
+    *out = (struct ipc_handle){{EVENT_TAG, handle->serial, (uint64_t)getpid()}};
+    if (fault_asks(BLANK))
+        *out = (struct ipc_handle){0};
+    return SUCCESS;
+}
+
+int sim_ipc_open_event(void **event, struct ipc_handle handle)
+{
+    if (!event || handle.word[0] != EVENT_TAG)
+        return INVALID_VALUE;
+    if ((pid_t)handle.word[2] == getpid())
+        return INVALID_CONTEXT;
+    int code = create(event, INTERPROCESS | DISABLE_TIMING, true);
+    if (code)
+        return code;
+    find(*event, true)->imported = true;
+    state_lock();
+    code = serial_is_held(handle.word[1]) ? share_event(*event, handle.word[1]) : INVALID_HANDLE;
+    state_unlock();
+    if (code)
+        destroy(*event, true);
+    return code;
 }
 
 int sim_event_destroy(void *event)
@@ -368,6 +434,8 @@ int sim_event_record(void *event, void *stream)
     int code = stream_work(stream, &moment);
     if (code || !handle)
         return code ? code : INVALID_HANDLE;
+    if (handle->serial && !fault_asks(PREMATURE))
+        stream_finish(stream);
     handle->clock.count = 0;
     learn_all(&handle->clock, stream_of(stream));
     handle->due = is_over(moment.due) ? now() : moment.due;
@@ -393,7 +461,6 @@ int sim_stream_wait_event(void *stream, void *event, unsigned flags)
 int sim_event_elapsed(float *ms, void *start, void *end)
 {
     struct handle *from = find(start, true), *to = find(end, true);
-    enum { DISABLE_TIMING = 2 };
     if (!from || !to || !from->recorded || !to->recorded || (from->flags | to->flags) & DISABLE_TIMING)
         return INVALID_HANDLE;
     if (!ms)

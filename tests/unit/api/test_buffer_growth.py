@@ -36,6 +36,23 @@ def test_all_kept_growing_buffers_are_counted() -> None:
     assert followed_by(with_small(99)).at_least == pytest.approx(24 + 99, abs=1)
 
 
+@pytest.mark.parametrize(
+    ("used", "doubt", "may_creep"),
+    [
+        ([0.0] * 30, 0.0, False),
+        ([0.0] * 5 + [8.0 * MIB] * 25, 0.0, False),  # set up with the first messages
+        ([0.0] * 25 + [2.0 * MIB] * 5, 0.0, True),
+        ([0.0] * 25 + [2.0 * MIB] * 5, 3.0 * MIB, False),  # the counter may have moved by itself
+        ([0.0, 2.0 * MIB] * 15 + [0.0], 0.0, False),
+        ([4.0 * MIB * number for number in range(30)], 0.0, False),  # it is certain that this grows
+    ],
+)
+def test_more_buffers_are_sent_if_used_memory_may_creep(
+    used: list[float], doubt: float, may_creep: bool
+) -> None:
+    assert BufferGrowth([4 * MIB] * len(used), used, QUIET, doubt=doubt).may_creep is may_creep
+
+
 def test_release_for_an_overlapping_buffer_does_not_hide_later_ones() -> None:
     over_the_first_ten = [used - sum(SIZES[: min(n, 10)]) for n, used in enumerate(with_small(99), 1)]
     kept = followed_by(over_the_first_ten).at_least

@@ -34,7 +34,7 @@ from gpuipc_doctor.api.ledger import (
 from gpuipc_doctor.api.samples import MemorySamples, series
 from gpuipc_doctor.model import EvidenceKind, Finding, Json, Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import ONE, gpu, outcome
+from tests.checks.judging import ONE, drifting, gpu, outcome
 from tests.checks.judging import ledger as ledger_of
 
 MIB = 1 << 20
@@ -61,6 +61,9 @@ class Device:
 
     def memory_holders(self) -> list[dict[str, Json]]:
         return [STRANGER]
+
+    def memory_of_this_process(self) -> int | None:
+        return None
 
     @contextmanager
     def alloc(self, nbytes: int) -> Iterator[None]:
@@ -627,6 +630,32 @@ def test_counter_that_moves_by_itself_is_blamed_on_nothing(movement: str, phase:
     found, _ = moved(movement, phase, 0)
     assert {(finding.status, finding.key) for finding in found} <= {(Status.ERROR, "counter-moves")}
     assert not (found and movement == "drift")
+
+
+@pytest.mark.parametrize(
+    ("repeated", "key"),
+    [
+        ({}, "counter-moves"),  # the role that watched did not suspect a loss
+        ({"repeated": -80 * MIB, "repeated_s": 2.0}, "counter-moves"),
+        ({"repeated": 31 * MIB, "repeated_s": 2.0}, "not-returned"),
+    ],
+)
+def test_loss_on_a_counter_that_turns_must_recur(repeated: dict[str, Json], key: str) -> None:
+    """It fell by 40 MiB/s while idle, and rose while the check worked."""
+    entry = {"missing": 31 * MIB, "seconds": 2.0, **repeated}
+    (finding,) = account(ledger_of({"the act": entry}, idle=drifting(-40))).judge(ODD_BYTES, 4)
+    assert finding.key == key
+
+
+def test_growth_on_a_counter_that_turns_is_an_error() -> None:
+    """It fell while idle and in the control, by different rates, and rose in the loop."""
+    rounds = range(1, 33)
+    at = [number / 10 for number in rounds]
+    used = [int(40 * MIB * each) for each in at]
+    control = [-each for each in used]
+    told = {"rounds": list(rounds), "used": used, "control": control, "at": at, "control_at": at}
+    (finding,) = account(ledger_of(loops={"round": told}, idle=drifting(-2))).judge(ODD_BYTES)
+    assert (finding.status, finding.key) == (Status.ERROR, "counter-moves")
 
 
 @pytest.mark.parametrize("movement", MOVEMENTS)

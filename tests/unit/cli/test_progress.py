@@ -13,6 +13,7 @@ from typing import IO
 import pytest
 
 from gpuipc_doctor.cli.progress import Display, progress
+from gpuipc_doctor.cli.stdio import redraw
 
 
 @pytest.fixture
@@ -132,3 +133,17 @@ def test_without_a_terminal_rich_is_not_imported() -> None:
     assert (
         subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False).returncode == 0
     )
+
+
+def test_no_line_of_progress_is_wider_than_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrapped line stays on the screen, and the next one stacks below it."""
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((60, 24)))
+    redraw("12/40 done, 3 running, nid001234 for 12 s; 1 bad, 0 without a report", last=False)
+    redraw("40/40 done", last=True)
+    assert [len(line) for line in capsys.readouterr().err.strip("\r\n").split("\r")] == [59, 59]
+    display = Display()
+    display.planned(3)
+    display.started("a", "mpi-small-message (rank 0, rank 1) on cuda:0 > cuda:1", 10.0)
+    assert max(map(len, display.text(60).splitlines())) <= 60

@@ -121,6 +121,46 @@ def test_busy_node_is_not_a_slow_driver() -> None:
     assert found(run(noise), slow_too) == {("cuInit", SpeedVerdict.SLOWER)}
 
 
+def test_delay_of_short_calls_on_a_busy_node_is_no_slow_driver() -> None:
+    """Each wait for a processor takes as long, however short the call is: cuInit of 1 ms took 16 ms."""
+
+    def waiting(seconds: float) -> list[Result]:
+        return [
+            replace(
+                result,
+                roles=tuple(
+                    replace(
+                        role,
+                        start_up_s=role.start_up_s + 5 * seconds,
+                        calls=tuple(
+                            replace(each, seconds=each.count * ((each.seconds / each.count) / 600 + seconds))
+                            for each in role.calls
+                        ),
+                    )
+                    for role in result.roles
+                ),
+            )
+            for result in run(dict(noises(random.Random(6)))["little"])
+        ]
+
+    idle, busy = waiting(0.0), waiting(0.015)
+    assert found(idle, busy) == set()
+    assert found(busy, idle) == set()
+    much_slower = [
+        replace(
+            result,
+            roles=tuple(
+                replace(
+                    role, calls=tuple(replace(each, seconds=each.seconds + each.count) for each in role.calls)
+                )
+                for role in result.roles
+            ),
+        )
+        for result in busy
+    ]
+    assert {pace for _, pace in found(idle, much_slower)} == {SpeedVerdict.SLOWER}
+
+
 def test_few_microseconds_are_ignored() -> None:
     def still() -> float:
         return 1.0

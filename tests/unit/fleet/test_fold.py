@@ -20,11 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from gpuipc_doctor import model
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.fleet import directory, fleet_content, fleet_exports, fold, nodeset, summary
 from gpuipc_doctor.fleet.ask import MAX_ANSWER, LaunchOptions, Target, Via, answer
 from gpuipc_doctor.fleet.summary import Figure, FindingSummary, NodeReport, State
-from gpuipc_doctor.model import Relation, Status
+from gpuipc_doctor.model import Finding, Measurement, Relation, Status
 from gpuipc_doctor.present.blocks import do
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.site import hosts
@@ -728,3 +729,18 @@ def test_second_run_into_a_directory_is_refused(tmp_path: Path) -> None:
         ended = CliRunner().invoke(cli, ["fleet", "check", "-w", "n1", "--into", str(tmp_path)])
     assert (ended.exit_code, f"process {os.getpid()} is writing to it" in ended.output) == (2, True)
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_one_slow_pair_of_a_node_is_not_hidden_by_the_nodes_median() -> None:
+    def measured(pair: int, value: float) -> model.Result:
+        latency = Measurement("latency", value, "µs")
+        return model.Result(
+            "mpi-small-message", Finding.ok("x", "x", measured=[latency]), (f"cuda:{pair}", "x")
+        )
+
+    report = replace(healthy(gpus(8)), results=tuple(measured(n, 9.0 if n == 3 else 2.0) for n in range(8)))
+    figures = summary.of(report, "n1", 0).figures
+    assert {name: figure.value for name, figure in figures.items()} == {
+        "mpi-small-message: latency": 2.0,
+        "mpi-small-message: latency, slowest": 9.0,
+    }

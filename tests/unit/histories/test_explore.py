@@ -13,6 +13,7 @@ from gpuipc_doctor.histories.actor import RESTED, Answer, Order
 from gpuipc_doctor.histories.explore import LATEST, LOOP, SHRINK_S, Bench, explore
 from gpuipc_doctor.histories.generator import Generator, unavailable
 from gpuipc_doctor.histories.leaks import NOISE
+from gpuipc_doctor.histories.memory_model import FILLS
 from gpuipc_doctor.histories.operations import Operation
 from gpuipc_doctor.histories.steps import steps
 from tests.unit.histories.trivial_driver import TrivialDriver
@@ -96,9 +97,14 @@ class FakeProcess:
             if order.do == "rest":
                 made[RESTED] = dict.fromkeys(NOISE, 7)
             elif not order.do.startswith("export"):
-                fields = {"on": order.on, "makes": order.makes, "of": order.of, "stamp": order.stamp}
-                shown = self._node.driver.perform(Operation(order.do, self._number, **fields))
-                assert order.do != "read" or order.stamp in (0, shown)
+                places = {"offset": order.offset, "length": order.length, "start": order.start}
+                kind = next((kind for kind, width in FILLS.items() if width == order.width), "")
+                fields = {"on": order.on, "makes": order.makes, "of": order.of, "nbytes": order.nbytes}
+                operation = Operation(
+                    order.do, self._number, **fields, **places, kind=kind, stamp=order.stamp
+                )
+                shown = self._node.driver.perform(operation)
+                assert shown is None or shown.agrees(order.parts)
         return Answer(len(self._message), made, 0)
 
     def kill(self) -> None:

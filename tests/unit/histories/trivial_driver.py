@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from gpuipc_doctor.histories.memory_model import NO_CONTEXT
+from gpuipc_doctor.histories.contents import Part
+from gpuipc_doctor.histories.memory_model import FILLS, NO_CONTEXT
 from gpuipc_doctor.histories.operations import Operation
 
 
 @dataclass(eq=False)
 class Cell:
-    """Memory of one allocation: its process and object, the stamp of the last write, its users."""
+    """Memory of one allocation: its process and object, what was written to it, its users."""
 
     owner: tuple[int, int]
-    stamp: int = 0
+    nbytes: int = 0
+    written: tuple[tuple[int, int, Written], ...] = ()
+    """(begin, end, what gives an offset's contents), in order."""
     users: int = 1
     outlives_owner: bool = False
     """Physical memory outlives handles, mappings and processes."""
     owned: bool = True
+
+    def at(self, offset: int) -> Shown:
+        """What lies at an offset: a write's or fill's stamp, the offset in it, and the fill's bytes."""
+        return _at(self.written, offset)
+
+    def change(self, operation: Operation, what: Written) -> None:
+        end = operation.offset + operation.length if operation.length else self.nbytes
+        self.written = (*self.written, (operation.offset, end, what))
+
+    def agrees(self, parts: Iterable[Part]) -> bool:
+        return all(
+            self.at(offset) == _of(part, offset)
+            for part in parts
+            for offset in (part.begin, (part.begin + part.end) // 2, part.end - 1)
+        )
+
+
+def _of(part: Part, offset: int) -> Shown:
+    inside = offset - part.shift
+    return (part.stamp, inside % part.width if part.width else inside, part.width)
+
+
+Shown = tuple[int, int, int]
+Written = Callable[[int], Shown]
+
+
+def _at(written: tuple[tuple[int, int, Written], ...], offset: int) -> Shown:
+    for begin, end, what in reversed(written):
+        if begin <= offset < end:
+            return what(offset)
+    return (0, 0, 0)
 
 
 @dataclass
@@ -31,33 +66,68 @@ class TrivialDriver:
     contexts: dict[int, int] = field(default_factory=dict)
     """Process → its current context."""
 
-    def perform(self, operation: Operation) -> int:
-        """The stamp that a read shows; 0 for other operations."""
+    def perform(self, operation: Operation) -> Cell | None:
+        """The memory that a read shows; None for other operations."""
         by, on = operation.by, operation.on
         current = self.contexts.setdefault(by, 0)
         match operation.do:
-            case "allocate" | "create" | "create-fabric" | "create-pool" | "allocate-from-pool":
-                cell = Cell((by, operation.makes), outlives_owner=operation.do in ("create", "create-fabric"))
+            case (
+                "allocate"
+                | "create"
+                | "create-fabric"
+                | "create-pool"
+                | "allocate-from-pool"
+                | "create-event"
+            ):
+                lasts = operation.do in ("create", "create-fabric")
+                cell = Cell((by, operation.makes), operation.nbytes, outlives_owner=lasts)
                 current = current if operation.do == "allocate" else NO_CONTEXT
                 self.memory.add(cell)
                 self.pointers[by, operation.makes] = cell, current
-            case "open" | "import" | "import-fabric" | "import-pool" | "import-pointer":
+            case (
+                "open"
+                | "open-in-thread"
+                | "import"
+                | "import-fabric"
+                | "import-pool"
+                | "import-pointer"
+                | "open-event"
+            ):
                 (cell,) = {cell for cell in self.memory if cell.owned and cell.owner[1] == on}
                 cell.users += 1
-                current = current if operation.do == "open" else NO_CONTEXT
+                current = (
+                    current if operation.do.startswith("open-in") or operation.do == "open" else NO_CONTEXT
+                )
                 self.pointers[by, operation.makes] = cell, current
             case "map":
                 cell, _ = self.pointers[by, on]
                 cell.users += 1
                 self.pointers[by, operation.makes] = cell, NO_CONTEXT
-            case "close" | "free" | "free-open" | "unmap" | "release" | "free-to-pool" | "destroy-pool":
+            case (
+                "close"
+                | "free"
+                | "free-open"
+                | "unmap"
+                | "release"
+                | "free-to-pool"
+                | "destroy-pool"
+                | "destroy-event"
+            ):
                 self._drop(by, on)
-            case "write" | "write-by-kernel":
-                self._live(by, on).stamp = operation.stamp
-            case "read" | "read-in-thread" | "read-by-kernel":
-                return self._live(by, on).stamp
-            case "copy" | "copy-across-streams":
-                self._live(by, on).stamp = self._live(by, operation.of).stamp
+            case "write" | "write-in-thread":
+                self._live(by, on).change(operation, lambda at: (operation.stamp, at, 0))
+            case "fill":
+                width, begin = FILLS[operation.kind], operation.offset
+                self._live(by, on).change(
+                    operation, lambda at: (operation.stamp, (at - begin) % width, width)
+                )
+            case "read" | "read-in-thread":
+                return self._live(by, on)
+            case "wait-event" | "ask":
+                self._live(by, on)
+            case "copy" | "copy-across-streams" | "copy-and-record":
+                source, further = self._live(by, operation.of).written, operation.offset - operation.start
+                self._live(by, on).change(operation, lambda at: _at(source, at - further))
             case "create-context" | "use-context":
                 self.contexts[by] = operation.makes or on
             case "end-context":
@@ -69,7 +139,7 @@ class TrivialDriver:
                 for process, number in list(self.pointers):
                     if process == by:
                         self._drop(process, number)
-        return 0
+        return None
 
     def _live(self, by: int, number: int) -> Cell:
         cell, _ = self.pointers[by, number]

@@ -173,8 +173,10 @@ def test_facts_missing_from_the_driver_are_read_from_files(node: Path) -> None:
     [
         ("processor\t: 0\nmodel name\t: AMD EPYC 7763 64-Core Processor\nmodel name\t: x\n",
          "AMD EPYC 7763 64-Core Processor, "),
+        ("CPU implementer\t: 0x41\nCPU variant\t: 0x0\nCPU part\t: 0xd4f\n", "Arm Neoverse V2, "),
+        ("CPU implementer\t: 0x46\nCPU part\t: 0x001\n", "CPU part 0x001 of implementer 0x46, "),
         ("processor\t: 0\ncpu\t\t: POWER9, altivec supported\n", "POWER9, altivec supported, "),
-        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n", ""),
+        ("processor\t: 0\nCPU architecture: 8\n", ""),
     ],
 )  # fmt: skip
 def test_processor_has_its_model_if_the_kernel_lists_it(tmp_path: Path, text: str, model: str) -> None:
@@ -393,3 +395,29 @@ def test_any_content_of_a_file_becomes_one_printable_line(raw: bytes) -> None:
             plant(Path(root), path, raw)
         for fact in facts_of(root, (), {}):
             assert fact.value is None or (fact.value.isprintable() and fact.value.strip() == fact.value != "")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "name", "found"),
+    [
+        (
+            "/proc/self/smaps",
+            "00400000-00401000 r-xp\nSize: 4 kB\nKernelPageSize:       64 kB\n",
+            "page-size",
+            "64 KiB",
+        ),
+        ("/proc/driver/nvidia/params", 'CoherentGPUMemoryMode: "driver"\n', "gpu-memory-mode", "CDMM"),
+        (
+            "/proc/driver/nvidia/params",
+            'CoherentGPUMemoryMode: ""\n',
+            "gpu-memory-mode",
+            "the driver's default",
+        ),
+        ("/proc/driver/nvidia/params", "EnableMSI: 1\n", "gpu-memory-mode", None),
+    ],
+)
+def test_page_size_and_gpu_memory_mode(
+    tmp_path: Path, file: str, text: str, name: str, found: str | None
+) -> None:
+    plant(tmp_path, file, text)
+    assert value(tmp_path, name) == found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,27 @@ def test_failure_of_perf_loses_no_snapshot(
     watcher = Watcher((os.getpid(),), tmp_path)
     assert len(watcher.snapshots(3)) == 3
     assert why in watcher.unable["sampled stacks"]
+
+
+def test_where_perf_fails_running_ranks_are_sampled_by_the_system_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as Ubuntu's perf without the package for the running kernel."""
+    (tmp_path / "perf").write_text("#!/bin/sh\necho 'perf not found for kernel 6.8.0-31' >&2\nexit 2\n")
+    (tmp_path / "perf").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(watching, "BETWEEN_S", 0.0)
+    monkeypatch.setattr(watching, "workers", lambda processes: [*processes])
+    with subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
+    ) as child:
+        try:
+            assert child.stdout
+            child.stdout.readline()
+            watcher = Watcher((child.pid,), tmp_path)
+            seen = watching.take_snapshots(watcher)
+        finally:
+            child.kill()
+    stacks = [snapshot.processes[0].threads[0].approximate for snapshot in seen]
+    assert not stacks[0]
+    assert any("python" in frame for stack in stacks[-1] for frame in stack)

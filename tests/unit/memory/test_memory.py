@@ -158,6 +158,17 @@ def test_amd_gpus_are_read_from_the_kernels_files(
     ]
 
 
+def test_apu_without_memory_of_its_own_has_no_figures_instead_of_zeros(
+    write: Callable[[str, str], None], worker: Any, tmp_path: Path
+) -> None:
+    """MI300A, whose sysfs states 0 bytes: "0 of 0" was printed."""
+    device = "sys/bus/pci/devices/0000:c1:00.0"
+    for name, text in {"vendor": "0x1002", "class": "0x120000", "mem_info_vram_total": "0"}.items():
+        write(f"{device}/{name}", f"{text}\n")
+    write(f"{device}/mem_info_vram_used", "0\n")
+    assert Amdgpu(worker, tmp_path).read() == [GpuUse("amd:0", "0000:c1:00.0", "", None, None)]
+
+
 def test_amd_gpu_without_its_driver_reports_the_missing_part(
     write: Callable[[str, str], None], worker: Any, tmp_path: Path
 ) -> None:

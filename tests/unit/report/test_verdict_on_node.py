@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.comparison import compare, comparison_content
-from gpuipc_doctor.model import Finding, Report, Result, Status
+from gpuipc_doctor.model import Ending, Finding, Report, Result, RoleOutcome, Status, Tier
 from gpuipc_doctor.report import acceptance, node_content, node_exports
 from tests.sample_reports import gpus, healthy, replaced, seed_002
+
+HUNG = RoleOutcome("importer", Ending.HUNG, operation="cuIpcOpenMemHandle")
 
 
 def ended(status: Status, **changes: Any) -> Report:
@@ -78,3 +80,65 @@ def test_compare_with_accept_judges_the_node_too(
     assert accepted.exit_code == accepting
     verdict = acceptance.verdict(reports[1]).value
     assert comparison_content.screen(accepted).startswith(verdict)
+
+
+def test_report_of_few_checks_cannot_accept_a_node_but_reject_it() -> None:
+    """Reports of 0.2.0 do not say either whether they have all checks."""
+    few = {"ipc-stale": replace(ended(Status.PASS), whole=False), "tier": replace(ended(Status.PASS))}
+    few["tier"] = replace(few["tier"], tier=Tier.PROLOG)
+    for after in few.values():
+        accepted = compare(ended(Status.PASS), after, accept=True)
+        assert (accepted.acceptance, accepted.exit_code) == (acceptance.Verdict.CANNOT_TELL, 11)
+        assert "check --all" in accepted.reason
+        assert "ACCEPT" not in node_content.screen(after)
+    bad = replace(ended(Status.FAIL), whole=False)
+    assert compare(ended(Status.PASS), bad, accept=True).acceptance is acceptance.Verdict.REJECT
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        (Status.PASS, Status.PASS, "nothing is worse, no longer tested, or of another version"),
+        (Status.FAIL, Status.FAIL, "nothing is worse, no longer tested, or of another version"),
+        (Status.PASS, Status.FAIL, "FAIL ipc-stale on cuda:0, was PASS"),
+        (Status.PASS, Status.SKIP, "SKIP ipc-stale on cuda:0, was PASS"),
+    ],
+)
+def test_news_since_an_earlier_report_stand_below_the_verdict(
+    before: Status, after: Status, says: str
+) -> None:
+    news = comparison_content.news(compare(ended(before), ended(after)))
+    first, second = node_content.screen(ended(after), width=120, news=[news]).split("\n\n")[:2]
+    assert first.startswith(acceptance.verdict(ended(after)).value)
+    assert second.startswith("NEW ")
+    assert says in second
+
+
+def test_skips_of_a_whole_run_are_one_paragraph_after_the_failures() -> None:
+    skipped = [
+        Result("ipc-stale", Finding.skip("no", "no such thing", remedy="get one"), ("cuda:0",)),
+        Result("ipc-peer", Finding.skip("not", "no peers", remedy="get some")),
+        Result("ipc-pool", Finding.fail("bad", "it is bad")),
+    ]
+    report = replaced(healthy(gpus(2)), skipped[0], whole=True)
+    report = replace(report, results=(*report.results, *skipped[1:]))
+    last = node_content.screen(report, width=120).split("\n\n")[-2]
+    assert last.splitlines() == [
+        "SKIP  not tested, because:",
+        "      ipc-stale on cuda:0: no such thing",
+        "      ipc-peer: no peers",
+        "      To see what would make one run: gpuipc-doctor check NAME",
+    ]
+    assert "Do: get one" in node_content.screen(replace(report, whole=False), width=120)
+
+
+def test_hang_gets_first_aid_that_warns_of_lost_data_first() -> None:
+    hung = Result("ipc-stale", Finding.fail("hung", "it hung"), ("cuda:0",), roles=(HUNG,))
+    report = replaced(healthy(gpus(2)), hung, whole=True)
+    text = node_content.screen(report, width=120)
+    aid = text[text.index("HANG  first aid. CAREFUL: a reset or reboot ") :]
+    places = [
+        aid.index(word) for word in ("State=DRAIN", "dmesg -T", "--gpu-reset", "reboot.", "State=RESUME")
+    ]
+    assert places == sorted(places)
+    assert "HANG" not in node_content.screen(ended(Status.FAIL))

@@ -38,6 +38,7 @@ ROOMY: dict[str, Json] = {
     "shared memory": {"name": "/dev/shm", "free": 9000 * MIB, "inodes": 1000, "is_mount": True},
     "temporary files": {"name": "/tmp", "free": 9000 * MIB, "inodes": None, "is_mount": False},
     "limits": {"address space": None, "locked memory": None, "processes": 90_000, "open files": 20_000},
+    "job step": {"memory": [64 << 30, "/sys/fs/cgroup"], "killed": 0},
     "interfaces": {"network": ["eth0", "ib0", "lo"], "rdma": ["mlx5_0", "mlx5_1"]},
     "parameters": [],
     "preloads": [],
@@ -77,6 +78,12 @@ def explained(failed: Entry, seen: Mapping[str, Json], **environ: str) -> Findin
         ({"limits": {"locked memory": 65536}}, {}, "ibv_reg_mr() failed", "(ulimit -l)"),
         ({"limits": {"open files": 64}}, {}, "OSError: [Errno 24] Too many open files", "only 64 files"),
         ({"limits": {"processes": 50}}, {}, "fork: Resource temporarily unavailable", "only 50 processes"),
+        ({"job step": {"memory": [1 << 30, "/g"]}}, {}, "", "may use 1024 MiB of host memory (/g)"),
+        ({"job step": {"memory": [64 << 30, "/g"], "killed": 2}}, {}, "", "killed for that: 2"),
+        ({"job step": {"processes": [9, "/g"]}}, {}, "can't start new thread", "start only 9 more"),
+        ({}, {"MPIR_CVAR_ERROR_CHECKING": "0"}, "", "MPIR_CVAR_ERROR_CHECKING=0, which switches a safety"),
+        ({}, {"OMPI_MCA_mpi_param_check": "false"}, "", "OMPI_MCA_mpi_param_check=false, which"),
+        ({"parameters": [["/h/nccl.conf:2", "MPIR_CVAR_ERROR_CHECKING", "0"]]}, {}, "", "switches a safety"),
         ({"host name": {"name": "x7", "error": "unknown"}}, {}, "gethostbyname failed", "x7"),
         ({}, {"NCCL_SOCKET_IFNAME": "bond0"}, "", "NCCL_SOCKET_IFNAME=bond0 names no interface"),
         ({}, {"NCCL_SOCKET_IFNAME": "=eth"}, "", "NCCL_SOCKET_IFNAME==eth names no interface"),
@@ -124,6 +131,13 @@ def test_cause_stands_before_the_call(
             "",
         ),
         ({"preloads": [["LD_PRELOAD", "/opt/libhook.so"]]}, {}, "segmentation fault"),
+        ({"job step": {"memory": [64 << 30, "/g"], "killed": 0}}, {}, "killed"),
+        ({"job step": {"processes": [9000, "/g"]}, "limits": {}}, {}, "can't start new thread"),
+        ({"job step": {}, "limits": {}}, {}, "can't start new thread"),
+        ({}, {"MPIR_CVAR_ERROR_CHECKING": "1"}, ""),
+        ({}, {"NCCL_CHECKS_DISABLE": "1"}, ""),  # these ranks are MPI's
+        ({}, {"HSA_OVERRIDE_GFX_VERSION": "9.0.0"}, ""),  # on an NVIDIA GPU
+        ({}, {"UCX_MEM_CUDA_HOOK_MODE": "none"}, ""),  # a crash is no wrong data
         ({"preloads": [["LD_PRELOAD", "/opt/libmpi_gtl_cuda.so"]]}, {}, "in /opt/libmpi_gtl_cuda.so"),
         ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, "pidfd_getfd: x"),
         ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "segmentation fault"),
@@ -214,6 +228,74 @@ def test_iommu_and_acs_explain_faults_between_gpus(
 def test_setting_of_a_file_is_removed_from_the_file() -> None:
     files = {"parameters": [["/h/nccl.conf:2", "NCCL_SOCKET_IFNAME", "bond0"]]}
     assert "/h/nccl.conf:2" in explained(entry(), files).remedy
+
+
+@pytest.mark.parametrize(
+    ("environ", "ending", "fault", "ranks", "named"),
+    [
+        ({"UCX_MEM_CUDA_HOOK_MODE": "none"}, Ending.COMPLETED, None, True, True),
+        ({"UCX_MEM_CUDA_HOOK_MODE": "bistro"}, Ending.COMPLETED, None, True, False),
+        ({"UCX_MEM_CUDA_HOOK_MODE": "none"}, Ending.COMPLETED, None, False, False),
+        ({"FI_CXI_DISABLE_CUDA_SYNC_MEMOPS": "1"}, Ending.COMPLETED, None, True, True),
+        ({"FI_CXI_DISABLE_CUDA_SYNC_MEMOPS": "0"}, Ending.COMPLETED, None, True, False),
+        ({"NVIDIA_DISABLE_REQUIRE": "true"}, Ending.DRIVER_ERROR, "cuInit", False, True),
+        ({"NVIDIA_DISABLE_REQUIRE": "true"}, Ending.DRIVER_ERROR, "cuMemAlloc", False, False),
+        ({"NVIDIA_DISABLE_REQUIRE": "0"}, Ending.DRIVER_ERROR, "cuInit", False, False),
+    ],
+)
+def test_safety_that_is_off_explains_what_it_prevents(
+    environ: dict[str, str], ending: Ending, fault: str | None, ranks: bool, named: bool
+) -> None:
+    role = {"ending": ending, "fault": DriverFault(fault, 1, "X") if fault else None, "signal": ""}
+    failed = entry(ranks=ranks, role=role)
+    failed.findings = [Finding.fail("wrong-data", "rank 0 crashed")]
+    if ending is Ending.COMPLETED:
+        assert failed.outcome
+        failed.outcome = replace(failed.outcome, blamed=None)
+    assert ("switches a safety off" in sentences.summary(explained(failed, {}, **environ))) is named
+
+
+GROUP = {
+    "proc": "0::/system.slice/slurmstepd.scope/job_7/step_0\n",
+    "sys": {
+        "memory.max": "max\n",
+        "system.slice/slurmstepd.scope/job_7/memory.max": "1073741824\n",
+        "system.slice/slurmstepd.scope/job_7/step_0/memory.max": "2147483648\n",
+        "system.slice/slurmstepd.scope/job_7/step_0/memory.events": "low 0\noom 3\noom_kill 2\n",
+        "system.slice/slurmstepd.scope/job_7/step_0/pids.max": "100\n",
+        "system.slice/slurmstepd.scope/job_7/step_0/pids.current": "90\n",
+    },
+}
+FIRST = {
+    "proc": "9:pids:/a\n5:cpu,memory:/a\n1:name=systemd:/a\nnonsense\n",
+    "sys": {
+        "memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "memory/a/memory.limit_in_bytes": "1073741824\n",
+        "memory/a/memory.oom_control": "oom_kill_disable 0\noom_kill 2\n",
+        "pids/a/pids.max": "100\n",
+        "pids/a/pids.current": "90\n",
+    },
+}
+
+
+@pytest.mark.parametrize(("files", "at"), [(GROUP, "job_7"), (FIRST, "memory/a")])
+def test_limits_of_a_job_step_are_those_of_its_control_groups(
+    files: dict[str, Any], at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cgroup").write_text(files["proc"])
+    for name, text in files["sys"].items():
+        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fs" / name).write_text(text)
+    conf = tmp_path / "slurm.conf"
+    conf.write_bytes(b"#PropagateResourceLimits=ALL\n\xff\npropagateresourcelimits = NONE # a comment\n")
+    monkeypatch.setattr(preflight_sources, "GROUP_FILE", str(tmp_path / "cgroup"))
+    monkeypatch.setattr(preflight_sources, "GROUPS", str(tmp_path / "fs"))
+    monkeypatch.setattr(preflight_sources, "SLURM_FILES", (str(tmp_path / "none"), str(conf)))
+    said: Any = preflight_sources.job_step()
+    assert said["memory"][0] == 1 << 30
+    assert said["memory"][1].endswith(at)
+    assert (said["processes"][0], said["killed"]) == (10, 2)
+    assert said["propagated"] == f"propagateresourcelimits=NONE ({conf})"
 
 
 def test_iommu_does_not_explain_a_leak() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from gpuipc_doctor.model import Device, Fact
+from gpuipc_doctor.api.equal_gpus import LINKS
+from gpuipc_doctor.model import Device, Fact, Finding, Result, Status, Tier
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.run import site_expectations
+from gpuipc_doctor.run import results, site_expectations
+from gpuipc_doctor.site import config, layers
 from gpuipc_doctor.site.config import (
     ExpectedGpus,
     ExpectedVersion,
@@ -95,6 +100,120 @@ def test_versions() -> None:
     absent = Fact("nvidia-driver", None, "no /proc/driver/nvidia/version")
     assert unexpected(wanted, absent) == ["nvidia-driver is not here, not 535 to before 580: a reason"]
     assert unexpected(wanted, absent, surveyed=False) == []
+
+
+# -- else: fail or warn -----------------------------------------------------------------------------------
+
+NODE = {
+    "sys/module/nvidia_peermem/x": "",
+    "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
+    "sys/class/infiniband/mlx5_1/ports/1/state": "1: DOWN\n",
+}
+FACTS = (
+    Fact("nvidia-driver", "580.159.04", "nvml"),
+    Fact("persistence", "on", "nvml"),
+    Fact("iommu", None, "no /sys/class/iommu"),
+)
+SEEN = {"shared memory": {"free": 2 << 30}, "limits": {"locked memory": 8 << 20, "open files": None}}
+
+
+def read(tmp_path: Path, text: str) -> SiteConfig:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    path.chmod(0o644)
+    return config.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("versions: {nvidia-driver: {from: '580', to: '580', else: fail}}", []),
+        ("versions: {nvidia-driver: {from: '535', before: '580', else: fail}}", ["FAIL unexpected"]),
+        ("versions: {nvidia-driver: {from: '535', before: '580'}}", ["WARN unexpected"]),
+        ("versions: {rocm: {from: '6', else: fail}}", ["FAIL unexpected"]),
+        ("settings: {persistence: on}", []),
+        ("settings: {persistence: {is: [off], else: fail}}", ["FAIL unlike-the-site"]),
+        ("settings: {iommu: {is: [off, passthrough], else: fail}}", ["ERROR setting-unknown"]),
+        ("settings: {iommu: off}", ["WARN setting-unknown"]),
+        ("kernel_modules: {nvidia-peermem: loaded, nouveau: absent}", []),
+        ("kernel_modules: {gdrdrv: loaded, nvidia_peermem: absent}", ["WARN module-unlike-the-site"] * 2),
+        ("adapters: {verbs: 1}", []),
+        ("adapters: {verbs: 2}", ["FAIL fewer-adapters"]),
+        ("adapters: {verbs: 2, cxi: 1, else: warn}", ["WARN fewer-adapters"] * 2),
+        ("shared_memory: {free_gib: 2}", []),
+        ("shared_memory: {free_gib: 2.5, else: fail}", ["FAIL little-shared-memory"]),
+        ("limits: {locked_memory_mib: 8, open_files: unlimited}", []),
+        ("limits: {locked_memory_mib: unlimited, else: fail}", ["FAIL low-limit"]),
+        ("limits: {processes: 100, else: fail}", ["ERROR limit-unknown"]),
+    ],
+)
+def test_node_that_differs_has_the_status_that_the_site_states(
+    tmp_path: Path, text: str, found: list[str]
+) -> None:
+    for name, content in NODE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    site = read(tmp_path, text)
+    versions = site_expectations.of_versions(site, (*FACTS, Fact("rocm", None, "")), surveyed=True)
+    node = site_expectations.of_node(site, FACTS, str(tmp_path), SEEN)
+    said = [f"{version.status.value} unexpected" for version in versions]
+    assert [*said, *(f"{finding.status.value} {finding.key}" for finding in node)] == found
+
+
+@pytest.mark.parametrize(
+    ("gpus_of_site", "peers", "links", "found"),
+    [
+        ("{peers: all, nvlinks: 18}", 7, 18, []),
+        ("{peers: all, nvlinks: 18}", 6, 17, ["FAIL no-peer-access", "FAIL fewer-nvlinks"]),
+        ("{peers: all, nvlinks: 18, else: warn}", 6, 17, ["WARN no-peer-access", "WARN fewer-nvlinks"]),
+        ("{peers: 6}", 6, 0, []),
+        ("{peers: 7}", 6, 0, ["FAIL no-peer-access"]),
+        ("{nvlinks: 18}", 7, 0, ["ERROR nvlinks-unknown"]),
+        ("{nvlinks: 18, else: warn}", 7, 0, ["WARN nvlinks-unknown"]),
+        ("{count: 9, else: warn}", 7, 0, ["WARN fewer-than-expected"]),
+        ("{count: 4, else: fail}", 7, 0, ["FAIL more-than-expected"]),
+        ("{model: A100, else: fail}", 7, 0, ["FAIL other-model"]),
+    ],
+)
+def test_links_between_gpus(
+    tmp_path: Path, gpus_of_site: str, peers: int, links: int, found: list[str]
+) -> None:
+    """Eight GPUs of a ring, each with peer access to the next ``peers``."""
+    expected = read(tmp_path, f"gpus: {gpus_of_site}").node.gpus
+    labels = [frozenset(f"cuda:{(n + step) % 8}" for step in range(1, peers + 1)) for n in range(8)]
+    here = [Device("cuda", n, f"GPU-{n}", "", H100, 0, peers=labels[n]) for n in range(8)]
+    traits: dict[str, Any] = {device.label: {LINKS: str(links)} for device in here} if links else {}
+    said = [
+        *site_expectations.of_gpus(expected, here, {}),
+        *site_expectations.of_links(expected, here, traits, {}),
+    ]
+    assert [f"{finding.status.value} {finding.key}" for finding in said] == found
+
+
+def test_required_check_that_was_not_tested_is_an_error(tmp_path: Path) -> None:
+    site = read(tmp_path, "required: [ipc-peer, mpi-histories, ipc-pear]")
+    skipped = Result("ipc-peer", Finding.skip("incapable", "no peer access"))
+    assert results.require(skipped, site.required).finding.status is Status.ERROR
+    assert results.require(skipped, {}) == skipped
+    known = {"ipc-peer": Tier.ACCEPTANCE, "mpi-histories": Tier.SOAK}
+    missing = site_expectations.of_required(site, ["ipc-peer"], known, Tier.ACCEPTANCE)
+    assert [(info.id, sentences.summary(result.finding).rpartition(": ")[2]) for info, result in missing] == [
+        ("mpi-histories", "it is part of tier soak"),
+        ("ipc-pear", "there is no such check"),
+    ]
+
+
+def test_shipped_example_rejects_what_it_says(tmp_path: Path) -> None:
+    """Eight H200, 580.x and NVLink; the file is copied, because the source may not be owned by root."""
+    site = read(tmp_path, (layers.shipped() / "example-eight-h200.yaml").read_text())
+    driver = site.versions["nvidia-driver"]
+    assert [driver.range.judge(version).name for version in ("580.65.06", "575.1", "590.1")] == [
+        "BAD",  # in the range, which holds the accepted versions
+        "FINE",
+        "FINE",
+    ]
+    assert {driver.otherwise, site.node.gpus.otherwise} == {Status.FAIL}
+    assert (site.node.gpus.count, site.node.gpus.peers, site.node.gpus.nvlinks) == (8, None, 18)
 
 
 # -- types of nodes -------------------------------------------------------------------------------------

@@ -66,7 +66,10 @@ def subjects(items: Iterable[PlannedProbe | PlannedTour]) -> list[list[str]]:
     [
         {"ends": frozenset({"exporter", "importer"})},
         {"starters": frozenset({"exporter"})},
-        {"launch": Launch(("mpiexec",))},
+        {"launch": Launch(("mpiexec",), nodes=2)},
+        {"launch": Launch(("mpiexec",), shows=(frozenset({"cuda:0"}), frozenset({"cuda:1"})))},
+        {"launch": Launch(("mpiexec",)), "exclusive": True},
+        {"launch": Launch(("mpiexec",)), "roles": {"rank 0": role, "rank 1": role, "rank 2": role}},
         {"together": True},
     ],
 )
@@ -103,6 +106,18 @@ def test_first_device_rotates_with_the_seed_and_checks_keep_their_order() -> Non
     (tour,) = Tours(seed=1).plan(probes, 1)
     assert isinstance(tour, PlannedTour)
     assert [each.check.id for each in tour.visits] == ["other"] * 3 + ["reads"] * 3
+
+
+def test_pairs_of_ranks_share_a_launch_within_a_check() -> None:
+    def ranks(*devices: Device, check: Check | None = None) -> PlannedProbe:
+        roles = {"rank 0": role, "rank 1": role}
+        return planned(*devices, check=check, roles=roles, launch=Launch(("mpiexec",)))
+
+    devices = [*((device,) for device in GPUS), *itertools.combinations(GPUS, 2)]
+    items = Tours(seed=1).plan([*(ranks(*each) for each in devices), ranks(GPUS[0], check=Other())], 4)
+    assert [len(group) for group in subjects(items)] == [10, 1]
+    assert subjects(items)[0][0] == "cuda:1"
+    assert len(Tours().plan([ranks(GPUS[0]), ranks(GPUS[1])], 4)) == 2  # too few to pay
 
 
 def test_large_group_is_divided_by_the_exporters_device() -> None:

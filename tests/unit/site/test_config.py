@@ -150,6 +150,45 @@ def test_empty_mapping_means_the_defaults(tmp_path: Path) -> None:
             "disabled:\n  ipc-peer: {reason: x, until: 2026-02-30}\n",
             ["x.yaml:2: disabled.ipc-peer: no such date: 2026-02-30"],
         ),
+        ("gpus: {count: 8, peers: 8}\n", ["x.yaml:1: gpus: each of 8 GPUs has at most 7 peers, not 8"]),
+        (
+            "gpus: {count: 1, peers: all}\n",
+            ["x.yaml:1: gpus: a single GPU has no peers; remove 'peers', or correct 'count'"],
+        ),
+        (
+            "gpus: {count: 8}\nnode_types:\n  a: {gpus: {count: 2, peers: 2}}\n",
+            ["x.yaml:3: node_types.a.gpus: each of 2 GPUs has at most 1 peers, not 2"],
+        ),
+        ("gpus: {peers: every}\n", ["x.yaml:1: gpus.peers: 'every' is not a number of GPUs, or all"]),
+        ("gpus: {nvlink: 18}\n", ["x.yaml:1: gpus: unknown key 'nvlink'; did you mean 'nvlinks'?"]),
+        (
+            "versions: {nvidia-driver: {from: '590', to: '580', else: fail}}\n",
+            ["x.yaml:1: versions.nvidia-driver: no version is in this range: 590 to 580"],
+        ),
+        (
+            "gpus: {count: 8, else: reject}\n",
+            ["x.yaml:1: gpus.else: 'reject' is not known; it must be one of fail, warn"],
+        ),
+        (
+            "settings: {persistance: on}\n",
+            ["x.yaml:1: settings: key 'persistance' is not known; did you mean 'persistence'?"],
+        ),
+        (
+            "fabric: none\nadapters: {verbs: 8}\n",
+            ["x.yaml:2: adapters: verbs contradicts `fabric: none` at x.yaml:1; remove one of the two"],
+        ),
+        (
+            "disabled: {ipc-peer: no NVLink}\nfabric: none\nrequired: [ipc-peer, fabric-info]\n",
+            [
+                "x.yaml:3: required: fabric-info needs a fabric, and x.yaml:2 says that there is none; "
+                "remove one of the two",
+                "x.yaml:3: required: ipc-peer is disabled at x.yaml:1; remove one of the two",
+            ],
+        ),
+        (
+            "limits: {open_files: many}\n",
+            ["x.yaml:1: limits.open_files: 'many' is not a whole number, or unlimited"],
+        ),
         ("checks_dirs: here\n", ["x.yaml:1: checks_dirs must be a list, not 'here'"]),
         ("\nchecks_dirs:\n- none\n", ["x.yaml:3: checks_dirs: none: No such file or directory"]),
         (

@@ -1,0 +1,361 @@
+"""Short histories, each of one dimension in which applications are large and random histories small.
+
+Together they perform each kind of operation at least `FLOOR` times, and use each class of size once that the
+room allows. What a scene proposes and the model forbids (without a capability, on a vendor's driver) is left
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations
+from random import Random
+from typing import TYPE_CHECKING
+
+from gpuipc_doctor.histories.contents import FULL_BYTES
+from gpuipc_doctor.histories.operations import Operation
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.histories.generator import Generator
+
+KIB, MIB = 1 << 10, 1 << 20
+
+FLOOR = 8
+"""Times that each kind of operation occurs, but those of `RARE`."""
+
+RARE = {
+    "create-context": "making a context takes 230 ms on an H200",
+    "end-context": "its successor takes as long",
+    "kill": "ending a process takes 70 ms on an H200, and its successor's context 230 ms",
+    "idle": "takes seconds",
+}
+"""Operation that occurs less often in the acceptance tier → why."""
+
+SIZES = {
+    "up to 64 KiB": 1000,
+    "up to 2 MiB": 226656,
+    "just above 2 MiB": 2 * MIB + 4097,
+    "just above 4 MiB": 4 * MIB + 512,
+    "up to 64 MiB": 8 * MIB,
+    "above 64 MiB": 66 * MIB + 3,
+    "above 256 MiB": 258 * MIB + 7,
+}
+"""Class of size → a size of it in bytes."""
+
+MAPPINGS = 68
+"""Mappings, and small segments of a block, that are live at once: more than 64."""
+
+CROWD = 5
+"""Processes that share memory at once."""
+
+Scene = Iterator[Operation]
+
+
+def sizes_without_room(room: int) -> list[str]:
+    return [f"memory {name}" for name, nbytes in SIZES.items() if nbytes > room]
+
+
+def play(g: Generator) -> Iterator[Scene]:
+    """The scenes in order; with several devices, the exporter is on another one in each."""
+    scenes = [sizes, many, offsets, physical, fabric, pools, events, threads, freed, contexts, crowd]
+    for place, scene in enumerate(scenes):
+        yield scene(g, place % g.devices)
+    if g.devices > 1:
+        yield two_devices(g)
+        yield pairs(g)
+
+
+def look(by: int, on: int, nbytes: int, stamp: int, vary: Random) -> Scene:
+    """Write to a part of the memory at an odd offset, and at the end, and read that."""
+    length = min(61, nbytes - 1)
+    offset = vary.randrange(nbytes - length) | 1 if nbytes > length + 1 else 0
+    for at in {min(offset, nbytes - length), nbytes - length}:
+        yield Operation("write", by, on=on, offset=at, length=length, stamp=stamp)
+        yield Operation("read", by, on=on, offset=max(at - 5, 0), length=min(length + 5, nbytes - at))
+
+
+def sizes(g: Generator, device: int) -> Scene:
+    """Memory of each class of size, one after the other."""
+    a, b, *_ = g.crew(2, device)
+    for nbytes in [nbytes for nbytes in SIZES.values() if nbytes <= g.limits.room] * 2:
+        buffer, mapping = g.number(), g.number()
+        yield Operation("allocate", a, makes=buffer, nbytes=nbytes)
+        yield Operation("write", a, on=buffer, stamp=g.number())
+        yield Operation("open", b, on=buffer, makes=mapping)
+        yield Operation("read", b, on=mapping)
+        yield Operation("ask", a, on=buffer, offset=nbytes - 1)
+        yield Operation("ask", b, on=mapping, offset=nbytes // 2)
+        yield from look(b, mapping, nbytes, g.number(), g.vary)
+        yield Operation("read", a, on=buffer)
+        yield from look(a, buffer, nbytes, g.number(), g.vary)
+        yield Operation("read", b, on=mapping)
+        yield Operation("export", a, on=buffer)
+        yield Operation("close", b, on=mapping)
+        yield Operation("free", a, on=buffer)
+
+
+def many(g: Generator, device: int) -> Scene:
+    """Many live mappings, and small segments in one block."""
+    a, b, *_ = g.crew(2, device)
+    nbytes = g.vary.choice((256, 1000, 4096))
+    buffers = [g.number() for _ in range(MAPPINGS)]
+    for buffer in buffers:
+        yield Operation("allocate", a, makes=buffer, nbytes=nbytes)
+        yield Operation("write", a, on=buffer, stamp=g.number())
+    mappings = {buffer: g.number() for buffer in buffers}
+    for buffer, mapping in mappings.items():
+        yield Operation("open", b, on=buffer, makes=mapping)
+    for mapping in mappings.values():
+        yield Operation("read", b, on=mapping)
+    closed = g.vary.sample(buffers, MAPPINGS // 2)
+    for buffer in closed:
+        yield Operation("close", b, on=mappings[buffer])
+        yield Operation("free", a, on=buffer)
+    for buffer in buffers[::8]:
+        yield Operation("read", b, on=mappings[buffer])
+
+
+def offsets(g: Generator, device: int) -> Scene:
+    """Writes, fills and copies at offsets of every alignment, and copies of more than 5 MiB."""
+    a, b, *_ = g.crew(2, device)
+    nbytes = 6 * MIB + 1000 if g.limits.room >= 13 * MIB else 512 * KIB
+    one, other, mapping = g.number(), g.number(), g.number()
+    for buffer in (one, other):
+        yield Operation("allocate", a, makes=buffer, nbytes=nbytes)
+        yield Operation("write", a, on=buffer, stamp=g.number())
+    yield Operation("open", b, on=one, makes=mapping)
+    for turn in range(8):
+        length = g.vary.choice((1, 3, 255, 4097, 65537))
+        at, start = g.vary.randrange(nbytes - length), g.vary.randrange(nbytes - length)
+        by, on = (a, one) if turn % 2 else (b, mapping)
+        yield Operation("write", by, on=on, offset=at | 1, length=length, stamp=g.number())
+        yield Operation("copy", a, on=one, of=other, offset=start, start=at, length=length)
+        kind = ("8", "16", "32")[turn % 3]
+        yield Operation("fill", by, on=on, kind=kind, offset=at // 4 * 4, length=4096, stamp=g.number())
+        yield Operation("read", b, on=mapping, offset=at, length=length)
+        yield Operation("read", a, on=one, offset=start, length=length)
+        yield Operation("read", b, on=mapping)
+        at_once = Operation("copy-across-streams", a, on=other, of=one, offset=at, start=start, length=length)
+        yield at_once
+        yield Operation("read", a, on=other, offset=at, length=length)
+    yield Operation("copy", a, on=one, of=other)
+    yield Operation("read", b, on=mapping)
+
+
+def physical(g: Generator, device: int) -> Scene:
+    """Physical memory up to sizes of a pool of tensors."""
+    a, b, *_ = g.crew(2, device)
+    for mib in (2, 2, 4, 6, 8, 2, 66, 258):
+        nbytes = mib * MIB
+        if nbytes > g.limits.room:
+            continue
+        memory, view, imported, seen = (g.number() for _ in range(4))
+        yield Operation("create", a, makes=memory, nbytes=nbytes)
+        yield Operation("map", a, on=memory, makes=view)
+        yield Operation("write", a, on=view, stamp=g.number())
+        yield Operation("import", b, on=memory, makes=imported)
+        yield Operation("map", b, on=imported, makes=seen)
+        yield Operation("read", b, on=seen)
+        yield from look(b, seen, nbytes, g.number(), g.vary)
+        yield Operation("read", a, on=view)
+        for by, thing, do in ((b, seen, "unmap"), (b, imported, "release"), (a, view, "unmap")):
+            yield Operation(do, by, on=thing)
+        yield Operation("release", a, on=memory)
+
+
+def fabric(g: Generator, device: int) -> Scene:
+    """Physical memory by fabric handle."""
+    a, b, *_ = g.crew(2, device)
+    for _ in range(FLOOR):
+        memory, view, imported, seen = (g.number() for _ in range(4))
+        yield Operation("create-fabric", a, makes=memory, nbytes=2 * MIB)
+        yield Operation("map", a, on=memory, makes=view)
+        yield Operation("write", a, on=view, stamp=g.number())
+        yield Operation("import-fabric", b, on=memory, makes=imported)
+        yield Operation("map", b, on=imported, makes=seen)
+        yield Operation("read", b, on=seen)
+        for by, thing, do in ((b, seen, "unmap"), (b, imported, "release"), (a, view, "unmap")):
+            yield Operation(do, by, on=thing)
+        yield Operation("release", a, on=memory)
+
+
+def pools(g: Generator, device: int) -> Scene:
+    """Pools that are trimmed while they are imported, with memory of several sizes."""
+    a, b, *_ = g.crew(2, device)
+    fitting = [nbytes for nbytes in SIZES.values() if nbytes <= min(g.limits.room, 80 * MIB)]
+    for turn in range(FLOOR):
+        pool, imported = g.number(), g.number()
+        yield Operation("create-pool", a, makes=pool)
+        yield Operation("import-pool", b, on=pool, makes=imported)
+        for nbytes in (fitting[turn % len(fitting)], 4096):
+            memory, pointer, again = g.number(), g.number(), g.number()
+            yield Operation("allocate-from-pool", a, on=pool, makes=again, nbytes=nbytes)
+            yield Operation("free-to-pool", a, on=again)
+            yield Operation("allocate-from-pool", a, on=pool, makes=memory, nbytes=nbytes)
+            yield Operation("write", a, on=memory, stamp=g.number())
+            yield Operation("import-pointer", b, on=memory, of=imported, makes=pointer)
+            yield Operation("read", b, on=pointer)
+            yield Operation("trim", a, on=pool)
+            yield from look(b, pointer, nbytes, g.number(), g.vary)
+            yield Operation("read", a, on=memory)
+            yield Operation("free-to-pool", b, on=pointer)
+            yield Operation("free-to-pool", a, on=memory)
+        yield Operation("destroy-pool", b, on=imported)
+        yield Operation("destroy-pool", a, on=pool)
+
+
+def events(g: Generator, device: int) -> Scene:
+    """A copy whose end one process records, and for which the other waits before it reads."""
+    a, b, *_ = g.crew(2, device)
+    nbytes = MIB
+    one, other, mapping = g.number(), g.number(), g.number()
+    for buffer in (one, other):
+        yield Operation("allocate", a, makes=buffer, nbytes=nbytes)
+        yield Operation("write", a, on=buffer, stamp=g.number())
+    yield Operation("open", b, on=one, makes=mapping)
+    for turn in range(FLOOR):
+        event, opened = g.number(), g.number()
+        yield Operation("create-event", a, makes=event)
+        yield Operation("open-event", b, on=event, makes=opened)
+        yield Operation("write", a, on=other, stamp=g.number())
+        yield Operation("copy-and-record", a, on=one, of=other, within=event)
+        waits, waited, shown = (b, opened, mapping) if turn % 4 else (a, event, one)
+        yield Operation("wait-event", waits, on=waited)
+        yield Operation("read", waits, on=shown)
+        yield Operation("destroy-event", b, on=opened)
+        yield Operation("destroy-event", a, on=event)
+
+
+def threads(g: Generator, device: int) -> Scene:
+    """Other threads than the context's, and forks after which the process goes on."""
+    a, b, *_ = g.crew(2, device)
+    for turn in range(FLOOR):
+        buffer, mapping, memory, view, imported, seen = (g.number() for _ in range(6))
+        yield Operation("allocate", a, makes=buffer, nbytes=5000)
+        yield Operation("write-in-thread", a, on=buffer, stamp=g.number())
+        yield Operation("open-in-thread", b, on=buffer, makes=mapping)
+        yield Operation("read", b, on=mapping)
+        yield Operation("fork", b if turn % 2 else a)
+        yield Operation("read-in-thread", b, on=mapping)
+        yield Operation("close", b, on=mapping)
+        if turn % 4 == 1:
+            yield Operation("create", a, makes=memory, nbytes=2 * MIB)
+            yield Operation("map", a, on=memory, makes=view)
+            yield Operation("write", a, on=view, stamp=g.number())
+            yield Operation("import", b, on=memory, makes=imported)
+            yield Operation("map", b, on=imported, makes=seen)
+            for offset in range(0, 2 * MIB, FULL_BYTES):
+                yield Operation("read", b, on=seen, offset=offset, length=FULL_BYTES)
+
+
+def freed(g: Generator, device: int) -> Scene:
+    """Memory that is freed while another process has it open, as registration caches do."""
+    a, b, *_ = g.crew(2, device)
+    for _ in range(FLOOR):
+        old, stale, new, mapping = (g.number() for _ in range(4))
+        yield Operation("allocate", a, makes=old, nbytes=2 * MIB)
+        yield Operation("write", a, on=old, stamp=g.number())
+        yield Operation("open", b, on=old, makes=stale)
+        yield Operation("free-open", a, on=old)
+        yield Operation("allocate", a, makes=new, nbytes=2 * MIB)
+        yield Operation("write", a, on=new, stamp=g.number())
+        yield Operation("open", b, on=new, makes=mapping)
+        yield Operation("read", b, on=mapping)
+        yield Operation("close", b, on=stale)
+        yield Operation("read", b, on=mapping)
+        yield Operation("close", b, on=mapping)
+        yield Operation("free", a, on=new)
+
+
+def contexts(g: Generator, device: int) -> Scene:
+    """Two contexts of a process, and memory in each."""
+    a, b, *_ = g.crew(2, device)
+    context, first, second, mapping = (g.number() for _ in range(4))
+    yield Operation("allocate", a, makes=first, nbytes=4096)
+    yield Operation("write", a, on=first, stamp=g.number())
+    yield Operation("create-context", a, makes=context)
+    yield Operation("allocate", a, makes=second, nbytes=4096)
+    for _ in range(FLOOR // 2):
+        yield Operation("write", a, on=second, stamp=g.number())
+        yield Operation("use-context", a, on=0)
+        yield Operation("read", a, on=first)
+        yield Operation("use-context", a, on=context)
+        yield Operation("read", a, on=second)
+    yield Operation("open", b, on=second, makes=mapping)
+    yield Operation("read", b, on=mapping)
+
+
+def crowd(g: Generator, device: int) -> Scene:
+    """Memory that five processes share; then one of them ends and its exporter goes on."""
+    a, *others = g.crew(CROWD, device)
+    buffer, memory, view, pool, pooled = (g.number() for _ in range(5))
+    yield Operation("allocate", a, makes=buffer, nbytes=65536)
+    yield Operation("write", a, on=buffer, stamp=g.number())
+    yield Operation("create", a, makes=memory, nbytes=2 * MIB)
+    yield Operation("map", a, on=memory, makes=view)
+    yield Operation("write", a, on=view, stamp=g.number())
+    yield Operation("create-pool", a, makes=pool)
+    yield Operation("allocate-from-pool", a, on=pool, makes=pooled, nbytes=65536)
+    yield Operation("write", a, on=pooled, stamp=g.number())
+    mappings = {by: g.number() for by in others}
+    for by, mapping in mappings.items():
+        imported, seen, of_pool, pointer = (g.number() for _ in range(4))
+        yield Operation("open", by, on=buffer, makes=mapping)
+        yield Operation("read", by, on=mapping)
+        yield Operation("import", by, on=memory, makes=imported)
+        yield Operation("map", by, on=imported, makes=seen)
+        yield Operation("read", by, on=seen)
+        yield Operation("import-pool", by, on=pool, makes=of_pool)
+        yield Operation("import-pointer", by, on=pooled, of=of_pool, makes=pointer)
+        yield Operation("read", by, on=pointer)
+    first, *_, last = others
+    yield Operation("write", last, on=mappings[last], stamp=g.number())
+    yield Operation("kill", last)
+    yield Operation("export", a, on=buffer)
+    yield Operation("read", a, on=buffer)
+    new, mapping = g.number(), g.number()
+    yield Operation("allocate", a, makes=new, nbytes=65536)
+    yield Operation("write", a, on=new, stamp=g.number())
+    yield Operation("open", first, on=new, makes=mapping)
+    yield Operation("read", first, on=mapping)
+
+
+def two_devices(g: Generator) -> Scene:
+    """A process with contexts on two devices."""
+    a, b = g.crew(1, 0)[0], g.crew(1, 1)[0]
+    context, own, theirs, far, mapping, opened = (g.number() for _ in range(6))
+    yield Operation("allocate", b, makes=theirs, nbytes=65536)
+    yield Operation("write", b, on=theirs, stamp=g.number())
+    yield Operation("create-context", a, makes=context, device=2)
+    yield Operation("allocate", a, makes=far, nbytes=65536)
+    yield Operation("write", a, on=far, stamp=g.number())
+    yield Operation("open", b, on=far, makes=mapping)
+    yield Operation("read", b, on=mapping)
+    yield Operation("open", a, on=theirs, makes=opened)
+    yield Operation("read", a, on=opened)
+    yield Operation("ask", a, on=opened, offset=9)
+    yield Operation("use-context", a, on=0)
+    yield Operation("allocate", a, makes=own, nbytes=65536)
+    yield Operation("write", a, on=own, stamp=g.number())
+    again = g.number()
+    yield Operation("open", b, on=own, makes=again)
+    yield Operation("read", b, on=again)
+
+
+def pairs(g: Generator) -> Scene:
+    """Each device's memory, opened on each other that reaches it."""
+    crew = [g.crew(1, device)[0] for device in range(g.devices)]
+    buffers: dict[tuple[int, int], int] = {}
+    sizes = [nbytes for nbytes in (4096, 2 * MIB + 4097, 8 * MIB) if nbytes <= g.limits.room // 4]
+    for place, by in enumerate(crew):
+        for nbytes in sizes:
+            buffer = buffers[place, nbytes] = g.number()
+            yield Operation("allocate", by, makes=buffer, nbytes=nbytes)
+            yield Operation("write", by, on=buffer, stamp=g.number())
+    for turn, (place, to) in enumerate(permutations(range(len(crew)), 2)):
+        buffer, mapping = buffers[place, sizes[turn % len(sizes)]], g.number()
+        yield Operation("open", crew[to], on=buffer, makes=mapping)
+        yield Operation("read", crew[to], on=mapping)
+        yield Operation("write", crew[to], on=mapping, offset=turn, length=1000, stamp=g.number())
+        yield Operation("read", crew[place], on=buffer)
+        yield Operation("close", crew[to], on=mapping)

@@ -1,0 +1,52 @@
+"""Faults in dimensions in which applications are large and examples are small; see `dimensions.yaml`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpuipc_doctor.model import Exit
+from tests.e2e.conftest import Command
+
+FAULTS: dict[str, Any] = yaml.safe_load((Path(__file__).parents[1] / "fixtures/dimensions.yaml").read_text())
+
+EIGHT = {"devices": [{"backend": "cuda", "name": "NVIDIA H200", "memory": "139 GiB", "count": 8}]}
+
+ONLY_SOAK = {"bits-flip-after-3-s"}
+"""Faults that need idle seconds."""
+
+USUAL = {"range-inside-wrong"}
+"""Faults that every run of the tests plays."""
+
+
+def found_in(doctor: Command, tmp_path: Path, name: str, *more: str) -> list[dict[str, Any]]:
+    """The failures of the checks that should find this fault."""
+    stated = FAULTS[name]
+    is_of_eight = stated["node"] == "healthy-eight"
+    profile = {"description": name, "extends": stated["node"], "faults": stated["faults"]}
+    if is_of_eight:
+        profile |= {**EIGHT, "extends": "healthy-single"}
+    (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(profile))
+    check = "ipc-peer" if is_of_eight else "ipc-histories"
+    simulate = ("--simulate", str(tmp_path / f"{name}.yaml"), "--backend", "cuda")
+    done = doctor("check", check, *simulate, "--accept-harm", "--json", *more)
+    assert done.returncode in (Exit.OK, Exit.FAIL), done.stderr
+    findings = [result["finding"] for result in json.loads(done.stdout)["results"]]
+    return [finding for finding in findings if finding["status"] == "FAIL"]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in USUAL else pytest.mark.full)
+        for name in FAULTS
+        if name not in ONLY_SOAK
+    ],
+)
+def test_fault_is_found(doctor: Command, tmp_path: Path, name: str) -> None:
+    assert found_in(doctor, tmp_path, name)

@@ -1,0 +1,51 @@
+"""Each command on the pages exists, with the options that it is shown with; most pages' tests also run it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from gpuipc_doctor.cli.main import cli
+
+ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands(text: str) -> Iterator[str]:
+    """The lines of blocks that call the tool, without comments, redirections and what follows a pipe."""
+    for line in re.sub(r"\\\n\s*", "", text).splitlines():
+        if found := re.match(r"(?:    |\$ )(?:\S*/)?gpuipc-doctor( .+)", line):
+            yield re.split(r"   +|  +#| \(| [|>&;]|\)\s*$", found[1].strip())[0]
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line without running it. Raises `click.UsageError`."""
+    command: click.Command = cli
+    while isinstance(command, click.Group) and words:
+        name, words = words[0], words[1:]
+        if name in ("--version", "-h", "--help"):
+            return
+        found = command.get_command(click.Context(command), name)
+        assert found is not None, f"no command {name!r}"
+        command = found
+    command.make_parser(click.Context(command)).parse_args(list(words))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_of_a_page_parse(page: Path) -> None:
+    for line in commands(page.read_text()):
+        try:
+            parse(shlex.split(line, comments=True))
+        except (click.UsageError, ValueError) as error:
+            pytest.fail(f"{page.name}: gpuipc-doctor {line}: {error}")
+
+
+def test_most_pages_have_commands_and_a_misspelt_option_fails() -> None:
+    assert sum(bool(list(commands(page.read_text()))) for page in PAGES) >= 15
+    with pytest.raises(click.UsageError):
+        parse(["check", "--al"])
