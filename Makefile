@@ -6,7 +6,7 @@
 # make test-amd  the conformance suite, faults and MPI on AMD's runtimes that Debian's mirror has, over the emulated
 #                kernel driver
 # make diff-amd  the rows of that suite in which simulated and AMD's own runtimes differ; for every night
-# make test-arm64-user  checks on the simulated node as a program of arm64, emulated; needs gcc-aarch64-linux-gnu
+# make test-arm64-user  checks on the simulated node as a program of arm64, emulated; needs a cross compiler
 # make lint    ruff, mypy, import-linter
 # make format  ruff's formatter and its safe cures
 # make zipapp  dist/gpuipc-doctor.pyz: one file for nodes without the package

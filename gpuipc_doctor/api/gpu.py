@@ -9,7 +9,7 @@ addresses plain integers, data `bytes`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
@@ -458,6 +458,9 @@ class Gpu(Protocol):
     def peer_access(self, other: Gpu) -> AbstractContextManager[None]:
         """Inside the block, kernels of this device can use this process's memory on another device."""
 
+    def alloc_pinned(self, nbytes: int) -> Buffer:
+        """Page-locked host memory (`cuMemHostAlloc`, `hipHostMalloc`), which has no IPC handle."""
+
     def alloc_unexportable(self, kind: str) -> Buffer:
         """64 KiB of memory that IPC handles must refuse; see `unexportable_kinds`."""
 
@@ -500,6 +503,9 @@ class Gpu(Protocol):
 
     def create_physical(self, nbytes: int) -> PhysicalMemory:
         """New physical memory that can be exported as a descriptor."""
+
+    def map_adjacent(self, parts: Sequence[PhysicalMemory]) -> VmmMapping:
+        """Map physical memory of this process at adjacent addresses, each part behind the one before."""
 
     @property
     def fabric_granule(self) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from typing import cast
 
-from gpuipc_doctor.api.gpu import DriverError, Gpu
+from gpuipc_doctor.api.gpu import DriverError, Gpu, PhysicalMemory
 from gpuipc_doctor.backends import rules, unexportable, vmm
 from gpuipc_doctor.backends.buffers import DriverBuffer, DriverMapping, allocation_of
 from gpuipc_doctor.backends.contexts import DeviceContexts, DriverContext
@@ -14,7 +15,7 @@ from gpuipc_doctor.backends.driver import Driver, HandleType
 from gpuipc_doctor.backends.kernels import DriverKernels
 from gpuipc_doctor.backends.pools import DriverImportedPool, DriverPool
 from gpuipc_doctor.backends.streams import DriverEvent, DriverStream
-from gpuipc_doctor.backends.vmm import DriverPhysicalMemory
+from gpuipc_doctor.backends.vmm import DriverPhysicalMemory, DriverVmmMapping
 from gpuipc_doctor.model import Device, Json
 
 PEER_ACCESS_ALREADY_ENABLED = 704
@@ -90,6 +91,12 @@ class DriverGpu:
         self.contexts.enter()
         self.driver.call("disable-peer", peer)
 
+    def alloc_pinned(self, nbytes: int) -> DriverBuffer:
+        self.contexts.enter()
+        driver = self.driver
+        address = driver.number("host-alloc", nbytes, 0)
+        return DriverBuffer(self.contexts, address, nbytes, partial(driver.call, "host-free", address))
+
     def alloc_unexportable(self, kind: str) -> DriverBuffer:
         if kind not in self.unexportable_kinds:
             raise ValueError(f"{self.device.label} cannot allocate {kind!r}: {self.unexportable_kinds}")
@@ -153,6 +160,9 @@ class DriverGpu:
 
     def create_physical(self, nbytes: int) -> DriverPhysicalMemory:
         return DriverPhysicalMemory.create(self.contexts, nbytes, HandleType.DESCRIPTOR)
+
+    def map_adjacent(self, parts: Sequence[PhysicalMemory]) -> DriverVmmMapping:
+        return DriverVmmMapping(self.contexts, cast("Sequence[DriverPhysicalMemory]", parts))
 
     def create_fabric(self, nbytes: int) -> DriverPhysicalMemory:
         return DriverPhysicalMemory.create(self.contexts, nbytes, HandleType.FABRIC)

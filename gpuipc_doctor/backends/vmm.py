@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gpuipc_doctor.backends.buffers import DeviceMemory, Scoped
@@ -37,7 +38,7 @@ class DriverPhysicalMemory(Scoped):
         return self._driver.export_fabric(self.handle)
 
     def map(self) -> DriverVmmMapping:
-        return DriverVmmMapping(self._contexts, self.handle, self.nbytes)
+        return DriverVmmMapping(self._contexts, [self])
 
     def release(self) -> None:
         if not self._released:
@@ -52,20 +53,27 @@ class DriverPhysicalMemory(Scoped):
 
 
 class DriverVmmMapping(Scoped, DeviceMemory):
-    """Addresses at which physical memory is mapped (`gpuipc_doctor.api.gpu.VmmMapping`)."""
+    """Adjacent addresses at which physical memory is mapped (`gpuipc_doctor.api.gpu.VmmMapping`)."""
 
-    def __init__(self, contexts: DeviceContexts, handle: Any, nbytes: int) -> None:
+    def __init__(self, contexts: DeviceContexts, parts: Sequence[DriverPhysicalMemory]) -> None:
         driver = contexts.driver
+        nbytes = sum(part.nbytes for part in parts)
         address = driver.number("vmm-reserve", nbytes, 0, 0, 0)
-        driver.call("vmm-map", address, nbytes, 0, handle, 0)
-        driver.call("vmm-set-access", address, nbytes, driver.access(contexts.ordinal), 1)
+        self._parts: list[tuple[int, int]] = []
+        """(address, size in bytes) of each mapping."""
+        for part in parts:
+            at = address + sum(size for _, size in self._parts)
+            driver.call("vmm-map", at, part.nbytes, 0, part.handle, 0)
+            driver.call("vmm-set-access", at, part.nbytes, driver.access(contexts.ordinal), 1)
+            self._parts.append((at, part.nbytes))
         super().__init__(contexts, address, nbytes, lambda: None)
         self._unmapped = False
 
     def unmap(self) -> None:
         if self._unmapped:
             return
-        self._driver.call("vmm-unmap", self.address, self.nbytes)
+        for address, nbytes in self._parts:
+            self._driver.call("vmm-unmap", address, nbytes)
         self._driver.call("vmm-free", self.address, self.nbytes)
         self._unmapped = True
 

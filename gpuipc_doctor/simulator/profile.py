@@ -358,8 +358,10 @@ def _mpi_fault(stated: Json) -> Mapping[str, str | int]:
     fault = {
         **table(FAULTS)["mpi-call"],
         **_with_sizes(stated),
-        **{name: int(stated.get(name, False)) for name in ("overlapped", "elsewhere")},
+        **{name: int(stated.get(name, False)) for name in ("overlapped", "elsewhere", "thread")},
+        "in_place": int(stated.get("in-place", False)),
     }
+    fault.pop("in-place", None)
     if "cured-by" in stated:
         fault["variable"], _, fault["value"] = stated["cured-by"].partition("=")
         del fault["cured-by"]

@@ -26,6 +26,9 @@ FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU")
 PLENTY = 0.25
 """Fraction of a device's memory, far larger than what a check may use."""
 
+_BY_DOCUMENTATION = (Ending.DRIVER_ERROR, Ending.CRASHED, Ending.HUNG)
+"""Endings in a call that a role records as ``documented``: its library does not support it, and says so."""
+
 _BANNER = re.compile(r"^-{20,}\n\s*(.+?)\n\s*(?:\n|-{20,}$)", re.MULTILINE | re.DOTALL)
 """Pattern for the first paragraph between rules of dashes, as Open MPI's launcher prints it."""
 
@@ -41,6 +44,14 @@ def conclude(outcome: ProbeOutcome) -> Finding:
     assert outcome.blamed is not None
     role = outcome.roles[outcome.blamed]
     so_far = _so_far(outcome)
+    if role.operation and role.records.get("documented") and role.ending in _BY_DOCUMENTATION:
+        return Finding.skip(
+            "unsupported",
+            f"{_CALL} {{ended}}; its library documents that it does not support device memory here",
+            *so_far,
+            ended=role.ending.value,
+            **_of(role),
+        )
     match role.ending:
         case Ending.DRIVER_ERROR:
             assert role.fault is not None

@@ -6,7 +6,7 @@ set -e
 directory=$1 python=$2
 for program in mmdebstrap aarch64-linux-gnu-gcc; do
     if ! command -v "$program" >/dev/null; then
-        echo "$directory: $program is not installed; on Debian, install mmdebstrap and gcc-aarch64-linux-gnu" >&2
+        echo "$directory: $program is not installed; on Debian, install mmdebstrap, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross" >&2
         exit 1
     fi
 done

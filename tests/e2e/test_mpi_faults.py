@@ -70,6 +70,10 @@ SEARCHED_IN_TURN = ("mpi-guard-overwritten",)
 Without it, the messages are tested on one device.
 """
 
+COLLECTIVES = "mpi-collectives"
+"""The check of collectives and windows. Intel MPI fails it with CUDA's memory also on healthy nodes (see
+test_mpi_collectives.py), so the other libraries meet its faults."""
+
 CURED = "mpi-hang-quiet"
 """The fault of the test of workarounds below."""
 
@@ -100,6 +104,7 @@ def runs() -> list[object]:
         for number, name in enumerate(faulty)
         for library, backend in combinations(number, name)
         for run in [(name, library, backend)]
+        if (library, backend) != ("impi", "cuda") or COLLECTIVES not in stated[name].expect[backend].checks
         for is_chosen in [backend == "cuda" and IN_EVERY_RUN.get(name) == library]
         for left_out, also, rare in (
             [(HISTORIES, "", False), ("", "-searched", True)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from gpuipc_doctor.histories.mpi.group_calls import ATOMIC, COLLECTIVES, NONBLOCKING, ONE_SIDED
+from gpuipc_doctor.model import MpiStack
 
 DERIVED = "derived types"
 SELF = "messages of a rank to itself"
@@ -30,3 +33,41 @@ def lacks(family: str, *, over_ucx: bool) -> tuple[str, ...]:
     ``over_ucx``: whether UCX moves the MPI's device memory, because the MPI was built without GPU support.
     """
     return (_LACKS_OVER_UCX if over_ucx else {}).get(family, ()) or _LACKS.get(family, ())
+
+
+GROUP_CALLS = (*COLLECTIVES, *NONBLOCKING, *ONE_SIDED, *ATOMIC)
+
+_REDUCTIONS = ("MPI_Allreduce", "MPI_Reduce", "MPI_Scan", "MPI_Reduce_scatter", "MPI_Reduce_scatter_block")
+_NONBLOCKING_REDUCTIONS = ("MPI_Iallreduce",)
+
+
+def unsupported_calls(mpi: MpiStack, backend: str) -> Sequence[str]:
+    """Calls of all ranks that this library does not support on device memory, by its documentation.
+
+    A library without a GPU path takes only simulated device memory, which is host memory to it: then none.
+    Sources, read on 2026-11-27: docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/cuda.html; for 4.x
+    www.open-mpi.org/faq/?category=runcuda; github.com/pmodels/mpich/wiki/GPU-Support-Matrix-(3.4.x). A
+    library built without CUDA over a UCX with CUDA copies and adds as in host memory: SIGSEGV in MPI_Alltoall
+    (open-mpi/ompi#9906, easybuilders/easybuild-easyconfigs#14801) and MPI_Put (pmodels/mpich#4832).
+    """
+    if not mpi.has_gpu_path:
+        return ()
+    if mpi.ucx and mpi.family in ("openmpi", "mpich"):
+        return tuple(call for call in GROUP_CALLS if call != "MPI_Bcast")
+    if mpi.family == "openmpi":
+        return (*NONBLOCKING, *ATOMIC, "MPI_Accumulate", "MPI_Get_accumulate")
+    if mpi.family == "mpich" and backend == "hip" and mpi.version.startswith("3.4."):
+        return (*_REDUCTIONS, *_NONBLOCKING_REDUCTIONS, *ONE_SIDED, *ATOMIC)
+    return ()
+
+
+def calls_in_histories(mpi: MpiStack, backend: str) -> list[str]:
+    """Calls of all ranks for histories: those that this library supports.
+
+    Intel MPI 2021.17 fails several on a healthy (simulated) NVIDIA GPU, which `mpi-collectives` reports: in
+    histories they would hide all else.
+    """
+    if mpi.family == "intel-mpi" and mpi.has_gpu_path:
+        return []
+    unsupported = unsupported_calls(mpi, backend)
+    return [call for call in GROUP_CALLS if call not in unsupported]

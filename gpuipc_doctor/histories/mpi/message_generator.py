@@ -8,8 +8,21 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from gpuipc_doctor.histories.generator import SWARM
+from gpuipc_doctor.histories.mpi.group_calls import (
+    ATOMIC,
+    CAN_BE_DERIVED,
+    CAN_BE_IN_PLACE,
+    FENCE,
+    FLUSH,
+    IN_PLACE,
+    LOCK,
+    ONE_SIDED,
+    TYPES,
+)
+from gpuipc_doctor.histories.mpi.group_calls import DERIVED as OF_DERIVED_TYPE
 from gpuipc_doctor.histories.mpi.layouts import LAYOUTS
 from gpuipc_doctor.histories.mpi.library_limits import DERIVED, SELF
+from gpuipc_doctor.histories.mpi.memories import DEVICE
 from gpuipc_doctor.histories.mpi.message_model import (
     ANY_SOURCE,
     ANY_TAG,
@@ -80,6 +93,12 @@ RECYCLED = 0.6
 MOST_ROUNDS = 1000
 """Maximum rounds of matching pending operations at an epoch's end; a few are enough."""
 
+GROUP_CALL = 0.05
+"""Probability that a call of all ranks follows an operation."""
+
+GROUP_SIZES = (8, 1000, 4096, 16_384, 65_544)
+"""Bytes of the largest buffer in these calls."""
+
 KINDS = tuple(kind for kind in LAYOUTS if kind)
 
 MOST_IN_BLOCKS = 64 << 10
@@ -114,10 +133,19 @@ class Generator:
     huge: bool = False
     lacks: tuple[str, ...] = ()
     """Unsupported features to avoid, see `library_limits.lacks`."""
+    group_calls: tuple[str, ...] = ()
+    """Calls of all ranks to make, see `group_calls`."""
+    memories: tuple[str, ...] = (DEVICE,)
+    """Kinds of memory for these calls, see `memories`."""
     plans: dict[int, ProcessPlan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
+        self._aside = Random(f"group calls {self.seed}")
+        """Draws the calls of all ranks, so that all other operations are the same with and without them."""
+        self._dealt_decks: dict[tuple[str, ...], list[str]] = {}
+        self._together = 0
+        """Number of calls of all ranks in this epoch."""
         self.plans = {number: ProcessPlan() for number in range(1, self.ranks + 1)}
         self.model = Model(History(self.backend, self.plans, check=MPI))
         self._numbers = 0
@@ -136,10 +164,11 @@ class Generator:
 
     def epoch(self) -> list[tuple[Operation, Expected]]:
         """Generate one epoch: its operations with the expected results."""
-        self._made = []
+        self._made, self._together = [], 0
         epoch = self._plan()
-        while len(self._made) < epoch.operations:
+        while len(self._made) - self._together < epoch.operations:
             self._step(epoch)
+            self._group_call()
         self._end(epoch)
         return self._made
 
@@ -191,6 +220,31 @@ class Generator:
             return
         (do,) = self.random.choices(list(epoch.weights), list(epoch.weights.values()))
         getattr(self, f"_{do.replace('-', '_')}")(epoch)
+
+    def _group_call(self) -> None:
+        if not self.group_calls or self._aside.random() >= GROUP_CALL:
+            return
+        aside = self._aside
+        call = self._dealt(self.group_calls)
+        forms = [""]
+        if call in (*ONE_SIDED, *ATOMIC):
+            forms = [FENCE, LOCK, FLUSH]
+        elif call in CAN_BE_IN_PLACE:
+            forms.append(IN_PLACE)
+        if call in CAN_BE_DERIVED and DERIVED not in self.lacks:
+            forms.append(OF_DERIVED_TYPE)
+        memory = self._dealt(self.memories) if aside.random() < 0.5 else DEVICE
+        kind = "|".join((call, aside.choice(TYPES), memory, aside.choice(forms)))
+        do = "one-sided" if call in (*ONE_SIDED, *ATOMIC) else "collective"
+        nbytes, stamp = aside.choice(GROUP_SIZES), aside.randrange(1, 1 << 20)
+        self._together += self._try(Operation(do, 1, nbytes=nbytes, stamp=stamp, kind=kind))
+
+    def _dealt(self, words: tuple[str, ...]) -> str:
+        """One of these words; none comes twice before all have come."""
+        deck = self._dealt_decks.setdefault(words, [])
+        if not deck:
+            deck += self._aside.sample(words, len(words))
+        return deck.pop()
 
     def _communicator(self, epoch: Epoch) -> None:
         if self._chance(0.5):

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from gpuipc_doctor.histories.mpi.group_calls import Case
 from gpuipc_doctor.histories.mpi.layouts import LAYOUTS
 from gpuipc_doctor.histories.operations import History, Operation
 
@@ -28,7 +29,10 @@ WHERE = ("device", "host")
 
 SENDS = frozenset({"send", "ssend", "isend", "issend"})
 RECEIVES = frozenset({"recv", "irecv"})
-OF_ALL = frozenset({"barrier", "duplicate", "reverse", "free-communicator"})
+GROUP_CALLS = frozenset({"collective", "one-sided"})
+"""Calls of all ranks on buffers of their own (`group_calls.Case`), which depend on no other operation."""
+
+OF_ALL = frozenset({"barrier", "duplicate", "reverse", "free-communicator"}) | GROUP_CALLS
 """Collective operations."""
 
 
@@ -285,6 +289,13 @@ class Model:
     def _may_barrier(self, operation: Operation) -> str:
         return ""
 
+    def _may_collective(self, operation: Operation) -> str:
+        return (
+            "" if operation.stamp and operation.nbytes and case_of(operation) else "needs a call and a stamp"
+        )
+
+    _may_one_sided = _may_collective
+
     def _may_duplicate(self, operation: Operation) -> str:
         return "" if operation.makes and len(self.communicators) < 4 else "needs a new communicator"
 
@@ -446,6 +457,11 @@ class Model:
     def _barrier(self, operation: Operation) -> None:
         self._wild = [receive for receive in self._wild if not receive.completed]
 
+    def _collective(self, operation: Operation) -> None:
+        """Its buffers last no longer than the call."""
+
+    _one_sided = _collective
+
     def _duplicate(self, operation: Operation) -> None:
         self.communicators[operation.makes] = False
 
@@ -474,6 +490,15 @@ class Model:
     def waiting(self) -> list[Part]:
         """Sends and receives that have no match yet."""
         return [*self.unexpected, *self.pending]
+
+
+def case_of(operation: Operation) -> Case | None:
+    """The call of a collective or one-sided operation; None if its kind is not ``call|type|memory|form``."""
+    words = operation.kind.split("|")
+    if len(words) != 4:
+        return None
+    call, kind, memory, form = words
+    return Case(operation.stamp, call, operation.nbytes, kind, memory, form)
 
 
 def _is_matched(part: Part) -> bool:

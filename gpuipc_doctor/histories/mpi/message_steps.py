@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuipc_doctor.histories.mpi.message_model import ANY_SOURCE, ANY_TAG, WORLD
+from gpuipc_doctor.histories.mpi.message_model import ANY_SOURCE, ANY_TAG, WORLD, case_of
 from gpuipc_doctor.histories.operations import History, Operation
 
 _SENDS = "{nbytes} B (contents {stamp}){kind} from buffer {on} to {peer}, {tag}{within}"
@@ -36,6 +36,8 @@ SENTENCES: Mapping[str, str] = {
     "duplicate": "all ranks duplicate MPI_COMM_WORLD: communicator {makes}",
     "reverse": "all ranks create communicator {makes}, with the ranks of MPI_COMM_WORLD in reverse order",
     "free-communicator": "all ranks free communicator {on}",
+    "collective": "all ranks call {case} (contents {stamp})",
+    "one-sided": "all ranks make a window and call {case} (contents {stamp})",
 }
 """Operation → its sentence. The keys are all operations."""
 
@@ -64,6 +66,7 @@ def step(operation: Operation) -> str:
         within="" if operation.within == WORLD else f" in communicator {operation.within}",
         kind=_KINDS.get(operation.kind, ""),
         where=f"{operation.kind} memory",
+        case=case_of(operation) or "",
         contents=f": contents {operation.stamp}" if operation.stamp else "",
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from gpuipc_doctor.api.gpu import DriverError, Memory
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.histories.contents import contents, first_difference, stamp_at
+from gpuipc_doctor.histories.mpi.group_calls import GroupCalls
 from gpuipc_doctor.histories.mpi.layouts import BLANK, LAYOUTS
 from gpuipc_doctor.histories.mpi.message_model import (
     ANY_SOURCE,
@@ -21,6 +22,7 @@ from gpuipc_doctor.histories.mpi.message_model import (
     Message,
     Part,
     Receive,
+    case_of,
 )
 from gpuipc_doctor.histories.operations import Operation
 
@@ -90,6 +92,7 @@ class Rank:
         """Request → its active sends and receives."""
         self._at, self._do = 0, ""
         self._call = ""
+        self._group: GroupCalls | None = None
 
     def perform(self, steps: Steps, first: int = 0) -> None:
         """Perform this rank's part of ``steps``, which start at index ``first`` of its history."""
@@ -425,6 +428,20 @@ class Rank:
         split = self._communicators[WORLD].Split
         made = self._mpi.call("MPI_Comm_split", split, 0, self._mpi.size - self._me)
         self._communicators[operation.makes], self._reversed[operation.makes] = made, True
+
+    def _collective(self, operation: Operation, expected: Expected) -> None:
+        case = case_of(operation)
+        assert case is not None
+        self._group = self._group or GroupCalls(self.worker)
+        results, compared = self._group.results, self._group.results.compared
+        self._group.perform(case._replace(root=case.number % self._mpi.size))
+        self.figures.messages += 1
+        self.figures.compared += results.compared - compared
+        if results.wrong:
+            self._call = case.call
+            self._wrong(f"on rank {self._mpi.rank}, {results.wrong.pop()[1]}")
+
+    _one_sided = _collective
 
     def _free_communicator(self, operation: Operation, expected: Expected) -> None:
         self._mpi.call("MPI_Comm_free", self._communicators.pop(operation.on).Free)

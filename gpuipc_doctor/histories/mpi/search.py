@@ -14,7 +14,7 @@ from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.leaks import CERTAIN, repeated
 from gpuipc_doctor.histories.mpi.hangs import is_last_wait, lost
 from gpuipc_doctor.histories.mpi.message_generator import Generator
-from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Message, Model, Receive, legal
+from gpuipc_doctor.histories.mpi.message_model import GROUP_CALLS, OF_ALL, Message, Model, Receive, legal
 from gpuipc_doctor.histories.mpi.performer import Steps
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
 from gpuipc_doctor.histories.shrink import renumber, shrink
@@ -225,6 +225,8 @@ def _slices(history: History, at: int) -> Iterator[Sequence[Operation]]:
     """Candidates around the failing operation: its messages alone, then all messages between its ranks."""
     steps = steps_of(history)
     operations = [operation for operation, _ in steps]
+    if operations[at].do in GROUP_CALLS:
+        yield [operations[at]]
     messages = [part for part in steps[at][1].parts if isinstance(part, Message)]
     messages += [part.message for part in steps[at][1].parts if isinstance(part, Receive) and part.message]
     if not messages:

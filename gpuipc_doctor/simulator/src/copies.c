@@ -104,7 +104,15 @@ static uint64_t offset_in(const struct block *block, uint64_t address)
     return block->wrap && offset >= block->wrap ? offset - block->wrap : offset;
 }
 
-static int get(void *to, uint64_t from, uint64_t bytes, bool foreign)
+/* Bytes from an address on that a single block holds: VMM memory may go on in the mapping behind it. */
+static uint64_t bytes_in_block(uint64_t address, uint64_t bytes)
+{
+    const struct block *block = find_block(address);
+    uint64_t left = block && block->kind == PHYSICAL ? block->base + block->bytes - address : bytes;
+    return left < bytes ? left : bytes;
+}
+
+static int get_of_block(void *to, uint64_t from, uint64_t bytes, bool foreign)
 {
     struct block *block;
     struct allocation *allocation;
@@ -126,7 +134,7 @@ static int get(void *to, uint64_t from, uint64_t bytes, bool foreign)
     return code;
 }
 
-static int put(uint64_t to, const void *from, uint64_t bytes, bool foreign)
+static int put_of_block(uint64_t to, const void *from, uint64_t bytes, bool foreign)
 {
     struct block *block;
     struct allocation *allocation;
@@ -145,6 +153,30 @@ static int put(uint64_t to, const void *from, uint64_t bytes, bool foreign)
     int file = contents(block);
     code = file_write(file, offset_in(block, to), from, bytes);
     leave(block, file);
+    return code;
+}
+
+static int get(void *to, uint64_t from, uint64_t bytes, bool foreign)
+{
+    int code;
+    uint64_t now;
+    do {
+        now = bytes_in_block(from, bytes);
+        code = get_of_block(to, from, now, foreign);
+        to = (unsigned char *)to + now, from += now, bytes -= now;
+    } while (bytes && !code);
+    return code;
+}
+
+static int put(uint64_t to, const void *from, uint64_t bytes, bool foreign)
+{
+    int code;
+    uint64_t now;
+    do {
+        now = bytes_in_block(to, bytes);
+        code = put_of_block(to, from, now, foreign);
+        to += now, from = (const unsigned char *)from + now, bytes -= now;
+    } while (bytes && !code);
     return code;
 }
 

@@ -31,12 +31,33 @@ typedef void *handle;
 /* ---- the faults ---- */
 
 static const char *const calls[] = {"MPI_Init_thread", "MPI_Finalize", "MPI_Send", "MPI_Recv", "MPI_Isend",
-                                    "MPI_Irecv",       "MPI_Wait",     "MPI_Waitall", "MPI_Sendrecv", "MPI_Mrecv", NULL};
-enum call { INIT, FINALIZE, SEND, RECV, ISEND, IRECV, WAIT, WAITALL, SENDRECV, MRECV };
+                                    "MPI_Irecv",       "MPI_Wait",     "MPI_Waitall", "MPI_Sendrecv", "MPI_Mrecv",
+                                    "MPI_Start",
+#define CALL_OF(name, word) "MPI_" #name,
+#include "mpi_calls.def"
+#undef CALL_OF
+                                    NULL};
+enum call {
+    INIT,
+    FINALIZE,
+    SEND,
+    RECV,
+    ISEND,
+    IRECV,
+    WAIT,
+    WAITALL,
+    SENDRECV,
+    MRECV,
+    START,
+#define CALL_OF(name, word) word,
+#include "mpi_calls.def"
+#undef CALL_OF
+};
 
 static const char *const effects[] = {"hang",  "abort",           "segv",        "leak",           "corrupt-byte", "corrupt-guard",
                                       "stale", "leak-descriptor", "leak-thread", "leak-addresses", "leak-host",
-                                      "wrong-source", "wrong-count", "ignore-error", "corrupt-gap", "swap", NULL};
+                                      "wrong-source", "wrong-count", "ignore-error", "corrupt-gap", "swap", "corrupt-last",
+                                      "error", "lose", "late", NULL};
 enum effect {
     HANG = 1 << 0,
     ABORT = 1 << 1,
@@ -54,10 +75,14 @@ enum effect {
     IGNORE_ERROR = 1 << 13,
     CORRUPT_GAP = 1 << 14,
     SWAP = 1 << 15,
+    CORRUPT_LAST = 1 << 16,
+    ERROR = 1 << 17,
+    LOSE = 1 << 18,
+    LATE = 1 << 19,
 };
 
-static const char *const places[] = {"any", "device", "host", NULL};
-enum place { ANYWHERE, DEVICE, HOST };
+static const char *const places[] = {"any", "device", "host", "pool", "vmm", "pinned", NULL};
+enum place { ANYWHERE, DEVICE, HOST, POOL, VMM, PINNED };
 
 /* libfabric's levels, of which each includes those before it. */
 static const char *const levels[] = {"warn", "trace", "info", "debug", NULL};
@@ -82,6 +107,9 @@ struct fault {
     unsigned nth, from, every, until, calls_made;
     unsigned outstanding; /* only while so many receives are posted */
     int elsewhere; /* only in communicators that are not the world's */
+    int in_place;  /* only in place */
+    int thread;    /* only in a thread other than the process's first */
+    unsigned idle; /* only after so many milliseconds without a call that is counted here */
 };
 
 /* What faults do to one message. */
@@ -104,11 +132,12 @@ static void read_fault(const char *line)
     int read = sscanf(line,
                       "fault call=%31s do=%31s memory=%31s rank=%d min=%lu max=%lu bytes=%lu keeps=%u nth=%u "
                       "from=%u every=%u until=%u log=%31s variable=%63s value=%63s overlapped=%d "
-                      "outstanding=%u elsewhere=%d",
+                      "outstanding=%u elsewhere=%d in_place=%d thread=%d idle=%u",
                       call, effect, memory, &fault->rank, &fault->min, &fault->max, &fault->bytes,
                       &fault->keeps, &fault->nth, &fault->from, &fault->every, &fault->until, level, variable, value,
-                      &fault->overlapped, &fault->outstanding, &fault->elsewhere);
-    if (read != 18)
+                      &fault->overlapped, &fault->outstanding, &fault->elsewhere, &fault->in_place, &fault->thread,
+                      &fault->idle);
+    if (read != 21)
         refuse(line, "not a fault");
     if (fault->keeps && !(fault->kept = calloc(fault->keeps, sizeof *fault->kept)))
         refuse(line, "no memory");
@@ -218,6 +247,34 @@ static bool is_on_device(const void *address)
     size_t bytes;
     return ask_driver("cuMemGetAddressRange_v2", "hipMemGetAddressRange", &base, (uintptr_t)&bytes,
                       (uintptr_t)address);
+}
+
+/* Whether an address is where a fault strikes. What NULL is, nobody asks. */
+static bool is_in(enum place place, const void *address)
+{
+    enum { MEMORY_TYPE = 2, MEMPOOL_HANDLE = 17, TYPE_HOST = 1 };
+    uint64_t value = 0;
+    void *memory;
+    switch (place) {
+    case ANYWHERE:
+        return true;
+    case DEVICE:
+        return is_on_device(address);
+    case HOST:
+        return !is_on_device(address);
+    case POOL:
+        return ask_driver("cuPointerGetAttribute", "hipPointerGetAttribute", &value, MEMPOOL_HANDLE,
+                          (uintptr_t)address);
+    case PINNED:
+        return ask_driver("cuPointerGetAttribute", "hipPointerGetAttribute", &value, MEMORY_TYPE,
+                          (uintptr_t)address) &&
+               value == TYPE_HOST;
+    case VMM:
+        return ask_driver("cuMemRetainAllocationHandle", "hipMemRetainAllocationHandle", &memory, (uintptr_t)address,
+                          0) &&
+               ask_driver("cuMemRelease", "hipMemRelease", memory, 0, 0);
+    }
+    return false;
 }
 
 static void *leak(uint64_t bytes)
@@ -398,6 +455,7 @@ static struct posted {
     void *buffer;
     uint64_t bytes;
     handle comm;
+    bool is_collective; /* its faults were those of the call that began it */
     struct asked asked;
 } posted[MAX_POSTED];
 
@@ -405,22 +463,36 @@ static unsigned outstanding(void)
 {
     unsigned count = 0;
     for (struct posted *entry = posted; entry < posted + MAX_POSTED; entry++)
-        count += entry->request != 0;
+        count += entry->request != 0 && !entry->is_collective;
     return count;
 }
 
 static bool concerns(const struct fault *fault, enum call call, const void *buffer, uint64_t bytes, handle comm)
 {
     return fault->call == call && (fault->rank < 0 || fault->rank == own_rank) && fault->min <= bytes &&
-           bytes <= fault->max && (!fault->memory || is_on_device(buffer) == (fault->memory == DEVICE)) &&
-           fault->outstanding <= outstanding() && !(fault->elsewhere && is_world(comm));
+           bytes <= fault->max && is_in(fault->memory, buffer) && fault->outstanding <= outstanding() &&
+           !(fault->elsewhere && is_world(comm)) && !(fault->thread && syscall(SYS_gettid) == getpid());
+}
+
+/* Milliseconds since this was last asked. */
+static uint64_t idle_ms(void)
+{
+    static uint64_t last;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    uint64_t ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000, since = last ? ms - last : 0;
+    last = ms;
+    return since;
 }
 
 /* What the faults do before the real call; returns the effects on what it delivers. */
-static struct asked before(enum call call, const void *buffer, uint64_t bytes, handle comm)
+static struct asked before_placed(enum call call, const void *buffer, uint64_t bytes, handle comm, bool in_place)
 {
     struct asked asked = {0};
+    uint64_t idle = idle_ms();
     for (struct fault *fault = faults; fault < faults + fault_count; fault++) {
+        if ((fault->in_place && !in_place) || fault->idle > idle)
+            continue;
         if (!concerns(fault, call, buffer, bytes, comm) || !occurs(fault))
             continue;
         happen(fault, buffer, bytes);
@@ -429,6 +501,11 @@ static struct asked before(enum call call, const void *buffer, uint64_t bytes, h
             asked.behind = fault->bytes;
     }
     return asked;
+}
+
+static struct asked before(enum call call, const void *buffer, uint64_t bytes, handle comm)
+{
+    return before_placed(call, buffer, bytes, comm, false);
 }
 
 /* The last message of each size, for those that are delivered again in place of a later one. */
@@ -461,6 +538,8 @@ static void after(struct asked asked, unsigned char *buffer, uint64_t bytes)
         deliver_the_last(buffer, bytes, asked.effects & STALE);
     if (bytes && asked.effects & CORRUPT_BYTE)
         buffer[bytes / 2] += 0x10; /* done twice, it is not undone */
+    if (bytes && asked.effects & CORRUPT_LAST)
+        buffer[bytes - 1] += 0x10;
     if (asked.effects & CORRUPT_GUARD)
         buffer[bytes + asked.behind] ^= 0xff;
 }
@@ -580,6 +659,8 @@ EXPORT int MPI_Send_c(const void *buffer, int64_t count, handle type, int to, in
     int code = CALL(MPI_Send, send, type, to, tag, comm);
     if (bytes && asked.effects & CORRUPT_BYTE)
         ((unsigned char *)(uintptr_t)buffer)[bytes / 2] += 0x10; /* after it was sent */
+    if (bytes && asked.effects & CORRUPT_LAST)
+        ((unsigned char *)(uintptr_t)buffer)[bytes - 1] += 0x10;
     return code;
 }
 
@@ -671,7 +752,8 @@ static int begin_waiting(enum call call, int count, const void *requests, struct
     for (int i = 0; i < count; i++) {
         struct posted *entry = posted_as(request_at(requests, i));
         if (entry && entry->request) {
-            entry->asked = before(call, entry->buffer, entry->bytes, entry->comm);
+            if (!entry->is_collective)
+                entry->asked = before(call, entry->buffer, entry->bytes, entry->comm);
             received[found++] = entry;
         }
     }
@@ -700,13 +782,18 @@ static void end_waiting(struct posted **received, int count, bool arrived)
     }
 }
 
+static void end_of_restarted(uint64_t request); /* a persistent request, of mpi_group_calls.h */
+
 EXPORT int MPI_Wait(void *request, void *status)
 {
     int (*real)(void *, void *) = ONCE(demand, "PMPI_Wait");
     struct posted *received[1];
+    uint64_t number = request_at(request, 0);
     int found = begin_waiting(WAIT, 1, request, received);
     int code = real(request, status);
     end_waiting(received, found, !code);
+    if (!code)
+        end_of_restarted(number);
     return code;
 }
 
@@ -725,8 +812,15 @@ EXPORT int MPI_Waitall(int count, void *requests, void *statuses)
 {
     int (*real)(int, void *, void *) = ONCE(demand, "PMPI_Waitall");
     struct posted *received[MAX_POSTED];
+    uint64_t numbers[MAX_POSTED];
+    for (int i = 0; i < count && i < MAX_POSTED; i++)
+        numbers[i] = request_at(requests, i);
     int found = begin_waiting(WAITALL, count, requests, received);
     int code = real(count, requests, statuses);
     end_waiting(received, found, !code);
+    for (int i = 0; i < count && i < MAX_POSTED && !code; i++)
+        end_of_restarted(numbers[i]);
     return code;
 }
+
+#include "mpi_group_calls.h"

@@ -87,6 +87,11 @@ static int pointer_attribute(void *data, int attribute, uint64_t address)
     case ACCESS_FLAGS:
         *(int *)data = 3; /* read and write */
         return SUCCESS;
+    case MEMPOOL_HANDLE:
+        if (!block->pool)
+            return INVALID_VALUE;
+        *(struct pool **)data = block->pool;
+        return SUCCESS;
     default:
         return INVALID_VALUE;
     }

@@ -9,9 +9,11 @@ from random import Random
 import pytest
 
 from gpuipc_doctor.histories.mpi.layouts import LAYOUTS
-from gpuipc_doctor.histories.mpi.library_limits import DERIVED, SELF
+from gpuipc_doctor.histories.mpi.library_limits import DERIVED, GROUP_CALLS, SELF
+from gpuipc_doctor.histories.mpi.memories import KINDS as MEMORIES
 from gpuipc_doctor.histories.mpi.message_generator import REPEATS, Generator
-from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Model, Receive, legal
+from gpuipc_doctor.histories.mpi.message_model import GROUP_CALLS as GROUP_OPERATIONS
+from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Model, Receive, case_of, legal
 from gpuipc_doctor.histories.mpi.message_steps import SENTENCES, step
 from gpuipc_doctor.histories.operations import MPI, History, Operation, ProcessPlan
 from tests.unit.histories.mpi.trivial_mpi import TrivialMpi
@@ -19,8 +21,12 @@ from tests.unit.histories.mpi.trivial_mpi import TrivialMpi
 EPOCHS = 6
 
 
-def made(ranks: int, seed: int, epochs: int = EPOCHS) -> tuple[Generator, list[Operation]]:
-    generator = Generator("cuda", ranks, seed, (8192, 65536))
+def made(
+    ranks: int, seed: int, epochs: int = EPOCHS, group_calls: Sequence[str] = ()
+) -> tuple[Generator, list[Operation]]:
+    generator = Generator(
+        "cuda", ranks, seed, (8192, 65536), group_calls=tuple(group_calls), memories=MEMORIES
+    )
     return generator, [operation for _ in range(epochs) for operation, _ in generator.epoch()]
 
 
@@ -100,9 +106,21 @@ def test_unsupported_operations_are_not_generated_and_every_epoch_ends(seed: int
 
 
 def test_every_operation_is_generated_and_has_a_sentence() -> None:
-    done = Counter(operation.do for seed in range(6) for operation in made(3, seed)[1])
+    done = Counter(
+        operation.do for seed in range(6) for operation in made(3, seed, group_calls=GROUP_CALLS)[1]
+    )
     assert set(done) == set(SENTENCES)
-    assert all("{" not in step(operation) for operation in made(3, 0)[1])
+    assert all("{" not in step(operation) for operation in made(3, 0, group_calls=GROUP_CALLS)[1])
+
+
+def test_group_calls_leave_all_other_operations_of_a_seed_as_they_are() -> None:
+    _, without = made(3, 6)
+    _, operations = made(3, 6, group_calls=GROUP_CALLS)
+    plain = [operation for operation in operations if operation.do not in GROUP_OPERATIONS]
+    assert plain == without
+    cases = [case_of(operation) for operation in operations if operation.do in GROUP_OPERATIONS]
+    assert {case.call for case in cases if case} == set(GROUP_CALLS)
+    assert {case.memory for case in cases if case} == set(MEMORIES)
 
 
 def test_model_has_every_operation() -> None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 
-from gpuipc_doctor.api import Memory
+from gpuipc_doctor.api.gpu import Memory
 
 PERIOD = 1021
 """Elements after which data repeats: a prime, so that no shift by a power of two maps it onto itself."""

@@ -1,0 +1,199 @@
+"""Tests of check mpi-collectives: planned probes, cases, follow-ups, and findings from recorded results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.api import Finding, Json, Probe
+from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls
+from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS, POOL
+from gpuipc_doctor.model import Ending, RoleOutcome, Status
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.supervise import blame
+from tests.checks.judging import check, conclude, each_round, gpu, outcome, plan
+
+ID = "mpi-collectives"
+WRONG = {
+    "call": "MPI_Bcast",
+    "case": "MPI_Bcast of 65544 B, int32, memory of a pool",
+    "memory": POOL,
+    "form": "",
+    "nbytes": 65544,
+    "says": "1 of 65544 B wrong, first element 16385: 0x1 instead of 0x0",
+}
+PARAMS: dict[str, Json] = {
+    "sizes": [8, 1000],
+    "room": 1 << 30,
+    "derived": True,
+    "unsupported": [],
+    "soak": False,
+    "failed": [],
+    "before": [],
+}
+
+
+def module() -> Any:
+    return sys.modules[type(check(ID)).__module__]
+
+
+def rank(wrong: Sequence[Json] = (), **other: Json) -> dict[str, Json]:
+    done = {"cases": 2, "compared": 1 << 20, "wrong": list(wrong), "made": {"MPI_Bcast": 2}, "lacks": []}
+    return {**done, "library": "MPICH 5.0.2", **other}
+
+
+def judged(*ranks: dict[str, Json], **params: Json) -> list[Finding]:
+    records = {f"rank {place}": records for place, records in enumerate(ranks)}
+    return conclude(ID, records, **{**PARAMS, **params})
+
+
+def cases(probe: Probe, ranks: int = 4, kinds: Sequence[str] = KINDS, **params: Json) -> list[Any]:
+    make = module().cases
+    return list(make({**probe.params, **params}, ranks, kinds))
+
+
+def test_correct_calls_pass_with_their_number_and_calls() -> None:
+    (finding,) = judged(rank(), rank())
+    assert finding.status is Status.PASS
+    assert sentences.summary(finding) == (
+        "2 collectives and one-sided operations of 2 ranks correct, 2 MiB compared"
+    )
+    assert "2 × MPI_Bcast" in sentences.evidence(finding)
+
+
+def test_wrong_data_names_call_library_size_element_and_memory() -> None:
+    (finding,) = judged(rank(), rank([WRONG]))
+    assert (finding.status, finding.key) == (Status.FAIL, "wrong-data")
+    assert sentences.summary(finding).startswith("MPI_Bcast delivered wrong data: 1 of 4 results of MPICH")
+    lines = sentences.evidence(finding)
+    assert lines[0] == f"rank 1: {WRONG['case']}: {WRONG['says']}"
+    assert "all wrong results are of calls with memory of a pool" in lines
+    assert "ranks with correct data: rank 0" in lines
+
+
+def test_wrong_data_of_a_call_that_is_documented_as_unsupported_is_skip() -> None:
+    skipped, passed = judged(rank(), rank([WRONG]), unsupported=["MPI_Bcast"])
+    assert (skipped.status, skipped.key) == (Status.SKIP, "unsupported")
+    assert passed.status is Status.PASS
+
+
+def test_descriptor_left_with_each_window_fails() -> None:
+    left = each_round("window made and filled", rounds=30, descriptors=lambda number: number)
+    (finding,) = judged(rank(**left), rank())
+    assert (finding.status, finding.key) == (Status.FAIL, "descriptors-left")
+
+
+def test_sizes_beyond_the_share_of_memory_are_named() -> None:
+    (finding,) = judged(rank(), rank(), sizes=[8, 1 << 25], room=1 << 20)
+    says = "sizes omitted because the share of memory is too small: 33554432 B"
+    assert says in sentences.evidence(finding)
+
+
+def test_ranks_use_the_last_four_gpus_and_share_a_single_one() -> None:
+    (probe,) = plan(ID, *map(gpu, range(8)))
+    assert [device.index for device in probe.devices] == [4, 5, 6, 7]
+    (alone,) = plan(ID, gpu(0))
+    assert (len(alone.roles), len(alone.devices)) == (4, 1)
+
+
+def test_each_call_is_made_in_each_memory_and_every_way() -> None:
+    (probe,) = plan(ID, gpu(0))
+    made = cases(probe)
+    calls = module().calls
+    every = {*calls.COLLECTIVES, *calls.NONBLOCKING, *calls.ONE_SIDED, *calls.ATOMIC, calls.SENDRECV}
+    for memory in KINDS:
+        assert {case.call for case in made if case.memory == memory} == every
+    of = {(case.call, case.form) for case in made}
+    assert of >= {(call, calls.IN_PLACE) for call in calls.CAN_BE_IN_PLACE}
+    assert of >= {(call, calls.DERIVED) for call in calls.CAN_BE_DERIVED}
+    completions = (calls.FENCE, calls.LOCK, calls.FLUSH)
+    assert of >= {(call, form) for call in calls.ONE_SIDED for form in completions}
+    assert max(case.nbytes for case in made if case.call == "MPI_Allreduce") > 32 << 20
+    assert max(case.nbytes for case in made if case.form == calls.DERIVED) > 64 << 10
+    assert {case.root for case in made if case.call == "MPI_Bcast"} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("operation", "call", "memory", "gone"),
+    [
+        ("MPI_Bcast", "MPI_Bcast", DEVICE, lambda case: case.call == "MPI_Bcast"),
+        ("MPI_Wait", "MPI_Ibcast", DEVICE, lambda case: case.call == "MPI_Ibcast"),
+        ("MPI_Win_fence", "MPI_Put", DEVICE, lambda case: case.form == "MPI_Win_fence"),
+        ("MPI_Win_unlock_all", "MPI_Put", DEVICE, lambda case: case.form == "MPI_Win_flush"),
+        ("MPI_Win_create", "MPI_Put", DEVICE, lambda case: case.call in ("MPI_Get", "MPI_Fetch_and_op")),
+        ("MPI_Bcast", "MPI_Bcast", POOL, lambda case: case.memory == POOL),
+    ],
+)
+def test_what_is_like_a_failed_case_is_not_tried_again(
+    operation: str, call: str, memory: str, gone: Any
+) -> None:
+    (probe,) = plan(ID, gpu(0))
+    before = cases(probe)
+    left = cases(probe, failed=[[operation, call, memory, "…"]])
+    assert any(map(gone, before))
+    assert not any(map(gone, left))
+    assert len(left) > len(before) / 3
+
+
+def crashed(case: Any, **records: Json) -> Any:
+    where = {"number": case.number, "call": case.call, "memory": case.memory, "case": str(case)}
+    done = outcome({"rank 0": rank(), "rank 1": rank([WRONG], **where, **records)}, (gpu(0),), "", **PARAMS)
+    role = replace(done.roles["rank 1"], ending=Ending.CRASHED, operation=case.call, signal="SIGSEGV")
+    return replace(done, roles={**done.roles, "rank 1": role}, blamed="rank 1")
+
+
+def test_other_calls_are_made_in_fresh_ranks_after_a_crash_and_earlier_results_are_kept() -> None:
+    (planned,) = plan(ID, gpu(0))
+    all_cases = cases(planned, **PARAMS)
+    case = next(case for case in all_cases if case.call == "MPI_Scan")
+    (rest,) = check(ID).again(crashed(case))
+    assert rest.name == "the rest"
+    later = cases(rest)
+    assert all(other.number > case.number and other.call != "MPI_Scan" for other in later)
+    found = judged(rank(), rank(), **{name: rest.params[name] for name in ("failed", "before")})
+    assert [finding.key for finding in found] == ["wrong-data", "some-failed"]
+    assert f"{case}: rank 1 crashed in MPI_Scan" in sentences.evidence(found[1])
+
+
+@pytest.mark.parametrize("ending", [Ending.CRASHED, Ending.HUNG])
+def test_failure_in_a_call_that_its_library_documents_as_unsupported_is_skip(ending: Ending) -> None:
+    (planned,) = plan(ID, gpu(0))
+    ended = crashed(cases(planned)[0], documented=True)
+    role: RoleOutcome = replace(ended.roles["rank 1"], ending=ending)
+    finding = blame.conclude(replace(ended, roles={**ended.roles, "rank 1": role}))
+    assert (finding.status, finding.key) == (Status.SKIP, "unsupported")
+
+
+@pytest.mark.parametrize(
+    ("family", "version", "ucx", "backend", "unsupported", "supported"),
+    [
+        ("openmpi", "5.0.11", "", "cuda", "MPI_Iallreduce", "MPI_Put"),
+        ("openmpi", "5.0.11", "1.22.0", "cuda", "MPI_Put", "MPI_Bcast"),
+        ("mpich", "3.4.3", "", "hip", "MPI_Allreduce", "MPI_Bcast"),
+        ("mpich", "3.4.3", "", "cuda", "", "MPI_Allreduce"),
+        ("mpich", "5.0.2", "", "hip", "", "MPI_Put"),
+        ("intel-mpi", "2021.17", "", "cuda", "", "MPI_Put"),
+    ],
+)
+def test_unsupported_calls_follow_library_version_and_transport(
+    family: str, version: str, ucx: str, backend: str, unsupported: str, supported: str
+) -> None:
+    stack = replace(_stack(), family=family, version=version, ucx=ucx, has_gpu_path=True)
+    listed = unsupported_calls(stack, backend)
+    assert not unsupported or unsupported in listed
+    assert supported not in listed
+
+
+def test_nothing_is_unsupported_in_simulated_memory_without_a_gpu_path() -> None:
+    stack = replace(_stack(), family="openmpi", ucx="1.22.0", has_gpu_path=False)
+    assert not unsupported_calls(stack, "cuda")
+
+
+def _stack() -> Any:
+    from gpuipc_doctor.model import Launch, MpiStack
+
+    return MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")))
