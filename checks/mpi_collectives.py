@@ -14,7 +14,7 @@ What a library does not support by its own documentation is called last. If it f
 
 | library | calls | source |
 |---|---|---|
-| Open MPI, built with CUDA | accumulate, get-accumulate, fetch-and-op, compare-and-swap; non-blocking collectives | docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/cuda.html; for 4.x the FAQ `runcuda` |
+| Open MPI, built with CUDA | accumulate, get-accumulate, fetch-and-op, compare-and-swap; non-blocking collectives | docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/cuda.html; for 4.x the FAQ "runcuda" |
 | Open MPI over UCX | all one-sided operations and windows; non-blocking reductions | the same pages |
 | Open MPI or MPICH without CUDA, over UCX with CUDA | all collectives but broadcast, all one-sided operations: the library itself copies and adds as in host memory | open-mpi/ompi#9906, pmodels/mpich#3519 and #4832 |
 | MPICH 3.4 on AMD GPUs | reductions, one-sided operations | github.com/pmodels/mpich/wiki/GPU-Support-Matrix-(3.4.x) |
