@@ -47,6 +47,7 @@ FAULTY = {
     "hang-init": ("cuda", "driver-init"),
     "ignores-sigterm": ("cuda", "ipc-handles"),
     "ipc-leaks-descriptors": ("cuda", "ipc-release"),
+    "kernels-lose-adds": ("cuda", "ipc-kernels"),
     "nvidia-455.32.00": ("cuda", "known-versions"),
     "pool-never-trims": ("hip", "driver-pool-release"),
     "stale-part": ("hip", "ipc-stale"),

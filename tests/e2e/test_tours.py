@@ -81,8 +81,8 @@ def test_fault_of_one_pair_of_twelve_blames_it(doctor: Command, tmp_path: Path) 
 def test_fault_at_a_call_that_no_probe_reaches_alone_is_found_with_its_history(
     doctor: Command, tmp_path: Path
 ) -> None:
-    """Each ipc-peer opens one handle: the third open of a process is the third visit of its tour."""
-    fault = "{call: ipc-open, nth: 3, do: corrupt-byte}"
+    """Each ipc-peer opens three handles: the seventh open of a process is in the third visit of its tour."""
+    fault = "{call: ipc-open, nth: 7, do: corrupt-byte}"
     report = check(doctor, tmp_path, 3, fault, "ipc-peer", *SEED)
     bad = [result for result in report["results"] if result["finding"]["status"] == "FAIL"]
     assert len({tuple(result["devices"]) for result in bad}) == 2  # of six visits, the third and the sixth
