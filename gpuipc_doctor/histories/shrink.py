@@ -41,7 +41,7 @@ def shrink(
     """
     keep_last = keep_last and not any(operation.beside for operation in failing)
     shortest = _in_turn(list(failing), fails, more)
-    shortest = _without_objects(_smaller(shortest, fails, more), fails, more)
+    shortest = _without_objects(_all_smaller(shortest, fails, more), fails, more)
     size = max(len(shortest) // 2, 1)
     while more():
         before = len(shortest)
@@ -125,19 +125,30 @@ def _with_object(operation: Operation, old: int, new: int) -> Operation:
     return replace(operation, on=on, of=of)
 
 
+def _all_smaller(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
+    """Reduce all allocations to the smallest size at once, without operations on parts beyond it.
+
+    This comes first: replays of large allocations take longest.
+    """
+    tried = [replace(one, nbytes=SMALLEST) if _is_large(one) else one for one in operations]
+    if tried != operations and more() and (kept := fails(tried)) is not None:
+        return list(kept)
+    return operations
+
+
 def _smaller(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
     """Reduce all allocations to the smallest size at once; if the history then passes, one by one."""
-    large = [at for at, one in enumerate(operations) if one.nbytes > SMALLEST and one.do != "create"]
-    for places in (large, *([at] for at in large)):
-        if places and more():
-            tried = list(operations)
-            for at in places:
-                tried[at] = replace(tried[at], nbytes=SMALLEST)
+    operations = _all_smaller(operations, fails, more)
+    for at, one in enumerate(operations):
+        if _is_large(one) and more():
+            tried = [*operations[:at], replace(one, nbytes=SMALLEST), *operations[at + 1 :]]
             if (kept := fails(tried)) is not None and len(kept) == len(operations):
                 operations = tried
-                if places is large:
-                    break
     return operations
+
+
+def _is_large(operation: Operation) -> bool:
+    return operation.nbytes > SMALLEST and operation.do != "create"
 
 
 def renumber(history: History, *, processes: bool = True) -> History:
