@@ -24,6 +24,7 @@ case "$1 $2" in
     "config new") $doctor "$@" $simulated && echo "memory: {{most_gib: 0.3}}" >> "$4" ;;
     "fleet check") exec $doctor fleet check --tool "$0" "${{@:3}}" ;;
     "check --all") CHECK_ALL ;;
+    "compare --accept") COMPARE ;;
     *) exec $doctor "$@" ;;
 esac
 """
@@ -32,6 +33,10 @@ AS_TYPED = 'exec $doctor "${@/#10/2}" $simulated'
 """But with two repetitions: eight more would ask the same again, of 23 runs."""
 AS_TYPED_S = 1800.0
 """Time limit of a command: `check --all` runs seven times, 140 s of processor time on a simulated node."""
+
+AS_COMPARED = 'exec $doctor "$@"'
+FEW_COMPARED = 'exec $doctor compare "${@:3}"'
+"""Without `--accept`, which asks for reports of `check --all`."""
 
 FEW_CHECKS_ONCE = f"""
         case "$*" in
@@ -76,14 +81,17 @@ def test_every_shown_command_is_executed() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(
-    "check_all",
+    ("check_all", "compare"),
     [
-        pytest.param(FEW_CHECKS_ONCE, id="few checks once"),
-        pytest.param(AS_TYPED, id="as typed", marks=[pytest.mark.full, pytest.mark.timeout(AS_TYPED_S)]),
+        pytest.param(FEW_CHECKS_ONCE, FEW_COMPARED, id="few checks once"),
+        pytest.param(
+            AS_TYPED, AS_COMPARED, id="as typed", marks=[pytest.mark.full, pytest.mark.timeout(AS_TYPED_S)]
+        ),
     ],
 )
-def test_every_line_of_the_page(tmp_path: Path, check_all: str) -> None:
-    for name, text in (("gpuipc-doctor", DOCTOR.replace("CHECK_ALL", check_all)), ("ssh", SSH)):
+def test_every_line_of_the_page(tmp_path: Path, check_all: str, compare: str) -> None:
+    doctor = DOCTOR.replace("CHECK_ALL", check_all).replace("COMPARE", compare)
+    for name, text in (("gpuipc-doctor", doctor), ("ssh", SSH)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "COLUMNS": "80"}

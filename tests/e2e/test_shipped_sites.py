@@ -214,3 +214,12 @@ def test_ranks_start_under_the_launcher_of_each_kind_of_site(
     library = str(prefix.parent / library)
     ended = doctor(*command, "--simulate", "healthy-single", "--mpi-lib", library, env=environment)
     assert ended.returncode == 0, ended.stdout
+
+
+@pytest.mark.full
+@pytest.mark.cuda
+def test_eight_h200_pass_the_example_that_asks_for_their_nvlinks(doctor: Command) -> None:
+    asked = ("check", "driver-init", "known-versions", "--config", "example-eight-h200")
+    ran = doctor(*asked, "--simulate", "eight-gpus")
+    assert ran.returncode == 0, ran.stdout
+    assert "2 PASS" in ran.stdout

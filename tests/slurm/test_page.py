@@ -28,7 +28,8 @@ SCREEN = re.compile(r"```console\n((?:.*\n)*?)```\n")
 
 
 def section() -> str:
-    (found,) = re.findall(r"^## Set it up with Slurm\n(.*?)^## ", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    between = r"^## Set it up with Slurm\n(.*?)^## Exit codes"
+    (found,) = re.findall(between, PAGE.read_text(), re.MULTILINE | re.DOTALL)
     return str(found)
 
 
@@ -66,7 +67,7 @@ def test_page_leads_from_pip_install_to_a_drained_node(slurm: Callable[..., Clus
     def do(command: str) -> str:
         return cluster.ask("sh", "-c", command, timeout_s=LIMIT_S)
 
-    install, look, repair = COMMANDS.findall(section())
+    install, look, simulate, repair = COMMANDS.findall(section())
     config, settings = FILE.findall(section())
     shadow, real = SCREEN.findall(section())
 
@@ -79,6 +80,9 @@ def test_page_leads_from_pip_install_to_a_drained_node(slurm: Callable[..., Clus
         do(line)
     do(f"cat >> /etc/slurm/slurm.conf <<'END'\n{settings}END\nscontrol reconfigure")
     do("sed -i 's/^prolog:/budget_s: {prolog: 30}\\n&/' /etc/gpuipc-doctor/site.yaml")  # a busy machine
+
+    for line in simulate.splitlines():
+        do(line)
 
     def typed(line: str) -> str:
         if line.startswith("sinfo"):  # not earlier than a person could type it
