@@ -51,13 +51,16 @@ def examine(
     )
     seconds = snapshots[-1].at - snapshots[0].at
     evidence = Evidence(calls, collectives_move, watts(ranks), seconds)
+    verdict = judge(activities, _size_here(size, last, snapshots[-1]), messages, evidence)
+    if not last:
+        verdict = replace(verdict, reasons=(_no_rank(snapshots[-1]),))
     return JobReport(
         taken=snapshots[0].at,
         seconds=seconds,
         looks=len(snapshots),
         size=size,
         ranks=ranks,
-        verdict=judge(activities, _size_here(size, last, snapshots[-1]), messages, evidence),
+        verdict=verdict,
         messages=messages,
         collectives=calls,
         collectives_move=collectives_move,
@@ -97,6 +100,23 @@ def _ended(
         and SHELLS & {*left.get(rank, ())}
         and (activities[rank].kind.is_outside or activities[rank].kind is Kind.UNKNOWN)
     }
+
+
+def _no_rank(snapshot: Snapshot) -> str:
+    """Why a snapshot has no rank: its processes ended, could not be read, or are none."""
+    if not snapshot.processes:
+        return "every process has ended"
+    names = [f"{process.program} ({process.pid})" for process in snapshot.processes]
+    shown = ", ".join(names[:MOST_NAMES]) + (
+        f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else ""
+    )
+    if any(process.refused for process in snapshot.processes):
+        return f"cannot read whether there is a rank among {shown}"
+    return f"no rank number, no open GPU and no PyTorch in {shown}"
+
+
+MOST_NAMES = 3
+"""Maximum processes that the reason names."""
 
 
 def _rank(number: int, process: Process, doing: Activity, host: str) -> Rank:

@@ -114,7 +114,9 @@ def sentence(report: JobReport) -> str:
     one = len(verdict.blamed) == 1
     subject = verdict.blamed if verdict.cause in _WAITING_BLAMED else verdict.waiting
     template = _SENTENCES[verdict.cause]
-    if verdict.cause is Cause.UNKNOWN and len({*verdict.blamed, *verdict.waiting}) == len(report.ranks):
+    if not report.ranks:
+        template = "no rank found: cannot tell whether anything is stuck"
+    elif verdict.cause is Cause.UNKNOWN and len({*verdict.blamed, *verdict.waiting}) == len(report.ranks):
         template = "every rank waits in {waits_in}{but}: cannot tell whether they are stuck"
     if verdict.cause is Cause.MISMATCH and verdict.blamed and verdict.waits_in:
         template = "{blamed} called {operation}, where {waiting} called {waits_in}"
@@ -193,7 +195,8 @@ def blocks(report: JobReport) -> Iterator[Block]:
     found = [*map(Item, report.verdict.reasons), *places, do(_remedy(report))]
     yield Entry(status(report), sentence(report), tuple(found), columns=7)
     paths = {rank.rank: tuple(_shown(rank.path)) or (rank.doing,) for rank in report.ranks}
-    yield Group((Lines(("where the ranks are in every snapshot",)), *map(_tree, fold(paths))))
+    if paths:
+        yield Group((Lines(("where the ranks are in every snapshot",)), *map(_tree, fold(paths))))
     if report.growth:
         yield Group((Lines((f"grew in {report.watched_s:.0f} s",)), *map(_growth, report.growth)))
     elif report.watched_s and not any(what.startswith(GROWTH) for what in report.unable):
@@ -212,6 +215,8 @@ def blocks(report: JobReport) -> Iterator[Block]:
 
 
 def _remedy(report: JobReport) -> str:
+    if not report.ranks:
+        return "name a rank or its launcher with --pid, or the job with --slurm; root reads all processes"
     calls = {(rank.doing, rank.operation) for rank in report.ranks}
     if report.verdict.cause is Cause.ALL_WAIT and len(calls) == 1:
         (doing, call) = calls.pop()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
 
+from gpuipc_doctor.inventory.names import NAMES
 from gpuipc_doctor.knownissues.conditions import Need, in_words
 from gpuipc_doctor.knownissues.message import LINES, LINES_OF_SIGNATURE
 from gpuipc_doctor.knownissues.parse import (
@@ -62,6 +63,21 @@ def of_message(one: PlacedMessage) -> Iterator[Mistake]:
         yield one.mistake(text)
 
 
+def of_facts(one: Placed | PlacedMessage) -> Iterator[Mistake]:
+    """Report conditions on facts that no inventory has; `_of_ranges` reports those with a range."""
+    for need, keys in _needs(one):
+        if (text := _no_fact(need)) and not need.range:
+            yield one.mistake(text, *keys, "fact")
+
+
+def _no_fact(need: Need) -> str:
+    """The mistake in a need's fact; empty for a fact of the inventory or a variable."""
+    if need.is_env or need.fact in NAMES:
+        return ""
+    near = did_you_mean(need.fact, NAMES) or "; `gpuipc-doctor inventory` lists the facts"
+    return f"no fact {need.fact!r}{near}"
+
+
 def of_ids(documents: Iterable[Document]) -> Iterator[Mistake]:
     """Report messages whose id another entry has."""
     places: dict[str, str] = {}
@@ -115,10 +131,10 @@ def of_suppressions(document: Document, today: date) -> Iterator[Mistake]:
             yield document.mistake(text, "suppress", number, "until")
 
 
-def _needs(one: Placed) -> Iterator[tuple[Need, tuple[Key, ...]]]:
-    for number, need in enumerate(one.issue.needs):
+def _needs(one: Placed | PlacedMessage) -> Iterator[tuple[Need, tuple[Key, ...]]]:
+    for number, need in enumerate(one.issue.needs if isinstance(one, Placed) else ()):
         yield need, ("needs", number)
-    for outer, signature in enumerate(one.issue.signatures):
+    for outer, signature in enumerate(one.signatures):
         for number, need in enumerate(signature.needs):
             yield need, ("signatures", outer, "needs", number)
 
@@ -127,7 +143,7 @@ def _of_ranges(one: Placed) -> Iterator[Mistake]:
     issue = one.issue
     ranges: list[tuple[Range | None, tuple[Key, ...]]] = [
         *((affected, ("affected", n)) for n, affected in enumerate(issue.affected)),
-        *((need.range, (*keys, "range")) for need, keys in _needs(one)),
+        *((need.range, (*keys, "range")) for need, keys in _needs(one) if not _no_fact(need)),
         *((workaround.when, ("workarounds", n, "when")) for n, workaround in enumerate(issue.workarounds)),
     ]
     for range_, keys in ranges:
@@ -137,6 +153,9 @@ def _of_ranges(one: Placed) -> Iterator[Mistake]:
             yield one.mistake("give 'fixed' or 'last_affected', not both", *keys)
         for text in range_.contradictions():
             yield one.mistake(text, *keys)
+    for need, keys in _needs(one):
+        if need.range and (text := _no_fact(need)):
+            yield one.mistake(text, *keys, "fact")
     for number, affected in enumerate(issue.affected):
         if not affected.fixed and not affected.last_affected:
             text = "give 'fixed' or 'last_affected': a version, or unknown"

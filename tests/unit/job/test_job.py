@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor.cli.main import cli
-from gpuipc_doctor.job import python_stacks
+from gpuipc_doctor.job import job_content, python_stacks
 from gpuipc_doctor.job.activity import Activity, Kind, activity, mpi_function
 from gpuipc_doctor.job.document import Cause, Contents, Process, Snapshot, Stack, Thread
 from gpuipc_doctor.job.examination import examine
@@ -544,3 +544,25 @@ def test_rank_with_only_its_script_left_has_ended(left: str, cause: Cause) -> No
     snapshot = Snapshot(at=1.0, host="n1", processes=(waits, rest))
     verdict = examine([snapshot, snapshot], {}).verdict
     assert (verdict.cause, verdict.blamed, verdict.waiting) == (cause, (1,), (0,))
+
+
+@pytest.mark.parametrize(
+    ("processes", "reason"),
+    [
+        ([process()], "no rank number, no open GPU and no PyTorch in app (7)"),
+        ([replace(process(), refused={"maps": ""})], "cannot read whether there is a rank among app (7)"),
+        (
+            [process()] * 4,
+            "no rank number, no open GPU and no PyTorch in app (7), app (7), app (7) and 1 more",
+        ),
+        ([], "every process has ended"),
+    ],
+)
+def test_job_without_a_rank_says_why(processes: list[Process], reason: str) -> None:
+    report = examine([Snapshot(at=1.0, host="n1", processes=tuple(processes))], {})
+    assert report.verdict.cause is Cause.UNKNOWN
+    assert report.verdict.reasons == (reason,)
+    screen = job_content.screen(report, width=80, color=False)
+    assert "no rank found: cannot tell whether anything is stuck" in screen
+    assert "name a rank or its launcher" in screen
+    assert "where the ranks are" not in screen

@@ -370,6 +370,25 @@ def test_mistakes_in_conditions_and_workarounds_are_found(tmp_path: Path) -> Non
     ]
 
 
+def test_condition_on_an_unknown_fact_is_a_mistake_with_the_nearest_fact(tmp_path: Path) -> None:
+    text = GOOD.replace("[broken]", "[{match: broken, needs: [{fact: nvidia-drivr}]}]") + (
+        "    needs:\n"
+        "      - {fact: openmpii}\n"
+        "      - {fact: open-mpi, range: {introduced: '5'}}\n"
+        "      - {fact: qqqqqq, absent: true}\n"
+        "      - {env: OPENMPII, matches: '^1$'}\n"
+        "      - {fact: openmpi, range: {introduced: '5'}}\n"
+    )
+    assert lint(tmp_path, text) == [
+        "0.yaml:11: no fact 'nvidia-drivr'; did you mean 'nvidia-driver'?",
+        "0.yaml:15: no fact 'openmpii'; did you mean 'openmpi'?",
+        "0.yaml:16: no fact 'open-mpi'; did you mean 'openmpi'?",
+        "0.yaml:17: no fact 'qqqqqq'; `gpuipc-doctor inventory` lists the facts",
+    ]
+    (tmp_path / "0.yaml").write_text(GOOD + "    needs: [{fact: openmpii}]\n")
+    assert knownissues.load([tmp_path])[-1].id == "some-issue"  # as in 0.2.0: it never holds
+
+
 def test_site_adds_its_own_issues(tmp_path: Path) -> None:
     (tmp_path / "ours.yaml").write_text(GOOD)
     (tmp_path / "README").write_text("not an issue")
