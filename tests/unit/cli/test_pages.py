@@ -6,11 +6,14 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 
 import click
 import pytest
 
+from gpuipc_doctor import knownissues
 from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.knownissues.parse import components
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,3 +52,19 @@ def test_most_pages_have_commands_and_a_misspelt_option_fails() -> None:
     assert sum(bool(list(commands(page.read_text()))) for page in PAGES) >= 15
     with pytest.raises(click.UsageError):
         parse(["check", "--al"])
+
+
+def test_entries_on_the_page_of_known_issues_are_without_mistakes(tmp_path: Path) -> None:
+    page = (ROOT / "docs/known-issues-format.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    entries = [block for block in blocks if block.startswith("issues:") and "overrides" not in block]
+    (needs,) = (block for block in blocks if block.startswith("needs:"))
+    small = min(entries, key=len)
+    assert len(entries) == 2
+    with_needs = re.sub(r"    needs: .*\n", lambda _: indent(needs, "    "), small)
+    for number, text in enumerate((*entries, with_needs)):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text)
+        assert knownissues.lint([path], {"ipc-stale"}) == ()
+    (listed,) = re.findall(r"^Components are (.*?)\.", page, re.DOTALL | re.MULTILINE)
+    assert set(re.findall(r"`([^`]+)`", listed)) == components()
