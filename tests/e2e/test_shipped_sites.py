@@ -15,6 +15,7 @@ from gpuipc_doctor import node_name
 from gpuipc_doctor.site import config, layers
 from tests import golden
 from tests.e2e.conftest import Command
+from tests.unit.cli.test_pages import own_check
 
 NODES = Path(__file__).parent.parent / "sites"
 SHIPPED = {path.stem: path for path in Path(__file__).parent.parent.parent.glob("site-configs/*.yaml")}
@@ -223,3 +224,16 @@ def test_eight_h200_pass_the_example_that_asks_for_their_nvlinks(doctor: Command
     ran = doctor(*asked, "--simulate", "eight-gpus")
     assert ran.returncode == 0, ran.stdout
     assert "2 PASS" in ran.stdout
+
+
+@pytest.mark.full
+@pytest.mark.cuda
+def test_own_check_on_the_page_of_site_configs_runs(doctor: Command, tmp_path: Path) -> None:
+    (tmp_path / "checks").mkdir()
+    (tmp_path / "checks/copy_back.py").write_text(own_check())
+    (tmp_path / "site.yaml").write_text("checks_dirs: [checks]\n")
+    (tmp_path / "site.yaml").chmod(0o644)
+    asked = ("check", "copy-back", "--config", str(tmp_path / "site.yaml"))
+    ran = doctor(*asked, "--simulate", "healthy-single")
+    assert ran.returncode == 0, ran.stdout
+    assert re.search(r"^copy-back +PASS", ran.stdout, re.MULTILINE), ran.stdout

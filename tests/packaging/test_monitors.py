@@ -18,7 +18,7 @@ from gpuipc_doctor.prolog.hooks import HOOKS
 from gpuipc_doctor.site.policy import Action, PrologConfig
 
 REPOSITORY = Path(__file__).parents[2]
-MONITORING = (REPOSITORY / "docs/monitoring.md").read_text()
+MONITORING = (REPOSITORY / "docs/kubernetes.md").read_text()
 
 
 def test_node_problem_detector_configuration_is_complete() -> None:

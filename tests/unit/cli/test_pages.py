@@ -14,6 +14,9 @@ import pytest
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.knownissues.parse import components
+from gpuipc_doctor.model import Tier
+from gpuipc_doctor.run import check_files
+from gpuipc_doctor.run.check_files import LoadedCheck
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -68,3 +71,17 @@ def test_entries_on_the_page_of_known_issues_are_without_mistakes(tmp_path: Path
         assert knownissues.lint([path], {"ipc-stale"}) == ()
     (listed,) = re.findall(r"^Components are (.*?)\.", page, re.DOTALL | re.MULTILINE)
     assert set(re.findall(r"`([^`]+)`", listed)) == components()
+
+
+def test_check_on_the_page_of_site_configs_loads(tmp_path: Path) -> None:
+    (tmp_path / "copy_back.py").write_text(own_check())
+    found = {item.file.name: item for item in check_files.load([tmp_path])}
+    loaded = found["copy_back.py"]
+    assert isinstance(loaded, LoadedCheck), loaded
+    assert (loaded.check.id, loaded.check.tier) == ("copy-back", Tier.PROLOG)
+
+
+def own_check() -> str:
+    """The check on the page of site configs."""
+    (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/site-config.md").read_text(), re.DOTALL)
+    return str(text)
