@@ -30,6 +30,10 @@ NOISE_BYTES = 4 << 20
 CREEP_BYTES = 64 << 10
 """Bytes by which used memory may grow from the first round of a loop to its last."""
 
+WANDERS = 3.0
+"""Factor of what used memory may do by itself during a loop: a counter that wandered little while it was
+watched may wander on in one direction (a healthy node's `ipc-pool` was a FAIL)."""
+
 QUIET_S = 0.04
 """Seconds without change after which used memory counts as stable."""
 
@@ -537,7 +541,7 @@ class Loop:
 
     def beside(self, idle: IdleCounter) -> Loop:
         """This loop, less what used memory does by itself."""
-        doubt = idle.change_within(self.at[-1] - self.at[0])[1] if self.at else 0.0
+        doubt = WANDERS * idle.change_within(self.at[-1] - self.at[0])[1] if self.at else 0.0
         used, control = idle.without(self.used, self.at), idle.without(self.control, self.control_at)
         if doubt:  # a control that moves otherwise than the idle counter did shows that the counter turns
             turned = abs(slope(self.rounds, control).estimate) * (self.rounds[-1] - self.rounds[0])

@@ -16,7 +16,7 @@ from gpuipc_doctor.histories.memory_model import GRANULE, Expected, Model, legal
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation, ProcessPlan
 from gpuipc_doctor.histories.shrink import SMALLEST, renumber, shrink
 
-SHRINK_S = 10.0
+SHRINK_S = 40.0
 """Time limit for shrinking a failed history."""
 
 LOOP = 40

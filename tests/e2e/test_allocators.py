@@ -23,6 +23,9 @@ CLAIMED = "/opt/arrays"
 CHECKS = ("allocator-growth", "allocator-ipc", "allocator-pressure", "allocator-stream-reuse")
 CUPY, TORCH = ("MemoryPool", "MemoryAsyncPool"), ("PyTorch",)
 ALL = (*CUPY, *TORCH)
+
+CANNOT_TELL = {"counter-moves", "unexplained-change"}
+"""Keys of the ERRORs about used memory that another cause may have changed."""
 CUPY_ALONE, TORCH_ALONE = "cupy_double-1.0", "torch-1.0"
 """The libraries on the node, for tests with the same result for both."""
 
@@ -154,7 +157,6 @@ def test_fault_of_the_allocator_is_found(
 
 
 @pytest.mark.full
-@pytest.mark.full
 @pytest.mark.parametrize("fault", ["", "leaks", "never trims"])
 @pytest.mark.parametrize("movement", MOVEMENTS)
 def test_counter_that_moves_by_itself_neither_feigns_nor_hides_a_loss(
@@ -166,7 +168,7 @@ def test_counter_that_moves_by_itself_neither_feigns_nor_hides_a_loss(
         finding = result["finding"]
         assert finding["status"] != "FAIL" or fault, told(results)
         assert finding["status"] != "PASS" or not fault, told(results)
-        assert finding["status"] != "ERROR" or finding["key"] == "counter-moves", told(results)
+        assert finding["status"] != "ERROR" or finding["key"] in CANNOT_TELL, told(results)
 
 
 def test_loss_in_one_of_two_runs_is_an_error(check: Callable[..., Results], tmp_path: Path) -> None:
@@ -250,7 +252,7 @@ def test_missing_array_library_is_a_skip_with_the_package(
     for result in results:
         assert result["finding"]["status"] == "SKIP"
         assert "no CuPy or PyTorch" in result["finding"]["summary"]
-        assert "pip install" in result["finding"]["remedy"]
+        assert "they need a real GPU" in result["finding"]["summary"]
 
 
 def test_library_that_does_not_import_is_a_one_line_error(

@@ -31,6 +31,16 @@ from tests.hip_on_cuda import forward
 
 pytestmark = pytest.mark.hip
 
+FOR_KERNELS = {
+    "hipDeviceDisablePeerAccess",
+    "hipDeviceEnablePeerAccess",
+    "hipDeviceGetP2PAttribute",
+    "hipExtMallocWithFlags",
+    "hipModuleLoadData",
+    "hipPointerGetAttributes",
+}
+"""Calls of ipc-kernels and of histories, for which CUDA has no function with these parameters."""
+
 NBYTES = 4 << 20
 ROOT = Path(__file__).parents[2]
 
@@ -57,9 +67,10 @@ def roles(node: Node) -> Iterator[tuple[Remote, Remote]]:
         remote.exit()
 
 
-def test_every_call_of_the_backend_is_there(directory: Path) -> None:
+def test_every_call_of_the_backend_but_those_for_kernels_is_there(directory: Path) -> None:
     library = ctypes.CDLL(str(directory / "libamdhip64.so"))
-    assert [name for name in HipDriver.calls.values() if not hasattr(library, name)] == []
+    lacking = {name for name in HipDriver.calls.values() if not hasattr(library, name)}
+    assert {name for name in lacking if not name.startswith("hiprtc")} == FOR_KERNELS
 
 
 def test_devices_equal_those_of_cuda(roles: tuple[Remote, Remote]) -> None:
