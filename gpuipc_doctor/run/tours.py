@@ -2,7 +2,8 @@
 
 A visit that passes has passed: it did its own work and verified its own data. Any other visit does not count.
 Its probe is repeated alone, in fresh processes, and that outcome is judged. If the probe passes alone, the
-same visits are made before it again: if it then fails again, it fails because of them.
+same visits are made before it again: if it then fails again, it fails because of them. Pairs of ranks make
+their visits in one launch, in turn (`supervise.launched_tour`).
 """
 
 from __future__ import annotations
