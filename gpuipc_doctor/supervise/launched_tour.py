@@ -16,10 +16,8 @@ from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Device, Probe, ProbeOutcome
 from gpuipc_doctor.supervise import evidence, keeper
 from gpuipc_doctor.supervise.assignment import RoleFiles, announce
-from gpuipc_doctor.supervise.journal import Progress
-from gpuipc_doctor.supervise.role import RunningRole
 from gpuipc_doctor.supervise.start import Visit, devices_of
-from gpuipc_doctor.supervise.tour import Tour, VisitingRole
+from gpuipc_doctor.supervise.tour import Tour
 
 BEGIN, END = "come_together", "part"
 """Role functions of all ranks, before the first visit and after the last one."""
@@ -96,23 +94,15 @@ class LaunchedTour(Tour):
         self._enter(visit)
         ranks = visit.ranks or range(len(self._ranks))
         self._roles = {
-            name: self._arriving(self._ranks[rank], name, is_last=not visit.ranks)
+            name: self._at_visit(self._ranks[rank], name)
             for name, rank in zip(visit.probe.roles, ranks, strict=True)
         }
         if visit.ranks:
+            self._roles = {name: self._visiting(role) for name, role in self._roles.items()}
             announce(RoleFiles(self.directory, "").turn, [])
         with evidence.bounded_logs(self.directory):
             self._watch(until, stop)
         self._count_initialisations()
-
-    def _enter(self, visit: Visit) -> None:
-        self._began = time.monotonic()
-        self.probe, self.check_file, self.directory = visit.probe, visit.check_file, visit.directory
-
-    def _arriving(self, rank: RunningRole, role: str, *, is_last: bool) -> RunningRole:
-        files = RoleFiles(self.directory, role)
-        kind = RunningRole if is_last else VisitingRole
-        return kind(rank.process, files, Progress(files.journal), self._began)
 
     def _await_launcher(self) -> None:
         if self.probe.name == END:  # before, the launcher waits for the ranks

@@ -56,9 +56,8 @@ class Tour(Execution):
         self._tour = devices_of(visits)
         try:
             for number, visit in enumerate(visits):
-                self.probe, self.check_file, self.directory = visit.probe, visit.check_file, visit.directory
                 self.later = visits[number + 1 :]
-                self._visit(until, stop)
+                self._visit(visit, until, stop)
                 if not (self.later and self._is_left and goes_on(self._conclude())):
                     break
         finally:
@@ -66,14 +65,18 @@ class Tour(Execution):
             keeper.remove_abandoned(since=started_on)
         return self._conclude()
 
-    def _visit(self, until: float, stop: threading.Event) -> None:
+    def _enter(self, visit: Visit) -> None:
         self._began = time.monotonic()
+        self.probe, self.check_file, self.directory = visit.probe, visit.check_file, visit.directory
+
+    def _visit(self, visit: Visit, until: float, stop: threading.Event) -> None:
+        self._enter(visit)
         with evidence.bounded_logs(self.directory):
             if not self._roles:
                 self._start(until, stop)
             else:
                 stay = [role for name, role in self._roles.items() if isinstance(role, VisitingRole)]
-                staying = {role.files.role: self._at_visit(role) for role in stay}
+                staying = {role.files.role: self._at_visit(role, role.files.role) for role in stay}
                 starter = self._starter(until, stop)
                 anew = starter.start_anew(name for name in self.probe.roles if name not in staying)
                 self.processes += len(anew)
@@ -100,9 +103,9 @@ class Tour(Execution):
             )
             unvisited -= set(visit.probe.devices)
 
-    def _at_visit(self, role: RunningRole) -> RunningRole:
-        """The same process at the present visit."""
-        files = RoleFiles(self.directory, role.files.role)
+    def _at_visit(self, role: RunningRole, name: str) -> RunningRole:
+        """The same process at the present visit, where its role has this name."""
+        files = RoleFiles(self.directory, name)
         return RunningRole(role.process, files, Progress(files.journal), self._began)
 
     def _visiting(self, role: RunningRole) -> VisitingRole:
