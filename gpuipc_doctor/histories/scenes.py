@@ -7,7 +7,7 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 from random import Random
 from typing import TYPE_CHECKING
@@ -74,6 +74,27 @@ def look(by: int, on: int, nbytes: int, stamp: int, vary: Random) -> Scene:
     for at in {min(offset, nbytes - length), nbytes - length}:
         yield Operation("write", by, on=on, offset=at, length=length, stamp=stamp)
         yield Operation("read", by, on=on, offset=max(at - 5, 0), length=min(length + 5, nbytes - at))
+
+
+def share(g: Generator, a: int, b: int, objects: Sequence[int], nbytes: int, *, by: str = "") -> Scene:
+    """Physical memory that ``a`` writes and ``b`` maps; ``by``: the suffix of its operations.
+
+    ``objects``: the memory, its mapping, the imported memory and its mapping.
+    """
+    memory, view, imported, seen = objects
+    yield Operation(f"create{by}", a, makes=memory, nbytes=nbytes)
+    yield Operation("map", a, on=memory, makes=view)
+    yield Operation("write", a, on=view, stamp=g.number())
+    yield Operation(f"import{by}", b, on=memory, makes=imported)
+    yield Operation("map", b, on=imported, makes=seen)
+
+
+def unshare(a: int, b: int, objects: Sequence[int]) -> Scene:
+    """Unmap and release the objects of `share`, the importer's first."""
+    memory, view, imported, seen = objects
+    for by, thing, do in ((b, seen, "unmap"), (b, imported, "release"), (a, view, "unmap")):
+        yield Operation(do, by, on=thing)
+    yield Operation("release", a, on=memory)
 
 
 def sizes(g: Generator, device: int) -> Scene:
@@ -151,34 +172,22 @@ def physical(g: Generator, device: int) -> Scene:
         nbytes = mib * MIB
         if nbytes > g.limits.room:
             continue
-        memory, view, imported, seen = (g.number() for _ in range(4))
-        yield Operation("create", a, makes=memory, nbytes=nbytes)
-        yield Operation("map", a, on=memory, makes=view)
-        yield Operation("write", a, on=view, stamp=g.number())
-        yield Operation("import", b, on=memory, makes=imported)
-        yield Operation("map", b, on=imported, makes=seen)
+        _, view, _, seen = objects = [g.number() for _ in range(4)]
+        yield from share(g, a, b, objects, nbytes)
         yield Operation("read", b, on=seen)
         yield from look(b, seen, nbytes, g.number(), g.vary)
         yield Operation("read", a, on=view)
-        for by, thing, do in ((b, seen, "unmap"), (b, imported, "release"), (a, view, "unmap")):
-            yield Operation(do, by, on=thing)
-        yield Operation("release", a, on=memory)
+        yield from unshare(a, b, objects)
 
 
 def fabric(g: Generator, device: int) -> Scene:
     """Physical memory by fabric handle."""
     a, b, *_ = g.crew(2, device)
     for _ in range(FLOOR):
-        memory, view, imported, seen = (g.number() for _ in range(4))
-        yield Operation("create-fabric", a, makes=memory, nbytes=2 * MIB)
-        yield Operation("map", a, on=memory, makes=view)
-        yield Operation("write", a, on=view, stamp=g.number())
-        yield Operation("import-fabric", b, on=memory, makes=imported)
-        yield Operation("map", b, on=imported, makes=seen)
-        yield Operation("read", b, on=seen)
-        for by, thing, do in ((b, seen, "unmap"), (b, imported, "release"), (a, view, "unmap")):
-            yield Operation(do, by, on=thing)
-        yield Operation("release", a, on=memory)
+        objects = [g.number() for _ in range(4)]
+        yield from share(g, a, b, objects, 2 * MIB, by="-fabric")
+        yield Operation("read", b, on=objects[-1])
+        yield from unshare(a, b, objects)
 
 
 def pools(g: Generator, device: int) -> Scene:
@@ -232,7 +241,7 @@ def threads(g: Generator, device: int) -> Scene:
     """Other threads than the context's, and forks after which the process goes on."""
     a, b, *_ = g.crew(2, device)
     for turn in range(FLOOR):
-        buffer, mapping, memory, view, imported, seen = (g.number() for _ in range(6))
+        buffer, mapping, *objects = (g.number() for _ in range(6))
         yield Operation("allocate", a, makes=buffer, nbytes=5000)
         yield Operation("write-in-thread", a, on=buffer, stamp=g.number())
         yield Operation("open-in-thread", b, on=buffer, makes=mapping)
@@ -241,13 +250,9 @@ def threads(g: Generator, device: int) -> Scene:
         yield Operation("read-in-thread", b, on=mapping)
         yield Operation("close", b, on=mapping)
         if turn % 4 == 1:
-            yield Operation("create", a, makes=memory, nbytes=2 * MIB)
-            yield Operation("map", a, on=memory, makes=view)
-            yield Operation("write", a, on=view, stamp=g.number())
-            yield Operation("import", b, on=memory, makes=imported)
-            yield Operation("map", b, on=imported, makes=seen)
+            yield from share(g, a, b, objects, 2 * MIB)
             for offset in range(0, 2 * MIB, FULL_BYTES):
-                yield Operation("read", b, on=seen, offset=offset, length=FULL_BYTES)
+                yield Operation("read", b, on=objects[-1], offset=offset, length=FULL_BYTES)
 
 
 def freed(g: Generator, device: int) -> Scene:
