@@ -25,7 +25,8 @@ from gpuipc_doctor.knownissues.entry import Lookalike
 from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.texts.index import Index
 from gpuipc_doctor.texts.literals import Needs, bare
-from gpuipc_doctor.texts.scanner import Hit, Pattern, spanned
+from gpuipc_doctor.texts.patterns import Pattern
+from gpuipc_doctor.texts.scanner import Hit, spanned
 from gpuipc_doctor.texts.text_search import Reading
 from gpuipc_doctor.versions import Verdict
 
@@ -299,7 +300,7 @@ class LogExamination(Reading):
         if told is not None:
             self._summary.add(seen.kind, seen.first)
             if examination.is_flood(told):
-                self._scanner.rest(told)
+                self._scanner.pause(told)
         for number, match in hit.matches:
             if fact := examination.fact(number):
                 examination.learn(fact, match[1], seen.first)
