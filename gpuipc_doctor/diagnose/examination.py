@@ -25,8 +25,8 @@ from gpuipc_doctor.knownissues.entry import Lookalike
 from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.texts.index import Index
 from gpuipc_doctor.texts.literals import Needs, bare
-from gpuipc_doctor.texts.patterns import Pattern
 from gpuipc_doctor.texts.scanner import Hit, spanned
+from gpuipc_doctor.texts.search_patterns import Pattern
 from gpuipc_doctor.texts.text_search import Reading
 from gpuipc_doctor.versions import Verdict
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gpuipc_doctor.texts.finder import cached_finder
 from gpuipc_doctor.texts.literals import bare, dense, dense_ways, has, in_order
-from gpuipc_doctor.texts.patterns import FEW_PATTERNS, Pattern
+from gpuipc_doctor.texts.search_patterns import FEW_PATTERNS, Pattern
 
 
 class Way(NamedTuple):

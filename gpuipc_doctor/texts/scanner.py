@@ -16,7 +16,7 @@ from gpuipc_doctor.texts import figures
 from gpuipc_doctor.texts.candidates import Form, Memory
 from gpuipc_doctor.texts.lines import Block, Blocks, split, split_rows
 from gpuipc_doctor.texts.literals import bare, dense
-from gpuipc_doctor.texts.patterns import FEW_PATTERNS, Patterns
+from gpuipc_doctor.texts.search_patterns import FEW_PATTERNS, Patterns
 from gpuipc_doctor.texts.wrapping import find_across, wrapped_lines
 
 _SAMPLE = 3
