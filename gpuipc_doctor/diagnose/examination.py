@@ -19,7 +19,7 @@ from gpuipc_doctor.diagnose.log_facts import Facts
 from gpuipc_doctor.diagnose.occurrences import Place, Sighting, Tally
 from gpuipc_doctor.diagnose.origin import Writers, day
 from gpuipc_doctor.diagnose.rank_files import LogSummary, compare
-from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message, relation, vendors
+from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message, affected, cures, relation, vendors
 from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import Lookalike
 from gpuipc_doctor.model import Fact, Relation
@@ -206,10 +206,10 @@ class Examination:
         if isinstance(entry, Message):
             sure = max(signature.confidence for signature in signatures)
             return Recognised(entry, sure, sure, Relation.UNKNOWN, "", entry.look, total, lines)
-        verdict, reason = entry.judge(facts)
+        verdict, reason = affected.judge(entry, facts)
         told = any(fact.name == entry.component and fact.value for fact in facts)
         today = None if told else last_day
-        outdated = entry.cured_before(today) if today else ""
+        outdated = affected.fixed_long_before(entry, today) if today else ""
         if applying:
             worth = max(signature.confidence for signature in applying)
             steps = {Verdict.BAD: 1, Verdict.FINE: -Confidence.HIGH}.get(verdict, 0)
@@ -225,7 +225,7 @@ class Examination:
             return None
         sure = Confidence(min(max(worth + steps, Confidence.LOW), Confidence.HIGH))
         related = relation(verdict, True) or Relation.UNKNOWN
-        return Recognised(entry, worth, sure, related, reason, entry.remedies(facts), total, lines)
+        return Recognised(entry, worth, sure, related, reason, cures.remedies(entry, facts), total, lines)
 
 
 def _facts_asked_for(entries: Iterable[Entry]) -> list[str]:
