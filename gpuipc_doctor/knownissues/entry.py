@@ -219,19 +219,12 @@ class KnownIssue:
 
         The evidence is a workaround that did not help, or a control that also failed.
         """
-        cures = [workaround.env for workaround in self.workarounds if workaround.env]
-        omissions = [list(workaround.without) for workaround in self.workarounds if workaround.without]
-        trials = [
-            (item.values.get("env"), item.values.get("do"), item.values.get("outcome"))
-            for item in finding.evidence
-            if item.kind is EvidenceKind.TRIAL
-            and (item.values.get("env") in cures or item.values.get("without") in omissions)
-        ]
-        if any(outcome == Trial.HELPS.value for *_, outcome in trials):
+        if self.is_cured_in(finding):
             return ""
-        for env, do, outcome in trials:
+        for env, do, outcome in self._trials(finding):
             if outcome == Trial.DOES_NOT_HELP.value and isinstance(env, dict):
                 return f"but {do or _in_words(env)} does not help"
+        cures = [workaround.env for workaround in self.workarounds if workaround.env]
         for item in finding.evidence:
             if item.kind is EvidenceKind.CONTROL and item.values.get("failed"):
                 env = item.values.get("env")
@@ -240,6 +233,22 @@ class KnownIssue:
                 if any(cure.items() <= env.items() for cure in cures):
                     return f"but the result with {_in_words(env)} is the same"
         return ""
+
+    def is_cured_in(self, finding: Finding) -> bool:
+        """Whether a workaround of this issue was tried on the finding, and helps."""
+        return any(outcome == Trial.HELPS.value for *_, outcome in self._trials(finding))
+
+    def _trials(self, finding: Finding) -> Iterator[tuple[Json, Json, Json]]:
+        """(environment, omitted operation in words, outcome) of each of this issue's workarounds that was
+        tried."""
+        cures = [workaround.env for workaround in self.workarounds if workaround.env]
+        omissions = [list(workaround.without) for workaround in self.workarounds if workaround.without]
+        for item in finding.evidence:
+            values = item.values
+            if item.kind is EvidenceKind.TRIAL and (
+                values.get("env") in cures or values.get("without") in omissions
+            ):
+                yield values.get("env"), values.get("do"), values.get("outcome")
 
     def remedies(self, facts: Iterable[Fact]) -> tuple[str, ...]:
         """The workarounds for the version found, harmful ones last with a warning.

@@ -34,6 +34,7 @@ from gpuipc_doctor.run import preflight, preflight_sources
 from gpuipc_doctor.run.results import Entry, ResultLog
 
 MIB = 1 << 20
+SHM: dict[str, Json] = {"name": "/dev/shm", "free": 9000 * MIB, "inodes": 9, "is_read_only": False}
 ROOMY: dict[str, Json] = {
     "shared memory": {"name": "/dev/shm", "free": 9000 * MIB, "inodes": 1000, "is_mount": True},
     "temporary files": {"name": "/tmp", "free": 9000 * MIB, "inodes": None, "is_mount": False},
@@ -85,6 +86,20 @@ def explained(failed: Entry, seen: Mapping[str, Json], **environ: str) -> Findin
         ({}, {"OMPI_MCA_mpi_param_check": "false"}, "", "OMPI_MCA_mpi_param_check=false, which"),
         ({"parameters": [["/h/nccl.conf:2", "MPIR_CVAR_ERROR_CHECKING", "0"]]}, {}, "", "switches a safety"),
         ({"host name": {"name": "x7", "error": "unknown"}}, {}, "gethostbyname failed", "x7"),
+        ({"host name": {"name": "x7", "error": "", "elsewhere": "203.0.113.7"}}, {}, "No route to host", "203.0.113.7"),
+        ({"interfaces": {"loopback": False, "network": [], "rdma": []}}, {}, "", "loopback interface is"),
+        ({"shared memory": SHM | {"inodes": 0}}, {}, "", "/dev/shm has no inode"),
+        ({"shared memory": SHM | {"is_read_only": True}}, {}, "", "/dev/shm is mounted read-only"),
+        ({"shared memory": SHM | {"is_writable": False}}, {}, "", "/dev/shm cannot be written"),
+        ({"temporary files": SHM | {"name": "/t", "is_read_only": True}}, {}, "session directory", "/t is mounted"),
+        ({"temporary files": {"unreadable": "No such file: '/t'"}}, {}, "mkdir /tmp/x", "TMPDIR: No such file: '/t'"),
+        ({"limits": {"data": 256 * MIB}}, {}, "", "limited to 256 MiB (ulimit -d)"),
+        ({"limits": {"file size": 1000}}, {}, "File too large", "1000 bytes of a file (ulimit -f)"),
+        ({"limits": {"processor time": 60}}, {}, "CPU time limit exceeded", "60 seconds of pro"),
+        ({}, {"FI_PROVIDER": "efa"}, "OFI call getinfo failed", "FI_PROVIDER=efa (environment) chooses"),
+        ({}, {"UCX_TLS": "rc_verb"}, "no usable transports/devices", "UCX_TLS=rc_verb (environment) chooses"),
+        ({}, {"I_MPI_FABRICS": "ofi"}, "OFI fabric is unreachable", "I_MPI_FABRICS=ofi (environment)"),
+        ({}, {"OMPI_MCA_btl": "self"}, "pair of MPI processes are unable to reach", "OMPI_MCA_btl=self"),
         ({}, {"NCCL_SOCKET_IFNAME": "bond0"}, "", "NCCL_SOCKET_IFNAME=bond0 names no interface"),
         ({}, {"NCCL_SOCKET_IFNAME": "=eth"}, "", "NCCL_SOCKET_IFNAME==eth names no interface"),
         ({}, {"UCX_NET_DEVICES": "mlx5_4:1"}, "", "UCX_NET_DEVICES=mlx5_4:1"),
@@ -114,6 +129,13 @@ def test_cause_stands_before_the_call(
     [
         ({}, {}, ""),
         ({"limits": {"locked memory": 65536}}, {}, "segmentation fault"),
+        ({"limits": {"file size": 1000, "processor time": 60}}, {}, "segmentation fault"),
+        ({"host name": {"name": "n1", "error": "", "elsewhere": ""}}, {}, "No route to host"),
+        ({"host name": {"name": "n1", "error": "", "elsewhere": "203.0.113.7"}}, {}, "segmentation fault"),
+        ({"temporary files": SHM | {"is_read_only": True}}, {}, "segmentation fault"),
+        ({"interfaces": {"loopback": True, "network": ["lo"], "rdma": []}}, {}, ""),
+        ({"shared memory": SHM, "temporary files": SHM | {"is_writable": True}}, {}, ""),
+        ({}, {"FI_PROVIDER": "tcp", "NCCL_NET": "Socket", "OMPI_MCA_btl": ""}, "segmentation fault"),
         ({"limits": {"processes": 90_000, "open files": 1024}}, {}, "segmentation fault"),
         ({"limits": {"address space": None, "locked memory": None}}, {}, "ibv_reg_mr failed"),
         ({"host name": {"name": "x7", "error": "Name or service not known"}}, {}, "invalid device pointer"),
