@@ -8,10 +8,12 @@ the source says.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import resource
 import socket
+import struct
 import sys
 import tempfile
 from collections.abc import Callable
@@ -146,10 +148,18 @@ def interfaces() -> object:
     """Names of network interfaces and of RDMA devices, and whether the loopback interface is up."""
     rdma = Path("/sys/class/infiniband")
     return {
-        "loopback": _is_own(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0)),
+        "loopback": _is_up("lo"),
         "network": sorted(name for _, name in socket.if_nameindex()),
         "rdma": sorted(os.listdir(rdma)) if rdma.is_dir() else [],  # noqa: PTH208 - only the names
     }
+
+
+def _is_up(interface: str) -> bool:
+    """Whether a network interface is up: SIOCGIFFLAGS and IFF_UP of netdevice(7)."""
+    get_flags, up = 0x8913, 1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        answer = fcntl.ioctl(any_socket, get_flags, struct.pack("16s16x", interface.encode()))
+    return bool(struct.unpack("16xh14x", answer)[0] & up)
 
 
 def parameters() -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ from gpuipc_doctor.run import preflight, preflight_sources
 from gpuipc_doctor.run.results import Entry, ResultLog
 
 MIB = 1 << 20
+NO_FILE = "[Errno 2] No such file or directory"
 SHM: dict[str, Json] = {"name": "/dev/shm", "free": 9000 * MIB, "inodes": 9, "is_read_only": False}
 ROOMY: dict[str, Json] = {
     "shared memory": {"name": "/dev/shm", "free": 9000 * MIB, "inodes": 1000, "is_mount": True},
@@ -397,3 +399,31 @@ def test_file_of_parameters_is_read_as_far_as_it_is_one(tmp_path: Path, text: st
     ended = subprocess.run(command, env={"HOME": str(tmp_path)}, capture_output=True, check=True)
     (said,) = [json.loads(line) for line in ended.stdout.splitlines() if b"begins" not in line]
     assert [setting[1:] for setting in said["parameters"]] == [["pml", "ucxx"]]
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "--net", "true"], capture_output=True, check=False).returncode != 0,
+    reason="needs root and namespaces (unshare)",
+)
+@pytest.mark.parametrize(
+    ("prelude", "source", "key", "value"),
+    [
+        (":", "interfaces", "loopback", False),
+        ("mount -t tmpfs -o ro none /dev/shm", "shared memory", "is_read_only", True),
+        ("mount -t tmpfs -o nr_inodes=1 none /dev/shm", "shared memory", "inodes", 0),
+        ("export TMPDIR=/nowhere", "temporary files", "unreadable", f"{NO_FILE}: '/nowhere'"),
+        ("mount --bind hosts /etc/hosts", "host name", "elsewhere", "203.0.113.7"),
+        ("ulimit -d 500000", "limits", "data", 512_000_000),
+        ("ulimit -f 1000", "limits", "file size", 512_000),
+        ("ulimit -t 600", "limits", "processor time", 600),
+    ],
+)  # fmt: skip
+def test_source_says_what_is_so(prelude: str, source: str, key: str, value: Json, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(f"203.0.113.7 {socket.gethostname()}\n")
+    net = ["--net"] if source == "interfaces" else []
+    said = subprocess.run(
+        ["unshare", "--mount", *net, "--propagation", "private", "sh", "-c", f'{prelude} && exec "$@"', "sh",
+         sys.executable, "-I", "-S", preflight_sources.__file__, source],
+        capture_output=True, text=True, cwd=tmp_path, check=True,
+    ).stdout.splitlines()[-1]  # fmt: skip
+    assert json.loads(said)[source][key] == value
