@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import FEW_MESSAGES, RESTING
+from tests.e2e.conftest import FEW_MESSAGES, RESTING, evidence
 from tests.e2e.test_mpi_checks import LIBRARIES
 from tests.e2e.test_mpi_start import OPEN_MPI
 from tests.waiting import LIMIT_S
@@ -87,7 +87,7 @@ def test_small_shared_memory_is_a_librarys_failure_only(library: str) -> None:
     assert {finding["status"] for finding in found["ipc-reopen"]} == {"PASS"}
     bad = [finding for check in checks for finding in found[check] if finding["status"] in ("FAIL", "ERROR")]
     for finding in bad:
-        assert str(finding["summary"]).startswith("/dev/shm has 0"), finding
+        assert evidence(finding)[0].startswith("/dev/shm has 0"), finding
 
 
 @pytest.mark.cuda

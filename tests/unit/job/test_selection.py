@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpuipc_doctor.cli.main import cli
-from gpuipc_doctor.job import selection
+from gpuipc_doctor.job import rights, selection
 from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs, select
 from tests.waiting import until
 
@@ -50,7 +50,7 @@ def launched(place: Path, job: str, **environment: str) -> Iterator[tuple[int, s
 @pytest.fixture(autouse=True)
 def own_pids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the pid namespace of the tests for the node's own, also in a container."""
-    monkeypatch.setattr(selection.rights, "_FIRST_PIDS", str(Path("/proc/self/ns/pid").readlink()))
+    monkeypatch.setattr(rights, "_FIRST_PIDS", str(Path("/proc/self/ns/pid").readlink()))
 
 
 def test_job_is_all_processes_of_its_launcher_given_any_pid(tmp_path: Path) -> None:
