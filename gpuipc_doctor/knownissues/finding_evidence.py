@@ -26,10 +26,9 @@ def contradiction(issue: KnownIssue, finding: Finding) -> str:
 
     The evidence is a workaround that did not help, or a control that also failed.
     """
-    trials = [item for item in finding.evidence if _is_trial(issue, item)]
-    if any(item.values.get("outcome") == Trial.HELPS.value for item in trials):
+    if is_cured(issue, finding):
         return ""
-    for item in trials:
+    for item in _trials(issue, finding):
         env, do = item.values.get("env"), item.values.get("do")
         if item.values.get("outcome") == Trial.DOES_NOT_HELP.value and isinstance(env, dict):
             return f"but {do or describe_env(env)} does not help"
@@ -42,6 +41,15 @@ def contradiction(issue: KnownIssue, finding: Finding) -> str:
             if any(cure.items() <= env.items() for cure in cures):
                 return f"but the result with {describe_env(env)} is the same"
     return ""
+
+
+def is_cured(issue: KnownIssue, finding: Finding) -> bool:
+    """Whether a workaround of this issue was tried on the finding, and helps."""
+    return any(item.values.get("outcome") == Trial.HELPS.value for item in _trials(issue, finding))
+
+
+def _trials(issue: KnownIssue, finding: Finding) -> list[Evidence]:
+    return [item for item in finding.evidence if _is_trial(issue, item)]
 
 
 def _is_trial(issue: KnownIssue, item: Evidence) -> bool:

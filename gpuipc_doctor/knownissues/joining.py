@@ -12,7 +12,7 @@ from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression
 from gpuipc_doctor.knownissues.relation import relation
 from gpuipc_doctor.knownissues.signatures import Confidence, result_text
-from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Fact, Join, Relation, Result, Status
+from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Fact, Finding, Join, Relation, Result, Status
 from gpuipc_doctor.versions import Verdict, all_of, any_of
 
 _LASTING = frozenset({"exports VMM memory"})
@@ -100,13 +100,17 @@ def _join(
         if not (is_foreign and result.devices)
     ]
     tried = _trials(asked)
+
+    def with_trials(result: Result) -> Finding:
+        trials = tried[result.check, result.finding.identity]
+        return replace(result.finding, evidence=(*result.finding.evidence, *trials))
+
     least = Confidence.LOW if verdict is Verdict.BAD else Confidence.MEDIUM
     against, failed, telling = list[str](), list[Result](), list[Result]()
     for result in asked:
         if result.finding.status not in (Status.WARN, Status.FAIL):
             continue
-        evidence = (*result.finding.evidence, *tried[result.check, result.finding.identity])
-        if contradiction := finding_evidence.contradiction(issue, replace(result.finding, evidence=evidence)):
+        if contradiction := finding_evidence.contradiction(issue, with_trials(result)):
             against.append(contradiction)
             continue
         if result.finding.status is Status.FAIL:
@@ -121,7 +125,11 @@ def _join(
         return
     speaking = guilty or asked
     if related is Relation.CONFIRMED and not any(texts.is_told(issue, result) for result in guilty):
-        reason += "; compared: the version, and which finding it is; no text or call"
+        is_cured = any(finding_evidence.is_cured(issue, with_trials(result)) for result in guilty)
+        compared = "and that its workaround helps" if is_cured else "no text or call"
+        reason += f"; compared: the version, and which finding it is; {compared}"
+        if not is_cured and not any(texts.is_certain(issue, result) for result in guilty):
+            related = Relation.UNKNOWN
     if not guilty and asked:
         reason += f"; {'; '.join(dict.fromkeys(against)) or _not_seen(asked)}"
     where = dict.fromkeys(result.subject for result in speaking)
@@ -177,6 +185,13 @@ class _Evidence:
         """Whether a text or call of the result shows the issue, and not only the key of its finding."""
         shown = self._shown.get(id(result), ())
         return any(id(signature) in shown and not signature.finding for signature in issue.signatures)
+
+    def is_certain(self, issue: KnownIssue, result: Result) -> bool:
+        """Whether the finding itself shows this issue and no other: ``detected_by`` alone names it, or a
+        signature of high confidence."""
+        shown = self._shown.get(id(result), ())
+        sure = (s.confidence is Confidence.HIGH for s in issue.signatures if id(s) in shown)
+        return not issue.signatures or any(sure)
 
     def confidence(self, issue: KnownIssue, result: Result, facts: Iterable[Fact]) -> int:
         """The confidence with which a result shows an issue; 0 if it does not."""
