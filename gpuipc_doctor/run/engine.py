@@ -25,6 +25,7 @@ from gpuipc_doctor.model import (
     Node,
     Probe,
     Report,
+    Result,
     Setting,
     Tier,
     Workaround,
@@ -46,7 +47,7 @@ from gpuipc_doctor.run.discovery import Discovery, Found
 from gpuipc_doctor.run.planner import Plan, PlannedProbe, Planner, TooManyFollowUps
 from gpuipc_doctor.run.preview import Preview, of_ranks
 from gpuipc_doctor.run.request import Request
-from gpuipc_doctor.run.results import ResultLog
+from gpuipc_doctor.run.results import ResultLog, blamed_first
 from gpuipc_doctor.run.schedule import MAX_JOBS, Ended, NotRun, Schedule, Watcher
 from gpuipc_doctor.run.stack_discovery import StackDiscovery, Stacks
 from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
@@ -181,6 +182,8 @@ class Run:
         shared = {each.number for others in self._sharing.values() for each in others}
         probes = [planned for planned in layout.probes if planned.number not in shared]
         self.schedule.run(probes, self._jobs(devices), self._take_shared, spare_s=spare_s)
+        for outcome, finding in self.schedule.tours.apart:
+            self.log.say(Result(loader.survey("ranks").id, finding, roles=blamed_first(outcome)))
 
     def with_tested_collectives(self, facts: Sequence[Fact]) -> tuple[Fact, ...]:
         """The facts with the versions of NCCL and RCCL that were tested, instead of those that only lie on
