@@ -739,12 +739,10 @@ class Model:
         self.ended.add(operation.by)
 
     def _may_fork(self, operation: Operation) -> str:
-        if not self.allows("go on after a fork"):
-            return "a process must not fork"
-        return self._may_idle(operation)
+        return "" if self.allows("go on after a fork") else "a process must not fork"
 
     def _may_idle(self, operation: Operation) -> str:
-        return "" if operation.by in self.processes else f"process {operation.by} has not started"
+        return ""
 
     def _fork(self, operation: Operation, process: Process) -> None:
         """Fork a child that makes no driver calls, since no vendor allows them."""
@@ -752,9 +750,7 @@ class Model:
     _idle = _fork
 
     def _may_rest(self, operation: Operation) -> str:
-        if operation.by not in self.processes:
-            return f"process {operation.by} has not started"
-        return "the process still has objects" if self.things else ""
+        return "a process still has objects" if self.things else ""
 
     def _rest(self, operation: Operation, process: Process) -> None:
         """Read the process's descriptors, threads and memory while nothing is allocated in any process."""

@@ -59,12 +59,16 @@ def sizes_without_room(room: int) -> list[str]:
 
 def play(g: Generator) -> Iterator[Scene]:
     """The scenes in order; with several devices, the exporter is on another one in each."""
-    scenes = [sizes, many, offsets, physical, fabric, pools, events, threads, freed, contexts, crowd]
-    for place, scene in enumerate(scenes):
+    if g.limits.wide:
+        yield unused(g)
+    for place, scene in enumerate(
+        [sizes, many, offsets, physical, fabric, pools, events, threads, freed, contexts]
+    ):
         yield scene(g, place % g.devices)
     if g.devices > 1:
         yield two_devices(g)
         yield pairs(g)
+    yield crowd(g, 0)  # ends a process, which others would replace
 
 
 def look(by: int, on: int, nbytes: int, stamp: int, vary: Random) -> Scene:
@@ -95,6 +99,19 @@ def unshare(a: int, b: int, objects: Sequence[int]) -> Scene:
     for by, thing, do in ((b, seen, "unmap"), (b, imported, "release"), (a, view, "unmap")):
         yield Operation(do, by, on=thing)
     yield Operation("release", a, on=memory)
+
+
+def unused(g: Generator) -> Scene:
+    """Memory that is not used for some seconds."""
+    a, b, *_ = g.crew(2, 0)
+    buffer, mapping, *objects = (g.number() for _ in range(6))
+    yield Operation("allocate", a, makes=buffer, nbytes=65536)
+    yield Operation("write", a, on=buffer, stamp=g.number())
+    yield Operation("open", b, on=buffer, makes=mapping)
+    yield from share(g, a, b, objects, 2 * MIB)
+    yield Operation("idle", a)
+    for by, shown in ((b, mapping), (a, buffer), (b, objects[-1])):
+        yield Operation("read", by, on=shown)
 
 
 def sizes(g: Generator, device: int) -> Scene:
