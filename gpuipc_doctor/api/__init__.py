@@ -73,6 +73,14 @@ from gpuipc_doctor.api.ledger import (
     look_on,
 )
 from gpuipc_doctor.api.messages import ENOUGH, LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
+from gpuipc_doctor.api.offered_memory import (
+    BY_DESCRIPTOR,
+    BY_HANDLE,
+    BY_POINTER,
+    SHARED_BY,
+    offer_memory,
+    open_offered,
+)
 from gpuipc_doctor.api.patterns import (
     BOUNDARIES,
     difference,
@@ -94,14 +102,6 @@ from gpuipc_doctor.api.process_ledger import figures_of_process, judge_processes
 from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
 from gpuipc_doctor.api.samples import MemorySamples, judge_hidden, used_since_the_start
 from gpuipc_doctor.api.samples import series as memory_series
-from gpuipc_doctor.api.shared_memory import (
-    BY_DESCRIPTOR,
-    BY_HANDLE,
-    BY_POINTER,
-    SHARED_BY,
-    offer_memory,
-    open_offered,
-)
 from gpuipc_doctor.api.trend import Slope, last_third, lasting, slope
 from gpuipc_doctor.api.worker import (
     Child,

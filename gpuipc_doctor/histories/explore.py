@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -172,6 +172,8 @@ class _Exploration:
         self._generator = generator
         self._crew = bench.crew(generator.plans)
         self._performed: list[Operation] = []
+        self._first_time = 0
+        """Number of operations generated so far, without those of repeated epochs."""
         self._epoch_at = 0
         self._begins: list[int] = []
         """Index of each epoch's first operation."""
@@ -198,24 +200,35 @@ class _Exploration:
             _shorten(self._bench, explored, latest, self._leaking or self._history(self._epoch_at, first))
 
     def _generate(self, until: float) -> Iterator[tuple[int, Operation, Expected]]:
-        while len(self._performed) < self.explored.wanted and self._bench.clock() < until:
+        before: Mapping[str, int] = {}
+        while self._first_time < self.explored.wanted and self._bench.clock() < until:
             self._epoch_at = len(self._performed)
             self._begins.append(self._epoch_at)
             yield from self._epoch(self._generator.epoch())
             epoch = self._history(self._epoch_at)
-            suspects = self._suspects(self._watch.rises(self._crew.rests), epoch)
-            for _ in range(leaks.REPEATED):
-                if suspects:
-                    began = self._bench.clock()
-                    yield from self._epoch(self._generator.repeat(epoch.operations))
-                    rises = self._watch.rises(self._crew.rests)
-                    suspects = {name: rises[name] for name in suspects.keys() & rises.keys()}
-            if "device" in suspects:
-                took = max(self._bench.clock() - began, leaks.IDLE_S)
-                yield from self._idle(leaks.IDLE_S)
-                if leaks.changed(self._crew.rests) * took / leaks.IDLE_S >= suspects["device"] / 2:
-                    self._dismiss("device", set(SENTENCES))
+            self._first_time += len(epoch.operations)
+            rises = self._watch.rises(self._crew.rests)
+            suspects = {name: rise for name, rise in rises.items() if name in before and name != "device"}
+            before = rises
+            if "device" in rises and (rise := (yield from self._confirm(epoch))):
+                suspects["device"] = rise
             self._look_for_leaks(self._suspects(suspects, epoch), epoch)
+
+    def _confirm(self, epoch: History) -> abc.Generator[tuple[int, Operation, Expected], None, int]:
+        """Repeat an epoch in the same processes. Returns the latest rise of used device memory, 0 if it did
+        not rise each time."""
+        rise = 0
+        for _ in range(leaks.REPEATED if self._suspects({"device": 1}, epoch) else 0):
+            began = self._bench.clock()
+            yield from self._epoch(self._generator.repeat(epoch.operations))
+            took = max(self._bench.clock() - began, leaks.IDLE_S)
+            if not (rise := self._watch.rises(self._crew.rests).get("device", 0)):
+                return 0
+        if rise:
+            yield from self._idle(leaks.IDLE_S)
+            if leaks.changed(self._crew.rests) * took / leaks.IDLE_S >= rise / 2:
+                self._dismiss("device", set(SENTENCES))
+        return rise
 
     def _epoch(
         self, generated: Iterable[tuple[Operation, Expected]]
@@ -279,7 +292,7 @@ def _shorten(bench: Bench, explored: Explored, whole: History, epoch: History) -
             shortest = shrink(failing, fails, lambda: bench.clock() < until)
             history = _on_one_device(bench, renumber(candidate.of(shortest)), first)
             if first.what == "leak":
-                history = replace(history, times=history.times * leaks.CERTAIN)
+                history = replace(history, times=max(history.times * leaks.CERTAIN, leaks.TRIED))
                 explored.again = replay_leak(bench, history, first.name)
             else:
                 found = (replay(bench, history)[0] for _ in range(tries(history)))

@@ -99,6 +99,7 @@ FAMILIES: dict[str, frozenset[str]] = {
             "open",
             "open-in-thread",
             "close",
+            "close-in-thread",
             "free-open",
             "share",
             "recycle",

@@ -12,11 +12,12 @@ NOISE = {"descriptors": 0, "threads": 0, "addresses": 0, "device": 0, "host": 5 
 """Figure → growth over the last third of the repetitions that counts as noise; see `api.process_ledger`."""
 
 SUSPECT = {"descriptors": 1, "threads": 1, "addresses": 64 << 10, "device": 64 << 10, "host": 1 << 20}
-"""Figure → rise since the last idle time from which the figure is suspicious. The epoch is then repeated."""
+"""Figure → rise since the last idle time from which the figure is suspicious. The epoch is repeated if it is
+device memory, or rose in two epochs in a row."""
 
 REPEATED = 2
-"""Times that processes repeat an epoch in which a figure rose, before fresh ones do. A driver reserves memory
-when a call is first made; a leak makes the figure rise each time."""
+"""Times that processes repeat an epoch in which used device memory rose, before fresh ones do. A driver
+reserves memory when a call is first made; a leak makes it rise each time."""
 
 WORDS = {
     "descriptors": "open descriptors",

@@ -142,7 +142,7 @@ ALONE = {
 }
 """Operations that involve other processes. All processes that are not involved are idle meanwhile."""
 
-ENDS = {"free", "free-to-pool", "destroy-pool"}
+ENDS = {"free", "free-in-thread", "free-to-pool", "destroy-pool"}
 WRITES = {"write", "write-in-thread", "write-by-kernel", "fill", "copy", "copy-across-streams"}
 BEGINS = {"allocate", "create", "create-fabric", "create-pool", "allocate-from-pool"}
 """Operations that create memory. `WRITES` change the contents of the object ``on``, `ENDS` its memory."""
@@ -339,11 +339,28 @@ class Model:
 
     _open_in_thread = _open
 
+    def _may_end_in_thread(self, operation: Operation) -> str:
+        """Why another thread, in the process's current context, cannot close or free it."""
+        if not self.allows("open memory in another thread than the context's"):
+            return "memory must be closed in the context's thread"
+        thing, process = self.things.get(operation.on), self.processes.get(operation.by)
+        if thing and process and thing.context != process.current:
+            return "another context is current"
+        return ""
+
+    def _may_close_in_thread(self, operation: Operation) -> str:
+        return self._may_end_in_thread(operation) or self._may_close(operation)
+
+    def _may_free_in_thread(self, operation: Operation) -> str:
+        return self._may_end_in_thread(operation) or self._may_free(operation)
+
     def _may_close(self, operation: Operation) -> str:
         return "" if self._own(operation, "mapping") else _no_such(operation, "mapping")
 
     def _close(self, operation: Operation, process: Process) -> None:
         del self.things[operation.on]
+
+    _close_in_thread = _close
 
     def _may_free(self, operation: Operation) -> str:
         if not (buffer := self._own(operation, "buffer")):
@@ -352,6 +369,8 @@ class Model:
 
     def _free(self, operation: Operation, process: Process) -> None:
         self._end_things([self.things[operation.on]])
+
+    _free_in_thread = _free
 
     def _may_free_open(self, operation: Operation) -> str:
         """Why the buffer cannot be freed while another process has it open; empty if it can be."""
