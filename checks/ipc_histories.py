@@ -50,11 +50,8 @@ OPERATIONS, OPERATIONS_PER_DEVICE = 2600, 100
 """Operations in the acceptance tier on one device, and additional operations for each further device.
 The first 1,500 are the scenes of `histories.scenes`."""
 
-SEED = 14
+SEED = 85
 """Seed of the acceptance tier: it starts few processes and contexts, which take longest on a GPU."""
-
-IDLE_S = 4.0
-"""Seconds of an idle time, in soak: memory must keep its contents."""
 
 LIMIT = 0.5
 """Fraction of the deadline after which an operation counts as hung. A role that waits for another role has
@@ -133,7 +130,10 @@ class IpcHistories(Check):
             yield moving.moving(Evidence.seen("{says}", says=first["says"]))
             return
         yield from findings
-        for label, entry in zip(labels, (each.entries[-1] for each in watched), strict=True):
+        for label, each in zip(labels, watched, strict=True):
+            entry = each.entries[-1]
+            if each.idle.moves:  # a run is longer than the counter was watched, and it may turn
+                continue
             if entry.missing > NOISE_BYTES + entry.doubt and findings[0].key != "leak":
                 yield Finding.warn(
                     "not-returned",
@@ -249,14 +249,11 @@ def reachable(devices: Sequence[Device]) -> list[tuple[int, int]]:
 def perform(w: Worker) -> None:
     lag_s, free = w.peer.recv()  # the devices are idle and watched
 
-    def settle() -> None:
-        if lag_s:
-            w.wait_until(lambda: False, lag_s)
+    def wait(seconds: float) -> None:
+        if seconds:
+            w.wait_until(lambda: False, seconds)
 
-    def idle() -> None:
-        w.wait_until(lambda: False, IDLE_S)
-
-    bench = Bench(w.start, w.clock, LIMIT * w.deadline_s, w.step, settle, idle)
+    bench = Bench(w.start, w.clock, LIMIT * w.deadline_s, w.step, wait, lag_s)
     params = w.params
     if params["history"]:
         history = results.history_from_json(params["history"])

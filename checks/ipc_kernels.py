@@ -34,13 +34,15 @@ caches.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from gpuipc_doctor.api import (
+    BY_DESCRIPTOR,
+    BY_HANDLE,
+    BY_POINTER,
+    SHARED_BY,
     Buffer,
     Check,
     Context,
@@ -48,6 +50,7 @@ from gpuipc_doctor.api import (
     Evidence,
     Finding,
     Gpu,
+    Json,
     Kernels,
     KernelsUnavailable,
     Linear,
@@ -55,6 +58,8 @@ from gpuipc_doctor.api import (
     Probe,
     ProbeOutcome,
     Worker,
+    offer_memory,
+    open_offered,
 )
 
 NBYTES = 1 << 20
@@ -82,18 +87,19 @@ RESULT = 8
 
 MASK = 0xFFFFFFFF
 
-HANDLE, DESCRIPTOR, POINTER, PEER = "handle", "descriptor", "pointer", "peer"
+PEER = "peer"
 
-KINDS: Mapping[str, tuple[str, frozenset[str]]] = {
-    HANDLE: ("an IPC handle", frozenset({"legacy-ipc"})),
-    DESCRIPTOR: ("a descriptor of VMM memory", frozenset({"vmm-ipc"})),
-    POINTER: ("a pointer of a pool", frozenset({"pool-ipc", "memory-pools"})),
-    PEER: ("peer access within a process", frozenset()),
+KINDS = {
+    BY_HANDLE: "an IPC handle",
+    BY_DESCRIPTOR: "a descriptor of VMM memory",
+    BY_POINTER: "a pointer of a pool",
+    PEER: "peer access within a process",
 }
-"""Kind of mapping → its name, and the capabilities that both devices need."""
+"""Kind of mapping → its name."""
+
+ALONE = "wrong-alone"
 
 FAULTS = {
-    "wrong-alone": "a kernel reads wrong data in memory of its own process, without IPC",
     "wrong-read": "the importer's kernel reads wrong data through a mapping",
     "wrong-write": "the exporter's kernel reads wrong data after the importer's wrote through a mapping",
     "adds-lost": "sums are wrong after kernels of both sides added to the same memory",
@@ -115,6 +121,9 @@ class IpcKernels(Check):
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         exporter, importer = (done.records[role] for role in ("exporter", "importer"))
+        if alone := {*exporter["alone"], *importer["alone"]}:
+            yield wrong_alone(done, alone)
+            return
         wrong = exporter["wrong"] + importer["wrong"]
         for key, says in FAULTS.items():
             if lines := [text for fault, text in wrong if fault == key]:
@@ -129,9 +138,31 @@ class IpcKernels(Check):
             says = "no additions between these GPUs: the driver states that their link has no native atomics"
             yield Finding.skip("no-native-atomics", says)
         says = "{elements} elements read and written by kernels of both sides through {kinds}"
-        kinds = ", ".join(KINDS[kind][0] for kind in done.params["kinds"])
+        kinds = ", ".join(KINDS[kind] for kind in done.params["kinds"])
         flags = [exporter["flags"][place] + importer["flags"][place] for place in (0, 1)]
         yield Finding.ok("right", says, *evidence(*flags), elements=COUNT, kinds=kinds)
+
+
+def wrong_alone(done: ProbeOutcome, alone: set[str]) -> Finding:
+    """The finding if kernels of these sides were wrong in memory of their process.
+
+    It blames a GPU only if the same kernels were right on another one.
+    """
+    lines = [text for role in ("exporter", "importer") for _, text in done.records[role]["wrong"]]
+    on = dict(zip(("exporter", "importer"), done.devices * 2, strict=False))
+    wrong = {on[name].label for name in alone}
+    if right := [device.label for device in done.devices if device.label not in wrong]:
+        says = "kernels on {device} read wrong data in memory of their own process, without IPC"
+        control = Evidence.seen("control: the same kernels are right on {right}", right=right)
+        return Finding.fail("wrong-alone", says, *lines, control, device=wrong.pop())
+    return Finding.error(
+        "wrong-alone",
+        "the check's kernels are wrong on {devices} also without IPC: a fault of theirs, of the compiler or "
+        "of the GPU",
+        *lines,
+        remedy="run the check on another GPU of this kind; if it is right there, this GPU is faulty",
+        devices=sorted(wrong),
+    )
 
 
 def evidence(running: int, later: int) -> Iterable[Evidence]:
@@ -143,8 +174,9 @@ def usable(devices: tuple[Device, ...]) -> list[str]:
     """The kinds of mapping that these devices have."""
     return [
         kind
-        for kind, (_, needed) in KINDS.items()
-        if (len(devices) > 1 or kind != PEER) and all(needed <= device.capabilities for device in devices)
+        for kind in KINDS
+        if (len(devices) > 1 or kind != PEER)
+        and all(SHARED_BY.get(kind, frozenset()) <= device.capabilities for device in devices)
     ]
 
 
@@ -157,11 +189,14 @@ def export(w: Worker) -> None:
     if agreed(w, found) and side:
         for kind in w.params["kinds"]:
             if kind != PEER:
-                with w.step(f"through {KINDS[kind][0]}"), offered(w, kind) as memory:
+                with (
+                    w.step(f"through {KINDS[kind]}"),
+                    offer_memory(w, kind, NBYTES, coherent=True) as memory,
+                ):
                     meet(w, turns_of_exporter(side.at(memory, kind, atomics=w.peer.recv())))
                     w.peer.recv()  # the importer has closed its mapping
         side.end()
-    w.record(unavailable=found.unavailable, wrong=found.wrong, flags=found.flags)
+    w.record(**found.record())
 
 
 def attach(w: Worker) -> None:
@@ -170,16 +205,16 @@ def attach(w: Worker) -> None:
     if agreed(w, found) and side:
         atomics = len(w.gpus) == 1 or w.gpu.has_native_atomics(w.gpus[0])
         for kind in w.params["kinds"]:
-            with w.step(f"through {KINDS[kind][0]}"):
+            with w.step(f"through {KINDS[kind]}"):
                 if kind == PEER:
                     use_peer_access(w, side, found, atomics=atomics)
                     continue
-                with received(w, kind) as memory:
+                with open_offered(w, kind, NBYTES) as memory:
                     w.peer.send(atomics)
                     meet(w, turns_of_importer(side.at(memory, kind, atomics=atomics)))
                 w.peer.send("closed")
         side.end()
-    w.record(unavailable=found.unavailable, wrong=found.wrong, flags=found.flags, atomics=atomics)
+    w.record(**found.record(), atomics=atomics)
 
 
 def agreed(w: Worker, found: Found) -> bool:
@@ -207,62 +242,6 @@ def use_peer_access(w: Worker, importer: Side, found: Found, *, atomics: bool) -
         exporter.end()
 
 
-@contextmanager
-def offered(w: Worker, kind: str) -> Iterator[Memory]:
-    """Allocate memory of this kind and pass it to the importer; it is freed at the end."""
-    if kind == HANDLE:
-        with w.gpu.alloc_coherent(NBYTES) as buffer:
-            w.peer.send(buffer.ipc_handle())
-            yield buffer
-    elif kind == DESCRIPTOR:
-        nbytes = -(-NBYTES // w.gpu.granule) * w.gpu.granule
-        with w.gpu.create_physical(nbytes) as memory, memory.map() as mapping:
-            w.peer.send(nbytes)
-            pass_descriptor(w, memory.export_descriptor())
-            yield mapping
-    else:
-        pool, stream = w.gpu.create_shared_pool(), w.gpu.create_stream()
-        allocated = pool.alloc(NBYTES, stream)
-        stream.synchronize()
-        descriptor = pool.export_descriptor()  # must come first, or no pointer of it can be exported
-        w.peer.send(allocated.export_pointer())
-        pass_descriptor(w, descriptor)
-        yield allocated
-        allocated.free(stream)
-        stream.synchronize()
-        pool.destroy()
-
-
-def pass_descriptor(w: Worker, descriptor: int) -> None:
-    w.peer.send_descriptor(descriptor)
-    os.close(descriptor)
-
-
-@contextmanager
-def received(w: Worker, kind: str) -> Iterator[Memory]:
-    """Map the memory that the exporter passes; the mapping is closed at the end."""
-    what = w.peer.recv()
-    if kind == HANDLE:
-        with w.gpu.open_ipc(what) as opened:
-            yield opened
-        return
-    descriptor = w.peer.recv_descriptor()
-    if kind == DESCRIPTOR:
-        with w.gpu.import_descriptor(descriptor, what) as memory, memory.map() as mapping:
-            os.close(descriptor)
-            yield mapping
-    else:
-        pool, stream = w.gpu.import_pool(descriptor), w.gpu.create_stream()
-        os.close(descriptor)
-        if len(w.gpus) > 1:
-            pool.give_access()
-        pointer = pool.import_pointer(what, NBYTES)
-        yield pointer
-        pointer.free(stream)
-        stream.synchronize()
-        pool.destroy()
-
-
 # -- a side: a GPU, its kernels, and the memory that both sides use ----------------------------------------
 
 
@@ -273,13 +252,23 @@ class Found:
     unavailable: str = ""
     """Why its kernels cannot run."""
     wrong: list[tuple[str, str]] = field(default_factory=list)
-    """(key of `FAULTS`, observation)."""
+    """(key of `FAULTS`, or `ALONE`; observation)."""
+    alone: set[str] = field(default_factory=set)
+    """The sides whose kernels were wrong in memory of their own process."""
     flags: list[int] = field(default_factory=lambda: [0, 0])
     """Number of flags seen by a kernel that was waiting, and by a later one."""
 
     @property
     def works(self) -> bool:
         return not (self.unavailable or self.wrong)
+
+    def record(self) -> dict[str, Json]:
+        return {
+            "unavailable": self.unavailable,
+            "wrong": self.wrong,
+            "alone": sorted(self.alone),
+            "flags": self.flags,
+        }
 
 
 class Side:
@@ -299,8 +288,8 @@ class Side:
     def at(self, memory: Memory, kind: str, *, atomics: bool = True) -> Side:
         """This side, in this memory. ``atomics``: whether both sides can add."""
         self.memory, self.atomics = memory, atomics
-        self.through = KINDS[kind][0] if kind else "memory of its own"
-        self.at_once = self.gpu.plain_memory_is_coherent or kind in (HANDLE, PEER)
+        self.through = KINDS[kind] if kind else "memory of its own"
+        self.at_once = self.gpu.plain_memory_is_coherent or kind in (BY_HANDLE, PEER)
         return self
 
     def fill(self, data: Linear) -> None:
@@ -377,6 +366,8 @@ class Side:
         return int.from_bytes(self.memory.read(4, offset), "little")
 
     def fault(self, key: str, says: str) -> None:
+        if key == ALONE:
+            self.found.alone.add(self.name)
         self.found.wrong.append((key, f"{self.through}, the {self.name}'s kernel: {says}"))
 
     def end(self) -> None:
@@ -412,14 +403,14 @@ def ready(w: Worker, gpu: Gpu, name: str, found: Found) -> Side | None:
 def verify_alone(side: Side) -> None:
     """Run each kernel once, so that none is loaded while another one waits."""
     side.fill(data_of(1))
-    side.check("wrong-alone", data_of(1), data_of(0))
+    side.check(ALONE, data_of(1), data_of(0))
     side.add()
-    side.check("wrong-alone", after_additions(data_of(1), UNITS[side.name]), data_of(1))
+    side.check(ALONE, after_additions(data_of(1), UNITS[side.name]), data_of(1))
     side.store(side.name, 1)
     side.wait(side.name, 1, after_additions(data_of(1), UNITS[side.name]), data_of(1))
     side.done()
     if side.numbers()[0] != 1:
-        side.fault("wrong-alone", "a flag that it stored itself was not seen")
+        side.fault(ALONE, "a flag that it stored itself was not seen")
 
 
 # -- the turns; at `yield`, both sides wait for each other ---------------------------------------------------

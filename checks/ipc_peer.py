@@ -9,11 +9,13 @@ shared; all of them is read, and samples are written back.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from gpuipc_doctor.api import (
+    BY_DESCRIPTOR,
+    BY_HANDLE,
+    BY_POINTER,
+    SHARED_BY,
     Check,
     Context,
     Finding,
@@ -27,6 +29,8 @@ from gpuipc_doctor.api import (
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
+    offer_memory,
+    open_offered,
     pattern,
     write_glances,
     write_pattern,
@@ -39,13 +43,13 @@ NBYTES = 4 << 20
 FROM_EXPORTER, FROM_IMPORTER = 1, 2
 """Keys of the patterns that are copied from device to device, and of the samples."""
 
-BUFFERS = {"64 KiB": 64 << 10, "8 MiB": 8 << 20}
-PHYSICAL, POOL = "physical memory", "pool memory"
-NEEDED = {PHYSICAL: "vmm-ipc", POOL: "pool-ipc"}
-"""Further kinds of memory: buffers by name, and what other kinds need of both devices."""
-
-SAMPLED = 2 << 20
-"""Bytes of physical memory, before rounding up to the device's granularity, and of pool memory."""
+KINDS = {
+    "64 KiB": (BY_HANDLE, 64 << 10),
+    "8 MiB": (BY_HANDLE, 8 << 20),
+    "physical memory": (BY_DESCRIPTOR, 2 << 20),
+    "pool memory": (BY_POINTER, 2 << 20),
+}
+"""Further kind of memory → how it is shared, and its bytes, before they are rounded up to the granularity."""
 
 ACS = "check the settings of PCIe ACS and of the IOMMU: either can redirect traffic between two GPUs"
 
@@ -58,10 +62,9 @@ class IpcPeer(Check):
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         for pair in ctx.pairs:
             able = pair[0].capabilities & pair[1].capabilities
-            left_out = {PHYSICAL} if "exports VMM memory" in ctx.harmful else set()
-            more = [kind for kind, needed in NEEDED.items() if needed in able and kind not in left_out]
-            roles = {"exporter": export, "importer": open_from_peer}
-            yield Probe("", roles, pair, {"kinds": [*BUFFERS, *more]})
+            left_out = BY_DESCRIPTOR if "exports VMM memory" in ctx.harmful else ""
+            kinds = [kind for kind, (way, _) in KINDS.items() if SHARED_BY[way] <= able and way != left_out]
+            yield Probe("", {"exporter": export, "importer": open_from_peer}, pair, {"kinds": kinds})
         if not ctx.pairs:
             yield Finding.skip("no-pair", "fewer than two devices of one vendor to test")
 
@@ -94,7 +97,7 @@ def export(w: Worker) -> None:
         )
     sampled = []
     for kind in w.params["kinds"]:
-        with shared(w, kind) as memory:
+        with offer_memory(w, *KINDS[kind], prepare=write_all) as memory:
             w.peer.recv()  # the importer has read, and written other data
             sampled += wrong_glances(f"{kind}, written by the importer", memory, memory.nbytes, FROM_IMPORTER)
             w.peer.send("read")
@@ -111,7 +114,7 @@ def open_from_peer(w: Worker) -> None:
     w.peer.send("closed")
     sampled = []
     for kind in w.params["kinds"]:
-        with w.step(f"open {kind}"), opened(w, kind) as memory:
+        with w.step(f"open {kind}"), open_offered(w, *KINDS[kind]) as memory:
             sampled += wrong_pattern(f"{kind}, written by the exporter", memory, memory.nbytes, FROM_EXPORTER)
             write_glances(memory, memory.nbytes, FROM_IMPORTER)
             w.peer.send("written")
@@ -120,61 +123,8 @@ def open_from_peer(w: Worker) -> None:
     w.record(sampled=sampled)
 
 
-@contextmanager
-def shared(w: Worker, kind: str) -> Iterator[Memory]:
-    """Memory of this kind, written and offered to the importer, which closes it first."""
-    if kind in BUFFERS:
-        with w.gpu.alloc(BUFFERS[kind]) as buffer:
-            write_pattern(buffer, buffer.nbytes, FROM_EXPORTER)
-            w.peer.send(buffer.ipc_handle())
-            yield buffer
-    elif kind == PHYSICAL:
-        nbytes = -(-SAMPLED // w.gpu.granule) * w.gpu.granule
-        with w.gpu.create_physical(nbytes) as physical, physical.map() as mapping:
-            write_pattern(mapping, nbytes, FROM_EXPORTER)
-            w.peer.send(nbytes)
-            send(w, physical.export_descriptor())
-            yield mapping
-    else:
-        pool, stream = w.gpu.create_shared_pool(), w.gpu.create_stream()
-        memory = pool.alloc(SAMPLED, stream)
-        stream.synchronize()
-        write_pattern(memory, SAMPLED, FROM_EXPORTER)
-        descriptor = pool.export_descriptor()  # must come first, or no pointer of it can be exported
-        w.peer.send(memory.export_pointer())
-        send(w, descriptor)
-        yield memory
-        memory.free(stream)
-        stream.synchronize()
-        pool.destroy()
-
-
-@contextmanager
-def opened(w: Worker, kind: str) -> Iterator[Memory]:
-    """The other side of `shared`."""
-    offer = w.peer.recv()
-    if kind in BUFFERS:
-        with w.gpu.open_ipc(offer) as mapping:
-            yield mapping
-        return
-    descriptor = w.peer.recv_descriptor()
-    if kind == PHYSICAL:
-        with w.gpu.import_descriptor(descriptor, offer) as physical, physical.map() as view:
-            yield view
-    else:
-        pool, stream = w.gpu.import_pool(descriptor), w.gpu.create_stream()
-        pool.give_access()
-        memory = pool.import_pointer(offer, SAMPLED)
-        yield memory
-        memory.free(stream)
-        stream.synchronize()
-        pool.destroy()
-    os.close(descriptor)
-
-
-def send(w: Worker, descriptor: int) -> None:
-    w.peer.send_descriptor(descriptor)
-    os.close(descriptor)
+def write_all(memory: Memory) -> None:
+    write_pattern(memory, memory.nbytes, FROM_EXPORTER)
 
 
 def copy_both_ways(w: Worker, mapping: IpcMapping) -> list[str]:

@@ -74,6 +74,14 @@ from gpuipc_doctor.api.ledger import (
     look_on,
 )
 from gpuipc_doctor.api.messages import ENOUGH, LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
+from gpuipc_doctor.api.offered_memory import (
+    BY_DESCRIPTOR,
+    BY_HANDLE,
+    BY_POINTER,
+    SHARED_BY,
+    offer_memory,
+    open_offered,
+)
 from gpuipc_doctor.api.patterns import (
     BOUNDARIES,
     difference,

@@ -201,8 +201,14 @@ class Actor:
     def _close(self, order: Order) -> None:
         self._take(order.on).close()
 
+    def _close_in_thread(self, order: Order) -> None:
+        self._in_thread(self._take(order.on).close)
+
     def _free(self, order: Order) -> None:
         self._take(order.on).free()
+
+    def _free_in_thread(self, order: Order) -> None:
+        self._in_thread(self._take(order.on).free)
 
     _free_open = _free
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, abc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gpuipc_doctor.api.gpu import NOT_PERMITTED
 from gpuipc_doctor.histories import leaks
@@ -15,6 +16,7 @@ from gpuipc_doctor.histories.leaks import repeated
 from gpuipc_doctor.histories.memory_model import GRANULE, Expected, Model, legal
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation, ProcessPlan
 from gpuipc_doctor.histories.shrink import SMALLEST, renumber, shrink
+from gpuipc_doctor.histories.steps import SENTENCES
 
 SHRINK_S = 40.0
 """Time limit for shrinking a failed history. On a busy node, 10 s left 25 steps of what needs 3."""
@@ -30,7 +32,10 @@ RACE_TRIES = 4
 """Replays of a history in which processes act at the same time: their order differs from run to run."""
 
 SIGN_OF_LIFE = 40
-"""A replay reports progress after this many operations. Each takes some ms, more under load."""
+"""Progress is reported after this many operations. Each takes some ms, more under load."""
+
+IDLE_S = 4.0
+"""Seconds of an idle time, in soak: memory must keep its contents."""
 
 HANG_FRACTION = 0.4
 """Fraction of the usual time limit for a driver call in a replay of a history that hung."""
@@ -47,10 +52,15 @@ class Bench:
     limit_s: float
     """Maximum seconds for a driver call."""
     step: Callable[[str], AbstractContextManager[None]]
-    settle: Callable[[], object] = lambda: None
-    """Function that waits until the device's memory figures are stable."""
-    idle: Callable[[], object] = lambda: None
-    """Function that waits for some seconds."""
+    wait: Callable[[float], object] = lambda seconds: None
+    """Function that waits for so many seconds."""
+    lag_s: float = 0.0
+    """Seconds after which the device's memory figures are stable."""
+
+    def crew(self, plans: dict[int, ProcessPlan]) -> Crew:
+        """Processes that will start as planned."""
+        settle, idle = partial(self.wait, self.lag_s), partial(self.wait, IDLE_S)
+        return Crew(self.start, plans, self.limit_s, settle, idle)
 
 
 @dataclass
@@ -67,7 +77,7 @@ class Explored:
     done: dict[str, int] = field(default_factory=dict)
     """Operation → number of times performed."""
     dismissed: list[str] = field(default_factory=list)
-    """Figures that rose once but not when the epoch was repeated."""
+    """Figures that rose, but not with each repetition in fresh processes, or also without operations."""
     first: Disagreement | None = None
     history: History | None = None
     """The failing history in full."""
@@ -99,7 +109,7 @@ def replay(
                 performed.append(operation)
                 yield len(performed) - 1, operation, model.apply(operation)
 
-    crew = Crew(bench.start, unrolled.processes, bench.limit_s, bench.settle, bench.idle)
+    crew = bench.crew(unrolled.processes)
     disagreement = perform(crew, expected())
     if rests is not None:
         rests += crew.rests
@@ -131,7 +141,7 @@ def replay_once(bench: Bench, history: History) -> Explored:
         explored.again, performed = replay(bench, history)
         if explored.again:
             break
-    if explored.again is None and history.times >= leaks.TRIED:
+    if explored.again is None and history.times >= leaks.FEWEST:
         found = (replay_leak(bench, history, name) for name in leaks.NOISE)
         explored.again = next(filter(None, found), None)
     explored.operations, explored.elapsed_s = len(performed), bench.clock() - began
@@ -160,12 +170,18 @@ class _Exploration:
         self.explored = explored
         self._bench = bench
         self._generator = generator
-        self._crew = Crew(bench.start, generator.plans, bench.limit_s, bench.settle, bench.idle)
+        self._crew = bench.crew(generator.plans)
         self._performed: list[Operation] = []
+        self._first_time = 0
+        """Number of operations generated so far, without those of repeated epochs."""
         self._epoch_at = 0
         self._begins: list[int] = []
         """Index of each epoch's first operation."""
         self._watch = leaks.Watch()
+        self._dismissed: dict[str, set[str]] = {}
+        """Figure → the kinds of operations that do not make it grow with each repetition."""
+        self._leaking: History | None = None
+        """The repeated epoch with which a figure grows."""
 
     def run(self, time_s: float) -> None:
         began = self._bench.clock()
@@ -178,51 +194,96 @@ class _Exploration:
             crew.end()
         else:
             crew.kill()
-            explored.history = self._history(0 if first.what != "leak" else self._epoch_at, first)
+            explored.history = self._leaking or self._history(0, first)
             since = next(begin for begin in self._begins if len(self._performed) - begin <= LATEST)
             latest = self._history(since, first)
-            _shorten(self._bench, explored, latest, [self._history(self._epoch_at, first)])
+            _shorten(self._bench, explored, latest, self._leaking or self._history(self._epoch_at, first))
 
     def _generate(self, until: float) -> Iterator[tuple[int, Operation, Expected]]:
-        while len(self._performed) < self.explored.wanted and self._bench.clock() < until:
+        before: Mapping[str, int] = {}
+        while self._first_time < self.explored.wanted and self._bench.clock() < until:
             self._epoch_at = len(self._performed)
             self._begins.append(self._epoch_at)
-            self._crew.rests.clear()
-            with self._bench.step(f"operations from {self._epoch_at + 1} on"):
-                for operation, expected in self._generator.epoch():
-                    self._performed.append(operation)
-                    yield len(self._performed) - 1, operation, expected
-                self._crew.flush()
-            self._look_for_leaks()
+            yield from self._epoch(self._generator.epoch())
+            epoch = self._history(self._epoch_at)
+            self._first_time += len(epoch.operations)
+            rises = self._watch.rises(self._crew.rests)
+            suspects = {name: rise for name, rise in rises.items() if name in before and name != "device"}
+            before = rises
+            if "device" in rises and (rise := (yield from self._confirm(epoch))):
+                suspects["device"] = rise
+            self._look_for_leaks(self._suspects(suspects, epoch), epoch)
 
-    def _look_for_leaks(self) -> None:
-        """Repeat the epoch in fresh processes if a usage figure rose; each figure only once per run."""
-        for name in self._watch.risen(self._crew.rests):
-            if name not in self.explored.dismissed:
-                epoch = replace(self._history(self._epoch_at), times=leaks.TRIED)
-                if found := replay_leak(self._bench, epoch, name):
-                    raise Failed(found)
-                self.explored.dismissed.append(name)
+    def _confirm(self, epoch: History) -> abc.Generator[tuple[int, Operation, Expected], None, int]:
+        """Repeat an epoch in the same processes. Returns the latest rise of used device memory, 0 if it did
+        not rise each time."""
+        rise = 0
+        for _ in range(leaks.REPEATED if self._suspects({"device": 1}, epoch) else 0):
+            began = self._bench.clock()
+            yield from self._epoch(self._generator.repeat(epoch.operations))
+            took = max(self._bench.clock() - began, leaks.IDLE_S)
+            if not (rise := self._watch.rises(self._crew.rests).get("device", 0)):
+                return 0
+        if rise:
+            yield from self._idle(leaks.IDLE_S)
+            if leaks.changed(self._crew.rests) * took / leaks.IDLE_S >= rise / 2:
+                self._dismiss("device", set(SENTENCES))
+        return rise
+
+    def _epoch(
+        self, generated: Iterable[tuple[Operation, Expected]]
+    ) -> Iterator[tuple[int, Operation, Expected]]:
+        """Operations for the crew, all of which it has performed when this ends."""
+        self._crew.rests.clear()
+        for number, (operation, expected) in enumerate(generated):
+            if number % SIGN_OF_LIFE == 0:
+                with self._bench.step(f"operations from {len(self._performed) + 1} on"):
+                    pass
+            self._performed.append(operation)
+            yield len(self._performed) - 1, operation, expected
+        self._crew.flush()
+
+    def _idle(self, seconds: float) -> Iterator[tuple[int, Operation, Expected]]:
+        """Have the processes rest, wait, and have them rest again."""
+        latest, repeat = list(self._crew.rests), self._generator.repeat
+        with self._bench.step("wait without operations"):
+            self._bench.wait(seconds)
+        yield from self._epoch(repeat(()))
+        self._crew.rests[:0] = latest
+
+    def _suspects(self, rises: Mapping[str, int], epoch: History) -> dict[str, int]:
+        """The figures whose rise may be the fault of an operation for which they were not dismissed."""
+        kinds = {operation.do for operation in epoch.operations}
+        return {name: rise for name, rise in rises.items() if kinds - self._dismissed.get(name, set())}
+
+    def _look_for_leaks(self, suspects: Mapping[str, int], epoch: History) -> None:
+        """Repeat the epoch in fresh processes; raises `Failed` if a suspicious figure grows each time."""
+        for name, rise in suspects.items():
+            repeated = replace(epoch, times=leaks.repetitions(name, rise))
+            if found := replay_leak(self._bench, repeated, name):
+                self._leaking = repeated
+                raise Failed(found)
+            self._dismiss(name, {operation.do for operation in epoch.operations})
+
+    def _dismiss(self, name: str, kinds: set[str]) -> None:
+        self._dismissed.setdefault(name, set()).update(kinds)
+        self.explored.dismissed = list(self._dismissed)
 
     def _history(self, begin: int, failed: Disagreement | None = None) -> History:
         generator = self._generator
         whole = History(generator.backend, dict(generator.plans), seed=generator.seed, peers=generator.peers)
-        ends = failed and failed.what != "leak"
-        operations = failed.end_of(self._performed) if failed and ends else self._performed
+        operations = failed.end_of(self._performed) if failed else self._performed
         return whole.of(operations[begin:])
 
 
-def _shorten(bench: Bench, explored: Explored, whole: History, epochs: Sequence[History]) -> None:
+def _shorten(bench: Bench, explored: Explored, whole: History, epoch: History) -> None:
     """Replay the failing history and shrink it in fresh processes."""
     first, until = explored.first, bench.clock() + SHRINK_S
     assert first is not None
     if first.what == "hang":
         bench = replace(bench, limit_s=bench.limit_s * HANG_FRACTION)
-    if first.what == "leak":
-        candidates = [replace(epoch, times=leaks.TRIED) for epoch in epochs]
-    else:
-        candidates = [*epochs, *(replace(epoch, times=LOOP) for epoch in epochs), whole]
-    for candidate in candidates:
+    others = [] if first.what == "leak" else [replace(epoch, times=LOOP), whole]
+    for candidate in (epoch, *others):
 
         def fails(operations: Sequence[Operation], like: History = candidate) -> Sequence[Operation] | None:
             return _fails(bench, like.of(operations), first)
@@ -231,7 +292,7 @@ def _shorten(bench: Bench, explored: Explored, whole: History, epochs: Sequence[
             shortest = shrink(failing, fails, lambda: bench.clock() < until)
             history = _on_one_device(bench, renumber(candidate.of(shortest)), first)
             if first.what == "leak":
-                history = replace(history, times=leaks.CERTAIN)
+                history = replace(history, times=max(history.times * leaks.CERTAIN, leaks.TRIED))
                 explored.again = replay_leak(bench, history, first.name)
             else:
                 found = (replay(bench, history)[0] for _ in range(tries(history)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -98,6 +99,7 @@ FAMILIES: dict[str, frozenset[str]] = {
             "open",
             "open-in-thread",
             "close",
+            "close-in-thread",
             "free-open",
             "share",
             "recycle",
@@ -259,20 +261,44 @@ class Generator:
         for operation in self._operations():
             yield operation, self._expected
 
+    def repeat(self, operations: Iterable[Operation]) -> Iterator[tuple[Operation, Expected]]:
+        """Generate an epoch's operations once more, with new objects, in those of its processes that live."""
+        numbers = defaultdict[int, int](self.number)
+        for operation in self._valid(
+            operation.renumbered(numbers.__getitem__)
+            for operation in operations
+            if operation.do not in ("kill", "rest")
+        ):
+            yield operation, self._expected
+        for operation in self._end_epoch():
+            yield operation, self._expected
+
     def _operations(self) -> Iterator[Operation]:
         if (scene := next(self._scenes, None)) is not None:
             self._at_once = False
-            for operation in scene:
-                if operation.do not in self.without and not self.model.illegal(operation):
-                    yield self._made(operation)
+            operations = list(scene)
+            yield from self._first_rest({operation.by for operation in operations})
+            yield from self._valid(operations)
             yield from self._end_epoch()
             return
         epoch = self._plan()
         self._at_once = self._chance.random() < AT_ONCE_EPOCHS
         self._choose_crew(self.random.randint(2, self.limits.processes))
+        yield from self._first_rest(set(self._crew))
         for _ in range(epoch.operations):
             yield from self._step(epoch)
         yield from self._end_epoch()
+
+    def _valid(self, operations: Iterable[Operation]) -> Iterator[Operation]:
+        for operation in operations:
+            if operation.do not in self.without and not self.model.illegal(operation):
+                yield self._made(operation)
+
+    def _first_rest(self, crew: set[int]) -> Iterator[Operation]:
+        """Have all processes show their usage before an epoch, if new ones take part."""
+        if crew - self.model.processes.keys():
+            for process in sorted(crew | self.model.processes.keys()):
+                yield self._do("rest", process)
 
     def _end_epoch(self) -> Iterator[Operation]:
         yield from self._look()
@@ -316,7 +342,10 @@ class Generator:
         return Epoch(weights, sizes, random.randint(*EPOCH_OPERATIONS))
 
     def _choose_crew(self, size: int) -> None:
-        """Choose an epoch's processes: first one on each device in turn, so that every device takes part."""
+        """Choose an epoch's processes: first one on each device in turn, so that every device takes part.
+
+        Those of the scenes suffice, where there are scenes: starting a process takes long.
+        """
         staff = [number for number in self.plans if number not in self.model.ended]
         device = self._epochs % self.devices
         self._epochs += 1
@@ -324,7 +353,7 @@ class Generator:
         self._crew = [self.random.choice(here) if here else self._hire(device)]
         if self.devices > 1:
             self._latest = self._crew[0]  # it begins
-        most = self.limits.processes + self.devices - 1
+        most = self.devices + (0 if self.limits.scenes else self.limits.processes - 1)
         while len(self._crew) < size:
             others = [number for number in staff if number not in self._crew]
             full = len(set(staff) | set(self._crew)) >= most
@@ -347,7 +376,8 @@ class Generator:
         crew = first or [self._hire(device or 0)]
         crew += [number for number in alive if number not in crew][: size - 1]
         while len(crew) < size:
-            crew.append(self._hire(self.vary.randrange(self.devices) if self.devices > 1 else 0))
+            staffed = Counter(self.plans[number].device for number in [*alive, *crew])
+            crew.append(self._hire(min(range(self.devices), key=staffed.__getitem__)))
         return crew
 
     def _do(self, do: str, by: int, **fields: Any) -> Operation:

@@ -12,7 +12,12 @@ NOISE = {"descriptors": 0, "threads": 0, "addresses": 0, "device": 0, "host": 5 
 """Figure → growth over the last third of the repetitions that counts as noise; see `api.process_ledger`."""
 
 SUSPECT = {"descriptors": 1, "threads": 1, "addresses": 64 << 10, "device": 64 << 10, "host": 1 << 20}
-"""Figure → rise since the last idle time from which the figure is suspicious. The epoch is then repeated."""
+"""Figure → rise since the last idle time from which the figure is suspicious. The epoch is repeated if it is
+device memory, or rose in two epochs in a row."""
+
+REPEATED = 2
+"""Times that processes repeat an epoch in which used device memory rose, before fresh ones do. A driver
+reserves memory when a call is first made; a leak makes it rise each time."""
 
 WORDS = {
     "descriptors": "open descriptors",
@@ -24,8 +29,15 @@ WORDS = {
 
 BYTES = {"addresses", "device", "host"}
 
-TRIED, CERTAIN = 12, 24
-"""Number of repetitions while a history is shrunk, and number before a leak is reported."""
+TRIED, CERTAIN = 12, 2
+"""Number of repetitions while a history is shrunk, and factor of it before a leak is reported."""
+
+IDLE_S = 1.0
+"""Seconds in which used memory must not change as fast by itself."""
+
+FEWEST, SPENT_BYTES = 4, 2 << 30
+"""Fewest repetitions that show growth, and device memory that the leaks of one replay may take: some stay
+after the processes have ended, and dozens of replays follow."""
 
 _NEXT = 1 << 20
 """Distance between the numbers of objects and writes in successive repetitions."""
@@ -36,21 +48,37 @@ class Watch:
 
     def __init__(self) -> None:
         self._latest: dict[int, Mapping[str, int]] = {}
-        self._risen: set[str] = set()
 
-    def risen(self, rests: Sequence[tuple[int, Mapping[str, int]]]) -> list[str]:
-        """The figures that rose twice in a row. A single rise can be memory that the driver reserves."""
-        same = {by for by, _ in rests} == self._latest.keys()
-        risen = {
-            name
-            for by, figures in rests
+    def rises(self, rests: Sequence[tuple[int, Mapping[str, int]]]) -> dict[str, int]:
+        """Suspicious figure → its rise from the last but one idle time to the last, of the process with the
+        largest.
+
+        Used device memory counts only if the same processes idled both times: each context takes some.
+        """
+        times = [self._latest]
+        for by, figures in rests:
+            if by in times[-1] or len(times) == 1:
+                times.append({})
+            times[-1][by] = figures
+        before, self._latest = times[-2:] if len(times) > 1 else (self._latest, self._latest)
+        same = before.keys() == self._latest.keys()
+        both = before.keys() & self._latest.keys()
+        return {
+            name: rise
             for name, least in SUSPECT.items()
-            if by in self._latest and (same or name != "device")
-            if figures[name] - self._latest[by][name] >= least
+            if same or name != "device"
+            if (rise := max((self._latest[by][name] - before[by][name] for by in both), default=0)) >= least
         }
-        self._latest = dict(rests)
-        before, self._risen = self._risen, risen
-        return [name for name in NOISE if name in risen & before]
+
+
+def changed(rests: Sequence[tuple[int, Mapping[str, int]]]) -> int:
+    """Bytes by which used device memory changed between the first and the last of these idle times."""
+    return abs(rests[-1][1]["device"] - rests[0][1]["device"])
+
+
+def repetitions(name: str, rise: int) -> int:
+    """Number of repetitions that show whether a figure grows, if it rose by ``rise`` in one."""
+    return min(TRIED, max(FEWEST, SPENT_BYTES // rise)) if name == "device" else TRIED
 
 
 def repeated(history: History) -> History:
@@ -67,15 +95,7 @@ def repeated(history: History) -> History:
                 continue
             by = operation.by + (number * most if operation.by in killed else 0)
             plans[by] = history.processes[operation.by]
-            yield replace(
-                operation,
-                by=by,
-                on=operation.on and operation.on + offset,
-                of=operation.of and operation.of + offset,
-                makes=operation.makes and operation.makes + offset,
-                stamp=operation.stamp and operation.stamp + offset,
-                within=operation.within and operation.within + offset,
-            )
+            yield replace(operation.renumbered(offset.__add__), by=by)
         for by in alive if history.check == IPC else ():
             yield Operation("rest", by)
 
@@ -84,12 +104,15 @@ def repeated(history: History) -> History:
 
 
 def growth(rests: Sequence[tuple[int, Mapping[str, int]]], name: str, times: int) -> tuple[int, float]:
-    """(process, growth per repetition) of the process that grew most; (0, 0) if none grew."""
+    """(process, growth per repetition) of the process that grew most; (0, 0) if none grew.
+
+    The last third of the repetitions counts, but at least `FEWEST` of them.
+    """
     grew = (0, 0.0)
     for process in {by for by, _ in rests}:
         figures = [of[name] for by, of in rests if by == process]
         if len(figures) == times:
-            last = last_third(figures)
+            last = figures[-max(FEWEST, len(last_third(figures))) :]
             found = slope(range(len(last)), last)
             if found.low > NOISE[name] / len(last) and found.estimate > grew[1]:
                 grew = (process, found.estimate)

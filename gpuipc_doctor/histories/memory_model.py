@@ -142,7 +142,7 @@ ALONE = {
 }
 """Operations that involve other processes. All processes that are not involved are idle meanwhile."""
 
-ENDS = {"free", "free-to-pool", "destroy-pool"}
+ENDS = {"free", "free-in-thread", "free-to-pool", "destroy-pool"}
 WRITES = {"write", "write-in-thread", "write-by-kernel", "fill", "copy", "copy-across-streams"}
 BEGINS = {"allocate", "create", "create-fabric", "create-pool", "allocate-from-pool"}
 """Operations that create memory. `WRITES` change the contents of the object ``on``, `ENDS` its memory."""
@@ -339,11 +339,28 @@ class Model:
 
     _open_in_thread = _open
 
+    def _may_end_in_thread(self, operation: Operation) -> str:
+        """Why another thread, in the process's current context, cannot close or free it."""
+        if not self.allows("open memory in another thread than the context's"):
+            return "memory must be closed in the context's thread"
+        thing, process = self.things.get(operation.on), self.processes.get(operation.by)
+        if thing and process and thing.context != process.current:
+            return "another context is current"
+        return ""
+
+    def _may_close_in_thread(self, operation: Operation) -> str:
+        return self._may_end_in_thread(operation) or self._may_close(operation)
+
+    def _may_free_in_thread(self, operation: Operation) -> str:
+        return self._may_end_in_thread(operation) or self._may_free(operation)
+
     def _may_close(self, operation: Operation) -> str:
         return "" if self._own(operation, "mapping") else _no_such(operation, "mapping")
 
     def _close(self, operation: Operation, process: Process) -> None:
         del self.things[operation.on]
+
+    _close_in_thread = _close
 
     def _may_free(self, operation: Operation) -> str:
         if not (buffer := self._own(operation, "buffer")):
@@ -352,6 +369,8 @@ class Model:
 
     def _free(self, operation: Operation, process: Process) -> None:
         self._end_things([self.things[operation.on]])
+
+    _free_in_thread = _free
 
     def _may_free_open(self, operation: Operation) -> str:
         """Why the buffer cannot be freed while another process has it open; empty if it can be."""
@@ -739,12 +758,10 @@ class Model:
         self.ended.add(operation.by)
 
     def _may_fork(self, operation: Operation) -> str:
-        if not self.allows("go on after a fork"):
-            return "a process must not fork"
-        return self._may_idle(operation)
+        return "" if self.allows("go on after a fork") else "a process must not fork"
 
     def _may_idle(self, operation: Operation) -> str:
-        return "" if operation.by in self.processes else f"process {operation.by} has not started"
+        return ""
 
     def _fork(self, operation: Operation, process: Process) -> None:
         """Fork a child that makes no driver calls, since no vendor allows them."""
@@ -752,9 +769,7 @@ class Model:
     _idle = _fork
 
     def _may_rest(self, operation: Operation) -> str:
-        if operation.by not in self.processes:
-            return f"process {operation.by} has not started"
-        return "the process still has objects" if self.things else ""
+        return "a process still has objects" if self.things else ""
 
     def _rest(self, operation: Operation, process: Process) -> None:
         """Read the process's descriptors, threads and memory while nothing is allocated in any process."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 VERSION = 1
@@ -49,6 +49,15 @@ class Operation:
     length: int = 0
     start: int = 0
     device: int = 0
+
+    def renumbered(self, number: Callable[[int], int]) -> Operation:
+        """The operation with other objects and contents; ``number`` maps old numbers to new ones."""
+
+        def new(old: int) -> int:
+            return number(old) if old else 0
+
+        on, makes, of = new(self.on), new(self.makes), new(self.of)
+        return replace(self, on=on, makes=makes, of=of, stamp=new(self.stamp), within=new(self.within))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpuipc_doctor.histories.generator import Generator
 
 KIB, MIB = 1 << 10, 1 << 20
+GRANULE = 2 * MIB
 
 FLOOR = 8
 """Times that each kind of operation occurs, but those of `RARE`."""
@@ -59,12 +60,15 @@ def sizes_without_room(room: int) -> list[str]:
 
 def play(g: Generator) -> Iterator[Scene]:
     """The scenes in order; with several devices, the exporter is on another one in each."""
-    scenes = [sizes, many, offsets, physical, fabric, pools, events, threads, freed, contexts, crowd]
-    for place, scene in enumerate(scenes):
+    if g.limits.wide:
+        yield unused(g)
+    memory = [sizes, many, offsets, large_copy, physical, many_physical, fabric, pools]
+    for place, scene in enumerate([*memory, events, threads, freed, contexts]):
         yield scene(g, place % g.devices)
     if g.devices > 1:
         yield two_devices(g)
         yield pairs(g)
+    yield crowd(g, 0)  # ends a process, which others would replace
 
 
 def look(by: int, on: int, nbytes: int, stamp: int, vary: Random) -> Scene:
@@ -95,6 +99,19 @@ def unshare(a: int, b: int, objects: Sequence[int]) -> Scene:
     for by, thing, do in ((b, seen, "unmap"), (b, imported, "release"), (a, view, "unmap")):
         yield Operation(do, by, on=thing)
     yield Operation("release", a, on=memory)
+
+
+def unused(g: Generator) -> Scene:
+    """Memory that is not used for some seconds."""
+    a, b, *_ = g.crew(2, 0)
+    buffer, mapping, *objects = (g.number() for _ in range(6))
+    yield Operation("allocate", a, makes=buffer, nbytes=65536)
+    yield Operation("write", a, on=buffer, stamp=g.number())
+    yield Operation("open", b, on=buffer, makes=mapping)
+    yield from share(g, a, b, objects, 2 * MIB)
+    yield Operation("idle", a)
+    for by, shown in ((b, mapping), (a, buffer), (b, objects[-1])):
+        yield Operation("read", by, on=shown)
 
 
 def sizes(g: Generator, device: int) -> Scene:
@@ -163,6 +180,32 @@ def offsets(g: Generator, device: int) -> Scene:
         yield Operation("read", a, on=other, offset=at, length=length)
     yield Operation("copy", a, on=one, of=other)
     yield Operation("read", b, on=mapping)
+    yield Operation("fill", a, on=one, kind="32", length=nbytes // 4 * 4, stamp=g.number())
+    yield Operation("read", b, on=mapping)
+
+
+def large_copy(g: Generator, device: int) -> Scene:
+    """A copy on the device of more than 64 MiB."""
+    a, b, *_ = g.crew(2, device)
+    nbytes = SIZES["above 64 MiB"]
+    if g.limits.room >= 2 * nbytes:
+        one, other, mapping = g.number(), g.number(), g.number()
+        for buffer in (one, other):
+            yield Operation("allocate", a, makes=buffer, nbytes=nbytes)
+            yield Operation("write", a, on=buffer, stamp=g.number())
+        yield Operation("open", b, on=one, makes=mapping)
+        yield Operation("copy", a, on=one, of=other)
+        yield Operation("read", b, on=mapping)
+
+
+def many_physical(g: Generator, device: int) -> Scene:
+    """More imported memories than a table of 32 holds."""
+    a, b, *_ = g.crew(2, device)
+    shared = [[g.number() for _ in range(4)] for _ in range(34 if g.limits.room >= 34 * GRANULE else 0)]
+    for objects in shared:
+        yield from share(g, a, b, objects, GRANULE)
+    for objects in shared:
+        yield Operation("read", b, on=objects[-1])
 
 
 def physical(g: Generator, device: int) -> Scene:
@@ -248,7 +291,8 @@ def threads(g: Generator, device: int) -> Scene:
         yield Operation("read", b, on=mapping)
         yield Operation("fork", b if turn % 2 else a)
         yield Operation("read-in-thread", b, on=mapping)
-        yield Operation("close", b, on=mapping)
+        yield Operation("close-in-thread", b, on=mapping)
+        yield Operation("free-in-thread", a, on=buffer)
         if turn % 4 == 1:
             yield from share(g, a, b, objects, 2 * MIB)
             for offset in range(0, 2 * MIB, FULL_BYTES):
@@ -316,6 +360,10 @@ def crowd(g: Generator, device: int) -> Scene:
         yield Operation("import-pointer", by, on=pooled, of=of_pool, makes=pointer)
         yield Operation("read", by, on=pointer)
     first, *_, last = others
+    event = g.number()
+    yield Operation("create-event", a, makes=event)
+    for by in others[:-1]:
+        yield Operation("open-event", by, on=event, makes=g.number())
     yield Operation("write", last, on=mappings[last], stamp=g.number())
     yield Operation("kill", last)
     yield Operation("export", a, on=buffer)

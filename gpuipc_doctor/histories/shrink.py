@@ -15,6 +15,8 @@ SIMPLER = {
     "read-in-thread": "read",
     "write-in-thread": "write",
     "open-in-thread": "open",
+    "close-in-thread": "close",
+    "free-in-thread": "free",
     "fill": "write",
     "write-by-kernel": "write",
     "read-by-kernel": "read",

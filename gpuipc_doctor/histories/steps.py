@@ -12,6 +12,8 @@ SENTENCES: Mapping[str, str] = {
     "open": "process {by} opens the IPC handle of buffer {on}: mapping {makes}",
     "close": "process {by} closes mapping {on}",
     "free": "process {by} frees buffer {on}",
+    "close-in-thread": "process {by} closes mapping {on} in another thread",
+    "free-in-thread": "process {by} frees buffer {on} in another thread",
     "free-open": "process {by} frees buffer {on}, which is still open in another process",
     "write": "process {by} writes contents {stamp} through {on}",
     "read": "process {by} reads {on} and compares",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from gpuipc_doctor.api import Context, Finding, Json
+from gpuipc_doctor.api import Context, Device, Finding, Json
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.explore import Explored
-from gpuipc_doctor.histories.generator import families, harmful, unavailable, without_room
+from gpuipc_doctor.histories.generator import Generator, Limits, families, harmful, unavailable, without_room
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation, ProcessPlan
 from gpuipc_doctor.model import Probe, Status, Tier
 from gpuipc_doctor.report import sentences
@@ -147,7 +148,7 @@ def test_devices_with_peer_access_have_one_crew() -> None:
     ]
     probes = plan("ipc-histories", *devices)
     assert [probe.subject for probe in probes] == ["cuda:0,1,2", "cuda:3"]
-    assert all(probe.exclusive and probe.params["seed"] == 14 for probe in probes)
+    assert all(probe.exclusive and probe.params["seed"] == 85 for probe in probes)
     assert list(probes[0].roles) == ["watch", "crew"]
 
 
@@ -179,7 +180,7 @@ def test_replay_runs_the_shortest_history_without_some_operations() -> None:
 
 @pytest.mark.parametrize(
     ("tier", "operations", "seconds", "seed"),
-    [(Tier.ACCEPTANCE, 2600, 20.0, 14), (Tier.SOAK, 10**9, 600.0, None)],
+    [(Tier.ACCEPTANCE, 2600, 20.0, 85), (Tier.SOAK, 10**9, 600.0, None)],
 )
 def test_each_tier_has_its_work(tier: Tier, operations: int, seconds: float, seed: int | None) -> None:
     (planned,) = check("ipc-histories").probes(Context((gpu(0),), tier=tier))
@@ -210,3 +211,25 @@ def test_history_of_more_devices_than_there_are_is_an_error() -> None:
     (finding,) = check("ipc-histories").probes(Context((gpu(0),), options={"history": history}))
     assert isinstance(finding, Finding)
     assert finding.status is Status.ERROR
+
+
+@pytest.mark.parametrize(("devices", "processes", "contexts"), [(1, 5, 10), (2, 5, 17), (8, 9, 17)])
+def test_acceptance_history_starts_few_processes_and_contexts(
+    devices: int, processes: int, contexts: int
+) -> None:
+    """A GPU's driver needs half a second for a process, and a quarter for a context (H200)."""
+    (probe,) = plan("ipc-histories", *(linked(number, devices) for number in range(devices)))
+    peers = tuple((memory, device) for memory, device in probe.params["peers"])
+    limits = Limits(probe.params["room"], scenes=True)
+    generator = Generator("cuda", devices, probe.params["seed"], limits, peers=peers)
+    made = Counter[str]()
+    while made.total() < probe.params["operations"]:
+        made.update(operation.do for operation, _ in generator.epoch())
+    assert len(generator.plans) <= processes
+    assert len(generator.plans) + made["create-context"] + made["end-context"] <= contexts
+    assert min(made["kill"], made["create-context"], made["end-context"]) > 0
+
+
+def linked(number: int, devices: int) -> Device:
+    others = frozenset(f"cuda:{other}" for other in range(devices) if other != number)
+    return replace(gpu(number), peers=others)

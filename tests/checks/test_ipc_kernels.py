@@ -10,13 +10,13 @@ import pytest
 from gpuipc_doctor.api import Context, Probe
 from gpuipc_doctor.api.gpu import CAPABILITIES
 from gpuipc_doctor.model import Device, Status
-from tests.checks.judging import check, conclude
+from tests.checks.judging import check, conclude, gpu, outcome
 
 KINDS = ["handle", "descriptor"]
 
 
 def record(**facts: Any) -> dict[str, Any]:
-    return {"unavailable": "", "wrong": [], "flags": [2, 0], "atomics": True, **facts}
+    return {"unavailable": "", "wrong": [], "alone": [], "flags": [2, 0], "atomics": True, **facts}
 
 
 @pytest.fixture
@@ -45,6 +45,31 @@ def test_findings_by_record(exporter: Any, importer: Any, found: dict[str, Statu
     records = {"exporter": record(**exporter), "importer": record(**importer)}
     findings = conclude("ipc-kernels", records, kinds=KINDS)
     assert {finding.key: finding.status for finding in findings} == found
+
+
+@pytest.mark.parametrize(
+    ("gpus", "exporter", "importer", "status", "blamed"),
+    [
+        (1, ["exporter"], ["importer"], Status.ERROR, None),
+        (1, [], ["importer"], Status.ERROR, None),
+        (2, ["exporter"], ["importer"], Status.ERROR, None),
+        (2, ["exporter"], ["exporter", "importer"], Status.ERROR, None),
+        (2, ["exporter"], [], Status.FAIL, "cuda:0"),
+        (2, [], ["importer"], Status.FAIL, "cuda:1"),
+        (2, [], ["exporter"], Status.FAIL, "cuda:0"),  # the importer's process uses both GPUs
+    ],
+)
+def test_kernels_that_are_wrong_alone_blame_a_gpu_only_beside_a_right_one(
+    gpus: int, exporter: list[str], importer: list[str], status: Status, blamed: str | None
+) -> None:
+    records = {
+        role: record(alone=sides, wrong=[["wrong-alone", side] for side in sides])
+        for role, sides in (("exporter", exporter), ("importer", importer))
+    }
+    devices = tuple(gpu(number) for number in range(gpus))
+    (finding,) = check("ipc-kernels").judge(outcome(records, devices, "", kinds=KINDS))
+    assert (finding.key, finding.status) == ("wrong-alone", status)
+    assert finding.values.get("device") == blamed
 
 
 def test_every_fault_has_a_sentence_of_its_own(module: ModuleType) -> None:

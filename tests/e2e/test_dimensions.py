@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gpuipc_doctor.model import Exit
-from tests.e2e.conftest import Command
+from tests.e2e.conftest import Command, evidence
 
 FAULTS: dict[str, Any] = yaml.safe_load((Path(__file__).parents[1] / "fixtures/dimensions.yaml").read_text())
 
@@ -50,3 +50,11 @@ def found_in(doctor: Command, tmp_path: Path, name: str, *more: str) -> list[dic
 )
 def test_fault_is_found(doctor: Command, tmp_path: Path, name: str) -> None:
     assert found_in(doctor, tmp_path, name)
+
+
+@pytest.mark.cuda
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(ONLY_SOAK))
+def test_fault_is_found_in_soak(doctor: Command, tmp_path: Path, name: str) -> None:
+    (found,) = found_in(doctor, tmp_path, name, "--tier", "soak", "--operations", "200", "--seed", "1")
+    assert any("idle for four seconds" in line for line in evidence(found))

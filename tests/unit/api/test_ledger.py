@@ -215,6 +215,56 @@ def test_counter_that_lags_by_more_than_a_second_is_not_trusted() -> None:
     assert finding.key == "counter-does-not-follow"
 
 
+class Late(Device):
+    """A counter that shows each change, but only so many seconds later."""
+
+    def __init__(self, delay_s: float) -> None:
+        self.delay_s, self.changes = delay_s, [(-60.0, 0)]
+        super().__init__()
+
+    @property
+    def allocated(self) -> int:
+        return self.changes[-1][1]
+
+    @allocated.setter
+    def allocated(self, nbytes: int) -> None:
+        self.changes.append((self.now, nbytes))
+
+    def memory_used(self) -> int:
+        return [used for at, used in self.changes if at <= self.now - self.delay_s][-1]
+
+    def name_of(self, call: str) -> str:
+        return f"the driver's {call}"
+
+
+@pytest.mark.parametrize(
+    ("delay_s", "lost", "key"),
+    [
+        (3.0, 0, "counter-late"),
+        (3.0, 64 * MIB, "counter-late"),
+        (0.5, 0, None),
+        (0.5, 64 * MIB, "not-returned"),
+    ],
+)
+def test_counter_later_than_a_second_is_an_error_that_says_how_late(
+    delay_s: float, lost: int, key: str | None
+) -> None:
+    device = Late(delay_s)
+    w, ledger = opened(device)
+
+    def act() -> None:
+        device.allocated += lost
+
+    ledger.watch("the end", act)
+    found = account(w.records).judge(ODD_BYTES)
+    assert [finding.key for finding in found] == [key] * bool(key)
+    if key == "counter-late":
+        (finding,) = found
+        assert finding.status is Status.ERROR
+        assert finding.values["late"] == pytest.approx(delay_s, abs=0.2)
+        assert finding.values["call"] == device.name_of("mem-info")
+
+
 @pytest.mark.parametrize(
     ("losses", "status", "key"),
     [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from gpuipc_doctor.api.worker import ChildGone, ChildHangs
 from gpuipc_doctor.histories.actor import RESTED, Answer, Order
 from gpuipc_doctor.histories.explore import LATEST, LOOP, SHRINK_S, Bench, explore
-from gpuipc_doctor.histories.generator import Generator, unavailable
+from gpuipc_doctor.histories.generator import Generator, Limits, unavailable
 from gpuipc_doctor.histories.leaks import NOISE
 from gpuipc_doctor.histories.memory_model import FILLS
 from gpuipc_doctor.histories.operations import Operation
@@ -30,6 +32,8 @@ class Node:
         self.driver = TrivialDriver()
         self.fault = fault
         self.now = 0.0
+        self.used: Callable[[], int] = lambda: 7
+        """Used memory of the device in bytes."""
         self.started = self.acting = 0
         self.at_work: dict[int, set[str]] = {}
         """Process → the operations that were sent to it and not answered yet."""
@@ -45,7 +49,10 @@ class Node:
         def step(name: str) -> AbstractContextManager[None]:
             return nullcontext()
 
-        return Bench(self.start, lambda: self.now, LIMIT_S, step)
+        return Bench(self.start, lambda: self.now, LIMIT_S, step, self.wait)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
 
 
 class FakeProcess:
@@ -95,7 +102,7 @@ class FakeProcess:
                 return answer._replace(done=place)
             self._node.now += 0.001
             if order.do == "rest":
-                made[RESTED] = dict.fromkeys(NOISE, 7)
+                made[RESTED] = dict.fromkeys(NOISE, 7) | {"device": self._node.used()}
             elif not order.do.startswith("export"):
                 places = {"offset": order.offset, "length": order.length, "start": order.start}
                 kind = next((kind for kind, width in FILLS.items() if width == order.width), "")
@@ -167,6 +174,71 @@ def test_fault_of_one_process_is_shrunk_to_sequential_operations() -> None:
     explored = explore(Node(third_open_fails).bench, Generator("cuda", 1, 2), 5000, 1e6)
     assert explored.shortest is not None
     assert not any(operation.beside for operation in explored.shortest.operations)
+
+
+SCENES = Limits(scenes=True)
+KIB = 1 << 10
+
+
+def leaking(do: str, nbytes: int) -> Node:
+    """A node on which each operation of this kind leaks, also beyond the end of its process."""
+    leaked = 0
+
+    def leak(order: Order, number: int) -> None:
+        nonlocal leaked
+        leaked += nbytes * (order.do == do)
+
+    node = Node(leak)
+    node.used = lambda: 7 + leaked
+    return node
+
+
+@pytest.mark.parametrize(
+    ("do", "kib"),
+    [
+        ("destroy-pool", 64),
+        ("destroy-pool", 21 << 10),
+        ("destroy-pool", 64 << 10),
+        ("open-event", 64),
+        ("unmap", 2048),
+        ("close", 64),
+        ("read-in-thread", 2048),
+        ("fork", 64 << 10),
+    ],
+)
+def test_leak_of_one_kind_of_operation_is_found_in_its_scene(do: str, kib: int) -> None:
+    explored = explore(leaking(do, kib * KIB).bench, Generator("cuda", 1, 14, SCENES), 2600, 1e6)
+    assert explored.again is not None
+    assert (explored.again.what, explored.again.name) == ("leak", "device")
+    assert f"grow by {kib} KiB" in explored.again.says
+    assert explored.shortest is not None
+    assert do in {operation.do for operation in explored.shortest.operations}
+    assert len(explored.shortest.operations) <= 9, steps(explored.shortest)
+
+
+@pytest.mark.parametrize(
+    "movement", ["drifts", "drifts fast", "saws", "wanders", "reserves", "reserves later"]
+)
+def test_counter_that_moves_without_a_leak_is_no_leak(movement: str) -> None:
+    node, calls = Node(), Counter[str]()
+    chance = Random(5)
+    walk = [chance.randrange(-30 << 20, 30 << 20) for _ in range(10_000)]
+
+    def count(order: Order, number: int) -> None:
+        calls[order.do] += 1
+
+    node.fault = count
+    node.used = {
+        "drifts": lambda: int(node.now * (2 << 20)),
+        "drifts fast": lambda: int(node.now * (200 << 20)),
+        "saws": lambda: int(abs(node.now % 20 - 10) * (40 << 20)),
+        "wanders": lambda: sum(walk[: int(node.now * 2)]),
+        "reserves": lambda: len(calls) << 21,
+        "reserves later": lambda: sum(min(times, 12) for times in calls.values()) << 20,
+    }[movement]
+    explored = explore(node.bench, Generator("cuda", 1, 14, SCENES), 2600, 1e6)
+    assert explored.first is None
+    assert node.now < 60
 
 
 def test_vanished_device_is_not_a_repeatable_disagreement() -> None:

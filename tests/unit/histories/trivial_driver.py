@@ -108,7 +108,9 @@ class TrivialDriver:
                 self.pointers[by, operation.makes] = cell, NO_CONTEXT
             case (
                 "close"
+                | "close-in-thread"
                 | "free"
+                | "free-in-thread"
                 | "free-open"
                 | "unmap"
                 | "release"
