@@ -10,15 +10,16 @@ After a crash or hang, fresh ranks try the other calls. In the `soak` tier all G
 and persistent and partitioned requests are started many times, two threads send at once, and the ranks idle
 before a call.
 
-What a library does not support by its own documentation is called last. If it fails, that is a SKIP:
+What a library does not support by documentation is tried last. If it fails, that is a SKIP:
 
-| library | calls | source |
+| library | calls or memory | source |
 |---|---|---|
 | Open MPI, built with CUDA | accumulate, get-accumulate, fetch-and-op, compare-and-swap; non-blocking collectives | docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/cuda.html; for 4.x the FAQ "runcuda" |
 | Open MPI over UCX | all one-sided operations and windows; non-blocking reductions | the same pages |
 | Open MPI or MPICH without CUDA, over UCX with CUDA | all collectives but broadcast, all one-sided operations: the library itself copies and adds as in host memory | open-mpi/ompi#9906, pmodels/mpich#3519 and #4832 |
 | MPICH 3.4 on AMD GPUs | reductions, one-sided operations | github.com/pmodels/mpich/wiki/GPU-Support-Matrix-(3.4.x) |
 | Intel MPI | derived types, which are not called | its own message: not implemented |
+| Intel MPI on NVIDIA GPUs | memory of pools and VMM: it shares memory by cuIpcGetMemHandle only | NVIDIA's CUDA driver API, cuIpcGetMemHandle |
 
 Options: ``ranks``, and ``sizes`` (a list of bytes) instead of the default ones.
 """  # noqa: E501  # rows of a table
@@ -47,7 +48,7 @@ from gpuipc_doctor.api import (
 from gpuipc_doctor.histories.mpi import group_calls as calls
 from gpuipc_doctor.histories.mpi import restarted_calls
 from gpuipc_doctor.histories.mpi.group_calls import Case, GroupCalls
-from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls
+from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls, unsupported_memory
 from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS
 
 RANKS = 4
@@ -116,7 +117,11 @@ class MpiCollectives(Check):
                 "sizes": sorted(ctx.options.get("sizes", SIZES)),
                 "room": ctx.room(devices) // (BUFFERS * ranks_of_device),
                 "derived": "derived types" not in ctx.mpi.lacks,
-                "unsupported": list(unsupported_calls(ctx.mpi, devices[0].backend)),
+                "unsupported": [
+                    *unsupported_calls(ctx.mpi, devices[0].backend),
+                    *unsupported_memory(ctx.mpi, devices[0].backend),
+                ],
+                "on_host": "" if ctx.mpi.has_gpu_path else ctx.mpi.why_not,
                 "soak": ctx.tier is Tier.SOAK,
                 "failed": [],
                 "before": [],
@@ -154,15 +159,17 @@ class MpiCollectives(Check):
         return Probe("", ranks(len(failed.roles)), failed.devices, params, launch=failed.launch)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        by_its_documentation = done.params["unsupported"]
+        gaps = done.params["unsupported"]
         every = [
             *done.params["before"],
             *({"rank": name, **kept(records)} for name, records in done.records.items()),
         ]
         first = done.records["rank 0"]
         wrong = [{"rank": rank["rank"], **each} for rank in every for each in rank["wrong"]]
-        undocumented = [each for each in wrong if each["call"] not in by_its_documentation]
-        documented = [each for each in wrong if each["call"] in by_its_documentation]
+        undocumented, documented = [], []
+        for each in wrong:
+            is_documented = documented_gap(each["call"], each["memory"], gaps)
+            (documented if is_documented else undocumented).append(each)
         made = sum((Counter(rank["made"]) for rank in every if rank["rank"] == "rank 0"), Counter[str]())
         values: dict[str, Json] = {
             "library": first["library"],
@@ -184,12 +191,17 @@ class MpiCollectives(Check):
         if documented:
             yield Finding.skip(
                 "unsupported",
-                "{calls} delivered wrong data; {library} documents that they do not support device memory",
+                "{calls} delivered wrong data; by documentation, {library} does not support {gaps}",
                 *shown(documented),
                 calls=list(dict.fromkeys(each["call"] for each in documented)),
+                gaps=list(
+                    dict.fromkeys(documented_gap(each["call"], each["memory"], gaps) for each in documented)
+                ),
                 **values,
             )
-        failed = [how for _, call, _, how in done.params["failed"] if call not in by_its_documentation]
+        failed = [
+            how for _, call, memory, how in done.params["failed"] if not documented_gap(call, memory, gaps)
+        ]
         if failed:
             says = "some calls failed; {cases} others of {ranks} ranks returned"
             yield Finding.fail(
@@ -204,6 +216,13 @@ class MpiCollectives(Check):
                 *not_made(done),
                 **values,
             )
+
+
+def documented_gap(call: str, memory: str, unsupported: Collection[str]) -> str:
+    """What the library does not support by documentation, of a case; empty if it supports the case."""
+    if memory in unsupported:
+        return memory
+    return f"{call} on device memory" if call in unsupported else ""
 
 
 def kept(records: Mapping[str, Json]) -> dict[str, Json]:
@@ -231,13 +250,14 @@ def groups_of_devices(ctx: Context) -> Iterator[tuple[Device, ...]]:
 
 
 def cases(params: Json, number_of_ranks: int, kinds: Sequence[str]) -> list[Case]:
-    """All cases of a launch, those of unsupported calls last."""
+    """All cases of a launch, those that the library does not support last."""
+    unsupported = params["unsupported"]
     drawn = [
         case._replace(number=number, type=kind, root=number % number_of_ranks)
         for (number, case), kind in zip(enumerate(_drawn(params, kinds), 1), cycle(calls.TYPES))
     ]
     drawn = [case for case in drawn if case.call in params.get("only", (case.call,))]
-    ordered = sorted(drawn, key=lambda case: case.call in params["unsupported"])
+    ordered = sorted(drawn, key=lambda case: documented_gap(case.call, case.memory, unsupported) != "")
     numbers = [case.number for case in ordered]
     begin = 0
     if "after" in params:  # else it is a case of the soak tier, which comes after all others
@@ -322,6 +342,9 @@ def by_call(made: dict[str, int]) -> Iterator[Evidence]:
 def not_made(done: ProbeOutcome) -> Iterator[Evidence]:
     """What was omitted, and why."""
     first, params = done.records["rank 0"], done.params
+    if params["on_host"]:
+        says = "simulated device memory is host memory to this library; on a real GPU: {why_not}"
+        yield Evidence.seen(says, why_not=params["on_host"])
     if large := [size for size in params["sizes"] if size > params["room"]]:
         says = "sizes omitted because the share of memory is too small: {large}"
         yield Evidence.seen(says, large=[f"{size} B" for size in large])
@@ -367,13 +390,13 @@ def soak(w: Worker, group: GroupCalls, made: Counter[str]) -> None:
 
 
 def note(w: Worker, case: Case) -> None:
-    """Record the case that follows. If it ends the rank, the call's documentation decides what that means."""
+    """Record the case that follows. If it ends the rank, documentation decides what that means."""
     w.record(
         number=case.number,
         call=case.call,
         memory=case.memory,
         case=str(case),
-        documented=case.call in w.params["unsupported"],
+        unsupported=documented_gap(case.call, case.memory, w.params["unsupported"]),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Finding, Json, Probe
-from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls
+from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls, unsupported_memory
 from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS, POOL
 from gpuipc_doctor.model import Ending, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
@@ -31,6 +31,7 @@ PARAMS: dict[str, Json] = {
     "room": 1 << 30,
     "derived": True,
     "unsupported": [],
+    "on_host": "",
     "soak": False,
     "failed": [],
     "before": [],
@@ -162,7 +163,7 @@ def test_other_calls_are_made_in_fresh_ranks_after_a_crash_and_earlier_results_a
 @pytest.mark.parametrize("ending", [Ending.CRASHED, Ending.HUNG])
 def test_failure_in_a_call_that_its_library_documents_as_unsupported_is_skip(ending: Ending) -> None:
     (planned,) = plan(ID, gpu(0))
-    ended = crashed(cases(planned)[0], documented=True)
+    ended = crashed(cases(planned)[0], unsupported="MPI_Bcast on device memory")
     role: RoleOutcome = replace(ended.roles["rank 1"], ending=ending)
     finding = blame.conclude(replace(ended, roles={**ended.roles, "rank 1": role}))
     assert (finding.status, finding.key) == (Status.SKIP, "unsupported")
@@ -186,6 +187,26 @@ def test_unsupported_calls_follow_library_version_and_transport(
     listed = unsupported_calls(stack, backend)
     assert not unsupported or unsupported in listed
     assert supported not in listed
+
+
+@pytest.mark.parametrize(("family", "backend", "kinds"), [("intel-mpi", "cuda", 3), ("openmpi", "cuda", 0)])
+def test_memory_that_a_library_cannot_share_is_tried_last_and_its_wrong_data_is_skip(
+    family: str, backend: str, kinds: int
+) -> None:
+    stack = replace(_stack(), family=family, has_gpu_path=True)
+    cannot = unsupported_memory(stack, backend)
+    assert len(cannot) == kinds
+    (probe,) = plan(ID, gpu(0))
+    in_turn = [case.memory in cannot for case in cases(probe, unsupported=list(cannot))]
+    assert in_turn == sorted(in_turn)
+    found = judged(rank(), rank([WRONG]), unsupported=list(cannot))
+    assert found[0].status is (Status.SKIP if kinds else Status.FAIL)
+
+
+def test_pass_on_a_library_without_a_gpu_path_says_so() -> None:
+    (finding,) = judged(rank(), rank(), on_host="built without CUDA")
+    says = "simulated device memory is host memory to this library; on a real GPU: built without CUDA"
+    assert says in sentences.evidence(finding)
 
 
 def test_nothing_is_unsupported_in_simulated_memory_without_a_gpu_path() -> None:
