@@ -49,7 +49,7 @@ from gpuipc_doctor.histories.mpi import group_calls as calls
 from gpuipc_doctor.histories.mpi import restarted_calls
 from gpuipc_doctor.histories.mpi.group_calls import Case, GroupCalls
 from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls, unsupported_memory
-from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS
+from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS, VMM, footprint
 
 RANKS = 4
 
@@ -74,6 +74,9 @@ LARGE_CALLS = (
 
 BUFFERS = 3
 """Buffers of the largest size that a rank may hold at a time."""
+
+LEAST_ROOM = 65_536
+"""Bytes of a buffer below which there is no test: the largest of repeated and restarted cases."""
 
 COMPLETIONS = (calls.FENCE, calls.LOCK, calls.FLUSH)
 ROUNDS = 30
@@ -108,14 +111,25 @@ class MpiCollectives(Check):
     needs_mpi = True
     options: ClassVar = {"ranks": {"type": "integer", "minimum": 2, "maximum": 8}, "sizes": SIZES_OPTION}
 
-    def probes(self, ctx: Context) -> Iterable[Probe]:
+    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         assert ctx.mpi is not None
         for devices in groups_of_devices(ctx):
             number = 2 if ctx.mpi.launch.shows else ctx.options.get("ranks", RANKS)
-            ranks_of_device = -(-number // len(devices))
+            buffers = BUFFERS * -(-number // len(devices))
+            room = ctx.room(devices) // buffers
+            if room < LEAST_ROOM:
+                yield Finding.skip(
+                    "share-too-small",
+                    "the share of memory is {share} B of a device; {ranks} ranks need {needed} B",
+                    remedy="raise most_gib or fraction in the site config's section memory",
+                    share=ctx.room(devices),
+                    needed=LEAST_ROOM * buffers,
+                    ranks=number,
+                )
+                continue
             params = {
                 "sizes": sorted(ctx.options.get("sizes", SIZES)),
-                "room": ctx.room(devices) // (BUFFERS * ranks_of_device),
+                "room": room,
                 "derived": "derived types" not in ctx.mpi.lacks,
                 "unsupported": [
                     *unsupported_calls(ctx.mpi, devices[0].backend),
@@ -166,7 +180,8 @@ class MpiCollectives(Check):
         ]
         first = done.records["rank 0"]
         wrong = [{"rank": rank["rank"], **each} for rank in every for each in rank["wrong"]]
-        undocumented, documented = [], []
+        undocumented: list[Json] = []
+        documented: list[Json] = []
         for each in wrong:
             is_documented = documented_gap(each["call"], each["memory"], gaps)
             (documented if is_documented else undocumented).append(each)
@@ -249,12 +264,12 @@ def groups_of_devices(ctx: Context) -> Iterator[tuple[Device, ...]]:
                 yield tuple(devices[first : first + RANKS])
 
 
-def cases(params: Json, number_of_ranks: int, kinds: Sequence[str]) -> list[Case]:
-    """All cases of a launch, those that the library does not support last."""
+def cases(params: Json, number_of_ranks: int, kinds: Sequence[str], granule: int) -> list[Case]:
+    """All cases of a launch, those that the library does not support last. ``granule``: of VMM memory."""
     unsupported = params["unsupported"]
     drawn = [
         case._replace(number=number, type=kind, root=number % number_of_ranks)
-        for (number, case), kind in zip(enumerate(_drawn(params, kinds), 1), cycle(calls.TYPES))
+        for (number, case), kind in zip(enumerate(_drawn(params, kinds, granule), 1), cycle(calls.TYPES))
     ]
     drawn = [case for case in drawn if case.call in params.get("only", (case.call,))]
     ordered = sorted(drawn, key=lambda case: documented_gap(case.call, case.memory, unsupported) != "")
@@ -265,8 +280,9 @@ def cases(params: Json, number_of_ranks: int, kinds: Sequence[str]) -> list[Case
     return [case for case in ordered[begin:] if not is_given_up(case, params["failed"])]
 
 
-def _drawn(params: Json, kinds: Sequence[str]) -> Iterator[Case]:
-    sizes = [size for size in params["sizes"] if size <= params["room"]]
+def _drawn(params: Json, kinds: Sequence[str], granule: int) -> Iterator[Case]:
+    room = params["room"]
+    sizes = [size for size in params["sizes"] if size <= room]
 
     def case(call: str, nbytes: int, memory: str = DEVICE, form: str = "") -> Case:
         return Case(0, call, nbytes, "", memory, form)
@@ -290,6 +306,9 @@ def _drawn(params: Json, kinds: Sequence[str]) -> Iterator[Case]:
         if memory == DEVICE:
             continue
         elsewhere = [size for size in (OTHER_MEMORY, SIZES[-2]) if size <= sizes[-1]] or sizes[-1:]
+        elsewhere = [size for size in elsewhere if footprint(memory, size, granule) <= room]
+        if not elsewhere:
+            continue
         for call in two_sided:
             yield from (
                 case(call, size, memory) for size in elsewhere if size == elsewhere[0] or call in LARGE_CALLS
@@ -348,6 +367,9 @@ def not_made(done: ProbeOutcome) -> Iterator[Evidence]:
     if large := [size for size in params["sizes"] if size > params["room"]]:
         says = "sizes omitted because the share of memory is too small: {large}"
         yield Evidence.seen(says, large=[f"{size} B" for size in large])
+    if too_large := first["too_large"]:
+        says = "omitted because the share of memory is too small: {too_large}"
+        yield Evidence.seen(says, too_large=too_large)
     if not params["derived"]:
         yield Evidence.seen("derived types omitted: this library does not support them in device memory")
     if lacks := first["lacks"]:
@@ -360,10 +382,12 @@ def take_part(w: Worker) -> None:
         w.record(library=" ".join(first_line.replace("Version:", "").split()))
     group = GroupCalls(w)
     kinds = group.memories.kinds
+    granule = w.gpu.granule if VMM in kinds else 1
     w.record(lacks=[kind for kind in KINDS if kind not in kinds])
+    w.record(too_large=[kind for kind in kinds if footprint(kind, 1, granule) > w.params["room"]])
     made = Counter[str]()
     record(w, group, made)
-    for case in cases(w.params, w.mpi.size, kinds):
+    for case in cases(w.params, w.mpi.size, kinds, granule):
         note(w, case)
         group.perform(case)
         made[case.call] += 1

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api import Finding, Json, Probe
+from gpuipc_doctor.api import Context, Finding, Json, Probe
 from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls, unsupported_memory
-from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS, POOL
-from gpuipc_doctor.model import Ending, RoleOutcome, Status
+from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS, PINNED, POOL, VMM
+from gpuipc_doctor.model import Ending, MemoryShare, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame
 from tests.checks.judging import check, conclude, each_round, gpu, outcome, plan
@@ -44,7 +44,7 @@ def module() -> Any:
 
 def rank(wrong: Sequence[Json] = (), **other: Json) -> dict[str, Json]:
     done = {"cases": 2, "compared": 1 << 20, "wrong": list(wrong), "made": {"MPI_Bcast": 2}, "lacks": []}
-    return {**done, "library": "MPICH 5.0.2", **other}
+    return {**done, "too_large": [], "library": "MPICH 5.0.2", **other}
 
 
 def judged(*ranks: dict[str, Json], **params: Json) -> list[Finding]:
@@ -54,7 +54,7 @@ def judged(*ranks: dict[str, Json], **params: Json) -> list[Finding]:
 
 def cases(probe: Probe, ranks: int = 4, kinds: Sequence[str] = KINDS, **params: Json) -> list[Any]:
     make = module().cases
-    return list(make({**probe.params, **params}, ranks, kinds))
+    return list(make({**probe.params, **params}, ranks, kinds, 2 << 20))
 
 
 def test_correct_calls_pass_with_their_number_and_calls() -> None:
@@ -92,6 +92,22 @@ def test_sizes_beyond_the_share_of_memory_are_named() -> None:
     (finding,) = judged(rank(), rank(), sizes=[8, 1 << 25], room=1 << 20)
     says = "sizes omitted because the share of memory is too small: 33554432 B"
     assert says in sentences.evidence(finding)
+
+
+def test_kinds_of_memory_beyond_the_share_are_omitted_and_named() -> None:
+    (probe,) = plan(ID, gpu(0))
+    assert {case.memory for case in cases(probe, room=1 << 20)} == {DEVICE, POOL, PINNED}
+    assert {case.memory for case in cases(probe, room=2 << 20)} == {DEVICE, POOL, PINNED, VMM}
+    (finding,) = judged(rank(too_large=[VMM]), rank())
+    assert f"omitted because the share of memory is too small: {VMM}" in sentences.evidence(finding)
+
+
+def test_share_too_small_for_any_message_is_skip_and_says_what_is_needed() -> None:
+    stack = _stack()
+    (finding,) = check(ID).probes(Context((gpu(0),), mpi=stack, memory=MemoryShare(most_gib=0.0001)))
+    assert isinstance(finding, Finding)
+    assert (finding.status, finding.key) == (Status.SKIP, "share-too-small")
+    assert "107374 B of a device; 4 ranks need 786432 B" in sentences.summary(finding)
 
 
 def test_ranks_use_the_last_four_gpus_and_share_a_single_one() -> None:
