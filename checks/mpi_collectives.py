@@ -72,6 +72,16 @@ LARGE_CALLS = (
 )
 """Calls that are also made with the largest size."""
 
+RARER = (
+    calls.SENDRECV_REPLACE,
+    *("MPI_Exscan", "MPI_Allgatherv", "MPI_Scatterv", "MPI_Alltoallw", "MPI_Ireduce"),
+)
+"""Calls that are made with the two `RARER_SIZES` only, in an allocation."""
+
+RARER_SIZES = SIZES[2:4]
+WITHOUT_DATA = (calls.SENDRECV, "MPI_Allreduce", "MPI_Bcast", "MPI_Alltoall")
+"""Calls that are also made with zero elements."""
+
 BUFFERS = 3
 """Buffers of the largest size that a rank may hold at a time."""
 
@@ -96,6 +106,7 @@ ENOUGH = 2
 deadline."""
 
 WINDOWS = ("MPI_Win_create", "MPI_Win_free")
+DYNAMIC_WINDOWS = ("MPI_Win_create_dynamic", "MPI_Win_attach", "MPI_Win_detach")
 COMPLETED_BY = {
     "MPI_Win_unlock": calls.LOCK,
     "MPI_Win_lock_all": calls.FLUSH,
@@ -287,7 +298,20 @@ def _drawn(params: Json, kinds: Sequence[str], granule: int) -> Iterator[Case]:
     def case(call: str, nbytes: int, memory: str = DEVICE, form: str = "") -> Case:
         return Case(0, call, nbytes, "", memory, form)
 
-    two_sided = (calls.SENDRECV, *calls.COLLECTIVES, *calls.NONBLOCKING)
+    two_sided = [
+        call for call in (calls.SENDRECV, *calls.COLLECTIVES, *calls.NONBLOCKING) if call not in RARER
+    ]
+    few = [size for size in sizes if size in RARER_SIZES] or sizes[-1:]
+    for call in RARER:
+        yield from (case(call, size) for size in few)
+    for call in calls.CAN_BE_SPLIT:
+        yield case(call, few[0], form=calls.SPLIT)
+    for call in calls.CAN_BE_TO_HOST:
+        yield case(call, few[0], form=calls.TO_HOST)
+    for call in WITHOUT_DATA:
+        yield case(call, 0)
+    for call in ("MPI_Put", "MPI_Get"):
+        yield case(call, few[0], form=calls.DYNAMIC)
     for call in two_sided:
         yield from (case(call, size) for size in sizes if size < SIZES[-1] or call in LARGE_CALLS)
         if call in calls.CAN_BE_IN_PLACE:
@@ -328,6 +352,10 @@ def is_given_up(case: Case, failed: Sequence[Sequence[str]]) -> bool:
                 return True
             continue
         in_group += call in group
+        if operation in DYNAMIC_WINDOWS:
+            if case.form == calls.DYNAMIC:
+                return True
+            continue
         completion = COMPLETED_BY.get(operation, operation)
         if completion in COMPLETIONS:
             if case.form == completion:

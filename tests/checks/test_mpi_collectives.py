@@ -122,11 +122,17 @@ def test_each_call_is_made_in_each_memory_and_every_way() -> None:
     made = cases(probe)
     calls = module().calls
     every = {*calls.COLLECTIVES, *calls.NONBLOCKING, *calls.ONE_SIDED, *calls.ATOMIC, calls.SENDRECV}
-    for memory in KINDS:
-        assert {case.call for case in made if case.memory == memory} == every
+    rarer = set(module().RARER)
+    assert {case.call for case in made if case.memory == DEVICE} == every | rarer
+    for memory in KINDS[1:]:
+        assert {case.call for case in made if case.memory == memory} == every - rarer
     of = {(case.call, case.form) for case in made}
     assert of >= {(call, calls.IN_PLACE) for call in calls.CAN_BE_IN_PLACE}
     assert of >= {(call, calls.DERIVED) for call in calls.CAN_BE_DERIVED}
+    assert of >= {(call, calls.SPLIT) for call in calls.CAN_BE_SPLIT}
+    assert of >= {(call, calls.TO_HOST) for call in calls.CAN_BE_TO_HOST}
+    assert of >= {("MPI_Put", calls.DYNAMIC), ("MPI_Get", calls.DYNAMIC)}
+    assert {case.call for case in made if not case.nbytes} == set(module().WITHOUT_DATA)
     completions = (calls.FENCE, calls.LOCK, calls.FLUSH)
     assert of >= {(call, form) for call in calls.ONE_SIDED for form in completions}
     assert max(case.nbytes for case in made if case.call == "MPI_Allreduce") > 32 << 20
@@ -142,6 +148,7 @@ def test_each_call_is_made_in_each_memory_and_every_way() -> None:
         ("MPI_Win_fence", "MPI_Put", DEVICE, lambda case: case.form == "MPI_Win_fence"),
         ("MPI_Win_unlock_all", "MPI_Put", DEVICE, lambda case: case.form == "MPI_Win_flush"),
         ("MPI_Win_create", "MPI_Put", DEVICE, lambda case: case.call in ("MPI_Get", "MPI_Fetch_and_op")),
+        ("MPI_Win_attach", "MPI_Put", DEVICE, lambda case: case.form == "dynamic window"),
         ("MPI_Bcast", "MPI_Bcast", POOL, lambda case: case.memory == POOL),
     ],
 )

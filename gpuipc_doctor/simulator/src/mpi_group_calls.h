@@ -104,6 +104,7 @@ static int code_of(int code, struct asked asked)
 #define WITH_ROOT(n) const void *from, n count, handle type, void *to, n to_count, handle to_type, int root, handle comm
 #define SCATTERED(n) const void *from, void *to, n count, handle type, handle op, handle comm
 #define IREDUCTION(n) REDUCTION(n), void *request
+#define IREDUCTION_TO_ROOT(n) REDUCTION_TO_ROOT(n), void *request
 #define IFROM_ROOT(n) FROM_ROOT(n), void *request
 #define IEXCHANGE(n) EXCHANGE(n), void *request
 
@@ -114,6 +115,9 @@ BLOCKING(Allreduce, ALLREDUCE, from, to, bytes_of(count, type), REDUCTION, OF_RE
 PLAIN(Allreduce, REDUCTION, OF_REDUCTION)
 BLOCKING(Scan, SCAN, from, to, bytes_of(count, type), REDUCTION, OF_REDUCTION, OF_REDUCTION_N)
 PLAIN(Scan, REDUCTION, OF_REDUCTION)
+BLOCKING(Exscan, EXSCAN, from, rank_in(comm) ? to : NULL, bytes_of(count, type), REDUCTION, OF_REDUCTION,
+         OF_REDUCTION_N)
+PLAIN(Exscan, REDUCTION, OF_REDUCTION)
 BLOCKING(Reduce_scatter_block, REDUCE_SCATTER_BLOCK, from, to, bytes_of(count, type), SCATTERED, OF_REDUCTION,
          OF_REDUCTION_N)
 PLAIN(Reduce_scatter_block, SCATTERED, OF_REDUCTION)
@@ -145,6 +149,10 @@ PLAIN(Scatter, WITH_ROOT, OF_ROOT)
 NONBLOCKING(Iallreduce, IALLREDUCE, from, to, bytes_of(count, type), IREDUCTION,
             (from, to, count, type, op, comm, request), (from, to, narrow(count), type, op, comm, request))
 PLAIN(Iallreduce, IREDUCTION, (from, to, count, type, op, comm, request))
+#define OF_IREDUCE (from, to, count, type, op, root, comm, request)
+NONBLOCKING(Ireduce, IREDUCE, from, rank_in(comm) == root ? to : NULL, bytes_of(count, type), IREDUCTION_TO_ROOT,
+            OF_IREDUCE, (from, to, narrow(count), type, op, root, comm, request))
+PLAIN(Ireduce, IREDUCTION_TO_ROOT, OF_IREDUCE)
 NONBLOCKING(Ibcast, IBCAST, buffer, buffer, bytes_of(count, type), IFROM_ROOT,
             (buffer, count, type, root, comm, request), (buffer, narrow(count), type, root, comm, request))
 PLAIN(Ibcast, IFROM_ROOT, (buffer, count, type, root, comm, request))
@@ -181,6 +189,22 @@ PLAIN(Ialltoall, IEXCHANGE, (from, count, type, to, to_count, to_type, comm, req
         handle comm
 #define SCATTEREDV(n) const void *from, void *to, const n *counts, handle type, handle op, handle comm
 
+#define GATHEREDV_BY_ALL(n)                                                                                            \
+    const void *from, n count, handle type, void *to, const n *to_counts, const n *places_to, handle to_type,          \
+        handle comm
+#define FROM_ROOTV(n)                                                                                                  \
+    const void *from, const n *counts, const n *places_from, handle type, void *to, n to_count, handle to_type,        \
+        int root, handle comm
+
+WITH_ARRAYS(Allgatherv, ALLGATHERV, from, to, bytes_of(SUM_OF(to_counts, comm), to_type), GATHEREDV_BY_ALL,
+            (from, count, type, to, to_counts, places_to, to_type, comm),
+            (from, count, type, to, to_counts, places_to, to_type, comm),
+            (from, narrow(count), type, to, narrow_all(to_counts, comm), narrow_all(places_to, comm), to_type, comm))
+WITH_ARRAYS(Scatterv, SCATTERV, from, is_in_place(to) ? NULL : to, bytes_of(to_count, to_type), FROM_ROOTV,
+            (from, counts, places_from, type, to, to_count, to_type, root, comm),
+            (from, counts, places_from, type, to, to_count, to_type, root, comm),
+            (from, from ? narrow_all(counts, comm) : NULL, from ? narrow_all(places_from, comm) : NULL, type, to,
+             narrow(to_count), to_type, root, comm))
 WITH_ARRAYS(Alltoallv, ALLTOALLV, from, to, bytes_of(SUM_OF(to_counts, comm), to_type), EXCHANGEV,
             (from, counts, places_from, type, to, to_counts, places_to, to_type, comm),
             (from, counts, places_from, type, to, to_counts, places_to, to_type, comm),
@@ -194,6 +218,44 @@ WITH_ARRAYS(Gatherv, GATHERV, from, rank_in(comm) == root ? to : NULL, bytes_of(
 WITH_ARRAYS(Reduce_scatter, REDUCE_SCATTER, from, to, bytes_of(counts[rank_in(comm)], type), SCATTEREDV,
             (from, to, counts, type, op, comm), (from, to, counts, type, op, comm),
             (from, to, narrow_all(counts, comm), type, op, comm))
+
+/* Calls of their own form. MPI_Alltoallw, whose types may differ, counts as one byte, and its data is not changed. */
+
+#define EXCHANGEW(n, p)                                                                                                \
+    const void *from, const n *counts, const p *places_from, const handle *types, void *to, const n *to_counts,        \
+        const p *places_to, const handle *to_types, handle comm
+
+EXPORT int MPI_Alltoallw(EXCHANGEW(int, int))
+{
+    int (*real)(EXCHANGEW(int, int)) = ONCE(demand, "PMPI_Alltoallw");
+    struct asked asked = before_placed(ALLTOALLW, to, 1, comm, is_in_place(from));
+    return code_of(real(from, counts, places_from, types, to, to_counts, places_to, to_types, comm), asked);
+}
+
+EXPORT int MPI_Alltoallw_c(EXCHANGEW(int64_t, intptr_t))
+{
+    return MPI_Alltoallw(from, narrow_all(counts, comm), narrow_all(places_from, comm), types, to,
+                         narrow_all(to_counts, comm), narrow_all(places_to, comm), to_types, comm);
+}
+
+#define REPLACE_OF(n)                                                                                                  \
+    void *buffer, n count, handle type, int to, int to_tag, int from, int from_tag, handle comm, void *status
+
+EXPORT int MPI_Sendrecv_replace(REPLACE_OF(int))
+{
+    int (*real)(REPLACE_OF(int)) = ONCE(demand, "PMPI_Sendrecv_replace");
+    uint64_t bytes = bytes_of(count, type);
+    struct asked asked = before(SENDRECV_REPLACE, buffer, bytes, comm);
+    int code = real(buffer, count, type, to, to_tag, from, from_tag, comm, status);
+    if (!code)
+        after(asked, buffer, bytes);
+    return code_of(code, asked);
+}
+
+EXPORT int MPI_Sendrecv_replace_c(REPLACE_OF(int64_t))
+{
+    return MPI_Sendrecv_replace(buffer, narrow(count), type, to, to_tag, from, from_tag, comm, status);
+}
 
 /* ---- windows ---- */
 
@@ -381,6 +443,13 @@ EXPORT int MPI_Win_create_c(WINDOW_OF(intptr_t))
 EXPORT int MPI_Win_create(WINDOW_OF(int))
 {
     return MPI_Win_create_c(base, bytes, unit, info, comm, window);
+}
+
+EXPORT int MPI_Win_attach(handle window, void *base, intptr_t bytes)
+{
+    int (*real)(handle, void *, intptr_t) = ONCE(demand, "PMPI_Win_attach");
+    struct asked asked = before(WIN_ATTACH, base, (uint64_t)bytes, NULL);
+    return code_of(real(window, base, bytes), asked);
 }
 
 /* A call that completes what was begun: late puts begin where an epoch ends. */
