@@ -55,9 +55,20 @@ static int code_of(int code, struct asked asked)
         sum;                                                                                                           \
     })
 
-/* A collective: `result` and `bytes` are what it delivers to this rank, `own` is its own data, for a rank that
- * gets nothing. */
-#define BLOCKING(name, call, own, result, bytes_here, parameters, wide, narrowed)                                      \
+/* A request's result is changed, if faults ask for it, when it has been waited for. */
+static void change_when_done(uint64_t request, struct asked asked, void *target, uint64_t bytes, handle comm)
+{
+    if (!asked.effects)
+        return;
+    post(request, target, bytes, comm);
+    struct posted *entry = posted_as(request);
+    entry->is_collective = true;
+    entry->asked = asked;
+}
+
+/* A collective: `result` and `bytes_here` are what it delivers to this rank, `own` is its own data, for a rank that
+ * gets nothing. `then` is done with `target`, `delivered` and `asked` if the call has succeeded. */
+#define COLLECTIVE(name, call, own, result, bytes_here, parameters, wide, narrowed, then)                              \
     EXPORT int MPI_##name##_c(parameters(int64_t))                                                                     \
     {                                                                                                                  \
         int (*wide_call)(parameters(int64_t)) = ONCE(look_up, "PMPI_" #name "_c");                                     \
@@ -68,27 +79,15 @@ static int code_of(int code, struct asked asked)
             before_placed(call, target ? target : (own), delivered, comm, is_in_place(own) || is_in_place(result));    \
         int code = wide_call ? wide_call wide : plain_call narrowed;                                                   \
         if (!code)                                                                                                     \
-            after(asked, target, delivered);                                                                           \
+            then;                                                                                                      \
         return code_of(code, asked);                                                                                   \
     }
 
+#define BLOCKING(name, call, own, result, bytes_here, parameters, wide, narrowed)                                      \
+    COLLECTIVE(name, call, own, result, bytes_here, parameters, wide, narrowed, after(asked, target, delivered))
 #define NONBLOCKING(name, call, own, result, bytes_here, parameters, wide, narrowed)                                   \
-    EXPORT int MPI_##name##_c(parameters(int64_t))                                                                     \
-    {                                                                                                                  \
-        int (*wide_call)(parameters(int64_t)) = ONCE(look_up, "PMPI_" #name "_c");                                     \
-        int (*plain_call)(parameters(int)) = ONCE(demand, "PMPI_" #name);                                              \
-        unsigned char *target = (unsigned char *)(uintptr_t)(result);                                                  \
-        uint64_t delivered = target ? (bytes_here) : 0;                                                                \
-        struct asked asked = before_placed(call, target ? target : (own), delivered, comm, is_in_place(own));          \
-        int code = wide_call ? wide_call wide : plain_call narrowed;                                                   \
-        if (!code && asked.effects) {                                                                                  \
-            post(request_at(request, 0), target, delivered, comm);                                                     \
-            struct posted *entry = posted_as(request_at(request, 0));                                                  \
-            entry->is_collective = true;                                                                               \
-            entry->asked = asked;                                                                                      \
-        }                                                                                                              \
-        return code_of(code, asked);                                                                                   \
-    }
+    COLLECTIVE(name, call, own, result, bytes_here, parameters, wide, narrowed,                                        \
+               change_when_done(request_at(request, 0), asked, target, delivered, comm))
 
 /* int counts are passed on as wide ones, which BLOCKING narrows again where the library has no wide call. */
 #define PLAIN(name, parameters, arguments)                                                                             \
