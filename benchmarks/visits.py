@@ -279,36 +279,34 @@ def _tell(row: Row, kind: str, name: str) -> str:
 
 
 def record(directory: Path, profile: Path, command: Sequence[str]) -> list[Recorded]:
-    """The calls of a ``command`` of this package on a simulated node, by process.
-
-    ``directory`` keeps the recorder, which serves further recordings.
-    """
-    cache = directory / "cache"
-    cache.mkdir(mode=0o700, exist_ok=True)
-    lines = Path(tempfile.mkdtemp(dir=directory))
+    """The calls of a ``command`` of this package on a simulated node, by process."""
+    cache, lines = directory / "cache", Path(tempfile.mkdtemp(dir=directory))
+    put_in_front(build(), cache / "gpuipc-doctor")
     with patch.dict(os.environ, XDG_CACHE_HOME=str(cache), VISITS_RECORD=str(lines)):
-        put_in_front(build() / "libcuda.so.1")
         done = subprocess.run(
             python.module("gpuipc_doctor", *command, "--simulate", str(profile)),
             capture_output=True,
             text=True,
+            check=False,
         )
     if done.returncode:
         sys.exit(f"the recorded run ended with exit code {done.returncode}:\n{done.stdout}{done.stderr}")
     return sorted((Recorded.read(file) for file in lines.glob("*.calls")), key=lambda process: process.began)
 
 
-def put_in_front(library: Path) -> None:
-    """Replace a driver library by a recorder, unless that was done."""
-    recorded = library.with_name("recorded.so")
-    if recorded.exists():
+def put_in_front(drivers: Path, cache: Path) -> None:
+    """Make a copy of the simulated drivers below ``cache``, with a recorder in front of CUDA's."""
+    copy = cache / drivers.name
+    if copy.exists():
         return
-    source = library.with_name("recorder.c")
+    shutil.copytree(drivers, copy, symlinks=True)
+    cache.chmod(0o700)
+    library = copy / "libcuda.so.1"
+    source = copy / "recorder.c"
     source.write_text(recorder_source(read_table((SOURCES / "calls.table").read_text())))
-    library.rename(recorded)
-    options = ["-O2", "-w", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-ldl"]
-    compiler = shutil.which("cc") or "cc"
-    subprocess.run([compiler, "-o", library, source, *options], check=True)
+    library.rename(copy / "recorded.so")
+    options = ["-O1", "-w", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-ldl"]
+    subprocess.run([shutil.which("cc") or "cc", "-o", library, source, *options], check=True)
 
 
 # -- the plan ---------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class DriverInit(Check):
             told = [*names, *(value for _, value, _ in seen["facts"] if value)]
             yield from without_version(seen["facts"])
             yield from not_text([text for text in told if "\N{REPLACEMENT CHARACTER}" in text])
-            yield from missing(len(names), seen["on_bus"], seen["hiding"])
+            yield from missing(len(names), seen["on_bus"], seen["hiding"], seen.get("mistakes", []))
             yield from odd_gpus(devices, seen.get("traits", {}))
         else:
             conclude = Finding.error if seen["broken"] or done.params["required"] else Finding.skip
@@ -133,7 +133,7 @@ def not_text(texts: list[str]) -> Iterable[Finding]:
         yield Finding.warn("not-text", says, remedy=REINSTALL, texts=texts)
 
 
-def missing(here: int, on_bus: int, hiding: list[str]) -> Iterable[Finding]:
+def missing(here: int, on_bus: int, hiding: list[str], mistakes: list[str]) -> Iterable[Finding]:
     """Findings on the node's GPUs that this process does not see."""
     if here >= on_bus:
         return
@@ -141,9 +141,11 @@ def missing(here: int, on_bus: int, hiding: list[str]) -> Iterable[Finding]:
     if hiding:
         yield Finding.skip(
             "hidden",
-            "{missing} of {on_bus} GPUs on the PCI bus not tested: {hiding} hides them",
+            "{missing} of {on_bus} GPUs on the PCI bus not tested: "
+            + "; ".join(["{hiding} hides them", *["{mistake}"] * bool(mistakes)]),
             remedy=f"unset {' and '.join(each.partition('=')[0] for each in hiding)} to test all GPUs",
             hiding=" ".join(hiding),
+            **({"mistake": "; ".join(mistakes)} if mistakes else {}),
             **counts,
         )
     else:

@@ -701,7 +701,8 @@ class Relation(enum.Enum):
     NEW = "new"
     """The probe fails as the issue describes, although the version is not affected: a new finding."""
     UNKNOWN = "cannot tell"
-    """The probe is bad; the version or the affected range is unknown."""
+    """The probe is bad; the version or the affected range is unknown, or the finding alone, such as growth,
+    does not show which fault it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,13 @@ def gpus_on_bus(root: Path, vendor: str, read: Callable[[Path], str] = quietly) 
 
 def is_passed_through(device: Path) -> bool:
     """Whether a PCI device is bound to ``vfio-pci``, by which virtual machines are given devices."""
-    return "DRIVER=vfio-pci" in quietly(device / "uevent").split()
+    return kernel_driver(device) == "vfio-pci"
+
+
+def kernel_driver(device: Path) -> str:
+    """Name of the kernel driver that is bound to a PCI device; empty if none is."""
+    found = re.search(r"^DRIVER=(\S+)$", quietly(device / "uevent"), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def shown(text: str) -> str:

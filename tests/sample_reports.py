@@ -237,7 +237,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 SECONDS = st.floats(0, 1e6)
 
-devices_st = st.lists(st.sampled_from(LABELS), max_size=12, unique=True).flatmap(
+devices_st = st.lists(st.sampled_from(LABELS), max_size=5, unique=True).flatmap(
     lambda labels: st.tuples(
         *(
             st.builds(
@@ -268,7 +268,7 @@ findings = st.builds(
     KEYS,
     SAYS,
     values,
-    st.lists(evidence_items, max_size=3).map(tuple),
+    st.lists(evidence_items, max_size=2).map(tuple),
     TEXT,
     measured,
 )
@@ -291,7 +291,7 @@ roles = st.builds(
     log_tail=LINES,
     elapsed_s=SECONDS,
     start_up_s=SECONDS,
-    calls=st.lists(st.builds(Calls, TEXT, st.integers(1, 999), SECONDS), max_size=3).map(tuple),
+    calls=st.lists(st.builds(Calls, TEXT, st.integers(1, 999), SECONDS), max_size=2).map(tuple),
 )
 subjects = st.lists(st.sampled_from(LABELS), max_size=2, unique=True).map(tuple)
 
@@ -322,7 +322,7 @@ def results_st(ids: Sequence[str]) -> st.SearchStrategy[tuple[Result, ...]]:
         times,
         series=st.lists(series_st, max_size=1).map(tuple),
     )
-    return st.lists(one, max_size=12).map(tuple)
+    return st.lists(one, max_size=4).map(tuple)
 
 
 def joins_st(ids: Sequence[str]) -> st.SearchStrategy[tuple[Join, ...]]:

@@ -12,8 +12,9 @@ LIMIT_S = 500.0
 """Longer than anything takes under load, but shorter than the time limit of a test."""
 
 
-LOAD_S = 20.0
+LOAD_S = 120.0
 """Seconds that a busy machine may add to a promised time, in tests where a missing end would last for ever.
+With thirty processes on two processors they were more than 20.
 benchmarks/reliability.py measures how well the promise is kept."""
 
 

@@ -119,9 +119,10 @@ class Fabric(Protocol):
         """
 
     def ping_pong(
-        self, program: str, route: str, nbytes: int, rounds: int, stated: str | None
+        self, program: str, route: str, sizes: Sequence[int], rounds: int, stated: str | None
     ) -> dict[str, Json]:
-        """Send messages to the other role's process of ``program`` and back; both roles call it.
+        """Send messages to the other role's process of ``program`` and back; both roles call it. Only UCX's
+        program takes several ``sizes``.
 
         ``route`` is a libfabric provider, or the kind of memory that UCX sends from. Returns the result of
         `fabric.message_pair.judge`; its key ``chosen`` has the variables that make UCX use the ``stated``

@@ -6,13 +6,17 @@ Files are read below ``root``: ``/`` on a real node, a tree of files on a simula
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import Arm, BackendUnavailable
 from gpuipc_doctor.model import DriverFault
-from gpuipc_doctor.node_files import Tree, gpus_on_bus, is_passed_through, matching
+from gpuipc_doctor.node_files import Tree, gpus_on_bus, is_passed_through, matching, quietly
+
+CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv", "/.singularity.d", "/run/host/container-manager")
 
 NO_DEVICE = 100
 """``CUDA_ERROR_NO_DEVICE`` and ``hipErrorNoDevice``."""
@@ -55,6 +59,8 @@ class Vendor:
     """Error code of initialisation → its cause."""
     looks: Mapping[int, tuple[Look, ...]]
     """Error code of initialisation → causes to look for on the node, before the code's general one."""
+    withheld_by: Callable[[Mapping[str, str]], Cause | None] = lambda environ: None
+    """The container's variable because of which the driver library is missing; None if there is none."""
     renumbering: tuple[str, str] | None = None
     """Two hiding variables of which the second counts the devices that the first leaves, from 0."""
     no_device_codes: frozenset[int] = frozenset({NO_DEVICE})
@@ -86,6 +92,41 @@ class Absence:
             if os.environ.get(name) or (empty_hides and name in os.environ)
         ]
 
+    def mistakes(self) -> list[str]:
+        """What is wrong in the lists of GPUs that variables hold: the first such entry ends the list."""
+        return [
+            f"{name} {wrong}"
+            for name in self.vendor.hiding_variables
+            if (wrong := self._mistake(os.environ.get(name, "")))
+        ]
+
+    def _mistake(self, value: str) -> str:
+        if not value:
+            return ""
+        entries = [entry.strip() for entry in value.split(",")]
+        count = len(gpus_on_bus(self.root, self.vendor.pci_vendor))
+        for place, entry in enumerate(entries):
+            if entry in entries[:place]:
+                return f"lists {entry} twice"
+            if entry.isdecimal() and count and int(entry) >= count:
+                return f"lists {entry}, but this node's GPUs are 0 to {count - 1}"
+            if not re.fullmatch(r"-?\d+|(GPU|MIG)-[0-9a-fA-F/-]+", entry):
+                return f"has {entry!r}, which is neither a number nor a uuid"
+            uuids = self._uuids()
+            if (
+                entry.startswith("GPU-")
+                and uuids
+                and not any(map(str.startswith, uuids, repeat(entry.lower())))
+            ):
+                return f"lists a uuid that no GPU of this node has: {entry}"
+        return ""
+
+    def _uuids(self) -> list[str]:
+        """Uuids of GPUs in files of NVIDIA's module."""
+        texts = map(quietly, matching(self.root, "/proc/driver/nvidia/gpus/*/information"))
+        found = (re.search(r"^GPU UUID:\s+(GPU-\S+)", text, re.MULTILINE) for text in texts)
+        return [uuid[1].lower() for uuid in found if uuid]
+
     def binding_missing(self, error: ImportError) -> BackendUnavailable:
         what = "is not installed" if isinstance(error, ModuleNotFoundError) else f"does not import: {error}"
         remedy = f"pip install '{self.vendor.requirement}'"
@@ -93,7 +134,27 @@ class Absence:
 
     def library_missing(self, error: OSError) -> BackendUnavailable:
         reason = f"cannot load the driver library: {error}"
+        if remedy := self._loader_remedy(str(error)):
+            return self._unavailable(reason, remedy)
+        if cause := self.vendor.withheld_by(os.environ):
+            return self._unavailable(f"{reason}; {cause.meaning}", cause.remedy)
         return self._unavailable(reason, self.vendor.library_remedy)
+
+    def _loader_remedy(self, said: str) -> str:
+        """What to do about a library that exists and cannot be loaded, in the words of glibc's loader
+        (elf/dl-load.c, dl-version.c); empty if it does not exist."""
+        file, _, why = said.partition(": ")
+        if "file too short" in why:
+            return f"{file} is empty or cut: remove it (from the image, if a container was saved with it)"
+        if "ELF" in why:
+            return f"{file} is for another processor or 32 bits: name the right directory in LD_LIBRARY_PATH"
+        if version := re.search(r"version [`']?(GLIBC(?:XX)?_[\d.]+)", why):
+            return f"use an image or a system whose C library has {version[1]}"
+        if "cannot open shared object" in why and not file.startswith(
+            self.vendor.library.partition(".so")[0]
+        ):
+            return f"install the package that has {file}, which {self.vendor.library} needs"
+        return ""
 
     def entry_point_missing(self, call: str, error: Exception) -> BackendUnavailable:
         reason = f"{self.vendor.library} has no {call}, which {self.vendor.binding} needs: {error}"
@@ -119,6 +180,7 @@ class Absence:
             reason = f"{fault}: {' and '.join(hiding)} leaves no {vendor.gpu} visible"
             names = " and ".join(assignment.partition("=")[0] for assignment in hiding)
             remedy = f"unset {names}, or set {names} to GPUs of this node"
+            reason = "; ".join((reason, *self.mistakes()))
             if vendor.renumbering and {*vendor.renumbering} <= {*names.split(" and ")}:
                 first, second = vendor.renumbering
                 remedy = f"unset {second}: it counts, from 0, only the GPUs that {first} leaves"
@@ -141,11 +203,20 @@ class Absence:
         for pattern in self.vendor.control_files:
             for path in matching(self.root, pattern):
                 if denied := self._denial(path):
-                    return Cause(denied, self.vendor.device_files_remedy)
+                    return Cause(denied, self._denied_remedy())
         denials = list(map(self._denial, matching(self.root, self.vendor.gpu_files)))
         if denials and all(denials):
-            return Cause(denials[0], self.vendor.device_files_remedy)
+            return Cause(denials[0], self._denied_remedy())
         return None
+
+    def _denied_remedy(self) -> str:
+        node = Tree(self.root)
+        if not any(map(node.exists, CONTAINER_MARKS)):
+            return self.vendor.device_files_remedy
+        remedy = "start the container again, with its devices (--device): a reload of systemd takes them away"
+        if node.line("/sys/fs/selinux/enforce") == "1":
+            remedy += "; setsebool container_use_devices on (SELinux)"
+        return remedy
 
     def _denial(self, path: Path) -> str:
         """The error if this process may not open the device file; empty for any other error, of which the

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 import resource
 
-from gpuipc_doctor.backends.absence import Cause, Look
-from gpuipc_doctor.node_files import Tree
-
-CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv", "/.singularity.d", "/run/host/container-manager")
+from gpuipc_doctor.backends.absence import CONTAINER_MARKS, Cause, Look
+from gpuipc_doctor.node_files import Tree, gpus_on_bus, kernel_driver
 
 _MIB = 1 << 20
 
@@ -30,11 +28,58 @@ def module_not_loaded(module: str, loaded: str) -> Look:
                 f"there is no {module} module for the running kernel {release}",
                 f"build it (dkms autoinstall, or reinstall the driver), then modprobe {module}",
             )
+        if re.search(r"\[(integrity|confidentiality)\]", node.line("/sys/kernel/security/lockdown")):
+            return Cause(
+                f"the kernel module {module} is not loaded; the kernel refuses unsigned modules (lockdown)",
+                f"modprobe {module}; if its key is rejected, enrol the key that signed it "
+                "(mokutil --import), or switch Secure Boot off",
+            )
         return Cause(
             f"the kernel module {module} is not loaded", f"modprobe {module}; if it fails, see dmesg"
         )
 
     return look
+
+
+_NO_OTHERS = ("", "vfio-pci")
+
+
+def other_driver(pci_vendor: str, own: tuple[str, ...]) -> Look:
+    """Look whether all GPUs of a vendor are bound to another kernel driver, such as nouveau."""
+
+    def look(node: Tree) -> Cause | None:
+        bound = {kernel_driver(gpu) for gpu in gpus_on_bus(node.root, pci_vendor)}
+        if not bound or bound & {*own, *_NO_OTHERS}:
+            return None
+        names = " and ".join(sorted(bound))
+        return Cause(
+            f"the kernel driver {names} is bound to this node's GPUs",
+            f"blacklist {names} in /etc/modprobe.d, rebuild the initramfs, reboot",
+        )
+
+    return look
+
+
+def no_device_files(node: Tree) -> Cause | None:
+    """Look whether NVIDIA's module is loaded and its device files are missing, as in a container."""
+    if node.exists("/dev/null") and node.exists("/proc/driver/nvidia/version"):
+        for name, pattern in (("/dev/nvidiactl", "/dev/nvidiactl"), ("/dev/nvidia0", "/dev/nvidia[0-9]*")):
+            if not any(node.glob(pattern)):
+                return Cause(
+                    f"{name} does not exist",
+                    "nvidia-modprobe -c 0 -u; in a container, pass the GPUs to it (--gpus, --device)",
+                )
+    return None
+
+
+def no_overcommit(node: Tree) -> Cause | None:
+    """Look whether the kernel grants no more address space than there is memory; drivers reserve far more."""
+    if node.line("/proc/sys/vm/overcommit_memory").strip() == "2":
+        return Cause(
+            "the kernel does not overcommit memory (vm.overcommit_memory is 2)",
+            "sysctl vm.overcommit_memory=0",
+        )
+    return None
 
 
 def no_unified_memory_device(node: Tree) -> Cause | None:
@@ -48,9 +93,12 @@ def no_unified_memory_device(node: Tree) -> Cause | None:
 
 
 def no_kernel_fusion_driver(node: Tree) -> Cause | None:
-    """Look whether ``/dev/kfd`` is missing although amdgpu is loaded, as in a container."""
-    if node.exists("/sys/module/amdgpu") and node.exists("/dev/dri") and not node.exists("/dev/kfd"):
-        return Cause("/dev/kfd does not exist", "in a container, pass --device=/dev/kfd --device=/dev/dri")
+    """Look whether a device file of AMD's is missing although amdgpu is loaded, as in a container."""
+    if node.exists("/sys/module/amdgpu") and node.exists("/dev/null"):
+        for name, pattern in (("/dev/kfd", "/dev/kfd"), ("/dev/dri/renderD128", "/dev/dri/renderD*")):
+            if not any(node.glob(pattern)):
+                remedy = "in a container, pass --device=/dev/kfd --device=/dev/dri"
+                return Cause(f"{name} does not exist", remedy)
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,10 @@ from gpuipc_doctor.backends.absence import NO_DEVICE, Cause, Vendor
 from gpuipc_doctor.backends.causes import (
     limited_address_space,
     module_not_loaded,
+    no_device_files,
+    no_overcommit,
     no_unified_memory_device,
+    other_driver,
     other_libcuda,
 )
 from gpuipc_doctor.backends.driver import Driver, HandleType, version_fact
@@ -35,6 +38,23 @@ _LOG_BYTES = 4096
 """Of the compiler's log."""
 
 _MODULE = module_not_loaded("nvidia", "/proc/driver/nvidia/version")
+_NOUVEAU = other_driver("0x10de", ("nvidia",))
+
+
+def _withheld(environ: Mapping[str, str]) -> Cause | None:
+    """What NVIDIA's container toolkit was told not to bring into this container."""
+    given = environ.get("NVIDIA_VISIBLE_DEVICES")
+    if given in ("void", "none", ""):
+        name = f"NVIDIA_VISIBLE_DEVICES={given}"
+        return Cause(f"{name} gives this container no GPU", "set NVIDIA_VISIBLE_DEVICES=all, or to its GPUs")
+    may = environ.get("NVIDIA_DRIVER_CAPABILITIES", "")
+    if may and not {"all", "compute"} & {word.strip() for word in may.split(",")}:
+        return Cause(
+            f"NVIDIA_DRIVER_CAPABILITIES={may} brings no libcuda.so.1 into this container",
+            "set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        )
+    return None
+
 
 NVIDIA = Vendor(
     gpu="NVIDIA GPU",
@@ -46,6 +66,7 @@ NVIDIA = Vendor(
     pci_vendor="0x10de",
     control_files=("dev/nvidiactl", "dev/nvidia-uvm"),
     gpu_files="dev/nvidia[0-9]*",
+    withheld_by=_withheld,
     device_files_remedy="run with access to the device files (as root, or inside a job that was given GPUs)",
     hiding_variables={"CUDA_VISIBLE_DEVICES": True},
     known_codes={
@@ -79,11 +100,11 @@ NVIDIA = Vendor(
         ),
     },
     looks={
-        2: (limited_address_space,),
-        NO_DEVICE: (_MODULE,),
-        304: (limited_address_space, no_unified_memory_device),
+        2: (limited_address_space, no_overcommit),
+        NO_DEVICE: (_NOUVEAU, _MODULE, no_device_files),
+        304: (limited_address_space, no_overcommit, no_unified_memory_device),
         803: (other_libcuda,),
-        999: (_MODULE, no_unified_memory_device),
+        999: (_NOUVEAU, _MODULE, no_unified_memory_device, no_device_files),
     },
 )
 

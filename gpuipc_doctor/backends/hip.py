@@ -12,7 +12,12 @@ from typing import Any
 from gpuipc_doctor.api.gpu import HANDLE_BYTES, BackendUnavailable, DriverError, KernelsUnavailable
 from gpuipc_doctor.backends import calls, hostmemory, kernel_sources
 from gpuipc_doctor.backends.absence import NO_DEVICE, Cause, Vendor
-from gpuipc_doctor.backends.causes import module_not_loaded, no_kernel_fusion_driver
+from gpuipc_doctor.backends.causes import (
+    limited_address_space,
+    module_not_loaded,
+    no_kernel_fusion_driver,
+    no_overcommit,
+)
 from gpuipc_doctor.backends.driver import (
     LAZY_ENABLE_PEER_ACCESS,
     NON_BLOCKING,
@@ -57,13 +62,17 @@ AMD = Vendor(
         "ROCR_VISIBLE_DEVICES": True,
         "HIP_VISIBLE_DEVICES": False,
         "CUDA_VISIBLE_DEVICES": False,
+        "GPU_DEVICE_ORDINAL": False,
     },
     known_codes={
         35: Cause(
             "the kernel driver is older than the HIP runtime needs", "update amdgpu, or load an older ROCm"
         ),
     },
-    looks=dict.fromkeys(_NO_DEVICE_CODES, (_MODULE, no_kernel_fusion_driver)),
+    looks={
+        2: (limited_address_space, no_overcommit),
+        **dict.fromkeys((*_NO_DEVICE_CODES, 999), (_MODULE, no_kernel_fusion_driver)),
+    },
     no_device_codes=_NO_DEVICE_CODES,
     renumbering=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
 )

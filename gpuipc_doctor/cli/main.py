@@ -133,6 +133,16 @@ def _show(error: click.ClickException) -> None:
         click.echo("".join(part if part.isspace() else sanitise(part) for part in parts), err=True)
 
 
+def _limits() -> str:
+    """The limits of this process's memory that are set, in words."""
+    import resource
+
+    which = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
+    soft = {name: resource.getrlimit(limit)[0] for name, limit in which.items()}
+    kib = [f"{name} is {value >> 10}" for name, value in soft.items() if value != resource.RLIM_INFINITY]
+    return f" ({', '.join(kib)})" if kib else ""
+
+
 def report_error(error: Exception) -> int:
     """Print an error that ended the command; returns the exit code."""
     from gpuipc_doctor.run.request import NothingToSend, UnknownName
@@ -157,7 +167,7 @@ def report_error(error: Exception) -> int:
         return 1
     if (isinstance(error, OSError) and error.errno in _SCARCE) or str(error) == _NO_THREAD:
         why = error.strerror if isinstance(error, OSError) else error
-        stdio.say(f"out of system resources: {why}; see `ulimit -a`")
+        stdio.say(f"out of system resources: {why}{_limits()}; see `ulimit -a`")
         return 1
     if isinstance(error, FileNotFoundError) and not _has_working_directory():
         click.echo("gpuipc-doctor: the working directory was deleted; change to an existing one", err=True)

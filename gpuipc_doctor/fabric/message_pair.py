@@ -49,13 +49,20 @@ _TOLD_SIGNAL = re.compile(r"terminated with signal (\d+)|Caught signal (\d+)")
 """Messages of libraries that report a signal and exit: first PSM2's, then UCX's."""
 
 
-def command(program: str, route: str, nbytes: int, rounds: int) -> list[str]:
-    """Arguments of both ends. ``route``: a provider of libfabric, or the memory that UCX sends from."""
+def command(program: str, route: str, nbytes: int | str, rounds: int) -> list[str]:
+    """Arguments of both ends. ``route``: a provider of libfabric, or the memory that UCX sends from.
+    ``nbytes``: of a message, or for UCX the file with the `batch` of sizes."""
     if Path(program).name == "fi_pingpong":
         options = ["-e", "rdm", "-m", "tagged", "-c", "-I", str(rounds), "-S", str(nbytes)]
         return [program, "-p", route, *options]
     memory = MEMORY.get(route, route)
-    return [program, "-t", "tag_lat", "-m", memory, "-s", str(nbytes), "-n", str(rounds), "-w", "1"]
+    size = "-b" if isinstance(nbytes, str) else "-s"
+    return [program, "-t", "tag_lat", "-m", memory, size, str(nbytes), "-n", str(rounds), "-w", "1"]
+
+
+def batch(sizes: Sequence[int]) -> str:
+    """Text of the file with which ``ucx_perftest`` sends messages of several sizes in one run."""
+    return "".join(f"{nbytes}B -s {nbytes}\n" for nbytes in sizes)
 
 
 def transports(program: str, route: str, stated: str | None) -> dict[str, str]:
@@ -82,22 +89,27 @@ def has_result(program: str, *, serves: bool) -> bool:
     return not serves or Path(program).name == "fi_pingpong"
 
 
-def judge(returncode: int, text: str, rounds: int, *, has_result: bool = True) -> dict[str, Json]:
-    """The result of one of the two programs after ``rounds`` messages there and back.
+def judge(
+    returncode: int, text: str, rounds: int, *, has_result: bool = True, sizes: int = 1
+) -> dict[str, Json]:
+    """The result of one of the two programs after ``rounds`` messages there and back of so many ``sizes``.
 
     ``ended`` is ``right``, ``wrong`` or a result of `failure`; ``said`` is the reason; ``us`` is the time of
-    a message one way in microseconds, or None. If the end ``has_result``, it is ``right`` only with a result
-    for all messages.
+    a message one way in microseconds, or None; of several sizes, ``each`` lists the times. If the end
+    ``has_result``, it is ``right`` only with a result for all messages.
     """
     if corrupt := re.search(r"^Error at iteration=\d+ size=\d+ byte=(\d+)", text, re.MULTILINE):
         return {"ended": "wrong", "said": f"byte {corrupt[1]} of a message is wrong"}
     if bad := failure(returncode, text):
         return bad
     lines = _lines(text)
-    latency = _latency(lines, rounds)
-    if latency is None and has_result:
-        return {"ended": "failed", "said": f"exit code 0, but no result for {rounds} messages: {_end(lines)}"}
-    return {"ended": RIGHT, "said": "", "us": latency}
+    latencies = _latencies(lines, rounds)
+    if len(latencies) < sizes and has_result:
+        missing = f"{rounds} messages" if sizes == 1 else f"{sizes - len(latencies)} of {sizes} sizes"
+        return {"ended": "failed", "said": f"exit code 0, but no result for {missing}: {_end(lines)}"}
+    if sizes > 1:
+        return {"ended": RIGHT, "said": "", "each": latencies or None}
+    return {"ended": RIGHT, "said": "", "us": latencies[-1] if latencies else None}
 
 
 def failure(returncode: int, text: str) -> dict[str, Json] | None:
@@ -144,13 +156,14 @@ def no_listener() -> dict[str, Json]:
     return {"ended": "failed", "said": _NO_LISTENER}
 
 
-def _latency(lines: Sequence[str], rounds: int) -> float | None:
-    """Microseconds per message, from the row for ``rounds`` messages; None if there is no such row.
+def _latencies(lines: Sequence[str], rounds: int) -> list[float]:
+    """Microseconds per message, from each row for ``rounds`` messages.
 
     ``fi_pingpong`` prints the columns bytes, #sent, #ack, …, usec/xfer, Mxfers/sec; a row of ``ucx_perftest``
     begins with ``Final:``.
     """
-    for line in reversed(lines):
+    found = []
+    for line in lines:
         fields = line.split()
         if fields[:2] == ["Final:", str(rounds)]:
             told = fields[3:4]
@@ -159,8 +172,8 @@ def _latency(lines: Sequence[str], rounds: int) -> float | None:
         else:
             continue
         if (latency := _number(*told)) >= 0:
-            return latency
-    return None
+            found.append(latency)
+    return found
 
 
 def _number(text: str = "") -> float:

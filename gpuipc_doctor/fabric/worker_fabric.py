@@ -105,25 +105,29 @@ class Fabric:
     # -- messages ---------------------------------------------------------------------------------------
 
     def ping_pong(
-        self, program: str, route: str, nbytes: int, rounds: int, stated: str | None
+        self, program: str, route: str, sizes: Sequence[int], rounds: int, stated: str | None
     ) -> dict[str, Json]:
         chosen = {
             name: value
             for name, value in message_pair.transports(program, route, stated).items()
             if name not in os.environ
         }
-        ours, theirs = self._end(message_pair.command(program, route, nbytes, rounds), chosen, rounds)
+        with tempfile.TemporaryFile("w") as batch:
+            batch.write(message_pair.batch(sizes))
+            batch.flush()
+            what = sizes[0] if len(sizes) == 1 else f"/dev/fd/{batch.fileno()}"
+            command = message_pair.command(program, route, what, rounds)
+            ours, theirs = self._end(command, chosen, rounds, len(sizes), (batch.fileno(),))
         self._other().send(ours)
         return {**message_pair.worse_of(ours, theirs or self._other().recv()), "chosen": chosen}
 
     def _end(
-        self, command: Sequence[str], env: Mapping[str, str], rounds: int
+        self, command: Sequence[str], env: Mapping[str, str], rounds: int, sizes: int, fds: Sequence[int]
     ) -> tuple[dict[str, Json], dict[str, Json] | None]:
         """The result of this end's program, and the other end's result if it arrived first."""
         program, serves, port = command[0], self._place == 0, 0
-        judge = partial(
-            message_pair.judge, rounds=rounds, has_result=message_pair.has_result(program, serves=serves)
-        )
+        has_result = message_pair.has_result(program, serves=serves)
+        judge = partial(message_pair.judge, rounds=rounds, has_result=has_result, sizes=sizes)
         if serves:
             port = _free_port()
             _listens(port)  # before anything is armed: a kernel that does not tell is no fault of the program
@@ -134,7 +138,7 @@ class Fabric:
             return message_pair.no_listener(), None
         with self._armed(Path(program).name), tempfile.TemporaryFile() as output:
             try:
-                process = self._start(command, output, env)
+                process = self._start(command, output, env, fds)
             except OSError as error:
                 if serves:
                     self._other().send(None)
@@ -170,11 +174,16 @@ class Fabric:
             return process.wait(), _text(output)
 
     def _start(
-        self, command: Sequence[str], output: IO[bytes], env: Mapping[str, str] = {}
+        self, command: Sequence[str], output: IO[bytes], env: Mapping[str, str] = {}, fds: Sequence[int] = ()
     ) -> subprocess.Popen[bytes]:
         environ = {**environment(command[0], os.environ), **self._visible, **env}
         return subprocess.Popen(
-            command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=fds,
         )
 
     @cached_property

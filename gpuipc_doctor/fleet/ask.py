@@ -15,11 +15,11 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from gpuipc_doctor.fleet import flux
 from gpuipc_doctor.fleet.summary import (
@@ -50,6 +50,9 @@ MAX_WORDS = 8 << 10
 GRACE_S = 5.0
 """Seconds from SIGTERM, at which srun cancels its step or job, to SIGKILL; also seconds to wait for the last
 output."""
+
+CANCELLING_S = 4 * GRACE_S
+"""Maximum seconds to wait for cancelled tasks: a step ends before its allocation, each within two graces."""
 
 NO_INPUT = Path(os.devnull)
 
@@ -199,7 +202,28 @@ class Listener(Protocol):
 def ask(targets: Sequence[Target], way: LaunchOptions, listener: Listener) -> None:
     """Run all targets, one at a time on each node; returns when no more answers can come. Ctrl-C is raised
     after ending the running commands, which srun and ssh end on the nodes."""
-    asyncio.run(_ask_all(targets, way, listener))
+    run_interruptibly(_ask_all(targets, way, listener))
+
+
+T = TypeVar("T")
+
+
+def run_interruptibly(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine as asyncio.run does, but wait at most `CANCELLING_S` for the tasks that it leaves.
+
+    An interruption is raised anywhere in the loop, also where that loses the end of a command: the task that
+    waits for that end then outlasts its cancelling.
+    """
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # such a task is not worth a message
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(left, timeout=CANCELLING_S))
+        loop.close()
 
 
 class Pace:
@@ -306,11 +330,13 @@ async def within(seconds: float, event: asyncio.Event) -> None:
 
 async def end(transport: asyncio.SubprocessTransport, channel: Channel) -> None:
     """End a command; srun and salloc then end their step or job."""
-    with contextlib.suppress(ProcessLookupError):
-        if not channel.exited.is_set():
-            transport.terminate()
-            await within(GRACE_S, channel.exited)
-    transport.close()  # kills remaining processes
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            if not channel.exited.is_set():
+                transport.terminate()
+                await within(GRACE_S, channel.exited)
+    finally:
+        transport.close()  # kills remaining processes
     await channel.exited.wait()
 
 

@@ -35,6 +35,7 @@ from gpuipc_doctor.fleet.ask import (
     ask_one_until,
     end,
     run,
+    run_interruptibly,
     within,
 )
 from gpuipc_doctor.fleet.summary import State, clocked, silent
@@ -98,7 +99,7 @@ def ask(nodes: Sequence[str], way: LaunchOptions, listener: Listener, *, apart: 
     The nodes in ``apart`` get separate commands, since they would delay a block. Ctrl-C is raised after
     ending the running commands, which srun and salloc end on the nodes.
     """
-    asyncio.run(_Asking(way, listener).all(nodes, apart))
+    run_interruptibly(_Asking(way, listener).all(nodes, apart))
 
 
 @dataclass

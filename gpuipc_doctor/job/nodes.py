@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gpuipc_doctor import node_name
 from gpuipc_doctor.fleet import nodeset, slurm
-from gpuipc_doctor.fleet.ask import LaunchOptions, Target, run
+from gpuipc_doctor.fleet.ask import LaunchOptions, Target, run, run_interruptibly
 from gpuipc_doctor.job import document
 from gpuipc_doctor.job.document import JobReport
 from gpuipc_doctor.job.merging import merge
@@ -50,7 +50,7 @@ def wanted(named: str, job: str) -> list[str] | None:
 def ask(nodes: Sequence[str], way: LaunchOptions) -> JobReport:
     """The merged report of the nodes. It lists each node that sent no report, with the reason. Raises
     `NoSuchJob` if no node has a process of the job."""
-    answers = dict(zip(nodes, asyncio.run(_ask_all(nodes, way)), strict=True))
+    answers = dict(zip(nodes, run_interruptibly(_ask_all(nodes, way)), strict=True))
     silent = {node: why for node, why in answers.items() if isinstance(why, str)}
     if reports := [answer for answer in answers.values() if isinstance(answer, JobReport)]:
         return merge(reports, silent)

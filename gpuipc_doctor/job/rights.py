@@ -33,6 +33,28 @@ def reason(pid: int) -> str:
     return "permission denied; run this as root, with CAP_SYS_PTRACE"
 
 
+_FIRST_PIDS = "pid:[4026531836]"
+"""The node's own pid namespace: PROC_PID_INIT_INO in Linux, include/linux/proc_ns.h."""
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+
+def hiding(unread: int = 0) -> str:
+    """What hides processes of this node from this one, and what to do; empty if nothing does.
+
+    ``unread``: how many of the listed processes cannot be read.
+    """
+    if _namespace(os.getpid(), "pid") not in ("", _FIRST_PIDS):
+        return (
+            "this is a pid namespace of its own (a container), which hides the node's; run this on the node"
+        )
+    if os.geteuid() == 0:
+        return ""
+    if option := re.search(r" - proc \S+ \S*\b(hidepid=(?!0|off)\w+)", quietly(MOUNTS)):
+        return f"/proc is mounted with {option[1]}, which hides other users' processes; run this as root"
+    return f"{unread} processes of other users cannot be read; run this as root" if unread else ""
+
+
 def _real_uid(pid: int) -> int | None:
     found = re.search(r"^Uid:\s+([0-9]+)", quietly(PROC / str(pid) / "status"), re.MULTILINE)
     return int(found[1]) if found else None

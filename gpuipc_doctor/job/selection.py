@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuipc_doctor import node_name
+from gpuipc_doctor.job import rights
 from gpuipc_doctor.job.processes import RANKS, Gone, Reader, environment
 from gpuipc_doctor.supervise.keeper import MARKER
 from gpuipc_doctor.supervise.tree import PROC, Process, processes
@@ -58,7 +59,7 @@ def select(request: Request) -> tuple[int, ...]:
         found = _matching(everyone, lambda pid: _is_work(pid, _uid(request.user)))
     found = _complete(found, everyone) - ours - _probes(found)
     if not found:
-        raise NoSuchJob(_absence(request))
+        raise NoSuchJob(_absence(request, everyone))
     if not request.slurm:
         _refuse_several(found, everyone)
     return tuple(sorted(found))
@@ -130,7 +131,8 @@ def _unlisted(pid: int) -> str:
     """Why a pid was not found. With ``hidepid=1``, the kernel shows only that it exists (proc(5))."""
     if (PROC / str(pid)).exists():
         return f"process {pid} cannot be read; run this as root or as its user"
-    return f"no process {pid} in this pid namespace; in a container, run this where the job runs"
+    hiding = rights.hiding() or "in a container, run this where the job runs"
+    return f"no process {pid} in this pid namespace; {hiding}"
 
 
 def _launcher(pid: int, everyone: Mapping[int, Process]) -> int:
@@ -267,9 +269,30 @@ def _uid(user: str) -> int | None:
         raise NoSuchJob(f"unknown user {user!r}") from None
 
 
-def _absence(request: Request) -> str:
+def _absence(request: Request, everyone: Mapping[int, Process]) -> str:
+    """That there is no job, or that none is visible and why."""
+    if hiding := rights.hiding(len(_unread(everyone, _uid(request.user)))):
+        of = (
+            f"of Slurm job {request.slurm} "
+            if request.slurm
+            else f"of {request.user} "
+            if request.user
+            else ""
+        )
+        return f"no rank {of}is visible here: {hiding}"
     if request.slurm:
         return f"no process of Slurm job {request.slurm} on this node"
     if request.user:
         return f"{request.user} has no rank and no process with an open GPU on this node"
     return "no rank and no process with an open GPU on this node; name one with --pid"
+
+
+def _unread(everyone: Mapping[int, Process], uid: int | None) -> set[int]:
+    """Processes whose environment, which tells ranks from others, may not be read. ``uid``: of this user."""
+
+    def is_refused(pid: int) -> bool:
+        reader = Reader(pid)
+        return not reader.text("environ") and "environ" in reader.refused and uid in (None, _owner(pid))
+
+    kernel = 2  # kthreadd, the parent of the kernel's threads
+    return _matching(everyone, lambda pid: kernel not in (pid, everyone[pid].parent) and is_refused(pid))

@@ -150,7 +150,9 @@ def lint(
     from gpuipc_doctor.knownissues import mistakes
 
     paths = list(paths)
-    others, _, _ = read_all((path for path in files() if path not in paths), _is_shipped)
+    others = [*_shipped(SHIPPED, "issues"), *_shipped(MESSAGES, "messages")]
+    if any(map(_is_shipped, paths)):
+        others = read_all((path for path in files() if path not in paths), _is_shipped)[0]
     documents, parts, wrong = read_all(paths)
     wrong += merge([*others, *documents], _other_ids())[1]
     wrong += mistakes.of_ids([*others, *documents])

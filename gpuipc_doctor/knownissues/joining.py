@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
-from gpuipc_doctor.knownissues import vendors
+from gpuipc_doctor.knownissues import affected, cures, finding_evidence, vendors
 from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression
 from gpuipc_doctor.knownissues.relation import relation
 from gpuipc_doctor.knownissues.signatures import Confidence, result_text
-from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Fact, Join, Relation, Result, Status
+from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Fact, Finding, Join, Relation, Result, Status
 from gpuipc_doctor.versions import Verdict, all_of, any_of
 
 _LASTING = frozenset({"exports VMM memory"})
@@ -96,17 +96,21 @@ def _join(
     asked = [
         result
         for result in results
-        if issue.is_looked_for_by(result) and _is_on(result, concerned)
+        if finding_evidence.shows(issue, result) and _is_on(result, concerned)
         if not (is_foreign and result.devices)
     ]
     tried = _trials(asked)
+
+    def with_trials(result: Result) -> Finding:
+        trials = tried[result.check, result.finding.identity]
+        return replace(result.finding, evidence=(*result.finding.evidence, *trials))
+
     least = Confidence.LOW if verdict is Verdict.BAD else Confidence.MEDIUM
     against, failed, telling = list[str](), list[Result](), list[Result]()
     for result in asked:
         if result.finding.status not in (Status.WARN, Status.FAIL):
             continue
-        evidence = (*result.finding.evidence, *tried[result.check, result.finding.identity])
-        if contradiction := issue.contradicted_by(replace(result.finding, evidence=evidence)):
+        if contradiction := finding_evidence.contradiction(issue, with_trials(result)):
             against.append(contradiction)
             continue
         if result.finding.status is Status.FAIL:
@@ -121,7 +125,11 @@ def _join(
         return
     speaking = guilty or asked
     if related is Relation.CONFIRMED and not any(texts.is_told(issue, result) for result in guilty):
-        reason += "; compared: the version, and which finding it is; no text or call"
+        is_cured = any(finding_evidence.is_cured(issue, with_trials(result)) for result in guilty)
+        compared = "and that its workaround helps" if is_cured else "no text or call"
+        reason += f"; compared: the version, and which finding it is; {compared}"
+        if not is_cured and not any(texts.is_certain(issue, result) for result in guilty):
+            related = Relation.UNKNOWN
     if not guilty and asked:
         reason += f"; {'; '.join(dict.fromkeys(against)) or _not_seen(asked)}"
     where = dict.fromkeys(result.subject for result in speaking)
@@ -132,7 +140,7 @@ def _join(
         title=issue.title,
         relation=related,
         reason=reason,
-        remedy=issue.remedy(facts),
+        remedy=cures.remedy(issue, facts),
         checks=tuple(dict.fromkeys(result.check for result in speaking)),
         subjects=tuple(where),
         component=issue.component,
@@ -157,7 +165,7 @@ class _Evidence:
 
     def __init__(self, issues: Iterable[KnownIssue], results: Iterable[Result]) -> None:
         bad = [result for result in results if result.finding.status in (Status.WARN, Status.FAIL)]
-        asked = [issue for issue in issues if any(map(issue.is_looked_for_by, bad))]
+        asked = [issue for issue in issues if any(finding_evidence.shows(issue, result) for result in bad)]
         signatures = [signature for issue in asked for signature in issue.signatures]
         self._shown: dict[int, set[int]] = {}
         if not signatures:
@@ -178,6 +186,13 @@ class _Evidence:
         shown = self._shown.get(id(result), ())
         return any(id(signature) in shown and not signature.finding for signature in issue.signatures)
 
+    def is_certain(self, issue: KnownIssue, result: Result) -> bool:
+        """Whether the finding itself shows this issue and no other: ``detected_by`` alone names it, or a
+        signature of high confidence."""
+        shown = self._shown.get(id(result), ())
+        sure = (s.confidence is Confidence.HIGH for s in issue.signatures if id(s) in shown)
+        return not issue.signatures or any(sure)
+
     def confidence(self, issue: KnownIssue, result: Result, facts: Iterable[Fact]) -> int:
         """The confidence with which a result shows an issue; 0 if it does not."""
         shown = self._shown.get(id(result), ())
@@ -193,9 +208,9 @@ def _judge(
     If the verdict differs between devices, the worst verdict counts, and the devices with this verdict are
     affected.
     """
-    judged = [(*issue.judge(part.facts), part) for part in parts if part.may_have(issue)]
+    judged = [(*affected.judge(issue, part.facts), part) for part in parts if part.may_have(issue)]
     if not judged:
-        return (*issue.judge(facts), facts, [])
+        return (*affected.judge(issue, facts), facts, [])
     worst = any_of(verdict for verdict, *_ in judged)
     chosen = [verdict for verdict in judged if verdict[0] is worst]
     _, reason, first = chosen[0]
@@ -209,7 +224,7 @@ def harms(issues: Iterable[KnownIssue], facts: Sequence[Fact], devices: Sequence
         if not issue.harms or issue.withdrawn:
             continue
         for part in (part for part in each if part.may_have(issue)):
-            verdict, reason = issue.judge(part.facts)
+            verdict, reason = affected.judge(issue, part.facts)
             # If the affected versions are unknown, the issue's other conditions decide.
             expected = bool(issue.needs) and all_of(n.judge(part.facts) for n in issue.needs) is Verdict.BAD
             for step in issue.harms:

@@ -12,7 +12,7 @@ from gpuipc_doctor.model import Ending, Evidence, Finding, ProbeOutcome, Series,
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.planner import PlannedProbe, TooManyFollowUps
 from gpuipc_doctor.supervise import blame
-from gpuipc_doctor.supervise.journal import PROCESS_EXIT
+from gpuipc_doctor.supervise.journal import MPI_PREFIX, PROCESS_EXIT
 
 SAYS_NOTHING = "says-nothing"
 
@@ -84,6 +84,29 @@ def of_doubt(planned: PlannedProbe, doubt: Doubt) -> list[Finding]:
             note = Evidence.seen("not confirmed: the run ended before the probe was repeated alone")
             return [replace(finding, evidence=(*finding.evidence, note, *history)) for finding in found]
     return found
+
+
+def is_of_mpi(outcome: ProbeOutcome) -> bool:
+    """Whether a call of MPI failed."""
+    operation = outcome.roles[outcome.blamed].operation if outcome.blamed else None
+    is_failure = blame.conclude(outcome).status is Status.FAIL
+    return is_failure and (operation or "").startswith(MPI_PREFIX)
+
+
+def of_apart(outcome: ProbeOutcome, *, twice: bool = False, once: bool = False) -> Finding:
+    """The finding about a launch whose ranks did not all start: ``twice``, or ``once`` and then did."""
+    found = blame.conclude(outcome)
+    ranks = len(outcome.roles)
+    if twice and is_of_mpi(outcome):
+        note = Evidence.seen(
+            "{ranks} ranks failed to start together, twice; pairs were started alone", ranks=ranks
+        )
+        return replace(found, evidence=(*found.evidence, note))
+    says = "{ranks} ranks cannot be started together; pairs were tested in launches of their own"
+    if once:
+        says = "{ranks} ranks did not start together at first; when repeated they did"
+    seen = Evidence.seen("{found}", found=sentences.summary(found))
+    return Finding.warn("not-together", says, seen, *found.evidence, remedy=found.remedy, ranks=ranks)
 
 
 def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:

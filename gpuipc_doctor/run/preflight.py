@@ -147,6 +147,21 @@ def causes(seen: Seen, environ: Mapping[str, str]) -> Iterator[Cause]:
     yield from _preloads(seen)
     yield from _expandable_segments(environ)
     yield from _switched_off(environ, undo)
+    if _of(seen, "interfaces").get("loopback") is False:
+        yield Cause(
+            "the loopback interface is down (127.0.0.1 cannot be used)",
+            {},
+            "ip link set lo up",
+            lambda entry: _is_of_ranks(entry) and not _is_of_ranks_in_a_message(entry),
+        )
+    if said := _of(seen, "host name").get("elsewhere"):
+        name = _of(seen, "host name")["name"]
+        yield Cause(
+            "this host's name, {name}, has another host's address ({address})",
+            {"name": name, "address": said},
+            f"add `127.0.1.1 {name}` to /etc/hosts, or correct DNS",
+            _mentions(r"[Cc]onnect|refused|timed out|[Nn]o route|unreachable|[Hh]ost ?name"),
+        )
     if said := _of(seen, "host name").get("error"):
         name = _of(seen, "host name")["name"]
         yield Cause(
@@ -158,6 +173,7 @@ def causes(seen: Seen, environ: Mapping[str, str]) -> Iterator[Cause]:
 
 
 def _no_room(seen: Seen) -> Iterator[Cause]:
+    yield from _not_writable(seen)
     shared = _of(seen, "shared memory")
     if shared.get("free", ROOM_BYTES) < ROOM_BYTES:
         yield Cause(
@@ -166,11 +182,38 @@ def _no_room(seen: Seen) -> Iterator[Cause]:
             "remove old files there, or `mount -o remount,size=1g /dev/shm`; in a container, --shm-size=1g",
             _is_of_ranks,
         )
+    if shared.get("inodes") == 0:
+        yield Cause(
+            "{name} has no inode free", {"name": shared["name"]}, "remove old files there", _is_of_ranks
+        )
     temporary = _of(seen, "temporary files")
     if temporary.get("free", TEMPORARY_BYTES) < TEMPORARY_BYTES or temporary.get("inodes") == 0:
         what = "no inode" if temporary.get("inodes") == 0 else "{free:mib}"
         values = {"name": temporary["name"], "free": temporary["free"]}
         yield Cause(f"{{name}} has {what} free", values, "remove files there, or set TMPDIR", _is_start_up)
+
+
+def _not_writable(seen: Seen) -> Iterator[Cause]:
+    """Places for files of ranks that are read-only, or refuse this user, or do not exist."""
+    places = (
+        (
+            "shared memory",
+            "mount -o remount,rw,mode=1777 /dev/shm; in a container, mount a tmpfs there",
+            _is_of_ranks,
+        ),
+        ("temporary files", "set TMPDIR to a directory that you may write", _mentions(_NO_PLACE)),
+    )
+    for source, remedy, explains in places:
+        said = _of(seen, source)
+        why = "is mounted read-only" if said.get("is_read_only") else "cannot be written by this user"
+        if said.get("is_read_only") or not said.get("is_writable", True):
+            yield Cause(f"{{name}} {why}", {"name": said["name"]}, remedy, explains)
+    missing = seen.get("temporary files")
+    if isinstance(missing, dict) and "unreadable" in missing:
+        yield Cause("TMPDIR: {why}", {"why": missing["unreadable"]}, remedy, explains)
+
+
+_NO_PLACE = r"Read-only file system|Permission denied|No such file or directory|[Ss]ession dir|TMPDIR|/tmp"
 
 
 def _limited(seen: Seen) -> Iterator[Cause]:
@@ -182,6 +225,21 @@ def _limited(seen: Seen) -> Iterator[Cause]:
             "ulimit -v unlimited; under Slurm, see VSizeFactor in slurm.conf",
             _ran_out_of_memory,
         )
+    if (limit := limits.get("data")) is not None:
+        yield Cause(
+            "the private memory of processes is limited to {limit:mib} (ulimit -d)",
+            {"limit": limit},
+            "ulimit -d unlimited",
+            _ran_out_of_memory,
+        )
+    for name, flag, signal in (("file size", "-f", "SIGXFSZ"), ("processor time", "-t", "SIGXCPU")):
+        if (limit := limits.get(name)) is not None:
+            yield Cause(
+                f"a process is limited to {{limit}} {_UNITS[name]} (ulimit {flag})",
+                {"limit": limit},
+                f"ulimit {flag} unlimited",
+                _ended_by(signal, r"File too large|EFBIG|CPU time limit"),
+            )
     if (limit := limits.get("locked memory")) is not None and limit < LITTLE_LOCKED_BYTES:
         yield Cause(
             "locked memory is limited to {limit:mib} (ulimit -l)",
@@ -204,6 +262,9 @@ def _limited(seen: Seen) -> Iterator[Cause]:
             "ulimit -u unlimited; in a container or service, raise pids.max or TasksMax",
             _mentions(_NO_MORE_PROCESSES),
         )
+
+
+_UNITS = {"file size": "bytes of a file", "processor time": "seconds of processor time"}
 
 
 def _is_now(seen: Seen) -> str:
@@ -280,21 +341,37 @@ def _without_device_memory(environ: Mapping[str, str], undo: Mapping[str, str]) 
         )
 
 
+_CHOICES = (
+    (
+        r"OMPI_MCA_(pml|btl|mtl|osc|coll|accelerator)",
+        "components of Open MPI",
+        "not found|was not able to find|unreachable|pair of MPI processes are unable",
+    ),
+    (r"FI_PROVIDER(_PATH)?", "libfabric's provider", r"getinfo|fi_info|[Nn]o provider|No data available"),
+    (r"MPIR_CVAR_CH4_NETMOD|MPICH_OFI_NIC_\w+", "MPICH's network", "netmod|getinfo|NIC"),
+    (r"UCX_TLS|UCX_PROTO_\w+", "UCX's transports", r"no usable transports|no .*transport|unreachable"),
+    (r"NCCL_NET(_PLUGIN)?", "NCCL's network", r"[Nn]etwork .*not found|NET/|net plugin"),
+    (r"I_MPI_(FABRICS|OFI_PROVIDER)", "Intel MPI's network", "getinfo|fabric|No data available"),
+)
+"""(variables, what they choose, words of a failure that such a choice can explain)."""
+
+
 def _components(seen: Seen, environ: Mapping[str, str]) -> Iterator[Cause]:
-    """Choices of Open MPI's components, which end MPI_Init if there is no such component."""
+    """Choices of components, providers and networks, which end MPI_Init or NCCL's if there is none such."""
     chosen = [
         *((name, value, "environment") for name, value in environ.items()),
         *((f"OMPI_MCA_{name}", value, where) for where, name, value in _list(seen, "parameters")),
     ]
     for name, value, where in chosen:
-        if re.fullmatch(r"OMPI_MCA_(pml|btl|mtl|osc|coll|accelerator)", name):
+        for names, what, words in _CHOICES:
+            if not re.fullmatch(names, name):
+                continue
+            first = re.escape(value.lstrip("^").partition(",")[0])
             yield Cause(
-                "{name}={value} ({where}) chooses components of Open MPI",
+                f"{{name}}={{value}} ({{where}}) chooses {what}",
                 {"name": name, "value": value, "where": where},
                 f"unset {name}" if where == "environment" else f"remove that line from {where}",
-                _mentions(
-                    re.escape(value.lstrip("^").partition(",")[0]) + r"|not found|was not able to find"
-                ),
+                _mentions(rf"\b{first}\b|{words}" if first else words),
             )
 
 
@@ -428,6 +505,12 @@ def _ran_out_of_memory(entry: Entry) -> bool:
         or role.ending in (Ending.NOT_STARTED, Ending.CRASHED)
         for role in _roles(entry)
     )
+
+
+def _ended_by(signal: str, expression: str) -> Callable[[Entry], bool]:
+    """Whether a signal ended a role, or its output has a match."""
+    mentions = _mentions(expression + "|" + signal)
+    return lambda entry: any(role.signal in (signal, "SIGKILL") for role in _roles(entry)) or mentions(entry)
 
 
 def _was_killed(entry: Entry) -> bool:

@@ -7,10 +7,13 @@ the source says.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import resource
 import socket
+import struct
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,6 +24,9 @@ LIMITS = {
     "locked memory": resource.RLIMIT_MEMLOCK,
     "processes": resource.RLIMIT_NPROC,
     "open files": resource.RLIMIT_NOFILE,
+    "file size": resource.RLIMIT_FSIZE,
+    "processor time": resource.RLIMIT_CPU,
+    "data": resource.RLIMIT_DATA,
 }
 
 PARAMETER_FILES = (
@@ -47,17 +53,19 @@ def shared_memory() -> object:
 
 
 def temporary_files() -> object:
-    return space(tempfile.gettempdir())
+    return space(os.environ.get("TMPDIR") or tempfile.gettempdir())
 
 
 def space(name: str) -> dict[str, object]:
-    """Free bytes and inodes of a directory's file system for this user, and whether it is a mount point."""
+    """A directory's free bytes and inodes for this user, whether it is a mount point, and who may write."""
     status = os.statvfs(name)
     return {
         "name": name,
         "free": status.f_bavail * status.f_frsize,
         "inodes": status.f_favail if status.f_files else None,  # some file systems count none
         "is_mount": os.path.ismount(name),
+        "is_read_only": bool(status.f_flag & os.ST_RDONLY),
+        "is_writable": os.access(name, os.W_OK | os.X_OK),
     }
 
 
@@ -116,22 +124,42 @@ def _number(path: Path) -> int | None:
 
 
 def host_name() -> object:
-    """This host's name, and why it has no address; empty if it has one."""
+    """This host's name, why it has no address (empty if it has one), and its address if another host's."""
     name = socket.gethostname()
     try:
-        socket.getaddrinfo(name, None)
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
     except OSError as error:
         return {"name": name, "error": str(error.strerror)}
-    return {"name": name, "error": ""}
+    elsewhere = [where for family, kind, _, _, where in found if not _is_own(family, kind, where)]
+    return {"name": name, "error": "", "elsewhere": elsewhere[0][0] if len(elsewhere) == len(found) else ""}
+
+
+def _is_own(family: int, kind: int, where: tuple[object, ...]) -> bool:
+    """Whether an address is one of this host's, which alone a socket can have."""
+    with socket.socket(family, kind) as trial:
+        try:
+            trial.bind(where)
+        except OSError as error:
+            return error.errno != errno.EADDRNOTAVAIL
+    return True
 
 
 def interfaces() -> object:
-    """Names of network interfaces and of RDMA devices."""
+    """Names of network interfaces and of RDMA devices, and whether the loopback interface is up."""
     rdma = Path("/sys/class/infiniband")
     return {
+        "loopback": _is_up("lo"),
         "network": sorted(name for _, name in socket.if_nameindex()),
         "rdma": sorted(os.listdir(rdma)) if rdma.is_dir() else [],  # noqa: PTH208 - only the names
     }
+
+
+def _is_up(interface: str) -> bool:
+    """Whether a network interface is up: SIOCGIFFLAGS and IFF_UP of netdevice(7)."""
+    get_flags, up = 0x8913, 1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        answer = fcntl.ioctl(any_socket, get_flags, struct.pack("16s16x", interface.encode()))
+    return bool(struct.unpack("16xh14x", answer)[0] & up)
 
 
 def parameters() -> object:

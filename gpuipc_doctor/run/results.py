@@ -83,7 +83,7 @@ class Entry:
                 devices=tuple(device.label for device in planned.probe.devices),
                 probe=planned.probe.name,
                 elapsed_s=outcome.elapsed_s if outcome else 0.0,
-                roles=_blamed_first(outcome) if outcome else (),
+                roles=blamed_first(outcome) if outcome else (),
                 logs=self.logs,
                 repetition=planned.repetition,
                 stopped=self.stopped,
@@ -208,7 +208,7 @@ class ResultLog:
         return order, planned.probe.subject, planned.probe.name, planned.repetition
 
 
-def _blamed_first(outcome: ProbeOutcome) -> tuple[RoleOutcome, ...]:
+def blamed_first(outcome: ProbeOutcome) -> tuple[RoleOutcome, ...]:
     return tuple(sorted(outcome.roles.values(), key=lambda role: role.role != outcome.blamed))
 
 

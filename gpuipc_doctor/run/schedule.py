@@ -27,6 +27,7 @@ from gpuipc_doctor.run.tours import (
     separated,
 )
 from gpuipc_doctor.supervise.assignment import StartSignal
+from gpuipc_doctor.supervise.launched_tour import NotTogether
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.start import imports
 from gpuipc_doctor.supervise.tree import interruptible
@@ -137,8 +138,8 @@ class Schedule:
                     else:
                         self.watcher.finished(_key(ended))
                         waiting[:0] = self._settle(ended, _result_of(future), take)
-                if self.tours.isolate:
-                    waiting = [each for item in waiting for each in separated(item)]
+                if self.tours.isolate or self.tours.ranks_apart:
+                    waiting = [each for item in waiting for each in self.tours.separate(item)]
 
     def _fit(self, item: Item, until: float, take: Take) -> tuple[Item | None, list[Item]]:
         """The part of an item that may run now, and what follows from the probes that may not."""
@@ -191,8 +192,14 @@ class Schedule:
 
     def _after_visit(self, tour: RunningTour, future: Future[ProbeOutcome | None], take: Take) -> list[Item]:
         """Handle the outcome of a tour's visit; returns what is to run next."""
-        planned, ended = tour.visit, _result_of(future)
+        planned = tour.visit
         self.watcher.finished(_key(planned))
+        if isinstance(apart := future.exception(), NotTogether):
+            tour.made = len(tour.outcomes)
+            return [*self.tours.start_apart(tour.planned, apart.outcome)]
+        ended = _result_of(future)
+        if not tour.made and isinstance(ended, ProbeOutcome):
+            self.tours.note_start(tour.planned)
         tour.made += 1
         if ended is None or isinstance(ended, NotRun):
             rest, tour.made = (planned, *tour.rest), len(tour.outcomes)

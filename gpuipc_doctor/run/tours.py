@@ -103,6 +103,12 @@ class Tours:
     """By number of the planned probe."""
     believed: set[tuple[str, str]] = field(default_factory=set)
     """(Check, key) of SKIPs that a probe also gave alone."""
+    apart: list[tuple[ProbeOutcome, Finding]] = field(default_factory=list)
+    """Launches whose ranks did not all start, and what that means. If one failed twice, the pairs of all
+    launches have launches of their own."""
+    ranks_apart: bool = False
+    _again: dict[str, ProbeOutcome] = field(default_factory=dict)
+    """Check → how its launch failed that is being repeated."""
     _failures: Counter[object] = field(default_factory=Counter)
 
     def plan(self, probes: Sequence[PlannedProbe], jobs: int) -> list[PlannedProbe | PlannedTour]:
@@ -117,6 +123,11 @@ class Tours:
             for share in _way_to_share(group)(group, min(jobs, self.most), self.seed)
         ]
 
+    def separate(self, item: PlannedProbe | PlannedTour) -> tuple[PlannedProbe | PlannedTour, ...]:
+        """The item's probes, if they must run alone now."""
+        alone = self.isolate or (self.ranks_apart and item.probe.launch is not None)
+        return separated(item) if alone else (item,)
+
     def count_failure(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
         """Note that a visit did not pass."""
         role = outcome.roles.get(outcome.blamed or "")
@@ -124,6 +135,25 @@ class Tours:
         self._failures[kind] += 1
         worn_out = self._failures.total() >= FAILURES or self._failures[kind] >= LIKE_FAILURES
         self.isolate = self.isolate or worn_out
+
+    def start_apart(self, tour: PlannedTour, outcome: ProbeOutcome) -> tuple[PlannedProbe | PlannedTour, ...]:
+        """Handle a launch whose ranks did not all start; returns what is to run instead.
+
+        If MPI failed, the launch is repeated once.
+        """
+        again = self._again.pop(tour.check.id, None)
+        if again is None and conclusions.is_of_mpi(outcome):
+            self._again[tour.check.id] = outcome
+            return (tour,)
+        found = conclusions.of_apart(outcome, twice=again is not None)
+        self.apart.append((outcome, found))
+        self.ranks_apart = True
+        return tour.visits
+
+    def note_start(self, tour: PlannedTour) -> None:
+        """Note that the ranks of a launch started, perhaps only when it was repeated."""
+        if first := self._again.pop(tour.check.id, None):
+            self.apart.append((first, conclusions.of_apart(first, once=True)))
 
     def passes(self, planned: PlannedProbe, outcome: ProbeOutcome) -> bool:
         """Whether an outcome counts: it passes, or is a SKIP for a reason that holds also alone."""

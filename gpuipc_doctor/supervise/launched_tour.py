@@ -23,8 +23,13 @@ BEGIN, END = "come_together", "part"
 """Role functions of all ranks, before the first visit and after the last one."""
 
 
-class NotTogether(OSError):
-    """The launcher could not start so many ranks, or they could not initialise MPI together."""
+class NotTogether(Exception):
+    """The launcher could not start so many ranks, or they could not initialise MPI together: ``outcome`` says
+    what happened."""
+
+    def __init__(self, outcome: ProbeOutcome) -> None:
+        super().__init__("the ranks did not start together")
+        self.outcome = outcome
 
 
 @dataclass
@@ -47,7 +52,8 @@ class LaunchedTour(Tour):
             if not self._is_left:
                 if self._stopped:
                     return self._told_of(visits[0])
-                raise NotTogether("the ranks did not start together")
+                self._end_tree()
+                raise NotTogether(self._conclude())
             for number, visit in enumerate(visits):
                 self._make(visit, until, stop)
                 if not self._is_left:

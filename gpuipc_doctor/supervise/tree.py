@@ -260,8 +260,10 @@ def prioritised() -> Iterator[None]:
 
 @contextmanager
 def interruptible(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Make Ctrl-C, SIGTERM and a lost terminal only call ``interrupt``."""
-    before = {number: signal.signal(number, lambda *_: interrupt()) for number in INTERRUPTS}
+    """Make Ctrl-C, SIGTERM and a lost terminal only call ``interrupt``. An ignored signal stays ignored, as
+    nohup(1) requests."""
+    heard = [number for number in INTERRUPTS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda *_: interrupt()) for number in heard}
     try:
         yield
     finally:

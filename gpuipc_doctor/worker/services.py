@@ -313,6 +313,7 @@ class Worker:
             "devices": [device_to_json(device) for device in opened.devices()],
             "on_bus": opened.driver.absence.on_bus(),
             "hiding": opened.driver.absence.hiding(),
+            "mistakes": opened.driver.absence.mistakes(),
             "facts": [[fact.name, fact.value, fact.source] for fact in opened.versions()],
         }
 

@@ -120,6 +120,15 @@ def test_a_gpu_that_a_variable_hides_is_a_skip_that_names_it() -> None:
     )
 
 
+def test_mistake_in_the_variable_is_named_with_the_hidden_gpu() -> None:
+    seen = {"devices": TWO_H200[:1], "on_bus": 2, "hiding": ["CUDA_VISIBLE_DEVICES=0,7"], "facts": []}
+    mistakes = ["CUDA_VISIBLE_DEVICES lists 7, but this node's GPUs are 0 to 1"]
+    *_, hidden = conclude(
+        "driver-init", {"driver": {**seen, "mistakes": mistakes}}, (), "cuda", backend="cuda", required=False
+    )
+    assert sentences.summary(hidden).endswith(f"CUDA_VISIBLE_DEVICES=0,7 hides them; {mistakes[0]}")
+
+
 @pytest.mark.parametrize(
     ("broken", "required", "status"),
     [

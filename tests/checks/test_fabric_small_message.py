@@ -194,6 +194,14 @@ def test_rerun_leaves_out_the_message_that_hung() -> None:
     assert probe.params["failed"] == [{"route": "tcp", "size": 16, "ended": "hung", "said": "client"}]
 
 
+def test_run_of_all_sizes_that_hung_is_tried_one_by_one() -> None:
+    role = RoleOutcome("client", Ending.HUNG, records={"message": ["host", "all sizes"]})
+    params = {"program": "/usr/bin/ucx_perftest", "sizes": SIZES, "failed": [], "at_once": True, "env": {}}
+    outcome = ProbeOutcome("UCX", (), params, {"client": role}, "client", 1.0)
+    [probe] = check("fabric-small-message").again(outcome)
+    assert (probe.name, probe.params["at_once"], probe.params["failed"]) == ("UCX, one by one", False, [])
+
+
 def test_other_failures_are_not_rerun() -> None:
     role = RoleOutcome("client", Ending.EXCEPTION)
     outcome = ProbeOutcome("libfabric", (), {"failed": []}, {"client": role}, "client", 1.0)

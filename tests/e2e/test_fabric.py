@@ -223,6 +223,29 @@ def test_messages_from_device_memory_show_the_simulated_drivers_faults(tmp_path:
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("ucx")
+@pytest.mark.parametrize(
+    ("simulate", "status", "starts"),
+    [
+        ("fabric-healthy", Status.PASS, 1),
+        pytest.param("fabric-crash-256", Status.FAIL, 4, marks=pytest.mark.full),
+    ],
+)
+def test_all_sizes_are_one_run_and_one_by_one_if_that_fails(
+    tmp_path: Path, simulate: str, status: Status, starts: int
+) -> None:
+    command = ("fabric-small-message", "--simulate", simulate, "--backend", "cuda", "--device", "cuda:0")
+    report, _ = check(*command, "--config", with_sizes(tmp_path, [1, 16, 256]))
+    [host] = [each for each in report.results if each.probe == "UCX" and each.subject == "node"]
+    assert host.finding.status is status
+    assert {call.count for role in host.roles for call in role.calls if call.operation == "ucx_perftest"} == {
+        starts
+    }
+    if status is Status.FAIL:
+        assert "host: 256 B" in " ".join(sentences.evidence(host.finding))
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("ucx")
 def test_ucx_uses_the_stated_fabric(tmp_path: Path) -> None:
     _, _, evidence = stated("tcp", "fabric-healthy", tmp_path)["fabric-small-message UCX"]
     assert "UCX_TLS=tcp,sm,self, for " in evidence

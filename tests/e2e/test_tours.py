@@ -124,6 +124,23 @@ def test_prolog_with_a_budget_shorter_than_one_initialisation_knows_nothing(tmp_
     assert (exit_code, "ERROR" in line) == (11, True), line
 
 
+def test_two_of_eight_named_devices_that_do_not_exist_are_one_line(doctor: Command) -> None:
+    named = [word for number in (0, 1, 2, 3, 4, 5, 8, 9) for word in ("--device", f"cuda:{number}")]
+    ran = doctor("check", "ipc-stale", "--simulate", "eight-gpus", *named)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "no device 'cuda:8, cuda:9'; there are cuda:0, " in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+
+
+def test_check_with_a_budget_shorter_than_one_initialisation_says_that_nothing_was_tested(
+    doctor: Command,
+) -> None:
+    ran = doctor("check", "ipc-stale", "--simulate", "eight-gpus", "--budget", "0.3")
+    assert ran.returncode == 3, ran.stdout
+    assert "driver-init: time budget exhausted" in ran.stdout
+    assert "NOTHING WAS TESTED" in ran.stdout
+
+
 @pytest.mark.parametrize(
     ("count", "processes"),
     [(8, 4), *(pytest.param(*few, marks=pytest.mark.full) for few in ((1, 2), (2, 4), (4, 4)))],

@@ -119,6 +119,7 @@ def test_advice_on_a_node_that_is_not_simulated_is_about_its_own_gpus() -> None:
     assert [word for word in ("simulated", "cuda", "nvidia") if word in said] == []
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
 @pytest.mark.kfd
 def test_buffers_of_two_gpus_are_distinguished(tmp_path: Path) -> None:

@@ -311,7 +311,7 @@ def test_limits_of_qos_and_account_cost_no_answer(
     """Blocks become smaller if the size of jobs is limited, and wait if the number of jobs is limited."""
     accounted.limit(of, *limits)
     nodes = Nodes(accounted, "sleep 1")
-    ended = nodes.check("--partition", "test", "--block", "3", "--patience", "10")
+    ended = nodes.check("--partition", "test", "--block", "3", "--patience", "90")
     assert ended.returncode == 0, ended
     assert sorted(Counter(step for step, _ in nodes.steps()).values()) == sizes, nodes.steps()
 

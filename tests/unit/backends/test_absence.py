@@ -19,6 +19,7 @@ from gpuipc_doctor.backends.hip import AMD
 from gpuipc_doctor.model import DriverFault
 from gpuipc_doctor.node_files import Tree
 
+BUS = "sys/bus/pci/devices/0000:65:00.0"
 VENDORS = {"cuda": NVIDIA, "hip": AMD}
 BINDING = {"cuda": "cuda.bindings", "hip": "hip"}
 MODULE_FILES = {"cuda": ("proc/driver/nvidia/version",), "hip": ("sys/module/amdgpu/version", "dev/kfd")}
@@ -311,3 +312,151 @@ def test_hip_variable_that_counts_what_the_other_leaves(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     unavailable = absence("hip", tree(tmp_path, *MODULE_FILES["hip"])).initialising_failed(no_device("hip"))
     assert "counts, from 0, only the GPUs that ROCR_VISIBLE_DEVICES leaves" in unavailable.remedy
+
+
+LOADED = "proc/driver/nvidia/version"
+LOCKED = "none [integrity] confidentiality\n"
+
+OF_CODES: dict[str, tuple[str, int, dict[str, str], str, str]] = {
+    "nouveau": (
+        "cuda",
+        100,
+        {f"{BUS}/uevent": "DRIVER=nouveau\n"},
+        "nouveau is bound to",
+        "blacklist nouveau",
+    ),
+    "nvidia drives it": ("cuda", 999, {f"{BUS}/uevent": "DRIVER=nvidia\n"}, "(999)", "dmesg"),
+    "lockdown": (
+        "cuda",
+        100,
+        {
+            "sys/kernel/security/lockdown": LOCKED,
+            "proc/sys/kernel/osrelease": "6.8\n",
+            "lib/modules/6.8/modules.dep": "updates/nvidia.ko: x\n",
+        },
+        "refuses unsigned modules",
+        "Secure Boot",
+    ),
+    "overcommit": ("cuda", 2, {"proc/sys/vm/overcommit_memory": "2\n"}, "overcommit", "overcommit_memory=0"),
+    "overcommit allowed": ("cuda", 2, {"proc/sys/vm/overcommit_memory": "1\n"}, "(2)", "dmesg"),
+    "overcommit of hip": ("hip", 2, {"proc/sys/vm/overcommit_memory": "2\n"}, "overcommit", "overcommit"),
+    "no control file": ("cuda", 100, {LOADED: "", "dev/null": ""}, "/dev/nvidiactl does not exist", "--gpus"),
+    "no gpu file": (
+        "cuda",
+        100,
+        {LOADED: "", "dev/null": "", "dev/nvidiactl": ""},
+        "/dev/nvidia0 does not exist",
+        "--gpus",
+    ),
+    "no kfd": (
+        "hip",
+        100,
+        {"sys/module/amdgpu/version": "", "dev/null": ""},
+        "/dev/kfd does",
+        "--device",
+    ),
+    "no render node": (
+        "hip",
+        100,
+        {"sys/module/amdgpu/version": "", "dev/null": "", "dev/kfd": ""},
+        "/dev/dri/renderD128 does not exist",
+        "--device=/dev/dri",
+    ),
+    "hip unknown, no kfd": (
+        "hip",
+        999,
+        {"sys/module/amdgpu/version": "", "dev/null": "", "dev/dri/renderD128": ""},
+        "/dev/kfd does not exist",
+        "--device=/dev/kfd",
+    ),
+    "hip unknown": ("hip", 999, {}, "(999)", "dmesg"),
+}
+
+
+@pytest.mark.parametrize(("backend", "code", "files", "reason", "remedy"), OF_CODES.values(), ids=OF_CODES)
+def test_code_is_explained_by_the_nodes_files(
+    tmp_path: Path, backend: str, code: int, files: dict[str, str], reason: str, remedy: str
+) -> None:
+    for name, text in {f"{BUS}/vendor": VENDORS[backend].pci_vendor, f"{BUS}/class": "0x030200"}.items():
+        tree(tmp_path, name, text=text)
+    for name, text in files.items():
+        tree(tmp_path, name, text=text)
+    unavailable = absence(backend, tmp_path).initialising_failed(fault(code))
+    assert reason in unavailable.reason
+    assert remedy in unavailable.remedy
+
+
+NO_FILE = "libcuda.so.1: cannot open shared object file: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("said", "environ", "remedy"),
+    [
+        ("/usr/lib/libcuda.so.1: file too short", {}, "remove it"),
+        ("libcuda.so.1: wrong ELF class: ELFCLASS32", {}, "LD_LIBRARY_PATH"),
+        ("/x/libcuda.so.1: invalid ELF header", {}, "LD_LIBRARY_PATH"),
+        ("/lib/libc.so.6: version `GLIBC_2.34' not found (required by /x/libcuda.so.1)", {}, "GLIBC_2.34"),
+        (
+            "libnvidia-gone.so.1: cannot open shared object file: No such file",
+            {},
+            "package that has libnvidia-g",
+        ),
+        (NO_FILE, {}, "install the NVIDIA driver"),
+        (NO_FILE, {"NVIDIA_VISIBLE_DEVICES": "void"}, "NVIDIA_VISIBLE_DEVICES=all"),
+        (NO_FILE, {"NVIDIA_DRIVER_CAPABILITIES": "graphics,utility"}, "compute,utility"),
+        (
+            NO_FILE,
+            {"NVIDIA_DRIVER_CAPABILITIES": "all", "NVIDIA_VISIBLE_DEVICES": "all"},
+            "install the NVIDIA",
+        ),
+    ],
+)
+def test_library_that_cannot_be_loaded_is_told_from_one_that_is_missing(
+    said: str, environ: dict[str, str], remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert remedy in absence("cuda", tmp_path).library_missing(OSError(said)).remedy
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("0,0", "lists 0 twice"),
+        ("0,7", "lists 7, but this node's GPUs are 0 to 1"),
+        ("gpu0", "has 'gpu0', which is neither a number nor a uuid"),
+        ("0, ,1", "has '', which is neither a number nor a uuid"),
+        ("GPU-dead", "lists a uuid that no GPU of this node has: GPU-dead"),
+        ("GPU-8c10", ""),
+        ("1,0", ""),
+        ("-1", ""),
+        ("MIG-8c101111-0000-0000-0000-000000000000", ""),
+    ],
+)
+def test_mistake_in_a_list_of_gpus_is_named(
+    tmp_path: Path, value: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    for number in (0, 1):
+        device = f"sys/bus/pci/devices/0000:6{number}:00.0"
+        tree(tmp_path, f"{device}/vendor", text="0x10de")
+        tree(tmp_path, f"{device}/class", text="0x030200")
+        uuid = f"GPU UUID: \t GPU-8C10111{number}-0000-0000-0000-000000000000\n"
+        tree(tmp_path, f"proc/driver/nvidia/gpus/{number}/information", text=uuid)
+    here = absence("cuda", tmp_path)
+    assert here.mistakes() == ([f"CUDA_VISIBLE_DEVICES {words}"] if words else [])
+    assert words in here.initialising_failed(no_device("cuda")).reason
+
+
+@pytest.mark.parametrize("enforces", ["", "1"])
+def test_denied_device_files_of_a_container(
+    tmp_path: Path, enforces: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tree(tmp_path, *MODULE_FILES["cuda"], "dev/nvidiactl", "dev/nvidia-uvm", "run/.containerenv")
+    tree(root, "sys/fs/selinux/enforce", text=enforces)
+    deny(monkeypatch, root, "dev/nvidiactl")
+    remedy = absence("cuda", root).initialising_failed(fault(999)).remedy
+    assert "start the container again" in remedy
+    assert ("SELinux" in remedy) is bool(enforces)

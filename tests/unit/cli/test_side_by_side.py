@@ -41,6 +41,17 @@ def interrupted(directory: str) -> str | None:
     return None
 
 
+def test_signal_that_nohup_made_ignored_interrupts_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    told = list[int]()
+    try:
+        with interruptible(lambda: told.append(1)):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert told == []
+
+
 def test_signal_ends_running_tasks_and_starts_no_more(tmp_path: Path) -> None:
     with side_by_side(interrupted, [str(tmp_path)] * 8, 2) as outcomes:
         assert list(outcomes) == [None] * 8

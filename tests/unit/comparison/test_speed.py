@@ -69,8 +69,10 @@ def found(before: list[Result], after: list[Result]) -> set[tuple[str, SpeedVerd
     "kind",
     [
         "much",
-        "now and then a lot",
-        *(pytest.param(kind, marks=pytest.mark.full) for kind in ("little", "two speeds")),
+        *(
+            pytest.param(kind, marks=pytest.mark.full)
+            for kind in ("little", "now and then a lot", "two speeds")
+        ),
     ],
 )
 def test_equal_runs_have_no_false_alarms(kind: str) -> None:

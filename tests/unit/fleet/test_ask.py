@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.fleet import summary
-from gpuipc_doctor.fleet.ask import NOT_ASKED, LaunchOptions, Shipped, Target, Via, ask
+from gpuipc_doctor.fleet.ask import NOT_ASKED, LaunchOptions, Shipped, Target, Via, ask, run_interruptibly
 from gpuipc_doctor.fleet.directory import SUMMARY
 from gpuipc_doctor.fleet.summary import NodeReport, State
+from gpuipc_doctor.supervise import tree
 from tests.sample_fleets import HEALTHY, named
 from tests.waiting import LIMIT_S, until
 
@@ -92,11 +95,10 @@ def _doctor(node: Path, script: str, waits: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=node, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_interrupted_run_shows_its_results_and_how_to_resume(node: Path, number: int) -> None:
+def test_interrupted_run_shows_its_results_and_how_to_resume(node: Path) -> None:
     with _doctor(node, "[ $1 = n1 ] || exec sleep 4711; exec cat answer") as running:
         until("n1 has answered", (node / f"out/n1{SUMMARY}").exists)
-        running.send_signal(number)
+        running.send_signal(signal.SIGTERM)
         shown, said = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 130
     assert "no report from n[2-3]" in shown
@@ -124,6 +126,58 @@ def test_interrupt_without_an_answer_leaves_no_torn_file_and_says_how_to_resume(
     assert (running.returncode, "no report from n" in shown) == (130, True), (shown, said)
     assert said.endswith("gpuipc-doctor fleet check --resume --via ssh -w 'n[1-3]' --into out\n")
     assert [path.name for path in (node / "out").glob(".*")] in ([], [".lock"])
+
+
+def test_task_that_outlasts_its_cancelling_delays_an_interrupt_only_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gpuipc_doctor.fleet.ask.CANCELLING_S", 0.1)
+
+    async def swallow() -> None:
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(4711)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_interruptibly(swallow())
+
+
+def test_failure_of_a_task_is_raised_and_ends_the_others() -> None:
+    ended = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(4711)
+        finally:
+            ended.append("the other")
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise OSError("no more processes")
+
+    async def both() -> None:
+        await asyncio.gather(wait(), fail())
+
+    with pytest.raises(OSError, match="no more processes"):
+        run_interruptibly(both())
+    assert ended == ["the other"]
+
+
+def test_interrupt_kills_a_command_that_ignores_its_end(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command holds a pipe, whose end shows that it was killed."""
+    monkeypatch.setattr("gpuipc_doctor.fleet.ask.GRACE_S", 0.1)
+    os.mkfifo(node / "alive")
+    monkeypatch.setattr(tree, "carry_priority", lambda pid: (node / "known").touch())
+    begins = f"trap '' TERM; exec 9> {node}/alive; until [ -e {node}/known ]; do sleep 0.01; done"
+    ignores = f"{begins}; kill -INT {os.getpid()}; while :; do sleep 0.1; done"
+    (node / "ssh").write_text(f"#!/bin/sh\n{ignores}\n")
+    alive = os.open(node / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(KeyboardInterrupt):
+        ask([Target.of_node("n1")], LaunchOptions(Via.SSH, ("true",)), Recorder())
+    os.set_blocking(alive, True)
+    assert os.read(alive, 1) == b""
+    os.close(alive)
 
 
 def test_interrupt_during_the_table_says_how_to_print_it(node: Path) -> None:

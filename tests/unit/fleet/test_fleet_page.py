@@ -43,11 +43,17 @@ def written(directory: Path, name: str, reports: list[NodeReport]) -> Path:
 @pytest.mark.parametrize(
     ("failing", "silent", "differing"),
     [
-        (0, 0, False),
-        (200, 300, False),
-        (10_000, 0, False),
         (10_000, 0, True),
-        *(pytest.param(*other, True, marks=pytest.mark.full) for other in ((0, 10_000), (5_000, 5_000))),
+        *(
+            pytest.param(*other, marks=pytest.mark.full)
+            for other in (
+                (0, 0, False),
+                (200, 300, False),
+                (10_000, 0, False),
+                (0, 10_000, True),
+                (5_000, 5_000, True),
+            )
+        ),
     ],
 )
 def test_page_of_ten_thousand_nodes_is_small_in_any_state(failing: int, silent: int, differing: bool) -> None:

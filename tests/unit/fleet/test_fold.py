@@ -63,8 +63,7 @@ def test_bad_different_and_silent_nodes() -> None:
     assert known_bad == {"460.32.03": ("nvidia-ipc-reopen",)}
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-@pytest.mark.parametrize("checks", [1, 30])
+@pytest.mark.parametrize(("width", "checks"), [(60, 30), (80, 1), (120, 1)])
 def test_screen_has_at_most_60_lines(width: int, checks: int) -> None:
     """Each node has its own findings, facts and group, in long sentences; each silent one its own reason."""
     words = "word " * 80

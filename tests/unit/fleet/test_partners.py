@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from gpuipc_doctor.fleet.crossings import Topology
 from gpuipc_doctor.fleet.pair_runs import Outcome, Pair, Run
 from gpuipc_doctor.fleet.partners import MAX_ROUNDS, Blame, blame, next_round
-from gpuipc_doctor.fleet.switches import Topology
 
 Fault = Callable[[Pair, int], Outcome]
 """The answer of a pair in its first, second … run."""
@@ -145,10 +145,11 @@ def test_other_pairs_are_tried_if_each_first_pair_has_a_bad_node() -> None:
     assert not set(found.unclear) - bad
 
 
-def test_ten_thousand_nodes() -> None:
-    nodes = fleet(10_000)
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_bad_nodes_and_pairs_are_found_in_few_runs(count: int) -> None:
+    nodes = fleet(count)
     chaos = random.Random(0)
-    bad = set(chaos.sample(nodes, 200))
+    bad = set(chaos.sample(nodes, count // 50))
     healthy = [node for node in nodes if node not in bad]
     links = {frozenset((one, other)) for one, other in zip(nodes[::2], nodes[1::2], strict=True)}
     pairs = {link for link in links if link <= set(healthy) and chaos.random() < 0.01}
@@ -274,8 +275,8 @@ def test_leaf_of_bad_nodes_may_count_as_cut_off(leaves: int, size: int, seed: in
 
 
 def test_without_across_a_cut_switch_is_found_or_listed_as_untested() -> None:
-    """In 100 random fleets, each cut-off switch is either found or listed as untested."""
-    for seed in range(100):
+    """In 40 random fleets, each cut-off switch is either found or listed as untested."""
+    for seed in range(40):
         chaos = random.Random(seed)
         leaves, size = chaos.randint(4, 24), chaos.randint(3, 32)
         nodes = fleet(leaves * size)
@@ -323,7 +324,7 @@ def test_bad_nodes_are_not_blamed_on_switches(leaves: int, size: int, seed: int,
     assert (set(found.nodes), found.cut, found.links) == (bad & set(found.nodes), (), ())
 
 
-@pytest.mark.parametrize("everybody", [False, True])
+@pytest.mark.parametrize("everybody", [pytest.param(False, marks=pytest.mark.full), True])
 def test_node_that_fails_one_run_in_twenty_is_not_bad(everybody: bool) -> None:
     """At most three wrong blames in 300 fleets; there were 31."""
     wrong = 0

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpuipc_doctor.cli.main import cli
-from gpuipc_doctor.job import selection
+from gpuipc_doctor.job import rights, selection
 from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs, select
 from tests.waiting import until
 
@@ -45,6 +45,12 @@ def launched(place: Path, job: str, **environment: str) -> Iterator[tuple[int, s
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(launcher.pid, signal.SIGKILL)
+
+
+@pytest.fixture(autouse=True)
+def own_pids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the pid namespace of the tests for the node's own, also in a container."""
+    monkeypatch.setattr(rights, "_FIRST_PIDS", str(Path("/proc/self/ns/pid").readlink()))
 
 
 def test_job_is_all_processes_of_its_launcher_given_any_pid(tmp_path: Path) -> None:
@@ -202,3 +208,56 @@ def test_process_that_changes_its_user_while_it_is_read_is_not_counted(
     monkeypatch.setattr(selection, "_user", lambda pid: next(users))
     with carrying("990015", 4711) as pid:
         assert not selection._names_job(pid, "990015")
+
+
+HIDDEN = """
+import os, sys
+from gpuipc_doctor.job import selection
+os.setgroups([])
+os.setresgid(64123, 64123, 64123)
+os.setresuid(64123, 64123, 64123)
+try:
+    selection.select(selection.Request(**eval(sys.argv[1])))
+except selection.NoSuchJob as reason:
+    print(reason)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount /proc and to become another user")
+@pytest.mark.parametrize(
+    ("prelude", "wanted", "says"),
+    [
+        (
+            "mount -t proc -o hidepid=2 proc /proc",
+            "user='nobody'",
+            "hidepid=invisible, which hides other users",
+        ),
+        (
+            "mount -t proc -o hidepid=1 proc /proc",
+            "slurm='990042'",
+            "hidepid=noaccess, which hides other users",
+        ),
+        (
+            "mount -t proc -o hidepid=2 proc /proc",
+            "pids=(1,)",
+            "no process 1 in this pid namespace; /proc is",
+        ),
+        (":", "user='root'", "processes of other users cannot be read; run this as root"),
+        ("PID", "slurm='990042'", "a pid namespace of its own (a container), which hides the node's"),
+    ],
+)
+def test_hidden_job_is_not_called_absent(prelude: str, wanted: str, says: str) -> None:
+    unshare = ["unshare", "--mount", "--propagation", "private"]
+    if prelude == "PID":
+        unshare, prelude = [*unshare, "--pid", "--fork", "--mount-proc"], ":"
+    program = HIDDEN.replace("eval(sys.argv[1])", f"dict({wanted})")
+    ended = subprocess.run(
+        [*unshare, "sh", "-c", f'{prelude} && exec "$@"', "sh", sys.executable, "-c", program],
+        capture_output=True, text=True, cwd=Path(__file__).parents[3], check=False,
+    )  # fmt: skip
+    assert says in ended.stdout, ended.stderr
+
+
+def test_job_that_does_not_exist_is_absent() -> None:
+    with pytest.raises(NoSuchJob, match=r"^no process of Slurm job 990043 on this node$"):
+        select(Request(slurm="990043"))

@@ -124,8 +124,12 @@ def seen(*results: Result, signature: Signature = GROWTH) -> Join:
 @pytest.mark.parametrize(
     ("finding", "signature", "relation"),
     [
-        (KEPT, GROWTH, Relation.CONFIRMED),
-        (GROWS, GROWTH, Relation.CONFIRMED),
+        (KEPT, GROWTH, Relation.UNKNOWN),  # other faults grow, too
+        (GROWS, GROWTH, Relation.UNKNOWN),
+        (GROWS, replace(GROWTH, confidence=Confidence.HIGH), Relation.CONFIRMED),
+        (replace(GROWS, evidence=(tried({"A": "1"}, Trial.HELPS),)), GROWTH, Relation.CONFIRMED),
+        (replace(GROWS, evidence=(tried({"A": "1"}, Trial.UNKNOWN),)), GROWTH, Relation.UNKNOWN),
+        (replace(GROWS, evidence=(tried({"A": "1"}, Trial.DOES_NOT_HELP),)), GROWTH, Relation.LATENT),
         (KEPT, Signature(("freed buffers are kept",), Confidence.MEDIUM), Relation.LATENT),
         (Finding.ok("levels-off", "16 freed buffers are kept on paper"), GROWTH, Relation.LATENT),
     ],
@@ -134,6 +138,14 @@ def test_warning_with_the_signature_shows_the_issue(
     finding: Finding, signature: Signature, relation: Relation
 ) -> None:
     assert seen(Result("mpi-cache-growth", finding), signature=signature).relation is relation
+
+
+@pytest.mark.parametrize(
+    ("evidence", "compared"),
+    [((), "no text or call"), ((tried({"A": "1"}, Trial.HELPS),), "workaround helps")],
+)
+def test_growth_alone_says_what_was_compared(evidence: tuple[Evidence, ...], compared: str) -> None:
+    assert compared in seen(Result("mpi-cache-growth", replace(GROWS, evidence=evidence))).reason
 
 
 def test_warning_shows_no_issue_without_a_signature() -> None:

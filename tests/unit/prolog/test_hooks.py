@@ -137,7 +137,7 @@ def nhc(check: str) -> subprocess.CompletedProcess[str]:
 )
 def test_nhc_check_calls_the_functions_of_nhc(config: Path, profile: str, python: str, said: str) -> None:
     policy = "on_fail: drain, on_error: log, on_budget: log, on_unkillable: log"
-    config.write_text(f"budget_s: {{prolog: 20}}\nprolog: {{{policy}, simulate: {profile}}}\n")
+    config.write_text(f"budget_s: {{prolog: 90}}\nprolog: {{{policy}, simulate: {profile}}}\n")
     ended = nhc(hooks("nhc", "--config", config).output.replace(sys.executable, python))
     assert ended.stdout.startswith(said), ended
     assert bool(ended.stdout) == bool(said)
@@ -166,7 +166,7 @@ def test_monitor_exits_0_healthy_1_drain_2_unknown(
 ) -> None:
     """node-problem-detector's custom plug-ins and NVSentinel's preflight checks use these codes."""
     policy = "on_fail: drain, on_error: log, on_budget: log, on_unkillable: log"
-    config.write_text(f"budget_s: {{prolog: 20}}\nprolog: {{{policy}, simulate: {profile}}}\n")
+    config.write_text(f"budget_s: {{prolog: 90}}\nprolog: {{{policy}, simulate: {profile}}}\n")
     script = hooks("monitor", "--config", config).output.replace(sys.executable, python)
     ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout.startswith(line)) == (code, True), ended

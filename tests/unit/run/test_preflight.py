@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ from gpuipc_doctor.run import preflight, preflight_sources
 from gpuipc_doctor.run.results import Entry, ResultLog
 
 MIB = 1 << 20
+NO_FILE = "[Errno 2] No such file or directory"
+SHM: dict[str, Json] = {"name": "/dev/shm", "free": 9000 * MIB, "inodes": 9, "is_read_only": False}
 ROOMY: dict[str, Json] = {
     "shared memory": {"name": "/dev/shm", "free": 9000 * MIB, "inodes": 1000, "is_mount": True},
     "temporary files": {"name": "/tmp", "free": 9000 * MIB, "inodes": None, "is_mount": False},
@@ -85,6 +88,20 @@ def explained(failed: Entry, seen: Mapping[str, Json], **environ: str) -> Findin
         ({}, {"OMPI_MCA_mpi_param_check": "false"}, "", "OMPI_MCA_mpi_param_check=false, which"),
         ({"parameters": [["/h/nccl.conf:2", "MPIR_CVAR_ERROR_CHECKING", "0"]]}, {}, "", "switches a safety"),
         ({"host name": {"name": "x7", "error": "unknown"}}, {}, "gethostbyname failed", "x7"),
+        ({"host name": {"name": "x7", "error": "", "elsewhere": "203.0.113.7"}}, {}, "No route", "203.0.113"),
+        ({"interfaces": {"loopback": False, "network": [], "rdma": []}}, {}, "", "loopback interface is"),
+        ({"shared memory": SHM | {"inodes": 0}}, {}, "", "/dev/shm has no inode"),
+        ({"shared memory": SHM | {"is_read_only": True}}, {}, "", "/dev/shm is mounted read-only"),
+        ({"shared memory": SHM | {"is_writable": False}}, {}, "", "/dev/shm cannot be written"),
+        ({"temporary files": SHM | {"name": "/t", "is_read_only": True}}, {}, "session dir", "/t is m"),
+        ({"temporary files": {"unreadable": "No such file: '/t'"}}, {}, "mkdir /tmp", "TMPDIR: No"),
+        ({"limits": {"data": 256 * MIB}}, {}, "", "limited to 256 MiB (ulimit -d)"),
+        ({"limits": {"file size": 1000}}, {}, "File too large", "1000 bytes of a file (ulimit -f)"),
+        ({"limits": {"processor time": 60}}, {}, "CPU time limit exceeded", "60 seconds of pro"),
+        ({}, {"FI_PROVIDER": "efa"}, "OFI call getinfo failed", "FI_PROVIDER=efa (environment) chooses"),
+        ({}, {"UCX_TLS": "rc_verb"}, "no usable transports/devices", "UCX_TLS=rc_verb (environment) chooses"),
+        ({}, {"I_MPI_FABRICS": "ofi"}, "OFI fabric is unreachable", "I_MPI_FABRICS=ofi (environment)"),
+        ({}, {"OMPI_MCA_btl": "self"}, "pair of MPI processes are unable to reach", "OMPI_MCA_btl=self"),
         ({}, {"NCCL_SOCKET_IFNAME": "bond0"}, "", "NCCL_SOCKET_IFNAME=bond0 names no interface"),
         ({}, {"NCCL_SOCKET_IFNAME": "=eth"}, "", "NCCL_SOCKET_IFNAME==eth names no interface"),
         ({}, {"UCX_NET_DEVICES": "mlx5_4:1"}, "", "UCX_NET_DEVICES=mlx5_4:1"),
@@ -114,6 +131,13 @@ def test_cause_stands_before_the_call(
     [
         ({}, {}, ""),
         ({"limits": {"locked memory": 65536}}, {}, "segmentation fault"),
+        ({"limits": {"file size": 1000, "processor time": 60}}, {}, "segmentation fault"),
+        ({"host name": {"name": "n1", "error": "", "elsewhere": ""}}, {}, "No route to host"),
+        ({"host name": {"name": "n1", "error": "", "elsewhere": "203.0.113.7"}}, {}, "segmentation fault"),
+        ({"temporary files": SHM | {"is_read_only": True}}, {}, "segmentation fault"),
+        ({"interfaces": {"loopback": True, "network": ["lo"], "rdma": []}}, {}, ""),
+        ({"shared memory": SHM, "temporary files": SHM | {"is_writable": True}}, {}, ""),
+        ({}, {"FI_PROVIDER": "tcp", "NCCL_NET": "Socket", "OMPI_MCA_btl": ""}, "segmentation fault"),
         ({"limits": {"processes": 90_000, "open files": 1024}}, {}, "segmentation fault"),
         ({"limits": {"address space": None, "locked memory": None}}, {}, "ibv_reg_mr failed"),
         ({"host name": {"name": "x7", "error": "Name or service not known"}}, {}, "invalid device pointer"),
@@ -375,3 +399,31 @@ def test_file_of_parameters_is_read_as_far_as_it_is_one(tmp_path: Path, text: st
     ended = subprocess.run(command, env={"HOME": str(tmp_path)}, capture_output=True, check=True)
     (said,) = [json.loads(line) for line in ended.stdout.splitlines() if b"begins" not in line]
     assert [setting[1:] for setting in said["parameters"]] == [["pml", "ucxx"]]
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "--net", "true"], capture_output=True, check=False).returncode != 0,
+    reason="needs root and namespaces (unshare)",
+)
+@pytest.mark.parametrize(
+    ("prelude", "source", "key", "value"),
+    [
+        (":", "interfaces", "loopback", False),
+        ("mount -t tmpfs -o ro none /dev/shm", "shared memory", "is_read_only", True),
+        ("mount -t tmpfs -o nr_inodes=1 none /dev/shm", "shared memory", "inodes", 0),
+        ("export TMPDIR=/nowhere", "temporary files", "unreadable", f"{NO_FILE}: '/nowhere'"),
+        ("mount --bind hosts /etc/hosts", "host name", "elsewhere", "203.0.113.7"),
+        ("ulimit -d 500000", "limits", "data", 512_000_000),
+        ("ulimit -f 1000", "limits", "file size", 512_000),
+        ("ulimit -t 600", "limits", "processor time", 600),
+    ],
+)  # fmt: skip
+def test_source_says_what_is_so(prelude: str, source: str, key: str, value: Json, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(f"203.0.113.7 {socket.gethostname()}\n")
+    net = ["--net"] if source == "interfaces" else []
+    said = subprocess.run(
+        ["unshare", "--mount", *net, "--propagation", "private", "sh", "-c", f'{prelude} && exec "$@"', "sh",
+         sys.executable, "-I", "-S", preflight_sources.__file__, source],
+        capture_output=True, text=True, cwd=tmp_path, check=True,
+    ).stdout.splitlines()[-1]  # fmt: skip
+    assert json.loads(said)[source][key] == value

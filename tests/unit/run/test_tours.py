@@ -15,12 +15,14 @@ from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutco
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.model import CheckInfo, DriverFault, Ending, Fact, Launch, RoleOutcome, Status, Tier
+from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import check_files, conclusions
 from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule, _priority
 from gpuipc_doctor.run.tours import PlannedTour, Tours, can_share
+from gpuipc_doctor.supervise.launched_tour import NotTogether
 from tests.checks.judging import gpu
 from tests.unit.run.test_schedule import Still
 from tests.waiting import LIMIT_S
@@ -293,8 +295,6 @@ def run(
     schedule._quiet = Still()  # type: ignore[assignment]
 
     def take(item: PlannedProbe, ended: Ended | Doubt) -> list[PlannedProbe]:
-        from gpuipc_doctor.report import sentences
-
         assert item.probe.subject not in found, "one result for each probe"
         if isinstance(ended, NotRun):
             findings = [ended.finding]
@@ -434,3 +434,58 @@ def test_skip_is_repeated_alone_once_and_then_believed() -> None:
     schedule.run(probes, 1, lambda item, ended: taken.append(item.number) or [])  # type: ignore[func-returns-value]
     assert sorted(taken) == [item.number for item in probes]
     assert [len(group) for group in node.ran] == [8, 1]
+
+
+# -- ranks that do not start together ---------------------------------------------------------------------
+
+
+class NodeOfRanks(Node):
+    """A session whose launches of many ranks fail as often as ``fails`` says, in ``operation``."""
+
+    def __init__(self, probes: Sequence[PlannedProbe], fails: int, operation: str | None) -> None:
+        super().__init__(probes, lambda item, before: "right")
+        self._fails, self._operation = fails, operation
+
+    def tour(self, visits: Sequence[tuple[str, Path, Probe]], **more: Any) -> ProbeOutcome:
+        self._fails -= 1
+        if self._fails < 0:
+            return super().tour(visits, **more)
+        self.ran.append(["not together"])
+        ending = Ending.HUNG if self._operation else Ending.NOT_STARTED
+        ranks = {f"rank {n}": RoleOutcome(f"rank {n}", ending, operation=self._operation) for n in range(8)}
+        launch = Launch(("mpiexec",))
+        raise NotTogether(ProbeOutcome("", (), {}, ranks, "rank 2", 0.0, 1.0, "logs", launch=launch))
+
+
+@pytest.mark.parametrize(
+    ("fails", "operation", "launches", "status", "key"),
+    [
+        pytest.param(0, None, [10, 10], None, "", id="healthy"),
+        pytest.param(9, "MPI_Init_thread", [1, 1, *[1] * 20], Status.FAIL, "hung", id="hangs"),
+        pytest.param(1, "MPI_Init_thread", [1, 10, 10], Status.WARN, "not-together", id="hangs-once"),
+        pytest.param(9, None, [1, *[1] * 20], Status.WARN, "not-together", id="launcher-refuses"),
+        pytest.param(9, "cuCtxCreate", [1, *[1] * 20], Status.WARN, "not-together", id="bad-gpu"),
+    ],
+)
+def test_ranks_that_do_not_start_together_are_told_and_their_pairs_are_tested(
+    fails: int, operation: str | None, launches: list[int], status: Status | None, key: str
+) -> None:
+    """Two checks plan ten pairs each; what was learnt of the first launch holds for the second."""
+    roles = {"rank 0": role, "rank 1": role}
+    devices = [*((device,) for device in GPUS), *itertools.combinations(GPUS, 2)]
+    probes = [
+        planned(*each, check=check, roles=roles, launch=Launch(("mpiexec",)))
+        for check in (Reads(), Other())
+        for each in devices
+    ]
+    node: Any = NodeOfRanks(probes, fails, operation)
+    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
+    schedule._quiet = Still()  # type: ignore[assignment]
+    taken: list[int] = []
+    schedule.run(probes, 1, lambda item, ended: taken.append(item.number) or [])  # type: ignore[func-returns-value]
+    assert sorted(taken) == [item.number for item in probes]
+    assert [len(group) for group in node.ran] == launches
+    told = [finding for _, finding in schedule.tours.apart]
+    assert [(finding.status, finding.key) for finding in told] == ([(status, key)] if status else [])
+    if operation and status is not None:
+        assert operation in " ".join([sentences.summary(told[0]), *sentences.evidence(told[0])])
