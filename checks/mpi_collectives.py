@@ -10,15 +10,16 @@ After a crash or hang, fresh ranks try the other calls. In the `soak` tier all G
 and persistent and partitioned requests are started many times, two threads send at once, and the ranks idle
 before a call.
 
-What a library does not support by its own documentation is called last. If it fails, that is a SKIP:
+What a library does not support by documentation is tried last. If it fails, that is a SKIP:
 
-| library | calls | source |
+| library | calls or memory | source |
 |---|---|---|
 | Open MPI, built with CUDA | accumulate, get-accumulate, fetch-and-op, compare-and-swap; non-blocking collectives | docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/cuda.html; for 4.x the FAQ "runcuda" |
 | Open MPI over UCX | all one-sided operations and windows; non-blocking reductions | the same pages |
 | Open MPI or MPICH without CUDA, over UCX with CUDA | all collectives but broadcast, all one-sided operations: the library itself copies and adds as in host memory | open-mpi/ompi#9906, pmodels/mpich#3519 and #4832 |
 | MPICH 3.4 on AMD GPUs | reductions, one-sided operations | github.com/pmodels/mpich/wiki/GPU-Support-Matrix-(3.4.x) |
 | Intel MPI | derived types, which are not called | its own message: not implemented |
+| Intel MPI on NVIDIA GPUs | memory of pools and VMM: it shares memory by cuIpcGetMemHandle only | NVIDIA's CUDA driver API, cuIpcGetMemHandle |
 
 Options: ``ranks``, and ``sizes`` (a list of bytes) instead of the default ones.
 """  # noqa: E501  # rows of a table
@@ -47,8 +48,8 @@ from gpuipc_doctor.api import (
 from gpuipc_doctor.histories.mpi import group_calls as calls
 from gpuipc_doctor.histories.mpi import restarted_calls
 from gpuipc_doctor.histories.mpi.group_calls import Case, GroupCalls
-from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls
-from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS
+from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls, unsupported_memory
+from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS, VMM, footprint
 
 RANKS = 4
 
@@ -71,8 +72,21 @@ LARGE_CALLS = (
 )
 """Calls that are also made with the largest size."""
 
+RARER = (
+    calls.SENDRECV_REPLACE,
+    *("MPI_Exscan", "MPI_Allgatherv", "MPI_Scatterv", "MPI_Alltoallw", "MPI_Ireduce"),
+)
+"""Calls that are made with the two `RARER_SIZES` only, in an allocation."""
+
+RARER_SIZES = SIZES[2:4]
+WITHOUT_DATA = (calls.SENDRECV, "MPI_Allreduce", "MPI_Bcast", "MPI_Alltoall")
+"""Calls that are also made with zero elements."""
+
 BUFFERS = 3
 """Buffers of the largest size that a rank may hold at a time."""
+
+LEAST_ROOM = 65_536
+"""Bytes of a buffer below which there is no test: the largest of repeated and restarted cases."""
 
 COMPLETIONS = (calls.FENCE, calls.LOCK, calls.FLUSH)
 ROUNDS = 30
@@ -92,6 +106,7 @@ ENOUGH = 2
 deadline."""
 
 WINDOWS = ("MPI_Win_create", "MPI_Win_free")
+DYNAMIC_WINDOWS = ("MPI_Win_create_dynamic", "MPI_Win_attach", "MPI_Win_detach")
 COMPLETED_BY = {
     "MPI_Win_unlock": calls.LOCK,
     "MPI_Win_lock_all": calls.FLUSH,
@@ -107,16 +122,31 @@ class MpiCollectives(Check):
     needs_mpi = True
     options: ClassVar = {"ranks": {"type": "integer", "minimum": 2, "maximum": 8}, "sizes": SIZES_OPTION}
 
-    def probes(self, ctx: Context) -> Iterable[Probe]:
+    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         assert ctx.mpi is not None
         for devices in groups_of_devices(ctx):
             number = 2 if ctx.mpi.launch.shows else ctx.options.get("ranks", RANKS)
-            ranks_of_device = -(-number // len(devices))
+            buffers = BUFFERS * -(-number // len(devices))
+            room = ctx.room(devices) // buffers
+            if room < LEAST_ROOM:
+                yield Finding.skip(
+                    "share-too-small",
+                    "the share of memory is {share} B of a device; {ranks} ranks need {needed} B",
+                    remedy="raise most_gib or fraction in the site config's section memory",
+                    share=ctx.room(devices),
+                    needed=LEAST_ROOM * buffers,
+                    ranks=number,
+                )
+                continue
             params = {
                 "sizes": sorted(ctx.options.get("sizes", SIZES)),
-                "room": ctx.room(devices) // (BUFFERS * ranks_of_device),
+                "room": room,
                 "derived": "derived types" not in ctx.mpi.lacks,
-                "unsupported": list(unsupported_calls(ctx.mpi, devices[0].backend)),
+                "unsupported": [
+                    *unsupported_calls(ctx.mpi, devices[0].backend),
+                    *unsupported_memory(ctx.mpi, devices[0].backend),
+                ],
+                "on_host": "" if ctx.mpi.has_gpu_path else ctx.mpi.why_not,
                 "soak": ctx.tier is Tier.SOAK,
                 "failed": [],
                 "before": [],
@@ -154,15 +184,18 @@ class MpiCollectives(Check):
         return Probe("", ranks(len(failed.roles)), failed.devices, params, launch=failed.launch)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        by_its_documentation = done.params["unsupported"]
+        gaps = done.params["unsupported"]
         every = [
             *done.params["before"],
             *({"rank": name, **kept(records)} for name, records in done.records.items()),
         ]
         first = done.records["rank 0"]
         wrong = [{"rank": rank["rank"], **each} for rank in every for each in rank["wrong"]]
-        undocumented = [each for each in wrong if each["call"] not in by_its_documentation]
-        documented = [each for each in wrong if each["call"] in by_its_documentation]
+        undocumented: list[Json] = []
+        documented: list[Json] = []
+        for each in wrong:
+            is_documented = documented_gap(each["call"], each["memory"], gaps)
+            (documented if is_documented else undocumented).append(each)
         made = sum((Counter(rank["made"]) for rank in every if rank["rank"] == "rank 0"), Counter[str]())
         values: dict[str, Json] = {
             "library": first["library"],
@@ -184,12 +217,17 @@ class MpiCollectives(Check):
         if documented:
             yield Finding.skip(
                 "unsupported",
-                "{calls} delivered wrong data; {library} documents that they do not support device memory",
+                "{calls} delivered wrong data; by documentation, {library} does not support {gaps}",
                 *shown(documented),
                 calls=list(dict.fromkeys(each["call"] for each in documented)),
+                gaps=list(
+                    dict.fromkeys(documented_gap(each["call"], each["memory"], gaps) for each in documented)
+                ),
                 **values,
             )
-        failed = [how for _, call, _, how in done.params["failed"] if call not in by_its_documentation]
+        failed = [
+            how for _, call, memory, how in done.params["failed"] if not documented_gap(call, memory, gaps)
+        ]
         if failed:
             says = "some calls failed; {cases} others of {ranks} ranks returned"
             yield Finding.fail(
@@ -204,6 +242,13 @@ class MpiCollectives(Check):
                 *not_made(done),
                 **values,
             )
+
+
+def documented_gap(call: str, memory: str, unsupported: Collection[str]) -> str:
+    """What the library does not support by documentation, of a case; empty if it supports the case."""
+    if memory in unsupported:
+        return memory
+    return f"{call} on device memory" if call in unsupported else ""
 
 
 def kept(records: Mapping[str, Json]) -> dict[str, Json]:
@@ -230,14 +275,15 @@ def groups_of_devices(ctx: Context) -> Iterator[tuple[Device, ...]]:
                 yield tuple(devices[first : first + RANKS])
 
 
-def cases(params: Json, number_of_ranks: int, kinds: Sequence[str]) -> list[Case]:
-    """All cases of a launch, those of unsupported calls last."""
+def cases(params: Json, number_of_ranks: int, kinds: Sequence[str], granule: int) -> list[Case]:
+    """All cases of a launch, those that the library does not support last. ``granule``: of VMM memory."""
+    unsupported = params["unsupported"]
     drawn = [
         case._replace(number=number, type=kind, root=number % number_of_ranks)
-        for (number, case), kind in zip(enumerate(_drawn(params, kinds), 1), cycle(calls.TYPES))
+        for (number, case), kind in zip(enumerate(_drawn(params, kinds, granule), 1), cycle(calls.TYPES))
     ]
     drawn = [case for case in drawn if case.call in params.get("only", (case.call,))]
-    ordered = sorted(drawn, key=lambda case: case.call in params["unsupported"])
+    ordered = sorted(drawn, key=lambda case: documented_gap(case.call, case.memory, unsupported) != "")
     numbers = [case.number for case in ordered]
     begin = 0
     if "after" in params:  # else it is a case of the soak tier, which comes after all others
@@ -245,13 +291,27 @@ def cases(params: Json, number_of_ranks: int, kinds: Sequence[str]) -> list[Case
     return [case for case in ordered[begin:] if not is_given_up(case, params["failed"])]
 
 
-def _drawn(params: Json, kinds: Sequence[str]) -> Iterator[Case]:
-    sizes = [size for size in params["sizes"] if size <= params["room"]]
+def _drawn(params: Json, kinds: Sequence[str], granule: int) -> Iterator[Case]:
+    room = params["room"]
+    sizes = [size for size in params["sizes"] if size <= room]
 
     def case(call: str, nbytes: int, memory: str = DEVICE, form: str = "") -> Case:
         return Case(0, call, nbytes, "", memory, form)
 
-    two_sided = (calls.SENDRECV, *calls.COLLECTIVES, *calls.NONBLOCKING)
+    two_sided = [
+        call for call in (calls.SENDRECV, *calls.COLLECTIVES, *calls.NONBLOCKING) if call not in RARER
+    ]
+    few = [size for size in sizes if size in RARER_SIZES] or sizes[-1:]
+    for call in RARER:
+        yield from (case(call, size) for size in few)
+    for call in calls.CAN_BE_SPLIT:
+        yield case(call, few[0], form=calls.SPLIT)
+    for call in calls.CAN_BE_TO_HOST:
+        yield case(call, few[0], form=calls.TO_HOST)
+    for call in WITHOUT_DATA:
+        yield case(call, 0)
+    for call in ("MPI_Put", "MPI_Get"):
+        yield case(call, few[0], form=calls.DYNAMIC)
     for call in two_sided:
         yield from (case(call, size) for size in sizes if size < SIZES[-1] or call in LARGE_CALLS)
         if call in calls.CAN_BE_IN_PLACE:
@@ -270,6 +330,9 @@ def _drawn(params: Json, kinds: Sequence[str]) -> Iterator[Case]:
         if memory == DEVICE:
             continue
         elsewhere = [size for size in (OTHER_MEMORY, SIZES[-2]) if size <= sizes[-1]] or sizes[-1:]
+        elsewhere = [size for size in elsewhere if footprint(memory, size, granule) <= room]
+        if not elsewhere:
+            continue
         for call in two_sided:
             yield from (
                 case(call, size, memory) for size in elsewhere if size == elsewhere[0] or call in LARGE_CALLS
@@ -289,6 +352,10 @@ def is_given_up(case: Case, failed: Sequence[Sequence[str]]) -> bool:
                 return True
             continue
         in_group += call in group
+        if operation in DYNAMIC_WINDOWS:
+            if case.form == calls.DYNAMIC:
+                return True
+            continue
         completion = COMPLETED_BY.get(operation, operation)
         if completion in COMPLETIONS:
             if case.form == completion:
@@ -322,9 +389,15 @@ def by_call(made: dict[str, int]) -> Iterator[Evidence]:
 def not_made(done: ProbeOutcome) -> Iterator[Evidence]:
     """What was omitted, and why."""
     first, params = done.records["rank 0"], done.params
+    if params["on_host"]:
+        says = "simulated device memory is host memory to this library; on a real GPU: {why_not}"
+        yield Evidence.seen(says, why_not=params["on_host"])
     if large := [size for size in params["sizes"] if size > params["room"]]:
         says = "sizes omitted because the share of memory is too small: {large}"
         yield Evidence.seen(says, large=[f"{size} B" for size in large])
+    if too_large := first["too_large"]:
+        says = "omitted because the share of memory is too small: {too_large}"
+        yield Evidence.seen(says, too_large=too_large)
     if not params["derived"]:
         yield Evidence.seen("derived types omitted: this library does not support them in device memory")
     if lacks := first["lacks"]:
@@ -337,10 +410,12 @@ def take_part(w: Worker) -> None:
         w.record(library=" ".join(first_line.replace("Version:", "").split()))
     group = GroupCalls(w)
     kinds = group.memories.kinds
+    granule = w.gpu.granule if VMM in kinds else 1
     w.record(lacks=[kind for kind in KINDS if kind not in kinds])
+    w.record(too_large=[kind for kind in kinds if footprint(kind, 1, granule) > w.params["room"]])
     made = Counter[str]()
     record(w, group, made)
-    for case in cases(w.params, w.mpi.size, kinds):
+    for case in cases(w.params, w.mpi.size, kinds, granule):
         note(w, case)
         group.perform(case)
         made[case.call] += 1
@@ -367,13 +442,13 @@ def soak(w: Worker, group: GroupCalls, made: Counter[str]) -> None:
 
 
 def note(w: Worker, case: Case) -> None:
-    """Record the case that follows. If it ends the rank, the call's documentation decides what that means."""
+    """Record the case that follows. If it ends the rank, documentation decides what that means."""
     w.record(
         number=case.number,
         call=case.call,
         memory=case.memory,
         case=str(case),
-        documented=case.call in w.params["unsupported"],
+        unsupported=documented_gap(case.call, case.memory, w.params["unsupported"]),
     )
 
 

@@ -32,7 +32,7 @@ from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.extent import OPTIONS, REPLAY, extent, is_complete, own_seed
 from gpuipc_doctor.histories.leaks import CERTAIN
 from gpuipc_doctor.histories.mpi import search as searching
-from gpuipc_doctor.histories.mpi.library_limits import calls_in_histories
+from gpuipc_doctor.histories.mpi.library_limits import calls_in_histories, unsupported_memory
 from gpuipc_doctor.histories.mpi.memories import kinds_of
 from gpuipc_doctor.histories.mpi.message_generator import Generator
 from gpuipc_doctor.histories.mpi.message_steps import SENTENCES, short_name, steps
@@ -85,13 +85,15 @@ class MpiHistories(Check):
         if ctx.mpi.launch.shows:
             numbers = (2,)
         for devices in ctx.a_pair_or_device_of_each_backend:
+            backend = devices[0].backend
+            cannot_share = unsupported_memory(ctx.mpi, backend)
             params = {
-                "backend": devices[0].backend,
+                "backend": backend,
                 **extent(ctx, OPERATIONS, runs=len(numbers)),
                 "edges": list(ctx.mpi.edges),
                 "lacks": list(ctx.mpi.lacks),
-                "group_calls": calls_in_histories(ctx.mpi, devices[0].backend),
-                "memories": kinds_of(devices[0]),
+                "group_calls": calls_in_histories(ctx.mpi, backend),
+                "memories": [kind for kind in kinds_of(devices[0]) if kind not in cannot_share],
                 "huge": soak,
                 "search": None,
                 "tries": [],

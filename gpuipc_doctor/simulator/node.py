@@ -21,6 +21,11 @@ from gpuipc_doctor.simulator import fabric_programs, software
 from gpuipc_doctor.simulator.profile import FAULTS, Profile, SimulatedDevice, load
 from gpuipc_doctor.tables import table
 
+NO_KERNELS = {"I_MPI_ADJUST_ALLREDUCE_OFFLOAD": "4"}
+"""Variables with which MPI libraries reduce without kernels of their own, which the simulated drivers cannot
+play. Otherwise Intel MPI 2021.17 loads a binary module in MPI_Allreduce from 32 KiB on, and crashes if that
+fails; 4 copies through the host."""
+
 _PCI_VENDOR = {"cuda": "0x10de", "hip": "0x1002"}
 _PCI_CLASS = {"cuda": "0x030200", "hip": "0x038000"}  # a 3D controller: a display controller without a port
 
@@ -68,11 +73,11 @@ def prepare(profile: str, state_dir: Path) -> Node:
     rocm = state_dir / "rocm"
     rocm.mkdir()
     (rocm / "lib").symlink_to(libraries)
-    rank_env = {}
+    rank_env = {**NO_KERNELS}
     if described.mpi_faults:
         mpi_file = state_dir / "mpi.sim"
         mpi_file.write_text(mpi_faults_file(described))
-        rank_env = {"LD_PRELOAD": str(libraries / MPI_FAULTS), "GPUIPC_SIM_MPI": str(mpi_file)}
+        rank_env |= {"LD_PRELOAD": str(libraries / MPI_FAULTS), "GPUIPC_SIM_MPI": str(mpi_file)}
     lent = {}
     if described.fabric:
         programs = state_dir / "bin"

@@ -27,7 +27,8 @@ PLENTY = 0.25
 """Fraction of a device's memory, far larger than what a check may use."""
 
 _BY_DOCUMENTATION = (Ending.DRIVER_ERROR, Ending.CRASHED, Ending.HUNG)
-"""Endings in a call that a role records as ``documented``: its library does not support it, and says so."""
+"""Endings in a call of which a role records as ``unsupported`` what its library does not support, by
+documentation."""
 
 _BANNER = re.compile(r"^-{20,}\n\s*(.+?)\n\s*(?:\n|-{20,}$)", re.MULTILINE | re.DOTALL)
 """Pattern for the first paragraph between rules of dashes, as Open MPI's launcher prints it."""
@@ -44,12 +45,14 @@ def conclude(outcome: ProbeOutcome) -> Finding:
     assert outcome.blamed is not None
     role = outcome.roles[outcome.blamed]
     so_far = _so_far(outcome)
-    if role.operation and role.records.get("documented") and role.ending in _BY_DOCUMENTATION:
+    gap = role.records.get("unsupported")
+    if role.operation and gap and role.ending in _BY_DOCUMENTATION:
         return Finding.skip(
             "unsupported",
-            f"{_CALL} {{ended}}; its library documents that it does not support device memory here",
+            f"{_CALL} {{ended}}; by documentation, its library does not support {{gap}}",
             *so_far,
             ended=role.ending.value,
+            gap=gap,
             **_of(role),
         )
     match role.ending:

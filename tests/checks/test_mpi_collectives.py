@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api import Finding, Json, Probe
-from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls
-from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS, POOL
-from gpuipc_doctor.model import Ending, RoleOutcome, Status
+from gpuipc_doctor.api import Context, Finding, Json, Probe
+from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls, unsupported_memory
+from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS, PINNED, POOL, VMM
+from gpuipc_doctor.model import Ending, MemoryShare, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame
 from tests.checks.judging import check, conclude, each_round, gpu, outcome, plan
@@ -31,6 +31,7 @@ PARAMS: dict[str, Json] = {
     "room": 1 << 30,
     "derived": True,
     "unsupported": [],
+    "on_host": "",
     "soak": False,
     "failed": [],
     "before": [],
@@ -43,7 +44,7 @@ def module() -> Any:
 
 def rank(wrong: Sequence[Json] = (), **other: Json) -> dict[str, Json]:
     done = {"cases": 2, "compared": 1 << 20, "wrong": list(wrong), "made": {"MPI_Bcast": 2}, "lacks": []}
-    return {**done, "library": "MPICH 5.0.2", **other}
+    return {**done, "too_large": [], "library": "MPICH 5.0.2", **other}
 
 
 def judged(*ranks: dict[str, Json], **params: Json) -> list[Finding]:
@@ -53,7 +54,7 @@ def judged(*ranks: dict[str, Json], **params: Json) -> list[Finding]:
 
 def cases(probe: Probe, ranks: int = 4, kinds: Sequence[str] = KINDS, **params: Json) -> list[Any]:
     make = module().cases
-    return list(make({**probe.params, **params}, ranks, kinds))
+    return list(make({**probe.params, **params}, ranks, kinds, 2 << 20))
 
 
 def test_correct_calls_pass_with_their_number_and_calls() -> None:
@@ -93,6 +94,22 @@ def test_sizes_beyond_the_share_of_memory_are_named() -> None:
     assert says in sentences.evidence(finding)
 
 
+def test_kinds_of_memory_beyond_the_share_are_omitted_and_named() -> None:
+    (probe,) = plan(ID, gpu(0))
+    assert {case.memory for case in cases(probe, room=1 << 20)} == {DEVICE, POOL, PINNED}
+    assert {case.memory for case in cases(probe, room=2 << 20)} == {DEVICE, POOL, PINNED, VMM}
+    (finding,) = judged(rank(too_large=[VMM]), rank())
+    assert f"omitted because the share of memory is too small: {VMM}" in sentences.evidence(finding)
+
+
+def test_share_too_small_for_any_message_is_skip_and_says_what_is_needed() -> None:
+    stack = _stack()
+    (finding,) = check(ID).probes(Context((gpu(0),), mpi=stack, memory=MemoryShare(most_gib=0.0001)))
+    assert isinstance(finding, Finding)
+    assert (finding.status, finding.key) == (Status.SKIP, "share-too-small")
+    assert "107374 B of a device; 4 ranks need 786432 B" in sentences.summary(finding)
+
+
 def test_ranks_use_the_last_four_gpus_and_share_a_single_one() -> None:
     (probe,) = plan(ID, *map(gpu, range(8)))
     assert [device.index for device in probe.devices] == [4, 5, 6, 7]
@@ -105,11 +122,17 @@ def test_each_call_is_made_in_each_memory_and_every_way() -> None:
     made = cases(probe)
     calls = module().calls
     every = {*calls.COLLECTIVES, *calls.NONBLOCKING, *calls.ONE_SIDED, *calls.ATOMIC, calls.SENDRECV}
-    for memory in KINDS:
-        assert {case.call for case in made if case.memory == memory} == every
+    rarer = set(module().RARER)
+    assert {case.call for case in made if case.memory == DEVICE} == every | rarer
+    for memory in KINDS[1:]:
+        assert {case.call for case in made if case.memory == memory} == every - rarer
     of = {(case.call, case.form) for case in made}
     assert of >= {(call, calls.IN_PLACE) for call in calls.CAN_BE_IN_PLACE}
     assert of >= {(call, calls.DERIVED) for call in calls.CAN_BE_DERIVED}
+    assert of >= {(call, calls.SPLIT) for call in calls.CAN_BE_SPLIT}
+    assert of >= {(call, calls.TO_HOST) for call in calls.CAN_BE_TO_HOST}
+    assert of >= {("MPI_Put", calls.DYNAMIC), ("MPI_Get", calls.DYNAMIC)}
+    assert {case.call for case in made if not case.nbytes} == set(module().WITHOUT_DATA)
     completions = (calls.FENCE, calls.LOCK, calls.FLUSH)
     assert of >= {(call, form) for call in calls.ONE_SIDED for form in completions}
     assert max(case.nbytes for case in made if case.call == "MPI_Allreduce") > 32 << 20
@@ -125,6 +148,7 @@ def test_each_call_is_made_in_each_memory_and_every_way() -> None:
         ("MPI_Win_fence", "MPI_Put", DEVICE, lambda case: case.form == "MPI_Win_fence"),
         ("MPI_Win_unlock_all", "MPI_Put", DEVICE, lambda case: case.form == "MPI_Win_flush"),
         ("MPI_Win_create", "MPI_Put", DEVICE, lambda case: case.call in ("MPI_Get", "MPI_Fetch_and_op")),
+        ("MPI_Win_attach", "MPI_Put", DEVICE, lambda case: case.form == "dynamic window"),
         ("MPI_Bcast", "MPI_Bcast", POOL, lambda case: case.memory == POOL),
     ],
 )
@@ -162,7 +186,7 @@ def test_other_calls_are_made_in_fresh_ranks_after_a_crash_and_earlier_results_a
 @pytest.mark.parametrize("ending", [Ending.CRASHED, Ending.HUNG])
 def test_failure_in_a_call_that_its_library_documents_as_unsupported_is_skip(ending: Ending) -> None:
     (planned,) = plan(ID, gpu(0))
-    ended = crashed(cases(planned)[0], documented=True)
+    ended = crashed(cases(planned)[0], unsupported="MPI_Bcast on device memory")
     role: RoleOutcome = replace(ended.roles["rank 1"], ending=ending)
     finding = blame.conclude(replace(ended, roles={**ended.roles, "rank 1": role}))
     assert (finding.status, finding.key) == (Status.SKIP, "unsupported")
@@ -186,6 +210,26 @@ def test_unsupported_calls_follow_library_version_and_transport(
     listed = unsupported_calls(stack, backend)
     assert not unsupported or unsupported in listed
     assert supported not in listed
+
+
+@pytest.mark.parametrize(("family", "backend", "kinds"), [("intel-mpi", "cuda", 3), ("openmpi", "cuda", 0)])
+def test_memory_that_a_library_cannot_share_is_tried_last_and_its_wrong_data_is_skip(
+    family: str, backend: str, kinds: int
+) -> None:
+    stack = replace(_stack(), family=family, has_gpu_path=True)
+    cannot = unsupported_memory(stack, backend)
+    assert len(cannot) == kinds
+    (probe,) = plan(ID, gpu(0))
+    in_turn = [case.memory in cannot for case in cases(probe, unsupported=list(cannot))]
+    assert in_turn == sorted(in_turn)
+    found = judged(rank(), rank([WRONG]), unsupported=list(cannot))
+    assert found[0].status is (Status.SKIP if kinds else Status.FAIL)
+
+
+def test_pass_on_a_library_without_a_gpu_path_says_so() -> None:
+    (finding,) = judged(rank(), rank(), on_host="built without CUDA")
+    says = "simulated device memory is host memory to this library; on a real GPU: built without CUDA"
+    assert says in sentences.evidence(finding)
 
 
 def test_nothing_is_unsupported_in_simulated_memory_without_a_gpu_path() -> None:

@@ -32,6 +32,21 @@ SOAK = {
 """Faults that only the soak tier meets → key of the finding, and its text."""
 
 
+LESS_USUAL = {
+    "{call: MPI_Sendrecv_replace, memory: device, do: corrupt-last}": "MPI_Sendrecv_replace delivered wrong",
+    "{call: MPI_Ireduce, memory: device, do: corrupt-last}": "MPI_Ireduce delivered wrong data",
+    "{call: MPI_Alltoallw, memory: device, do: abort}": "MPI_Alltoallw #1",
+    "{call: MPI_Allgatherv, rank: 1, do: corrupt-last}": "MPI_Allgatherv delivered wrong data",
+    "{call: MPI_Win_attach, memory: device, do: abort}": "MPI_Win_attach #1",
+    "{call: MPI_Exscan, memory: device, do: corrupt-last}": "MPI_Exscan delivered wrong data",
+    "{call: MPI_Allreduce, memory: device, max: 0 B, do: error}": "MPI_Allreduce of 0 B",
+    "{call: MPI_Allreduce, elsewhere: true, do: corrupt-last}": "every second rank",
+    "{call: MPI_Allreduce, memory: host, min: 64 B, do: corrupt-last}": "into host memory",
+    "{call: MPI_Scatterv, memory: device, do: corrupt-last}": "MPI_Scatterv delivered wrong data",
+}
+"""Faults of calls and forms that applications use less, and what the finding names."""
+
+
 @pytest.fixture
 def found(doctor: Command, tmp_path: Path) -> Any:
     """``found(library, node, backend, ranks, sizes, …)``: status, key, and text of each finding."""
@@ -103,6 +118,13 @@ def test_library_that_aborts_in_a_call_with_device_memory_fails(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("fault", LESS_USUAL)
+def test_fault_of_a_less_usual_call_is_found(found: Any, tmp_path: Path, fault: str) -> None:
+    results = found("mpich50", node_with(tmp_path, fault), "cuda", 3, "[8, 4096]")
+    assert any(status == "FAIL" and LESS_USUAL[fault] in text for status, _, text in results), results
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("fault", SOAK)
 def test_fault_of_the_soak_tier_is_found(found: Any, tmp_path: Path, fault: str) -> None:
     key, says = SOAK[fault]
@@ -114,8 +136,12 @@ def test_fault_of_the_soak_tier_is_found(found: Any, tmp_path: Path, fault: str)
     ]
 
 
-@pytest.mark.full  # Intel MPI's own flaws on CUDA, seen on a simulated driver
-def test_intel_mpi_fails_with_pools_and_vmm_memory(found: Any) -> None:
-    text = "\n".join(one[2] for one in found("impi", "healthy-single", "cuda", 4, "[1000, 65544]"))
-    assert "memory of a pool" in text
-    assert "VMM memory" in text
+@pytest.mark.full  # its own flaws: in the first it makes no driver call, in the second it copies one block
+def test_intel_mpi_fails_in_two_calls_in_place_only_and_shares_no_pools(found: Any) -> None:
+    results = found("impi", "healthy-single", "cuda", 4, "[1000, 65544]")
+    (failed,) = (text for status, _, text in results if status == "FAIL")
+    assert failed.startswith("MPI_Alltoall, MPI_Reduce_scatter_block delivered wrong data: ")
+    assert "all wrong results are of calls with in place" in failed
+    skipped = [text for status, key, text in results if (status, key) == ("SKIP", "unsupported")]
+    assert skipped
+    assert all("does not support memory of a pool" in text or "VMM" in text for text in skipped)

@@ -29,21 +29,26 @@ from gpuipc_doctor.histories.mpi.layouts import Layout
 from gpuipc_doctor.histories.mpi.memories import DEVICE, Memories
 
 IN_PLACE, DERIVED = "in place", "derived type"
+SPLIT, TO_HOST = "in a communicator of every second rank", "into host memory"
+DYNAMIC = "dynamic window"
 FENCE, LOCK, FLUSH = "MPI_Win_fence", "MPI_Win_lock", "MPI_Win_flush"
 
 COLLECTIVES = (
-    "MPI_Allreduce", "MPI_Reduce", "MPI_Scan", "MPI_Bcast", "MPI_Allgather", "MPI_Gather", "MPI_Gatherv",
-    "MPI_Scatter", "MPI_Alltoall", "MPI_Alltoallv", "MPI_Reduce_scatter", "MPI_Reduce_scatter_block",
+    "MPI_Allreduce", "MPI_Reduce", "MPI_Scan", "MPI_Exscan", "MPI_Bcast", "MPI_Allgather", "MPI_Allgatherv",
+    "MPI_Gather", "MPI_Gatherv", "MPI_Scatter", "MPI_Scatterv", "MPI_Alltoall", "MPI_Alltoallv",
+    "MPI_Alltoallw", "MPI_Reduce_scatter", "MPI_Reduce_scatter_block",
 )  # fmt: skip
-NONBLOCKING = ("MPI_Iallreduce", "MPI_Ibcast", "MPI_Iallgather", "MPI_Ialltoall")
+NONBLOCKING = ("MPI_Iallreduce", "MPI_Ireduce", "MPI_Ibcast", "MPI_Iallgather", "MPI_Ialltoall")
 ONE_SIDED = ("MPI_Put", "MPI_Get", "MPI_Accumulate", "MPI_Get_accumulate")
 ATOMIC = ("MPI_Fetch_and_op", "MPI_Compare_and_swap")
-SENDRECV = "MPI_Sendrecv"
+SENDRECV, SENDRECV_REPLACE = "MPI_Sendrecv", "MPI_Sendrecv_replace"
 
 CAN_BE_IN_PLACE = (
     "MPI_Allreduce", "MPI_Reduce", "MPI_Scan", "MPI_Allgather", "MPI_Gather", "MPI_Alltoall",
     "MPI_Reduce_scatter_block", "MPI_Iallreduce",
 )  # fmt: skip
+CAN_BE_SPLIT = ("MPI_Allreduce", "MPI_Bcast", "MPI_Alltoall")
+CAN_BE_TO_HOST = (SENDRECV, "MPI_Allreduce", "MPI_Allgather")
 CAN_BE_DERIVED = (SENDRECV, "MPI_Bcast", "MPI_Ibcast", "MPI_Put", "MPI_Get")
 
 BLOCK = 32
@@ -63,6 +68,7 @@ TYPES = tuple(_MPI_TYPES)
 
 _BLOCKING = {
     "MPI_Iallreduce": "MPI_Allreduce",
+    "MPI_Ireduce": "MPI_Reduce",
     "MPI_Ibcast": "MPI_Bcast",
     "MPI_Iallgather": "MPI_Allgather",
     "MPI_Ialltoall": "MPI_Alltoall",
@@ -75,7 +81,8 @@ _BY_RANK = ("MPI_Allgather", "MPI_Alltoall", "MPI_Gather", "MPI_Scatter", "MPI_R
 class Case(NamedTuple):
     """One call with buffers of about ``nbytes`` bytes in each rank.
 
-    ``form``: ``in place``, ``derived type``, or the function that completes a one-sided operation.
+    ``form``: ``in place``, ``derived type`` or another of the words above, or the function that completes a
+    one-sided operation.
     """
 
     number: int
@@ -119,8 +126,15 @@ def plan(case: Case, rank: int, ranks: int) -> Plan:
             return Plan(own, [part(0, total)] if is_root else [])
         case "MPI_Scan":
             return Plan(own, [part(0, (rank + 1) * (rank + 2) // 2)])
+        case "MPI_Exscan":
+            return Plan(own, [part(0, rank * (rank + 1) // 2)] if rank else [])
         case "MPI_Bcast":
             return Plan(own, [part(0, case.root + 1)])
+        case "MPI_Allgatherv":
+            return Plan(parts(rank, 0), [segment for other in every for segment in parts(other, 0)])
+        case "MPI_Scatterv":
+            sent = [segment for to in every for segment in parts(case.root, to)]
+            return Plan(sent, parts(case.root, rank))
         case "MPI_Allgather":
             return Plan(own, gathered)
         case "MPI_Gather":
@@ -134,7 +148,7 @@ def plan(case: Case, rank: int, ranks: int) -> Plan:
             return Plan(
                 [part(other, rank + 1) for other in every], [part(rank, other + 1) for other in every]
             )
-        case "MPI_Alltoallv":
+        case "MPI_Alltoallv" | "MPI_Alltoallw":
             sent = [segment for to in every for segment in parts(rank, to)]
             return Plan(sent, [segment for other in every for segment in parts(other, rank)])
         case "MPI_Reduce_scatter_block":
@@ -149,7 +163,7 @@ def plan(case: Case, rank: int, ranks: int) -> Plan:
             return Plan(own, [part(0, 1 + total)])
         case "MPI_Get_accumulate":
             return Plan(own, [part(0, 1 + next_to_last + 1)])
-        case _:  # MPI_Sendrecv, MPI_Put: from the rank before
+        case _:  # MPI_Sendrecv and MPI_Sendrecv_replace, MPI_Put: from the rank before
             return Plan(own, [part(0, next_to_last + 1)])
 
 
@@ -174,23 +188,36 @@ class Results:
 
 
 class GroupCalls:
-    """Performs cases as one rank of ``MPI_COMM_WORLD``."""
+    """Performs cases as one rank of a communicator, by default ``MPI_COMM_WORLD``."""
 
-    def __init__(self, w: Worker, memories: Memories | None = None) -> None:
+    def __init__(self, w: Worker, memories: Memories | None = None, comm: Any = None) -> None:
         self.worker, self._mpi = w, w.mpi
         self.api: Any = w.mpi.api
-        self.world = self.api.COMM_WORLD
+        self.world = comm or self.api.COMM_WORLD
         self.rank, self.ranks = self.world.Get_rank(), self.world.Get_size()
         self.after, self.before = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
         """The neighbours of this rank in a ring."""
         self.memories = memories or Memories(w.gpu)
         self.results = Results()
+        self._half: GroupCalls | None = None
+
+    @property
+    def half(self) -> GroupCalls:
+        """These calls in a communicator of every second rank."""
+        if self._half is None:
+            comm = self._mpi.call("MPI_Comm_split", self.world.Split, self.rank % 2, self.rank)
+            self._half = GroupCalls(self.worker, self.memories, comm)
+            self._half.results = self.results
+        return self._half
 
     def perform(self, case: Case) -> None:
         """Perform this rank's part of a case, and compare what it has received."""
         with self.worker.step(str(case)), ExitStack() as resources:
             act = self._one_sided if case.call in ONE_SIDED else self._atomic
             act = act if case.call in (*ONE_SIDED, *ATOMIC) else self._two_sided
+            if case.form == SPLIT:
+                half = self.half
+                act, case = half._two_sided, case._replace(root=case.root % half.ranks)
             wrong = act(case, resources)
         self.results.cases += 1
         if wrong:
@@ -223,6 +250,15 @@ class GroupCalls:
                 return source, buffers.received(), total
             case "MPI_Reduce":
                 return source, buffers.received() if is_root else None, total, root
+            case "MPI_Exscan":  # rank 0 receives nothing, in a buffer of the same count
+                return source, buffers.received_as_sent(), total
+            case "MPI_Allgatherv":
+                return buffers.sent(), buffers.received([uneven(other, 0) for other in range(ranks)])
+            case "MPI_Scatterv":
+                counts = [uneven(root, to) for to in range(ranks)]
+                return buffers.sent(counts) if is_root else None, buffers.received(), root
+            case "MPI_Sendrecv_replace":
+                return buffers.sent(), self.after, 0, self.before, 0
             case "MPI_Reduce_scatter":
                 counts = [buffers.elements * uneven(0, to) for to in range(ranks)]
                 return buffers.sent(), buffers.received(), counts, total
@@ -237,23 +273,30 @@ class GroupCalls:
                 return buffers.sent(), buffers.received(counts) if is_root else None, root
             case "MPI_Scatter":
                 return buffers.sent() if is_root else None, buffers.received(), root
-            case "MPI_Alltoallv":
+            case "MPI_Alltoallv" | "MPI_Alltoallw":
                 to = [uneven(self.rank, other) for other in range(ranks)]
                 came = [uneven(other, self.rank) for other in range(ranks)]
-                return buffers.sent(to), buffers.received(came)
+                both = buffers.sent(to), buffers.received(came)
+                return tuple(map(buffers.typed, both)) if call == "MPI_Alltoallw" else both
         after, before = (self.rank + 1) % ranks, (self.rank - 1) % ranks
         return buffers.sent(), after, 0, buffers.received(), before, 0
 
     # -- windows ------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _window(self, memory: Memory) -> Iterator[Any]:
+    def _window(self, memory: Memory, form: str) -> Iterator[Any]:
         base = self.api.memory.fromaddress(memory.address, memory.nbytes)
-        window = self._mpi.call(
-            "MPI_Win_create", self.api.Win.Create, base, 1, self.api.INFO_NULL, self.world
-        )
+        call, none = self._mpi.call, self.api.INFO_NULL
+        if form == DYNAMIC:
+            window = call("MPI_Win_create_dynamic", self.api.Win.Create_dynamic, none, self.world)
+            call("MPI_Win_attach", window.Attach, base)
+        else:
+            window = call("MPI_Win_create", self.api.Win.Create, base, 1, none, self.world)
         yield window
-        self._mpi.call("MPI_Win_free", window.Free)
+        if form == DYNAMIC:
+            self._mpi.barrier()
+            call("MPI_Win_detach", window.Detach, base)
+        call("MPI_Win_free", window.Free)
 
     @contextmanager
     def _epoch(self, window: Any, form: str, targets: Sequence[int]) -> Iterator[Callable[[], None]]:
@@ -288,7 +331,7 @@ class GroupCalls:
         self._mpi.call("MPI_Win_unlock", window.Unlock, self.rank)
 
     def _one_sided(self, case: Case, resources: ExitStack) -> str:
-        form = FENCE if case.form == DERIVED else case.form
+        form = FENCE if case.form in (DERIVED, DYNAMIC) else case.form
         after = self.after
         targets = list(range(self.ranks)) if case.call == "MPI_Accumulate" else [after]
         buffers = Buffers(self, case, resources)
@@ -296,7 +339,9 @@ class GroupCalls:
         fetched = None
         if case.call in ("MPI_Accumulate", "MPI_Get_accumulate"):
             buffers.write_target(Segment(f"{case.number}/0", 1))
-        with self._window(window_of) as window:
+        with self._window(window_of, case.form) as window:
+            if case.form == DYNAMIC:
+                buffers.target_at = self.world.allgather(window_of.address)[after]
             with self._epoch(window, form, targets) as complete:
                 for target in targets:
                     if case.call == "MPI_Put":
@@ -353,7 +398,7 @@ class GroupCalls:
         def at(place: int) -> list[Any]:
             return [self.api.memory.fromaddress(local.address + place, 8), 1, number]
 
-        with self._window(window_of) as window:
+        with self._window(window_of, case.form) as window:
             for n in range(TIMES):
                 value = _FIRST + after + n * (self.rank + 1)
                 local.write(_int64(self.rank + 1) + _int64(value) + _int64(-1))
@@ -406,10 +451,16 @@ class Buffers:
             resources.callback(made.Free)
         is_root = rank == case.root
         self.in_place = case.form == IN_PLACE and (is_root or case.call not in ("MPI_Reduce", "MPI_Gather"))
+        self.in_place |= case.call == SENDRECV_REPLACE
+        self.target_at = 0
+        """Displacement of the target in another rank's window: its address, in a dynamic window."""
         most = max(len(self.plan.target), len(self.plan.source) if self.in_place else 1)
         alloc = calls.memories.alloc
         self._end = self._bytes(most)
-        self.target = alloc(case.memory, self._end + GUARD, resources)
+        if case.form == TO_HOST:
+            self.target = calls.worker.host_memory(self._end + GUARD)
+        else:
+            self.target = alloc(case.memory, self._end + GUARD, resources)
         fill(self.target, self._end + GUARD)
         self._source_at = 0
         if self.in_place:
@@ -471,6 +522,15 @@ class Buffers:
         """The argument for what this rank receives; ``counts``: segments from each rank."""
         return self._spec(self.target, len(self.plan.target), counts)
 
+    def received_as_sent(self) -> list[Any]:
+        """The argument for a result of as many elements as are sent."""
+        return self._spec(self.target, len(self.plan.source), None)
+
+    def typed(self, spec: Sequence[Any]) -> list[Any]:
+        """An argument with counts as MPI_Alltoallw takes it: places in bytes, and a type for each rank."""
+        at, (counts, places), kind = spec
+        return [at, (counts, [place * self.kind.nbytes for place in places]), [kind] * len(counts)]
+
     def sent_in(self, parts: int) -> list[Any]:
         """The argument for what this rank sends in equal parts."""
         return self._in_parts(self.source, parts)
@@ -484,7 +544,8 @@ class Buffers:
 
     def at_target(self) -> list[Any]:
         """The place of one segment in another rank's window."""
-        return [0, 1, self._derived] if self._derived else [0, self.elements, self._mpi_type]
+        at = self.target_at
+        return [at, 1, self._derived] if self._derived else [at, self.elements, self._mpi_type]
 
     @property
     def compared(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpuipc_doctor.histories.mpi.group_calls import ATOMIC, COLLECTIVES, NONBLOCKING, ONE_SIDED
+from gpuipc_doctor.histories.mpi.memories import POOL, STRADDLING, VMM
 from gpuipc_doctor.model import MpiStack
 
 DERIVED = "derived types"
@@ -61,13 +62,24 @@ def unsupported_calls(mpi: MpiStack, backend: str) -> Sequence[str]:
     return ()
 
 
+def unsupported_memory(mpi: MpiStack, backend: str) -> Sequence[str]:
+    """Kinds of device memory that this library cannot share, by its driver's documentation.
+
+    Intel MPI shares all device memory by cuIpcGetMemHandle: 2021.17 names no other exporting call. NVIDIA
+    documents that call for memory of cuMemAlloc only; memory of pools and VMM has calls of its own.
+    """
+    if mpi.has_gpu_path and mpi.family == "intel-mpi" and backend == "cuda":
+        return POOL, VMM, STRADDLING
+    return ()
+
+
 def calls_in_histories(mpi: MpiStack, backend: str) -> list[str]:
     """Calls of all ranks for histories: those that this library supports.
 
-    Intel MPI 2021.17 fails several on a healthy (simulated) NVIDIA GPU, which `mpi-collectives` reports: in
-    histories they would hide all else.
+    Intel MPI 2021.17 ignores MPI_Alltoall in place and reduces too little in MPI_Reduce_scatter_block in
+    place, which `mpi-collectives` reports: in histories they would hide all else.
     """
+    without = [*unsupported_calls(mpi, backend)]
     if mpi.family == "intel-mpi" and mpi.has_gpu_path:
-        return []
-    unsupported = unsupported_calls(mpi, backend)
-    return [call for call in GROUP_CALLS if call not in unsupported]
+        without += ["MPI_Alltoall", "MPI_Reduce_scatter_block"]
+    return [call for call in GROUP_CALLS if call not in without]

@@ -42,6 +42,20 @@ class Part(NamedTuple):
         return self.whole.read(self.nbytes - offset if nbytes is None else nbytes, self.offset + offset)
 
 
+def footprint(kind: str, nbytes: int, granule: int) -> int:
+    """Bytes of device memory that a buffer of so many bytes takes. ``granule``: of physical memory."""
+    match kind:
+        case "memory 3 MiB into an allocation":
+            return BEFORE + nbytes
+        case "VMM memory":
+            return -(-nbytes // granule) * granule
+        case "two adjacent VMM mappings":
+            return 2 * -(-nbytes // granule) * granule
+        case "pinned host memory":
+            return 0
+    return nbytes
+
+
 def kinds_of(device: Device) -> tuple[str, ...]:
     """The kinds of memory that a device has."""
     return tuple(kind for kind in KINDS if _NEEDS.get(kind, "") in ("", *device.capabilities))

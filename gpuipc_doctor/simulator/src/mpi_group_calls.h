@@ -55,9 +55,20 @@ static int code_of(int code, struct asked asked)
         sum;                                                                                                           \
     })
 
-/* A collective: `result` and `bytes` are what it delivers to this rank, `own` is its own data, for a rank that
- * gets nothing. */
-#define BLOCKING(name, call, own, result, bytes_here, parameters, wide, narrowed)                                      \
+/* A request's result is changed, if faults ask for it, when it has been waited for. */
+static void change_when_done(uint64_t request, struct asked asked, void *target, uint64_t bytes, handle comm)
+{
+    if (!asked.effects)
+        return;
+    post(request, target, bytes, comm);
+    struct posted *entry = posted_as(request);
+    entry->is_collective = true;
+    entry->asked = asked;
+}
+
+/* A collective: `result` and `bytes_here` are what it delivers to this rank, `own` is its own data, for a rank that
+ * gets nothing. `then` is done with `target`, `delivered` and `asked` if the call has succeeded. */
+#define COLLECTIVE(name, call, own, result, bytes_here, parameters, wide, narrowed, then)                              \
     EXPORT int MPI_##name##_c(parameters(int64_t))                                                                     \
     {                                                                                                                  \
         int (*wide_call)(parameters(int64_t)) = ONCE(look_up, "PMPI_" #name "_c");                                     \
@@ -68,27 +79,15 @@ static int code_of(int code, struct asked asked)
             before_placed(call, target ? target : (own), delivered, comm, is_in_place(own) || is_in_place(result));    \
         int code = wide_call ? wide_call wide : plain_call narrowed;                                                   \
         if (!code)                                                                                                     \
-            after(asked, target, delivered);                                                                           \
+            then;                                                                                                      \
         return code_of(code, asked);                                                                                   \
     }
 
+#define BLOCKING(name, call, own, result, bytes_here, parameters, wide, narrowed)                                      \
+    COLLECTIVE(name, call, own, result, bytes_here, parameters, wide, narrowed, after(asked, target, delivered))
 #define NONBLOCKING(name, call, own, result, bytes_here, parameters, wide, narrowed)                                   \
-    EXPORT int MPI_##name##_c(parameters(int64_t))                                                                     \
-    {                                                                                                                  \
-        int (*wide_call)(parameters(int64_t)) = ONCE(look_up, "PMPI_" #name "_c");                                     \
-        int (*plain_call)(parameters(int)) = ONCE(demand, "PMPI_" #name);                                              \
-        unsigned char *target = (unsigned char *)(uintptr_t)(result);                                                  \
-        uint64_t delivered = target ? (bytes_here) : 0;                                                                \
-        struct asked asked = before_placed(call, target ? target : (own), delivered, comm, is_in_place(own));          \
-        int code = wide_call ? wide_call wide : plain_call narrowed;                                                   \
-        if (!code && asked.effects) {                                                                                  \
-            post(request_at(request, 0), target, delivered, comm);                                                     \
-            struct posted *entry = posted_as(request_at(request, 0));                                                  \
-            entry->is_collective = true;                                                                               \
-            entry->asked = asked;                                                                                      \
-        }                                                                                                              \
-        return code_of(code, asked);                                                                                   \
-    }
+    COLLECTIVE(name, call, own, result, bytes_here, parameters, wide, narrowed,                                        \
+               change_when_done(request_at(request, 0), asked, target, delivered, comm))
 
 /* int counts are passed on as wide ones, which BLOCKING narrows again where the library has no wide call. */
 #define PLAIN(name, parameters, arguments)                                                                             \
@@ -104,6 +103,7 @@ static int code_of(int code, struct asked asked)
 #define WITH_ROOT(n) const void *from, n count, handle type, void *to, n to_count, handle to_type, int root, handle comm
 #define SCATTERED(n) const void *from, void *to, n count, handle type, handle op, handle comm
 #define IREDUCTION(n) REDUCTION(n), void *request
+#define IREDUCTION_TO_ROOT(n) REDUCTION_TO_ROOT(n), void *request
 #define IFROM_ROOT(n) FROM_ROOT(n), void *request
 #define IEXCHANGE(n) EXCHANGE(n), void *request
 
@@ -114,6 +114,9 @@ BLOCKING(Allreduce, ALLREDUCE, from, to, bytes_of(count, type), REDUCTION, OF_RE
 PLAIN(Allreduce, REDUCTION, OF_REDUCTION)
 BLOCKING(Scan, SCAN, from, to, bytes_of(count, type), REDUCTION, OF_REDUCTION, OF_REDUCTION_N)
 PLAIN(Scan, REDUCTION, OF_REDUCTION)
+BLOCKING(Exscan, EXSCAN, from, rank_in(comm) ? to : NULL, bytes_of(count, type), REDUCTION, OF_REDUCTION,
+         OF_REDUCTION_N)
+PLAIN(Exscan, REDUCTION, OF_REDUCTION)
 BLOCKING(Reduce_scatter_block, REDUCE_SCATTER_BLOCK, from, to, bytes_of(count, type), SCATTERED, OF_REDUCTION,
          OF_REDUCTION_N)
 PLAIN(Reduce_scatter_block, SCATTERED, OF_REDUCTION)
@@ -145,6 +148,10 @@ PLAIN(Scatter, WITH_ROOT, OF_ROOT)
 NONBLOCKING(Iallreduce, IALLREDUCE, from, to, bytes_of(count, type), IREDUCTION,
             (from, to, count, type, op, comm, request), (from, to, narrow(count), type, op, comm, request))
 PLAIN(Iallreduce, IREDUCTION, (from, to, count, type, op, comm, request))
+#define OF_IREDUCE (from, to, count, type, op, root, comm, request)
+NONBLOCKING(Ireduce, IREDUCE, from, rank_in(comm) == root ? to : NULL, bytes_of(count, type), IREDUCTION_TO_ROOT,
+            OF_IREDUCE, (from, to, narrow(count), type, op, root, comm, request))
+PLAIN(Ireduce, IREDUCTION_TO_ROOT, OF_IREDUCE)
 NONBLOCKING(Ibcast, IBCAST, buffer, buffer, bytes_of(count, type), IFROM_ROOT,
             (buffer, count, type, root, comm, request), (buffer, narrow(count), type, root, comm, request))
 PLAIN(Ibcast, IFROM_ROOT, (buffer, count, type, root, comm, request))
@@ -181,6 +188,22 @@ PLAIN(Ialltoall, IEXCHANGE, (from, count, type, to, to_count, to_type, comm, req
         handle comm
 #define SCATTEREDV(n) const void *from, void *to, const n *counts, handle type, handle op, handle comm
 
+#define GATHEREDV_BY_ALL(n)                                                                                            \
+    const void *from, n count, handle type, void *to, const n *to_counts, const n *places_to, handle to_type,          \
+        handle comm
+#define FROM_ROOTV(n)                                                                                                  \
+    const void *from, const n *counts, const n *places_from, handle type, void *to, n to_count, handle to_type,        \
+        int root, handle comm
+
+WITH_ARRAYS(Allgatherv, ALLGATHERV, from, to, bytes_of(SUM_OF(to_counts, comm), to_type), GATHEREDV_BY_ALL,
+            (from, count, type, to, to_counts, places_to, to_type, comm),
+            (from, count, type, to, to_counts, places_to, to_type, comm),
+            (from, narrow(count), type, to, narrow_all(to_counts, comm), narrow_all(places_to, comm), to_type, comm))
+WITH_ARRAYS(Scatterv, SCATTERV, from, is_in_place(to) ? NULL : to, bytes_of(to_count, to_type), FROM_ROOTV,
+            (from, counts, places_from, type, to, to_count, to_type, root, comm),
+            (from, counts, places_from, type, to, to_count, to_type, root, comm),
+            (from, from ? narrow_all(counts, comm) : NULL, from ? narrow_all(places_from, comm) : NULL, type, to,
+             narrow(to_count), to_type, root, comm))
 WITH_ARRAYS(Alltoallv, ALLTOALLV, from, to, bytes_of(SUM_OF(to_counts, comm), to_type), EXCHANGEV,
             (from, counts, places_from, type, to, to_counts, places_to, to_type, comm),
             (from, counts, places_from, type, to, to_counts, places_to, to_type, comm),
@@ -194,6 +217,44 @@ WITH_ARRAYS(Gatherv, GATHERV, from, rank_in(comm) == root ? to : NULL, bytes_of(
 WITH_ARRAYS(Reduce_scatter, REDUCE_SCATTER, from, to, bytes_of(counts[rank_in(comm)], type), SCATTEREDV,
             (from, to, counts, type, op, comm), (from, to, counts, type, op, comm),
             (from, to, narrow_all(counts, comm), type, op, comm))
+
+/* Calls of their own form. MPI_Alltoallw, whose types may differ, counts as one byte, and its data is not changed. */
+
+#define EXCHANGEW(n, p)                                                                                                \
+    const void *from, const n *counts, const p *places_from, const handle *types, void *to, const n *to_counts,        \
+        const p *places_to, const handle *to_types, handle comm
+
+EXPORT int MPI_Alltoallw(EXCHANGEW(int, int))
+{
+    int (*real)(EXCHANGEW(int, int)) = ONCE(demand, "PMPI_Alltoallw");
+    struct asked asked = before_placed(ALLTOALLW, to, 1, comm, is_in_place(from));
+    return code_of(real(from, counts, places_from, types, to, to_counts, places_to, to_types, comm), asked);
+}
+
+EXPORT int MPI_Alltoallw_c(EXCHANGEW(int64_t, intptr_t))
+{
+    return MPI_Alltoallw(from, narrow_all(counts, comm), narrow_all(places_from, comm), types, to,
+                         narrow_all(to_counts, comm), narrow_all(places_to, comm), to_types, comm);
+}
+
+#define REPLACE_OF(n)                                                                                                  \
+    void *buffer, n count, handle type, int to, int to_tag, int from, int from_tag, handle comm, void *status
+
+EXPORT int MPI_Sendrecv_replace(REPLACE_OF(int))
+{
+    int (*real)(REPLACE_OF(int)) = ONCE(demand, "PMPI_Sendrecv_replace");
+    uint64_t bytes = bytes_of(count, type);
+    struct asked asked = before(SENDRECV_REPLACE, buffer, bytes, comm);
+    int code = real(buffer, count, type, to, to_tag, from, from_tag, comm, status);
+    if (!code)
+        after(asked, buffer, bytes);
+    return code_of(code, asked);
+}
+
+EXPORT int MPI_Sendrecv_replace_c(REPLACE_OF(int64_t))
+{
+    return MPI_Sendrecv_replace(buffer, narrow(count), type, to, to_tag, from, from_tag, comm, status);
+}
 
 /* ---- windows ---- */
 
@@ -381,6 +442,13 @@ EXPORT int MPI_Win_create_c(WINDOW_OF(intptr_t))
 EXPORT int MPI_Win_create(WINDOW_OF(int))
 {
     return MPI_Win_create_c(base, bytes, unit, info, comm, window);
+}
+
+EXPORT int MPI_Win_attach(handle window, void *base, intptr_t bytes)
+{
+    int (*real)(handle, void *, intptr_t) = ONCE(demand, "PMPI_Win_attach");
+    struct asked asked = before(WIN_ATTACH, base, (uint64_t)bytes, NULL);
+    return code_of(real(window, base, bytes), asked);
 }
 
 /* A call that completes what was begun: late puts begin where an epoch ends. */

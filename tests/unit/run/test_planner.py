@@ -13,7 +13,7 @@ import pytest
 
 from gpuipc_doctor.api import Check, Context, Finding, Probe, loader
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.model import Device, Fact, MemoryShare, Status, Tier
+from gpuipc_doctor.model import Device, Fact, Launch, MemoryShare, MpiStack, Status, Tier
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.planner import Plan, Planner, sharing
 from gpuipc_doctor.run.request import AmbiguousName, Request, UnknownName
@@ -26,6 +26,13 @@ DEVICES = tuple(
     for backend in ("cuda", "hip")
     for index in range(2)
 )
+
+
+MPI_CHECKS = [
+    item.check.id
+    for item in loader.load()
+    if isinstance(item, LoadedCheck) and item.check.needs_mpi and not item.check.supplies
+]
 
 
 def load(text: str, directory: Path, name: str = "own_check") -> LoadedCheck | BrokenCheck:
@@ -287,6 +294,23 @@ def test_harmful_probe_is_a_skip_on_affected_devices(tmp_path: Path) -> None:
     assert ran == [("cuda:1", "kill"), ("cuda:1", "end"), ("hip:0", "end")]
     [skipped] = layout.concluded
     assert (skipped.subject, skipped.probe, skipped.finding) == ("hip:0", "kill", reason)
+
+
+@pytest.mark.parametrize("name", MPI_CHECKS)
+def test_mpi_check_is_a_skip_where_the_library_takes_no_device_pointers(name: str) -> None:
+    """A library that takes device memory for the host's would crash, or, on an APU, pass."""
+    [item] = Planner(Request(checks=(name,)), SiteConfig()).selected
+    stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")))
+    planner = Planner(Request(), SiteConfig())
+    planner.selected = [item]
+    for takes, on in ((frozenset(), set()), (frozenset({"hip"}), {"hip"})):
+        layout = planner.plan_probes(
+            Context(DEVICES, mpi=replace(stack, takes=takes, why_not="built without"))
+        )
+        assert {device.backend for planned in layout.probes for device in planned.probe.devices} == on
+        skipped = {r.subject: r.finding for r in layout.concluded}
+        assert {finding.key for finding in skipped.values()} == {"mpi-takes-no-device-pointers"}
+        assert skipped.keys() == {device.label for device in DEVICES if device.backend not in on}
 
 
 def test_second_check_with_the_same_id_is_an_error(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def test_only_ranks_of_a_node_with_faults_of_mpi_preload_them(tmp_path: Path) ->
     assert Path(prepared.rank_env["LD_PRELOAD"]).name == "libmpi-faults.so"
     assert Path(prepared.rank_env["GPUIPC_SIM_MPI"]).read_text().startswith("fault call=MPI_Isend do=segv ")
     assert "LD_PRELOAD" not in prepared.env
-    assert not node.prepare("healthy-cuda", healthy).rank_env
+    assert "LD_PRELOAD" not in node.prepare("healthy-cuda", healthy).rank_env
 
 
 def test_empty_name_is_shown() -> None:
