@@ -1,0 +1,128 @@
+"""Findings on a fifth of the drill's kinds, with tours and with ``--isolate``.
+
+    python benchmarks/drill_isolated.py --log FILE [--mpi-lib FILE] [--list] [KIND]...
+
+A kind is a profile on one vendor's simulated driver, as ``wrong-byte/hip``. The fifth: for each effect of a
+fault that profiles state (of the driver, MPI, libfabric, NCCL; and no fault), the first profile by name with an
+effect not yet chosen, on CUDA and HIP by turns where it runs on both; then every fifth of the other kinds, until
+a fifth is chosen. Each kind runs the checks of `drill_table`, first in tours, then isolated. The log keeps both
+runs, and how the first does as a drill; a kind found there is not rerun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from drill_table import OUTCOMES, asked, callers, cells, check
+
+from gpuipc_doctor.model import Report
+from gpuipc_doctor.report import exits
+from gpuipc_doctor.simulator import drill, profile
+from gpuipc_doctor.simulator.profile import Profile
+
+Row = tuple[str, str, str, str, str, str]
+"""Check, probe, subject, status, key and call of a finding."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--log", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--mpi-lib", metavar="FILE", help="for faults of MPI, which are left out without it")
+    parser.add_argument("--list", action="store_true", help="print the choice and stop")
+    parser.add_argument("kinds", nargs="*", metavar="KIND")
+    options = parser.parse_args()
+    kinds = [tuple(kind.split("/")) for kind in options.kinds] or list(fifth())
+    if options.list:
+        print("\n".join(f"{name}/{backend}" for name, backend in kinds))
+        return
+    logged: dict[tuple[str, ...], dict[str, Any]] = {}
+    if options.log.exists():
+        logged = {tuple(row["kind"]): row for row in map(json.loads, options.log.read_text().splitlines())}
+    makers = callers()
+    for name, backend in kinds:
+        stated = profile.load(name)
+        if (name, backend) in logged or (stated.needs_mpi and not options.mpi_lib):
+            continue
+        logged[name, backend] = row = both(stated, backend, makers, options.mpi_lib)
+        with options.log.open("a") as log:
+            log.write(json.dumps(row) + "\n")
+    print("| kind | with tours | processor s | isolated, s | only with tours | only isolated |")
+    print("|---|---|---|---|---|---|")
+    for kind in kinds:
+        if row := logged.get(kind, {}):
+            only = ("<br>".join(map(str, row[key])) for key in ("only_tours", "only_isolated"))
+            print(f"| {'/'.join(kind)} {cells(row)} | {row['isolated_s']:.1f} | {' | '.join(only)} |")
+
+
+def fifth() -> Iterator[tuple[str, str]]:
+    """The chosen kinds, as the head of this file states."""
+    stated = [each for each in map(profile.load, profile.names()) if each.expect]
+    kinds = [(each.name, backend) for each in stated for backend in each.expect]
+    turn, met, chosen = cycle(("cuda", "hip")), set[str](), list[tuple[str, str]]()
+    for each in stated:
+        if effects_of(each) - met:
+            met |= effects_of(each)
+            backend = next(turn) if len(each.expect) > 1 else next(iter(each.expect))
+            chosen.append((each.name, backend))
+    rest = [kind for kind in kinds if kind not in chosen]
+    chosen += rest[::5][: max(len(kinds) // 5 - len(chosen), 0)]
+    yield from sorted(chosen)
+
+
+def effects_of(stated: Profile) -> set[str]:
+    faults = {
+        "driver": stated.faults,
+        "mpi": stated.mpi_faults,
+        "nccl": stated.collective_faults,
+        "fabric": stated.fabric.faults if stated.fabric else (),
+    }
+    return {f"{of} {fault['do']}" for of, each in faults.items() for fault in each} or {"none"}
+
+
+def both(stated: Profile, backend: str, makers: Any, mpi_lib: str | None) -> dict[str, Any]:
+    with asked(stated, backend, makers, mpi_lib) as arguments:
+        begun = processor_s()
+        together = check(*arguments, "--seed", "45")
+        half = processor_s()
+        alone = check(*arguments, "--seed", "45", "--isolate")
+    expected = stated.expect[backend]
+    found = drill.judge(expected, drill.rows(together), exits.code(drill.of_the_profile(together)))
+    return {
+        "kind": [stated.name, backend],
+        "arguments": arguments,
+        "s": half - begun,
+        "isolated_s": processor_s() - half,
+        "only_tours": sorted(findings(together) - findings(alone)),
+        "only_isolated": sorted(findings(alone) - findings(together)),
+        **{key: getattr(found, key) for key in OUTCOMES},
+    }
+
+
+def findings(report: Report) -> set[Row]:
+    return {
+        (
+            result.check,
+            result.probe,
+            " ".join(result.devices),
+            result.finding.status.value,
+            result.finding.key,
+            str(result.finding.values.get("call", "")),
+        )
+        for result in report.results
+    }
+
+
+def processor_s() -> float:
+    """Seconds of processor time of this program's ended children and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    main()
