@@ -5,9 +5,9 @@
 A kind is a profile on one vendor's simulated driver, as ``wrong-byte/hip``. The fifth: for each effect of a
 fault that profiles state (of the driver, MPI, libfabric, NCCL; and no fault), the first profile by name with
 an effect not yet chosen, on CUDA and HIP by turns where it runs on both; then every fifth of the other kinds,
-until a fifth is chosen. Each kind runs the checks that must find its fault and two more that meet it, drawn by
-the profile's name (six on a node where nothing is to be found), first in tours, then isolated. The log keeps
-both runs, and how the first does as a drill; a kind found there is not rerun.
+until a fifth is chosen. Each kind runs the checks that must find its fault and two more that meet it, drawn
+by the profile's name (six where nothing is to be found), first in tours, then isolated. The log keeps both
+runs, and how the first does as a drill; a kind found there is not rerun.
 """
 
 from __future__ import annotations

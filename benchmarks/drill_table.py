@@ -101,7 +101,7 @@ def asked(
         more = [check for check in meet if check not in expected.checks]
         meet = Random(stated.name).sample(more, min(others, len(more)))
     checks: Iterable[str] = sorted({*meet, *expected.checks})
-    if not checks or others is None and not (expected.findings and has_faults(stated)):
+    if not checks or (others is None and not (expected.findings and has_faults(stated))):
         checks = ["mpi-cache-growth"] if stated.needs_mpi else ["--all"]
     if stated.has_collectives:
         checks = COLLECTIVES
