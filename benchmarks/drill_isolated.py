@@ -45,7 +45,7 @@ def main() -> None:
     logged: dict[tuple[str, ...], dict[str, Any]] = {}
     if options.log.exists():
         logged = {tuple(row["kind"]): row for row in map(json.loads, options.log.read_text().splitlines())}
-    makers = callers()
+    makers = callers(options.log)
     for name, backend in kinds:
         stated = profile.load(name)
         if (name, backend) in logged or (stated.needs_mpi and not options.mpi_lib):
