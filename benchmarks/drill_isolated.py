@@ -1,13 +1,15 @@
 """Findings on a fifth of the drill's kinds, with tours and with ``--isolate``.
 
-    python benchmarks/drill_isolated.py --log FILE [--mpi-lib FILE] [--list] [KIND]...
+    python benchmarks/drill_isolated.py --log FILE [--list] [KIND]...
 
 A kind is a profile on one vendor's simulated driver, as ``wrong-byte/hip``. The fifth: for each effect of a
-fault that profiles state (of the driver, MPI, libfabric, NCCL; and no fault), the first profile by name with
-an effect not yet chosen, on CUDA and HIP by turns where it runs on both; then every fifth of the other kinds,
-until a fifth is chosen. Each kind runs the checks that must find its fault and two more that meet it, drawn
-by the profile's name (six where nothing is to be found), first in tours, then isolated. The log keeps both
-runs, and how the first does as a drill; a kind found there is not rerun.
+driver's fault that profiles state (and for no fault), the first profile by name with an effect not yet
+chosen, on CUDA and HIP by turns where it runs on both; then every fifth of the other kinds, until a fifth is
+chosen. Nodes with faults of MPI, libfabric or NCCL are left out: they have too few pairs for a shared
+launch, and ranks of collectives share none. Each kind runs the checks that must find its fault, and others
+that meet it, drawn by the profile's name, if these are fewer than four; first in tours, then isolated, in an
+order drawn once. The log keeps both runs, and how the first does as a drill; a kind found there is not
+rerun.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import resource
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from drill_table import OUTCOMES, asked, callers, cells, check
@@ -27,6 +30,9 @@ from gpuipc_doctor.report import exits
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Profile
 
+CHECKS = 4
+"""Number of checks to run on a kind: enough for a tour."""
+
 Row = tuple[str, str, str, str, str, str]
 """Check, probe, subject, status, key and call of a finding."""
 
@@ -34,7 +40,6 @@ Row = tuple[str, str, str, str, str, str]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--log", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--mpi-lib", metavar="FILE", help="for faults of MPI, which are left out without it")
     parser.add_argument("--list", action="store_true", help="print the choice and stop")
     parser.add_argument("kinds", nargs="*", metavar="KIND")
     options = parser.parse_args()
@@ -48,9 +53,9 @@ def main() -> None:
     makers = callers(options.log)
     for name, backend in kinds:
         stated = profile.load(name)
-        if (name, backend) in logged or (stated.needs_mpi and not options.mpi_lib):
+        if (name, backend) in logged:
             continue
-        logged[name, backend] = row = both(stated, backend, makers, options.mpi_lib)
+        logged[name, backend] = row = both(stated, backend, makers)
         with options.log.open("a") as log:
             log.write(json.dumps(row) + "\n")
     print("| kind | with tours | processor s | isolated, s | only with tours | only isolated |")
@@ -63,7 +68,11 @@ def main() -> None:
 
 def fifth() -> Iterator[tuple[str, str]]:
     """The chosen kinds, as the head of this file states."""
-    stated = [each for each in map(profile.load, profile.names()) if each.expect]
+    stated = [
+        each
+        for each in map(profile.load, profile.names())
+        if each.expect and not (each.needs_mpi or each.needs_fabric or each.has_collectives)
+    ]
     kinds = [(each.name, backend) for each in stated for backend in each.expect]
     turn, met, chosen = cycle(("cuda", "hip")), set[str](), list[tuple[str, str]]()
     for each in stated:
@@ -73,22 +82,16 @@ def fifth() -> Iterator[tuple[str, str]]:
             chosen.append((each.name, backend))
     rest = [kind for kind in kinds if kind not in chosen]
     chosen += rest[::5][: max(len(kinds) // 5 - len(chosen), 0)]
-    yield from sorted(chosen)
+    yield from Random(0).sample(chosen, len(chosen))
 
 
 def effects_of(stated: Profile) -> set[str]:
-    faults = {
-        "driver": stated.faults,
-        "mpi": stated.mpi_faults,
-        "nccl": stated.collective_faults,
-        "fabric": stated.fabric.faults if stated.fabric else (),
-    }
-    return {f"{of} {fault['do']}" for of, each in faults.items() for fault in each} or {"none"}
+    return {str(fault["do"]) for fault in stated.faults} or {"none"}
 
 
-def both(stated: Profile, backend: str, makers: Any, mpi_lib: str | None) -> dict[str, Any]:
-    others = 2 if stated.expect[backend].findings else 6
-    with asked(stated, backend, makers, mpi_lib, others) as arguments:
+def both(stated: Profile, backend: str, makers: Any) -> dict[str, Any]:
+    others = max(CHECKS - len(stated.expect[backend].checks), 0)
+    with asked(stated, backend, makers, None, others) as arguments:
         begun = processor_s()
         together = check(*arguments, "--seed", "45")
         half = processor_s()
