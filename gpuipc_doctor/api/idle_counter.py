@@ -31,6 +31,11 @@ def window_of(points: Sequence[tuple[float, float]]) -> Window:
     return [points[number] for number in [*sorted(kept)[::step], len(points) - 1]]
 
 
+def lasts(now: Sequence[float], then: Sequence[float]) -> float:
+    """Seconds between two points."""
+    return then[0] - now[0]
+
+
 class Reading(int):
     """Bytes in use, with the time ``at`` which they were read in seconds."""
 
@@ -78,12 +83,13 @@ class IdleCounter:
         if not self.moves or seconds <= 0:
             return 0.0, 0.0
         longest = max(window[-1][0] - window[0][0] for window in self.windows)
-        reach = min(seconds, longest)
+        half = min(seconds, longest) / 2
+        pairs = [pair for window in self.windows for pair in combinations(window, 2) if lasts(*pair) >= half]
+        pairs += [(window[0], window[-1]) for window in self.windows]  # a short one may show that it turns
         seen = [
-            (then[1] - now[1]) * max(1.0, seconds / (then[0] - now[0]))
-            for window in self.windows
-            for now, then in combinations(window, 2)
-            if reach / 2 <= then[0] - now[0] <= seconds
+            (then[1] - now[1]) * max(1.0, seconds / lasts(now, then))
+            for now, then in pairs
+            if 0 < lasts(now, then) <= seconds
         ]
         low, high = (min(seen), max(seen)) if seen else (0.0, 0.0)
         return (low + high) / 2, max(WIDER * (high - low) / 2, 1.0)
