@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuipc_doctor.secure import python
+
 if TYPE_CHECKING:
     from gpuipc_doctor.model import RoleOutcome
 
@@ -59,16 +61,26 @@ def timed(commands: Iterable[tuple[list[str], Mapping[str, str]]]) -> float:
     return time.monotonic() - started
 
 
-def build_floor(directory: Path) -> str:
-    floor = directory / "reopen_floor"
+def build_floor(directory: Path, name: str = "reopen_floor") -> str:
+    floor = directory / name
     compiler = os.environ.get("CC") or shutil.which("cc") or "cc"
-    subprocess.run([compiler, "-O2", "-o", floor, HERE / "reopen_floor.c", "-ldl"], check=True)
+    subprocess.run([compiler, "-O2", "-o", floor, HERE / f"{name}.c", "-ldl"], check=True)
     return str(floor)
 
 
-def measure(gpus: int, rounds: int, floor: str, site: Path, node_env: Mapping[str, str]) -> dict[str, Any]:
-    """Seconds of the floors, the cold and the fresh prolog on the first ``gpus`` GPUs."""
-    prolog = [sys.executable, "-I", "-m", "gpuipc_doctor", "prolog", "--config", str(site)]
+def write_site(site: Path, simulate: str = "") -> None:
+    """Write the site config of a prolog that remembers a pass, on a simulated node if one is named."""
+    remembered = f"fresh_for_s: 600, state_dir: {site.with_name('state')}, syslog: false"
+    node = f", simulate: {simulate}" if simulate else ""
+    site.write_text(f"prolog: {{{POLICY}, {remembered}{node}}}\n")
+
+
+def seconds_of(
+    gpus: int, rounds: int, floor: str, site: Path, node_env: Mapping[str, str]
+) -> dict[str, list[float]]:
+    """Sorted seconds of the floors, the cold and the fresh prolog on the first ``gpus`` GPUs."""
+    prolog = python.module("gpuipc_doctor", "prolog", "--config", str(site))
+    source_tree = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
     ids = ",".join(map(str, range(gpus)))
     state = site.with_name("state")
 
@@ -84,10 +96,16 @@ def measure(gpus: int, rounds: int, floor: str, site: Path, node_env: Mapping[st
         return fresh()
 
     def fresh() -> float:
-        return timed([(prolog, {"SLURM_JOB_GPUS": ids})])
+        return timed([(prolog, {"SLURM_JOB_GPUS": ids, **source_tree})])
 
-    seconds = median_of(rounds, {"floor": floors, "frugal": frugal, "cold": cold, "fresh": fresh})
-    once = [sys.executable, "-I", __file__, "--once", str(site), ids]
+    return median_of(rounds, {"floor": floors, "frugal": frugal, "cold": cold, "fresh": fresh})
+
+
+def measure(gpus: int, rounds: int, floor: str, site: Path, node_env: Mapping[str, str]) -> dict[str, Any]:
+    """`seconds_of`, and the parts of a further cold run."""
+    seconds = seconds_of(gpus, rounds, floor, site, node_env)
+    ids = ",".join(map(str, range(gpus)))
+    once = [sys.executable, __file__, "--once", str(site), ids]
     parts = json.loads(subprocess.run(once, check=True, capture_output=True, text=True, cwd="/").stdout)
     return {"gpus": gpus, "seconds": seconds, "parts": parts}
 
@@ -163,16 +181,17 @@ def medians(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 # -- the screen -------------------------------------------------------------------------------------------
 
 
-def table(measured: list[dict[str, Any]]) -> None:
+def table_of_seconds(measured: Iterable[tuple[int, Mapping[str, list[float]]]]) -> None:
     print("| GPUs | floor, s | with one queue, s | prolog cold, s | ratio to each floor | prolog fresh, s |")
     print("|---|---|---|---|---|---|")
-    for row in measured:
-        median = {name: statistics.median(seconds) for name, seconds in row["seconds"].items()}
+    for gpus, every in measured:
+        median = {name: statistics.median(seconds) for name, seconds in every.items()}
         floor, frugal, cold = median["floor"], median["frugal"], median["cold"]
         ratios = f"{cold / floor:.2f}, {cold / frugal:.2f}"
-        print(
-            f"| {row['gpus']} | {floor:.2f} | {frugal:.2f} | {cold:.2f} | {ratios} | {median['fresh']:.3f} |"
-        )
+        print(f"| {gpus} | {floor:.2f} | {frugal:.2f} | {cold:.2f} | {ratios} | {median['fresh']:.3f} |")
+
+
+def table_of_parts(measured: Iterable[Mapping[str, Any]]) -> None:
     for one in measured:
         parts = one["parts"]
         print(f"\n{one['gpus']} × {parts['devices'][0]} ({', '.join(parts['statuses'])}):\n")
@@ -199,9 +218,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as directory:
         site = Path(directory) / "site.yaml"
-        simulate = f", simulate: {options.simulate}" if options.simulate else ""
-        remembered = f"fresh_for_s: 600, state_dir: {directory}/state, syslog: false"
-        site.write_text(f"prolog: {{{POLICY}, {remembered}{simulate}}}\n")
+        write_site(site, options.simulate or "")
         floor = build_floor(Path(directory))
         node_env: Mapping[str, str] = {}
         if options.simulate:
@@ -210,7 +227,8 @@ def main() -> None:
             (Path(directory) / "node").mkdir()
             node_env = prepare(options.simulate, Path(directory) / "node").env
         measured = [measure(n, options.rounds, floor, site, node_env) for n in options.gpus or [1]]
-    table(measured)
+    table_of_seconds((row["gpus"], row["seconds"]) for row in measured)
+    table_of_parts(measured)
     if options.json:
         options.json.write_text(json.dumps(measured, indent=1))
 

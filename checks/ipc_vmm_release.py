@@ -138,6 +138,8 @@ def share_rounds(
             descriptor = memory.export_descriptor()
             if what == IMPORT:
                 w.peer.send_descriptor(descriptor)
+            else:
+                w.peer.send("mapped")  # so that both read used memory at the same point of each loop
             w.peer.recv()  # the importer has released it
             os.close(descriptor)
             wrong.extend(wrong_glances(f"memory of round {number}", mapping, nbytes, number))
@@ -165,6 +167,8 @@ def attach(w: Worker) -> None:
                 with w.step(f"{what}, round {number} of {rounds}"):
                     if what == IMPORT:
                         wrong += import_one(w, nbytes, number)
+                    else:
+                        w.peer.recv()
                 wrong += read_stays(f"{what}, round {number} of {rounds}")
                 if number in ledger.sampled(SAMPLED):
                     used[what].append(ledger.sample(what, number))

@@ -139,6 +139,20 @@ class CudaDriver(Driver):
         attribute = self.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         return int(self.call("pointer-attribute", attribute, address))
 
+    def _function(self, name: str) -> Any:
+        return self._ask_pointer if name == "cuPointerGetAttribute" else super()._function(name)
+
+    def _ask_pointer(self, attribute: int, address: int) -> tuple[Any, int]:
+        """``cuPointerGetAttribute`` for an attribute that is an int, without the binding: several of its
+        versions return 0 for each device's memory (https://github.com/NVIDIA/cuda-python/issues/2928; seen
+        with two H200s)."""
+        import ctypes
+
+        library = ctypes.CDLL(self.vendor.library)
+        value = ctypes.c_int(-1)
+        code = library.cuPointerGetAttribute(ctypes.byref(value), int(attribute), ctypes.c_uint64(address))
+        return self.api.CUresult(code), value.value
+
     def create_context(self, ordinal: int) -> Any:
         # cuda-bindings 13 wraps cuCtxCreate_v4, which takes creation parameters first.
         from cuda.bindings import __version__

@@ -290,6 +290,14 @@ def test_open_without_seeing_the_exporters_device(exporter: Remote, start: Start
     assert importer.gpu.open_ipc(buffer.ipc_handle()).read() == pattern(MIB, 1)
 
 
+@on_backends("cuda", "hip")
+@pytest.mark.usefixtures("two_devices")
+def test_memory_of_the_second_gpu_is_said_to_be_its_own(start: Start) -> None:
+    """cuda-bindings 13.3.1 says that it is the first one's: no row, seen with two H200s."""
+    second = start(ordinal=1)
+    assert second.gpu.ordinal_of(second.gpu.alloc(4096).address) == 1
+
+
 @on_backends("cuda")
 def test_open_from_another_pid_namespace(exporter: Remote, start: Start) -> None:
     """open from another pid namespace (`unshare -p`): success here"""
