@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
+from gpuipc_doctor.api.trend import slope
+
 Window = Sequence[Sequence[float]]
 """Points (seconds, bytes) of an uninterrupted idle time: first, last, and both sides of each change."""
 
@@ -18,6 +20,9 @@ WIDER = 2.0
 
 MOST_POINTS = 32
 """Maximum points of a window, all of which are compared with each other."""
+
+FEWEST = 4
+"""Minimum points of a window that show a rate."""
 
 SPREAD_S = 0.3
 """Seconds over which changes must be spread: another process's start also changes used memory a few times."""
@@ -29,11 +34,6 @@ def window_of(points: Sequence[tuple[float, float]]) -> Window:
     kept = {0, len(points) - 1, *changed, *(number - 1 for number in changed)}
     step = -(-len(kept) // MOST_POINTS)
     return [points[number] for number in [*sorted(kept)[::step], len(points) - 1]]
-
-
-def lasts(now: Sequence[float], then: Sequence[float]) -> float:
-    """Seconds between two points."""
-    return then[0] - now[0]
 
 
 class Reading(int):
@@ -83,14 +83,20 @@ class IdleCounter:
         if not self.moves or seconds <= 0:
             return 0.0, 0.0
         longest = max(window[-1][0] - window[0][0] for window in self.windows)
-        half = min(seconds, longest) / 2
-        pairs = [pair for window in self.windows for pair in combinations(window, 2) if lasts(*pair) >= half]
-        pairs += [(window[0], window[-1]) for window in self.windows]  # a short one may show that it turns
+        reach = min(seconds, longest)
         seen = [
-            (then[1] - now[1]) * max(1.0, seconds / lasts(now, then))
-            for now, then in pairs
-            if 0 < lasts(now, then) <= seconds
+            (then[1] - now[1]) * max(1.0, seconds / (then[0] - now[0]))
+            for window in self.windows
+            for now, then in combinations(window, 2)
+            if reach / 2 <= then[0] - now[0] <= seconds
         ]
+        # A short window may show that the counter turns; a process that ends in it does not count.
+        for window in self.windows:
+            used_at = dict(tuple(point) for point in window)
+            used = [*used_at.values()]
+            steps = [abs(then - now) for now, then in pairwise(used)]
+            if len(used) >= FEWEST and max(steps) <= (max(used) - min(used)) / 2:
+                seen.append(slope([*used_at], used).estimate * seconds)
         low, high = (min(seen), max(seen)) if seen else (0.0, 0.0)
         return (low + high) / 2, max(WIDER * (high - low) / 2, 1.0)
 
