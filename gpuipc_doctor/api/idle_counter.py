@@ -92,7 +92,7 @@ class IdleCounter:
         ]
         # A short window may show that the counter turns; a process that ends in it does not count.
         for window in self.windows:
-            used_at = dict(tuple(point) for point in window)
+            used_at = {point[0]: point[1] for point in window}
             used = [*used_at.values()]
             steps = [abs(then - now) for now, then in pairwise(used)]
             if len(used) >= FEWEST and max(steps) <= (max(used) - min(used)) / 2:
