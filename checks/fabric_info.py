@@ -17,6 +17,7 @@ from pathlib import PurePath
 from typing import ClassVar
 
 from gpuipc_doctor.api import (
+    FABRICS,
     Check,
     Context,
     FabricStack,
@@ -28,22 +29,11 @@ from gpuipc_doctor.api import (
     Worker,
 )
 
-WHAT_IT_IS = {
-    "cxi": "HPE Slingshot",
-    "verbs": "InfiniBand or RoCE",
-    "efa": "AWS EFA",
-    "opa": "Omni-Path",
-}
+BY_ADAPTER = "cxi"
+"""The fabric of which libfabric must list each adapter by its name."""
+EACH = FABRICS[BY_ADAPTER]
 
-SEEK = {
-    "cxi": "check `lspci -d 17db:` and dmesg, and that the driver cxi_ss1 is loaded",
-    "verbs": "check lspci and dmesg, and that the driver (mlx5_ib, …) is loaded",
-    "efa": "check `lspci -d 1d0f:` and dmesg, and that the driver efa is loaded",
-    "opa": "check lspci and dmesg, and that the driver hfi1 is loaded",
-}
-"""Fabric → remedy for an adapter that the kernel does not list."""
-
-OF_INTEREST = ("libfabric", "shs-libfabric", "libfabric-providers", "ucx", "cxi-driver", "shs")
+SHOWN_FACTS = ("libfabric", "shs-libfabric", "libfabric-providers", "ucx", "cxi-driver", "shs")
 """Inventory facts shown as evidence."""
 
 
@@ -57,7 +47,7 @@ class FabricInfo(Check):
         known = [
             f"{fact.name} {fact.value} ({fact.source})"
             for fact in ctx.inventory
-            if fact.name in OF_INTEREST and fact.value
+            if fact.name in SHOWN_FACTS and fact.value
         ]
         adapters = any(fact.name == "cxi-devices" and fact.value for fact in ctx.inventory)
         stated = ctx.fabric.stated
@@ -67,7 +57,7 @@ class FabricInfo(Check):
         if not (known or adapters or here or ctx.fabric.programs):
             yield Finding.skip(
                 "no-fabric",
-                "found no HPE Slingshot adapter, no libfabric and no UCX{why_not:aside}",
+                f"found no {EACH.title} adapter, no libfabric and no UCX{{why_not:aside}}",
                 remedy="if jobs use libfabric or UCX, load MPI's module, or name its library with --mpi-lib",
                 why_not=ctx.fabric.why_not,
             )
@@ -82,23 +72,24 @@ class FabricInfo(Check):
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         seen, programs = done.records["fabric"], done.params["programs"]
-        told = [
-            *broken(seen["broken"], programs),
-            *problems(seen, programs),
-            *unlike_stated(seen, done.params["stated"]),
-            *health(seen, done.params["status_dir"]),
+        problems = [
+            *judge_programs(seen["broken"], programs),
+            *judge_adapters(seen),
+            *judge_libraries(seen, programs),
+            *judge_stated(seen, done.params["stated"]),
+            *judge_health(seen, done.params["status_dir"]),
         ]
-        adapters = [in_words(adapter) for adapter in seen["adapters"]]
-        by_itself = [f"{name}: {file} ({via})" for name, (file, via) in programs.items()]
+        adapters = [describe(adapter) for adapter in seen["adapters"]]
+        found = [f"{name}: {file} ({via})" for name, (file, via) in programs.items()]
         providers = list(dict.fromkeys(interface["provider"] for interface in seen.get("interfaces", ())))
-        yield from told or [
+        yield from problems or [
             Finding.ok(
                 "offered",
                 "{what}",
                 *(["fi_info lists " + ", ".join(providers)] if providers else []),
                 *adapters,
                 *(f"{port} is {state}" for port, state in seen["ports"].items()),
-                *by_itself,
+                *found,
                 *done.params["known"],
                 what=summary(seen, done.params["known"], done.params["stated"]),
             )
@@ -108,20 +99,24 @@ class FabricInfo(Check):
 def without_adapter(fabric: FabricStack, stated: StatedFabric) -> Finding:
     """The FAIL if the kernel lists no adapter of the site config's fabric; other adapters are its
     evidence."""
+    kind = FABRICS[stated.name]
     return Finding.fail(
         "no-adapter",
         "no {what} adapter found; {where} says this node has {fabric}",
         *(f"the kernel lists {', '.join(names)} ({of})" for of, names in fabric.adapters.items() if names),
-        remedy=f"{SEEK[stated.name]}; if the node has no such adapter, correct {stated.where}",
+        remedy=f"{kind.remedies['no-adapter']}; if the node has no such adapter, correct {stated.where}",
         fabric=stated.name,
-        what=WHAT_IT_IS[stated.name],
+        what=kind.title,
         where=stated.where,
     )
 
 
-def unlike_stated(seen: Json, stated: Json) -> Iterator[Finding]:
-    """The finding if an adapter of the fabric exists but no library lists it."""
-    name, where, adapters = stated or ("", "", None)
+def judge_stated(seen: Json, stated: Json) -> Iterator[Finding]:
+    """The findings if an adapter of the stated fabric exists, but has no active port or no library lists
+    it."""
+    if not stated:
+        return
+    name, where, adapters = stated
     ports = {
         port: state for port, state in seen["ports"].items() if port.partition("/")[0] in (adapters or ())
     }
@@ -135,15 +130,12 @@ def unlike_stated(seen: Json, stated: Json) -> Iterator[Finding]:
             where=where,
             fabric=name,
         )
-    if name not in OFFERED_AS:  # for cxi, each adapter is checked
-        return
     offers = {
         "fi_info": [interface["provider"] for interface in seen.get("interfaces", ())],
         "ucx_info": seen.get("transports", []),
     }
-    if ("interfaces" in seen or "transports" in seen) and not any(
-        offer.startswith(OFFERED_AS[name]) for offer in (*offers["fi_info"], *offers["ucx_info"])
-    ):
+    was_asked = "interfaces" in seen or "transports" in seen
+    if was_asked and not is_offered(name, [*offers["fi_info"], *offers["ucx_info"]]):
         yield Finding.warn(
             "stated-not-offered",
             "neither libfabric nor UCX lists {fabric}, which this node has according to {where}",
@@ -158,13 +150,10 @@ def unlike_stated(seen: Json, stated: Json) -> Iterator[Finding]:
         )
 
 
-OFFERED_AS = {
-    "verbs": ("verbs", "rc_", "ud_", "dc_"),
-    "efa": ("efa", "srd"),
-    "opa": ("opx", "psm2"),
-    "tcp": ("tcp",),
-}
-"""Fabric → prefixes of the fabric's names in libfabric and UCX (src/uct/ib)."""
+def is_offered(fabric: str, offers: list[str]) -> bool:
+    """Whether a library lists the fabric. A fabric whose adapters are judged one by one counts as listed."""
+    names = FABRICS[fabric].offered_as
+    return not names or any(offer.startswith(names) for offer in offers)
 
 
 def summary(seen: Json, known: list[str], stated: Json = None) -> str:
@@ -174,12 +163,12 @@ def summary(seen: Json, known: list[str], stated: Json = None) -> str:
     parts = parts or [line.partition(" (")[0] for line in known]
     if count := len(seen["adapters"]):
         parts.append(f"{count} adapter{'s' * (count != 1)}, all listed")
-    if stated and stated[0] != "cxi" and stated[2]:
+    if stated and stated[0] != BY_ADAPTER and stated[2]:
         parts.append(f"{stated[0]} on {', '.join(stated[2])}")
     return ", ".join(parts) or "no version found"
 
 
-def in_words(adapter: Json) -> str:
+def describe(adapter: Json) -> str:
     """An adapter such as ``cxi0 (hsn0): link up, BS_200G, link layer retry on``, without unreadable
     attributes."""
     parts = [f"{word} {adapter[key]}" for key, word in WORDS.items() if adapter[key]]
@@ -191,7 +180,7 @@ def in_words(adapter: Json) -> str:
 WORDS = {"link": "link", "speed": "speed", "retries": "link layer retry", "loopback": "loopback"}
 
 
-def broken(failed: Json, programs: Json) -> Iterator[Finding]:
+def judge_programs(failed: Json, programs: Json) -> Iterator[Finding]:
     """Findings on programs that failed to list providers and transports."""
     for program, bad in failed.items():
         file, via = programs[program]
@@ -214,22 +203,21 @@ def broken(failed: Json, programs: Json) -> Iterator[Finding]:
             )
 
 
-def problems(seen: Json, programs: Json) -> Iterator[Finding]:
+def judge_adapters(seen: Json) -> Iterator[Finding]:
+    """Findings on each adapter that libfabric must list by its name."""
     offered = {
         interface["domain"]: interface["state"]
         for interface in seen.get("interfaces", ())
-        if interface["provider"] == "cxi"
+        if interface["provider"] == BY_ADAPTER
     }
     for adapter in seen["adapters"]:
-        name, shown = adapter["name"], in_words(adapter)
+        name, shown = adapter["name"], describe(adapter)
         if "interfaces" in seen and name not in offered:
             yield Finding.fail(
                 "not-offered",
                 "libfabric does not list {adapter}{why:aside}",
                 shown,
-                remedy="fix the cause named in brackets; if the retry handler crashed, reboot (HPE's guide)"
-                if adapter["left_out"]
-                else "to see why, run `FI_LOG_LEVEL=warn fi_info -p cxi`",
+                remedy=EACH.remedies["left-out" if adapter["left_out"] else "not-offered"],
                 adapter=name,
                 why=adapter["left_out"],
             )
@@ -238,7 +226,7 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
                 "link-down",
                 "the link of {adapter} is down",
                 shown,
-                remedy="check the cable and the switch port (cxi_stat, fabric manager)",
+                remedy=EACH.remedies["link-down"],
                 adapter=name,
             )
         if adapter["loopback"] not in ("", "off"):
@@ -254,9 +242,13 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
                 "no-link-retry",
                 "link-layer retry is off on {adapter}: lost frames are not resent",
                 shown,
-                remedy="ask the administrator who set the port's policy, or HPE, why retry is off",
+                remedy=EACH.remedies["no-link-retry"],
                 adapter=name,
             )
+
+
+def judge_libraries(seen: Json, programs: Json) -> Iterator[Finding]:
+    """Findings on libfabric: where its programs are, and what they list."""
     file, via = programs.get("fi_info", ("", ""))
     if via == "not on PATH":
         prefix = PurePath(file).parents[1]
@@ -264,7 +256,7 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
             "outside-path",
             "libfabric's programs are in {directory}, which is not on PATH",
             remedy=f"export PATH={prefix}/bin:$PATH LD_LIBRARY_PATH={prefix}/lib64:$LD_LIBRARY_PATH, or load "
-            "libfabric's module (HPE's known issue 2874751, on RHEL)",
+            + EACH.remedies["outside-path"],
             directory=str(PurePath(file).parent),
         )
     if seen.get("interfaces") == [] and not seen["adapters"]:
@@ -278,20 +270,20 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
         yield Finding.warn(
             "cannot-ask",
             "adapters found, but no fi_info to show whether libfabric lists them",
-            *map(in_words, seen["adapters"]),
+            *map(describe, seen["adapters"]),
             remedy="install libfabric's programs, or put them on PATH",
         )
 
 
-def health(seen: Json, status_dir: str | None) -> Iterator[Finding]:
-    """Findings from the results of HPE's own check."""
+def judge_health(seen: Json, status_dir: str | None) -> Iterator[Finding]:
+    """Findings from the results of the vendor's own check."""
     bad = [result for result in seen["health"] if result["result"].lower() not in ("pass", "skip")]
     if bad:
         yield Finding.fail(
             "healthcheck",
-            "HPE's cxi_healthcheck reports: {checks}",
+            f"{EACH.healthcheck} reports: {{checks}}",
             *("{check}: {result} ({file}, {when})".format(**result) for result in bad),
-            remedy="look up the reported checks in HPE's troubleshooting guide; then rerun cxi_healthcheck",
+            remedy=EACH.remedies["healthcheck"],
             checks=sorted({result["check"] for result in bad}),
         )
     if status_dir and not seen["health"]:
@@ -305,8 +297,8 @@ def health(seen: Json, status_dir: str | None) -> Iterator[Finding]:
 
 def look(w: Worker) -> None:
     programs = {name: file for name, (file, _) in w.params["programs"].items()}
-    asks = (w.params["stated"] or [""])[0] in OFFERED_AS
-    w.record(**w.fabric.look(programs, w.params["status_dir"], transports=asks))
+    is_needed = bool(w.params["stated"]) and bool(FABRICS[w.params["stated"][0]].offered_as)
+    w.record(**w.fabric.look(programs, w.params["status_dir"], transports=is_needed))
 
 
 CHECK = FabricInfo()

@@ -17,23 +17,17 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from gpuipc_doctor.api import (
-    ODD_BYTES,
     Check,
     Context,
     Finding,
-    Json,
-    Ledger,
-    Peer,
     PhysicalMemory,
     Probe,
     ProbeOutcome,
     VmmMapping,
     Worker,
-    account,
     closing_order,
     exchange_as_exporter,
     exchange_as_importer,
@@ -41,6 +35,18 @@ from gpuipc_doctor.api import (
     write_pattern,
     wrong_pattern,
 )
+
+from ._ipc_vmm_contexts import attach_anew, export_anew, judge_contexts
+from ._ipc_vmm_killed import (
+    export_and_die,
+    judge_gone,
+    judge_killed,
+    outlive,
+    share_and_watch,
+    write_and_die,
+)
+from ._ipc_vmm_remapping import judge_remapped, remap
+from ._ipc_vmm_sharing import judge_wrong, round_up
 
 NBYTES = 20 << 20
 """Bytes of each segment, before rounding up to the device's granularity."""
@@ -58,13 +64,6 @@ ROUTES = ("SCM_RIGHTS", "pidfd_getfd", "SCM_RIGHTS")
 """How the descriptor of each segment is passed."""
 OLD = "Linux 5.6 has it; on a newer kernel, update the container's runtime, whose filter does not know it"
 FORBIDDEN = "allow it in the container's seccomp profile, or set kernel.yama.ptrace_scope to 0"
-REMAPPINGS = 640
-"""Number of mappings without a pause. With 160, faulty ROCm 6.4.3 passed some runs."""
-
-REMAPPED = 16 << 10
-"""Bytes written and read in each of the `REMAPPINGS`, with one copy each way."""
-
-CASES = ("with both contexts kept", "in the importer's new context", "from the exporter's new context")
 
 
 class IpcVmm(Check):
@@ -84,9 +83,6 @@ class IpcVmm(Check):
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         _, judge = PROCEDURES[done.probe]
         yield from judge(done)
-
-
-# -- data, by each route ----------------------------------------------------------------------------------
 
 
 def export(w: Worker) -> None:
@@ -143,16 +139,6 @@ def segment(n: int) -> str:
     return f"segment {n + 1}, by {ROUTES[n]}"
 
 
-def round_up(nbytes: int, granule: int) -> int:
-    return -(-nbytes // granule) * granule
-
-
-@contextmanager
-def imported(w: Worker, step: str, descriptor: int, nbytes: int) -> Iterator[VmmMapping]:
-    with w.step(step), w.gpu.import_descriptor(descriptor, nbytes) as memory, memory.map() as mapping:
-        yield mapping
-
-
 def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
     importer = done.records["importer"]
     bad = [*judge_wrong(importer), *judge_exchange(done)]
@@ -168,152 +154,6 @@ def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
     elif not bad:
         says = "{nbytes:mib} verified in both directions, with descriptors from SCM_RIGHTS and pidfd_getfd"
         yield Finding.ok("right", says, nbytes=importer["verified"])
-
-
-def judge_wrong(record: Mapping[str, Json]) -> Iterable[Finding]:
-    if wrong := record["wrong"]:
-        yield Finding.fail("wrong-data", "an imported descriptor shows wrong data", *wrong)
-
-
-# -- addresses that are used again ------------------------------------------------------------------------
-
-
-def remap(w: Worker) -> None:
-    nbytes, wrong = min(w.gpu.granule, REMAPPED), list[str]()
-    for number in range(1, REMAPPINGS + 1):
-        step = w.step(f"mapping {number} of {REMAPPINGS}")
-        with step, w.gpu.create_physical(w.gpu.granule) as memory, memory.map() as mapping:
-            write_pattern(mapping, nbytes, number)
-            wrong += wrong_pattern(f"mapping {number}", mapping, nbytes, number)
-    w.record(wrong=wrong)
-
-
-def judge_remapped(done: ProbeOutcome) -> Iterable[Finding]:
-    if wrong := done.records["allocator"]["wrong"]:
-        says = "memory shows wrong data if its addresses were unmapped just before"
-        yield Finding.fail("wrong-after-unmap", says, *wrong[:3], times=len(wrong))
-    else:
-        yield Finding.ok("remaps", "memory mapped, copied and unmapped {times} times", times=REMAPPINGS)
-
-
-# -- contexts that end ------------------------------------------------------------------------------------
-
-
-def export_anew(w: Worker) -> None:
-    context = w.gpu.create_context()
-    with w.gpu.create_physical(w.gpu.granule) as memory, memory.map() as mapping:
-        write_pattern(mapping, memory.nbytes)
-        w.peer.send(memory.nbytes)
-        for case in CASES:
-            if "exporter's" in case:
-                context.destroy()
-                context = w.gpu.create_context()
-            with w.step(f"export {case}"):
-                descriptor = memory.export_descriptor()
-            w.peer.send_descriptor(descriptor)
-            os.close(descriptor)
-        w.peer.recv()  # the importer has read it
-
-
-def attach_anew(w: Worker) -> None:
-    context, nbytes, wrong = w.gpu.create_context(), w.peer.recv(), []
-    for case in CASES:
-        if "importer's" in case:
-            context.destroy()
-            context = w.gpu.create_context()
-        descriptor = w.peer.recv_descriptor()
-        with imported(w, f"import {case}", descriptor, nbytes) as mapping:
-            wrong += wrong_pattern(case, mapping, nbytes)
-        os.close(descriptor)
-    w.record(wrong=wrong)
-    w.peer.send("looked")
-
-
-def judge_contexts(done: ProbeOutcome) -> Iterable[Finding]:
-    bad = list(judge_wrong(done.records["importer"]))
-    says = "import works again after either end re-created its context"
-    yield from bad or [Finding.ok("imports-again", says)]
-
-
-# -- an exporter that is gone -----------------------------------------------------------------------------
-
-
-def export_and_die(w: Worker) -> None:
-    with w.gpu.create_physical(w.gpu.granule) as memory, memory.map() as mapping:
-        write_pattern(mapping, memory.nbytes)
-        share(w.peer, memory)
-    w.peer.send("released")
-    w.peer.recv()  # the importer has it mapped
-    w.die()
-
-
-def share(importer: Peer, memory: PhysicalMemory) -> None:
-    """Send an importer the size of the memory and a descriptor, then close the descriptor here."""
-    importer.send(memory.nbytes)
-    descriptor = memory.export_descriptor()
-    importer.send_descriptor(descriptor)
-    os.close(descriptor)
-
-
-def outlive(w: Worker) -> None:
-    nbytes, descriptor, wrong = w.peer.recv(), w.peer.recv_descriptor(), []
-    w.peer.recv()  # the exporter has released everything
-    with w.step("import what the exporter released"):
-        memory = w.gpu.import_descriptor(descriptor, nbytes)
-        mapping = memory.map()
-    wrong += wrong_pattern("memory released by the exporter", mapping, nbytes)
-    w.peer.send("mapped")
-    w.peer.wait_gone()
-    wrong += wrong_pattern("memory mapped when the exporter was killed", mapping, nbytes)
-    mapping.unmap()
-    memory.release()
-    with imported(w, "import after the exporter was killed", descriptor, nbytes) as mapping:
-        wrong += wrong_pattern("memory imported afterwards", mapping, nbytes)
-    os.close(descriptor)
-    w.record(wrong=wrong)
-
-
-def judge_gone(done: ProbeOutcome) -> Iterable[Finding]:
-    bad = list(judge_wrong(done.records["importer"]))
-    says = "memory outlived its exporter while a descriptor was open"
-    yield from bad or [Finding.ok("outlives", says)]
-
-
-# -- an importer that is gone -----------------------------------------------------------------------------
-
-
-def share_and_watch(w: Worker) -> None:
-    ledger, (importer, spare) = Ledger(w), w.peers
-    nbytes, lost = round_up(ODD_BYTES, w.gpu.granule), list[str]()
-
-    def lose(importer: Peer) -> None:
-        with w.gpu.create_physical(nbytes) as memory, memory.map() as mapping:
-            share(importer, memory)
-            importer.wait_gone()
-            lost.extend(wrong_pattern("data written by the killed importer", mapping, nbytes))
-
-    before = ledger.mark()
-    lose(importer)
-    if not ledger.enter("the importer was killed with it mapped", before, lambda: lose(spare)):
-        spare.send(None)
-    w.record(wrong=lost, nbytes=nbytes)
-
-
-def write_and_die(w: Worker) -> None:
-    if nbytes := w.peer.recv():
-        gpu = w.gpus[-1]  # before the descriptor: the driver may start a child, which would inherit it
-        descriptor = w.peer.recv_descriptor()
-        with w.step("import and write"):
-            write_pattern(gpu.import_descriptor(descriptor, nbytes).map(), nbytes)
-        w.die()
-
-
-def judge_killed(done: ProbeOutcome) -> Iterable[Finding]:
-    exporter = done.records["exporter"]
-    bad, watched = list(judge_wrong(exporter)), account(exporter)
-    bad += watched.judge(exporter["nbytes"])
-    says = "memory was released after its importer was killed"
-    yield from bad or [Finding.ok("returned", says, *watched.evidence())]
 
 
 PROCEDURES = {

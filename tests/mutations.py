@@ -3,9 +3,10 @@
     python -m tests.mutations [CHECK | api/MODULE]...     # ipc-release, api/ledger; without a name, all
 
 In a check, `judge` and the functions that it calls are mutated: each is made to return no findings, and each
-of its conditions is changed. Role functions are not mutated: the fault profiles test them. In a module of
-gpuipc_doctor/api, all functions are mutated in the same way. A mutation that no test of the check, or none in
-tests/unit/api/, notices is printed: a test is missing. The exit code is then 1.
+of its conditions is changed. In a part of a check, such as `_ipc_vmm_killed`, all judges are. Role functions
+are not mutated: the fault profiles test them. In a module of gpuipc_doctor/api, all functions are mutated in
+the same way. A mutation that no test of the check, or none in tests/unit/api/, notices is printed: a test is
+missing. The exit code is then 1.
 """
 
 from __future__ import annotations
@@ -89,16 +90,15 @@ def _is_abstract(function: ast.FunctionDef) -> bool:
 
 
 def _reached_from_classes(tree: ast.Module) -> set[ast.FunctionDef]:
-    """The methods of the check, and functions that they call, also indirectly; no role functions."""
+    """The methods of the check, or the judges of a part of a check, and functions that they call, also
+    indirectly; no role functions."""
     functions = {
         definition.name: definition for definition in tree.body if isinstance(definition, ast.FunctionDef)
     }
     reached: set[ast.FunctionDef] = set()
-    left: list[ast.AST] = [
-        definition
-        for definition in tree.body
-        if isinstance(definition, ast.ClassDef) and _is_check(definition)
-    ]
+    checks = [definition for definition in tree.body if isinstance(definition, ast.ClassDef)]
+    judges = [function for name, function in functions.items() if name.startswith("judge_")]
+    left: list[ast.AST] = [*filter(_is_check, checks)] or [ast.Module([*judges], [])]
     while left:
         for node in ast.walk(left.pop()):
             named = functions.get(node.id) if isinstance(node, ast.Name) else node
@@ -186,12 +186,19 @@ def _test(file: Path, broken: ast.Module | None) -> NoReturn:
         return compile(broken, self.path, "exec") if same else load(self, name)  # type: ignore[arg-type]
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
-    tests = ROOT / ("tests/unit/api" if file.parent == API else f"tests/checks/test_{file.stem}.py")
+    tests = ROOT / ("tests/unit/api" if file.parent == API else f"tests/checks/test_{_owner(file)}.py")
     os._exit(pytest.main(["-qx", "-n0", "-p", "no:cacheprovider", str(tests)]))
 
 
+def _owner(file: Path) -> str:
+    """The module of the check that a file is, or is a part of."""
+    checks = (check.stem for check in file.parent.glob("[!_]*.py"))
+    return next(name for name in checks if file.stem == name or file.stem.startswith(f"_{name}_"))
+
+
 def main(*names: str) -> int:
-    everything = [*sorted((ROOT / "checks").glob("[!_]*.py")), *sorted(API.glob("[!_]*.py"))]
+    parts = (ROOT / "checks").glob("_[!_]*.py")
+    everything = [*sorted((ROOT / "checks").glob("[!_]*.py")), *sorted(parts), *sorted(API.glob("[!_]*.py"))]
     tried = missed = 0
     for file in [_file(name) for name in names] or everything:
         began = time.monotonic()

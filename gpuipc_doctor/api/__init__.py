@@ -24,6 +24,7 @@ from gpuipc_doctor.api.exchange import (
     exchange_as_importer,
     judge_exchange,
 )
+from gpuipc_doctor.api.fabrics import FABRICS
 from gpuipc_doctor.api.gpu import (
     REUSES,
     WITHOUT_GPU_IPC,

@@ -19,13 +19,14 @@ from gpuipc_doctor.diagnose.log_facts import Facts
 from gpuipc_doctor.diagnose.occurrences import Place, Sighting, Tally
 from gpuipc_doctor.diagnose.origin import Writers, day
 from gpuipc_doctor.diagnose.rank_files import LogSummary, compare
-from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message, relation, vendors
+from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message, affected, cures, relation, vendors
 from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import Lookalike
 from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.texts.index import Index
 from gpuipc_doctor.texts.literals import Needs, bare
-from gpuipc_doctor.texts.scanner import Hit, Pattern, spanned
+from gpuipc_doctor.texts.scanner import Hit, spanned
+from gpuipc_doctor.texts.search_patterns import Pattern
 from gpuipc_doctor.texts.text_search import Reading
 from gpuipc_doctor.versions import Verdict
 
@@ -205,10 +206,10 @@ class Examination:
         if isinstance(entry, Message):
             sure = max(signature.confidence for signature in signatures)
             return Recognised(entry, sure, sure, Relation.UNKNOWN, "", entry.look, total, lines)
-        verdict, reason = entry.judge(facts)
+        verdict, reason = affected.judge(entry, facts)
         told = any(fact.name == entry.component and fact.value for fact in facts)
         today = None if told else last_day
-        outdated = entry.cured_before(today) if today else ""
+        outdated = affected.fixed_long_before(entry, today) if today else ""
         if applying:
             worth = max(signature.confidence for signature in applying)
             steps = {Verdict.BAD: 1, Verdict.FINE: -Confidence.HIGH}.get(verdict, 0)
@@ -224,7 +225,7 @@ class Examination:
             return None
         sure = Confidence(min(max(worth + steps, Confidence.LOW), Confidence.HIGH))
         related = relation(verdict, True) or Relation.UNKNOWN
-        return Recognised(entry, worth, sure, related, reason, entry.remedies(facts), total, lines)
+        return Recognised(entry, worth, sure, related, reason, cures.remedies(entry, facts), total, lines)
 
 
 def _facts_asked_for(entries: Iterable[Entry]) -> list[str]:
@@ -299,7 +300,7 @@ class LogExamination(Reading):
         if told is not None:
             self._summary.add(seen.kind, seen.first)
             if examination.is_flood(told):
-                self._scanner.rest(told)
+                self._scanner.pause(told)
         for number, match in hit.matches:
             if fact := examination.fact(number):
                 examination.learn(fact, match[1], seen.first)

@@ -19,7 +19,7 @@ from gpuipc_doctor.diagnose.decompress import NoText, Unreadable, decompressed, 
 from gpuipc_doctor.diagnose.flight_recorder import Dump
 from gpuipc_doctor.diagnose.rank_files import rank_in
 from gpuipc_doctor.secure import reading
-from gpuipc_doctor.texts.scanner import BLOCK
+from gpuipc_doctor.texts.lines import BLOCK
 
 STDIN = "-"
 

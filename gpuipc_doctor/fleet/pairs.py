@@ -9,10 +9,10 @@ from functools import cache
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.fleet.ask import LaunchOptions, Target, ask
+from gpuipc_doctor.fleet.crossings import Topology
 from gpuipc_doctor.fleet.pair_runs import Outcome, Pair, Run
 from gpuipc_doctor.fleet.partners import Blame, blame, next_round
 from gpuipc_doctor.fleet.summary import NodeReport, State
-from gpuipc_doctor.fleet.switches import Topology
 from gpuipc_doctor.model import Report, Status
 from gpuipc_doctor.report import report_json
 

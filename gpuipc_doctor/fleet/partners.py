@@ -14,8 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from gpuipc_doctor.fleet.crossings import Topology
 from gpuipc_doctor.fleet.pair_runs import Outcome, Pair, Run
-from gpuipc_doctor.fleet.switches import Cut, Switches, Topology
+from gpuipc_doctor.fleet.switch_pairs import pairs_to_try
+from gpuipc_doctor.fleet.switches import Cut, Switches, judge_switches
 
 MAX_ROUNDS = 8
 
@@ -116,9 +118,9 @@ def next_round(
     if not rounds:
         return _neighbours(nodes, across=across)
     record = _Record(run for done in rounds for run in done)
-    switches = Switches([run for done in rounds for run in done], topology)
+    switches = judge_switches([run for done in rounds for run in done], topology)
     open_nodes = [node for node in nodes if node not in record.proven and not _is_bad(node, record, switches)]
-    inner = switches.to_try(open_nodes, record.proven)
+    inner = pairs_to_try(switches.crossings, open_nodes, record.proven)
     within = {node for pair in inner for node in pair}
     others = [node for node in open_nodes if node not in within]
     pairs = (
@@ -208,7 +210,7 @@ def _is_bad(node: str, record: _Record, switches: Switches) -> bool:
 def blame(nodes: Sequence[str], rounds: Sequence[Sequence[Run]], topology: Topology = _NO_TOPOLOGY) -> Blame:
     """The verdict after all rounds."""
     record = _Record(run for done in rounds for run in done)
-    switches = Switches([run for done in rounds for run in done], topology)
+    switches = judge_switches([run for done in rounds for run in done], topology)
     cut = {node for each in switches.cut for node in each.nodes}
     bad, unclear, silent = [], [], []
     for node in nodes:
@@ -233,8 +235,8 @@ def blame(nodes: Sequence[str], rounds: Sequence[Sequence[Run]], topology: Topol
         tuple(unclear),
         tuple(silent),
         unstable,
-        tuple(switches.cut),
+        switches.cut,
         tuple(sorted({switch for pair in unexplained for switch in switches.suspected(pair)})),
-        tuple(switches.uncrossed),
-        tuple(switches.links),
+        tuple(switches.crossings.uncrossed),
+        switches.links,
     )

@@ -39,8 +39,15 @@ class Evidence:
     seconds: float = 0.0
     """Seconds from the first snapshot to the last."""
 
+    @property
+    def is_long(self) -> bool:
+        """Whether ranks that did not move in this time count as stuck."""
+        return self.seconds >= LONG_S
 
-def judge(activities: Mapping[int, Activity], waiting: Sequence[int], evidence: Evidence) -> Verdict:
+
+def judge(
+    cause: Cause, activities: Mapping[int, Activity], waiting: Sequence[int], evidence: Evidence
+) -> Verdict:
     """The verdict if every rank waits for its GPU, or in a collective of PyTorch."""
     power = _odd_power(evidence.watts, waiting)
     place = odd_place(activities, waiting)
@@ -49,12 +56,11 @@ def judge(activities: Mapping[int, Activity], waiting: Sequence[int], evidence: 
     if evidence.calls:
         same = Judgement(problem=Problem.SAME, operation=_operation(evidence.calls))
         reasons.insert(0, same.sentence)
-    still = evidence.seconds >= LONG_S
-    if still:
+    if evidence.is_long:
         reasons.append(f"nothing moved in {evidence.seconds:.0f} s")
     own = [rank for rank in waiting if rank not in blamed] or list(waiting)
     return Verdict(
-        cause=Cause.DEVICE_BUSY if still else Cause.GPU_WAIT,
+        cause=cause,
         blamed=tuple(blamed),
         waiting=tuple(rank for rank in waiting if rank not in blamed),
         operation=most_common(activities[rank].operation for rank in blamed or own),

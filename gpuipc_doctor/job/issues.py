@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpuipc_doctor.inventory import environment, variables
 from gpuipc_doctor.inventory.environment import SetVariable
 from gpuipc_doctor.job.document import Cause, JobReport, MatchedIssue, Rank
-from gpuipc_doctor.knownissues import Confidence, KnownIssue, relation
+from gpuipc_doctor.knownissues import Confidence, KnownIssue, affected, cures, relation
 from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.model import Effect, Fact, Setting
 from gpuipc_doctor.texts.text_search import Search
@@ -49,7 +49,7 @@ def matching(report: JobReport, known: Iterable[KnownIssue]) -> Iterator[Matched
         for found, shown, ranks in groups:
             seen = any(id_ == issue.id and s.applies(found) is Verdict.BAD for id_, s in shown)
             may = report.verdict.cause in _OF_LIBRARIES and issue.kind in classes
-            verdict, reason = issue.judge(found)
+            verdict, reason = affected.judge(issue, found)
             related = relation(verdict, seen)
             if related and (seen or may) and (seen or _is_loaded(issue, found)):
                 yield MatchedIssue(
@@ -57,7 +57,7 @@ def matching(report: JobReport, known: Iterable[KnownIssue]) -> Iterator[Matched
                     title=issue.title,
                     relation=related,
                     reason=reason,
-                    remedy=issue.remedy(found),
+                    remedy=cures.remedy(issue, found),
                     checks=issue.checks,
                     ranks=tuple(rank.rank for rank in ranks),
                 )

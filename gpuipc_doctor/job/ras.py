@@ -16,6 +16,7 @@ from gpuipc_doctor.collective.ras_counts import Answer
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.loaded import versions
 from gpuipc_doctor.job.processes import Gone, Reader
+from gpuipc_doctor.knownissues import affected
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.present.text import ranges
 from gpuipc_doctor.versions import Range, Verdict
@@ -66,7 +67,7 @@ def query(ranks: Iterable[Process], *, ask: bool) -> Question:
         return Question()
     version = versions(loads[0]).get("nccl") or "of unknown version"
     known = next(issue for issue in knownissues.load() if issue.id == _CRASHES)
-    if not ask and known.judge([Fact("nccl", version, "loaded")])[0] is not Verdict.FINE:
+    if not ask and affected.judge(known, [Fact("nccl", version, "loaded")])[0] is not Verdict.FINE:
         because = f"a query can crash a job; affected: NCCL {known.bad_versions} ({known.id})"
         return Question(
             (f"RAS of NCCL {version} listens on port {PORT} but was not queried: {because}; use --ras",)

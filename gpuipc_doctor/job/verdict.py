@@ -1,17 +1,17 @@
-"""Which ranks wait for which, and why."""
+"""Which ranks wait for which, and why: an ordered table of rules, of which the first that applies decides."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from gpuipc_doctor.collective.judge import Judgement, Problem
-from gpuipc_doctor.collective.judge import judge as collectives
+from gpuipc_doctor.collective.judge import Problem
 from gpuipc_doctor.job import gpu_waits
-from gpuipc_doctor.job.activity import STILL, Activity, Kind, is_poll
+from gpuipc_doctor.job.activity import Activity, Kind
 from gpuipc_doctor.job.document import Cause, Growth, Verdict
 from gpuipc_doctor.job.gpu_waits import Evidence
+from gpuipc_doctor.job.rank_facts import RankFacts, find_culprits
 
 
 def judge(
@@ -25,126 +25,240 @@ def judge(
     ``size``: number of ranks, if known. ``messages``: whether messages moved between the last snapshots; None
     if unknown.
     """
-    if not activities:
-        return Verdict(cause=Cause.UNKNOWN, reasons=("no rank could be read",))
-    absent = sorted(set(range(size or 0)) - activities.keys())
-    ended = [*absent, *_ranks(activities, {Kind.ENDED})]
-    waiting = [rank for rank, each in sorted(activities.items()) if each.kind.waits_for_ranks]
-    device = _ranks(activities, {Kind.DEVICE})
-    moved = _ranks(activities, {Kind.MOVES})
-    for kind, cause in ((Kind.KERNEL, Cause.KERNEL), (Kind.STOPPED, Cause.STOPPED)):
-        if stuck := _ranks(activities, {kind}):
-            return _blame(cause, stuck, sorted([*waiting, *device]), activities)
-    if ended and (waiting or (device and not moved)):
-        return _blame(Cause.RANK_ENDED, ended, sorted([*waiting, *device]), activities)
-    if moved:
-        progress = f"{len(moved)} of {len(activities)} ranks made progress"
-        calls = {activities[rank].operation for rank in waiting if activities[rank].kind is Kind.COLLECTIVE}
-        stays = len(calls) > 1 or any(each.kind.is_outside for each in activities.values())
-        if still := [rank for rank in waiting if stays or activities[rank].kind in _FOR_PARTNERS]:
-            verdict = _blame(Cause.UNKNOWN, (), still, activities)
-            idle = f"{_plural(len(still), 'other')} stayed in {verdict.waits_in}, idle or stuck"
-            return replace(verdict, reasons=(progress, idle))
-        return replace(_blame(Cause.RUNS, (), waiting, activities), reasons=(progress,))
-    if evidence.collectives_move:
-        return Verdict(cause=Cause.RUNS, reasons=("NCCL counts new collectives",))
-    outside = [rank for rank, each in sorted(activities.items()) if each.kind.is_outside]
-    waits = sorted([*waiting, *device])
-    if waits and (judgement := _of_collectives(evidence)):
-        return _by_collectives(judgement, activities, outside, waits)
-    if device and outside:
-        return _late(activities, outside, waits, messages)
-    if device and gpu_waits.is_of_gpus(activities, waits) and len(waits) == len(activities):
-        return gpu_waits.judge(activities, waits, evidence)
-    unknown = _ranks(activities, {Kind.UNKNOWN})
-    if device and not (unknown and gpu_waits.is_of_gpus(activities, waits)):
-        return _blame(Cause.DEVICE_BUSY, device, waiting, activities)
-    if unknown:
-        reasons = tuple(dict.fromkeys(activities[rank].reason for rank in unknown))
-        return Verdict(cause=Cause.UNKNOWN, blamed=tuple(unknown), waiting=tuple(waits), reasons=reasons)
-    if waiting and outside:
-        return _late(activities, outside, waiting, messages)
-    if waiting:
-        return _all_in_mpi(activities, waiting, messages)
-    polling = [rank for rank in outside if is_poll(activities[rank].operation)]
-    if polling and messages is False:
-        why = (
-            f"{_plural(len(polling), 'rank')} polling in {_operations(activities, polling)}; no message moves"
-        )
-        return Verdict(cause=Cause.UNKNOWN, blamed=tuple(polling), reasons=(why,))
-    if len(activities) > 1 and (deaf := [rank for rank in outside if _is_at_socket(activities[rank])]):
-        why = f"{_plural(len(deaf), 'rank')} waiting at a socket outside MPI, whose peer is unknown"
-        return Verdict(cause=Cause.UNKNOWN, waiting=tuple(deaf), reasons=(why,))
-    if all(each.kind is Kind.SLEEPS and each.reason.endswith(STILL) for each in activities.values()):
-        why = "nothing moved: every rank sleeps, and none is known to have woken up between the snapshots"
-        return replace(_blame(Cause.UNKNOWN, (), sorted(activities), activities), reasons=(why,))
-    return Verdict(cause=Cause.RUNS, reasons=("no rank waits for another",))
+    ranks = RankFacts(activities, size, messages, evidence)
+    rule = next(rule for rule in RULES if rule.when(ranks))
+    return rule.verdict(ranks, rule.cause)
 
 
-def _of_collectives(evidence: Evidence) -> Judgement | None:
-    """The first conclusion from the ranks' collectives that names a culprit."""
-    members: dict[str, set[int]] = {}
-    for call in evidence.calls:
-        members.setdefault(call.group, set()).add(call.rank)
-    found = collectives(evidence.calls, members)
-    return next((judgement for judgement in found if any(rank >= 0 for rank in judgement.culprits)), None)
+class Rule(NamedTuple):
+    """``when`` it applies, the ``cause``, and the rest of the verdict."""
+
+    when: Callable[[RankFacts], object]
+    cause: Cause
+    verdict: Callable[[RankFacts, Cause], Verdict]
 
 
-def _by_collectives(
-    judgement: Judgement,
-    activities: Mapping[int, Activity],
-    outside: Sequence[int],
-    waits: Sequence[int],
-) -> Verdict:
-    """The verdict if the counts of collectives name a culprit."""
-    culprits = [rank for rank in judgement.culprits if rank >= 0]
-    different = judgement.problem in (Problem.OPERATION, Problem.SIZES, Problem.ORDER)
-    cause = Cause.MISMATCH if different else Cause.HOST_LATE
-    if not different and culprits and not {*culprits} & activities.keys():
-        cause = Cause.RANK_ENDED
-    verdict = _blame(cause, culprits, [rank for rank in waits if rank not in culprits], activities)
-    called = judgement.called if different else verdict.operation
+def _blame(kind: Kind) -> Callable[[RankFacts, Cause], Verdict]:
+    return lambda ranks, cause: ranks.verdict(cause, ranks.doing(kind), ranks.all_waiting)
+
+
+def _say(reason: str) -> Callable[[RankFacts, Cause], Verdict]:
+    return lambda ranks, cause: Verdict(cause=cause, reasons=(reason,))
+
+
+# -- ranks that made progress -----------------------------------------------------------------------------
+
+
+def _count_moved(ranks: RankFacts) -> str:
+    return f"{len(ranks.moved)} of {len(ranks.activities)} ranks made progress"
+
+
+def _some_idle(ranks: RankFacts, cause: Cause) -> Verdict:
+    verdict = ranks.verdict(cause, waiting=ranks.idle_beside_moving)
+    others = _plural(len(ranks.idle_beside_moving), "other")
+    idle = f"{others} stayed in {verdict.waits_in}, idle or stuck"
+    return replace(verdict, reasons=(_count_moved(ranks), idle))
+
+
+def _all_move(ranks: RankFacts, cause: Cause) -> Verdict:
+    return ranks.verdict(cause, waiting=ranks.waiting, reasons=(_count_moved(ranks),))
+
+
+# -- collectives whose counts name a culprit --------------------------------------------------------------
+
+
+def _has_culprit(ranks: RankFacts) -> bool:
+    return bool(ranks.all_waiting and ranks.collectives)
+
+
+def _called_another(ranks: RankFacts) -> bool:
+    problem = ranks.collectives.problem if ranks.all_waiting and ranks.collectives else None
+    return problem in (Problem.OPERATION, Problem.SIZES, Problem.ORDER)
+
+
+def _culprits_ended(ranks: RankFacts) -> bool:
+    return _has_culprit(ranks) and ranks.activities.keys().isdisjoint(find_culprits(ranks.collectives))
+
+
+def _by_collectives(ranks: RankFacts, cause: Cause) -> Verdict:
+    judgement = ranks.collectives
+    assert judgement is not None
+    verdict = ranks.verdict(cause, find_culprits(judgement), ranks.all_waiting)
+    called = judgement.called if cause is Cause.MISMATCH else verdict.operation
     return replace(gpu_waits.with_evidence(verdict, judgement), operation=called)
 
 
-def _late(
-    activities: Mapping[int, Activity],
-    outside: Sequence[int],
-    waiting: Sequence[int],
-    messages: bool | None,
-) -> Verdict:
-    """The verdict if some ranks wait for ranks that stay outside MPI. Ranks that poll may also be waiting, so
-    they are blamed only if there are no others."""
-    late = [rank for rank in outside if not is_poll(activities[rank].operation)] or outside
-    verdict = _blame(Cause.HOST_LATE, late, waiting, activities)
-    if messages:
-        why = f"ranks were in {verdict.waits_in} in every snapshot, but {_MOVE}"
-    elif all(activities[rank].kind.may_advance for rank in late):
-        why = f"the ranks outside {verdict.waits_in} are late, or are in an endless loop"
-    else:
-        return verdict
-    return replace(verdict, cause=Cause.UNKNOWN, reasons=(*verdict.reasons, why))
+# -- ranks that wait for ranks outside MPI ----------------------------------------------------------------
 
 
-_FOR_PARTNERS = (Kind.RECEIVES, Kind.SENDS, Kind.PROGRESSES)
-"""Activities of ranks that may wait for each other while other ranks make progress. A rank in a collective is
-not among them: it waits for the ranks that make progress."""
+def _late(ranks: RankFacts, cause: Cause) -> Verdict:
+    return ranks.verdict(cause, ranks.late, ranks.all_waiting)
+
+
+def _late_with_messages(ranks: RankFacts, cause: Cause) -> Verdict:
+    verdict = _late(ranks, cause)
+    why = f"ranks were in {verdict.waits_in} in every snapshot, but {_MOVE}"
+    return replace(verdict, reasons=(*verdict.reasons, why))
+
+
+def _late_or_looping(ranks: RankFacts, cause: Cause) -> Verdict:
+    verdict = _late(ranks, cause)
+    why = f"the ranks outside {verdict.waits_in} are late, or are in an endless loop"
+    return replace(verdict, reasons=(*verdict.reasons, why))
+
 
 _MOVE = "messages are still exchanged: the ranks' shared memory changes"
 
 
-def _is_at_socket(activity: Activity) -> bool:
-    """Whether the rank sleeps in a read from a network socket (Linux, net/core/sock.c,
-    net/unix/af_unix.c)."""
-    return activity.kind is Kind.SLEEPS and activity.path[-1:] in _AT_SOCKET
+# -- ranks that wait for their GPUs -----------------------------------------------------------------------
 
 
-_AT_SOCKET = (
-    ("wait_woken",),
-    ("sk_wait_data",),
-    ("unix_stream_data_wait",),
-    ("__skb_wait_for_more_packets",),
+def _all_on_gpus(ranks: RankFacts) -> bool:
+    return ranks.wait_only_for_gpus and len(ranks.all_waiting) == len(ranks.activities)
+
+
+def _by_gpus(ranks: RankFacts, cause: Cause) -> Verdict:
+    return gpu_waits.judge(cause, ranks.activities, ranks.all_waiting, ranks.evidence)
+
+
+def _on_gpus(ranks: RankFacts, cause: Cause) -> Verdict:
+    return ranks.verdict(cause, ranks.on_gpus, ranks.waiting)
+
+
+def _unread(ranks: RankFacts, cause: Cause) -> Verdict:
+    reasons = dict.fromkeys(ranks.activities[rank].reason for rank in ranks.unknown)
+    blamed, waiting = tuple(ranks.unknown), tuple(ranks.all_waiting)
+    return Verdict(cause=cause, blamed=blamed, waiting=waiting, reasons=tuple(reasons))
+
+
+# -- ranks that all are outside MPI -----------------------------------------------------------------------
+
+
+def _polling(ranks: RankFacts, cause: Cause) -> Verdict:
+    who, calls = _plural(len(ranks.polling), "rank"), ranks.name_operations(ranks.polling)
+    why = f"{who} polling in {calls}; no message moves"
+    return Verdict(cause=cause, blamed=tuple(ranks.polling), reasons=(why,))
+
+
+def _at_socket(ranks: RankFacts, cause: Cause) -> Verdict:
+    who = _plural(len(ranks.at_socket), "rank")
+    why = f"{who} waiting at a socket outside MPI, whose peer is unknown"
+    return Verdict(cause=cause, waiting=tuple(ranks.at_socket), reasons=(why,))
+
+
+def _asleep(ranks: RankFacts, cause: Cause) -> Verdict:
+    why = "nothing moved: every rank sleeps, and none is known to have woken up between the snapshots"
+    return ranks.verdict(cause, waiting=sorted(ranks.activities), reasons=(why,))
+
+
+# -- ranks that all wait in MPI ---------------------------------------------------------------------------
+
+
+def _perhaps_looping(ranks: RankFacts) -> bool:
+    return ranks.messages is None and ranks.in_one_collective and ranks.wait_in_python
+
+
+def _stuck_or_looping(ranks: RankFacts, cause: Cause) -> Verdict:
+    loop = "every rank is in the same collective: stuck, or calling it repeatedly in a Python loop"
+    odd = gpu_waits.odd_place(ranks.activities, ranks.waiting)
+    return ranks.verdict(cause, sorted(odd), ranks.waiting, reasons=(*odd.values(), loop))
+
+
+def _went_on(ranks: RankFacts) -> str:
+    left = f"{_plural(len(ranks.in_collectives), 'rank')} went on to"
+    calls = ranks.name_operations(ranks.in_collectives)
+    return f"{left} {calls} while others still exchange messages"
+
+
+def _partners_wait(ranks: RankFacts, cause: Cause) -> Verdict:
+    return _all_wait(ranks, cause, (), "every rank waits in MPI for another rank")
+
+
+def _partners_may_send(ranks: RankFacts, cause: Cause) -> Verdict:
+    why = _went_on(ranks)
+    if any(call.startswith("MPI_Wait") for call in ranks.partner_calls):
+        why += "; the request may belong to a message or to a nonblocking collective"
+    return _all_wait(ranks, cause, ranks.for_partners, why)
+
+
+def _nobody_sends(ranks: RankFacts, cause: Cause) -> Verdict:
+    reasons = ["no rank is sending", _went_on(ranks)]
+    if ranks.partner_calls - {"MPI_Recv", "MPI_Mrecv", "MPI_Probe", "MPI_Mprobe"}:
+        reasons.insert(1, "a request may belong to a send that no rank receives")
+    return ranks.verdict(cause, ranks.for_partners, ranks.waiting, reasons=tuple(reasons))
+
+
+def _all_finalize(ranks: RankFacts) -> bool:
+    return len(ranks.doing(Kind.ENDS)) == len(ranks.waiting)
+
+
+def _different_collectives(ranks: RankFacts, cause: Cause) -> Verdict:
+    finalizing = ranks.doing(Kind.ENDS)
+    order = "the ranks are in different collectives, which must be called in the same order"
+    gone = "a rank in MPI_Finalize takes part in no other collective"
+    verdict = ranks.verdict(cause, finalizing or ranks.minority, ranks.waiting)
+    operation = ranks.name_operations(ranks.minority or ranks.waiting)
+    return replace(verdict, operation=operation, reasons=(gone if finalizing else order,))
+
+
+def _same_collective(ranks: RankFacts, cause: Cause) -> Verdict:
+    why = "all ranks are in the same collective: its root, communicator or sizes may differ between them"
+    return _all_wait(ranks, cause, (), why)
+
+
+def _all_wait(ranks: RankFacts, cause: Cause, blamed: Sequence[int], why: str) -> Verdict:
+    still = ("the memory that ranks share does not change",) if ranks.messages is False else ()
+    verdict = ranks.verdict(cause, blamed, ranks.waiting)
+    operation = verdict.operation or verdict.waits_in
+    return replace(verdict, operation=operation, reasons=(why, *still))
+
+
+RULES = (
+    Rule(lambda r: not r.activities, Cause.UNKNOWN, _say("no rank could be read")),
+    Rule(lambda r: r.doing(Kind.KERNEL), Cause.KERNEL, _blame(Kind.KERNEL)),
+    Rule(lambda r: r.doing(Kind.STOPPED), Cause.STOPPED, _blame(Kind.STOPPED)),
+    Rule(
+        lambda r: r.ended and (r.waiting or (r.on_gpus and not r.moved)),
+        Cause.RANK_ENDED,
+        lambda r, cause: r.verdict(cause, r.ended, r.all_waiting),
+    ),
+    # Something moves.
+    Rule(lambda r: r.moved and r.idle_beside_moving, Cause.UNKNOWN, _some_idle),
+    Rule(lambda r: r.moved, Cause.RUNS, _all_move),
+    Rule(lambda r: r.evidence.collectives_move, Cause.RUNS, _say("NCCL counts new collectives")),
+    # Ranks wait, and the counts of their collectives name a culprit.
+    Rule(_called_another, Cause.MISMATCH, _by_collectives),
+    Rule(_culprits_ended, Cause.RANK_ENDED, _by_collectives),
+    Rule(_has_culprit, Cause.HOST_LATE, _by_collectives),
+    # Ranks wait for their GPUs.
+    Rule(lambda r: r.on_gpus and r.outside and r.messages, Cause.UNKNOWN, _late_with_messages),
+    Rule(lambda r: r.on_gpus and r.outside and r.late_may_advance, Cause.UNKNOWN, _late_or_looping),
+    Rule(lambda r: r.on_gpus and r.outside, Cause.HOST_LATE, _late),
+    Rule(lambda r: _all_on_gpus(r) and r.evidence.is_long, Cause.DEVICE_BUSY, _by_gpus),
+    Rule(_all_on_gpus, Cause.GPU_WAIT, _by_gpus),
+    Rule(lambda r: r.on_gpus and not (r.unknown and r.wait_only_for_gpus), Cause.DEVICE_BUSY, _on_gpus),
+    Rule(lambda r: r.unknown, Cause.UNKNOWN, _unread),
+    # Ranks wait in MPI for ranks outside MPI.
+    Rule(lambda r: r.waiting and r.outside and r.messages, Cause.UNKNOWN, _late_with_messages),
+    Rule(lambda r: r.waiting and r.outside and r.late_may_advance, Cause.UNKNOWN, _late_or_looping),
+    Rule(lambda r: r.waiting and r.outside, Cause.HOST_LATE, _late),
+    # No rank waits in MPI.
+    Rule(lambda r: not r.waiting and r.polling and r.messages is False, Cause.UNKNOWN, _polling),
+    Rule(lambda r: not r.waiting and len(r.activities) > 1 and r.at_socket, Cause.UNKNOWN, _at_socket),
+    Rule(lambda r: not r.waiting and r.all_asleep, Cause.UNKNOWN, _asleep),
+    Rule(lambda r: not r.waiting, Cause.RUNS, _say("no rank waits for another")),
+    # All ranks wait in MPI.
+    Rule(lambda r: r.messages and len(r.calls) == 1, Cause.RUNS, _say(_MOVE)),
+    Rule(lambda r: r.messages, Cause.UNKNOWN, _say(_MOVE)),
+    Rule(_perhaps_looping, Cause.UNKNOWN, _stuck_or_looping),
+    Rule(lambda r: not r.in_collectives, Cause.ALL_WAIT, _partners_wait),
+    Rule(lambda r: r.for_partners and r.may_send, Cause.ALL_WAIT, _partners_may_send),
+    Rule(lambda r: r.for_partners, Cause.MESSAGE_LOST, _nobody_sends),
+    Rule(_all_finalize, Cause.FINALIZE, lambda r, cause: r.verdict(cause, (), r.waiting)),
+    Rule(lambda r: len(r.operations) > 1, Cause.MISMATCH, _different_collectives),
+    Rule(lambda r: True, Cause.ALL_WAIT, _same_collective),
 )
+"""Rules in the order in which they are tried; each may rely on all before it not applying."""
 
 
 def with_growth(verdict: Verdict, growth: Sequence[Growth], unseen: Mapping[str, str]) -> Verdict:
@@ -165,119 +279,6 @@ def with_growth(verdict: Verdict, growth: Sequence[Growth], unseen: Mapping[str,
         reasons = (*verdict.reasons, *(f"{what}: {why}" for what, why in unseen.items()))
         return replace(verdict, cause=Cause.UNKNOWN, reasons=reasons)
     return verdict
-
-
-def _all_in_mpi(activities: Mapping[int, Activity], waiting: Sequence[int], messages: bool | None) -> Verdict:
-    """The verdict if every rank waits in MPI. If no messages move, the ranks' calls decide."""
-    calls = {(activities[rank].kind, activities[rank].operation) for rank in waiting}
-    in_one_collective = len(calls) == 1 and all(kind is Kind.COLLECTIVE for kind, _ in calls)
-    if messages:
-        return Verdict(cause=Cause.RUNS if len(calls) == 1 else Cause.UNKNOWN, reasons=(_MOVE,))
-    if messages is None and in_one_collective and any(_is_python(activities[rank]) for rank in waiting):
-        loop = "every rank is in the same collective: stuck, or calling it repeatedly in a Python loop"
-        odd = gpu_waits.odd_place(activities, waiting)
-        verdict = _blame(Cause.UNKNOWN, sorted(odd), waiting, activities)
-        return replace(verdict, reasons=(*odd.values(), loop))
-    collective = _ranks(activities, {Kind.COLLECTIVE, Kind.STARTS, Kind.ENDS, Kind.JOINS})
-    if len(collective) < len(waiting):
-        return _exchange(activities, waiting, collective, messages)
-    if len(_ranks(activities, {Kind.ENDS})) == len(waiting):
-        return _blame(Cause.FINALIZE, [], waiting, activities)
-    if len({activities[rank].operation for rank in waiting}) > 1:
-        left = _ranks(activities, {Kind.ENDS}) or _minority(activities, waiting)
-        order = "the ranks are in different collectives, which must be called in the same order"
-        gone = "a rank in MPI_Finalize takes part in no other collective"
-        return replace(
-            _blame(Cause.MISMATCH, left, waiting, activities),
-            operation=_operations(activities, _minority(activities, waiting) or waiting),
-            reasons=(gone if _ranks(activities, {Kind.ENDS}) else order,),
-        )
-    alike = "all ranks are in the same collective: its root, communicator or sizes may differ between them"
-    return _all_wait((), waiting, activities, alike, messages)
-
-
-def _minority(activities: Mapping[int, Activity], waiting: Sequence[int]) -> list[int]:
-    """Ranks in other collectives of PyTorch than most ranks; none if there is no majority.
-
-    Of MPI's collectives, the one that most ranks have called may be the one too early.
-    """
-    counts = Counter(activities[rank].operation for rank in waiting)
-    (usual, number), *_ = counts.most_common(1)
-    if 2 * number <= len(waiting) or any(operation.startswith("MPI_") for operation in counts):
-        return []
-    return [rank for rank in waiting if activities[rank].operation != usual]
-
-
-def _exchange(
-    activities: Mapping[int, Activity],
-    waiting: Sequence[int],
-    collective: Sequence[int],
-    messages: bool | None,
-) -> Verdict:
-    """The verdict if some ranks wait for a partner, and all others wait for these ranks in a collective."""
-    partners = [rank for rank in waiting if rank not in collective]
-    if not collective:
-        return _all_wait((), partners, activities, "every rank waits in MPI for another rank", messages)
-    left = f"{_plural(len(collective), 'rank')} went on to {_operations(activities, collective)}"
-    gone = f"{left} while others still exchange messages"
-    calls = {activities[rank].operation for rank in partners}
-    if any(activities[rank].kind is Kind.SENDS for rank in partners) or any(map(_is_open, calls)):
-        request = "the request may belong to a message or to a nonblocking collective"
-        reasons = [gone, request] if any(call.startswith("MPI_Wait") for call in calls) else [gone]
-        return _all_wait(partners, collective, activities, "; ".join(reasons), messages)
-    verdict = _blame(Cause.MESSAGE_LOST, partners, collective, activities)
-    several = ("a request may belong to a send that no rank receives",) if calls - set(_RECEIVES) else ()
-    return replace(verdict, reasons=("no rank is sending", *several, gone))
-
-
-_RECEIVES = ("MPI_Recv", "MPI_Mrecv", "MPI_Probe", "MPI_Mprobe")
-
-
-def _is_open(call: str) -> bool:
-    """Whether a call may wait for something other than a message from a partner."""
-    return call.startswith(("MPI_Win", "an MPI")) or call == "MPI_Wait"
-
-
-def _all_wait(
-    blamed: Sequence[int],
-    waiting: Sequence[int],
-    activities: Mapping[int, Activity],
-    why: str,
-    messages: bool | None,
-) -> Verdict:
-    still = ("the memory that ranks share does not change",) if messages is False else ()
-    verdict = _blame(Cause.ALL_WAIT, blamed, waiting, activities)
-    operation = verdict.operation or verdict.waits_in
-    return replace(verdict, operation=operation, reasons=(why, *still))
-
-
-def _is_python(activity: Activity) -> bool:
-    return any(".py:" in frame for frame in activity.path)
-
-
-def _blame(
-    cause: Cause, blamed: Sequence[int], waiting: Sequence[int], activities: Mapping[int, Activity]
-) -> Verdict:
-    waiting = [rank for rank in waiting if rank not in blamed]
-    there = [rank for rank in blamed if rank in activities]
-    return Verdict(
-        cause=cause,
-        blamed=tuple(blamed),
-        waiting=tuple(waiting),
-        operation=_operations(activities, there),
-        waits_in=_operations(activities, waiting),
-        reasons=tuple(dict.fromkeys(activities[rank].reason for rank in there)),
-    )
-
-
-def _ranks(activities: Mapping[int, Activity], kinds: Collection[Kind]) -> list[int]:
-    return [rank for rank, each in sorted(activities.items()) if each.kind in kinds]
-
-
-def _operations(activities: Mapping[int, Activity], ranks: Sequence[int]) -> str:
-    """Operations of these ranks, most frequent first."""
-    counts = Counter(activities[rank].operation for rank in ranks if activities[rank].operation)
-    return ", ".join(operation for operation, _ in counts.most_common(3))
 
 
 def _plural(number: int, noun: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
-from gpuipc_doctor.knownissues import vendors
+from gpuipc_doctor.knownissues import affected, cures, finding_evidence, vendors
 from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression
 from gpuipc_doctor.knownissues.relation import relation
@@ -96,7 +96,7 @@ def _join(
     asked = [
         result
         for result in results
-        if issue.is_looked_for_by(result) and _is_on(result, concerned)
+        if finding_evidence.shows(issue, result) and _is_on(result, concerned)
         if not (is_foreign and result.devices)
     ]
     tried = _trials(asked)
@@ -106,7 +106,7 @@ def _join(
         if result.finding.status not in (Status.WARN, Status.FAIL):
             continue
         evidence = (*result.finding.evidence, *tried[result.check, result.finding.identity])
-        if contradiction := issue.contradicted_by(replace(result.finding, evidence=evidence)):
+        if contradiction := finding_evidence.contradiction(issue, replace(result.finding, evidence=evidence)):
             against.append(contradiction)
             continue
         if result.finding.status is Status.FAIL:
@@ -132,7 +132,7 @@ def _join(
         title=issue.title,
         relation=related,
         reason=reason,
-        remedy=issue.remedy(facts),
+        remedy=cures.remedy(issue, facts),
         checks=tuple(dict.fromkeys(result.check for result in speaking)),
         subjects=tuple(where),
         component=issue.component,
@@ -157,7 +157,7 @@ class _Evidence:
 
     def __init__(self, issues: Iterable[KnownIssue], results: Iterable[Result]) -> None:
         bad = [result for result in results if result.finding.status in (Status.WARN, Status.FAIL)]
-        asked = [issue for issue in issues if any(map(issue.is_looked_for_by, bad))]
+        asked = [issue for issue in issues if any(finding_evidence.shows(issue, result) for result in bad)]
         signatures = [signature for issue in asked for signature in issue.signatures]
         self._shown: dict[int, set[int]] = {}
         if not signatures:
@@ -193,9 +193,9 @@ def _judge(
     If the verdict differs between devices, the worst verdict counts, and the devices with this verdict are
     affected.
     """
-    judged = [(*issue.judge(part.facts), part) for part in parts if part.may_have(issue)]
+    judged = [(*affected.judge(issue, part.facts), part) for part in parts if part.may_have(issue)]
     if not judged:
-        return (*issue.judge(facts), facts, [])
+        return (*affected.judge(issue, facts), facts, [])
     worst = any_of(verdict for verdict, *_ in judged)
     chosen = [verdict for verdict in judged if verdict[0] is worst]
     _, reason, first = chosen[0]
@@ -209,7 +209,7 @@ def harms(issues: Iterable[KnownIssue], facts: Sequence[Fact], devices: Sequence
         if not issue.harms or issue.withdrawn:
             continue
         for part in (part for part in each if part.may_have(issue)):
-            verdict, reason = issue.judge(part.facts)
+            verdict, reason = affected.judge(issue, part.facts)
             # If the affected versions are unknown, the issue's other conditions decide.
             expected = bool(issue.needs) and all_of(n.judge(part.facts) for n in issue.needs) is Verdict.BAD
             for step in issue.harms:

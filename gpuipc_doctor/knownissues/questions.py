@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from gpuipc_doctor.knownissues import affected
 from gpuipc_doctor.knownissues.entry import KnownIssue
 from gpuipc_doctor.knownissues.message import Message
 from gpuipc_doctor.model import Fact
@@ -73,10 +74,10 @@ def _is_about(entry: Entry, question: Question) -> bool:
 
 
 def _of_version(issue: KnownIssue, question: Question) -> Answer | None:
-    after, why = issue.judge([Fact(question.component, question.version, "")])
+    after, why = affected.judge(issue, [Fact(question.component, question.version, "")])
     if not question.before:
         return None if after is Verdict.FINE else Answer(issue, after, why)
-    before, _ = issue.judge([Fact(question.component, question.before, "")])
+    before, _ = affected.judge(issue, [Fact(question.component, question.before, "")])
     if after is before is Verdict.FINE:
         return None
     change = Change.NEW if before is Verdict.FINE else Change.ENDS if after is Verdict.FINE else Change.STAYS

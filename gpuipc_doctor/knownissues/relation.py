@@ -16,7 +16,7 @@ _RELATIONS = {
 def relation(expected: Verdict, is_shown: bool) -> Relation | None:
     """The relation, or None for an issue that does not concern the node.
 
-    ``expected``: the verdict on versions and conditions (`KnownIssue.judge`). ``is_shown``: whether a
+    ``expected``: the verdict on versions and conditions (`affected.judge`). ``is_shown``: whether a
     finding, a text or a stack shows the issue.
     """
     return _RELATIONS.get((expected, is_shown))

@@ -42,12 +42,14 @@ from gpuipc_doctor.run import (
     workarounds,
 )
 from gpuipc_doctor.run.conclusions import Doubt
-from gpuipc_doctor.run.discovery import Discovery, Found, Stacks, asks_foreign
+from gpuipc_doctor.run.discovery import Discovery, Found
 from gpuipc_doctor.run.planner import Plan, PlannedProbe, Planner, TooManyFollowUps
 from gpuipc_doctor.run.preview import Preview, of_ranks
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import MAX_JOBS, Ended, NotRun, Schedule, Watcher
+from gpuipc_doctor.run.stack_discovery import StackDiscovery, Stacks
+from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
 from gpuipc_doctor.run.tours import Tours
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.supervise.probe import Limits
@@ -81,6 +83,7 @@ class Run:
 
     planner: Planner
     discovery: Discovery
+    stack_discovery: StackDiscovery
     schedule: Schedule
     log: ResultLog
     facts_from_files: Future[tuple[Fact, ...]]
@@ -280,7 +283,7 @@ def survey_node(
     """The devices, the inventory, and the MPI, if any, that checks would use."""
     with _started(request, config, node, watcher) as run:
         found = run.discovery.drivers()
-        return found.devices, run.collect_inventory(found), run.discovery.mpi(found.devices, found.site)
+        return found.devices, run.collect_inventory(found), run.stack_discovery.mpi(found.devices, found.site)
 
 
 def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Preview:
@@ -289,7 +292,7 @@ def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) 
         found = run.discovery.drivers()
         run.issues = knownissues.load(config.known_issues_dirs)
         devices = request.select_devices(found.devices) if found.devices else ()
-        stacks = run.discovery.stacks(devices, found.site, start_ranks=False)
+        stacks = run.stack_discovery.stacks(devices, found.site, start_ranks=False)
         plan = run.plan_probes(run.collect_inventory(found), devices, stacks, found.site, preflight.look())
         plan = replace(plan, concluded=(*run.log.results(), *plan.concluded))
         told = of_ranks(found.site.node, stacks.mpi, devices) if run.planner.asks_for_mpi else ()
@@ -324,7 +327,7 @@ def run(
         # If no device is found, the result is that of the discovery.
         devices = request.select_devices(found.devices) if found.devices else ()
         node_inventory = run.collect_inventory(found)
-        stacks = run.discovery.stacks(devices, found.site, start_ranks=True)
+        stacks = run.stack_discovery.stacks(devices, found.site, start_ranks=True)
         seen = before.result() if before else {}
         run.execute(run.plan_probes(node_inventory, devices, stacks, found.site, seen), devices)
         facts, stack = run.with_tested_collectives(node_inventory.facts), tuple[Fact, ...]()
@@ -399,7 +402,10 @@ def _started(
         log = ResultLog(
             keeps_logs=bool(request.keep_logs), suppressed=config.suppressed, tell=watcher.concluded
         )
-        yield Run(planned, Discovery(node, job, planned, schedule, log), schedule, log, facts_from_files)
+        surveys = SurveyRunner(planned, schedule, log)
+        discovery = Discovery(node, job, planned, surveys)
+        stack_discovery = StackDiscovery(node, planned, surveys)
+        yield Run(planned, discovery, stack_discovery, schedule, log, facts_from_files)
 
 
 @contextlib.contextmanager

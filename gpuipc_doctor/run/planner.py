@@ -10,16 +10,10 @@ from datetime import date
 from pathlib import Path
 
 from gpuipc_doctor.api import Check, Context, loader
-from gpuipc_doctor.api.allocator import installed
-from gpuipc_doctor.api.gpu import instead_of, words_of_lack
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.model import (
     CheckInfo,
     Device,
-    Evidence,
-    EvidenceKind,
-    FabricStack,
-    Fact,
     Finding,
     Json,
     MpiStack,
@@ -28,13 +22,10 @@ from gpuipc_doctor.model import (
     Result,
     Tier,
 )
-from gpuipc_doctor.run import check_files
+from gpuipc_doctor.run import check_files, skips
 from gpuipc_doctor.run.request import NothingToSend, Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig, bad_options
 from gpuipc_doctor.site.yamlfile import BadFile
-
-HIDDEN_PEERS = "cray-mpich-gpu-binding-hides-peers"
-"""Id of the known issue of launchers that show each rank only one GPU."""
 
 MAX_FOLLOW_UPS = 40
 """Maximum follow-up probes of a check on one subject."""
@@ -191,15 +182,14 @@ class Planner:
                 concluded.append(Result(item.id, Finding.error("broken-check", says, reason=item.reason)))
                 continue
             infos.append(_info(item.check))
-            planned, said = self._of_check(item, context)
-            for planned_probe in planned:
-                harm = _harm(planned_probe.probe, harmful or {})
-                if harm is None:
-                    probes.append(planned_probe)
+            planned_probes, results = self._plan_check(item, context)
+            concluded += results
+            for planned in planned_probes:
+                if skip := skips.harmful_step(planned.probe, harmful or {}):
+                    concluded.append(_result(planned, skip))
                 else:
-                    said.append(_result(planned_probe, harm))
-            concluded += said
-        rounds = (self._again(probes, repetition) for repetition in range(2, self.request.repeat + 1))
+                    probes.append(planned)
+        rounds = (self._repeat(probes, repetition) for repetition in range(2, self.request.repeat + 1))
         return Plan(tuple(infos), (*probes, *itertools.chain.from_iterable(rounds)), tuple(concluded))
 
     def rerun(
@@ -234,7 +224,7 @@ class Planner:
         self._follow_ups[planned.place] += len(more)
         return more
 
-    def _again(self, probes: Sequence[PlannedProbe], repetition: int) -> Iterator[PlannedProbe]:
+    def _repeat(self, probes: Sequence[PlannedProbe], repetition: int) -> Iterator[PlannedProbe]:
         for planned in probes:
             yield replace(planned, number=next(self._numbers), repetition=repetition)
 
@@ -242,39 +232,25 @@ class Planner:
         disabled = self.config.disabled.get(check)
         return disabled is not None and not disabled.has_expired(date.today())
 
-    def _of_check(self, item: LoadedCheck, context: Context) -> tuple[list[PlannedProbe], list[Result]]:
-        check, said = item.check, list[Result]()
-        if disabled := self.config.disabled.get(check.id):
-            values = {"where": disabled.where, "reason": disabled.reason}
+    def _plan_check(self, item: LoadedCheck, context: Context) -> tuple[list[PlannedProbe], list[Result]]:
+        """One check's probes on the devices that it can test, and its findings without a probe."""
+        check, results = item.check, list[Result]()
+        if waiver := self.config.disabled.get(check.id):
             if self._is_disabled(check.id):
-                says = "disabled at {where}: {reason}"
-                return [], [Result(check.id, Finding.skip("disabled", says, **values))]
-            ended = Finding.warn(
-                "disabling-ended",
-                "the check was disabled at {where} until {until}, and now runs again",
-                disabled.reason,
-                remedy=f"remove the entry at {disabled.where}, or extend its date",
-                until=str(disabled.until),
-                **values,
-            )
-            said.append(Result(check.id, ended))
-        if check.uses_fabric and (without := _without_fabric(context.fabric)):
-            return [], [*said, Result(check.id, without)]
+                return [], [Result(check.id, skips.disabled(waiver))]
+            results.append(Result(check.id, skips.disabling_ended(waiver)))
+        if check.uses_fabric and (skip := skips.no_fabric(context.fabric)):
+            return [], [*results, Result(check.id, skip)]
         able = []
         for device in context.devices:
-            if unfit := _missing_requirement(check, device, context):
-                said.append(Result(check.id, unfit, (device.label,)))
+            if skip := skips.missing_requirement(check, device, context):
+                results.append(Result(check.id, skip, (device.label,)))
             else:
                 able.append(device)
-        if (check.requires or check.needs_mpi or check.needs_allocators) and not able:
-            return [], said
-        if check.control and not able and not self.request.checks:
-            says = "this check is only a control for {of}, which needs a GPU"
-            remedy = f"to run the check alone, name it: `gpuipc-doctor check {check.id}`"
-            return [], [
-                *said,
-                Result(check.id, Finding.skip("no-subject", says, remedy=remedy, of=check.control.of)),
-            ]
+        if not able and (check.requires or check.needs_mpi or check.needs_allocators):
+            return [], results
+        if not able and check.control and not self.request.checks:
+            return [], [*results, Result(check.id, skips.only_control(check, check.control.of))]
         own = replace(
             context,
             devices=tuple(able),
@@ -282,18 +258,18 @@ class Planner:
             memory=self.config.memory,
             tier=self.request.tier,
         )
-        probes, asked = self._ask(item, own)
-        return probes, [*said, *asked]
+        probes, findings = self._ask(item, own)
+        return probes, [*results, *findings]
 
     def _ask(self, item: LoadedCheck, context: Context) -> tuple[list[PlannedProbe], list[Result]]:
         """One check's probes, and its findings without a probe. Mistakes in the check become findings."""
         probes: list[PlannedProbe] = []
-        said: list[Result] = []
+        results: list[Result] = []
         check, file = item.check, item.file
         try:
             for asked in check.probes(context):
                 if isinstance(asked, Finding):
-                    said.append(Result(check.id, asked))
+                    results.append(Result(check.id, asked))
                     continue
                 verify(asked, file)
                 deadline = self.request.deadline_s or self.config.deadline_s or asked.deadline_s
@@ -301,18 +277,18 @@ class Planner:
                 if self.request.tier is Tier.SOAK:  # the environment that applications have
                     probe = replace(probe, concurrent=frozenset(probe.roles))
                 planned = PlannedProbe(next(self._numbers), check, file, probe)
-                if unfit := _no_peer_access(check, asked) or _hidden(asked):
-                    said.append(_result(planned, unfit))
+                if skip := skips.no_peer_access(check, asked) or skips.hidden_by_launcher(asked):
+                    results.append(_result(planned, skip))
                 else:
                     probes.append(planned)
         except (Exception, SystemExit) as error:
             return [], [Result(check.id, _mistake(file, "planning failed", error))]
         if self.request.partner and any(map(_is_across, probes)):  # both devices are needed to answer
             probes = list(filter(_is_across, probes))
-        if not probes and not said:
+        if not probes and not results:
             nothing = Finding.error("asks-nothing", "the check planned no probe", str(file))
-            said.append(Result(check.id, nothing))
-        return probes, said
+            results.append(Result(check.id, nothing))
+        return probes, results
 
 
 def sharing(probes: Iterable[PlannedProbe]) -> dict[int, list[PlannedProbe]]:
@@ -373,106 +349,6 @@ def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenChe
         for item in available.values()
         if isinstance(item, BrokenCheck) or item.check.tier <= request.tier
     ]
-
-
-_BRINGS_ALLOCATORS = {
-    "cuda": "`pip install cupy-cuda12x` or `pip install torch` (for CUDA 13: cupy-cuda13x)",
-    "hip": "install PyTorch or CuPy for the node's ROCm version",
-}
-
-
-def _incapable(device: Device, lacking: list[str], inventory: Sequence[Fact]) -> Finding:
-    """The SKIP for a device that cannot do what a check needs."""
-    mode = next((fact.value for fact in inventory if fact.name == "compute-mode" and fact.value), "")
-    return Finding.skip(
-        "incapable",
-        "{device} {lack}",
-        remedy=instead_of(lacking),
-        device=device.label,
-        lack=words_of_lack(lacking, mode),
-        lacking=lacking,
-    )
-
-
-def _missing_requirement(check: Check, device: Device, context: Context) -> Finding | None:
-    mpi = context.mpi
-    if lacking := check.requires - device.capabilities:
-        return _incapable(device, sorted(lacking), context.inventory)
-    if check.needs_mpi and mpi is None:
-        return Finding.skip(
-            "no-mpi",
-            "no MPI to test",
-            remedy=f"see the result of {loader.survey('mpi').id}, or name an MPI with --mpi-lib",
-        )
-    if check.needs_mpi and mpi and not mpi.starts:
-        remedy = f"see the result of {loader.survey('ranks').id}"
-        return Finding.skip("no-ranks", "ranks of this MPI could not be started", remedy=remedy)
-    if check.needs_mpi and mpi and device.backend not in mpi.takes:
-        says = "this MPI accepts no device pointers: {why}"
-        return Finding.skip("mpi-takes-no-device-pointers", says, remedy=mpi.remedy, why=mpi.why_not)
-    if check.needs_allocators and not installed(context.inventory, device.backend):
-        if context.simulated:
-            return Finding.skip(
-                "no-allocator", "no CuPy or PyTorch on a simulated node: they need a real GPU"
-            )
-        return Finding.skip(
-            "no-allocator",
-            "no CuPy or PyTorch found for this vendor's GPUs",
-            remedy=_BRINGS_ALLOCATORS[device.backend],
-        )
-    return None
-
-
-def _without_fabric(fabric: FabricStack) -> Finding | None:
-    """The SKIP if the site config states that there is no fabric; it names the adapters found."""
-    if fabric.stated is None or fabric.stated.name != "none":
-        return None
-    return Finding.skip(
-        "no-fabric-here",
-        "{where} says this node has no fabric",
-        *(f"the kernel lists {', '.join(names)} ({of})" for of, names in fabric.adapters.items() if names),
-        where=fabric.stated.where,
-    )
-
-
-def _no_peer_access(check: Check, probe: Probe) -> Finding | None:
-    """The SKIP for a pair whose importer has no peer access to the exporter's memory, else None."""
-    if "legacy-ipc" not in check.requires or len(probe.devices) != 2:
-        return None
-    exporter, importer = probe.devices
-    if exporter.label in importer.peers:
-        return None
-    one, other = sorted(probe.devices, key=lambda device: device.index)
-    says = "no peer access between {from_device} and {to_device}"
-    return Finding.skip("no-peer-access", says, from_device=one.label, to_device=other.label)
-
-
-def _hidden(probe: Probe) -> Finding | None:
-    """The SKIP if ranks cannot use these devices because the launcher hides them, else None."""
-    launch = probe.launch
-    if launch is None or launch.nodes > 1 or not probe.devices or launch.can_use(probe.devices):
-        return None
-    of_backend = probe.devices[0].backend + ":"
-    shows = [[label for label in sorted(labels) if label.startswith(of_backend)] for labels in launch.shows]
-    each = all(len(labels) == 1 for labels in shows)
-    return Finding.skip(
-        "hidden-by-launcher",
-        f"the launcher shows each rank {'one GPU' if each else 'some of the GPUs'}: {{shown}}",
-        Evidence(
-            EvidenceKind.ISSUE,
-            "Slurm's GPU binding hides the other ranks' GPUs, and IPC handles cannot be opened",
-            {"issue": HIDDEN_PEERS},
-        ),
-        remedy="to test every device and pair, set an mpi.launcher that binds no GPUs (srun --gpu-bind=none "
-        "without --gpus-per-task; Intel MPI: I_MPI_OFFLOAD_PIN=0); "
-        f"for jobs, see `gpuipc-doctor known-issues show {HIDDEN_PEERS}`",
-        shown=[f"rank {rank} {' and '.join(labels) or 'none'}" for rank, labels in enumerate(shows)],
-    )
-
-
-def _harm(probe: Probe, harmful: Mapping[tuple[str, str], Finding]) -> Finding | None:
-    steps = ((step, device.label) for step in sorted(probe.harms) for device in probe.devices)
-    return next((harmful[step] for step in steps if step in harmful), None)
 
 
 def _result(planned: PlannedProbe, finding: Finding) -> Result:

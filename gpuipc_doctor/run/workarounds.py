@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from gpuipc_doctor.knownissues import KnownIssue
+from gpuipc_doctor.knownissues import KnownIssue, cures
 from gpuipc_doctor.model import (
     Evidence,
     EvidenceKind,
@@ -79,13 +79,13 @@ def candidates(
         known = [
             Workaround(setting.env, setting.cost)
             for issue in concerned
-            for setting in issue.settings(facts)
+            for setting in cures.settings(issue, facts)
             if failure.planned.probe.launch or all(name.startswith(_OF_DRIVERS) for name in setting.env)
         ]
         omitted = [
             Workaround({}, omission.cost, omission.without, omission.do)
             for issue in concerned
-            for omission in issue.omissions(facts)
+            for omission in cures.omissions(issue, facts)
             if failure.planned.probe.launch is None
         ]
         found: dict[object, Workaround] = {}

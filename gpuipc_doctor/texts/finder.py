@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from gpuipc_doctor.texts.literals import trie
@@ -100,3 +101,6 @@ def with_re(texts: Sequence[bytes]) -> Find:
         return found
 
     return find
+
+
+cached_finder = lru_cache(maxsize=256)(finder)

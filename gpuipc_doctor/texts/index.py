@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gpuipc_doctor.texts import stacks
 from gpuipc_doctor.texts.literals import Needs, fixed_text
-from gpuipc_doctor.texts.scanner import Pattern, Patterns
+from gpuipc_doctor.texts.search_patterns import Pattern, Patterns
 
 
 class Searched(Protocol):

@@ -84,7 +84,7 @@ class Reading:
             for number in numbers:
                 self._seen[number] += 1
                 if self._seen[number] == ENOUGH and not self._framed[number]:
-                    self._scanner.rest(number)  # in lines of a debug log, not in stacks
+                    self._scanner.pause(number)  # in lines of a debug log, not in stacks
         for stack in self._stacks.end() if ended else ():
             self._look_at(stack)
 
@@ -117,13 +117,13 @@ class Reading:
         complete = all(self._seen[part_number] for part_number in part.numbers)
         if complete and begins:
             self.completed(part.signature)
-            self._scanner.wake(
+            self._scanner.resume(
                 [part_number for part_number in part.numbers if self._index.parts[part_number].counts]
             )
         if not part.counts and begins:
-            self._scanner.rest(number)
+            self._scanner.pause(number)
         elif part.counts and self._seen[number] >= self._most(part, complete) > self._seen[number] - lines:
-            self._scanner.rest(number)
+            self._scanner.pause(number)
             self.lost_count(number)
 
 

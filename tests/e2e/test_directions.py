@@ -16,6 +16,7 @@ from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.discovery import Discovery, Found
 from gpuipc_doctor.run.engine import Run
 from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.run.stack_discovery import StackDiscovery
 from gpuipc_doctor.site.config import load
 from tests.e2e.test_prolog import AMPLE, FRESH, Site
 
@@ -55,7 +56,7 @@ def test_each_part_of_a_run_is_called_once_and_the_config_stays(
     def followed(owner: type, name: str) -> None:
         real = getattr(owner, name)
 
-        def call(self: Run | Discovery, *args: object, **more: object) -> object:
+        def call(self: Run | Discovery | StackDiscovery, *args: object, **more: object) -> object:
             order.append(name)
             result = real(self, *args, **more)
             assert self.planner.config is config  # facts on the node are passed on with the result
@@ -68,7 +69,7 @@ def test_each_part_of_a_run_is_called_once_and_the_config_stays(
 
     for owner, name in (
         (Discovery, "drivers"),
-        (Discovery, "stacks"),
+        (StackDiscovery, "stacks"),
         (Run, "collect_inventory"),
         (Run, "plan_probes"),
         (Run, "execute"),

@@ -38,7 +38,7 @@ def test_debug_log_has_no_candidates_once_seen() -> None:
 def test_short_fixed_texts_are_rare_in_a_debug_log() -> None:
     """New lines are searched for all texts: bare, ``ucc_`` is ``u_``, which is in half of such lines."""
     log = bare(b"".join(diagnose_speed.quiet_lines(2_000)))
-    texts = Examination(ISSUES).index.patterns.of_text
+    texts = Examination(ISSUES).index.patterns.candidates
     frequent = {text for text in texts if len(text) < 4 and log.count(text) > 20}
     assert frequent == {b"UCX", b"xi"}  # their patterns pause soon
 

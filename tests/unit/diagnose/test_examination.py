@@ -343,7 +343,7 @@ def test_function_names_in_a_debug_log_are_no_stack_and_searched_no_more() -> No
         reading.feed(f"libfabric:1:1::cxi:cq:{part}():77<debug> event\n".encode() * 3000)
     reading.flush()
     assert examination.conclude([]).recognised == ()
-    assert reading._scanner._memory._resting
+    assert reading._scanner._memory._paused
 
 
 OLD = Range("ucx", introduced="unknown", fixed="1.12.1")  # of March 2022

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from gpuipc_doctor.fleet.crossings import Topology
 from gpuipc_doctor.fleet.pair_runs import Outcome, Pair, Run
 from gpuipc_doctor.fleet.partners import MAX_ROUNDS, Blame, blame, next_round
-from gpuipc_doctor.fleet.switches import Topology
 
 Fault = Callable[[Pair, int], Outcome]
 """The answer of a pair in its first, second … run."""

@@ -20,6 +20,7 @@ from gpuipc_doctor import knownissues
 from gpuipc_doctor.job import loaded, ras
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.ras import NotAnswered, status
+from gpuipc_doctor.knownissues import affected
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.versions import Range, Verdict
 from tests import nccl_recordings
@@ -181,7 +182,7 @@ def test_no_version_of_nccl_is_known_to_be_safe() -> None:
     """A source that names the first safe version changes this, in the known issue only."""
     [issue] = (issue for issue in knownissues.load() if issue.id == "nccl-ras-crash")
     for version in ("2.26.2", "2.29.7", "2.30.3"):
-        assert issue.judge([Fact("nccl", version, "loaded")])[0] is not Verdict.FINE
+        assert affected.judge(issue, [Fact("nccl", version, "loaded")])[0] is not Verdict.FINE
 
 
 def test_job_without_nccl_or_a_listener_has_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from gpuipc_doctor import knownissues
+from gpuipc_doctor.knownissues import affected
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.versions import Verdict
@@ -84,7 +85,7 @@ def test_each_workaround_that_is_set_ends_its_expectation() -> None:
         for workaround in issue.workarounds:
             if not workaround.env:
                 continue
-            verdict, _ = issue.judge((*_affected(issue.component), *env(**workaround.env)))
+            verdict, _ = affected.judge(issue, (*_affected(issue.component), *env(**workaround.env)))
             assert verdict is not Verdict.BAD, (issue.id, workaround.env)
 
 

@@ -17,7 +17,7 @@ from gpuipc_doctor import inventory, knownissues
 from gpuipc_doctor.cli import issue_content
 from gpuipc_doctor.cli.issue_content import page
 from gpuipc_doctor.cli.known_issues import command
-from gpuipc_doctor.knownissues import SCHEMA, Confidence, KnownIssue, Workaround, database
+from gpuipc_doctor.knownissues import SCHEMA, Confidence, KnownIssue, Workaround, affected, cures, database
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.entry import KINDS
 from gpuipc_doctor.model import (
@@ -202,11 +202,11 @@ def mpich(version: str) -> tuple[Fact, ...]:
 )
 def test_workaround_is_offered_for_versions_with_its_variable(version: str, variables: list[str]) -> None:
     wanted = "; or ".join(f"set MPIR_CVAR_CH4_IPC_GPU_{variable}" for variable in variables)
-    assert STALE.remedy(mpich(version)) == wanted
+    assert cures.remedy(STALE, mpich(version)) == wanted
 
 
 def test_without_a_version_each_workaround_states_its_versions() -> None:
-    assert "HANDLE_CACHE=0 (mpich 3.4 to before 4.2.0); or " in STALE.remedy(())
+    assert "HANDLE_CACHE=0 (mpich 3.4 to before 4.2.0); or " in cures.remedy(STALE, ())
 
 
 def test_unmet_condition_makes_a_bad_version_harmless() -> None:
@@ -608,7 +608,7 @@ def test_lint_names_a_signature_that_no_log_shows(match: str, sample: str, told:
 
 def test_risky_workaround_comes_last_with_its_risk() -> None:
     stale = SHIPPED["libfabric-mr-cache-stale-device-memory"]
-    *_, last = stale.remedies([Fact("libfabric", "1.15.2", "fi_info")])
+    *_, last = cures.remedies(stale, [Fact("libfabric", "1.15.2", "fi_info")])
     assert last == "set FI_MR_ROCR_CACHE_MONITOR_ENABLED=0 (can cause wrong results)"
     risky = [workaround for issue in SHIPPED.values() for workaround in issue.workarounds if workaround.risk]
     assert risky
@@ -635,7 +635,7 @@ def test_harmful_probes_depend_on_the_nodes_versions(versions: dict[str, str], s
         step
         for issue in SHIPPED.values()
         for step in issue.harms
-        if issue.judge(node)[0] is not Verdict.FINE
+        if affected.judge(issue, node)[0] is not Verdict.FINE
         and any(fact.name in ("rocm", "hip-runtime") for fact in node)
     }
     assert harmful == steps
@@ -685,4 +685,4 @@ def test_variable_of_another_vendor_is_not_offered(driver: str, offered: list[st
     ways = tuple(Workaround(f"set {name}=0", {name: "0"}) for name in names)
     issue = KnownIssue("x", "x", "libfabric", "leak", "open", "it leaks", (), workarounds=ways)
     facts = [Fact("libfabric", "1.17.0", "/usr/lib"), Fact(driver, "6", "here")]
-    assert [next(iter(workaround.env)) for workaround in issue.settings(facts)] == offered
+    assert [next(iter(workaround.env)) for workaround in cures.settings(issue, facts)] == offered

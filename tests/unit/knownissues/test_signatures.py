@@ -15,8 +15,8 @@ from gpuipc_doctor.knownissues import Confidence, Signature
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.signatures import spaced
 from gpuipc_doctor.model import Fact
+from gpuipc_doctor.texts.lines import REACH
 from gpuipc_doctor.texts.regexes import objections
-from gpuipc_doctor.texts.scanner import REACH
 from gpuipc_doctor.texts.text_search import Search
 from gpuipc_doctor.versions import Verdict
 

@@ -5,7 +5,9 @@ import re
 
 import pytest
 
-from gpuipc_doctor.texts.scanner import BLOCK, LONGEST, Pattern, Patterns, Scanner
+from gpuipc_doctor.texts.lines import BLOCK, LONGEST
+from gpuipc_doctor.texts.scanner import Scanner
+from gpuipc_doctor.texts.search_patterns import Pattern, Patterns
 
 NEEDLES = ("cxil_map() failed: -22", "Failed to map recv buffer: -22")
 PATTERNS = Patterns([Pattern(re.escape(needle).replace(r"\ ", r"\s+"), wrapped=True) for needle in NEEDLES])
@@ -155,7 +157,7 @@ def test_endless_line_is_read_in_bounded_memory(size: int) -> None:
     found = []
     for _ in range(40 * BLOCK // size):
         found += scanner.feed(b"q" * size)
-        assert len(scanner._waiting) <= 2 * BLOCK
+        assert len(scanner._blocks._waiting) <= 2 * BLOCK
     found += scanner.feed(NEEDLES[0].encode())
     found += scanner.flush()
     assert [(hit.number, len(hit.matches)) for hit in found] == [(1, 1)]
@@ -167,10 +169,10 @@ def test_bytes_that_are_not_text_are_skipped() -> None:
 
 def test_paused_pattern_is_not_searched_until_resumed() -> None:
     scanner = Scanner(PATTERNS)
-    scanner.rest(0)
+    scanner.pause(0)
     log = (NEEDLES[0] + "\n").encode() * 20_000
     assert list(scanner.feed(log)) == []
-    scanner.wake([0])
+    scanner.resume([0])
     assert list(scanner.feed(log)) != []
 
 
@@ -178,15 +180,15 @@ def test_paused_pattern_is_not_searched_until_resumed() -> None:
 def test_search_without_the_paused_patterns_finds_the_others(
     monkeypatch: pytest.MonkeyPatch, wasted: int
 ) -> None:
-    monkeypatch.setattr("gpuipc_doctor.texts.scanner._WASTED", wasted)
+    monkeypatch.setattr("gpuipc_doctor.texts.candidates._WASTED", wasted)
     scanner = Scanner(PATTERNS)
-    scanner.rest(0)
+    scanner.pause(0)
     log = f"{NEEDLES[0]}\n{NEEDLES[1]}\n" * 3  # after the first block, the search is narrower
     for _ in range(2):
         found = [*scanner.feed(log.encode()), *scanner.flush()]
         assert {number for hit in found for number, _ in hit.matches} == {1}
-    scanner.rest(1)
-    scanner.wake([0])
+    scanner.pause(1)
+    scanner.resume([0])
     found = [*scanner.feed(log.encode()), *scanner.flush()]
     assert {number for hit in found for number, _ in hit.matches} == {0}
 

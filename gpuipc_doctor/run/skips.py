@@ -1,0 +1,141 @@
+"""Why a check, a device or a probe is left out of a plan: the SKIPs that stand in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpuipc_doctor.api import Check, Context, loader
+from gpuipc_doctor.api.allocator import installed
+from gpuipc_doctor.api.gpu import instead_of, words_of_lack
+from gpuipc_doctor.model import Device, Evidence, EvidenceKind, FabricStack, Fact, Finding, Probe
+from gpuipc_doctor.site.config import Waiver
+
+HIDDEN_PEERS = "cray-mpich-gpu-binding-hides-peers"
+"""Id of the known issue of launchers that show each rank only one GPU."""
+
+_BRINGS_ALLOCATORS = {
+    "cuda": "`pip install cupy-cuda12x` or `pip install torch` (for CUDA 13: cupy-cuda13x)",
+    "hip": "install PyTorch or CuPy for the node's ROCm version",
+}
+
+
+def disabled(waiver: Waiver) -> Finding:
+    """The SKIP of a check that the site config disables."""
+    says = "disabled at {where}: {reason}"
+    return Finding.skip("disabled", says, where=waiver.where, reason=waiver.reason)
+
+
+def disabling_ended(waiver: Waiver) -> Finding:
+    """The WARN that a check's disabling has expired."""
+    return Finding.warn(
+        "disabling-ended",
+        "the check was disabled at {where} until {until}, and now runs again",
+        waiver.reason,
+        remedy=f"remove the entry at {waiver.where}, or extend its date",
+        until=str(waiver.until),
+        where=waiver.where,
+        reason=waiver.reason,
+    )
+
+
+def only_control(check: Check, of: str) -> Finding:
+    """The SKIP of a control without GPU, which was not requested by name."""
+    says = "this check is only a control for {of}, which needs a GPU"
+    remedy = f"to run the check alone, name it: `gpuipc-doctor check {check.id}`"
+    return Finding.skip("no-subject", says, remedy=remedy, of=of)
+
+
+def no_fabric(fabric: FabricStack) -> Finding | None:
+    """The SKIP if the site config states that there is no fabric; it names the adapters found."""
+    if fabric.stated is None or fabric.stated.name != "none":
+        return None
+    return Finding.skip(
+        "no-fabric-here",
+        "{where} says this node has no fabric",
+        *(f"the kernel lists {', '.join(names)} ({of})" for of, names in fabric.adapters.items() if names),
+        where=fabric.stated.where,
+    )
+
+
+def missing_requirement(check: Check, device: Device, context: Context) -> Finding | None:
+    """The SKIP for a device that the check cannot test, else None."""
+    mpi = context.mpi
+    if lacking := check.requires - device.capabilities:
+        return _incapable(device, sorted(lacking), context.inventory)
+    if check.needs_mpi and mpi is None:
+        return Finding.skip(
+            "no-mpi",
+            "no MPI to test",
+            remedy=f"see the result of {loader.survey('mpi').id}, or name an MPI with --mpi-lib",
+        )
+    if check.needs_mpi and mpi and not mpi.starts:
+        remedy = f"see the result of {loader.survey('ranks').id}"
+        return Finding.skip("no-ranks", "ranks of this MPI could not be started", remedy=remedy)
+    if check.needs_mpi and mpi and device.backend not in mpi.takes:
+        says = "this MPI accepts no device pointers: {why}"
+        return Finding.skip("mpi-takes-no-device-pointers", says, remedy=mpi.remedy, why=mpi.why_not)
+    if check.needs_allocators and not installed(context.inventory, device.backend):
+        if context.simulated:
+            return Finding.skip(
+                "no-allocator", "no CuPy or PyTorch on a simulated node: they need a real GPU"
+            )
+        return Finding.skip(
+            "no-allocator",
+            "no CuPy or PyTorch found for this vendor's GPUs",
+            remedy=_BRINGS_ALLOCATORS[device.backend],
+        )
+    return None
+
+
+def _incapable(device: Device, lacking: list[str], inventory: Sequence[Fact]) -> Finding:
+    """The SKIP for a device that cannot do what a check needs."""
+    mode = next((fact.value for fact in inventory if fact.name == "compute-mode" and fact.value), "")
+    return Finding.skip(
+        "incapable",
+        "{device} {lack}",
+        remedy=instead_of(lacking),
+        device=device.label,
+        lack=words_of_lack(lacking, mode),
+        lacking=lacking,
+    )
+
+
+def no_peer_access(check: Check, probe: Probe) -> Finding | None:
+    """The SKIP for a pair whose importer has no peer access to the exporter's memory, else None."""
+    if "legacy-ipc" not in check.requires or len(probe.devices) != 2:
+        return None
+    exporter, importer = probe.devices
+    if exporter.label in importer.peers:
+        return None
+    one, other = sorted(probe.devices, key=lambda device: device.index)
+    says = "no peer access between {from_device} and {to_device}"
+    return Finding.skip("no-peer-access", says, from_device=one.label, to_device=other.label)
+
+
+def hidden_by_launcher(probe: Probe) -> Finding | None:
+    """The SKIP if ranks cannot use these devices because the launcher hides them, else None."""
+    launch = probe.launch
+    if launch is None or launch.nodes > 1 or not probe.devices or launch.can_use(probe.devices):
+        return None
+    of_backend = probe.devices[0].backend + ":"
+    shows = [[label for label in sorted(labels) if label.startswith(of_backend)] for labels in launch.shows]
+    each = all(len(labels) == 1 for labels in shows)
+    return Finding.skip(
+        "hidden-by-launcher",
+        f"the launcher shows each rank {'one GPU' if each else 'some of the GPUs'}: {{shown}}",
+        Evidence(
+            EvidenceKind.ISSUE,
+            "Slurm's GPU binding hides the other ranks' GPUs, and IPC handles cannot be opened",
+            {"issue": HIDDEN_PEERS},
+        ),
+        remedy="to test every device and pair, set an mpi.launcher that binds no GPUs (srun --gpu-bind=none "
+        "without --gpus-per-task; Intel MPI: I_MPI_OFFLOAD_PIN=0); "
+        f"for jobs, see `gpuipc-doctor known-issues show {HIDDEN_PEERS}`",
+        shown=[f"rank {rank} {' and '.join(labels) or 'none'}" for rank, labels in enumerate(shows)],
+    )
+
+
+def harmful_step(probe: Probe, harmful: Mapping[tuple[str, str], Finding]) -> Finding | None:
+    """The SKIP for a probe with a harmful step, else None; ``harmful``: (step, device's label) → the SKIP."""
+    steps = ((step, device.label) for step in sorted(probe.harms) for device in probe.devices)
+    return next((harmful[step] for step in steps if step in harmful), None)
