@@ -217,6 +217,11 @@ class Ledger:
         self._ours = self._held_by_this_run() if self._idle else None
         return self._marked
 
+    def change_since(self, mark: Reading) -> int:
+        """Bytes by which used memory rose since ``mark``, less what it does by itself."""
+        now = self.mark()
+        return int(now - mark - self.idle.change_within(now.at - mark.at)[0])
+
     def used(self) -> Reading:
         """Used memory in bytes, now."""
         self._wait_out_lag()

@@ -785,3 +785,13 @@ def test_loss_that_the_driver_attributes_to_this_run_is_found_on_a_counter_that_
     ledger.watch("the act", act)
     (finding,) = account(w.records).judge(ODD_BYTES)
     assert (finding.key, finding.values["missing"]) == ("not-returned", ODD_BYTES)
+
+
+def test_change_since_a_mark_leaves_out_what_the_counter_does_by_itself() -> None:
+    """A context of 37 MiB is made within 3 s, in which used memory drifts by 6 MiB."""
+    device = Device(lambda now: 500 * MIB + int(2 * MIB * now) // PAGE * PAGE)
+    _, ledger = opened(device)
+    mark = ledger.mark()
+    device.now += 3.0
+    device.allocated += ODD_BYTES
+    assert ledger.change_since(mark) == pytest.approx(ODD_BYTES, abs=MIB // 2)
