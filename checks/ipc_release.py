@@ -113,7 +113,7 @@ def watch_close(w: Worker) -> None:
     ledger = Ledger(w)
     before_importer = ledger.mark()
     ask(w.peer, "make a context")
-    context = ledger.mark() - before_importer
+    context = ledger.change_since(before_importer)
 
     ledger.watch("the importer closed it", lambda: closed_first(w))
     ledger.watch("the exporter freed it and then the importer closed it", lambda: freed_first(w))

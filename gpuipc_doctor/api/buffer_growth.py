@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, combinations, pairwise, product
 
 from gpuipc_doctor.api.ledger import NOISE_BYTES
-from gpuipc_doctor.api.trend import BLOCK_BYTES, Slope, last_third, lasting, slope, smallest_found
+from gpuipc_doctor.api.trend import BLOCK_BYTES, ONCE, Slope, last_third, lasting, slope, smallest_found
 from gpuipc_doctor.model import Evidence, EvidenceKind, ProbeOutcome
 
 FEWEST = 12
@@ -16,9 +16,6 @@ FEWEST = 12
 
 KEPT = 0.25
 """Buffers count as kept if used memory grows by this fraction of a buffer per iteration."""
-
-ONCE = 3
-"""Number of rises of used memory that initialisation may cause: they do not count as growth."""
 
 
 def growing_sizes(room: float, first: int, step: int, most: int) -> list[int]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
+from gpuipc_doctor.api.trend import slope
+
 Window = Sequence[Sequence[float]]
 """Points (seconds, bytes) of an uninterrupted idle time: first, last, and both sides of each change."""
 
@@ -18,6 +20,9 @@ WIDER = 2.0
 
 MOST_POINTS = 32
 """Maximum points of a window, all of which are compared with each other."""
+
+FEWEST = 4
+"""Minimum points of a window that show a rate."""
 
 SPREAD_S = 0.3
 """Seconds over which changes must be spread: another process's start also changes used memory a few times."""
@@ -85,6 +90,13 @@ class IdleCounter:
             for now, then in combinations(window, 2)
             if reach / 2 <= then[0] - now[0] <= seconds
         ]
+        # A short window may show that the counter turns; a process that ends in it does not count.
+        for window in self.windows:
+            used_at = {point[0]: point[1] for point in window}
+            used = [*used_at.values()]
+            steps = [abs(then - now) for now, then in pairwise(used)]
+            if len(used) >= FEWEST and max(steps) <= (max(used) - min(used)) / 2:
+                seen.append(slope([*used_at], used).estimate * seconds)
         low, high = (min(seen), max(seen)) if seen else (0.0, 0.0)
         return (low + high) / 2, max(WIDER * (high - low) / 2, 1.0)
 

@@ -17,7 +17,7 @@ from itertools import chain
 
 from gpuipc_doctor.api.gpu import Gpu
 from gpuipc_doctor.api.idle_counter import STILL, WIDER, IdleCounter, Reading, Window, window_of
-from gpuipc_doctor.api.trend import Slope, block_of, slope, smallest_found
+from gpuipc_doctor.api.trend import Slope, block_of, is_even, slope, smallest_found
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Line, ProbeOutcome, Series
 
@@ -216,6 +216,11 @@ class Ledger:
         self._is_suspect |= 0 < abs(self._marked - first) <= NOISE_BYTES
         self._ours = self._held_by_this_run() if self._idle else None
         return self._marked
+
+    def change_since(self, mark: Reading) -> int:
+        """Bytes by which used memory rose since ``mark``, less what it does by itself."""
+        now = self.mark()
+        return int(now - mark - self.idle.change_within(now.at - mark.at)[0])
 
     def used(self) -> Reading:
         """Used memory in bytes, now."""
@@ -560,17 +565,48 @@ class Loop:
     @property
     def unsuspicious(self) -> float:
         """Bytes per round to ignore: the control's growth, or noise."""
-        control = slope(self.rounds, self.control).high
+        control = self._without_rounds
         return (
             max(CREEP_BYTES / max(self.rounds), 0.0 if self.hidden else control, control - self.hidden)
             + self.hidden
         )
 
+    @property
+    def _without_rounds(self) -> float:
+        """Bytes per round in the control; if it grew steadily, in the time that a round takes."""
+        control = slope(self.rounds, self.control)
+        return control.high * self._pace if control.low > 0 else control.high
+
+    @property
+    def _pace(self) -> float:
+        """Duration of a round, relative to one of the control. It is 1 if what the idle counter did is
+        subtracted."""
+        if self.doubt or not (self.at and self.control_at):
+            return 1.0
+        return max((self.at[-1] - self.at[0]) / max(self.control_at[-1] - self.control_at[0], PROMPT_S), 1.0)
+
+    @property
+    def _is_of_rounds(self) -> bool:
+        """Whether the growth may be what each round loses: it is even, and the control changed by less."""
+        changed = max(max(self.control) - min(self.control) - NOISE_BYTES, 0.0) * self._pace
+        return is_even(self.used) and (bool(self.doubt) or changed < (self.used[-1] - self.used[0]) / 2)
+
     def judge(self, device: str) -> Finding | None:
-        """Judge whether each round loses memory."""
+        """Judge whether each round loses memory, all of them alike."""
         growth = self.growth
         if growth.low <= self.unsuspicious:
             return None
+        if not self._is_of_rounds:
+            return Finding.error(
+                "unexplained-change",
+                "used memory of {device} rose by {missing:mib}, but not steadily: cannot tell which process "
+                "did it",
+                Evidence.seen("seen in {rounds} rounds of {what}", rounds=max(self.rounds), what=self.what),
+                remedy=RERUN_IDLE,
+                device=device,
+                missing=int(self.used[-1] - self.used[0]),
+                what=self.what,
+            )
         return Finding.fail(
             "grows",
             "used memory of {device} grows by {growth:bytes} with each {what}",
@@ -633,6 +669,7 @@ class Account:
         """
         if blind := self.blind():
             return [blind]
+        found = self._judge_visible(size, most)
         hidden = [
             Evidence.seen("it cannot be seen whether all memory was released after {end}", end=entry.end)
             for entry in self.entries
@@ -646,7 +683,10 @@ class Account:
             for loop in self.loops
             if loop.hidden > CREEP_BYTES
         ]
-        found = self._judge_visible(size, most)
+        if self.idle.moves:
+            unexplained = [each for each in found if each.key == "unexplained-change"]
+            hidden += [item for each in unexplained for item in each.evidence[:1]]
+            found = [each for each in found if each not in unexplained]
         return [*found, self.moving(*hidden)] if hidden else found
 
     def moving(self, *hidden: Evidence) -> Finding:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import combinations
+from itertools import combinations, pairwise
 from operator import or_
 from typing import TypeVar
 
@@ -14,6 +14,16 @@ Figure = TypeVar("Figure", int, float)
 
 BLOCK_BYTES = 2 << 20
 """Minimum bytes of a driver's memory blocks."""
+
+
+PARTS, EVEN = 8, 0.5
+"""Parts of a series that grows, each of which must have this fraction of an equal share of the growth."""
+
+PART = 3
+"""Minimum steps of a part."""
+
+ONCE = 3
+"""Number of rises of used memory that initialisation may cause: they do not count as growth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,18 @@ def lasting(series: Sequence[float]) -> Slope:
     """The slope of the last third of a series, in which a bounded cache is already full."""
     last = last_third(series)
     return slope(range(len(last)), last)
+
+
+def is_even(series: Sequence[float]) -> bool:
+    """Whether a series grows in all its parts, as it does if each round loses memory, or one of a few rounds.
+    What another process takes comes in bursts."""
+    steps = len(series) - 1
+    rises = [after - before for before, after in pairwise(series) if after > before]
+    parts = min(PARTS, steps // PART)
+    bounds = [series[steps * part // parts] for part in range(parts + 1)] if parts > 1 else []
+    one = min(rises) if rises and max(rises) <= 2 * min(rises) else BLOCK_BYTES  # if few rounds lose memory
+    least = EVEN * (series[-1] - series[0]) / max(parts, 1) - max(one, BLOCK_BYTES)
+    return len(rises) > ONCE and all(after - before >= least for before, after in pairwise(bounds))
 
 
 def slope(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> Slope:

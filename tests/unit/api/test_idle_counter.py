@@ -45,3 +45,18 @@ def test_change_up_and_down_leaves_doubt() -> None:
     expected, doubt = idle.change_within(2.0)
     assert abs(expected) < doubt >= 60 * MIB
     assert idle.seen == (60 * MIB, pytest.approx(3.0))
+
+
+def test_short_idle_time_shows_that_the_counter_turns() -> None:
+    """It fell for 6 s, and rose in another 2 s: in 8 s it may do either."""
+    idle = IdleCounter([window(lambda at: -25 * MIB * at, 6.0), window(lambda at: 25 * MIB * at, 2.0, 9.0)])
+    expected, doubt = idle.change_within(8.0)
+    assert abs(expected) < 10 * MIB
+    assert doubt >= 200 * MIB
+
+
+def test_process_that_ends_in_a_short_idle_time_does_not_count() -> None:
+    """A context of 500 MiB was freed in it, beside a drift of 2 MiB/s."""
+    ends = window(lambda at: 2 * MIB * at - 500 * MIB * (at > 10.0), 2.0, 9.0)
+    _, doubt = IdleCounter([window(lambda at: 2 * MIB * at, 6.0), ends]).change_within(8.0)
+    assert doubt < 4 * MIB
