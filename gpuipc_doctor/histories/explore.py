@@ -189,6 +189,7 @@ class _Exploration:
         explored.first = first = perform(crew, self._generate(began + time_s))
         explored.operations, explored.compared = crew.performed, crew.compared
         explored.elapsed_s = self._bench.clock() - began
+        explored.dismissed = list(self._dismissed)
         explored.done = dict(Counter(operation.do for operation in self._performed[: crew.performed]))
         if first is None:
             crew.end()
@@ -208,27 +209,30 @@ class _Exploration:
             epoch = self._history(self._epoch_at)
             self._first_time += len(epoch.operations)
             rises = self._watch.rises(self._crew.rests)
-            suspects = {name: rise for name, rise in rises.items() if name in before and name != "device"}
+            suspects = {name: rise for name, rise in rises.items() if name in before or name == "device"}
             before = rises
-            if "device" in rises and (rise := (yield from self._confirm(epoch))):
-                suspects["device"] = rise
-            self._look_for_leaks(self._suspects(suspects, epoch), epoch)
+            confirmed = yield from self._confirm(epoch, self._suspects(suspects, epoch))
+            for name in suspects.keys() - confirmed.keys() - {"device"}:
+                self._dismiss(name, epoch)
+            self._look_for_leaks(self._suspects(confirmed, epoch), epoch)
 
-    def _confirm(self, epoch: History) -> abc.Generator[tuple[int, Operation, Expected], None, int]:
-        """Repeat an epoch in the same processes. Returns the latest rise of used device memory, 0 if it did
-        not rise each time."""
-        rise = 0
-        for _ in range(leaks.REPEATED if self._suspects({"device": 1}, epoch) else 0):
+    def _confirm(
+        self, epoch: History, rises: dict[str, int]
+    ) -> abc.Generator[tuple[int, Operation, Expected], None, dict[str, int]]:
+        """Repeat an epoch in the same processes. Returns the latest rise of what rose each time."""
+        for _ in range(leaks.REPEATED):
+            if not rises:
+                break
             began = self._bench.clock()
             yield from self._epoch(self._generator.repeat(epoch.operations))
             took = max(self._bench.clock() - began, leaks.IDLE_S)
-            if not (rise := self._watch.rises(self._crew.rests).get("device", 0)):
-                return 0
-        if rise:
+            latest = self._watch.rises(self._crew.rests)
+            rises = {name: latest[name] for name in rises if name in latest}
+        if rise := rises.get("device"):
             yield from self._idle(leaks.IDLE_S)
             if leaks.changed(self._crew.rests) * took / leaks.IDLE_S >= rise / 2:
-                self._dismiss("device", set(SENTENCES))
-        return rise
+                self._dismissed["device"] = set(SENTENCES)
+        return rises
 
     def _epoch(
         self, generated: Iterable[tuple[Operation, Expected]]
@@ -263,11 +267,10 @@ class _Exploration:
             if found := replay_leak(self._bench, repeated, name):
                 self._leaking = repeated
                 raise Failed(found)
-            self._dismiss(name, {operation.do for operation in epoch.operations})
+            self._dismiss(name, epoch)
 
-    def _dismiss(self, name: str, kinds: set[str]) -> None:
-        self._dismissed.setdefault(name, set()).update(kinds)
-        self.explored.dismissed = list(self._dismissed)
+    def _dismiss(self, name: str, epoch: History) -> None:
+        self._dismissed.setdefault(name, set()).update(operation.do for operation in epoch.operations)
 
     def _history(self, begin: int, failed: Disagreement | None = None) -> History:
         generator = self._generator
@@ -292,7 +295,9 @@ def _shorten(bench: Bench, explored: Explored, whole: History, epoch: History) -
             shortest = shrink(failing, fails, lambda: bench.clock() < until)
             history = _on_one_device(bench, renumber(candidate.of(shortest)), first)
             if first.what == "leak":
-                history = replace(history, times=max(history.times * leaks.CERTAIN, leaks.TRIED))
+                history = replace(
+                    history, times=max(history.times * leaks.CERTAIN // leaks.TRIED, leaks.TRIED)
+                )
                 explored.again = replay_leak(bench, history, first.name)
             else:
                 found = (replay(bench, history)[0] for _ in range(tries(history)))

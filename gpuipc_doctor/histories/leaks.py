@@ -16,8 +16,8 @@ SUSPECT = {"descriptors": 1, "threads": 1, "addresses": 64 << 10, "device": 64 <
 device memory, or rose in two epochs in a row."""
 
 REPEATED = 2
-"""Times that processes repeat an epoch in which used device memory rose, before fresh ones do. A driver
-reserves memory when a call is first made; a leak makes it rise each time."""
+"""Times that processes repeat an epoch in which a figure rose, before fresh ones do. A driver reserves memory
+and addresses when a call is first made; a leak makes them rise each time."""
 
 WORDS = {
     "descriptors": "open descriptors",
@@ -29,8 +29,8 @@ WORDS = {
 
 BYTES = {"addresses", "device", "host"}
 
-TRIED, CERTAIN = 12, 2
-"""Number of repetitions while a history is shrunk, and factor of it before a leak is reported."""
+TRIED, CERTAIN = 12, 24
+"""Number of repetitions while a history is shrunk, and before a leak is reported."""
 
 IDLE_S = 1.0
 """Seconds in which used memory must not change as fast by itself."""

@@ -24,7 +24,7 @@ FEWEST = 3
 """Visits of a tour for which a further process pays."""
 
 DEVICES = 4
-"""Devices of an exclusive tour for which a further set of processes pays."""
+"""Devices of an exclusive tour for which a further set of processes pays, beyond the two that always do."""
 
 PAIR = 2
 """Ranks of a launch that make a visit."""
@@ -273,7 +273,7 @@ def _apart(group: Sequence[PlannedProbe], most: int, _seed: int) -> Iterable[Seq
     devices = sorted(
         {device for planned in group for device in planned.probe.devices}, key=lambda device: device.index
     )
-    number = max(1, min(most, len(devices) // DEVICES))
+    number = min(most, len(devices), max(2, len(devices) // DEVICES))
     part = {device: place * number // len(devices) for place, device in enumerate(devices)}
     shares: dict[frozenset[int], list[PlannedProbe]] = {}
     for planned in sorted(group, key=lambda planned: bool(planned.probe.ends)):

@@ -179,7 +179,7 @@ def all_checks(count: int) -> list[PlannedProbe]:
     ]
 
 
-@pytest.mark.parametrize(("count", "most"), [(1, 33), (2, 43), (4, 61), (8, 92)])
+@pytest.mark.parametrize(("count", "most"), [(1, 33), (2, 50), (4, 68), (8, 92)])
 def test_initialisations_of_all_checks(count: int, most: int) -> None:
     """Without the 12 processes of ipc-histories. Alone, the probes need 71, 140, 356 and 816."""
     assert sum(map(initialisations, Tours().plan(all_checks(count), 4))) <= most
