@@ -69,7 +69,7 @@ import prolog_cost  # noqa: E402 - only now is the package found
 import visits  # noqa: E402
 
 from gpuipc_doctor.api import Tier, loader  # noqa: E402
-from gpuipc_doctor.secure import python  # noqa: E402
+from gpuipc_doctor.files import python  # noqa: E402
 from gpuipc_doctor.simulator.node import prepare  # noqa: E402
 
 TIMES_BUDGET = 600

@@ -31,13 +31,13 @@ from gpuipc_doctor.cli import inventory, saved
 from gpuipc_doctor.diagnose import diagnosis_content
 from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.readers import diagnose
+from gpuipc_doctor.files.yamlfile import BadFile
 from gpuipc_doctor.knownissues import mistakes, parse
-from gpuipc_doctor.mpi import elf
+from gpuipc_doctor.node import elf
 from gpuipc_doctor.prolog import state
 from gpuipc_doctor.report import node_content, node_exports, report_json
 from gpuipc_doctor.simulator import profile
 from gpuipc_doctor.site import config
-from gpuipc_doctor.site.yamlfile import BadFile
 from tests.sample_reports import gpus, healthy, seed_002
 
 REPOSITORY = Path(__file__).parent.parent

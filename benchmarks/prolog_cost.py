@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuipc_doctor.secure import python
+from gpuipc_doctor.files import python
 
 if TYPE_CHECKING:
     from gpuipc_doctor.model import RoleOutcome

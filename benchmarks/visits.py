@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
-from gpuipc_doctor.secure import python
+from gpuipc_doctor.files import python
 from gpuipc_doctor.simulator.build import SOURCES, Row, build, read_table
 
 KERNELS = Path(__file__).parents[1] / "gpuipc_doctor" / "backends" / "kernels.ptx"

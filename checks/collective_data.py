@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from gpuipc_doctor.api import Evidence, Finding, Json, ProbeOutcome
-from gpuipc_doctor.nccl import channels
-from gpuipc_doctor.nccl.launch import CollectiveCheck, by_rank, take_part
-from gpuipc_doctor.nccl.transport_switches import CONTROLS
+from gpuipc_doctor.collective import channels
+from gpuipc_doctor.collective.launch import CollectiveCheck, by_rank, take_part
+from gpuipc_doctor.collective.transport_switches import CONTROLS
 
 __all__ = ["take_part"]
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 
 from gpuipc_doctor.api import Evidence, Finding, Json, Measurement, ProbeOutcome
-from gpuipc_doctor.nccl.bandwidth import SMALL, Pair, bus, slow
-from gpuipc_doctor.nccl.launch import CollectiveCheck, take_part
+from gpuipc_doctor.collective.bandwidth import SMALL, Pair, bus, slow
+from gpuipc_doctor.collective.launch import CollectiveCheck, take_part
 
 __all__ = ["take_part"]
 

@@ -18,11 +18,11 @@ from statistics import median
 from typing import ClassVar
 
 from gpuipc_doctor.api import Context, Evidence, Finding, Json, Measurement, Probe, ProbeOutcome
-from gpuipc_doctor.nccl import killed_rank
-from gpuipc_doctor.nccl.communicators import LEAST_DEVICE, growing
-from gpuipc_doctor.nccl.killed_rank import be_killed, outlive
-from gpuipc_doctor.nccl.launch import CollectiveCheck, by_rank, take_part
-from gpuipc_doctor.nccl.transport_switches import CONTROLS
+from gpuipc_doctor.collective import killed_rank
+from gpuipc_doctor.collective.communicators import LEAST_DEVICE, growing
+from gpuipc_doctor.collective.killed_rank import be_killed, outlive
+from gpuipc_doctor.collective.launch import CollectiveCheck, by_rank, take_part
+from gpuipc_doctor.collective.transport_switches import CONTROLS
 
 __all__ = ["be_killed", "outlive", "take_part"]
 

@@ -12,17 +12,18 @@ before a call.
 
 What a library does not support by documentation is tried last. If it fails, that is a SKIP:
 
-| library | calls or memory | source |
-|---|---|---|
-| Open MPI, built with CUDA | accumulate, get-accumulate, fetch-and-op, compare-and-swap; non-blocking collectives | docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/cuda.html; for 4.x the FAQ "runcuda" |
-| Open MPI over UCX | all one-sided operations and windows; non-blocking reductions | the same pages |
-| Open MPI or MPICH without CUDA, over UCX with CUDA | all collectives but broadcast, all one-sided operations: the library itself copies and adds as in host memory | open-mpi/ompi#9906, pmodels/mpich#3519 and #4832 |
-| MPICH 3.4 on AMD GPUs | reductions, one-sided operations | github.com/pmodels/mpich/wiki/GPU-Support-Matrix-(3.4.x) |
-| Intel MPI | derived types, which are not called | its own message: not implemented |
-| Intel MPI on NVIDIA GPUs | memory of pools and VMM: it shares memory by cuIpcGetMemHandle only | NVIDIA's CUDA driver API, cuIpcGetMemHandle |
+| library | calls or memory | source | |---|---|---| | Open MPI, built with CUDA | accumulate, get-accumulate,
+fetch-and-op, compare-and-swap; non-blocking collectives |
+docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/cuda.html; for 4.x the FAQ "runcuda" | | Open MPI over UCX
+| all one-sided operations and windows; non-blocking reductions | the same pages | | Open MPI or MPICH without
+CUDA, over UCX with CUDA | all collectives but broadcast, all one-sided operations: the library itself copies
+and adds as in host memory | open-mpi/ompi#9906, pmodels/mpich#3519 and #4832 | | MPICH 3.4 on AMD GPUs |
+reductions, one-sided operations | github.com/pmodels/mpich/wiki/GPU-Support-Matrix-(3.4.x) | | Intel MPI |
+derived types, which are not called | its own message: not implemented | | Intel MPI on NVIDIA GPUs | memory
+of pools and VMM: it shares memory by cuIpcGetMemHandle only | NVIDIA's CUDA driver API, cuIpcGetMemHandle |
 
 Options: ``ranks``, and ``sizes`` (a list of bytes) instead of the default ones.
-"""  # noqa: E501  # rows of a table
+"""  # rows of a table
 
 from __future__ import annotations
 
@@ -45,11 +46,11 @@ from gpuipc_doctor.api import (
     Worker,
     watched,
 )
-from gpuipc_doctor.histories.mpi import group_calls as calls
-from gpuipc_doctor.histories.mpi import restarted_calls
-from gpuipc_doctor.histories.mpi.group_calls import Case, GroupCalls
-from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls, unsupported_memory
-from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS, VMM, footprint
+from gpuipc_doctor.histories import group_calls as calls
+from gpuipc_doctor.histories import restarted_calls
+from gpuipc_doctor.histories.group_calls import Case, GroupCalls
+from gpuipc_doctor.histories.message_memories import DEVICE, KINDS, VMM, footprint
+from gpuipc_doctor.histories.mpi_library_limits import unsupported_calls, unsupported_memory
 
 RANKS = 4
 

@@ -28,16 +28,16 @@ from gpuipc_doctor.api import (
     judge_processes,
     watched,
 )
+from gpuipc_doctor.histories import message_search as searching
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.extent import OPTIONS, REPLAY, extent, is_complete, own_seed
 from gpuipc_doctor.histories.leaks import CERTAIN
-from gpuipc_doctor.histories.mpi import search as searching
-from gpuipc_doctor.histories.mpi.library_limits import calls_in_histories, unsupported_memory
-from gpuipc_doctor.histories.mpi.memories import kinds_of
-from gpuipc_doctor.histories.mpi.message_generator import Generator
-from gpuipc_doctor.histories.mpi.message_steps import SENTENCES, short_name, steps
-from gpuipc_doctor.histories.mpi.performer import Rank
-from gpuipc_doctor.histories.mpi.search import Met, RandomRun, Search, met, steps_of
+from gpuipc_doctor.histories.message_generator import Generator
+from gpuipc_doctor.histories.message_memories import kinds_of
+from gpuipc_doctor.histories.message_performer import Rank
+from gpuipc_doctor.histories.message_search import Met, RandomRun, Search, met, steps_of
+from gpuipc_doctor.histories.message_steps import SENTENCES, short_name, steps
+from gpuipc_doctor.histories.mpi_library_limits import calls_in_histories, unsupported_memory
 from gpuipc_doctor.histories.operations import History
 
 OPERATIONS = 3400
@@ -107,7 +107,7 @@ class MpiHistories(Check):
                 yield Probe(name, ranks(number), devices, params, launch=ctx.mpi.launch)
 
     def again(self, ended: ProbeOutcome) -> Iterable[Probe]:
-        """Plan the next launch of a search (`histories.mpi.search`)."""
+        """Plan the next launch of a search (`histories.message_search`)."""
         known, probe = ended.params["search"], _probe(ended)
         following = searching.from_json(known).after(ended) if known else _search(ended)
         if following and (following.stage != "replay" or not known):

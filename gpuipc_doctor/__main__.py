@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from gpuipc_doctor.secure import python
+from gpuipc_doctor.files import python
 
 GARBAGE_AFTER = 100_000
 """Number of new objects after which Python collects garbage. Python's default is about a thousand."""

@@ -59,8 +59,8 @@ def unpacked(archive: str) -> str:
 
 
 def untrusted(path: Path) -> str:
-    """As `gpuipc_doctor.secure.trust.untrusted`, of the archive; nothing of it stays imported."""
-    from gpuipc_doctor.secure import trust
+    """As `gpuipc_doctor.files.trust.untrusted`, of the archive; nothing of it stays imported."""
+    from gpuipc_doctor.files import trust
 
     try:
         return trust.untrusted(path)
@@ -84,7 +84,7 @@ def main() -> None:
         del sys.argv[1]
         Path(archive).unlink()
     sys.path[0] = directory  # in place of the archive
-    from gpuipc_doctor.secure import python
+    from gpuipc_doctor.files import python
 
     paths = [directory, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)

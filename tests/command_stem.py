@@ -26,7 +26,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from gpuipc_doctor import knownissues
-from gpuipc_doctor.inventory import variables
+from gpuipc_doctor.node import variables
 
 _AT_START = ("LD_", "GLIBC_", "MALLOC_", "PYTHON", "LANG", "LC_", "TZ")
 """Prefixes of variables that the loader, the C library and Python read only once."""

@@ -73,7 +73,7 @@ def _imports(allocator: str, backend: str) -> tuple[str, ...]:
         "MemoryPool": "cupy",
         "MemoryAsyncPool": "cupy",
         "PyTorch": "torch",
-        "PyTorch expandable": "gpuipc_doctor.allocators.torch_expandable",
+        "PyTorch expandable": "gpuipc_doctor.worker.torch_expandable",
     }
     return (modules[allocator],) if backend == "cuda" else ()
 

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from gpuipc_doctor.api import Check
 from gpuipc_doctor.api.gpu import CAPABILITIES
+from gpuipc_doctor.files.near_miss import did_you_mean
 from gpuipc_doctor.model import Role, Tier
-from gpuipc_doctor.near_miss import did_you_mean
 
 BUILT_IN = "gpuipc_doctor.checks"
 

@@ -108,8 +108,8 @@ class Fabric(Protocol):
         """Facts about the fabric from the ``programs`` (name → file), ``/sys`` and the files in ``results``.
 
         Keys: ``libfabric`` and ``ucx`` (versions); ``interfaces`` and, if asked for, ``transports`` (see
-        `fabric.interfaces`); ``adapters`` and ``ports`` (`fabric.devices`); ``health``
-        (`fabric.healthcheck`).
+        `worker.fabric_interfaces`); ``adapters`` and ``ports`` (`node.fabric_devices`); ``health``
+        (`worker.cxi_healthcheck`).
         """
 
     def routes(self, fi_info: str | None, *, across: bool, stated: str | None) -> list[str]:
@@ -125,7 +125,7 @@ class Fabric(Protocol):
         program takes several ``sizes``.
 
         ``route`` is a libfabric provider, or the kind of memory that UCX sends from. Returns the result of
-        `fabric.message_pair.judge`; its key ``chosen`` has the variables that make UCX use the ``stated``
+        `worker.message_pair.judge`; its key ``chosen`` has the variables that make UCX use the ``stated``
         fabric.
         """
 
@@ -336,7 +336,7 @@ class Worker(Protocol):
 
     def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:
         """Load an MPI library, by default the one that mpi4py finds, without initialising it. See
-        `mpi.survey.report`. Raises `BackendUnavailable`."""
+        `worker.mpi_survey.report`. Raises `BackendUnavailable`."""
 
     def step(self, text: str) -> AbstractContextManager[None]:
         """Name the next step; a failure in it is reported with this name and the driver call."""

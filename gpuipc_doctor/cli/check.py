@@ -14,6 +14,7 @@ from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import bindings, formats, options, saved
 from gpuipc_doctor.cli.progress import Silent, progress
 from gpuipc_doctor.cli.stdio import say
+from gpuipc_doctor.files.writing import OutputFile, make_directory
 from gpuipc_doctor.model import Exit, Report, Tier
 from gpuipc_doctor.present.terminal import COLUMNS, table
 from gpuipc_doctor.present.text import counted, fold_subjects, wrap
@@ -22,7 +23,6 @@ from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.preview import Preview
 from gpuipc_doctor.run.request import Request
-from gpuipc_doctor.secure.writing import OutputFile, make_directory
 
 if TYPE_CHECKING:
     from gpuipc_doctor.site.config import SiteConfig
@@ -359,7 +359,8 @@ def _text(
         return node_content.nagios(report, width=page["width"])
     news = []
     if earlier:
-        from gpuipc_doctor.comparison import compare, comparison_content
+        from gpuipc_doctor.report import comparison_content
+        from gpuipc_doctor.report.comparison import compare
 
         news.append(comparison_content.news(compare(earlier, report)))
     return node_content.screen(report, exit_code=exit_code, verbose=verbose, news=news, **page)

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from gpuipc_doctor.cli import formats, options, saved
-from gpuipc_doctor.comparison import compare, comparison_content
-from gpuipc_doctor.comparison.comparison import TOLERANCE
+from gpuipc_doctor.report import comparison_content
+from gpuipc_doctor.report.comparison import TOLERANCE, compare
 
 
 @click.command()

@@ -13,13 +13,13 @@ from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.cli import hooks, new_config, options
 from gpuipc_doctor.cli.known_issues import find_mistakes
 from gpuipc_doctor.cli.stdio import say
-from gpuipc_doctor.mpi import ranks
+from gpuipc_doctor.files.yamlfile import BadFile, Mistake
+from gpuipc_doctor.node import mpi_ranks
 from gpuipc_doctor.present.text import sanitise
 from gpuipc_doctor.run import check_files, finding_keys
 from gpuipc_doctor.site import config, hosts, layers
 from gpuipc_doctor.site.layers import Layers
 from gpuipc_doctor.site.show import rendered
-from gpuipc_doctor.site.yamlfile import BadFile, Mistake
 
 
 @click.group("config")
@@ -78,7 +78,7 @@ def _is_of_this_node(found: Layers) -> bool | None:
 
 def _absent(found: Layers) -> list[str]:
     """Messages on modules, files and programs that the ranks need but this node lacks."""
-    absent = (line for node in config.of_nodes(found) for line in ranks.missing(node, os.environ))
+    absent = (line for node in config.of_nodes(found) for line in mpi_ranks.missing(node, os.environ))
     return list(dict.fromkeys(absent))
 
 

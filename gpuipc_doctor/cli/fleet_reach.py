@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.secure import python
+from gpuipc_doctor.files import python
 
 if TYPE_CHECKING:
     from gpuipc_doctor.fleet.ask import LaunchOptions, Shipped, Via

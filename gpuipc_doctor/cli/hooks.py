@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 from gpuipc_doctor.cli import options
+from gpuipc_doctor.files import reading
+from gpuipc_doctor.files.trust import untrusted
+from gpuipc_doctor.files.writing import OutputFile
 from gpuipc_doctor.prolog.hooks import HOOKS
-from gpuipc_doctor.secure import reading
-from gpuipc_doctor.secure.trust import untrusted
-from gpuipc_doctor.secure.writing import OutputFile
 from gpuipc_doctor.site import config
 
 _OURS = b"Written by `gpuipc-doctor config hooks"

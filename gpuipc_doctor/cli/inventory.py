@@ -14,11 +14,11 @@ import click
 
 from gpuipc_doctor.cli import options, saved
 from gpuipc_doctor.cli.progress import progress
-from gpuipc_doctor.comparison.inventory_changes import changes
 from gpuipc_doctor.model import Fact, Json, Node, Setting
 from gpuipc_doctor.present import terminal
 from gpuipc_doctor.present.terminal import COLUMNS
 from gpuipc_doctor.present.text import sanitise, wrap
+from gpuipc_doctor.report.inventory_changes import changes
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
 

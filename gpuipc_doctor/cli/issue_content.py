@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from itertools import groupby
 
-from gpuipc_doctor.inventory import NAMES
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message, Signature, Suppression, Workaround
 from gpuipc_doctor.knownissues.questions import Answer, Change, Question
+from gpuipc_doctor.node.inventory import NAMES
 from gpuipc_doctor.present.terminal import COLUMNS
 from gpuipc_doctor.present.text import counted, wrap
 from gpuipc_doctor.versions import Verdict

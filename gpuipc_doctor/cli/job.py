@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuipc_doctor.cli import fleet_reach, formats, options
+from gpuipc_doctor.files import writing
 from gpuipc_doctor.model import Exit
-from gpuipc_doctor.secure import writing
 from gpuipc_doctor.supervise import tree
 
 if TYPE_CHECKING:
@@ -225,7 +225,8 @@ def _with_issues(report: JobReport) -> JobReport:
 
 
 def _armed(how: str) -> list[str]:
-    from gpuipc_doctor.inventory import arming, facts_from_files, of_modules
+    from gpuipc_doctor.node import arming
+    from gpuipc_doctor.node.inventory import facts_from_files, of_modules
 
     make = arming.script if how == "script" else arming.task_prolog
     return list(make((*of_modules("/"), *facts_from_files("/", os.environ))))

@@ -15,14 +15,15 @@ from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.issue_content import listing, markdown, message_page, page
 from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.cli.stdio import say
-from gpuipc_doctor.inventory import NAMES, variables
+from gpuipc_doctor.files.yamlfile import Mistake
 from gpuipc_doctor.knownissues import KnownIssue, Message
 from gpuipc_doctor.knownissues.questions import Answer, Entry, Question, ask
+from gpuipc_doctor.node import variables
+from gpuipc_doctor.node.inventory import NAMES
 from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.run import check_files
 from gpuipc_doctor.run.request import Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig
-from gpuipc_doctor.site.yamlfile import Mistake
 from gpuipc_doctor.versions import parse
 
 HERE = "here"

@@ -17,7 +17,7 @@ import click
 
 from gpuipc_doctor import __version__
 from gpuipc_doctor.cli import stdio
-from gpuipc_doctor.near_miss import did_you_mean
+from gpuipc_doctor.files.near_miss import did_you_mean
 
 COMMANDS = {
     "check": ("check", "Run checks on this node and print the health matrix."),
@@ -145,9 +145,9 @@ def _limits() -> str:
 
 def report_error(error: Exception) -> int:
     """Print an error that ended the command; returns the exit code."""
+    from gpuipc_doctor.files.yamlfile import BadFile
     from gpuipc_doctor.run.request import NothingToSend, UnknownName
     from gpuipc_doctor.simulator.build import SimulatorUnavailable
-    from gpuipc_doctor.site.yamlfile import BadFile
     from gpuipc_doctor.supervise.scratch import NoPlace
     from gpuipc_doctor.supervise.tree import REQUIRED
 
@@ -182,7 +182,7 @@ def report_error(error: Exception) -> int:
 
 def _written(text: str) -> str:
     """Path of a new file with this text; empty if there is no place for it."""
-    from gpuipc_doctor.secure import writing
+    from gpuipc_doctor.files import writing
     from gpuipc_doctor.supervise import scratch
 
     for place in scratch.usual():

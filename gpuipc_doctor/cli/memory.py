@@ -15,15 +15,15 @@ import click
 from gpuipc_doctor import node_name
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.stdio import can_redraw
-from gpuipc_doctor.memory import memory_content, watching
-from gpuipc_doctor.memory.memory_content import Growth
-from gpuipc_doctor.memory.usage import Sample
-from gpuipc_doctor.memory.usage_trend import History
+from gpuipc_doctor.files import writing
 from gpuipc_doctor.model import Exit, Node, Status
+from gpuipc_doctor.node import memory_content, memory_watching
+from gpuipc_doctor.node.memory_content import Growth
+from gpuipc_doctor.node.memory_trend import History
+from gpuipc_doctor.node.memory_usage import Sample
 from gpuipc_doctor.present.terminal import table
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.request import Request
-from gpuipc_doctor.secure import writing
 
 DEFAULT_INTERVAL_S = 2.0
 
@@ -75,7 +75,7 @@ def command(
                 file.write(f"{line}\n")
             show(sample, history.growth)
 
-        end = watching.watch(node, backends, seconds, listen, start_up_s=config.start_up_s)
+        end = memory_watching.watch(node, backends, seconds, listen, start_up_s=config.start_up_s)
     if end.trouble:
         remedy = f"; {end.trouble.remedy}" if end.trouble.remedy else ""
         click.echo(

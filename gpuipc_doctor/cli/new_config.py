@@ -14,12 +14,12 @@ from gpuipc_doctor import node_name
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.fabric import devices as fabric_devices
+from gpuipc_doctor.files.node_files import Tree
+from gpuipc_doctor.files.writing import OutputFile
 from gpuipc_doctor.model import Device, Fact, MpiStack, Node
-from gpuipc_doctor.node_files import Tree
+from gpuipc_doctor.node import fabric_devices
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
-from gpuipc_doctor.secure.writing import OutputFile
 from gpuipc_doctor.site import hosts
 from gpuipc_doctor.site.show import flow, shown
 from gpuipc_doctor.versions import parse

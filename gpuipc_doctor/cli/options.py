@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gpuipc_doctor import node_name
-from gpuipc_doctor.near_miss import did_you_mean
+from gpuipc_doctor.files.near_miss import did_you_mean
 
 if TYPE_CHECKING:  # the prolog shares these options and has no time for unneeded imports
     from gpuipc_doctor.model import Device, Node
@@ -99,11 +99,11 @@ def mpi_library(ctx: click.Context, param: click.Parameter, value: str | None) -
     if value == "":
         raise click.BadParameter("the name is empty", ctx, param)
     if value and ctx.obj != ELSEWHERE:
-        from gpuipc_doctor.mpi import locate
+        from gpuipc_doctor.node import mpi_locate
 
         try:
-            locate.find_library(value, None, {})
-        except locate.NotFound as absent:
+            mpi_locate.find_library(value, None, {})
+        except mpi_locate.NotFound as absent:
             raise click.UsageError(f"{absent.reason}; {absent.remedy}", ctx) from None
     return value
 
@@ -165,7 +165,8 @@ def not_of_this_node(config: SiteConfig) -> str:
 
 def matching() -> Path | None:
     """The shipped site config that matches this node. Raises `BadFile` if several do."""
-    from gpuipc_doctor.site import hosts, yamlfile
+    from gpuipc_doctor.files import yamlfile
+    from gpuipc_doctor.site import hosts
 
     read = partial(yamlfile.read, schema=None)
     return hosts.matching(node_name.short(), hosts.cluster_name(os.environ), read)
@@ -173,7 +174,7 @@ def matching() -> Path | None:
 
 def resembling(config: SiteConfig, node: Node, devices: Collection[Device]) -> list[str]:
     """Shipped site configs whose GPUs match this node; none if a config is in use."""
-    from gpuipc_doctor.fabric.devices import adapters
+    from gpuipc_doctor.node.fabric_devices import adapters
     from gpuipc_doctor.site import hosts, resemblance
 
     if config.files.documents:

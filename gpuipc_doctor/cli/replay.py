@@ -9,12 +9,12 @@ import click
 
 from gpuipc_doctor.cli import formats, options, saved
 from gpuipc_doctor.cli.progress import progress
+from gpuipc_doctor.files import reading
 from gpuipc_doctor.histories import c_program, documents, results
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import exits
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
-from gpuipc_doctor.secure import reading
 
 
 @click.command()

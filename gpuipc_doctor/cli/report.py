@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gpuipc_doctor.cli import formats, options, saved, ticket
-from gpuipc_doctor.secure.writing import OutputFile
+from gpuipc_doctor.files.writing import OutputFile
 
 
 @click.command()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuipc_doctor.files import reading
+from gpuipc_doctor.files.yamlfile import BadFile, Mistake
 from gpuipc_doctor.model import Fact, Report
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
-from gpuipc_doctor.secure import reading
-from gpuipc_doctor.site.yamlfile import BadFile, Mistake
 
 if TYPE_CHECKING:
     from gpuipc_doctor.job.document import JobReport

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpuipc_doctor.near_miss import did_you_mean
+from gpuipc_doctor.files.near_miss import did_you_mean
 
 
 def schemas() -> dict[str, Path]:

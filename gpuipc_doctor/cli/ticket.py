@@ -12,12 +12,12 @@ import click
 
 from gpuipc_doctor import node_name
 from gpuipc_doctor.cli import options, saved
-from gpuipc_doctor.near_miss import did_you_mean
+from gpuipc_doctor.files.near_miss import did_you_mean
 
 if TYPE_CHECKING:
+    from gpuipc_doctor.files.writing import OutputFile
     from gpuipc_doctor.job.document import JobReport
     from gpuipc_doctor.model import Fact, Report
-    from gpuipc_doctor.secure.writing import OutputFile
     from gpuipc_doctor.ticket.anonymise import Names, Pseudonyms
     from gpuipc_doctor.ticket.subject import Subject
 
@@ -159,8 +159,8 @@ def _narrowed(report: Report, checks: tuple[str, ...]) -> Report:
 
 
 def _content(path: Path) -> bytes:
-    from gpuipc_doctor.secure import reading
-    from gpuipc_doctor.site.yamlfile import BadFile, Mistake
+    from gpuipc_doctor.files import reading
+    from gpuipc_doctor.files.yamlfile import BadFile, Mistake
     from gpuipc_doctor.ticket.bundle import MOST_BYTES
 
     try:
@@ -181,7 +181,7 @@ def _place(path: Path) -> tuple[Callable[[bytes], bytes], OutputFile]:
     import importlib
 
     from gpuipc_doctor.diagnose.decompress import ZSTD
-    from gpuipc_doctor.secure.writing import OutputFile
+    from gpuipc_doctor.files.writing import OutputFile
 
     if not path.name.endswith(_SUFFIXES):
         raise click.BadParameter(

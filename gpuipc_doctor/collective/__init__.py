@@ -1,1 +1,1 @@
-"""Collectives of a job, from whatever reports them, and who keeps the others waiting."""
+"""Collectives: what checks let ranks call, and who kept others waiting in a job."""

@@ -8,7 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from gpuipc_doctor.api import Buffer, Communicator, GpuStream, Json, Worker
-from gpuipc_doctor.nccl.all_ranks import Crew
+from gpuipc_doctor.collective.all_ranks import Crew
 
 SMALL = 8
 SIZES = (1 << 20, 16 << 20, 256 << 20)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from gpuipc_doctor.api import Collectives, Communicator, GpuStream, Json, Worker, figures_of_process, watched
-from gpuipc_doctor.nccl.all_ranks import Crew
+from gpuipc_doctor.collective.all_ranks import Crew
 
 REGISTERED = 1 << 20
 """Bytes of the registered buffers."""

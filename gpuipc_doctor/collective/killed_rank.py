@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpuipc_doctor.api import Collectives, Communicator, Context, GpuStream, Probe, Tier, Worker
-from gpuipc_doctor.nccl.all_ranks import Crew
-from gpuipc_doctor.nccl.communicators import LEAST_DEVICE, figures, first_sum_is_right
+from gpuipc_doctor.collective.all_ranks import Crew
+from gpuipc_doctor.collective.communicators import LEAST_DEVICE, figures, first_sum_is_right
 
 NAME = "killed rank"
 

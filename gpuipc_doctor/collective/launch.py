@@ -16,8 +16,8 @@ from gpuipc_doctor.api import (
     Tier,
     Worker,
 )
-from gpuipc_doctor.nccl import bandwidth, channels, communicators, data
-from gpuipc_doctor.nccl.all_ranks import Crew
+from gpuipc_doctor.collective import bandwidth, channels, communicators, data
+from gpuipc_doctor.collective.all_ranks import Crew
 
 NAMES = {"cuda": "NCCL", "hip": "RCCL"}
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from gpuipc_doctor.texts.lines import BLOCK
+from gpuipc_doctor.knownissues.lines import BLOCK
 
 
 class Unreadable(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from gpuipc_doctor.diagnose.occurrences import Occurrences, Sighting, Tally
-from gpuipc_doctor.tables import table
+from gpuipc_doctor.files.tables import table
 
 LOG_LINES = Path(__file__).with_name("log_lines.yaml")
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 
 from gpuipc_doctor.diagnose.error_lines import LOG_LINES
+from gpuipc_doctor.files.tables import table
 from gpuipc_doctor.knownissues.conditions import ENV
 from gpuipc_doctor.model import Fact
-from gpuipc_doctor.tables import table
 
 MOST_VALUES = 16
 """Maximum values kept per name: logs of many nodes may be mixed."""

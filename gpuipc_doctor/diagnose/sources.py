@@ -18,8 +18,8 @@ from gpuipc_doctor.diagnose import archives, flight_recorder, pickles, records
 from gpuipc_doctor.diagnose.decompress import NoText, Unreadable, decompressed, is_compressed
 from gpuipc_doctor.diagnose.flight_recorder import Dump
 from gpuipc_doctor.diagnose.rank_files import rank_in
-from gpuipc_doctor.secure import reading
-from gpuipc_doctor.texts.lines import BLOCK
+from gpuipc_doctor.files import reading
+from gpuipc_doctor.knownissues.lines import BLOCK
 
 STDIN = "-"
 

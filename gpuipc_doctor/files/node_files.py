@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuipc_doctor.secure import reading
+from gpuipc_doctor.files import reading
 
 _MAX_BYTES = 1 << 20
 """Maximum bytes read of a file. All files needed here are shorter; a longer one would only use memory."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from gpuipc_doctor.secure.reading import Unreadable
+from gpuipc_doctor.files.reading import Unreadable
 
 T = TypeVar("T")
 

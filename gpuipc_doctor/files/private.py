@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpuipc_doctor.secure.trust import untrusted
+from gpuipc_doctor.files.trust import untrusted
 
 LOCK_LIMIT_S, LOCK_PAUSE_S = 0.2, 0.01
 

@@ -142,6 +142,6 @@ def _mistrust(path: str) -> str:
         return ""
     from pathlib import Path
 
-    from gpuipc_doctor.secure.trust import untrusted
+    from gpuipc_doctor.files.trust import untrusted
 
     return untrusted(Path(path))

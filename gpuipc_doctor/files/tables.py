@@ -19,7 +19,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
-from gpuipc_doctor.secure import reading
+from gpuipc_doctor.files import reading
 
 DIGEST_BYTES = 16
 """Bytes of a digest, by which a torn or outdated compiled form is recognised. All users can compute it, so a
@@ -98,7 +98,7 @@ def _read_stored(place: Path, may_own: Collection[int]) -> bytes:
 
 def _store(place: Path, content: bytes, may_own: Collection[int]) -> None:
     """Write a compiled form that only this user can change. Raises `OSError`."""
-    from gpuipc_doctor.secure import writing
+    from gpuipc_doctor.files import writing
 
     for directory in (place.parent.parent, place.parent):  # whatever the umask is
         with contextlib.suppress(FileExistsError):

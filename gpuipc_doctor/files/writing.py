@@ -17,7 +17,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuipc_doctor.secure.trust import untrusted, way
+from gpuipc_doctor.files.trust import untrusted, way
 
 _DESCRIPTOR = re.compile(r"/proc/(?:self|thread-self|(\d+))(?:/task/\d+)?/fd/(\d+)")
 _KERNEL = tuple(map(Path, ("/dev", "/proc", "/sys")))

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gpuipc_doctor.near_miss import did_you_mean
-from gpuipc_doctor.secure import reading
+from gpuipc_doctor.files import reading
+from gpuipc_doctor.files.near_miss import did_you_mean
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json

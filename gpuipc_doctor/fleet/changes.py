@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from gpuipc_doctor.comparison.check_changes import ChangeKind, turn_of
 from gpuipc_doctor.fleet import fold
 from gpuipc_doctor.fleet.fold import Fleet, MissingReports, Outlier
 from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
 from gpuipc_doctor.fleet.summary import FindingSummary, NodeReport, State, silent
 from gpuipc_doctor.model import Exit, Status
+from gpuipc_doctor.report.check_changes import ChangeKind, turn_of
 
 NOT_ASKED = "not among the nodes of this run"
 

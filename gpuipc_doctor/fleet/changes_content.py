@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypedDict
 
-from gpuipc_doctor.comparison.check_changes import ChangeKind
-from gpuipc_doctor.comparison.comparison_content import DESCRIBED, NOT_RUN, statuses, was
 from gpuipc_doctor.fleet.changes import MEANINGS, Changes, CheckTransition, FactChange, SpeedChange
 from gpuipc_doctor.fleet.fleet_content import outlier
 from gpuipc_doctor.fleet.fold import Outlier
@@ -17,6 +15,8 @@ from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
 from gpuipc_doctor.present.text import quantity, shorten
 from gpuipc_doctor.report import documents
+from gpuipc_doctor.report.check_changes import ChangeKind
+from gpuipc_doctor.report.comparison_content import DESCRIBED, NOT_RUN, statuses, was
 
 LONGEST_VALUE = 60
 """Maximum columns of a fact's value."""

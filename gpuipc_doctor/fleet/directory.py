@@ -19,12 +19,12 @@ from typing import Any
 
 import msgspec  # noqa: TID253 - who imports this module reads node reports
 
+from gpuipc_doctor.files import reading, writing
+from gpuipc_doctor.files.reading import Unreadable
 from gpuipc_doctor.fleet.nodeset import NAME
 from gpuipc_doctor.fleet.summary import BadSummary, NodeReport, State, dumps, loads, of, silent
 from gpuipc_doctor.report import exits, report_json
 from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
-from gpuipc_doctor.secure import reading, writing
-from gpuipc_doctor.secure.reading import Unreadable
 
 SUMMARY, FULL, LOCK = ".summary.json.gz", ".json", ".lock"
 """Suffixes of a node's summary and full report, and the lock's name. A compressed summary takes one block of

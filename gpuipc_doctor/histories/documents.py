@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpuipc_doctor.histories import c_program, memory_model, procedures, steps
-from gpuipc_doctor.histories.mpi import message_model, message_steps, mpi_program
+from gpuipc_doctor.histories import (
+    c_program,
+    memory_model,
+    message_model,
+    message_steps,
+    mpi_program,
+    procedures,
+    steps,
+)
 from gpuipc_doctor.histories.operations import IPC, MPI, VERSION, History
 from gpuipc_doctor.model import Report, Status
 

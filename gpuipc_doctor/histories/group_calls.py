@@ -25,8 +25,8 @@ from gpuipc_doctor.api.elements import (
 from gpuipc_doctor.api.gpu import Memory
 from gpuipc_doctor.api.patterns import difference
 from gpuipc_doctor.api.worker import Worker
-from gpuipc_doctor.histories.mpi.layouts import Layout
-from gpuipc_doctor.histories.mpi.memories import DEVICE, Memories
+from gpuipc_doctor.histories.message_layouts import Layout
+from gpuipc_doctor.histories.message_memories import DEVICE, Memories
 
 IN_PLACE, DERIVED = "in place", "derived type"
 SPLIT, TO_HOST = "in a communicator of every second rank", "into host memory"

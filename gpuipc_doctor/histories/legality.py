@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpuipc_doctor.tables import Ruling, rulings
+from gpuipc_doctor.files.tables import Ruling, rulings
 
 LEGAL, ILLEGAL, DECLARED = "legal", "illegal", "declared"
 """Values of a ruling. ``declared``: applications perform the operation, although the vendor's documentation

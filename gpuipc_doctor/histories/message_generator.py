@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from gpuipc_doctor.histories.generator import SWARM
-from gpuipc_doctor.histories.mpi.group_calls import (
+from gpuipc_doctor.histories.group_calls import (
     ATOMIC,
     CAN_BE_DERIVED,
     CAN_BE_IN_PLACE,
@@ -19,11 +19,10 @@ from gpuipc_doctor.histories.mpi.group_calls import (
     ONE_SIDED,
     TYPES,
 )
-from gpuipc_doctor.histories.mpi.group_calls import DERIVED as OF_DERIVED_TYPE
-from gpuipc_doctor.histories.mpi.layouts import LAYOUTS
-from gpuipc_doctor.histories.mpi.library_limits import DERIVED, SELF
-from gpuipc_doctor.histories.mpi.memories import DEVICE
-from gpuipc_doctor.histories.mpi.message_model import (
+from gpuipc_doctor.histories.group_calls import DERIVED as OF_DERIVED_TYPE
+from gpuipc_doctor.histories.message_layouts import LAYOUTS
+from gpuipc_doctor.histories.message_memories import DEVICE
+from gpuipc_doctor.histories.message_model import (
     ANY_SOURCE,
     ANY_TAG,
     WHERE,
@@ -34,6 +33,7 @@ from gpuipc_doctor.histories.mpi.message_model import (
     Part,
     Receive,
 )
+from gpuipc_doctor.histories.mpi_library_limits import DERIVED, SELF
 from gpuipc_doctor.histories.operations import MPI, History, Operation, ProcessPlan
 
 SMALL = (1, 2, 4, 8, 16, 32, 63, 64, 128, 256, 512, 1000, 1024)
@@ -132,11 +132,11 @@ class Generator:
     """Sizes in bytes at which the library changes its protocol."""
     huge: bool = False
     lacks: tuple[str, ...] = ()
-    """Unsupported features to avoid, see `library_limits.lacks`."""
+    """Unsupported features to avoid, see `mpi_library_limits.lacks`."""
     group_calls: tuple[str, ...] = ()
     """Calls of all ranks to make, see `group_calls`."""
     memories: tuple[str, ...] = (DEVICE,)
-    """Kinds of memory for these calls, see `memories`."""
+    """Kinds of memory for these calls, see `message_memories`."""
     plans: dict[int, ProcessPlan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

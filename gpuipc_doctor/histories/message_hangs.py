@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Message, Part
-from gpuipc_doctor.histories.mpi.performer import END, Steps
+from gpuipc_doctor.histories.message_model import OF_ALL, Message, Part
+from gpuipc_doctor.histories.message_performer import END, Steps
 from gpuipc_doctor.model import ProbeOutcome, RoleOutcome
 
 _LOCAL = frozenset({"isend", "issend", "irecv", "start"})

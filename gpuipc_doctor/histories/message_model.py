@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from gpuipc_doctor.histories.mpi.group_calls import Case
-from gpuipc_doctor.histories.mpi.layouts import LAYOUTS
+from gpuipc_doctor.histories.group_calls import Case
+from gpuipc_doctor.histories.message_layouts import LAYOUTS
 from gpuipc_doctor.histories.operations import History, Operation
 
 WORLD = 0

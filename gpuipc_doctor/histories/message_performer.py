@@ -10,9 +10,9 @@ from typing import Any
 from gpuipc_doctor.api.gpu import DriverError, Memory
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.histories.contents import contents, first_difference, stamp_at
-from gpuipc_doctor.histories.mpi.group_calls import GroupCalls
-from gpuipc_doctor.histories.mpi.layouts import BLANK, LAYOUTS
-from gpuipc_doctor.histories.mpi.message_model import (
+from gpuipc_doctor.histories.group_calls import GroupCalls
+from gpuipc_doctor.histories.message_layouts import BLANK, LAYOUTS
+from gpuipc_doctor.histories.message_model import (
     ANY_SOURCE,
     ANY_TAG,
     OF_ALL,

@@ -12,10 +12,10 @@ from itertools import chain, pairwise
 
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.leaks import CERTAIN, repeated
-from gpuipc_doctor.histories.mpi.hangs import is_last_wait, lost
-from gpuipc_doctor.histories.mpi.message_generator import Generator
-from gpuipc_doctor.histories.mpi.message_model import GROUP_CALLS, OF_ALL, Message, Model, Receive, legal
-from gpuipc_doctor.histories.mpi.performer import Steps
+from gpuipc_doctor.histories.message_generator import Generator
+from gpuipc_doctor.histories.message_hangs import is_last_wait, lost
+from gpuipc_doctor.histories.message_model import GROUP_CALLS, OF_ALL, Message, Model, Receive, legal
+from gpuipc_doctor.histories.message_performer import Steps
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
 from gpuipc_doctor.histories.shrink import renumber, shrink
 from gpuipc_doctor.log_lines import signal_named

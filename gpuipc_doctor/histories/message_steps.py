@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuipc_doctor.histories.mpi.message_model import ANY_SOURCE, ANY_TAG, WORLD, case_of
+from gpuipc_doctor.histories.message_model import ANY_SOURCE, ANY_TAG, WORLD, case_of
 from gpuipc_doctor.histories.operations import History, Operation
 
 _SENDS = "{nbytes} B (contents {stamp}){kind} from buffer {on} to {peer}, {tag}{within}"

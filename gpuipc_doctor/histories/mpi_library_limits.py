@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuipc_doctor.histories.mpi.group_calls import ATOMIC, COLLECTIVES, NONBLOCKING, ONE_SIDED
-from gpuipc_doctor.histories.mpi.memories import POOL, STRADDLING, VMM
+from gpuipc_doctor.histories.group_calls import ATOMIC, COLLECTIVES, NONBLOCKING, ONE_SIDED
+from gpuipc_doctor.histories.message_memories import POOL, STRADDLING, VMM
 from gpuipc_doctor.model import MpiStack
 
 DERIVED = "derived types"

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpuipc_doctor.histories.mpi.layouts import BLANK, LAYOUTS
-from gpuipc_doctor.histories.mpi.message_model import ANY_SOURCE, ANY_TAG, OF_ALL, Model, Part, Receive, legal
-from gpuipc_doctor.histories.mpi.message_steps import steps
-from gpuipc_doctor.histories.mpi.performer import MARGIN, PAGE
+from gpuipc_doctor.histories.message_layouts import BLANK, LAYOUTS
+from gpuipc_doctor.histories.message_model import ANY_SOURCE, ANY_TAG, OF_ALL, Model, Part, Receive, legal
+from gpuipc_doctor.histories.message_performer import MARGIN, PAGE
+from gpuipc_doctor.histories.message_steps import steps
 from gpuipc_doctor.histories.operations import History, Operation
 
 _CUDA = """

@@ -23,7 +23,7 @@ class Operation:
 
     The other fields are for MPI, where process 1 is rank 0. ``peer`` is the other process of a message, 0 for
     any source. ``tag`` is the message's tag or `ANY_TAG`. ``within`` is the communicator, 0 for the world.
-    ``kind`` is a key of `mpi.layouts.LAYOUTS` for a message, and a kind of buffer for an allocation.
+    ``kind`` is a key of `message_layouts.LAYOUTS` for a message, and a kind of buffer for an allocation.
 
     ``offset`` and ``length`` choose bytes of ``on``; length 0: all of them. A copy takes them from offset
     ``start`` of ``of``. ``kind`` of a fill is the number of bits of its unit. ``within`` is the event that a

@@ -8,7 +8,7 @@ from threading import Thread
 from typing import Any
 
 from gpuipc_doctor.api.elements import Segment, fill
-from gpuipc_doctor.histories.mpi.group_calls import SENDRECV, Buffers, Case, GroupCalls
+from gpuipc_doctor.histories.group_calls import SENDRECV, Buffers, Case, GroupCalls
 
 STARTS = 60
 """Starts of a persistent request. A library may change its path between ranks after some messages."""

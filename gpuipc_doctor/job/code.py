@@ -18,10 +18,10 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpuipc_doctor.files import patience, reading
 from gpuipc_doctor.job import arm64
 from gpuipc_doctor.job.document import MPI_LIBRARY, Stack
 from gpuipc_doctor.job.mappings import Mapping, mappings
-from gpuipc_doctor.secure import patience, reading
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 
+from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.job.processes import Stat
-from gpuipc_doctor.node_files import quietly
 
 MOST_BYTES = 16 << 10
 """Bytes read of the main thread's outermost frames, which include the program's loops."""

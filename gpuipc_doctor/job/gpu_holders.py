@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.selection import NoSuchJob
-from gpuipc_doctor.memory import watching
-from gpuipc_doctor.memory.usage import GpuUse, Sample
 from gpuipc_doctor.model import Node
+from gpuipc_doctor.node import memory_watching
+from gpuipc_doctor.node.memory_usage import GpuUse, Sample
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise.tree import PROC
 
@@ -49,7 +49,7 @@ def _gpus(
     backends: Sequence[str], node: Node, start_up_s: float = START_UP_S, *, loads: bool = False
 ) -> Sequence[GpuUse]:
     samples: list[Sample] = []
-    end = watching.watch(node, backends, 0.0, samples.append, start_up_s=start_up_s, loads=loads)
+    end = memory_watching.watch(node, backends, 0.0, samples.append, start_up_s=start_up_s, loads=loads)
     if end.trouble:
         raise NoSuchJob(f"cannot list GPUs: {sentences.summary(end.trouble)}")
     if not samples:
@@ -118,9 +118,9 @@ def watch(node: Node, interval_s: float, is_over: Callable[[Sequence[GpuUse]], b
     def listen(sample: Sample) -> object:
         nonlocal over
         over = is_over(sample.gpus)
-        return watching.ENOUGH if over else None
+        return memory_watching.ENOUGH if over else None
 
-    end = watching.watch(node, ("cuda", "hip"), interval_s, listen, start_up_s=START_UP_S)
+    end = memory_watching.watch(node, ("cuda", "hip"), interval_s, listen, start_up_s=START_UP_S)
     if end.trouble:
         raise NoSuchJob(f"cannot list GPUs: {sentences.summary(end.trouble)}")
     if end.absent:

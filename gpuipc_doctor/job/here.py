@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.collective.ras_counts import unchanged
-from gpuipc_doctor.inventory import variables
 from gpuipc_doctor.job import (
     gpu_holders,
     growth,
@@ -26,8 +25,9 @@ from gpuipc_doctor.job.roles import Roles, by_rank, kind_of_helper, roles, worke
 from gpuipc_doctor.job.selection import NoSuchJob, Request
 from gpuipc_doctor.job.verdict import with_growth
 from gpuipc_doctor.job.watcher import MORE, Watcher, take_snapshots
-from gpuipc_doctor.memory.usage import GpuUse
 from gpuipc_doctor.model import Node
+from gpuipc_doctor.node import variables
+from gpuipc_doctor.node.memory_usage import GpuUse
 from gpuipc_doctor.supervise import scratch
 
 

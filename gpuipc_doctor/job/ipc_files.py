@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.job.document import MemoryFile, Process
 from gpuipc_doctor.job.mappings import mappings
 from gpuipc_doctor.job.processes import Gone, Reader
-from gpuipc_doctor.node_files import quietly
 from gpuipc_doctor.supervise.tree import PROC, processes
 
 SHM = Path("/dev/shm")  # noqa: S108 - it is only looked at

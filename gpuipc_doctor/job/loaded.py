@@ -9,11 +9,11 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 
-from gpuipc_doctor.inventory import libraries
-from gpuipc_doctor.inventory.libraries import Libraries, Library
+from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.model import Fact
-from gpuipc_doctor.node_files import Tree
+from gpuipc_doctor.node import libraries
+from gpuipc_doctor.node.libraries import Libraries, Library
 
 
 class _Loaded(Libraries):

@@ -8,7 +8,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from gpuipc_doctor.node_files import number, quietly
+from gpuipc_doctor.files.node_files import number, quietly
 from gpuipc_doctor.supervise.tree import PROC
 
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
+from gpuipc_doctor.files.node_files import number
 from gpuipc_doctor.job import code, counting
 from gpuipc_doctor.job.document import Stack
 from gpuipc_doctor.job.processes import Gone, used_s
-from gpuipc_doctor.node_files import number
 
 FREQUENCY_HZ = 99
 """Samples per second of a thread's processor time."""

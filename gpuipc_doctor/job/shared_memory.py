@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from typing import IO
 
+from gpuipc_doctor.files import reading
+from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.job.document import Contents, Process
 from gpuipc_doctor.job.mappings import mappings
-from gpuipc_doctor.node_files import quietly
-from gpuipc_doctor.secure import reading
 from gpuipc_doctor.supervise.tree import PROC
 
 MOST_BYTES = 64 << 20

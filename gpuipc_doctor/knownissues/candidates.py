@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, compress
 from operator import itemgetter
 
-from gpuipc_doctor.texts.figures import Way
-from gpuipc_doctor.texts.finder import cached_finder, lazy
-from gpuipc_doctor.texts.lines import REACH
-from gpuipc_doctor.texts.literals import LONGEST as LONGEST_TEXT
-from gpuipc_doctor.texts.literals import has
-from gpuipc_doctor.texts.search_patterns import Candidate, Patterns
+from gpuipc_doctor.knownissues.figures import Way
+from gpuipc_doctor.knownissues.finder import cached_finder, lazy
+from gpuipc_doctor.knownissues.lines import REACH
+from gpuipc_doctor.knownissues.literals import LONGEST as LONGEST_TEXT
+from gpuipc_doctor.knownissues.literals import has
+from gpuipc_doctor.knownissues.search_patterns import Candidate, Patterns
 
 _MOST_KNOWN = 50_000
 """Maximum pairs of lines remembered, about 5 MB. When a log has more, all are forgotten."""

@@ -9,16 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuipc_doctor import tables
+from gpuipc_doctor.files import tables, yamlfile
+from gpuipc_doctor.files.yamlfile import BadFile, Document, Mistake
 from gpuipc_doctor.knownissues.entry import KnownIssue
 from gpuipc_doctor.knownissues.message import Message
 from gpuipc_doctor.knownissues.parse import merge, placed, placed_messages, read_all
 from gpuipc_doctor.model import Json
-from gpuipc_doctor.site import yamlfile
-from gpuipc_doctor.site.yamlfile import BadFile, Document, Mistake
 
 if TYPE_CHECKING:
-    from gpuipc_doctor.texts.literals import Needs
+    from gpuipc_doctor.knownissues.literals import Needs
 
 SHIPPED = Path(__file__).with_name("db")
 MESSAGES = Path(__file__).with_name("messages")
@@ -119,7 +118,7 @@ def known_texts(others: Iterable[str] = ()) -> Mapping[str, Mapping[bytes, Needs
 
     To compute them all takes a second, so they are stored in compiled form.
     """
-    from gpuipc_doctor.texts import literals
+    from gpuipc_doctor.knownissues import literals
 
     shipped = [signature for entry in _shipped_issues() for signature in entry.signatures]
     shipped += [signature for message in _shipped_messages() for signature in message.signatures]

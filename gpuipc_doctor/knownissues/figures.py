@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from gpuipc_doctor.texts.finder import cached_finder
-from gpuipc_doctor.texts.literals import bare, dense, dense_ways, has, in_order
-from gpuipc_doctor.texts.search_patterns import FEW_PATTERNS, Pattern
+from gpuipc_doctor.knownissues.finder import cached_finder
+from gpuipc_doctor.knownissues.literals import bare, dense, dense_ways, has, in_order
+from gpuipc_doctor.knownissues.search_patterns import FEW_PATTERNS, Pattern
 
 
 class Way(NamedTuple):

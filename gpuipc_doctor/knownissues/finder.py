@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from gpuipc_doctor.texts.literals import trie
+from gpuipc_doctor.knownissues.literals import trie
 
 Find = Callable[[bytes], list[tuple[int, int]]]
 """Returns (index of the text, offset of its end) for each occurrence of a text in a block."""

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpuipc_doctor.texts import stacks
-from gpuipc_doctor.texts.literals import Needs, fixed_text
-from gpuipc_doctor.texts.search_patterns import Pattern, Patterns
+from gpuipc_doctor.knownissues import stacks
+from gpuipc_doctor.knownissues.literals import Needs, fixed_text
+from gpuipc_doctor.knownissues.search_patterns import Pattern, Patterns
 
 
 class Searched(Protocol):

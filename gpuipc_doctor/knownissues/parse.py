@@ -9,14 +9,14 @@ from datetime import date
 from functools import cache
 from pathlib import Path
 
+from gpuipc_doctor.files.near_miss import did_you_mean
+from gpuipc_doctor.files.tables import frozen
+from gpuipc_doctor.files.yamlfile import BadFile, Document, Key, Mistake, read
 from gpuipc_doctor.knownissues.conditions import ENV, Need
 from gpuipc_doctor.knownissues.entry import KnownIssue, Lookalike, Reference, Suppression, Workaround
 from gpuipc_doctor.knownissues.message import Message, Severity
 from gpuipc_doctor.knownissues.signatures import NOT_PUBLIC, Call, Confidence, Signature, Source
 from gpuipc_doctor.model import Json
-from gpuipc_doctor.near_miss import did_you_mean
-from gpuipc_doctor.site.yamlfile import BadFile, Document, Key, Mistake, read
-from gpuipc_doctor.tables import frozen
 from gpuipc_doctor.versions import Range
 
 SCHEMA = Path(__file__).with_name("schema.json")

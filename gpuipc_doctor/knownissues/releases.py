@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import date, timedelta
 from pathlib import Path
 
-from gpuipc_doctor.tables import table
+from gpuipc_doctor.files.tables import table
 
 LONG = timedelta(days=2 * 365)
 """A log without a version is assumed to come from software with all fixes that are at least this old."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from gpuipc_doctor.texts import figures
-from gpuipc_doctor.texts.candidates import Form, Memory
-from gpuipc_doctor.texts.lines import Block, Blocks, split, split_rows
-from gpuipc_doctor.texts.literals import bare, dense
-from gpuipc_doctor.texts.search_patterns import FEW_PATTERNS, Patterns
-from gpuipc_doctor.texts.wrapping import find_across, wrapped_lines
+from gpuipc_doctor.knownissues import figures
+from gpuipc_doctor.knownissues.candidates import Form, Memory
+from gpuipc_doctor.knownissues.lines import Block, Blocks, split, split_rows
+from gpuipc_doctor.knownissues.literals import bare, dense
+from gpuipc_doctor.knownissues.search_patterns import FEW_PATTERNS, Patterns
+from gpuipc_doctor.knownissues.wrapping import find_across, wrapped_lines
 
 _SAMPLE = 3
 """Equal lines per block that are examined individually."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
 
-from gpuipc_doctor.texts.finder import Find, finder, lazy
-from gpuipc_doctor.texts.literals import Needs, dense_keys, dense_text, fixed_text, has, in_order
+from gpuipc_doctor.knownissues.finder import Find, finder, lazy
+from gpuipc_doctor.knownissues.literals import Needs, dense_keys, dense_text, fixed_text, has, in_order
 
 FEW_PATTERNS = 8
 """Up to this many patterns, trying each is faster than one search for all their texts."""

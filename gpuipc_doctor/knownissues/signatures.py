@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gpuipc_doctor.knownissues import stacks
 from gpuipc_doctor.knownissues.conditions import NamedFacts, Need
 from gpuipc_doctor.model import EvidenceKind, Fact, Result, RoleOutcome
-from gpuipc_doctor.texts import stacks
 from gpuipc_doctor.versions import Verdict, all_of
 
 
@@ -94,7 +94,7 @@ class Signature:
         return tuple(map(stacks.pattern, self.stack)) or tuple(map(spaced, self.match))
 
     def is_shown_by(self, result: Result) -> bool:
-        """Whether a result shows the entry by its key or its calls; `texts.text_search.Search` says it of its
+        """Whether a result shows the entry by its key or its calls; `text_search.Search` says it of its
         texts."""
         called = self.call is not None and any(self.call.is_of(role) for role in result.roles)
         return called or result.key in self.finding

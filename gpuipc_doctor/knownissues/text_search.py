@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from operator import itemgetter
 
-from gpuipc_doctor.texts.index import Index, Part, Searched
-from gpuipc_doctor.texts.scanner import Hit, Scanner
-from gpuipc_doctor.texts.stacks import Stack, Stacks
+from gpuipc_doctor.knownissues.index import Index, Part, Searched
+from gpuipc_doctor.knownissues.scanner import Hit, Scanner
+from gpuipc_doctor.knownissues.stacks import Stack, Stacks
 
 MANY = 1000
 """After this many lines with one part of a signature, the search for the part pauses until the other parts

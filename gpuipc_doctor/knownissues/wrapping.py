@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpuipc_doctor.texts.lines import LONGEST, REACH
+from gpuipc_doctor.knownissues.lines import LONGEST, REACH
 
 _WIDTHS = {79, 80, 100, 120, 132, LONGEST}
 """Usual widths of terminals, at which one full line counts as wrapped. At other widths two full lines are

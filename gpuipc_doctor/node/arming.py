@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuipc_doctor.files.tables import table
 from gpuipc_doctor.model import Fact
-from gpuipc_doctor.tables import table
 from gpuipc_doctor.versions import Range, Verdict, any_of
 
 _TABLE = Path(__file__).with_name("arming.yaml")

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gpuipc_doctor.inventory.libraries import Libraries
+from gpuipc_doctor.files.node_files import Tree, shown
 from gpuipc_doctor.model import CollectiveLibrary, CollectiveStack
-from gpuipc_doctor.node_files import Tree, shown
+from gpuipc_doctor.node.libraries import Libraries
 
 SONAMES = {"cuda": "libnccl.so.2", "hip": "librccl.so.1"}
 """Backend → its library."""

@@ -6,7 +6,7 @@ import platform
 import struct
 from pathlib import Path
 
-from gpuipc_doctor.secure import reading
+from gpuipc_doctor.files import reading
 
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DT_NEEDED, _DT_STRTAB = 1, 5

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuipc_doctor.inventory.variables import Form, Variable
+from gpuipc_doctor.files import reading
 from gpuipc_doctor.model import Effect, Fact, Setting
-from gpuipc_doctor.secure import reading
+from gpuipc_doctor.node.variables import Form, Variable
 
 ENVIRONMENT = "environment"
 _MAX_BYTES = 64 << 10

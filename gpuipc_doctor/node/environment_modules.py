@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpuipc_doctor.mpi.locate import NotFound
+from gpuipc_doctor.node.mpi_locate import NotFound
 
 _PROGRAMS = ("LMOD_CMD", "MODULES_CMD")
 """Variables that contain the path of the module system's program."""

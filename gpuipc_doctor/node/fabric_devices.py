@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuipc_doctor.node_files import matching, quietly
+from gpuipc_doctor.files.node_files import matching, quietly
 
 CXI, VERBS = "/sys/class/cxi", "/sys/class/infiniband"
 """The kernel's directories of HPE's adapters, and of all others."""

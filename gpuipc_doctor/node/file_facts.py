@@ -10,8 +10,8 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from gpuipc_doctor.files.node_files import Tree, shown
 from gpuipc_doctor.model import Fact
-from gpuipc_doctor.node_files import Tree, shown
 
 
 def facts(tree: Tree, environ: Mapping[str, str]) -> Iterator[Fact]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import CAPABILITIES
+from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, quietly, shown
 from gpuipc_doctor.model import Device
-from gpuipc_doctor.node_files import Tree, gpus_on_bus, quietly, shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from gpuipc_doctor.inventory import files, libraries
-from gpuipc_doctor.inventory.libraries import Libraries
-from gpuipc_doctor.inventory.names import NAMES
-from gpuipc_doctor.inventory.surveys import LOOKED_FOR, LOOKED_FOR_FOREIGN
+from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import Fact, ProbeOutcome
-from gpuipc_doctor.node_files import Tree
+from gpuipc_doctor.node import file_facts, libraries
+from gpuipc_doctor.node.fact_names import NAMES
+from gpuipc_doctor.node.libraries import Libraries
+from gpuipc_doctor.node.surveys import LOOKED_FOR, LOOKED_FOR_FOREIGN
 from gpuipc_doctor.report import sentences
 
-__all__ = ["CHECK", "NAMES", "SURVEYS", "learned", "merged", "of_modules", "on_disk"]
+__all__ = ["CHECK", "NAMES", "SURVEYS", "facts_from_files", "facts_from_surveys", "merged", "of_modules"]
 
 CHECK = "inventory"
 """Check id of the `surveys`. Reports omit the findings of this check."""
@@ -28,12 +28,12 @@ SURVEYS = Path(__file__).with_name("surveys.py")
 def facts_from_files(root: str, environ: Mapping[str, str]) -> tuple[Fact, ...]:
     """The node's facts from files below ``root``, for a process with the environment ``environ``."""
     tree = Tree(Path(root))
-    return (*files.facts(tree, environ), *libraries.facts(tree, Libraries(tree, environ)))
+    return (*file_facts.facts(tree, environ), *libraries.facts(tree, Libraries(tree, environ)))
 
 
 def of_modules(root: str) -> tuple[Fact, ...]:
     """Facts about kernel modules. Read them after drivers were used, because drivers may load modules."""
-    return tuple(files.of_modules(Tree(Path(root))))
+    return tuple(file_facts.of_modules(Tree(Path(root))))
 
 
 def merged(

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
+from gpuipc_doctor.files.node_files import Tree, shown
 from gpuipc_doctor.model import Fact
-from gpuipc_doctor.node_files import Tree, shown
 
 CACHE = "/etc/ld.so.cache"
 DEFAULT = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from gpuipc_doctor.memory.usage import GpuUse, Key, Sample
 from gpuipc_doctor.model import Json
+from gpuipc_doctor.node.memory_usage import GpuUse, Key, Sample
 from gpuipc_doctor.present.text import sanitise
 
 Growth = Callable[[Key], float | None]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpuipc_doctor.api import DriverError, Worker
-from gpuipc_doctor.memory.sysfs import Amdgpu
-from gpuipc_doctor.memory.usage import GpuUse, ProcessUse, Sample
-from gpuipc_doctor.nvml import DRIVER_NOT_LOADED, NOT_SUPPORTED, Nvml
+from gpuipc_doctor.node.memory_sysfs import Amdgpu
+from gpuipc_doctor.node.memory_usage import GpuUse, ProcessUse, Sample
 from gpuipc_doctor.supervise.tree import name_of
+from gpuipc_doctor.worker.nvml import DRIVER_NOT_LOADED, NOT_SUPPORTED, Nvml
 
 
 class Source(Protocol):

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpuipc_doctor.api import Worker
-from gpuipc_doctor.memory.usage import GpuUse, ProcessUse
-from gpuipc_doctor.node_files import gpus_on_bus, matching, number, quietly
+from gpuipc_doctor.files.node_files import gpus_on_bus, matching, number, quietly
+from gpuipc_doctor.node.memory_usage import GpuUse, ProcessUse
 from gpuipc_doctor.supervise.tree import name_of
 
 VENDOR = "0x1002"

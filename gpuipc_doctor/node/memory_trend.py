@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from gpuipc_doctor.api.trend import slope
-from gpuipc_doctor.memory.usage import Key, Sample
+from gpuipc_doctor.node.memory_usage import Key, Sample
 
 WINDOW = 30
 """Number of samples for the slope. With fewer, growth cannot be distinguished from noise."""

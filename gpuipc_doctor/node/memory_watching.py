@@ -1,4 +1,7 @@
-"""The parent's part: run the sampling worker and pass on its samples. Loads no driver and no NVML."""
+"""The parent's part: run the sampling worker and pass on its samples. Loads no driver and no NVML.
+
+No GPU context is created, so watching uses no device memory.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuipc_doctor.memory import sampling
-from gpuipc_doctor.memory.usage import Sample
 from gpuipc_doctor.model import Finding, Node, Probe
+from gpuipc_doctor.node import memory_sampling
+from gpuipc_doctor.node.memory_usage import Sample
 from gpuipc_doctor.report import documents
 from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.probe import Limits
@@ -46,7 +49,7 @@ def watch(
     ``loads``: also read the GPUs' utilisation and power.
     """
     params = {"interval": interval_s, "backends": list(backends), "root": node.root, "loads": loads}
-    probe = Probe("", {"sampler": sampling.sample}, params=params, deadline_s=interval_s + DEADLINE_S)
+    probe = Probe("", {"sampler": memory_sampling.sample}, params=params, deadline_s=interval_s + DEADLINE_S)
     with (
         Session(node, Limits(start_up_s=start_up_s)) as session,
         interruptible(session.stop),
@@ -58,7 +61,7 @@ def watch(
 
         outcome = session.run(
             "memory",
-            Path(sampling.__file__),
+            Path(memory_sampling.__file__),
             probe,
             until=math.inf,
             listener=pass_on,

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpuipc_doctor.model import Fact, Json, Launch, MpiStack, Workaround
-from gpuipc_doctor.mpi import families, loaded, locate, verbosity
-from gpuipc_doctor.mpi.identity import identify
-from gpuipc_doctor.mpi.ranks import RankSetting
+from gpuipc_doctor.node import loaded, mpi_families, mpi_locate, mpi_verbosity
+from gpuipc_doctor.node.mpi_identity import identify
+from gpuipc_doctor.node.mpi_ranks import RankSetting
 
 COMPONENTS = frozenset({"mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "ucx"})
 """Names of facts about the node's MPI libraries and UCX."""
@@ -21,10 +21,10 @@ def launcher(
     environment: Mapping[str, str],
     nodes: int,
     hosts: Sequence[str] = (),
-) -> locate.Launcher:
-    """How ranks start under the surveyed library ``seen``. Raises `locate.NotFound`."""
+) -> mpi_locate.Launcher:
+    """How ranks start under the surveyed library ``seen``. Raises `mpi_locate.NotFound`."""
     facts = seen["facts"]
-    found = locate.find_launcher(
+    found = mpi_locate.find_launcher(
         identify(facts["version_text"]),
         facts["library"],
         template,
@@ -50,12 +50,12 @@ def stack(
     """
     facts = seen["facts"]
     identity = identify(facts["version_text"])
-    aware = {backend: families.gpu_aware(facts, backend) for backend in sorted(backends)}
+    aware = {backend: mpi_families.gpu_aware(facts, backend) for backend in sorted(backends)}
     unable = [verdict for verdict in aware.values() if not verdict.able]
     able = frozenset(backend for backend, verdict in aware.items() if verdict.able)
     some = next(iter(able or aware))
     ucx = facts["ucx"]["version"] if aware[some].via == "ucx" and facts["ucx"] else ""
-    cache_bound, cache_buffers, cache_in_bytes = families.cache_bound(facts, some)
+    cache_bound, cache_buffers, cache_in_bytes = mpi_families.cache_bound(facts, some)
     return MpiStack(
         family=identity.family,
         version=identity.version,
@@ -65,13 +65,13 @@ def stack(
         takes=able or (frozenset(aware) if simulated else frozenset()),
         why_not=unable[0].why_not if unable else "",
         remedy=unable[0].remedy if unable else "",
-        ipc_off=families.ipc_off(facts, some),
+        ipc_off=mpi_families.ipc_off(facts, some),
         cache_bound=cache_bound,
         cache_buffers=cache_buffers,
         cache_in_bytes=cache_in_bytes,
-        workarounds=tuple(Workaround(s.env, s.cost) for s in families.switches(facts, some)),
-        edges=families.edges(facts, some),
-        louder=verbosity.raised(identity.family, over_ucx=bool(ucx), environment=environment),
+        workarounds=tuple(Workaround(s.env, s.cost) for s in mpi_families.switches(facts, some)),
+        edges=mpi_families.edges(facts, some),
+        louder=mpi_verbosity.raised(identity.family, over_ucx=bool(ucx), environment=environment),
         ucx=ucx,
         lacks=aware[some].lacks,
     )

@@ -1,4 +1,4 @@
-"""Facts about an MPI library, from the result of `survey.survey`."""
+"""Facts about an MPI library, from the result of `mpi_survey.survey`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuipc_doctor.files.tables import table
 from gpuipc_doctor.model import Json
-from gpuipc_doctor.mpi.identity import identify
-from gpuipc_doctor.tables import table
+from gpuipc_doctor.node.mpi_identity import identify
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ VARIABLES = (
     "pml",
     "pml_ucx_priority",
 )
-"""Control variables that the rows of `transports` depend on."""
+"""Control variables that the rows of `mpi_transports` depend on."""
 
 EDGES = (
     "MPIR_CVAR_CH4_IPC_CMA_P2P_THRESHOLD",

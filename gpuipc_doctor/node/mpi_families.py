@@ -1,16 +1,16 @@
-"""Conclusions about an MPI library from the facts of `survey.survey`. Pure functions."""
+"""Conclusions about an MPI library from the facts of `mpi_survey.survey`. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpuipc_doctor.histories.mpi.library_limits import lacks
+from gpuipc_doctor.histories.mpi_library_limits import lacks
 from gpuipc_doctor.model import Json
-from gpuipc_doctor.mpi.facts import Facts
-from gpuipc_doctor.mpi.identity import UNKNOWN
-from gpuipc_doctor.mpi.ipc_settings import IpcSetting, bounding, suitable
-from gpuipc_doctor.mpi.transports import ROUTES, Condition, Route
+from gpuipc_doctor.node.mpi_facts import Facts
+from gpuipc_doctor.node.mpi_identity import UNKNOWN
+from gpuipc_doctor.node.mpi_ipc_settings import IpcSetting, bounding, suitable
+from gpuipc_doctor.node.mpi_transports import ROUTES, Condition, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Awareness:
 
 
 def gpu_aware(seen: Mapping[str, Json], backend: str) -> Awareness:
-    """Judge the facts of `survey.survey` for one backend's devices.
+    """Judge the facts of `mpi_survey.survey` for one backend's devices.
 
     If device pointers can be enabled in several ways, the easiest is reported: a setting is easier than a
     build.

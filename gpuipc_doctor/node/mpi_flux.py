@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 
-from gpuipc_doctor.mpi.identity import Identity
+from gpuipc_doctor.node.mpi_identity import Identity
 
 SOURCE = "flux run, because this is a Flux instance (untested)"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from gpuipc_doctor import tables
-from gpuipc_doctor.mpi.facts import Facts
+from gpuipc_doctor.files import tables
+from gpuipc_doctor.node.mpi_facts import Facts
 
 
 @dataclass(frozen=True, slots=True)

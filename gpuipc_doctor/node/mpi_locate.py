@@ -1,7 +1,7 @@
 """Choose the MPI library and the launcher, without loading the library.
 
 This runs in the supervising process, which loads no MPI. Only a worker identifies the library
-(`survey.survey`); the launcher for it is chosen afterwards.
+(`mpi_survey.survey`); the launcher for it is chosen afterwards.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuipc_doctor.model import Launch
-from gpuipc_doctor.mpi import elf, flux, slurm, verbosity
-from gpuipc_doctor.mpi.identity import Identity
+from gpuipc_doctor.node import elf, mpi_flux, mpi_slurm, mpi_verbosity
+from gpuipc_doctor.node.mpi_identity import Identity
 from gpuipc_doctor.site.launcher import literal, words
 
 _OPEN_MPI_SONAMES = ("libmpi.so.40", "libmpi.so.20")
@@ -157,9 +157,9 @@ def find_launcher(
         if hosts:
             launch = replace(launch, command=_on_hosts(launch.command, hosts))
         return Launcher(launch, "mpi.launcher of the site config")
-    if program := flux.program(environment):
-        command = (*flux.command(program, nodes, hosts, identity), "-n{ranks}")
-        return Launcher(Launch(command, env, nodes), flux.SOURCE)
+    if program := mpi_flux.program(environment):
+        command = (*mpi_flux.command(program, nodes, hosts, identity), "-n{ranks}")
+        return Launcher(Launch(command, env, nodes), mpi_flux.SOURCE)
     if nodes > (has := int(environment.get("SLURM_JOB_NUM_NODES", nodes))):
         raise NotFound(
             f"ranks on {nodes} nodes requested, but this Slurm allocation has {has}",
@@ -167,10 +167,10 @@ def find_launcher(
         )
     srun = shutil.which("srun", path=environment.get("PATH"))
     refused = ""
-    if srun and "SLURM_JOB_ID" in environment and slurm.starts(identity.family, environment):
-        command = (srun, *_SRUN, *slurm.pmi(identity.family, environment), f"-N{nodes}")
+    if srun and "SLURM_JOB_ID" in environment and mpi_slurm.starts(identity.family, environment):
+        command = (srun, *_SRUN, *mpi_slurm.pmi(identity.family, environment), f"-N{nodes}")
         command += ("-w", ",".join(hosts)) if hosts else ()
-        if not (refused := slurm.refused(command, environment)):
+        if not (refused := mpi_slurm.refused(command, environment)):
             launch = Launch((*command, "-n{ranks}"), env, nodes)
             return Launcher(launch, "srun, because this is a Slurm allocation")
     if mpiexec := _mpiexec_of(identity, Path(library)):
@@ -181,7 +181,7 @@ def find_launcher(
         raise NotFound(
             f"srun cannot start ranks of {library} (it cannot load --mpi={refused}), and no mpiexec was "
             "found next to the library or on PATH",
-            slurm.remedy(refused),
+            mpi_slurm.remedy(refused),
         )
     else:
         raise NotFound(
@@ -198,8 +198,8 @@ def find_plain_launcher(
     """How to start one process on each node without MPI. Raises `NotFound`."""
     if template and "{nodes}" in template and not hosts:
         return _from_template(template, {}, nodes)
-    if program := flux.program(environment):
-        return Launch((*flux.command(program, nodes, hosts), "-n{ranks}"), {}, nodes)
+    if program := mpi_flux.program(environment):
+        return Launch((*mpi_flux.command(program, nodes, hosts), "-n{ranks}"), {}, nodes)
     srun = shutil.which("srun", path=environment.get("PATH"))
     if srun and int(environment.get("SLURM_JOB_NUM_NODES", 0)) >= nodes:
         command = (srun, *_SRUN, "--mpi=none", f"-N{nodes}", *(("-w", ",".join(hosts)) if hosts else ()))
@@ -216,7 +216,7 @@ def _on_hosts(command: tuple[str, ...], hosts: Sequence[str]) -> tuple[str, ...]
     if Path(first).name == "srun":
         return (first, "-w", ",".join(hosts), *others)
     if Path(first).name == "flux" and "run" in others:
-        return flux.on_hosts(command, hosts)
+        return mpi_flux.on_hosts(command, hosts)
     raise NotFound(
         f"mpi.launcher of the site config, {first}, has no option that selects nodes",
         "use a launcher with such an option: srun, flux run, or the library's mpiexec",
@@ -258,7 +258,7 @@ def opal_prefix(library: str) -> dict[str, str]:
 
 def _environment(identity: Identity, library: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables for launcher and ranks; the user's own always take precedence."""
-    env = {"MPI4PY_LIBMPI": library, **verbosity.ERRORS_ONLY}
+    env = {"MPI4PY_LIBMPI": library, **mpi_verbosity.ERRORS_ONLY}
     prefix = Path(library).parent.parent
     if identity.family == "openmpi":
         if os.geteuid() == 0:

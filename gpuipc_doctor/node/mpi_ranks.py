@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuipc_doctor.mpi import modules
-from gpuipc_doctor.mpi.locate import NotFound
+from gpuipc_doctor.node import environment_modules
+from gpuipc_doctor.node.mpi_locate import NotFound
 from gpuipc_doctor.site.config import NodeConfig, SourcedValue
 
 
@@ -41,7 +41,7 @@ def setting(
     loaded: dict[str, str] = {}
     if site.modules:
         try:
-            loaded = modules.load([module.value for module in site.modules], environment)
+            loaded = environment_modules.load([module.value for module in site.modules], environment)
         except NotFound as absent:
             raise NotFound(f"{site.modules[0].where}: modules: {absent.reason}", absent.remedy) from None
     own = {name: one.value for name, one in site.environment.items() if name not in environment}
@@ -75,7 +75,7 @@ def missing(site: NodeConfig, environment: Mapping[str, str]) -> Iterator[str]:
     """What is missing for the ranks' environment, with ``file:line``. No module is loaded."""
     if site.modules:
         try:
-            modules.find_program(environment)
+            environment_modules.find_program(environment)
         except NotFound as absent:
             yield f"{site.modules[0].where}: modules: {absent.reason}; {absent.remedy}"
     else:  # otherwise the modules may provide them

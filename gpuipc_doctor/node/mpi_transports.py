@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpuipc_doctor.mpi.facts import Facts
+from gpuipc_doctor.node.mpi_facts import Facts
 
 
 @dataclass(frozen=True, slots=True)

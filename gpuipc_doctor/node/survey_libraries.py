@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 from gpuipc_doctor.api import Worker
-from gpuipc_doctor.inventory.asking.recording import FactRow, load, record
-from gpuipc_doctor.mpi.identity import identify
-from gpuipc_doctor.mpi.loaded import mapped_files
-from gpuipc_doctor.node_files import shown
+from gpuipc_doctor.files.node_files import shown
+from gpuipc_doctor.node.loaded import mapped_files
+from gpuipc_doctor.node.mpi_identity import identify
+from gpuipc_doctor.node.survey_records import FactRow, load, record
 
 MPI_FACTS = ("mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "other-mpi")
 

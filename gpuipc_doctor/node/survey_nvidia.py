@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpuipc_doctor.api import DriverError, Worker
-from gpuipc_doctor.inventory.asking.recording import FactRow, record
-from gpuipc_doctor.inventory.files import models
-from gpuipc_doctor.node_files import Tree, shown
-from gpuipc_doctor.nvml import Nvml
+from gpuipc_doctor.files.node_files import Tree, shown
+from gpuipc_doctor.node.file_facts import models
+from gpuipc_doctor.node.survey_records import FactRow, record
+from gpuipc_doctor.worker.nvml import Nvml
 
 
 def nvidia(w: Worker) -> None:

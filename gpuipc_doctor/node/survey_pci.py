@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpuipc_doctor.api import Worker
-from gpuipc_doctor.inventory.asking.recording import record
-from gpuipc_doctor.node_files import Tree
+from gpuipc_doctor.files.node_files import Tree
+from gpuipc_doctor.node.survey_records import record
 
 _ACS = 0x000D
 _REDIRECT = 0x0C

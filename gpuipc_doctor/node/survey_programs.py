@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpuipc_doctor.api import Worker
-from gpuipc_doctor.inventory.asking.recording import record
-from gpuipc_doctor.node_files import shown
+from gpuipc_doctor.files.node_files import shown
+from gpuipc_doctor.node.survey_records import record
 
 PROGRAMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "slurm": (("scontrol", "srun", "slurmd"), ("--version",), r"slurm(?:-wlm)? (\S+)"),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpuipc_doctor.api import Worker
-from gpuipc_doctor.node_files import shown
+from gpuipc_doctor.files.node_files import shown
 
 FactRow = tuple[str, str | None, str]
 """(name, value, source) of a fact."""

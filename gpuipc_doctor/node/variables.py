@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+from gpuipc_doctor.files.tables import frozen, table
 from gpuipc_doctor.model import Json
-from gpuipc_doctor.tables import frozen, table
 from gpuipc_doctor.versions import BEGINNING, Range, Verdict
 
 SHIPPED = Path(__file__).with_name("variables.yaml")

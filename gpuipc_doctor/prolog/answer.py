@@ -74,13 +74,13 @@ def answer_for_lost(asked: Invocation, kind: str, what: str, kept: Json, channel
 
 
 def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
-    from gpuipc_doctor.inventory import gpus
+    from gpuipc_doctor.files.yamlfile import BadFile
     from gpuipc_doctor.model import Tier
+    from gpuipc_doctor.node import gpus
     from gpuipc_doctor.prolog import concerns, partial_result, run_checks
     from gpuipc_doctor.run.discovery import gpus_of
     from gpuipc_doctor.run.request import UnknownName
     from gpuipc_doctor.site.config import load
-    from gpuipc_doctor.site.yamlfile import BadFile
 
     try:
         site = load(asked.config, known=lookup.documents)

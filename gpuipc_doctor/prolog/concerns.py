@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpuipc_doctor.inventory.gpus import JobGpus
 from gpuipc_doctor.model import (
     Device,
     Ending,
@@ -16,6 +15,7 @@ from gpuipc_doctor.model import (
     Result,
     Status,
 )
+from gpuipc_doctor.node.gpus import JobGpus
 from gpuipc_doctor.present.text import counted, fold_devices
 from gpuipc_doctor.prolog.decision import Concern, Kind
 from gpuipc_doctor.report import digest, sentences

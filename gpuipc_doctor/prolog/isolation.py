@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpuipc_doctor.secure import python
+from gpuipc_doctor.files import python
 
 OWN = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuipc_doctor.secure import private
-from gpuipc_doctor.secure.private import NotOurs
-from gpuipc_doctor.secure.trust import untrusted
+from gpuipc_doctor.files import private
+from gpuipc_doctor.files.private import NotOurs
+from gpuipc_doctor.files.trust import untrusted
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json, Result

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from gpuipc_doctor.files import private
+from gpuipc_doctor.files.private import NotOurs
 from gpuipc_doctor.prolog import node_identity
-from gpuipc_doctor.secure import private
-from gpuipc_doctor.secure.private import NotOurs
 from gpuipc_doctor.site.policy import SITE_DIRECTORIES, PrologConfig
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
+    from gpuipc_doctor.files.yamlfile import Document
     from gpuipc_doctor.model import Json
     from gpuipc_doctor.site.layers import Layers
-    from gpuipc_doctor.site.yamlfile import Document
 
 FILE, DRAFT = Path("state.json"), Path("state.json.draft")
 
@@ -141,8 +141,8 @@ def _read_config(config: Path | None) -> tuple[Layers, dict[str, bytes]]:
 
     No shipped config is searched: only a site's own file may drain nodes. Raises exceptions of `_NO_CONFIG`.
     """
+    from gpuipc_doctor.files.yamlfile import BadFile, content, parse
     from gpuipc_doctor.site.layers import Layers, lineage
-    from gpuipc_doctor.site.yamlfile import BadFile, content, parse
 
     contents: dict[str, bytes] = {}
 

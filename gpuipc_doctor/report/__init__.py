@@ -1,1 +1,1 @@
-"""A run's results as text, for people, programs and scripts. Pure functions without I/O."""
+"""What a report says, and two of them compared: pure functions of the model."""

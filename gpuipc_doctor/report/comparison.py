@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gpuipc_doctor.comparison import check_changes, devices, inventory_changes, speed
-from gpuipc_doctor.comparison.check_changes import ChangeKind, CheckChange
-from gpuipc_doctor.comparison.devices import DeviceChange, Match
-from gpuipc_doctor.comparison.inventory_changes import Change
-from gpuipc_doctor.comparison.speed import Speeds, SpeedVerdict
 from gpuipc_doctor.model import Exit, Join, Relation, Report, Result, Status, Tier
-from gpuipc_doctor.report import acceptance, digest
+from gpuipc_doctor.report import acceptance, check_changes, devices, digest, inventory_changes, speed
 from gpuipc_doctor.report.acceptance import Verdict
+from gpuipc_doctor.report.check_changes import ChangeKind, CheckChange
+from gpuipc_doctor.report.devices import DeviceChange, Match
+from gpuipc_doctor.report.inventory_changes import Change
+from gpuipc_doctor.report.speed import Speeds, SpeedVerdict
 
 TOLERANCE = 0.10
 """A change of speed up to this fraction is not reported."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpuipc_doctor.comparison.check_changes import ChangeKind, CheckChange
-from gpuipc_doctor.comparison.comparison import MEANINGS, Comparison, Side
-from gpuipc_doctor.comparison.devices import DeviceChange, Match
-from gpuipc_doctor.comparison.speed import DOUBT, Speed, SpeedVerdict
 from gpuipc_doctor.model import Device, Relation, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
 from gpuipc_doctor.present.text import counted, fold_subjects, quantity
 from gpuipc_doctor.report import acceptance, documents, sentences
+from gpuipc_doctor.report.check_changes import ChangeKind, CheckChange
+from gpuipc_doctor.report.comparison import MEANINGS, Comparison, Side
+from gpuipc_doctor.report.devices import DeviceChange, Match
+from gpuipc_doctor.report.speed import DOUBT, Speed, SpeedVerdict
 
 MOST_ROWS = 20
 """Maximum rows of slower or faster quantities; the JSON has all."""

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from gpuipc_doctor.comparison.check_changes import Subject
-from gpuipc_doctor.comparison.ratio import Ratio, ratio, samples_needed
 from gpuipc_doctor.model import Result, Status
 from gpuipc_doctor.report import digest
+from gpuipc_doctor.report.check_changes import Subject
+from gpuipc_doctor.report.ratio import Ratio, ratio, samples_needed
 
 DOUBT = 0.05
 """Probability that any bound of a comparison misses the true ratio."""

@@ -13,7 +13,7 @@ from typing import IO
 
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.secure import python
+from gpuipc_doctor.files import python
 
 DEADLINE_S = 10.0
 """Seconds for one file: on a cold network file system an import can take seconds."""

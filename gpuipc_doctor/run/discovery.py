@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpuipc_doctor import inventory, node_name
+from gpuipc_doctor import node_name
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.equal_gpus import Traits
-from gpuipc_doctor.inventory.gpus import JobGpus, of_intel
 from gpuipc_doctor.model import (
     CheckInfo,
     Device,
@@ -22,6 +21,8 @@ from gpuipc_doctor.model import (
     ProbeOutcome,
     Tier,
 )
+from gpuipc_doctor.node import inventory
+from gpuipc_doctor.node.gpus import JobGpus, of_intel
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import site_expectations
 from gpuipc_doctor.run.planner import PlannedProbe, Planner

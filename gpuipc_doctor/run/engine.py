@@ -11,9 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from gpuipc_doctor import __version__, inventory, knownissues, node_name
+from gpuipc_doctor import __version__, knownissues, node_name
 from gpuipc_doctor.api import Context, loader
-from gpuipc_doctor.inventory import arming, environment, gpus, variables
 from gpuipc_doctor.knownissues import Harm, KnownIssue
 from gpuipc_doctor.model import (
     Device,
@@ -30,7 +29,7 @@ from gpuipc_doctor.model import (
     Tier,
     Workaround,
 )
-from gpuipc_doctor.mpi import choice
+from gpuipc_doctor.node import arming, environment, gpus, inventory, mpi_choice, variables
 from gpuipc_doctor.run import (
     check_files,
     conclusions,
@@ -130,7 +129,7 @@ class Run:
         seen: preflight.Seen,
     ) -> Plan:
         """The plan for these devices and stacks. ``seen``: the limits and free space of this process."""
-        facts = choice.relevant_facts(node_inventory.facts, stacks.mpi, self.log.loaded_in_ranks())
+        facts = mpi_choice.relevant_facts(node_inventory.facts, stacks.mpi, self.log.loaded_in_ranks())
         matches = knownissues.match_versions(self.issues, facts, devices)
         unexpected = site_expectations.of_versions(
             self.planner.config, node_inventory.facts, surveyed=self.request.job_gpus is None
@@ -336,8 +335,8 @@ def run(
         facts, stack = run.with_tested_collectives(node_inventory.facts), tuple[Fact, ...]()
         if mpi := stacks.mpi:
             in_ranks = run.log.loaded_in_ranks()
-            facts = choice.in_use(facts, mpi, in_ranks)
-            stack = () if in_ranks is None else choice.messages_went_through(facts, mpi)
+            facts = mpi_choice.in_use(facts, mpi, in_ranks)
+            stack = () if in_ranks is None else mpi_choice.messages_went_through(facts, mpi)
             controls.attach_settings(run.log)
             run.rerun_failures(mpi, facts, devices)
         else:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpuipc_doctor.api import Check, Context, loader
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
+from gpuipc_doctor.files.yamlfile import BadFile
 from gpuipc_doctor.model import (
     CheckInfo,
     Device,
@@ -25,7 +26,6 @@ from gpuipc_doctor.model import (
 from gpuipc_doctor.run import check_files, skips
 from gpuipc_doctor.run.request import NothingToSend, Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig, bad_options
-from gpuipc_doctor.site.yamlfile import BadFile
 
 MAX_FOLLOW_UPS = 40
 """Maximum follow-up probes of a check on one subject."""

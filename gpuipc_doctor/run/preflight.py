@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import OUT_OF_MEMORY
-from gpuipc_doctor.inventory import variables
 from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Fact, Finding, Json, RoleOutcome, Status
+from gpuipc_doctor.node import variables
 from gpuipc_doctor.run import preflight_sources
 from gpuipc_doctor.run.preflight_sources import SOURCES
 from gpuipc_doctor.run.results import Entry, ResultLog

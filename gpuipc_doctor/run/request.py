@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuipc_doctor.files.near_miss import did_you_mean
 from gpuipc_doctor.model import Device, Tier
-from gpuipc_doctor.near_miss import did_you_mean
 
 BACKENDS = ("cuda", "hip")
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpuipc_doctor.api.equal_gpus import CHECK_LINKS, LINKS, Traits
-from gpuipc_doctor.fabric import devices as fabric_devices
+from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import CheckInfo, Device, Fact, Finding, Json, Result, Status, Tier, Unexpected
-from gpuipc_doctor.node_files import Tree
+from gpuipc_doctor.node import fabric_devices
 from gpuipc_doctor.site.config import ExpectedGpus, ExpectedValues, NodeGpus, NodeType, SiteConfig
 from gpuipc_doctor.supervise.start import hides_gpus
 from gpuipc_doctor.versions import Verdict

@@ -9,9 +9,6 @@ from pathlib import Path
 
 from gpuipc_doctor import node_name
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.fabric import devices as fabric_devices
-from gpuipc_doctor.fabric import programs as fabric_programs
-from gpuipc_doctor.inventory import collective_libraries
 from gpuipc_doctor.model import (
     CheckInfo,
     CollectiveStack,
@@ -25,8 +22,16 @@ from gpuipc_doctor.model import (
     StatedFabric,
     Tier,
 )
-from gpuipc_doctor.mpi import choice, locate, ranks, slurm
-from gpuipc_doctor.mpi.ranks import RankSetting
+from gpuipc_doctor.node import (
+    collective_libraries,
+    fabric_devices,
+    fabric_programs,
+    mpi_choice,
+    mpi_locate,
+    mpi_ranks,
+    mpi_slurm,
+)
+from gpuipc_doctor.node.mpi_ranks import RankSetting
 from gpuipc_doctor.run.planner import Planner
 from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
 from gpuipc_doctor.site.config import SiteConfig
@@ -75,14 +80,14 @@ class StackDiscovery:
             return None
         backends = {device.backend: None for device in devices}
         try:
-            setting = ranks.setting(site.node, backends, os.environ, self.node.root)
-        except locate.NotFound as absent:
+            setting = mpi_ranks.setting(site.node, backends, os.environ, self.node.root)
+        except mpi_locate.NotFound as absent:
             self._tell_of_mpi(_absent("unlike-the-site", absent))
             return None
         environment = setting.of(os.environ)
         try:
-            library = locate.find_library(request.mpi_lib, site.mpi.library, environment)
-        except locate.NotFound as absent:
+            library = mpi_locate.find_library(request.mpi_lib, site.mpi.library, environment)
+        except mpi_locate.NotFound as absent:
             self._tell_of_mpi(_absent("no-library", absent))
             return None
         seen = self._ask_library(library, setting, bool(named), devices)
@@ -92,11 +97,11 @@ class StackDiscovery:
         across = None
         if request.nodes > 1:
             across = self._launch(seen, setting, site.mpi.launcher, request.nodes, self._hosts)
-        stack = choice.stack(seen, backends, launch, environment, simulated=bool(self.node.simulated))
+        stack = mpi_choice.stack(seen, backends, launch, environment, simulated=bool(self.node.simulated))
         return replace(stack, across=across)
 
     def _ask_library(
-        self, library: locate.Library, setting: RankSetting, named: bool, devices: tuple[Device, ...]
+        self, library: mpi_locate.Library, setting: RankSetting, named: bool, devices: tuple[Device, ...]
     ) -> Mapping[str, Json]:
         """What a process with this library loaded recorded; empty if it did not complete."""
         options = {
@@ -137,15 +142,15 @@ class StackDiscovery:
     ) -> Launch | None:
         """How to start ranks on this many nodes; if that is impossible, a result says so."""
         try:
-            found = choice.launcher(seen, template, setting, os.environ, nodes, hosts)
-        except locate.NotFound as absent:
+            found = mpi_choice.launcher(seen, template, setting, os.environ, nodes, hosts)
+        except mpi_locate.NotFound as absent:
             self._tell_of_mpi(_absent("no-launcher", absent))
             return None
         if found.refused and nodes == 1:  # of several it is the same
             refused = Finding.warn(
                 "srun-cannot-start-ranks",
                 "srun cannot start this MPI's ranks (it cannot load --mpi={interface}); using {launcher}",
-                remedy=slurm.remedy(found.refused),
+                remedy=mpi_slurm.remedy(found.refused),
                 interface=found.refused,
                 launcher=found.source,
             )
@@ -168,8 +173,8 @@ class StackDiscovery:
         if not asks_foreign(request.tier) or (here.stated and here.stated.name == "none"):
             return here
         try:
-            env = ranks.setting(site.node, (), os.environ, self.node.root).environment
-        except locate.NotFound as absent:
+            env = mpi_ranks.setting(site.node, (), os.environ, self.node.root).environment
+        except mpi_locate.NotFound as absent:
             return replace(here, why_not=str(absent))
         library = mpi.library if mpi else request.mpi_lib or site.mpi.library
         path = self.node.env.get("PATH", "")
@@ -200,8 +205,8 @@ class StackDiscovery:
         if mpi and mpi.across:
             return mpi.across
         try:
-            return locate.find_plain_launcher(site.mpi.launcher, os.environ, request.nodes, self._hosts)
-        except locate.NotFound as absent:
+            return mpi_locate.find_plain_launcher(site.mpi.launcher, os.environ, request.nodes, self._hosts)
+        except mpi_locate.NotFound as absent:
             for check in self.planner.checks:
                 if check.across and not check.needs_mpi:
                     self.surveys.tell(
@@ -219,5 +224,5 @@ def _on_mpi() -> CheckInfo:
     return CheckInfo(loader.survey("mpi").id, "the MPI library accepts device pointers", Tier.ACCEPTANCE)
 
 
-def _absent(key: str, absent: locate.NotFound) -> Finding:
+def _absent(key: str, absent: mpi_locate.NotFound) -> Finding:
     return Finding.error(key, "{reason}", remedy=absent.remedy, reason=absent.reason)

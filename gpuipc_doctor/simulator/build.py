@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuipc_doctor.secure.trust import changeable
+from gpuipc_doctor.files.trust import changeable
 
 SOURCES = Path(__file__).with_name("src")
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpuipc_doctor.files import reading, writing
 from gpuipc_doctor.model import Exit, Status
-from gpuipc_doctor.secure import reading, writing
 from gpuipc_doctor.simulator.profile import Expected
 
 _FINDINGS = re.compile(r"^  findings:\n(?:    .*\n)+", re.MULTILINE)

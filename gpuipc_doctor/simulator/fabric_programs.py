@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from gpuipc_doctor.fabric import programs
+from gpuipc_doctor.node import fabric_programs
 from gpuipc_doctor.simulator.build import CUDA_RUNTIME, FABRIC_FAULTS
 from gpuipc_doctor.simulator.profile import SimulatedFabric
 
@@ -27,10 +27,12 @@ def lend(fabric: SimulatedFabric, directory: Path, root: Path, libraries: Path) 
     directory.mkdir()
     stated = directory.with_name("fabric.sim")
     stated.write_text(faults_file(fabric))
-    own = {name for name in programs.NAMES if next(root.glob(f"opt/cray/libfabric/*/bin/{name}"), None)}
+    own = {
+        name for name in fabric_programs.NAMES if next(root.glob(f"opt/cray/libfabric/*/bin/{name}"), None)
+    }
     for name, program in here().items():
         if name not in own:
-            library_path = programs.environment(program, {}).get("LD_LIBRARY_PATH", "")
+            library_path = fabric_programs.environment(program, {}).get("LD_LIBRARY_PATH", "")
             is_ucx = name.startswith("ucx")
             preloaded = [FABRIC_FAULTS, *([CUDA_RUNTIME] if is_ucx else [])]
             environment = {
@@ -51,7 +53,7 @@ def lend(fabric: SimulatedFabric, directory: Path, root: Path, libraries: Path) 
 
 def here() -> dict[str, str]:
     """Programs on this machine's ``PATH``, by name."""
-    found = programs.find("/", os.environ.get("PATH", ""), None, others=True)
+    found = fabric_programs.find("/", os.environ.get("PATH", ""), None, others=True)
     return {name: program.file for name, program in found.items()}
 
 

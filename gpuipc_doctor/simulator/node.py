@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import quote
 
+from gpuipc_doctor.files.tables import table
 from gpuipc_doctor.model import Node
 from gpuipc_doctor.simulator import fabric_programs, software
 from gpuipc_doctor.simulator.profile import FAULTS, Profile, SimulatedDevice, load
-from gpuipc_doctor.tables import table
 
 NO_KERNELS = {"I_MPI_ADJUST_ALLREDUCE_OFFLOAD": "4"}
 """Variables with which MPI libraries reduce without kernels of their own, which the simulated drivers cannot

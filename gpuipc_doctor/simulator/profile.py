@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
+from gpuipc_doctor.files.near_miss import did_you_mean
+from gpuipc_doctor.files.tables import table
+from gpuipc_doctor.files.yamlfile import BadFile, Document, Mistake, read
 from gpuipc_doctor.model import Json, MemoryShare, Status
-from gpuipc_doctor.near_miss import did_you_mean
 from gpuipc_doctor.simulator import vocabulary
-from gpuipc_doctor.site.yamlfile import BadFile, Document, Mistake, read
-from gpuipc_doctor.tables import table
 
 PROFILES = Path(__file__).with_name("profiles")
 SCHEMA = Path(__file__).with_name("profile.schema.json")

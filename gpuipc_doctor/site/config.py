@@ -14,14 +14,14 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuipc_doctor.files import reading
+from gpuipc_doctor.files.near_miss import did_you_mean
+from gpuipc_doctor.files.trust import untrusted
+from gpuipc_doctor.files.yamlfile import BadFile, Document, Key, Mistake, read, violations
 from gpuipc_doctor.model import Json, MemoryShare, Status, Tier
-from gpuipc_doctor.near_miss import did_you_mean
-from gpuipc_doctor.secure import reading
-from gpuipc_doctor.secure.trust import untrusted
 from gpuipc_doctor.site import hosts, launcher, layers, policy
 from gpuipc_doctor.site.layers import Find, Layers
 from gpuipc_doctor.site.policy import SITE_DIRECTORIES, PrologConfig
-from gpuipc_doctor.site.yamlfile import BadFile, Document, Key, Mistake, read, violations
 from gpuipc_doctor.versions import BEGINNING, ORDERS, Range
 
 if TYPE_CHECKING:

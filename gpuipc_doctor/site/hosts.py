@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuipc_doctor.secure import reading
+from gpuipc_doctor.files import reading
+from gpuipc_doctor.files.yamlfile import BadFile, Document
 from gpuipc_doctor.site import layers
-from gpuipc_doctor.site.yamlfile import BadFile, Document
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json

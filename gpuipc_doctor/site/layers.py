@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuipc_doctor.near_miss import did_you_mean
+from gpuipc_doctor.files.near_miss import did_you_mean
+from gpuipc_doctor.files.yamlfile import BadFile, Document, Key, Mistake
 from gpuipc_doctor.site.policy import SITE_DIRECTORIES, anchored
-from gpuipc_doctor.site.yamlfile import BadFile, Document, Key, Mistake
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json

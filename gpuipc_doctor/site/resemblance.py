@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from gpuipc_doctor.site import config, layers, yamlfile
+from gpuipc_doctor.files import yamlfile
+from gpuipc_doctor.site import config, layers
 from gpuipc_doctor.site.layers import Layers
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.log_lines import most_telling
-from gpuipc_doctor.node_files import quietly
 from gpuipc_doctor.supervise.tree import PROC, descendants, processes
 
 NATIVE_LIMIT_S = 8.0

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from gpuipc_doctor.secure import reading
-from gpuipc_doctor.secure.trust import changeable
+from gpuipc_doctor.files import reading
+from gpuipc_doctor.files.trust import changeable
 
 AGE_S = 3600.0
 """Seconds for which leftovers are kept, since a run that is starting may still need them."""

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from gpuipc_doctor.secure import python
-from gpuipc_doctor.secure.trust import untrusted
+from gpuipc_doctor.files import python
+from gpuipc_doctor.files.trust import untrusted
 from gpuipc_doctor.supervise import keeper, leftovers
 
 PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108 - private directories are made there

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpuipc_doctor.files import python
 from gpuipc_doctor.model import Device, Launch, Node, Probe
-from gpuipc_doctor.secure import python
 from gpuipc_doctor.supervise import rank, tree
 from gpuipc_doctor.supervise.assignment import Assignment, Order, RoleFiles
 from gpuipc_doctor.supervise.journal import Progress

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from gpuipc_doctor.secure import python
+from gpuipc_doctor.files import python
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.assignment import GO, MOST_BYTES, Order, StemOrder
 from gpuipc_doctor.supervise.keeper import MARKER

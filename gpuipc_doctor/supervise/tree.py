@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuipc_doctor.node_files import quietly
+from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.supervise import keeper
 from gpuipc_doctor.supervise.keeper import MARKER
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gpuipc_doctor.inventory import variables
 from gpuipc_doctor.job.document import JobReport
 from gpuipc_doctor.model import Fact, Report
+from gpuipc_doctor.node import variables
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from gpuipc_doctor.files import reading
 from gpuipc_doctor.job import document, job_content
 from gpuipc_doctor.model import Report
 from gpuipc_doctor.report import documents, node_exports, report_json
-from gpuipc_doctor.secure import reading
 from gpuipc_doctor.ticket import answers
 from gpuipc_doctor.ticket.subject import Subject
 

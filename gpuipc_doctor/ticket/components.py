@@ -9,8 +9,8 @@ from datetime import date
 from functools import cache
 from pathlib import Path
 
+from gpuipc_doctor.files.tables import table
 from gpuipc_doctor.job.document import Cause, JobReport
-from gpuipc_doctor.tables import table
 from gpuipc_doctor.ticket.subject import Subject
 
 SHIPPED = Path(__file__).with_name("components.yaml")

@@ -1,1 +1,1 @@
-"""Code of workers, the only processes that load a driver."""
+"""All that loads a driver, an MPI or a collectives' library. Only worker processes import it."""

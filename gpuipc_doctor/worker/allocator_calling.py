@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
-from gpuipc_doctor.backends.buffers import DriverBuffer
-from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.model import DriverFault
+from gpuipc_doctor.worker.backends.buffers import DriverBuffer
+from gpuipc_doctor.worker.backends.device import DriverGpu
 
 _OUT_OF_MEMORY = {"cuda": (2, "CUDA_ERROR_OUT_OF_MEMORY"), "hip": (2, "hipErrorOutOfMemory")}
 """Backend → the driver's error that replaces a library's own exception for exhausted memory."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from gpuipc_doctor.api.allocator import Allocator
-from gpuipc_doctor.backends.device import DriverGpu
+from gpuipc_doctor.worker.backends.device import DriverGpu
 
 __all__ = ["open_allocator"]
 
@@ -18,19 +18,19 @@ def open_allocator(name: str, gpu: DriverGpu) -> Allocator:
     """
     match name:
         case "MemoryPool":
-            from gpuipc_doctor.allocators.cupy_pools import CachingPool
+            from gpuipc_doctor.worker.cupy_pools import CachingPool
 
             return CachingPool(gpu)
         case "MemoryAsyncPool":
-            from gpuipc_doctor.allocators.cupy_pools import StreamOrderedPool
+            from gpuipc_doctor.worker.cupy_pools import StreamOrderedPool
 
             return StreamOrderedPool(gpu)
         case "PyTorch":
-            from gpuipc_doctor.allocators.pytorch import CachingAllocator
+            from gpuipc_doctor.worker.pytorch import CachingAllocator
 
             return CachingAllocator(gpu)
         case "PyTorch expandable":
-            from gpuipc_doctor.allocators.pytorch import ExpandableAllocator
+            from gpuipc_doctor.worker.pytorch import ExpandableAllocator
 
             return ExpandableAllocator(gpu)
         case _:

@@ -18,13 +18,13 @@ from struct import pack
 from typing import NoReturn
 
 from gpuipc_doctor.api.worker import ChildGone, ChildHangs
-from gpuipc_doctor.backends import open_backend, rules
-from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.model import Calls, Json
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.assignment import Assignment
 from gpuipc_doctor.supervise.journal import PROCESS_EXIT
 from gpuipc_doctor.worker import process
+from gpuipc_doctor.worker.backends import open_backend, rules
+from gpuipc_doctor.worker.backends.device import DriverGpu
 
 MESSAGE_BYTES = 64 << 10
 DESCRIPTORS = 8

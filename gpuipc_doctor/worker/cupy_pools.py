@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Any, ClassVar
 
-from gpuipc_doctor.allocators.calling import PoolBlock, Spinner, calling, importing
-from gpuipc_doctor.backends.device import DriverGpu
+from gpuipc_doctor.worker.allocator_calling import PoolBlock, Spinner, calling, importing
+from gpuipc_doctor.worker.backends.device import DriverGpu
 
 _SPIN = """
 extern "C" __global__ void spin(long long cycles) {

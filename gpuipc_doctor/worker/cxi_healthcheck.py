@@ -11,7 +11,7 @@ import re
 from datetime import datetime
 from pathlib import Path
 
-from gpuipc_doctor.secure import reading
+from gpuipc_doctor.files import reading
 
 _LINE = re.compile(r"^\s*Check: +(\S+) +Result: +(\w+)", re.MULTILINE)
 

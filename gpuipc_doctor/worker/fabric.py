@@ -20,10 +20,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Protocol
 
-from gpuipc_doctor.fabric import devices, healthcheck, interfaces, message_pair
-from gpuipc_doctor.fabric.programs import environment
+from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.model import Json
-from gpuipc_doctor.node_files import quietly
+from gpuipc_doctor.node import fabric_devices as devices
+from gpuipc_doctor.node.fabric_programs import environment
+from gpuipc_doctor.worker import cxi_healthcheck, fabric_interfaces, message_pair
 
 Armed = Callable[[str], AbstractContextManager[None]]
 
@@ -67,12 +68,12 @@ class Fabric:
         told: dict[str, Json] = {
             "adapters": [asdict(adapter) for adapter in devices.cxi_adapters(self._root)],
             "ports": devices.ports(self._root),
-            "health": healthcheck.results(Path(results)) if results else [],
+            "health": cxi_healthcheck.results(Path(results)) if results else [],
         }
         broken: dict[str, Json] = {}
 
         def offered(text: str) -> Json:
-            return [asdict(interface) for interface in interfaces.offered(text)]
+            return [asdict(interface) for interface in fabric_interfaces.offered(text)]
 
         def ask(
             key: str, program: str, option: str, read: Callable[[str], Json], nothing: int | None = None
@@ -92,15 +93,15 @@ class Fabric:
         if "ucx_info" in programs:
             ask("ucx", "ucx_info", "-v", partial(_version, "Library version"))
             if transports and "ucx_info" not in broken:  # UCX opens every device for this
-                ask("transports", "ucx_info", "-d", interfaces.transports)
+                ask("transports", "ucx_info", "-d", fabric_interfaces.transports)
         return {**told, "broken": broken}
 
     def routes(self, fi_info: str | None, *, across: bool, stated: str | None) -> list[str]:
         offered = self._offered(fi_info) if fi_info else []
-        return interfaces.routes(offered, across=across, stated=stated)
+        return fabric_interfaces.routes(offered, across=across, stated=stated)
 
-    def _offered(self, fi_info: str) -> list[interfaces.Interface]:
-        return interfaces.offered(self._run([fi_info, "-v"])[1])
+    def _offered(self, fi_info: str) -> list[fabric_interfaces.Interface]:
+        return fabric_interfaces.offered(self._run([fi_info, "-v"])[1])
 
     # -- messages ---------------------------------------------------------------------------------------
 

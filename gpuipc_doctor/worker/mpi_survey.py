@@ -1,6 +1,6 @@
 """Examine an MPI library without initialising it or passing it a device pointer.
 
-Runs in a worker: it loads the library and its dependencies and queries them; `families` draws the
+Runs in a worker: it loads the library and its dependencies and queries them; `mpi_families` draws the
 conclusions.
 """
 
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpuipc_doctor.api.gpu import Arm, BackendUnavailable
 from gpuipc_doctor.model import Json
-from gpuipc_doctor.mpi import elf, families, locate
-from gpuipc_doctor.mpi.communicator import load_mpi4py
-from gpuipc_doctor.mpi.facts import EDGES, ENVIRONMENT, VARIABLES
-from gpuipc_doctor.mpi.identity import identify
-from gpuipc_doctor.mpi.loaded import mapped_files
+from gpuipc_doctor.node import elf, mpi_families, mpi_locate
+from gpuipc_doctor.node.loaded import mapped_files
+from gpuipc_doctor.node.mpi_facts import EDGES, ENVIRONMENT, VARIABLES
+from gpuipc_doctor.node.mpi_identity import identify
+from gpuipc_doctor.worker.mpi_communicator import load_mpi4py
 
 if TYPE_CHECKING:
     import ctypes
@@ -39,10 +39,10 @@ def survey(library: str | None, arm: Arm) -> dict[str, Json]:
 
     The result has these keys. ``library``: its path, links resolved. ``version_text``: from
     `MPI_Get_library_version`. ``needs``: the sonames that the library itself links with. ``loaded``: file
-    names of all libraries in this process. ``variables``: control variables (`facts.VARIABLES` and ``EDGES``)
-    as the library reads them. ``ucx``: path, version and transports of the UCX that it uses; None if it uses
-    none. ``cannot_load``: a library that `MPI_Init` will load → why that fails here. ``environment``:
-    variables that matter (`facts.ENVIRONMENT`).
+    names of all libraries in this process. ``variables``: control variables (`mpi_facts.VARIABLES` and
+    ``EDGES``) as the library reads them. ``ucx``: path, version and transports of the UCX that it uses; None
+    if it uses none. ``cannot_load``: a library that `MPI_Init` will load → why that fails here.
+    ``environment``: variables that matter (`mpi_facts.ENVIRONMENT`).
 
     Raises `BackendUnavailable` if the library is not found or is not an MPI library.
     """
@@ -52,7 +52,7 @@ def survey(library: str | None, arm: Arm) -> dict[str, Json]:
     with arm("MPI_Get_library_version"):
         version_text = _library_version(mpi)
     if identify(version_text).family == "openmpi":
-        os.environ.update({**locate.opal_prefix(path), **os.environ})  # as its own mpiexec would
+        os.environ.update({**mpi_locate.opal_prefix(path), **os.environ})  # as its own mpiexec would
     with arm("MPI_T_init_thread"):
         variables = _control_variables(mpi)
     with arm("uct_query_components"):
@@ -75,7 +75,7 @@ def report(library: str | None, backends: Sequence[str], arm: Arm) -> dict[str, 
     return {
         "facts": seen,
         "mpi": identify(seen["version_text"]).title,
-        "aware": {backend: asdict(families.gpu_aware(seen, backend)) for backend in backends},
+        "aware": {backend: asdict(mpi_families.gpu_aware(seen, backend)) for backend in backends},
     }
 
 

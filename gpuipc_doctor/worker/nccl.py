@@ -1,8 +1,8 @@
 """The C interface of NCCL, which RCCL shares, by ctypes: each call armed, each failure raised.
 
-Source of signatures and numbers: nccl.h of NCCL 2.28 (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/
-api.html); rccl.h has the same names. Only workers load a library.
-"""
+Source of signatures and numbers: nccl.h of NCCL 2.28
+(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/ api.html); rccl.h has the same names. Only workers
+load a library."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import Arm, BackendUnavailable, DriverError, GpuStream, Memory
-from gpuipc_doctor.backends.buffers import DriverBuffer
-from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.model import DriverFault
+from gpuipc_doctor.worker.backends.buffers import DriverBuffer
+from gpuipc_doctor.worker.backends.device import DriverGpu
 
 UNIQUE_ID_BYTES = 128
 

@@ -6,8 +6,8 @@ import os
 from functools import cached_property
 from typing import Any
 
-from gpuipc_doctor.allocators.calling import PoolBlock, Spinner, calling, importing
-from gpuipc_doctor.backends.device import DriverGpu
+from gpuipc_doctor.worker.allocator_calling import PoolBlock, Spinner, calling, importing
+from gpuipc_doctor.worker.backends.device import DriverGpu
 
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Variables with the allocator's settings; PyTorch 2.9 introduced the first (docs/stable/notes/cuda.html)."""

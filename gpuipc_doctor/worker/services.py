@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from gpuipc_doctor import node_name
-from gpuipc_doctor.allocators import open_allocator
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.allocator import Allocator
 from gpuipc_doctor.api.equal_gpus import FEWEST
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError, words_of_lack
 from gpuipc_doctor.api.ledger import NOISE_BYTES
-from gpuipc_doctor.backends import Backend, open_backend
-from gpuipc_doctor.backends.device import DriverGpu
+from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.model import AtRest, Device, Json
-from gpuipc_doctor.node_files import quietly
 from gpuipc_doctor.supervise.assignment import (
     Assignment,
     RoleFiles,
@@ -32,13 +29,16 @@ from gpuipc_doctor.supervise.assignment import (
 )
 from gpuipc_doctor.supervise.journal import Journal
 from gpuipc_doctor.worker import children
+from gpuipc_doctor.worker.allocators import open_allocator
+from gpuipc_doctor.worker.backends import Backend, open_backend
+from gpuipc_doctor.worker.backends.device import DriverGpu
 from gpuipc_doctor.worker.peer import Peer, PeerLost
 from gpuipc_doctor.worker.stack_timer import StackTimer
 
 if TYPE_CHECKING:
-    from gpuipc_doctor.fabric.worker_fabric import Fabric
-    from gpuipc_doctor.mpi.communicator import Communicator
-    from gpuipc_doctor.nccl.library import Library
+    from gpuipc_doctor.worker.fabric import Fabric
+    from gpuipc_doctor.worker.mpi_communicator import Communicator
+    from gpuipc_doctor.worker.nccl import Library
 
 
 class Unfit(Exception):
@@ -82,7 +82,7 @@ class Drivers:
 
     def world(self, ranks: int) -> Communicator:
         """``MPI_COMM_WORLD`` of this number of ranks, initialised at first use."""
-        from gpuipc_doctor.mpi.communicator import Communicator
+        from gpuipc_doctor.worker.mpi_communicator import Communicator
 
         self._world = self._world or Communicator(ranks, self._armed)
         return self._world
@@ -242,7 +242,7 @@ class Worker:
     def mpi(self) -> Communicator:
         if not self._assignment.ranks:
             raise RuntimeError(f"role {self.role} is not a rank: only probes with a launcher have MPI")
-        from gpuipc_doctor.mpi import loaded
+        from gpuipc_doctor.node import loaded
 
         communicator = self._drivers.world(self._assignment.ranks)
         if self._assignment.among:
@@ -251,9 +251,9 @@ class Worker:
         return communicator
 
     def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:
-        from gpuipc_doctor.mpi import survey
+        from gpuipc_doctor.worker import mpi_survey
 
-        return survey.report(library, backends, self.armed)
+        return mpi_survey.report(library, backends, self.armed)
 
     def finish(self) -> None:
         """The worker's last steps after its role function returned."""
@@ -285,15 +285,15 @@ class Worker:
 
     @cached_property
     def fabric(self) -> Fabric:
-        from gpuipc_doctor.fabric.worker_fabric import Fabric
         from gpuipc_doctor.worker import node_socket
+        from gpuipc_doctor.worker.fabric import Fabric
 
         assignment = self._assignment
         host = node_socket.host() if assignment.nodes > 1 else "127.0.0.1"
         return Fabric(assignment.place, Path(assignment.root), self.armed, lambda: self.peer, host)
 
     def collectives(self, library: str) -> Library:
-        from gpuipc_doctor.nccl.library import Library
+        from gpuipc_doctor.worker.nccl import Library
 
         return Library(library, self.gpu, self.armed, self.record)
 

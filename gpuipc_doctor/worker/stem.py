@@ -28,8 +28,8 @@ from gpuipc_doctor.supervise.tree import carried, carry
 from gpuipc_doctor.worker import process, running
 
 BINDINGS = {
-    "cuda": ("gpuipc_doctor.backends.cuda", "cuda.bindings.driver", "ctypes"),
-    "hip": ("gpuipc_doctor.backends.hip", "hip.hip", "ctypes"),
+    "cuda": ("gpuipc_doctor.worker.backends.cuda", "cuda.bindings.driver", "ctypes"),
+    "hip": ("gpuipc_doctor.worker.backends.hip", "hip.hip", "ctypes"),
 }
 """Backend → modules that its workers import. An order may also name a module itself."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from gpuipc_doctor.allocators.pytorch import EXPANDABLE
+from gpuipc_doctor.worker.pytorch import EXPANDABLE
 
 os.environ.update(EXPANDABLE)
 import_module("torch")

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from gpuipc_doctor.api import Context, Finding
-from gpuipc_doctor.inventory import NAMES
 from gpuipc_doctor.model import Effect, Fact, Setting, Status
+from gpuipc_doctor.node.inventory import NAMES
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import check
 

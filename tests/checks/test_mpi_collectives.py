@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Context, Finding, Json, Probe
-from gpuipc_doctor.histories.mpi.library_limits import unsupported_calls, unsupported_memory
-from gpuipc_doctor.histories.mpi.memories import DEVICE, KINDS, PINNED, POOL, VMM
+from gpuipc_doctor.histories.message_memories import DEVICE, KINDS, PINNED, POOL, VMM
+from gpuipc_doctor.histories.mpi_library_limits import unsupported_calls, unsupported_memory
 from gpuipc_doctor.model import Ending, MemoryShare, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.api import Finding, Json
+from gpuipc_doctor.histories import message_search as searching
 from gpuipc_doctor.histories import results
-from gpuipc_doctor.histories.mpi import search as searching
-from gpuipc_doctor.histories.mpi.search import Search
+from gpuipc_doctor.histories.message_search import Search
 from gpuipc_doctor.histories.operations import MPI, Disagreement, History, Operation, ProcessPlan
 from gpuipc_doctor.model import Ending, ProbeOutcome, RoleOutcome, Status
 from gpuipc_doctor.report import sentences

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
-from gpuipc_doctor.backends import rules
 from gpuipc_doctor.model import Node
+from gpuipc_doctor.worker.backends import rules
 from tests.conformance import departures
 from tests.conformance.remote import Remote
 from tests.kfd import emulated

@@ -1,9 +1,8 @@
 """Known differences of AMD runtime releases from this suite.
 
-Documented differences between vendors are cases of `gpuipc_doctor.backends.rules`. Each difference here was
-seen on one release, Debian's build over the emulated kernel driver, not on a GPU. A reason states the
-observation, and whether the cause is only inferred or unknown.
-"""
+Documented differences between vendors are cases of `gpuipc_doctor.worker.backends.rules`. Each difference
+here was seen on one release, Debian's build over the emulated kernel driver, not on a GPU. A reason states
+the observation, and whether the cause is only inferred or unknown."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from collections import defaultdict
 
 import pytest
 
-from gpuipc_doctor.backends.rules import VALUES
+from gpuipc_doctor.worker.backends.rules import VALUES
 from tests.conformance.conftest import SIMULATED_HIP
 from tests.kfd import emulated
 

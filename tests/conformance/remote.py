@@ -311,7 +311,7 @@ class _Server:
         if verb == "os":
             return getattr(os, arguments[0])(*arguments[1:])
         if self._backend is None:
-            from gpuipc_doctor.backends import open_backend
+            from gpuipc_doctor.worker.backends import open_backend
 
             self._backend = open_backend(self._backend_name, self._arm, self._root)
         if verb == "devices":

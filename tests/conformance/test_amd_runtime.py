@@ -36,7 +36,7 @@ def told(code: str, env: dict[str, str]) -> list[str]:
     begin = (
         "import json, pathlib; from contextlib import nullcontext\n"
         "from gpuipc_doctor.api.gpu import BackendUnavailable\n"
-        "from gpuipc_doctor.backends.hip import HipDriver\n"
+        "from gpuipc_doctor.worker.backends.hip import HipDriver\n"
         "driver = HipDriver(lambda operation: nullcontext(), pathlib.Path('/'))\n"
     )
     command = [sys.executable, "-c", begin + code]

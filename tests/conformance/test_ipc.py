@@ -1,7 +1,7 @@
 """IPC on every backend: one test for each row that was measured on a real GPU.
 
 A test's docstring begins with its row of ``cuda-ipc-semantics-h200.md``. It runs on CUDA and, if AMD
-documents an answer (`gpuipc_doctor.backends.rules`), on HIP.
+documents an answer (`gpuipc_doctor.worker.backends.rules`), on HIP.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from gpuipc_doctor.api import pattern
 from gpuipc_doctor.api.gpu import HANDLE_BYTES, DriverError
-from gpuipc_doctor.backends.driver import LAZY_ENABLE_PEER_ACCESS
+from gpuipc_doctor.worker.backends.driver import LAZY_ENABLE_PEER_ACCESS
 from tests.conformance.conftest import Start, on_backends, on_documented
 from tests.conformance.remote import Remote
 

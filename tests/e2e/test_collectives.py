@@ -62,7 +62,7 @@ def test_fault_is_found_and_blamed(stated: Profile, backend: str, tmp_path: Path
 def test_slow_pair_is_the_slowest(tmp_path: Path) -> None:
     """On a busy machine others may be far from the usual pair as well, and none is reported: the cross above.
 
-    tests/unit/nccl/test_figures.py has from when on a pair is slow.
+    tests/unit/collective/test_figures.py has from when on a pair is slow.
     """
     report, _ = found_on(profile.load("collectives-slow-pair"), tmp_path, "collective-speed")
     (finding,) = [result.finding for result in report.results if result.check == "collective-speed"]

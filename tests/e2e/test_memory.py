@@ -18,9 +18,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from gpuipc_doctor.memory import memory_content, watching
-from gpuipc_doctor.memory.usage import ProcessUse, Sample
-from gpuipc_doctor.memory.usage_trend import History
+from gpuipc_doctor.node import memory_content
+from gpuipc_doctor.node import memory_watching as watching
+from gpuipc_doctor.node.memory_trend import History
+from gpuipc_doctor.node.memory_usage import ProcessUse, Sample
 from gpuipc_doctor.supervise import tree
 from tests.conformance.conftest import simulated_node
 from tests.conformance.remote import Remote

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.secure import python
+from gpuipc_doctor.files import python
 from ship import packages
 from tests.other_user import NOBODY
 from tests.waiting import LIMIT_S
@@ -153,7 +153,7 @@ def test_root_imports_nothing_that_others_can_write(trap: Path, tmp_path: Path) 
     (trap / "runpy.py").unlink()
     (trap / "tempfile.py").unlink()  # before our first line, Python itself imports from PYTHONPATH
     os.chown(trap, NOBODY, NOBODY)
-    program = "import os, sys; from gpuipc_doctor.secure import python; python.restrict_environment(); "
+    program = "import os, sys; from gpuipc_doctor.files import python; python.restrict_environment(); "
     program += "import click; print([path for path in sys.path if 'trap' in path], os.environ['PYTHONPATH'])"
     ended = run(sys.executable, "-c", program, cwd=Path("/"), PYTHONPATH=f"{trap}:{own}")
     assert (ended.stdout, sprung(trap)) == (f"[] {own}\n", []), ended

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.comparison import comparison
 from gpuipc_doctor.model import Exit
-from gpuipc_doctor.report import exits
+from gpuipc_doctor.report import comparison, exits
 from tests.e2e.test_acceptance import matches
 from tests.waiting import LIMIT_S
 

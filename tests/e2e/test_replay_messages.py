@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.histories import documents, results
-from gpuipc_doctor.histories.mpi.message_generator import Generator
+from gpuipc_doctor.histories.message_generator import Generator
 from gpuipc_doctor.histories.operations import History
 from gpuipc_doctor.simulator.node import prepare
 from gpuipc_doctor.supervise import keeper

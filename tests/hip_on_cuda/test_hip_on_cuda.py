@@ -19,12 +19,12 @@ import pytest
 
 from gpuipc_doctor.api import pattern
 from gpuipc_doctor.api.gpu import HANDLE_BYTES
-from gpuipc_doctor.backends.hip import HipDriver
 from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.model import Node, Status
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.site.config import SiteConfig
+from gpuipc_doctor.worker.backends.hip import HipDriver
 from tests.conformance.conftest import REAL, simulated_node
 from tests.conformance.remote import Remote
 from tests.hip_on_cuda import forward

@@ -13,10 +13,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from gpuipc_doctor import node_files, node_name
+from gpuipc_doctor import node_name
 from gpuipc_doctor.api import process_ledger
-from gpuipc_doctor.fabric import devices, worker_fabric
-from gpuipc_doctor.inventory import files, gpus
+from gpuipc_doctor.files import node_files
+from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.job import (
     counting,
     growth,
@@ -35,12 +35,11 @@ from gpuipc_doctor.job.examination import examine
 from gpuipc_doctor.job.mappings import Mapping, mappings
 from gpuipc_doctor.job.processes import Gone, Reader, Stat, read_process
 from gpuipc_doctor.job.selection import NoSuchJob, Request
-from gpuipc_doctor.memory.sysfs import Amdgpu
-from gpuipc_doctor.mpi import communicator, loaded
-from gpuipc_doctor.node_files import Tree
+from gpuipc_doctor.node import fabric_devices, file_facts, gpus, loaded
+from gpuipc_doctor.node.memory_sysfs import Amdgpu
 from gpuipc_doctor.prolog.state import State
 from gpuipc_doctor.supervise import rank, tree
-from gpuipc_doctor.worker import children, stem
+from gpuipc_doctor.worker import children, fabric, mpi_communicator, stem
 
 PID = 4_000_077
 """A pid that no process has."""
@@ -254,8 +253,8 @@ def test_directories_that_fail_match_nothing(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "glob", fail)
     assert list(Tree(tmp_path).glob("/sys/*")) == []
     assert node_files.gpus_on_bus(tmp_path, "0x1002") == []
-    assert devices.adapters(tmp_path) == {"cxi": (), "verbs": (), "efa": (), "opa": ()}
-    assert devices.cxi_adapters(tmp_path) == []
+    assert fabric_devices.adapters(tmp_path) == {"cxi": (), "verbs": (), "efa": (), "opa": ()}
+    assert fabric_devices.cxi_adapters(tmp_path) == []
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", ODD, b"x\0y\n", b"../../etc\n"])
@@ -268,7 +267,7 @@ def test_facts_come_from_files_that_state_them(tmp_path: Path, text: bytes) -> N
     write(tmp_path / "dev/nvidia-caps-imex-channels/channel0x", b"")
     write(tmp_path / "sys/class/kfd/kfd/topology/nodes/odd/properties", b"simd_count 4\n")
     node = Tree(tmp_path)
-    found = {fact.name: fact.value for fact in (*files.of_modules(node), *files.facts(node, {}))}
+    found = {fact.name: fact.value for fact in (*file_facts.of_modules(node), *file_facts.facts(node, {}))}
     assert found["kernel-dma-buf"] is None
     assert found["nvidia-driver"] is None
     assert found["imex-channels"] is None
@@ -285,7 +284,7 @@ def test_missing_facts_are_not_claimed(tmp_path: Path, monkeypatch: pytest.Monke
         (tmp_path / "proc/self/ns" / kind).symlink_to("odd")
     (tmp_path / "sys/class/iommu").mkdir(parents=True)
     monkeypatch.setattr(os, "listdir", _refuse)
-    found = {fact.name: fact.value for fact in (*files.of_modules(node), *files.facts(node, {}))}
+    found = {fact.name: fact.value for fact in (*file_facts.of_modules(node), *file_facts.facts(node, {}))}
     assert found["iommu"] is None
     assert found["namespaces"] is None
     assert found["kernel-dma-buf"] is None
@@ -297,7 +296,7 @@ def test_adapter_with_an_odd_address_is_not_said_to_be_ignored(tmp_path: Path, t
     (tmp_path / "sys/class/cxi/cxi0/device/net/hsn0").mkdir(parents=True)
     write(tmp_path / "sys/class/net/hsn0/addr_assign_type", text)
     write(tmp_path / "sys/class/net/hsn0/address", b"00:11:22:33:44:55\n" if text != ODD else text)
-    (adapter,) = devices.cxi_adapters(tmp_path)
+    (adapter,) = fabric_devices.cxi_adapters(tmp_path)
     assert adapter.left_out == ""
 
 
@@ -375,13 +374,13 @@ def test_process_that_cannot_read_itself_reports_unknown(
 
 
 def test_listener_is_found_in_the_kernels_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_fabric, "Path", lambda name: tmp_path / name.rpartition("/")[2])
+    monkeypatch.setattr(fabric, "Path", lambda name: tmp_path / name.rpartition("/")[2])
     with pytest.raises(FileNotFoundError):
-        worker_fabric._listens(80)
+        fabric._listens(80)
     row = "   0: 00000000:0050 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1\n"
     for text, listens in ((b"", False), (ODD, False), (row.encode(), True), (row[:20].encode(), False)):
         write(tmp_path / "tcp", text)
-        assert worker_fabric._listens(80) is listens
+        assert fabric._listens(80) is listens
 
 
 def test_mpi_library_without_a_version_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,7 +388,7 @@ def test_mpi_library_without_a_version_is_no_error(monkeypatch: pytest.MonkeyPat
     api = SimpleNamespace(
         Get_library_version=lambda: "\0", Init_thread=lambda: None, COMM_WORLD=world, Exception=RuntimeError
     )
-    monkeypatch.setattr(communicator, "load_mpi4py", lambda arm: api)
+    monkeypatch.setattr(mpi_communicator, "load_mpi4py", lambda arm: api)
     for name in ("OMPI_COMM_WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
-    assert communicator.Communicator(2, lambda call: nullcontext()).library_version() == ""  # type: ignore[arg-type,return-value]
+    assert mpi_communicator.Communicator(2, lambda call: nullcontext()).library_version() == ""  # type: ignore[arg-type,return-value]

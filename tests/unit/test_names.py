@@ -19,21 +19,18 @@ FOREIGN = re.compile(r"(MPIX?_|cuda|cu|hip|fi_|nvml)\w+|dlopen|ps|yaml\.compose"
 SAME_MEANING = {
     "check": "the class, the command",
     "config": "the site config, the command",
-    "devices": "of a report that is compared, of a fabric",
     "documents": "what one room writes as JSON",
     "drill": "the drill, the command",
     "environment": "the variables, the check of them",
     "examination": "what a room looks at, from its start to its end",
     "exits": "exit codes",
-    "flux": "what asks Flux",
-    "libraries": "on this node, by their files and by asking them",
+    "fabric_programs": "the test programs of libfabric and UCX, found or simulated",
+    "hooks": "what runs before every job, the command",
+    "inventory": "of a node, the command",
     "loaded": "the libraries that a process has loaded",
     "nvml": "the library, the backend's use of it",
-    "programs": "that are started for what they print",
     "progress": "what is shown while it runs",
     "results": "what ran, and what became of it",
-    "sampling": "looking again and again",
-    "slurm": "what asks Slurm",
 }
 """Modules of one name in several packages, with the subject that they share."""
 

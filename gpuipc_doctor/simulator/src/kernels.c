@@ -1,4 +1,4 @@
-/* Modules and kernels. A kernel is known by its name: those of gpuipc_doctor/backends/kernels.ptx and kernels.hip are
+/* Modules and kernels. A kernel is known by its name: those of gpuipc_doctor/worker/backends/kernels.ptx and kernels.hip are
  * played, with the parameters that all of them have. A kernel is done when its launch returns, and an error in it is
  * the launch's; only a kernel that waits for a flag, and those behind it in its stream, run on until the value is
  * there or the time is over: four microseconds for each load. The order of loads and stores, caches, and what the threads

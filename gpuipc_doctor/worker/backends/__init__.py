@@ -9,10 +9,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import CAPABILITIES, Arm, BackendUnavailable, DriverError
-from gpuipc_doctor.backends.absence import NO_DEVICE
-from gpuipc_doctor.backends.device import DriverGpu, without_strangers
-from gpuipc_doctor.backends.driver import Driver
 from gpuipc_doctor.model import Device, DriverFault, Fact
+from gpuipc_doctor.worker.backends.absence import NO_DEVICE
+from gpuipc_doctor.worker.backends.device import DriverGpu, without_strangers
+from gpuipc_doctor.worker.backends.driver import Driver
 
 __all__ = ["BACKENDS", "CAPABILITIES", "Backend", "open_backend"]
 
@@ -27,11 +27,11 @@ def open_backend(name: str, arm: Arm, root: str = "/") -> Backend:
     """
     driver: Driver
     if name == "cuda":
-        from gpuipc_doctor.backends.cuda import CudaDriver
+        from gpuipc_doctor.worker.backends.cuda import CudaDriver
 
         driver = CudaDriver(arm, Path(root))
     elif name == "hip":
-        from gpuipc_doctor.backends.hip import HipDriver
+        from gpuipc_doctor.worker.backends.hip import HipDriver
 
         driver = HipDriver(arm, Path(root))
     else:

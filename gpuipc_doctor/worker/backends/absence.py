@@ -13,8 +13,8 @@ from itertools import repeat
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import Arm, BackendUnavailable
+from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, is_passed_through, matching, quietly
 from gpuipc_doctor.model import DriverFault
-from gpuipc_doctor.node_files import Tree, gpus_on_bus, is_passed_through, matching, quietly
 
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv", "/.singularity.d", "/run/host/container-manager")
 

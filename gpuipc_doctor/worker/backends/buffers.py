@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpuipc_doctor.backends import hostmemory
-from gpuipc_doctor.backends.contexts import DeviceContexts
+from gpuipc_doctor.worker.backends import hostmemory
+from gpuipc_doctor.worker.backends.contexts import DeviceContexts
 
 
 def allocation_of(contexts: DeviceContexts, address: int) -> tuple[int, int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import resource
 
-from gpuipc_doctor.backends.absence import CONTAINER_MARKS, Cause, Look
-from gpuipc_doctor.node_files import Tree, gpus_on_bus, kernel_driver
+from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, kernel_driver
+from gpuipc_doctor.worker.backends.absence import CONTAINER_MARKS, Cause, Look
 
 _MIB = 1 << 20
 

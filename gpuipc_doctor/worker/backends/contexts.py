@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuipc_doctor.backends.driver import Driver
+from gpuipc_doctor.worker.backends.driver import Driver
 
 
 class DeviceContexts:

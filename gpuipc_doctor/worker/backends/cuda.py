@@ -9,9 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
-from gpuipc_doctor.backends import calls, hostmemory, kernel_sources
-from gpuipc_doctor.backends.absence import NO_DEVICE, Cause, Vendor
-from gpuipc_doctor.backends.causes import (
+from gpuipc_doctor.files.node_files import Tree
+from gpuipc_doctor.model import Device, Fact, Json
+from gpuipc_doctor.worker.backends import calls, hostmemory, kernel_sources
+from gpuipc_doctor.worker.backends.absence import NO_DEVICE, Cause, Vendor
+from gpuipc_doctor.worker.backends.causes import (
     limited_address_space,
     module_not_loaded,
     no_device_files,
@@ -20,11 +22,9 @@ from gpuipc_doctor.backends.causes import (
     other_driver,
     other_libcuda,
 )
-from gpuipc_doctor.backends.driver import Driver, HandleType, version_fact
-from gpuipc_doctor.backends.nvml import ProcessMemory
-from gpuipc_doctor.model import Device, Fact, Json
-from gpuipc_doctor.node_files import Tree
-from gpuipc_doctor.nvml import Nvml
+from gpuipc_doctor.worker.backends.driver import Driver, HandleType, version_fact
+from gpuipc_doctor.worker.backends.nvml import ProcessMemory
+from gpuipc_doctor.worker.nvml import Nvml
 
 _VGPU = re.compile(r"-\d+[ABCQ](?: MIG .*)?$")
 """End of a vGPU type's name, as in ``GRID A100-40C`` and ``NVIDIA A100-1-5C``."""

@@ -8,15 +8,15 @@ from functools import cached_property, partial
 from typing import cast
 
 from gpuipc_doctor.api.gpu import DriverError, Gpu, PhysicalMemory
-from gpuipc_doctor.backends import rules, unexportable, vmm
-from gpuipc_doctor.backends.buffers import DriverBuffer, DriverMapping, allocation_of
-from gpuipc_doctor.backends.contexts import DeviceContexts, DriverContext
-from gpuipc_doctor.backends.driver import Driver, HandleType
-from gpuipc_doctor.backends.kernels import DriverKernels
-from gpuipc_doctor.backends.pools import DriverImportedPool, DriverPool
-from gpuipc_doctor.backends.streams import DriverEvent, DriverStream
-from gpuipc_doctor.backends.vmm import DriverPhysicalMemory, DriverVmmMapping
 from gpuipc_doctor.model import Device, Json
+from gpuipc_doctor.worker.backends import rules, unexportable, vmm
+from gpuipc_doctor.worker.backends.buffers import DriverBuffer, DriverMapping, allocation_of
+from gpuipc_doctor.worker.backends.contexts import DeviceContexts, DriverContext
+from gpuipc_doctor.worker.backends.driver import Driver, HandleType
+from gpuipc_doctor.worker.backends.kernels import DriverKernels
+from gpuipc_doctor.worker.backends.pools import DriverImportedPool, DriverPool
+from gpuipc_doctor.worker.backends.streams import DriverEvent, DriverStream
+from gpuipc_doctor.worker.backends.vmm import DriverPhysicalMemory, DriverVmmMapping
 
 PEER_ACCESS_ALREADY_ENABLED = 704
 """``CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`` and ``hipErrorPeerAccessAlreadyEnabled``."""

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gpuipc_doctor.api.gpu import HANDLE_BYTES, Arm, DriverError
-from gpuipc_doctor.backends import hostmemory
-from gpuipc_doctor.backends.absence import Absence, Vendor
-from gpuipc_doctor.backends.nvml import ProcessMemory
 from gpuipc_doctor.model import Device, DriverFault, Fact, Json
+from gpuipc_doctor.worker.backends import hostmemory
+from gpuipc_doctor.worker.backends.absence import Absence, Vendor
+from gpuipc_doctor.worker.backends.nvml import ProcessMemory
 
 LAZY_ENABLE_PEER_ACCESS = 1
 """``CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`` and ``hipIpcMemLazyEnablePeerAccess``, required for opening."""

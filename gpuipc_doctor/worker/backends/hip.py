@@ -10,23 +10,23 @@ from inspect import signature
 from typing import Any
 
 from gpuipc_doctor.api.gpu import HANDLE_BYTES, BackendUnavailable, DriverError, KernelsUnavailable
-from gpuipc_doctor.backends import calls, hostmemory, kernel_sources
-from gpuipc_doctor.backends.absence import NO_DEVICE, Cause, Vendor
-from gpuipc_doctor.backends.causes import (
+from gpuipc_doctor.files.node_files import Tree
+from gpuipc_doctor.model import Device, Fact, Json
+from gpuipc_doctor.worker.backends import calls, hostmemory, kernel_sources
+from gpuipc_doctor.worker.backends.absence import NO_DEVICE, Cause, Vendor
+from gpuipc_doctor.worker.backends.causes import (
     limited_address_space,
     module_not_loaded,
     no_kernel_fusion_driver,
     no_overcommit,
 )
-from gpuipc_doctor.backends.driver import (
+from gpuipc_doctor.worker.backends.driver import (
     LAZY_ENABLE_PEER_ACCESS,
     NON_BLOCKING,
     Driver,
     HandleType,
     version_fact,
 )
-from gpuipc_doctor.model import Device, Fact, Json
-from gpuipc_doctor.node_files import Tree
 
 _PCI = "/sys/bus/pci/devices"
 _TRAITS = {

@@ -10,9 +10,9 @@ import struct
 from typing import Any
 
 from gpuipc_doctor.api.gpu import DriverError, GpuStream, Linear
-from gpuipc_doctor.backends import hostmemory, kernel_sources
-from gpuipc_doctor.backends.contexts import DeviceContexts
-from gpuipc_doctor.backends.streams import DriverStream
+from gpuipc_doctor.worker.backends import hostmemory, kernel_sources
+from gpuipc_doctor.worker.backends.contexts import DeviceContexts
+from gpuipc_doctor.worker.backends.streams import DriverStream
 
 BLOCKS, THREADS = 64, 256
 """Size of a launch, except for the kernels of one thread."""

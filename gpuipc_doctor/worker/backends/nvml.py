@@ -10,9 +10,9 @@ from typing import Any
 
 from gpuipc_doctor.api.gpu import DriverError
 from gpuipc_doctor.model import Json
-from gpuipc_doctor.nvml import Nvml
 from gpuipc_doctor.supervise.keeper import MARKER
 from gpuipc_doctor.supervise.tree import carried, name_of
+from gpuipc_doctor.worker.nvml import Nvml
 
 _MPS_SERVER = "nvidia-cuda-mps"
 """Prefix of the name of the process that holds memory for MPS clients, including ours."""

@@ -6,10 +6,10 @@ import os
 from functools import partial
 
 from gpuipc_doctor.api.gpu import REUSES, GpuStream
-from gpuipc_doctor.backends.buffers import DeviceMemory
-from gpuipc_doctor.backends.contexts import DeviceContexts
-from gpuipc_doctor.backends.driver import HandleType
-from gpuipc_doctor.backends.streams import DriverStream
+from gpuipc_doctor.worker.backends.buffers import DeviceMemory
+from gpuipc_doctor.worker.backends.contexts import DeviceContexts
+from gpuipc_doctor.worker.backends.driver import HandleType
+from gpuipc_doctor.worker.backends.streams import DriverStream
 
 
 class DriverPool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpuipc_doctor.tables import Ruling, rulings
+from gpuipc_doctor.files.tables import Ruling, rulings
 
 UNSPECIFIED = "unspecified"
 

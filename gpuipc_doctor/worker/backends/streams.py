@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpuipc_doctor.api.gpu import DriverError, GpuStream, Memory
-from gpuipc_doctor.backends.contexts import DeviceContexts
-from gpuipc_doctor.backends.driver import NON_BLOCKING
+from gpuipc_doctor.worker.backends.contexts import DeviceContexts
+from gpuipc_doctor.worker.backends.driver import NON_BLOCKING
 
 DISABLE_TIMING = 2
 """``CU_EVENT_DISABLE_TIMING`` and ``hipEventDisableTiming``."""

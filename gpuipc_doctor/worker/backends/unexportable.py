@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from gpuipc_doctor.backends.driver import Driver, HandleType
+from gpuipc_doctor.worker.backends.driver import Driver, HandleType
 
 NBYTES = 64 << 10
 

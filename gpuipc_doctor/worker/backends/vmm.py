@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpuipc_doctor.backends.buffers import DeviceMemory, Scoped
-from gpuipc_doctor.backends.contexts import DeviceContexts
-from gpuipc_doctor.backends.driver import Driver, HandleType
+from gpuipc_doctor.worker.backends.buffers import DeviceMemory, Scoped
+from gpuipc_doctor.worker.backends.contexts import DeviceContexts
+from gpuipc_doctor.worker.backends.driver import Driver, HandleType
 
 
 def granule(driver: Driver, ordinal: int, handle_type: HandleType) -> int:

@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from gpuipc_doctor.backends import open_backend
 from gpuipc_doctor.histories.crew import Crew, Failed
 from gpuipc_doctor.histories.generator import Generator, Limits, unavailable
 from gpuipc_doctor.histories.memory_model import NOTHING, Model, Thing
@@ -24,6 +23,7 @@ from gpuipc_doctor.histories.operations import Operation
 from gpuipc_doctor.model import Device, Json
 from gpuipc_doctor.supervise.assignment import Assignment
 from gpuipc_doctor.worker import children, stem
+from gpuipc_doctor.worker.backends import open_backend
 
 SEEDS = range(1, 51)
 EPOCHS = 2

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.diagnose import sources
 from gpuipc_doctor.diagnose.exits import MEANINGS
-from gpuipc_doctor.texts.lines import BLOCK
+from gpuipc_doctor.knownissues.lines import BLOCK
 from tests.waiting import LIMIT_S, until
 
 LOGS = Path(__file__).parents[2] / "logs"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuipc_doctor.nccl import channels
+from gpuipc_doctor.collective import channels
 
 LOG = """\
 node:1:1 [0] NCCL INFO Channel 00/24 :    0   1   2   3

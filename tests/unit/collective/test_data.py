@@ -10,8 +10,8 @@ import pytest
 
 from gpuipc_doctor.api import elements
 from gpuipc_doctor.api.elements import KINDS, PERIOD, Kind, Segment, block
-from gpuipc_doctor.nccl import data
-from gpuipc_doctor.nccl.data import Case
+from gpuipc_doctor.collective import data
+from gpuipc_doctor.collective.data import Case
 
 FLOAT, BYTE, BF16 = KINDS["float32"], KINDS["uint8"], KINDS["bfloat16"]
 

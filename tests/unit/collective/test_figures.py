@@ -6,8 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from gpuipc_doctor.nccl.bandwidth import Pair, bus, slow
-from gpuipc_doctor.nccl.communicators import growing
+from gpuipc_doctor.collective.bandwidth import Pair, bus, slow
+from gpuipc_doctor.collective.communicators import growing
 
 
 def pairs(gpus: int, rates: dict[tuple[int, int], float]) -> list[Pair]:

@@ -16,7 +16,7 @@ from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.diagnose import archives, sources
 from gpuipc_doctor.diagnose.decompress import Unreadable
 from gpuipc_doctor.diagnose.sources import Log
-from gpuipc_doctor.texts.lines import BLOCK
+from gpuipc_doctor.knownissues.lines import BLOCK
 from tests.unit.diagnose.test_sources import TEXT, zstd
 
 SEED = Path(__file__).parents[2] / "logs" / "faulty" / "seed-002-ipc-reopen.log"

@@ -10,9 +10,9 @@ from gpuipc_doctor import knownissues
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis
 from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.readers import diagnose
+from gpuipc_doctor.knownissues.literals import bare
 from gpuipc_doctor.knownissues.signatures import Confidence
 from gpuipc_doctor.model import Fact, Relation
-from gpuipc_doctor.texts.literals import bare
 
 LOGS = Path(__file__).parents[2] / "logs"
 ISSUES = [*knownissues.load(), *knownissues.load_messages()]

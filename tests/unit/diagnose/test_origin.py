@@ -3,7 +3,7 @@
 import pytest
 
 from gpuipc_doctor.diagnose.origin import Writers, time
-from gpuipc_doctor.texts.literals import bare
+from gpuipc_doctor.knownissues.literals import bare
 
 LINES = [
     (

@@ -16,7 +16,7 @@ import pytest
 from gpuipc_doctor.diagnose import sources
 from gpuipc_doctor.diagnose.decompress import Unreadable
 from gpuipc_doctor.diagnose.sources import STDIN, Log
-from gpuipc_doctor.texts.lines import BLOCK
+from gpuipc_doctor.knownissues.lines import BLOCK
 
 TEXT = "".join(f"line {n} of a log, {n * 7919 % 10007}\n" for n in range(20_000)).encode()
 

@@ -1,4 +1,4 @@
-"""Files are opened and written, and programs started, in `gpuipc_doctor.secure`; here are the exceptions."""
+"""Files are opened and written, and programs started, in `gpuipc_doctor.files`; here are the exceptions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,23 @@ PROGRAMS = re.compile(
 )
 OF_MODULES = re.compile(r"subprocess\.run|shutil\.(copy2?|copyfile|move)")
 
+SECURE = {
+    "files/patience.py",
+    "files/private.py",
+    "files/python.py",
+    "files/reading.py",
+    "files/trust.py",
+    "files/writing.py",
+}
+"""The ways themselves. The other modules of `files` are users of them."""
+
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "the kernel's own files: below /proc and /sys, and drivers' devices": {
         "api/process_ledger.py": "read_bytes",
-        "backends/absence.py": "os.open",
-        "backends/hip.py": "read_text",
-        "backends/nvml.py": "read_bytes",
-        "fabric/worker_fabric.py": "read_text",
+        "worker/backends/absence.py": "os.open",
+        "worker/backends/hip.py": "read_text",
+        "worker/backends/nvml.py": "read_bytes",
+        "worker/fabric.py": "read_text",
         "job/callers.py": "open",
         "job/code.py": "read_text",
         "job/counting.py": "open",
@@ -34,8 +44,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "job/processes.py": "open",
         "job/sleeping.py": "open read_text",
         "job/stopping.py": "read_text",
-        "memory/sysfs.py": "read_bytes",
-        "mpi/loaded.py": "open",
+        "node/memory_sysfs.py": "read_bytes",
+        "node/loaded.py": "open",
         "node_name.py": "read_text",
         "prolog/guard.py": "open os.open",
         "prolog/node_identity.py": "open",
@@ -46,18 +56,18 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "the package's own files, and checks that are imported anyway": {
         "api/loader.py": "read_text",
-        "backends/kernel_sources.py": "read_text",
+        "worker/backends/kernel_sources.py": "read_text",
         "cli/schema.py": "read_text",
         "histories/c_program.py": "read_text",
         "knownissues/mistakes.py": "read_text",
         "knownissues/parse.py": "read_text",
-        "prolog/hooks/__init__.py": "read_text",
+        "prolog/hooks.py": "read_text",
         "run/finding_keys.py": "read_text",
         "simulator/profile.py": "read_text",
         "simulator/vocabulary.py": "read_text",
         "site/config.py": "read_text",
         "site/hosts.py": "read_text",
-        "tables.py": "open read_bytes",
+        "files/tables.py": "open read_bytes",
     },
     "in the run's own directory, made by `supervise.scratch` for this user only": {
         "simulator/fabric_programs.py": "write_text",
@@ -75,23 +85,23 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "in a cache that `simulator.build` refuses if another user can write it": {
         "simulator/build.py": "read_bytes read_text write_text",
     },
-    "descriptors that `secure` has opened, standard streams, members of an archive, files without a name": {
+    "descriptors that `files` has opened, standard streams, members of an archive, files without a name": {
         "cli/memory.py": "os.fdopen",
         "cli/stdio.py": "os.fdopen os.open",
         "diagnose/archives.py": "open",
         "diagnose/sources.py": "os.fdopen os.open",  # os.open: a log or pipe that the user names; `_open`
-        "fabric/worker_fabric.py": "TemporaryFile",
+        "worker/fabric.py": "TemporaryFile",
         "fleet/ask.py": "open",  # the tool to send, or /dev/null
         "job/shared_memory.py": "os.fdopen",
-        "nccl/library.py": "open",
-        "node_files.py": "open",
-        "tables.py": "open",
+        "worker/nccl.py": "open",
+        "files/node_files.py": "open",
+        "files/tables.py": "open",
         "ticket/bundle.py": "open",
     },
     "in an expendable process with a second for each source": {
         "run/preflight_sources.py": "open",
     },
-    "Python, with the command line of `secure.python`": {
+    "Python, with the command line of `files.python`": {
         "run/check_files.py": "subprocess.Popen",
         "run/preflight.py": "subprocess.Popen",  # a file of ours that needs the standard library only
         "supervise/scratch.py": "subprocess.Popen",
@@ -100,16 +110,16 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "supervise/rank.py": "subprocess.Popen",  # the worker's command line, from the plan
     },
     "programs of the system or the site, never through a shell": {
-        "fabric/worker_fabric.py": "subprocess.Popen",
+        "worker/fabric.py": "subprocess.Popen",
         "fleet/ask.py": "subprocess_exec",
         "fleet/node_blocks.py": "subprocess_exec",
         "fleet/slurm.py": "subprocess.run",
-        "inventory/asking/programs.py": "subprocess.run",
+        "node/survey_programs.py": "subprocess.run",
         "job/python_stacks.py": "subprocess.run",
         "job/sampling.py": "subprocess.Popen",
         "job/stopping.py": "subprocess.Popen",
-        "mpi/modules.py": "subprocess.run",
-        "mpi/slurm.py": "subprocess.run",
+        "node/environment_modules.py": "subprocess.run",
+        "node/mpi_slurm.py": "subprocess.run",
         "simulator/build.py": "subprocess.Popen subprocess.run",
         "supervise/evidence.py": "subprocess.Popen",
     },
@@ -139,12 +149,12 @@ def uses(source: str) -> Iterator[str]:
 
 
 def other_uses() -> dict[str, set[str]]:
-    """File → calls, outside `gpuipc_doctor.secure`."""
+    """File → calls, outside `gpuipc_doctor.files`."""
     found = {}
     for root in ("gpuipc_doctor", "checks", "ship"):
         for file in (REPOSITORY / root).rglob("*.py"):
             name = file.relative_to(REPOSITORY).as_posix().removeprefix("gpuipc_doctor/")
-            if not name.startswith("secure/") and (calls := set(uses(file.read_text()))):
+            if name not in SECURE and (calls := set(uses(file.read_text()))):
                 found[name] = calls
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.secure import reading
+from gpuipc_doctor.files import reading
 
 MIB = 1 << 20
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor import tables
+from gpuipc_doctor.files import tables
 
 
 class Reader:

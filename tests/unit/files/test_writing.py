@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.secure import writing
-from gpuipc_doctor.secure.writing import OutputFile
+from gpuipc_doctor.files import writing
+from gpuipc_doctor.files.writing import OutputFile
 from tests.other_user import NOBODY, as_user
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root is held to it")
@@ -86,7 +86,7 @@ def test_descriptor_is_written_in_place(tmp_path: Path, name: str, behind: str) 
     """In a /dev of its own, since the node's /dev/stdout would be replaced if this failed."""
     (tmp_path / "link").symlink_to("/dev/stdout")
     program = (
-        "import os, sys; from pathlib import Path; from gpuipc_doctor.secure import writing; "
+        "import os, sys; from pathlib import Path; from gpuipc_doctor.files import writing; "
         "look = lambda: {name: os.lstat(f'/dev/{name}').st_ino for name in os.listdir('/dev')}; "
         "before = look(); print('first', flush=True); writing.write(Path(sys.argv[1]), 'report\\n'); "
         "print('last', flush=True); sys.exit(before != look())"
@@ -247,6 +247,6 @@ def test_refusal_is_one_line(tmp_path: Path) -> None:
 
 def test_device_and_pipe_are_written_in_place() -> None:
     OutputFile(Path("/dev/null")).write("x")
-    command = "import sys; from pathlib import Path; from gpuipc_doctor.secure.writing import OutputFile; "
+    command = "import sys; from pathlib import Path; from gpuipc_doctor.files.writing import OutputFile; "
     command += "OutputFile(Path('/dev/stdout')).write('x')"
     assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True).stdout == "x"

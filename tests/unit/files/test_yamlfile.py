@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.near_miss import did_you_mean
-from gpuipc_doctor.site.yamlfile import BadFile, read
+from gpuipc_doctor.files.near_miss import did_you_mean
+from gpuipc_doctor.files.yamlfile import BadFile, read
 
 SCHEMA = {
     "type": "object",

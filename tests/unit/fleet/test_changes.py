@@ -11,10 +11,10 @@ from hypothesis import given
 from jsonschema import Draft202012Validator
 
 from gpuipc_doctor.cli.main import cli
-from gpuipc_doctor.comparison.check_changes import ChangeKind
 from gpuipc_doctor.fleet import changes, changes_content, directory, summary
 from gpuipc_doctor.fleet.summary import Figure, FindingSummary, NodeReport, State
 from gpuipc_doctor.model import Exit, Status
+from gpuipc_doctor.report.check_changes import ChangeKind
 from tests import golden, schemas
 from tests.sample_fleets import a_fleet, fleets, named, timed, upgraded
 from tests.sample_reports import PROPERTY

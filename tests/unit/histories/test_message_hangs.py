@@ -7,14 +7,14 @@ from random import Random
 
 import pytest
 
-from gpuipc_doctor.histories.mpi.hangs import lost
-from gpuipc_doctor.histories.mpi.message_generator import Generator
-from gpuipc_doctor.histories.mpi.message_model import OF_ALL, legal
-from gpuipc_doctor.histories.mpi.performer import END
-from gpuipc_doctor.histories.mpi.search import steps_of
+from gpuipc_doctor.histories.message_generator import Generator
+from gpuipc_doctor.histories.message_hangs import lost
+from gpuipc_doctor.histories.message_model import OF_ALL, legal
+from gpuipc_doctor.histories.message_performer import END
+from gpuipc_doctor.histories.message_search import steps_of
 from gpuipc_doctor.histories.operations import MPI, History, Operation, ProcessPlan
 from gpuipc_doctor.model import Ending, ProbeOutcome, RoleOutcome
-from tests.unit.histories.mpi.trivial_mpi import Deadlock, TrivialMpi
+from tests.unit.histories.trivial_mpi import Deadlock, TrivialMpi
 
 RANKS = 3
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from gpuipc_doctor.histories.mpi.layouts import BLANK, LAYOUTS, Layout
+from gpuipc_doctor.histories.message_layouts import BLANK, LAYOUTS, Layout
 
 SIZES = (0, 8, 9, 256, 768)
 

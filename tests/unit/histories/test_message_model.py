@@ -8,15 +8,15 @@ from random import Random
 
 import pytest
 
-from gpuipc_doctor.histories.mpi.layouts import LAYOUTS
-from gpuipc_doctor.histories.mpi.library_limits import DERIVED, GROUP_CALLS, SELF
-from gpuipc_doctor.histories.mpi.memories import KINDS as MEMORIES
-from gpuipc_doctor.histories.mpi.message_generator import REPEATS, Generator
-from gpuipc_doctor.histories.mpi.message_model import GROUP_CALLS as GROUP_OPERATIONS
-from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Model, Receive, case_of, legal
-from gpuipc_doctor.histories.mpi.message_steps import SENTENCES, step
+from gpuipc_doctor.histories.message_generator import REPEATS, Generator
+from gpuipc_doctor.histories.message_layouts import LAYOUTS
+from gpuipc_doctor.histories.message_memories import KINDS as MEMORIES
+from gpuipc_doctor.histories.message_model import GROUP_CALLS as GROUP_OPERATIONS
+from gpuipc_doctor.histories.message_model import OF_ALL, Model, Receive, case_of, legal
+from gpuipc_doctor.histories.message_steps import SENTENCES, step
+from gpuipc_doctor.histories.mpi_library_limits import DERIVED, GROUP_CALLS, SELF
 from gpuipc_doctor.histories.operations import MPI, History, Operation, ProcessPlan
-from tests.unit.histories.mpi.trivial_mpi import TrivialMpi
+from tests.unit.histories.trivial_mpi import TrivialMpi
 
 EPOCHS = 6
 

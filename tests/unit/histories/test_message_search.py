@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from gpuipc_doctor.histories import message_search as searching
 from gpuipc_doctor.histories import results
-from gpuipc_doctor.histories.mpi import search as searching
-from gpuipc_doctor.histories.mpi.message_generator import Generator
-from gpuipc_doctor.histories.mpi.message_model import legal
-from gpuipc_doctor.histories.mpi.performer import END, Steps
-from gpuipc_doctor.histories.mpi.search import MOST_LAUNCHES, Met, RandomRun, Search, met, steps_of
+from gpuipc_doctor.histories.message_generator import Generator
+from gpuipc_doctor.histories.message_model import legal
+from gpuipc_doctor.histories.message_performer import END, Steps
+from gpuipc_doctor.histories.message_search import MOST_LAUNCHES, Met, RandomRun, Search, met, steps_of
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
 from gpuipc_doctor.model import Ending, Json, ProbeOutcome, RoleOutcome
 

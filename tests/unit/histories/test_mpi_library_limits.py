@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuipc_doctor.histories.mpi.library_limits import DERIVED, SELF, lacks
+from gpuipc_doctor.histories.mpi_library_limits import DERIVED, SELF, lacks
 
 
 @pytest.mark.parametrize(

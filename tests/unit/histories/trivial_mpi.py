@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from gpuipc_doctor.histories.mpi.message_model import ANY_SOURCE, ANY_TAG, OF_ALL
+from gpuipc_doctor.histories.message_model import ANY_SOURCE, ANY_TAG, OF_ALL
 from gpuipc_doctor.histories.operations import Operation
 
 

@@ -11,9 +11,9 @@ from gpuipc_doctor.job import gpu_holders, here, job_content
 from gpuipc_doctor.job.activity import Kind
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.selection import NoSuchJob
-from gpuipc_doctor.memory.usage import GpuUse, ProcessUse, Sample
-from gpuipc_doctor.memory.watching import End
 from gpuipc_doctor.model import Finding, Node
+from gpuipc_doctor.node.memory_usage import GpuUse, ProcessUse, Sample
+from gpuipc_doctor.node.memory_watching import End
 from tests.unit.job.test_job_content import rank, report
 
 LATE = report(rank(0, Kind.COLLECTIVE, ("main (app)",)), rank(1, Kind.SLEEPS, ("main (app)",)), size=2)

@@ -13,10 +13,11 @@ from click.testing import Result as Ran
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor import inventory, knownissues
+from gpuipc_doctor import knownissues
 from gpuipc_doctor.cli import issue_content
 from gpuipc_doctor.cli.issue_content import page
 from gpuipc_doctor.cli.known_issues import command
+from gpuipc_doctor.files.yamlfile import BadFile
 from gpuipc_doctor.knownissues import SCHEMA, Confidence, KnownIssue, Workaround, affected, cures, database
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.entry import KINDS
@@ -33,8 +34,8 @@ from gpuipc_doctor.model import (
     RoleOutcome,
     Status,
 )
+from gpuipc_doctor.node import inventory
 from gpuipc_doctor.run.request import UnknownName
-from gpuipc_doctor.site.yamlfile import BadFile
 from gpuipc_doctor.versions import ORDERS, Range, Verdict
 from tests import golden
 

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuipc_doctor import knownissues
-from gpuipc_doctor.texts.finder import finder, with_re
-from gpuipc_doctor.texts.literals import (
+from gpuipc_doctor.knownissues.finder import finder, with_re
+from gpuipc_doctor.knownissues.literals import (
     bare,
     dense,
     dense_keys,

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.cli import explain, known_issues
+from gpuipc_doctor.files.yamlfile import BadFile
 from gpuipc_doctor.knownissues import Confidence, database, relation, vendors
 from gpuipc_doctor.knownissues.message import Message, Severity
 from gpuipc_doctor.model import Fact, Relation
-from gpuipc_doctor.site.yamlfile import BadFile
 from gpuipc_doctor.versions import Verdict
 
 ISSUES = knownissues.load()

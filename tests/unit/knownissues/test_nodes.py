@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from gpuipc_doctor import knownissues
-from gpuipc_doctor.inventory import NAMES
 from gpuipc_doctor.model import Device, Fact, Join, Relation
+from gpuipc_doctor.node.inventory import NAMES
 from tests import golden
 
 ISSUES = knownissues.load()

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from gpuipc_doctor.texts.lines import BLOCK, LONGEST
-from gpuipc_doctor.texts.scanner import Scanner
-from gpuipc_doctor.texts.search_patterns import Pattern, Patterns
+from gpuipc_doctor.knownissues.lines import BLOCK, LONGEST
+from gpuipc_doctor.knownissues.scanner import Scanner
+from gpuipc_doctor.knownissues.search_patterns import Pattern, Patterns
 
 NEEDLES = ("cxil_map() failed: -22", "Failed to map recv buffer: -22")
 PATTERNS = Patterns([Pattern(re.escape(needle).replace(r"\ ", r"\s+"), wrapped=True) for needle in NEEDLES])
@@ -180,7 +180,7 @@ def test_paused_pattern_is_not_searched_until_resumed() -> None:
 def test_search_without_the_paused_patterns_finds_the_others(
     monkeypatch: pytest.MonkeyPatch, wasted: int
 ) -> None:
-    monkeypatch.setattr("gpuipc_doctor.texts.candidates._WASTED", wasted)
+    monkeypatch.setattr("gpuipc_doctor.knownissues.candidates._WASTED", wasted)
     scanner = Scanner(PATTERNS)
     scanner.pause(0)
     log = f"{NEEDLES[0]}\n{NEEDLES[1]}\n" * 3  # after the first block, the search is narrower

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.knownissues import Confidence, Signature
 from gpuipc_doctor.knownissues.conditions import Need
+from gpuipc_doctor.knownissues.lines import REACH
+from gpuipc_doctor.knownissues.regexes import objections
 from gpuipc_doctor.knownissues.signatures import spaced
+from gpuipc_doctor.knownissues.text_search import Search
 from gpuipc_doctor.model import Fact
-from gpuipc_doctor.texts.lines import REACH
-from gpuipc_doctor.texts.regexes import objections
-from gpuipc_doctor.texts.text_search import Search
 from gpuipc_doctor.versions import Verdict
 
 ENTRIES = {entry.id: entry for entry in (*knownissues.load(), *knownissues.load_messages())}

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.cli.explain import command as explain
 from gpuipc_doctor.cli.known_issues import command as known_issues
+from gpuipc_doctor.files.yamlfile import BadFile
 from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.model import Fact, Finding, Join, Relation, Result
-from gpuipc_doctor.site.yamlfile import BadFile
 
 DRIVER = (Fact("nvidia-driver", "460.32.03", "NVML"),)
 FAILED = Result(

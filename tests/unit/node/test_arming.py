@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from gpuipc_doctor.cli.main import cli
-from gpuipc_doctor.inventory import arming
 from gpuipc_doctor.model import Fact
+from gpuipc_doctor.node import arming
 
 
 def names(*facts: tuple[str, str]) -> set[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.inventory import collective_libraries
+from gpuipc_doctor.node import collective_libraries
 
 
 @pytest.fixture

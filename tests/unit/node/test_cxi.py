@@ -1,4 +1,4 @@
-"""Slingshot adapters, described by a simulated node's files (see `fabric.devices`)."""
+"""Slingshot adapters, described by a simulated node's files (see `node.fabric_devices`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.fabric.devices import CxiAdapter, cxi_adapters
+from gpuipc_doctor.node.fabric_devices import CxiAdapter, cxi_adapters
 
 HEALTHY = {
     "sys/class/cxi/cxi0/device/properties/pct_eq": "1",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.mpi import elf
+from gpuipc_doctor.node import elf
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpuipc_doctor import inventory, knownissues
-from gpuipc_doctor.inventory import environment, variables
-from gpuipc_doctor.inventory.variables import SCHEMA, SHIPPED
+from gpuipc_doctor import knownissues
+from gpuipc_doctor.files.yamlfile import read
 from gpuipc_doctor.model import Effect, Fact, Setting
-from gpuipc_doctor.site.yamlfile import read
+from gpuipc_doctor.node import environment, inventory, variables
+from gpuipc_doctor.node.variables import SCHEMA, SHIPPED
 from gpuipc_doctor.versions import ORDERS
 
 VARIABLES = variables.load()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.mpi import modules, ranks
-from gpuipc_doctor.mpi.locate import NotFound
+from gpuipc_doctor.node import environment_modules, mpi_ranks
+from gpuipc_doctor.node.mpi_locate import NotFound
 from gpuipc_doctor.site.config import NodeConfig, SourcedValue
 
 LMOD = """\
@@ -59,7 +59,7 @@ def program(tmp_path: Path) -> Program:
 @pytest.mark.parametrize("text", [LMOD, ENVIRONMENT_MODULES])
 @pytest.mark.parametrize("variable", ["LMOD_CMD", "MODULES_CMD"])
 def test_both_systems_are_parsed(program: Program, tmp_path: Path, text: str, variable: str) -> None:
-    assert modules.load(["base", "craympich/8.1.28"], program(text, variable)) == {
+    assert environment_modules.load(["base", "craympich/8.1.28"], program(text, variable)) == {
         "CRAY_MPICH_ROOTDIR": "/opt/cray/pe/mpich/8.1.28",
         "PATH": "/opt/it's/bin:/usr/bin",
     }
@@ -68,12 +68,12 @@ def test_both_systems_are_parsed(program: Program, tmp_path: Path, text: str, va
 
 def test_program_on_path_is_used(program: Program, tmp_path: Path) -> None:
     program(LMOD)
-    assert "PATH" in modules.load(["base"], {"PATH": f"{tmp_path}:/bin"})
+    assert "PATH" in environment_modules.load(["base"], {"PATH": f"{tmp_path}:/bin"})
 
 
 def test_output_is_not_executed(program: Program, tmp_path: Path) -> None:
     text = f"import os\nos.mkdir('{tmp_path}/planted')\nos.environ['A'] = str(1)\n_mlstatus = True\n"
-    assert modules.load(["base"], program(text)) == {}
+    assert environment_modules.load(["base"], program(text)) == {}
     assert not (tmp_path / "planted").exists()
 
 
@@ -95,7 +95,7 @@ def test_missing_module_is_reported_with_the_systems_message(
 ) -> None:
     environment = program(text, stderr=stderr, code=1)
     with pytest.raises(NotFound) as caught:
-        modules.load(["nosuch"], environment)
+        environment_modules.load(["nosuch"], environment)
     assert caught.value.reason == f"{environment['LMOD_CMD']} cannot load nosuch: {says}"
 
 
@@ -105,7 +105,7 @@ def test_missing_module_is_reported_with_the_systems_message(
 def test_missing_module_system_is_reported_with_the_config_line() -> None:
     site = NodeConfig(modules=(SourcedValue("cray-mpich", "site.yaml:3"),))
     with pytest.raises(NotFound) as caught:
-        ranks.setting(site, ["cuda"], {"PATH": ""})
+        mpi_ranks.setting(site, ["cuda"], {"PATH": ""})
     assert caught.value.reason == (
         "site.yaml:3: modules: no module system found: no LMOD_CMD, no MODULES_CMD, no modulecmd on PATH"
     )
@@ -121,7 +121,7 @@ def test_precedence_is_user_then_site_then_modules(program: Program) -> None:
         },
     )
     environment = {**program(LMOD), "MINE": "user"}
-    found = ranks.setting(site, ["cuda"], environment)
+    found = mpi_ranks.setting(site, ["cuda"], environment)
     assert found.environment == {"PATH": "/opt/it's/bin:/usr/bin", "CRAY_MPICH_ROOTDIR": "/other", "NEW": "1"}
     assert found.of(environment)["MINE"] == "user"
 
@@ -137,10 +137,10 @@ def test_ranks_preload_their_vendors_library(program: Program, tmp_path: Path) -
             "hip": SourcedValue("${CRAY_MPICH_ROOTDIR}/gtl/lib/libmpi_gtl_hsa.so", "site.yaml:4", "for AMD"),
         },
     )
-    found = ranks.setting(site, ["hip"], program(LMOD), str(tmp_path))
+    found = mpi_ranks.setting(site, ["hip"], program(LMOD), str(tmp_path))
     assert found.preloading == {"LD_PRELOAD": "/opt/cray/pe/mpich/8.1.28/gtl/lib/libmpi_gtl_hsa.so"}
     with pytest.raises(NotFound) as caught:
-        ranks.setting(site, ["cuda"], program(LMOD), str(tmp_path))
+        mpi_ranks.setting(site, ["cuda"], program(LMOD), str(tmp_path))
     assert caught.value.reason == "site.yaml:3: preload: file not found: /none/libmpi_gtl_cuda.so"
     assert caught.value.remedy == "correct the path, or remove the entry (why: for NVIDIA)"
 
@@ -148,4 +148,4 @@ def test_ranks_preload_their_vendors_library(program: Program, tmp_path: Path) -
 def test_unset_variable_is_reported(tmp_path: Path) -> None:
     site = NodeConfig(preload={"hip": SourcedValue("${CRAY_MPICH_ROOTDIR}/x.so", "site.yaml:4", "for AMD")})
     with pytest.raises(NotFound, match=r"site.yaml:4: preload: .*: CRAY_MPICH_ROOTDIR is not set, and no "):
-        ranks.setting(site, ["hip"], {}, str(tmp_path))
+        mpi_ranks.setting(site, ["hip"], {}, str(tmp_path))

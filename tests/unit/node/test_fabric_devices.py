@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.fabric import devices
+from gpuipc_doctor.node import fabric_devices
 
 NONE: dict[str, tuple[str, ...]] = {"cxi": (), "verbs": (), "efa": (), "opa": ()}
 
@@ -32,16 +32,16 @@ def test_efa_and_omni_path_adapters_do_not_count_as_verbs(
     for file, text in (("vendor", vendor), ("device", device)):
         if text:
             (files / file).write_text(f"{text}\n")
-    assert devices.adapters(tmp_path) == NONE | {fabric: (name,)}
+    assert fabric_devices.adapters(tmp_path) == NONE | {fabric: (name,)}
 
 
 def test_adapters_of_each_fabric_and_the_states_of_ports(tmp_path: Path) -> None:
-    assert devices.adapters(tmp_path) == NONE
-    assert devices.ports(tmp_path) == {}
+    assert fabric_devices.adapters(tmp_path) == NONE
+    assert fabric_devices.ports(tmp_path) == {}
     for port, state in (("mlx5_1/ports/1", "1: DOWN\n"), ("mlx5_0/ports/1", "4: ACTIVE\n")):
         directory = tmp_path / "sys/class/infiniband" / port
         directory.mkdir(parents=True)
         (directory / "state").write_text(state)
     (tmp_path / "sys/class/cxi/cxi0").mkdir(parents=True)
-    assert devices.adapters(tmp_path) == NONE | {"cxi": ("cxi0",), "verbs": ("mlx5_0", "mlx5_1")}
-    assert devices.ports(tmp_path) == {"mlx5_0/1": "ACTIVE", "mlx5_1/1": "DOWN"}
+    assert fabric_devices.adapters(tmp_path) == NONE | {"cxi": ("cxi0",), "verbs": ("mlx5_0", "mlx5_1")}
+    assert fabric_devices.ports(tmp_path) == {"mlx5_0/1": "ACTIVE", "mlx5_1/1": "DOWN"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.fabric import programs
+from gpuipc_doctor.node import fabric_programs
 
 
 def program(file: Path) -> Path:
@@ -17,7 +17,7 @@ def program(file: Path) -> Path:
 
 
 def found(root: Path, path: str = "", library: str | None = None) -> dict[str, tuple[str, str]]:
-    every = programs.find(str(root), path, library, others=False)
+    every = fabric_programs.find(str(root), path, library, others=False)
     return {name: (one.file, one.via) for name, one in every.items()}
 
 
@@ -67,11 +67,11 @@ def test_library_of_the_same_installation_comes_first(
     file = program(tmp_path / place / name)
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / soname).touch()
-    environ = programs.environment(str(file), {"LD_LIBRARY_PATH": "/mine", "HOME": "/root"})
+    environ = fabric_programs.environment(str(file), {"LD_LIBRARY_PATH": "/mine", "HOME": "/root"})
     assert environ == {"LD_LIBRARY_PATH": f"{tmp_path}/lib:/mine", "HOME": "/root"}
 
 
 def test_without_a_library_nothing_is_added(tmp_path: Path) -> None:
-    assert programs.environment(str(program(tmp_path / "bin/fi_info")), {"HOME": "/root"}) == {
+    assert fabric_programs.environment(str(program(tmp_path / "bin/fi_info")), {"HOME": "/root"}) == {
         "HOME": "/root"
     }

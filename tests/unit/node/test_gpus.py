@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.inventory import gpus
 from gpuipc_doctor.model import Device
+from gpuipc_doctor.node import gpus
 
 NVIDIA = """Model: \t\t NVIDIA H200
 IRQ:   \t\t 104

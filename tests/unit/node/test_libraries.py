@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.inventory.libraries import CACHE, Libraries
-from gpuipc_doctor.inventory.surveys import mpi_libraries
-from gpuipc_doctor.node_files import Tree
-from tests.unit.inventory.test_inventory import facts_of, link, plant
+from gpuipc_doctor.files.node_files import Tree
+from gpuipc_doctor.node.libraries import CACHE, Libraries
+from gpuipc_doctor.node.surveys import mpi_libraries
+from tests.unit.node.test_inventory import facts_of, link, plant
 
 X86_64 = 0x0303
 

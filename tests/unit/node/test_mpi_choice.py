@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuipc_doctor.model import Fact, Launch, MpiStack
-from gpuipc_doctor.mpi import loaded
-from gpuipc_doctor.mpi.choice import COMPONENTS, in_use, messages_went_through, relevant_facts
+from gpuipc_doctor.node import loaded
+from gpuipc_doctor.node.mpi_choice import COMPONENTS, in_use, messages_went_through, relevant_facts
 
 NODE = (
     Fact("nvidia-driver", "580.159.04", "NVML"),
@@ -80,6 +80,6 @@ def test_loaded_libraries_of_a_process_are_found() -> None:
 
 
 def test_components_are_facts_of_the_inventory() -> None:
-    from gpuipc_doctor.inventory import NAMES
+    from gpuipc_doctor.node.inventory import NAMES
 
     assert set(NAMES) >= COMPONENTS

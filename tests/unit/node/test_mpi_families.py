@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.mpi import families
-from gpuipc_doctor.mpi.facts import Facts
-from gpuipc_doctor.mpi.identity import identify
-from gpuipc_doctor.mpi.ipc_settings import table
-from gpuipc_doctor.mpi.transports import ROUTES
+from gpuipc_doctor.node import mpi_families
+from gpuipc_doctor.node.mpi_facts import Facts
+from gpuipc_doctor.node.mpi_identity import identify
+from gpuipc_doctor.node.mpi_ipc_settings import table
+from gpuipc_doctor.node.mpi_transports import ROUTES
 
 MPICH_5 = (
     "MPICH Version:      5.0.2\n"
@@ -110,7 +110,7 @@ MVAPICH_4_ON = {"needs": ["libcudart.so.12"], "variables": {"MVP_ENABLE_GPU": 1}
     ],
 )
 def test_gpu_aware_libraries_are_recognised(text: str, facts: dict[str, Any], via: str) -> None:
-    aware = families.gpu_aware(seen(text, **facts), "cuda")
+    aware = mpi_families.gpu_aware(seen(text, **facts), "cuda")
     assert (aware.able, aware.via, aware.why_not, aware.remedy) == (True, via, "", "")
 
 
@@ -198,13 +198,13 @@ def changed(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_missing_setting_is_reported_with_its_remedy(text: str, facts: dict[str, Any], remedy: str) -> None:
-    aware = families.gpu_aware(seen(text, **facts), "cuda")
+    aware = mpi_families.gpu_aware(seen(text, **facts), "cuda")
     assert (aware.able, aware.remedy) == (False, remedy)
     assert aware.why_not
 
 
 def test_another_build_is_recommended_if_much_is_missing() -> None:
-    aware = families.gpu_aware(seen(MPICH_5, ucx=PLAIN_UCX, variables={"MPIR_CVAR_NOLOCAL": 0}), "hip")
+    aware = mpi_families.gpu_aware(seen(MPICH_5, ucx=PLAIN_UCX, variables={"MPIR_CVAR_NOLOCAL": 0}), "hip")
     assert aware.why_not == (
         "UCX 1.20.1 (/opt/mpi/libucp.so.0) has no ROCm transports; "
         "within a node, MPICH copies buffers without UCX, and this build has no ROCm"
@@ -225,17 +225,17 @@ def test_another_build_is_recommended_if_much_is_missing() -> None:
     ],
 )
 def test_support_is_per_vendor(text: str, facts: dict[str, Any]) -> None:
-    assert families.gpu_aware(seen(text, **facts), "hip").able
-    assert not families.gpu_aware(seen(text, **facts), "cuda").able
+    assert mpi_families.gpu_aware(seen(text, **facts), "hip").able
+    assert not mpi_families.gpu_aware(seen(text, **facts), "cuda").able
 
 
 def test_intel_mpi_has_no_support_for_amd() -> None:
-    aware = families.gpu_aware(seen(INTEL, **INTEL_ON), "hip")
+    aware = mpi_families.gpu_aware(seen(INTEL, **INTEL_ON), "hip")
     assert (aware.able, aware.why_not) == (False, "Intel MPI 2021.17 does not support ROCm")
 
 
 def test_unknown_library_has_no_assumptions() -> None:
-    aware = families.gpu_aware(seen("FUJITSU MPI Library 4.0.1", needs=["libcuda.so.1"]), "cuda")
+    aware = mpi_families.gpu_aware(seen("FUJITSU MPI Library 4.0.1", needs=["libcuda.so.1"]), "cuda")
     assert not aware.able
     assert "does not know FUJITSU MPI Library 4.0.1" in aware.why_not
 
@@ -294,12 +294,12 @@ def mpich(version: str) -> dict[str, Any]:
 )
 def test_variable_has_the_values_of_the_librarys_version(version: str, caches: list[dict[str, str]]) -> None:
     off = {"MPIR_CVAR_CH4_IPC_GPU_P2P_THRESHOLD": "1000000000"}
-    assert [dict(switch.env) for switch in families.switches(mpich(version), "cuda")] == [*caches, off]
-    assert families.ipc_off(mpich(version), "cuda") == off
+    assert [dict(switch.env) for switch in mpi_families.switches(mpich(version), "cuda")] == [*caches, off]
+    assert mpi_families.ipc_off(mpich(version), "cuda") == off
 
 
 def test_settings_that_keep_ipc_precede_those_that_turn_it_off() -> None:
-    offered = families.switches(seen(INTEL, **INTEL_ON), "cuda")
+    offered = mpi_families.switches(seen(INTEL, **INTEL_ON), "cuda")
     assert [dict(switch.env) for switch in offered] == [
         {"I_MPI_OFFLOAD_CACHE_MAX_SIZE": "1"},
         {"I_MPI_OFFLOAD_IPC": "0"},
@@ -307,9 +307,9 @@ def test_settings_that_keep_ipc_precede_those_that_turn_it_off() -> None:
 
 
 def test_settings_without_effect_are_not_offered() -> None:
-    assert families.switches(mpich("3.3.2"), "cuda") == ()
-    assert families.ipc_off(seen("FUJITSU MPI"), "cuda") == {}
-    assert families.switches(seen(MVAPICH_4, **MVAPICH_4_ON), "cuda") == ()
+    assert mpi_families.switches(mpich("3.3.2"), "cuda") == ()
+    assert mpi_families.ipc_off(seen("FUJITSU MPI"), "cuda") == {}
+    assert mpi_families.switches(seen(MVAPICH_4, **MVAPICH_4_ON), "cuda") == ()
 
 
 @pytest.mark.parametrize(
@@ -324,12 +324,12 @@ def test_settings_without_effect_are_not_offered() -> None:
 )
 def test_turning_ipc_off_keeps_the_users_choice(set_already: str, off: str) -> None:
     facts = changed(MPICH_OVER_UCX, environment={"UCX_TLS": set_already})
-    assert families.ipc_off(seen(MPICH_5, **facts), "cuda")["UCX_TLS"] == off
+    assert mpi_families.ipc_off(seen(MPICH_5, **facts), "cuda")["UCX_TLS"] == off
 
 
 def test_settings_of_other_libraries_are_not_offered() -> None:
-    assert dict(families.ipc_off(seen(MPICH_5, **MPICH_OVER_UCX), "cuda")) == {"UCX_TLS": "^cuda_ipc"}
-    open_mpi = families.ipc_off(seen(OPEN_MPI_5, **OPEN_MPI_OVER_UCX), "cuda")
+    assert dict(mpi_families.ipc_off(seen(MPICH_5, **MPICH_OVER_UCX), "cuda")) == {"UCX_TLS": "^cuda_ipc"}
+    open_mpi = mpi_families.ipc_off(seen(OPEN_MPI_5, **OPEN_MPI_OVER_UCX), "cuda")
     assert open_mpi["OMPI_MCA_opal_common_ucx_tls"] == "any"
 
 
@@ -337,13 +337,13 @@ def test_protocol_thresholds_come_from_the_library_and_its_environment() -> None
     open_mpi = seen(
         OPEN_MPI_5, variables={"btl_sm_eager_limit": 4096, "btl_tcp_eager_limit": 65536, "pml": ""}
     )
-    assert families.edges(open_mpi, "cuda") == (4096, 65536)
+    assert mpi_families.edges(open_mpi, "cuda") == (4096, 65536)
     never = seen(
         MPICH_5, variables={"MPIR_CVAR_CH4_OFI_EAGER_THRESHOLD": -1}, environment={"UCX_RNDV_THRESH": "8192"}
     )
-    assert families.edges(never, "cuda") == (8192,)
-    assert families.edges(seen(CRAY), "cuda") == (1024, 4096, 16384)
-    assert families.edges(seen(CRAY, environment={"MPICH_GPU_IPC_THRESHOLD": "8192"}), "cuda") == (
+    assert mpi_families.edges(never, "cuda") == (8192,)
+    assert mpi_families.edges(seen(CRAY), "cuda") == (1024, 4096, 16384)
+    assert mpi_families.edges(seen(CRAY, environment={"MPICH_GPU_IPC_THRESHOLD": "8192"}), "cuda") == (
         4096,
         8192,
         16384,
@@ -381,10 +381,10 @@ def test_every_row_has_a_source_and_no_open_values() -> None:
 def test_variable_that_limits_the_cache_and_its_number_of_buffers(
     text: str, facts: dict[str, Any], bound: tuple[str, int | None, bool]
 ) -> None:
-    assert families.cache_bound(seen(text, **facts), "cuda") == bound
+    assert mpi_families.cache_bound(seen(text, **facts), "cuda") == bound
 
 
 def test_limit_in_bytes_is_no_number_of_buffers() -> None:
     name = "OMPI_MCA_rcache_rgpusm_rcache_size_limit"
     facts = {"environment": {name: "1073741824"}, "ucx": None}
-    assert families.cache_bound(seen(OPEN_MPI_5, **facts), "cuda") == (name, None, True)
+    assert mpi_families.cache_bound(seen(OPEN_MPI_5, **facts), "cuda") == (name, None, True)

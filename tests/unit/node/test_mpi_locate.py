@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.mpi import locate
-from gpuipc_doctor.mpi.identity import Identity
-from gpuipc_doctor.mpi.locate import Library, NotFound, find_launcher, find_library
+from gpuipc_doctor.node import mpi_locate
+from gpuipc_doctor.node.mpi_identity import Identity
+from gpuipc_doctor.node.mpi_locate import Library, NotFound, find_launcher, find_library
 from gpuipc_doctor.site.launcher import mistakes
 
 OPEN_MPI_5 = Identity("openmpi", "5.0.11", "Open MPI 5.0.11")
@@ -19,13 +19,13 @@ MPICH = Identity("mpich", "5.0.2", "MPICH 5.0.2")
 INTEL = Identity("intel-mpi", "2021.17", "Intel MPI 2021.17")
 
 
-linked_mpi4py = locate._linked_mpi4py
+linked_mpi4py = mpi_locate._linked_mpi4py
 
 
 @pytest.fixture(autouse=True)
 def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     """An mpi4py like PyPI's, regardless of the installed one."""
-    monkeypatch.setattr(locate, "_linked_mpi4py", lambda: None)
+    monkeypatch.setattr(mpi_locate, "_linked_mpi4py", lambda: None)
 
 
 HEAD = Path(sys.executable).read_bytes()[:20]
@@ -87,7 +87,7 @@ def test_missing_library_is_reported_at_once(tmp_path: Path) -> None:
 def test_mpi4py_built_for_one_mpi_cannot_load_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locate, "_linked_mpi4py", lambda: Path("/site/mpi4py/MPI.so"))
+    monkeypatch.setattr(mpi_locate, "_linked_mpi4py", lambda: Path("/site/mpi4py/MPI.so"))
     assert find_library(None, None, {"MPI4PY_LIBMPI": "/opt/libmpi.so"}).path is None
     with pytest.raises(NotFound) as refused:
         find_library(str(plant(tmp_path / "libmpi.so.12")), None, {})
@@ -351,18 +351,18 @@ def test_sites_variables_are_in_the_ranks_environment() -> None:
 def test_processes_without_mpi_start_by_the_sites_launcher_or_srun(tmp_path: Path) -> None:
     srun = plant(tmp_path / "srun")
     environment = {"PATH": str(tmp_path), "SLURM_JOB_NUM_NODES": "2"}
-    by_site = locate.find_plain_launcher("go -N{nodes} -n{ranks}", {}, 2)
+    by_site = mpi_locate.find_plain_launcher("go -N{nodes} -n{ranks}", {}, 2)
     assert by_site.command == ("go", "-N2", "-n{ranks}")
-    launch = locate.find_plain_launcher("", environment, 2, ("n1", "n2"))
+    launch = mpi_locate.find_plain_launcher("", environment, 2, ("n1", "n2"))
     assert (launch.command[0], launch.command[-1], launch.nodes) == (str(srun), "-n{ranks}", 2)
     assert {"--mpi=none", "-N2", "n1,n2"} <= set(launch.command)
     plant(tmp_path / "flux")
-    by_flux = locate.find_plain_launcher("", {**environment, "FLUX_URI": "local:///run/flux/local"}, 2)
+    by_flux = mpi_locate.find_plain_launcher("", {**environment, "FLUX_URI": "local:///run/flux/local"}, 2)
     assert by_flux.command[1:] == (
         *("run", "-o", "exit-on-error", "-o", "gpu-affinity=off", "-o", "pmi=off"),
         *("-N2", "-n{ranks}"),
     )
     for lacking in ({**environment, "SLURM_JOB_NUM_NODES": "1"}, {"PATH": str(tmp_path)}):
         with pytest.raises(NotFound) as absent:
-            locate.find_plain_launcher("", lacking, 2)
+            mpi_locate.find_plain_launcher("", lacking, 2)
         assert "salloc -N2" in absent.value.remedy

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor import inventory
-from gpuipc_doctor.inventory.asking.libraries import nccl_version
-from gpuipc_doctor.inventory.asking.pci import acs_control
-from gpuipc_doctor.inventory.asking.programs import PACKAGES, PROGRAMS, versions_in
 from gpuipc_doctor.model import Fact, Node, Tier
+from gpuipc_doctor.node import inventory
+from gpuipc_doctor.node.survey_libraries import nccl_version
+from gpuipc_doctor.node.survey_pci import acs_control
+from gpuipc_doctor.node.survey_programs import PACKAGES, PROGRAMS, versions_in
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.site.config import SiteConfig
-from tests.unit.inventory.test_inventory import plant
+from tests.unit.node.test_inventory import plant
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor.files import private
 from gpuipc_doctor.prolog.log import NotLogged, append, tell_syslog
-from gpuipc_doctor.secure import private
 from tests.waiting import LIMIT_S, until
 
 MAX_BYTES = 1000

@@ -11,9 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from gpuipc_doctor.comparison import compare, comparison_content
-from gpuipc_doctor.comparison.check_changes import ChangeKind
-from gpuipc_doctor.comparison.devices import DeviceChange
 from gpuipc_doctor.model import (
     Calls,
     Device,
@@ -30,7 +27,10 @@ from gpuipc_doctor.model import (
     Tier,
 )
 from gpuipc_doctor.present.text import columns, sanitise
-from gpuipc_doctor.report import report_json, sentences
+from gpuipc_doctor.report import comparison_content, report_json, sentences
+from gpuipc_doctor.report.check_changes import ChangeKind
+from gpuipc_doctor.report.comparison import compare
+from gpuipc_doctor.report.devices import DeviceChange
 from tests import golden, schemas
 from tests.sample_reports import PROPERTY, REOPEN_ISSUE, gpus, healthy, hung, replaced, reports, seed_002
 

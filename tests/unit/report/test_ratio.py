@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.comparison.ratio import Ratio, ratio, samples_needed
+from gpuipc_doctor.report.ratio import Ratio, ratio, samples_needed
 
 TIMES = st.lists(st.floats(1e-6, 1e6), min_size=4, max_size=12)
 DOUBT = 0.05

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.comparison import compare, comparison_content
 from gpuipc_doctor.model import Ending, Finding, Report, Result, RoleOutcome, Status, Tier
-from gpuipc_doctor.report import acceptance, node_content, node_exports
+from gpuipc_doctor.report import acceptance, comparison_content, node_content, node_exports
+from gpuipc_doctor.report.comparison import compare
 from tests.sample_reports import gpus, healthy, replaced, seed_002
 
 HUNG = RoleOutcome("importer", Ending.HUNG, operation="cuIpcOpenMemHandle")

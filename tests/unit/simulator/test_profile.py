@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor.files.yamlfile import BadFile, read
 from gpuipc_doctor.model import MemoryShare, Status
 from gpuipc_doctor.simulator import node, profile, vocabulary
-from gpuipc_doctor.site.yamlfile import BadFile, read
 from tests.e2e.test_moving_counter import MOVEMENTS
 
 ONE_GPU = """\

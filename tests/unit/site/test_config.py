@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from gpuipc_doctor import site_configs
 from gpuipc_doctor.cli.config import command
+from gpuipc_doctor.files.yamlfile import BadFile
 from gpuipc_doctor.model import MemoryShare, Tier
 from gpuipc_doctor.site import config
 from gpuipc_doctor.site.config import SiteConfig, Waiver
 from gpuipc_doctor.site.policy import Action, PrologConfig
-from gpuipc_doctor.site.yamlfile import BadFile
 
 GENERIC = Path(str(site_configs.__file__)).with_name("generic.yaml")
 

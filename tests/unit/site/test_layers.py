@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor.files.yamlfile import BadFile, Document, read
 from gpuipc_doctor.site import config, hosts, layers
 from gpuipc_doctor.site.layers import Layers
-from gpuipc_doctor.site.yamlfile import BadFile, Document, read
 
 Write = Callable[[str, str], Path]
 

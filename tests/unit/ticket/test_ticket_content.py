@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.cli.ticket import COMPONENTS
-from gpuipc_doctor.inventory.names import NAMES
+from gpuipc_doctor.files.tables import table
 from gpuipc_doctor.job.document import Cause
 from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Fact, Finding, Join, Relation, Result
-from gpuipc_doctor.tables import table
+from gpuipc_doctor.node.fact_names import NAMES
 from gpuipc_doctor.ticket import answers, components, ticket_content
 from gpuipc_doctor.ticket.subject import Subject
 from tests import golden

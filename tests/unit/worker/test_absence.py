@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api.gpu import BackendUnavailable
-from gpuipc_doctor.backends import open_backend
-from gpuipc_doctor.backends.absence import NO_DEVICE, Absence
-from gpuipc_doctor.backends.cuda import NVIDIA
-from gpuipc_doctor.backends.hip import AMD
+from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import DriverFault
-from gpuipc_doctor.node_files import Tree
+from gpuipc_doctor.worker.backends import open_backend
+from gpuipc_doctor.worker.backends.absence import NO_DEVICE, Absence
+from gpuipc_doctor.worker.backends.cuda import NVIDIA
+from gpuipc_doctor.worker.backends.hip import AMD
 
 BUS = "sys/bus/pci/devices/0000:65:00.0"
 VENDORS = {"cuda": NVIDIA, "hip": AMD}

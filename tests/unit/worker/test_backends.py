@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
-from gpuipc_doctor.backends import CAPABILITIES, Backend, hostmemory, nvml, open_backend, rules
-from gpuipc_doctor.backends.cuda import CudaDriver
-from gpuipc_doctor.backends.device import DriverGpu
-from gpuipc_doctor.backends.driver import Driver
-from gpuipc_doctor.backends.hip import HipDriver
 from gpuipc_doctor.model import Device, DriverFault
 from gpuipc_doctor.supervise.keeper import MARKER
+from gpuipc_doctor.worker.backends import CAPABILITIES, Backend, hostmemory, nvml, open_backend, rules
+from gpuipc_doctor.worker.backends.cuda import CudaDriver
+from gpuipc_doctor.worker.backends.device import DriverGpu
+from gpuipc_doctor.worker.backends.driver import Driver
+from gpuipc_doctor.worker.backends.hip import HipDriver
 
 
 class Result(IntEnum):
@@ -193,7 +193,7 @@ class Machine:
 
 
 def gpu_of(machine: Machine, ordinal: int = 0) -> Any:
-    from gpuipc_doctor.backends.device import DriverGpu
+    from gpuipc_doctor.worker.backends.device import DriverGpu
 
     device = Device("cuda", ordinal, f"GPU-{ordinal}", "", "", 0)
     return DriverGpu(machine, device, ordinal)  # type: ignore[arg-type]
@@ -328,7 +328,7 @@ def test_an_unknown_case_is_an_error() -> None:
 
 def test_importing_the_backends_loads_no_binding() -> None:
     heavy = ("cuda.bindings", "hip", "ctypes")
-    code = f"import sys, gpuipc_doctor.backends; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, gpuipc_doctor.worker.backends; print([m for m in {heavy} if m in sys.modules])"
     listed = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert listed.stdout.strip() == "[]"
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from gpuipc_doctor.fabric.interfaces import Interface, offered, routes, transports
+from gpuipc_doctor.worker.fabric_interfaces import Interface, offered, routes, transports
 
 CXI = """\
 provider: cxi

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from gpuipc_doctor.backends import kernel_sources
-from gpuipc_doctor.backends.cuda import CudaDriver
-from gpuipc_doctor.backends.hip import HipDriver
+from gpuipc_doctor.worker.backends import kernel_sources
+from gpuipc_doctor.worker.backends.cuda import CudaDriver
+from gpuipc_doctor.worker.backends.hip import HipDriver
 
 KERNELS = {"fill", "compare", "add", "copy", "store", "wait"}
 

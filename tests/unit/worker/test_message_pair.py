@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.fabric import healthcheck, message_pair
+from gpuipc_doctor.worker import cxi_healthcheck, message_pair
 
 PINGPONG = """\
 bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
@@ -178,7 +178,7 @@ Check: link_flap_check  Result: Fail
 def test_results_of_hpes_check(tmp_path: Path) -> None:
     (tmp_path / "cxi0").write_text(SUMMARY)
     (tmp_path / "else").write_bytes(b"\xff\n")
-    found = healthcheck.results(tmp_path)
+    found = cxi_healthcheck.results(tmp_path)
     assert [(result["check"], result["result"]) for result in found] == [
         ("pci_check", "Pass"),
         ("mac_check", "Skip"),
@@ -188,4 +188,4 @@ def test_results_of_hpes_check(tmp_path: Path) -> None:
 
 
 def test_no_such_directory(tmp_path: Path) -> None:
-    assert healthcheck.results(tmp_path / "nowhere") == []
+    assert cxi_healthcheck.results(tmp_path / "nowhere") == []

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.api.equal_gpus import odd_gpus
-from gpuipc_doctor.backends.hip import xgmi_links
+from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import Status
-from gpuipc_doctor.node_files import Tree
+from gpuipc_doctor.worker.backends.hip import xgmi_links
 from tests.checks.judging import gpu
 
 EVERY = frozenset(f"cuda:{number}" for number in range(8))

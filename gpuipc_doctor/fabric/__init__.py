@@ -1,1 +1,0 @@
-"""libfabric and UCX without MPI: their own test programs, and the node's network adapters."""

@@ -1,1 +1,0 @@
-"""MPI libraries and launchers: which exist, whether they accept device pointers, how to run them."""
