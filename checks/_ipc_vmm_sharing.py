@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from gpuipc_doctor.api import Finding, Json, Peer, PhysicalMemory, VmmMapping, Worker
+from gpuipc_doctor.api import Finding, Json, Peer, PhysicalMemory, Worker
+from gpuipc_doctor.api.gpu import VmmMapping
 
 
 def round_up(nbytes: int, granule: int) -> int:

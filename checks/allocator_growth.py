@@ -18,38 +18,31 @@ from random import Random
 
 from gpuipc_doctor.api import (
     NOISE_BYTES,
-    Allocator,
-    Block,
     Check,
     Context,
     Evidence,
     Finding,
     Json,
-    MemorySamples,
     Probe,
     ProbeOutcome,
     Series,
-    Stream,
     Worker,
     account,
-    allocator_probe,
     begin_when_asked,
     blind,
-    give_back,
-    interval,
-    judge_hidden,
-    judge_loss,
-    lasting,
     look_on,
-    memory_series,
-    mib,
-    repeat_if_lost,
     share,
     share_of_free,
-    use_once,
-    used_since_the_start,
     watched,
 )
+from gpuipc_doctor.api.allocator import Allocator, Block, Stream, give_back, use_once
+from gpuipc_doctor.api.allocator import probe as allocator_probe
+from gpuipc_doctor.api.ledger import interval
+from gpuipc_doctor.api.patterns import mib
+from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
+from gpuipc_doctor.api.samples import MemorySamples, judge_hidden, used_since_the_start
+from gpuipc_doctor.api.samples import series as memory_series
+from gpuipc_doctor.api.trend import lasting
 
 ROUNDS, BLOCKS = 120, 16
 

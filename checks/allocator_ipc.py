@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpuipc_doctor.api import (
-    Allocator,
-    Block,
     Check,
     Context,
     DriverError,
@@ -26,20 +24,18 @@ from gpuipc_doctor.api import (
     Ledger,
     Probe,
     ProbeOutcome,
-    Stream,
     Worker,
     account,
-    allocator_probe,
     begin_when_asked,
     differences,
     exchange_as_exporter,
     exchange_as_importer,
-    give_back,
     judge_exchange,
     pattern,
     unless_refused,
-    use_once,
 )
+from gpuipc_doctor.api.allocator import Allocator, Block, Stream, give_back, use_once
+from gpuipc_doctor.api.allocator import probe as allocator_probe
 
 CACHED, PART = 8 << 20, 3 << 20
 """Bytes of the piece that is put into the allocator's cache, and of each block that is then cut from this

@@ -17,35 +17,30 @@ from collections.abc import Iterable, Sequence
 
 from gpuipc_doctor.api import (
     NOISE_BYTES,
-    Block,
-    Bounded,
     Check,
     Context,
     Evidence,
     Finding,
-    MemorySamples,
     Probe,
     ProbeOutcome,
     Series,
-    Stream,
     Worker,
     account,
-    allocator_probe,
     begin_when_asked,
     blind,
     difference,
-    judge_hidden,
-    judge_loss,
     look_on,
-    memory_series,
-    mib,
     pattern,
-    repeat_if_lost,
     share,
     share_of_free,
-    use_once,
-    used_since_the_start,
 )
+from gpuipc_doctor.api.allocator import Block, Stream, use_once
+from gpuipc_doctor.api.allocator import probe as allocator_probe
+from gpuipc_doctor.api.allowance import Bounded
+from gpuipc_doctor.api.patterns import mib
+from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
+from gpuipc_doctor.api.samples import MemorySamples, judge_hidden, used_since_the_start
+from gpuipc_doctor.api.samples import series as memory_series
 
 CYCLES = 4
 PARTS = (11, 7, 3)

@@ -19,19 +19,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpuipc_doctor.api import (
-    Allocator,
     Check,
     Context,
     Evidence,
     Finding,
     Probe,
     ProbeOutcome,
-    Stream,
     Worker,
-    allocator_probe,
     unlike_pattern,
     write_pattern,
 )
+from gpuipc_doctor.api.allocator import Allocator, Stream
+from gpuipc_doctor.api.allocator import probe as allocator_probe
 
 SIZES = (64 << 10, 4 << 20, 12 << 20)
 """Bytes of the buffers. PyTorch cuts blocks of up to 1 MiB out of pieces of 2 MiB, and blocks of up to 10 MiB

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpuipc_doctor.api import (
-    REINSTALL,
     AtRest,
     BackendUnavailable,
     Check,
@@ -19,9 +18,9 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Tier,
     Worker,
-    odd_gpus,
-    picture,
 )
+from gpuipc_doctor.api.equal_gpus import odd_gpus, picture
+from gpuipc_doctor.api.ledger import REINSTALL
 
 DESCRIPTION = ("backend", "index", "uuid", "pci", "name", "total_bytes")
 """Device properties that are needed to plan checks."""

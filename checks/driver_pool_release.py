@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpuipc_doctor.api import (
-    SETTLE_S,
     Check,
     Context,
     Finding,
@@ -31,7 +30,6 @@ from gpuipc_doctor.api import (
     Worker,
     account,
     difference,
-    holders,
     pattern,
     share,
     share_of_free,
@@ -39,6 +37,7 @@ from gpuipc_doctor.api import (
     watched,
     write_pattern,
 )
+from gpuipc_doctor.api.ledger import SETTLE_S, holders
 
 NBYTES = 96 << 20
 """Bytes of each watched allocation: a multiple of the 32 MiB blocks that a pool reserves on an H200, and

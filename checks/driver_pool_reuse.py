@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 from gpuipc_doctor.api import (
-    REUSES,
     Check,
     Context,
     Finding,
@@ -35,6 +34,7 @@ from gpuipc_doctor.api import (
     share_of_free,
     watched,
 )
+from gpuipc_doctor.api.gpu import REUSES
 
 SHARED = 2 << 20
 """Bytes of each allocation that is passed from one stream to another."""

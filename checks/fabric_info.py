@@ -17,7 +17,6 @@ from pathlib import PurePath
 from typing import ClassVar
 
 from gpuipc_doctor.api import (
-    FABRICS,
     Check,
     Context,
     FabricStack,
@@ -28,6 +27,7 @@ from gpuipc_doctor.api import (
     StatedFabric,
     Worker,
 )
+from gpuipc_doctor.api.fabrics import FABRICS
 
 BY_ADAPTER = "cxi"
 """The fabric of which libfabric must list each adapter by its name."""

@@ -19,10 +19,6 @@ from pathlib import PurePath
 from typing import ClassVar
 
 from gpuipc_doctor.api import (
-    ENOUGH,
-    LARGE_MESSAGES,
-    SIZES_OPTION,
-    SMALL_MESSAGES,
     Check,
     Context,
     Control,
@@ -38,6 +34,7 @@ from gpuipc_doctor.api import (
     Worker,
     misplaced,
 )
+from gpuipc_doctor.api.messages import ENOUGH, LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
 
 SIZES = (*SMALL_MESSAGES, *LARGE_MESSAGES)
 

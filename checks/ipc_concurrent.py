@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from itertools import count, takewhile
 
 from gpuipc_doctor.api import (
-    BOUNDARIES,
     Check,
     Context,
     Device,
@@ -31,13 +30,13 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Tier,
     Worker,
-    glanced_at,
     watched,
     write_glances,
     write_pattern,
     wrong_glances,
     wrong_pattern,
 )
+from gpuipc_doctor.api.patterns import BOUNDARIES, glanced_at
 
 IMPORTERS = ("importer-1", "importer-2", "importer-3")
 

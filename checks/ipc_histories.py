@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from gpuipc_doctor.api import (
     NOISE_BYTES,
-    WITHOUT_GPU_IPC,
     Check,
     Context,
     Device,
@@ -26,9 +25,9 @@ from gpuipc_doctor.api import (
     Tier,
     Worker,
     account,
-    lacking,
     look_on,
 )
+from gpuipc_doctor.api.gpu import WITHOUT_GPU_IPC, lacking
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.explore import Bench, explore, replay_once, without_permission
 from gpuipc_doctor.histories.extent import OPTIONS, REPLAY, extent, is_complete, own_seed

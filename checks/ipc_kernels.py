@@ -39,10 +39,6 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from gpuipc_doctor.api import (
-    BY_DESCRIPTOR,
-    BY_HANDLE,
-    BY_POINTER,
-    SHARED_BY,
     Buffer,
     Check,
     Context,
@@ -51,13 +47,17 @@ from gpuipc_doctor.api import (
     Finding,
     Gpu,
     Json,
-    Kernels,
-    KernelsUnavailable,
-    Linear,
     Memory,
     Probe,
     ProbeOutcome,
     Worker,
+)
+from gpuipc_doctor.api.gpu import Kernels, KernelsUnavailable, Linear
+from gpuipc_doctor.api.offered_memory import (
+    BY_DESCRIPTOR,
+    BY_HANDLE,
+    BY_POINTER,
+    SHARED_BY,
     offer_memory,
     open_offered,
 )

@@ -12,10 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpuipc_doctor.api import (
-    BY_DESCRIPTOR,
-    BY_HANDLE,
-    BY_POINTER,
-    SHARED_BY,
     Check,
     Context,
     Finding,
@@ -29,13 +25,19 @@ from gpuipc_doctor.api import (
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
-    offer_memory,
-    open_offered,
     pattern,
     write_glances,
     write_pattern,
     wrong_glances,
     wrong_pattern,
+)
+from gpuipc_doctor.api.offered_memory import (
+    BY_DESCRIPTOR,
+    BY_HANDLE,
+    BY_POINTER,
+    SHARED_BY,
+    offer_memory,
+    open_offered,
 )
 
 NBYTES = 4 << 20

@@ -20,10 +20,8 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Finding,
-    ImportedPool,
     Ledger,
     Pool,
-    PoolMemory,
     Probe,
     ProbeOutcome,
     Reading,
@@ -40,6 +38,7 @@ from gpuipc_doctor.api import (
     wrong_glances,
     wrong_pattern,
 )
+from gpuipc_doctor.api.gpu import ImportedPool, PoolMemory
 
 NBYTES = ODD_BYTES
 POINTERS = 2

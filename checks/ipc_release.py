@@ -21,9 +21,6 @@ from gpuipc_doctor.api import (
     ODD_BYTES,
     Buffer,
     Check,
-    Child,
-    ChildGone,
-    ChildHangs,
     Context,
     Finding,
     Gpu,
@@ -44,6 +41,7 @@ from gpuipc_doctor.api import (
     watched,
     write_pattern,
 )
+from gpuipc_doctor.api.worker import Child, ChildGone, ChildHangs
 
 NBYTES = ODD_BYTES
 SEGMENTS = 4

@@ -26,7 +26,6 @@ from gpuipc_doctor.api import (
     PhysicalMemory,
     Probe,
     ProbeOutcome,
-    VmmMapping,
     Worker,
     closing_order,
     exchange_as_exporter,
@@ -35,6 +34,7 @@ from gpuipc_doctor.api import (
     write_pattern,
     wrong_pattern,
 )
+from gpuipc_doctor.api.gpu import VmmMapping
 
 from ._ipc_vmm_contexts import attach_anew, export_anew, judge_contexts
 from ._ipc_vmm_killed import (

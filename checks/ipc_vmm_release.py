@@ -25,13 +25,13 @@ from gpuipc_doctor.api import (
     Series,
     Worker,
     accounts,
-    figures_of_process,
-    glanced_at,
     reader_of,
     watched,
     write_glances,
     wrong_glances,
 )
+from gpuipc_doctor.api.patterns import glanced_at
+from gpuipc_doctor.api.process_ledger import figures_of_process
 
 ROUNDS = 160
 """Number of rounds: enough to show a loss of 64 KiB per import, although used memory changes in steps of 2

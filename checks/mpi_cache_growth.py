@@ -24,7 +24,6 @@ from os import environ
 
 from gpuipc_doctor.api import (
     Buffer,
-    BufferGrowth,
     Check,
     Context,
     Evidence,
@@ -40,17 +39,19 @@ from gpuipc_doctor.api import (
     Worker,
     account,
     blind,
+    watched,
+)
+from gpuipc_doctor.api.buffer_growth import (
+    BufferGrowth,
     equal_sizes,
     growing_sizes,
     held_by,
     how_many,
-    interval,
-    last_third,
-    ledger_in_turn,
-    record_bandwidth,
     share_no_address,
-    watched,
 )
+from gpuipc_doctor.api.latency import record_bandwidth
+from gpuipc_doctor.api.ledger import interval, ledger_in_turn
+from gpuipc_doctor.api.trend import last_third
 
 BASE, STEP, SMALL = 4 << 20, 2 << 20, 2 << 20
 """Bytes of the first large buffer, increase per iteration, and bytes of a small buffer. Small buffers stay

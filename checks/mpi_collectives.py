@@ -33,7 +33,6 @@ from itertools import cycle
 from typing import ClassVar
 
 from gpuipc_doctor.api import (
-    SIZES_OPTION,
     Check,
     Context,
     Device,
@@ -46,6 +45,7 @@ from gpuipc_doctor.api import (
     Worker,
     watched,
 )
+from gpuipc_doctor.api.messages import SIZES_OPTION
 from gpuipc_doctor.histories import group_calls as calls
 from gpuipc_doctor.histories import restarted_calls
 from gpuipc_doctor.histories.group_calls import Case, GroupCalls

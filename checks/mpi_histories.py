@@ -24,10 +24,9 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Tier,
     Worker,
-    figures_of_process,
-    judge_processes,
     watched,
 )
+from gpuipc_doctor.api.process_ledger import figures_of_process, judge_processes
 from gpuipc_doctor.histories import message_search as searching
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.extent import OPTIONS, REPLAY, extent, is_complete, own_seed

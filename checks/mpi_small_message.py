@@ -20,30 +20,23 @@ from itertools import product
 from typing import ClassVar, NamedTuple
 
 from gpuipc_doctor.api import (
-    ENOUGH,
-    LARGE_MESSAGES,
-    SIZES_OPTION,
-    SMALL_MESSAGES,
     Check,
     Context,
     Evidence,
     Finding,
-    Latency,
     Memory,
     Probe,
     ProbeOutcome,
     Worker,
     difference,
-    figures,
-    measurements,
     misplaced,
-    out_of_line,
     pattern,
-    time_there_and_back,
     unlike_pattern,
     write_pattern,
-    write_zeros,
 )
+from gpuipc_doctor.api.latency import Latency, figures, measurements, out_of_line, time_there_and_back
+from gpuipc_doctor.api.messages import ENOUGH, LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
+from gpuipc_doctor.api.patterns import write_zeros
 
 TIMED = (0, 1, 8, 16, 64, 256, 1024, 4096, 16384, 65536, *LARGE_MESSAGES)
 

@@ -24,12 +24,11 @@ from gpuipc_doctor.api import (
     Worker,
     difference,
     pattern,
-    read_unless_pattern,
-    record_bandwidth,
     watched,
     write_pattern,
-    write_zeros,
 )
+from gpuipc_doctor.api.latency import record_bandwidth
+from gpuipc_doctor.api.patterns import read_unless_pattern, write_zeros
 
 SIZES = (64 << 10, 1 << 20, 4 << 20, 6 << 20)
 """Bytes of the messages. The small ones may be sent eagerly and share a driver block; the large ones are

@@ -2,123 +2,61 @@
 
 A check is one file with one `Check` and its role functions. ``probes`` plans the probes, role functions run
 in workers, and ``judge``, a pure function, judges completed probes. The engine judges incomplete probes. The
-names imported here are the interface.
+names imported here are the interface; what few checks need is in the modules.
 """
 
-from gpuipc_doctor.api.allocator import Allocator, Block, Stream, give_back, use_once
-from gpuipc_doctor.api.allocator import probe as allocator_probe
-from gpuipc_doctor.api.allowance import Bounded, share, share_of_free
-from gpuipc_doctor.api.buffer_growth import (
-    BufferGrowth,
-    equal_sizes,
-    growing_sizes,
-    held_by,
-    how_many,
-    share_no_address,
-)
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from gpuipc_doctor.api.allowance import share, share_of_free
 from gpuipc_doctor.api.check import Check, Context, Control
-from gpuipc_doctor.api.equal_gpus import odd_gpus, picture
 from gpuipc_doctor.api.exchange import (
     closing_order,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
 )
-from gpuipc_doctor.api.fabrics import FABRICS
 from gpuipc_doctor.api.gpu import (
-    REUSES,
-    WITHOUT_GPU_IPC,
     BackendUnavailable,
     Buffer,
     DriverError,
     Gpu,
-    GpuContext,
     GpuStream,
-    ImportedPool,
     IpcMapping,
-    Kernels,
-    KernelsUnavailable,
-    Linear,
     Memory,
     PhysicalMemory,
     Pool,
-    PoolMemory,
-    VmmMapping,
-    lacking,
     unless_refused,
 )
 from gpuipc_doctor.api.idle_counter import Reading
-from gpuipc_doctor.api.latency import (
-    Latency,
-    figures,
-    measurements,
-    out_of_line,
-    record_bandwidth,
-    time_there_and_back,
-)
 from gpuipc_doctor.api.ledger import (
     NOISE_BYTES,
     ODD_BYTES,
-    PATIENCE_S,
-    REINSTALL,
-    SETTLE_S,
-    Account,
     Ledger,
     account,
     accounts,
     begin_when_asked,
     blind,
-    holders,
-    interval,
-    ledger_in_turn,
     look_on,
 )
-from gpuipc_doctor.api.messages import ENOUGH, LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
-from gpuipc_doctor.api.offered_memory import (
-    BY_DESCRIPTOR,
-    BY_HANDLE,
-    BY_POINTER,
-    SHARED_BY,
-    offer_memory,
-    open_offered,
-)
 from gpuipc_doctor.api.patterns import (
-    BOUNDARIES,
     difference,
     differences,
-    glanced_at,
-    mib,
     pattern,
-    read_unless_pattern,
     reader_of,
     unlike_pattern,
     write_glances,
     write_pattern,
-    write_zeros,
     wrong_glances,
     wrong_pattern,
 )
 from gpuipc_doctor.api.placement import misplaced
-from gpuipc_doctor.api.process_ledger import figures_of_process, judge_processes, watched
-from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
-from gpuipc_doctor.api.samples import MemorySamples, judge_hidden, used_since_the_start
-from gpuipc_doctor.api.samples import series as memory_series
-from gpuipc_doctor.api.trend import Slope, last_third, lasting, slope
-from gpuipc_doctor.api.worker import (
-    Child,
-    ChildGone,
-    ChildHangs,
-    Collectives,
-    Communicator,
-    Fabric,
-    Mpi,
-    Peer,
-    Worker,
-)
+from gpuipc_doctor.api.process_ledger import watched
+from gpuipc_doctor.api.worker import Collectives, Communicator, Fabric, Mpi, Peer, Worker
 from gpuipc_doctor.model import (
     AtRest,
-    CollectiveLibrary,
-    CollectiveStack,
     Device,
     Evidence,
     EvidenceKind,
@@ -127,9 +65,7 @@ from gpuipc_doctor.model import (
     Json,
     Launch,
     Line,
-    Mark,
     Measurement,
-    MemoryShare,
     MpiStack,
     Probe,
     ProbeOutcome,
@@ -137,5 +73,117 @@ from gpuipc_doctor.model import (
     StatedFabric,
     Status,
     Tier,
-    Workaround,
 )
+
+__all__ = [  # noqa: RUF022 (by purpose)
+    # A check, its probes, what it concludes
+    "Check",
+    "Context",
+    "Control",
+    "Tier",
+    "Probe",
+    "ProbeOutcome",
+    "Device",
+    "Finding",
+    "Evidence",
+    "EvidenceKind",
+    "Status",
+    "Measurement",
+    "Series",
+    "Json",
+    # What a check is told of the node
+    "AtRest",
+    "FabricStack",
+    "Launch",
+    "Line",
+    "MpiStack",
+    "StatedFabric",
+    # What a role has
+    "Worker",
+    "Peer",
+    "Communicator",
+    "Collectives",
+    "Mpi",
+    "Fabric",
+    # Device memory and what else a driver gives
+    "Gpu",
+    "Buffer",
+    "Memory",
+    "IpcMapping",
+    "PhysicalMemory",
+    "Pool",
+    "GpuStream",
+    "DriverError",
+    "BackendUnavailable",
+    "unless_refused",
+    "share",
+    "share_of_free",
+    # Data: written, read again, compared
+    "pattern",
+    "difference",
+    "differences",
+    "write_pattern",
+    "wrong_pattern",
+    "unlike_pattern",
+    "write_glances",
+    "wrong_glances",
+    "reader_of",
+    # Two roles that exchange a handle
+    "exchange_as_exporter",
+    "exchange_as_importer",
+    "closing_order",
+    "judge_exchange",
+    "misplaced",
+    # Memory that a device or a process loses
+    "Ledger",
+    "Reading",
+    "account",
+    "accounts",
+    "look_on",
+    "blind",
+    "begin_when_asked",
+    "NOISE_BYTES",
+    "ODD_BYTES",
+    "watched",
+]
+
+_ELSEWHERE = {
+    "gpuipc_doctor.api.allocator": ("Allocator Block Stream allocator_probe=probe give_back use_once "),
+    "gpuipc_doctor.api.allowance": "Bounded",
+    "gpuipc_doctor.api.buffer_growth": (
+        "BufferGrowth equal_sizes growing_sizes held_by how_many share_no_address "
+    ),
+    "gpuipc_doctor.api.equal_gpus": "odd_gpus picture",
+    "gpuipc_doctor.api.fabrics": "FABRICS",
+    "gpuipc_doctor.api.gpu": (
+        "GpuContext ImportedPool Kernels KernelsUnavailable Linear PoolMemory REUSES VmmMapping "
+        "WITHOUT_GPU_IPC lacking "
+    ),
+    "gpuipc_doctor.api.latency": (
+        "Latency figures measurements out_of_line record_bandwidth time_there_and_back "
+    ),
+    "gpuipc_doctor.api.ledger": ("Account PATIENCE_S REINSTALL SETTLE_S holders interval ledger_in_turn "),
+    "gpuipc_doctor.api.messages": "ENOUGH LARGE_MESSAGES SIZES_OPTION SMALL_MESSAGES",
+    "gpuipc_doctor.api.offered_memory": (
+        "BY_DESCRIPTOR BY_HANDLE BY_POINTER SHARED_BY offer_memory open_offered "
+    ),
+    "gpuipc_doctor.api.patterns": "BOUNDARIES glanced_at mib read_unless_pattern write_zeros",
+    "gpuipc_doctor.api.process_ledger": "figures_of_process judge_processes",
+    "gpuipc_doctor.api.program_loss": "judge_loss repeat_if_lost",
+    "gpuipc_doctor.api.samples": ("MemorySamples judge_hidden memory_series=series used_since_the_start "),
+    "gpuipc_doctor.api.trend": "Slope last_third lasting slope",
+    "gpuipc_doctor.api.worker": "Child ChildGone ChildHangs",
+    "gpuipc_doctor.model": ("CollectiveLibrary CollectiveStack Mark MemoryShare Workaround "),
+}
+"""Names that the api of 0.2.0 or later has exported, by module; `=`: the name there is another."""
+
+if not TYPE_CHECKING:  # else every name would be taken for one of the api
+
+    def __getattr__(name: str) -> object:
+        """A name that a site's check imports from here although it is in a module."""
+        for module, names in _ELSEWHERE.items():
+            for entry in names.split():
+                exported, _, real = entry.partition("=")
+                if name == exported:
+                    return getattr(import_module(module), real or name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

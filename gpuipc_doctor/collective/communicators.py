@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from gpuipc_doctor.api import Collectives, Communicator, GpuStream, Json, Worker, figures_of_process, watched
+from gpuipc_doctor.api import Collectives, Communicator, GpuStream, Json, Worker, watched
+from gpuipc_doctor.api.process_ledger import figures_of_process
 from gpuipc_doctor.collective.all_ranks import Crew
 
 REGISTERED = 1 << 20

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gpuipc_doctor.api import NOISE_BYTES, PATIENCE_S, SETTLE_S, loader
+from gpuipc_doctor.api import NOISE_BYTES, loader
+from gpuipc_doctor.api.ledger import PATIENCE_S, SETTLE_S
 from gpuipc_doctor.model import AtRest, Device, Probe, ProbeOutcome
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import PlannedTour

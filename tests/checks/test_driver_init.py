@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpuipc_doctor.api import Context, Finding, Json, Probe, picture
+from gpuipc_doctor.api import Context, Finding, Json, Probe
+from gpuipc_doctor.api.equal_gpus import picture
 from gpuipc_doctor.model import Status, Tier
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import GOOD, check, conclude, gpu, statuses

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuipc_doctor.api import Context, Finding, Json, MemoryShare, Probe
-from gpuipc_doctor.model import EvidenceKind, Status
+from gpuipc_doctor.api import Context, Finding, Json, Probe
+from gpuipc_doctor.model import EvidenceKind, MemoryShare, Status
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import MIB, check, conclude, drawn, gpu, ledger, statuses
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api import REUSES, pattern
-from gpuipc_doctor.api.gpu import DriverError
+from gpuipc_doctor.api import pattern
+from gpuipc_doctor.api.gpu import REUSES, DriverError
 from tests.conformance.conftest import on_backends
 from tests.conformance.remote import Remote
 

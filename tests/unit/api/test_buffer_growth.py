@@ -8,8 +8,15 @@ from itertools import accumulate, product
 
 import pytest
 
-from gpuipc_doctor.api import BufferGrowth, equal_sizes, growing_sizes, held_by, how_many, share_no_address
-from gpuipc_doctor.api.buffer_growth import FEWEST
+from gpuipc_doctor.api.buffer_growth import (
+    FEWEST,
+    BufferGrowth,
+    equal_sizes,
+    growing_sizes,
+    held_by,
+    how_many,
+    share_no_address,
+)
 from gpuipc_doctor.api.trend import lasting
 from gpuipc_doctor.model import EvidenceKind
 from tests.checks.judging import ONE, outcome

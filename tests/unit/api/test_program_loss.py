@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api import Finding, Json, ProbeOutcome, judge_loss, repeat_if_lost
+from gpuipc_doctor.api import Finding, Json, ProbeOutcome
+from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
 from gpuipc_doctor.model import Ending, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import MIB, ONE, ledger

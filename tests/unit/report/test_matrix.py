@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.api import picture
+from gpuipc_doctor.api.equal_gpus import picture
 from gpuipc_doctor.model import Device, Ending, Fact, Finding, Join, Relation, Report, Result, RoleOutcome
 from gpuipc_doctor.present.text import columns, sanitise
 from gpuipc_doctor.report import digest, node_content, node_exports
