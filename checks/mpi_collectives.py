@@ -103,8 +103,8 @@ SHOWN, MOST_WRONG = 7, 50
 ONE_SIDED = (*calls.ONE_SIDED, *calls.ATOMIC)
 GROUPS = (calls.COLLECTIVES, calls.NONBLOCKING, ONE_SIDED)
 ENOUGH = 2
-"""After this many failed launches of a group of calls, its other calls are not made: each launch costs a
-deadline."""
+"""After this many failed launches of a group of calls, or of calls that the library does not support, the
+others are not made: each launch costs seconds, or a deadline."""
 
 WINDOWS = ("MPI_Win_create", "MPI_Win_free")
 DYNAMIC_WINDOWS = ("MPI_Win_create_dynamic", "MPI_Win_attach", "MPI_Win_detach")
@@ -289,7 +289,13 @@ def cases(params: Json, number_of_ranks: int, kinds: Sequence[str], granule: int
     begin = 0
     if "after" in params:  # else it is a case of the soak tier, which comes after all others
         begin = numbers.index(params["after"]) + 1 if params["after"] in numbers else len(numbers)
-    return [case for case in ordered[begin:] if not is_given_up(case, params["failed"])]
+    gaps = sum(bool(documented_gap(call, memory, unsupported)) for _, call, memory, _ in params["failed"])
+    return [
+        case
+        for case in ordered[begin:]
+        if not is_given_up(case, params["failed"])
+        and not (gaps >= ENOUGH and documented_gap(case.call, case.memory, unsupported))
+    ]
 
 
 def _drawn(params: Json, kinds: Sequence[str], granule: int) -> Iterator[Case]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuipc_doctor.histories.group_calls import ATOMIC, COLLECTIVES, NONBLOCKING, ONE_SIDED
+from gpuipc_doctor.histories.group_calls import ATOMIC, COLLECTIVES, NONBLOCKING, ONE_SIDED, SENDRECV_REPLACE
 from gpuipc_doctor.histories.message_memories import POOL, STRADDLING, VMM
 from gpuipc_doctor.model import MpiStack
 
@@ -49,12 +49,13 @@ def unsupported_calls(mpi: MpiStack, backend: str) -> Sequence[str]:
     Sources, read on 2026-11-27: docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/cuda.html; for 4.x
     www.open-mpi.org/faq/?category=runcuda; github.com/pmodels/mpich/wiki/GPU-Support-Matrix-(3.4.x). A
     library built without CUDA over a UCX with CUDA copies and adds as in host memory: SIGSEGV in MPI_Alltoall
-    (open-mpi/ompi#9906, easybuilders/easybuild-easyconfigs#14801) and MPI_Put (pmodels/mpich#4832).
+    (open-mpi/ompi#9906, easybuilders/easybuild-easyconfigs#14801), MPI_Put (pmodels/mpich#4832) and
+    MPI_Sendrecv_replace (Open MPI 5.0.11 on two H200s).
     """
     if not mpi.has_gpu_path:
         return ()
     if mpi.ucx and mpi.family in ("openmpi", "mpich"):
-        return tuple(call for call in GROUP_CALLS if call != "MPI_Bcast")
+        return (*(call for call in GROUP_CALLS if call != "MPI_Bcast"), SENDRECV_REPLACE)
     if mpi.family == "openmpi":
         return (*NONBLOCKING, *ATOMIC, "MPI_Accumulate", "MPI_Get_accumulate")
     if mpi.family == "mpich" and backend == "hip" and mpi.version.startswith("3.4."):
