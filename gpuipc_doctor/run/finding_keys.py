@@ -16,8 +16,10 @@ _OF_ALL_CHECKS = ("api", "run", "supervise")
 
 
 def of_check(file: Path) -> set[str]:
-    """Keys of the findings of the check in this file, and some other words that look like keys."""
-    return {*_texts(ast.parse(file.read_text("utf-8"))), *_shared()}
+    """Keys of the findings of the check in this file and its parts, and some other words that look like
+    keys."""
+    sources = (file, *file.parent.glob(f"_{file.stem}_*.py"))
+    return {*_shared(), *(text for each in sources for text in _texts(ast.parse(each.read_text("utf-8"))))}
 
 
 @cache

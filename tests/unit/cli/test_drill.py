@@ -177,7 +177,7 @@ def test_json_has_the_same_content() -> None:
         ("stale-data", "cuda", False),
         ("healthy-cuda", "cuda", True),
     ]
-    assert outcome["drills"][0]["verdict"]["missed"][1] == "exit 12 (it was 0)"
+    assert "exit 12 (it was 0)" in outcome["drills"][0]["verdict"]["missed"]
 
 
 def test_profile_without_expectations_is_refused(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def driver_says(monkeypatch: pytest.MonkeyPatch, *gpus: GpuUse, trouble: Finding
             listener(Sample(1.0, gpus))
         return End(trouble, () if gpus else ("NVIDIA: no libnvidia-ml.so.1",))
 
-    monkeypatch.setattr(gpu_holders.watching, "watch", watch)
+    monkeypatch.setattr(gpu_holders.memory_watching, "watch", watch)
 
 
 def used(label: str, *pids: int) -> GpuUse:
