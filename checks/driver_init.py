@@ -38,6 +38,9 @@ class DriverInit(Check):
             params = {"backend": backend, "required": ctx.options["required"], "links": links}
             # Without persistence mode, the first initialisation loads firmware: several seconds per GPU.
             yield Probe(backend, {"driver": initialise}, params=params, deadline_s=30.0, imports=(backend,))
+            for pci, env in ctx.options.get("alone", {}).items():
+                roles = {"driver": initialise}
+                yield Probe(f"{backend}, only {pci}", roles, (), params, 15.0, env=env, imports=(backend,))
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         seen = done.records["driver"]

@@ -270,8 +270,9 @@ static int apply_faults(enum call call, int device, const struct subject *subjec
     int firing = 0;
     for (int i = 0; i < node()->faults; i++) {
         const struct fault *fault = &node()->fault[i];
-        if (fault->call == (int)call && backend_matches(fault) && fault_is_of(fault, device) &&
-            occurs(fault, count) && condition_holds(fault, device, subject))
+        bool is_here = fault_is_of(fault, device) || (call == CALL_init && sees_index(fault->device));
+        if (fault->call == (int)call && backend_matches(fault) && is_here && occurs(fault, count) &&
+            condition_holds(fault, device, subject))
             fires[firing++] = fault;
     }
     int code = SUCCESS;
@@ -311,6 +312,8 @@ int call_begin(enum call call, struct subject subject)
         if (code)
             return code;
     }
+    if (call == CALL_init && !face.initialized())
+        find_visible(); /* a fault of one of the devices that it will initialise */
     int device = subject.ordinal >= 0 ? ordinal_device(subject.ordinal) : current_device();
     int code = broken && needs_device(call) ? broken : apply_faults(call, device, &subject);
     if (!code && device >= 0 && needs_device(call) && state_device_lost(device))

@@ -61,7 +61,7 @@ static int keep_visible(const char *value, int *list, int count)
     return n;
 }
 
-static void find_visible(void)
+void find_visible(void)
 {
     visible_count = 0;
     for (int i = 0; i < node()->devices; i++)
@@ -104,6 +104,14 @@ int sim_init(unsigned flags)
 bool sim_initialized(void)
 {
     return initialized;
+}
+
+bool sees_index(int index)
+{
+    for (int i = 0; i < visible_count; i++)
+        if (node()->device[visible[i]].index == index)
+            return true;
+    return false;
 }
 
 int visible_devices(void)

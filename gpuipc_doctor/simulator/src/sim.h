@@ -273,6 +273,8 @@ bool state_device_lost(int device);
 /* ---- devices.c: which devices this process sees, and what they say of themselves ---- */
 
 bool sim_initialized(void);
+void find_visible(void); /* as the environment chooses now */
+bool sees_index(int index);
 int visible_devices(void);
 int ordinal_device(int ordinal);     /* the node's number of a device of this process, or -1 */
 int device_ordinal(int device);      /* the reverse, or -1 when it is hidden from this process */
