@@ -11,6 +11,8 @@ from gpuipc_doctor.prolog.guard import Answers, Channel
 from gpuipc_doctor.site.policy import PrologConfig
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
+    from collections.abc import Sequence
+
     from gpuipc_doctor.model import Device, Json, Result
 
 
@@ -64,7 +66,7 @@ class PartialResult:
         self._lock = threading.Lock()
         self._keep()
 
-    def planned(self, total: int) -> None: ...
+    def planned(self, checks: Sequence[str]) -> None: ...
 
     def started(self, key: str, text: str, deadline_s: float) -> None:
         with self._lock:

@@ -50,8 +50,8 @@ MOST_AHEAD = 2
 class Watcher(Protocol):
     """Called for each start and end of a probe. ``key`` identifies the probe; it is not shown."""
 
-    def planned(self, total: int) -> None:
-        """Number of probes that will run from now on."""
+    def planned(self, checks: Sequence[str]) -> None:
+        """The check of each probe that will run from now on."""
 
     def started(self, key: str, text: str, deadline_s: float) -> None:
         """A probe starts; each of its operations may take ``deadline_s`` seconds."""
@@ -105,7 +105,7 @@ class Schedule:
 
     def run(self, probes: Sequence[PlannedProbe], jobs: int, take: Take, *, spare_s: float = 0.0) -> None:
         """Run the probes and their follow-ups, several at once, except for the budget's last seconds."""
-        self.watcher.planned(len(probes))
+        self.watcher.planned([planned.check.id for planned in probes])
         for planned in probes:
             if planned.probe.imports:
                 self.session.expect(imports(planned.probe))

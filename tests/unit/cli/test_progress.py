@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import IO
 
@@ -39,7 +40,7 @@ def test_terminal_shows_running_probes(terminal: tuple[IO[str], int]) -> None:
     with progress(stream) as display:
         display.started("find", "finding devices", 5.0)
         display.finished("find")
-        display.planned(3)
+        display.planned(["ipc-stale"] * 3)
         display.started("a", "ipc-reopen on cuda:0 \x1b]0;owned\x07[bold]", 10.0)
         display.started("b", "ipc-stale on cuda:0", 2.5)
         display.finished("b")
@@ -51,11 +52,15 @@ def test_terminal_shows_running_probes(terminal: tuple[IO[str], int]) -> None:
 
 @pytest.mark.parametrize(
     ("finished", "head"),
-    [(0, "0/2 probes done"), (2, "2 probes done, repeating what failed"), (3, "2 probes done, concluding")],
+    [
+        (0, "0/2 probes done, about 1 s left"),
+        (2, "2 probes done, repeating what failed"),
+        (3, "2 probes done, concluding"),
+    ],
 )
 def test_display_does_not_say_that_all_is_done_while_probes_are_repeated(finished: int, head: str) -> None:
     display = Display()
-    display.planned(2)
+    display.planned(["ipc-stale"] * 2)
     for number in range(3):
         display.started(str(number), "ipc-stale on cuda:0", 10.0)
     for number in range(finished):
@@ -69,18 +74,31 @@ def test_probes_that_find_devices_are_not_counted(terminal: tuple[IO[str], int])
         shown(screen, "looking for devices")
         display.started("find", "finding devices", 5.0)
         display.finished("find")
-        display.planned(7)
+        display.planned(["ipc-stale"] * 7)
         shown(screen, "0/7 probes done")
+
+
+def test_time_left_follows_what_checks_took_and_the_pace_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    display = Display()
+    display.planned(["ipc-stale"] * 5 + ["mpi-histories", "mpi-collectives"])
+    assert display.text(100) == "0/7 probes done, about 10 s left"
+    for number in range(5):
+        display.started(f"ipc-stale {number}", "ipc-stale", 10.0)
+        display.finished(f"ipc-stale {number}")
+    now = 4.0  # twice as long as on the measured node
+    assert display.text(100) == "5/7 probes done, about 17 s left"
 
 
 @pytest.mark.parametrize("width", [40, 60, 100])
 def test_narrow_terminal_shortens_names_and_shows_all_times(width: int) -> None:
     display = Display()
-    display.planned(9)
+    display.planned(["ipc-stale"] * 9)
     display.started("a", "ipc-concurrent (descriptors, large) on cuda:10 > cuda:11", 10.0)
     display.started("b", "ipc-stale on cuda:0", 2.5)
     lines = display.text(width).splitlines()
-    assert lines[0] == "0/9 probes done"
+    assert lines[0] == "0/9 probes done, about 4 s left"[:width]
     assert all(len(line) <= width for line in lines)
     shown = [re.search(r"\d+\.\d s +deadline .*$", line) for line in lines[1:]]
     assert [match and match[0] for match in shown] == [
@@ -99,7 +117,7 @@ def test_many_threads_may_report_progress(terminal: tuple[IO[str], int]) -> None
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
     with progress(stream) as display:
-        display.planned(200)
+        display.planned(["ipc-stale"] * 200)
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -110,7 +128,7 @@ def test_many_threads_may_report_progress(terminal: tuple[IO[str], int]) -> None
 def test_nothing_is_written_without_a_terminal() -> None:
     stream = io.StringIO()
     with progress(stream) as display:
-        display.planned(1)
+        display.planned(["ipc-stale"] * 1)
         display.started("a", "ipc-reopen on cuda:0", 10.0)
         display.finished("a")
     assert stream.getvalue() == ""
@@ -127,7 +145,7 @@ def test_terminal_that_cannot_redraw_is_not_used(
 def test_without_a_terminal_rich_is_not_imported() -> None:
     code = (
         "import sys; from gpuipc_doctor.cli.progress import progress\n"
-        "with progress() as p: p.planned(1)\n"
+        "with progress() as p: p.planned([])\n"
         "sys.exit('rich' in sys.modules)"
     )
     assert (
@@ -144,6 +162,6 @@ def test_no_line_of_progress_is_wider_than_a_narrow_terminal(
     redraw("40/40 done", last=True)
     assert [len(line) for line in capsys.readouterr().err.strip("\r\n").split("\r")] == [59, 59]
     display = Display()
-    display.planned(3)
+    display.planned(["ipc-stale"] * 3)
     display.started("a", "mpi-small-message (rank 0, rank 1) on cuda:0 > cuda:1", 10.0)
     assert max(map(len, display.text(60).splitlines())) <= 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -59,7 +59,7 @@ NCCL = "int ncclGetVersion(int *version) { *version = 22403; return 0; }"
 class Silent:
     """A watcher that ignores everything."""
 
-    def planned(self, total: int) -> None: ...
+    def planned(self, checks: Sequence[str]) -> None: ...
     def started(self, key: str, text: str, deadline_s: float) -> None: ...
     def concluded(self, result: object) -> None: ...
     def finished(self, key: str) -> None: ...
