@@ -12,18 +12,17 @@ before a call.
 
 What a library does not support by documentation is tried last. If it fails, that is a SKIP:
 
-| library | calls or memory | source | |---|---|---| | Open MPI, built with CUDA | accumulate, get-accumulate,
-fetch-and-op, compare-and-swap; non-blocking collectives |
-docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/cuda.html; for 4.x the FAQ "runcuda" | | Open MPI over UCX
-| all one-sided operations and windows; non-blocking reductions | the same pages | | Open MPI or MPICH without
-CUDA, over UCX with CUDA | all collectives but broadcast, all one-sided operations: the library itself copies
-and adds as in host memory | open-mpi/ompi#9906, pmodels/mpich#3519 and #4832 | | MPICH 3.4 on AMD GPUs |
-reductions, one-sided operations | github.com/pmodels/mpich/wiki/GPU-Support-Matrix-(3.4.x) | | Intel MPI |
-derived types, which are not called | its own message: not implemented | | Intel MPI on NVIDIA GPUs | memory
-of pools and VMM: it shares memory by cuIpcGetMemHandle only | NVIDIA's CUDA driver API, cuIpcGetMemHandle |
+| library | calls or memory | source |
+|---|---|---|
+| Open MPI, built with CUDA | accumulate, get-accumulate, fetch-and-op, compare-and-swap; non-blocking collectives | docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/cuda.html; for 4.x the FAQ "runcuda" |
+| Open MPI over UCX | all one-sided operations and windows; non-blocking reductions | the same pages |
+| Open MPI or MPICH without CUDA, over UCX with CUDA | all collectives but broadcast, all one-sided operations: the library itself copies and adds as in host memory | open-mpi/ompi#9906, pmodels/mpich#3519 and #4832 |
+| MPICH 3.4 on AMD GPUs | reductions, one-sided operations | github.com/pmodels/mpich/wiki/GPU-Support-Matrix-(3.4.x) |
+| Intel MPI | derived types, which are not called | its own message: not implemented |
+| Intel MPI on NVIDIA GPUs | memory of pools and VMM: it shares memory by cuIpcGetMemHandle only | NVIDIA's CUDA driver API, cuIpcGetMemHandle |
 
 Options: ``ranks``, and ``sizes`` (a list of bytes) instead of the default ones.
-"""  # rows of a table
+"""  # noqa: E501  # rows of a table
 
 from __future__ import annotations
 
@@ -308,6 +307,8 @@ def _drawn(params: Json, kinds: Sequence[str], granule: int) -> Iterator[Case]:
     two_sided = [
         call for call in (calls.SENDRECV, *calls.COLLECTIVES, *calls.NONBLOCKING) if call not in RARER
     ]
+    if not sizes:
+        return
     few = [size for size in sizes if size in RARER_SIZES] or sizes[-1:]
     for call in RARER:
         yield from (case(call, size) for size in few)
@@ -430,6 +431,7 @@ def take_part(w: Worker) -> None:
     if w.params["soak"]:
         soak(w, group, made)
     repeat(w, group)
+    w.record(unsupported="")
     w.mpi.finalize()
 
 

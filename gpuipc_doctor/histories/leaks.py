@@ -72,8 +72,9 @@ class Watch:
 
 
 def changed(rests: Sequence[tuple[int, Mapping[str, int]]]) -> int:
-    """Bytes by which used device memory changed between the first and the last of these idle times."""
-    return abs(rests[-1][1]["device"] - rests[0][1]["device"])
+    """Bytes by which used device memory changed between a process's first and its last idle time."""
+    first, last = {by: of["device"] for by, of in reversed(rests)}, {by: of["device"] for by, of in rests}
+    return max(abs(last[by] - first[by]) for by in first)
 
 
 def repetitions(name: str, rise: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from gpuipc_doctor.histories.group_calls import ATOMIC, COLLECTIVES, NONBLOCKING, ONE_SIDED, SENDRECV_REPLACE
@@ -38,8 +39,9 @@ def lacks(family: str, *, over_ucx: bool) -> tuple[str, ...]:
 
 GROUP_CALLS = (*COLLECTIVES, *NONBLOCKING, *ONE_SIDED, *ATOMIC)
 
-_REDUCTIONS = ("MPI_Allreduce", "MPI_Reduce", "MPI_Scan", "MPI_Reduce_scatter", "MPI_Reduce_scatter_block")
-_NONBLOCKING_REDUCTIONS = ("MPI_Iallreduce",)
+_REDUCTIONS = tuple(
+    call for call in (*COLLECTIVES, *NONBLOCKING) if re.search("reduce|scan", call, re.IGNORECASE)
+)
 
 
 def unsupported_calls(mpi: MpiStack, backend: str) -> Sequence[str]:
@@ -59,7 +61,7 @@ def unsupported_calls(mpi: MpiStack, backend: str) -> Sequence[str]:
     if mpi.family == "openmpi":
         return (*NONBLOCKING, *ATOMIC, "MPI_Accumulate", "MPI_Get_accumulate")
     if mpi.family == "mpich" and backend == "hip" and mpi.version.startswith("3.4."):
-        return (*_REDUCTIONS, *_NONBLOCKING_REDUCTIONS, *ONE_SIDED, *ATOMIC)
+        return (*_REDUCTIONS, *ONE_SIDED, *ATOMIC)
     return ()
 
 

@@ -166,18 +166,23 @@ class Discovery:
         No process sees those from then on. None if there are none.
         """
         gpus = [gpu for gpu in of_job(self.node.root, "").listed if gpu.backend == "cuda" and gpu.uuid]
-        is_free = self.job is None and self.planner.request.tier > Tier.PROLOG and HIDING not in os.environ
+        request = self.planner.request
+        is_free = self.job is None and request.tier > Tier.PROLOG and HIDING not in os.environ
+        is_free = is_free and not request.devices  # which may be numbered otherwise without some
         if planned.probe.name != "cuda" or not (_has_hung(ended) and is_free and len(gpus) > 1):
             return None
         options = {**planned.probe.params, "backends": ("cuda",)}
         options["alone"] = {gpu.pci: {HIDING: gpu.uuid} for gpu in gpus}
         info, (_, *alone) = self.planner.survey(loader.survey("devices").file, options)
-        each = self.surveys.run(alone)
+        each = self.surveys.run(alone, 1)  # one that hangs may keep others waiting
         hanging = [one for one in alone if _has_hung(each[one.number])]
         others = [gpu.uuid for gpu, one in zip(gpus, alone, strict=True) if one not in hanging]
         if not hanging or not others:
             return None
         self.surveys.keep(info, hanging, each)
+        says = "cuInit hangs with {gpus}: left out, and the others are numbered without"
+        left_out = [gpu.pci for gpu in gpus if gpu.uuid not in others]
+        self._tell(Finding.skip("left-out", says, gpus=left_out))
         session = self.surveys.schedule.session
         session.node = replace(session.node, env={**session.node.env, HIDING: ",".join(others)})
         return self.surveys.run((planned,))[planned.number]

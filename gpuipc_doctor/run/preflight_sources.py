@@ -157,8 +157,11 @@ def interfaces() -> object:
 def _is_up(interface: str) -> bool:
     """Whether a network interface is up: SIOCGIFFLAGS and IFF_UP of netdevice(7)."""
     get_flags, up = 0x8913, 1
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        answer = fcntl.ioctl(any_socket, get_flags, struct.pack("16s16x", interface.encode()))
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            answer = fcntl.ioctl(any_socket, get_flags, struct.pack("16s16x", interface.encode()))
+    except OSError:  # no such interface, or no IPv4 here
+        return False
     return bool(struct.unpack("16xh14x", answer)[0] & up)
 
 

@@ -196,6 +196,8 @@ class Schedule:
         self.watcher.finished(_key(planned))
         if isinstance(apart := future.exception(), NotTogether):
             tour.made = len(tour.outcomes)
+            if tour.planned.confirms:
+                return self._take_doubtful(tour.planned.visits[-1], None, take)
             return [*self.tours.start_apart(tour.planned, apart.outcome)]
         ended = _result_of(future)
         if not tour.made and isinstance(ended, ProbeOutcome):

@@ -43,7 +43,8 @@ class SurveyRunner:
         self.keep(info, asked, ended)
         return [outcome for outcome in ended.values() if isinstance(outcome, ProbeOutcome)]
 
-    def run(self, probes: Sequence[PlannedProbe]) -> dict[int, Ended]:
+    def run(self, probes: Sequence[PlannedProbe], jobs: int = 0) -> dict[int, Ended]:
+        """Run the probes, ``jobs`` at a time; without, all at once."""
         ended: dict[int, Ended] = {}
 
         def take(planned: PlannedProbe, outcome: Ended | Doubt) -> Sequence[PlannedProbe]:
@@ -51,7 +52,7 @@ class SurveyRunner:
             ended[planned.number] = outcome
             return ()
 
-        self.schedule.run(probes, len(probes), take)
+        self.schedule.run(probes, jobs or len(probes), take)
         return ended
 
     def keep(

@@ -107,7 +107,7 @@ class Tours:
     """Launches whose ranks did not all start, and what that means. If one failed twice, the pairs of all
     launches have launches of their own."""
     ranks_apart: bool = False
-    _again: dict[str, ProbeOutcome] = field(default_factory=dict)
+    _again: dict[int, ProbeOutcome] = field(default_factory=dict)
     """Check → how its launch failed that is being repeated."""
     _failures: Counter[object] = field(default_factory=Counter)
 
@@ -141,9 +141,9 @@ class Tours:
 
         If MPI failed, the launch is repeated once.
         """
-        again = self._again.pop(tour.check.id, None)
+        again = self._again.pop(tour.number, None)
         if again is None and conclusions.is_of_mpi(outcome):
-            self._again[tour.check.id] = outcome
+            self._again[tour.number] = outcome
             return (tour,)
         found = conclusions.of_apart(outcome, twice=again is not None)
         self.apart.append((outcome, found))
@@ -152,7 +152,7 @@ class Tours:
 
     def note_start(self, tour: PlannedTour) -> None:
         """Note that the ranks of a launch started, perhaps only when it was repeated."""
-        if first := self._again.pop(tour.check.id, None):
+        if first := self._again.pop(tour.number, None):
             self.apart.append((first, conclusions.of_apart(first, once=True)))
 
     def passes(self, planned: PlannedProbe, outcome: ProbeOutcome) -> bool:

@@ -212,6 +212,8 @@ def test_unsupported_calls_cost_two_launches() -> None:
         ("openmpi", "5.0.11", "1.22.0", "cuda", "MPI_Put", "MPI_Bcast"),
         ("openmpi", "5.0.11", "1.22.0", "cuda", "MPI_Sendrecv_replace", "MPI_Sendrecv"),
         ("mpich", "3.4.3", "", "hip", "MPI_Allreduce", "MPI_Bcast"),
+        ("mpich", "3.4.3", "", "hip", "MPI_Ireduce", "MPI_Ibcast"),
+        ("mpich", "3.4.3", "", "hip", "MPI_Exscan", "MPI_Scatterv"),
         ("mpich", "3.4.3", "", "cuda", "", "MPI_Allreduce"),
         ("mpich", "5.0.2", "", "hip", "", "MPI_Put"),
         ("intel-mpi", "2021.17", "", "cuda", "", "MPI_Put"),

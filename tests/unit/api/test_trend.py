@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.api.trend import BLOCK_BYTES, block_of, slope, smallest_found
+from gpuipc_doctor.api.trend import BLOCK_BYTES, block_of, is_even, slope, smallest_found
 
 
 @given(rise=st.integers(-(10**6), 10**6), start=st.integers(-(10**9), 10**9), n=st.integers(4, 40))
@@ -101,3 +101,16 @@ def stepped(rounds: range, levels: list[int], each: int, phase: int) -> list[int
 )
 def test_block_size_of_a_counter_is_derived_from_its_changes(figures: list[int], mib: int) -> None:
     assert block_of(figure * MIB for figure in figures) == mib * MIB
+
+
+@pytest.mark.parametrize(
+    ("series", "even"),
+    [
+        pytest.param([block * BLOCK_BYTES for block in range(60)], True, id="each round"),
+        pytest.param([max(block - 25, 0) * BLOCK_BYTES for block in range(60)], True, id="from the 26th on"),
+        pytest.param([min(block, 20) * BLOCK_BYTES for block in range(60)], False, id="at the beginning"),
+        pytest.param([block // 20 * 20 * BLOCK_BYTES for block in range(60)], False, id="twice"),
+    ],
+)
+def test_growth_is_even_if_it_goes_on_in_all_parts(series: list[float], even: bool) -> None:
+    assert is_even(series) is even

@@ -14,7 +14,7 @@ from gpuipc_doctor.api.worker import ChildGone, ChildHangs
 from gpuipc_doctor.histories.actor import RESTED, Answer, Order
 from gpuipc_doctor.histories.explore import LATEST, LOOP, SHRINK_S, Bench, explore
 from gpuipc_doctor.histories.generator import Generator, Limits, unavailable
-from gpuipc_doctor.histories.leaks import NOISE
+from gpuipc_doctor.histories.leaks import NOISE, changed
 from gpuipc_doctor.histories.memory_model import FILLS
 from gpuipc_doctor.histories.operations import Operation
 from gpuipc_doctor.histories.steps import steps
@@ -288,3 +288,10 @@ def test_long_history_that_fails_once_is_replayed_in_part_and_reported_as_a_whol
     assert explored.history is not None
     assert len(explored.history.operations) >= 30_000
     assert orders - 30_000 < LATEST + (LOOP + 2) * 250  # the latest operations, and the epoch in a loop
+
+
+def test_what_an_idle_counter_does_is_that_of_one_process() -> None:
+    """On two GPUs two processes' figures differ by hundreds of MiB, which was taken for a moving counter."""
+    rests = [(1, {"device": 600 << 20}), (2, {"device": 900 << 20})] * 2
+    assert changed(rests) == 0
+    assert changed([*rests, (2, {"device": 901 << 20})]) == 1 << 20

@@ -489,3 +489,25 @@ def test_ranks_that_do_not_start_together_are_told_and_their_pairs_are_tested(
     assert [(finding.status, finding.key) for finding in told] == ([(status, key)] if status else [])
     if operation and status is not None:
         assert operation in " ".join([sentences.summary(told[0]), *sentences.evidence(told[0])])
+
+
+def test_confirming_launch_that_does_not_start_ends_the_doubt() -> None:
+    """It was planned again and again until the budget ended."""
+
+    class Late(NodeOfRanks):
+        """The launch of all starts; a visit fails in it, not alone; then no launch of all starts."""
+
+        def tour(self, visits: Sequence[tuple[str, Path, Probe]], **more: Any) -> ProbeOutcome:
+            self._fails = 0 if not self.ran else 9
+            return super().tour(visits, **more)
+
+    roles = {"rank 0": role, "rank 1": role}
+    probes = [planned(device, roles=roles, launch=Launch(("mpiexec",))) for device in GPUS]
+    node: Any = Late(probes, 0, None)
+    node._ends = lambda item, before: "wrong" if len(before) == 2 else "right"
+    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
+    schedule._quiet = Still()  # type: ignore[assignment]
+    taken: list[int] = []
+    schedule.run(probes, 1, lambda item, ended: taken.append(item.number) or [])  # type: ignore[func-returns-value]
+    assert sorted(taken) == [item.number for item in probes]
+    assert len(node.ran) < 10
