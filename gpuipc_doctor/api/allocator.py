@@ -1,8 +1,8 @@
 """The protocol of array libraries' memory allocators.
 
-``allocators`` implements it, workers pass it to checks, and a check plans a `probe` of it. Each library call
-is journalled under the name that the library has for it. An allocator out of memory raises `DriverError` with
-``is_out_of_memory``. Sizes are bytes, times seconds.
+``worker.allocators`` implements it, workers pass it to checks, and a check plans a `probe` of it. Each
+library call is journalled under the name that the library has for it. An allocator out of memory raises
+`DriverError` with ``is_out_of_memory``. Sizes are bytes, times seconds.
 """
 
 from __future__ import annotations

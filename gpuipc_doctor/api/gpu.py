@@ -1,9 +1,9 @@
 """The protocol between checks and backends, in terms common to CUDA and HIP.
 
-Types only: ``backends`` implements them and workers pass them to checks. Every method that calls the driver
-is *armed*: the name of the driver's function is journalled first, so that a hang or crash in the function is
-attributed to it. A call that does not return success raises `DriverError`. Sizes and offsets are bytes,
-addresses plain integers, data `bytes`.
+Types only: ``worker.backends`` implements them and workers pass them to checks. Every method that calls the
+driver is *armed*: the name of the driver's function is journalled first, so that a hang or crash in the
+function is attributed to it. A call that does not return success raises `DriverError`. Sizes and offsets are
+bytes, addresses plain integers, data `bytes`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ REFUSALS = ALREADY_MAPPED | {
 """Errors with which a healthy driver refuses to export or open a handle.
 
 ``INVALID_*`` are documented for ``cuIpcGetMemHandle``, ``cuIpcOpenMemHandle`` and their HIP counterparts (see
-``backends.rules``). ``NOT_SUPPORTED`` means that the feature is missing; for ``ALREADY_MAPPED`` see MPICH's
-pull request 7862. ``OUT_OF_MEMORY`` and ``MAP_FAILED`` are documented, but indicate a fault.
+``worker.backends.rules``). ``NOT_SUPPORTED`` means that the feature is missing; for ``ALREADY_MAPPED`` see
+MPICH's pull request 7862. ``OUT_OF_MEMORY`` and ``MAP_FAILED`` are documented, but indicate a fault.
 """
 
 
@@ -481,7 +481,7 @@ class Gpu(Protocol):
         """The number of the device whose memory lies there, as the driver says."""
 
     def name_of(self, operation: str) -> str:
-        """The vendor's name of a driver's function, by its key in ``backends.calls``."""
+        """The vendor's name of a driver's function, by its key in ``worker.backends.calls``."""
 
     def create_event(self) -> SharedEvent:
         """A new event that other processes can open."""
@@ -540,4 +540,4 @@ class Gpu(Protocol):
         the process is part of this run). Empty if unknown."""
 
     def expects(self, case: str) -> str:
-        """This backend's documented behaviour in a case in which vendors differ; see ``backends.rules``."""
+        """This backend's documented behaviour where vendors differ; see ``worker.backends.rules``."""

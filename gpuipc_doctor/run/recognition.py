@@ -1,7 +1,7 @@
 """Look up what a failure printed among the known issues and messages, as `diagnose` does with logs.
 
-`knownissues.join` joins the known issues that name the check; this asks all others, and all messages, of the
-tail of a log, a library's own words, a call and its code.
+`knownissues.joining` joins the known issues that name the check; this asks all others, and all messages, of
+the tail of a log, a library's own words, a call and its code.
 """
 
 from __future__ import annotations
