@@ -24,7 +24,7 @@ from unittest.mock import patch
 from gpuipc_doctor.files import python
 from gpuipc_doctor.simulator.build import SOURCES, Row, build, read_table
 
-KERNELS = Path(__file__).parents[1] / "gpuipc_doctor" / "backends" / "kernels.ptx"
+KERNELS = Path(__file__).parents[1] / "gpuipc_doctor/worker/backends/kernels.ptx"
 
 RECORDER = r"""
 #define _GNU_SOURCE

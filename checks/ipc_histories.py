@@ -49,7 +49,7 @@ OPERATIONS, OPERATIONS_PER_DEVICE = 2600, 100
 """Operations in the acceptance tier on one device, and additional operations for each further device.
 The first 1,500 are the scenes of `histories.scenes`."""
 
-SEED = 85
+SEED = 167
 """Seed of the acceptance tier: it starts few processes and contexts, which take longest on a GPU."""
 
 LIMIT = 0.5

@@ -209,7 +209,7 @@ class _Exploration:
             epoch = self._history(self._epoch_at)
             self._first_time += len(epoch.operations)
             rises = self._watch.rises(self._crew.rests)
-            suspects = {name: rise for name, rise in rises.items() if name in before or name == "device"}
+            suspects = {name: rise for name, rise in rises.items() if name in before or name in leaks.EXACT}
             before = rises
             confirmed = yield from self._confirm(epoch, self._suspects(suspects, epoch))
             for name in suspects.keys() - confirmed.keys() - {"device"}:

@@ -153,6 +153,12 @@ def many(g: Generator, device: int) -> Scene:
         yield Operation("free", a, on=buffer)
     for buffer in buffers[::8]:
         yield Operation("read", b, on=mappings[buffer])
+    for buffer in [buffer for buffer in buffers if buffer not in closed][:4]:
+        again = g.number()
+        yield Operation("close", b, on=mappings[buffer])
+        yield Operation("write", a, on=buffer, stamp=g.number())
+        yield Operation("open", b, on=buffer, makes=again)
+        yield Operation("read", b, on=again)
 
 
 def offsets(g: Generator, device: int) -> Scene:
@@ -199,13 +205,16 @@ def large_copy(g: Generator, device: int) -> Scene:
 
 
 def many_physical(g: Generator, device: int) -> Scene:
-    """More imported memories than a table of 32 holds."""
+    """More imported memories than a table of 32 holds, if there is room; half of them end first."""
     a, b, *_ = g.crew(2, device)
-    shared = [[g.number() for _ in range(4)] for _ in range(34 if g.limits.room >= 34 * GRANULE else 0)]
+    shared = [[g.number() for _ in range(4)] for _ in range(min(34, g.limits.room // GRANULE))]
     for objects in shared:
         yield from share(g, a, b, objects, GRANULE)
     for objects in shared:
         yield Operation("read", b, on=objects[-1])
+    for ended, other in zip(shared[::2], shared[1::2], strict=False):
+        yield from unshare(a, b, ended)
+        yield Operation("read", b, on=other[-1])
 
 
 def physical(g: Generator, device: int) -> Scene:
@@ -234,13 +243,16 @@ def fabric(g: Generator, device: int) -> Scene:
 
 
 def pools(g: Generator, device: int) -> Scene:
-    """Pools that are trimmed while they are imported, with memory of several sizes."""
+    """Pools that are trimmed while they are imported, with memory of several sizes, and some that stays."""
     a, b, *_ = g.crew(2, device)
     fitting = [nbytes for nbytes in SIZES.values() if nbytes <= min(g.limits.room, 80 * MIB)]
     for turn in range(FLOOR):
-        pool, imported = g.number(), g.number()
+        pool, imported, stays, seen = (g.number() for _ in range(4))
         yield Operation("create-pool", a, makes=pool)
         yield Operation("import-pool", b, on=pool, makes=imported)
+        yield Operation("allocate-from-pool", a, on=pool, makes=stays, nbytes=4096)
+        yield Operation("write", a, on=stays, stamp=g.number())
+        yield Operation("import-pointer", b, on=stays, of=imported, makes=seen)
         for nbytes in (fitting[turn % len(fitting)], 4096):
             memory, pointer, again = g.number(), g.number(), g.number()
             yield Operation("allocate-from-pool", a, on=pool, makes=again, nbytes=nbytes)
@@ -254,6 +266,9 @@ def pools(g: Generator, device: int) -> Scene:
             yield Operation("read", a, on=memory)
             yield Operation("free-to-pool", b, on=pointer)
             yield Operation("free-to-pool", a, on=memory)
+            yield Operation("read", b, on=seen)
+        yield Operation("free-to-pool", b, on=seen)
+        yield Operation("free-to-pool", a, on=stays)
         yield Operation("destroy-pool", b, on=imported)
         yield Operation("destroy-pool", a, on=pool)
 

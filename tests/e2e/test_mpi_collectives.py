@@ -113,7 +113,8 @@ def test_library_that_aborts_in_a_call_with_device_memory_fails(
     """What a preload that aborts in these calls did: all MPI checks passed."""
     node = node_with(tmp_path, f"{{call: MPI_{call}, memory: device, do: abort}}")
     (_, key, text), (_, rest, _) = found("mpich50", node)
-    assert (key, rest) == ("crashed", "some-failed")
+    assert key in ("crashed", "exited")  # on a busy machine the rank that aborts may not be the first to end
+    assert rest == "some-failed"
     assert f": MPI_{call} #1 " in text
 
 

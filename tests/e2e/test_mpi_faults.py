@@ -78,6 +78,10 @@ CURED = "mpi-hang-quiet"
 """The fault of the test of workarounds below."""
 
 
+MANY_RANKS = "mpi-hang-many-ranks"
+"""The fault of a launch of more than two ranks, which is another launch than that of a check's messages."""
+
+
 def at_once(library: str) -> pytest.MarkDecorator:
     """Two workers share these tests: with one, they took as long as all other tests with seven."""
     return pytest.mark.xdist_group(f"mpi-faults-{list(LIBRARIES).index(library) % 2}")
@@ -97,6 +101,7 @@ def runs() -> list[object]:
     """Faults with one library each in every run; `full`: all combinations."""
     stated = {name: profile.load(name) for name in profile.names()}
     faulty = [name for name, one in stated.items() if one.needs_mpi and not one.needs_fabric]
+    faulty.remove(MANY_RANKS)
     return [
         pytest.param(
             *run, left_out, id="-".join(run) + also, marks=[at_once(library), *([pytest.mark.full] * rare)]
@@ -121,6 +126,15 @@ def without(check: str, stated: Profile) -> Profile:
         for backend, expected in stated.expect.items()
     }
     return replace(stated, expect=expect)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("library", [pytest.param(one, marks=at_once(one)) for one in ("mpich50", "openmpi")])
+def test_ranks_that_hang_if_there_are_many_are_told_and_pairs_pass(library: str) -> None:
+    stated = profile.load(MANY_RANKS)
+    command = ("mpi-small-message", "--simulate", MANY_RANKS, "--mpi-lib", path_of(library))
+    report, _ = check(*command, "--config", SMALL_MESSAGES, "--deadline", str(stated.deadline_s))
+    holds(stated, "cuda", report)
 
 
 @pytest.mark.parametrize(("name", "library", "backend", "left_out"), runs())

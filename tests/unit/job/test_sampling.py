@@ -22,6 +22,10 @@ while True:
 """
 
 
+LOOKS = 3
+"""Looks at the thread: on a busy machine one of them may meet it once."""
+
+
 @pytest.mark.parametrize("means", ["perf", "perf_event_open"])
 def test_thread_that_rarely_runs_is_sampled(means: str, tmp_path: Path) -> None:
     """Under a load of eight ranks, a rank that polls gets 3 % of a processor."""
@@ -29,13 +33,16 @@ def test_thread_that_rarely_runs_is_sampled(means: str, tmp_path: Path) -> None:
         try:
             assert child.stdout
             child.stdout.readline()
-            running = [(child.pid, child.pid)]
-            if means == "perf":
-                recording = sampling.Recording([child.pid], tmp_path)
-                seen = recording.stacks(running, most_s=60)[child.pid]
-                assert not list(tmp_path.iterdir())
-            else:
-                seen = [stack for _, stack in perf_events.sample(running, most_s=60)]
+            running, seen = [(child.pid, child.pid)], []
+            for _ in range(LOOKS):
+                if means == "perf":
+                    recording = sampling.Recording([child.pid], tmp_path)
+                    seen += recording.stacks(running, most_s=60)[child.pid]
+                    assert not list(tmp_path.iterdir())
+                else:
+                    seen += [stack for _, stack in perf_events.sample(running, most_s=60)]
+                if len(seen) >= 2:
+                    break
         finally:
             child.kill()
     assert len(seen) >= 2
