@@ -90,15 +90,16 @@ class IdleCounter:
             for now, then in combinations(window, 2)
             if reach / 2 <= then[0] - now[0] <= seconds
         ]
-        # A short window may show that the counter turns; a process that ends in it does not count.
+        expected = (min(seen) + max(seen)) / 2 if seen else 0.0
+        # A short window may show that the counter turns, not what it will do: it widens the doubt. A process
+        # that ends in it does not count.
         for window in self.windows:
             used_at = {point[0]: point[1] for point in window}
             used = [*used_at.values()]
             steps = [abs(then - now) for now, then in pairwise(used)]
             if len(used) >= FEWEST and max(steps) <= (max(used) - min(used)) / 2:
                 seen.append(slope([*used_at], used).estimate * seconds)
-        low, high = (min(seen), max(seen)) if seen else (0.0, 0.0)
-        return (low + high) / 2, max(WIDER * (high - low) / 2, 1.0)
+        return expected, max(WIDER * max((abs(each - expected) for each in seen), default=0.0), 1.0)
 
     def without(self, used: Sequence[float], at: Sequence[float]) -> list[float]:
         """Readings of used memory, less the change to expect since the first."""
