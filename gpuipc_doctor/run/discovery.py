@@ -165,11 +165,13 @@ class Discovery:
 
         No process sees those from then on. None if there are none.
         """
-        gpus = [gpu for gpu in of_job(self.node.root, "").listed if gpu.backend == "cuda" and gpu.uuid]
         request = self.planner.request
-        is_free = self.job is None and request.tier > Tier.PROLOG and HIDING not in os.environ
-        is_free = is_free and not request.devices  # which may be numbered otherwise without some
-        if planned.probe.name != "cuda" or not (_has_hung(ended) and is_free and len(gpus) > 1):
+        # With --device, which would be numbered otherwise without some, a user has chosen.
+        has_chosen = self.job is not None or bool(request.devices) or HIDING in os.environ
+        if planned.probe.name != "cuda" or request.tier is Tier.PROLOG or has_chosen or not _has_hung(ended):
+            return None
+        gpus = [gpu for gpu in of_job(self.node.root, "").listed if gpu.backend == "cuda" and gpu.uuid]
+        if len(gpus) < 2:
             return None
         options = {**planned.probe.params, "backends": ("cuda",)}
         options["alone"] = {gpu.pci: {HIDING: gpu.uuid} for gpu in gpus}
