@@ -31,6 +31,15 @@ def judge_hidden(device: DeviceGrowth) -> Finding:
     return account(device.done.records[device.role]).moving(Evidence.seen(says, least=least, variant=variant))
 
 
+def judge_uneven(device: DeviceGrowth) -> Finding:
+    """The ERROR if used memory moves by itself, and grew in bursts: messages lose memory evenly."""
+    growth = device.growth
+    says = "used memory {where} rose by {rose:mib} in {times} iterations, but not evenly ({variant})"
+    rose, times = max(growth.since_the_first), len(growth.since_the_first)
+    uneven = Evidence.seen(says, where=device.where, rose=rose, times=times, variant=device.done.probe)
+    return account(device.done.records[device.role]).moving(uneven)
+
+
 def judge_too_few(device: DeviceGrowth) -> Finding:
     return Finding.error(
         "too-few-to-tell",
@@ -160,6 +169,7 @@ def judge_creep(device: DeviceGrowth) -> Finding:
 
 JUDGES: dict[Outcome, Callable[[DeviceGrowth], Finding]] = {
     Outcome.HIDDEN: judge_hidden,
+    Outcome.UNEVEN: judge_uneven,
     Outcome.TOO_FEW: judge_too_few,
     Outcome.LOSES_BUFFERS: judge_lost_buffers,
     Outcome.CREEPS: judge_creep,

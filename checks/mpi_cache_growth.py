@@ -5,7 +5,8 @@ buffer, a little larger than the last, and a small one that stays; the large buf
 library that keeps IPC handles or mappings of freed buffers then loses about one large buffer each iteration.
 With two devices, the device whose used memory grows shows whose memory is lost. Controls: the same iterations
 without messages; buffers of one size; and this MPI's own setting that turns IPC off. If used memory changed,
-it is watched while no rank works, and what it then does is subtracted.
+it is watched while no rank works, and what it then does is subtracted; if it moves by itself, growth in
+bursts is not blamed on MPI.
 
 Only the last third of the iterations counts. If used memory grew, as many small buffers follow as the memory
 limit allows, since most caches limit the number of buffers, and then a large one. All are allocated before

@@ -11,7 +11,16 @@ from itertools import accumulate, chain, combinations, pairwise, product
 from typing import TYPE_CHECKING
 
 from gpuipc_doctor.api.ledger import NOISE_BYTES
-from gpuipc_doctor.api.trend import BLOCK_BYTES, ONCE, Slope, last_third, lasting, slope, smallest_found
+from gpuipc_doctor.api.trend import (
+    BLOCK_BYTES,
+    ONCE,
+    Slope,
+    is_even,
+    last_third,
+    lasting,
+    slope,
+    smallest_found,
+)
 from gpuipc_doctor.model import Evidence, EvidenceKind, ProbeOutcome
 
 FEWEST = 12
@@ -51,6 +60,7 @@ class Outcome(Enum):
     """What used memory did as buffers were sent and freed: exactly one of these."""
 
     HIDDEN = "what used memory does by itself may hide growth, or feign a small one"
+    UNEVEN = "it grew in bursts, but it also moves by itself"
     TOO_FEW = "it grew, but with too few growing buffers to tell a cache from a leak"
     LEVEL = "it did not grow"
     LOSES_BUFFERS = "whole buffers were lost, but too few for the slope of the last third"
@@ -170,6 +180,7 @@ class BufferGrowth:
         is_passed = bool(after.bound) and self.was_passed(after.bound or 0.0, 2 if decides else 1)
         rows = (
             (Outcome.HIDDEN, self.is_hidden),
+            (Outcome.UNEVEN, self.doubt > 0 and not self.is_even),
             (Outcome.TOO_FEW, are_few and (rate.grows or rises.rose_often)),
             (Outcome.LOSES_BUFFERS, not rate.grows and after.creep > 0 and per_buffer >= self.each),
             (Outcome.CREEPS, not rate.grows and (after.creep > 0 or rises.climb > 0)),
@@ -267,6 +278,20 @@ class BufferGrowth:
     def is_hidden(self) -> bool:
         """Whether what used memory does by itself may hide growth, or feign a small one."""
         return self.doubt > NOISE_BYTES and not self.rate.is_large
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the growth, if any, goes on in all parts of its series: see `trend.is_even`. What a library
+        keeps may depend on the buffers' sizes, so the growth relative to the sizes may be even instead."""
+        if self.rate.grows or self.rises.climb > 0:
+            return is_even(self.used) or is_even(self._used_if_sizes_were_equal())
+        return self.displacement.creep == 0 or is_even(self.small[self._displaced_after() :])
+
+    def _used_if_sizes_were_equal(self) -> list[float]:
+        mean_size = sum(self.sizes) / len(self.sizes)
+        rises = (after - before for before, after in pairwise(self.used))
+        relative = (rise / size for rise, size in zip(rises, self.sizes[1:], strict=True))
+        return [each * mean_size for each in accumulate(relative, initial=0.0)]
 
     @property
     def may_grow(self) -> bool:

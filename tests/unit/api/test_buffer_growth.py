@@ -60,6 +60,31 @@ CREEP = CYCLE[:16] + [32.0 * MIB + n // 8 * 2.0 * MIB for n in range(83)]
 """The same, but one of eight buffers is lost in addition."""
 
 
+UNEVEN_SMALL = [MIB * ((n >= 54) * 4.0 + sum(n >= at for at in (58, 60, 66)) * 64) for n in range(99)]
+UNEVEN_CLIMB = [MIB * (6.0 * ((n >= 3) + (n >= 9)) + 60.0 * ((n >= 20) + (n >= 22))) for n in range(24)]
+
+BURSTS = [*FLAT[:15], *(MIB * more for more in (40.0, 40.0, 50.0, 140.0, 155.0, 155.0, 200.0, 235.0, 300.0))]
+"""What other processes take: it comes late, and not in equal parts."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "even"),
+    [
+        ({"used": FLAT}, True),
+        ({"used": BURSTS}, False),
+        ({"used": ONES}, True),
+        ({}, True),  # by the sizes, of which the first buffers have too little for even growth in bytes
+        ({"used": [4.0 * MIB * n for n in range(24)]}, True),  # in bytes
+        ({"used": SLOW}, True),
+        ({"used": FLAT, "small": with_small(99, 0.0)}, True),
+        ({"used": FLAT, "small": UNEVEN_SMALL}, False),
+        ({"used": UNEVEN_CLIMB, "sizes": [40 * MIB] * 24}, False),
+    ],
+)
+def test_growth_is_even_if_it_goes_on_in_all_parts_of_its_series(fields: dict[str, Any], even: bool) -> None:
+    assert replace(ALL_KEPT, **{"each": 2 * MIB, "apart": True, **fields}).is_even is even
+
+
 @pytest.mark.parametrize(
     ("fields", "asked", "outcome"),
     [
@@ -68,6 +93,10 @@ CREEP = CYCLE[:16] + [32.0 * MIB + n // 8 * 2.0 * MIB for n in range(83)]
         ({"used": FLAT, "doubt": 3.0 * MIB}, {}, Outcome.LEVEL),
         ({"doubt": 5.0 * MIB}, {}, Outcome.GROWS),
         ({}, {}, Outcome.GROWS),
+        ({"doubt": 1.0}, {}, Outcome.GROWS),
+        ({"used": BURSTS, "doubt": 1.0}, {}, Outcome.UNEVEN),
+        ({"used": BURSTS}, {}, Outcome.GROWS),
+        ({"used": BURSTS[:23], "sizes": SIZES[:23], "doubt": 1.0}, {}, Outcome.UNEVEN),
         ({"sizes": SIZES[:23], "used": ALL_KEPT.used[:23]}, {}, Outcome.TOO_FEW),
         ({"sizes": SIZES[:23], "used": SLOW[:23]}, {}, Outcome.TOO_FEW),
         ({"sizes": SIZES[:23], "used": FLAT[:23]}, {}, Outcome.LEVEL),
