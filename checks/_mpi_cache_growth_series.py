@@ -46,7 +46,7 @@ def growth_so_far(
 ) -> BufferGrowth:
     """Growth until now: of this process if used memory moves by itself and the driver counts processes."""
     idle = ledger.idle
-    if idle.moves and (ours := sum_of_processes(held)):
+    if idle.moves and (ours := add_up_processes(held)):
         return BufferGrowth(sizes, ours, [0.0] * len(control))
     steady, quiet = (idle.without(each, [reading.at for reading in each]) for each in (used, control))
     seconds = (used[-1].at - used[0].at) * len(last_third(used)) / len(used)
@@ -55,35 +55,34 @@ def growth_so_far(
 
 def measure_devices(done: ProbeOutcome) -> list[DeviceGrowth]:
     """Growth of each device. If both ranks share a device, both have the same growth."""
-    small = done.params["small"]
-    are_apart = all(
-        share_no_address(record["follow"], record["freed"])
-        for record in done.records.values()
-        if "follow" in record
+    roles = list(done.records)[: len(done.devices)]
+    return [DeviceGrowth(done, place, role, measure(done, place, role)) for place, role in enumerate(roles)]
+
+
+def measure(done: ProbeOutcome, place: int, role: str) -> BufferGrowth:
+    """Growth of the device at this ``place``, from the records of ``role``. If used memory moves by itself
+    and the driver counts processes, it is that of both ranks' processes."""
+    record, ranks = done.records[role], done.records.values()
+    idle = account(record).idle
+    used = idle.without([*record["used"], *record.get("then", [])], record.get("at", []))
+    control = idle.without(record["control"], record.get("control_at", []))
+    doubt = idle.change_within(record["seconds"] * len(last_third(record["used"])))[1]
+    held = add_up_processes(usage_on_device(rank, place) for rank in ranks)
+    if idle.moves and held:
+        used, control, doubt = held, [0.0] * len(control), 0.0
+    large, small = len(record["used"]), done.params["small"]
+    follow = [(rank["follow"], rank["freed"]) for rank in ranks if "follow" in rank]
+    return BufferGrowth(
+        record["sizes"],
+        used[:large],
+        control,
+        small=used[large:][:small],
+        each=SMALL,
+        late=used[large:][small:],
+        apart=all(share_no_address(buffers, freed) for buffers, freed in follow),
+        pace=max(1.0, record["seconds"] / record["seconds_control"]),
+        doubt=doubt,
     )
-    found = []
-    for place, (role, record) in enumerate(list(done.records.items())[: len(done.devices)]):
-        idle, sent, at = account(record).idle, len(record["used"]), record.get("at", [])
-        series = idle.without([*record["used"], *record.get("then", [])], at)
-        control = idle.without(record["control"], record.get("control_at", []))
-        doubt = idle.change_within(record["seconds"] * len(last_third(record["used"])))[1]
-        held = sum_of_processes(usage_on_device(rank, place) for rank in done.records.values())
-        if idle.moves and held:
-            series, control, doubt = held, [0.0] * len(control), 0.0
-        then = series[sent:]
-        growth = BufferGrowth(
-            record["sizes"],
-            series[:sent],
-            control,
-            small=then[:small],
-            each=SMALL,
-            late=then[small:],
-            apart=are_apart,
-            pace=max(1.0, record["seconds"] / record["seconds_control"]),
-            doubt=doubt,
-        )
-        found.append(DeviceGrowth(done, place, role, growth))
-    return found
 
 
 def usage_on_device(rank: Mapping[str, Json], place: int) -> list[int | None]:
@@ -92,7 +91,7 @@ def usage_on_device(rank: Mapping[str, Json], place: int) -> list[int | None]:
     return [*rank["held"][place], *then]
 
 
-def sum_of_processes(series: Iterable[Sequence[int | None]]) -> list[float]:
+def add_up_processes(series: Iterable[Sequence[int | None]]) -> list[float]:
     """The sum of these series of processes' usage; empty if the driver does not report it."""
     sums = list[float]()
     for usages in zip(*series, strict=True):

@@ -111,9 +111,11 @@ class MpiCacheGrowth(Check):
 
 
 def iterate(w: Worker) -> None:
-    ledger, freed, sizes = ledger_in_turn(w), list[tuple[int, int]](), exceed_limit(w)
+    ledger = ledger_in_turn(w)
+    sizes = exceed_limit(w)
+    freed = list[tuple[int, int]]()
     small = [SMALL] * w.params["small"]
-    follow = [w.gpu.alloc(nbytes) for nbytes in (*small, *(sizes[-1:] if small else []))]
+    follow = [w.gpu.alloc(nbytes) for nbytes in (small and [*small, sizes[-1]])]
     alive = follow[:]
     quietly = allocate_large(w, sizes[: len(sizes) // 3], alive, freed)
     quiet = w.clock()
@@ -136,9 +138,8 @@ def iterate(w: Worker) -> None:
         held = [each + more for each, more in zip(held, holders, strict=True)]
     w.record(sizes=sizes[: len(used)], used=used, control=control, held=held, free=w.gpu.memory_info()[0])
     w.record(at=[each.at for each in used], control_at=[each.at for each in control])
-    if follow and (
-        w.params["decides"] or w.mpi.any_says(growth_so_far(ledger, sizes, used, control, held).may_grow)
-    ):
+    decides = w.params["decides"]
+    if follow and (decides or w.mpi.any_says(growth_so_far(ledger, sizes, used, control, held).may_grow)):
         w.record(follow=[(buffer.address, buffer.nbytes) for buffer in follow], freed=freed)
         others = stop_when_full(w, ledger, take_from(alive, follow), used[0])
         then, then_held = send_and_free(w, ledger, others, alive)

@@ -381,8 +381,8 @@ def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
     found = []
     for role, record in done.records.items():
         held = record["held"][place]
-        is_told = None not in held[len(held) // 2 :]
-        if is_told and (theirs := lasting(held)).low > growth.low / 2:
+        is_reported = None not in held[len(held) // 2 :]
+        if is_reported and (theirs := lasting(held)).low > growth.low / 2:
             found.append(Evidence(EvidenceKind.HOLDER, says, {"role": role, "growth": theirs.estimate}))
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate, product
 from typing import Any
@@ -369,3 +370,45 @@ def test_growth_is_attributed_to_the_process_that_holds_most_of_it(
         (EvidenceKind.HOLDER, "rank 1")
     ] * is_theirs
     assert held_by(outcome(records, ONE, ""), 0, GROWS) == []
+
+
+@pytest.mark.parametrize(
+    ("control", "pace", "alone"),
+    [(0.0, 10.0, 0.0), (0.5, 1.0, 0.5), (0.5, 10.0, 5.0), (-0.5, 10.0, -0.5)],
+)
+def test_growth_of_the_control_counts_by_the_time_of_an_iteration(
+    control: float, pace: float, alone: float
+) -> None:
+    quiet = [control * MIB * n for n in range(8)]
+    measured = replace(ALL_KEPT, control=quiet, pace=pace)
+    assert measured.rate.without_messages == alone * MIB
+    assert measured.rate.large == max(alone, 0) * MIB + 2 * MIB
+    assert replace(measured, used=SLOW).rises.climb == (0.0 if alone > 0 else 1.5 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("used", "may_grow"), [(FLAT, False), ([0.0] + [5.0 * MIB] * 23, True), ([0.0] + [4.0 * MIB] * 23, False)]
+)
+def test_small_buffers_are_sent_if_used_memory_is_higher_than_at_first(
+    used: list[float], may_grow: bool
+) -> None:
+    assert replace(ALL_KEPT, used=used).may_grow is may_grow
+
+
+@pytest.mark.parametrize(
+    ("tail", "creep", "levels_off", "counts_bytes"),
+    [
+        (lambda n: 0, 0.0, True, True),
+        (lambda n: n % 2 * n * 0.5, 0.0, False, False),  # the minimum stays
+        (lambda n: n * 0.25 + n % 2 * n * 0.25, 0.25, False, False),
+        (lambda n: (n > 100) * 10, 0.0, False, True),  # once
+        (lambda n: -10 * (n % 20 == 0), 0.0, True, False),  # it was emptied
+    ],
+)
+def test_small_buffers_show_what_is_lost_and_whether_a_cache_counts_bytes(
+    tail: Callable[[int], float], creep: float, levels_off: bool, counts_bytes: bool
+) -> None:
+    after_large = [32.0 * MIB + tail(n) * MIB for n in range(183)]
+    seen = followed_by([*CYCLE[:16], *after_large], [max(after_large)]).displacement
+    assert seen.creep == pytest.approx(creep * MIB, rel=0.25)
+    assert (seen.levels_off, seen.counts_bytes) == (levels_off, counts_bytes)
