@@ -400,6 +400,7 @@ def test_small_buffers_are_sent_if_used_memory_is_higher_than_at_first(
     [
         (lambda n: 0, 0.0, True, True),
         (lambda n: n % 2 * n * 0.5, 0.0, False, False),  # the minimum stays
+        (lambda n: n * 0.02 + n % 2 * n * 0.5, 0.0, False, False),  # it rises by less than the noise
         (lambda n: n * 0.25 + n % 2 * n * 0.25, 0.25, False, False),
         (lambda n: (n > 100) * 10, 0.0, False, True),  # once
         (lambda n: -10 * (n % 20 == 0), 0.0, True, False),  # it was emptied
