@@ -634,6 +634,12 @@ class ProbeOutcome:
         """The records of each role."""
         return {name: role.records for name, role in self.roles.items()}
 
+    def follow_up(self, name: str, roles: Mapping[str, Role], **changed: Json) -> Probe:
+        """A probe on the same devices, with the same deadline and launch, and with these parameters
+        ``changed``."""
+        params = {**self.params, **changed}
+        return Probe(name, roles, self.devices, params, self.deadline_s, launch=self.launch)
+
 
 @dataclass(frozen=True, slots=True)
 class Fact:
