@@ -68,9 +68,8 @@ class MpiSmallMessage(Check):
         for devices in [*((device,) for device in ctx.devices), *ctx.rank_pairs]:
             yield Probe("", ROLES, devices, params, launch=ctx.mpi.launch)
         if ctx.mpi.across:
-            for backend in dict.fromkeys(device.backend for device in ctx.devices):
-                first = next(device for device in ctx.devices if device.backend == backend)
-                yield Probe(ACROSS, ROLES, (first,), params, launch=ctx.mpi.across)
+            for devices in ctx.devices_of_each_backend:
+                yield Probe(ACROSS, ROLES, devices[:1], params, launch=ctx.mpi.across)
 
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
         if failed.blamed and (message := failed.records[failed.blamed].get("message")):

@@ -82,13 +82,10 @@ class Context:
         Each allocator is tested on one device, in ``soak`` on every device. Different libraries get different
         devices where possible, so that most probes have a device to themselves.
         """
-        of_backend: dict[str, list[Device]] = {}
-        for device in self.devices:
-            of_backend.setdefault(device.backend, []).append(device)
         chosen = [
             (device, name)
-            for backend, devices in of_backend.items()
-            for number, names in enumerate(installed(self.inventory, backend))
+            for devices in self.devices_of_each_backend
+            for number, names in enumerate(installed(self.inventory, devices[0].backend))
             for name in names
             for device in (devices if self.tier is Tier.SOAK else [devices[number % len(devices)]])
         ]
@@ -97,6 +94,14 @@ class Context:
     def room(self, devices: Iterable[Device]) -> int:
         """Bytes that a check may hold on each of these devices."""
         return self.memory.of(min(device.total_bytes for device in devices))
+
+    @property
+    def devices_of_each_backend(self) -> tuple[tuple[Device, ...], ...]:
+        """For each backend, its devices."""
+        of_backend: dict[str, list[Device]] = {}
+        for device in self.devices:
+            of_backend.setdefault(device.backend, []).append(device)
+        return tuple(map(tuple, of_backend.values()))
 
     @property
     def subjects(self) -> tuple[tuple[Device, ...], ...]:
@@ -135,10 +140,8 @@ class Context:
         With three devices or more, the last is paired with the first, so that each exports once and imports
         once.
         """
-        rings: dict[str, list[Device]] = {}
-        for device in self.devices:
-            rings.setdefault(device.backend, []).append(device)
-        closed = (ring if len(ring) < 3 else [*ring, ring[0]] for ring in rings.values())
+        rings = self.devices_of_each_backend
+        closed = (ring if len(ring) < 3 else (*ring, ring[0]) for ring in rings)
         return tuple(pair for ring in closed for pair in pairwise(ring))
 
     @property
