@@ -11,7 +11,6 @@ class KnownVersions(Check):
     id = "known-versions"
     title = "no version on this node has a known issue"
     tier = Tier.PROLOG
-    reports_versions = True
 
     def probes(self, ctx: Context) -> Iterable[Finding]:
         for match in ctx.version_matches:

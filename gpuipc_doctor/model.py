@@ -494,7 +494,6 @@ class Probe:
     deadline_s: float = 10.0
     exclusive: bool = False
     together: bool = False
-    shared: bool = False
     concurrent: frozenset[str] = frozenset()
     starters: frozenset[str] = frozenset()
     launch: Launch | None = None

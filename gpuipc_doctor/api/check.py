@@ -184,9 +184,6 @@ class Check(ABC):
     tier: ClassVar[Tier] = Tier.ACCEPTANCE
     requires: ClassVar[frozenset[str]] = frozenset()
     """Capabilities that a device must have for this check."""
-    supplies: ClassVar[str] = ""
-    """What this check finds out for others: ``devices``, ``mpi`` or ``ranks``. Such a check is a survey:
-    it is asked for by this word, and runs once, before the others. Only built-in checks can be surveys."""
     needs_mpi: ClassVar[bool] = False
     """Whether the check needs ``Context.mpi``; without an MPI that accepts device pointers, it is skipped."""
     uses_fabric: ClassVar[bool] = False
@@ -199,8 +196,6 @@ class Check(ABC):
     across: ClassVar[bool] = False
     """Whether the check also tests between two nodes: with ``needs_mpi`` by ranks, else by processes without
     MPI."""
-    reports_versions: ClassVar[bool] = False
-    """Whether the check reports the known issues of the versions found, all at once."""
     control: ClassVar[Control | None] = None
     """Makes this check the control of another check; None if it is no control."""
     options: ClassVar[Mapping[str, Json]] = {}

@@ -75,7 +75,7 @@ def _required(check: Check) -> Iterator[str]:
 
 
 def _detected(check: Check, issues: Iterable[KnownIssue]) -> str:
-    if check.reports_versions:
+    if check.id == loader.VERSIONS:
         return "every known issue with versions"
     return ", ".join(issue.id for issue in issues if check.id in issue.checks) or "no known issue"
 
