@@ -177,7 +177,11 @@ class Control:
 
 
 class Check(ABC):
-    """One question about a node."""
+    """One question about a node.
+
+    Most checks have an id, a title, what they require, `probes` and `judge`. Each other attribute is what the
+    engine must know before the check plans, or what it does after the check has judged.
+    """
 
     id: ClassVar[str]
     title: ClassVar[str]
@@ -187,30 +191,31 @@ class Check(ABC):
     needs_mpi: ClassVar[bool] = False
     """Whether the check needs ``Context.mpi``; without an MPI that accepts device pointers, it is skipped."""
     uses_fabric: ClassVar[bool] = False
-    """Whether the check plans with ``Context.fabric``, which is empty for all other checks."""
+    """Whether the check plans with ``Context.fabric``, which is looked for only if a requested check does."""
     uses_collectives: ClassVar[bool] = False
-    """Whether the check plans with ``Context.collectives``, which is empty for all other checks."""
+    """Whether the check plans with ``Context.collectives``, looked for only if a requested check does."""
     workarounds: ClassVar[tuple[Workaround, ...]] = ()
     """Settings to try if the check fails, cheapest first: a failure that one of them avoids is due to what it
-    switches off."""
+    switches off. No known issue or MPI has them: they belong to the procedure."""
     across: ClassVar[bool] = False
     """Whether the check also tests between two nodes: with ``needs_mpi`` by ranks, else by processes without
-    MPI."""
+    MPI. With ``--nodes 2``, a request without such a check is refused."""
     control: ClassVar[Control | None] = None
-    """Makes this check the control of another check; None if it is no control."""
+    """Makes this check the control of another check, whose failures then say what it found; None if it is no
+    control."""
     options: ClassVar[Mapping[str, Json]] = {}
     """The options that a site config may set: name → JSON Schema of the value."""
     curable_warnings: ClassVar[frozenset[str]] = frozenset()
-    """Keys of WARN findings for which workarounds are tried, as for a FAIL."""
+    """Keys of WARN findings for which workarounds are tried, as for a FAIL: they are a fault with a cure."""
     searches: ClassVar[bool] = False
-    """Whether this check uses follow-up probes to search for a cause, or to repeat a run.
+    """Whether follow-up probes search for a cause, or repeat a run, so that only the last one has the result.
 
     `again` is then also called after completed probes, and each probe has its own deadline. `judge` is called
     for the last probe only, whether or not it completed.
     """
     explains_losses: ClassVar[frozenset[str]] = frozenset()
-    """Keys of findings that explain why a process lost descriptors, threads or memory: such losses are then
-    not reported."""
+    """Keys of findings that explain why a process lost descriptors, threads or memory: such losses, which are
+    looked for in every check, are then not reported."""
     needs_allocators: ClassVar[bool] = False
     """Whether the check needs an allocator for a device; without an installed array library, it is
     skipped."""
