@@ -1,9 +1,10 @@
 """Send the messages of `mpi-small-message` without MPI, through libfabric and UCX.
 
-Libfabric sends from host memory, UCX also from device memory. UCX's program sends all sizes in one run. Only
-if that fails, and with libfabric's program, each size is a separate run, so that the failed size is named and
-the others are still tried after a hang or crash. ``fi_pingpong`` verifies data; ``ucx_perftest`` only shows
-that messages arrive. This check is a control: if it passes and MPI fails, the fabric is not the cause.
+Libfabric sends from host memory, UCX also from device memory: of one pair, in ``soak`` of all devices and
+pairs. UCX's program sends all sizes in one run. Only if that fails, and with libfabric's program, each size
+is a separate run, so that the failed size is named and the others are still tried after a hang or crash.
+``fi_pingpong`` verifies data; ``ucx_perftest`` only shows that messages arrive. This check is a control: if
+it passes and MPI fails, the fabric is not the cause.
 
 The provider is the one that MPI would use: that of the adapter, or tcp and shm on a node without an adapter.
 If the site config sets ``fabric``, that fabric's provider is used. With ``--nodes 2``, messages are also sent

@@ -4,7 +4,9 @@ Applications do more than send and receive: they reduce, broadcast and exchange,
 ranks call each collective, blocking, non-blocking and in place, and each one-sided operation on a window in
 device memory, completed by a fence, a lock or a flush. The messages are of 8 B to 32 MiB, some of a derived
 type, and lie in what applications hold: an allocation, MiB into it, a pool, VMM memory, two adjacent mappings
-and pinned host memory. Sums are exact in every type and order.
+and pinned host memory. Some calls are also made in a split communicator, into host memory, with zero
+elements and in a dynamic window. Sums are exact in every type and order. What exceeds the share of memory is
+omitted and named.
 
 After a crash or hang, fresh ranks try the other calls. In the `soak` tier all GPUs take part, four at a time,
 and persistent and partitioned requests are started many times, two threads send at once, and the ranks idle
