@@ -70,6 +70,7 @@ def test_handles_that_break_an_application_fail(seen: dict[str, Json], key: str)
 
 
 HANDLES = loader.module(loader.built_in_dir() / "ipc_handles.py")
+STRAYS = loader.module(loader.built_in_dir() / "_ipc_handles_strays.py")
 
 
 def test_open_refused_while_open_in_another_context_is_recorded() -> None:
@@ -88,7 +89,7 @@ def test_second_open_is_counted_at_the_same_address_and_separate_at_another() ->
 def test_unexpected_handle_is_used_as_an_application_would() -> None:
     w = MagicMock()
     w.gpu.open_ipc.side_effect = DriverError(DriverFault("cuIpcOpenMemHandle", 1, "CUDA_ERROR_INVALID_VALUE"))
-    (suffered,) = HANDLES.use(w, "managed memory", b"handle", 0)
+    (suffered,) = STRAYS.use_stray(w, "managed memory", b"handle", 0)
     assert suffered == "managed memory: cuIpcOpenMemHandle returned CUDA_ERROR_INVALID_VALUE (1)"
     w.peer.send.assert_called_once_with("refused")
 
