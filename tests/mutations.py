@@ -5,8 +5,8 @@
 In a check, `judge` and the functions that it calls are mutated: each is made to return no findings, and each
 of its conditions is changed. In a part of a check, such as `_ipc_vmm_killed`, all functions that return
 findings or evidence, or measure, are. Role functions are not mutated: the fault profiles test them. In a
-module of gpuipc_doctor/api, all functions are mutated in the same way. A mutation that no test of the check, or
-none in tests/unit/api/, notices is printed: a test is missing. The exit code is then 1.
+module of gpuipc_doctor/api, all functions are mutated in the same way. A mutation that no test of the check,
+or none in tests/unit/api/, notices is printed: a test is missing. The exit code is then 1.
 """
 
 from __future__ import annotations
