@@ -67,17 +67,19 @@ demo: .venv/.runs $(DEMO_MPI)/.ready
 
 # Where the MPI libraries are; without, the tests of them say that they could not run.
 WITH_MPI = if ls $(MPI_PREFIXES) >/dev/null 2>&1; then export GPUIPC_TEST_MPI="$(CURDIR)/.prefix"; fi
-# On the other generation of the bindings, which only CI and `make test-all` set up.
-CONFORMANCE = $(if $(FULL),if test -e .venv-other/.ready; then .venv-other/bin/python $(PYTEST) tests/conformance; fi)
+# On the other generation of the bindings, which `make test-all` sets up, and CI every other time.
+CONFORMANCE = $(if $(GPUIPC_OTHER_BINDINGS),if test -e .venv-other/.ready; then .venv-other/bin/python $(PYTEST) tests/conformance; fi)
 
 # GPUIPC_FULL_TURN=3/7, as CI counts it: of what `make test` leaves out, the fourth seventh runs, too.
 FULL = $(if $(GPUIPC_FULL_TURN),-m '')
 test-all: .prefix/openmpi-smcuda/.ready
 test-all: FULL := -m '' --hypothesis-profile=full
 test-all: export GPUIPC_FULL_TURN :=
+test-all: GPUIPC_OTHER_BINDINGS := 1
 test-all: MUTATIONS := $(BIN)/python -m tests.mutations
-test-all $(if $(FULL),test): .venv-other/.ready
-test test-all: lint .venv/.compiled $(MPI_PREFIXES) $(ROOTS)
+test-all $(if $(GPUIPC_OTHER_BINDINGS),test): .venv-other/.ready
+test-all $(if $(FULL),test): $(ROOTS)
+test test-all: lint .venv/.compiled $(MPI_PREFIXES)
 	$(WITH_MPI); $(BIN)/python $(PYTEST) $(FULL)
 	$(CONFORMANCE)
 	$(MUTATIONS)

@@ -1,4 +1,4 @@
-"""Measure how fast `diagnose` reads logs, with and without Hyperscan, compared with grep; prints Markdown.
+"""Measure how fast `diagnose` reads logs, with and without Hyperscan; prints Markdown.
 
     python benchmarks/diagnose_speed.py [--megabytes N] [--rounds N]
 
@@ -141,23 +141,6 @@ def _used() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def extended(pattern: str) -> str | None:
-    """A signature's expression in the syntax of `grep -E`; None if that cannot express it."""
-    if re.search(r"\(\?(?!:)|[*+?}]\?|\\[AZ]|\\[sSd][^\]\[]*\]", pattern):
-        return None
-    for ours, theirs in ((r"\s", "[[:space:]]"), (r"\S", "[^[:space:]]"), (r"\d", "[0-9]"), ("(?:", "(")):
-        pattern = pattern.replace(ours, theirs)
-    return pattern
-
-
-def grep(log: Path, expressions: Path) -> None:
-    """``grep -c -E -f`` in the C locale."""
-    command = ["grep", "-c", "-a", "-E", "-f", str(expressions), str(log)]
-    # Not to /dev/null: there, grep stops at the first line.
-    ran = subprocess.run(command, env={**os.environ, "LC_ALL": "C"}, capture_output=True, check=False)
-    assert ran.returncode < 2, "grep refused an expression"
-
-
 def peak_memory(log: Path) -> int:
     """Peak memory in MB of a process that diagnoses a log."""
     program = (
@@ -180,13 +163,8 @@ def main() -> None:
     arguments = parser.parse_args()
     size, rounds = arguments.megabytes * MB, arguments.rounds
     issues = [*knownissues.load(), *knownissues.load_messages()]
-    signatures = [text for issue in issues for signature in issue.signatures for text in signature.patterns]
-    readable = list(filter(None, map(extended, signatures)))
-    print(f"{len(signatures)} expressions of {len(issues)} known issues; grep can read {len(readable)}\n")
     with tempfile.TemporaryDirectory() as directory:
-        expressions = Path(directory, "expressions.txt")
-        expressions.write_text("\n".join(readable) + "\n", encoding="utf-8")
-        print("| MB a processor-second | diagnose | without hyperscan | `grep -c -E -f` |\n|---|---|---|---|")
+        print("| MB a processor-second | diagnose | without hyperscan |\n|---|---|---|")
         for name, part in (
             ("debug log, nothing known", quiet_lines(100_000)),
             ("every third line an error", mixed_lines(100_000)),
@@ -203,7 +181,6 @@ def main() -> None:
             spent = [seconds(read, rounds)]
             with patch.dict(sys.modules, {"hyperscan": None}):
                 spent.append(seconds(read, rounds))
-            spent.append(seconds(lambda log=log: partial(grep, log, expressions), rounds))  # type: ignore[misc]
             figures = " | ".join(f"{log.stat().st_size / seconds / MB:.0f}" for seconds in spent)
             print(f"| {name} | {figures} |", flush=True)
         print("\n| peak memory | MB |\n|---|---|")

@@ -1,4 +1,4 @@
-"""Measure merging reports of N nodes and searching for bad nodes in pairs; prints Markdown.
+"""Measure merging reports of N nodes; prints Markdown.
 
     python benchmarks/fleet_scale.py [--nodes 100 1000 10000]
 
@@ -21,8 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpuipc_doctor.fleet import directory, partners, summary
-from gpuipc_doctor.fleet.pair_runs import Outcome, Run
+from gpuipc_doctor.fleet import directory, summary
 from gpuipc_doctor.fleet.summary import Figure, NodeReport, State
 from gpuipc_doctor.report import report_json
 
@@ -97,48 +96,10 @@ def folding(sizes: Sequence[int]) -> None:
                 print(f"| {size} | {name} | {cpu:.2f} | {wall:.2f} | {memory:.0f} | {each:.2f} |", flush=True)
 
 
-def searching(sizes: Sequence[int]) -> None:
-    """Print the rounds and runs until all bad nodes are found, with one bad node in fifty."""
-    print("| nodes | bad | way | rounds | runs | found |")
-    print("|---|---|---|---|---|---|")
-    for size in sizes:
-        nodes = [f"nid{number:06}" for number in range(size)]
-        bad = set(random.Random(size).sample(nodes, max(1, size // 50)))
-        for way, (rounds, runs, found) in {
-            "`fleet pairs`": _pairs(nodes, bad),
-            "bisection, all nodes of a half in one run": _bisection(nodes, bad),
-            "all pairs": (size - 1, size * (size - 1) // 2, len(bad)),
-        }.items():
-            print(f"| {size} | {len(bad)} | {way} | {rounds} | {runs} | {found} |")
-
-
-def _pairs(nodes: Sequence[str], bad: set[str]) -> tuple[int, int, int]:
-    rounds: list[list[Run]] = []
-    while pairs := partners.next_round(nodes, rounds):
-        rounds.append([Run(pair, Outcome.FAIL if bad & set(pair) else Outcome.PASS) for pair in pairs])
-    found = partners.blame(nodes, rounds).nodes
-    assert set(found) <= bad
-    return len(rounds), sum(map(len, rounds)), len(found)
-
-
-def _bisection(nodes: Sequence[str], bad: set[str]) -> tuple[int, int, int]:
-    """Halve failed groups down to one node, a round per level. Returns rounds, runs and bad nodes found."""
-    level, rounds, runs, found = [list(nodes)], 0, 0, 0
-    while level:
-        rounds, runs = rounds + 1, runs + len(level)
-        failed = [group for group in level if bad & set(group)]
-        found += sum(len(group) == 1 for group in failed)
-        level = [half for group in failed if len(group) > 1 for half in (group[::2], group[1::2])]
-    return rounds, runs, found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1000, 10_000])
-    sizes = parser.parse_args().nodes
-    folding(sizes)
-    print()
-    searching(sizes)
+    folding(parser.parse_args().nodes)
 
 
 if __name__ == "__main__":

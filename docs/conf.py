@@ -45,8 +45,6 @@ PAGES = {
     "benchmarks/drill.md": "generated/drill.md",
     "benchmarks/histories.md": "generated/histories-measured.md",
     "benchmarks/mpi_histories.md": "generated/messages-measured.md",
-    "benchmarks/fleet_answers.md": "generated/fleet-answers.md",
-    "benchmarks/fleet_rpcs.md": "generated/fleet-rpcs.md",
     "benchmarks/growth_smcuda.md": "generated/growth-smcuda.md",
     "benchmarks/diagnose_speed.md": "generated/diagnose-speed.md",
     "benchmarks/two_gpus.md": "generated/two-gpus.md",

@@ -67,7 +67,6 @@ PLANTED_JOBS: tuple[PlantedJob, ...] = (
     ("mpich43", "c:only-reduce", 2, Cause.RUNS, ()),
     ("impi", "only-reduce", 3, Cause.RUNS, ()),
     ("openmpi", "only-reduce", 3, Cause.RUNS, ()),
-    ("mpich43", "one-late", 16, Cause.HOST_LATE, (15,)),
     *OUTSIDERS,
 )
 """MPI library, kind, ranks, and the expected cause and ranks."""
@@ -77,7 +76,6 @@ SELDOM = [
     ("openmpi", "one-late", 4),
     ("openmpi", "descriptors", 2),
     ("mpich50", "most-late", 16),
-    ("mpich43", "one-late", 16),
     ("openmpi", "c:one-computes", 3),
     ("mpich50", "c:one-late", 3),
     ("mpich50", "one-computes", 3),

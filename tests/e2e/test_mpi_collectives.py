@@ -97,8 +97,10 @@ def test_wrong_last_element_is_named_and_other_calls_are_right(found: Any, tmp_p
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("backend", ["cuda", "hip"])
-@pytest.mark.parametrize("library", ["mpich43", "mpich50", "openmpi"])
+@pytest.mark.parametrize(
+    ("library", "backend"),
+    [("mpich43", "cuda"), ("mpich50", "cuda"), ("openmpi", "cuda"), ("mpich50", "hip")],
+)
 def test_every_size_passes_on_each_library(found: Any, library: str, backend: str) -> None:
     sizes = "[8, 1000, 4096, 65544, 1048584, 33554440]"
     ((status, _, text),) = found(library, "healthy-both", backend, 4, sizes)
@@ -106,7 +108,7 @@ def test_every_size_passes_on_each_library(found: Any, library: str, backend: st
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("call", ["Allreduce", "Bcast", "Alltoall", "Put", "Win_create"])
+@pytest.mark.parametrize("call", ["Allreduce", "Put"])
 def test_library_that_aborts_in_a_call_with_device_memory_fails(
     found: Any, tmp_path: Path, call: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""One run on some hostile nodes of benchmarks/reliability.py, which does hundreds; `full`: on all."""
+"""One run on some hostile nodes; `full`: on all. benchmarks/reliability.py does hundreds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from benchmarks import reliability
+from tests.hostile_nodes import KINDS, run
 
 pytestmark = [
     pytest.mark.cuda,
@@ -39,8 +39,8 @@ ELSEWHERE = frozenset(
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(kind, marks=[pytest.mark.full] if kind in ELSEWHERE else []) for kind in reliability.KINDS],
+    [pytest.param(kind, marks=[pytest.mark.full] if kind in ELSEWHERE else []) for kind in KINDS],
 )
 def test_prolog_ends_in_time_with_the_right_answer_and_leaves_nothing(name: str) -> None:
-    _, wrong = reliability.run(reliability.KINDS[name], seed=1)
+    _, wrong = run(KINDS[name], seed=1)
     assert wrong == []

@@ -23,7 +23,12 @@ from gpuipc_doctor.cli.main import COMMANDS
 from tests.conftest import ROOTS
 from tests.waiting import LIMIT_S
 
-pytestmark = [pytest.mark.packages, pytest.mark.xdist_group("packages"), pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.packages,
+    pytest.mark.xdist_group("packages"),
+    pytest.mark.timeout(1200),
+]
 
 REPOSITORY = Path(__file__).parents[2]
 OURS = "/opt/gpuipc-doctor"
@@ -147,9 +152,7 @@ def assert_is_integrated(root: Root) -> None:
     ended(("logrotate", "--debug", root.path / "etc/logrotate.d/gpuipc-doctor"))
 
 
-@pytest.mark.parametrize(
-    ("suite", "python"), [("bookworm", "3.11"), pytest.param("trixie", "3.13", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize(("suite", "python"), [("bookworm", "3.11"), ("trixie", "3.13")])
 def test_deb_is_installed_used_upgraded_and_removed(
     suite: str, python: str, packages: Packages, roots: Path
 ) -> None:
@@ -172,14 +175,12 @@ def test_deb_is_installed_used_upgraded_and_removed(
     assert not (root.path / "var/lib/gpuipc-doctor").exists()
 
 
-@pytest.mark.full
 def test_deb_of_another_python_is_refused(packages: Packages, bookworm: Root) -> None:
     other = bookworm.add(packages.get("3.13", 1, "deb"))
     assert "Depends: python3.13" in bookworm.run("apt-get", "install", "-q", "-y", other, code=100)
     assert bookworm.traces() == []
 
 
-@pytest.mark.full
 def test_rpm_is_installed_used_upgraded_and_removed(
     packages: Packages, bookworm: Root, tmp_path: Path
 ) -> None:
@@ -209,7 +210,6 @@ def test_rpm_is_installed_used_upgraded_and_removed(
     assert saved == ["site.yaml.rpmsave"]
 
 
-@pytest.mark.full
 def test_image_reports_missing_devices_and_tests_passed_ones(packages: Packages, tmp_path: Path) -> None:
     archive = tmp_path / "image.tar"
     ended(("sh", "ship/image.sh", packages.get("3.11", 1, "deb"), archive))

@@ -16,6 +16,34 @@ import pytest
 from tests.e2e.conftest import RESTING
 from tests.slurm.cluster import Cluster, until
 
+IN_EVERY_RUN = (
+    "test_nodes_are_tested_by_one_job_and_one_step",
+    "test_no_nodes_is_one_line",
+    "test_slurms_reason_of_a_drained_node_is_reported",
+    "test_tool_that_hangs_costs_only_its_own_answer",
+    "test_node_that_dies_in_mid_step_costs_only_its_own_answer",
+    "test_nodes_over_ssh",
+    "test_late_rank_of_a_job_on_two_nodes_is_blamed",
+    "test_messages_arrive_between_two_nodes",
+    "test_killed_doctor_leaves_no_ranks",
+    "test_page_leads_from_pip_install_to_a_drained_node",
+    "test_job_runs_on_a_healthy_node_and_nothing_is_left",
+    "test_faulty_node_is_drained_with_our_reason_and_the_job_runs_elsewhere",
+    "test_hanging_driver_costs_no_more_than_the_budget",
+)
+"""The scenes of Slurm in every run: each command once, with a node that is healthy, faulty, hanging and dead.
+
+The others, four of five, are marked `full`.
+"""
+
+
+@pytest.hookimpl(tryfirst=True)  # before those marked `full` are chosen
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slurm") and getattr(item, "originalname", "") not in IN_EVERY_RUN:
+            item.add_marker("full")
+
+
 RESTING_APART = {name: value for name, value in RESTING.items() if name != "I_MPI_FABRICS"}
 """`RESTING`, for ranks on several nodes, which shared memory does not connect."""
 

@@ -63,7 +63,10 @@ def assert_nothing_is_left(cluster: Cluster) -> None:
     until("nothing is left of the ranks", lambda: not cluster.left())
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    "library",
+    [pytest.param(one, marks=[] if one == "mpich50" else pytest.mark.full) for one in LIBRARIES],
+)
 def test_messages_arrive_between_two_nodes(slurm: Slurm, library: str) -> None:
     cluster = slurm(nodes=2)
     options = ("--nodes", "2", "--keep-logs", str(cluster.directory / "logs"))
