@@ -36,6 +36,7 @@ from gpuipc_doctor.fleet.ask import (
     end,
     run,
     run_interruptibly,
+    start,
     within,
 )
 from gpuipc_doctor.fleet.summary import State, clocked, silent
@@ -209,9 +210,7 @@ class _Asking:
         await self._pace.turn()
         words = _words(nodes, way, seconds)
         try:
-            transport, _ = await asyncio.get_running_loop().subprocess_exec(
-                lambda: answers, *words, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
-            )
+            transport, _ = await start(lambda: answers, words, stdin=asyncio.subprocess.DEVNULL)
         except OSError:
             return answers  # each node is then run separately, which shows the reason
         try:
@@ -233,8 +232,8 @@ class _Asking:
         words = ["salloc", *limits, f"-N{len(nodes)}", "-w", ",".join(nodes), *way.options, "sh", "-c", _HOLD]
         await self._pace.turn()
         try:
-            transport, channel = await asyncio.get_running_loop().subprocess_exec(
-                _Job, *words, stdin=asyncio.subprocess.PIPE, start_new_session=True, env=_as_salloc_reads_it()
+            transport, channel = await start(
+                _Job, words, stdin=asyncio.subprocess.PIPE, env=_as_salloc_reads_it()
             )
         except OSError:
             yield "", False
