@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def test_the_floor_repeats_a_run_and_notices_where_the_driver_answers_otherwise(
     assert len(refused.stderr.splitlines()) == 1, "the calls behind the first failure are not made"
 
 
+@pytest.mark.full
 def test_the_floor_repeats_kernels_on_two_gpus(tmp_path: Path) -> None:
     profile = tmp_path / "two.yaml"
     profile.write_text(
@@ -82,6 +84,19 @@ def test_address_in_no_recorded_memory_is_an_error() -> None:
     call = visits.RecordedCall("cuMemsetD8_v2", 0, 0.0, 0.0, [str(0x9080), "1", "16"])
     with pytest.raises(SystemExit, match="cuMemsetD8_v2 succeeded with 0x9080, in no memory"):
         list(visits.Writer(0, visits.Links(groups=[0])).call(0, call))
+
+
+def test_process_that_keeps_a_gpu_busy_runs_until_it_is_ended(tmp_path: Path) -> None:
+    env = {**os.environ, **prepare("healthy-single", tmp_path).env}
+    program = [sys.executable, Path(prolog_cost.__file__).with_name("busy_gpu.py")]
+    with subprocess.Popen([*program, "1"], env=env, stdout=subprocess.PIPE, text=True) as busy:
+        assert busy.stdout
+        assert busy.stdout.readline() == "busy\n"
+        assert busy.poll() is None
+        busy.kill()
+    none = {**env, "CUDA_VISIBLE_DEVICES": ""}
+    refused = subprocess.run(program, env=none, capture_output=True, text=True, check=False, timeout=60)
+    assert (refused.returncode, refused.stderr) == (1, "busy_gpu: cuInit returned CUDA_ERROR_NO_DEVICE\n")
 
 
 def repeat(directory: Path, plan: Path, profile: str) -> subprocess.CompletedProcess[str]:
