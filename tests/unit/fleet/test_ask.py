@@ -71,7 +71,6 @@ COMMAND = ("fleet", "check", "--via", "ssh", "-w", "n[1-3]", "--into", "out")
 WAITS = """
 import pkgutil, sys, time
 from pathlib import Path
-from typing import Any
 function, sys.argv = sys.argv[1], ["gpuipc-doctor", *sys.argv[2:]]
 owner, _, name = function.rpartition(".")
 real = pkgutil.resolve_name(function)
