@@ -1,13 +1,14 @@
 """Measure `check --all` and the prolog by number of GPUs, compared with C programs that make the same driver
 calls; prints Markdown.
 
-    python benchmarks/check_cost.py [--gpus N]... [--rounds N] [--whole] [--plans DIR] [--json FILE]
+    python benchmarks/check_cost.py [--gpus N]... [--rounds N] [--whole] [--busy] [--plans DIR] [--json FILE]
 
 The floor of `check --all` is `visits_floor.c`: the driver calls of all checks that need no MPI, fabric,
 array library or NCCL, recorded from a run on a simulated node with as many GPUs, and made by as many C
 processes. Tool and floor run in turn; figures are medians. NVML's calls and waiting are not part of the
-floor. ``--plans`` keeps the recordings, or uses them if they are there. In a source tree, PYTHONPATH must
-have what the package needs.
+floor. ``--plans`` keeps the recordings, or uses them if they are there. ``--busy`` measures the tool also
+beside a process on each GPU that keeps it busy (`busy_gpu.py`). In a source tree, PYTHONPATH must have what
+the package needs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -72,6 +74,8 @@ from gpuipc_doctor.api import Tier, loader  # noqa: E402
 from gpuipc_doctor.files import python  # noqa: E402
 from gpuipc_doctor.simulator.node import prepare  # noqa: E402
 
+KERNELS = SOURCE / "gpuipc_doctor/worker/backends/kernels.ptx"
+
 TIMES_BUDGET = 600
 """Seconds of a tool's run after which it gives up."""
 
@@ -86,6 +90,8 @@ class Measured:
     tool: list[float]
     floor: list[float]
     whole: list[float]
+    busy: list[float]
+    """Beside busy GPUs: of `whole` if it was measured, else of `tool`."""
     processes: int
     initialisations: int
     whole_processes: int
@@ -94,7 +100,6 @@ class Measured:
     calls: int
     worst: list[str]
     prolog: dict[str, list[float]]
-    unlike: str
 
 
 def checks() -> list[str]:
@@ -150,16 +155,37 @@ def run_tool(
     return took, json.loads(report.read_text())
 
 
-def run_floor(floor: Path, plan: Path, environment: Mapping[str, str]) -> tuple[float, str]:
-    """Wall seconds of the floor, and the calls that ended otherwise than when they were recorded."""
+def run_floor(floor: Path, plan: Path, environment: Mapping[str, str]) -> float:
+    """Wall seconds of the floor. Exits if a call ended otherwise than when it was recorded."""
     started = time.monotonic()
     done = subprocess.run(
-        [floor, plan], env=environment, capture_output=True, text=True, timeout=TIMES_BUDGET
+        [floor, plan, KERNELS], env=environment, capture_output=True, text=True, timeout=TIMES_BUDGET
     )
     took = time.monotonic() - started
-    if done.returncode not in (0, 1):
+    if done.returncode:
         sys.exit(f"the floor ended with exit code {done.returncode}: {done.stdout}{done.stderr}")
-    return took, (done.stdout + done.stderr).strip()
+    return took
+
+
+@contextmanager
+def busy_gpus(gpus: int, environment: Mapping[str, str], *, mib: int) -> Iterator[None]:
+    """Keep so many GPUs busy during a ``with`` block, in a process for each."""
+    with ExitStack() as ended:
+        processes = []
+        for number in range(gpus):
+            command = [sys.executable, str(HERE / "busy_gpu.py"), str(mib)]
+            env = {**environment, "CUDA_VISIBLE_DEVICES": str(number)}
+            process = ended.enter_context(
+                subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+            )
+            ended.callback(process.kill)
+            processes.append(process)
+        for process in processes:
+            if process.stdout is None or not process.stdout.readline():
+                sys.exit("a GPU could not be kept busy")
+        yield
+        if any(process.poll() is not None for process in processes):
+            sys.exit("a GPU was not kept busy to the end")
 
 
 def measure(gpus: int, options: argparse.Namespace, work: Path, floors: Mapping[str, Path]) -> Measured:
@@ -175,15 +201,19 @@ def measure(gpus: int, options: argparse.Namespace, work: Path, floors: Mapping[
         node = prepare(str(profile), state).env
         simulate = ["--simulate", str(profile)]
     base = ["--backend", "cuda", *simulate]
-    tool, floor, whole, unlike, report, all_of_it = [], [], [], "", {}, {}
+    tool, floor, whole, busy, report, all_of_it = [], [], [], [], {}, {}
     for number in range(options.rounds):
-        took, unlike = run_floor(floors["visits"], plan, {**environment, **node})
-        floor.append(took)
+        floor.append(run_floor(floors["visits"], plan, {**environment, **node}))
         took, report = run_tool([*wanted, *base], environment, work / f"tool-{gpus}-{number}.json")
         tool.append(took)
         if options.whole:
             took, all_of_it = run_tool(["--all", *base], environment, work / f"all-{gpus}-{number}.json")
             whole.append(took)
+        if options.busy:
+            command = ["--all"] if options.whole else wanted
+            with busy_gpus(gpus, {**environment, **node}, mib=1 if options.simulate else 64):
+                took, _ = run_tool([*command, *base], environment, work / f"busy-{gpus}-{number}.json")
+            busy.append(took)
     prolog: dict[str, list[float]] = {}
     if not options.no_prolog:
         site = work / f"site-{gpus}" / "site.yaml"
@@ -199,6 +229,7 @@ def measure(gpus: int, options: argparse.Namespace, work: Path, floors: Mapping[
         tool=tool,
         floor=floor,
         whole=whole,
+        busy=busy,
         processes=report["processes"],
         initialisations=report["initialisations"],
         whole_processes=all_of_it.get("processes", 0),
@@ -207,7 +238,6 @@ def measure(gpus: int, options: argparse.Namespace, work: Path, floors: Mapping[
         calls=facts["calls"],
         worst=sorted({kind for kind in kinds if kind not in ("PASS", "SKIP")}),
         prolog=prolog,
-        unlike=unlike,
     )
 
 
@@ -226,14 +256,17 @@ def table(rows: Sequence[Measured]) -> None:
         for row in rows:
             counts = f"{row.whole_processes} | {row.whole_initialisations}"
             print(f"| {row.gpus} | {statistics.median(row.whole):.1f} | {counts} |")
+    if any(row.busy for row in rows):
+        print("\n| GPUs | beside busy GPUs, s | ratio to idle |\n|---|---|---|")
+        for row in rows:
+            took = statistics.median(row.busy)
+            print(f"| {row.gpus} | {took:.1f} | {took / statistics.median(row.whole or row.tool):.2f} |")
     if any(row.prolog for row in rows):
         print()
         prolog_cost.table_of_seconds([(row.gpus, row.prolog) for row in rows])
     for row in rows:
         if row.worst:
             print(f"\nThe tool on {row.gpus}: {', '.join(row.worst)}")
-        if row.unlike:
-            print(f"\nThe floor on {row.gpus}: {row.unlike}")
 
 
 def main() -> None:
@@ -244,6 +277,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--plans", type=Path, metavar="DIR", help="where the recordings are kept")
     parser.add_argument("--whole", action="store_true", help="measure `check --all` as it is, too")
+    parser.add_argument("--busy", action="store_true", help="measure it beside busy GPUs, too")
     parser.add_argument("--no-prolog", action="store_true")
     parser.add_argument("--record-only", action="store_true", help="only record, to --plans")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")

@@ -24,8 +24,6 @@ from unittest.mock import patch
 from gpuipc_doctor.files import python
 from gpuipc_doctor.simulator.build import SOURCES, Row, build, read_table
 
-KERNELS = Path(__file__).parents[1] / "gpuipc_doctor/worker/backends/kernels.ptx"
-
 RECORDER = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -85,6 +83,17 @@ static void say_bytes(const void *bytes, size_t count)
     say(" x", 0);
     for (size_t n = 0; bytes && n < count; n++)
         say("%02lx", ((const unsigned char *)bytes)[n]);
+}
+
+static void say_range(uint64_t address)
+{
+    int (*ask)(uint64_t *, size_t *, uint64_t) = driver("cuMemGetAddressRange_v2");
+    uint64_t base = address;
+    size_t bytes = 0;
+    if (ask(&base, &bytes, address) || base != address)
+        abort();
+    say(" %lu", address);
+    say("/%lu", bytes);
 }
 
 static void say_file(int descriptor)
@@ -174,8 +183,8 @@ int cuGetProcAddress(const char *symbol, void **function, int version, uint64_t 
 }
 """
 
-ADDRESSES = ("address", "to", "from", "hint")
-"""Parameters of type ``uint64_t`` that are addresses."""
+ADDRESSES = ("address", "to", "from")
+"""Parameters of type ``uint64_t`` that are addresses which a process has."""
 
 HOST = ("to", "from", "data", "value")
 """Parameters of type ``void *`` that are host memory."""
@@ -187,8 +196,8 @@ FREES = ("mem-free", "vmm-free", "pool-free", "host-free")
 
 HANDLE_BYTES = 64
 
-UNKNOWN = 1 << 40
-"""Bytes of a mapping whose size no call states."""
+OPENS = ("ipc-open", "pool-import-pointer")
+"""Calls that return an address without the size of its memory, which the recorder asks for."""
 
 QUIET = ("error-name", "error-string", "get-proc-address", "unsupported")
 """Calls that are not recorded."""
@@ -271,6 +280,8 @@ def _tell(row: Row, kind: str, name: str) -> str:
         return f"say_bytes({name}, 8);"
     if kind == "const char *":
         return f'length += (size_t)snprintf(text + length, sizeof text - length, " s%s", {name});'
+    if row.call in OPENS and name == "address":
+        return f'code ? say(" 0", 0) : say_range(*{name});'
     if kind in ("void **", "uint64_t *") and name != "values":
         return f'say(" %lu", code || !{name} ? 0 : (uint64_t)*{name});'
     if kind.endswith("*") and kind != "void *":
@@ -406,7 +417,6 @@ def plan(processes: Sequence[Recorded], places: Mapping[str, int]) -> str:
     until = max(process.ended for process in processes)
     ends = [[call.ended for call in process.calls] for process in processes]
     lines = [
-        f"kernels {KERNELS}",
         f"processes {len(processes)} handles {len(links.handles)} descriptors {links.descriptors}",
     ]
     for number, process in enumerate(processes):
@@ -494,7 +504,8 @@ class Writer:
             memory, rounds, result, *rest = word[1:].split(",")
             if self.objects.get(int(call.words[0])) in self.waiting:
                 rounds = "1"
-            return "p" + ",".join([self._address(memory), rounds, self._address(result), *rest])
+            addresses = self._address(memory, call), self._address(result, call)
+            return "p" + ",".join([addresses[0], rounds, addresses[1], *rest])
         if kind == "const void *" and name == "image":
             return "k"
         if name == "extra":
@@ -505,7 +516,7 @@ class Writer:
             return self._made(word, call)
         if kind == "void *":
             return self.objects.get(int(word), word)
-        return self._address(word) if kind == "uint64_t" and name in ADDRESSES else word
+        return self._address(word, call) if kind == "uint64_t" and name in ADDRESSES else word
 
     def _new(self) -> int:
         self.slots += 1
@@ -514,28 +525,26 @@ class Writer:
     def _made(self, word: str, call: RecordedCall) -> str:
         """A slot for what a call returned."""
         kind, first = PARAMETERS[call.symbol][0]
-        if not int(word) or first == "base":
+        at, _, size = word.partition("/")
+        if not int(at) or (first != "address" and kind != "void **"):
             return "&0"
         slot = self._new()
-        if kind == "void **":
-            self.objects[int(word)] = f"${slot}"
+        if first == "address":
+            names = [name for _, name in PARAMETERS[call.symbol]]
+            base, nbytes = int(at), int(size or call.words[names.index("bytes")])
+            # What was there before is gone, perhaps with its context.
+            self.memory = {at: made for at, made in self.memory.items() if not base <= at < base + nbytes}
+            self.memory[base] = nbytes, f"${slot}"
         else:
-            sizes = [
-                int(said)
-                for (_, name), said in zip(PARAMETERS[call.symbol], call.words, strict=True)
-                if name == "bytes"
-            ]
-            base, size = int(word), sizes[0] if sizes else UNKNOWN
-            if sizes:  # what was there is gone
-                self.memory = {at: made for at, made in self.memory.items() if not base <= at < base + size}
-            self.memory[base] = size, f"${slot}"
+            self.objects[int(at)] = f"${slot}"
         return f"&{slot}"
 
-    def _address(self, word: str) -> str:
+    def _address(self, word: str, call: RecordedCall) -> str:
+        """An address, as an offset in memory that this process has."""
         number = int(word)
-        if number in self.objects and number not in self.memory:
-            return self.objects[number]
         base = max((base for base in self.memory if base <= number), default=None)
-        if base is None or number >= base + self.memory[base][0]:
-            return word
-        return self.memory[base][1] + (f"+{number - base}" if number > base else "")
+        if base is not None and number < base + self.memory[base][0]:
+            return self.memory[base][1] + (f"+{number - base}" if number > base else "")
+        if number and not call.code:
+            sys.exit(f"{call.symbol} succeeded with {number:#x}, in no memory that was recorded")
+        return word

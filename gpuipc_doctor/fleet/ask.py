@@ -15,7 +15,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -206,24 +206,59 @@ def ask(targets: Sequence[Target], way: LaunchOptions, listener: Listener) -> No
 
 
 T = TypeVar("T")
+P = TypeVar("P", bound=asyncio.SubprocessProtocol)
+
+
+class _Starts:
+    """Number of commands that are being started."""
+
+    number = 0
+
+
+async def start(
+    protocol: Callable[[], P], words: Sequence[str], **options: Any
+) -> tuple[asyncio.SubprocessTransport, P]:
+    """Start a command in a session of its own. Raises `OSError`.
+
+    An interruption is raised only afterwards: in between, it would leave a command that nobody knows.
+    """
+    _Starts.number += 1
+    try:
+        loop = asyncio.get_running_loop()
+        return await loop.subprocess_exec(protocol, *words, start_new_session=True, **options)
+    finally:
+        _Starts.number -= 1
 
 
 def run_interruptibly(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine as asyncio.run does, but wait at most `CANCELLING_S` for the tasks that it leaves.
 
-    An interruption is raised anywhere in the loop, also where that loses the end of a command: the task that
-    waits for that end then outlasts its cancelling.
+    Except while a command starts (`start`), an interruption is raised anywhere in the loop, also where that
+    loses the end of a command: the task that waits for that end then outlasts its cancelling.
     """
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda *_: None)  # such a task is not worth a message
-    try:
-        return loop.run_until_complete(work)
-    finally:
-        if left := asyncio.all_tasks(loop):
-            for task in left:
-                task.cancel()
-            loop.run_until_complete(asyncio.wait(left, timeout=CANCELLING_S))
-        loop.close()
+    interrupted = asyncio.Event()
+
+    def interrupt() -> None:
+        if not _Starts.number or loop.is_closed():
+            raise KeyboardInterrupt
+        loop.call_soon_threadsafe(interrupted.set)
+
+    with tree.interruptible(interrupt):
+        try:
+            main = loop.create_task(work)
+            ends = {main, loop.create_task(interrupted.wait())}
+            loop.run_until_complete(asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED))
+            if not main.done():
+                raise KeyboardInterrupt
+            return main.result()
+        finally:
+            if left := asyncio.all_tasks(loop):
+                for task in left:
+                    task.cancel()
+                loop.run_until_complete(asyncio.wait(left, timeout=CANCELLING_S))
+            loop.close()
 
 
 class Pace:
@@ -281,9 +316,7 @@ async def _ask_one(target: Target, way: LaunchOptions) -> tuple[NodeReport, byte
 async def run(words: Sequence[str], seconds: float, stdin: Path = NO_INPUT) -> Channel:
     """Run a command in a session of its own, and end it at its deadline. Raises `OSError`."""
     with stdin.open("rb") as sent:
-        transport, channel = await asyncio.get_running_loop().subprocess_exec(
-            Channel, *words, stdin=sent, start_new_session=True
-        )
+        transport, channel = await start(Channel, words, stdin=sent)
     try:
         tree.carry_priority(transport.get_pid())
         await within(seconds, channel.exited)

@@ -36,6 +36,7 @@ from gpuipc_doctor.fleet.ask import (
     end,
     run,
     run_interruptibly,
+    start,
     within,
 )
 from gpuipc_doctor.fleet.summary import State, clocked, silent
@@ -47,7 +48,7 @@ REMOVAL_S = 30.0
 """Seconds for removing a shipped file from nodes that did not start it."""
 
 PENDING_S = 3.0
-"""Seconds after which Slurm has examined a job and reports why it waits."""
+"""Seconds between questions why a job waits, which Slurm can tell once it has examined the job."""
 
 POLICY = "accounting/QOS policy"
 """Part of Slurm's message for a job beyond a user's or a QOS's limit (tried: 22.05, slurmdbd)."""
@@ -57,6 +58,9 @@ _PENDING = re.compile(rb"Pending job allocation (\d+)")
 _JOB_LIMIT = re.compile(rb"Max\w*(Node|CPU|GRES|Mem|Billing)\w*PerJob|PartitionNodeLimit", re.IGNORECASE)
 """Slurm's reasons for a job that is too large ever to start (`squeue --format=%r`; tried:
 QOSMaxNodePerJobLimit)."""
+
+_UNEXAMINED = (b"", b"None")
+"""Reasons of a job that Slurm has not examined yet."""
 
 MARK = b"@gpuipc-doctor "
 """Prefix of our lines; the node's name follows, then one of the words below or a part of the answer."""
@@ -209,9 +213,7 @@ class _Asking:
         await self._pace.turn()
         words = _words(nodes, way, seconds)
         try:
-            transport, _ = await asyncio.get_running_loop().subprocess_exec(
-                lambda: answers, *words, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
-            )
+            transport, _ = await start(lambda: answers, words, stdin=asyncio.subprocess.DEVNULL)
         except OSError:
             return answers  # each node is then run separately, which shows the reason
         try:
@@ -233,17 +235,14 @@ class _Asking:
         words = ["salloc", *limits, f"-N{len(nodes)}", "-w", ",".join(nodes), *way.options, "sh", "-c", _HOLD]
         await self._pace.turn()
         try:
-            transport, channel = await asyncio.get_running_loop().subprocess_exec(
-                _Job, *words, stdin=asyncio.subprocess.PIPE, start_new_session=True, env=_as_salloc_reads_it()
+            transport, channel = await start(
+                _Job, words, stdin=asyncio.subprocess.PIPE, env=_as_salloc_reads_it()
             )
         except OSError:
             yield "", False
             return
         try:
-            await within(PENDING_S, channel.settled)
-            if not channel.settled.is_set() and (pending := _PENDING.search(channel.said)):
-                channel.said += await _reason(pending[1].decode())
-            if _JOB_LIMIT.search(channel.said):
+            if _JOB_LIMIT.search(channel.said + await _reason(channel, way.patience_s)):
                 self._too_many = min(self._too_many, len(nodes))
                 with contextlib.suppress(ProcessLookupError):
                     transport.terminate()
@@ -269,9 +268,18 @@ def _halves(nodes: list[str]) -> list[list[str]]:
     return [nodes[:middle], nodes[middle:]]
 
 
-async def _reason(job: str) -> bytes:
-    """Slurm's reason why a job waits; empty if unknown."""
-    return bytes((await run(["squeue", "--noheader", f"--jobs={job}", "--format=%r"], GRACE_S)).told)
+async def _reason(channel: _Job, patience_s: float) -> bytes:
+    """Slurm's reason why a job waits; empty if it does not wait. A busy controller needs more than one
+    `PENDING_S` until it has examined the job."""
+    until = time.monotonic() + patience_s
+    while not channel.settled.is_set() and time.monotonic() < until:
+        await within(PENDING_S, channel.settled)
+        if not channel.settled.is_set() and (pending := _PENDING.search(channel.said)):
+            words = ["squeue", "--noheader", f"--jobs={pending[1].decode()}", "--format=%r"]
+            reason = bytes((await run(words, GRACE_S)).told).strip()
+            if reason not in _UNEXAMINED:
+                return reason
+    return b""
 
 
 class _Answers(Channel):

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
+from gpuipc_doctor.node import programs
 from gpuipc_doctor.node.mpi_locate import NotFound
 
 _PROGRAMS = ("LMOD_CMD", "MODULES_CMD")
@@ -31,16 +32,7 @@ def load(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]
     """
     program = find_program(environment)
     try:
-        ended = subprocess.run(
-            (program, "python", "load", *names),
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT_S,
-            check=False,
-        )
+        ended = programs.ask((program, "python", "load", *names), environment, _LIMIT_S)
     except OSError as error:
         raise NotFound(
             f"{program} cannot be run: {error.strerror}", f"correct or unset {' and '.join(_PROGRAMS)}"

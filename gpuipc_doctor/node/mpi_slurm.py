@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from gpuipc_doctor.node import programs
+
 _LIMIT_S = 10.0
 """Seconds to wait for Slurm's controller. Without an answer, srun is assumed to work."""
 
@@ -59,15 +61,6 @@ def remedy(interface: str) -> str:
 
 def _ask(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
     try:
-        return subprocess.run(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT_S,
-            check=False,
-        )
+        return programs.ask(command, environment, _LIMIT_S)
     except (OSError, subprocess.TimeoutExpired):
         return None

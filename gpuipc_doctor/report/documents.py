@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from inspect import cleandoc
 from typing import Any, Literal, TypeVar, get_type_hints
 
-from gpuipc_doctor.model import Evidence, Exit, Finding, Json
+from gpuipc_doctor.model import Evidence, EvidenceKind, Exit, Finding, Json
 from gpuipc_doctor.report import sentences
 
 T = TypeVar("T")
@@ -76,7 +76,9 @@ def encode(value: Any, fold: Fold | None = None) -> Json:
             else:
                 encoded[field.name] = encode(item, fold)
         if sentence := _SENTENCES.get(type(value)):  # keys in the encoder's form, as readers expect
-            encoded[sentence] = sentences.fill(encoded["says"], encoded["values"])
+            encoded[sentence] = "; ".join(
+                [*_causes(encoded), sentences.fill(encoded["says"], encoded["values"])]
+            )
         return encoded
     if isinstance(value, enum.Enum):
         return value.value
@@ -89,6 +91,12 @@ def encode(value: Any, fold: Fold | None = None) -> Json:
     if isinstance(value, float) and not math.isfinite(value):
         return None  # JSON has no NaN
     return _text(value) if isinstance(value, str) else value
+
+
+def _causes(encoded: Mapping[str, Json]) -> Iterable[str]:
+    """The causes in a finding's evidence, with which its summary begins as on the screen."""
+    items = (item for item in encoded.get("evidence", ()) if item["kind"] == EvidenceKind.CAUSE.value)
+    return (sentences.fill(item["says"], item["values"]) for item in items)
 
 
 def _text(text: str) -> str:

@@ -46,10 +46,11 @@ def worst(planned: PlannedProbe, outcome: ProbeOutcome) -> Status:
 
 
 class Confirmation(enum.Enum):
-    """What became of a visit that did not pass, if its probe passed alone or could not be repeated."""
+    """What became of a visit that did not pass, if its probe passed alone or could not be repeated; and of a
+    launch whose ranks did not all start."""
 
     CAME_AGAIN = "came again"
-    """It did not pass after the same visits either."""
+    """The visit did not pass after the same visits either."""
     CAME_ONCE = "came once"
     NOT_REPEATED = "not repeated"
 
@@ -81,7 +82,10 @@ def of_doubt(planned: PlannedProbe, doubt: Doubt) -> list[Finding]:
             alone = Evidence.control("the probe passes alone; after these probes it failed twice")
             return [replace(finding, evidence=(*finding.evidence, alone, *history)) for finding in found]
         case _ if not doubt.outcome.stopped:
-            note = Evidence.seen("not confirmed: the run ended before the probe was repeated alone")
+            says = "not confirmed: the run ended before the probe was repeated alone"
+            if doubt.alone:
+                says = "not confirmed: the probe passes alone; it could not be repeated after the same probes"
+            note = Evidence.seen(says)
             return [replace(finding, evidence=(*finding.evidence, note, *history)) for finding in found]
     return found
 
@@ -93,17 +97,21 @@ def is_of_mpi(outcome: ProbeOutcome) -> bool:
     return is_failure and (operation or "").startswith(MPI_PREFIX)
 
 
-def of_apart(outcome: ProbeOutcome, *, twice: bool = False, once: bool = False) -> Finding:
-    """The finding about a launch whose ranks did not all start: ``twice``, or ``once`` and then did."""
+def of_apart(outcome: ProbeOutcome, launched: Confirmation | None = None) -> Finding:
+    """The finding about a launch whose ranks did not all start; ``launched``: None if it was not to be
+    repeated."""
     found = blame.conclude(outcome)
-    ranks = len(outcome.roles)
+    ranks, twice = len(outcome.roles), launched is Confirmation.CAME_AGAIN
+    if launched is Confirmation.NOT_REPEATED:
+        says = "not confirmed: the run ended before the launch of {ranks} ranks was repeated"
+        return replace(found, evidence=(*found.evidence, Evidence.seen(says, ranks=ranks)))
     if twice and is_of_mpi(outcome):
         note = Evidence.seen(
             "{ranks} ranks failed to start together, twice; pairs were started alone", ranks=ranks
         )
         return replace(found, evidence=(*found.evidence, note))
     says = "{ranks} ranks cannot be started together; pairs were tested in launches of their own"
-    if once:
+    if launched is Confirmation.CAME_ONCE:
         says = "{ranks} ranks did not start together at first; when repeated they did"
     seen = Evidence.seen("{found}", found=sentences.summary(found))
     return Finding.warn("not-together", says, seen, *found.evidence, remedy=found.remedy, ranks=ranks)

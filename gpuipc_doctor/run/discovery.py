@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from gpuipc_doctor.api.equal_gpus import Traits
 from gpuipc_doctor.model import (
     CheckInfo,
     Device,
-    Ending,
     Fact,
     Finding,
     Node,
@@ -23,18 +22,17 @@ from gpuipc_doctor.model import (
     Tier,
 )
 from gpuipc_doctor.node import inventory
-from gpuipc_doctor.node.gpus import JobGpus, of_intel, of_job
+from gpuipc_doctor.node.gpus import JobGpus, of_intel
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import site_expectations
+from gpuipc_doctor.run.hanging_gpus import HangingGpus, has_hung
+from gpuipc_doctor.run.open_drivers import OpenDrivers
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
-from gpuipc_doctor.run.schedule import Ended
 from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
 from gpuipc_doctor.site import hosts
 from gpuipc_doctor.site.config import NodeGpus, SiteConfig
 from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import device_from_json
-
-HIDING = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +42,8 @@ class Found:
     devices: tuple[Device, ...]
     facts: tuple[Fact, ...]
     site: SiteConfig
+    left_out: tuple[Device, ...] = ()
+    """GPUs that are not tested because initialising their driver hangs."""
 
 
 @dataclass
@@ -57,6 +57,10 @@ class Discovery:
     job: JobGpus | None
     planner: Planner
     surveys: SurveyRunner
+    open_drivers: OpenDrivers
+
+    def __post_init__(self) -> None:
+        self._hanging = HangingGpus(self.planner, self.surveys, self.open_drivers)
 
     def drivers(self) -> Found:
         return self._find_node_gpus() if self.job is None else self._find_job_gpus(self.job)
@@ -73,7 +77,7 @@ class Discovery:
             differences = site_expectations.check_backend_gpus(backends[0], expected, devices, os.environ)
         self._tell(*differences)
         self._tell(*site_expectations.of_links(expected, devices, traits, os.environ))
-        return Found(devices, facts, site)
+        return Found(devices, facts, site, tuple(self._hanging.left_out))
 
     def _find_job_gpus(self, job: JobGpus) -> Found:
         devices, facts, missing = self._number_job_gpus(job)
@@ -136,14 +140,17 @@ class Discovery:
         }
         info, asked = self.planner.survey(loader.survey("devices").file, options)
         ended = self.surveys.run((*asked, *beside))
-        others = {one.number: self._ask_others(one, ended[one.number]) for one in asked}
-        ended |= {number: outcome for number, outcome in others.items() if outcome}
+        told = list[str]()  # that GPUs are hidden, and which
+        for one in asked:
+            is_cuda = one.probe.name == "cuda" and self.planner.request.tier > Tier.PROLOG
+            if is_cuda and has_hung(ended[one.number]) and (others := self._hanging.ask_others(one)):
+                ended[one.number] = others
+                told.append(one.probe.name)
         answers = [outcome for outcome in ended.values() if isinstance(outcome, ProbeOutcome)]
         found = [record for outcome in answers for record in outcome.records.values()]
         devices = [device_from_json(data) for record in found for data in record.get("devices", ())]
         devices.sort(key=lambda device: (device.backend, device.index))
         devices = _testable(devices)
-        told = [one.probe.name for one in asked if others[one.number]]  # that GPUs are hidden, and which
         self.surveys.keep(info, asked, ended, unsurprising={*self._unsurprising(devices), *told})
         facts = [Fact(*fact) for record in found for fact in record.get("facts", ())]
         facts += [
@@ -160,35 +167,6 @@ class Discovery:
         traits = {label: found for record in found for label, found in record.get("traits", {}).items()}
         return tuple(devices), (*facts, *inventory.facts_from_surveys(answers)), unlisted, traits
 
-    def _ask_others(self, planned: PlannedProbe, ended: Ended) -> Ended | None:
-        """If initialising CUDA hung, initialise each GPU alone, and then all but those that hang alone.
-
-        No process sees those from then on. None if there are none.
-        """
-        request = self.planner.request
-        # With --device, which would be numbered otherwise without some, a user has chosen.
-        has_chosen = self.job is not None or bool(request.devices) or HIDING in os.environ
-        if planned.probe.name != "cuda" or request.tier is Tier.PROLOG or has_chosen or not _has_hung(ended):
-            return None
-        gpus = [gpu for gpu in of_job(self.node.root, "").listed if gpu.backend == "cuda" and gpu.uuid]
-        if len(gpus) < 2:
-            return None
-        options = {**planned.probe.params, "backends": ("cuda",)}
-        options["alone"] = {gpu.pci: {HIDING: gpu.uuid} for gpu in gpus}
-        info, (_, *alone) = self.planner.survey(loader.survey("devices").file, options)
-        each = self.surveys.run(alone, 1)  # one that hangs may keep others waiting
-        hanging = [one for one in alone if _has_hung(each[one.number])]
-        others = [gpu.uuid for gpu, one in zip(gpus, alone, strict=True) if one not in hanging]
-        if not hanging or not others:
-            return None
-        self.surveys.keep(info, hanging, each)
-        says = "cuInit hangs with {gpus}: left out, and the others are numbered without"
-        left_out = [gpu.pci for gpu in gpus if gpu.uuid not in others]
-        self._tell(Finding.skip("left-out", says, gpus=left_out))
-        session = self.surveys.schedule.session
-        session.node = replace(session.node, env={**session.node.env, HIDING: ",".join(others)})
-        return self.surveys.run((planned,))[planned.number]
-
     def _unsurprising(self, devices: Collection[Device]) -> Collection[str]:
         """Backends whose absence or hidden devices need not be reported."""
         if self.job is not None:
@@ -200,11 +178,6 @@ class Discovery:
 
     def _list_intel(self, devices: Collection[Device]) -> list[str]:
         return [] if devices else of_intel(self.node.root)
-
-
-def _has_hung(ended: Ended) -> bool:
-    roles = ended.roles.values() if isinstance(ended, ProbeOutcome) else ()
-    return any(role.ending is Ending.HUNG for role in roles)
 
 
 def _on_gpus() -> CheckInfo:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -22,7 +22,6 @@ from gpuipc_doctor.model import (
     Finding,
     MpiStack,
     Node,
-    Probe,
     Report,
     Result,
     Setting,
@@ -43,6 +42,7 @@ from gpuipc_doctor.run import (
 )
 from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.discovery import Discovery, Found
+from gpuipc_doctor.run.open_drivers import OpenDrivers
 from gpuipc_doctor.run.planner import Plan, PlannedProbe, Planner, TooManyFollowUps
 from gpuipc_doctor.run.preview import Preview, of_ranks
 from gpuipc_doctor.run.request import Request
@@ -54,9 +54,6 @@ from gpuipc_doctor.run.tours import Tours
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
-
-DAY_S = 86_400.0
-"""Deadline in seconds of operations that only wait: longer than any run."""
 
 RERUN_BUDGET_FRACTION = 0.25
 """Fraction of the budget reserved for rerunning failed MPI probes, since hangs may use up the rest."""
@@ -293,7 +290,7 @@ def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) 
     with _started(request, config, node, watcher) as run:
         found = run.discovery.drivers()
         run.issues = knownissues.load(config.known_issues_dirs)
-        devices = request.select_devices(found.devices) if found.devices else ()
+        devices = request.select_devices(found.devices, found.left_out) if found.devices else ()
         stacks = run.stack_discovery.stacks(devices, found.site, start_ranks=False)
         plan = run.plan_probes(run.collect_inventory(found), devices, stacks, found.site, preflight.look())
         plan = replace(plan, concluded=(*run.log.results(), *plan.concluded))
@@ -322,12 +319,12 @@ def run(
         loading = aside.submit(knownissues.load, config.known_issues_dirs)  # while the drivers initialise
         numbering = aside.submit(knownissues.edition, config.known_issues_dirs)
         if request.tier > Tier.PROLOG:
-            resources.enter_context(_drivers_kept_open(run.schedule.session, request.backends))
+            resources.enter_context(run.discovery.open_drivers)
         before = aside.submit(preflight.look) if request.tier > Tier.PROLOG else None
         found = run.discovery.drivers()
         run.issues, edition = loading.result(), numbering.result()
         # If no device is found, the result is that of the discovery.
-        devices = request.select_devices(found.devices) if found.devices else ()
+        devices = request.select_devices(found.devices, found.left_out) if found.devices else ()
         node_inventory = run.collect_inventory(found)
         stacks = run.stack_discovery.stacks(devices, found.site, start_ranks=True)
         seen = before.result() if before else {}
@@ -405,28 +402,6 @@ def _started(
             keeps_logs=bool(request.keep_logs), suppressed=config.suppressed, tell=watcher.concluded
         )
         surveys = SurveyRunner(planned, schedule, log)
-        discovery = Discovery(node, job, planned, surveys)
+        discovery = Discovery(node, job, planned, surveys, OpenDrivers(session, request.backends))
         stack_discovery = StackDiscovery(node, planned, surveys)
         yield Run(planned, discovery, stack_discovery, schedule, log, facts_from_files)
-
-
-@contextlib.contextmanager
-def _drivers_kept_open(session: Session, backends: Iterable[str]) -> Iterator[None]:
-    """During the ``with`` block, a worker holds each driver open, as a persistence daemon does.
-
-    If no process holds a driver open, each process that ends shuts the GPUs down, and the next one has to
-    initialise them: on two H200s, this took 2 of 14 seconds.
-    """
-    survey = loader.survey("devices")
-    hold = loader.role(survey.file, "keep_open")
-    with contextlib.ExitStack() as held:
-        for backend in backends:
-            probe = Probe(
-                "kept open",
-                {backend: hold},
-                params={"backend": backend},
-                deadline_s=DAY_S,
-                imports=(backend,),
-            )
-            held.enter_context(session.beside(*survey, probe))
-        yield

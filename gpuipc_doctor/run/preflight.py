@@ -154,20 +154,23 @@ def causes(seen: Seen, environ: Mapping[str, str]) -> Iterator[Cause]:
             "ip link set lo up",
             lambda entry: _is_of_ranks(entry) and not _is_of_ranks_in_a_message(entry),
         )
-    if said := _of(seen, "host name").get("elsewhere"):
-        name = _of(seen, "host name")["name"]
+    yield from _host_name(_of(seen, "host name"))
+
+
+def _host_name(said: Mapping[str, Json]) -> Iterator[Cause]:
+    remedy = f"add `127.0.1.1 {said.get('name')}` to /etc/hosts, or correct DNS"
+    if said.get("elsewhere"):
         yield Cause(
-            "this host's name, {name}, has another host's address ({address})",
-            {"name": name, "address": said},
-            f"add `127.0.1.1 {name}` to /etc/hosts, or correct DNS",
+            "this host's name, {name}, has another host's address ({elsewhere})",
+            said,
+            remedy,
             _mentions(r"[Cc]onnect|refused|timed out|[Nn]o route|unreachable|[Hh]ost ?name"),
         )
-    if said := _of(seen, "host name").get("error"):
-        name = _of(seen, "host name")["name"]
+    if said.get("error"):
         yield Cause(
             "this host's name, {name}, has no address ({error})",
-            {"name": name, "error": said},
-            f"add `127.0.1.1 {name}` to /etc/hosts, or correct DNS",
+            said,
+            remedy,
             _mentions(r"gethostby|getaddrinfo|[Nn]ame or service not known|resol|[Hh]ost ?name"),
         )
 

@@ -72,13 +72,17 @@ class Request:
     def backends(self) -> tuple[str, ...]:
         return BACKENDS if self.backend in ("auto", "all") else (self.backend,)
 
-    def select_devices(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """The devices requested by label, uuid or (with one backend) index, else all.
+    def select_devices(
+        self, devices: Sequence[Device], left_out: Sequence[Device] = ()
+    ) -> tuple[Device, ...]:
+        """The devices requested by label, uuid or (with one backend) index, else all; without those
+        ``left_out``, which may be requested too.
 
         Raises `UnknownName`, and `AmbiguousName` for an index that exists in several backends.
         """
         if not self.devices:
             return tuple(devices)
+        devices = (*devices, *left_out)
         chosen: dict[str, Device] = {}
         unknown = [name for name in self.devices if not any(name in _names(device) for device in devices)]
         if len(unknown) > 1:
@@ -90,7 +94,7 @@ class Request:
             if len(matching) > 1:
                 raise AmbiguousName("device", name, (device.label for device in matching))
             chosen[matching[0].label] = matching[0]
-        return tuple(chosen.values())
+        return tuple(device for device in chosen.values() if device not in left_out)
 
 
 def _names(device: Device) -> tuple[str, ...]:

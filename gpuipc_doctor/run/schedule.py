@@ -200,7 +200,7 @@ class Schedule:
                 return self._take_doubtful(tour.planned.visits[-1], None, take)
             return [*self.tours.start_apart(tour.planned, apart.outcome)]
         ended = _result_of(future)
-        if not tour.made and isinstance(ended, ProbeOutcome):
+        if not tour.made and isinstance(ended, ProbeOutcome) and not ended.stopped:
             self.tours.note_start(tour.planned)
         tour.made += 1
         if ended is None or isinstance(ended, NotRun):
@@ -228,7 +228,7 @@ class Schedule:
         """Handle the end of a probe that ran alone; returns what is to run next."""
         doubt = self.tours.doubts.get(planned.number)
         if isinstance(ended, NotRun):
-            if doubt and ended.finding.key != GIVEN_UP:
+            if doubt and not _is_given_up_for(doubt.outcome, ended.finding):
                 return self._take_doubtful(planned, None, take)
         elif doubt and self.tours.passes(planned, ended) and self.tours.needs_confirmation(planned):
             self.tours.doubts[planned.number] = replace(doubt, alone=ended)
@@ -248,9 +248,9 @@ class Schedule:
         ``again``: the outcome of the same visits, made again; None if they could not be.
         """
         doubt = self.tours.doubts[planned.number]
-        if doubt.alone is None:
+        if again is None or again.stopped:
             doubt = replace(doubt, confirmation=Confirmation.NOT_REPEATED)
-        elif again and not again.stopped and not self.tours.passes(planned, again):
+        elif not self.tours.passes(planned, again):
             doubt = replace(doubt, outcome=again, confirmation=Confirmation.CAME_AGAIN)
         else:
             doubt = replace(doubt, confirmation=Confirmation.CAME_ONCE)
@@ -385,6 +385,14 @@ class Schedule:
 
         with interruptible(interrupt):
             yield
+
+
+def _is_given_up_for(outcome: ProbeOutcome, finding: Finding) -> bool:
+    """Whether the outcome is the hang for which a device's other probes are skipped."""
+    role = outcome.roles.get(outcome.blamed or "")
+    if role is None or role.ending is not Ending.HUNG or finding.key != GIVEN_UP:
+        return False
+    return bool(role.operation == finding.values["call"])
 
 
 def _planned(item: PlannedProbe | RunningTour) -> Item:

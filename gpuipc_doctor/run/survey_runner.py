@@ -43,8 +43,8 @@ class SurveyRunner:
         self.keep(info, asked, ended)
         return [outcome for outcome in ended.values() if isinstance(outcome, ProbeOutcome)]
 
-    def run(self, probes: Sequence[PlannedProbe], jobs: int = 0) -> dict[int, Ended]:
-        """Run the probes, ``jobs`` at a time; without, all at once."""
+    def run(self, probes: Sequence[PlannedProbe], jobs: int = 0, *, spare_s: float = 0.0) -> dict[int, Ended]:
+        """Run the probes, ``jobs`` at a time, or all at once; ``spare_s``: see `Schedule.run`."""
         ended: dict[int, Ended] = {}
 
         def take(planned: PlannedProbe, outcome: Ended | Doubt) -> Sequence[PlannedProbe]:
@@ -52,7 +52,7 @@ class SurveyRunner:
             ended[planned.number] = outcome
             return ()
 
-        self.schedule.run(probes, jobs or len(probes), take)
+        self.schedule.run(probes, jobs or len(probes), take, spare_s=spare_s)
         return ended
 
     def keep(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from gpuipc_doctor.api import Check, loader
 from gpuipc_doctor.model import Ending, Finding, Launch, Probe, ProbeOutcome, Status, Tier
 from gpuipc_doctor.run import conclusions
-from gpuipc_doctor.run.conclusions import Doubt
+from gpuipc_doctor.run.conclusions import Confirmation, Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
 
 FEWEST = 3
@@ -103,12 +103,11 @@ class Tours:
     """By number of the planned probe."""
     believed: set[tuple[str, str]] = field(default_factory=set)
     """(Check, key) of SKIPs that a probe also gave alone."""
-    apart: list[tuple[ProbeOutcome, Finding]] = field(default_factory=list)
-    """Launches whose ranks did not all start, and what that means. If one failed twice, the pairs of all
-    launches have launches of their own."""
     ranks_apart: bool = False
+    """Whether a launch failed to start its ranks, so that the pairs of all launches have their own."""
+    _apart: list[tuple[ProbeOutcome, Finding]] = field(default_factory=list)
     _again: dict[int, ProbeOutcome] = field(default_factory=dict)
-    """Check → how its launch failed that is being repeated."""
+    """Tour → how its launch failed that is to be repeated."""
     _failures: Counter[object] = field(default_factory=Counter)
 
     def plan(self, probes: Sequence[PlannedProbe], jobs: int) -> list[PlannedProbe | PlannedTour]:
@@ -145,15 +144,23 @@ class Tours:
         if again is None and conclusions.is_of_mpi(outcome):
             self._again[tour.number] = outcome
             return (tour,)
-        found = conclusions.of_apart(outcome, twice=again is not None)
-        self.apart.append((outcome, found))
+        found = conclusions.of_apart(outcome, Confirmation.CAME_AGAIN if again else None)
+        self._apart.append((outcome, found))
         self.ranks_apart = True
         return tour.visits
 
     def note_start(self, tour: PlannedTour) -> None:
         """Note that the ranks of a launch started, perhaps only when it was repeated."""
         if first := self._again.pop(tour.number, None):
-            self.apart.append((first, conclusions.of_apart(first, once=True)))
+            self._apart.append((first, conclusions.of_apart(first, Confirmation.CAME_ONCE)))
+
+    @property
+    def apart(self) -> list[tuple[ProbeOutcome, Finding]]:
+        """Launches whose ranks did not all start, and what that means; at the end of the run."""
+        not_repeated = [
+            (first, conclusions.of_apart(first, Confirmation.NOT_REPEATED)) for first in self._again.values()
+        ]
+        return [*self._apart, *not_repeated]
 
     def passes(self, planned: PlannedProbe, outcome: ProbeOutcome) -> bool:
         """Whether an outcome counts: it passes, or is a SKIP for a reason that holds also alone."""

@@ -176,7 +176,8 @@ class Cluster:
             try:
                 if entry.name.isdigit() and (entry / "ns/pid").readlink() == self._pid_namespace:
                     words = (entry / "cmdline").read_bytes().split(b"\0")
-                    yield b" ".join(words).decode(errors="replace").strip()
+                    if any(words):  # a process that has ended has none; its parent has yet to reap it
+                        yield b" ".join(words).decode(errors="replace").strip()
             except OSError:
                 continue  # the process has just ended
 

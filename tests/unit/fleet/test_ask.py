@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,6 +178,35 @@ def test_interrupt_kills_a_command_that_ignores_its_end(node: Path, monkeypatch:
         ask([Target.of_node("n1")], LaunchOptions(Via.SSH, ("true",)), Recorder())
     os.set_blocking(alive, True)
     assert os.read(alive, 1) == b""
+    os.close(alive)
+
+
+def test_interrupt_between_start_and_registration_of_a_command_ends_it(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio knew nothing of the command, which ran on."""
+    os.mkfifo(node / "alive")
+    (node / "ssh").write_text(f"#!/bin/sh\nexec 9> {node}/alive; touch {node}/begun; exec sleep 4711\n")
+    alive = os.open(node / "alive", os.O_RDONLY | os.O_NONBLOCK)
+
+    class InterruptedPopen(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            until("the command has begun", (node / "begun").exists)
+            monkeypatch.undo()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def is_gone() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            return os.read(alive, 1) == b""
+        return False
+
+    path = os.environ["PATH"]
+    monkeypatch.setattr(subprocess, "Popen", InterruptedPopen)
+    monkeypatch.setenv("PATH", path)
+    with pytest.raises(KeyboardInterrupt):
+        ask([Target.of_node("n1")], LaunchOptions(Via.SSH, ("true",)), Recorder())
+    until("the command was ended", is_gone)
     os.close(alive)
 
 

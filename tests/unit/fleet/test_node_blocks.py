@@ -133,6 +133,24 @@ def test_block_that_slurm_refuses_is_halved(place: Path) -> None:
     assert all("--gres=gpu:4" in line for line in lines(place, "salloc"))
 
 
+def test_block_whose_refusal_slurm_tells_late_is_halved(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy controller has not examined a job when it is asked first; the block waited out its patience."""
+    monkeypatch.setattr(node_blocks, "PENDING_S", 0.05)
+    says = "echo 'salloc: Pending job allocation 7' >&2; exec sleep 4711"
+    refuses = 'echo "salloc: error: Job violates accounting/QOS policy" >&2; exit 1;'
+    script = (place / "salloc").read_text()
+    assert refuses in script
+    (place / "salloc").write_text(script.replace(refuses, f"{says};"))
+    asks = f"echo squeue >> {place}/log; [ $(grep -c squeue {place}/log) -gt 2 ] || {{ echo None; exit; }}"
+    (place / "squeue").write_text(f"#!/bin/sh\n{asks}\necho QOSMaxNodePerJobLimit\n")
+    (place / "squeue").chmod(0o755)
+    recorder = Recorder()
+    way = LaunchOptions(Via.SLURM, ("cat", f"{place}/answer"), block=4)
+    node_blocks.ask(nodes(4), way, recorder)
+    assert len(recorder.reports) == 4
+    assert Counter(line.split("-N")[1].split()[0] for line in lines(place, "salloc")) == {"4": 1, "2": 2}
+
+
 def test_each_node_runs_alone_if_salloc_is_missing(place: Path) -> None:
     (place / "salloc").unlink()
     recorder = Recorder()

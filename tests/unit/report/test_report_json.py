@@ -10,9 +10,20 @@ from hypothesis import given
 from jsonschema import Draft202012Validator
 
 from gpuipc_doctor import model
-from gpuipc_doctor.model import Ending, Finding, Relation, Report, Result, RoleOutcome, Status, Tier
-from gpuipc_doctor.report import node_content, report_json
-from gpuipc_doctor.report.documents import BadDocument
+from gpuipc_doctor.model import (
+    Ending,
+    Evidence,
+    EvidenceKind,
+    Finding,
+    Relation,
+    Report,
+    Result,
+    RoleOutcome,
+    Status,
+    Tier,
+)
+from gpuipc_doctor.report import node_content, report_json, sentences
+from gpuipc_doctor.report.documents import BadDocument, encode
 from tests import schemas
 from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
 
@@ -173,3 +184,10 @@ def test_other_text_is_refused_in_one_line(text: str, told: str) -> None:
         report_json.loads(text)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_summary_begins_with_the_cause_as_on_the_screen() -> None:
+    seen = Evidence.seen("it was {what}", what="seen")
+    cause = Evidence(EvidenceKind.CAUSE, "{place} is full", {"place": "/dev/shm"})
+    finding = Finding.fail("failed", "{call} failed", seen, cause, call="MPI_Init")
+    assert encode(finding)["summary"] == "/dev/shm is full; MPI_Init failed" == sentences.summary(finding)

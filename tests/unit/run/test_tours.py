@@ -417,6 +417,38 @@ def test_failure_that_the_budget_leaves_unconfirmed_is_reported_as_such() -> Non
     assert found["cuda:3"][0] is Status.SKIP
 
 
+def test_failure_that_passes_alone_but_is_not_repeated_in_company_is_reported() -> None:
+    """It was a WARN which said that the probe passed when repeated."""
+
+    def ends(item: PlannedProbe, before: list[PlannedProbe]) -> str:
+        if item.probe.devices == (GPUS[2],) and not before:
+            time.sleep(0.6)
+        return "failed" if len(before) == 2 else "right"
+
+    found, ran = run(ends, budget_s=0.5)
+    assert ran == [[device.label for device in GPUS], ["cuda:2"]]
+    status, evidence = found["cuda:2"]
+    assert status is Status.FAIL
+    assert evidence[0].startswith("not confirmed: the probe passes alone")
+
+
+def test_failure_is_not_lost_if_its_device_is_given_up_for_another_call() -> None:
+    """Two probes of cuda:1 hang meanwhile, so that its third, whose data were wrong, is not repeated."""
+    probes = [planned(device) for device in GPUS[:3]]
+    node: Any = Node(probes, lambda item, before: "wrong" if item.probe.devices == (GPUS[1],) else "right")
+    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
+    schedule._quiet = Still()  # type: ignore[assignment]
+    schedule._hangs.update({("cuda:1", "cuCtxCreate"): 2})
+    schedule._reason_not_to_run = lambda item, until, ask=schedule._reason_not_to_run: (  # type: ignore[method-assign, misc]
+        ask(item, until) if schedule.tours.doubts else None
+    )
+    taken: dict[int, Ended | Doubt] = {}
+    schedule.run(probes, 1, lambda item, ended: taken.update({item.number: ended}) or [])  # type: ignore[func-returns-value]
+    doubt = taken[probes[1].number]
+    assert isinstance(doubt, Doubt)
+    assert conclusions.of_doubt(probes[1], doubt)[0].key == "wrong-data"
+
+
 class Skips(Reads):
     id = title = "skips"
 
@@ -489,6 +521,31 @@ def test_ranks_that_do_not_start_together_are_told_and_their_pairs_are_tested(
     assert [(finding.status, finding.key) for finding in told] == ([(status, key)] if status else [])
     if operation and status is not None:
         assert operation in " ".join([sentences.summary(told[0]), *sentences.evidence(told[0])])
+
+
+@pytest.mark.parametrize("stops_meanwhile", [False, True])
+def test_launch_that_the_budget_leaves_unrepeated_is_reported(stops_meanwhile: bool) -> None:
+    roles = {"rank 0": role, "rank 1": role}
+    probes = [planned(device, roles=roles, launch=Launch(("mpiexec",))) for device in GPUS]
+    until = time.monotonic() + 0.2
+
+    class Slow(NodeOfRanks):
+        def tour(self, visits: Sequence[tuple[str, Path, Probe]], **more: Any) -> ProbeOutcome:
+            if self._fails <= 0:  # the repetition is stopped while its ranks start
+                time.sleep(max(until - time.monotonic() + 0.01, 0.0))
+                return replace(outcome(probes[0], "right"), roles={}, stopped="budget")
+            if not stops_meanwhile:
+                time.sleep(0.3)
+            return super().tour(visits, **more)
+
+    node: Any = Slow(probes, 1, "MPI_Init_thread")
+    schedule = Schedule(node, Silent(), until, Tours())
+    schedule._quiet = Still()  # type: ignore[assignment]
+    schedule.run(probes, 1, lambda item, ended: [])
+    assert node.ran == [["not together"]]
+    ((_, told),) = schedule.tours.apart
+    assert (told.status, told.key) == (Status.FAIL, "hung")
+    assert sentences.evidence(told)[-1].startswith("not confirmed")
 
 
 def test_confirming_launch_that_does_not_start_ends_the_doubt() -> None:

@@ -1,0 +1,177 @@
+"""Find the GPUs with which initialising CUDA hangs, and let all later workers see only the others.
+
+A GPU hangs if it does so alone, twice, the second time just after another GPU answered: a process that hangs,
+or was killed then, may keep the next one waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuipc_doctor.api import loader
+from gpuipc_doctor.model import CheckInfo, Device, Ending, Finding, Json, ProbeOutcome
+from gpuipc_doctor.node.gpus import of_job
+from gpuipc_doctor.run.open_drivers import OpenDrivers
+from gpuipc_doctor.run.planner import PlannedProbe, Planner
+from gpuipc_doctor.run.schedule import Ended
+from gpuipc_doctor.run.survey_runner import SurveyRunner
+from gpuipc_doctor.supervise.assignment import device_from_json
+
+HIDING, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+
+BUDGET_FRACTION = 0.5
+"""Fraction of the remaining budget for initialising each GPU alone, and then for the repetitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGpu:
+    """A GPU that processes see by default: ``entry`` selects it, ``name`` is for people. Unknown properties
+    of ``device`` are empty."""
+
+    name: str
+    entry: str
+    device: Device
+
+
+@dataclass
+class HangingGpus:
+    """GPUs with which initialising CUDA hangs. ``left_out``: those that no later worker sees."""
+
+    planner: Planner
+    surveys: SurveyRunner
+    open_drivers: OpenDrivers
+    left_out: list[Device] = field(default_factory=list, init=False)
+
+    def ask_others(self, planned: PlannedProbe) -> Ended | None:
+        """After ``planned`` hung: its outcome without the GPUs that hang; None if they cannot be found."""
+        session = self.surveys.schedule.session
+        gpus = _listed(session.node.root, {**os.environ, **session.node.env})
+        if len(gpus) < 2:
+            return None
+        with self.open_drivers.paused():
+            order = {} if HIDING in {**os.environ, **session.node.env} else {ORDER: "PCI_BUS_ID"}
+            options: dict[str, Json] = {**planned.probe.params, "backends": ("cuda",)}
+            options["alone"] = {gpu.name: {**order, HIDING: gpu.entry} for gpu in gpus}
+            info, (_, *probes) = self.planner.survey(loader.survey("devices").file, options)
+            alone = dict(zip(gpus, probes, strict=True))
+            seen = self._ask_each(alone, info)
+            if not (self.left_out and seen):
+                return None
+            others = ",".join(gpu.entry for gpu in gpus if gpu in seen)
+            session.node = replace(session.node, env={**session.node.env, **order, HIDING: others})
+            numbers = {device.identity: gpu.device.index for gpu, device in seen.items()}
+            return _numbered(self.surveys.run((planned,))[planned.number], numbers)
+
+    def _ask_each(self, alone: Mapping[ListedGpu, PlannedProbe], info: CheckInfo) -> dict[ListedGpu, Device]:
+        """Initialise each GPU alone, and again those that hung; returns what those that answered are."""
+        first = self._run(list(alone.values()))
+        seen = {gpu: device for gpu, one in alone.items() if (device := _shown(gpu, first[one.number]))}
+        if not seen:
+            return {}
+        witness = alone[next(iter(seen))]
+        hanging, unsure = dict[ListedGpu, Ended](), list[ListedGpu]()
+        for gpu, one in alone.items():
+            if gpu in seen or _has_answered(first[one.number]):
+                continue
+            # The process that was killed before may still keep the first of these waiting.
+            does_serve = any(_has_answered(self._run([witness])[witness.number]) for _ in range(2))
+            again = self._run([one])[one.number]
+            if device := _shown(gpu, again):
+                seen[gpu] = device
+            elif has_hung(again) and does_serve:
+                hanging[gpu] = again
+            elif not _has_answered(again):
+                unsure.append(gpu)
+        self.surveys.keep(
+            info, [alone[gpu] for gpu in hanging], {alone[gpu].number: end for gpu, end in hanging.items()}
+        )
+        self.left_out = [gpu.device for gpu in (*hanging, *unsure)]
+        if hanging:
+            says = "initialising CUDA hangs if {gpus} is visible: not tested; other GPUs keep their numbers"
+            self.surveys.tell(info, Finding.skip("left-out", says, gpus=_names(hanging)))
+        if unsure:
+            says = "initialising CUDA with {gpus} alone hung or was not tried; not repeated and not tested"
+            self.surveys.tell(info, Finding.error("not-confirmed", says, gpus=_names(unsure)))
+        return seen
+
+    def _run(self, probes: Sequence[PlannedProbe]) -> dict[int, Ended]:
+        left_s = max(self.surveys.schedule.until - time.monotonic(), 0.0)
+        return self.surveys.run(probes, 1, spare_s=left_s * (1 - BUDGET_FRACTION))
+
+
+def has_hung(ended: Ended) -> bool:
+    roles = ended.roles.values() if isinstance(ended, ProbeOutcome) else ()
+    return any(role.ending is Ending.HUNG for role in roles)
+
+
+def _listed(root: str, environ: Mapping[str, str]) -> list[ListedGpu]:
+    """The GPUs of the environment's choice, else of the kernel's list, numbered in that order.
+
+    The kernel knows no uuid of a GPU that was not initialised since boot. Numbers and uuids are not mixed.
+    """
+    if (chosen := environ.get(HIDING)) is not None:
+        entries = [entry.strip() for entry in chosen.split(",") if entry.strip()]
+        return [
+            ListedGpu(
+                f"{HIDING}={entry}",
+                entry,
+                Device("cuda", number, entry if entry.startswith("GPU-") else "", "", "", 0),
+            )
+            for number, entry in enumerate(entries)
+        ]
+    gpus = [gpu for gpu in of_job(root, "").listed if gpu.backend == "cuda"]
+    have_uuids = all(gpu.uuid for gpu in gpus)
+    return [
+        ListedGpu(
+            gpu.pci,
+            gpu.uuid if have_uuids else str(gpu.index),
+            Device("cuda", gpu.index, gpu.uuid, gpu.pci, gpu.name, 0),
+        )
+        for gpu in gpus
+    ]
+
+
+def _has_answered(ended: Ended) -> bool:
+    return isinstance(ended, ProbeOutcome) and ended.completed
+
+
+def _shown(gpu: ListedGpu, ended: Ended) -> Device | None:
+    """The device that a process saw to which only this GPU was shown, if it is this GPU."""
+    if not (isinstance(ended, ProbeOutcome) and ended.completed):
+        return None
+    found = [device_from_json(data) for data in ended.records["driver"].get("devices", ())]
+    is_it = len(found) == 1 and gpu.device.pci in ("", found[0].pci)
+    return found[0] if is_it else None
+
+
+def _numbered(ended: Ended, numbers: Mapping[str, int]) -> Ended:
+    """The outcome with each device numbered as by ``numbers``: identity → index."""
+    if not (isinstance(ended, ProbeOutcome) and ended.completed):
+        return ended
+    role = ended.roles["driver"]
+    records = dict(role.records)
+    index = {
+        device.label: numbers.get(device.identity, device.index)
+        for device in map(device_from_json, records.get("devices", ()))
+    }
+
+    def label(of: str) -> str:
+        return f"cuda:{index[of]}"
+
+    records["devices"] = [
+        {**device, "index": index[f"cuda:{device['index']}"], "peers": [*map(label, device["peers"])]}
+        for device in records.get("devices", ())
+    ]
+    for name in ("traits", "ways"):
+        records[name] = {label(of): found for of, found in records.get(name, {}).items()}
+    records["ways"] = {
+        of: {label(to): way for to, way in ways.items()} for of, ways in records["ways"].items()
+    }
+    return replace(ended, roles={**ended.roles, "driver": replace(role, records=records)})
+
+
+def _names(gpus: Mapping[ListedGpu, object] | Sequence[ListedGpu]) -> list[str]:
+    return [f"{gpu.device.label} ({gpu.name})" for gpu in gpus]
