@@ -38,6 +38,12 @@ def installed(inventory: Iterable[Fact], backend: str) -> tuple[tuple[str, ...],
     )
 
 
+def modules(inventory: Iterable[Fact], backend: str) -> list[tuple[str, ...]]:
+    """The modules that probes of these allocators import, by library."""
+    names = (name for names in installed(inventory, backend) for name in names)
+    return list(dict.fromkeys(filter(None, (_imports(name, backend) for name in names))))
+
+
 def probe(
     name: str,
     device: Device,

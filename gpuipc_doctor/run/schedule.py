@@ -395,13 +395,12 @@ def _key(planned: PlannedProbe) -> str:
     return f"{planned.check.id} {planned.probe.subject} {planned.probe.name}"
 
 
-def _priority(planned: Item) -> tuple[Tier, bool, int]:
-    """Sort key: checks of the prolog first, then exclusive probes, and among them those with most devices.
-
-    Other shared probes run in the gaps.
-    """
-    exclusive = planned.probe.exclusive
-    return planned.check.tier, not exclusive, -len(planned.probe.devices) if exclusive else 0
+def _priority(planned: Item) -> tuple[Tier, int, int]:
+    """Sort key: checks of the prolog first, then other shared probes, which run beside these. Then come
+    exclusive probes, those with most devices first. MPI jobs run in the gaps."""
+    probe = planned.probe
+    turn = 1 if probe.exclusive else 2 if probe.launch else 0
+    return planned.check.tier, turn, -len(probe.devices) if probe.exclusive else 0
 
 
 def _next_in_line(waiting: Iterable[Item]) -> Iterator[PlannedProbe]:

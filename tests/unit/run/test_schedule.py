@@ -54,15 +54,18 @@ def names(probes: list[PlannedProbe]) -> list[str]:
     return [planned.probe.name for planned in probes]
 
 
-def test_exclusive_probes_start_first_and_pairs_before_single_devices() -> None:
+def test_sharing_probes_start_first_then_exclusive_pairs_and_devices_then_ranks() -> None:
+    """Probes that can share a device run beside the prolog's checks, and not after a long line of others."""
+    ranks = planned("ranks", FIRST)
     probes = [
+        replace(ranks, probe=replace(ranks.probe, launch=Launch(("mpiexec",)))),
+        planned("alone", SECOND, exclusive=True),
         planned("pair, alone", FIRST, SECOND, exclusive=True),
         planned("shares", FIRST),
         planned("pair", FIRST, SECOND),
-        planned("alone", SECOND, exclusive=True),
     ]
     line = sorted(probes, key=schedule._priority)
-    assert names(line) == ["pair, alone", "alone", "shares", "pair"]
+    assert names(line) == ["shares", "pair", "pair, alone", "alone", "ranks"]
 
 
 def outcome(probe: Probe, ending: Ending | None = None) -> ProbeOutcome:
@@ -94,9 +97,10 @@ class Importing:
 @pytest.mark.parametrize(
     ("left", "turns"),
     [
-        (0, ["torch", "cupy", "pair", "shares"]),
-        (1, ["pair", "torch", "cupy", "shares"]),
-        (9, ["pair", "shares", "torch", "cupy"]),
+        (0, ["pair", "reads", "torch", "cupy", "alone"]),
+        (1, ["pair", "reads", "torch", "cupy", "alone"]),
+        (2, ["pair", "alone", "reads", "torch", "cupy"]),
+        (9, ["pair", "alone", "reads", "torch", "cupy"]),
     ],
 )
 def test_no_device_waits_for_imports_while_other_probes_can_run(left: int, turns: list[str]) -> None:
@@ -104,7 +108,8 @@ def test_no_device_waits_for_imports_while_other_probes_can_run(left: int, turns
         planned("pair", FIRST, SECOND),
         planned("torch", FIRST, imports=("torch",), exclusive=True),
         planned("cupy", FIRST, imports=("cupy",), exclusive=True),
-        planned("shares", FIRST),
+        planned("alone", FIRST, exclusive=True),
+        planned("reads", FIRST, imports=("torch",)),
     ]
     ran: list[str] = []
 
