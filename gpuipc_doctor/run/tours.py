@@ -224,15 +224,17 @@ def _order(checks: Sequence[str], planned: PlannedProbe) -> tuple[bool, int]:
 
 
 def _processes(planned: PlannedProbe) -> object:
-    """Key that is equal for probes that the same processes can run. Array libraries on different devices are
-    tested beside each other. A role without partners can run its probes one after the other."""
+    """Key that is equal for probes that the same processes can run. Array libraries are tested beside each
+    other where they share a device, or are on different ones. A role without partners can run its probes one
+    after the other."""
     probe = planned.probe
     how = (probe.exclusive, probe.concurrent) if len(probe.roles) > 1 else ()
+    library = bool(probe.library) if probe.exclusive else probe.library
     on = probe.devices if planned.check.needs_allocators else ()
     backends = tuple(dict.fromkeys(device.backend for device in probe.devices))
     env = frozenset(probe.env.items())
     launched = (planned.check.id, probe.launch.command, *probe.launch.env.items()) if probe.launch else ()
-    return backends, tuple(probe.roles), how, env, planned.repetition, on, launched
+    return backends, tuple(probe.roles), how, env, planned.repetition, on, library, launched
 
 
 def _is_exclusive(group: Iterable[PlannedProbe]) -> bool:
@@ -276,7 +278,7 @@ def _apart(group: Sequence[PlannedProbe], most: int, _seed: int) -> Iterable[Seq
     number = min(most, len(devices), max(2, len(devices) // DEVICES))
     part = {device: place * number // len(devices) for place, device in enumerate(devices)}
     shares: dict[frozenset[int], list[PlannedProbe]] = {}
-    for planned in sorted(group, key=lambda planned: bool(planned.probe.ends)):
+    for planned in sorted(group, key=lambda planned: (bool(planned.probe.ends), planned.probe.library)):
         shares.setdefault(frozenset(part[device] for device in planned.probe.devices), []).append(planned)
     return shares.values()
 

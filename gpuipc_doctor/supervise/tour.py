@@ -81,21 +81,23 @@ class Tour(Execution):
                 anew = starter.start_anew(name for name in self.probe.roles if name not in staying)
                 self.processes += len(anew)
                 self._roles = {name: (staying | anew)[name] for name in self.probe.roles}
-            ending = self.probe.ends | (self.later[0].probe.ends if self.later else set(self._roles))
+            ending = self.probe.parts_from(self.later[0].probe) if self.later else set(self._roles)
             for name in self._roles.keys() - ending:
                 self._roles[name] = self._visiting(self._roles[name])
             self._watch(until, stop)
         self._count_initialisations()
 
     def _announce(self, at_rest: Sequence[AtRest]) -> None:
-        """Signal the start to every visit. Only the first visit of a device, and those in which processes
-        end, wait until the device is idle: no process of the tour has ended before the others."""
+        """Signal the start to every visit. Only the first visit of a device, and those in which or before
+        which processes end, wait until the device is idle: no process of the tour has ended before the
+        others."""
         visits = (Visit(self.probe, self.check_file, self.directory), *self.later)
         devices = dict.fromkeys(device for visit in visits for device in visit.probe.devices)
         idle = dict(zip(devices, at_rest, strict=True))
-        unvisited = set(devices)
+        unvisited, before = set(devices), self.probe
         for visit in visits:
-            waits = set(devices) if visit.probe.ends else unvisited
+            waits = set(devices) if visit.probe.ends or before.library != visit.probe.library else unvisited
+            before = visit.probe
             file = RoleFiles(visit.directory, next(iter(visit.probe.roles))).turn
             announce(
                 file,

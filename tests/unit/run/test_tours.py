@@ -143,6 +143,27 @@ def test_exclusive_tours_of_neighbouring_devices_can_run_beside_each_other(
     assert first.isdisjoint(second)
 
 
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_visits_with_one_array_library_follow_each_other(exclusive: bool) -> None:
+    """Exclusive ones share the partner's process, too; others run beside each other."""
+    libraries = ("PyTorch", "CuPy", "CuPy")
+    probes = [
+        planned(GPUS[0], check=check, exclusive=exclusive, library=each)
+        for check in (Reads(), Other())
+        for each in libraries
+    ]
+    items = [*Tours().plan([*probes, planned(GPUS[0], exclusive=exclusive)], 4)]
+    visits = [
+        [(each.probe.library, each.check.id) for each in item.visits]
+        for item in items
+        if isinstance(item, PlannedTour)
+    ]
+    cupy = [("CuPy", "reads")] * 2 + [("CuPy", "other")] * 2
+    torch = [("PyTorch", "reads"), ("PyTorch", "other")]
+    assert visits == ([[*cupy, *torch]] if exclusive else [torch, cupy])
+    assert list(map(initialisations, items)) == ([3, 2] if exclusive else [2, 2, 2])
+
+
 def test_visits_at_which_processes_end_come_last() -> None:
     for exclusive in (True, False):
         probes = [
@@ -179,7 +200,7 @@ def all_checks(count: int) -> list[PlannedProbe]:
     ]
 
 
-@pytest.mark.parametrize(("count", "most"), [(1, 33), (2, 50), (4, 68), (8, 92)])
+@pytest.mark.parametrize(("count", "most"), [(1, 28), (2, 45), (4, 63), (8, 88)])
 def test_initialisations_of_all_checks(count: int, most: int) -> None:
     """Without the 12 processes of ipc-histories. Alone, the probes need 71, 140, 356 and 816."""
     assert sum(map(initialisations, Tours().plan(all_checks(count), 4))) <= most
@@ -207,7 +228,7 @@ def initialisations(item: PlannedProbe | PlannedTour) -> int:
     visits = item.visits if isinstance(item, PlannedTour) else (item,)
     first = visits[0].probe
     roles = [role for role in first.roles if role not in first.starters and "spare" not in role]
-    again = [a.probe.ends | b.probe.ends for a, b in itertools.pairwise(visits)]
+    again = [a.probe.parts_from(b.probe) for a, b in itertools.pairwise(visits)]
     return len(roles) + sum(role in ends for role in roles for ends in again)
 
 

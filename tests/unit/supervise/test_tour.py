@@ -185,13 +185,26 @@ def test_tour_that_is_not_to_go_on_ends_with_that_visit(session: Session, roles:
         ([((0,), "")], {"cuda:0"}),
         ([((0, 1), ""), ((2,), "")], {"cuda:0", "cuda:1", "cuda:2"}),
         ([((0,), "context"), ((0, 1), "")], {"cuda:1"}),
+        ([((0,), "library"), ((0, 1), "")], {"cuda:1"}),
     ],
 )
-def test_context_is_kept_until_the_last_visit_or_one_that_needs_a_fresh_one(
+def test_context_is_kept_until_the_last_visit_or_one_that_needs_a_fresh_one_or_an_idle_device(
     tmp_path: Path, later: list[tuple[tuple[int, ...], str]], kept: set[str]
 ) -> None:
-    visits = [Visit(Probe("", {}, devices(*on), fresh=fresh), FILE, tmp_path) for on, fresh in later]
-    assert set(_keeps(visits)) == kept
+    how = {"": {}, "context": {"fresh": "context"}, "library": {"library": "PyTorch"}}
+    visits = [Visit(Probe("", {}, devices(*on), **how[name]), FILE, tmp_path) for on, name in later]
+    assert set(_keeps(Probe("", {}), visits)) == kept
+
+
+def test_process_makes_the_visits_with_its_library_and_partners_make_all(tmp_path: Path) -> None:
+    def visit(library: str, *ends: str) -> Visit:
+        roles = {"program": len, "onlooker": len}
+        return Visit(Probe(library, roles, library=library, ends=frozenset(ends)), FILE, tmp_path)  # type: ignore[arg-type]
+
+    first, *later = [visit("CuPy"), visit("CuPy"), visit("PyTorch"), visit("PyTorch", "onlooker")]
+    starter = Starter(first.probe, FILE, tmp_path, Node(), "marker", lambda *_: None, later=tuple(later))
+    made = {role: [each.probe.name for each, _ in starter._stops_of(role)] for role in first.probe.roles}
+    assert made == {"program": ["CuPy", "CuPy"], "onlooker": ["CuPy", "CuPy", "PyTorch"]}
 
 
 def devices(*indices: int) -> tuple[Device, ...]:
