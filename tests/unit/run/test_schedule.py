@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.api import Check, Context, Device, Probe, ProbeOutcome
+from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutcome, loader
 from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.model import AtRest, Ending, Launch, RoleOutcome
 from gpuipc_doctor.run import schedule
 from gpuipc_doctor.run.planner import PlannedProbe
+from gpuipc_doctor.run.tours import Tours
 from gpuipc_doctor.supervise.assignment import StartSignal
 from gpuipc_doctor.supervise.session import Session
 from tests.checks.judging import gpu
@@ -31,6 +32,11 @@ class Any(Check):
 
     def probes(self, ctx: Context) -> list[Probe]:
         return []
+
+
+class Passes(Any):
+    def judge(self, done: ProbeOutcome) -> list[Finding]:
+        return [Finding.ok("right", "it is right")]
 
 
 def planned(
@@ -169,6 +175,22 @@ class InTurn:
             self._tell(f"{probe.name} has its turn")
         return outcome(probe)
 
+    def tour(
+        self,
+        visits: Sequence[tuple[str, Path, Probe]],
+        *,
+        until: float,
+        goes_on: Callable[[ProbeOutcome], bool],
+        turn: StartSignal | None,
+    ) -> ProbeOutcome:
+        """The first visit waits for the signal; the other visits follow."""
+        (check, file, probe), *later = visits
+        first = self.run(check, file, probe, until=until, turn=turn)
+        for _, _, probe in later if not (turn and turn.given_up) and goes_on(first) else ():
+            self._tell(f"{probe.name} is visited")
+            first = outcome(probe)
+        return first
+
     def _tell(self, news: str) -> None:
         with self._news:
             self.told.append(news)
@@ -194,6 +216,32 @@ def test_next_probe_starts_early_and_is_stopped_if_it_must_not_run(
     running.run([planned(name, FIRST, exclusive=True) for name in ("first", "second")], 1, take)
     end = "second is given up" if interrupted else "second has its turn"
     assert session.told == ["first starts", "second starts", "first ends", end]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_next_tour_starts_early_and_anew_if_its_probes_must_run_alone(apart: bool) -> None:
+    session = InTurn()
+    tours = Tours()
+    running = schedule.Schedule(session, Silent(), time.monotonic() + LIMIT_S, tours)  # type: ignore[arg-type]
+    running._quiet = Still(waits_itself=True)  # type: ignore[assignment]
+
+    def take(planned: PlannedProbe, ended: schedule.Ended) -> list[PlannedProbe]:
+        tours.isolate = apart
+        return []
+
+    def visit(name: str) -> PlannedProbe:
+        probe = Probe(name, {"a": len, "b": len}, (FIRST,), exclusive=True)  # type: ignore[dict-item]
+        return PlannedProbe(next(NUMBERS), Passes(), loader.built_in()["ipc-pool"], probe)
+
+    running.run([planned("first", FIRST, exclusive=True), visit("second"), visit("third")], 1, take)
+    at_first, later = session.told[:4], session.told[4:]
+    assert at_first[:3] == ["first starts", "second starts", "first ends"]
+    if apart:
+        assert sorted(session.told[3:]) == [
+            "second has its turn", "second is given up", "second starts", "third has its turn", "third starts"
+        ]  # fmt: skip
+    else:
+        assert (at_first[3], later) == ("second has its turn", ["third is visited"])
 
 
 class ImportsMeanwhile(InTurn):
