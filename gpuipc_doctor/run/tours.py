@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from gpuipc_doctor.api import Check, loader
-from gpuipc_doctor.model import Ending, Finding, Launch, Probe, ProbeOutcome, Status, Tier
+from gpuipc_doctor.model import Device, Ending, Finding, Launch, Probe, ProbeOutcome, Status, Tier
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
@@ -27,7 +27,7 @@ DEVICES = 4
 """Devices of an exclusive tour for which a further set of processes pays, beyond the two that always do."""
 
 PAIR = 2
-"""Ranks of a launch that make a visit."""
+"""Devices of a pair, and ranks of a launch that make a visit."""
 
 LIKE_FAILURES, FAILURES = 2, 4
 """Number of visits failed alike, and of all failed visits, after which the rest runs alone."""
@@ -256,16 +256,30 @@ def _in_turn(group: Sequence[PlannedProbe], _most: int, seed: int) -> Iterable[S
 
 
 def _share(group: Sequence[PlannedProbe], most: int, seed: int) -> Iterable[Sequence[PlannedProbe]]:
-    """Distribute probes by the exporter's device, so that each set of processes uses few devices."""
+    """Distribute probes by the exporter's device, so that each set of processes uses few devices. Of two
+    devices only the first exports to the other in most checks: then some of these pairs go to the second."""
     firsts = list(dict.fromkeys(planned.probe.devices[:1] for planned in group))
     number = max(1, min(most, len(firsts), len(group) // FEWEST // max(len(group[0].probe.roles), 1)))
     places = {first: (place + seed) % len(firsts) for place, first in enumerate(firsts)}
     checks = list(dict.fromkeys(planned.check.id for planned in sorted(group, key=_importance)))
     shares: list[list[PlannedProbe]] = [[] for _ in range(number)]
-    for planned in sorted(
-        group, key=lambda planned: (*_order(checks, planned), places[planned.probe.devices[:1]])
-    ):
-        shares[places[planned.probe.devices[:1]] * number // len(firsts)].append(planned)
+
+    def order(planned: PlannedProbe) -> tuple[bool, int, int]:
+        return *_order(checks, planned), places[planned.probe.devices[:1]]
+
+    def share_of(devices: Sequence[Device]) -> list[PlannedProbe]:
+        return shares[places[tuple(devices)] * number // len(firsts)]
+
+    for planned in sorted(group, key=order):
+        share_of(planned.probe.devices[:1]).append(planned)
+    if len(firsts) == PAIR == number:
+        for planned in [each for each in group if each.probe.devices[1:] in places]:
+            own, other = share_of(planned.probe.devices[:1]), share_of(planned.probe.devices[1:])
+            if len(own) > len(other) + 1:
+                own.remove(planned)
+                other.append(planned)
+        for share in shares:
+            share.sort(key=order)
     return filter(None, shares)
 
 

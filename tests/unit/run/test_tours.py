@@ -130,6 +130,23 @@ def test_large_group_is_divided_by_the_exporters_device() -> None:
     assert len(Tours(most=1).plan(probes, 2)) == 1
 
 
+def test_pairs_of_two_devices_are_divided_although_one_device_exports() -> None:
+    both = [(GPUS[0],), (GPUS[0], GPUS[1]), (GPUS[1],)]
+    checks = [Reads(), Reads(), Other(), Other()]
+    probes = [planned(*devices, check=check) for check in checks for devices in both]
+    last = [planned(*devices, ends=frozenset({"exporter"})) for devices in both]
+    shares = subjects(Tours().plan([*probes, *last], 4))
+    assert [len(share) for share in shares] == [8, 7]
+    assert "cuda:0 > cuda:1" in shares[0]
+    assert "cuda:0 > cuda:1" in shares[1]
+    for tour in Tours().plan([*probes, *last], 4):
+        assert isinstance(tour, PlannedTour)
+        order = [(bool(visit.probe.ends), visit.check.id) for visit in tour.visits]
+        assert order == sorted(order, key=lambda one: (one[0], ["reads", "other"].index(one[1])))
+    beyond = [*(planned(GPUS[place // 2]) for place in range(4)), *(planned(*GPUS[1:3]) for _ in range(8))]
+    assert [len(share) for share in subjects(Tours().plan(beyond, 4))] == [2, 10]  # cuda:2 exports nothing
+
+
 @pytest.mark.parametrize(("jobs", "shares"), [(1, [16]), (4, [7, 7, 2])])
 def test_exclusive_tours_of_neighbouring_devices_can_run_beside_each_other(
     jobs: int, shares: list[int]
