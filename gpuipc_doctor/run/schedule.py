@@ -265,12 +265,15 @@ class Schedule:
     def _in_line(self, waiting: Iterable[Item]) -> list[Item]:
         """The probes in order of execution.
 
-        Probes that failed in a tour come first. Then come those that were started early, because no other
-        probe can start early before they have run. Probes whose libraries are still being imported come last.
+        Probes that failed in a tour come first. Then come those that share devices, and exclusive ones that
+        were started early, because no other probe can start early before they have run. Probes whose
+        libraries are still being imported come last.
         """
 
         def place(item: Item) -> tuple[bool, ...]:
-            return not self.tours.is_in_doubt(item), item.number not in self._ahead, self._still_imports(item)
+            is_early = item.number in self._ahead or item.check.tier is Tier.PROLOG
+            comes_later = bool(_turn(item)) and not is_early
+            return not self.tours.is_in_doubt(item), self._still_imports(item), comes_later
 
         return sorted(waiting, key=place)
 
@@ -427,8 +430,12 @@ def _priority(planned: Item) -> tuple[Tier, int, int]:
     """Sort key: checks of the prolog first, then other shared probes, which run beside these. Then come
     exclusive probes, those with most devices first. MPI jobs run in the gaps."""
     probe = planned.probe
-    turn = 1 if probe.exclusive else 2 if probe.launch else 0
-    return planned.check.tier, turn, -len(probe.devices) if probe.exclusive else 0
+    return planned.check.tier, _turn(planned), -len(probe.devices) if probe.exclusive else 0
+
+
+def _turn(planned: Item) -> int:
+    """0 for a probe that shares its devices, 1 for an exclusive one, 2 for an MPI job."""
+    return 1 if planned.probe.exclusive else 2 if planned.probe.launch else 0
 
 
 def _next_in_line(waiting: Iterable[Item]) -> Iterator[Item]:

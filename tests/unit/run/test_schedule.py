@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -268,6 +269,21 @@ def test_early_started_probe_runs_before_later_imports() -> None:
     ]
     running.run(probes, 1, take)
     assert ran == ["first", "second", "cupy"]
+
+
+def test_probe_that_shares_a_device_starts_before_an_early_started_exclusive_one() -> None:
+    """On an H200 two checks waited for 7 s beside devices that they could have shared."""
+    session = InTurn()
+    running = schedule.Schedule(session, Silent(), time.monotonic() + LIMIT_S)  # type: ignore[arg-type]
+    running._quiet = Still(waits_itself=True)  # type: ignore[assignment]
+    waits = [planned("second", FIRST, exclusive=True), planned("later", FIRST, exclusive=True)]
+    for probe in waits:
+        running._ahead[probe.number] = schedule._EarlyStart(probe, Future(), StartSignal())
+    ranks = planned("ranks", FIRST)
+    ranks = replace(ranks, probe=replace(ranks.probe, launch=Launch(("mpiexec",))))
+    shares, other = planned("shares", FIRST), planned("not yet", FIRST, exclusive=True)
+    line = sorted([ranks, other, *waits, shares], key=schedule._priority)
+    assert names(running._in_line(line)) == ["shares", "second", "later", "not yet", "ranks"]  # type: ignore[arg-type]
 
 
 class EndsAhead(InTurn):
