@@ -160,6 +160,14 @@ class Worker:
         devices = self._assignment.devices
         return devices[self._assignment.place % len(devices)]
 
+    def prepare(self) -> None:
+        """Initialise the driver before the start signal, which takes time and no device memory."""
+        assignment = self._assignment
+        if assignment.waits_for_turn and not (assignment.starter or assignment.ends):
+            for backend, _ in self._unopened:
+                backend.initialise()
+            self._timer.rest()
+
     def meet(self) -> None:
         """At the start of a later visit of a tour, wait until every role has come, and connect to the
         others. Ranks make their visits in turn."""
@@ -182,9 +190,6 @@ class Worker:
         use."""
         if not self._assignment.waits_for_turn:
             return
-        if not (self._assignment.starter or self._assignment.ends):
-            for backend, _ in self._unopened:
-                backend.initialise()
         if self._assignment.place != 0:
             self._timer.rest()
             self.peer.recv()
