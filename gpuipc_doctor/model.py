@@ -514,6 +514,14 @@ class Probe:
     ends: frozenset[str] = frozenset()
     """Roles whose processes end in this probe, or keep something of it. These are processes of their own,
     and initialise the driver only when they need it; the other roles' processes may run other probes."""
+    library: str = ""
+    """What the first role's process loads and keeps: it may run other probes with the same library, but no
+    others."""
+
+    def parts_from(self, later: Probe) -> frozenset[str]:
+        """Roles whose processes must not go on from this probe to a later one."""
+        changes = self.library != later.library
+        return self.ends | later.ends | frozenset(list(self.roles)[:changes])
 
     @property
     def subject(self) -> str:

@@ -25,6 +25,9 @@ CuPy's second pool is refused on HIP (``is_async_alloc_supported`` in cupy/cuda/
 """
 
 
+_LIBRARIES = {"MemoryPool": "CuPy", "MemoryAsyncPool": "CuPy"}
+"""Allocator → its library, where the names differ. PyTorch has one kind of memory in a process."""
+
 DEADLINE_S = 60.0
 """Seconds for one library operation: the first one loads kernels."""
 
@@ -38,6 +41,12 @@ def installed(inventory: Iterable[Fact], backend: str) -> tuple[tuple[str, ...],
     )
 
 
+def modules(inventory: Iterable[Fact], backend: str) -> list[tuple[str, ...]]:
+    """The modules that probes of these allocators import, by library."""
+    names = (name for names in installed(inventory, backend) for name in names)
+    return list(dict.fromkeys(filter(None, (_imports(name, backend) for name in names))))
+
+
 def probe(
     name: str,
     device: Device,
@@ -47,8 +56,8 @@ def probe(
     concurrent: frozenset[str] = frozenset(),
     **params: Json,
 ) -> Probe:
-    """A probe of this allocator. The first role uses it, in a process of its own, and finds its name in the
-    parameter ``allocator``."""
+    """A probe of this allocator. The first role uses it, in a process that loads no other library, and finds
+    its name in the parameter ``allocator``."""
     params = {"allocator": name, **params}
     imports = _imports(name, device.backend)
     return Probe(
@@ -60,7 +69,7 @@ def probe(
         exclusive=exclusive,
         concurrent=concurrent,
         imports=imports,
-        ends=frozenset(list(roles)[:1]),
+        library=_LIBRARIES.get(name, name),
     )
 
 
@@ -151,6 +160,9 @@ class Allocator(Protocol):
 
         Call it before the first allocation. Returns False, without effect, if the library has no limit.
         """
+
+    def leave(self) -> None:
+        """Leave nothing to the process's next allocator of this library: release memory, lift the limit."""
 
 
 def use_once(allocator: Allocator, stream: Stream, nbytes: int) -> None:

@@ -70,6 +70,10 @@ FEWEST_SAMPLES = 6
 
 PROGRAM_ENDED = "the program ended"
 
+HELD = "held by the partner"
+"""Name in `Worker.kept` of the bytes by device that a partner's process, which goes on, held at the last
+visit's end."""
+
 THIS_RUN = "possibly part of this run"
 """Value of ``whose`` of `Gpu.memory_holders`."""
 
@@ -384,14 +388,30 @@ def look_on(w: Worker) -> None:
     """Read used memory of all devices, let the partner begin, and check after the partner's end that no more
     is in use.
 
-    The partner receives the longest lag of a counter in seconds and the fewest free bytes of a device.
+    The partner receives the longest lag of a counter in seconds and the fewest free bytes of a device. If the
+    partner's process goes on (`tell_loaded`), it must return to what it used once its library was loaded; at
+    its last visit, nothing of all its visits may be left.
     """
     ledgers = [Ledger(w, gpu) for gpu in w.gpus]
-    before = [ledger.mark() for ledger in ledgers]
+    held = w.kept.pop(HELD, [0 for _ in ledgers])
+    marks = [ledger.mark() for ledger in ledgers]
+    before = [mark.less(nbytes) for mark, nbytes in zip(marks, held, strict=True)]
     w.peer.send([max(ledger.lag_s for ledger in ledgers), min(gpu.memory_info()[0] for gpu in w.gpus)])
+    if goes_on := w.peer.recv_or_end():
+        marks = [ledger.mark() for ledger in ledgers]
+        w.peer.send(None)
     w.peer.wait_gone()
-    for ledger, mark in zip(ledgers, before, strict=True):
+    for ledger, mark in zip(ledgers, marks if goes_on else before, strict=True):
         ledger.enter(PROGRAM_ENDED, mark)
+    if goes_on:
+        w.kept[HELD] = [ledger.used() - mark for ledger, mark in zip(ledgers, before, strict=True)]
+
+
+def tell_loaded(w: Worker) -> None:
+    """Tell the partner, in `look_on`, that this role's library is loaded, if its process goes on."""
+    if w.goes_on:
+        w.peer.send(True)
+        w.peer.recv()
 
 
 def begin_when_asked(w: Worker) -> None:

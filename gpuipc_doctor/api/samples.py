@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuipc_doctor.api.allocator import Allocator
-from gpuipc_doctor.api.ledger import NOISE_BYTES, Ledger, account
+from gpuipc_doctor.api.ledger import NOISE_BYTES, Ledger, account, tell_loaded
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, Finding, Json, Line, Mark, Series
 
@@ -14,12 +14,13 @@ _LINES = {"used": "used on the device", "reserved": "reserved by the allocator",
 
 class MemorySamples:
     """Bytes allocated and reserved, as counted by the allocator, and bytes used on the device since the
-    start, by all processes and by this one.
+    start, by all processes and by this one. The partner watches the device by `look_on`.
     """
 
     def __init__(self, w: Worker, allocator: Allocator) -> None:
         self._w = w
         self._allocator = allocator
+        tell_loaded(w)
         self._ledger = Ledger(w)
         self._before = self._ledger.mark()
         self._own_before = w.gpu.memory_of_this_process()

@@ -32,6 +32,9 @@ class Peer(Protocol):
     def recv(self) -> Json:
         """Wait for the partner's next value. A value of type `bytes` arrives unchanged."""
 
+    def recv_or_end(self) -> Json:
+        """As `recv`, but None if the partner ends first."""
+
     def has_news(self) -> bool:
         """Whether `recv` would return, or end this role, without waiting. The partner must wait after
         sending."""
@@ -293,6 +296,14 @@ class Worker(Protocol):
 
     def without_processor_s(self) -> float:
         """Seconds for which this process was ready to run but had no processor; 0 if unknown."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether this role's process runs another probe after this one."""
+
+    @property
+    def kept(self) -> dict[str, Json]:
+        """Values for the probes that this process runs later."""
 
     @property
     def peer(self) -> Peer:

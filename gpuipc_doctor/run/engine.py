@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gpuipc_doctor import __version__, knownissues, node_name
-from gpuipc_doctor.api import Context, loader
+from gpuipc_doctor.api import Context, allocator, loader
 from gpuipc_doctor.knownissues import Harm, KnownIssue
 from gpuipc_doctor.model import (
     Device,
@@ -116,6 +116,14 @@ class Run:
         names = {*known, *(name.removeprefix("env:") for name in needs), *cures}
         lacking = tuple(arming.lacking(facts, environ))
         return NodeInventory((*facts, *environment.facts(environ, sorted(names))), settings, lacking)
+
+    def import_libraries(self) -> None:
+        """Start importing the array libraries found, which takes seconds, before any probe needs them."""
+        if any(check.needs_allocators for check in self.planner.checks):
+            facts = self.facts_from_files.result()
+            for backend in self.request.backends:
+                for modules in allocator.modules(facts, backend):
+                    self.schedule.session.expect({backend, *modules})
 
     def plan_probes(
         self,
@@ -321,6 +329,7 @@ def run(
         if request.tier > Tier.PROLOG:
             resources.enter_context(run.discovery.open_drivers)
         before = aside.submit(preflight.look) if request.tier > Tier.PROLOG else None
+        aside.submit(run.import_libraries)
         found = run.discovery.drivers()
         run.issues, edition = loading.result(), numbering.result()
         # If no device is found, the result is that of the discovery.

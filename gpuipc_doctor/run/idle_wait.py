@@ -59,10 +59,12 @@ class IdleDevices:
             self._look(_watched(planned), named, planned.probe.deadline_s, until)
 
     def after(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
-        """Record the last state, idle or not, in which the probe's first role saw each device."""
+        """Record the last state, idle or not, in which the probe's first role saw each device for which it
+        waited. For others a tour has contexts on them."""
         first = outcome.records.get(next(iter(planned.probe.roles)), {})
         if self.waits_itself(planned) and "at_rest" in first:
-            self._note(zip(planned.probe.devices, first["at_rest"], strict=True))
+            seen = zip(planned.probe.devices, first["at_rest"], strict=True)
+            self._note((device, used) for device, used in seen if used is not None)
 
     def _look(self, devices: Sequence[Device], before: str, deadline_s: float, until: float) -> None:
         """Have a process wait until these devices are idle, and record their used memory."""

@@ -70,12 +70,6 @@ class NotRun:
     """``interrupted`` or ``budget`` if the run ended first; empty otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class _EarlyStart:
-    outcome: Future[ProbeOutcome]
-    turn: StartSignal
-
-
 Ended = ProbeOutcome | NotRun
 
 Take = Callable[[PlannedProbe, Ended | Doubt], Sequence[PlannedProbe]]
@@ -83,6 +77,17 @@ Take = Callable[[PlannedProbe, Ended | Doubt], Sequence[PlannedProbe]]
 did not; returns its follow-up probes."""
 
 Item = PlannedProbe | PlannedTour
+
+
+@dataclass(frozen=True, slots=True)
+class _EarlyStart:
+    """A probe or tour whose workers wait for ``turn``."""
+
+    item: Item
+    outcome: Future[Any]
+    """That of the probe, or of the first visit."""
+    turn: StartSignal
+    tour: RunningTour | None = None
 
 
 @dataclass
@@ -97,7 +102,7 @@ class Schedule:
     _hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Hangs by device and call."""
     _ahead: dict[int, _EarlyStart] = field(default_factory=dict)
-    """Early starts by probe number."""
+    """Early starts by number of the probe, or of a tour's first."""
 
     def __post_init__(self) -> None:
         self._quiet = IdleDevices(self.session)
@@ -121,9 +126,7 @@ class Schedule:
                     able, more = self._fit(item, until, take)
                     waiting[:0] = more
                     if isinstance(able, PlannedTour):
-                        tour = RunningTour.of(able)
-                        pool.submit(self._visit_all, tour, until)
-                        self._tell_started(tour.visit)
+                        tour = self._begin_tour(able, until, pool)
                         running[tour.outcome] = tour
                     elif able:
                         running[self._begin(able, until, pool)] = able
@@ -161,12 +164,13 @@ class Schedule:
 
     # -- tours ------------------------------------------------------------------------------------------
 
-    def _visit_all(self, tour: RunningTour, until: float) -> None:
-        """Make a tour's visits, in a thread, up to the first that does not pass."""
+    def _visit_all(self, tour: RunningTour, until: float, turn: StartSignal | None = None) -> None:
+        """Make a tour's visits, in a thread, up to the first that does not pass. ``turn``: of an early
+        start."""
         untold = iter(zip(tour.planned.visits, tour.outcomes, strict=True))
         visits = [(planned.check.id, planned.file, planned.probe) for planned in tour.planned.visits]
-        waits_itself = self._quiet.waits_itself(tour.planned)
-        turn = StartSignal(self._quiet.at_rest(tour.planned)) if waits_itself else None
+        if turn is None and self._quiet.waits_itself(tour.planned):
+            turn = StartSignal(self._quiet.at_rest(tour.planned))
 
         def tell(outcome: ProbeOutcome) -> None:
             planned, future = next(untold)
@@ -261,12 +265,15 @@ class Schedule:
     def _in_line(self, waiting: Iterable[Item]) -> list[Item]:
         """The probes in order of execution.
 
-        Probes that failed in a tour come first. Then come those that were started early, because no other
-        probe can start early before they have run. Probes whose libraries are still being imported come last.
+        Probes that failed in a tour come first. Then come those that share devices, and exclusive ones that
+        were started early, because no other probe can start early before they have run. Probes whose
+        libraries are still being imported come last.
         """
 
         def place(item: Item) -> tuple[bool, ...]:
-            return not self.tours.is_in_doubt(item), item.number not in self._ahead, self._still_imports(item)
+            is_early = item.number in self._ahead or item.check.tier is Tier.PROLOG
+            comes_later = bool(_turn(item)) and not is_early
+            return not self.tours.is_in_doubt(item), self._still_imports(item), comes_later
 
         return sorted(waiting, key=place)
 
@@ -294,24 +301,48 @@ class Schedule:
         the probe itself did, it will fail again.
         """
         self._tell_started(planned)
-        ahead = self._ahead.pop(planned.number, None)
-        if ahead and not ahead.outcome.done():
-            ahead.turn.at_rest = self._quiet.at_rest(planned)
-            return ahead.outcome
-        return pool.submit(self._supervise, planned, until)
+        ahead = self._take_ahead(planned)
+        return ahead.outcome if ahead else pool.submit(self._supervise, planned, until)
 
-    def _get_ready(self, line: Iterable[PlannedProbe], until: float, pool: ThreadPoolExecutor) -> None:
-        """Start probes early: their workers initialise the driver and then wait."""
+    def _begin_tour(self, planned: PlannedTour, until: float, pool: ThreadPoolExecutor) -> RunningTour:
+        """Start a tour, or continue an early start."""
+        ahead = self._take_ahead(planned)
+        if ahead and ahead.tour:
+            tour = ahead.tour
+        else:
+            tour = RunningTour.of(planned)
+            pool.submit(self._visit_all, tour, until)
+        self._tell_started(tour.visit)
+        return tour
+
+    def _take_ahead(self, item: Item) -> _EarlyStart | None:
+        """The early start of this item, with its start signal given. Others with its number must not run."""
+        ahead = self._ahead.pop(item.number, None)
+        if ahead is None or ahead.outcome.done():
+            return None
+        if ahead.item != item:  # meanwhile some of the tour's probes run alone, or not at all
+            ahead.turn.given_up = True
+            return None
+        ahead.turn.at_rest = self._quiet.at_rest(item)
+        return ahead
+
+    def _get_ready(self, line: Iterable[Item], until: float, pool: ThreadPoolExecutor) -> None:
+        """Start probes and tours early: their workers initialise the driver and then wait."""
         for planned in line:
             if planned.number in self._ahead or len(self._ahead) >= MOST_AHEAD:
                 continue
             if not self._quiet.waits_itself(planned) or self._still_imports(planned):
                 continue
-            if not self._reason_not_to_run(planned, until):
-                turn = StartSignal()
-                self._ahead[planned.number] = _EarlyStart(
-                    pool.submit(self._supervise, planned, until, turn), turn
-                )
+            if self._reason_not_to_run(planned, until):
+                continue
+            turn = StartSignal()
+            if isinstance(planned, PlannedTour):
+                tour = RunningTour.of(planned)
+                pool.submit(self._visit_all, tour, until, turn)
+                early = _EarlyStart(planned, tour.outcome, turn, tour)
+            else:
+                early = _EarlyStart(planned, pool.submit(self._supervise, planned, until, turn), turn)
+            self._ahead[planned.number] = early
 
     @contextlib.contextmanager
     def _nobody_left_ahead(self) -> Iterator[None]:
@@ -357,7 +388,7 @@ class Schedule:
         if role and role.operation and role.ending in (Ending.HUNG, Ending.UNKILLABLE):
             self._hangs.update((device.label, role.operation) for device in ended.devices)
 
-    def _reason_not_to_run(self, planned: PlannedProbe, until: float) -> NotRun | None:
+    def _reason_not_to_run(self, planned: Item, until: float) -> NotRun | None:
         if self.interrupted:
             says = "interrupted before this probe ran"
             return NotRun(Finding.skip("interrupted", says), "interrupted")
@@ -403,21 +434,26 @@ def _key(planned: PlannedProbe) -> str:
     return f"{planned.check.id} {planned.probe.subject} {planned.probe.name}"
 
 
-def _priority(planned: Item) -> tuple[Tier, bool, int]:
-    """Sort key: checks of the prolog first, then exclusive probes, and among them those with most devices.
-
-    Other shared probes run in the gaps.
-    """
-    exclusive = planned.probe.exclusive
-    return planned.check.tier, not exclusive, -len(planned.probe.devices) if exclusive else 0
+def _priority(planned: Item) -> tuple[Tier, int, int]:
+    """Sort key: checks of the prolog first, then other shared probes, which run beside these. Then come
+    exclusive probes, those with most devices first. MPI jobs run in the gaps."""
+    probe = planned.probe
+    return planned.check.tier, _turn(planned), -len(probe.devices) if probe.exclusive else 0
 
 
-def _next_in_line(waiting: Iterable[Item]) -> Iterator[PlannedProbe]:
-    """The first exclusive probe of each device."""
+def _turn(planned: Item) -> int:
+    """0 for a probe that shares its devices, 1 for an exclusive one, 2 for an MPI job."""
+    return 1 if planned.probe.exclusive else 2 if planned.probe.launch else 0
+
+
+def _next_in_line(waiting: Iterable[Item]) -> Iterator[Item]:
+    """The first exclusive probe or tour of each device. A tour that confirms comes too seldom to start
+    early."""
     spoken_for: set[Device] = set()
     for planned in waiting:
-        if planned.probe.exclusive and isinstance(planned, PlannedProbe):
-            if spoken_for.isdisjoint(planned.probe.devices):
+        if planned.probe.exclusive:
+            confirms = isinstance(planned, PlannedTour) and planned.confirms
+            if not confirms and spoken_for.isdisjoint(planned.probe.devices):
                 yield planned
             spoken_for.update(planned.probe.devices)
 

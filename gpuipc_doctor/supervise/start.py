@@ -195,7 +195,7 @@ class Starter:
                 waits_for_turn=self.waits_for_turn,
                 starter=role in probe.starters,
                 then=(str(later[0][0].directory), later[0][1]) if later else (),
-                keeps=_keeps([visit for visit, _ in later]),
+                keeps=_keeps(probe, [visit for visit, _ in later]),
                 meets=len(probe.roles) if number or is_later else 0,
                 ends=name in probe.ends,
                 among=visit.ranks,
@@ -206,9 +206,11 @@ class Starter:
         """The visits that this role's process makes, and its role at each."""
         stops = [(Visit(self.probe, self.check_file, self.directory), role)]
         rank = list(self.probe.roles).index(role) if role else 0
-        for visit in self.later if role not in self.probe.ends else ():
-            if role in visit.probe.ends:
+        before = self.probe
+        for visit in self.later:
+            if role in before.parts_from(visit.probe):
                 break
+            before = visit.probe
             if not visit.ranks:
                 stops.append((visit, role))
             elif rank in visit.ranks:
@@ -229,8 +231,9 @@ def devices_of(visits: Iterable[Visit]) -> tuple[Device, ...]:
     return tuple(dict.fromkeys(device for visit in visits for device in visit.probe.devices))
 
 
-def _keeps(later: Sequence[Visit]) -> tuple[str, ...]:
-    """The devices whose next visit may use a context of an earlier one."""
+def _keeps(now: Probe, later: Sequence[Visit]) -> tuple[str, ...]:
+    """The devices whose next visit may use a context of an earlier one. Where a process ends before it, that
+    visit waits until the device is idle."""
     following: dict[str, Visit] = {}
     for visit in later:
         for device in visit.probe.devices:
@@ -238,7 +241,7 @@ def _keeps(later: Sequence[Visit]) -> tuple[str, ...]:
     return tuple(
         label
         for label, visit in following.items()
-        if not (visit.probe.fresh == "context" or visit.probe.ends)
+        if not (visit.probe.fresh == "context" or visit.probe.ends or visit.probe.library != now.library)
     )
 
 

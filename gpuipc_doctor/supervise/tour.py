@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from gpuipc_doctor.model import AtRest, Ending, ProbeOutcome
 from gpuipc_doctor.supervise import evidence, keeper
@@ -42,6 +43,9 @@ class VisitingRole(RunningRole):
 class Tour(Execution):
     """The visit under way of a tour; ``later`` has the visits behind it."""
 
+    _ahead: dict[Path, dict[str, RunningRole]] = field(default_factory=dict)
+    """Roles started before their first visit, by the visit's directory."""
+
     def visit_all(
         self, until: float, stop: threading.Event, goes_on: Callable[[ProbeOutcome], bool]
     ) -> ProbeOutcome:
@@ -62,6 +66,9 @@ class Tour(Execution):
                     break
         finally:
             self._end_tree()
+            for roles in self._ahead.values():
+                for role in roles.values():
+                    role.process.collect(self.limits.kill_s)
             keeper.remove_abandoned(since=started_on)
         return self._conclude()
 
@@ -74,28 +81,52 @@ class Tour(Execution):
         with evidence.bounded_logs(self.directory):
             if not self._roles:
                 self._start(until, stop)
+                self._start_ahead(until, stop)
             else:
                 stay = [role for name, role in self._roles.items() if isinstance(role, VisitingRole)]
                 staying = {role.files.role: self._at_visit(role, role.files.role) for role in stay}
+                there = staying | self._ahead.pop(visit.directory, {})
                 starter = self._starter(until, stop)
-                anew = starter.start_anew(name for name in self.probe.roles if name not in staying)
+                anew = starter.start_anew(name for name in self.probe.roles if name not in there)
                 self.processes += len(anew)
-                self._roles = {name: (staying | anew)[name] for name in self.probe.roles}
-            ending = self.probe.ends | (self.later[0].probe.ends if self.later else set(self._roles))
+                self._roles = {name: (there | anew)[name] for name in self.probe.roles}
+            ending = self.probe.parts_from(self.later[0].probe) if self.later else set(self._roles)
             for name in self._roles.keys() - ending:
                 self._roles[name] = self._visiting(self._roles[name])
             self._watch(until, stop)
         self._count_initialisations()
 
+    def _start_ahead(self, until: float, stop: threading.Event) -> None:
+        """Start the processes of the tour's later libraries: they initialise the driver, and wait for their
+        first visit."""
+        if self.turn is None:
+            return
+        starter, before = self._starter(until, stop), self.probe
+        for number, visit in enumerate(self.later):
+            if visit.probe.library != before.library:
+                rest = self.later[number + 1 :]
+                at_visit = replace(
+                    starter,
+                    probe=visit.probe,
+                    check_file=visit.check_file,
+                    directory=visit.directory,
+                    later=rest,
+                )
+                self._ahead[visit.directory] = at_visit.start_anew(list(visit.probe.roles)[:1])
+                self.processes += 1
+            before = visit.probe
+
     def _announce(self, at_rest: Sequence[AtRest]) -> None:
-        """Signal the start to every visit. Only the first visit of a device, and those in which processes
-        end, wait until the device is idle: no process of the tour has ended before the others."""
+        """Signal the start to every visit. Only the first visit of a device, and those in which or before
+        which processes end, wait until the device is idle: no process of the tour has ended before the
+        others."""
         visits = (Visit(self.probe, self.check_file, self.directory), *self.later)
         devices = dict.fromkeys(device for visit in visits for device in visit.probe.devices)
         idle = dict(zip(devices, at_rest, strict=True))
-        unvisited = set(devices)
+        unvisited, before = set(devices), self.probe
         for visit in visits:
-            waits = set(devices) if visit.probe.ends else unvisited
+            waits = set(devices) if visit.probe.ends or before.library != visit.probe.library else unvisited
+            before = visit.probe
             file = RoleFiles(visit.directory, next(iter(visit.probe.roles))).turn
             announce(
                 file,

@@ -112,6 +112,9 @@ class _Pool(ABC):
         with self.calling(self.release_call):
             self._pool.free_all_blocks()
 
+    def leave(self) -> None:
+        self.release()  # a limit is the pool's, which ends
+
 
 class CachingPool(_Pool):
     name = "MemoryPool"

@@ -43,6 +43,10 @@ class Peer:
         except (EOFError, OSError) as error:
             raise PeerLost from error
 
+    def recv_or_end(self) -> Json:
+        with contextlib.suppress(PeerLost):
+            return self.recv()
+
     def has_news(self) -> bool:
         """Whether `recv` would return or raise at once."""
         return bool(select.select([self._socket], [], [], 0)[0])

@@ -57,6 +57,7 @@ class CachingAllocator:
     def __init__(self, gpu: DriverGpu) -> None:
         self.gpu = gpu
         self.ordinal = gpu.ordinal
+        self._is_bound = False
         gpu.contexts.enter()  # so that PyTorch finds this context
         with importing("PyTorch", "torch"), gpu.driver.arm("import torch"):
             import torch
@@ -120,10 +121,18 @@ class CachingAllocator:
             self.torch.cuda.empty_cache()
 
     def bound(self, nbytes: int) -> bool:
-        with self.calling("torch.cuda.set_per_process_memory_fraction"):
-            fraction = nbytes / self.gpu.device.total_bytes
-            self.torch.cuda.set_per_process_memory_fraction(fraction, self.ordinal)
+        self._set_fraction(nbytes / self.gpu.device.total_bytes)
+        self._is_bound = True
         return True
+
+    def _set_fraction(self, fraction: float) -> None:
+        with self.calling("torch.cuda.set_per_process_memory_fraction"):
+            self.torch.cuda.set_per_process_memory_fraction(fraction, self.ordinal)
+
+    def leave(self) -> None:
+        self.release()
+        if self._is_bound:
+            self._set_fraction(1.0)
 
 
 class ExpandableAllocator(CachingAllocator):

@@ -68,6 +68,7 @@ def _print_into(log: Path) -> None:
 def _call(worker: Worker, assignment: Assignment) -> RoleResult:
     try:
         function = loader.role(Path(assignment.check_file), assignment.function)
+        worker.prepare()
         worker.meet()
         worker.begin()
         function(worker)

@@ -73,6 +73,7 @@ class Drivers:
     def __init__(self) -> None:
         self.opened: dict[str, Backend] = {}
         self.worker: Worker
+        self.kept: dict[str, Json] = {}
         self._world: Communicator | None = None
 
     def open(self, name: str, root: str) -> Backend:
@@ -112,6 +113,7 @@ class Worker:
         self._journal = journal
         self._timer = timer
         self._drivers = drivers
+        self._allocators: list[Allocator] = []
         drivers.worker = self
 
     @property
@@ -158,6 +160,14 @@ class Worker:
         devices = self._assignment.devices
         return devices[self._assignment.place % len(devices)]
 
+    def prepare(self) -> None:
+        """Initialise the driver before the start signal, which takes time and no device memory."""
+        assignment = self._assignment
+        if assignment.waits_for_turn and not (assignment.starter or assignment.ends):
+            for backend, _ in self._unopened:
+                backend.initialise()
+            self._timer.rest()
+
     def meet(self) -> None:
         """At the start of a later visit of a tour, wait until every role has come, and connect to the
         others. Ranks make their visits in turn."""
@@ -180,9 +190,6 @@ class Worker:
         use."""
         if not self._assignment.waits_for_turn:
             return
-        if not (self._assignment.starter or self._assignment.ends):
-            for backend, _ in self._unopened:
-                backend.initialise()
         if self._assignment.place != 0:
             self._timer.rest()
             self.peer.recv()
@@ -190,7 +197,11 @@ class Worker:
         for backend, device in self._unopened:
             backend.is_seen_from_outside(device)  # NVML is also slow
         self._timer.rest()
-        self.record(at_rest=self.wait_for_rest(self._await_turn())[0])
+        at_rest = self._await_turn()
+        used, _ = self.wait_for_rest(at_rest)
+        self.record(
+            at_rest=[now if rest.used is not None else None for now, rest in zip(used, at_rest, strict=True)]
+        )
         for peer in self.peers if self._peer_fds else ():
             peer.send(None)
 
@@ -229,7 +240,17 @@ class Worker:
         return HostMemory(nbytes)
 
     def allocator(self, name: str) -> Allocator:
-        return open_allocator(name, self.gpu)
+        allocator = open_allocator(name, self.gpu)
+        self._allocators.append(allocator)
+        return allocator
+
+    @property
+    def goes_on(self) -> bool:
+        return bool(self._assignment.then)
+
+    @property
+    def kept(self) -> dict[str, Json]:
+        return self._drivers.kept
 
     def clock(self) -> float:
         return time.monotonic()
@@ -259,6 +280,8 @@ class Worker:
         """The worker's last steps after its role function returned."""
         self._journal.tell_returned()
         if self._assignment.then:
+            for allocator in self._allocators:
+                allocator.leave()
             for backend in self._drivers.opened.values():
                 backend.end_contexts(self._assignment.keeps)
         is_last_of_mpi = self._assignment.among or not self._assignment.then

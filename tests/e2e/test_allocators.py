@@ -93,6 +93,15 @@ def test_healthy_allocators_pass(healthy: Results) -> None:
     found = {(result["check"], result["probe"]): result["finding"]["status"] for result in results}
     expected = {(id_, name) for id_ in CHECKS for name in ALL}
     assert found == dict.fromkeys(expected | {("allocator-ipc", "PyTorch expandable")}, "PASS"), results
+    process = {(one["check"], one["probe"]): one["roles"][0]["pid"] for one in results}
+    for checks, libraries in (
+        (("allocator-growth", "allocator-pressure"), (CUPY, TORCH)),
+        (("allocator-ipc",), (CUPY, TORCH, ("PyTorch expandable",))),
+        (("allocator-stream-reuse",), (CUPY, TORCH)),
+    ):
+        of_library = [{process[id_, name] for id_ in checks for name in names} for names in libraries]
+        assert list(map(len, of_library)) == [1] * len(libraries), "one process for each library"
+        assert len(set[int]().union(*of_library)) == len(libraries)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from gpuipc_doctor.api import Context
-from gpuipc_doctor.api.allocator import _OF, installed, probe
+from gpuipc_doctor.api.allocator import _OF, installed, modules, probe
 from gpuipc_doctor.model import Fact, Tier
 from tests.checks.judging import gpu
 
@@ -40,6 +40,13 @@ def test_early_imports_are_installed() -> None:
         (module,) = probe(allocator, gpu(0), {}).imports
         assert module in ("cupy", "torch") or importlib.util.find_spec(module)
         assert probe(allocator, gpu(0, "hip"), {}).imports == ()
+
+
+def test_libraries_are_imported_before_they_are_needed_but_not_on_hip() -> None:
+    facts = [Fact("cupy", "14.2.0", "cupy_cuda13x"), Fact("pytorch", "2.11.0+rocm7.0", "torch")]
+    assert modules(facts, "cuda") == [("cupy",)]
+    assert modules([facts[0], Fact("pytorch", "2.11.0", "torch")], "cuda") == [("cupy",), ("torch",)]
+    assert modules(facts, "hip") == []
 
 
 def test_devices_share_the_allocators_of_their_backend_and_in_soak_each_has_all() -> None:

@@ -76,7 +76,8 @@ class Worker:
     """A worker whose clock advances only while it waits."""
 
     def __init__(self, device: Device) -> None:
-        self.gpu, self.gpus, self.records = device, (device,), {}
+        self.gpu, self.gpus, self.records, self.kept = device, (device,), {}, {}
+        self.goes_on = False
 
     def clock(self) -> float:
         return self.gpu.now
@@ -505,6 +506,8 @@ def test_measured_loops_report_the_detectable_growth() -> None:
 class Partner:
     """The partner of `look_on`: allocates bytes once it may begin, and keeps ``kept`` of them."""
 
+    def recv_or_end(self) -> None: ...
+
     def __init__(self, device: Device, kept: int) -> None:
         self._device, self._kept = device, kept
 
@@ -528,6 +531,46 @@ def test_memory_still_used_after_the_partners_end_is_foreign(kept: int, is_their
     assert found is not None
     assert (found is bad, found.key == "unexplained-change") == (is_theirs, not is_theirs)
     assert entry.trust(None) is None
+
+
+class Staying(Partner):
+    """A partner whose process holds 600 MiB once its library is loaded, and makes two visits of `look_on`.
+
+    ``kept``: bytes that are still in use after its work, and ``left``: after the end of its process.
+    """
+
+    def __init__(self, device: Device, kept: int, left: int) -> None:
+        super().__init__(device, kept)
+        self._left, self._visits = left, 0
+
+    def send(self, seen: object) -> None:
+        self._device.allocated += 50 * MIB if seen is None else 0
+
+    def recv_or_end(self) -> bool:
+        self._visits += 1
+        if self._visits == 1:
+            self._device.allocated += 600 * MIB
+        else:
+            self._device.allocated += self._left - self._kept - 600 * MIB
+        return self._visits == 1
+
+    def wait_gone(self) -> None:
+        if self._visits == 1:
+            self._device.allocated += self._kept - 50 * MIB
+
+
+@pytest.mark.parametrize(("kept", "left"), [(0, 0), (30 * MIB, 0), (0, 40 * MIB), (30 * MIB, 40 * MIB)])
+def test_partner_whose_process_goes_on_is_watched_at_each_visit_and_at_its_end(kept: int, left: int) -> None:
+    w: Any = Worker(Device())
+    w.peer = Staying(w.gpu, kept, left)
+    missing = []
+    for _ in range(2):
+        look_on(w)
+        (entry,) = account(w.records).entries
+        missing.append(entry.missing)
+        w.gpu.allocated += 32 * MIB  # of the watching process, at its next visit
+    assert missing == [kept, left]
+    assert not w.kept
 
 
 def test_samples_are_drawn_with_marks() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import ledger as module
+from gpuipc_doctor.api.idle_counter import Reading
 from gpuipc_doctor.api.ledger import (
     FEWEST_SAMPLES,
     ODD_BYTES,
@@ -97,17 +98,18 @@ def test_partner_is_told_the_longest_lag_and_the_fewest_free_bytes(monkeypatch: 
 
     def opened(_: object, gpu: Any) -> object:
         return SimpleNamespace(
-            lag_s=gpu.lag_s, mark=lambda: gpu.lag_s, enter=lambda *one: entered.append(one)
+            lag_s=gpu.lag_s, mark=lambda: Reading(gpu.used, 0.0), enter=lambda *one: entered.append(one)
         )
 
     monkeypatch.setattr(module, "Ledger", opened)
-    first = SimpleNamespace(lag_s=0.2, memory_info=lambda: (9 * MIB, 10 * MIB))
-    second = SimpleNamespace(lag_s=0.5, memory_info=lambda: (3 * MIB, 10 * MIB))
-    peer = SimpleNamespace(send=sent.append, wait_gone=lambda: sent.append("gone"))
-    w: Any = SimpleNamespace(gpus=[first, second], peer=peer)
+    first = SimpleNamespace(lag_s=0.2, used=7, memory_info=lambda: (9 * MIB, 10 * MIB))
+    second = SimpleNamespace(lag_s=0.5, used=8, memory_info=lambda: (3 * MIB, 10 * MIB))
+    peer = SimpleNamespace(send=sent.append, recv_or_end=lambda: None, wait_gone=lambda: sent.append("gone"))
+    w: Any = SimpleNamespace(gpus=[first, second], peer=peer, kept={})
     look_on(w)
     assert sent == [[0.5, 3 * MIB], "gone"]
-    assert entered == [(module.PROGRAM_ENDED, 0.2), (module.PROGRAM_ENDED, 0.5)]
+    assert entered == [(module.PROGRAM_ENDED, 7), (module.PROGRAM_ENDED, 8)]
+    assert not w.kept
 
 
 class Delayed(Device):

@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.api import Check, Context, Device, Probe, ProbeOutcome
+from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutcome, loader
 from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.model import AtRest, Ending, Launch, RoleOutcome
 from gpuipc_doctor.run import schedule
 from gpuipc_doctor.run.planner import PlannedProbe
+from gpuipc_doctor.run.tours import Tours
 from gpuipc_doctor.supervise.assignment import StartSignal
 from gpuipc_doctor.supervise.session import Session
 from tests.checks.judging import gpu
@@ -31,6 +33,11 @@ class Any(Check):
 
     def probes(self, ctx: Context) -> list[Probe]:
         return []
+
+
+class Passes(Any):
+    def judge(self, done: ProbeOutcome) -> list[Finding]:
+        return [Finding.ok("right", "it is right")]
 
 
 def planned(
@@ -54,15 +61,18 @@ def names(probes: list[PlannedProbe]) -> list[str]:
     return [planned.probe.name for planned in probes]
 
 
-def test_exclusive_probes_start_first_and_pairs_before_single_devices() -> None:
+def test_sharing_probes_start_first_then_exclusive_pairs_and_devices_then_ranks() -> None:
+    """Probes that can share a device run beside the prolog's checks, and not after a long line of others."""
+    ranks = planned("ranks", FIRST)
     probes = [
+        replace(ranks, probe=replace(ranks.probe, launch=Launch(("mpiexec",)))),
+        planned("alone", SECOND, exclusive=True),
         planned("pair, alone", FIRST, SECOND, exclusive=True),
         planned("shares", FIRST),
         planned("pair", FIRST, SECOND),
-        planned("alone", SECOND, exclusive=True),
     ]
     line = sorted(probes, key=schedule._priority)
-    assert names(line) == ["pair, alone", "alone", "shares", "pair"]
+    assert names(line) == ["shares", "pair", "pair, alone", "alone", "ranks"]
 
 
 def outcome(probe: Probe, ending: Ending | None = None) -> ProbeOutcome:
@@ -94,9 +104,10 @@ class Importing:
 @pytest.mark.parametrize(
     ("left", "turns"),
     [
-        (0, ["torch", "cupy", "pair", "shares"]),
-        (1, ["pair", "torch", "cupy", "shares"]),
-        (9, ["pair", "shares", "torch", "cupy"]),
+        (0, ["pair", "reads", "torch", "cupy", "alone"]),
+        (1, ["pair", "reads", "torch", "cupy", "alone"]),
+        (2, ["pair", "alone", "reads", "torch", "cupy"]),
+        (9, ["pair", "alone", "reads", "torch", "cupy"]),
     ],
 )
 def test_no_device_waits_for_imports_while_other_probes_can_run(left: int, turns: list[str]) -> None:
@@ -104,7 +115,8 @@ def test_no_device_waits_for_imports_while_other_probes_can_run(left: int, turns
         planned("pair", FIRST, SECOND),
         planned("torch", FIRST, imports=("torch",), exclusive=True),
         planned("cupy", FIRST, imports=("cupy",), exclusive=True),
-        planned("shares", FIRST),
+        planned("alone", FIRST, exclusive=True),
+        planned("reads", FIRST, imports=("torch",)),
     ]
     ran: list[str] = []
 
@@ -164,6 +176,22 @@ class InTurn:
             self._tell(f"{probe.name} has its turn")
         return outcome(probe)
 
+    def tour(
+        self,
+        visits: Sequence[tuple[str, Path, Probe]],
+        *,
+        until: float,
+        goes_on: Callable[[ProbeOutcome], bool],
+        turn: StartSignal | None,
+    ) -> ProbeOutcome:
+        """The first visit waits for the signal; the other visits follow."""
+        (check, file, probe), *later = visits
+        first = self.run(check, file, probe, until=until, turn=turn)
+        for _, _, probe in later if not (turn and turn.given_up) and goes_on(first) else ():
+            self._tell(f"{probe.name} is visited")
+            first = outcome(probe)
+        return first
+
     def _tell(self, news: str) -> None:
         with self._news:
             self.told.append(news)
@@ -191,6 +219,32 @@ def test_next_probe_starts_early_and_is_stopped_if_it_must_not_run(
     assert session.told == ["first starts", "second starts", "first ends", end]
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_next_tour_starts_early_and_anew_if_its_probes_must_run_alone(apart: bool) -> None:
+    session = InTurn()
+    tours = Tours()
+    running = schedule.Schedule(session, Silent(), time.monotonic() + LIMIT_S, tours)  # type: ignore[arg-type]
+    running._quiet = Still(waits_itself=True)  # type: ignore[assignment]
+
+    def take(planned: PlannedProbe, ended: schedule.Ended) -> list[PlannedProbe]:
+        tours.isolate = apart
+        return []
+
+    def visit(name: str) -> PlannedProbe:
+        probe = Probe(name, {"a": len, "b": len}, (FIRST,), exclusive=True)  # type: ignore[dict-item]
+        return PlannedProbe(next(NUMBERS), Passes(), loader.built_in()["ipc-pool"], probe)
+
+    running.run([planned("first", FIRST, exclusive=True), visit("second"), visit("third")], 1, take)
+    at_first, later = session.told[:4], session.told[4:]
+    assert at_first[:3] == ["first starts", "second starts", "first ends"]
+    if apart:
+        assert sorted(session.told[3:]) == [
+            "second has its turn", "second is given up", "second starts", "third has its turn", "third starts"
+        ]  # fmt: skip
+    else:
+        assert (at_first[3], later) == ("second has its turn", ["third is visited"])
+
+
 class ImportsMeanwhile(InTurn):
     """A session whose imports are ready once the second probe has started."""
 
@@ -215,6 +269,21 @@ def test_early_started_probe_runs_before_later_imports() -> None:
     ]
     running.run(probes, 1, take)
     assert ran == ["first", "second", "cupy"]
+
+
+def test_probe_that_shares_a_device_starts_before_an_early_started_exclusive_one() -> None:
+    """On an H200 two checks waited for 7 s beside devices that they could have shared."""
+    session = InTurn()
+    running = schedule.Schedule(session, Silent(), time.monotonic() + LIMIT_S)  # type: ignore[arg-type]
+    running._quiet = Still(waits_itself=True)  # type: ignore[assignment]
+    waits = [planned("second", FIRST, exclusive=True), planned("later", FIRST, exclusive=True)]
+    for probe in waits:
+        running._ahead[probe.number] = schedule._EarlyStart(probe, Future(), StartSignal())
+    ranks = planned("ranks", FIRST)
+    ranks = replace(ranks, probe=replace(ranks.probe, launch=Launch(("mpiexec",))))
+    shares, other = planned("shares", FIRST), planned("not yet", FIRST, exclusive=True)
+    line = sorted([ranks, other, *waits, shares], key=schedule._priority)
+    assert names(running._in_line(line)) == ["shares", "second", "later", "not yet", "ranks"]  # type: ignore[arg-type]
 
 
 class EndsAhead(InTurn):

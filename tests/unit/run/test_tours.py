@@ -130,7 +130,24 @@ def test_large_group_is_divided_by_the_exporters_device() -> None:
     assert len(Tours(most=1).plan(probes, 2)) == 1
 
 
-@pytest.mark.parametrize(("jobs", "shares"), [(1, [16]), (4, [7, 7, 2])])
+def test_pairs_of_two_devices_are_divided_although_one_device_exports() -> None:
+    both = [(GPUS[0],), (GPUS[0], GPUS[1]), (GPUS[1],)]
+    checks = [Reads(), Reads(), Other(), Other()]
+    probes = [planned(*devices, check=check) for check in checks for devices in both]
+    last = [planned(*devices, ends=frozenset({"exporter"})) for devices in both]
+    shares = subjects(Tours().plan([*probes, *last], 4))
+    assert [len(share) for share in shares] == [8, 7]
+    assert "cuda:0 > cuda:1" in shares[0]
+    assert "cuda:0 > cuda:1" in shares[1]
+    for tour in Tours().plan([*probes, *last], 4):
+        assert isinstance(tour, PlannedTour)
+        order = [(bool(visit.probe.ends), visit.check.id) for visit in tour.visits]
+        assert order == sorted(order, key=lambda one: (one[0], ["reads", "other"].index(one[1])))
+    beyond = [*(planned(GPUS[place // 2]) for place in range(4)), *(planned(*GPUS[1:3]) for _ in range(8))]
+    assert [len(share) for share in subjects(Tours().plan(beyond, 4))] == [2, 10]  # cuda:2 exports nothing
+
+
+@pytest.mark.parametrize(("jobs", "shares"), [(1, [16]), (2, [7, 7, 2]), (4, [3, 3, 3, 3, 1, 1, 1, 1])])
 def test_exclusive_tours_of_neighbouring_devices_can_run_beside_each_other(
     jobs: int, shares: list[int]
 ) -> None:
@@ -141,6 +158,27 @@ def test_exclusive_tours_of_neighbouring_devices_can_run_beside_each_other(
     assert list(map(len, subjects(tours))) == shares
     first, second, *_ = [set(tour.probe.devices) for tour in tours] if jobs > 1 else (set(), set())
     assert first.isdisjoint(second)
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_visits_with_one_array_library_follow_each_other(exclusive: bool) -> None:
+    """Exclusive ones share the partner's process, too; others run beside each other."""
+    libraries = ("PyTorch", "CuPy", "CuPy")
+    probes = [
+        planned(GPUS[0], check=check, exclusive=exclusive, library=each)
+        for check in (Reads(), Other())
+        for each in libraries
+    ]
+    items = [*Tours().plan([*probes, planned(GPUS[0], exclusive=exclusive)], 4)]
+    visits = [
+        [(each.probe.library, each.check.id) for each in item.visits]
+        for item in items
+        if isinstance(item, PlannedTour)
+    ]
+    cupy = [("CuPy", "reads")] * 2 + [("CuPy", "other")] * 2
+    torch = [("PyTorch", "reads"), ("PyTorch", "other")]
+    assert visits == ([[*cupy, *torch]] if exclusive else [torch, cupy])
+    assert list(map(initialisations, items)) == ([3, 2] if exclusive else [2, 2, 2])
 
 
 def test_visits_at_which_processes_end_come_last() -> None:
@@ -179,7 +217,7 @@ def all_checks(count: int) -> list[PlannedProbe]:
     ]
 
 
-@pytest.mark.parametrize(("count", "most"), [(1, 33), (2, 50), (4, 68), (8, 92)])
+@pytest.mark.parametrize(("count", "most"), [(1, 28), (2, 45), (4, 80), (8, 105)])
 def test_initialisations_of_all_checks(count: int, most: int) -> None:
     """Without the 12 processes of ipc-histories. Alone, the probes need 71, 140, 356 and 816."""
     assert sum(map(initialisations, Tours().plan(all_checks(count), 4))) <= most
@@ -207,7 +245,7 @@ def initialisations(item: PlannedProbe | PlannedTour) -> int:
     visits = item.visits if isinstance(item, PlannedTour) else (item,)
     first = visits[0].probe
     roles = [role for role in first.roles if role not in first.starters and "spare" not in role]
-    again = [a.probe.ends | b.probe.ends for a, b in itertools.pairwise(visits)]
+    again = [a.probe.parts_from(b.probe) for a, b in itertools.pairwise(visits)]
     return len(roles) + sum(role in ends for role in roles for ends in again)
 
 

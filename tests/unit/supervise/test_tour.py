@@ -14,13 +14,14 @@ import pytest
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Device, Ending, Node, Probe, ProbeOutcome
 from gpuipc_doctor.supervise import tree
-from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
+from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult, StartSignal
 from gpuipc_doctor.supervise.journal import Journal, Progress
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.start import Starter, Visit, _keeps
 from gpuipc_doctor.supervise.tour import VisitingRole
 from tests.checks.judging import gpu
 from tests.unit.supervise.test_supervision import FILE, LIMITS
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +151,35 @@ def test_role_that_ends_its_process_has_a_new_one_at_each_visit_and_the_others_k
     assert session.processes == 6
 
 
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_process_of_the_next_library_starts_before_its_first_visit(
+    session: Session, roles: ModuleType, ends_early: bool
+) -> None:
+    def probe(library: str) -> Probe:
+        functions = {"a": roles.tell_visit, "b": roles.hear_visit}
+        return Probe(library, functions, params={"number": 7}, deadline_s=1.5, library=library)
+
+    outcomes: list[ProbeOutcome] = []
+
+    def goes_on(outcome: ProbeOutcome) -> bool:
+        outcomes.append(outcome)
+        if len(outcomes) == 1:
+            until("it has started", lambda: bool([*session._directory.glob("*PyTorch/a.journal")]))
+        return not ends_early
+
+    visits = [("misbehaving", FILE, probe(library)) for library in ("CuPy", "CuPy", "PyTorch", "PyTorch")]
+    outcomes.append(
+        session.tour(visits, until=time.monotonic() + 60, goes_on=goes_on, turn=StartSignal(at_rest=[]))
+    )
+    assert [outcome.completed for outcome in outcomes] == [True] * (2 if ends_early else 4)
+    assert session.processes == 3
+    pids = {role: [outcome.roles[role].pid for outcome in outcomes] for role in "ab"}
+    if not ends_early:
+        assert [outcome.records["b"]["heard"] for outcome in outcomes] == [7] * 4
+        assert pids["a"][:1] + pids["a"][2:3] == [*dict.fromkeys(pids["a"])]
+        assert len(set(pids["b"])) == 1
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left
 def test_unkillable_process_ends_the_tour_and_is_known(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
@@ -185,13 +215,26 @@ def test_tour_that_is_not_to_go_on_ends_with_that_visit(session: Session, roles:
         ([((0,), "")], {"cuda:0"}),
         ([((0, 1), ""), ((2,), "")], {"cuda:0", "cuda:1", "cuda:2"}),
         ([((0,), "context"), ((0, 1), "")], {"cuda:1"}),
+        ([((0,), "library"), ((0, 1), "")], {"cuda:1"}),
     ],
 )
-def test_context_is_kept_until_the_last_visit_or_one_that_needs_a_fresh_one(
+def test_context_is_kept_until_the_last_visit_or_one_that_needs_a_fresh_one_or_an_idle_device(
     tmp_path: Path, later: list[tuple[tuple[int, ...], str]], kept: set[str]
 ) -> None:
-    visits = [Visit(Probe("", {}, devices(*on), fresh=fresh), FILE, tmp_path) for on, fresh in later]
-    assert set(_keeps(visits)) == kept
+    how = {"": {}, "context": {"fresh": "context"}, "library": {"library": "PyTorch"}}
+    visits = [Visit(Probe("", {}, devices(*on), **how[name]), FILE, tmp_path) for on, name in later]
+    assert set(_keeps(Probe("", {}), visits)) == kept
+
+
+def test_process_makes_the_visits_with_its_library_and_partners_make_all(tmp_path: Path) -> None:
+    def visit(library: str, *ends: str) -> Visit:
+        roles = {"program": len, "onlooker": len}
+        return Visit(Probe(library, roles, library=library, ends=frozenset(ends)), FILE, tmp_path)  # type: ignore[arg-type]
+
+    first, *later = [visit("CuPy"), visit("CuPy"), visit("PyTorch"), visit("PyTorch", "onlooker")]
+    starter = Starter(first.probe, FILE, tmp_path, Node(), "marker", lambda *_: None, later=tuple(later))
+    made = {role: [each.probe.name for each, _ in starter._stops_of(role)] for role in first.probe.roles}
+    assert made == {"program": ["CuPy", "CuPy"], "onlooker": ["CuPy", "CuPy", "PyTorch"]}
 
 
 def devices(*indices: int) -> tuple[Device, ...]:
