@@ -12,6 +12,7 @@ from itertools import pairwise, permutations, product
 from random import Random
 from typing import TYPE_CHECKING
 
+from gpuipc_doctor.api import NOISE_BYTES
 from gpuipc_doctor.histories.contents import FULL_BYTES
 from gpuipc_doctor.histories.operations import WHOLE, Operation
 
@@ -51,6 +52,9 @@ MAPPINGS = 68
 
 MOST_WHOLE = 70 * MIB
 """Most bytes that are written and read in one copy."""
+
+KEPT = NOISE_BYTES + GRANULE
+"""Bytes of each memory that a process has when it is killed."""
 
 CROWD = 5
 """Processes that share memory at once."""
@@ -447,16 +451,20 @@ def contexts(g: Generator, device: int) -> Scene:
 
 
 def crowd(g: Generator, device: int) -> Scene:
-    """Memory that five processes share; then one of them ends and its exporter goes on."""
+    """Memory that five processes share; then one of them ends and its exporter goes on.
+
+    There is more of each kind than used memory may change unnoticed: what a killed process keeps is seen.
+    """
     a, *others = g.crew(CROWD, device)
     buffer, memory, view, pool, pooled = (g.number() for _ in range(5))
-    yield Operation("allocate", a, makes=buffer, nbytes=65536)
+    nbytes = KEPT if g.limits.room >= 4 * KEPT else GRANULE
+    yield Operation("allocate", a, makes=buffer, nbytes=nbytes)
     yield Operation("write", a, on=buffer, stamp=g.number())
-    yield Operation("create", a, makes=memory, nbytes=2 * MIB)
+    yield Operation("create", a, makes=memory, nbytes=nbytes)
     yield Operation("map", a, on=memory, makes=view)
     yield Operation("write", a, on=view, stamp=g.number())
     yield Operation("create-pool", a, makes=pool)
-    yield Operation("allocate-from-pool", a, on=pool, makes=pooled, nbytes=65536)
+    yield Operation("allocate-from-pool", a, on=pool, makes=pooled, nbytes=nbytes)
     yield Operation("write", a, on=pooled, stamp=g.number())
     mappings = {by: g.number() for by in others}
     for by, mapping in mappings.items():
