@@ -470,13 +470,13 @@ def crowd(g: Generator, device: int) -> Scene:
     for by, mapping in mappings.items():
         imported, seen, of_pool, pointer = (g.number() for _ in range(4))
         yield Operation("open", by, on=buffer, makes=mapping)
-        yield Operation("read", by, on=mapping)
+        yield Operation("read", by, on=mapping, kind=WHOLE)
         yield Operation("import", by, on=memory, makes=imported)
         yield Operation("map", by, on=imported, makes=seen)
-        yield Operation("read", by, on=seen)
+        yield Operation("read", by, on=seen, kind=WHOLE)
         yield Operation("import-pool", by, on=pool, makes=of_pool)
         yield Operation("import-pointer", by, on=pooled, of=of_pool, makes=pointer)
-        yield Operation("read", by, on=pointer)
+        yield Operation("read", by, on=pointer, kind=WHOLE)
     first, *_, last = others
     event = g.number()
     yield Operation("create-event", a, makes=event)
