@@ -51,6 +51,8 @@ class Order(NamedTuple):
     """The event that a copy records."""
     device: int = 0
     """1 more than the index of a new context's device, 0 for the process's own."""
+    whole: bool = False
+    """Whether a write or read moves every byte, in one copy."""
 
 
 class Answer(NamedTuple):
@@ -219,9 +221,11 @@ class Actor:
 
     def _write_with(self, order: Order, write: Callable[[bytes, int], None]) -> None:
         begin, end = self._range(order)
-        for first, last in glances(begin, end) if order.nbytes > WHOLE_BYTES else [(begin, end)]:
-            for offset in range(first, last, PIECE):
-                length = min(PIECE, last - offset)
+        in_part = order.nbytes > WHOLE_BYTES and not order.whole
+        piece = end - begin if order.whole else PIECE
+        for first, last in glances(begin, end) if in_part else [(begin, end)]:
+            for offset in range(first, last, piece):
+                length = min(piece, last - offset)
                 write(contents(order.stamp, length, offset), offset)
 
     def _write_by_kernel(self, order: Order) -> None:
@@ -286,7 +290,7 @@ class Actor:
 
     def _compare(self, read: Callable[[int, int], bytes], order: Order) -> None:
         begin, end = self._range(order)
-        for first, last in looks(begin, end, order.parts):
+        for first, last in [(begin, end)] if order.whole else looks(begin, end, order.parts):
             found = read(last - first, first)
             for part in within(order.parts, first, last):
                 expected = part.data(part.begin, part.end)

@@ -11,7 +11,7 @@ from typing import Any
 from gpuipc_doctor.api.worker import Child, ChildGone, ChildHangs, ChildProcess
 from gpuipc_doctor.histories.actor import RESTED, Answer, Order, act
 from gpuipc_doctor.histories.memory_model import FILLS, Expected
-from gpuipc_doctor.histories.operations import Disagreement, Operation, ProcessPlan
+from gpuipc_doctor.histories.operations import WHOLE, Disagreement, Operation, ProcessPlan
 
 Start = Callable[[Callable[[Child], None]], ChildProcess]
 
@@ -114,6 +114,7 @@ class Crew:
             FILLS.get(operation.kind, 0),
             operation.within,
             operation.device,
+            operation.kind == WHOLE,
         )
         self._waiting.setdefault(operation.by, []).append((at, operation, order))
         if needs:

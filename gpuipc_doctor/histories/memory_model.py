@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpuipc_doctor.histories import legality
 from gpuipc_doctor.histories.contents import WHOLE_BYTES, Part, glances, overlaid, within
-from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
+from gpuipc_doctor.histories.operations import WHOLE, History, Operation, ProcessPlan
 
 FIRST_CONTEXT = 0
 """Number of the context with which a process starts."""
@@ -404,7 +404,8 @@ class Model:
 
     def _write(self, operation: Operation, process: Process) -> Expected:
         storage, begin, end = self._range(operation)
-        pieces = glances(begin, end) if storage.nbytes > WHOLE_BYTES else [(begin, end)]
+        in_part = storage.nbytes > WHOLE_BYTES and operation.kind != WHOLE
+        pieces = glances(begin, end) if in_part else [(begin, end)]
         for first, last in pieces:
             storage.parts = overlaid(storage.parts, first, last, [Part(first, last, operation.stamp)])
         return Expected(operation.stamp, storage.nbytes)

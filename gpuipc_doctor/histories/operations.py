@@ -12,6 +12,10 @@ IPC, MPI = "ipc-histories", "mpi-histories"
 """Names of the checks that perform histories: sequences of operations."""
 
 
+WHOLE = "whole"
+"""Kind of a write or read that moves every byte, in one copy. Others move large memory in pieces, in part."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One step of one process. Objects are numbered, so that a history stays meaningful when operations are
@@ -26,7 +30,8 @@ class Operation:
     ``kind`` is a key of `message_layouts.LAYOUTS` for a message, and a kind of buffer for an allocation.
 
     ``offset`` and ``length`` choose bytes of ``on``; length 0: all of them. A copy takes them from offset
-    ``start`` of ``of``. ``kind`` of a fill is the number of bits of its unit. ``within`` is the event that a
+    ``start`` of ``of``. ``kind`` of a fill is the number of bits of its unit; of a write or read, `WHOLE` or
+    empty. ``within`` is the event that a
     copy records. ``device`` of a new context is 1 more than its index, 0 for the process's own.
 
     ``beside``: whether the operation may begin before the preceding operations of other processes have ended.

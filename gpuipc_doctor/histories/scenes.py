@@ -7,13 +7,14 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import permutations
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, permutations, product
 from random import Random
 from typing import TYPE_CHECKING
 
+from gpuipc_doctor.api import NOISE_BYTES
 from gpuipc_doctor.histories.contents import FULL_BYTES
-from gpuipc_doctor.histories.operations import Operation
+from gpuipc_doctor.histories.operations import WHOLE, Operation
 
 if TYPE_CHECKING:
     from gpuipc_doctor.histories.generator import Generator
@@ -37,6 +38,7 @@ RARE = {
 SIZES = {
     "up to 64 KiB": 1000,
     "up to 2 MiB": 226656,
+    "just below 2 MiB": 2 * MIB - 512,
     "just above 2 MiB": 2 * MIB + 4097,
     "just above 4 MiB": 4 * MIB + 512,
     "up to 64 MiB": 8 * MIB,
@@ -47,6 +49,12 @@ SIZES = {
 
 MAPPINGS = 68
 """Mappings, and small segments of a block, that are live at once: more than 64."""
+
+MOST_WHOLE = 70 * MIB
+"""Most bytes that are written and read in one copy."""
+
+KEPT = NOISE_BYTES + GRANULE
+"""Bytes of each memory that a process has when it is killed."""
 
 CROWD = 5
 """Processes that share memory at once."""
@@ -63,12 +71,23 @@ def play(g: Generator) -> Iterator[Scene]:
     if g.limits.wide:
         yield unused(g)
     memory = [sizes, many, offsets, large_copy, physical, many_physical, fabric, pools]
-    for place, scene in enumerate([*memory, events, threads, freed, contexts]):
+    for place, scene in enumerate([*memory, events, threads, freed, ends, both_ways, contexts]):
         yield scene(g, place % g.devices)
     if g.devices > 1:
         yield two_devices(g)
         yield pairs(g)
+        yield each_device(g)
     yield crowd(g, 0)  # ends a process, which others would replace
+
+
+def in_turn(crew: Sequence[int], turn: int) -> tuple[int, int]:
+    """The exporter and the importer of two processes, in roles that change with each turn."""
+    return crew[turn % 2], crew[1 - turn % 2]
+
+
+def forks(crew: Iterable[int]) -> Scene:
+    for by in crew:
+        yield Operation("fork", by)
 
 
 def look(by: int, on: int, nbytes: int, stamp: int, vary: Random) -> Scene:
@@ -117,12 +136,14 @@ def unused(g: Generator) -> Scene:
 def sizes(g: Generator, device: int) -> Scene:
     """Memory of each class of size, one after the other."""
     a, b, *_ = g.crew(2, device)
-    for nbytes in [nbytes for nbytes in SIZES.values() if nbytes <= g.limits.room] * 2:
+    fitting = [nbytes for nbytes in SIZES.values() if nbytes <= g.limits.room]
+    for kind, nbytes in product(("", WHOLE), fitting):
+        kind = kind if nbytes <= MOST_WHOLE else ""
         buffer, mapping = g.number(), g.number()
         yield Operation("allocate", a, makes=buffer, nbytes=nbytes)
-        yield Operation("write", a, on=buffer, stamp=g.number())
+        yield Operation("write", a, on=buffer, kind=kind, stamp=g.number())
         yield Operation("open", b, on=buffer, makes=mapping)
-        yield Operation("read", b, on=mapping)
+        yield Operation("read", b, on=mapping, kind=kind)
         yield Operation("ask", a, on=buffer, offset=nbytes - 1)
         yield Operation("ask", b, on=mapping, offset=nbytes // 2)
         yield from look(b, mapping, nbytes, g.number(), g.vary)
@@ -224,18 +245,24 @@ def physical(g: Generator, device: int) -> Scene:
         nbytes = mib * MIB
         if nbytes > g.limits.room:
             continue
-        _, view, _, seen = objects = [g.number() for _ in range(4)]
+        _, view, imported, seen = objects = [g.number() for _ in range(4)]
         yield from share(g, a, b, objects, nbytes)
-        yield Operation("read", b, on=seen)
+        yield Operation("read", b, on=seen, kind=WHOLE if nbytes <= 8 * MIB else "")
         yield from look(b, seen, nbytes, g.number(), g.vary)
         yield Operation("read", a, on=view)
+        if nbytes <= 4 * MIB:  # at a second address, too
+            again = g.number()
+            yield Operation("map", b, on=imported, makes=again)
+            yield Operation("read", b, on=again, kind=WHOLE)
+            yield Operation("unmap", b, on=again)
         yield from unshare(a, b, objects)
 
 
 def fabric(g: Generator, device: int) -> Scene:
     """Physical memory by fabric handle."""
-    a, b, *_ = g.crew(2, device)
-    for _ in range(FLOOR):
+    crew = g.crew(2, device)
+    for turn in range(FLOOR):
+        a, b = in_turn(crew, turn)
         objects = [g.number() for _ in range(4)]
         yield from share(g, a, b, objects, 2 * MIB, by="-fabric")
         yield Operation("read", b, on=objects[-1])
@@ -244,9 +271,12 @@ def fabric(g: Generator, device: int) -> Scene:
 
 def pools(g: Generator, device: int) -> Scene:
     """Pools that are trimmed while they are imported, with memory of several sizes, and some that stays."""
-    a, b, *_ = g.crew(2, device)
+    crew = g.crew(2, device)
     fitting = [nbytes for nbytes in SIZES.values() if nbytes <= min(g.limits.room, 80 * MIB)]
     for turn in range(FLOOR):
+        a, b = in_turn(crew, turn)
+        if turn == FLOOR // 2:
+            yield from forks(crew)
         pool, imported, stays, seen = (g.number() for _ in range(4))
         yield Operation("create-pool", a, makes=pool)
         yield Operation("import-pool", b, on=pool, makes=imported)
@@ -260,7 +290,7 @@ def pools(g: Generator, device: int) -> Scene:
             yield Operation("allocate-from-pool", a, on=pool, makes=memory, nbytes=nbytes)
             yield Operation("write", a, on=memory, stamp=g.number())
             yield Operation("import-pointer", b, on=memory, of=imported, makes=pointer)
-            yield Operation("read", b, on=pointer)
+            yield Operation("read", b, on=pointer, kind=WHOLE if nbytes <= 8 * MIB else "")
             yield Operation("trim", a, on=pool)
             yield from look(b, pointer, nbytes, g.number(), g.vary)
             yield Operation("read", a, on=memory)
@@ -275,20 +305,25 @@ def pools(g: Generator, device: int) -> Scene:
 
 def events(g: Generator, device: int) -> Scene:
     """A copy whose end one process records, and for which the other waits before it reads."""
-    a, b, *_ = g.crew(2, device)
-    nbytes = MIB
-    one, other, mapping = g.number(), g.number(), g.number()
-    for buffer in (one, other):
-        yield Operation("allocate", a, makes=buffer, nbytes=nbytes)
-        yield Operation("write", a, on=buffer, stamp=g.number())
-    yield Operation("open", b, on=one, makes=mapping)
+    crew = g.crew(2, device)
+    shared = [[g.number() for _ in range(3)] for _ in crew]
+    for turn, (one, other, mapping) in enumerate(shared):
+        a, b = in_turn(crew, turn)
+        for buffer in (one, other):
+            yield Operation("allocate", a, makes=buffer, nbytes=MIB)
+            yield Operation("write", a, on=buffer, stamp=g.number())
+        yield Operation("open", b, on=one, makes=mapping)
     for turn in range(FLOOR):
+        a, b = in_turn(crew, turn)
+        if turn == FLOOR // 2:
+            yield from forks(crew)
+        one, other, mapping = shared[turn % 2]
         event, opened = g.number(), g.number()
         yield Operation("create-event", a, makes=event)
         yield Operation("open-event", b, on=event, makes=opened)
         yield Operation("write", a, on=other, stamp=g.number())
         yield Operation("copy-and-record", a, on=one, of=other, within=event)
-        waits, waited, shown = (b, opened, mapping) if turn % 4 else (a, event, one)
+        waits, waited, shown = (a, event, one) if turn % 3 == 2 else (b, opened, mapping)
         yield Operation("wait-event", waits, on=waited)
         yield Operation("read", waits, on=shown)
         yield Operation("destroy-event", b, on=opened)
@@ -297,8 +332,9 @@ def events(g: Generator, device: int) -> Scene:
 
 def threads(g: Generator, device: int) -> Scene:
     """Other threads than the context's, and forks after which the process goes on."""
-    a, b, *_ = g.crew(2, device)
+    crew = g.crew(2, device)
     for turn in range(FLOOR):
+        a, b = in_turn(crew, turn // 2)
         buffer, mapping, *objects = (g.number() for _ in range(6))
         yield Operation("allocate", a, makes=buffer, nbytes=5000)
         yield Operation("write-in-thread", a, on=buffer, stamp=g.number())
@@ -316,8 +352,9 @@ def threads(g: Generator, device: int) -> Scene:
 
 def freed(g: Generator, device: int) -> Scene:
     """Memory that is freed while another process has it open, as registration caches do."""
-    a, b, *_ = g.crew(2, device)
-    for _ in range(FLOOR):
+    crew = g.crew(2, device)
+    for turn in range(FLOOR):
+        a, b = in_turn(crew, turn)
         old, stale, new, mapping = (g.number() for _ in range(4))
         yield Operation("allocate", a, makes=old, nbytes=2 * MIB)
         yield Operation("write", a, on=old, stamp=g.number())
@@ -333,10 +370,66 @@ def freed(g: Generator, device: int) -> Scene:
         yield Operation("free", a, on=new)
 
 
+def ends(g: Generator, device: int) -> Scene:
+    """Memory given up in other orders than usual, and then used by the process that still has it."""
+    crew = g.crew(2, device)
+    for turn, order in enumerate([(0, 1, 2), (1, 2, 0)]):
+        a, b = in_turn(crew, turn)
+        mappings = [g.number() for _ in order]
+        for mapping in mappings:
+            buffer = g.number()
+            yield Operation("allocate", a, makes=buffer, nbytes=2 * MIB)
+            yield Operation("write", a, on=buffer, stamp=g.number())
+            yield Operation("open", b, on=buffer, makes=mapping)
+        for closed, other in pairwise(order):
+            yield Operation("close", b, on=mappings[closed])
+            yield Operation("read", b, on=mappings[other])
+            yield Operation("read", b, on=mappings[order[-1]])
+    for turn in range(2):  # the exporter first: the memory lives on
+        a, b = in_turn(crew, turn)
+        memory, view, imported, seen = objects = [g.number() for _ in range(4)]
+        yield from share(g, a, b, objects, 2 * MIB)
+        yield Operation("unmap", a, on=view)
+        yield Operation("release", a, on=memory)
+        yield Operation("read", b, on=seen)
+        yield Operation("release", b, on=imported)
+        yield Operation("read", b, on=seen)
+    for turn in range(2):  # the importer first, which then imports the same again
+        a, b = in_turn(crew, turn)
+        pool, imported, memory, first, again = (g.number() for _ in range(5))
+        yield Operation("create-pool", a, makes=pool)
+        yield Operation("import-pool", b, on=pool, makes=imported)
+        yield Operation("allocate-from-pool", a, on=pool, makes=memory, nbytes=2 * MIB)
+        yield Operation("write", a, on=memory, stamp=g.number())
+        for pointer in (first, again):
+            yield Operation("import-pointer", b, on=memory, of=imported, makes=pointer)
+            yield Operation("read", b, on=pointer)
+            yield Operation("free-to-pool", b, on=pointer)
+            yield Operation("read", a, on=memory)
+
+
+def both_ways(g: Generator, device: int) -> Scene:
+    """Two processes that each export, import and free beside what they have open, as ranks do."""
+    crew = g.crew(2, device)
+    mappings: list[tuple[int, int]] = []
+    for turn in range(FLOOR):
+        a, b = in_turn(crew, turn)
+        nbytes = g.vary.choice((4096, 65536, 2 * MIB, 4 * MIB + 512))
+        extra, buffer, mapping = (g.number() for _ in range(3))
+        yield Operation("allocate", a, makes=extra, nbytes=nbytes)
+        yield Operation("allocate", a, makes=buffer, nbytes=nbytes)
+        yield Operation("write", a, on=buffer, stamp=g.number())
+        yield Operation("free", a, on=extra)
+        yield Operation("open", b, on=buffer, makes=mapping)
+        mappings.append((b, mapping))
+        for by, opened in mappings[-2:]:
+            yield Operation("read", by, on=opened)
+
+
 def contexts(g: Generator, device: int) -> Scene:
-    """Two contexts of a process, and memory in each."""
+    """Two contexts of a process, and memory in each; then large memory is opened where one has ended."""
     a, b, *_ = g.crew(2, device)
-    context, first, second, mapping = (g.number() for _ in range(4))
+    context, first, second, mapping, late, opened = (g.number() for _ in range(6))
     yield Operation("allocate", a, makes=first, nbytes=4096)
     yield Operation("write", a, on=first, stamp=g.number())
     yield Operation("create-context", a, makes=context)
@@ -349,31 +442,41 @@ def contexts(g: Generator, device: int) -> Scene:
         yield Operation("read", a, on=second)
     yield Operation("open", b, on=second, makes=mapping)
     yield Operation("read", b, on=mapping)
+    yield Operation("close", b, on=mapping)
+    yield Operation("end-context", a, on=context)
+    yield Operation("allocate", b, makes=late, nbytes=4 * MIB + 512)
+    yield Operation("write", b, on=late, stamp=g.number())
+    yield Operation("open", a, on=late, makes=opened)
+    yield Operation("read", a, on=opened, kind=WHOLE)
 
 
 def crowd(g: Generator, device: int) -> Scene:
-    """Memory that five processes share; then one of them ends and its exporter goes on."""
+    """Memory that five processes share; then one of them ends and its exporter goes on.
+
+    There is more of each kind than used memory may change unnoticed: what a killed process keeps is seen.
+    """
     a, *others = g.crew(CROWD, device)
     buffer, memory, view, pool, pooled = (g.number() for _ in range(5))
-    yield Operation("allocate", a, makes=buffer, nbytes=65536)
+    nbytes = KEPT if g.limits.room >= 4 * KEPT else GRANULE
+    yield Operation("allocate", a, makes=buffer, nbytes=nbytes)
     yield Operation("write", a, on=buffer, stamp=g.number())
-    yield Operation("create", a, makes=memory, nbytes=2 * MIB)
+    yield Operation("create", a, makes=memory, nbytes=nbytes)
     yield Operation("map", a, on=memory, makes=view)
     yield Operation("write", a, on=view, stamp=g.number())
     yield Operation("create-pool", a, makes=pool)
-    yield Operation("allocate-from-pool", a, on=pool, makes=pooled, nbytes=65536)
+    yield Operation("allocate-from-pool", a, on=pool, makes=pooled, nbytes=nbytes)
     yield Operation("write", a, on=pooled, stamp=g.number())
     mappings = {by: g.number() for by in others}
     for by, mapping in mappings.items():
         imported, seen, of_pool, pointer = (g.number() for _ in range(4))
         yield Operation("open", by, on=buffer, makes=mapping)
-        yield Operation("read", by, on=mapping)
+        yield Operation("read", by, on=mapping, kind=WHOLE)
         yield Operation("import", by, on=memory, makes=imported)
         yield Operation("map", by, on=imported, makes=seen)
-        yield Operation("read", by, on=seen)
+        yield Operation("read", by, on=seen, kind=WHOLE)
         yield Operation("import-pool", by, on=pool, makes=of_pool)
         yield Operation("import-pointer", by, on=pooled, of=of_pool, makes=pointer)
-        yield Operation("read", by, on=pointer)
+        yield Operation("read", by, on=pointer, kind=WHOLE)
     first, *_, last = others
     event = g.number()
     yield Operation("create-event", a, makes=event)
@@ -410,6 +513,40 @@ def two_devices(g: Generator) -> Scene:
     again = g.number()
     yield Operation("open", b, on=own, makes=again)
     yield Operation("read", b, on=again)
+
+
+def each_device(g: Generator) -> Scene:
+    """Each device's memory of each kind, which the next device's process uses, too."""
+    crew = [g.crew(1, device)[0] for device in range(g.devices)]
+    nbytes = MIB + 4097
+    for a, b in zip(crew, [*crew[1:], crew[0]], strict=True):
+        one, other, mapping, event, opened = (g.number() for _ in range(5))
+        pool, imported, memory, pointer, *objects = (g.number() for _ in range(8))
+        for buffer in (one, other):
+            yield Operation("allocate", a, makes=buffer, nbytes=nbytes)
+            yield Operation("write", a, on=buffer, stamp=g.number())
+        yield Operation("open", b, on=one, makes=mapping)
+        yield Operation("create-event", a, makes=event)
+        yield Operation("open-event", b, on=event, makes=opened)
+        yield Operation("copy-and-record", a, on=one, of=other, within=event)
+        yield Operation("wait-event", b, on=opened)
+        yield Operation("read", b, on=mapping)
+        yield Operation("fill", a, on=one, kind="32", offset=4096, length=65536, stamp=g.number())
+        yield Operation("copy", a, on=other, of=one, offset=777, start=4000, length=9000)
+        yield Operation("copy-across-streams", a, on=other, of=one, offset=KIB, length=9)
+        yield Operation("read-in-thread", a, on=other, offset=777, length=9000)
+        yield Operation("ask", a, on=one, offset=nbytes // 2)
+        yield Operation("fork", a)
+        yield from look(b, mapping, nbytes, g.number(), g.vary)
+        yield from share(g, a, b, objects, 2 * MIB)
+        yield Operation("read", b, on=objects[-1])
+        yield Operation("create-pool", a, makes=pool)
+        yield Operation("import-pool", b, on=pool, makes=imported)
+        yield Operation("allocate-from-pool", a, on=pool, makes=memory, nbytes=nbytes)
+        yield Operation("write", a, on=memory, stamp=g.number())
+        yield Operation("import-pointer", b, on=memory, of=imported, makes=pointer)
+        yield Operation("read", b, on=pointer)
+        yield Operation("trim", a, on=pool)
 
 
 def pairs(g: Generator) -> Scene:

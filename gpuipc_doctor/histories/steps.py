@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuipc_doctor.histories.operations import History, Operation
+from gpuipc_doctor.histories.operations import WHOLE, History, Operation
 
 SENTENCES: Mapping[str, str] = {
     "allocate": "process {by} allocates buffer {makes} ({nbytes} B) and exports its IPC handle",
@@ -83,6 +83,8 @@ def step(operation: Operation, *, primary: bool, device: str = "") -> str:
     if operation.length:
         taken = f" from byte {operation.start} on" if operation.of else ""
         sentence += f" ({operation.length} B at byte {operation.offset}{taken and ','}{taken})"
+    if operation.kind == WHOLE:
+        sentence += ", all of it in one copy"
     if operation.device:
         sentence += f", on device {operation.device - 1} of the history"
     return f"at the same time, {sentence}" if operation.beside else sentence

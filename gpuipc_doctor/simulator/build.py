@@ -183,6 +183,8 @@ def _memory(row: Row) -> dict[str, str]:
     for name in (inward, "address"):
         if f"uint64_t {name}," in f"{row.parameters}," and "address" not in fields:
             fields["address"] = name
+    if "void *stream" in row.parameters:
+        fields["default_stream"] = "!stream"
     if row.call == "pool-trim":
         fields["address"] = "(uint64_t)(uintptr_t)pool"
     for name, width in (("bytes", 1), ("count", _WIDTHS.get(row.function, 1))):

@@ -12,9 +12,17 @@ from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.explore import Explored
 from gpuipc_doctor.histories.generator import Generator, Limits, families, harmful, unavailable, without_room
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation, ProcessPlan
+from gpuipc_doctor.histories.scenes import FLOOR, RARE, SIZES
+from gpuipc_doctor.histories.steps import SENTENCES
 from gpuipc_doctor.model import Probe, Status, Tier
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import MIB, check, conclude, drifting, gpu, ledger, outcome, plan
+
+NOT_ON_EACH = {
+    *("open-in-thread", "close-in-thread", "free-in-thread", "write-in-thread", "use-context"),
+    *("export", "free-open", "create-fabric", "import-fabric"),
+}
+"""Operations that the acceptance history need not perform on each of several devices."""
 
 REOPEN = History(
     "cuda",
@@ -231,7 +239,7 @@ def test_history_of_more_devices_than_there_are_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("devices", "processes", "contexts"), [(1, 5, 9), (2, 5, 18), (8, 9, 20)])
-def test_acceptance_history_starts_few_processes_and_contexts(
+def test_acceptance_history_meets_its_floors_with_few_processes_and_contexts(
     devices: int, processes: int, contexts: int
 ) -> None:
     """A GPU's driver needs half a second for a process, and a quarter for a context (H200)."""
@@ -239,12 +247,19 @@ def test_acceptance_history_starts_few_processes_and_contexts(
     peers = tuple((memory, device) for memory, device in probe.params["peers"])
     limits = Limits(probe.params["room"], scenes=True)
     generator = Generator("cuda", devices, probe.params["seed"], limits, peers=peers)
-    made = Counter[str]()
+    made, sizes, on_each = Counter[str](), set[int](), [set[str]() for _ in range(devices)]
     while made.total() < probe.params["operations"]:
-        made.update(operation.do for operation, _ in generator.epoch())
+        for operation, _ in generator.epoch():
+            made[operation.do] += 1
+            sizes.add(operation.nbytes)
+            on_each[generator.plans[operation.by].device].add(operation.do)
     assert len(generator.plans) <= processes
     assert len(generator.plans) + made["create-context"] + made["end-context"] <= contexts
     assert min(made["kill"], made["create-context"], made["end-context"]) > 0
+    usual = SENTENCES.keys() - RARE.keys()
+    assert {do: made[do] for do in usual if made[do] < FLOOR} == {}
+    assert set(SIZES.values()) <= sizes
+    assert [usual - NOT_ON_EACH - done for done in on_each] == [set()] * devices
 
 
 def linked(number: int, devices: int) -> Device:

@@ -166,6 +166,17 @@ unsigned imports_open(void)
     return count;
 }
 
+bool address_is_imported(uint64_t address, bool earlier)
+{
+    struct block *found = find_block(address);
+    struct allocation *own = found ? find_allocation(found, address, 0) : NULL;
+    bool is_imported = own && (found->kind == IMPORTED || found->kind == IMPORTED_FROM_POOL), is_last = true;
+    for (struct block *block = blocks; block && is_imported; block = block->next)
+        for (struct allocation *each = block->allocations; each; each = each->next)
+            is_last &= block->kind != found->kind || each->id <= own->id;
+    return is_imported && (!earlier || !is_last);
+}
+
 int block_new(struct block **block, struct context *context, uint64_t bytes, enum kind kind)
 {
     uint64_t addresses = node()->device[context->device].addresses;

@@ -96,12 +96,29 @@ static void note_fork(void)
     has_forked = true;
 }
 
+/* The segment that a call imports, or NULL; with the state's lock held. */
+static const struct segment *segment_at_hand(const struct subject *subject)
+{
+    enum { SERIAL_BITS = 48 };
+    const struct ipc_handle *handle = subject->handle ? subject->handle : subject->pointer;
+    struct shared_thing what;
+    if (handle)
+        return segment_find(handle->word[0] & ((1ull << SERIAL_BITS) - 1));
+    return export_of(subject->file, &what) && what.pool_device < 0 ? segment_find(what.serial) : NULL;
+}
+
+static unsigned importers(const struct subject *subject)
+{
+    state_lock();
+    const struct segment *segment = segment_at_hand(subject);
+    unsigned count = segment ? holders_of(segment->serial) : 0;
+    state_unlock();
+    return count;
+}
+
 /* The device and the bytes of the memory that a call imports, or else of what it is about; device -1: unknown. */
 static void memory_at_hand(const struct subject *subject, int *device, uint64_t *bytes)
 {
-    enum { SERIAL_BITS = 48 };
-    struct shared_thing what;
-    const struct segment *segment = NULL;
     *device = -1;
     *bytes = subject->bytes;
     if (subject->handle) {
@@ -112,10 +129,7 @@ static void memory_at_hand(const struct subject *subject, int *device, uint64_t 
     if (!sim_initialized() || (!subject->pointer && subject->file < 0))
         return;
     state_lock();
-    if (subject->pointer)
-        segment = segment_find(subject->pointer->word[0] & ((1ull << SERIAL_BITS) - 1));
-    else if (export_of(subject->file, &what) && what.pool_device < 0)
-        segment = segment_find(what.serial);
+    const struct segment *segment = segment_at_hand(subject);
     if (segment) {
         *device = segment->device;
         *bytes = subject->pointer ? subject->pointer->word[2] : segment->bytes;
@@ -169,6 +183,15 @@ static bool condition_holds(const struct fault *fault, int device, const struct 
         return address_is_inside(subject->address);
     case POOL_IMPORTED:
         return pool_is_imported(subject->address);
+    case HELD:
+        return sim_initialized() && importers(subject) >= fault->least;
+    case EARLIER:
+    case OF_IMPORT:
+        return address_is_imported(subject->address, fault->when == EARLIER);
+    case PEER_ENABLED:
+        return current_context() && current_context()->peers;
+    case DEFAULT_STREAM:
+        return subject->default_stream;
     default:
         return true;
     }

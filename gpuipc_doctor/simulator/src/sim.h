@@ -81,6 +81,11 @@ enum fault_condition {
     ODD_ADDRESS,
     INSIDE,
     POOL_IMPORTED,
+    HELD,
+    EARLIER,
+    OF_IMPORT,
+    PEER_ENABLED,
+    DEFAULT_STREAM,
 };
 
 enum fault_effect { /* in the order of node.c's words */
@@ -356,6 +361,7 @@ uint64_t handle_bytes(const struct ipc_handle *handle); /* of the allocation tha
 bool address_is_inside(uint64_t address);  /* of an allocation, but not its beginning */
 unsigned imports_open(void);               /* in this process: legacy mappings and what came from pools */
 bool pool_is_imported(uint64_t pool);      /* by another process */
+bool address_is_imported(uint64_t address, bool earlier); /* earlier: and something was imported after it */
 
 /* ---- calls.c: before and after each call ---- */
 
@@ -365,6 +371,7 @@ struct subject {                 /* what a call is about */
     int file;                    /* a descriptor to be imported, or -1 */
     const struct ipc_handle *pointer; /* of a pool's memory to be imported, or NULL */
     uint64_t address, bytes;     /* of memory, or 0 */
+    bool default_stream;         /* it names the legacy default stream */
 };
 int call_begin(enum call call, struct subject subject);
 int call_end(int code);

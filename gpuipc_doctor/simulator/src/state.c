@@ -259,7 +259,9 @@ static void settle_all(uint64_t serial)
 static const struct fault *exit_fault(enum fault_effect effect, const struct segment *segment)
 {
     const struct fault *fault = node_fault(CALL_exit, effect, segment->device);
-    return fault && (fault->when != BY_DESCRIPTOR || segment->by_descriptor) ? fault : NULL;
+    bool is_meant = fault && (fault->when != BY_DESCRIPTOR || segment->by_descriptor) &&
+                    (fault->when != POOL_IMPORTED || segment->pool);
+    return is_meant ? fault : NULL;
 }
 
 /* What the faults at `exit` do to a segment that a process had when it ended. */

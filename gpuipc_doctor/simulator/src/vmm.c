@@ -112,12 +112,27 @@ static void settle(struct physical *physical)
     free(physical);
 }
 
+/* For the fault `wipe`: memory that another process has imported contains zeros from now on. */
+static void wipe_if_held(uint64_t serial)
+{
+    state_lock();
+    const struct segment *segment = segment_find(serial);
+    int file = segment && holders_of(serial) ? segment_open_file(segment) : -1;
+    if (file >= 0 && (ftruncate(file, 0) || ftruncate(file, (off_t)segment->bytes)))
+        abort();
+    if (file >= 0)
+        close(file);
+    state_unlock();
+}
+
 int sim_vmm_release(void *memory)
 {
     struct physical *physical = physical_of(memory);
     if (!physical || !physical->releases)
         return INVALID_VALUE;
     physical->releases--;
+    if (fault_asks(WIPE) && physical->mapping < 0)
+        wipe_if_held(physical->serial);
     if (!fault_asks(KEEP))
         settle(physical);
     return SUCCESS;
@@ -257,7 +272,10 @@ int sim_vmm_map(uint64_t address, size_t bytes, size_t offset, void *memory, uin
                                  .context = context_for(physical->device), .file = file,
                                  .serial = physical->serial, .physical = physical, .mapping = -1,
                                  .wrap = physical->wrap});
-    allocation_add(block, 0, bytes)->flaw = physical->flaw;
+    struct allocation *allocation = allocation_add(block, 0, bytes);
+    allocation->flaw = physical->flaw;
+    if (physical->mapped > 1 && fault_asks(CORRUPT_PAGE))
+        allocation->flaw.bad = bad_part_of(bytes);
     return SUCCESS;
 }
 

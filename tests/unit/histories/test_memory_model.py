@@ -169,7 +169,7 @@ def test_scenes_perform_each_kind_of_operation_often_and_each_size_once(backend:
     driver = TrivialDriver(contexts_own_memory=backend == "cuda")
     done, sizes, pairs = Counter[str](), set[int](), set[tuple[int, int]]()
     owner = dict[int, int]()
-    for _ in range(13 + 2 * (devices > 1)):
+    for _ in range(15 + 3 * (devices > 1)):
         for operation, expected in generator.epoch():
             shown = driver.perform(operation)
             assert shown is None or shown.agrees(expected.parts)

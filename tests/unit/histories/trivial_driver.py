@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpuipc_doctor.histories.contents import WHOLE_BYTES, Part, glances
 from gpuipc_doctor.histories.memory_model import FILLS, NO_CONTEXT
-from gpuipc_doctor.histories.operations import Operation
+from gpuipc_doctor.histories.operations import WHOLE, Operation
 
 
 @dataclass(eq=False)
@@ -30,8 +30,9 @@ class Cell:
     def change(self, operation: Operation, what: Written) -> None:
         begin = operation.offset
         end = begin + operation.length if operation.length else self.nbytes
-        is_write = operation.do.startswith("write") and self.nbytes > WHOLE_BYTES
-        for first, last in glances(begin, end) if is_write else [(begin, end)]:
+        is_write = operation.do.startswith("write") and operation.kind != WHOLE
+        in_part = is_write and self.nbytes > WHOLE_BYTES
+        for first, last in glances(begin, end) if in_part else [(begin, end)]:
             self.written = (*self.written, (first, last, what))
 
     def agrees(self, parts: Iterable[Part]) -> bool:
