@@ -4,7 +4,8 @@ Applications do more than send and receive: they reduce, broadcast and exchange,
 ranks call each collective, blocking, non-blocking and in place, and each one-sided operation on a window in
 device memory, completed by a fence, a lock or a flush. The messages are of 8 B to 32 MiB, some of a derived
 type, and lie in what applications hold: an allocation, MiB into it, a pool, VMM memory, two adjacent mappings
-and pinned host memory. Sums are exact in every type and order.
+and pinned host memory. Sums are exact in every type and order. Some calls are repeated with other data in the
+same buffers, which a library that works on an old copy delivers wrong.
 
 After a crash or hang, fresh ranks try the other calls. In the `soak` tier all GPUs take part, four at a time,
 and persistent and partitioned requests are started many times, two threads send at once, and the ranks idle
@@ -20,6 +21,7 @@ What a library does not support by documentation is tried last. If it fails, tha
 | MPICH 3.4 on AMD GPUs | reductions, one-sided operations | github.com/pmodels/mpich/wiki/GPU-Support-Matrix-(3.4.x) |
 | Intel MPI | derived types, which are not called | its own message: not implemented |
 | Intel MPI on NVIDIA GPUs | memory of pools and VMM: it shares memory by cuIpcGetMemHandle only | NVIDIA's CUDA driver API, cuIpcGetMemHandle |
+| Open MPI or MPICH over UCX on AMD GPUs | VMM memory: UCX shares memory by IPC handles, which are for memory of hipMalloc | AMD's HIP API, hipIpcGetMemHandle |
 
 Options: ``ranks``, and ``sizes`` (a list of bytes) instead of the default ones.
 """  # noqa: E501  # rows of a table
@@ -76,9 +78,10 @@ RARER = (
     calls.SENDRECV_REPLACE,
     *("MPI_Exscan", "MPI_Allgatherv", "MPI_Scatterv", "MPI_Alltoallw", "MPI_Ireduce"),
 )
-"""Calls that are made with the two `RARER_SIZES` only, in an allocation."""
+"""Calls that are made with the three `RARER_SIZES` only, in an allocation; the last are more than 65,536
+elements."""
 
-RARER_SIZES = SIZES[2:4]
+RARER_SIZES = SIZES[2:5]
 WITHOUT_DATA = (calls.SENDRECV, "MPI_Allreduce", "MPI_Bcast", "MPI_Alltoall")
 """Calls that are also made with zero elements."""
 
@@ -314,6 +317,10 @@ def _drawn(params: Json, kinds: Sequence[str], granule: int) -> Iterator[Case]:
         yield from (case(call, size) for size in few)
     for call in calls.CAN_BE_SPLIT:
         yield case(call, few[0], form=calls.SPLIT)
+    for call in calls.CAN_BE_AGAIN:
+        yield case(call, few[0], form=calls.AGAIN)
+    for call in calls.CAN_BE_FLUSHED_LOCALLY:
+        yield case(call, few[0], form=calls.FLUSH_LOCAL)
     for call in calls.CAN_BE_TO_HOST:
         yield case(call, few[0], form=calls.TO_HOST)
     for call in WITHOUT_DATA:
@@ -334,6 +341,7 @@ def _drawn(params: Json, kinds: Sequence[str], granule: int) -> Iterator[Case]:
     if params["derived"]:
         for call in calls.CAN_BE_DERIVED:
             yield from (case(call, size, form=calls.DERIVED) for size in sizes if size in DERIVED_SIZES)
+            yield case(call, few[0], form=calls.NEGATIVE)
     for memory in kinds:
         if memory == DEVICE:
             continue
@@ -365,7 +373,7 @@ def is_given_up(case: Case, failed: Sequence[Sequence[str]]) -> bool:
                 return True
             continue
         completion = COMPLETED_BY.get(operation, operation)
-        if completion in COMPLETIONS:
+        if completion in (*COMPLETIONS, calls.FLUSH_LOCAL):
             if case.form == completion:
                 return True
         elif call == case.call or (operation in WINDOWS and group == ONE_SIDED):
