@@ -12,12 +12,11 @@ is a FAIL only if it recurs in a second run with new processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 from random import Random
 
 from gpuipc_doctor.api import (
-    NOISE_BYTES,
     Check,
     Context,
     Evidence,
@@ -35,7 +34,7 @@ from gpuipc_doctor.api import (
     share_of_free,
     watched,
 )
-from gpuipc_doctor.api.allocator import Allocator, Block, Stream, give_back, use_once
+from gpuipc_doctor.api.allocator import Allocator, Block, Stream, use_once
 from gpuipc_doctor.api.allocator import probe as allocator_probe
 from gpuipc_doctor.api.ledger import interval
 from gpuipc_doctor.api.patterns import mib
@@ -43,6 +42,15 @@ from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
 from gpuipc_doctor.api.samples import MemorySamples, judge_hidden, used_since_the_start
 from gpuipc_doctor.api.samples import series as memory_series
 from gpuipc_doctor.api.trend import lasting
+
+from ._allocator_growth_release import (
+    BUSY_S,
+    gave_back,
+    judge_kept,
+    release_time,
+    time_release,
+    time_release_beside,
+)
 
 ROUNDS, BLOCKS = 120, 16
 
@@ -58,8 +66,6 @@ KEPT = 0.25
 HIGH = 6.0
 """If reserved memory levels off at this many times the allocated memory or more, the result is WARN. On an
 H200 the factor is 4 for CuPy's MemoryPool, 3.5 for PyTorch and 1.7 for the driver's own pool."""
-
-BUSY_S = 0.05
 
 
 class AllocatorGrowth(Check):
@@ -123,21 +129,6 @@ def judge_growth(allocator: str, program: Json) -> Finding | None:
     )
 
 
-def judge_kept(allocator: str, program: Json) -> Finding | None:
-    """Judge whether free memory was released."""
-    _, kept = cached_and_kept(program)
-    if kept <= NOISE_BYTES + used_since_the_start(program)[1]:
-        return None
-    return Finding.fail(
-        "keeps",
-        "{allocator}: {kept:mib} not released although every block was freed",
-        gave_back(program),
-        remedy="restart the process if other processes need the memory",
-        allocator=allocator,
-        kept=kept,
-    )
-
-
 def judge_plateau(allocator: str, program: Json) -> Finding:
     """Judge how much memory is reserved once usage levels off."""
     rounds = program["rounds"]
@@ -148,30 +139,6 @@ def judge_plateau(allocator: str, program: Json) -> Finding:
         return Finding.warn("holds-much", says, *told, allocator=allocator, times=times)
     says = "{allocator}: used memory levels off at {times:times} times the allocated memory"
     return Finding.ok("levels-off", says, *told, allocator=allocator, times=times)
-
-
-def cached_and_kept(program: Json) -> tuple[float, float]:
-    """Bytes used after everything was freed, and after the cache was released."""
-    cached, *kept = used_since_the_start(program)[0][program["rounds"] :]
-    return cached, max(kept)
-
-
-def gave_back(program: Json) -> Evidence:
-    cached, kept = cached_and_kept(program)
-    says = "{call} released {returned:mib} of {cached:mib}"
-    return Evidence.seen(says, call=program["call"], returned=cached - kept, cached=cached)
-
-
-def release_time(program: Json) -> Evidence:
-    """Evidence: how long releasing the cache took, and whether the release waits for kernels."""
-    times = program["release_s"]
-    waits = times["beside"] - times["idle"] > times["kernel"] / 2
-    return Evidence.measured(
-        "{call} {waits} for kernels: {idle:ms} on an idle device, {beside:ms} during a kernel of {kernel:ms}",
-        call=program["call"],
-        waits="waits" if waits else "does not wait",
-        **times,
-    )
 
 
 def work(w: Worker) -> None:
@@ -197,15 +164,10 @@ def work(w: Worker) -> None:
 
     free_all(blocks)
     samples.take("all freed")
-    began = w.clock()
-    busy.spin(BUSY_S)
-    beside = timed(w, lambda: give_back(allocator, stream))
-    busy.synchronize()
-    kernel = w.clock() - began
+    beside, kernel = time_release_beside(w, allocator, stream, busy)
     samples.take(allocator.release_call)
-    blocks = [allocator.alloc(each, stream) for _ in range(BLOCKS)]
-    free_all(blocks)
-    idle = timed(w, lambda: give_back(allocator, stream))
+    free_all([allocator.alloc(each, stream) for _ in range(BLOCKS)])
+    idle = time_release(w, allocator, stream)
     samples.last()
     w.record(samples=samples.json())
     w.record(release_s={"idle": idle, "beside": beside, "kernel": kernel})
@@ -225,12 +187,6 @@ def change(allocator: Allocator, stream: Stream, blocks: list[Block], random: Ra
 def free_all(blocks: Iterable[Block]) -> None:
     for block in blocks:
         block.free()
-
-
-def timed(w: Worker, call: Callable[[], None]) -> float:
-    began = w.clock()
-    call()
-    return w.clock() - began
 
 
 ROLES = {"program": work, "onlooker": look_on}

@@ -1,9 +1,9 @@
 """Start and end communicators of NCCL or RCCL repeatedly: seconds, and what a process loses by it.
 
-A first collective that takes a minute, and memory, descriptors or threads that stay when a communicator is
-destroyed, are reported of real libraries. Each cycle starts a communicator of all ranks, verifies one sum and
-destroys it, in ``soak`` every second time by aborting it. Buffers of the library itself are registered, used
-and deregistered.
+A first collective that takes a minute, and memory, descriptors, threads or files in /dev/shm that stay when a
+communicator is destroyed, are reported of real libraries. Each of four cycles, in ``soak`` of sixteen, starts
+a communicator of all ranks, verifies one sum and destroys it, in ``soak`` every second time by aborting it.
+Buffers of the library itself are registered, used and deregistered.
 
 In ``soak`` a rank is also killed while the others are in an operation: they abort, and the next start must
 succeed and leave nothing behind.

@@ -30,7 +30,6 @@ class DriverInit(Check):
     id = "driver-init"
     title = "driver initialises and lists its devices"
     tier = Tier.PROLOG
-    supplies = "devices"
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for backend in ctx.options["backends"]:

@@ -37,7 +37,9 @@ from gpuipc_doctor.api import (
     watched,
     write_pattern,
 )
-from gpuipc_doctor.api.ledger import SETTLE_S, holders
+from gpuipc_doctor.api.ledger import holders
+
+from ._driver_pool_release_threshold import cross_threshold, judge_threshold
 
 NBYTES = 96 << 20
 """Bytes of each watched allocation: a multiple of the 32 MiB blocks that a pool reserves on an H200, and
@@ -82,18 +84,26 @@ class DriverPoolRelease(Check):
                 remedy="stop the processes that hold device memory, then rerun",
                 room=seen["room"],
             )
-        else:
-            nbytes = seen["nbytes"]
-            bad = [*judge_memory(seen), *account(seen).judge(nbytes, PIECES), *judge_trimmed(seen)]
-            yield from bad or judge_threshold(seen)
+            return
+        nbytes = seen["nbytes"]
+        bad = [*judge_data(seen), *account(seen).judge(nbytes, PIECES), *judge_trimmed(seen)]
+        found = bad or list(judge_threshold(seen))
+        yield from found
+        if not found:
+            yield Finding.ok(
+                "returned",
+                "pools released memory at the threshold, when trimmed and destroyed; {verified:mib} verified",
+                *account(seen).evidence(),
+                "a pool that was trimmed while half of its memory was allocated kept that half",
+                verified=nbytes + len(ROUNDS) * CHECKED,
+            )
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
         if "ledger" in done.records["allocator"]:
             yield from account(done.records["allocator"]).series()
 
 
-def judge_memory(seen: Json) -> Iterable[Finding]:
-    """Judge whether the pool's memory kept its data."""
+def judge_data(seen: Json) -> Iterable[Finding]:
     if wrong := seen["wrong"]:
         yield Finding.fail("wrong-data", "memory of a pool lost the data written to it", *wrong)
 
@@ -113,35 +123,6 @@ def judge_trimmed(seen: Json) -> Iterable[Finding]:
         yield Finding.fail("counts-freed", says, used=used)
 
 
-def judge_threshold(seen: Json) -> Iterable[Finding]:
-    """Warn if a pool did not keep to its release threshold: drivers only *try* to keep to it."""
-    nbytes, unheld, held = seen["nbytes"], seen["unheld"], seen["held"]
-    if unheld:
-        yield Finding.warn(
-            "held-below-threshold",
-            "a pool whose release threshold is 0 still held {reserved:mib} after synchronising",
-            "trimming released the held memory",
-            remedy="trim pools when other processes need the memory",
-            reserved=unheld,
-        )
-    if held < nbytes:
-        yield Finding.warn(
-            "not-held",
-            "a pool held {reserved:mib} although its release threshold is {threshold:mib}",
-            "less memory than the threshold was allocated and freed",
-            reserved=held,
-            threshold=2 * nbytes,
-        )
-    if not unheld and held >= nbytes:
-        yield Finding.ok(
-            "returned",
-            "pools released memory at the threshold, when trimmed and destroyed; {verified:mib} verified",
-            *account(seen).evidence(),
-            "a pool that was trimmed while half of its memory was allocated kept that half",
-            verified=nbytes + len(ROUNDS) * CHECKED,
-        )
-
-
 def give_back(w: Worker) -> None:
     room = share_of_free(w)
     nbytes = min(NBYTES, room // 2)
@@ -150,25 +131,16 @@ def give_back(w: Worker) -> None:
         return
     ledger, stream = Ledger(w), w.gpu.create_stream()
     with w.step("create and destroy a pool, so that the driver is set up"):
-        create_and_destroy(w, stream, nbytes)
+        create_and_trim(w, stream, nbytes).destroy()
     before = ledger.mark()
     pool = w.gpu.create_pool()
 
-    with w.step("release threshold 0"):
-        allocate_and_free(pool, stream, nbytes)
-        w.wait_until(lambda: not pool.reserved, SETTLE_S)
-        w.record(unheld=pool.reserved)
-
-    pool.hold(2 * nbytes)
-    with w.step("release threshold above the allocated memory"):
-        allocate_and_free(pool, stream, nbytes)
-        w.record(held=pool.reserved)
-
+    cross_threshold(w, pool, stream, nbytes)
     with w.step("trim while half of the memory is allocated"):
-        kept, freed = (pool.alloc(nbytes, stream) for _ in range(2))
+        kept, other = (pool.alloc(nbytes, stream) for _ in range(2))
         stream.synchronize()
         write_pattern(kept, nbytes, 0)
-        freed.free(stream)
+        other.free(stream)
         stream.synchronize()
         pool.trim()
         wrong = [unlike_pattern(kept, nbytes, 0)]
@@ -182,23 +154,20 @@ def give_back(w: Worker) -> None:
             other_pools: list[Pool] = []
             end = "the pool was trimmed"
             ledger.enter(end, before, lambda: other_pools.append(create_and_trim(w, stream, nbytes)))
-            for other in other_pools:
-                other.destroy()
+            for other_pool in other_pools:
+                other_pool.destroy()
+
+    def use(number: int) -> None:
+        wrong.append(use_once(w, pool, stream, nbytes, number))
 
     sampled = ledger.sampled(ROUNDS)
-    growing = ledger.used_after(
-        sampled, watched(w, WHAT, ROUNDS), lambda number: use(w, pool, stream, nbytes, number, wrong), WHAT
-    )
+    growing = ledger.used_after(sampled, watched(w, WHAT, ROUNDS), use, WHAT)
     ledger.enter_loop(WHAT, sampled, growing, [ledger.used() for _ in sampled])
     with w.step("destroy the pool"):
         pool.destroy()
-        ledger.enter("the pool was destroyed", before, lambda: create_and_destroy(w, stream, nbytes))
+        end = "the pool was destroyed"
+        ledger.enter(end, before, lambda: create_and_trim(w, stream, nbytes).destroy())
     w.record(wrong=[line for line in wrong if line])
-
-
-def allocate_and_free(pool: Pool, stream: GpuStream, nbytes: int) -> None:
-    pool.alloc(nbytes, stream).free(stream)
-    stream.synchronize()
 
 
 def create_and_trim(w: Worker, stream: GpuStream, nbytes: int) -> Pool:
@@ -211,20 +180,18 @@ def create_and_trim(w: Worker, stream: GpuStream, nbytes: int) -> Pool:
     return pool
 
 
-def create_and_destroy(w: Worker, stream: GpuStream, nbytes: int) -> None:
-    create_and_trim(w, stream, nbytes).destroy()
-
-
-def use(w: Worker, pool: Pool, stream: GpuStream, nbytes: int, number: int, wrong: list[str]) -> None:
-    """Perform one round; descriptions of wrong data are appended to ``wrong``."""
+def use_once(w: Worker, pool: Pool, stream: GpuStream, nbytes: int, number: int) -> str:
+    """Perform one round; returns a description of wrong data, empty if all data was correct."""
+    expected, offset = pattern(CHECKED, number), nbytes - CHECKED
     with w.step(f"allocate, free and trim, round {number} of {max(ROUNDS)}"):
         memory = pool.alloc(nbytes, stream)
         stream.synchronize()
-        memory.write(pattern(CHECKED, number), nbytes - CHECKED)
-        wrong.append(difference(memory.read(CHECKED, nbytes - CHECKED), pattern(CHECKED, number)))
+        memory.write(expected, offset)
+        wrong = difference(memory.read(CHECKED, offset), expected)
         memory.free(stream)
         stream.synchronize()
         pool.trim()
+    return wrong
 
 
 CHECK = DriverPoolRelease()

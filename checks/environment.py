@@ -1,10 +1,11 @@
 """Check that the environment variables that affect GPU IPC have the intended effect.
 
-It also lists the node's settings that affect sharing: whether a process may fetch another process's
-descriptor, and whether an IMEX channel for fabric handles exists. Only `ipc-vmm` and `ipc-fabric` show
-whether sharing works. Another result lists the variables and kernel limits that would help `gpuipc-doctor
-job` diagnose a hanging job. A node that differs from the site config's settings, kernel modules, adapters,
-limits or free shared memory gets the status that the config states.
+Misspelt variables are named, and those that the installed versions do not read, with the variable to set
+instead if there is one. The check also lists the node's settings that affect sharing: whether a process may
+fetch another process's descriptor, and whether an IMEX channel for fabric handles exists. Only `ipc-vmm` and
+`ipc-fabric` show whether sharing works. Another result lists the variables and kernel limits that would help
+`gpuipc-doctor job` diagnose a hanging job. A node that differs from the site config's settings, kernel
+modules, adapters, limits or free shared memory gets the status that the config states.
 """
 
 from __future__ import annotations

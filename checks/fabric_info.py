@@ -19,19 +19,22 @@ from typing import ClassVar
 from gpuipc_doctor.api import (
     Check,
     Context,
-    FabricStack,
     Finding,
     Json,
     Probe,
     ProbeOutcome,
-    StatedFabric,
     Worker,
 )
 from gpuipc_doctor.api.fabrics import FABRICS
 
-BY_ADAPTER = "cxi"
-"""The fabric of which libfabric must list each adapter by its name."""
-EACH = FABRICS[BY_ADAPTER]
+from ._fabric_info_adapters import (
+    BY_ADAPTER,
+    EACH,
+    describe,
+    judge_adapters,
+    judge_stated,
+    without_adapter,
+)
 
 SHOWN_FACTS = ("libfabric", "shs-libfabric", "libfabric-providers", "ucx", "cxi-driver", "shs")
 """Inventory facts shown as evidence."""
@@ -96,66 +99,6 @@ class FabricInfo(Check):
         ]
 
 
-def without_adapter(fabric: FabricStack, stated: StatedFabric) -> Finding:
-    """The FAIL if the kernel lists no adapter of the site config's fabric; other adapters are its
-    evidence."""
-    kind = FABRICS[stated.name]
-    return Finding.fail(
-        "no-adapter",
-        "no {what} adapter found; {where} says this node has {fabric}",
-        *(f"the kernel lists {', '.join(names)} ({of})" for of, names in fabric.adapters.items() if names),
-        remedy=f"{kind.remedies['no-adapter']}; if the node has no such adapter, correct {stated.where}",
-        fabric=stated.name,
-        what=kind.title,
-        where=stated.where,
-    )
-
-
-def judge_stated(seen: Json, stated: Json) -> Iterator[Finding]:
-    """The findings if an adapter of the stated fabric exists, but has no active port or no library lists
-    it."""
-    if not stated:
-        return
-    name, where, adapters = stated
-    ports = {
-        port: state for port, state in seen["ports"].items() if port.partition("/")[0] in (adapters or ())
-    }
-    if ports and "ACTIVE" not in ports.values():
-        yield Finding.fail(
-            "no-active-port",
-            "no port of {adapters} is active; {where} says this node has {fabric}",
-            *(f"{port} is {state}" for port, state in ports.items()),
-            remedy="check the cable, the switch port and the subnet manager (ibstat, ibv_devinfo)",
-            adapters=adapters,
-            where=where,
-            fabric=name,
-        )
-    offers = {
-        "fi_info": [interface["provider"] for interface in seen.get("interfaces", ())],
-        "ucx_info": seen.get("transports", []),
-    }
-    was_asked = "interfaces" in seen or "transports" in seen
-    if was_asked and not is_offered(name, [*offers["fi_info"], *offers["ucx_info"]]):
-        yield Finding.warn(
-            "stated-not-offered",
-            "neither libfabric nor UCX lists {fabric}, which this node has according to {where}",
-            *(
-                f"{program} lists {', '.join(dict.fromkeys(found))}"
-                for program, found in offers.items()
-                if found
-            ),
-            remedy="load the jobs' MPI module, or name the library with --mpi-lib: MPI may have its own UCX",
-            fabric=name,
-            where=where,
-        )
-
-
-def is_offered(fabric: str, offers: list[str]) -> bool:
-    """Whether a library lists the fabric. A fabric whose adapters are judged one by one counts as listed."""
-    names = FABRICS[fabric].offered_as
-    return not names or any(offer.startswith(names) for offer in offers)
-
-
 def summary(seen: Json, known: list[str], stated: Json = None) -> str:
     """The versions found, and the number of adapters, in one line."""
     parts = [f"libfabric {seen['libfabric']}"] if seen.get("libfabric") else []
@@ -166,18 +109,6 @@ def summary(seen: Json, known: list[str], stated: Json = None) -> str:
     if stated and stated[0] != BY_ADAPTER and stated[2]:
         parts.append(f"{stated[0]} on {', '.join(stated[2])}")
     return ", ".join(parts) or "no version found"
-
-
-def describe(adapter: Json) -> str:
-    """An adapter such as ``cxi0 (hsn0): link up, BS_200G, link layer retry on``, without unreadable
-    attributes."""
-    parts = [f"{word} {adapter[key]}" for key, word in WORDS.items() if adapter[key]]
-    return (
-        f"{adapter['name']} ({adapter['interface'] or 'no interface'}): {', '.join(parts) or 'no attributes'}"
-    )
-
-
-WORDS = {"link": "link", "speed": "speed", "retries": "link layer retry", "loopback": "loopback"}
 
 
 def judge_programs(failed: Json, programs: Json) -> Iterator[Finding]:
@@ -200,50 +131,6 @@ def judge_programs(failed: Json, programs: Json) -> Iterator[Finding]:
                 f"{program}: {file} ({via})",
                 remedy=f"see `ldd {file}` for missing libraries, and load their module",
                 **values,
-            )
-
-
-def judge_adapters(seen: Json) -> Iterator[Finding]:
-    """Findings on each adapter that libfabric must list by its name."""
-    offered = {
-        interface["domain"]: interface["state"]
-        for interface in seen.get("interfaces", ())
-        if interface["provider"] == BY_ADAPTER
-    }
-    for adapter in seen["adapters"]:
-        name, shown = adapter["name"], describe(adapter)
-        if "interfaces" in seen and name not in offered:
-            yield Finding.fail(
-                "not-offered",
-                "libfabric does not list {adapter}{why:aside}",
-                shown,
-                remedy=EACH.remedies["left-out" if adapter["left_out"] else "not-offered"],
-                adapter=name,
-                why=adapter["left_out"],
-            )
-        elif offered.get(name) == "down" or adapter["link"] == "down":
-            yield Finding.fail(
-                "link-down",
-                "the link of {adapter} is down",
-                shown,
-                remedy=EACH.remedies["link-down"],
-                adapter=name,
-            )
-        if adapter["loopback"] not in ("", "off"):
-            yield Finding.warn(
-                "loopback",
-                "{adapter} is in loopback mode: nothing leaves the node through it",
-                shown,
-                remedy="ethtool --set-priv-flags {interface} internal-loopback off".format(**adapter),
-                adapter=name,
-            )
-        if adapter["retries"] == "off":
-            yield Finding.warn(
-                "no-link-retry",
-                "link-layer retry is off on {adapter}: lost frames are not resent",
-                shown,
-                remedy=EACH.remedies["no-link-retry"],
-                adapter=name,
             )
 
 

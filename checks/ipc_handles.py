@@ -16,11 +16,10 @@ VMM memory has a separate probe, because its export, where it succeeded, cost de
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import combinations
 
 from gpuipc_doctor.api import (
-    Buffer,
     Check,
     Context,
     DriverError,
@@ -38,6 +37,17 @@ from gpuipc_doctor.api import (
     unless_refused,
 )
 
+from ._ipc_handles_strays import (
+    EXPORT_TWICE,
+    answer,
+    export_unexportable,
+    export_vmm,
+    judge_answers,
+    judge_vmm,
+    share_stray,
+    use_strays,
+)
+
 SIZES = (1000, 64 << 10, 12 << 20, 2 << 20)
 """Bytes of the segments: two that the driver places in one block, and two with their own blocks."""
 
@@ -47,12 +57,6 @@ INTERIOR = 512
 NEW_HANDLES = "each export of a segment gives another handle; all of them open it"
 VMM = "VMM memory"
 HARMS = frozenset({"exports VMM memory"})
-
-EXPORT_TWICE = "export-twice"
-"""A case that no vendor documents: a driver may give a new handle each time, if all open the memory."""
-
-Answers = dict[str, tuple[str, str]]
-"""Case → (observed, documented) behaviour."""
 
 
 class IpcHandles(Check):
@@ -67,50 +71,34 @@ class IpcHandles(Check):
                 yield Probe(VMM, {"exporter": export_vmm, "importer": use_strays}, devices, harms=HARMS)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        exporter, importer = done.records["exporter"], done.records["importer"]
-        answers, useless = exporter["answers"], importer["useless"] + exporter["useless"]
-        if done.probe == VMM:
-            says = "exporting VMM memory by IPC handle is refused, as documented"
-            yield from [*judge_answers(answers, useless)] or [Finding.ok("vmm-refused", says)]
-            return
-        answers = answers | importer["answers"]
-        says = "{segments} segments behave as documented ({rules} rules), {nbytes:mib} verified both ways"
-        yield from [*judge_segments(done), *judge_answers(answers, useless)] or [
-            Finding.ok(
-                "as-documented",
-                says,
-                *([Evidence.seen(NEW_HANDLES)] if answers.get(EXPORT_TWICE, ("",))[0] == "differs" else []),
-                segments=len(SIZES),
-                rules=len(answers),
-                nbytes=sum(SIZES),
-            )
-        ]
+        yield from judge_vmm(done) if done.probe == VMM else judge_segments(done)
 
 
 def judge_segments(done: ProbeOutcome) -> Iterable[Finding]:
+    exporter, importer = done.records["exporter"], done.records["importer"]
+    answers = exporter["answers"] | importer["answers"]
+    bad = [*judge_handles(done), *judge_answers(answers, importer["useless"] + exporter["useless"])]
+    if bad:
+        yield from bad
+        return
+    renumbers = answers.get(EXPORT_TWICE, ("",))[0] == "differs"
+    yield Finding.ok(
+        "as-documented",
+        "{segments} segments behave as documented ({rules} rules), {nbytes:mib} verified both ways",
+        *([Evidence.seen(NEW_HANDLES)] if renumbers else []),
+        segments=len(SIZES),
+        rules=len(answers),
+        nbytes=sum(SIZES),
+    )
+
+
+def judge_handles(done: ProbeOutcome) -> Iterable[Finding]:
     """Judge the handles of segments that may be shared."""
     yield from judge_exchange(done)
     if collisions := done.records["exporter"]["collisions"]:
         yield Finding.fail("one-handle", "two segments share one IPC handle", *collisions)
     if wrong := done.records["importer"]["wrong"]:
         yield Finding.fail("other-memory", "an IPC handle opened the wrong memory", *wrong)
-
-
-def judge_answers(answers: Answers, useless: Sequence[str]) -> Iterable[Finding]:
-    """Compare each case with the documented behaviour, and judge how a difference affects users."""
-    if useless:
-        yield Finding.fail(
-            "useless-handle",
-            "an export that is documented to fail succeeded; its handle cannot be used",
-            *useless,
-        )
-    if surprises := [
-        f"{case}: {seen}; documented: {expected}"
-        for case, (seen, expected) in answers.items()
-        if expected not in ("unspecified", seen) and case != EXPORT_TWICE
-    ]:
-        says = "IPC handles do not behave as this vendor documents"
-        yield Finding.warn("undocumented", says, *surprises)
 
 
 # -- exporters --------------------------------------------------------------------------------------------
@@ -120,18 +108,21 @@ def export(w: Worker) -> None:
     buffers = [w.gpu.alloc(nbytes) for nbytes in SIZES]
     for n, buffer in enumerate(buffers):
         buffer.write(pattern(buffer.nbytes, n))
-    handles, again = ([buffer.ipc_handle() for buffer in buffers] for _ in range(2))
+    handles = [buffer.ipc_handle() for buffer in buffers]
+    again = [buffer.ipc_handle() for buffer in buffers]
     w.peer.send([*handles, buffers[-1].ipc_handle(INTERIOR)])
     exchanged = []
-    for n in closing_order(len(SIZES)) if w.peer.recv() == "all right" else []:
-        exchanged += exchange_as_exporter(w, buffers[n], SIZES[n], f"segment {n + 1}")
+    if w.peer.recv() == "all right":
+        for n in closing_order(len(SIZES)):
+            exchanged += exchange_as_exporter(w, buffers[n], SIZES[n], f"segment {n + 1}")
 
     pairs = combinations(enumerate(handles, 1), 2)
     collisions = [f"segments {n} and {m}" for (n, one), (m, other) in pairs if one == other]
-    answers, useless = answer(w, EXPORT_TWICE, "same" if handles == again else "differs"), list[str]()
-    if answers[EXPORT_TWICE][0] == "differs":
+    useless = list[str]()
+    answers = answer(w, EXPORT_TWICE, "same" if handles == again else "differs")
+    if handles != again:
         for n, (buffer, handle) in enumerate(zip(buffers, again, strict=True), 1):
-            useless += share(w, f"second handle of segment {n}", buffer, handle, buffer.nbytes)
+            useless += share_stray(w, f"second handle of segment {n}", buffer, handle, buffer.nbytes)
     for kind in w.gpu.unexportable_kinds:
         if kind != "vmm":
             with w.gpu.alloc_unexportable(kind) as memory:
@@ -141,37 +132,6 @@ def export(w: Worker) -> None:
     w.peer.recv()  # the importer has closed everything
     for buffer in buffers:
         buffer.free()
-
-
-def export_vmm(w: Worker) -> None:
-    useless: list[str] = []
-    with w.gpu.alloc_unexportable("vmm") as memory:
-        # No device has access to the memory: the handle is only opened.
-        answers = export_unexportable(w, "vmm", memory, 0, useless)
-    w.peer.send(None)
-    w.record(answers=answers, useless=useless)
-
-
-def export_unexportable(w: Worker, kind: str, memory: Buffer, nbytes: int, useless: list[str]) -> Answers:
-    """Try to export this kind of memory. If the driver should refuse but does not, let the importer use
-    it."""
-    with w.step(f"export {kind} memory"):
-        handle = unless_refused(memory.ipc_handle)
-    if isinstance(handle, DriverError):
-        return answer(w, f"export-{kind}", "refused")
-    if w.gpu.expects(f"export-{kind}") == "refused":
-        useless += share(w, f"{kind} memory", memory, handle, nbytes)
-    return answer(w, f"export-{kind}", "succeeds")
-
-
-def share(w: Worker, what: str, memory: Buffer, handle: bytes, nbytes: int) -> list[str]:
-    """Have the importer use a handle whose export should have failed; returns its errors and wrong data."""
-    w.peer.send((what, handle, nbytes))
-    if w.peer.recv() == "refused":
-        return []
-    useless = exchange_as_exporter(w, memory, nbytes, what)
-    w.peer.recv()  # the importer has closed it
-    return useless
 
 
 # -- importers --------------------------------------------------------------------------------------------
@@ -221,27 +181,6 @@ def locate_data(data: bytes) -> str:
     return next((where for where, at in starts.items() if data == segment[at : at + len(data)]), "nowhere")
 
 
-def use_strays(w: Worker) -> None:
-    """Use each handle whose export should have been refused; record the errors and wrong data."""
-    useless: list[str] = []
-    while stray := w.peer.recv():
-        useless += use(w, *stray)
-    w.record(useless=useless)
-
-
-def use(w: Worker, what: str, handle: bytes, nbytes: int) -> list[str]:
-    with w.step(f"open {what}"):
-        mapping = unless_refused(lambda: w.gpu.open_ipc(handle))
-        if isinstance(mapping, DriverError):
-            w.peer.send("refused")
-            return [f"{what}: {mapping}"]
-        with mapping:
-            w.peer.send("opened")
-            useless = exchange_as_importer(w, mapping, nbytes, what)
-        w.peer.send("closed")
-    return useless
-
-
 def open_again(w: Worker, handle: bytes, address: int) -> str:
     """Result of opening a segment that another context of this process already has open."""
     with w.step("open in a second context"):
@@ -250,10 +189,6 @@ def open_again(w: Worker, handle: bytes, address: int) -> str:
             return "refused"
         mapping.close()
     return "counted" if mapping.address == address else "separate"
-
-
-def answer(w: Worker, case: str, seen: str) -> Answers:
-    return {case: (seen, w.gpu.expects(case))}
 
 
 CHECK = IpcHandles()

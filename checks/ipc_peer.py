@@ -1,7 +1,8 @@
 """Open one GPU's memory from another GPU and write through the mapping, as peer-to-peer MPI and NCCL do.
 
-In both directions, data is also copied from device to device. Copies from and to the host may use another
-path, so they do not show what a PCI bridge or an IOMMU does to traffic between two GPUs.
+Both ends write in turn and read the other's data, because a mapping may show correct data when opened and
+still be a copy. In both directions, data is also copied from device to device. Copies from and to the host
+may use another path, so they do not show what a PCI bridge or an IOMMU does to traffic between two GPUs.
 
 A link may be wrong for one kind of memory only: small and large buffers, physical memory and pools are also
 shared; all of them is read, and samples are written back.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 
 from gpuipc_doctor.api import (
     ODD_BYTES,
@@ -19,6 +20,7 @@ from gpuipc_doctor.api import (
     Finding,
     Json,
     Ledger,
+    PhysicalMemory,
     Probe,
     ProbeOutcome,
     Reading,
@@ -39,6 +41,10 @@ MiB."""
 
 SAMPLED = range(4, ROUNDS + 1, 4)
 """Rounds of a loop after which used memory is read."""
+
+MAPPINGS = ROUNDS // 2
+"""Maximum mappings of the first import until the importer's reserved addresses rise: a driver may keep freed
+addresses and map there first, and so it does on an H200 after imports from a pool (driver 580.159.04)."""
 
 WARM_UP = 2
 """Rounds not judged, for the initial cost of imports."""
@@ -178,18 +184,31 @@ def attach(w: Worker) -> None:
 
 
 def import_one(w: Worker, nbytes: int, number: int) -> list[str]:
-    """Import and map memory; returns wrong data. The first import verifies that the counts of resources
+    """Import and map memory; returns wrong data. With the first import, records how the counts of resources
     rise.
     """
     without = figures_of_process() if number == 1 else {}
     descriptor = w.peer.recv_descriptor()
     with w.gpu.import_descriptor(descriptor, nbytes) as memory, memory.map() as mapping:
-        if without:
-            while_open = figures_of_process()
-            w.record(open={name: while_open[name] - without[name] for name in ("descriptors", "addresses")})
+        if number == 1:
+            w.record(open=rise_while_open(without, memory, nbytes))
         wrong = wrong_glances(f"import {number}", mapping, nbytes, number)
     os.close(descriptor)
     return wrong
+
+
+def rise_while_open(without: dict[str, int], memory: PhysicalMemory, nbytes: int) -> dict[str, int]:
+    """Rise of ``descriptors`` and bytes of ``addresses`` since ``without``, mapping the import again until
+    addresses rise."""
+    rise = dict[str, int]()
+    with ExitStack() as mappings:
+        for _ in range(MAPPINGS):
+            now = figures_of_process()
+            rise = {name: now[name] - without[name] for name in ("descriptors", "addresses")}
+            if rise["addresses"] >= nbytes:
+                break
+            mappings.enter_context(memory.map())
+    return rise
 
 
 CHECK = IpcVmmRelease()

@@ -1,4 +1,8 @@
-"""Look up this node's versions in the database of known issues; tests nothing."""
+"""Look up this node's versions in the database of known issues; tests nothing.
+
+``gpuipc-doctor known-issues list`` prints the database. A version that differs from what the site config
+expects gets the status that the config states.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ class KnownVersions(Check):
     id = "known-versions"
     title = "no version on this node has a known issue"
     tier = Tier.PROLOG
-    reports_versions = True
 
     def probes(self, ctx: Context) -> Iterable[Finding]:
         for match in ctx.version_matches:

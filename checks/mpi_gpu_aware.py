@@ -30,7 +30,6 @@ from gpuipc_doctor.api import (
 class MpiGpuAware(Check):
     id = "mpi-gpu-aware"
     title = "the MPI library accepts device pointers"
-    supplies = "mpi"
 
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         backends = list(dict.fromkeys(device.backend for device in ctx.devices))

@@ -15,14 +15,12 @@ Options: ``sizes`` (a list of bytes), instead of the default ones; larger messag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterable
+from typing import ClassVar
 
 from gpuipc_doctor.api import (
     Check,
     Context,
-    Evidence,
     Finding,
     Memory,
     Probe,
@@ -35,8 +33,10 @@ from gpuipc_doctor.api import (
     write_pattern,
 )
 from gpuipc_doctor.api.latency import Latency, figures, measurements, out_of_line, time_there_and_back
-from gpuipc_doctor.api.messages import ENOUGH, LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
+from gpuipc_doctor.api.messages import LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
 from gpuipc_doctor.api.patterns import write_zeros
+
+from ._mpi_small_message_kinds import MODES, MOST_FAILED, PLACES, Message, given_up, mapped, messages
 
 TIMED = (0, 1, 8, 16, 64, 256, 1024, 4096, 16384, 65536, *LARGE_MESSAGES)
 
@@ -44,37 +44,10 @@ GUARD, PAGE = 64, 4096
 """Minimum bytes behind each message that must not change, and bytes of a page: the guarded bytes end with a
 page."""
 
-PLACES = (("device", "device"), ("host", "device"), ("device", "host"))
-"""Source and destination of the message."""
-
-MODES = ("blocking", "non-blocking")
-
 ACROSS, REST = "between nodes", "the rest"
-
-MOST_FAILED = 9
-"""After this many failures, one failure suffices to leave out a way or a size. Otherwise a library that
-always hangs would cost 36 deadlines."""
 
 SHOWN = 8
 """Maximum wrong messages listed in a finding."""
-
-
-class Message(NamedTuple):
-    """One combination of size, way and mode."""
-
-    size: int
-    source: str
-    target: str
-    mode: str
-    sender: int
-
-    @property
-    def way(self) -> str:
-        ranks = f"rank {self.sender} to rank {1 - self.sender}"
-        return f"{self.source} to {self.target}, {self.mode}, {ranks}"
-
-    def __str__(self) -> str:
-        return f"{self.size} B, {self.way}"
 
 
 class MpiSmallMessage(Check):
@@ -95,9 +68,8 @@ class MpiSmallMessage(Check):
         for devices in [*((device,) for device in ctx.devices), *ctx.rank_pairs]:
             yield Probe("", ROLES, devices, params, launch=ctx.mpi.launch)
         if ctx.mpi.across:
-            for backend in dict.fromkeys(device.backend for device in ctx.devices):
-                first = next(device for device in ctx.devices if device.backend == backend)
-                yield Probe(ACROSS, ROLES, (first,), params, launch=ctx.mpi.across)
+            for devices in ctx.devices_of_each_backend:
+                yield Probe(ACROSS, ROLES, devices[:1], params, launch=ctx.mpi.across)
 
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
         if failed.blamed and (message := failed.records[failed.blamed].get("message")):
@@ -105,9 +77,8 @@ class MpiSmallMessage(Check):
             ending = f"{' or '.join(failed.suspects)} {role.ending.value} in {role.operation or 'no call'}"
             if len(failed.params["failed"]) >= MOST_FAILED:
                 return
-            params = {**failed.params, "failed": [*failed.params["failed"], [message, ending]]}
             name = f"{ACROSS}, {REST}" if failed.probe.startswith(ACROSS) else REST
-            yield Probe(name, ROLES, failed.devices, params, launch=failed.launch)
+            yield failed.follow_up(name, ROLES, failed=[*failed.params["failed"], [message, ending]])
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         ranks, first = done.records.values(), done.records["rank 0"]
@@ -151,30 +122,6 @@ class MpiSmallMessage(Check):
         ]
 
 
-Failed = Sequence[tuple[Message, str]]
-"""The failed messages, and how the probe of each message ended."""
-
-
-def mapped(failed: Failed) -> Iterator[Evidence]:
-    """For each way and each ending, one line with the sizes of failed messages."""
-    for way, ending in dict.fromkeys((message.way, ending) for message, ending in failed):
-        sizes = [message.size for message, other in failed if (message.way, other) == (way, ending)]
-        values = {"way": way, "sizes": [f"{size} B" for size in sizes], "ending": ending}
-        if len(sizes) < ENOUGH and len(failed) < MOST_FAILED:
-            yield Evidence.seen("{way}: {sizes}: {ending}", **values)
-        else:
-            yield Evidence.seen("{way}: {sizes}: {ending}; further sizes were not tried", **values)
-
-
-def given_up(message: Message, failed: Failed) -> bool:
-    """Whether to omit a message, because it or `ENOUGH` messages of its way failed. After `MOST_FAILED`
-    failures, one failure of its way or its size is enough."""
-    sizes = [other.size for other, _ in failed if other.way == message.way]
-    if len(failed) >= MOST_FAILED:
-        return bool(sizes) or message.size in [other.size for other, _ in failed]
-    return message.size in sizes or len(sizes) >= ENOUGH
-
-
 def exchange(w: Worker) -> None:
     sizes, failed = w.params["sizes"], [(Message(*message), ending) for message, ending in w.params["failed"]]
     safe = [message for message in messages(sizes) if not given_up(message, failed)]
@@ -202,11 +149,6 @@ def exchange(w: Worker) -> None:
 def guarded(size: int) -> int:
     """Bytes guarded behind a message of this size."""
     return GUARD + -(size + GUARD) % PAGE
-
-
-def messages(sizes: Sequence[int]) -> Iterator[Message]:
-    for size, (source, target), mode, sender in product(sizes, PLACES, MODES, (0, 1)):
-        yield Message(size, source, target, mode, sender)
 
 
 def deliver(w: Worker, message: Message, places: dict[str, Memory]) -> list[str]:

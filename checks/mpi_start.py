@@ -15,7 +15,6 @@ from gpuipc_doctor.api import BackendUnavailable, Check, Context, Finding, Json,
 class MpiStart(Check):
     id = "mpi-start"
     title = "two ranks start, and each rank sees GPUs"
-    supplies = "ranks"
     needs_mpi = True
 
     def probes(self, ctx: Context) -> Iterable[Probe]:

@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 from gpuipc_doctor import __version__, knownissues
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.loader import LoadedCheck
-from gpuipc_doctor.cli import issue_content
+from gpuipc_doctor.cli import explain, issue_content
 from gpuipc_doctor.cli.main import COMMANDS
 from gpuipc_doctor.cli.schema import schemas
 from gpuipc_doctor.histories.legality import rules
@@ -50,6 +50,7 @@ PAGES = {
     "benchmarks/growth_smcuda.md": "generated/growth-smcuda.md",
     "benchmarks/diagnose_speed.md": "generated/diagnose-speed.md",
     "benchmarks/two_gpus.md": "generated/two-gpus.md",
+    "benchmarks/situations.md": "generated/situations.md",
     "benchmarks/planted_jobs.md": "generated/planted-jobs.md",
     "benchmarks/kfd_faults.md": "generated/kfd-faults.md",
     "benchmarks/amd_runtimes.md": "generated/amd-runtimes.md",
@@ -107,11 +108,13 @@ def drilled_faults() -> dict[str, list[tuple[str, str]]]:
 
 
 def check_page(item: LoadedCheck, faults: list[tuple[str, str]]) -> str:
+    """What `explain ID` prints, and the faults that it catches."""
     rows = "".join(f"| `{name}` | {escaped(text)} |\n" for name, text in faults)
     table = f"| profile | fault |\n|---|---|\n{rows}" if rows else "No simulated fault of its own.\n"
+    facts = "".join(f"- {name}: {text}\n" for name, text in explain.facts(item.check, knownissues.load()))
     return (
-        f"# {item.check.id}\n\n{item.check.title}. First tier: {item.check.tier.label}.\n\n"
-        f"{inspect.getdoc(loader.module(item.file))}\n\n"
+        f"# {item.check.id}\n\n{item.check.title}\n\n"
+        f"{inspect.getdoc(loader.module(item.file))}\n\n{facts}\n"
         f"## Faults that it catches\n\n`gpuipc-doctor drill PROFILE` shows each.\n\n{table}"
     )
 

@@ -473,39 +473,44 @@ class AtRest(NamedTuple):
 class Probe:
     """One isolated execution requested by a check.
 
-    ``name`` distinguishes a check's probes of one subject (``destroy-context``). ``roles`` maps a role's name
-    to a function in the check's file or in the api. All roles run at the same time, each in its own worker.
-    ``devices`` are the GPUs that every worker can see, in this order: none for a probe of the node, one for a
-    device, two for a pair, more for a group. The roles get ``params`` as ``Worker.params``. ``deadline_s``
-    limits each operation, in seconds, not the whole probe. An ``exclusive`` probe has its devices to itself,
-    because it measures their total use. Roles that are ``together`` busy-wait for each other, as ranks do.
-    With ``launch`` the roles are the ranks of an MPI job, in order, and communicate through `Worker.mpi`.
-    ``imports`` are Python modules that the roles import, and backends whose bindings they use without their
-    devices; one process may import them for many workers. ``concurrent`` roles run work in several streams at
-    the same time; for other roles a context has a single queue to the device, which is cheaper. A ``shared``
-    probe is run once for all checks that request an equal one, and each of them judges it. ``starters`` are
-    roles that start processes of their own. They load no driver, since a process with a driver must not fork.
+    All roles run at the same time, each in its own worker, and get ``params`` as ``Worker.params``. Most
+    probes state the first four fields; each other field says what the engine cannot know in advance.
     """
 
     name: str
+    """Distinguishes a check's probes of one subject (``destroy-context``)."""
     roles: Mapping[str, Role]
+    """A role's name → a function in the check's file or in the api."""
     devices: tuple[Device, ...] = ()
+    """The GPUs that every worker can see, in this order: none for a probe of the node, one for a device, two
+    for a pair, more for a group."""
     params: Mapping[str, Json] = field(default_factory=dict)
     deadline_s: float = 10.0
+    """Seconds for each operation, not for the whole probe: loading a library takes longer than a call."""
     exclusive: bool = False
+    """The probe measures the total use of its devices, so no other probe runs on them."""
     together: bool = False
-    shared: bool = False
+    """The roles busy-wait for each other, as ranks do: one that lacks a processor makes others look hung."""
     concurrent: frozenset[str] = frozenset()
+    """Roles that run work in several streams at once. Other roles' contexts have a single queue to the
+    device, which costs less than half the time."""
     starters: frozenset[str] = frozenset()
+    """Roles that start processes of their own. They load no driver, because a process with a driver must not
+    fork."""
     launch: Launch | None = None
+    """The roles are the ranks of an MPI job, in order, and communicate through `Worker.mpi`."""
     harms: frozenset[str] = frozenset()
     """Steps of this probe that are harmful with some versions; known issues of class ``probe-harms`` name the
     same steps."""
     imports: tuple[str, ...] = ()
+    """Python modules that the roles import, and backends whose bindings they use without their devices. One
+    process imports them for many workers, because some take seconds."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of the probe's workers if no launcher starts them."""
+    """Added to the environment of the probe's workers if no launcher starts them: libraries read it when they
+    are loaded."""
     fresh: str = ""
-    """``context`` if the probe needs contexts that no other probe used; else empty."""
+    """``context`` if the probe needs contexts that no other probe used, because it ends them; else empty.
+    Other probes of a tour share contexts."""
     ends: frozenset[str] = frozenset()
     """Roles whose processes end in this probe, or keep something of it. These are processes of their own,
     and initialise the driver only when they need it; the other roles' processes may run other probes."""
@@ -633,6 +638,12 @@ class ProbeOutcome:
     def records(self) -> Mapping[str, Mapping[str, Json]]:
         """The records of each role."""
         return {name: role.records for name, role in self.roles.items()}
+
+    def follow_up(self, name: str, roles: Mapping[str, Role], **changed: Json) -> Probe:
+        """A probe on the same devices, with the same deadline and launch, and with these parameters
+        ``changed``."""
+        params = {**self.params, **changed}
+        return Probe(name, roles, self.devices, params, self.deadline_s, launch=self.launch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
     python -m tests.mutations [CHECK | api/MODULE]...     # ipc-release, api/ledger; without a name, all
 
 In a check, `judge` and the functions that it calls are mutated: each is made to return no findings, and each
-of its conditions is changed. In a part of a check, such as `_ipc_vmm_killed`, all judges are. Role functions
-are not mutated: the fault profiles test them. In a module of gpuipc_doctor/api, all functions are mutated in
-the same way. A mutation that no test of the check, or none in tests/unit/api/, notices is printed: a test is
-missing. The exit code is then 1.
+of its conditions is changed. In a part of a check, such as `_ipc_vmm_killed`, all functions that return
+findings or evidence, or measure, are. Role functions are not mutated: the fault profiles test them. In a
+module of gpuipc_doctor/api, all functions are mutated in the same way. A mutation that no test of the check,
+or none in tests/unit/api/, notices is printed: a test is missing. The exit code is then 1.
 """
 
 from __future__ import annotations
@@ -75,11 +75,18 @@ def breaks(file: Path) -> Iterator[tuple[int, str, ast.Module]]:
 
 def _nothing(function: ast.FunctionDef) -> str:
     """The value that the function returns for "no finding", as source; empty if it has none."""
-    returns = ast.unparse(function.returns) if function.returns else ""
-    if not re.search("Finding|Evidence|Measurement|Series", returns):
+    if not _concludes(function):
         return ""
+    returns = ast.unparse(function.returns) if function.returns else ""
     nothing = {"list": "[]", "Iterable": "()", "Iterator": "iter(())"}
     return "None" if returns.endswith("| None") else nothing.get(returns.partition("[")[0], "")
+
+
+def _concludes(function: ast.FunctionDef) -> bool:
+    """Whether the function returns findings, or what belongs to them, or measures what they tell."""
+    returns = ast.unparse(function.returns) if function.returns else ""
+    belongs = re.search("Finding|Evidence|Measurement|Series", returns) is not None
+    return belongs or function.name.startswith("measure_")
 
 
 def _is_abstract(function: ast.FunctionDef) -> bool:
@@ -90,14 +97,14 @@ def _is_abstract(function: ast.FunctionDef) -> bool:
 
 
 def _reached_from_classes(tree: ast.Module) -> set[ast.FunctionDef]:
-    """The methods of the check, or the judges of a part of a check, and functions that they call, also
+    """The methods of the check, or what concludes in a part of a check, and functions that they call, also
     indirectly; no role functions."""
     functions = {
         definition.name: definition for definition in tree.body if isinstance(definition, ast.FunctionDef)
     }
     reached: set[ast.FunctionDef] = set()
     checks = [definition for definition in tree.body if isinstance(definition, ast.ClassDef)]
-    judges = [function for name, function in functions.items() if name.startswith("judge_")]
+    judges = list(filter(_concludes, functions.values()))
     left: list[ast.AST] = [*filter(_is_check, checks)] or [ast.Module([*judges], [])]
     while left:
         for node in ast.walk(left.pop()):

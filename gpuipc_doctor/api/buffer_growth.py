@@ -5,10 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
 from itertools import accumulate, chain, combinations, pairwise, product
+from typing import TYPE_CHECKING
 
 from gpuipc_doctor.api.ledger import NOISE_BYTES
-from gpuipc_doctor.api.trend import BLOCK_BYTES, ONCE, Slope, last_third, lasting, slope, smallest_found
+from gpuipc_doctor.api.trend import (
+    BLOCK_BYTES,
+    ONCE,
+    Slope,
+    is_even,
+    last_third,
+    lasting,
+    slope,
+    smallest_found,
+)
 from gpuipc_doctor.model import Evidence, EvidenceKind, ProbeOutcome
 
 FEWEST = 12
@@ -16,6 +28,10 @@ FEWEST = 12
 
 KEPT = 0.25
 """Buffers count as kept if used memory grows by this fraction of a buffer per iteration."""
+
+TOO_FEW = 24
+"""Minimum growing buffers to distinguish a leak from a cache. Each buffer is larger than the last, so a cache
+of two buffers grows like a loss of a part of each buffer."""
 
 
 def growing_sizes(room: float, first: int, step: int, most: int) -> list[int]:
@@ -40,12 +56,98 @@ def how_many(room: float, size: int, most: int) -> int:
     return number if number >= FEWEST else 0
 
 
+class Outcome(Enum):
+    """What used memory did as buffers were sent and freed: exactly one of these."""
+
+    HIDDEN = "what used memory does by itself may hide growth, or feign a small one"
+    UNEVEN = "it grew in bursts, but it also moves by itself"
+    TOO_FEW = "it grew, but with too few growing buffers to tell a cache from a leak"
+    LEVEL = "it did not grow"
+    LOSES_BUFFERS = "whole buffers were lost, but too few for the slope of the last third"
+    CREEPS = "a few buffers were lost, or a small part of each"
+    BOUNDED = "a full cache evicted large buffers for small ones"
+    STOPS = "it grew and then stopped, although nothing was released"
+    GROWS_A_LITTLE = "it grew by a small part of each buffer, in a run too short to decide"
+    ALLOWED = "it grew, but the library's own bound is higher than the number of buffers sent"
+    GROWS = "it grew"
+
+
 @dataclass(frozen=True, slots=True)
+class Rate:
+    """Growth per iteration in the last third, by when a bounded cache is full."""
+
+    growth: Slope
+    without_messages: float
+    """Bytes per iteration in the control: growth that depends on time, not messages."""
+    unsuspicious: float
+    """Bytes of growth per iteration to ignore: the control's growth or the noise, whichever is larger."""
+    large: float
+    """Bytes per iteration from which growth is large: a driver block per message, or a large part of the
+    buffer, more than in the control."""
+
+    @property
+    def grows(self) -> bool:
+        return self.growth.low > self.unsuspicious
+
+    @property
+    def is_large(self) -> bool:
+        return self.grows and self.growth.low >= self.large
+
+
+@dataclass(frozen=True, slots=True)
+class Rises:
+    """Permanent rises of used memory: after each of them, it was never as low again."""
+
+    steps: int
+    late: float
+    """Bytes by which used memory permanently rose after the first third."""
+    climb: float
+    """Bytes per iteration by which used memory permanently rose; 0 unless it rose in each third.
+
+    This finds libraries that lose only a few buffers, which the slope does not show. If all buffers of the
+    second third were kept, a cache is not yet full, and the result is 0.
+    """
+
+    @property
+    def rose_often(self) -> bool:
+        """Whether used memory rose for good more than `ONCE` times, which initialisation does not explain."""
+        return self.steps > ONCE
+
+
+@dataclass(frozen=True, slots=True)
+class Displacement:
+    """What used memory did as small buffers followed, which displace the large ones in a bounded cache."""
+
+    releases: bool
+    """Whether used memory fell as small buffers were sent."""
+    level: float = 0.0
+    """Maximum of used memory soon after the large buffers were displaced."""
+    levels_off: bool = False
+    """Whether neither the minimum nor the maximum of used memory rises after the large buffers were
+    displaced."""
+    creep: float = 0.0
+    """Bytes lost with each small buffer; 0 if no loss was detected.
+
+    This finds libraries that lose some whole buffers, or a little per buffer. A cache's usage fluctuates
+    and hides such losses, so minima and maxima are compared over as many buffers as possible.
+    """
+    counts_bytes: bool = False
+    """Whether the cache limits bytes: when it was full, it evicted other buffers for the large one."""
+    bound: float | None = None
+    """Bytes kept by a bounded cache; None if no bound was seen. A cache is bounded if it evicted large
+    buffers to store small ones until used memory levelled off. A library without a bound also releases a
+    mapping if a later buffer has its address, so small buffers must not reuse freed addresses."""
+    stops: bool = False
+    """Whether used memory stops growing at the end, although no buffer was released."""
+
+
+@dataclass(frozen=True)
 class BufferGrowth:
     """Used memory in bytes after each buffer was sent and freed; the control sends none.
 
-    Only the last third is judged: by then a bounded cache is full. If used memory still grows, small buffers
-    follow (most caches limit the number of buffers), and then a large buffer.
+    Three measurements decide the `Outcome`: the `Rate` in the last third, by when a bounded cache is full;
+    permanent `Rises`; and, if small buffers follow (most caches limit the number of buffers) and then a large
+    one, the `Displacement` of the large buffers.
     """
 
     sizes: Sequence[int]
@@ -64,90 +166,154 @@ class BufferGrowth:
     doubt: float = 0.0
     """Bytes by which used memory may change by itself in the last third; see `IdleCounter`."""
 
-    @property
-    def growth(self) -> Slope:
-        """Bytes by which used memory grows per iteration in the last third."""
-        return lasting(self.used)
+    def outcome(self, planned: int = 0, allowed: int = 0, *, decides: bool = True) -> Outcome:
+        """The outcome: the first row that holds.
 
-    @property
-    def unsuspicious(self) -> float:
-        """Bytes of growth per iteration to ignore: the control's growth or the noise, whichever is larger.
-
-        The noise is two driver blocks plus 25 %, and what used memory does by itself, divided by the
-        iterations in the last third.
+        ``planned``: number of small buffers that were to follow. ``allowed``: number of buffers that the
+        library may keep by its own bound. ``decides``: whether the run is long enough to tell a leak from a
+        cache; a bound must then be passed twice, and small growth counts.
         """
-        iterations = len(last_third(self.used))
-        return max(self._without_messages, 1.25 * NOISE_BYTES / iterations) + self.doubt / iterations
+        rate, rises, after = self.rate, self.rises, self.displacement
+        is_complete, half = self.is_complete(planned), (len(self.used) + len(self.small)) / 2
+        are_few = self.sizes[0] < self.sizes[-1] and not planned and len(self.used) < TOO_FEW
+        per_buffer = self.beyond_the_first / (len(self.used) - 1)
+        is_passed = bool(after.bound) and self.was_passed(after.bound or 0.0, 2 if decides else 1)
+        rows = (
+            (Outcome.HIDDEN, self.is_hidden),
+            (Outcome.UNEVEN, self.doubt > 0 and not self.is_even),
+            (Outcome.TOO_FEW, are_few and (rate.grows or rises.rose_often)),
+            (Outcome.LOSES_BUFFERS, not rate.grows and after.creep > 0 and per_buffer >= self.each),
+            (Outcome.CREEPS, not rate.grows and (after.creep > 0 or rises.climb > 0)),
+            (Outcome.LEVEL, not rate.grows),
+            (Outcome.BOUNDED, is_complete and is_passed),
+            (Outcome.CREEPS, self.apart and after.releases and 0 < after.creep < KEPT * self.each),
+            (Outcome.STOPS, is_complete and after.stops),
+            (Outcome.GROWS_A_LITTLE, not rate.is_large and not decides),
+            (Outcome.ALLOWED, is_complete and allowed >= self.at_least > half),
+            (Outcome.GROWS, True),
+        )
+        return next(outcome for outcome, holds in rows if holds)
+
+    # -- the measurements ---------------------------------------------------------------------------------
+
+    @cached_property
+    def rate(self) -> Rate:
+        """Growth per iteration. The noise is two driver blocks plus 25 %, and what used memory does by
+        itself, divided by the iterations in the last third."""
+        iterations, without_messages = len(last_third(self.used)), self._rate_without_messages()
+        noise = 1.25 * NOISE_BYTES / iterations
+        mean_size = sum(self.sizes) / len(self.sizes)
+        return Rate(
+            growth=lasting(self.used),
+            without_messages=without_messages,
+            unsuspicious=max(without_messages, noise) + self.doubt / iterations,
+            large=max(without_messages, 0.0) + min(BLOCK_BYTES, KEPT * mean_size),
+        )
+
+    def _rate_without_messages(self) -> float:
+        if self.doubt:
+            return 0.0
+        control = slope(range(len(self.control)), self.control)
+        return control.high * self.pace if control.low > 0 else control.high
+
+    @cached_property
+    def rises(self) -> Rises:
+        """The permanent rises, from the minimum of used memory between each buffer and the last."""
+        minima = [*accumulate(reversed(self.used), min)][::-1]
+        third = len(self.used) // 3
+        first, second, last = (
+            minima[end] - minima[start]
+            for start, end in pairwise((0, third - 1, 2 * third - 1, 3 * third - 1))
+        )
+        steps = len(set(minima)) - 1
+        least = NOISE_BYTES + self.doubt + max(self.rate.without_messages, 0.0) * third
+        fills_a_cache = second >= KEPT * sum(self.sizes[third : 2 * third])
+        climbs = steps > ONCE and min(first, second, last) > least and not fills_a_cache
+        return Rises(steps, minima[-1] - minima[third], (second + last) / (2 * third) if climbs else 0.0)
+
+    @cached_property
+    def displacement(self) -> Displacement:
+        """The displacement, from two parts of the series after it, whose extremes are compared."""
+        seen = [self.used[-1], *self.small]
+        releases = any(
+            most - now > NOISE_BYTES for most, now in zip(accumulate(seen, max), seen, strict=True)
+        )
+        if len(self.small) < FEWEST:
+            return Displacement(releases)
+        displaced = self._displaced_after()
+        then = self.small[displaced:]
+        part = min(max(displaced, len(then) // 3), len(then) // 2)
+        first, last = then[:part], then[-part:]
+        noise = min(NOISE_BYTES, self.each * part / 2) + self.doubt
+        rises = max(last) - max(first), min(last) - min(first)
+        steps = len(set(accumulate(reversed(then), min))) - 1
+        creeps = min(rises) > noise and part >= displaced and steps >= ONCE
+        level, late = max(first), self.late[-1] if self.late else None
+        levels_off = self.apart and all(abs(rise) <= noise for rise in rises)
+        stayed_full = level - min(last_third(self.small)) <= NOISE_BYTES
+        stopped = self.rate.is_large and late is not None and late - level < self.rate.growth.low / 2
+        return Displacement(
+            releases,
+            level,
+            levels_off,
+            creep=min(rises) / (len(then) - part) if creeps else 0.0,
+            counts_bytes=stayed_full and late is not None and late < level + KEPT * self.sizes[-1],
+            bound=self._since_before_the_first(level) if levels_off and releases else None,
+            stops=levels_off and not releases and stopped,
+        )
+
+    def _displaced_after(self) -> int:
+        """Number of small buffers after which a cache limited to a number of buffers holds only small ones:
+        at most two thirds of them, or one third if the large buffers had already filled the cache."""
+        kept = self._since_before_the_first(max(last_third(self.small))) / self.each
+        return min(max(FEWEST, math.ceil(kept)), (2 if self.rate.grows else 1) * len(self.small) // 3)
+
+    def _since_before_the_first(self, used: float) -> float:
+        """Growth in bytes since before the first buffer, whose size is rounded up to whole driver blocks."""
+        return used - self.used[0] + -(-self.sizes[0] // self.each) * self.each
+
+    # -- what follows from them ---------------------------------------------------------------------------
 
     @property
     def is_hidden(self) -> bool:
         """Whether what used memory does by itself may hide growth, or feign a small one."""
-        return self.doubt > NOISE_BYTES and not self.is_large
+        return self.doubt > NOISE_BYTES and not self.rate.is_large
 
     @property
-    def grows(self) -> bool:
-        return self.growth.low > self.unsuspicious
+    def is_even(self) -> bool:
+        """Whether the growth, if any, goes on in all parts of its series: see `trend.is_even`. What a library
+        keeps may depend on the buffers' sizes, so the growth relative to the sizes may be even instead."""
+        if self.rate.grows or self.rises.climb > 0:
+            return is_even(self.used) or is_even(self._used_if_sizes_were_equal())
+        return self.displacement.creep == 0 or is_even(self.small[self._displaced_after() :])
+
+    def _used_if_sizes_were_equal(self) -> list[float]:
+        mean_size = sum(self.sizes) / len(self.sizes)
+        rises = (after - before for before, after in pairwise(self.used))
+        relative = (rise / size for rise, size in zip(rises, self.sizes[1:], strict=True))
+        return [each * mean_size for each in accumulate(relative, initial=0.0)]
 
     @property
     def may_grow(self) -> bool:
         """Whether used memory grows, or is higher than after the first buffer. If so, small buffers are
         sent."""
-        return self.grows or self.beyond_the_first > NOISE_BYTES
+        return self.rate.grows or self.beyond_the_first > NOISE_BYTES
 
     @property
     def may_creep(self) -> bool:
         """Whether used memory rose permanently after the first third, but by too little to count as growth.
         If so, more buffers of the same size are sent."""
-        for_good = self._for_good
-        return not self.grows and for_good[-1] - for_good[len(for_good) // 3] > self.doubt
+        return not self.rate.grows and self.rises.late > self.doubt
 
-    @property
-    def creep(self) -> float:
-        """Bytes lost with each small buffer; 0 if no loss was detected.
+    def is_complete(self, planned: int) -> bool:
+        """Whether the ``planned`` small buffers and the large one were sent, or none was planned. The memory
+        limit may end a run."""
+        return not planned or len(self.small) + len(self.late) > planned
 
-        This finds libraries that lose some whole buffers, or a little per buffer. A cache's usage fluctuates
-        and hides such losses, so minima and maxima are compared over as many buffers as possible.
-        """
-        rises, between = self._rises
-        if min(rises, default=0) <= self._noise or len(self._ends[0]) < self._displaced_after:
-            return 0.0
-        for_good = accumulate(reversed(self.small[self._displaced_after :]), min)
-        return min(rises) / between if len(set(for_good)) > ONCE else 0.0
-
-    @property
-    def climb(self) -> float:
-        """Bytes per iteration by which used memory permanently rose; 0 unless it rose in each third.
-
-        This finds libraries that lose only a few buffers, which the slope does not show. If all buffers of
-        the second third were kept, a cache is not yet full, and the result is 0.
-        """
-        third = len(self.used) // 3
-        for_good = self._for_good
-        rises = [for_good[(part + 1) * third - 1] - for_good[max(part * third - 1, 0)] for part in range(3)]
-        least = NOISE_BYTES + self.doubt + max(self._without_messages, 0.0) * third
-        if (
-            not self.rose_often
-            or min(rises) <= least
-            or rises[1] >= KEPT * sum(self.sizes[third : 2 * third])
-        ):
-            return 0.0
-        return sum(rises[1:]) / (2 * third)
-
-    @property
-    def steps(self) -> int:
-        """Number of permanent rises of used memory."""
-        return len(set(self._for_good)) - 1
-
-    @property
-    def rose_often(self) -> bool:
-        """Whether used memory rose for good more than `ONCE` times, which initialisation does not explain."""
-        return self.steps > ONCE
-
-    @property
-    def is_large(self) -> bool:
-        """Whether used memory grows by a driver block per message, or by a large part of the buffer."""
-        least = min(BLOCK_BYTES, KEPT * self._mean)
-        return self.grows and self.growth.low >= max(self._without_messages, 0.0) + least
+    def was_passed(self, bound: float, times: int) -> bool:
+        """Whether the sent buffers would fill a cache of ``bound`` bytes this many ``times``."""
+        large = sum(self.sizes) if self.displacement.counts_bytes else 0
+        return len(self.small) * self.each + large >= times * bound
 
     @property
     def beyond_the_first(self) -> float:
@@ -169,38 +335,12 @@ class BufferGrowth:
     @property
     def at_least(self) -> int:
         """The fewest buffers, small and large, that were kept at the peak of used memory."""
-        went = [self.used[-1], *self.small]
-        went = went[: went.index(max(went)) + 1]
-        rises = sum(max(0.0, after - before) for before, after in pairwise(went))
-        small = min(round(rises / self.each), len(self.small))
-        large = self._since_before_the_first(went[-1]) - small * self.each + NOISE_BYTES
+        seen = [self.used[-1], *self.small]
+        to_the_peak = seen[: seen.index(max(seen)) + 1]
+        rise = sum(max(0.0, after - before) for before, after in pairwise(to_the_peak))
+        small = min(round(rise / self.each), len(self.small))
+        large = self._since_before_the_first(to_the_peak[-1]) - small * self.each + NOISE_BYTES
         return small + sum(total <= large for total in accumulate(reversed(self.sizes)))
-
-    @property
-    def bound(self) -> float | None:
-        """Bytes kept by a bounded cache; None if no bound was seen. A cache is bounded if it evicted large
-        buffers to store small ones until used memory levelled off. A library without a bound also releases a
-        mapping if a later buffer has its address, so small buffers must not reuse freed addresses.
-        """
-        return self._since_before_the_first(self._level) if self._levels_off and self.releases else None
-
-    @property
-    def counts_bytes(self) -> bool:
-        """Whether the cache limits bytes: when it was full, it evicted other buffers for the large one."""
-        stayed_full = self._level - min(last_third(self.small), default=0) <= NOISE_BYTES
-        return stayed_full and bool(self.late) and self.late[-1] < self._level + KEPT * self.sizes[-1]
-
-    @property
-    def stops(self) -> bool:
-        """Whether used memory stops growing at the end, although no buffer was released."""
-        if not self.is_large or not self.late or not self._levels_off or self.releases:
-            return False
-        return self.late[-1] - self._level < self.growth.low / 2
-
-    def was_passed(self, bound: float, times: int) -> bool:
-        """Whether the sent buffers would fill a cache of ``bound`` bytes this many ``times``."""
-        sent = len(self.small) * self.each + (sum(self.sizes) if self.counts_bytes else 0)
-        return sent >= times * bound
 
     def plateau(self, whose: str, block: int) -> Evidence:
         """Evidence of a PASS: the observed use and the smallest growth that would have been detected.
@@ -211,75 +351,25 @@ class BufferGrowth:
             "would have been detected",
             role=whose,
             more=self.beyond_the_first,
-            least=smallest_found(range(len(last)), last, self.unsuspicious, block),
+            least=smallest_found(range(len(last)), last, self.rate.unsuspicious, block),
         )
 
-    @property
-    def releases(self) -> bool:
-        """Whether used memory fell as small buffers were sent."""
-        went = [self.used[-1], *self.small]
-        return any(most - now > NOISE_BYTES for most, now in zip(accumulate(went, max), went, strict=True))
+    if not TYPE_CHECKING:
 
-    @property
-    def _for_good(self) -> list[float]:
-        """For each buffer, the minimum of used memory from this buffer to the last."""
-        return [*accumulate(reversed(self.used), min)][::-1]
+        def __getattr__(self, name: str) -> object:
+            """A part of a measurement by the name that it had here in 0.2.0, for a site's checks."""
+            for measurement, names in _PARTS.items():
+                if name in names.split():
+                    return getattr(getattr(self, measurement), name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    @property
-    def _levels_off(self) -> bool:
-        """Whether neither the minimum nor the maximum of used memory rises after small buffers have displaced
-        large ones."""
-        rises, _ = self._rises
-        return self.apart and bool(rises) and all(abs(rise) <= self._noise for rise in rises)
 
-    @property
-    def _displaced_after(self) -> int:
-        """Number of small buffers after which a cache limited to a number of buffers holds only small ones:
-        at most two thirds of them, or one third if the large buffers had already filled the cache."""
-        kept = self._since_before_the_first(max(last_third(self.small))) / self.each
-        return min(max(FEWEST, math.ceil(kept)), (2 if self.grows else 1) * len(self.small) // 3)
-
-    @property
-    def _ends(self) -> tuple[Sequence[float], Sequence[float]]:
-        if len(self.small) < FEWEST:
-            return (), ()
-        then = self.small[self._displaced_after :]
-        part = min(max(self._displaced_after, len(then) // 3), len(then) // 2)
-        return then[:part], then[-part:]
-
-    @property
-    def _rises(self) -> tuple[tuple[float, ...], int]:
-        """Rise of the maximum and of the minimum of used memory between the `_ends`, and the number of
-        buffers between them."""
-        first, last = self._ends
-        if not first:
-            return (), 1
-        between = len(self.small) - self._displaced_after - len(last)
-        return tuple(of(last) - of(first) for of in (max, min)), between
-
-    @property
-    def _noise(self) -> float:
-        return min(NOISE_BYTES, self.each * len(self._ends[0]) / 2) + self.doubt
-
-    @property
-    def _level(self) -> float:
-        return max(self._ends[0], default=0)
-
-    def _since_before_the_first(self, used: float) -> float:
-        """Growth in bytes since before the first buffer, whose size is rounded up to whole driver blocks."""
-        return used - self.used[0] + -(-self.sizes[0] // self.each) * self.each
-
-    @property
-    def _without_messages(self) -> float:
-        """Bytes per iteration in the control: growth that depends on time, not messages."""
-        if self.doubt:
-            return 0.0
-        control = slope(range(len(self.control)), self.control)
-        return control.high * self.pace if control.low > 0 else control.high
-
-    @property
-    def _mean(self) -> float:
-        return sum(self.sizes) / len(self.sizes)
+_PARTS = {
+    "rate": "growth unsuspicious grows is_large",
+    "rises": "climb steps rose_often",
+    "displacement": "creep bound counts_bytes stops releases",
+}
+"""Measurement → its parts that were properties of `BufferGrowth` in 0.2.0."""
 
 
 def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
@@ -291,8 +381,8 @@ def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
     found = []
     for role, record in done.records.items():
         held = record["held"][place]
-        is_told = None not in held[len(held) // 2 :]
-        if is_told and (theirs := lasting(held)).low > growth.low / 2:
+        is_reported = None not in held[len(held) // 2 :]
+        if is_reported and (theirs := lasting(held)).low > growth.low / 2:
             found.append(Evidence(EvidenceKind.HOLDER, says, {"role": role, "growth": theirs.estimate}))
     return found
 

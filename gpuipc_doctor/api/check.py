@@ -82,13 +82,10 @@ class Context:
         Each allocator is tested on one device, in ``soak`` on every device. Different libraries get different
         devices where possible, so that most probes have a device to themselves.
         """
-        of_backend: dict[str, list[Device]] = {}
-        for device in self.devices:
-            of_backend.setdefault(device.backend, []).append(device)
         chosen = [
             (device, name)
-            for backend, devices in of_backend.items()
-            for number, names in enumerate(installed(self.inventory, backend))
+            for devices in self.devices_of_each_backend
+            for number, names in enumerate(installed(self.inventory, devices[0].backend))
             for name in names
             for device in (devices if self.tier is Tier.SOAK else [devices[number % len(devices)]])
         ]
@@ -97,6 +94,14 @@ class Context:
     def room(self, devices: Iterable[Device]) -> int:
         """Bytes that a check may hold on each of these devices."""
         return self.memory.of(min(device.total_bytes for device in devices))
+
+    @property
+    def devices_of_each_backend(self) -> tuple[tuple[Device, ...], ...]:
+        """For each backend, its devices."""
+        of_backend: dict[str, list[Device]] = {}
+        for device in self.devices:
+            of_backend.setdefault(device.backend, []).append(device)
+        return tuple(map(tuple, of_backend.values()))
 
     @property
     def subjects(self) -> tuple[tuple[Device, ...], ...]:
@@ -135,10 +140,8 @@ class Context:
         With three devices or more, the last is paired with the first, so that each exports once and imports
         once.
         """
-        rings: dict[str, list[Device]] = {}
-        for device in self.devices:
-            rings.setdefault(device.backend, []).append(device)
-        closed = (ring if len(ring) < 3 else [*ring, ring[0]] for ring in rings.values())
+        rings = self.devices_of_each_backend
+        closed = (ring if len(ring) < 3 else (*ring, ring[0]) for ring in rings)
         return tuple(pair for ring in closed for pair in pairwise(ring))
 
     @property
@@ -174,45 +177,45 @@ class Control:
 
 
 class Check(ABC):
-    """One question about a node."""
+    """One question about a node.
+
+    Most checks have an id, a title, what they require, `probes` and `judge`. Each other attribute is what the
+    engine must know before the check plans, or what it does after the check has judged.
+    """
 
     id: ClassVar[str]
     title: ClassVar[str]
     tier: ClassVar[Tier] = Tier.ACCEPTANCE
     requires: ClassVar[frozenset[str]] = frozenset()
     """Capabilities that a device must have for this check."""
-    supplies: ClassVar[str] = ""
-    """What this check finds out for others: ``devices``, ``mpi`` or ``ranks``. Such a check is a survey:
-    it is asked for by this word, and runs once, before the others. Only built-in checks can be surveys."""
     needs_mpi: ClassVar[bool] = False
     """Whether the check needs ``Context.mpi``; without an MPI that accepts device pointers, it is skipped."""
     uses_fabric: ClassVar[bool] = False
-    """Whether the check plans with ``Context.fabric``, which is empty for all other checks."""
+    """Whether the check plans with ``Context.fabric``, which is looked for only if a requested check does."""
     uses_collectives: ClassVar[bool] = False
-    """Whether the check plans with ``Context.collectives``, which is empty for all other checks."""
+    """Whether the check plans with ``Context.collectives``, looked for only if a requested check does."""
     workarounds: ClassVar[tuple[Workaround, ...]] = ()
     """Settings to try if the check fails, cheapest first: a failure that one of them avoids is due to what it
-    switches off."""
+    switches off. No known issue or MPI has them: they belong to the procedure."""
     across: ClassVar[bool] = False
     """Whether the check also tests between two nodes: with ``needs_mpi`` by ranks, else by processes without
-    MPI."""
-    reports_versions: ClassVar[bool] = False
-    """Whether the check reports the known issues of the versions found, all at once."""
+    MPI. With ``--nodes 2``, a request without such a check is refused."""
     control: ClassVar[Control | None] = None
-    """Makes this check the control of another check; None if it is no control."""
+    """Makes this check the control of another check, whose failures then say what it found; None if it is no
+    control."""
     options: ClassVar[Mapping[str, Json]] = {}
     """The options that a site config may set: name → JSON Schema of the value."""
     curable_warnings: ClassVar[frozenset[str]] = frozenset()
-    """Keys of WARN findings for which workarounds are tried, as for a FAIL."""
+    """Keys of WARN findings for which workarounds are tried, as for a FAIL: they are a fault with a cure."""
     searches: ClassVar[bool] = False
-    """Whether this check uses follow-up probes to search for a cause, or to repeat a run.
+    """Whether follow-up probes search for a cause, or repeat a run, so that only the last one has the result.
 
     `again` is then also called after completed probes, and each probe has its own deadline. `judge` is called
     for the last probe only, whether or not it completed.
     """
     explains_losses: ClassVar[frozenset[str]] = frozenset()
-    """Keys of findings that explain why a process lost descriptors, threads or memory: such losses are then
-    not reported."""
+    """Keys of findings that explain why a process lost descriptors, threads or memory: such losses, which are
+    looked for in every check, are then not reported."""
     needs_allocators: ClassVar[bool] = False
     """Whether the check needs an allocator for a device; without an installed array library, it is
     skipped."""

@@ -13,7 +13,6 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import NamedTuple
@@ -25,6 +24,12 @@ from gpuipc_doctor.model import Role, Tier
 
 BUILT_IN = "gpuipc_doctor.checks"
 
+SURVEYS = {"devices": "driver-init", "mpi": "mpi-gpu-aware", "ranks": "mpi-start"}
+"""What others need to know first → the built-in check that finds it out. It runs once, before the others."""
+
+VERSIONS = "known-versions"
+"""The built-in check that reports the known issues of the versions found, all at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheck:
@@ -33,7 +38,7 @@ class LoadedCheck:
 
 
 class Survey(NamedTuple):
-    """A built-in check that supplies something to others (`Check.supplies`)."""
+    """A built-in check of `SURVEYS`."""
 
     id: str
     file: Path
@@ -88,13 +93,10 @@ def built_in() -> dict[str, Path]:
     return {_guessed(file): file for file in files(built_in_dir())}
 
 
-@cache
 def survey(supplies: str) -> Survey:
-    """The built-in check that supplies this. It is found by its text, so that no check file is imported."""
-    declaration = f'    supplies = "{supplies}"\n'
-    return next(
-        Survey(id_, file) for id_, file in built_in().items() if declaration in file.read_text("utf-8")
-    )
+    """The built-in check that finds this out; its file is not imported."""
+    id_ = SURVEYS[supplies]
+    return Survey(id_, built_in_dir() / f"{id_.replace('-', '_')}.py")
 
 
 def load_file(file: Path) -> LoadedCheck | BrokenCheck:
@@ -109,8 +111,6 @@ def load_file(file: Path) -> LoadedCheck | BrokenCheck:
         return BrokenCheck(id_, file, f"{file}:{line or 1}: {type(error).__name__}: {error}")
     if not isinstance(check, Check):
         return BrokenCheck(id_, file, f"{file}: defines no CHECK = YourCheck()")
-    if check.supplies and file.parent != built_in_dir():
-        return BrokenCheck(id_, file, f"{file}: only a built-in check can supply {check.supplies!r}")
     if mistake := _mistake(check):
         return BrokenCheck(id_, file, f"{file}: {mistake}")
     return LoadedCheck(check, file)

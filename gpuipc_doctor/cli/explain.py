@@ -58,12 +58,17 @@ def _check_page(item: LoadedCheck, issues: Iterable[KnownIssue]) -> str:
             "",
             *_reflowed(told),
             "",
-            f"tier      {item.check.tier.label}",
-            *wrap(", ".join(_required(item.check)) or "nothing", COLUMNS, "requires  "),
-            *wrap(_detected(item.check, issues), COLUMNS, "detects   "),
+            *(line for name, text in facts(item.check, issues) for line in wrap(text, COLUMNS, f"{name:10}")),
             f"file      {item.file}",
         ]
     )
+
+
+def facts(check: Check, issues: Iterable[KnownIssue]) -> Iterator[tuple[str, str]]:
+    """(name, text) of what a check's page has beside the docstring: its tier, needs and known issues."""
+    yield "tier", check.tier.label
+    yield "requires", ", ".join(_required(check)) or "nothing"
+    yield "detects", _detected(check, issues)
 
 
 def _required(check: Check) -> Iterator[str]:
@@ -75,7 +80,7 @@ def _required(check: Check) -> Iterator[str]:
 
 
 def _detected(check: Check, issues: Iterable[KnownIssue]) -> str:
-    if check.reports_versions:
+    if check.id == loader.VERSIONS:
         return "every known issue with versions"
     return ", ".join(issue.id for issue in issues if check.id in issue.checks) or "no known issue"
 

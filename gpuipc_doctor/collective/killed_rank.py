@@ -32,9 +32,7 @@ def after_launch(ctx: Context, launch: Probe) -> Iterator[Probe]:
         killed = f"{NAME} 0"
         roles = {**dict.fromkeys(launch.roles, outlive), killed: be_killed}
         concurrent, ends = frozenset(roles), frozenset({killed})
-        yield replace(
-            launch, name=NAME, roles=roles, shared=False, concurrent=concurrent, harms=HARMS, ends=ends
-        )
+        yield replace(launch, name=NAME, roles=roles, concurrent=concurrent, harms=HARMS, ends=ends)
 
 
 def be_killed(w: Worker) -> None:

@@ -85,7 +85,6 @@ def launches(ctx: Context) -> Iterator[Probe | Finding]:
                 deadline_s=DEADLINE_S,
                 exclusive=True,
                 together=True,
-                shared=True,
                 concurrent=frozenset(roles),
             )
 

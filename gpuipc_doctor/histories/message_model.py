@@ -11,7 +11,7 @@ they are valid only if one rank alone can have sent the message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -47,6 +47,10 @@ class Message:
     taken: bool = False
     """Whether a matched probe has taken the message."""
 
+    @property
+    def is_matched(self) -> bool:
+        return self.receive is not None
+
 
 @dataclass(eq=False, slots=True)
 class Receive:
@@ -68,6 +72,10 @@ class Receive:
         )
 
     @property
+    def is_matched(self) -> bool:
+        return self.message is not None
+
+    @property
     def truncates(self) -> bool:
         return self.message is not None and self.message.sent.nbytes > self.posted.nbytes
 
@@ -84,6 +92,10 @@ class Request:
     by: int
     parts: tuple[Part, ...] = ()
     again: Operation | None = None
+
+    @property
+    def is_matched(self) -> bool:
+        return all(part.is_matched for part in self.parts)
 
 
 @dataclass(eq=False, slots=True)
@@ -124,17 +136,16 @@ class Model:
 
     def illegal(self, operation: Operation) -> str:
         """Why the operation is not valid now; empty if it is valid."""
-        check = getattr(self, f"_may_{operation.do.replace('-', '_')}", None)
-        if check is None:
+        rule = RULES.get(operation.do)
+        if rule is None:
             return f"unknown operation {operation.do!r}"
         if operation.do in OF_ALL:
-            return "another rank is blocked in an operation" if self.blocked else check(operation)
+            return "another rank is blocked in an operation" if self.blocked else rule.refuse(self, operation)
         if operation.by not in self.ranks:
             return f"no process {operation.by}"
         if operation.by in self.blocked:
             return f"process {operation.by} is blocked in its latest operation"
-        why: str = check(operation)
-        return why
+        return rule.refuse(self, operation)
 
     @property
     def in_use(self) -> set[int]:
@@ -189,12 +200,8 @@ class Model:
         other = any(by != operation.by for by in rivals)
         return "a receive from any source may match this message or another" if other else ""
 
-    _may_ssend = _may_send
-
     def _may_isend(self, operation: Operation) -> str:
         return self._may_send(operation) if operation.makes else "needs a new request"
-
-    _may_issend = _may_isend
 
     def _may_recv(self, operation: Operation) -> str:
         if operation.peer not in (ANY_SOURCE, *self.ranks):
@@ -202,7 +209,7 @@ class Model:
         if why := self._may_begin(operation, operation.on, operation.nbytes):
             return why
         receive = Receive(self.at, operation, operation.within)
-        senders = {message.sent.by for message in self._open_to(receive)}
+        senders = {message.sent.by for message in self._candidates(receive)}
         several = operation.peer == ANY_SOURCE and len(senders) > 1
         return "messages of several ranks may match the receive" if several else ""
 
@@ -235,8 +242,8 @@ class Model:
         if request is None or request.by != operation.by or request.again is None or request.parts:
             return f"process {operation.by} has no inactive persistent request {operation.on}"
         if request.again.do == "make-send":
-            return self._may_send(_sending(operation, request.again))
-        return self._may_recv(_receiving(request.again))
+            return self._may_send(_send_again(operation, request.again))
+        return self._may_recv(_receive_again(request.again))
 
     def _may_free_request(self, operation: Operation) -> str:
         request = self.requests.get(operation.on)
@@ -248,8 +255,6 @@ class Model:
         request = self.requests.get(operation.on)
         active = request is not None and request.by == operation.by and request.parts
         return "" if active else f"process {operation.by} has no active request {operation.on}"
-
-    _may_test = _may_wait
 
     def _may_wait_all(self, operation: Operation) -> str:
         parts = self._ready(operation.by)
@@ -265,15 +270,13 @@ class Model:
         return [
             number
             for number, request in self.requests.items()
-            if request.by == by and request.parts and all(map(_is_matched, request.parts))
+            if request.by == by and request.parts and request.is_matched
         ]
 
     def _may_probe(self, operation: Operation) -> str:
         if operation.peer not in self.ranks or operation.within not in self.communicators:
             return "a probe needs a source"
-        return "" if self._probed(operation) else "no such message"
-
-    _may_iprobe = _may_probe
+        return "" if self._find_message(operation) else "no such message"
 
     def _may_matched_probe(self, operation: Operation) -> str:
         return self._may_probe(operation) if operation.makes else "needs a new message"
@@ -294,12 +297,8 @@ class Model:
             "" if operation.stamp and operation.nbytes and case_of(operation) else "needs a call and a stamp"
         )
 
-    _may_one_sided = _may_collective
-
     def _may_duplicate(self, operation: Operation) -> str:
         return "" if operation.makes and len(self.communicators) < 4 else "needs a new communicator"
-
-    _may_reverse = _may_duplicate
 
     def _may_free_communicator(self, operation: Operation) -> str:
         number = operation.on
@@ -314,14 +313,13 @@ class Model:
 
     def apply(self, operation: Operation) -> Expected:
         """Update the state for a valid operation; returns its result, which a later match may complete."""
-        act = getattr(self, f"_{operation.do.replace('-', '_')}")
-        expected: Expected = act(operation) or Expected()
+        expected = RULES[operation.do].apply(self, operation) or Expected()
         self.at += 1
         self.blocked = {by: parts for by, parts in self.blocked.items() if not self._unblock(parts)}
         return expected
 
     def _unblock(self, parts: tuple[Part, ...]) -> bool:
-        if not all(map(_is_matched, parts)):
+        if not all(part.is_matched for part in parts):
             return False
         self._complete(parts)
         return True
@@ -351,7 +349,7 @@ class Model:
         self.unexpected.append(message)
         return message
 
-    def _open_to(self, receive: Receive) -> list[Message]:
+    def _candidates(self, receive: Receive) -> list[Message]:
         """The messages that a receive could match now: the first one of each sender, in the order of
         ranks."""
         return [message for message in self.unexpected if receive.accepts(message)]
@@ -360,7 +358,7 @@ class Model:
         receive = Receive(self.at, posted, posted.within)
         if posted.peer == ANY_SOURCE:
             self._wild.append(receive)
-        for message in self._open_to(receive):
+        for message in self._candidates(receive):
             self._match(message, receive)
             return receive
         self.pending.append(receive)
@@ -374,16 +372,12 @@ class Model:
     def _send(self, operation: Operation) -> Expected:
         return self._block(operation.by, (self._offer(operation),))
 
-    _ssend = _send
-
     def _begin(self, operation: Operation, part: Part) -> Expected:
         self.requests[operation.makes] = Request(operation.by, (part,))
         return Expected((part,))
 
     def _isend(self, operation: Operation) -> Expected:
         return self._begin(operation, self._offer(operation))
-
-    _issend = _isend
 
     def _recv(self, operation: Operation) -> Expected:
         return self._block(operation.by, (self._post(operation),))
@@ -395,18 +389,16 @@ class Model:
         receive = self._post(replace(operation, on=operation.of, of=0, stamp=0))
         return self._block(operation.by, (self._offer(operation), receive))
 
-    def _make_send(self, operation: Operation) -> None:
+    def _persist(self, operation: Operation) -> None:
         self.requests[operation.makes] = Request(operation.by, again=operation)
-
-    _make_receive = _make_send
 
     def _start(self, operation: Operation) -> Expected:
         request = self.requests[operation.on]
         assert request.again is not None
         if request.again.do == "make-send":
-            request.parts = (self._offer(_sending(operation, request.again)),)
+            request.parts = (self._offer(_send_again(operation, request.again)),)
         else:
-            request.parts = (self._post(_receiving(request.again)),)
+            request.parts = (self._post(_receive_again(request.again)),)
         return Expected(request.parts)
 
     def _free_request(self, operation: Operation) -> None:
@@ -414,8 +406,6 @@ class Model:
 
     def _wait(self, operation: Operation) -> Expected:
         return self._block(operation.by, self._end(operation.on))
-
-    _test = _wait
 
     def _end(self, number: int) -> tuple[Part, ...]:
         request = self.requests[number]
@@ -430,19 +420,17 @@ class Model:
         parts = tuple(part for number in self.ready(operation.by) for part in self._end(number))
         return self._block(operation.by, parts)
 
-    def _probed(self, operation: Operation) -> Message | None:
+    def _find_message(self, operation: Operation) -> Message | None:
         receive = Receive(self.at, operation, operation.within)
-        return next(iter(self._open_to(receive)), None)
+        return next(iter(self._candidates(receive)), None)
 
     def _probe(self, operation: Operation) -> Expected:
-        message = self._probed(operation)
+        message = self._find_message(operation)
         assert message is not None
         return Expected((message,))
 
-    _iprobe = _probe
-
     def _matched_probe(self, operation: Operation) -> Expected:
-        message = self._probed(operation)
+        message = self._find_message(operation)
         assert message is not None
         message.taken = True
         self.unexpected.remove(message)
@@ -460,8 +448,6 @@ class Model:
     def _collective(self, operation: Operation) -> None:
         """Its buffers last no longer than the call."""
 
-    _one_sided = _collective
-
     def _duplicate(self, operation: Operation) -> None:
         self.communicators[operation.makes] = False
 
@@ -477,7 +463,7 @@ class Model:
             message = Message(self.at, operation, operation.within)
             return next((request.posted for request in self.pending if request.accepts(message)), None)
         receive = Receive(self.at, operation, operation.within)
-        return next((message.sent for message in self._open_to(receive)), None)
+        return next((message.sent for message in self._candidates(receive)), None)
 
     # -- its end ------------------------------------------------------------------------------------------
 
@@ -501,16 +487,53 @@ def case_of(operation: Operation) -> Case | None:
     return Case(operation.stamp, call, operation.nbytes, kind, memory, form)
 
 
-def _is_matched(part: Part) -> bool:
-    return (part.receive if isinstance(part, Message) else part.message) is not None
-
-
-def _sending(start: Operation, again: Operation) -> Operation:
+def _send_again(start: Operation, again: Operation) -> Operation:
     return replace(again, do="isend", stamp=start.stamp)
 
 
-def _receiving(again: Operation) -> Operation:
+def _receive_again(again: Operation) -> Operation:
     return replace(again, do="irecv")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """An operation's rule: when the operation is valid, and what it does."""
+
+    refuse: Callable[[Model, Operation], str]
+    """Why the operation is not valid now; empty if it is valid."""
+    apply: Callable[[Model, Operation], Expected | None]
+    """Update the state; returns the result, if there is one."""
+
+
+RULES: Mapping[str, Rule] = {
+    "allocate": Rule(Model._may_allocate, Model._allocate),
+    "free": Rule(Model._may_free, Model._free),
+    "send": Rule(Model._may_send, Model._send),
+    "ssend": Rule(Model._may_send, Model._send),
+    "isend": Rule(Model._may_isend, Model._isend),
+    "issend": Rule(Model._may_isend, Model._isend),
+    "recv": Rule(Model._may_recv, Model._recv),
+    "irecv": Rule(Model._may_irecv, Model._irecv),
+    "sendrecv": Rule(Model._may_sendrecv, Model._sendrecv),
+    "make-send": Rule(Model._may_make_send, Model._persist),
+    "make-receive": Rule(Model._may_make_receive, Model._persist),
+    "start": Rule(Model._may_start, Model._start),
+    "free-request": Rule(Model._may_free_request, Model._free_request),
+    "wait": Rule(Model._may_wait, Model._wait),
+    "test": Rule(Model._may_wait, Model._wait),
+    "wait-all": Rule(Model._may_wait_all, Model._wait_all),
+    "probe": Rule(Model._may_probe, Model._probe),
+    "iprobe": Rule(Model._may_probe, Model._probe),
+    "matched-probe": Rule(Model._may_matched_probe, Model._matched_probe),
+    "receive-matched": Rule(Model._may_receive_matched, Model._receive_matched),
+    "barrier": Rule(Model._may_barrier, Model._barrier),
+    "duplicate": Rule(Model._may_duplicate, Model._duplicate),
+    "reverse": Rule(Model._may_duplicate, Model._reverse),
+    "free-communicator": Rule(Model._may_free_communicator, Model._free_communicator),
+    "collective": Rule(Model._may_collective, Model._collective),
+    "one-sided": Rule(Model._may_collective, Model._collective),
+}
+"""Operation → its rule."""
 
 
 def legal(history: History) -> list[Operation]:

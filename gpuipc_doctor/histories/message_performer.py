@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -96,15 +96,11 @@ class Rank:
 
     def perform(self, steps: Steps, first: int = 0) -> None:
         """Perform this rank's part of ``steps``, which start at index ``first`` of its history."""
-        acts: dict[str, Callable[[Operation, Expected], None]] = {}
         for at, (operation, expected) in enumerate(steps, first):
-            do = operation.do
-            if operation.by == self._me or do in OF_ALL:
-                self._at, self._do = at, do
-                self.worker.record(at=at, do=do)
-                if do not in acts:
-                    acts[do] = getattr(self, f"_{do.replace('-', '_')}")
-                acts[do](operation, expected)
+            if operation.by == self._me or operation.do in OF_ALL:
+                self._at, self._do = at, operation.do
+                self.worker.record(at=at, do=operation.do)
+                ACTS[operation.do](self, operation, expected)
         self.worker.record(at=first + len(steps) - 1, do=END)
 
     def end(self) -> None:
@@ -146,7 +142,7 @@ class Rank:
     def _free(self, operation: Operation, expected: Expected) -> None:
         self._buffers.pop(operation.on).free()
 
-    def _typed(self, number: int, kind: str, nbytes: int) -> list[Any]:
+    def _describe(self, number: int, kind: str, nbytes: int) -> list[Any]:
         memory, layout = self._buffers[number].memory, LAYOUTS[kind]
         api = self._api
         at = api.memory.fromaddress(memory.address + layout.begin, memory.nbytes - layout.begin)
@@ -161,14 +157,14 @@ class Rank:
             self._types[kind, nbytes] = made.Commit()
         return [at, 1, self._types[kind, nbytes]]
 
-    def _reach(self, number: int, kind: str, nbytes: int) -> int:
+    def _bytes_to_compare(self, number: int, kind: str, nbytes: int) -> int:
         """Bytes of a buffer that are written before a message and compared after it, up to a page's end.
         Comparing whole buffers would triple the bytes."""
         behind = LAYOUTS[kind].extent(nbytes) + MARGIN
         return min(behind + -behind % PAGE + PAGE, self._buffers[number].memory.nbytes)
 
     def _image(self, kind: str, nbytes: int, stamp: int, number: int, came: int) -> bytes:
-        total = self._reach(number, kind, nbytes)
+        total = self._bytes_to_compare(number, kind, nbytes)
         if kind == "":
             data = contents(stamp, came)
             return data + _blank(total - came)
@@ -178,7 +174,7 @@ class Rank:
         self._buffers[number].memory.write(self._image(kind, nbytes, stamp, number, nbytes))
 
     def _clear(self, number: int, kind: str, nbytes: int) -> None:
-        self._buffers[number].memory.write(_blank(self._reach(number, kind, nbytes)))
+        self._buffers[number].memory.write(_blank(self._bytes_to_compare(number, kind, nbytes)))
 
     def _compare(self, number: int, kind: str, nbytes: int, stamp: int, came: int, what: str) -> None:
         expected = self._image(kind, nbytes, stamp, number, came)
@@ -197,12 +193,14 @@ class Rank:
         status = self._api.Status()
         self._call = call
         truncated = any(isinstance(part, Receive) and part.truncates for part in parts)
-        self._expecting(call, wait, status, truncated=truncated)
+        self._call_expecting(call, wait, status, truncated=truncated)
         self._parts.pop(number, None)
         for part in parts:
             self._look(part, status)
 
-    def _expecting(self, call: str, function: Callable[..., Any], *arguments: Any, truncated: bool) -> None:
+    def _call_expecting(
+        self, call: str, function: Callable[..., Any], *arguments: Any, truncated: bool
+    ) -> None:
         """Call MPI, which must return an error if truncation is expected and none otherwise."""
         self._call = call
         try:
@@ -249,41 +247,35 @@ class Rank:
         )
         return source, self._api.ANY_TAG if operation.tag == ANY_TAG else operation.tag
 
-    def _outgoing(self, operation: Operation, number: int, stamp: int) -> tuple[list[Any], int, int]:
+    def _prepare_send(self, operation: Operation, number: int, stamp: int) -> tuple[list[Any], int, int]:
         self._fill(number, operation.kind, operation.nbytes, stamp)
-        buffer = self._typed(number, operation.kind, operation.nbytes)
+        buffer = self._describe(number, operation.kind, operation.nbytes)
         return buffer, self._number(operation.peer, operation.within), operation.tag
 
-    def _incoming(self, operation: Operation, number: int) -> list[Any]:
+    def _prepare_receive(self, operation: Operation, number: int) -> list[Any]:
         self._clear(number, operation.kind, operation.nbytes)
-        return self._typed(number, operation.kind, operation.nbytes)
+        return self._describe(number, operation.kind, operation.nbytes)
 
-    def _sends(self, call: str, method: str, operation: Operation) -> Any:
-        arguments = self._outgoing(operation, operation.on, operation.stamp)
-        self._call = call
-        communicator = self._communicators[operation.within]
-        return self._mpi.call(call, getattr(communicator, method), *arguments)
+    def _call_send(self, operation: Operation) -> Any:
+        method = operation.do.capitalize()
+        arguments = self._prepare_send(operation, operation.on, operation.stamp)
+        self._call = f"MPI_{method}"
+        send = getattr(self._communicators[operation.within], method)
+        return self._mpi.call(self._call, send, *arguments)
 
     def _send(self, operation: Operation, expected: Expected) -> None:
-        self._sends("MPI_Send", "Send", operation)
-        self._look(expected.parts[0])
-
-    def _ssend(self, operation: Operation, expected: Expected) -> None:
-        self._sends("MPI_Ssend", "Ssend", operation)
+        self._call_send(operation)
         self._look(expected.parts[0])
 
     def _isend(self, operation: Operation, expected: Expected) -> None:
-        self._begin(operation.makes, self._sends("MPI_Isend", "Isend", operation), expected)
-
-    def _issend(self, operation: Operation, expected: Expected) -> None:
-        self._begin(operation.makes, self._sends("MPI_Issend", "Issend", operation), expected)
+        self._begin(operation.makes, self._call_send(operation), expected)
 
     def _begin(self, number: int, request: Any, expected: Expected) -> None:
         self._requests[number] = request
         self._parts[number] = expected.parts
 
     def _recv(self, operation: Operation, expected: Expected) -> None:
-        buffer, status = self._incoming(operation, operation.on), self._api.Status()
+        buffer, status = self._prepare_receive(operation, operation.on), self._api.Status()
         receive = self._communicators[operation.within].Recv
         self._receive("MPI_Recv", receive, [buffer, *self._source(operation), status], expected, status)
 
@@ -292,23 +284,23 @@ class Rank:
     ) -> None:
         (part,) = expected.parts
         assert isinstance(part, Receive)
-        self._expecting(call, function, *arguments, truncated=part.truncates)
+        self._call_expecting(call, function, *arguments, truncated=part.truncates)
         self._look(part, status)
 
     def _irecv(self, operation: Operation, expected: Expected) -> None:
-        buffer = self._incoming(operation, operation.on)
+        buffer = self._prepare_receive(operation, operation.on)
         self._call = "MPI_Irecv"
         receive = self._communicators[operation.within].Irecv
         request = self._mpi.call("MPI_Irecv", receive, buffer, *self._source(operation))
         self._begin(operation.makes, request, expected)
 
     def _sendrecv(self, operation: Operation, expected: Expected) -> None:
-        buffer, peer, tag = self._outgoing(operation, operation.on, operation.stamp)
-        into, status = self._incoming(operation, operation.of), self._api.Status()
+        buffer, peer, tag = self._prepare_send(operation, operation.on, operation.stamp)
+        into, status = self._prepare_receive(operation, operation.of), self._api.Status()
         self._call = "MPI_Sendrecv"
         exchange = self._communicators[operation.within].Sendrecv
         truncated = any(isinstance(part, Receive) and part.truncates for part in expected.parts)
-        self._expecting(
+        self._call_expecting(
             "MPI_Sendrecv", exchange, buffer, peer, tag, into, peer, tag, status, truncated=truncated
         )
         for part in expected.parts:
@@ -351,12 +343,12 @@ class Rank:
             self._forget(number, request)
 
     def _make_send(self, operation: Operation, expected: Expected) -> None:
-        buffer, peer, tag = self._outgoing(operation, operation.on, operation.makes)
+        buffer, peer, tag = self._prepare_send(operation, operation.on, operation.makes)
         make = self._communicators[operation.within].Send_init
         self._requests[operation.makes] = self._mpi.call("MPI_Send_init", make, buffer, peer, tag)
 
     def _make_receive(self, operation: Operation, expected: Expected) -> None:
-        buffer = self._incoming(operation, operation.on)
+        buffer = self._prepare_receive(operation, operation.on)
         make = self._communicators[operation.within].Recv_init
         source = self._source(operation)
         self._requests[operation.makes] = self._mpi.call("MPI_Recv_init", make, buffer, *source)
@@ -382,7 +374,7 @@ class Rank:
         probe = self._communicators[operation.within].Probe
         self._call = "MPI_Probe"
         self._mpi.call("MPI_Probe", probe, *self._source(operation), status)
-        self._saw(expected, status)
+        self._check_found(expected, status)
 
     def _iprobe(self, operation: Operation, expected: Expected) -> None:
         status, source = self._api.Status(), self._source(operation)
@@ -395,9 +387,9 @@ class Rank:
 
         self._call = "MPI_Iprobe"
         self._mpi.call("MPI_Iprobe", probe)
-        self._saw(expected, status)
+        self._check_found(expected, status)
 
-    def _saw(self, expected: Expected, status: Any) -> None:
+    def _check_found(self, expected: Expected, status: Any) -> None:
         (message,) = expected.parts
         assert isinstance(message, Message)
         self._look_at_status(message, status)
@@ -408,10 +400,10 @@ class Rank:
         self._call = "MPI_Mprobe"
         message = self._mpi.call("MPI_Mprobe", probe, *self._source(operation), status)
         self._messages[operation.makes] = message
-        self._saw(expected, status)
+        self._check_found(expected, status)
 
     def _receive_matched(self, operation: Operation, expected: Expected) -> None:
-        buffer, status = self._incoming(operation, operation.on), self._api.Status()
+        buffer, status = self._prepare_receive(operation, operation.on), self._api.Status()
         receive = self._messages.pop(operation.of).Recv
         self._receive("MPI_Mrecv", receive, [buffer, status], expected, status)
 
@@ -441,10 +433,39 @@ class Rank:
             self._call = case.call
             self._wrong(f"on rank {self._mpi.rank}, {results.wrong.pop()[1]}")
 
-    _one_sided = _collective
-
     def _free_communicator(self, operation: Operation, expected: Expected) -> None:
         self._mpi.call("MPI_Comm_free", self._communicators.pop(operation.on).Free)
+
+
+ACTS: Mapping[str, Callable[[Rank, Operation, Expected], None]] = {
+    "allocate": Rank._allocate,
+    "free": Rank._free,
+    "send": Rank._send,
+    "ssend": Rank._send,
+    "isend": Rank._isend,
+    "issend": Rank._isend,
+    "recv": Rank._recv,
+    "irecv": Rank._irecv,
+    "sendrecv": Rank._sendrecv,
+    "make-send": Rank._make_send,
+    "make-receive": Rank._make_receive,
+    "start": Rank._start,
+    "free-request": Rank._free_request,
+    "wait": Rank._wait,
+    "test": Rank._test,
+    "wait-all": Rank._wait_all,
+    "probe": Rank._probe,
+    "iprobe": Rank._iprobe,
+    "matched-probe": Rank._matched_probe,
+    "receive-matched": Rank._receive_matched,
+    "barrier": Rank._barrier,
+    "duplicate": Rank._duplicate,
+    "reverse": Rank._reverse,
+    "free-communicator": Rank._free_communicator,
+    "collective": Rank._collective,
+    "one-sided": Rank._collective,
+}
+"""Operation → how a rank performs it."""
 
 
 def _difference(found: bytes, expected: bytes, kind: str, stamp: int) -> str:

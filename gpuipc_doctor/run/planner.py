@@ -117,7 +117,7 @@ class Planner:
 
     @property
     def asks_for_mpi(self) -> bool:
-        return any(check.needs_mpi or check.supplies == "mpi" for check in self.checks)
+        return any(check.needs_mpi or check.id == loader.survey("mpi").id for check in self.checks)
 
     @property
     def asks_for_fabric(self) -> bool:
@@ -136,11 +136,8 @@ class Planner:
         """Whether the request needs a GPU. A whole tier always does."""
         return (
             not self.request.checks
-            or loader.survey("devices").id in self.request.checks
-            or any(
-                check.supplies or check.requires or check.needs_mpi or check.needs_allocators
-                for check in self.checks
-            )
+            or any(id_ in self.request.checks for id_ in loader.SURVEYS.values())
+            or any(check.requires or check.needs_mpi or check.needs_allocators for check in self.checks)
         )
 
     def survey(
@@ -292,16 +289,13 @@ class Planner:
 
 
 def sharing(probes: Iterable[PlannedProbe]) -> dict[int, list[PlannedProbe]]:
-    """Number of a probe → the later, equal probes of other checks that share its run (`Probe.shared`)."""
-    first: dict[object, int] = {}
+    """Number of a probe → the later, equal probes of other checks: one run, which each of them judges."""
+    first: dict[str, PlannedProbe] = {}
     found: dict[int, list[PlannedProbe]] = {}
     for planned in probes:
-        if planned.probe.shared:
-            probe = planned.probe
-            functions = tuple((role, function) for role, function in probe.roles.items())
-            kind = (planned.repetition, probe.name, probe.subject, functions, repr(probe.params))
-            if (number := first.setdefault(kind, planned.number)) != planned.number:
-                found.setdefault(number, []).append(planned)
+        runs = first.setdefault(repr((planned.repetition, planned.probe)), planned)
+        if runs.check is not planned.check:
+            found.setdefault(runs.number, []).append(planned)
     return found
 
 

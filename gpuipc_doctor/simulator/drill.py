@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.model import Report, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.simulator import vocabulary
@@ -68,8 +67,7 @@ def of_the_profile(report: Report) -> Report:
     of_mpi = loader.survey("mpi").id
     if {result.finding.status for result in report.results if result.check == of_mpi} <= {Status.SKIP}:
         return report
-    loaded = (item.check for item in loader.load() if isinstance(item, LoadedCheck))
-    of_what_is_real = {of_mpi, *(check.id for check in loaded if check.reports_versions)}
+    of_what_is_real = {of_mpi, loader.VERSIONS}
     return replace(report, results=tuple(r for r in report.results if r.check not in of_what_is_real))
 
 

@@ -13,6 +13,9 @@ from gpuipc_doctor.model import DriverFault, Status
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import GOOD, conclude, gpu, plan, statuses
 
+HANDLES = loader.module(loader.built_in_dir() / "ipc_handles.py")
+STRAYS = loader.module(loader.built_in_dir() / "_ipc_handles_strays.py")
+
 
 def handles(
     answers: dict[str, Json] | None = None,
@@ -42,6 +45,13 @@ def test_contradiction_of_the_documentation_is_a_warning_with_both() -> None:
     assert sentences.evidence(finding) == ("export-managed: succeeds; documented: refused",)
 
 
+@pytest.mark.parametrize(("seen", "evidence"), [("same", ()), ("differs", (HANDLES.NEW_HANDLES,))])
+def test_second_handle_of_a_segment_passes_and_a_new_one_is_reported(seen: str, evidence: Json) -> None:
+    (finding,) = handles({"export-twice": (seen, "same")})
+    assert finding.status is Status.PASS
+    assert sentences.evidence(finding) == evidence
+
+
 def test_colliding_and_wrong_handles_are_separate_failures() -> None:
     found = handles(collisions=["segments 1 and 2"], wrong=["segment 2: 5 B wrong"])
     assert statuses(found) == [Status.FAIL, Status.FAIL]
@@ -69,9 +79,6 @@ def test_handles_that_break_an_application_fail(seen: dict[str, Json], key: str)
     assert sentences.evidence(finding) == tuple(SOME)
 
 
-HANDLES = loader.module(loader.built_in_dir() / "ipc_handles.py")
-
-
 def test_open_refused_while_open_in_another_context_is_recorded() -> None:
     w = MagicMock()
     w.gpu.open_ipc.side_effect = DriverError(DriverFault("call", 1, "hipErrorInvalidContext"))
@@ -88,7 +95,7 @@ def test_second_open_is_counted_at_the_same_address_and_separate_at_another() ->
 def test_unexpected_handle_is_used_as_an_application_would() -> None:
     w = MagicMock()
     w.gpu.open_ipc.side_effect = DriverError(DriverFault("cuIpcOpenMemHandle", 1, "CUDA_ERROR_INVALID_VALUE"))
-    (suffered,) = HANDLES.use(w, "managed memory", b"handle", 0)
+    (suffered,) = STRAYS.use_stray(w, "managed memory", b"handle", 0)
     assert suffered == "managed memory: cuIpcOpenMemHandle returned CUDA_ERROR_INVALID_VALUE (1)"
     w.peer.send.assert_called_once_with("refused")
 

@@ -117,6 +117,23 @@ def test_history_that_fails_again_is_a_failure_with_its_steps() -> None:
     assert results.history_from_json(finding.values["history"]) == replace(REOPEN, labels=("cuda:0",))
 
 
+@pytest.mark.parametrize(
+    ("times", "step", "did"), [(1, 2, ["open"]), (9, 4, ["open", "end-context", "open"])]
+)
+def test_failure_names_its_step_and_what_that_process_did(times: int, step: int, did: list[str]) -> None:
+    """Which step failed is known if the history ran once; a history that is repeated fails as a whole."""
+    shortest = replace(REOPEN, times=times)
+    (finding,) = concluded(replace(FAILED, shortest=shortest, again=replace(REFUSED, at=1)))
+    assert (finding.values["steps"], finding.values["did"]) == (step, did)
+
+
+@pytest.mark.parametrize("do", ["free-open", "free"])
+def test_history_that_no_vendor_allows_says_so(do: str) -> None:
+    frees = replace(REOPEN, operations=(*REOPEN.operations[:2], Operation(do, 1, on=1)))
+    (finding,) = concluded(replace(FAILED, shortest=frees))
+    assert any("which no vendor allows" in item.says for item in finding.evidence) is (do == "free-open")
+
+
 def test_history_that_does_not_fail_again_is_a_warning_with_the_whole_history() -> None:
     (finding,) = concluded(replace(WELL, first=REFUSED, history=REOPEN))
     assert (finding.status, finding.key) == (Status.WARN, "seen-once")

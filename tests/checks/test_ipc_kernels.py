@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api import Context, Probe
+from gpuipc_doctor.api import Context, Probe, loader
 from gpuipc_doctor.api.gpu import CAPABILITIES
 from gpuipc_doctor.model import Device, Status
 from tests.checks.judging import check, conclude, gpu, outcome
@@ -21,9 +21,12 @@ def record(**facts: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def module() -> ModuleType:
-    import sys
+    return loader.module(loader.built_in_dir() / "ipc_kernels.py")
 
-    return sys.modules[type(check("ipc-kernels")).__module__]
+
+@pytest.fixture
+def a_side() -> ModuleType:
+    return loader.module(loader.built_in_dir() / "_ipc_kernels_side.py")
 
 
 @pytest.mark.parametrize(
@@ -115,8 +118,8 @@ def test_every_device_and_ordered_pair_is_probed_by_all_its_kinds() -> None:
         (0xFFFFFFFF, ""),
     ],
 )
-def test_missing_additions_are_attributed(module: ModuleType, missing: int, words: str) -> None:
-    assert module.additions_lost(missing) == words
+def test_missing_additions_are_attributed(a_side: ModuleType, missing: int, words: str) -> None:
+    assert a_side.attribute_additions(missing) == words
 
 
 @pytest.mark.parametrize(
@@ -133,9 +136,9 @@ def test_missing_additions_are_attributed(module: ModuleType, missing: int, word
         ),
     ],
 )
-def test_wrong_data_is_described(module: ModuleType, numbers: list[int], says: str | None) -> None:
-    side = module.Side.__new__(module.Side)
-    side.name, side.through, side.found = "importer", "an IPC handle", module.Found()
+def test_wrong_data_is_described(a_side: ModuleType, numbers: list[int], says: str | None) -> None:
+    side = a_side.Side.__new__(a_side.Side)
+    side.name, side.through, side.found = "importer", "an IPC handle", a_side.Found()
     side.results = SimpleNamespace(read=lambda _: b"".join(n.to_bytes(8, "little") for n in numbers))
     side.memory = SimpleNamespace(
         read=lambda nbytes, offset: (3 * offset // 4 + 1).to_bytes(nbytes, "little")
@@ -151,7 +154,7 @@ def test_wrong_data_is_described(module: ModuleType, numbers: list[int], says: s
 class Waits:
     """A side whose waits end as told, one after the other."""
 
-    def __init__(self, module: ModuleType, at_once: bool, runs_on: bool, seen: list[bool]) -> None:
+    def __init__(self, at_once: bool, runs_on: bool, seen: list[bool]) -> None:
         self.at_once, self.name, self.answers, self.waits = at_once, "importer", iter(seen), 0
         self.runs_on = lambda: runs_on
         self.faults: list[str] = []
@@ -162,7 +165,7 @@ class Waits:
     def wait(self, *_: object) -> None:
         self.waits += 1
 
-    def copied(self, _: int) -> int:
+    def read_copy(self, _: int) -> int:
         return 4
 
     def fault(self, key: str, _: str) -> None:
@@ -191,6 +194,6 @@ LOOKED = "looked: data-after-flag"
 def test_a_wait_that_gave_up_is_no_fault_unless_it_ran_on(
     module: ModuleType, at_once: bool, runs_on: bool, seen: list[bool], faults: list[str], waits: int
 ) -> None:
-    side = Waits(module, at_once, runs_on, seen)
+    side = Waits(at_once, runs_on, seen)
     module.look_for_flag(side, "exporter", 4, (1, 1))
     assert (side.faults, side.waits) == (faults, waits)

@@ -14,7 +14,20 @@ from gpuipc_doctor.api import Context, Device, Finding, Json, MpiStack, Probe
 from gpuipc_doctor.api.idle_counter import STILL, Reading
 from gpuipc_doctor.model import Launch, MemoryShare, Status, Tier
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import JUMPING, MIB, ONE, TWO, check, conclude, drawn, each_round, gpu, ledger, plan
+from tests.checks.judging import (
+    JUMPING,
+    MIB,
+    ONE,
+    TWO,
+    check,
+    conclude,
+    drawn,
+    drifting,
+    each_round,
+    gpu,
+    ledger,
+    plan,
+)
 
 KIB = 1 << 10
 SIZES = [(4 + 2 * number) * MIB for number in range(33)]
@@ -606,6 +619,57 @@ def test_processes_are_counted_where_the_device_count_moves_by_itself(
     sender = {**memory(used, *held), **jumping}
     found = growth(sender, {**memory(used, *others), **jumping}, ONE)
     assert (found.status, found.key == "counter-moves") == (status, status is Status.ERROR)
+
+
+def rising(*when: int, by: int = 32 * MIB, times: int = len(SIZES)) -> list[int]:
+    """Used memory that rises after each of these numbers of buffers."""
+    return [600 * MIB + by * sum(number >= each for each in when) for number in range(times)]
+
+
+def bursts(times: int, mib: dict[int, int]) -> list[int]:
+    """Used memory that rises by so many MiB after each of these numbers of buffers."""
+    return [
+        600 * MIB + MIB * sum(more for at, more in mib.items() if number >= at) for number in range(times)
+    ]
+
+
+LATE = {22: 40, 24: 10, 25: 90, 27: 15, 28: 60, 30: 20, 32: 70}
+EQUAL = [4 * MIB] * 120
+
+
+@pytest.mark.parametrize(
+    ("records", "decides", "status"),
+    [
+        (LEAK, False, Status.FAIL),  # each buffer
+        (keeps(10**6), False, Status.FAIL),
+        (grows_by(2 * MIB), False, Status.FAIL),
+        (grows_by(64 * MIB), False, Status.FAIL),
+        (memory(rising(*range(8, 33))), False, Status.FAIL),  # from a later buffer on
+        (memory(rising(*range(0, 33, 2))), False, Status.FAIL),
+        (memory(rising(*range(0, 400, 32), by=2 * MIB, times=400), sizes=EQUAL[:1] * 400), True, Status.FAIL),
+        (memory(rising(*range(0, 120, 8), times=120), sizes=EQUAL), True, Status.FAIL),
+        (keeps(16), False, Status.WARN),
+        (keeps(64), False, Status.WARN),
+        (memory(bursts(33, LATE)), False, Status.ERROR),
+        (memory(bursts(33, {5: 30, **LATE})), False, Status.ERROR),
+        (memory(bursts(33, {5: 30, 12: 8, 13: 50, **LATE})), False, Status.ERROR),
+        (memory(bursts(120, {5: 6, 60: 6, 110: 32, 112: 32, 114: 32}), sizes=EQUAL), True, Status.ERROR),
+        (memory(rising(9), small=bursts(193, {122: 4, 124: 64, 126: 64, 132: 64})), True, Status.ERROR),
+        (memory(rising(9), small=rising(*range(0, 193, 8), by=2 * MIB, times=193)), True, Status.FAIL),
+        (memory(rising(9), small=[700 * MIB] * 193), True, Status.PASS),
+        (FLAT, False, Status.PASS),
+    ],
+)
+def test_only_even_growth_is_a_loss_on_a_counter_that_moves_by_itself(
+    records: dict[str, Json], decides: bool, status: Status
+) -> None:
+    """Bursts are what other processes take: on a still counter, they are growth like any other."""
+    drifts = ledger(idle=drifting(0.01))
+    sizes = records["sizes"]
+    found = growth({**records, **drifts}, {**FLAT, **drifts}, sizes=sizes, decides=decides)
+    assert (found.status, found.key == "counter-moves") == (status, status is Status.ERROR)
+    still = growth(records, sizes=sizes, decides=decides)
+    assert still.status is (Status.FAIL if status is Status.ERROR else status)
 
 
 def test_growth_without_messages_is_subtracted() -> None:

@@ -26,6 +26,7 @@ SHARED_MEMORY = Path("/dev/shm")
 HEALTHY = "healthy-single"
 
 ODD = {
+    "addresses-recycled": ("cuda", "ipc-vmm", "ipc-vmm-release"),
     "counter-lags": ("cuda", "driver-pool-release", "ipc-pool", "ipc-release"),
     "fabric-not-permitted": ("cuda", "ipc-fabric"),
     "granule-16-mib": ("cuda", "ipc-vmm", "ipc-vmm-release"),

@@ -137,19 +137,56 @@ int sim_vmm_properties(struct vmm_request *out, void *memory)
 
 /* ---- addresses ---- */
 
+/* Of freed reservations, those that the process keeps for the next of equal size. */
+struct kept {
+    struct kept *next;
+    uint64_t base, bytes;
+};
+static struct kept *kept;
+
+static void keep_addresses(uint64_t base, uint64_t bytes)
+{
+    struct kept *range = malloc(sizeof *range);
+    if (!range)
+        abort();
+    *range = (struct kept){kept, base, bytes};
+    kept = range;
+}
+
+static uint64_t take_kept(uint64_t bytes)
+{
+    for (struct kept **each = &kept; *each; each = &(*each)->next)
+        if ((*each)->bytes == bytes) {
+            struct kept *range = *each;
+            uint64_t base = range->base;
+            *each = range->next;
+            free(range);
+            return base;
+        }
+    return 0;
+}
+
+static uint64_t reserve_anew(uint64_t bytes)
+{
+    void *map = mmap(NULL, bytes + GRANULE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED)
+        return 0;
+    uint64_t begin = (uint64_t)(uintptr_t)map, base = round_up(begin, GRANULE);
+    if (base > begin)
+        munmap(map, base - begin);
+    munmap(pointer(base + bytes), begin + GRANULE - base);
+    return base;
+}
+
 /* Taken from the system one by one, so that the size of the process's address space tells who gives none back. */
 int sim_vmm_reserve(uint64_t *address, size_t bytes, size_t alignment, uint64_t hint, uint64_t flags)
 {
     (void)hint; /* a wish, which a driver may ignore */
     if (!address || !bytes || bytes % GRANULE || flags || (alignment & (alignment - 1)) || alignment > GRANULE)
         return INVALID_VALUE;
-    void *map = mmap(NULL, bytes + GRANULE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (map == MAP_FAILED)
+    uint64_t base = take_kept(bytes);
+    if (!base && !(base = reserve_anew(bytes)))
         return OUT_OF_MEMORY;
-    uint64_t begin = (uint64_t)(uintptr_t)map, base = round_up(begin, GRANULE);
-    if (base > begin)
-        munmap(map, base - begin);
-    munmap(pointer(base + bytes), begin + GRANULE - base);
     block_add((struct block){.base = base, .bytes = bytes, .kind = RESERVATION, .device = -1, .file = -1,
                              .mapping = -1});
     *address = base;
@@ -177,7 +214,9 @@ int sim_vmm_free(uint64_t address, size_t bytes)
     struct block *block = block_of_kind(address, RESERVATION);
     if (!block || block->base != address || block->bytes != bytes || anything_mapped(address, bytes))
         return INVALID_VALUE;
-    if (!fault_asks(KEEP))
+    if (fault_asks(RECYCLE))
+        keep_addresses(block->base, block->bytes);
+    else if (!fault_asks(KEEP))
         munmap(pointer(block->base), block->bytes);
     block_remove(block);
     return SUCCESS;

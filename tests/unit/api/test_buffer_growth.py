@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate, product
+from typing import Any
 
 import pytest
 
+from gpuipc_doctor.api import buffer_growth
 from gpuipc_doctor.api.buffer_growth import (
     FEWEST,
     BufferGrowth,
+    Outcome,
     equal_sizes,
     growing_sizes,
     held_by,
@@ -37,10 +41,104 @@ def with_small(number: int, first: float = END, each: float = 2 * MIB) -> list[f
 
 
 def test_all_kept_growing_buffers_are_counted() -> None:
-    assert ALL_KEPT.grows
-    assert ALL_KEPT.is_large
+    assert ALL_KEPT.rate.grows
+    assert ALL_KEPT.rate.is_large
     assert ALL_KEPT.at_least == pytest.approx(24, abs=1)
     assert followed_by(with_small(99)).at_least == pytest.approx(24 + 99, abs=1)
+
+
+FLAT, ONES = [0.0] * 24, [2.0 * MIB * n for n in range(24)]
+LOST = [4.0 * MIB * min(n, 15) for n in range(24)]
+"""Whole buffers are lost until two thirds of them are sent."""
+
+SLOW = [8.0 * MIB * (n // 5) for n in range(24)]
+"""One of five buffers is lost."""
+
+CYCLE = [END + 2.0 * MIB * n for n in range(1, 17)] + [32.0 * MIB] * 83
+"""A cache of 16 buffers, which the 99 small buffers fill."""
+
+CREEP = CYCLE[:16] + [32.0 * MIB + n // 8 * 2.0 * MIB for n in range(83)]
+"""The same, but one of eight buffers is lost in addition."""
+
+
+UNEVEN_SMALL = [MIB * ((n >= 54) * 4.0 + sum(n >= at for at in (58, 60, 66)) * 64) for n in range(99)]
+UNEVEN_CLIMB = [MIB * (6.0 * ((n >= 3) + (n >= 9)) + 60.0 * ((n >= 20) + (n >= 22))) for n in range(24)]
+
+BURSTS = [*FLAT[:15], *(MIB * more for more in (40.0, 40.0, 50.0, 140.0, 155.0, 155.0, 200.0, 235.0, 300.0))]
+"""What other processes take: it comes late, and not in equal parts."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "even"),
+    [
+        ({"used": FLAT}, True),
+        ({"used": BURSTS}, False),
+        ({"used": ONES}, True),
+        ({}, True),  # by the sizes, of which the first buffers have too little for even growth in bytes
+        ({"used": [4.0 * MIB * n for n in range(24)]}, True),  # in bytes
+        ({"used": SLOW}, True),
+        ({"used": FLAT, "small": with_small(99, 0.0)}, True),
+        ({"used": FLAT, "small": UNEVEN_SMALL}, False),
+        ({"used": UNEVEN_CLIMB, "sizes": [40 * MIB] * 24}, False),
+    ],
+)
+def test_growth_is_even_if_it_goes_on_in_all_parts_of_its_series(fields: dict[str, Any], even: bool) -> None:
+    assert replace(ALL_KEPT, **{"each": 2 * MIB, "apart": True, **fields}).is_even is even
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked", "outcome"),
+    [
+        ({"used": FLAT}, {}, Outcome.LEVEL),
+        ({"used": FLAT, "doubt": 5.0 * MIB}, {}, Outcome.HIDDEN),
+        ({"used": FLAT, "doubt": 3.0 * MIB}, {}, Outcome.LEVEL),
+        ({"doubt": 5.0 * MIB}, {}, Outcome.GROWS),
+        ({}, {}, Outcome.GROWS),
+        ({"doubt": 1.0}, {}, Outcome.GROWS),
+        ({"used": BURSTS, "doubt": 1.0}, {}, Outcome.UNEVEN),
+        ({"used": BURSTS}, {}, Outcome.GROWS),
+        ({"used": BURSTS[:23], "sizes": SIZES[:23], "doubt": 1.0}, {}, Outcome.UNEVEN),
+        ({"sizes": SIZES[:23], "used": ALL_KEPT.used[:23]}, {}, Outcome.TOO_FEW),
+        ({"sizes": SIZES[:23], "used": SLOW[:23]}, {}, Outcome.TOO_FEW),
+        ({"sizes": SIZES[:23], "used": FLAT[:23]}, {}, Outcome.LEVEL),
+        ({"sizes": SIZES[:23], "used": ALL_KEPT.used[:23]}, {"planned": 99}, Outcome.GROWS),
+        ({"sizes": [4 * MIB] * 23, "used": ALL_KEPT.used[:23]}, {}, Outcome.GROWS),
+        ({"used": SLOW}, {}, Outcome.CREEPS),
+        ({"used": LOST, "small": with_small(99, LOST[-1])}, {}, Outcome.LOSES_BUFFERS),
+        ({"used": LOST, "small": [LOST[-1]] * 99}, {}, Outcome.LEVEL),
+        ({"used": FLAT, "small": with_small(99, 0.0)}, {}, Outcome.CREEPS),
+        ({"small": CYCLE, "late": CYCLE[-1:]}, {"planned": 99}, Outcome.BOUNDED),
+        ({"small": CYCLE, "late": CYCLE[-1:]}, {"planned": 100}, Outcome.GROWS),
+        ({"small": CYCLE[:28], "late": CYCLE[-1:]}, {"decides": False}, Outcome.BOUNDED),
+        ({"small": CYCLE[:28], "late": [END]}, {}, Outcome.GROWS),
+        ({"small": CYCLE, "late": CYCLE[-1:], "apart": False}, {}, Outcome.GROWS),
+        ({"small": CREEP}, {}, Outcome.CREEPS),
+        ({"small": CREEP, "apart": False}, {}, Outcome.GROWS),
+        ({"small": [END * 1.0] * 99, "late": [END]}, {}, Outcome.STOPS),
+        ({"small": [END * 1.0] * 99, "late": [END]}, {"planned": 100}, Outcome.GROWS),
+        ({"used": [MIB * n for n in range(24)]}, {"decides": False}, Outcome.GROWS_A_LITTLE),
+        ({"used": [MIB * n for n in range(24)]}, {"decides": True}, Outcome.GROWS),
+        ({"used": ONES}, {"decides": False}, Outcome.GROWS),
+        ({}, {"allowed": 24}, Outcome.ALLOWED),
+        ({}, {"allowed": 23}, Outcome.GROWS),
+        ({}, {"allowed": 99, "planned": 99}, Outcome.GROWS),
+        ({"used": ONES}, {"allowed": 99}, Outcome.GROWS),  # 2 of 24 buffers were kept at least
+    ],
+)
+def test_outcome_is_the_first_that_the_measurements_show(
+    fields: dict[str, Any], asked: dict[str, Any], outcome: Outcome
+) -> None:
+    growth = replace(ALL_KEPT, each=2 * MIB, apart=True)
+    assert replace(growth, **fields).outcome(**asked) is outcome
+
+
+def test_parts_of_measurements_have_their_earlier_names() -> None:
+    assert (ALL_KEPT.grows, ALL_KEPT.steps, ALL_KEPT.bound) == (True, 23, None)  # as in 0.2.0
+    for measurement, names in buffer_growth._PARTS.items():
+        for name in names.split():
+            assert getattr(ALL_KEPT, name) == getattr(getattr(ALL_KEPT, measurement), name)
+    with pytest.raises(AttributeError, match="no attribute 'colour'"):
+        getattr(ALL_KEPT, "colour")  # noqa: B009
 
 
 @pytest.mark.parametrize(
@@ -64,7 +162,7 @@ def test_release_for_an_overlapping_buffer_does_not_hide_later_ones() -> None:
     over_the_first_ten = [used - sum(SIZES[: min(n, 10)]) for n, used in enumerate(with_small(99), 1)]
     kept = followed_by(over_the_first_ten).at_least
     assert 89 <= kept <= 14 + 99
-    assert followed_by(over_the_first_ten).bound is None
+    assert followed_by(over_the_first_ten).displacement.bound is None
 
 
 def test_leak_larger_than_the_buffers_counts_at_most_the_sent_ones() -> None:
@@ -86,7 +184,7 @@ def test_buffers_released_later_do_not_count_as_kept() -> None:
 def test_size_of_a_cache_that_replaced_large_buffers_is_the_rest() -> None:
     for kept in (1, 16, 64):
         gone = [used if n <= 8 else 2.0 * MIB * kept for n, used in enumerate(with_small(99))]
-        assert followed_by(gone).bound == kept * 2 * MIB
+        assert followed_by(gone).displacement.bound == kept * 2 * MIB
 
 
 def test_first_buffer_is_counted_in_blocks() -> None:
@@ -96,7 +194,7 @@ def test_first_buffer_is_counted_in_blocks() -> None:
     sent = costs + [2 * MIB] * 48
     used = [float(sum(sent[max(0, n - 16) : n])) for n in range(1, 61)]
     growth = BufferGrowth(sizes, used[:12], [0.0] * 4, used[12:], 2 * MIB, apart=True)
-    assert growth.bound == 16 * 2 * MIB
+    assert growth.displacement.bound == 16 * 2 * MIB
 
 
 @pytest.mark.parametrize(
@@ -108,8 +206,8 @@ def test_first_buffer_is_counted_in_blocks() -> None:
 )
 def test_release_at_a_reused_address_proves_no_bound(went: list[float]) -> None:
     """Open MPI's smcuda has no bound, but the check of 2239b7e reported 16 and 183 buffers."""
-    assert followed_by(went).bound is not None
-    assert followed_by(went, apart=False).bound is None
+    assert followed_by(went).displacement.bound is not None
+    assert followed_by(went, apart=False).displacement.bound is None
 
 
 @pytest.mark.parametrize("period", [2, 3, 5, 16, 33])
@@ -118,14 +216,14 @@ def test_saw_tooth_has_no_bound_and_does_not_stop(period: int, given_up: int) ->
     """Each buffer is kept, and every few of them an earlier one is released: Open MPI's smcuda."""
     tooth = [END + 2.0 * MIB * (n - n // period * given_up) for n in range(1, 129)]
     growth = followed_by(tooth, [tooth[-1] + 30.0 * MIB])
-    assert growth.bound is None
-    assert not growth.stops
+    assert growth.displacement.bound is None
+    assert not growth.displacement.stops
 
 
 @pytest.mark.parametrize("more", [0, 2 * MIB, 40 * MIB, -4 * MIB])
 def test_growth_without_releases_is_not_a_known_cache(more: int) -> None:
     """Small buffers may not use IPC, or a bound in bytes is not reached."""
-    assert followed_by([END + more] * 99).bound is None
+    assert followed_by([END + more] * 99).displacement.bound is None
 
 
 @pytest.mark.parametrize(
@@ -144,22 +242,24 @@ def test_growth_stops_if_neither_small_nor_large_buffers_add_memory(
     growing = replace(ALL_KEPT, used=[float(growth * MIB * n) for n in range(24)])
     flat = [growing.used[-1]] * 99
     ended = [] if late is None else [flat[-1] + late * MIB]
-    assert replace(growing, small=flat, each=2 * MIB, late=ended, apart=True).stops is stops
-    assert not replace(growing, small=flat, each=2 * MIB, late=ended, apart=False).stops
+    assert replace(growing, small=flat, each=2 * MIB, late=ended, apart=True).displacement.stops is stops
+    assert not replace(growing, small=flat, each=2 * MIB, late=ended, apart=False).displacement.stops
 
 
 def test_growth_with_releases_has_a_bound_and_does_not_stop() -> None:
     """After 44 small buffers, a cache of 12 large ones uses as much memory as before them."""
     went = [END + 2.0 * MIB * n for n in range(1, 21)]
     back = followed_by([*went, *[END + 2.0 * MIB] * 60], [END + 2.0 * MIB])
-    assert not back.stops
-    assert back.bound == END + 2 * MIB
+    assert not back.displacement.stops
+    assert back.displacement.bound == END + 2 * MIB
 
 
 def test_few_buffers_do_not_show_that_small_growth_stops() -> None:
     slow = replace(ALL_KEPT, used=[1.0 * MIB * n for n in range(24)])
-    assert slow.grows
-    assert not replace(slow, small=[24.0 * MIB] * 99, each=2 * MIB, late=[24.0 * MIB], apart=True).stops
+    assert slow.rate.grows
+    assert not replace(
+        slow, small=[24.0 * MIB] * 99, each=2 * MIB, late=[24.0 * MIB], apart=True
+    ).displacement.stops
 
 
 @pytest.mark.parametrize(
@@ -180,15 +280,15 @@ def test_buffers_are_apart_if_no_address_was_reused(
 
 
 def test_continuing_growth_has_no_known_bound() -> None:
-    assert followed_by(with_small(99, first=0.0)).bound is None
+    assert followed_by(with_small(99, first=0.0)).displacement.bound is None
 
 
 def test_growth_equal_to_the_control_is_no_growth() -> None:
     control = [8.0 * MIB * n for n in range(8)]
-    assert not BufferGrowth(SIZES, [8.0 * MIB * n for n in range(24)], control).grows
+    assert not BufferGrowth(SIZES, [8.0 * MIB * n for n in range(24)], control).rate.grows
     assert not BufferGrowth(
         SIZES, [40.0 * MIB * n for n in range(24)], [40.0 * MIB * n for n in range(8)]
-    ).is_large
+    ).rate.is_large
 
 
 @pytest.mark.parametrize(
@@ -202,7 +302,7 @@ def test_growth_equal_to_the_control_is_no_growth() -> None:
 )
 def test_driver_block_or_quarter_of_each_buffer_is_large(each: int, of: int, is_large: bool) -> None:
     growth = BufferGrowth([of] * 24, [float(each * n) for n in range(24)], QUIET)
-    assert (growth.grows, growth.is_large) == (True, is_large)
+    assert (growth.rate.grows, growth.rate.is_large) == (True, is_large)
 
 
 def test_growing_buffers_fit_the_room_and_are_never_too_few() -> None:
@@ -231,7 +331,7 @@ def test_growth_stated_as_detectable_on_a_plateau_is_detected(buffers: int) -> N
 
     def grows(each: int, phase: int) -> bool:
         used = [600.0 * MIB + (each * n + phase) // (2 * MIB) * 2 * MIB for n in range(buffers)]
-        return BufferGrowth([1], used, control).grows
+        return BufferGrowth([1], used, control).rate.grows
 
     phases = random.Random(buffers).sample(range(2 * MIB), 100)
     assert sum(grows(least, phase) for phase in phases) >= 99
@@ -243,7 +343,7 @@ def test_two_driver_blocks_at_any_time_are_no_growth(looked_at: int) -> None:
     third, step = range(looked_at), max(1, looked_at // 12)
     for first, second in product(range(0, looked_at, step), repeat=2):
         blocks = [2.0 * MIB * ((first <= n) + (second <= n)) for n in third]
-        assert not BufferGrowth([1], [0.0] * 2 * looked_at + blocks, [0.0] * looked_at).grows
+        assert not BufferGrowth([1], [0.0] * 2 * looked_at + blocks, [0.0] * looked_at).rate.grows
 
 
 GROWS = lasting([float(MIB * n) for n in range(24)])
@@ -270,3 +370,46 @@ def test_growth_is_attributed_to_the_process_that_holds_most_of_it(
         (EvidenceKind.HOLDER, "rank 1")
     ] * is_theirs
     assert held_by(outcome(records, ONE, ""), 0, GROWS) == []
+
+
+@pytest.mark.parametrize(
+    ("control", "pace", "alone"),
+    [(0.0, 10.0, 0.0), (0.5, 1.0, 0.5), (0.5, 10.0, 5.0), (-0.5, 10.0, -0.5)],
+)
+def test_growth_of_the_control_counts_by_the_time_of_an_iteration(
+    control: float, pace: float, alone: float
+) -> None:
+    quiet = [control * MIB * n for n in range(8)]
+    measured = replace(ALL_KEPT, control=quiet, pace=pace)
+    assert measured.rate.without_messages == alone * MIB
+    assert measured.rate.large == max(alone, 0) * MIB + 2 * MIB
+    assert replace(measured, used=SLOW).rises.climb == (0.0 if alone > 0 else 1.5 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("used", "may_grow"), [(FLAT, False), ([0.0] + [5.0 * MIB] * 23, True), ([0.0] + [4.0 * MIB] * 23, False)]
+)
+def test_small_buffers_are_sent_if_used_memory_is_higher_than_at_first(
+    used: list[float], may_grow: bool
+) -> None:
+    assert replace(ALL_KEPT, used=used).may_grow is may_grow
+
+
+@pytest.mark.parametrize(
+    ("tail", "creep", "levels_off", "counts_bytes"),
+    [
+        (lambda n: 0, 0.0, True, True),
+        (lambda n: n % 2 * n * 0.5, 0.0, False, False),  # the minimum stays
+        (lambda n: n * 0.02 + n % 2 * n * 0.5, 0.0, False, False),  # it rises by less than the noise
+        (lambda n: n * 0.25 + n % 2 * n * 0.25, 0.25, False, False),
+        (lambda n: (n > 100) * 10, 0.0, False, True),  # once
+        (lambda n: -10 * (n % 20 == 0), 0.0, True, False),  # it was emptied
+    ],
+)
+def test_small_buffers_show_what_is_lost_and_whether_a_cache_counts_bytes(
+    tail: Callable[[int], float], creep: float, levels_off: bool, counts_bytes: bool
+) -> None:
+    after_large = [32.0 * MIB + tail(n) * MIB for n in range(183)]
+    seen = followed_by([*CYCLE[:16], *after_large], [max(after_large)]).displacement
+    assert seen.creep == pytest.approx(creep * MIB, rel=0.25)
+    assert (seen.levels_off, seen.counts_bytes) == (levels_off, counts_bytes)

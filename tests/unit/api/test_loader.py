@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
+from gpuipc_doctor.api.loader import LoadedCheck
 
 CHECK = """
 from gpuipc_doctor.api import Check
@@ -55,22 +55,7 @@ def test_broken_check_file_is_reported_with_its_line(tmp_path: Path, text: str, 
     assert broken.reason.startswith(f"{file}{says}")
 
 
-@pytest.mark.parametrize("supplies", ["devices", "mpi", "ranks"])
-def test_survey_is_the_only_built_in_check_that_supplies_it(supplies: str) -> None:
-    loaded = [item for item in loader.load() if isinstance(item, LoadedCheck)]
-    found = [(item.check.id, item.file) for item in loaded if item.check.supplies == supplies]
-    assert found == [loader.survey(supplies)]
-
-
-def test_every_survey_is_found_by_what_it_supplies() -> None:
-    loaded = [item.check for item in loader.load() if isinstance(item, LoadedCheck)]
-    assert {check.supplies for check in loaded} == {"", "devices", "mpi", "ranks"}
-
-
-def test_check_of_a_site_cannot_be_a_survey(tmp_path: Path) -> None:
-    file = tmp_path / "own.py"
-    text = loader.survey("devices").file.read_text("utf-8")
-    file.write_text(text.replace('id = "driver-init"', 'id = "own"'))
-    item = loader.load_file(file)
-    assert isinstance(item, BrokenCheck)
-    assert item.reason == f"{file}: only a built-in check can supply 'devices'"
+def test_checks_that_the_package_names_are_built_in() -> None:
+    loaded = {item.check.id: item.file for item in loader.load() if isinstance(item, LoadedCheck)}
+    assert {loader.survey(word) for word in loader.SURVEYS} <= set(loaded.items())
+    assert loader.VERSIONS in loaded

@@ -55,7 +55,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "worker/stem.py": "read_bytes",
     },
     "the package's own files, and checks that are imported anyway": {
-        "api/loader.py": "read_text",
         "worker/backends/kernel_sources.py": "read_text",
         "cli/schema.py": "read_text",
         "histories/c_program.py": "read_text",

@@ -8,11 +8,13 @@ from random import Random
 
 import pytest
 
-from gpuipc_doctor.histories.message_generator import REPEATS, Generator
+from gpuipc_doctor.histories.message_draws import REPEATS
+from gpuipc_doctor.histories.message_generator import Generator
 from gpuipc_doctor.histories.message_layouts import LAYOUTS
 from gpuipc_doctor.histories.message_memories import KINDS as MEMORIES
 from gpuipc_doctor.histories.message_model import GROUP_CALLS as GROUP_OPERATIONS
-from gpuipc_doctor.histories.message_model import OF_ALL, Model, Receive, case_of, legal
+from gpuipc_doctor.histories.message_model import OF_ALL, RULES, Model, Receive, case_of, legal
+from gpuipc_doctor.histories.message_performer import ACTS
 from gpuipc_doctor.histories.message_steps import SENTENCES, step
 from gpuipc_doctor.histories.mpi_library_limits import DERIVED, GROUP_CALLS, SELF
 from gpuipc_doctor.histories.operations import MPI, History, Operation, ProcessPlan
@@ -124,7 +126,7 @@ def test_group_calls_leave_all_other_operations_of_a_seed_as_they_are() -> None:
 
 
 def test_model_has_every_operation() -> None:
-    assert set(SENTENCES) > OF_ALL
+    assert set(SENTENCES) == set(RULES) == set(ACTS) > OF_ALL
 
 
 HISTORY = History("cuda", {number: ProcessPlan() for number in (1, 2, 3)}, check=MPI)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -31,7 +32,7 @@ DEVICES = tuple(
 MPI_CHECKS = [
     item.check.id
     for item in loader.load()
-    if isinstance(item, LoadedCheck) and item.check.needs_mpi and not item.check.supplies
+    if isinstance(item, LoadedCheck) and item.check.needs_mpi and item.check.id != loader.survey("ranks").id
 ]
 
 
@@ -392,16 +393,16 @@ def test_contexts_in_soak_are_like_an_applications(tier: Tier, concurrent: set[s
     assert planned.probe.concurrent == concurrent
 
 
-def test_equal_shared_probes_of_checks_have_one_run(tmp_path: Path) -> None:
-    body = "yield Probe('', {'a': role}, ctx.devices[:1], {'n': 1}, shared=True)"
+def test_equal_probes_of_different_checks_have_one_run(tmp_path: Path) -> None:
+    body = "yield Probe('', {'a': role}, ctx.devices[:1], {'n': 1})"
     item = load(OWN_CHECK.format(body=body), tmp_path)
     assert isinstance(item, LoadedCheck)
     first = plan_probes(item).probes[0]
-    again = replace(first, number=first.number + 1)
+    again = replace(first, number=first.number + 1, check=copy(item.check))
     other = replace(again, number=7, probe=replace(first.probe, params={"n": 2}))
-    unshared = replace(again, number=8, probe=replace(first.probe, shared=False))
+    same_check = replace(first, number=8)
     later = replace(again, number=9, repetition=2)
-    assert sharing([first, again, other, unshared, later]) == {first.number: [again]}
+    assert sharing([first, again, other, same_check, later]) == {first.number: [again]}
 
 
 @pytest.mark.parametrize(

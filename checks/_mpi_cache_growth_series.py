@@ -1,0 +1,101 @@
+"""Used memory as growth of buffers: from a rank's readings, and from the records of both ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuipc_doctor.api import Json, Ledger, ProbeOutcome, Reading, account
+from gpuipc_doctor.api.buffer_growth import BufferGrowth, Outcome, share_no_address
+from gpuipc_doctor.api.trend import last_third
+
+from ._mpi_cache_growth_buffers import SMALL
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGrowth:
+    """Growth of the memory of one device: the device of ``role``, or of both ranks."""
+
+    done: ProbeOutcome
+    place: int
+    """Index of the device."""
+    role: str
+    growth: BufferGrowth
+
+    @property
+    def where(self) -> str:
+        return f"on the {self.role}'s device" if len(self.done.devices) > 1 else "on the device of both ranks"
+
+    @property
+    def outcome(self) -> Outcome:
+        params = self.done.params
+        return self.growth.outcome(params["small"], params["bounded_to"] or 0, decides=params["decides"])
+
+    @property
+    def bound(self) -> float | None:
+        """Bytes of a bounded cache; None if no bound was seen, or not all buffers were sent."""
+        return self.growth.displacement.bound if self.growth.is_complete(self.done.params["small"]) else None
+
+
+def growth_so_far(
+    ledger: Ledger,
+    sizes: Sequence[int],
+    used: Sequence[Reading],
+    control: Sequence[Reading],
+    held: Sequence[Sequence[int | None]],
+) -> BufferGrowth:
+    """Growth until now: of this process if used memory moves by itself and the driver counts processes."""
+    idle = ledger.idle
+    if idle.moves and (ours := add_up_processes(held)):
+        return BufferGrowth(sizes, ours, [0.0] * len(control))
+    steady, quiet = (idle.without(each, [reading.at for reading in each]) for each in (used, control))
+    seconds = (used[-1].at - used[0].at) * len(last_third(used)) / len(used)
+    return BufferGrowth(sizes, steady, quiet, doubt=idle.change_within(seconds)[1])
+
+
+def measure_devices(done: ProbeOutcome) -> list[DeviceGrowth]:
+    """Growth of each device. If both ranks share a device, both have the same growth."""
+    roles = list(done.records)[: len(done.devices)]
+    return [DeviceGrowth(done, place, role, measure(done, place, role)) for place, role in enumerate(roles)]
+
+
+def measure(done: ProbeOutcome, place: int, role: str) -> BufferGrowth:
+    """Growth of the device at this ``place``, from the records of ``role``. If used memory moves by itself
+    and the driver counts processes, it is that of both ranks' processes."""
+    record, ranks = done.records[role], done.records.values()
+    idle = account(record).idle
+    used = idle.without([*record["used"], *record.get("then", [])], record.get("at", []))
+    control = idle.without(record["control"], record.get("control_at", []))
+    doubt = idle.change_within(record["seconds"] * len(last_third(record["used"])))[1]
+    held = add_up_processes(usage_on_device(rank, place) for rank in ranks)
+    if idle.moves and held:
+        used, control, doubt = held, [0.0] * len(control), 0.0
+    large, small = len(record["used"]), done.params["small"]
+    follow = [(rank["follow"], rank["freed"]) for rank in ranks if "follow" in rank]
+    return BufferGrowth(
+        record["sizes"],
+        used[:large],
+        control,
+        small=used[large:][:small],
+        each=SMALL,
+        late=used[large:][small:],
+        apart=all(share_no_address(buffers, freed) for buffers, freed in follow),
+        pace=max(1.0, record["seconds"] / record["seconds_control"]),
+        doubt=doubt,
+    )
+
+
+def usage_on_device(rank: Mapping[str, Json], place: int) -> list[int | None]:
+    """Usage of a rank's process of one device, after each buffer, large and small."""
+    then = rank["then_held"][place] if "then_held" in rank else []
+    return [*rank["held"][place], *then]
+
+
+def add_up_processes(series: Iterable[Sequence[int | None]]) -> list[float]:
+    """The sum of these series of processes' usage; empty if the driver does not report it."""
+    sums = list[float]()
+    for usages in zip(*series, strict=True):
+        if None in usages:
+            return []
+        sums.append(float(sum(map(int, filter(None, usages)))))
+    return sums
