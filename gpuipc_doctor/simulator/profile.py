@@ -359,9 +359,9 @@ def _mpi_fault(stated: Json) -> Mapping[str, str | int]:
         **table(FAULTS)["mpi-call"],
         **_with_sizes(stated),
         **{name: int(stated.get(name, False)) for name in ("overlapped", "elsewhere", "thread")},
-        "in_place": int(stated.get("in-place", False)),
     }
-    fault.pop("in-place", None)
+    for name in ("in-place", "zero-count", "negative-bound"):
+        fault[name.replace("-", "_")] = int(fault.pop(name, False))
     if "cured-by" in stated:
         fault["variable"], _, fault["value"] = stated["cured-by"].partition("=")
         del fault["cured-by"]

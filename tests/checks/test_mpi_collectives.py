@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Context, Finding, Json, Probe
-from gpuipc_doctor.histories.message_memories import DEVICE, KINDS, PINNED, POOL, VMM
+from gpuipc_doctor.histories.message_memories import DEVICE, KINDS, PINNED, POOL, STRADDLING, VMM
 from gpuipc_doctor.histories.mpi_library_limits import unsupported_calls, unsupported_memory
 from gpuipc_doctor.model import Ending, MemoryShare, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
@@ -139,6 +139,26 @@ def test_each_call_is_made_in_each_memory_and_every_way() -> None:
     assert max(case.nbytes for case in made if case.call == "MPI_Allreduce") > 32 << 20
     assert max(case.nbytes for case in made if case.form == calls.DERIVED) > 64 << 10
     assert {case.root for case in made if case.call == "MPI_Bcast"} == {0, 1, 2, 3}
+    assert of >= {(call, calls.AGAIN) for call in calls.CAN_BE_AGAIN}
+    assert of >= {(call, calls.FLUSH_LOCAL) for call in calls.CAN_BE_FLUSHED_LOCALLY}
+    assert of >= {(call, calls.NEGATIVE) for call in calls.CAN_BE_DERIVED}
+    for call in (*calls.COLLECTIVES, *calls.NONBLOCKING):
+        assert max(case.nbytes // 8 for case in made if case.call == call) > 65_536
+
+
+@pytest.mark.parametrize("call", ["MPI_Alltoallv", "MPI_Gatherv", "MPI_Reduce_scatter"])
+def test_counts_are_zero_in_some_cases_and_in_others_never(call: str) -> None:
+    (probe,) = plan(ID, gpu(0))
+    calls = module().calls
+    made = [case for case in cases(probe) if case.call == call and case.memory == DEVICE]
+    pairs = [(sender, receiver) for sender in range(4) for receiver in range(4)]
+    assert {min(calls.segments_between(case, *pair) for pair in pairs) for case in made} == {0, 1}
+
+
+@pytest.mark.parametrize(("backend", "cannot"), [("hip", (VMM, STRADDLING)), ("cuda", ())])
+def test_ucx_does_not_share_vmm_memory_of_amd_gpus(backend: str, cannot: tuple[str, ...]) -> None:
+    stack = replace(_stack(), ucx="1.23.0", has_gpu_path=True)
+    assert unsupported_memory(stack, backend) == cannot
 
 
 @pytest.mark.parametrize(

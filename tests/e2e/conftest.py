@@ -44,6 +44,20 @@ def cuda_ucx() -> dict[str, str]:
     return {"LD_LIBRARY_PATH": libraries, "UCX_MODULE_DIR": f"{packages}/libucx/lib/ucx"}
 
 
+UCX_SETTINGS = {
+    "mpich50": {"MPIR_CVAR_CH4_NETMOD": "ucx", "MPIR_CVAR_NOLOCAL": "1"},
+    "openmpi": {"OMPI_MCA_pml": "ucx"},
+}
+"""Variables that make a library send device memory through a UCX with CUDA."""
+
+
+def prefix_and_variables(library: str, backend: str) -> tuple[str, dict[str, str]]:
+    """Prefix of a library, such as ``openmpi`` or ``openmpi-ucx``, and its variables for device memory."""
+    name = library.removesuffix("-ucx")
+    over_ucx = {**cuda_ucx(), **UCX_SETTINGS[name]} if name != library else {}
+    return name, {"I_MPI_OFFLOAD": "1" if backend == "cuda" else "0", **over_ucx}
+
+
 def evidence(finding: Mapping[str, Any]) -> list[str]:
     """The lines of evidence of a finding in a JSON report."""
     return [item["line"] for item in finding["evidence"]]

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import FEW_MESSAGES, SMALL_SHARE, Command, evidence
-from tests.e2e.test_mpi_libraries import cuda_ucx
+from tests.e2e.conftest import FEW_MESSAGES, SMALL_SHARE, UCX_SETTINGS, Command, cuda_ucx, evidence
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("resting")]
 
@@ -185,13 +184,6 @@ def test_leak_is_followed_up_to_the_memory_limit(findings: Any, node_with: Any) 
     growing_and_ipc_off = [number for number in sent if number != 76]  # of one size
     assert len(growing_and_ipc_off) == 2
     assert all(14 < number < 40 for number in growing_and_ipc_off), sent  # of 47
-
-
-UCX_SETTINGS = {
-    "mpich50": {"MPIR_CVAR_CH4_NETMOD": "ucx", "MPIR_CVAR_NOLOCAL": "1"},
-    "openmpi": {"OMPI_MCA_pml": "ucx"},
-}
-"""Variables that make a library send device memory through a UCX with CUDA."""
 
 
 def under(first: str) -> pytest.MarkDecorator:

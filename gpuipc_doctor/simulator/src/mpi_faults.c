@@ -57,7 +57,7 @@ enum call {
 static const char *const effects[] = {"hang",  "abort",           "segv",        "leak",           "corrupt-byte", "corrupt-guard",
                                       "stale", "leak-descriptor", "leak-thread", "leak-addresses", "leak-host",
                                       "wrong-source", "wrong-count", "ignore-error", "corrupt-gap", "swap", "corrupt-last",
-                                      "error", "lose", "late", NULL};
+                                      "error", "lose", "late", "early", "not-atomic", "corrupt-first", "old-copy", NULL};
 enum effect {
     HANG = 1 << 0,
     ABORT = 1 << 1,
@@ -79,7 +79,14 @@ enum effect {
     ERROR = 1 << 17,
     LOSE = 1 << 18,
     LATE = 1 << 19,
+    EARLY = 1 << 20,
+    NOT_ATOMIC = 1 << 21,
+    CORRUPT_FIRST = 1 << 22,
+    OLD_COPY = 1 << 23,
 };
+
+/* What a fault may ask of a call's arguments. */
+enum shape { IN_PLACE = 1 << 0, ZERO_COUNT = 1 << 1, NEGATIVE_BOUND = 1 << 2 };
 
 static const char *const places[] = {"any", "device", "host", "pool", "vmm", "pinned", NULL};
 enum place { ANYWHERE, DEVICE, HOST, POOL, VMM, PINNED };
@@ -107,7 +114,7 @@ struct fault {
     unsigned nth, from, every, until, calls_made;
     unsigned outstanding; /* only while so many receives are posted */
     int elsewhere; /* only in communicators that are not the world's */
-    int in_place;  /* only in place */
+    unsigned shape; /* only with such arguments */
     int thread;    /* only in a thread other than the process's first */
     unsigned idle; /* only after so many milliseconds without a call that is counted here */
 };
@@ -126,19 +133,21 @@ static int own_rank;
 static void read_fault(const char *line)
 {
     char call[32], effect[32], memory[32], level[32], variable[64], value[64];
+    int in_place, zero_count, negative_bound;
     if (fault_count == MAX_FAULTS)
         refuse(line, "one fault too many");
     struct fault *fault = &faults[fault_count];
     int read = sscanf(line,
                       "fault call=%31s do=%31s memory=%31s rank=%d min=%lu max=%lu bytes=%lu keeps=%u nth=%u "
                       "from=%u every=%u until=%u log=%31s variable=%63s value=%63s overlapped=%d "
-                      "outstanding=%u elsewhere=%d in_place=%d thread=%d idle=%u",
+                      "outstanding=%u elsewhere=%d in_place=%d zero_count=%d negative_bound=%d thread=%d idle=%u",
                       call, effect, memory, &fault->rank, &fault->min, &fault->max, &fault->bytes,
                       &fault->keeps, &fault->nth, &fault->from, &fault->every, &fault->until, level, variable, value,
-                      &fault->overlapped, &fault->outstanding, &fault->elsewhere, &fault->in_place, &fault->thread,
-                      &fault->idle);
-    if (read != 21)
+                      &fault->overlapped, &fault->outstanding, &fault->elsewhere, &in_place, &zero_count, &negative_bound,
+                      &fault->thread, &fault->idle);
+    if (read != 23)
         refuse(line, "not a fault");
+    fault->shape = (in_place ? IN_PLACE : 0) | (zero_count ? ZERO_COUNT : 0) | (negative_bound ? NEGATIVE_BOUND : 0);
     if (fault->keeps && !(fault->kept = calloc(fault->keeps, sizeof *fault->kept)))
         refuse(line, "no memory");
     const char *set = getenv(variable);
@@ -247,6 +256,23 @@ static bool is_on_device(const void *address)
     size_t bytes;
     return ask_driver("cuMemGetAddressRange_v2", "hipMemGetAddressRange", &base, (uintptr_t)&bytes,
                       (uintptr_t)address);
+}
+
+/* Where the first byte of a message of this type lies, from the buffer's address on. */
+static intptr_t first_byte(handle type)
+{
+    int (*extent_of)(handle, intptr_t *, intptr_t *) = ONCE(demand, "PMPI_Type_get_true_extent");
+    intptr_t begin = 0, extent = 0;
+    extent_of(type, &begin, &extent);
+    return begin;
+}
+
+static unsigned shape_of_type(handle type)
+{
+    int (*extent_of)(handle, intptr_t *, intptr_t *) = ONCE(demand, "PMPI_Type_get_extent");
+    intptr_t begin = 0, extent = 0;
+    extent_of(type, &begin, &extent);
+    return begin < 0 ? NEGATIVE_BOUND : 0;
 }
 
 /* Whether an address is where a fault strikes. What NULL is, nobody asks. */
@@ -456,6 +482,7 @@ static struct posted {
     uint64_t bytes;
     handle comm;
     bool is_collective; /* its faults were those of the call that began it */
+    void *former;       /* the buffer's content before that call, for a fault that withholds the result */
     struct asked asked;
 } posted[MAX_POSTED];
 
@@ -485,13 +512,60 @@ static uint64_t idle_ms(void)
     return since;
 }
 
+/* What a call delivered, if a fault asks that the caller sees it only at the next call. */
+enum { MAX_WITHHELD = 64 };
+static struct withheld {
+    void *buffer, *data;
+    uint64_t bytes, allocation;
+} withheld[MAX_WITHHELD];
+static int withheld_count;
+
+/* A copy of memory; the caller frees it. */
+static void *copy_of(const void *buffer, uint64_t bytes)
+{
+    void *copy = malloc(bytes + 1);
+    if (!copy)
+        refuse("MPI fault", "no memory");
+    return memcpy(copy, buffer, bytes);
+}
+
+/* The number of the allocation at an address; 0 if there is none. */
+static uint64_t allocation_at(const void *address)
+{
+    enum { BUFFER_ID = 7 };
+    uint64_t id = 0;
+    ask_driver("cuPointerGetAttribute", "hipPointerGetAttribute", &id, BUFFER_ID, (uintptr_t)address);
+    return id;
+}
+
+/* Give a buffer its former content until the next call; frees that content. */
+static void withhold(void *buffer, void *former, uint64_t bytes)
+{
+    if (withheld_count < MAX_WITHHELD) {
+        withheld[withheld_count++] = (struct withheld){buffer, copy_of(buffer, bytes), bytes, allocation_at(buffer)};
+        memcpy(buffer, former, bytes);
+    }
+    free(former);
+}
+
+static void deliver_withheld(void)
+{
+    for (int i = 0; i < withheld_count; i++) {
+        if (withheld[i].allocation && allocation_at(withheld[i].buffer) == withheld[i].allocation)
+            memcpy(withheld[i].buffer, withheld[i].data, withheld[i].bytes);
+        free(withheld[i].data);
+    }
+    withheld_count = 0;
+}
+
 /* What the faults do before the real call; returns the effects on what it delivers. */
-static struct asked before_placed(enum call call, const void *buffer, uint64_t bytes, handle comm, bool in_place)
+static struct asked before_shaped(enum call call, const void *buffer, uint64_t bytes, handle comm, unsigned shape)
 {
     struct asked asked = {0};
+    deliver_withheld();
     uint64_t idle = idle_ms();
     for (struct fault *fault = faults; fault < faults + fault_count; fault++) {
-        if ((fault->in_place && !in_place) || fault->idle > idle)
+        if (fault->shape & ~shape || fault->idle > idle)
             continue;
         if (!concerns(fault, call, buffer, bytes, comm) || !occurs(fault))
             continue;
@@ -505,7 +579,7 @@ static struct asked before_placed(enum call call, const void *buffer, uint64_t b
 
 static struct asked before(enum call call, const void *buffer, uint64_t bytes, handle comm)
 {
-    return before_placed(call, buffer, bytes, comm, false);
+    return before_shaped(call, buffer, bytes, comm, 0);
 }
 
 /* The last message of each size, for those that are delivered again in place of a later one. */
@@ -645,6 +719,8 @@ static int arrived(int code, struct asked asked, void *buffer, int64_t count, ha
     if (!code) {
         uint64_t bytes = bytes_of(count, type);
         after(asked, buffer, bytes);
+        if (bytes && asked.effects & CORRUPT_FIRST)
+            ((unsigned char *)buffer)[first_byte(type)] += 0x10;
         if (bytes && asked.effects & CORRUPT_GAP)
             corrupt_gap(buffer, count, type);
         misstate(asked, status, bytes);
@@ -719,7 +795,7 @@ EXPORT int MPI_Sendrecv_c(const void *buffer, int64_t count, handle type, int to
     sendrecv_c_call *wide = ONCE(look_up, "PMPI_Sendrecv_c");
     sendrecv_call *plain = ONCE(demand, "PMPI_Sendrecv");
     uint64_t bytes = bytes_of(room, into_type);
-    struct asked asked = before(SENDRECV, into, bytes, comm);
+    struct asked asked = before_shaped(SENDRECV, into, bytes, comm, shape_of_type(into_type));
     int code = wide ? wide(buffer, count, type, to, tag, into, room, into_type, from, from_tag, comm, status)
                     : plain(buffer, narrow(count), type, to, tag, into, narrow(room), into_type, from, from_tag, comm,
                             status);
@@ -778,6 +854,8 @@ static void end_waiting(struct posted **received, int count, bool arrived)
     for (int i = 0; i < count; i++) {
         if (arrived)
             after(received[i]->asked, received[i]->buffer, received[i]->bytes);
+        if (received[i]->former)
+            withhold(received[i]->buffer, received[i]->former, received[i]->bytes);
         received[i]->request = 0;
     }
 }

@@ -56,7 +56,8 @@ static int code_of(int code, struct asked asked)
     })
 
 /* A request's result is changed, if faults ask for it, when it has been waited for. */
-static void change_when_done(uint64_t request, struct asked asked, void *target, uint64_t bytes, handle comm)
+static void change_when_done(uint64_t request, struct asked asked, void *target, uint64_t bytes, handle comm,
+                             void *former)
 {
     if (!asked.effects)
         return;
@@ -64,11 +65,49 @@ static void change_when_done(uint64_t request, struct asked asked, void *target,
     struct posted *entry = posted_as(request);
     entry->is_collective = true;
     entry->asked = asked;
+    entry->former = former;
+}
+
+/* As a library that reads device memory through a host copy, and makes that copy at the first call only: for the
+ * time of this call, the rank's own data are those of the first call with this address, size and allocation. */
+struct staged {
+    void *own, *data;
+    uint64_t bytes;
+};
+
+static struct staged stage(struct asked asked, const void *own, uint64_t bytes)
+{
+    enum { COPIES = 256 };
+    static struct copy {
+        const void *own;
+        uint64_t bytes, id;
+        void *data;
+    } copies[COPIES];
+    static int count;
+    if (!(asked.effects & OLD_COPY) || !bytes || !own || is_in_place(own))
+        return (struct staged){0};
+    uint64_t id = allocation_at(own);
+    for (int i = 0; i < count; i++)
+        if (copies[i].own == own && copies[i].bytes == bytes && copies[i].id == id) {
+            struct staged staged = {(void *)(uintptr_t)own, copy_of(own, bytes), bytes};
+            memcpy(staged.own, copies[i].data, bytes);
+            return staged;
+        }
+    if (count < COPIES)
+        copies[count++] = (struct copy){own, bytes, id, copy_of(own, bytes)};
+    return (struct staged){0};
+}
+
+static void end_of_stage(struct staged staged)
+{
+    if (staged.data)
+        memcpy(staged.own, staged.data, staged.bytes);
+    free(staged.data);
 }
 
 /* A collective: `result` and `bytes_here` are what it delivers to this rank, `own` is its own data, for a rank that
  * gets nothing. `then` is done with `target`, `delivered` and `asked` if the call has succeeded. */
-#define COLLECTIVE(name, call, own, result, bytes_here, parameters, wide, narrowed, then)                              \
+#define COLLECTIVE(name, call, own, result, bytes_here, shape, parameters, wide, narrowed, then)                       \
     EXPORT int MPI_##name##_c(parameters(int64_t))                                                                     \
     {                                                                                                                  \
         int (*wide_call)(parameters(int64_t)) = ONCE(look_up, "PMPI_" #name "_c");                                     \
@@ -76,18 +115,25 @@ static void change_when_done(uint64_t request, struct asked asked, void *target,
         unsigned char *target = (unsigned char *)(uintptr_t)(result);                                                  \
         uint64_t delivered = target ? (bytes_here) : 0;                                                                \
         struct asked asked =                                                                                           \
-            before_placed(call, target ? target : (own), delivered, comm, is_in_place(own) || is_in_place(result));    \
+            before_shaped(call, target ? target : (own), delivered, comm,                                              \
+                          (shape) | (is_in_place(own) || is_in_place(result) ? IN_PLACE : 0));                         \
+        struct staged staged = stage(asked, (own) == target ? NULL : (own), delivered);                                \
+        void *former = asked.effects & EARLY && target ? copy_of(target, delivered) : NULL;                            \
         int code = wide_call ? wide_call wide : plain_call narrowed;                                                   \
+        end_of_stage(staged);                                                                                          \
         if (!code)                                                                                                     \
             then;                                                                                                      \
         return code_of(code, asked);                                                                                   \
     }
 
 #define BLOCKING(name, call, own, result, bytes_here, parameters, wide, narrowed)                                      \
-    COLLECTIVE(name, call, own, result, bytes_here, parameters, wide, narrowed, after(asked, target, delivered))
+    BLOCKING_SHAPED(name, call, own, result, bytes_here, 0, parameters, wide, narrowed)
+#define BLOCKING_SHAPED(name, call, own, result, bytes_here, shape, parameters, wide, narrowed)                        \
+    COLLECTIVE(name, call, own, result, bytes_here, shape, parameters, wide, narrowed,                                 \
+               (after(asked, target, delivered), former ? withhold(target, former, delivered) : (void)0))
 #define NONBLOCKING(name, call, own, result, bytes_here, parameters, wide, narrowed)                                   \
-    COLLECTIVE(name, call, own, result, bytes_here, parameters, wide, narrowed,                                        \
-               change_when_done(request_at(request, 0), asked, target, delivered, comm))
+    COLLECTIVE(name, call, own, result, bytes_here, 0, parameters, wide, narrowed,                                     \
+               change_when_done(request_at(request, 0), asked, target, delivered, comm, former))
 
 /* int counts are passed on as wide ones, which BLOCKING narrows again where the library has no wide call. */
 #define PLAIN(name, parameters, arguments)                                                                             \
@@ -166,14 +212,24 @@ PLAIN(Ialltoall, IEXCHANGE, (from, count, type, to, to_count, to_type, comm, req
 
 /* Those with an array of counts: int arrays go to the plain call as they are. */
 
-#define WITH_ARRAYS(name, call, own, result, bytes_here, parameters, plain, wide, narrowed)                            \
-    BLOCKING(name, call, own, result, bytes_here, parameters, wide, narrowed)                                          \
+#define SHAPE_OF(counts, comm)                                                                                         \
+    ({                                                                                                                 \
+        __typeof__(counts) array = (counts);                                                                           \
+        unsigned shape_of_counts = 0;                                                                                  \
+        for (int i = 0; array && i < ranks_of(comm); i++)                                                              \
+            shape_of_counts |= array[i] ? 0 : ZERO_COUNT;                                                              \
+        shape_of_counts;                                                                                               \
+    })
+
+#define WITH_ARRAYS(name, call, own, result, counted, bytes_here, parameters, plain, wide, narrowed)                   \
+    BLOCKING_SHAPED(name, call, own, result, bytes_here, SHAPE_OF(counted, comm), parameters, wide, narrowed)          \
     EXPORT int MPI_##name(parameters(int))                                                                             \
     {                                                                                                                  \
         int (*real)(parameters(int)) = ONCE(demand, "PMPI_" #name);                                                    \
         unsigned char *target = (unsigned char *)(uintptr_t)(result);                                                  \
         uint64_t delivered = target ? (bytes_here) : 0;                                                                \
-        struct asked asked = before_placed(call, target ? target : (own), delivered, comm, is_in_place(own));          \
+        unsigned shape = (is_in_place(own) ? IN_PLACE : 0) | SHAPE_OF(counted, comm);                                  \
+        struct asked asked = before_shaped(call, target ? target : (own), delivered, comm, shape);                     \
         int code = real plain;                                                                                         \
         if (!code)                                                                                                     \
             after(asked, target, delivered);                                                                           \
@@ -195,26 +251,26 @@ PLAIN(Ialltoall, IEXCHANGE, (from, count, type, to, to_count, to_type, comm, req
     const void *from, const n *counts, const n *places_from, handle type, void *to, n to_count, handle to_type,        \
         int root, handle comm
 
-WITH_ARRAYS(Allgatherv, ALLGATHERV, from, to, bytes_of(SUM_OF(to_counts, comm), to_type), GATHEREDV_BY_ALL,
+WITH_ARRAYS(Allgatherv, ALLGATHERV, from, to, to_counts, bytes_of(SUM_OF(to_counts, comm), to_type), GATHEREDV_BY_ALL,
             (from, count, type, to, to_counts, places_to, to_type, comm),
             (from, count, type, to, to_counts, places_to, to_type, comm),
             (from, narrow(count), type, to, narrow_all(to_counts, comm), narrow_all(places_to, comm), to_type, comm))
-WITH_ARRAYS(Scatterv, SCATTERV, from, is_in_place(to) ? NULL : to, bytes_of(to_count, to_type), FROM_ROOTV,
+WITH_ARRAYS(Scatterv, SCATTERV, from, is_in_place(to) ? NULL : to, from ? counts : NULL, bytes_of(to_count, to_type), FROM_ROOTV,
             (from, counts, places_from, type, to, to_count, to_type, root, comm),
             (from, counts, places_from, type, to, to_count, to_type, root, comm),
             (from, from ? narrow_all(counts, comm) : NULL, from ? narrow_all(places_from, comm) : NULL, type, to,
              narrow(to_count), to_type, root, comm))
-WITH_ARRAYS(Alltoallv, ALLTOALLV, from, to, bytes_of(SUM_OF(to_counts, comm), to_type), EXCHANGEV,
+WITH_ARRAYS(Alltoallv, ALLTOALLV, from, to, to_counts, bytes_of(SUM_OF(to_counts, comm), to_type), EXCHANGEV,
             (from, counts, places_from, type, to, to_counts, places_to, to_type, comm),
             (from, counts, places_from, type, to, to_counts, places_to, to_type, comm),
             (from, narrow_all(counts, comm), narrow_all(places_from, comm), type, to, narrow_all(to_counts, comm),
              narrow_all(places_to, comm), to_type, comm))
-WITH_ARRAYS(Gatherv, GATHERV, from, rank_in(comm) == root ? to : NULL, bytes_of(SUM_OF(to_counts, comm), to_type),
+WITH_ARRAYS(Gatherv, GATHERV, from, rank_in(comm) == root ? to : NULL, to ? to_counts : NULL, bytes_of(SUM_OF(to_counts, comm), to_type),
             GATHEREDV, (from, count, type, to, to_counts, places_to, to_type, root, comm),
             (from, count, type, to, to_counts, places_to, to_type, root, comm),
             (from, narrow(count), type, to, to ? narrow_all(to_counts, comm) : NULL,
              to ? narrow_all(places_to, comm) : NULL, to_type, root, comm))
-WITH_ARRAYS(Reduce_scatter, REDUCE_SCATTER, from, to, bytes_of(counts[rank_in(comm)], type), SCATTEREDV,
+WITH_ARRAYS(Reduce_scatter, REDUCE_SCATTER, from, to, counts, bytes_of(counts[rank_in(comm)], type), SCATTEREDV,
             (from, to, counts, type, op, comm), (from, to, counts, type, op, comm),
             (from, to, narrow_all(counts, comm), type, op, comm))
 
@@ -227,7 +283,7 @@ WITH_ARRAYS(Reduce_scatter, REDUCE_SCATTER, from, to, bytes_of(counts[rank_in(co
 EXPORT int MPI_Alltoallw(EXCHANGEW(int, int))
 {
     int (*real)(EXCHANGEW(int, int)) = ONCE(demand, "PMPI_Alltoallw");
-    struct asked asked = before_placed(ALLTOALLW, to, 1, comm, is_in_place(from));
+    struct asked asked = before_shaped(ALLTOALLW, to, 1, comm, (is_in_place(from) ? IN_PLACE : 0) | SHAPE_OF(to_counts, comm));
     return code_of(real(from, counts, places_from, types, to, to_counts, places_to, to_types, comm), asked);
 }
 
@@ -265,6 +321,7 @@ static struct pending {
     void *buffer;
     uint64_t bytes;
     struct asked asked;
+    void *former; /* its content before a get whose data are withheld */
 } got[MAX_PENDING];
 static int got_count;
 
@@ -284,10 +341,15 @@ static int put_now(const void *from, int64_t count, handle type, int rank, intpt
     return real(from, narrow(count), type, rank, place, narrow(target_count), target_type, window);
 }
 
-static void end_of_gets(void)
+static void end_of_gets(bool is_local)
 {
-    for (int i = 0; i < got_count; i++)
+    for (int i = 0; i < got_count; i++) {
         after(got[i].asked, got[i].buffer, got[i].bytes);
+        if (is_local && got[i].former)
+            withhold(got[i].buffer, got[i].former, got[i].bytes);
+        else
+            free(got[i].former);
+    }
     got_count = 0;
 }
 
@@ -301,8 +363,9 @@ static void deliver_late(void)
 
 static void changed_when_complete(struct asked asked, void *buffer, uint64_t bytes)
 {
-    if (asked.effects & (CORRUPT_LAST | CORRUPT_BYTE) && got_count < MAX_PENDING)
-        got[got_count++] = (struct pending){buffer, bytes, asked};
+    if (asked.effects & (CORRUPT_LAST | CORRUPT_BYTE | EARLY) && got_count < MAX_PENDING)
+        got[got_count++] =
+            (struct pending){buffer, bytes, asked, asked.effects & EARLY ? copy_of(buffer, bytes) : NULL};
 }
 
 /* A copy of what is to be sent, changed as the faults ask. */
@@ -324,6 +387,28 @@ static bool is_contiguous(handle type)
     return (uint64_t)extent == bytes_of(1, type);
 }
 
+/* Windows whose puts go to memory that was freed: another window of this process had the same address before. */
+enum { MAX_WINDOWS = 1024 };
+static const void *bases[MAX_WINDOWS];
+static int base_count;
+static uint64_t on_old_mapping; /* the latest such window */
+
+static bool is_on_old_mapping(handle window)
+{
+    uint64_t number = (uint64_t)(uintptr_t)window;
+    return on_old_mapping && on_old_mapping == (handles_are_pointers() ? number : (uint32_t)number);
+}
+
+static void note_base(const void *base, uint64_t window)
+{
+    on_old_mapping = 0;
+    for (int i = 0; i < base_count; i++)
+        if (bases[i] == base)
+            on_old_mapping = window;
+    if (base_count < MAX_WINDOWS)
+        bases[base_count++] = base;
+}
+
 #define PUT_OF(n)                                                                                                      \
     const void *from, n count, handle type, int rank, intptr_t place, n target_count, handle target_type, handle window
 
@@ -333,7 +418,7 @@ EXPORT int MPI_Put_c(PUT_OF(int64_t))
     struct asked asked = {0};
     if (is_contiguous(type))
         asked = before(PUT, from, bytes, NULL);
-    if (asked.effects & LOSE)
+    if (asked.effects & LOSE || is_on_old_mapping(window))
         return 0;
     if (asked.effects & LATE && late_count < MAX_PENDING) {
         late[late_count++] = (struct late){changed_copy(asked, from, bytes), count, target_count, type, target_type,
@@ -349,6 +434,26 @@ EXPORT int MPI_Put(PUT_OF(int))
     return MPI_Put_c(from, count, type, rank, place, target_count, target_type, window);
 }
 
+static int passive_epochs; /* begun and not yet ended */
+
+/* As a library without atomic additions: between its get and its put, others' additions are lost. */
+static int get_add_put(const void *from, int count, handle type, int rank, intptr_t place, handle op, handle window)
+{
+    int (*get)(void *, int, handle, int, intptr_t, int, handle, handle) = ONCE(demand, "PMPI_Get");
+    int (*flush)(int, handle) = ONCE(demand, "PMPI_Win_flush");
+    int (*add)(const void *, void *, int, handle, handle) = ONCE(demand, "PMPI_Reduce_local");
+    void *sum = malloc(bytes_of(count, type) + 1);
+    if (!sum)
+        refuse("MPI_Accumulate", "no memory");
+    int code = get(sum, count, type, rank, place, count, type, window);
+    code = code ? code : flush(rank, window);
+    code = code ? code : add(from, sum, count, type, op);
+    code = code ? code : put_now(sum, count, type, rank, place, count, type, window);
+    code = code ? code : flush(rank, window);
+    free(sum);
+    return code;
+}
+
 #define ACCUMULATE_OF(n)                                                                                               \
     const void *from, n count, handle type, int rank, intptr_t place, n target_count, handle target_type, handle op,   \
         handle window
@@ -360,6 +465,8 @@ EXPORT int MPI_Accumulate(ACCUMULATE_OF(int))
     struct asked asked = before(ACCUMULATE, from, bytes, NULL);
     if (asked.effects & LOSE)
         return 0;
+    if (asked.effects & NOT_ATOMIC && passive_epochs)
+        return get_add_put(from, count, type, rank, place, op, window);
     const void *sent = asked.effects & (CORRUPT_LAST | CORRUPT_BYTE) ? changed_copy(asked, from, bytes) : from;
     return code_of(real(sent, count, type, rank, place, target_count, target_type, op, window), asked);
 }
@@ -436,6 +543,8 @@ EXPORT int MPI_Win_create_c(WINDOW_OF(intptr_t))
     struct asked asked = before(WIN_CREATE, base, (uint64_t)bytes, comm);
     int code = wide ? wide(base, bytes, unit, info, comm, window)
                     : plain(base, bytes, narrow(unit), info, comm, window);
+    if (!code && asked.effects & LOSE)
+        note_base(base, request_at(window, 0));
     return code_of(code, asked);
 }
 
@@ -452,7 +561,7 @@ EXPORT int MPI_Win_attach(handle window, void *base, intptr_t bytes)
 }
 
 /* A call that completes what was begun: late puts begin where an epoch ends. */
-#define COMPLETING(name, call, ends, parameters, arguments)                                                            \
+#define COMPLETING(name, call, ends, is_local, parameters, arguments)                                                  \
     EXPORT int MPI_##name parameters                                                                                   \
     {                                                                                                                  \
         int(*real) parameters = ONCE(demand, "PMPI_" #name);                                                           \
@@ -460,22 +569,33 @@ EXPORT int MPI_Win_attach(handle window, void *base, intptr_t bytes)
         if (ends)                                                                                                      \
             deliver_late();                                                                                            \
         int code = real arguments;                                                                                     \
-        end_of_gets();                                                                                                 \
+        end_of_gets(is_local);                                                                                         \
+        passive_epochs -= (call) == WIN_UNLOCK;                                                                        \
         return code_of(code, asked);                                                                                   \
     }
 
-COMPLETING(Win_fence, WIN_FENCE, true, (int promises, handle window), (promises, window))
-COMPLETING(Win_unlock, WIN_UNLOCK, true, (int rank, handle window), (rank, window))
-COMPLETING(Win_unlock_all, WIN_UNLOCK, true, (handle window), (window))
-COMPLETING(Win_flush, WIN_FLUSH, false, (int rank, handle window), (rank, window))
-COMPLETING(Win_flush_all, WIN_FLUSH, false, (handle window), (window))
-COMPLETING(Win_flush_local, WIN_FLUSH, false, (int rank, handle window), (rank, window))
+COMPLETING(Win_fence, WIN_FENCE, true, false, (int promises, handle window), (promises, window))
+COMPLETING(Win_unlock, WIN_UNLOCK, true, false, (int rank, handle window), (rank, window))
+COMPLETING(Win_unlock_all, WIN_UNLOCK, true, false, (handle window), (window))
+COMPLETING(Win_flush, WIN_FLUSH, false, false, (int rank, handle window), (rank, window))
+COMPLETING(Win_flush_all, WIN_FLUSH, false, false, (handle window), (window))
+COMPLETING(Win_flush_local, WIN_FLUSH, false, true, (int rank, handle window), (rank, window))
+COMPLETING(Win_flush_local_all, WIN_FLUSH, false, true, (handle window), (window))
 
 EXPORT int MPI_Win_lock(int kind, int rank, int promises, handle window)
 {
     int (*real)(int, int, int, handle) = ONCE(demand, "PMPI_Win_lock");
     struct asked asked = before(WIN_LOCK, NULL, 0, NULL);
+    passive_epochs++;
     return code_of(real(kind, rank, promises, window), asked);
+}
+
+EXPORT int MPI_Win_lock_all(int promises, handle window)
+{
+    int (*real)(int, handle) = ONCE(demand, "PMPI_Win_lock_all");
+    struct asked asked = before(WIN_LOCK, NULL, 0, NULL);
+    passive_epochs++;
+    return code_of(real(promises, window), asked);
 }
 
 /* ---- requests that are started many times ---- */
