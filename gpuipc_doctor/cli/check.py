@@ -40,7 +40,7 @@ OF_CHECKS = ("seed", "operations")
 @click.option(
     "--tier",
     type=options.Choice([tier.label for tier in Tier]),
-    help="Depth of the run: prolog (seconds), acceptance (on H200s 26 s with one GPU, 35 with two, 76 with "
+    help="Depth of the run: prolog (seconds), acceptance (on H200s 23 s with one GPU, 31 with two, 50 with "
     "four, 126 with eight) or soak (long).  "
     "[default: acceptance]",
 )

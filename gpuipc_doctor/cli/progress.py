@@ -23,13 +23,13 @@ ENOUGH = 5
 """Finished probes from which this node's pace counts, not that of the node on which `TOOK_S` was measured."""
 
 TOOK_S = {
-    "allocator-growth": 1.0,
-    "allocator-pressure": 0.9,
-    "allocator-stream-reuse": 1.5,
+    "allocator-growth": 0.8,
+    "allocator-pressure": 0.6,
+    "allocator-stream-reuse": 1.3,
     "collective-data": 4.1,
     "fabric-small-message": 3.4,
     "ipc-concurrent": 1.1,
-    "ipc-histories": 3.3,
+    "ipc-histories": 4.1,
     "ipc-vmm-release": 1.5,
     "mpi-cache-growth": 4.2,
     "mpi-collectives": 3.2,
