@@ -252,11 +252,18 @@ def _way_to_share(group: Sequence[PlannedProbe]) -> Callable[..., Iterable[Seque
 
 
 def _in_turn(group: Sequence[PlannedProbe], _most: int, seed: int) -> Iterable[Sequence[PlannedProbe]]:
-    """Pairs of ranks, in one launch; too few have launches of their own, with fewer ranks."""
+    """Pairs of ranks, in one launch; too few have launches of their own, with fewer ranks.
+
+    The first pair of two devices has its own: a library can be wrong in two ranks of two devices, and right
+    among ranks of which two have the same device. Intel MPI is.
+    """
     if len(group) < FEWEST:
         return [[planned] for planned in group]
     start = seed % len(group)
-    return [[*group[start:], *group[:start]]]
+    together = [*group[start:], *group[:start]]
+    of_two = next((planned for planned in together if len(planned.probe.devices) == PAIR), None)
+    alone = [[of_two]] if of_two else []
+    return [*alone, [planned for planned in together if planned is not of_two]]
 
 
 def _share(group: Sequence[PlannedProbe], most: int, seed: int) -> Iterable[Sequence[PlannedProbe]]:
