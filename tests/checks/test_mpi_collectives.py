@@ -168,6 +168,7 @@ def test_ucx_does_not_share_vmm_memory_of_amd_gpus(backend: str, cannot: tuple[s
         ("MPI_Wait", "MPI_Ibcast", DEVICE, lambda case: case.call == "MPI_Ibcast"),
         ("MPI_Win_fence", "MPI_Put", DEVICE, lambda case: case.form == "MPI_Win_fence"),
         ("MPI_Win_unlock_all", "MPI_Put", DEVICE, lambda case: case.form == "MPI_Win_flush"),
+        ("MPI_Win_lock_all", "MPI_Put", DEVICE, lambda case: case.form == "MPI_Win_flush_local"),
         ("MPI_Win_create", "MPI_Put", DEVICE, lambda case: case.call in ("MPI_Get", "MPI_Fetch_and_op")),
         ("MPI_Win_attach", "MPI_Put", DEVICE, lambda case: case.form == "dynamic window"),
         ("MPI_Bcast", "MPI_Bcast", POOL, lambda case: case.memory == POOL),
@@ -182,6 +183,49 @@ def test_what_is_like_a_failed_case_is_not_tried_again(
     assert any(map(gone, before))
     assert not any(map(gone, left))
     assert len(left) > len(before) / 3
+
+
+@pytest.mark.parametrize(
+    ("fails", "operation", "untested"),
+    [
+        (lambda case: "flush" in case.form, "MPI_Win_lock_all", {"MPI_Win_flush", "MPI_Win_flush_local"}),
+        (lambda case: case.form == "MPI_Win_flush_local", "MPI_Win_flush_local", {"MPI_Win_flush_local"}),
+        (lambda case: case.form == "dynamic window", "MPI_Win_create_dynamic", {"dynamic window"}),
+    ],
+)
+def test_what_crashes_in_every_launch_leaves_the_other_completions_tested(
+    fails: Any, operation: str, untested: set[str]
+) -> None:
+    """The local flushes came first, and a crash in MPI_Win_lock_all ended them one by one, and all others."""
+    (probe,) = plan(ID, gpu(0))
+    calls = module().calls
+    of_windows = (*calls.ONE_SIDED, *calls.ATOMIC)
+    failed: list[Json] = []
+    params: dict[str, Json] = {}
+    made: set[tuple[str, str]] = set()
+    while launch := cases(probe, kinds=[DEVICE], failed=failed, **params):
+        for case in launch:
+            if case.call in of_windows and fails(case):
+                failed.append([operation, case.call, case.memory, "…"])
+                params["after"] = case.number
+                break
+            made.add((case.call, case.form))
+        else:
+            break
+    assert len(failed) == 1
+    every = {(case.call, case.form) for case in cases(probe, kinds=[DEVICE])}
+    assert {form for _, form in every - made} == untested
+
+
+def test_usual_cases_of_a_call_come_before_its_rare_forms_and_zero_elements() -> None:
+    (probe,) = plan(ID, gpu(0))
+    calls = module().calls
+    rare = (calls.SPLIT, calls.AGAIN, calls.TO_HOST, calls.FLUSH_LOCAL, calls.DYNAMIC, calls.NEGATIVE)
+    turns: dict[str, list[bool]] = {}
+    for case in cases(probe):
+        turns.setdefault(case.call, []).append(case.form in rare or not case.nbytes)
+    assert any(map(any, turns.values()))
+    assert all(turn == sorted(turn) for turn in turns.values())
 
 
 def crashed(case: Any, **records: Json) -> Any:
