@@ -249,7 +249,8 @@ class GroupCalls:
             done = self._mpi.call(case.call, function, *self._arguments(case, buffers))
             if case.call in NONBLOCKING:
                 self._mpi.call("MPI_Wait", done.Wait)
-            wrong = wrong or self._compared(buffers)
+            if (found := self._compared(buffers)) and not wrong:
+                wrong = f"in the second call, {found}" if again else found
         return wrong
 
     def _compared(self, buffers: Buffers) -> str:
