@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from itertools import accumulate, chain, combinations, pairwise, product
-from typing import TYPE_CHECKING
+from operator import attrgetter
 
 from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.api.trend import (
@@ -354,22 +354,19 @@ class BufferGrowth:
             least=smallest_found(range(len(last)), last, self.rate.unsuspicious, block),
         )
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> object:
-            """A part of a measurement by the name that it had here in 0.2.0, for a site's checks."""
-            for measurement, names in _PARTS.items():
-                if name in names.split():
-                    return getattr(getattr(self, measurement), name)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-
-_PARTS = {
-    "rate": "growth unsuspicious grows is_large",
-    "rises": "climb steps rose_often",
-    "displacement": "creep bound counts_bytes stops releases",
-}
-"""Measurement → its parts that were properties of `BufferGrowth` in 0.2.0."""
+    # By the names that they had here in 0.2.0, for a site's checks:
+    growth = property(attrgetter("rate.growth"))
+    unsuspicious = property(attrgetter("rate.unsuspicious"))
+    grows = property(attrgetter("rate.grows"))
+    is_large = property(attrgetter("rate.is_large"))
+    climb = property(attrgetter("rises.climb"))
+    steps = property(attrgetter("rises.steps"))
+    rose_often = property(attrgetter("rises.rose_often"))
+    creep = property(attrgetter("displacement.creep"))
+    bound = property(attrgetter("displacement.bound"))
+    counts_bytes = property(attrgetter("displacement.counts_bytes"))
+    stops = property(attrgetter("displacement.stops"))
+    releases = property(attrgetter("displacement.releases"))
 
 
 def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
