@@ -385,7 +385,7 @@ class GroupCalls:
                         arguments = buffers.sent(), target, buffers.at_target(), self.api.SUM
                         self._mpi.call(case.call, window.Accumulate, *arguments)
                     else:
-                        fetched = Buffers(self, case, resources)
+                        fetched = Buffers(self, case, resources, sends=False)
                         into, at, add = fetched.received(), buffers.at_target(), self.api.SUM
                         fetch = window.Get_accumulate
                         self._mpi.call(case.call, fetch, buffers.sent(), into, target, at, add)
@@ -422,7 +422,7 @@ class GroupCalls:
             fill(buffers.source, buffers.source.nbytes)
         if wrong or case.form == FLUSH_LOCAL or case.call != "MPI_Put":
             return wrong and f"after {case.form}, {wrong}"
-        back = Buffers(self, case, resources)
+        back = Buffers(self, case, resources, sends=False)
         self._mpi.call("MPI_Get", window.Get, back.received(), target, back.at_target())
         complete()
         wrong = back.unlike(buffers.plan.source)
@@ -476,9 +476,11 @@ def _int64(value: int) -> bytes:
 
 
 class Buffers:
-    """The buffers of a case in one rank; results are filled with `FILL` before the call."""
+    """The buffers of a case in one rank; results are filled with `FILL` before the call.
 
-    def __init__(self, calls: GroupCalls, case: Case, resources: ExitStack) -> None:
+    ``sends``: whether there is a source beside the target."""
+
+    def __init__(self, calls: GroupCalls, case: Case, resources: ExitStack, *, sends: bool = True) -> None:
         self.case, self._api = case, calls.api
         rank, ranks = calls.rank, calls.ranks
         self._rank, self._ranks = rank, ranks
@@ -511,6 +513,9 @@ class Buffers:
             self.target = alloc(case.memory, self._end + GUARD, resources)
         fill(self.target, self._end + GUARD)
         self._source_at = 0
+        if not sends:
+            self.source = self.target
+            return
         if self.in_place:
             self.source = self.target
             if case.call in ("MPI_Allgather", "MPI_Gather"):

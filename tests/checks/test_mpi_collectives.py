@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -226,6 +227,38 @@ def test_usual_cases_of_a_call_come_before_its_rare_forms_and_zero_elements() ->
         turns.setdefault(case.call, []).append(case.form in rare or not case.nbytes)
     assert any(map(any, turns.values()))
     assert all(turn == sorted(turn) for turn in turns.values())
+
+
+class Bytes:
+    """Device memory of the test's own."""
+
+    address = 0
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self._data = nbytes, bytearray(nbytes)
+
+    def write(self, data: bytes, offset: int = 0) -> None:
+        self._data[offset : offset + len(data)] = data
+
+    def read(self, nbytes: int, offset: int = 0) -> bytes:
+        return bytes(self._data[offset : offset + nbytes])
+
+
+def test_no_call_of_windows_holds_more_buffers_than_the_share_is_divided_by() -> None:
+    """MPI_Get_accumulate held a fourth, which it did not use, and so did MPI_Put when it was read back."""
+    calls, held = module().calls, sys.modules[type(check(ID)).__module__].BUFFERS  # type: ignore[attr-defined]
+    worker, memories, world = MagicMock(), MagicMock(), MagicMock()
+    worker.mpi.call = lambda name, function, *arguments: function(*arguments)
+    world.Get_rank.return_value, world.Get_size.return_value = 0, 1
+    memories.alloc.side_effect = lambda memory, nbytes, resources: Bytes(nbytes)
+    group = calls.GroupCalls(worker, memories, world)
+    most = {}
+    for call in (*calls.ONE_SIDED, *calls.ATOMIC):
+        for form in (calls.FENCE, calls.LOCK, calls.FLUSH, calls.FLUSH_LOCAL):
+            memories.alloc.reset_mock()
+            group.perform(calls.Case(2, call, 1000, "int32", form=form))
+            most[call, form] = memories.alloc.call_count
+    assert max(most.values()) == held, most
 
 
 def crashed(case: Any, **records: Json) -> Any:

@@ -51,8 +51,8 @@ IN_EVERY_RUN = {
 """Fault → the library that meets it in every run: a hang, wrong data, a loss, and what is no loss.
 
 `full`: every fault with one library, by its place in the list. tests/checks/test_mpi_cache_growth.py judges
-other losses; test_ranks.py has a crash, test_fabric.py wrong bytes, and the test of workarounds below a hanging
-message.
+other losses; test_ranks.py has a crash, test_fabric.py wrong bytes, and the test of workarounds below a
+hanging message.
 """
 
 GROWTH = "mpi-cache-growth"
