@@ -4,9 +4,10 @@
 
 In a check, `judge` and the functions that it calls are mutated: each is made to return no findings, and each
 of its conditions is changed. In a part of a check, such as `_ipc_vmm_killed`, all functions that return
-findings or evidence, or measure, are. Role functions are not mutated: the fault profiles test them. In a
-module of gpuipc_doctor/api, all functions are mutated in the same way. A mutation that no test of the check,
-or none in tests/unit/api/, notices is printed: a test is missing. The exit code is then 1.
+findings or evidence, or measure, are, and those that such code of another file calls. Role functions are not
+mutated: the fault profiles test them. In a module of gpuipc_doctor/api, all functions are mutated in the same
+way. A mutation that no test of the check, or none in tests/unit/api/, notices is printed: a test is missing.
+The exit code is then 1.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ OTHER |= {one: other for other, one in OTHER.items()}
 def breaks(file: Path) -> Iterator[tuple[int, str, ast.Module]]:
     """(line, description, mutated module) for each mutation of a file."""
     tree = ast.parse(file.read_text())
-    concludes = None if file.parent == API else _reached_from_classes(tree)
+    concludes = None if file.parent == API else _reached(file, tree)
     for place, function in enumerate(ast.walk(tree)):
         if not isinstance(function, ast.FunctionDef) or (concludes is not None and function not in concludes):
             continue
@@ -96,16 +97,20 @@ def _is_abstract(function: ast.FunctionDef) -> bool:
     return is_text or isinstance(last, ast.Raise) or ast.unparse(last) == "return ()"
 
 
-def _reached_from_classes(tree: ast.Module) -> set[ast.FunctionDef]:
+def _reached(file: Path, tree: ast.Module) -> set[ast.FunctionDef]:
     """The methods of the check, or what concludes in a part of a check, and functions that they call, also
-    indirectly; no role functions."""
+    indirectly and from another file; no role functions."""
     functions = {
         definition.name: definition for definition in tree.body if isinstance(definition, ast.FunctionDef)
     }
     reached: set[ast.FunctionDef] = set()
-    checks = [definition for definition in tree.body if isinstance(definition, ast.ClassDef)]
-    judges = list(filter(_concludes, functions.values()))
-    left: list[ast.AST] = [*filter(_is_check, checks)] or [ast.Module([*judges], [])]
+    named_elsewhere = (functions[name] for name in _named_elsewhere(file) if name in functions)
+    left: list[ast.AST] = [
+        *filter(_is_check, tree.body),
+        *(function for function in named_elsewhere if not _is_role(function)),
+    ]
+    if not any(map(_is_check, tree.body)):
+        left += filter(_concludes, functions.values())
     while left:
         for node in ast.walk(left.pop()):
             named = functions.get(node.id) if isinstance(node, ast.Name) else node
@@ -115,8 +120,23 @@ def _reached_from_classes(tree: ast.Module) -> set[ast.FunctionDef]:
     return reached
 
 
-def _is_check(one: ast.ClassDef) -> bool:
-    return "Check" in map(ast.unparse, one.bases)
+def _named_elsewhere(part: Path) -> Iterator[str]:
+    """What other files import from a part, and name in what is reached there."""
+    for file in sorted(part.parent.glob("*.py")):
+        tree = ast.parse(file.read_text())
+        imported = {
+            alias.name
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module == part.stem
+            for alias in node.names
+        }
+        for function in _reached(file, tree) if imported else ():
+            named = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+            yield from sorted(imported & named)
+
+
+def _is_check(one: ast.stmt) -> bool:
+    return isinstance(one, ast.ClassDef) and "Check" in map(ast.unparse, one.bases)
 
 
 def _is_role(function: ast.FunctionDef) -> bool:
