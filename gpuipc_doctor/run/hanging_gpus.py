@@ -16,8 +16,9 @@ from gpuipc_doctor.model import CheckInfo, Device, Ending, Finding, Json, ProbeO
 from gpuipc_doctor.node.gpus import of_job
 from gpuipc_doctor.run.open_drivers import OpenDrivers
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
-from gpuipc_doctor.run.schedule import Ended
+from gpuipc_doctor.run.schedule import Ended, NotRun
 from gpuipc_doctor.run.survey_runner import SurveyRunner
+from gpuipc_doctor.run.tours import is_unkillable
 from gpuipc_doctor.supervise.assignment import device_from_json
 
 HIDING, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
@@ -45,8 +46,9 @@ class HangingGpus:
     open_drivers: OpenDrivers
     left_out: list[Device] = field(default_factory=list, init=False)
 
-    def ask_others(self, planned: PlannedProbe) -> Ended | None:
-        """After ``planned`` hung: its outcome without the GPUs that hang; None if they cannot be found."""
+    def ask_others(self, planned: PlannedProbe) -> ProbeOutcome | None:
+        """After ``planned`` hung: its outcome without the GPUs that hang; None if they cannot be found, or
+        if the run ended before the others answered."""
         session = self.surveys.schedule.session
         gpus = _listed(session.node.root, {**os.environ, **session.node.env})
         if len(gpus) < 2:
@@ -63,11 +65,14 @@ class HangingGpus:
             others = ",".join(gpu.entry for gpu in gpus if gpu in seen)
             session.node = replace(session.node, env={**session.node.env, **order, HIDING: others})
             numbers = {device.identity: gpu.device.index for gpu, device in seen.items()}
-            return _numbered(self.surveys.run((planned,))[planned.number], numbers)
+            ended = self.surveys.run((planned,))[planned.number]
+            if isinstance(ended, NotRun) or ended.stopped:
+                return None
+            return _numbered(ended, numbers)
 
     def _ask_each(self, alone: Mapping[ListedGpu, PlannedProbe], info: CheckInfo) -> dict[ListedGpu, Device]:
         """Initialise each GPU alone, and again those that hung; returns what those that answered are."""
-        first = self._run(list(alone.values()))
+        first = self._run(info, *alone.values())
         seen = {gpu: device for gpu, one in alone.items() if (device := _shown(gpu, first[one.number]))}
         if not seen:
             return {}
@@ -77,8 +82,8 @@ class HangingGpus:
             if gpu in seen or _has_answered(first[one.number]):
                 continue
             # The process that was killed before may still keep the first of these waiting.
-            does_serve = any(_has_answered(self._run([witness])[witness.number]) for _ in range(2))
-            again = self._run([one])[one.number]
+            does_serve = any(_has_answered(self._run(info, witness)[witness.number]) for _ in range(2))
+            again = self._run(info, one)[one.number]
             if device := _shown(gpu, again):
                 seen[gpu] = device
             elif has_hung(again) and does_serve:
@@ -97,9 +102,12 @@ class HangingGpus:
             self.surveys.tell(info, Finding.error("not-confirmed", says, gpus=_names(unsure)))
         return seen
 
-    def _run(self, probes: Sequence[PlannedProbe]) -> dict[int, Ended]:
+    def _run(self, info: CheckInfo, *probes: PlannedProbe) -> dict[int, Ended]:
+        """The outcomes; those of processes that cannot be killed are kept, since no probe runs after them."""
         left_s = max(self.surveys.schedule.until - time.monotonic(), 0.0)
-        return self.surveys.run(probes, 1, spare_s=left_s * (1 - BUDGET_FRACTION))
+        ended = self.surveys.run(probes, 1, spare_s=left_s * (1 - BUDGET_FRACTION))
+        self.surveys.keep(info, [one for one in probes if _cannot_be_killed(ended[one.number])], ended)
+        return ended
 
 
 def has_hung(ended: Ended) -> bool:
@@ -134,6 +142,10 @@ def _listed(root: str, environ: Mapping[str, str]) -> list[ListedGpu]:
     ]
 
 
+def _cannot_be_killed(ended: Ended) -> bool:
+    return isinstance(ended, ProbeOutcome) and is_unkillable(ended)
+
+
 def _has_answered(ended: Ended) -> bool:
     return isinstance(ended, ProbeOutcome) and ended.completed
 
@@ -147,9 +159,9 @@ def _shown(gpu: ListedGpu, ended: Ended) -> Device | None:
     return found[0] if is_it else None
 
 
-def _numbered(ended: Ended, numbers: Mapping[str, int]) -> Ended:
+def _numbered(ended: ProbeOutcome, numbers: Mapping[str, int]) -> ProbeOutcome:
     """The outcome with each device numbered as by ``numbers``: identity → index."""
-    if not (isinstance(ended, ProbeOutcome) and ended.completed):
+    if not ended.completed:
         return ended
     role = ended.roles["driver"]
     records = dict(role.records)

@@ -26,9 +26,10 @@ GPUS = [gpu(number) for number in range(4)]
 
 
 class Driver:
-    """Answers for workers: `hangs` says by visible entries and earlier ones whether initialising hangs."""
+    """Answers for workers: `hangs` says by visible entries and earlier ones whether initialising hangs, or
+    its other ending; None if it is not started."""
 
-    def __init__(self, root: Path, gpus: Sequence[Device], hangs: Callable[[list[str], list[str]], bool]):
+    def __init__(self, root: Path, gpus: Sequence[Device], hangs: Callable[[list[str], list[str]], Any]):
         self.gpus, self.hangs, self.asked, self.told = gpus, hangs, list[str](), list[tuple[str, Any]]()
         self.kept = list[str]()
         self.pauses = 0
@@ -51,10 +52,13 @@ class Driver:
             for place, (own, one) in enumerate(zip(labels, seen, strict=True))
         ]
         records = {} if hung else {"devices": devices, "traits": {label: {} for label in labels}}
-        ending = Ending.HUNG if hung else Ending.COMPLETED
+        ending = hung if isinstance(hung, Ending) else Ending.HUNG if hung else Ending.COMPLETED
         role = RoleOutcome("driver", ending, 7, operation="cuInit" if hung else "", records=records)
-        blamed = "driver" if hung else None
-        return ProbeOutcome(planned.probe.name, (), planned.probe.params, {"driver": role}, blamed, 1.0)
+        blamed = "driver" if hung and ending is not Ending.STOPPED else None
+        stopped = "interrupted" if ending is Ending.STOPPED else ""
+        return ProbeOutcome(
+            planned.probe.name, (), planned.probe.params, {"driver": role}, blamed, 1.0, stopped=stopped
+        )
 
     def keep(self, _: Any, probes: Sequence[PlannedProbe], ended: Any) -> None:
         for planned in probes:
@@ -72,8 +76,9 @@ class Driver:
 
 def ask(
     root: Path, hangs: Any, gpus: Sequence[Device] = GPUS, *, uuids: bool = True
-) -> tuple[Driver, HangingGpus, list[Any]]:
-    """The fake driver, the result, and the devices found without the hanging GPUs."""
+) -> tuple[Driver, Any, list[Any]]:
+    """The fake driver, the `HangingGpus` with its result as `ended`, and the devices found without the
+    hanging GPUs."""
     for place, one in enumerate(gpus):
         file = root / f"proc/driver/nvidia/gpus/{one.pci}/information"
         file.parent.mkdir(parents=True)
@@ -84,7 +89,7 @@ def ask(
     options = {"backends": ("cuda",), "required": False}
     _, (planned,) = planner.survey(loader.survey("devices").file, options)
     found: Any = HangingGpus(planner, driver, driver)  # type: ignore[arg-type]
-    ended = found.ask_others(planned)
+    found.ended = ended = found.ask_others(planned)
     return driver, found, ended.records["driver"].get("devices", []) if ended else []
 
 
@@ -141,3 +146,44 @@ def test_users_choice_of_gpus_is_asked_one_by_one(tmp_path: Path, monkeypatch: p
     driver, _, devices = ask(tmp_path, lambda entries, _: "1" in entries)
     assert [(device["index"], device["uuid"]) for device in devices] == [(0, GPUS[3].uuid), (2, GPUS[0].uuid)]
     assert driver.told == [("left-out", ["cuda:1 (CUDA_VISIBLE_DEVICES=1)"])]
+
+
+@pytest.mark.parametrize("ends", [None, Ending.STOPPED], ids=["not run", "stopped"])
+@pytest.mark.parametrize("asked_before", [4, 5, 6], ids=["repetition", "repeated probe", "others"])
+def test_seen_hang_is_kept_when_run_ends_before_others_answer(
+    tmp_path: Path, ends: Ending | None, asked_before: int
+) -> None:
+    bad = GPUS[1].uuid
+
+    def hangs(entries: list[str], asked: list[str]) -> Any:
+        return bad in entries if len(asked) < asked_before else ends
+
+    driver, found, devices = ask(tmp_path, hangs)
+    assert (found.ended, devices) == (None, [])  # the caller keeps the hang
+    assert len(driver.kept) == (asked_before == 6)
+    assert [key for key, _ in driver.told] == ["left-out" if driver.kept else "not-confirmed"]
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_alone_probe_that_cannot_be_killed_is_kept(tmp_path: Path, place: int) -> None:
+    bad = GPUS[place].uuid
+
+    def hangs(entries: list[str], asked: list[str]) -> Any:
+        return None if bad in asked else Ending.UNKILLABLE if entries == [bad] else False
+
+    driver, found, devices = ask(tmp_path, hangs)
+    assert (found.ended, devices) == (None, [])
+    assert driver.kept == [f"cuda, only {GPUS[place].pci}: FAIL"]
+
+
+def test_repeated_probe_that_cannot_be_killed_is_kept(tmp_path: Path) -> None:
+    bad = GPUS[1].uuid
+
+    def hangs(entries: list[str], asked: list[str]) -> Any:
+        if asked.count(bad) > 1:
+            return None
+        return entries == [bad] and (Ending.UNKILLABLE if bad in asked else Ending.HUNG)
+
+    driver, found, _ = ask(tmp_path, hangs)
+    assert found.ended is None
+    assert driver.kept == [f"cuda, only {GPUS[1].pci}: FAIL"]
