@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import CheckInfo, Device, Ending, Finding, Json, ProbeOutcome
+from gpuipc_doctor.model import CheckInfo, Device, Ending, Evidence, Finding, Json, ProbeOutcome
 from gpuipc_doctor.node.gpus import of_job
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.open_drivers import OpenDrivers
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.schedule import Ended, NotRun
@@ -71,15 +73,16 @@ class HangingGpus:
             return _numbered(ended, numbers)
 
     def _ask_each(self, alone: Mapping[ListedGpu, PlannedProbe], info: CheckInfo) -> dict[ListedGpu, Device]:
-        """Initialise each GPU alone, and again those that hung; returns what those that answered are."""
+        """Initialise each GPU alone, and again those that failed; returns what those that answered are, if
+        one of the others may be the cause of the hang."""
         first = self._run(info, *alone.values())
         seen = {gpu: device for gpu, one in alone.items() if (device := _shown(gpu, first[one.number]))}
         if not seen:
             return {}
         witness = alone[next(iter(seen))]
-        hanging, unsure = dict[ListedGpu, Ended](), list[ListedGpu]()
+        hanging, unsure = dict[ListedGpu, Ended](), dict[ListedGpu, Ended]()
         for gpu, one in alone.items():
-            if gpu in seen or _has_answered(first[one.number]):
+            if gpu in seen:
                 continue
             # The process that was killed before may still keep the first of these waiting.
             does_serve = any(_has_answered(self._run(info, witness)[witness.number]) for _ in range(2))
@@ -88,8 +91,8 @@ class HangingGpus:
                 seen[gpu] = device
             elif has_hung(again) and does_serve:
                 hanging[gpu] = again
-            elif not _has_answered(again):
-                unsure.append(gpu)
+            else:
+                unsure[gpu] = again
         self.surveys.keep(
             info, [alone[gpu] for gpu in hanging], {alone[gpu].number: end for gpu, end in hanging.items()}
         )
@@ -98,9 +101,12 @@ class HangingGpus:
             says = "initialising CUDA hangs if {gpus} is visible: not tested; other GPUs keep their numbers"
             self.surveys.tell(info, Finding.skip("left-out", says, gpus=_names(hanging)))
         if unsure:
-            says = "initialising CUDA with {gpus} alone hung or was not tried; not repeated and not tested"
-            self.surveys.tell(info, Finding.error("not-confirmed", says, gpus=_names(unsure)))
-        return seen
+            says = "CUDA was not initialised with {gpus} alone, and no hang is confirmed: not tested"
+            answers = [
+                _answer(gpu, alone[gpu], first[alone[gpu].number], again) for gpu, again in unsure.items()
+            ]
+            self.surveys.tell(info, Finding.error("not-confirmed", says, *answers, gpus=_names(unsure)))
+        return seen if hanging or not all(map(_has_answered, unsure.values())) else {}
 
     def _run(self, info: CheckInfo, *probes: PlannedProbe) -> dict[int, Ended]:
         """The outcomes; those of processes that cannot be killed are kept, since no probe runs after them."""
@@ -140,6 +146,19 @@ def _listed(root: str, environ: Mapping[str, str]) -> list[ListedGpu]:
         )
         for gpu in gpus
     ]
+
+
+def _answer(gpu: ListedGpu, planned: PlannedProbe, *attempts: Ended) -> Evidence:
+    """How the probe of this GPU alone ended, each way once."""
+    found = [
+        sentences.summary(finding)
+        for ended in attempts
+        for finding in (
+            [ended.finding] if isinstance(ended, NotRun) else conclusions.conclude(planned, ended)
+        )
+    ]
+    answer = "; then: ".join(dict.fromkeys(found))
+    return Evidence.seen("{gpu} alone: {answer}", gpu=_name(gpu), answer=answer)
 
 
 def _cannot_be_killed(ended: Ended) -> bool:
@@ -185,5 +204,9 @@ def _numbered(ended: ProbeOutcome, numbers: Mapping[str, int]) -> ProbeOutcome:
     return replace(ended, roles={**ended.roles, "driver": replace(role, records=records)})
 
 
-def _names(gpus: Mapping[ListedGpu, object] | Sequence[ListedGpu]) -> list[str]:
-    return [f"{gpu.device.label} ({gpu.name})" for gpu in gpus]
+def _names(gpus: Iterable[ListedGpu]) -> list[str]:
+    return [*map(_name, gpus)]
+
+
+def _name(gpu: ListedGpu) -> str:
+    return f"{gpu.device.label} ({gpu.name})"

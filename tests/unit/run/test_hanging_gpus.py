@@ -13,6 +13,7 @@ import pytest
 
 from gpuipc_doctor.api import Device, ProbeOutcome, loader
 from gpuipc_doctor.model import Ending, Node, RoleOutcome
+from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.hanging_gpus import HangingGpus
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
@@ -27,11 +28,11 @@ GPUS = [gpu(number) for number in range(4)]
 
 class Driver:
     """Answers for workers: `hangs` says by visible entries and earlier ones whether initialising hangs, or
-    its other ending; None if it is not started."""
+    its other ending, or (text) why the driver is unavailable; None if it is not started."""
 
     def __init__(self, root: Path, gpus: Sequence[Device], hangs: Callable[[list[str], list[str]], Any]):
         self.gpus, self.hangs, self.asked, self.told = gpus, hangs, list[str](), list[tuple[str, Any]]()
-        self.kept = list[str]()
+        self.kept, self.evidence = list[str](), list[str]()
         self.pauses = 0
         session = SimpleNamespace(node=Node(root=str(root)))
         self.schedule = SimpleNamespace(session=session, until=time.monotonic() + 600)
@@ -53,8 +54,11 @@ class Driver:
         ]
         records = {} if hung else {"devices": devices, "traits": {label: {} for label in labels}}
         ending = hung if isinstance(hung, Ending) else Ending.HUNG if hung else Ending.COMPLETED
+        if isinstance(hung, str):
+            records = {"unavailable": hung, "remedy": "", "broken": True}
+            ending = Ending.COMPLETED
         role = RoleOutcome("driver", ending, 7, operation="cuInit" if hung else "", records=records)
-        blamed = "driver" if hung and ending is not Ending.STOPPED else None
+        blamed = "driver" if ending not in (Ending.COMPLETED, Ending.STOPPED) else None
         stopped = "interrupted" if ending is Ending.STOPPED else ""
         return ProbeOutcome(
             planned.probe.name, (), planned.probe.params, {"driver": role}, blamed, 1.0, stopped=stopped
@@ -67,6 +71,7 @@ class Driver:
 
     def tell(self, _: Any, *findings: Any) -> None:
         self.told += [(finding.key, finding.values["gpus"]) for finding in findings]
+        self.evidence += [line for finding in findings for line in sentences.evidence(finding)]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -187,3 +192,52 @@ def test_repeated_probe_that_cannot_be_killed_is_kept(tmp_path: Path) -> None:
     driver, found, _ = ask(tmp_path, hangs)
     assert found.ended is None
     assert driver.kept == [f"cuda, only {GPUS[1].pci}: FAIL"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ("cuInit returned 999", "cuInit returned 999"),
+        (Ending.CRASHED, "driver: cuInit"),
+        (None, "the probe could not be run: no"),
+    ],
+    ids=["unavailable", "crashed", "not run"],
+)
+def test_gpu_that_fails_alone_beside_a_hanging_one_is_an_error_with_its_answer(
+    tmp_path: Path, ends: Any, says: str
+) -> None:
+    bad, broken = GPUS[1].uuid, GPUS[2].uuid
+
+    def hangs(entries: list[str], _: list[str]) -> Any:
+        return bad in entries or (ends if broken in entries else False)
+
+    driver, found, devices = ask(tmp_path, hangs)
+    assert [device["index"] for device in devices] == [0, 3]
+    assert [device.label for device in found.left_out] == ["cuda:1", "cuda:2"]
+    assert driver.told == [
+        ("left-out", [f"cuda:1 ({GPUS[1].pci})"]),
+        ("not-confirmed", [f"cuda:2 ({GPUS[2].pci})"]),
+    ]
+    (answer,) = driver.evidence
+    assert answer.startswith(f"cuda:2 ({GPUS[2].pci}) alone: ")
+    assert says in answer
+
+
+def test_gpu_that_is_unavailable_at_first_only_is_tested(tmp_path: Path) -> None:
+    bad, slow = GPUS[1].uuid, GPUS[2].uuid
+
+    def hangs(entries: list[str], asked: list[str]) -> Any:
+        return bad in entries or ("cuInit returned 999" if slow in entries and slow not in asked else False)
+
+    driver, _, devices = ask(tmp_path, hangs)
+    assert [device["index"] for device in devices] == [0, 2, 3]
+    assert driver.told == [("left-out", [f"cuda:1 ({GPUS[1].pci})"])]
+
+
+def test_unavailable_gpu_does_not_explain_a_hang_of_all(tmp_path: Path) -> None:
+    def hangs(entries: list[str], _: list[str]) -> Any:
+        return len(entries) > 1 or ("cuInit returned 999" if entries == [GPUS[2].uuid] else False)
+
+    driver, found, _ = ask(tmp_path, hangs)
+    assert found.ended is None  # the caller keeps the hang
+    assert driver.told == [("not-confirmed", [f"cuda:2 ({GPUS[2].pci})"])]
