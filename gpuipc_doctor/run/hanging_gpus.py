@@ -10,10 +10,11 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import CheckInfo, Device, Ending, Evidence, Finding, Json, ProbeOutcome
-from gpuipc_doctor.node.gpus import of_job
+from gpuipc_doctor.node.gpus import NVIDIA_ON_BUS, entries_in_force, of_job
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.open_drivers import OpenDrivers
@@ -127,7 +128,7 @@ def _listed(root: str, environ: Mapping[str, str]) -> list[ListedGpu]:
     The kernel knows no uuid of a GPU that was not initialised since boot. Numbers and uuids are not mixed.
     """
     if (chosen := environ.get(HIDING)) is not None:
-        entries = [entry.strip() for entry in chosen.split(",") if entry.strip()]
+        entries, _ = entries_in_force(Path(root), NVIDIA_ON_BUS, chosen)
         return [
             ListedGpu(
                 f"{HIDING}={entry}",

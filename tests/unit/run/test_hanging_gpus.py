@@ -153,6 +153,38 @@ def test_users_choice_of_gpus_is_asked_one_by_one(tmp_path: Path, monkeypatch: p
     assert driver.told == [("left-out", ["cuda:1 (CUDA_VISIBLE_DEVICES=1)"])]
 
 
+@pytest.mark.parametrize(
+    ("chosen", "others"),
+    [
+        ("0,1,-1,2", "0"),
+        ("0,1,-2,2", "0"),
+        ("0,1,,2", "0"),
+        ("0,1,none,2", "0"),
+        ("0,1,9,2", "0"),
+        ("1,0,3,9,2", "0,3"),
+        (" 1, 2 ,0,", "2,0"),
+        ("0,0,1", None),
+        ("0,00,1", None),
+        ("0,1,-1,1", "0"),
+        ("-1", None),
+        ("", None),
+        ("1,-1,0", None),
+    ],
+)
+def test_gpus_that_the_user_hides_stay_hidden(
+    tmp_path: Path, chosen: str, others: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    for number in range(4):
+        device = tmp_path / f"sys/bus/pci/devices/0000:0{number}:00.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x10de")
+        (device / "class").write_text("0x030200")
+    driver, found, _ = ask(tmp_path, lambda entries, _: "1" in entries)
+    assert (found.ended is not None) == (others is not None)
+    assert driver.asked[-1:] == ([others] if others else [])
+
+
 @pytest.mark.parametrize("ends", [None, Ending.STOPPED], ids=["not run", "stopped"])
 @pytest.mark.parametrize("asked_before", [4, 5, 6], ids=["repetition", "repeated probe", "others"])
 def test_seen_hang_is_kept_when_run_ends_before_others_answer(
