@@ -108,10 +108,15 @@ def _devices(listed: Iterable[ListedGpu]) -> tuple[Device, ...]:
     )
 
 
+def of_node(root: str) -> tuple[ListedGpu, ...]:
+    """All GPUs of the node: NVIDIA's, then AMD's."""
+    tree = Tree(Path(root))
+    return (*_nvidia(tree), *_amd(tree))
+
+
 def of_job(root: str, ids: str) -> JobGpus:
     """GPUs selected by ``ids`` (``0,2``); all GPUs of the node if empty."""
-    tree = Tree(Path(root))
-    listed = (*_nvidia(tree), *_amd(tree))
+    tree, listed = Tree(Path(root)), of_node(root)
     wanted = [id_.strip() for id_ in ids.split(",") if id_.strip()]
     as_number = {id_: int(id_) for id_ in wanted if re.fullmatch("[0-9]{1,6}", id_)}
     if not wanted:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import CheckInfo, Device, Ending, Evidence, Finding, Json, ProbeOutcome
-from gpuipc_doctor.node.gpus import NVIDIA_ON_BUS, entries_in_force, of_job
+from gpuipc_doctor.node.gpus import NVIDIA_ON_BUS, entries_in_force, of_node
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.open_drivers import OpenDrivers
@@ -31,7 +31,7 @@ BUDGET_FRACTION = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class ListedGpu:
+class VisibleGpu:
     """A GPU that processes see by default: ``entry`` selects it, ``name`` is for people. Unknown properties
     of ``device`` are empty."""
 
@@ -53,7 +53,7 @@ class HangingGpus:
         """After ``planned`` hung: its outcome without the GPUs that hang; None if they cannot be found, or
         if the run ended before the others answered."""
         session = self.surveys.schedule.session
-        gpus = _listed(session.node.root, {**os.environ, **session.node.env})
+        gpus = _visible(session.node.root, {**os.environ, **session.node.env})
         if len(gpus) < 2:
             return None
         with self.open_drivers.paused():
@@ -73,7 +73,9 @@ class HangingGpus:
                 return None
             return _numbered(ended, numbers)
 
-    def _ask_each(self, alone: Mapping[ListedGpu, PlannedProbe], info: CheckInfo) -> dict[ListedGpu, Device]:
+    def _ask_each(
+        self, alone: Mapping[VisibleGpu, PlannedProbe], info: CheckInfo
+    ) -> dict[VisibleGpu, Device]:
         """Initialise each GPU alone, and again those that failed; returns what those that answered are, if
         one of the others may be the cause of the hang."""
         first = self._run(info, *alone.values())
@@ -81,7 +83,7 @@ class HangingGpus:
         if not seen:
             return {}
         witness = alone[next(iter(seen))]
-        hanging, unsure = dict[ListedGpu, Ended](), dict[ListedGpu, Ended]()
+        hanging, unsure = dict[VisibleGpu, Ended](), dict[VisibleGpu, Ended]()
         for gpu, one in alone.items():
             if gpu in seen:
                 continue
@@ -122,7 +124,7 @@ def has_hung(ended: Ended) -> bool:
     return any(role.ending is Ending.HUNG for role in roles)
 
 
-def _listed(root: str, environ: Mapping[str, str]) -> list[ListedGpu]:
+def _visible(root: str, environ: Mapping[str, str]) -> list[VisibleGpu]:
     """The GPUs of the environment's choice, else of the kernel's list, numbered in that order.
 
     The kernel knows no uuid of a GPU that was not initialised since boot. Numbers and uuids are not mixed.
@@ -130,17 +132,17 @@ def _listed(root: str, environ: Mapping[str, str]) -> list[ListedGpu]:
     if (chosen := environ.get(HIDING)) is not None:
         entries, _ = entries_in_force(Path(root), NVIDIA_ON_BUS, chosen)
         return [
-            ListedGpu(
+            VisibleGpu(
                 f"{HIDING}={entry}",
                 entry,
                 Device("cuda", number, entry if entry.startswith("GPU-") else "", "", "", 0),
             )
             for number, entry in enumerate(entries)
         ]
-    gpus = [gpu for gpu in of_job(root, "").listed if gpu.backend == "cuda"]
+    gpus = [gpu for gpu in of_node(root) if gpu.backend == "cuda"]
     have_uuids = all(gpu.uuid for gpu in gpus)
     return [
-        ListedGpu(
+        VisibleGpu(
             gpu.pci,
             gpu.uuid if have_uuids else str(gpu.index),
             Device("cuda", gpu.index, gpu.uuid, gpu.pci, gpu.name, 0),
@@ -149,7 +151,7 @@ def _listed(root: str, environ: Mapping[str, str]) -> list[ListedGpu]:
     ]
 
 
-def _answer(gpu: ListedGpu, planned: PlannedProbe, *attempts: Ended) -> Evidence:
+def _answer(gpu: VisibleGpu, planned: PlannedProbe, *attempts: Ended) -> Evidence:
     """How the probe of this GPU alone ended, each way once."""
     found = [
         sentences.summary(finding)
@@ -170,7 +172,7 @@ def _has_answered(ended: Ended) -> bool:
     return isinstance(ended, ProbeOutcome) and ended.completed
 
 
-def _shown(gpu: ListedGpu, ended: Ended) -> Device | None:
+def _shown(gpu: VisibleGpu, ended: Ended) -> Device | None:
     """The device that a process saw to which only this GPU was shown, if it is this GPU."""
     if not (isinstance(ended, ProbeOutcome) and ended.completed):
         return None
@@ -205,9 +207,9 @@ def _numbered(ended: ProbeOutcome, numbers: Mapping[str, int]) -> ProbeOutcome:
     return replace(ended, roles={**ended.roles, "driver": replace(role, records=records)})
 
 
-def _names(gpus: Iterable[ListedGpu]) -> list[str]:
+def _names(gpus: Iterable[VisibleGpu]) -> list[str]:
     return [*map(_name, gpus)]
 
 
-def _name(gpu: ListedGpu) -> str:
+def _name(gpu: VisibleGpu) -> str:
     return f"{gpu.device.label} ({gpu.name})"
