@@ -97,14 +97,17 @@ def is_of_mpi(outcome: ProbeOutcome) -> bool:
     return is_failure and (operation or "").startswith(MPI_PREFIX)
 
 
-def of_apart(outcome: ProbeOutcome, launched: Confirmation | None = None) -> Finding:
+def of_apart(
+    outcome: ProbeOutcome, launched: Confirmation | None = None, why: Finding | None = None
+) -> Finding:
     """The finding about a launch whose ranks did not all start; ``launched``: None if it was not to be
-    repeated."""
+    repeated. ``why`` it could not be."""
     found = blame.conclude(outcome)
     ranks, twice = len(outcome.roles), launched is Confirmation.CAME_AGAIN
-    if launched is Confirmation.NOT_REPEATED:
-        says = "not confirmed: the run ended before the launch of {ranks} ranks was repeated"
-        return replace(found, evidence=(*found.evidence, Evidence.seen(says, ranks=ranks)))
+    if why:
+        says = "not confirmed: the launch of {ranks} ranks was not repeated: {why}"
+        note = Evidence.seen(says, ranks=ranks, why=sentences.summary(why))
+        return replace(found, evidence=(*found.evidence, note))
     if twice and is_of_mpi(outcome):
         note = Evidence.seen(
             "{ranks} ranks failed to start together, twice; pairs were started alone", ranks=ranks

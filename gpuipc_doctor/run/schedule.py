@@ -18,6 +18,7 @@ from gpuipc_doctor.run.conclusions import Confirmation, Doubt
 from gpuipc_doctor.run.idle_wait import IdleDevices
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import (
+    PAIR,
     PlannedTour,
     RunningTour,
     Tours,
@@ -26,6 +27,7 @@ from gpuipc_doctor.run.tours import (
     is_unkillable,
     separated,
 )
+from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import StartSignal
 from gpuipc_doctor.supervise.launched_tour import NotTogether
 from gpuipc_doctor.supervise.session import Session
@@ -150,7 +152,7 @@ class Schedule:
             last = item.visits[-1]
             is_too_late = self._reason_not_to_run(last, until)
             return (None, self._take_doubtful(last, None, take)) if is_too_late else (item, [])
-        able, more = list[PlannedProbe](), list[Item]()
+        able, more, why = list[PlannedProbe](), list[Item](), None
         for planned in separated(item):
             assert isinstance(planned, PlannedProbe)
             doubt = self.tours.doubts.get(planned.number)
@@ -158,8 +160,11 @@ class Schedule:
                 more += take(planned, doubt.outcome)
             elif reason := self._reason_not_to_run(planned, until):
                 more += self._settle(planned, self._given_up(planned) or reason, take)
+                why = reason.finding
             else:
                 able.append(planned)
+        if why and isinstance(item, PlannedTour) and len(able) < PAIR:
+            self.tours.note_unrepeated(item, why)
         return combined(able) if able else None, more
 
     # -- tours ------------------------------------------------------------------------------------------
@@ -198,14 +203,14 @@ class Schedule:
         """Handle the outcome of a tour's visit; returns what is to run next."""
         planned = tour.visit
         self.watcher.finished(_key(planned))
-        if isinstance(apart := future.exception(), NotTogether):
+        if isinstance(apart := future.exception(), NotTogether) and not apart.outcome.stopped:
             tour.made = len(tour.outcomes)
             if tour.planned.confirms:
                 return self._take_doubtful(tour.planned.visits[-1], None, take)
             return [*self.tours.start_apart(tour.planned, apart.outcome)]
-        ended = _result_of(future)
-        if not tour.made and isinstance(ended, ProbeOutcome) and not ended.stopped:
-            self.tours.note_start(tour.planned)
+        ended = apart.outcome if isinstance(apart, NotTogether) else _result_of(future)
+        if not (tour.made or tour.planned.confirms):
+            self._note_launch(tour.planned, ended, is_together=not isinstance(apart, NotTogether))
         tour.made += 1
         if ended is None or isinstance(ended, NotRun):
             rest, tour.made = (planned, *tour.rest), len(tour.outcomes)
@@ -227,6 +232,15 @@ class Schedule:
             )  # as if alone: fresh processes, which see its devices only
         self.tours.doubts[planned.number] = Doubt(ended, before)
         return [planned]
+
+    def _note_launch(self, tour: PlannedTour, ended: Ended, *, is_together: bool) -> None:
+        """Note what became of a tour's launch, at the end of its first visit."""
+        if isinstance(ended, NotRun):
+            self.tours.note_unrepeated(tour, ended.finding)
+        elif is_together:
+            self.tours.note_start(tour)
+        else:
+            self.tours.note_unrepeated(tour, blame.conclude(ended))
 
     def _settle(self, planned: PlannedProbe, ended: Ended, take: Take) -> list[Item]:
         """Handle the end of a probe that ran alone; returns what is to run next."""
