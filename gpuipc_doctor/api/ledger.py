@@ -116,7 +116,6 @@ class Ledger:
         """Whether the counter did not show a change within `LAG_S`."""
         self._sizes = [self._gpu.device.total_bytes, self._gpu.memory_info()[1]]
         self._still = self._marked = self._read()
-        self._ours: int | None = None
         with w.step("check that used memory rises by the allocated amount"):
             while len(self._rises) < TRIES and not self._see_rise():
                 pass
@@ -218,7 +217,7 @@ class Ledger:
         self._w.wait_until(is_quiet, SETTLE_S)
         self._marked = self._read()
         self._is_suspect |= 0 < abs(self._marked - first) <= NOISE_BYTES
-        self._ours = self._held_by_this_run() if self._idle else None
+        self._marked.ours = self._held_by_this_run() if self._idle else None
         return self._marked
 
     def change_since(self, mark: Reading) -> int:
@@ -332,8 +331,9 @@ class Ledger:
 
     def _ours_since(self, mark: int) -> int | None:
         """Bytes that the processes of this run hold more than at ``mark``; None if unknown."""
-        now = self._held_by_this_run() if self._ours is not None and mark is self._marked else None
-        return None if now is None or self._ours is None else now - self._ours
+        before = mark.ours if isinstance(mark, Reading) else None
+        now = None if before is None else self._held_by_this_run()
+        return None if before is None or now is None else now - before
 
     def _held_by_this_run(self) -> int | None:
         holders = self._gpu.memory_holders()
@@ -404,7 +404,7 @@ def look_on(w: Worker) -> None:
     for ledger, mark in zip(ledgers, marks if goes_on else before, strict=True):
         ledger.enter(PROGRAM_ENDED, mark)
     if goes_on:
-        w.kept[HELD] = [ledger.used() - mark for ledger, mark in zip(ledgers, before, strict=True)]
+        w.kept[HELD] = [ledger.mark().less(mark) for ledger, mark in zip(ledgers, before, strict=True)]
 
 
 def tell_loaded(w: Worker) -> None:

@@ -573,6 +573,35 @@ def test_partner_whose_process_goes_on_is_watched_at_each_visit_and_at_its_end(k
     assert not w.kept
 
 
+def drift(now: float) -> int:
+    return 500 * MIB + int(20 * MIB * now) // PAGE * PAGE
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("visits", [1, 2])
+def test_loss_at_a_programs_end_that_is_held_by_this_run_is_a_fail_although_the_counter_moves(
+    visits: int, is_ours: bool
+) -> None:
+    """What the driver attributes was never compared at a program's end: it was an ERROR."""
+    device = Device(drift)
+
+    def held() -> list[dict[str, Json]]:
+        ours = device.allocated if is_ours or device.allocated != ODD_BYTES else 0
+        return [{**STRANGER, "held": 90 * MIB + ours, "whose": THIS_RUN}]
+
+    device.memory_holders = held  # type: ignore[method-assign]
+    w: Any = Worker(device)
+    w.peer = Staying(device, 0, ODD_BYTES)
+    if visits == 1:
+        w.peer.recv_or_end = lambda: setattr(device, "allocated", ODD_BYTES)
+    for _ in range(visits):
+        look_on(w)
+    (entry,) = account(w.records).entries
+    assert (entry.ours, entry.missing == ODD_BYTES) == ((ODD_BYTES, True) if is_ours else (0, False))
+    found = account(w.records).judge(ODD_BYTES)
+    assert [finding.key for finding in found] == ["not-returned"] or not is_ours
+
+
 def test_samples_are_drawn_with_marks() -> None:
     w: Any = Worker(Device())
     allocator: Any = type("Allocator", (), {"held": lambda _: (2 * MIB, 6 * MIB)})()
