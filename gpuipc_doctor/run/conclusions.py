@@ -59,13 +59,14 @@ class Confirmation(enum.Enum):
 class Doubt:
     """A visit of a tour that did not pass, the visits before it, and the outcome of its probe alone.
 
-    ``confirmation`` is None while the probe is to be repeated.
+    ``confirmation`` is None while the probe is to be repeated; ``why`` it could not be.
     """
 
     outcome: ProbeOutcome
     before: tuple[PlannedProbe, ...]
     alone: ProbeOutcome | None = None
     confirmation: Confirmation | None = None
+    why: Finding | None = None
 
 
 def of_doubt(planned: PlannedProbe, doubt: Doubt) -> list[Finding]:
@@ -81,11 +82,14 @@ def of_doubt(planned: PlannedProbe, doubt: Doubt) -> list[Finding]:
         case Confirmation.CAME_AGAIN:
             alone = Evidence.control("the probe passes alone; after these probes it failed twice")
             return [replace(finding, evidence=(*finding.evidence, alone, *history)) for finding in found]
-        case _ if not doubt.outcome.stopped:
-            says = "not confirmed: the run ended before the probe was repeated alone"
+        case _ if doubt.why and not doubt.outcome.stopped:
+            says = "not confirmed: the probe was not repeated alone: {why}"
             if doubt.alone:
-                says = "not confirmed: the probe passes alone; it could not be repeated after the same probes"
-            note = Evidence.seen(says)
+                says = (
+                    "not confirmed: the probe passes alone; it could not be repeated after the same probes: "
+                    "{why}"
+                )
+            note = Evidence.seen(says, why=sentences.summary(doubt.why))
             return [replace(finding, evidence=(*finding.evidence, note, *history)) for finding in found]
     return found
 

@@ -151,7 +151,7 @@ class Schedule:
         if isinstance(item, PlannedTour) and item.confirms:
             last = item.visits[-1]
             is_too_late = self._reason_not_to_run(last, until)
-            return (None, self._take_doubtful(last, None, take)) if is_too_late else (item, [])
+            return (None, self._take_doubtful(last, is_too_late.finding, take)) if is_too_late else (item, [])
         able, more, why = list[PlannedProbe](), list[Item](), None
         for planned in separated(item):
             assert isinstance(planned, PlannedProbe)
@@ -206,21 +206,19 @@ class Schedule:
         if isinstance(apart := future.exception(), NotTogether) and not apart.outcome.stopped:
             tour.made = len(tour.outcomes)
             if tour.planned.confirms:
-                return self._take_doubtful(tour.planned.visits[-1], None, take)
+                return self._take_doubtful(tour.planned.visits[-1], blame.conclude(apart.outcome), take)
             return [*self.tours.start_apart(tour.planned, apart.outcome)]
         ended = apart.outcome if isinstance(apart, NotTogether) else _result_of(future)
         if not (tour.made or tour.planned.confirms):
             self._note_launch(tour.planned, ended, is_together=not isinstance(apart, NotTogether))
         tour.made += 1
+        if tour.planned.confirms:
+            return self._after_repeated_visit(tour, ended, take)
         if ended is None or isinstance(ended, NotRun):
             rest, tour.made = (planned, *tour.rest), len(tour.outcomes)
-            if tour.planned.confirms:
-                return self._take_doubtful(rest[-1], None, take)
             if isinstance(ended, NotRun):  # perhaps a limit that fewer processes do not reach
                 return [*rest]
             return [combined(rest)]
-        if tour.planned.confirms:
-            return [] if tour.goes_on else self._take_doubtful(planned, ended, take)
         if self.tours.passes(planned, ended) or is_unkillable(ended):
             return [*take(planned, ended)]
         before = tour.planned.visits[: tour.made - 1]
@@ -232,6 +230,15 @@ class Schedule:
             )  # as if alone: fresh processes, which see its devices only
         self.tours.doubts[planned.number] = Doubt(ended, before)
         return [planned]
+
+    def _after_repeated_visit(self, tour: RunningTour, ended: Ended, take: Take) -> list[Item]:
+        """Handle a visit of a tour that confirms: the last one counts, if those before it complete."""
+        last = tour.planned.visits[-1]
+        if isinstance(ended, NotRun) or (tour.goes_on and not ended.completed):
+            tour.made = len(tour.outcomes)
+            why = ended.finding if isinstance(ended, NotRun) else blame.conclude(ended)
+            return self._take_doubtful(last, why, take)
+        return [] if tour.goes_on else self._take_doubtful(last, ended, take)
 
     def _note_launch(self, tour: PlannedTour, ended: Ended, *, is_together: bool) -> None:
         """Note what became of a tour's launch, at the end of its first visit."""
@@ -247,7 +254,7 @@ class Schedule:
         doubt = self.tours.doubts.get(planned.number)
         if isinstance(ended, NotRun):
             if doubt and not _is_given_up_for(doubt.outcome, ended.finding):
-                return self._take_doubtful(planned, None, take)
+                return self._take_doubtful(planned, ended.finding, take)
         elif doubt and self.tours.passes(planned, ended) and self.tours.needs_confirmation(planned):
             self.tours.doubts[planned.number] = replace(doubt, alone=ended)
             return [combined((*doubt.before, planned), confirms=True)]
@@ -260,14 +267,16 @@ class Schedule:
                 self._remember_hang(doubt.outcome)
         return [*more]
 
-    def _take_doubtful(self, planned: PlannedProbe, again: ProbeOutcome | None, take: Take) -> list[Item]:
+    def _take_doubtful(self, planned: PlannedProbe, again: ProbeOutcome | Finding, take: Take) -> list[Item]:
         """Handle a probe whose visit did not pass and that passed alone, or could not be repeated.
 
-        ``again``: the outcome of the same visits, made again; None if they could not be.
+        ``again``: the outcome of the same visits, made again, or why they could not be.
         """
         doubt = self.tours.doubts[planned.number]
-        if again is None or again.stopped:
-            doubt = replace(doubt, confirmation=Confirmation.NOT_REPEATED)
+        if isinstance(again, ProbeOutcome) and again.stopped:
+            again = blame.conclude(again)
+        if isinstance(again, Finding):
+            doubt = replace(doubt, confirmation=Confirmation.NOT_REPEATED, why=again)
         elif not self.tours.passes(planned, again):
             doubt = replace(doubt, outcome=again, confirmation=Confirmation.CAME_AGAIN)
         else:

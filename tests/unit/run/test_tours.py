@@ -488,6 +488,59 @@ def test_failure_is_not_lost_if_its_device_is_given_up_for_another_call() -> Non
     assert conclusions.of_doubt(probes[1], doubt)[0].key == "wrong-data"
 
 
+NOT_ALONE = "not confirmed: the probe was not repeated alone: "
+NOT_IN_COMPANY = "not confirmed: the probe passes alone; it could not be repeated after the same probes: "
+
+
+@pytest.mark.parametrize(
+    ("why", "says"),
+    [
+        ("given-up", f"{NOT_ALONE}cuCtxCreate already hung 2 times on cuda:2"),
+        ("beside-unkillable", f"{NOT_ALONE}a process that cannot be killed is still running: pid 7"),
+        ("not-run", f"{NOT_ALONE}the probe could not be run: no process"),
+        ("interrupted", f"{NOT_ALONE}interrupted before this probe ran"),
+        ("budget", f"{NOT_ALONE}time budget exhausted; run `gpuipc-doctor check reads --budget "),
+        ("before", f"{NOT_IN_COMPANY}importer: cuIpcOpenMemHandle #0 ended"),
+        ("given-up later", f"{NOT_IN_COMPANY}cuCtxCreate already hung 2 times on cuda:2"),
+    ],
+)
+def test_failure_that_is_not_repeated_says_why(why: str, says: str) -> None:
+    """It said that the run had ended, whatever the reason."""
+    seen: list[str] = []
+
+    def ends(item: PlannedProbe, before: list[PlannedProbe]) -> str:
+        label = item.probe.devices[0].label
+        if why == "before" and label == "cuda:1" and before and "alone" in seen:
+            return "crashed"
+        if label == "cuda:2" and not before:
+            seen.append("alone")
+            if why == "given-up later":
+                schedule._hangs.update({("cuda:2", "cuCtxCreate"): 2})
+            if why == "not-run":
+                raise OSError(errno.EAGAIN, "no process")
+        if label == "cuda:2" and before:
+            schedule._hangs.update({("cuda:2", "cuCtxCreate"): 2} if why == "given-up" else {})
+            node.unkillable = "pid 7" if why == "beside-unkillable" else ""
+            schedule.interrupted = why == "interrupted"
+            if why == "budget":
+                schedule._reason_not_to_run = lambda item, _: ask(item, 0.0)  # type: ignore[method-assign]
+            return "wrong"
+        return "right"
+
+    probes = [planned(device) for device in GPUS]
+    node: Any = Node(probes, ends)
+    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
+    ask = schedule._reason_not_to_run
+    schedule._quiet = Still()  # type: ignore[assignment]
+    taken: dict[int, Ended | Doubt] = {}
+    schedule.run(probes, 1, lambda item, ended: taken.update({item.number: ended}) or [])  # type: ignore[func-returns-value]
+    doubt = taken[probes[2].number]
+    assert isinstance(doubt, Doubt)
+    (found,) = conclusions.of_doubt(probes[2], doubt)
+    assert (found.status, found.key) == (Status.FAIL, "wrong-data")
+    assert sentences.evidence(found)[0].startswith(says)
+
+
 class Skips(Reads):
     id = title = "skips"
 
