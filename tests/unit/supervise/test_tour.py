@@ -180,6 +180,29 @@ def test_process_of_the_next_library_starts_before_its_first_visit(
         assert len(set(pids["b"])) == 1
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_library_that_is_still_being_imported_holds_no_visit_up(
+    roles: ModuleType, tmp_path: Path, stops: bool
+) -> None:
+    """The first visit was not watched meanwhile, and the import was ended after the limit of a start."""
+    functions = {"a": roles.tell_visit, "b": roles.hear_visit}
+    first = Probe("first", functions, params={"number": 7}, deadline_s=1.5)
+    imports = () if stops else ("hangs_when_imported",)
+    later = [replace(first, name=name, library=name, imports=imports) for name in ("CuPy", "PyTorch")]
+    node = Node(env={"PYTHONPATH": str(FILE.parent / "imports")})
+    with Session(node, replace(LIMITS, start_up_s=4.0), keep_logs=tmp_path) as session:
+        if stops:
+            session.stop()
+        ended = session.tour(
+            [("misbehaving", FILE, probe) for probe in (first, *later)],
+            until=time.monotonic() + 60,
+            goes_on=lambda _: False,
+            turn=StartSignal(at_rest=[]),
+        )
+        assert (ended.completed, ended.stopped) == ((False, "interrupted") if stops else (True, ""))
+        assert session.processes == 2
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left
 def test_unkillable_process_ends_the_tour_and_is_known(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
