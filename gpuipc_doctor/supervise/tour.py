@@ -118,6 +118,20 @@ class Tour(Execution):
                 self.processes += 1
             before = visit.probe
 
+    def _take_turn(self) -> None:
+        """As for a single probe, once the processes started ahead wait: their start, on some drivers, changes
+        used memory, which the first visit may measure."""
+        if self._waits_for_turn and all(
+            self._is_ready(role) for roles in self._ahead.values() for role in roles.values()
+        ):
+            super()._take_turn()
+
+    def _is_ready(self, role: RunningRole) -> bool:
+        """Whether a role waits for its first visit, or does not come, as that visit will tell."""
+        role.progress.read()
+        is_late = time.monotonic() - role.started_at > self.probe.deadline_s
+        return role.progress.waiting or is_late or role.process.poll()
+
     def _has_imported(self, probe: Probe) -> bool:
         environment = environment_with(probe.env, self.node.env)
         return self.stems.of(imports(probe), environment).has_imported()
