@@ -74,6 +74,9 @@ HELD = "held by the partner"
 """Name in `Worker.kept` of the bytes by device that a partner's process, which goes on, held at the last
 visit's end."""
 
+LOADED = "gpuipc_doctor: loaded, and this process goes on"
+"""Message of `tell_loaded` to `look_on`; a site's program may send others."""
+
 THIS_RUN = "possibly part of this run"
 """Value of ``whose`` of `Gpu.memory_holders`."""
 
@@ -397,7 +400,7 @@ def look_on(w: Worker) -> None:
     marks = [ledger.mark() for ledger in ledgers]
     before = [mark.less(nbytes) for mark, nbytes in zip(marks, held, strict=True)]
     w.peer.send([max(ledger.lag_s for ledger in ledgers), min(gpu.memory_info()[0] for gpu in w.gpus)])
-    if goes_on := w.peer.recv_or_end():
+    if goes_on := w.peer.recv_or_end() == LOADED:
         marks = [ledger.mark() for ledger in ledgers]
         w.peer.send(None)
     w.peer.wait_gone()
@@ -410,7 +413,7 @@ def look_on(w: Worker) -> None:
 def tell_loaded(w: Worker) -> None:
     """Tell the partner, in `look_on`, that this role's library is loaded, if its process goes on."""
     if w.goes_on:
-        w.peer.send(True)
+        w.peer.send(LOADED)
         w.peer.recv()
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from gpuipc_doctor.api.ledger import (
     CREEP_BYTES,
+    LOADED,
     ODD_BYTES,
     PATIENCE_S,
     QUIET_S,
@@ -533,6 +534,18 @@ def test_memory_still_used_after_the_partners_end_is_foreign(kept: int, is_their
     assert entry.trust(None) is None
 
 
+@pytest.mark.parametrize("said", [None, True, 30 * MIB, [1, 2], "loaded"])
+def test_message_of_a_sites_program_does_not_hide_its_loss(said: Json) -> None:
+    """Any message was taken for `tell_loaded`, so what it had allocated then was not missed."""
+    w: Any = Worker(Device())
+    w.peer = Partner(w.gpu, 30 * MIB)
+    w.peer.recv_or_end = lambda: said
+    look_on(w)
+    (entry,) = account(w.records).entries
+    assert entry.missing == 30 * MIB
+    assert not w.kept
+
+
 class Staying(Partner):
     """A partner whose process holds 600 MiB once its library is loaded, and makes two visits of `look_on`.
 
@@ -546,13 +559,13 @@ class Staying(Partner):
     def send(self, seen: object) -> None:
         self._device.allocated += 50 * MIB if seen is None else 0
 
-    def recv_or_end(self) -> bool:
+    def recv_or_end(self) -> str | None:
         self._visits += 1
         if self._visits == 1:
             self._device.allocated += 600 * MIB
         else:
             self._device.allocated += self._left - self._kept - 600 * MIB
-        return self._visits == 1
+        return LOADED if self._visits == 1 else None
 
     def wait_gone(self) -> None:
         if self._visits == 1:
