@@ -609,7 +609,7 @@ def test_ranks_that_do_not_start_together_are_told_and_their_pairs_are_tested(
     schedule.run(probes, 1, lambda item, ended: taken.append(item.number) or [])  # type: ignore[func-returns-value]
     assert sorted(taken) == [item.number for item in probes]
     assert [len(group) for group in node.ran] == launches
-    told = [finding for _, finding in schedule.tours.apart]
+    told = [finding for _, finding in schedule.tours.not_together]
     assert [(finding.status, finding.key) for finding in told] == ([(status, key)] if status else [])
     if operation and status is not None:
         assert operation in " ".join([sentences.summary(told[0]), *sentences.evidence(told[0])])
@@ -683,7 +683,7 @@ def test_launch_that_failed_once_is_repeated_whatever_became_of_the_others(
     taken: list[int] = []
     node.schedule.run(probes, 4, lambda item, ended: taken.append(item.number) or [])  # type: ignore[func-returns-value]
     assert sorted(taken) == [item.number for item in probes]
-    told = [finding for _, finding in node.schedule.tours.apart]
+    told = [finding for _, finding in node.schedule.tours.not_together]
     statuses = {1: Status.WARN, 2: Status.FAIL}
     assert [finding.status for finding in told] == [statuses[status] for status, _ in says]
     for finding, (_, text) in zip(told, says, strict=True):
@@ -699,7 +699,7 @@ def test_launch_of_which_too_little_is_left_says_why_it_was_not_repeated(on: lis
         NotRun(Finding.skip("given-up", "hung twice")) if node.ran and item.probe.devices[0] in on else None
     )
     node.schedule.run(probes, 1, lambda item, ended: [])
-    ((_, told),) = node.schedule.tours.apart
+    ((_, told),) = node.schedule.tours.not_together
     assert sentences.evidence(told)[-1] == f"{UNREPEATED}hung twice"
 
 
