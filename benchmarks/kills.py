@@ -25,7 +25,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.reliability import (
+from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise.tree import carried
+from tests.hostile_nodes import (
     BUDGET_S,
     PATH,
     VANISH_S,
@@ -38,8 +40,6 @@ from benchmarks.reliability import (
     namespace,
     torn,
 )
-from gpuipc_doctor.supervise import tree
-from gpuipc_doctor.supervise.tree import carried
 
 IPC_CHECKS = ["ipc-handles", "ipc-reopen"]
 MPI_CHECKS = ["mpi-first-touch"]

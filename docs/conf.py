@@ -48,7 +48,6 @@ PAGES = {
     "benchmarks/growth_smcuda.md": "generated/growth-smcuda.md",
     "benchmarks/diagnose_speed.md": "generated/diagnose-speed.md",
     "benchmarks/two_gpus.md": "generated/two-gpus.md",
-    "benchmarks/situations.md": "generated/situations.md",
     "benchmarks/planted_jobs.md": "generated/planted-jobs.md",
     "benchmarks/kfd_faults.md": "generated/kfd-faults.md",
     "benchmarks/amd_runtimes.md": "generated/amd-runtimes.md",
