@@ -202,12 +202,13 @@ def rise_while_open(without: dict[str, int], memory: PhysicalMemory, nbytes: int
     addresses rise."""
     rise = dict[str, int]()
     with ExitStack() as mappings:
-        for _ in range(MAPPINGS):
+        for number in range(MAPPINGS):
+            if number:  # the first is the caller's
+                mappings.enter_context(memory.map())
             now = figures_of_process()
             rise = {name: now[name] - without[name] for name in ("descriptors", "addresses")}
             if rise["addresses"] >= nbytes:
                 break
-            mappings.enter_context(memory.map())
     return rise
 
 

@@ -37,18 +37,22 @@ def window_of(points: Sequence[tuple[float, float]]) -> Window:
 
 
 class Reading(int):
-    """Bytes in use, with the time ``at`` which they were read in seconds."""
+    """Bytes in use, with the time ``at`` which they were read in seconds, and how many of them ``ours``, the
+    processes of this run, held; None if unknown."""
 
     at: float
+    ours: int | None
 
-    def __new__(cls, used: int, at: float) -> Reading:
+    def __new__(cls, used: int, at: float, ours: int | None = None) -> Reading:
         reading = super().__new__(cls, used)
-        reading.at = at
+        reading.at, reading.ours = at, ours
         return reading
 
     def less(self, nbytes: int) -> Reading:
-        """This reading without some bytes."""
-        return Reading(self - nbytes, self.at)
+        """This reading without some bytes, or without those of another reading."""
+        theirs = nbytes.ours if isinstance(nbytes, Reading) else 0
+        ours = None if self.ours is None or theirs is None else self.ours - theirs
+        return Reading(self - nbytes, self.at, ours)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,9 @@ HELD = "held by the partner"
 """Name in `Worker.kept` of the bytes by device that a partner's process, which goes on, held at the last
 visit's end."""
 
+LOADED = "gpuipc_doctor: loaded, and this process goes on"
+"""Message of `tell_loaded` to `look_on`; a site's program may send others."""
+
 THIS_RUN = "possibly part of this run"
 """Value of ``whose`` of `Gpu.memory_holders`."""
 
@@ -116,7 +119,6 @@ class Ledger:
         """Whether the counter did not show a change within `LAG_S`."""
         self._sizes = [self._gpu.device.total_bytes, self._gpu.memory_info()[1]]
         self._still = self._marked = self._read()
-        self._ours: int | None = None
         with w.step("check that used memory rises by the allocated amount"):
             while len(self._rises) < TRIES and not self._see_rise():
                 pass
@@ -218,7 +220,7 @@ class Ledger:
         self._w.wait_until(is_quiet, SETTLE_S)
         self._marked = self._read()
         self._is_suspect |= 0 < abs(self._marked - first) <= NOISE_BYTES
-        self._ours = self._held_by_this_run() if self._idle else None
+        self._marked.ours = self._held_by_this_run() if self._idle else None
         return self._marked
 
     def change_since(self, mark: Reading) -> int:
@@ -332,8 +334,9 @@ class Ledger:
 
     def _ours_since(self, mark: int) -> int | None:
         """Bytes that the processes of this run hold more than at ``mark``; None if unknown."""
-        now = self._held_by_this_run() if self._ours is not None and mark is self._marked else None
-        return None if now is None or self._ours is None else now - self._ours
+        before = mark.ours if isinstance(mark, Reading) else None
+        now = None if before is None else self._held_by_this_run()
+        return None if before is None or now is None else now - before
 
     def _held_by_this_run(self) -> int | None:
         holders = self._gpu.memory_holders()
@@ -397,20 +400,20 @@ def look_on(w: Worker) -> None:
     marks = [ledger.mark() for ledger in ledgers]
     before = [mark.less(nbytes) for mark, nbytes in zip(marks, held, strict=True)]
     w.peer.send([max(ledger.lag_s for ledger in ledgers), min(gpu.memory_info()[0] for gpu in w.gpus)])
-    if goes_on := w.peer.recv_or_end():
+    if goes_on := w.peer.recv_or_end() == LOADED:
         marks = [ledger.mark() for ledger in ledgers]
         w.peer.send(None)
     w.peer.wait_gone()
     for ledger, mark in zip(ledgers, marks if goes_on else before, strict=True):
         ledger.enter(PROGRAM_ENDED, mark)
     if goes_on:
-        w.kept[HELD] = [ledger.used() - mark for ledger, mark in zip(ledgers, before, strict=True)]
+        w.kept[HELD] = [ledger.mark().less(mark) for ledger, mark in zip(ledgers, before, strict=True)]
 
 
 def tell_loaded(w: Worker) -> None:
     """Tell the partner, in `look_on`, that this role's library is loaded, if its process goes on."""
     if w.goes_on:
-        w.peer.send(True)
+        w.peer.send(LOADED)
         w.peer.recv()
 
 

@@ -248,6 +248,9 @@ class Generator:
         self.vary = Random(f"vary {self.seed}")
         """Chooses the dimensions of an operation, likewise."""
         self._scenes = play(self) if self.limits.scenes else iter(())
+        self._follows_scenes = self.limits.scenes
+        """Whether the next epoch is the first after the scenes, in which processes act one by one: in it they
+        act at once, in however few epochs follow."""
         self._at_once = False
         self.model = Model(History(self.backend, self.plans, peers=self.peers))
         self._numbers = 0
@@ -282,7 +285,8 @@ class Generator:
             yield from self._end_epoch()
             return
         epoch = self._plan()
-        self._at_once = self._chance.random() < AT_ONCE_EPOCHS
+        self._at_once = self._chance.random() < AT_ONCE_EPOCHS or self._follows_scenes
+        self._follows_scenes = False
         self._choose_crew(self.random.randint(2, self.limits.processes))
         yield from self._first_rest(set(self._crew))
         for _ in range(epoch.operations):

@@ -373,12 +373,13 @@ def freed(g: Generator, device: int) -> Scene:
 def ends(g: Generator, device: int) -> Scene:
     """Memory given up in other orders than usual, and then used by the process that still has it."""
     crew = g.crew(2, device)
+    nbytes = 2 * MIB if g.limits.room >= 32 * MIB else 64 * KIB
     for turn, order in enumerate([(0, 1, 2), (1, 2, 0)]):
         a, b = in_turn(crew, turn)
         mappings = [g.number() for _ in order]
         for mapping in mappings:
             buffer = g.number()
-            yield Operation("allocate", a, makes=buffer, nbytes=2 * MIB)
+            yield Operation("allocate", a, makes=buffer, nbytes=nbytes)
             yield Operation("write", a, on=buffer, stamp=g.number())
             yield Operation("open", b, on=buffer, makes=mapping)
         for closed, other in pairwise(order):
@@ -399,7 +400,7 @@ def ends(g: Generator, device: int) -> Scene:
         pool, imported, memory, first, again = (g.number() for _ in range(5))
         yield Operation("create-pool", a, makes=pool)
         yield Operation("import-pool", b, on=pool, makes=imported)
-        yield Operation("allocate-from-pool", a, on=pool, makes=memory, nbytes=2 * MIB)
+        yield Operation("allocate-from-pool", a, on=pool, makes=memory, nbytes=nbytes)
         yield Operation("write", a, on=memory, stamp=g.number())
         for pointer in (first, again):
             yield Operation("import-pointer", b, on=memory, of=imported, makes=pointer)
@@ -411,10 +412,12 @@ def ends(g: Generator, device: int) -> Scene:
 def both_ways(g: Generator, device: int) -> Scene:
     """Two processes that each export, import and free beside what they have open, as ranks do."""
     crew = g.crew(2, device)
+    most = g.limits.room // (FLOOR + 1)
+    fitting = [nbytes for nbytes in (4096, 65536, 2 * MIB, 4 * MIB + 512) if nbytes <= most]
     mappings: list[tuple[int, int]] = []
     for turn in range(FLOOR):
         a, b = in_turn(crew, turn)
-        nbytes = g.vary.choice((4096, 65536, 2 * MIB, 4 * MIB + 512))
+        nbytes = g.vary.choice(fitting)
         extra, buffer, mapping = (g.number() for _ in range(3))
         yield Operation("allocate", a, makes=extra, nbytes=nbytes)
         yield Operation("allocate", a, makes=buffer, nbytes=nbytes)
@@ -444,7 +447,8 @@ def contexts(g: Generator, device: int) -> Scene:
     yield Operation("read", b, on=mapping)
     yield Operation("close", b, on=mapping)
     yield Operation("end-context", a, on=context)
-    yield Operation("allocate", b, makes=late, nbytes=4 * MIB + 512)
+    large = 4 * MIB + 512 if g.limits.room >= 8 * MIB else 2 * MIB
+    yield Operation("allocate", b, makes=late, nbytes=large)
     yield Operation("write", b, on=late, stamp=g.number())
     yield Operation("open", a, on=late, makes=opened)
     yield Operation("read", a, on=opened, kind=WHOLE)

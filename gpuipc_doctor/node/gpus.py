@@ -10,12 +10,13 @@ Interface"; Linux, ``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``; Slurm,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import CAPABILITIES
-from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, quietly, shown
+from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, matching, quietly, shown
 from gpuipc_doctor.model import Device
 
 
@@ -107,10 +108,15 @@ def _devices(listed: Iterable[ListedGpu]) -> tuple[Device, ...]:
     )
 
 
+def of_node(root: str) -> tuple[ListedGpu, ...]:
+    """All GPUs of the node: NVIDIA's, then AMD's."""
+    tree = Tree(Path(root))
+    return (*_nvidia(tree), *_amd(tree))
+
+
 def of_job(root: str, ids: str) -> JobGpus:
     """GPUs selected by ``ids`` (``0,2``); all GPUs of the node if empty."""
-    tree = Tree(Path(root))
-    listed = (*_nvidia(tree), *_amd(tree))
+    tree, listed = Tree(Path(root)), of_node(root)
     wanted = [id_.strip() for id_ in ids.split(",") if id_.strip()]
     as_number = {id_: int(id_) for id_ in wanted if re.fullmatch("[0-9]{1,6}", id_)}
     if not wanted:
@@ -168,6 +174,50 @@ def _amd(tree: Tree) -> Iterator[ListedGpu]:
         numbers = {index, said.get("drm_render_minor", index)}
         name = shown(tree.line(f"/sys/bus/pci/devices/{pci}/product_name"))
         yield ListedGpu("hip", index, frozenset(numbers), f"GPU-{serial:016x}" if serial else "", pci, name)
+
+
+NVIDIA_ON_BUS = "0x10de"
+"""NVIDIA's number on the PCI bus."""
+
+
+def entries_in_force(root: Path, pci_vendor: str, value: str) -> tuple[list[str], str]:
+    """(the entries of a variable such as ``CUDA_VISIBLE_DEVICES`` that select GPUs, what is wrong in it).
+
+    For both vendors, the list ends before the first entry that names no GPU, such as -1, and a GPU named
+    twice hides all.
+    """
+    count, uuids = len(gpus_on_bus(root, pci_vendor)), _nvidia_uuids(root)
+    selected: dict[str, str] = {}  # GPU → its entry
+    for entry in map(str.strip, value.split(",") if value else ()):
+        if re.fullmatch(r"-\d+", entry):
+            break
+        if wrong := _mistake(entry, count, uuids):
+            return [*selected.values()], wrong
+        abbreviated = [uuid for uuid in uuids if uuid.startswith(entry.lower())]
+        gpu = str(int(entry)) if entry.isdecimal() else abbreviated[0] if len(abbreviated) == 1 else entry
+        if gpu in selected:
+            return [], f"lists {entry} twice"
+        selected[gpu] = entry
+    return [*selected.values()], ""
+
+
+def _mistake(entry: str, count: int, uuids: Collection[str]) -> str:
+    """Why an entry names no GPU; empty if it may name one. ``count``: GPUs on the bus, 0 if unknown."""
+    if entry.isdecimal() and count and int(entry) >= count:
+        return f"lists {entry}, but this node's GPUs are 0 to {count - 1}"
+    if not re.fullmatch(r"\d+|(GPU|MIG)-[0-9a-fA-F/-]+", entry):
+        return f"has {entry!r}, which is neither a number nor a uuid"
+    if entry.startswith("GPU-") and uuids and not any(map(str.startswith, uuids, repeat(entry.lower()))):
+        return f"lists a uuid that no GPU of this node has: {entry}"
+    return ""
+
+
+def _nvidia_uuids(root: Path) -> list[str]:
+    """Uuids of GPUs in files of NVIDIA's module, in lower case; none if that of a GPU is unknown."""
+    texts = map(quietly, matching(root, "/proc/driver/nvidia/gpus/*/information"))
+    found = (re.search(r"^GPU UUID:\s+(GPU-\S+)", text, re.MULTILINE) for text in texts)
+    uuids = [uuid[1].lower() for uuid in found if uuid]
+    return [] if any("?" in uuid for uuid in uuids) else uuids
 
 
 _INTEL = "0x8086"

@@ -59,13 +59,14 @@ class Confirmation(enum.Enum):
 class Doubt:
     """A visit of a tour that did not pass, the visits before it, and the outcome of its probe alone.
 
-    ``confirmation`` is None while the probe is to be repeated.
+    ``confirmation`` is None while the probe is to be repeated; ``why`` it could not be.
     """
 
     outcome: ProbeOutcome
     before: tuple[PlannedProbe, ...]
     alone: ProbeOutcome | None = None
     confirmation: Confirmation | None = None
+    why: Finding | None = None
 
 
 def of_doubt(planned: PlannedProbe, doubt: Doubt) -> list[Finding]:
@@ -81,11 +82,14 @@ def of_doubt(planned: PlannedProbe, doubt: Doubt) -> list[Finding]:
         case Confirmation.CAME_AGAIN:
             alone = Evidence.control("the probe passes alone; after these probes it failed twice")
             return [replace(finding, evidence=(*finding.evidence, alone, *history)) for finding in found]
-        case _ if not doubt.outcome.stopped:
-            says = "not confirmed: the run ended before the probe was repeated alone"
+        case _ if doubt.why and not doubt.outcome.stopped:
+            says = "not confirmed: the probe was not repeated alone: {why}"
             if doubt.alone:
-                says = "not confirmed: the probe passes alone; it could not be repeated after the same probes"
-            note = Evidence.seen(says)
+                says = (
+                    "not confirmed: the probe passes alone; it could not be repeated after the same probes: "
+                    "{why}"
+                )
+            note = Evidence.seen(says, why=sentences.summary(doubt.why))
             return [replace(finding, evidence=(*finding.evidence, note, *history)) for finding in found]
     return found
 
@@ -97,14 +101,17 @@ def is_of_mpi(outcome: ProbeOutcome) -> bool:
     return is_failure and (operation or "").startswith(MPI_PREFIX)
 
 
-def of_apart(outcome: ProbeOutcome, launched: Confirmation | None = None) -> Finding:
+def of_apart(
+    outcome: ProbeOutcome, launched: Confirmation | None = None, why: Finding | None = None
+) -> Finding:
     """The finding about a launch whose ranks did not all start; ``launched``: None if it was not to be
-    repeated."""
+    repeated. ``why`` it could not be."""
     found = blame.conclude(outcome)
     ranks, twice = len(outcome.roles), launched is Confirmation.CAME_AGAIN
-    if launched is Confirmation.NOT_REPEATED:
-        says = "not confirmed: the run ended before the launch of {ranks} ranks was repeated"
-        return replace(found, evidence=(*found.evidence, Evidence.seen(says, ranks=ranks)))
+    if why:
+        says = "not confirmed: the launch of {ranks} ranks was not repeated: {why}"
+        note = Evidence.seen(says, ranks=ranks, why=sentences.summary(why))
+        return replace(found, evidence=(*found.evidence, note))
     if twice and is_of_mpi(outcome):
         note = Evidence.seen(
             "{ranks} ranks failed to start together, twice; pairs were started alone", ranks=ranks

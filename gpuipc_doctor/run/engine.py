@@ -186,7 +186,7 @@ class Run:
         shared = {each.number for others in self._sharing.values() for each in others}
         probes = [planned for planned in layout.probes if planned.number not in shared]
         self.schedule.run(probes, self._jobs(devices), self._take_shared, spare_s=spare_s)
-        for outcome, finding in self.schedule.tours.apart:
+        for outcome, finding in self.schedule.tours.not_together:
             self.log.say(Result(loader.survey("ranks").id, finding, roles=blamed_first(outcome)))
 
     def with_tested_collectives(self, facts: Sequence[Fact]) -> tuple[Fact, ...]:

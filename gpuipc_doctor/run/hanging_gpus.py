@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import CheckInfo, Device, Ending, Finding, Json, ProbeOutcome
-from gpuipc_doctor.node.gpus import of_job
+from gpuipc_doctor.model import CheckInfo, Device, Ending, Evidence, Finding, Json, ProbeOutcome
+from gpuipc_doctor.node.gpus import NVIDIA_ON_BUS, entries_in_force, of_node
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.open_drivers import OpenDrivers
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
-from gpuipc_doctor.run.schedule import Ended
+from gpuipc_doctor.run.schedule import Ended, NotRun
 from gpuipc_doctor.run.survey_runner import SurveyRunner
+from gpuipc_doctor.run.tours import is_unkillable
 from gpuipc_doctor.supervise.assignment import device_from_json
 
 HIDING, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
@@ -27,7 +31,7 @@ BUDGET_FRACTION = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class ListedGpu:
+class VisibleGpu:
     """A GPU that processes see by default: ``entry`` selects it, ``name`` is for people. Unknown properties
     of ``device`` are empty."""
 
@@ -45,10 +49,11 @@ class HangingGpus:
     open_drivers: OpenDrivers
     left_out: list[Device] = field(default_factory=list, init=False)
 
-    def ask_others(self, planned: PlannedProbe) -> Ended | None:
-        """After ``planned`` hung: its outcome without the GPUs that hang; None if they cannot be found."""
+    def ask_others(self, planned: PlannedProbe) -> ProbeOutcome | None:
+        """After ``planned`` hung: its outcome without the GPUs that hang; None if they cannot be found, or
+        if the run ended before the others answered."""
         session = self.surveys.schedule.session
-        gpus = _listed(session.node.root, {**os.environ, **session.node.env})
+        gpus = _visible(session.node.root, {**os.environ, **session.node.env})
         if len(gpus) < 2:
             return None
         with self.open_drivers.paused():
@@ -63,28 +68,34 @@ class HangingGpus:
             others = ",".join(gpu.entry for gpu in gpus if gpu in seen)
             session.node = replace(session.node, env={**session.node.env, **order, HIDING: others})
             numbers = {device.identity: gpu.device.index for gpu, device in seen.items()}
-            return _numbered(self.surveys.run((planned,))[planned.number], numbers)
+            ended = self.surveys.run((planned,))[planned.number]
+            if isinstance(ended, NotRun) or ended.stopped:
+                return None
+            return _numbered(ended, numbers)
 
-    def _ask_each(self, alone: Mapping[ListedGpu, PlannedProbe], info: CheckInfo) -> dict[ListedGpu, Device]:
-        """Initialise each GPU alone, and again those that hung; returns what those that answered are."""
-        first = self._run(list(alone.values()))
+    def _ask_each(
+        self, alone: Mapping[VisibleGpu, PlannedProbe], info: CheckInfo
+    ) -> dict[VisibleGpu, Device]:
+        """Initialise each GPU alone, and again those that failed; returns what those that answered are, if
+        one of the others may be the cause of the hang."""
+        first = self._run(info, *alone.values())
         seen = {gpu: device for gpu, one in alone.items() if (device := _shown(gpu, first[one.number]))}
         if not seen:
             return {}
         witness = alone[next(iter(seen))]
-        hanging, unsure = dict[ListedGpu, Ended](), list[ListedGpu]()
+        hanging, unsure = dict[VisibleGpu, Ended](), dict[VisibleGpu, Ended]()
         for gpu, one in alone.items():
-            if gpu in seen or _has_answered(first[one.number]):
+            if gpu in seen:
                 continue
             # The process that was killed before may still keep the first of these waiting.
-            does_serve = any(_has_answered(self._run([witness])[witness.number]) for _ in range(2))
-            again = self._run([one])[one.number]
+            does_serve = any(_has_answered(self._run(info, witness)[witness.number]) for _ in range(2))
+            again = self._run(info, one)[one.number]
             if device := _shown(gpu, again):
                 seen[gpu] = device
             elif has_hung(again) and does_serve:
                 hanging[gpu] = again
-            elif not _has_answered(again):
-                unsure.append(gpu)
+            else:
+                unsure[gpu] = again
         self.surveys.keep(
             info, [alone[gpu] for gpu in hanging], {alone[gpu].number: end for gpu, end in hanging.items()}
         )
@@ -93,13 +104,19 @@ class HangingGpus:
             says = "initialising CUDA hangs if {gpus} is visible: not tested; other GPUs keep their numbers"
             self.surveys.tell(info, Finding.skip("left-out", says, gpus=_names(hanging)))
         if unsure:
-            says = "initialising CUDA with {gpus} alone hung or was not tried; not repeated and not tested"
-            self.surveys.tell(info, Finding.error("not-confirmed", says, gpus=_names(unsure)))
-        return seen
+            says = "CUDA was not initialised with {gpus} alone, and no hang is confirmed: not tested"
+            answers = [
+                _answer(gpu, alone[gpu], first[alone[gpu].number], again) for gpu, again in unsure.items()
+            ]
+            self.surveys.tell(info, Finding.error("not-confirmed", says, *answers, gpus=_names(unsure)))
+        return seen if hanging or not all(map(_has_answered, unsure.values())) else {}
 
-    def _run(self, probes: Sequence[PlannedProbe]) -> dict[int, Ended]:
+    def _run(self, info: CheckInfo, *probes: PlannedProbe) -> dict[int, Ended]:
+        """The outcomes; those of processes that cannot be killed are kept, since no probe runs after them."""
         left_s = max(self.surveys.schedule.until - time.monotonic(), 0.0)
-        return self.surveys.run(probes, 1, spare_s=left_s * (1 - BUDGET_FRACTION))
+        ended = self.surveys.run(probes, 1, spare_s=left_s * (1 - BUDGET_FRACTION))
+        self.surveys.keep(info, [one for one in probes if _cannot_be_killed(ended[one.number])], ended)
+        return ended
 
 
 def has_hung(ended: Ended) -> bool:
@@ -107,25 +124,25 @@ def has_hung(ended: Ended) -> bool:
     return any(role.ending is Ending.HUNG for role in roles)
 
 
-def _listed(root: str, environ: Mapping[str, str]) -> list[ListedGpu]:
+def _visible(root: str, environ: Mapping[str, str]) -> list[VisibleGpu]:
     """The GPUs of the environment's choice, else of the kernel's list, numbered in that order.
 
     The kernel knows no uuid of a GPU that was not initialised since boot. Numbers and uuids are not mixed.
     """
     if (chosen := environ.get(HIDING)) is not None:
-        entries = [entry.strip() for entry in chosen.split(",") if entry.strip()]
+        entries, _ = entries_in_force(Path(root), NVIDIA_ON_BUS, chosen)
         return [
-            ListedGpu(
+            VisibleGpu(
                 f"{HIDING}={entry}",
                 entry,
                 Device("cuda", number, entry if entry.startswith("GPU-") else "", "", "", 0),
             )
             for number, entry in enumerate(entries)
         ]
-    gpus = [gpu for gpu in of_job(root, "").listed if gpu.backend == "cuda"]
+    gpus = [gpu for gpu in of_node(root) if gpu.backend == "cuda"]
     have_uuids = all(gpu.uuid for gpu in gpus)
     return [
-        ListedGpu(
+        VisibleGpu(
             gpu.pci,
             gpu.uuid if have_uuids else str(gpu.index),
             Device("cuda", gpu.index, gpu.uuid, gpu.pci, gpu.name, 0),
@@ -134,11 +151,28 @@ def _listed(root: str, environ: Mapping[str, str]) -> list[ListedGpu]:
     ]
 
 
+def _answer(gpu: VisibleGpu, planned: PlannedProbe, *attempts: Ended) -> Evidence:
+    """How the probe of this GPU alone ended, each way once."""
+    found = [
+        sentences.summary(finding)
+        for ended in attempts
+        for finding in (
+            [ended.finding] if isinstance(ended, NotRun) else conclusions.conclude(planned, ended)
+        )
+    ]
+    answer = "; then: ".join(dict.fromkeys(found))
+    return Evidence.seen("{gpu} alone: {answer}", gpu=_name(gpu), answer=answer)
+
+
+def _cannot_be_killed(ended: Ended) -> bool:
+    return isinstance(ended, ProbeOutcome) and is_unkillable(ended)
+
+
 def _has_answered(ended: Ended) -> bool:
     return isinstance(ended, ProbeOutcome) and ended.completed
 
 
-def _shown(gpu: ListedGpu, ended: Ended) -> Device | None:
+def _shown(gpu: VisibleGpu, ended: Ended) -> Device | None:
     """The device that a process saw to which only this GPU was shown, if it is this GPU."""
     if not (isinstance(ended, ProbeOutcome) and ended.completed):
         return None
@@ -147,9 +181,9 @@ def _shown(gpu: ListedGpu, ended: Ended) -> Device | None:
     return found[0] if is_it else None
 
 
-def _numbered(ended: Ended, numbers: Mapping[str, int]) -> Ended:
+def _numbered(ended: ProbeOutcome, numbers: Mapping[str, int]) -> ProbeOutcome:
     """The outcome with each device numbered as by ``numbers``: identity → index."""
-    if not (isinstance(ended, ProbeOutcome) and ended.completed):
+    if not ended.completed:
         return ended
     role = ended.roles["driver"]
     records = dict(role.records)
@@ -173,5 +207,9 @@ def _numbered(ended: Ended, numbers: Mapping[str, int]) -> Ended:
     return replace(ended, roles={**ended.roles, "driver": replace(role, records=records)})
 
 
-def _names(gpus: Mapping[ListedGpu, object] | Sequence[ListedGpu]) -> list[str]:
-    return [f"{gpu.device.label} ({gpu.name})" for gpu in gpus]
+def _names(gpus: Iterable[VisibleGpu]) -> list[str]:
+    return [*map(_name, gpus)]
+
+
+def _name(gpu: VisibleGpu) -> str:
+    return f"{gpu.device.label} ({gpu.name})"

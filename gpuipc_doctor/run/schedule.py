@@ -18,6 +18,7 @@ from gpuipc_doctor.run.conclusions import Confirmation, Doubt
 from gpuipc_doctor.run.idle_wait import IdleDevices
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import (
+    PAIR,
     PlannedTour,
     RunningTour,
     Tours,
@@ -26,6 +27,7 @@ from gpuipc_doctor.run.tours import (
     is_unkillable,
     separated,
 )
+from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import StartSignal
 from gpuipc_doctor.supervise.launched_tour import NotTogether
 from gpuipc_doctor.supervise.session import Session
@@ -149,8 +151,8 @@ class Schedule:
         if isinstance(item, PlannedTour) and item.confirms:
             last = item.visits[-1]
             is_too_late = self._reason_not_to_run(last, until)
-            return (None, self._take_doubtful(last, None, take)) if is_too_late else (item, [])
-        able, more = list[PlannedProbe](), list[Item]()
+            return (None, self._take_doubtful(last, is_too_late.finding, take)) if is_too_late else (item, [])
+        able, more, why = list[PlannedProbe](), list[Item](), None
         for planned in separated(item):
             assert isinstance(planned, PlannedProbe)
             doubt = self.tours.doubts.get(planned.number)
@@ -158,8 +160,11 @@ class Schedule:
                 more += take(planned, doubt.outcome)
             elif reason := self._reason_not_to_run(planned, until):
                 more += self._settle(planned, self._given_up(planned) or reason, take)
+                why = reason.finding
             else:
                 able.append(planned)
+        if why and isinstance(item, PlannedTour) and len(able) < PAIR:
+            self.tours.note_unrepeated(item, why)
         return combined(able) if able else None, more
 
     # -- tours ------------------------------------------------------------------------------------------
@@ -198,24 +203,22 @@ class Schedule:
         """Handle the outcome of a tour's visit; returns what is to run next."""
         planned = tour.visit
         self.watcher.finished(_key(planned))
-        if isinstance(apart := future.exception(), NotTogether):
+        if isinstance(apart := future.exception(), NotTogether) and not apart.outcome.stopped:
             tour.made = len(tour.outcomes)
             if tour.planned.confirms:
-                return self._take_doubtful(tour.planned.visits[-1], None, take)
+                return self._take_doubtful(tour.planned.visits[-1], blame.conclude(apart.outcome), take)
             return [*self.tours.start_apart(tour.planned, apart.outcome)]
-        ended = _result_of(future)
-        if not tour.made and isinstance(ended, ProbeOutcome) and not ended.stopped:
-            self.tours.note_start(tour.planned)
+        ended = apart.outcome if isinstance(apart, NotTogether) else _result_of(future)
+        if not (tour.made or tour.planned.confirms):
+            self._note_launch(tour.planned, ended, is_together=not isinstance(apart, NotTogether))
         tour.made += 1
+        if tour.planned.confirms:
+            return self._after_repeated_visit(tour, ended, take)
         if ended is None or isinstance(ended, NotRun):
             rest, tour.made = (planned, *tour.rest), len(tour.outcomes)
-            if tour.planned.confirms:
-                return self._take_doubtful(rest[-1], None, take)
             if isinstance(ended, NotRun):  # perhaps a limit that fewer processes do not reach
                 return [*rest]
             return [combined(rest)]
-        if tour.planned.confirms:
-            return [] if tour.goes_on else self._take_doubtful(planned, ended, take)
         if self.tours.passes(planned, ended) or is_unkillable(ended):
             return [*take(planned, ended)]
         before = tour.planned.visits[: tour.made - 1]
@@ -228,12 +231,30 @@ class Schedule:
         self.tours.doubts[planned.number] = Doubt(ended, before)
         return [planned]
 
+    def _after_repeated_visit(self, tour: RunningTour, ended: Ended, take: Take) -> list[Item]:
+        """Handle a visit of a tour that confirms: the last one counts, if those before it complete."""
+        last = tour.planned.visits[-1]
+        if isinstance(ended, NotRun) or (tour.goes_on and not ended.completed):
+            tour.made = len(tour.outcomes)
+            why = ended.finding if isinstance(ended, NotRun) else blame.conclude(ended)
+            return self._take_doubtful(last, why, take)
+        return [] if tour.goes_on else self._take_doubtful(last, ended, take)
+
+    def _note_launch(self, tour: PlannedTour, ended: Ended, *, is_together: bool) -> None:
+        """Note what became of a tour's launch, at the end of its first visit."""
+        if isinstance(ended, NotRun):
+            self.tours.note_unrepeated(tour, ended.finding)
+        elif is_together:
+            self.tours.note_start(tour)
+        else:
+            self.tours.note_unrepeated(tour, blame.conclude(ended))
+
     def _settle(self, planned: PlannedProbe, ended: Ended, take: Take) -> list[Item]:
         """Handle the end of a probe that ran alone; returns what is to run next."""
         doubt = self.tours.doubts.get(planned.number)
         if isinstance(ended, NotRun):
             if doubt and not _is_given_up_for(doubt.outcome, ended.finding):
-                return self._take_doubtful(planned, None, take)
+                return self._take_doubtful(planned, ended.finding, take)
         elif doubt and self.tours.passes(planned, ended) and self.tours.needs_confirmation(planned):
             self.tours.doubts[planned.number] = replace(doubt, alone=ended)
             return [combined((*doubt.before, planned), confirms=True)]
@@ -246,14 +267,16 @@ class Schedule:
                 self._remember_hang(doubt.outcome)
         return [*more]
 
-    def _take_doubtful(self, planned: PlannedProbe, again: ProbeOutcome | None, take: Take) -> list[Item]:
+    def _take_doubtful(self, planned: PlannedProbe, again: ProbeOutcome | Finding, take: Take) -> list[Item]:
         """Handle a probe whose visit did not pass and that passed alone, or could not be repeated.
 
-        ``again``: the outcome of the same visits, made again; None if they could not be.
+        ``again``: the outcome of the same visits, made again, or why they could not be.
         """
         doubt = self.tours.doubts[planned.number]
-        if again is None or again.stopped:
-            doubt = replace(doubt, confirmation=Confirmation.NOT_REPEATED)
+        if isinstance(again, ProbeOutcome) and again.stopped:
+            again = blame.conclude(again)
+        if isinstance(again, Finding):
+            doubt = replace(doubt, confirmation=Confirmation.NOT_REPEATED, why=again)
         elif not self.tours.passes(planned, again):
             doubt = replace(doubt, outcome=again, confirmation=Confirmation.CAME_AGAIN)
         else:

@@ -102,9 +102,11 @@ class Tours:
     """(Check, key) of SKIPs that a probe also gave alone."""
     ranks_apart: bool = False
     """Whether a launch failed to start its ranks, so that the pairs of all launches have their own."""
-    _apart: list[tuple[ProbeOutcome, Finding]] = field(default_factory=list)
-    _again: dict[int, ProbeOutcome] = field(default_factory=dict)
-    """Tour → how its launch failed that is to be repeated."""
+    not_together: list[tuple[ProbeOutcome, Finding]] = field(default_factory=list)
+    """Launches whose ranks did not all start, and what that means; complete at the end of the run."""
+    _again: dict[object, ProbeOutcome] = field(default_factory=dict)
+    """How a launch failed that is to be repeated, by `_processes` of its visits, some of which may be left
+    out meanwhile."""
     _failures: Counter[object] = field(default_factory=Counter)
 
     def plan(self, probes: Sequence[PlannedProbe], jobs: int) -> list[PlannedProbe | PlannedTour]:
@@ -120,9 +122,10 @@ class Tours:
         ]
 
     def separate(self, item: PlannedProbe | PlannedTour) -> tuple[PlannedProbe | PlannedTour, ...]:
-        """The item's probes, if they must run alone now."""
+        """The item's probes, if they must run alone now; a launch that is to be repeated stays."""
         alone = self.isolate or (self.ranks_apart and item.probe.launch is not None)
-        return separated(item) if alone else (item,)
+        is_due = isinstance(item, PlannedTour) and _processes(item.visits[0]) in self._again
+        return separated(item) if alone and not is_due else (item,)
 
     def count_failure(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
         """Note that a visit did not pass."""
@@ -137,27 +140,25 @@ class Tours:
 
         If MPI failed, the launch is repeated once.
         """
-        again = self._again.pop(tour.number, None)
+        launch = _processes(tour.visits[0])
+        again = self._again.pop(launch, None)
         if again is None and conclusions.is_of_mpi(outcome):
-            self._again[tour.number] = outcome
+            self._again[launch] = outcome
             return (tour,)
         found = conclusions.of_apart(outcome, Confirmation.CAME_AGAIN if again else None)
-        self._apart.append((outcome, found))
+        self.not_together.append((outcome, found))
         self.ranks_apart = True
         return tour.visits
 
     def note_start(self, tour: PlannedTour) -> None:
         """Note that the ranks of a launch started, perhaps only when it was repeated."""
-        if first := self._again.pop(tour.number, None):
-            self._apart.append((first, conclusions.of_apart(first, Confirmation.CAME_ONCE)))
+        if first := self._again.pop(_processes(tour.visits[0]), None):
+            self.not_together.append((first, conclusions.of_apart(first, Confirmation.CAME_ONCE)))
 
-    @property
-    def apart(self) -> list[tuple[ProbeOutcome, Finding]]:
-        """Launches whose ranks did not all start, and what that means; at the end of the run."""
-        not_repeated = [
-            (first, conclusions.of_apart(first, Confirmation.NOT_REPEATED)) for first in self._again.values()
-        ]
-        return [*self._apart, *not_repeated]
+    def note_unrepeated(self, tour: PlannedTour, why: Finding) -> None:
+        """Note that a launch is not repeated, if it was to be."""
+        if first := self._again.pop(_processes(tour.visits[0]), None):
+            self.not_together.append((first, conclusions.of_apart(first, Confirmation.NOT_REPEATED, why)))
 
     def passes(self, planned: PlannedProbe, outcome: ProbeOutcome) -> bool:
         """Whether an outcome counts: it passes, or is a SKIP for a reason that holds also alone."""
@@ -248,7 +249,7 @@ def _is_exclusive(group: Iterable[PlannedProbe]) -> bool:
 def _way_to_share(group: Sequence[PlannedProbe]) -> Callable[..., Iterable[Sequence[PlannedProbe]]]:
     if group[0].probe.launch:
         return _in_turn
-    return _apart if _is_exclusive(group) else _share
+    return _neighbours if _is_exclusive(group) else _share
 
 
 def _in_turn(group: Sequence[PlannedProbe], _most: int, seed: int) -> Iterable[Sequence[PlannedProbe]]:
@@ -294,7 +295,7 @@ def _share(group: Sequence[PlannedProbe], most: int, seed: int) -> Iterable[Sequ
     return filter(None, shares)
 
 
-def _apart(group: Sequence[PlannedProbe], most: int, _seed: int) -> Iterable[Sequence[PlannedProbe]]:
+def _neighbours(group: Sequence[PlannedProbe], most: int, _seed: int) -> Iterable[Sequence[PlannedProbe]]:
     """Distribute exclusive probes to tours of neighbouring devices, which can run at the same time. Pairs
     between two of these have a tour of their own.
 

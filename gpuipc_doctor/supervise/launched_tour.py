@@ -24,8 +24,8 @@ BEGIN, END = "come_together", "part"
 
 
 class NotTogether(Exception):
-    """The launcher could not start so many ranks, or they could not initialise MPI together: ``outcome`` says
-    what happened."""
+    """The launcher could not start so many ranks, or they could not initialise MPI together, or were stopped
+    before they had: ``outcome`` says what happened; if stopped, it is that of the first visit."""
 
     def __init__(self, outcome: ProbeOutcome) -> None:
         super().__init__("the ranks did not start together")
@@ -50,10 +50,7 @@ class LaunchedTour(Tour):
         try:
             self._begin(begin, (*visits, end), until, stop)
             if not self._is_left:
-                if self._stopped:
-                    return self._told_of(visits[0])
-                self._end_tree()
-                raise NotTogether(self._conclude())
+                raise NotTogether(self._told_of(visits[0]) if self._stopped else self._told_of(begin))
             for number, visit in enumerate(visits):
                 self._make(visit, until, stop)
                 if not self._is_left:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpuipc_doctor.model import AtRest, Ending, ProbeOutcome
+from gpuipc_doctor.model import AtRest, Ending, Probe, ProbeOutcome
 from gpuipc_doctor.supervise import evidence, keeper
 from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult, announce
 from gpuipc_doctor.supervise.journal import Progress
 from gpuipc_doctor.supervise.probe import Execution
 from gpuipc_doctor.supervise.role import RunningRole
-from gpuipc_doctor.supervise.start import Visit, devices_of
+from gpuipc_doctor.supervise.start import Visit, devices_of, environment_with, imports
 
 
 @dataclass
@@ -98,12 +98,14 @@ class Tour(Execution):
 
     def _start_ahead(self, until: float, stop: threading.Event) -> None:
         """Start the processes of the tour's later libraries: they initialise the driver, and wait for their
-        first visit."""
+        first visit. What is still being imported is not waited for, but started at that visit."""
         if self.turn is None:
             return
         starter, before = self._starter(until, stop), self.probe
         for number, visit in enumerate(self.later):
-            if visit.probe.library != before.library:
+            if self._is_given_up(stop):
+                return
+            if visit.probe.library != before.library and self._has_imported(visit.probe):
                 rest = self.later[number + 1 :]
                 at_visit = replace(
                     starter,
@@ -115,6 +117,24 @@ class Tour(Execution):
                 self._ahead[visit.directory] = at_visit.start_anew(list(visit.probe.roles)[:1])
                 self.processes += 1
             before = visit.probe
+
+    def _take_turn(self) -> None:
+        """As for a single probe, once the processes started ahead wait: their start, on some drivers, changes
+        used memory, which the first visit may measure."""
+        if self._waits_for_turn and all(
+            self._is_ready(role) for roles in self._ahead.values() for role in roles.values()
+        ):
+            super()._take_turn()
+
+    def _is_ready(self, role: RunningRole) -> bool:
+        """Whether a role waits for its first visit, or does not come, as that visit will tell."""
+        role.progress.read()
+        is_late = time.monotonic() - role.started_at > self.probe.deadline_s
+        return role.progress.waiting or is_late or role.process.poll()
+
+    def _has_imported(self, probe: Probe) -> bool:
+        environment = environment_with(probe.env, self.node.env)
+        return self.stems.of(imports(probe), environment).has_imported()
 
     def _announce(self, at_rest: Sequence[AtRest]) -> None:
         """Signal the start to every visit. Only the first visit of a device, and those in which or before

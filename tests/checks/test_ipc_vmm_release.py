@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpuipc_doctor.api import Finding
+from gpuipc_doctor.checks import ipc_vmm_release
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import MIB, ONE, TWO, conclude, drawn, each_round, ledger, statuses
@@ -83,3 +87,32 @@ def test_the_loops_are_drawn_for_each_device() -> None:
     of_one = {"nbytes": NBYTES, **ledger(loops=loop())}
     records = {"exporter": of_one, "importer": of_one}
     assert [len(drawn("ipc-vmm-release", records, devices)) for devices in (ONE, TWO)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("rises_at", "mapped", "rises"),
+    [
+        (1, 1, True),
+        (2, 2, True),
+        (ipc_vmm_release.MAPPINGS, ipc_vmm_release.MAPPINGS, True),
+        (999, ipc_vmm_release.MAPPINGS, False),
+    ],
+)
+def test_every_mapping_of_the_first_import_is_measured(
+    rises_at: int, mapped: int, rises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one was made in vain. ``mapped`` counts that of the caller."""
+    made = [1]
+
+    @contextmanager
+    def map_again() -> Iterator[None]:
+        made[0] += 1
+        yield
+
+    def figures() -> dict[str, int]:
+        return {"descriptors": 1, "addresses": NBYTES * (made[0] >= rises_at)}
+
+    monkeypatch.setattr(ipc_vmm_release, "figures_of_process", figures)
+    memory: Any = SimpleNamespace(map=map_again)
+    rise = ipc_vmm_release.rise_while_open({"descriptors": 0, "addresses": 0}, memory, NBYTES)
+    assert (made, rise["addresses"]) == ([mapped], NBYTES * rises)

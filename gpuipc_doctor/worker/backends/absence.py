@@ -9,12 +9,12 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import Arm, BackendUnavailable
-from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, is_passed_through, matching, quietly
+from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, is_passed_through, matching
 from gpuipc_doctor.model import DriverFault
+from gpuipc_doctor.node.gpus import entries_in_force
 
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv", "/.singularity.d", "/run/host/container-manager")
 
@@ -97,35 +97,8 @@ class Absence:
         return [
             f"{name} {wrong}"
             for name in self.vendor.hiding_variables
-            if (wrong := self._mistake(os.environ.get(name, "")))
+            if (wrong := entries_in_force(self.root, self.vendor.pci_vendor, os.environ.get(name, ""))[1])
         ]
-
-    def _mistake(self, value: str) -> str:
-        if not value:
-            return ""
-        entries = [entry.strip() for entry in value.split(",")]
-        count = len(gpus_on_bus(self.root, self.vendor.pci_vendor))
-        for place, entry in enumerate(entries):
-            if entry in entries[:place]:
-                return f"lists {entry} twice"
-            if entry.isdecimal() and count and int(entry) >= count:
-                return f"lists {entry}, but this node's GPUs are 0 to {count - 1}"
-            if not re.fullmatch(r"-?\d+|(GPU|MIG)-[0-9a-fA-F/-]+", entry):
-                return f"has {entry!r}, which is neither a number nor a uuid"
-            uuids = self._uuids()
-            if (
-                entry.startswith("GPU-")
-                and uuids
-                and not any(map(str.startswith, uuids, repeat(entry.lower())))
-            ):
-                return f"lists a uuid that no GPU of this node has: {entry}"
-        return ""
-
-    def _uuids(self) -> list[str]:
-        """Uuids of GPUs in files of NVIDIA's module."""
-        texts = map(quietly, matching(self.root, "/proc/driver/nvidia/gpus/*/information"))
-        found = (re.search(r"^GPU UUID:\s+(GPU-\S+)", text, re.MULTILINE) for text in texts)
-        return [uuid[1].lower() for uuid in found if uuid]
 
     def binding_missing(self, error: ImportError) -> BackendUnavailable:
         what = "is not installed" if isinstance(error, ModuleNotFoundError) else f"does not import: {error}"

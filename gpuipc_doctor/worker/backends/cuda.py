@@ -11,6 +11,7 @@ from typing import Any
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import Device, Fact, Json
+from gpuipc_doctor.node.gpus import NVIDIA_ON_BUS
 from gpuipc_doctor.worker.backends import calls, hostmemory, kernel_sources
 from gpuipc_doctor.worker.backends.absence import NO_DEVICE, Cause, Vendor
 from gpuipc_doctor.worker.backends.causes import (
@@ -38,7 +39,7 @@ _LOG_BYTES = 4096
 """Of the compiler's log."""
 
 _MODULE = module_not_loaded("nvidia", "/proc/driver/nvidia/version")
-_NOUVEAU = other_driver("0x10de", ("nvidia",))
+_NOUVEAU = other_driver(NVIDIA_ON_BUS, ("nvidia",))
 
 
 def _withheld(environ: Mapping[str, str]) -> Cause | None:
@@ -63,7 +64,7 @@ NVIDIA = Vendor(
     library="libcuda.so.1",
     library_remedy="install the NVIDIA driver, or in a container make its libraries visible (--gpus, --nv)",
     kernel_marks=("proc/driver/nvidia/version",),
-    pci_vendor="0x10de",
+    pci_vendor=NVIDIA_ON_BUS,
     control_files=("dev/nvidiactl", "dev/nvidia-uvm"),
     gpu_files="dev/nvidia[0-9]*",
     withheld_by=_withheld,

@@ -16,6 +16,7 @@ import pytest
 
 from gpuipc_doctor.api.ledger import (
     CREEP_BYTES,
+    LOADED,
     ODD_BYTES,
     PATIENCE_S,
     QUIET_S,
@@ -533,6 +534,18 @@ def test_memory_still_used_after_the_partners_end_is_foreign(kept: int, is_their
     assert entry.trust(None) is None
 
 
+@pytest.mark.parametrize("said", [None, True, 30 * MIB, [1, 2], "loaded"])
+def test_message_of_a_sites_program_does_not_hide_its_loss(said: Json) -> None:
+    """Any message was taken for `tell_loaded`, so what it had allocated then was not missed."""
+    w: Any = Worker(Device())
+    w.peer = Partner(w.gpu, 30 * MIB)
+    w.peer.recv_or_end = lambda: said
+    look_on(w)
+    (entry,) = account(w.records).entries
+    assert entry.missing == 30 * MIB
+    assert not w.kept
+
+
 class Staying(Partner):
     """A partner whose process holds 600 MiB once its library is loaded, and makes two visits of `look_on`.
 
@@ -546,13 +559,13 @@ class Staying(Partner):
     def send(self, seen: object) -> None:
         self._device.allocated += 50 * MIB if seen is None else 0
 
-    def recv_or_end(self) -> bool:
+    def recv_or_end(self) -> str | None:
         self._visits += 1
         if self._visits == 1:
             self._device.allocated += 600 * MIB
         else:
             self._device.allocated += self._left - self._kept - 600 * MIB
-        return self._visits == 1
+        return LOADED if self._visits == 1 else None
 
     def wait_gone(self) -> None:
         if self._visits == 1:
@@ -571,6 +584,35 @@ def test_partner_whose_process_goes_on_is_watched_at_each_visit_and_at_its_end(k
         w.gpu.allocated += 32 * MIB  # of the watching process, at its next visit
     assert missing == [kept, left]
     assert not w.kept
+
+
+def drift(now: float) -> int:
+    return 500 * MIB + int(20 * MIB * now) // PAGE * PAGE
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("visits", [1, 2])
+def test_loss_at_a_programs_end_that_is_held_by_this_run_is_a_fail_although_the_counter_moves(
+    visits: int, is_ours: bool
+) -> None:
+    """What the driver attributes was never compared at a program's end: it was an ERROR."""
+    device = Device(drift)
+
+    def held() -> list[dict[str, Json]]:
+        ours = device.allocated if is_ours or device.allocated != ODD_BYTES else 0
+        return [{**STRANGER, "held": 90 * MIB + ours, "whose": THIS_RUN}]
+
+    device.memory_holders = held  # type: ignore[method-assign]
+    w: Any = Worker(device)
+    w.peer = Staying(device, 0, ODD_BYTES)
+    if visits == 1:
+        w.peer.recv_or_end = lambda: setattr(device, "allocated", ODD_BYTES)
+    for _ in range(visits):
+        look_on(w)
+    (entry,) = account(w.records).entries
+    assert (entry.ours, entry.missing == ODD_BYTES) == ((ODD_BYTES, True) if is_ours else (0, False))
+    found = account(w.records).judge(ODD_BYTES)
+    assert [finding.key for finding in found] == ["not-returned"] or not is_ours
 
 
 def test_samples_are_drawn_with_marks() -> None:

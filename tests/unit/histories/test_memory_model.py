@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gpuipc_doctor.histories.generator import Generator, Limits
+from gpuipc_doctor.histories.generator import Generator, Limits, without_families, without_room
 from gpuipc_doctor.histories.legality import DECLARED, ILLEGAL, LEGAL, rules
 from gpuipc_doctor.histories.memory_model import Expected, Model
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
@@ -185,6 +185,23 @@ def test_scenes_perform_each_kind_of_operation_often_and_each_size_once(backend:
     assert {do for do in SENTENCES.keys() - RARE.keys() - without if done[do] < FLOOR} == set()
     assert set(SIZES.values()) <= sizes
     assert set(peers) <= pairs
+
+
+@pytest.mark.parametrize("room", [4 << 20, 8 << 20, 16 << 20, 32 << 20, 64 << 20])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_no_scene_takes_more_memory_than_there_is_room(room: int, devices: int) -> None:
+    peers = tuple(permutations(range(devices), 2))
+    without = without_families(without_room(room, frozenset()))
+    for seed in range(6):
+        generator = Generator(
+            "cuda", devices, seed, Limits(room=room, scenes=True), without=without, peers=peers
+        )
+        for scene in range(15 + 3 * (devices > 1)):
+            for _ in generator.epoch():
+                live = {thing.storage.number: thing.storage for thing in generator.model.things.values()}
+                for device in range(devices):
+                    taken = sum(each.nbytes for each in live.values() if each.device == device)
+                    assert taken <= room, f"scene {scene}"
 
 
 def test_sizes_without_room_are_named() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from gpuipc_doctor.api import Device, ProbeOutcome, loader
 from gpuipc_doctor.model import Ending, Node, RoleOutcome
+from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.hanging_gpus import HangingGpus
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
@@ -26,11 +27,12 @@ GPUS = [gpu(number) for number in range(4)]
 
 
 class Driver:
-    """Answers for workers: `hangs` says by visible entries and earlier ones whether initialising hangs."""
+    """Answers for workers: `hangs` says by visible entries and earlier ones whether initialising hangs, or
+    its other ending, or (text) why the driver is unavailable; None if it is not started."""
 
-    def __init__(self, root: Path, gpus: Sequence[Device], hangs: Callable[[list[str], list[str]], bool]):
+    def __init__(self, root: Path, gpus: Sequence[Device], hangs: Callable[[list[str], list[str]], Any]):
         self.gpus, self.hangs, self.asked, self.told = gpus, hangs, list[str](), list[tuple[str, Any]]()
-        self.kept = list[str]()
+        self.kept, self.evidence = list[str](), list[str]()
         self.pauses = 0
         session = SimpleNamespace(node=Node(root=str(root)))
         self.schedule = SimpleNamespace(session=session, until=time.monotonic() + 600)
@@ -51,10 +53,16 @@ class Driver:
             for place, (own, one) in enumerate(zip(labels, seen, strict=True))
         ]
         records = {} if hung else {"devices": devices, "traits": {label: {} for label in labels}}
-        ending = Ending.HUNG if hung else Ending.COMPLETED
+        ending = hung if isinstance(hung, Ending) else Ending.HUNG if hung else Ending.COMPLETED
+        if isinstance(hung, str):
+            records = {"unavailable": hung, "remedy": "", "broken": True}
+            ending = Ending.COMPLETED
         role = RoleOutcome("driver", ending, 7, operation="cuInit" if hung else "", records=records)
-        blamed = "driver" if hung else None
-        return ProbeOutcome(planned.probe.name, (), planned.probe.params, {"driver": role}, blamed, 1.0)
+        blamed = "driver" if ending not in (Ending.COMPLETED, Ending.STOPPED) else None
+        stopped = "interrupted" if ending is Ending.STOPPED else ""
+        return ProbeOutcome(
+            planned.probe.name, (), planned.probe.params, {"driver": role}, blamed, 1.0, stopped=stopped
+        )
 
     def keep(self, _: Any, probes: Sequence[PlannedProbe], ended: Any) -> None:
         for planned in probes:
@@ -63,6 +71,7 @@ class Driver:
 
     def tell(self, _: Any, *findings: Any) -> None:
         self.told += [(finding.key, finding.values["gpus"]) for finding in findings]
+        self.evidence += [line for finding in findings for line in sentences.evidence(finding)]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -72,8 +81,9 @@ class Driver:
 
 def ask(
     root: Path, hangs: Any, gpus: Sequence[Device] = GPUS, *, uuids: bool = True
-) -> tuple[Driver, HangingGpus, list[Any]]:
-    """The fake driver, the result, and the devices found without the hanging GPUs."""
+) -> tuple[Driver, Any, list[Any]]:
+    """The fake driver, the `HangingGpus` with its result as `ended`, and the devices found without the
+    hanging GPUs."""
     for place, one in enumerate(gpus):
         file = root / f"proc/driver/nvidia/gpus/{one.pci}/information"
         file.parent.mkdir(parents=True)
@@ -84,7 +94,7 @@ def ask(
     options = {"backends": ("cuda",), "required": False}
     _, (planned,) = planner.survey(loader.survey("devices").file, options)
     found: Any = HangingGpus(planner, driver, driver)  # type: ignore[arg-type]
-    ended = found.ask_others(planned)
+    found.ended = ended = found.ask_others(planned)
     return driver, found, ended.records["driver"].get("devices", []) if ended else []
 
 
@@ -141,3 +151,125 @@ def test_users_choice_of_gpus_is_asked_one_by_one(tmp_path: Path, monkeypatch: p
     driver, _, devices = ask(tmp_path, lambda entries, _: "1" in entries)
     assert [(device["index"], device["uuid"]) for device in devices] == [(0, GPUS[3].uuid), (2, GPUS[0].uuid)]
     assert driver.told == [("left-out", ["cuda:1 (CUDA_VISIBLE_DEVICES=1)"])]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "others"),
+    [
+        ("0,1,-1,2", "0"),
+        ("0,1,-2,2", "0"),
+        ("0,1,,2", "0"),
+        ("0,1,none,2", "0"),
+        ("0,1,9,2", "0"),
+        ("1,0,3,9,2", "0,3"),
+        (" 1, 2 ,0,", "2,0"),
+        ("0,0,1", None),
+        ("0,00,1", None),
+        ("0,1,-1,1", "0"),
+        ("-1", None),
+        ("", None),
+        ("1,-1,0", None),
+    ],
+)
+def test_gpus_that_the_user_hides_stay_hidden(
+    tmp_path: Path, chosen: str, others: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    for number in range(4):
+        device = tmp_path / f"sys/bus/pci/devices/0000:0{number}:00.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x10de")
+        (device / "class").write_text("0x030200")
+    driver, found, _ = ask(tmp_path, lambda entries, _: "1" in entries)
+    assert (found.ended is not None) == (others is not None)
+    assert driver.asked[-1:] == ([others] if others else [])
+
+
+@pytest.mark.parametrize("ends", [None, Ending.STOPPED], ids=["not run", "stopped"])
+@pytest.mark.parametrize("asked_before", [4, 5, 6], ids=["repetition", "repeated probe", "others"])
+def test_seen_hang_is_kept_when_run_ends_before_others_answer(
+    tmp_path: Path, ends: Ending | None, asked_before: int
+) -> None:
+    bad = GPUS[1].uuid
+
+    def hangs(entries: list[str], asked: list[str]) -> Any:
+        return bad in entries if len(asked) < asked_before else ends
+
+    driver, found, devices = ask(tmp_path, hangs)
+    assert (found.ended, devices) == (None, [])  # the caller keeps the hang
+    assert len(driver.kept) == (asked_before == 6)
+    assert [key for key, _ in driver.told] == ["left-out" if driver.kept else "not-confirmed"]
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_alone_probe_that_cannot_be_killed_is_kept(tmp_path: Path, place: int) -> None:
+    bad = GPUS[place].uuid
+
+    def hangs(entries: list[str], asked: list[str]) -> Any:
+        return None if bad in asked else Ending.UNKILLABLE if entries == [bad] else False
+
+    driver, found, devices = ask(tmp_path, hangs)
+    assert (found.ended, devices) == (None, [])
+    assert driver.kept == [f"cuda, only {GPUS[place].pci}: FAIL"]
+
+
+def test_repeated_probe_that_cannot_be_killed_is_kept(tmp_path: Path) -> None:
+    bad = GPUS[1].uuid
+
+    def hangs(entries: list[str], asked: list[str]) -> Any:
+        if asked.count(bad) > 1:
+            return None
+        return entries == [bad] and (Ending.UNKILLABLE if bad in asked else Ending.HUNG)
+
+    driver, found, _ = ask(tmp_path, hangs)
+    assert found.ended is None
+    assert driver.kept == [f"cuda, only {GPUS[1].pci}: FAIL"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ("cuInit returned 999", "cuInit returned 999"),
+        (Ending.CRASHED, "driver: cuInit"),
+        (None, "the probe could not be run: no"),
+    ],
+    ids=["unavailable", "crashed", "not run"],
+)
+def test_gpu_that_fails_alone_beside_a_hanging_one_is_an_error_with_its_answer(
+    tmp_path: Path, ends: Any, says: str
+) -> None:
+    bad, broken = GPUS[1].uuid, GPUS[2].uuid
+
+    def hangs(entries: list[str], _: list[str]) -> Any:
+        return bad in entries or (ends if broken in entries else False)
+
+    driver, found, devices = ask(tmp_path, hangs)
+    assert [device["index"] for device in devices] == [0, 3]
+    assert [device.label for device in found.left_out] == ["cuda:1", "cuda:2"]
+    assert driver.told == [
+        ("left-out", [f"cuda:1 ({GPUS[1].pci})"]),
+        ("not-confirmed", [f"cuda:2 ({GPUS[2].pci})"]),
+    ]
+    (answer,) = driver.evidence
+    assert answer.startswith(f"cuda:2 ({GPUS[2].pci}) alone: ")
+    assert says in answer
+
+
+def test_gpu_that_is_unavailable_at_first_only_is_tested(tmp_path: Path) -> None:
+    bad, slow = GPUS[1].uuid, GPUS[2].uuid
+
+    def hangs(entries: list[str], asked: list[str]) -> Any:
+        return bad in entries or ("cuInit returned 999" if slow in entries and slow not in asked else False)
+
+    driver, _, devices = ask(tmp_path, hangs)
+    assert [device["index"] for device in devices] == [0, 2, 3]
+    assert driver.told == [("left-out", [f"cuda:1 ({GPUS[1].pci})"])]
+
+
+def test_unavailable_gpu_does_not_explain_a_hang_of_all(tmp_path: Path) -> None:
+    def hangs(entries: list[str], _: list[str]) -> Any:
+        return len(entries) > 1 or ("cuInit returned 999" if entries == [GPUS[2].uuid] else False)
+
+    driver, found, _ = ask(tmp_path, hangs)
+    assert found.ended is None  # the caller keeps the hang
+    assert driver.told == [("not-confirmed", [f"cuda:2 ({GPUS[2].pci})"])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,7 @@ from gpuipc_doctor.run.tours import PlannedTour, Tours, can_share
 from gpuipc_doctor.supervise.launched_tour import NotTogether
 from tests.checks.judging import gpu
 from tests.unit.run.test_schedule import Still
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, until
 
 FILE = loader.built_in()["ipc-stale"]
 GPUS = [gpu(number) for number in range(4)]
@@ -489,6 +490,59 @@ def test_failure_is_not_lost_if_its_device_is_given_up_for_another_call() -> Non
     assert conclusions.of_doubt(probes[1], doubt)[0].key == "wrong-data"
 
 
+NOT_ALONE = "not confirmed: the probe was not repeated alone: "
+NOT_IN_COMPANY = "not confirmed: the probe passes alone; it could not be repeated after the same probes: "
+
+
+@pytest.mark.parametrize(
+    ("why", "says"),
+    [
+        ("given-up", f"{NOT_ALONE}cuCtxCreate already hung 2 times on cuda:2"),
+        ("beside-unkillable", f"{NOT_ALONE}a process that cannot be killed is still running: pid 7"),
+        ("not-run", f"{NOT_ALONE}the probe could not be run: no process"),
+        ("interrupted", f"{NOT_ALONE}interrupted before this probe ran"),
+        ("budget", f"{NOT_ALONE}time budget exhausted; run `gpuipc-doctor check reads --budget "),
+        ("before", f"{NOT_IN_COMPANY}importer: cuIpcOpenMemHandle #0 ended"),
+        ("given-up later", f"{NOT_IN_COMPANY}cuCtxCreate already hung 2 times on cuda:2"),
+    ],
+)
+def test_failure_that_is_not_repeated_says_why(why: str, says: str) -> None:
+    """It said that the run had ended, whatever the reason."""
+    seen: list[str] = []
+
+    def ends(item: PlannedProbe, before: list[PlannedProbe]) -> str:
+        label = item.probe.devices[0].label
+        if why == "before" and label == "cuda:1" and before and "alone" in seen:
+            return "crashed"
+        if label == "cuda:2" and not before:
+            seen.append("alone")
+            if why == "given-up later":
+                schedule._hangs.update({("cuda:2", "cuCtxCreate"): 2})
+            if why == "not-run":
+                raise OSError(errno.EAGAIN, "no process")
+        if label == "cuda:2" and before:
+            schedule._hangs.update({("cuda:2", "cuCtxCreate"): 2} if why == "given-up" else {})
+            node.unkillable = "pid 7" if why == "beside-unkillable" else ""
+            schedule.interrupted = why == "interrupted"
+            if why == "budget":
+                schedule._reason_not_to_run = lambda item, _: ask(item, 0.0)  # type: ignore[method-assign]
+            return "wrong"
+        return "right"
+
+    probes = [planned(device) for device in GPUS]
+    node: Any = Node(probes, ends)
+    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
+    ask = schedule._reason_not_to_run
+    schedule._quiet = Still()  # type: ignore[assignment]
+    taken: dict[int, Ended | Doubt] = {}
+    schedule.run(probes, 1, lambda item, ended: taken.update({item.number: ended}) or [])  # type: ignore[func-returns-value]
+    doubt = taken[probes[2].number]
+    assert isinstance(doubt, Doubt)
+    (found,) = conclusions.of_doubt(probes[2], doubt)
+    assert (found.status, found.key) == (Status.FAIL, "wrong-data")
+    assert sentences.evidence(found)[0].startswith(says)
+
+
 class Skips(Reads):
     id = title = "skips"
 
@@ -557,35 +611,98 @@ def test_ranks_that_do_not_start_together_are_told_and_their_pairs_are_tested(
     schedule.run(probes, 1, lambda item, ended: taken.append(item.number) or [])  # type: ignore[func-returns-value]
     assert sorted(taken) == [item.number for item in probes]
     assert [len(group) for group in node.ran] == launches
-    told = [finding for _, finding in schedule.tours.apart]
+    told = [finding for _, finding in schedule.tours.not_together]
     assert [(finding.status, finding.key) for finding in told] == ([(status, key)] if status else [])
     if operation and status is not None:
         assert operation in " ".join([sentences.summary(told[0]), *sentences.evidence(told[0])])
 
 
-@pytest.mark.parametrize("stops_meanwhile", [False, True])
-def test_launch_that_the_budget_leaves_unrepeated_is_reported(stops_meanwhile: bool) -> None:
+def launched(check: Check, *on: tuple[Device, ...]) -> list[PlannedProbe]:
     roles = {"rank 0": role, "rank 1": role}
-    probes = [planned(device, roles=roles, launch=Launch(("mpiexec",))) for device in GPUS]
-    until = time.monotonic() + 0.2
+    return [planned(*devices, check=check, roles=roles, launch=Launch(("mpiexec",))) for devices in on]
 
-    class Slow(NodeOfRanks):
-        def tour(self, visits: Sequence[tuple[str, Path, Probe]], **more: Any) -> ProbeOutcome:
-            if self._fails <= 0:  # the repetition is stopped while its ranks start
-                time.sleep(max(until - time.monotonic() + 0.01, 0.0))
-                return replace(outcome(probes[0], "right"), roles={}, stopped="budget")
-            if not stops_meanwhile:
-                time.sleep(0.3)
-            return super().tour(visits, **more)
 
-    node: Any = Slow(probes, 1, "MPI_Init_thread")
-    schedule = Schedule(node, Silent(), until, Tours())
-    schedule._quiet = Still()  # type: ignore[assignment]
-    schedule.run(probes, 1, lambda item, ended: [])
-    assert node.ran == [["not together"]]
-    ((_, told),) = schedule.tours.apart
-    assert (told.status, told.key) == (Status.FAIL, "hung")
-    assert sentences.evidence(told)[-1].startswith("not confirmed")
+class ScriptedRanks(NodeOfRanks):
+    """A session whose launches of each check end one after the other as its script says.
+
+    They do ``not`` start together (``late``: once another failed twice; ``alone``: then all run alone;
+    ``hung``: then cuda:0 has hung twice), are ``stopped`` before they have, or ``cut`` short in their first
+    visit, or cannot be ``forked``.
+    """
+
+    def __init__(self, probes: Sequence[PlannedProbe], script: dict[str, list[str]]) -> None:
+        super().__init__(probes, 1, "MPI_Init_thread")
+        self._script = script
+        self.schedule = Schedule(self, Silent(), time.monotonic() + LIMIT_S, Tours())  # type: ignore[arg-type]
+        self.schedule._quiet = Still()  # type: ignore[assignment]
+
+    def tour(self, visits: Sequence[tuple[str, Path, Probe]], **more: Any) -> ProbeOutcome:
+        schedule, (check, _, first) = self.schedule, visits[0]
+        how = self._script[check].pop(0) if self._script.get(check) else "right"
+        if how == "late":
+            until("another launch failed twice", lambda: schedule.tours.ranks_apart)
+        if how == "forked":
+            raise OSError(errno.EAGAIN, "no process")
+        self._fails = int(how not in ("right", "cut", "stopped"))
+        if how == "alone":
+            schedule.tours.isolate = True
+        if how == "hung":
+            schedule._hangs.update({("cuda:0", "cuCtxCreate"): 2})
+        if how in ("cut", "stopped"):
+            schedule.until = 0.0
+            schedule._reason_not_to_run = lambda item, _: NotRun(Finding.skip("budget", "no time"), "budget")  # type: ignore[method-assign]
+            stopped = replace(outcome(self._planned[id(first)], "right"), roles={}, stopped="budget")
+            if how == "stopped":
+                raise NotTogether(stopped)
+            return stopped
+        return super().tour(visits, **more)
+
+
+ALL_PAIRS = [*((device,) for device in GPUS), *itertools.combinations(GPUS, 2)]
+AGAIN = "when repeated they did"
+UNREPEATED = "not confirmed: the launch of 8 ranks was not repeated: "
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        pytest.param({"reads": ["not", "not"], "other": ["late"]}, [(2, "twice"), (1, AGAIN)], id="beside"),
+        pytest.param({"reads": ["alone"]}, [(1, AGAIN)], id="all-alone-meanwhile"),
+        pytest.param({"reads": ["not", "cut"]}, [(1, AGAIN)], id="cut-in-its-first-visit"),
+        pytest.param({"reads": ["hung"]}, [(1, AGAIN)], id="without-its-first-visit"),
+        pytest.param(
+            {"reads": ["not", "forked"]}, [(2, f"{UNREPEATED}the probe could not")], id="no-process"
+        ),
+        pytest.param({"reads": ["not", "stopped"]}, [(2, f"{UNREPEATED}time budget")], id="stopped"),
+    ],
+)
+def test_launch_that_failed_once_is_repeated_whatever_became_of_the_others(
+    script: dict[str, list[str]], says: list[tuple[int, str]]
+) -> None:
+    """It was a FAIL, "the run ended before"."""
+    probes = [*launched(Reads(), *ALL_PAIRS), *(launched(Other(), *ALL_PAIRS) if "other" in script else ())]
+    node = ScriptedRanks(probes, script)
+    taken: list[int] = []
+    node.schedule.run(probes, 4, lambda item, ended: taken.append(item.number) or [])  # type: ignore[func-returns-value]
+    assert sorted(taken) == [item.number for item in probes]
+    told = [finding for _, finding in node.schedule.tours.not_together]
+    statuses = {1: Status.WARN, 2: Status.FAIL}
+    assert [finding.status for finding in told] == [statuses[status] for status, _ in says]
+    for finding, (_, text) in zip(told, says, strict=True):
+        assert text in " ".join([sentences.summary(finding), *sentences.evidence(finding)])
+
+
+@pytest.mark.parametrize("on", [GPUS[:3], GPUS])
+def test_launch_of_which_too_little_is_left_says_why_it_was_not_repeated(on: list[Device]) -> None:
+    """All its devices but one, or all, are given up meanwhile."""
+    probes = launched(Reads(), *((device,) for device in GPUS))
+    node = ScriptedRanks(probes, {"reads": ["not"]})
+    node.schedule._reason_not_to_run = lambda item, _: (  # type: ignore[method-assign]
+        NotRun(Finding.skip("given-up", "hung twice")) if node.ran and item.probe.devices[0] in on else None
+    )
+    node.schedule.run(probes, 1, lambda item, ended: [])
+    ((_, told),) = node.schedule.tours.not_together
+    assert sentences.evidence(told)[-1] == f"{UNREPEATED}hung twice"
 
 
 def test_confirming_launch_that_does_not_start_ends_the_doubt() -> None:

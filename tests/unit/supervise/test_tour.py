@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import Device, Ending, Node, Probe, ProbeOutcome
+from gpuipc_doctor.model import AtRest, Device, Ending, Node, Probe, ProbeOutcome
 from gpuipc_doctor.supervise import tree
-from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult, StartSignal
+from gpuipc_doctor.supervise.assignment import Order, RoleFiles, RoleResult, StartSignal
 from gpuipc_doctor.supervise.journal import Journal, Progress
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.start import Starter, Visit, _keeps
-from gpuipc_doctor.supervise.tour import VisitingRole
+from gpuipc_doctor.supervise.stems import Stem
+from gpuipc_doctor.supervise.tour import Tour, VisitingRole
 from tests.checks.judging import gpu
 from tests.unit.supervise.test_supervision import FILE, LIMITS
 from tests.waiting import until
@@ -178,6 +181,65 @@ def test_process_of_the_next_library_starts_before_its_first_visit(
         assert [outcome.records["b"]["heard"] for outcome in outcomes] == [7] * 4
         assert pids["a"][:1] + pids["a"][2:3] == [*dict.fromkeys(pids["a"])]
         assert len(set(pids["b"])) == 1
+
+
+@pytest.mark.parametrize("ahead", ["ready", "stuck"])
+def test_no_process_starts_beside_the_first_visit(
+    session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch, ahead: str
+) -> None:
+    """The driver's start in the next library's process fell into the first visit's measurement. A start that
+    does not end is waited for only as long as an operation may take."""
+    functions = {"a": roles.tell_visit, "b": roles.hear_visit}
+    first = Probe("first", functions, params={"number": 7}, deadline_s=99.0 if ahead == "ready" else 1.5)
+    visits = [("misbehaving", FILE, probe) for probe in (first, replace(first, name="next", library="CuPy"))]
+    waited: list[bool] = []
+    announced, fork = Tour._announce, Stem.fork
+
+    def announce(tour: Tour, at_rest: Sequence[AtRest]) -> None:
+        journals = session._directory.glob("*next/a.journal")
+        waited.append(any("waiting" in journal.read_text() for journal in journals))
+        announced(tour, at_rest)
+
+    def fork_one(stem: Stem, order: Order, *more: Any) -> int | None:
+        pid = fork(stem, order, *more)
+        if pid and order.directory.endswith("next") and ahead == "stuck":
+            os.kill(pid, signal.SIGSTOP)
+        return pid
+
+    monkeypatch.setattr(Tour, "_announce", announce)
+    monkeypatch.setattr(Stem, "fork", fork_one)
+    outcomes: list[ProbeOutcome] = []
+    session.tour(
+        visits,
+        until=time.monotonic() + 60,
+        goes_on=lambda outcome: outcomes.append(outcome) or False,  # type: ignore[func-returns-value]
+        turn=StartSignal(at_rest=[]),
+    )
+    assert [outcome.completed for outcome in outcomes] == [True]
+    assert waited == [True] or ahead == "stuck"
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_library_that_is_still_being_imported_holds_no_visit_up(
+    roles: ModuleType, tmp_path: Path, stops: bool
+) -> None:
+    """The first visit was not watched meanwhile, and the import was ended after the limit of a start."""
+    functions = {"a": roles.tell_visit, "b": roles.hear_visit}
+    first = Probe("first", functions, params={"number": 7}, deadline_s=1.5)
+    imports = () if stops else ("hangs_when_imported",)
+    later = [replace(first, name=name, library=name, imports=imports) for name in ("CuPy", "PyTorch")]
+    node = Node(env={"PYTHONPATH": str(FILE.parent / "imports")})
+    with Session(node, replace(LIMITS, start_up_s=4.0), keep_logs=tmp_path) as session:
+        if stops:
+            session.stop()
+        ended = session.tour(
+            [("misbehaving", FILE, probe) for probe in (first, *later)],
+            until=time.monotonic() + 60,
+            goes_on=lambda _: False,
+            turn=StartSignal(at_rest=[]),
+        )
+        assert (ended.completed, ended.stopped) == ((False, "interrupted") if stops else (True, ""))
+        assert session.processes == 2
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left

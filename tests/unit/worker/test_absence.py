@@ -425,11 +425,15 @@ def test_library_that_cannot_be_loaded_is_told_from_one_that_is_missing(
     ("value", "words"),
     [
         ("0,0", "lists 0 twice"),
+        ("1,01", "lists 01 twice"),
+        ("GPU-8c101110,GPU-8C101110-0000", "lists GPU-8C101110-0000 twice"),
+        ("0,-1,0,gpu0", ""),
         ("0,7", "lists 7, but this node's GPUs are 0 to 1"),
         ("gpu0", "has 'gpu0', which is neither a number nor a uuid"),
         ("0, ,1", "has '', which is neither a number nor a uuid"),
         ("GPU-dead", "lists a uuid that no GPU of this node has: GPU-dead"),
         ("GPU-8c10", ""),
+        ("GPU-8c101110,GPU-8c101111", ""),
         ("1,0", ""),
         ("-1", ""),
         ("MIG-8c101111-0000-0000-0000-000000000000", ""),
@@ -460,3 +464,12 @@ def test_denied_device_files_of_a_container(
     remedy = absence("cuda", root).initialising_failed(fault(999)).remedy
     assert "start the container again" in remedy
     assert ("SELinux" in remedy) is bool(enforces)
+
+
+def test_uuid_is_no_mistake_if_that_of_a_gpu_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-dead")
+    for number, uuid in enumerate(("GPU-8c101110-0000", "GPU-????????-????")):  # not initialised since boot
+        tree(tmp_path, f"proc/driver/nvidia/gpus/{number}/information", text=f"GPU UUID: \t {uuid}\n")
+    assert absence("cuda", tmp_path).mistakes() == []
