@@ -27,8 +27,8 @@ AMD documents that memory of hipMalloc, pools and descriptors is coherent only w
 There, IPC handles are of fine-grained memory, and kernels take turns in the other kinds.
 
 NVIDIA's driver compiles the kernels from PTX, AMD's hiprtc from HIP C; no toolkit is needed. The kernels
-were assembled for NVIDIA's GPUs from Pascal to Blackwell and compiled for AMD's, but have not run on
-hardware yet. The simulated drivers play them by name; they show neither the order of loads and stores nor
+were assembled for NVIDIA's GPUs from Pascal to Blackwell and ran on up to four H200s; those for AMD's were
+only compiled. The simulated drivers play them by name; they show neither the order of loads and stores nor
 caches.
 """
 

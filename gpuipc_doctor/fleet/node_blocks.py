@@ -242,13 +242,14 @@ class _Asking:
             yield "", False
             return
         try:
+            granted_by = time.monotonic() + way.patience_s + GRACE_S
             if _JOB_LIMIT.search(channel.said + await _reason(channel, way.patience_s)):
                 self._too_many = min(self._too_many, len(nodes))
                 with contextlib.suppress(ProcessLookupError):
                     transport.terminate()
                 yield "", True
                 return
-            await within(way.patience_s + GRACE_S, channel.settled)
+            await within(max(granted_by - time.monotonic(), 0.0), channel.settled)
             if b"Granted job allocation" in channel.said:  # a Prolog may take some time
                 await within(way.deadline_s, channel.settled)
             job = channel.told.decode(errors="replace").strip()

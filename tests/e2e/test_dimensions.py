@@ -36,7 +36,8 @@ def found_in(doctor: Command, tmp_path: Path, name: str, *more: str) -> list[dic
     done = doctor("check", check, *simulate, "--accept-harm", "--json", *more)
     assert done.returncode in (Exit.OK, Exit.FAIL), done.stderr
     findings = [result["finding"] for result in json.loads(done.stdout)["results"]]
-    return [finding for finding in findings if finding["status"] == stated.get("status", "FAIL")]
+    expected = stated.get("status", "FAIL")
+    return [f for f in findings if f["status"] == expected and f["key"] == stated.get("key", f["key"])]
 
 
 @pytest.mark.cuda

@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.slurm.conftest import IN_EVERY_RUN
+
 ROOT = Path(__file__).parents[2]
 FILES = [*ROOT.glob("gpuipc_doctor/**/*.py"), *ROOT.glob("checks/*.py")]
 
@@ -83,3 +85,9 @@ def test_modules_of_one_name_have_one_subject() -> None:
     twice = {name: sorted(where) for name, where in rooms.items() if len(where) > 1}
     assert {name: twice[name] for name in set(twice) - set(SAME_MEANING)} == {}
     assert set(SAME_MEANING) <= set(twice)
+
+
+def test_each_scene_of_slurm_in_every_run_exists() -> None:
+    """A scene that was renamed would leave every run unseen."""
+    scenes = "\n".join(path.read_text() for path in (ROOT / "tests/slurm").glob("test_*.py"))
+    assert {name for name in IN_EVERY_RUN if f"def {name}(" not in scenes} == set()
