@@ -43,7 +43,7 @@ class Found:
     facts: tuple[Fact, ...]
     site: SiteConfig
     left_out: tuple[Device, ...] = ()
-    """GPUs that are not tested because initialising their driver hangs."""
+    """GPUs that are not tested: initialising their driver hangs, or did not succeed beside one that does."""
 
 
 @dataclass

@@ -18,7 +18,6 @@ from gpuipc_doctor.run.conclusions import Confirmation, Doubt
 from gpuipc_doctor.run.idle_wait import IdleDevices
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import (
-    PAIR,
     PlannedTour,
     RunningTour,
     Tours,
@@ -163,9 +162,10 @@ class Schedule:
                 why = reason.finding
             else:
                 able.append(planned)
-        if why and isinstance(item, PlannedTour) and len(able) < PAIR:
+        left = combined(able) if able else None
+        if why and isinstance(item, PlannedTour) and not isinstance(left, PlannedTour):
             self.tours.note_unrepeated(item, why)
-        return combined(able) if able else None, more
+        return left, more
 
     # -- tours ------------------------------------------------------------------------------------------
 

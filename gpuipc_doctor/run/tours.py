@@ -229,9 +229,12 @@ def _order(checks: Sequence[str], planned: PlannedProbe) -> tuple[bool, int]:
 
 
 def _processes(planned: PlannedProbe) -> object:
-    """Key that is equal for probes that the same processes can run. Array libraries are tested beside each
-    other where they share a device, or are on different ones. A role without partners can run its probes one
-    after the other."""
+    """Key that is equal for probes that the same processes can run.
+
+    Probes of array libraries are in one tour for each device. Of exclusive ones a tour has all libraries,
+    each in a process of its own; others have a tour for each library, and these run beside each other. A role
+    without partners can run its probes one after the other.
+    """
     probe = planned.probe
     how = (probe.exclusive, probe.concurrent) if len(probe.roles) > 1 else ()
     library = bool(probe.library) if probe.exclusive else probe.library
@@ -262,7 +265,7 @@ def _in_turn(group: Sequence[PlannedProbe], _most: int, seed: int) -> Iterable[S
         return [[planned] for planned in group]
     start = seed % len(group)
     together = [*group[start:], *group[:start]]
-    of_two = next((planned for planned in together if len(planned.probe.devices) == PAIR), None)
+    of_two = next((planned for planned in together if len(planned.probe.devices) > 1), None)
     alone = [[of_two]] if of_two else []
     return [*alone, [planned for planned in together if planned is not of_two]]
 
@@ -284,7 +287,7 @@ def _share(group: Sequence[PlannedProbe], most: int, seed: int) -> Iterable[Sequ
 
     for planned in sorted(group, key=order):
         share_of(planned.probe.devices[:1]).append(planned)
-    if len(firsts) == PAIR == number:
+    if len(firsts) == number == 2:
         for planned in [each for each in group if each.probe.devices[1:] in places]:
             own, other = share_of(planned.probe.devices[:1]), share_of(planned.probe.devices[1:])
             if len(own) > len(other) + 1:

@@ -98,7 +98,8 @@ class Tour(Execution):
 
     def _start_ahead(self, until: float, stop: threading.Event) -> None:
         """Start the processes of the tour's later libraries: they initialise the driver, and wait for their
-        first visit. What is still being imported is not waited for, but started at that visit."""
+        first visit. What is still being imported is not waited for, but started at that visit.
+        Without a start signal the first visit has begun, and may measure memory that they would change."""
         if self.turn is None:
             return
         starter, before = self._starter(until, stop), self.probe
