@@ -38,35 +38,28 @@ smartquotes = False  # else the manual page, which shares the doctrees, has dash
 man_pages = [("generated/commands", "gpuipc-doctor", "diagnose GPU IPC and GPU-aware MPI", [author], 1)]
 
 GENERATED = Path(__file__).parent / "generated"
-PAGES = {
+CHAPTERS = {
     "CONTRIBUTING.md": "generated/contributing.md",
     "SECURITY.md": "generated/security.md",
     "benchmarks/README.md": "generated/measurements.md",
-    "benchmarks/drill.md": "generated/drill.md",
-    "benchmarks/histories.md": "generated/histories-measured.md",
-    "benchmarks/mpi_histories.md": "generated/messages-measured.md",
-    "benchmarks/growth_smcuda.md": "generated/growth-smcuda.md",
-    "benchmarks/diagnose_speed.md": "generated/diagnose-speed.md",
-    "benchmarks/two_gpus.md": "generated/two-gpus.md",
-    "benchmarks/planted_jobs.md": "generated/planted-jobs.md",
-    "benchmarks/kfd_faults.md": "generated/kfd-faults.md",
-    "benchmarks/amd_runtimes.md": "generated/amd-runtimes.md",
-    "tests/conformance/cuda-vmm-semantics-h200.md": "generated/cuda-vmm-semantics-h200.md",
 }
-"""Pages outside this directory → their names on the site."""
-
 FOUND_BY_LINKS = {
-    name for file, name in PAGES.items() if file.startswith("benchmarks/") and "README" not in file
-} | {"generated/cuda-vmm-semantics-h200.md"}
+    f"benchmarks/{file.name}": f"generated/measured-{file.name}"
+    for file in (REPOSITORY / "benchmarks").glob("*.md")
+    if file.name != "README.md"
+} | {"tests/conformance/cuda-vmm-semantics-h200.md": "generated/cuda-vmm-semantics-h200.md"}
 """Measurements, to which other pages link, and which are no chapters of the site."""
+
+PAGES = CHAPTERS | FOUND_BY_LINKS
+"""Pages outside this directory → their names on the site."""
 
 ORPHAN = "---\norphan: true\n---\n"
 
 
 def generate(_: Sphinx) -> None:
-    """Write the generated pages. A page that would not change is left alone."""
+    """Write the generated pages; a page that would not change is left alone, an earlier version's goes."""
     pages = {
-        name.removeprefix("generated/"): ORPHAN * (name in FOUND_BY_LINKS) + (REPOSITORY / file).read_text()
+        name.removeprefix("generated/"): ORPHAN * (file in FOUND_BY_LINKS) + (REPOSITORY / file).read_text()
         for file, name in PAGES.items()
     }
     caught = drilled_faults()
@@ -87,6 +80,8 @@ def generate(_: Sphinx) -> None:
         for name, file in schemas().items()
     )
     GENERATED.mkdir(exist_ok=True)
+    for earlier in {page.name for page in GENERATED.iterdir()} - pages.keys():
+        (GENERATED / earlier).unlink()
     for name, text in pages.items():
         page = GENERATED / name
         if not page.exists() or page.read_text() != text:
