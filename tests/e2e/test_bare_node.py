@@ -103,7 +103,7 @@ def test_process_limit_of_the_user_is_reported(processes: int) -> None:
 @pytest.mark.parametrize(
     ("prelude", "code", "says"),
     [
-        (READ_ONLY_PROC, 12, "FAIL ipc-reopen"),
+        pytest.param(READ_ONLY_PROC, 12, "FAIL ipc-reopen", marks=pytest.mark.full),
         (NO_DEV_NULL, 0, "No such file or directory: '/dev/null'"),
     ],
 )

@@ -431,6 +431,7 @@ def with_environment(variable: str) -> list[int]:
     return found
 
 
+@pytest.mark.full
 def test_plots_are_drawn_for_measured_series(doctor: Command, tmp_path: Path) -> None:
     directory = tmp_path / "new" / "pictures"
     ended = doctor(
@@ -454,7 +455,7 @@ def test_plots_without_measured_series_say_so(doctor: Command, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("profile", "options", "full"),
     [
-        ("healthy-cuda", [], False),
+        pytest.param("healthy-cuda", [], False, marks=pytest.mark.full),
         ("nvidia-460.32.03", [], True),
         pytest.param("healthy-cuda", ["--json"], True, marks=pytest.mark.full),
     ],

@@ -17,7 +17,7 @@ from tests.e2e.test_faults import check
 CHECKS = ("collective-data", "collective-speed", "collective-start")
 
 IN_EVERY_RUN = (
-    *("collectives-wrong-cumem", "collectives-hang-init"),
+    "collectives-wrong-cumem",
     *("collectives-newer-cuda", "collectives-one"),
 )
 """A fault of two checks, and odd nodes; a slow pair and a healthy node are below.

@@ -88,6 +88,8 @@ SELDOM = [
     ("openmpi", "only-reduce", 3),
     ("mpich50", "late-in-finalize", 3),
     ("mpich43", "c:lost-message", 3),
+    ("impi", "cycle", 3),
+    ("openmpi", "c:vfork", 3),
 ]
 """Marked ``full``: other jobs show the same cause, and sixteen ranks that poll leave two cores no time."""
 
@@ -215,6 +217,7 @@ def test_ranks_that_sleep_while_waiting_are_seen_to_wait(
     assert (report.verdict.cause, report.verdict.blamed) == (Cause.HOST_LATE, (2,)), report
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("library", "kind", "what"),

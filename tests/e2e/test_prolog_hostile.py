@@ -85,7 +85,11 @@ def command_line(process: Path) -> str:
 
 @pytest.mark.parametrize(
     ("do", "on_budget"),
-    [("hang holding the interpreter lock", "log"), ("stop itself", "drain"), ("200 processes", "log")],
+    [
+        ("hang holding the interpreter lock", "log"),
+        ("stop itself", "drain"),
+        pytest.param("200 processes", "log", marks=pytest.mark.full),
+    ],
 )
 def test_hostile_worker_costs_no_more_than_the_budget(site: Path, mark: str, do: str, on_budget: str) -> None:
     write(site, do, mark, on_budget=on_budget)

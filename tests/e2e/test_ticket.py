@@ -42,6 +42,7 @@ def opened(file: Path) -> dict[str, bytes]:
         return {name.partition("/")[2]: content.read() for name, content in found.items() if content}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("suffix", [".tar.zst", ".tar.gz"])
 def test_bundle_has_all_given_files(doctor: Command, run: Path, tmp_path: Path, suffix: str) -> None:
     bundle = tmp_path / f"b{suffix}"

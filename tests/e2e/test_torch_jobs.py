@@ -15,8 +15,10 @@ from tests.torch_jobs import Answer, Job
 PYTHONS = ("/usr/bin/python3", sys.executable)
 """Debian's Python, for which CI installs PyTorch, and this one."""
 
-MODES = ("late", "operation", "healthy-fast")
+MODES = ("late",)
 SELDOM = (
+    "operation",
+    "healthy-fast",
     "absent",
     "dataloader",
     "send",

@@ -48,7 +48,7 @@ def worst(report: dict[str, Any], check: str) -> dict[str, str]:
             "{call: ipc-open, device: 2, do: error, error: MAP_FAILED}", id="error", marks=pytest.mark.full
         ),
         pytest.param("{call: ipc-open, device: 2, do: corrupt-byte}", id="wrong-data"),
-        pytest.param("{call: ipc-close, device: 2, do: hang-ignore-term}", id="hang"),
+        pytest.param("{call: ipc-close, device: 2, do: hang-ignore-term}", id="hang", marks=pytest.mark.full),
         pytest.param("{call: ipc-close, device: 2, do: lose-device}", id="lost", marks=pytest.mark.full),
     ],
 )
@@ -78,6 +78,7 @@ def test_fault_of_one_pair_of_twelve_blames_it(doctor: Command, tmp_path: Path) 
     assert len(row) == 12
 
 
+@pytest.mark.full
 def test_fault_at_a_call_that_no_probe_reaches_alone_is_found_with_its_history(
     doctor: Command, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def run(node: EmulatedNode, *command: str, enter: Sequence[str] = ()) -> subproc
     )
 
 
+@pytest.mark.full
 def test_prolog_passes_without_the_variables_that_it_clears(node: EmulatedNode) -> None:
     outside = [part for part in node.enter if part != "--root"]
     installed = ("unshare", "--mount", "--propagation", "unchanged", "sh", "tests/kfd/installed.sh")

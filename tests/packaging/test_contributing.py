@@ -111,6 +111,7 @@ def test_drill_passes_with_the_checks_expected_findings_added(tree: Tree) -> Non
         profile.write_text(stated)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "tests",
     [

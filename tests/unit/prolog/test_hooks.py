@@ -156,7 +156,13 @@ def test_text_evaluated_by_nhc_has_no_apostrophes(config: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("profile", "python", "code", "line"),
     [
-        ("healthy-single", sys.executable, 0, "gpuipc-doctor: SIMULATED (healthy-single) PASS"),
+        pytest.param(
+            "healthy-single",
+            sys.executable,
+            0,
+            "gpuipc-doctor: SIMULATED (healthy-single) PASS",
+            marks=pytest.mark.full,
+        ),
         ("nvidia-460.32.03", sys.executable, 1, "gpuipc-doctor: SIMULATED (nvidia-460.32.03) FAIL"),
         ("healthy-single", "/nowhere/python", 2, ""),
     ],

@@ -312,6 +312,7 @@ def test_look_up_does_not_import_clustershell(config: Path) -> None:
 ROUNDS = 15
 
 
+@pytest.mark.full
 def test_answer_takes_at_most_1_5_times_as_long_as_importing_click_and_yaml(config: Path) -> None:
     """Compares processor time, which load hardly affects: the minimum of many alternating rounds."""
     config.write_text(CONFIG + "  log: log.jsonl\n  syslog: false\n")
