@@ -66,6 +66,7 @@ def findings(
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "check", ["ipc-release", pytest.param("driver-pool-release", marks=pytest.mark.full)]
 )

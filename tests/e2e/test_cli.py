@@ -328,6 +328,7 @@ def test_report_given_as_config_or_log_is_recognised(doctor: Command, tmp_path: 
     assert told in diagnosed.stderr
 
 
+@pytest.mark.full
 def test_inventory_is_compared_with_that_of_a_report(doctor: Command, tmp_path: Path) -> None:
     report = tmp_path / "before.json"
     node = ["--simulate", "nvidia-450.102.04"]

@@ -134,6 +134,7 @@ def test_stated_tcp_is_used_despite_an_adapter(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_stated_no_fabric_is_reported_by_both_checks_with_the_facts_found(
     tmp_path: Path,
 ) -> None:

@@ -89,6 +89,7 @@ SELDOM = [
     ("mpich50", "late-in-finalize", 3),
     ("mpich43", "c:lost-message", 3),
     ("impi", "cycle", 3),
+    ("mpich43", "iterate", 3),
     ("openmpi", "c:vfork", 3),
 ]
 """Marked ``full``: other jobs show the same cause, and sixteen ranks that poll leave two cores no time."""
@@ -286,6 +287,7 @@ def test_stopped_rank_is_blamed(doctor: Command, tmp_path: Path) -> None:
     assert (report.verdict.cause, report.verdict.blamed) == (Cause.STOPPED, (1,)), report
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 def test_job_is_seen_without_perf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gpuipc_doctor.job.examination import examine

@@ -121,6 +121,7 @@ def test_launcher_that_reorders_all_gpus_binds_none(bound: Any) -> None:
     assert code == 0
 
 
+@pytest.mark.full
 def test_mpi_without_a_provider_is_reported_once_with_the_librarys_message(doctor: Command) -> None:
     library = Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12")
     checks = ("mpi-small-message", "mpi-cache-growth", "mpi-stale-buffer", "mpi-first-touch")

@@ -104,6 +104,7 @@ def test_policy_decides(
     assert (exit_code, said) == (code, "")
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("profile", "on_budget", "code"),

@@ -86,7 +86,7 @@ def command_line(process: Path) -> str:
 @pytest.mark.parametrize(
     ("do", "on_budget"),
     [
-        ("hang holding the interpreter lock", "log"),
+        pytest.param("hang holding the interpreter lock", "log", marks=pytest.mark.full),
         ("stop itself", "drain"),
         pytest.param("200 processes", "log", marks=pytest.mark.full),
     ],
@@ -164,6 +164,7 @@ def test_signal_ends_the_prolog_at_once(site: Path, mark: str) -> None:
     assert left_in_shared_memory(before) == set()
 
 
+@pytest.mark.full
 def test_reader_that_does_not_read_delays_nothing(site: Path, mark: str) -> None:
     write(site, "nothing", mark, log="log.jsonl")
     reader, writer = os.pipe()

@@ -112,6 +112,7 @@ def test_pythonpath_affects_only_the_first_start(trap: Path, config: Path) -> No
     assert sprung(trap) == []
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_ld_preload(tmp_path: Path, config: Path) -> None:
     """LD_PRELOAD is loaded into the first process before our code runs, but into no later process."""

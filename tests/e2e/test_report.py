@@ -59,6 +59,7 @@ def test_other_file_is_one_line(doctor: Command, monkeypatch: pytest.MonkeyPatch
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.full
 @pytest.mark.hip
 def test_kept_logs_of_waiting_name_the_check(doctor: Command, tmp_path: Path) -> None:
     """Only a process that opens an AMD GPU can read its used memory, so waiting has its own logs."""

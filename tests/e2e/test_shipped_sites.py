@@ -168,6 +168,7 @@ def test_node_of_several_types_that_has_lost_gpus(
     assert ended.returncode == (12 if "FAIL" in says[0] else 0)
 
 
+@pytest.mark.full
 @pytest.mark.hip
 def test_matching_file_is_suggested_without_a_config(doctor: Command) -> None:
     command = ["check", "driver-init", "--simulate", str(NODES / "llnl-el-capitan.yaml")]

@@ -180,6 +180,7 @@ files:
 """
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 @pytest.mark.hip
 def test_intel_gpus_are_reported_and_no_other_driver_is_required(doctor: Command, tmp_path: Path) -> None:

@@ -47,7 +47,9 @@ def worst(report: dict[str, Any], check: str) -> dict[str, str]:
         pytest.param(
             "{call: ipc-open, device: 2, do: error, error: MAP_FAILED}", id="error", marks=pytest.mark.full
         ),
-        pytest.param("{call: ipc-open, device: 2, do: corrupt-byte}", id="wrong-data"),
+        pytest.param(
+            "{call: ipc-open, device: 2, do: corrupt-byte}", id="wrong-data", marks=pytest.mark.full
+        ),
         pytest.param("{call: ipc-close, device: 2, do: hang-ignore-term}", id="hang", marks=pytest.mark.full),
         pytest.param("{call: ipc-close, device: 2, do: lose-device}", id="lost", marks=pytest.mark.full),
     ],

@@ -123,6 +123,7 @@ def test_started_test_is_unfinished_until_one_of_its_gpus_finishes() -> None:
     assert [ended.is_unfinished(gpus) for gpus in ("", "0", "1,2", "2")] == [True, False, True, False]
 
 
+@pytest.mark.full
 def test_stored_state_stays_within_the_readable_size() -> None:
     remembered = NOTHING
     for number in range(4 * state.MAX_GPUS):
