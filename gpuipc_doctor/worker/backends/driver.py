@@ -345,8 +345,8 @@ def version_fact(name: str, number: int, text: str, source: str) -> Fact:
 def _fault_in(error: ValueError, name: str) -> DriverFault:
     """The driver's error in a binding's for an unknown code, such as ``9999 is not a valid CUresult``.
 
-    hip-python makes a result of another enumeration before it looks at the code, and from what is in its memory
-    if the call failed: then nobody sees the code.
+    hip-python makes a result of another enumeration before it looks at the code, and if the call failed, from
+    what is in its memory: then nobody sees the code.
     """
     said = re.match(r"(\d+) is not a valid (\w+)", str(error))
     if said is None:
