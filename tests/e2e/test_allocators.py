@@ -244,6 +244,7 @@ def test_fault_of_the_driver_in_sharing_is_found(
         assert says in found[name]
 
 
+@pytest.mark.full
 def test_refused_sharing_is_reported_with_the_setting_and_the_error(
     check: Callable[..., Results],
 ) -> None:
@@ -269,6 +270,7 @@ def test_missing_array_library_is_a_skip_with_the_package(
         assert "they need a real GPU" in result["finding"]["summary"]
 
 
+@pytest.mark.full
 def test_library_that_does_not_import_is_a_one_line_error(
     check: Callable[..., Results], tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def run(prelude: str, *command: str, **options: object) -> subprocess.CompletedP
 CHECK = ("-m", "gpuipc_doctor", "check", "ipc-reopen", "--simulate", "healthy-single", "--backend", "cuda")
 
 
+@pytest.mark.full
 def test_read_only_proc_changes_nothing() -> None:
     ended = run(READ_ONLY_PROC, *CHECK)
     assert (ended.returncode, ended.stderr) == (0, "")

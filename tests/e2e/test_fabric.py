@@ -201,6 +201,7 @@ def by_ucx(simulate: str, *options: str) -> dict[str, Finding]:
     return {result.subject: result.finding for result in report.results if result.probe == "UCX"}
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.usefixtures("ucx")
 def test_ucx_delivers_in_host_and_simulated_device_memory(tmp_path: Path) -> None:

@@ -207,6 +207,7 @@ def test_planted_fault_is_found_without_stopping_the_job(
     assert (report.verdict.cause, report.verdict.blamed) == (cause, blamed), report
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.parametrize("library", ["openmpi", pytest.param("impi", marks=pytest.mark.full)])
 def test_ranks_that_sleep_while_waiting_are_seen_to_wait(

@@ -257,6 +257,7 @@ def test_untrusted_state_is_ignored_and_reported(site: Site, what: str) -> None:
 # -- the log --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_line_names_the_failure_and_the_log_has_the_rest(site: Site) -> None:
     site.write("nvidia-460.32.03", {"log": "log.jsonl"})
@@ -346,6 +347,7 @@ def test_finished_test_of_another_gpu_ends_no_history(site: Site) -> None:
 # -- results known when the budget ends ------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_findings_before_the_end_of_the_budget_count(site: Site) -> None:
     """One GPU fails, then the prolog's own process is stopped: no report, but the node is drained."""

@@ -101,6 +101,7 @@ def test_hostile_worker_costs_no_more_than_the_budget(site: Path, mark: str, do:
     assert left(mark) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("on_error", "code"), [pytest.param("log", 0, marks=pytest.mark.full), ("drain", 11)]
 )
@@ -182,6 +183,7 @@ def test_reader_that_does_not_read_delays_nothing(site: Path, mark: str) -> None
     assert ended.returncode == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "closed",
     ["<&- >&- 2>&-", *(pytest.param(stream, marks=pytest.mark.full) for stream in ("<&-", ">&-", "2>&-"))],

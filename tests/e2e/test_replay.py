@@ -322,6 +322,7 @@ REPORTED = {  # check that fails → profile, what the program prints
 }
 
 
+@pytest.mark.full
 @compiles
 @pytest.mark.cuda
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ def test_named_mpi_library_is_also_surveyed_for_a_simulated_node(prefix: Path) -
     assert Fact("mpich", "4.2.2", said) in facts
 
 
+@pytest.mark.full
 def test_library_that_does_not_load_has_the_reason(prefix: Path) -> None:
     (prefix / "lib/libucp.so.0").write_text("no ELF\n")
     assert "invalid ELF header" in stock()["ucx"].source or "file too short" in stock()["ucx"].source

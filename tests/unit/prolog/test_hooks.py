@@ -126,6 +126,7 @@ def nhc(check: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", f"{check}\n{functions}check_gpuipc"], capture_output=True, text=True)
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("profile", "python", "said"),

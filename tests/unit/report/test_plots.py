@@ -68,6 +68,7 @@ def test_simulated_node_is_marked_on_its_picture() -> None:
     assert "SIMULATED (leaky)" in texts(picture.svg)
 
 
+@pytest.mark.full
 def test_probes_of_a_check_share_a_picture() -> None:
     whole = recorded(
         result(), result("allocator-growth", "PyTorch", series("PyTorch")), result("ipc-release", "kill")

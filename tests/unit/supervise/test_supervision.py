@@ -671,6 +671,7 @@ def test_unkillable_process_is_reported(
     assert session.unkillable
 
 
+@pytest.mark.full
 def test_unkillable_process_started_by_a_worker_is_no_pass(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
