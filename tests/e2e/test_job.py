@@ -270,6 +270,7 @@ def test_rank_that_keeps_the_tensors_of_another_is_blamed(
     assert {file.ranks for file in shared if file.ranks} & {(0, 1), (1,)}
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 def test_ranks_are_stopped_for_their_stacks_and_go_on(doctor: Command, tmp_path: Path) -> None:
     with job("impi", "lost-message", 3, tmp_path / "log") as launcher:

@@ -114,6 +114,7 @@ def test_clerk_answers_for_a_killed_supervisor(site: Path, mark: str, on_error: 
     assert left(mark) == []
 
 
+@pytest.mark.full
 def test_stopped_supervisor_does_not_delay_the_guard(site: Path, mark: str) -> None:
     write(site, "stop its supervisor", mark, on_budget="drain")
     ended, elapsed_s = run(site)

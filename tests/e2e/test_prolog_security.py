@@ -65,6 +65,7 @@ def passed(ended: subprocess.CompletedProcess[str]) -> bool:
     return (ended.returncode, ended.stderr) == (0, "") and " PASS " in ended.stdout
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_modules_in_the_working_directory(trap: Path, config: Path) -> None:
     assert passed(prolog(AS_INSTALLED, config, cwd=trap, env={}))

@@ -65,6 +65,7 @@ def test_bundle_has_all_given_files(doctor: Command, run: Path, tmp_path: Path, 
     assert "SIMULATED" in ended.stdout
 
 
+@pytest.mark.full
 def test_anonymised_bundle_names_neither_host_nor_path(doctor: Command, run: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "b.tar.zst"
     options = [

@@ -73,6 +73,7 @@ def test_fault_of_one_gpu_blames_it_and_keeps_the_others_pass(
             assert not any("same processes" in line for line in evidence(result["finding"]))
 
 
+@pytest.mark.full
 def test_fault_of_one_pair_of_twelve_blames_it(doctor: Command, tmp_path: Path) -> None:
     fault = "{call: ipc-open, device: 3, exporter: 1, do: corrupt-byte}"
     row = worst(check(doctor, tmp_path, 4, fault, "ipc-peer", *SEED), "ipc-peer")

@@ -81,6 +81,7 @@ def test_every_command_of_the_section_is_tested() -> None:
     ]
 
 
+@pytest.mark.full
 def test_the_new_check_is_found_and_works_as_described(tree: Tree) -> None:
     assert [name for name, _ in tree.new] == [
         "checks/ipc_write_back.py",
