@@ -49,7 +49,9 @@ def is_even(series: Sequence[float]) -> bool:
     """Whether a series grows in all its parts, as it does if each round loses memory, or one of a few rounds.
     What another process takes comes in bursts. A loss may begin with a later round of the first half."""
     begin = next((at for at, (before, after) in enumerate(pairwise(series)) if after > before), 0)
-    series = series[begin:] if begin <= len(series) // 2 else series
+    if begin > len(series) // 2:
+        return False
+    series = series[begin:]
     steps = len(series) - 1
     rises = [after - before for before, after in pairwise(series) if after > before]
     parts = min(PARTS, steps // PART)

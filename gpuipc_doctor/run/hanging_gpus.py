@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeGuard
 
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import CheckInfo, Device, Ending, Evidence, Finding, Json, ProbeOutcome
@@ -168,13 +169,13 @@ def _cannot_be_killed(ended: Ended) -> bool:
     return isinstance(ended, ProbeOutcome) and is_unkillable(ended)
 
 
-def _has_answered(ended: Ended) -> bool:
+def _has_answered(ended: Ended) -> TypeGuard[ProbeOutcome]:
     return isinstance(ended, ProbeOutcome) and ended.completed
 
 
 def _shown(gpu: VisibleGpu, ended: Ended) -> Device | None:
     """The device that a process saw to which only this GPU was shown, if it is this GPU."""
-    if not (isinstance(ended, ProbeOutcome) and ended.completed):
+    if not _has_answered(ended):
         return None
     found = [device_from_json(data) for data in ended.records["driver"].get("devices", ())]
     is_it = len(found) == 1 and gpu.device.pci in ("", found[0].pci)

@@ -81,6 +81,7 @@ def test_every_command_of_the_section_is_tested() -> None:
     ]
 
 
+@pytest.mark.full
 def test_the_new_check_is_found_and_works_as_described(tree: Tree) -> None:
     assert [name for name, _ in tree.new] == [
         "checks/ipc_write_back.py",
@@ -111,6 +112,7 @@ def test_drill_passes_with_the_checks_expected_findings_added(tree: Tree) -> Non
         profile.write_text(stated)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "tests",
     [
