@@ -82,11 +82,17 @@ def judge_search(known: Search, ended: ProbeOutcome) -> Iterator[Finding]:
         yield Finding.warn(
             "seen-once",
             "{says}; not reproduced in fresh ranks" if not ended.stopped else "{says}; not replayed",
+            *map(_printed, known.first.printed),
             remedy=REPLAY,
             says=known.first.says,
             history=results.history_to_json(known.candidates[-1]),
             **known.explored,
         )
+
+
+def _printed(line: str) -> Evidence:
+    """A line from a rank of an earlier launch, which the last launch's ranks did not print."""
+    return Evidence.seen("printed: {line}", line=line)
 
 
 def _without_done(explored: Json) -> dict[str, Json]:
@@ -100,6 +106,7 @@ def failed(history: History, found: Met, known: Search, labels: list[str]) -> Fi
         SAYS[met.what],
         *(Evidence.seen(step) for step in steps(history)),
         Evidence.seen("{said}", said=met.says),
+        *([] if found.role else map(_printed, met.printed)),
         remedy=REPLAY,
         step=met.do,
         steps=min(met.at + 1, len(history.operations)) if history.times == 1 else len(history.operations),

@@ -97,7 +97,8 @@ def met(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> Met | None:
         says = f"{role.operation} ended the process{': ' * bool(name)}{name}"
     at = records["waits_for" if is_last_wait(role) else "at"]
     says = f"{role.role}: {says}"
-    disagreement = Disagreement(at, what, records["do"], name, role.operation, says)
+    printed = tuple(filter(str.strip, role.log_tail))
+    disagreement = Disagreement(at, what, records["do"], name, role.operation, says, printed=printed)
     return Met(records["trying"], disagreement, role.role)
 
 

@@ -116,7 +116,8 @@ class Disagreement:
     ``at`` is the operation's index in the history. ``what`` is ``error``, ``data``, ``answer`` (about an
     address), ``crash``, ``hang`` or ``leak``; ``name`` is the name of the error, signal or leaked resource.
     ``call`` is the driver function, and ``says`` describes the disagreement. ``beside`` has the indices of
-    later operations that other processes performed at the same time.
+    later operations that other processes performed at the same time. ``printed``: the last lines that the
+    failing rank printed.
     """
 
     at: int
@@ -126,6 +127,7 @@ class Disagreement:
     call: str
     says: str
     beside: tuple[int, ...] = ()
+    printed: tuple[str, ...] = ()
 
     def end_of(self, operations: Sequence[Operation]) -> list[Operation]:
         """The operations up to the failing one, and those that other processes performed at the same time."""

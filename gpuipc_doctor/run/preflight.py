@@ -354,7 +354,7 @@ _CHOICES = (
     (r"MPIR_CVAR_CH4_NETMOD|MPICH_OFI_NIC_\w+", "MPICH's network", "netmod|getinfo|NIC"),
     (r"UCX_TLS|UCX_PROTO_\w+", "UCX's transports", r"no usable transports|no .*transport|unreachable"),
     (r"NCCL_NET(_PLUGIN)?", "NCCL's network", r"[Nn]etwork .*not found|NET/|net plugin"),
-    (r"I_MPI_(FABRICS|OFI_PROVIDER)", "Intel MPI's network", "getinfo|fabric|No data available"),
+    (r"I_MPI_(FABRICS|OFI_PROVIDER)", "Intel MPI's network", r"getinfo|\bfabric|No data available"),
 )
 """(variables, what they choose, words of a failure that such a choice can explain)."""
 
@@ -374,7 +374,9 @@ def _components(seen: Seen, environ: Mapping[str, str]) -> Iterator[Cause]:
                 f"{{name}}={{value}} ({{where}}) chooses {what}",
                 {"name": name, "value": value, "where": where},
                 f"unset {name}" if where == "environment" else f"remove that line from {where}",
-                _mentions(rf"\b{first}\b|{words}" if first else words),
+                _mentions(
+                    rf"(?<![\w/]){first}(?![\w/])|{words}" if first else words
+                ),  # in a path it is no value
             )
 
 

@@ -70,6 +70,18 @@ def test_shortest_history_that_does_not_fail_alone_is_replaced_by_the_failing_on
     assert finding.status is Status.FAIL
 
 
+PRINTED = replace(WRONG, printed=("Error: failure in cuIpcOpenMemHandle 1",))
+"""A disagreement whose rank said why; the last launch's ranks said nothing."""
+
+
+@pytest.mark.parametrize(
+    "search", [replace(SEARCH, first=PRINTED), Search(PRINTED, EXPLORED, (SHORT,))], ids=["FAIL", "WARN"]
+)
+def test_what_a_rank_printed_in_an_earlier_launch_is_evidence(search: Search) -> None:
+    (finding,) = concluded(search, again=False)
+    assert finding.evidence[-1].values == {"line": "Error: failure in cuIpcOpenMemHandle 1"}
+
+
 def test_history_that_does_not_fail_again_is_a_warning() -> None:
     (finding,) = concluded(Search(WRONG, EXPLORED, (SHORT,)), again=False)
     assert (finding.status, finding.key) == (Status.WARN, "seen-once")

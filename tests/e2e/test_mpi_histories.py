@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpuipc_doctor.histories.operations import MPI, History, Operation, ProcessPlan
+from gpuipc_doctor.histories.results import history_to_json
 from tests.e2e.conftest import Command, cuda_ucx, evidence, prefix_and_variables
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("resting")]
@@ -24,9 +28,7 @@ HEALTHY = [
     ("impi", "hip"),
     ("openmpi-ucx", "cuda"),  # MPICH over UCX hangs, see below
 ]
-"""Libraries and drivers; the first in every run. Intel MPI with CUDA's memory is absent: in MPI_Recv it
-prints "failure in cuIpcOpenMemHandle 1" on a healthy simulated node. Whether it or the simulator is wrong is
-open."""
+"""Libraries and drivers; the first in every run. Intel MPI with CUDA's memory has flaws: see below."""
 
 OPERATIONS = 800
 
@@ -40,6 +42,33 @@ NEIGHBOURS = {
     "corrupt-byte elsewhere": ("MPI_Recv", ", elsewhere: true", "the message is wrong"),
 }
 """Faults that no other check looks for → call, condition, and expected text."""
+
+Steps = Sequence[tuple[str, int, dict[str, Any]]]
+HANDLE_OF_ZEROS: Steps = (
+    ("allocate", 1, {"makes": 1, "nbytes": 2048, "kind": "host"}),
+    ("allocate", 1, {"makes": 2, "nbytes": 8192, "kind": "device"}),
+    ("allocate", 2, {"makes": 3, "nbytes": 2048, "kind": "device"}),
+    ("allocate", 1, {"makes": 4, "nbytes": 2048, "kind": "device"}),
+    ("allocate", 2, {"makes": 5, "nbytes": 8192, "kind": "device"}),
+    ("isend", 1, {"on": 1, "makes": 6, "nbytes": 2048, "stamp": 100, "peer": 2}),
+    ("isend", 1, {"on": 2, "makes": 7, "nbytes": 8192, "stamp": 101, "peer": 2}),
+    ("isend", 2, {"on": 3, "makes": 8, "nbytes": 2048, "stamp": 102, "peer": 1}),
+    ("recv", 2, {"on": 5, "nbytes": 2048, "peer": 1}),
+    ("recv", 2, {"on": 5, "nbytes": 8192, "peer": 1}),
+    ("recv", 1, {"on": 4, "nbytes": 2048, "peer": 2}),
+)
+"""Operations after which Intel MPI from 2021.15 on opens a handle of zeros; 2021.14 opens the right one."""
+
+OVERTAKEN: Steps = (
+    ("allocate", 1, {"makes": 1, "nbytes": 64, "kind": "device"}),
+    ("allocate", 1, {"makes": 2, "nbytes": 64, "kind": "host"}),
+    ("allocate", 2, {"makes": 3, "nbytes": 64, "kind": "host"}),
+    ("isend", 1, {"on": 1, "makes": 4, "nbytes": 64, "stamp": 100, "peer": 2}),
+    ("isend", 1, {"on": 2, "makes": 5, "nbytes": 64, "stamp": 101, "peer": 2}),
+    ("recv", 2, {"on": 3, "nbytes": 64, "peer": 1}),
+    ("recv", 2, {"on": 3, "nbytes": 64, "peer": 1}),
+)
+"""Operations of which Intel MPI with I_MPI_OFFLOAD_IPC=0 delivers the second message first."""
 
 HANGS = "{call: MPI_Wait, do: hang, outstanding: 5}"
 """A request that never completes while five receives of its rank are posted."""
@@ -120,3 +149,37 @@ def test_real_hang_of_mpich_over_ucx_is_named(doctor: Command, monkeypatch: pyte
     ended = doctor("check", "mpi-histories", *on_node, "--no-workarounds")
     assert ended.returncode == 12, ended.stdout
     assert "Known issue mpich-ucx-any-source-hang CONFIRMED" in ended.stdout
+
+
+def replay(
+    doctor: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: Steps
+) -> subprocess.CompletedProcess[str]:
+    operations = tuple(Operation(do, by, **more) for do, by, more in steps)
+    history = History("cuda", {1: ProcessPlan(), 2: ProcessPlan()}, operations, check=MPI, times=50)
+    file = tmp_path / "history.json"
+    file.write_text(json.dumps({**history_to_json(history), "labels": ["cuda:0"]}))
+    library = str(Path(os.environ["GPUIPC_TEST_MPI"], "impi", LIBRARIES["impi"]))
+    monkeypatch.setenv("I_MPI_OFFLOAD", "1")
+    return doctor("replay", str(file), "--simulate", "healthy-cuda", "--mpi-lib", library)
+
+
+@pytest.mark.full
+def test_intel_mpi_opens_a_handle_of_zeros(
+    doctor: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended = replay(doctor, monkeypatch, tmp_path, HANDLE_OF_ZEROS)
+    assert ended.returncode == 12, ended.stdout
+    assert "Known issue intel-mpi-empty-ipc-handle CONFIRMED" in ended.stdout
+    monkeypatch.setenv("I_MPI_OFFLOAD_IPC", "0")
+    ended = replay(doctor, monkeypatch, tmp_path, HANDLE_OF_ZEROS)
+    assert ended.returncode == 0, ended.stdout
+
+
+@pytest.mark.full
+def test_intel_mpi_without_ipc_lets_messages_overtake_others(
+    doctor: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("I_MPI_OFFLOAD_IPC", "0")
+    ended = replay(doctor, monkeypatch, tmp_path, OVERTAKEN)
+    assert ended.returncode == 12, ended.stdout
+    assert "Known issue intel-mpi-staged-message-overtaken CONFIRMED" in ended.stdout

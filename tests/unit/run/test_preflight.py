@@ -149,6 +149,9 @@ def test_cause_stands_before_the_call(
         ({}, {"UCX_NET_DEVICES": "mlx5_0:1,eth0"}, ""),
         ({}, {"OMPI_MCA_btl_tcp_if_include": "10.0.0.0/8"}, ""),
         ({}, {"OMPI_MCA_pml": "ucx"}, "segmentation fault"),
+        ({}, {"I_MPI_FABRICS": "shm"}, "Assertion failed in file ../../src/mpid/ch4/shm/posix/intel_recv.h"),
+        ({}, {"I_MPI_FABRICS": "shm:ofi"}, "/opt/intel/lib/libfabric.so.1(+0x1f3a0) [0x7f5eee5470b2]"),
+        ({}, {"OMPI_MCA_btl": "tcp"}, "opal/mca/btl/tcp/btl_tcp.c:92: Assertion `0' failed."),
         (
             {"parameters": [["/h/nccl.conf:2", "NCCL_SOCKET_IFNAME", "bond0"]]},
             {"NCCL_SOCKET_IFNAME": "eth0"},
