@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import ast
 import copy
+import gc
 import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from importlib.machinery import SourceFileLoader
+from mmap import mmap
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any, NoReturn
 
 import pytest
@@ -39,11 +41,8 @@ SAME = {
 }
 """(module, mutation) → why it changes nothing."""
 
-LIMIT_S = 300
-"""Time limit of the tests of an unchanged file."""
-
-PATIENCE = 8
-"""A mutation may make a loop endless: a run that takes this many times the original's counts as a failure."""
+LIMIT_S = 20
+"""Processor time of a test. A mutation may make a loop endless; a test that takes longer counts as failed."""
 
 OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE,
@@ -191,30 +190,103 @@ def _with(tree: ast.Module, place: int, inner: int, change: Any) -> ast.Module:
     return ast.fix_missing_locations(changed)
 
 
-def is_noticed(file: Path, broken: ast.Module | None, limit_s: float = LIMIT_S) -> bool:
-    """Whether the tests of a file fail with this module in its place. They run in a forked process."""
+def unnoticed(file: Path, broken: list[ast.Module | None]) -> Iterator[int]:
+    """Which of these modules the tests of a file do not fail with.
+
+    The tests are imported once, in a forked process, and run in a process of its own for each module.
+    """
+    told, tell = os.pipe()
     if not (pid := os.fork()):
-        _test(file, broken)
-    until = time.monotonic() + limit_s
-    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
-        if time.monotonic() > until:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    return os.waitstatus_to_exitcode(ended[1]) != 0
+        os.close(told)
+        _test(file, _Breaker(file, broken, tell))
+    os.close(tell)
+    with os.fdopen(told) as lines:
+        yield from map(int, lines)
+    os.waitpid(pid, 0)
 
 
-def _test(file: Path, broken: ast.Module | None) -> NoReturn:
+def is_noticed(file: Path, broken: ast.Module) -> bool:
+    """Whether the tests of a file fail if this module is in its place before anything is imported."""
+    if not (pid := os.fork()):
+        _load_instead(file, broken)
+        _test(file, _Limit())
+    return os.waitpid(pid, 0)[1] != 0
+
+
+def _test(file: Path, plugin: _Limit) -> NoReturn:
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    tests = ROOT / ("tests/unit/api" if file.parent == API else f"tests/checks/test_{_owner(file)}.py")
+    os._exit(pytest.main(["-qx", "-n0", "-p", "no:cacheprovider", str(tests)], [plugin]))
+
+
+def _load_instead(file: Path, broken: ast.Module) -> CodeType:
+    """Let Python load this module in place of a file."""
+    code: CodeType = compile(broken, str(file), "exec")
     load = SourceFileLoader.get_code
 
     def get_code(self: SourceFileLoader, name: str) -> Any:
-        same = broken is not None and Path(self.path).resolve() == file
-        return compile(broken, self.path, "exec") if same else load(self, name)  # type: ignore[arg-type]
+        return code if Path(self.path).resolve() == file else load(self, name)  # type: ignore[arg-type]
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
-    tests = ROOT / ("tests/unit/api" if file.parent == API else f"tests/checks/test_{_owner(file)}.py")
-    os._exit(pytest.main(["-qx", "-n0", "-p", "no:cacheprovider", str(tests)]))
+    return code
+
+
+class _Limit:
+    """Plugin of pytest: an endless loop ends the process."""
+
+    def pytest_runtest_logstart(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+
+
+class _Breaker(_Limit):
+    """Plugin of pytest: run the collected tests once for each module."""
+
+    def __init__(self, file: Path, broken: list[ast.Module | None], tell: int) -> None:
+        self.file, self.broken, self.tell = file, broken, tell
+        self.failed = mmap(-1, 4096)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Return, so that pytest runs the tests, in forked processes only.
+
+        The module's own tests and the one that failed last come first: they find most.
+        """
+        items = session.items
+        items.sort(key=lambda item: not item.path.stem.startswith(f"test_{self.file.stem}"))
+        for number, broken in enumerate(self.broken):
+            if not (pid := os.fork()):
+                if broken:
+                    self._replace(_load_instead(self.file, broken))
+                return
+            if not os.waitpid(pid, 0)[1]:
+                os.write(self.tell, f"{number}\n".encode())
+            names = [item.nodeid for item in items]
+            if (failed := self.failed[:].rstrip(b"\0").decode()) in names:
+                items.insert(0, items.pop(names.index(failed)))
+        os._exit(0)
+
+    def _replace(self, module: CodeType) -> None:
+        """Give the functions that were imported from the file the code that they have in this module."""
+        instead = {(code.co_name, code.co_firstlineno): code for code in _codes(module)}
+        gc.unfreeze()
+        for one in gc.get_objects():
+            if isinstance(one, FunctionType) and one.__code__.co_filename == str(self.file):
+                code = instead.get((one.__code__.co_name, one.__code__.co_firstlineno), one.__code__)
+                if code.co_freevars == one.__code__.co_freevars:
+                    one.__code__ = code
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed[:] = report.nodeid.encode()[:4096].ljust(4096, b"\0")
+            os._exit(1)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield one
+            yield from _codes(one)
 
 
 def _owner(file: Path) -> str:
@@ -228,25 +300,24 @@ def main(*names: str) -> int:
     everything = [*sorted((ROOT / "checks").glob("[!_]*.py")), *sorted(parts), *sorted(API.glob("[!_]*.py"))]
     tried = missed = 0
     for file in [_file(name) for name in names] or everything:
-        began = time.monotonic()
-        if is_noticed(file, None):
+        module = f"{file.parent.name}/{file.stem}"
+        same = {what for where, what in SAME if where == module}
+        made = list(breaks(file))
+        for what in same - {what for _, what, _ in made}:
+            print(f"{file.relative_to(ROOT)}: said to change nothing, and not there: {what}")
+            missed += 1
+        made = [one for one in made if one[1] not in same]
+        tried += len(made)
+        suspects = unnoticed(file, [None, *(broken for *_, broken in made)])
+        if next(suspects, None) != 0:
             print(f"{file.relative_to(ROOT)}: its tests fail, or there are none: nothing can be broken")
             missed += 1
             continue
-        limit_s = PATIENCE * (time.monotonic() - began)
-        module = f"{file.parent.name}/{file.stem}"
-        same = {what for where, what in SAME if where == module}
-        for line, what, broken in breaks(file):
-            if what in same:
-                same.remove(what)
-                continue
-            tried += 1
-            if not is_noticed(file, broken, limit_s):
+        for number in suspects:
+            line, what, broken = made[number - 1]
+            if not is_noticed(file, broken):
                 missed += 1
                 print(f"{file.relative_to(ROOT)}:{line}: no test notices {what}", flush=True)
-        missed += len(same)
-        for what in same:
-            print(f"{file.relative_to(ROOT)}: said to change nothing, and not there: {what}")
     print(f"{tried} breaks, {missed} not noticed")
     return 1 if missed else 0
 
