@@ -100,7 +100,7 @@ def test_large_segments_are_shared_as_far_as_the_share_of_memory_reaches(
 
 @pytest.mark.parametrize("tier", [Tier.ACCEPTANCE, Tier.SOAK])
 def test_only_the_first_newcomer_of_a_kind_ends_and_only_soak_writes_large_segments_whole(tier: Tier) -> None:
-    probes = planned(able(0), able(1), tier=tier)
+    probes = planned(able(0), able(1), most_gib=20.0, tier=tier)
     small = [probe for probe in probes if not probe.exclusive]
     assert [bool(probe.ends) for probe in small] == [True, True, False, False]
     assert all(probe.params["whole"] for probe in small)
