@@ -70,6 +70,7 @@ def test_a_dead_adapter_fails(adapter: dict[str, str], seen: dict[str, object], 
 def test_reason_why_an_adapter_is_not_offered_is_reported() -> None:
     [finding] = told({"left_out": "its retry handler is not running"}, interfaces=[])
     assert sentences.summary(finding) == ("libfabric does not list cxi0 (its retry handler is not running)")
+    assert finding.remedy.startswith("fix the cause named in brackets")
 
 
 @pytest.mark.parametrize(
