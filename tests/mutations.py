@@ -191,9 +191,10 @@ def _with(tree: ast.Module, place: int, inner: int, change: Any) -> ast.Module:
 
 
 def unnoticed(file: Path, broken: list[ast.Module | None]) -> Iterator[int]:
-    """Which of these modules the tests of a file do not fail with.
+    """The indices of the modules with which the tests of a file pass; none if the first, None, is not among
+    them: the tests fail with the file as it is.
 
-    The tests are imported once, in a forked process, and run in a process of its own for each module.
+    The tests are imported once, in a forked process, and run in a process of their own for each module.
     """
     told, tell = os.pipe()
     if not (pid := os.fork()):
@@ -261,6 +262,8 @@ class _Breaker(_Limit):
                 return
             if not os.waitpid(pid, 0)[1]:
                 os.write(self.tell, f"{number}\n".encode())
+            elif not broken:
+                os._exit(1)
             names = [item.nodeid for item in items]
             if (failed := self.failed[:].rstrip(b"\0").decode()) in names:
                 items.insert(0, items.pop(names.index(failed)))

@@ -60,12 +60,12 @@ def cases(probe: Probe, ranks: int = 4, kinds: Sequence[str] = KINDS, **params: 
 
 
 def test_correct_calls_pass_with_their_number_and_calls() -> None:
-    (finding,) = judged(rank(), rank())
+    (finding,) = judged(rank(), rank(made={"MPI_Bcast": 3}))
     assert finding.status is Status.PASS
     assert sentences.summary(finding) == (
         "2 collectives and one-sided operations of 2 ranks correct, 2 MiB compared"
     )
-    assert "2 × MPI_Bcast" in sentences.evidence(finding)
+    assert sentences.evidence(finding) == ("2 × MPI_Bcast",)
 
 
 def test_wrong_data_names_call_library_size_element_and_memory() -> None:
@@ -76,6 +76,29 @@ def test_wrong_data_names_call_library_size_element_and_memory() -> None:
     assert lines[0] == f"rank 1: {WRONG['case']}: {WRONG['says']}"
     assert "all wrong results are of calls with memory of a pool" in lines
     assert "ranks with correct data: rank 0" in lines
+
+
+@pytest.mark.parametrize(("smallest", "told"), [(8, False), (1000, True)])
+def test_smallest_wrong_size_is_named_if_smaller_data_was_correct(smallest: int, told: bool) -> None:
+    (finding,) = judged(rank([WRONG, {**WRONG, "nbytes": smallest}]), rank())
+    says = f"no result of less than {smallest} B is wrong"
+    assert [line for line in sentences.evidence(finding) if "no result" in line] == [says] * told
+
+
+@pytest.mark.parametrize(
+    ("records", "params", "says"),
+    [
+        (
+            {},
+            {"derived": False},
+            "derived types omitted: this library does not support them in device memory",
+        ),
+        ({"lacks": [VMM]}, {}, f"omitted because this node or library has none: {VMM}"),
+    ],
+)
+def test_what_was_not_tried_is_told(records: dict[str, Json], params: dict[str, Json], says: str) -> None:
+    (finding,) = judged(rank(**records), rank(), **params)
+    assert sentences.evidence(finding)[1:] == (says,)
 
 
 def test_wrong_data_of_a_call_that_is_documented_as_unsupported_is_skip() -> None:
