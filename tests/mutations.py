@@ -13,19 +13,18 @@ The exit code is then 1.
 from __future__ import annotations
 
 import ast
-import copy
 import gc
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from mmap import mmap
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
@@ -57,8 +56,21 @@ OTHER = {"min": "max", "any": "all"}
 OTHER |= {one: other for other, one in OTHER.items()}
 
 
-def breaks(file: Path) -> Iterator[tuple[int, str, ast.Module]]:
-    """(line, description, mutated module) for each mutation of a file."""
+class Break(NamedTuple):
+    file: Path
+    line: int
+    what: str
+    make: Callable[[], ast.Module]
+    """Returns the broken module."""
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """As in `SAME`."""
+        return f"{self.file.parent.name}/{self.file.stem}", self.what
+
+
+def breaks(file: Path) -> Iterator[Break]:
+    """All mutations of a file."""
     tree = ast.parse(file.read_text())
     concludes = None if file.parent == API else _reached(file, tree)
     for place, function in enumerate(ast.walk(tree)):
@@ -66,11 +78,15 @@ def breaks(file: Path) -> Iterator[tuple[int, str, ast.Module]]:
             continue
         if (nothing := _nothing(function)) and not _is_abstract(function):
             what = f"{function.name} concludes nothing"
-            yield function.lineno, what, _with(tree, place, 0, partial(_return, nothing))
+            yield Break(
+                file, function.lineno, what, partial(_with, file, place, 0, partial(_return, nothing))
+            )
         for inner, node in enumerate(ast.walk(function)):
             for what, change in _changes(node):
                 line = getattr(node, "lineno", function.lineno)
-                yield line, f"in {function.name} {what}", _with(tree, place, inner, change)
+                yield Break(
+                    file, line, f"in {function.name} {what}", partial(_with, file, place, inner, change)
+                )
 
 
 def _nothing(function: ast.FunctionDef) -> str:
@@ -182,52 +198,58 @@ def _return(value: str, node: Any) -> None:
     node.body = ast.parse(f"return {value}").body
 
 
-def _with(tree: ast.Module, place: int, inner: int, change: Any) -> ast.Module:
-    """A copy of the tree, with ``change`` applied to node ``inner`` of function ``place`` (`ast.walk`)."""
-    changed = copy.deepcopy(tree)
+def _with(file: Path, place: int, inner: int, change: Any) -> ast.Module:
+    """The file's tree, with ``change`` applied to node ``inner`` of function ``place`` (`ast.walk`)."""
+    changed = ast.parse(file.read_text())
     function = list(ast.walk(changed))[place]
     change(list(ast.walk(function))[inner])
     return ast.fix_missing_locations(changed)
 
 
-def unnoticed(file: Path, broken: list[ast.Module | None]) -> Iterator[int]:
-    """The indices of the modules with which the tests of a file pass; none if the first, None, is not among
-    them: the tests fail with the file as it is.
+def unnoticed(tests: Path, made: list[Break]) -> Iterator[Break]:
+    """The breaks with which these tests pass.
 
-    The tests are imported once, in a forked process, and run in a process of their own for each module.
+    The tests are imported once, in a forked process, and run in a process of their own for each break. Raises
+    `TestsFailError` if they fail without a break.
     """
     told, tell = os.pipe()
     if not (pid := os.fork()):
         os.close(told)
-        _test(file, _Breaker(file, broken, tell))
+        _test(tests, _Breaker(made, tell))
     os.close(tell)
     with os.fdopen(told) as lines:
-        yield from map(int, lines)
-    os.waitpid(pid, 0)
+        for number in lines:
+            if not is_noticed(tests, made[int(number)]):
+                yield made[int(number)]
+    if os.waitpid(pid, 0)[1]:
+        raise TestsFailError
 
 
-def is_noticed(file: Path, broken: ast.Module) -> bool:
-    """Whether the tests of a file fail if this module is in its place before anything is imported."""
+class TestsFailError(Exception):
+    pass
+
+
+def is_noticed(tests: Path, one: Break) -> bool:
+    """Whether these tests fail if the broken module is in its file's place before anything is imported."""
     if not (pid := os.fork()):
-        _load_instead(file, broken)
-        _test(file, _Limit())
+        _load_instead(one)
+        _test(tests, _Limit())
     return os.waitpid(pid, 0)[1] != 0
 
 
-def _test(file: Path, plugin: _Limit) -> NoReturn:
+def _test(tests: Path, plugin: _Limit) -> NoReturn:
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    tests = ROOT / ("tests/unit/api" if file.parent == API else f"tests/checks/test_{_owner(file)}.py")
     os._exit(pytest.main(["-qx", "-n0", "-p", "no:cacheprovider", str(tests)], [plugin]))
 
 
-def _load_instead(file: Path, broken: ast.Module) -> CodeType:
-    """Let Python load this module in place of a file."""
-    code: CodeType = compile(broken, str(file), "exec")
+def _load_instead(one: Break) -> CodeType:
+    """Let Python load the broken module in its file's place."""
+    code: CodeType = compile(one.make(), str(one.file), "exec")
     load = SourceFileLoader.get_code
 
     def get_code(self: SourceFileLoader, name: str) -> Any:
-        return code if Path(self.path).resolve() == file else load(self, name)  # type: ignore[arg-type]
+        return code if Path(self.path).resolve() == one.file else load(self, name)
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
     return code
@@ -241,43 +263,42 @@ class _Limit:
 
 
 class _Breaker(_Limit):
-    """Plugin of pytest: run the collected tests once for each module."""
+    """Plugin of pytest: run the collected tests once as they are, and once for each break."""
 
-    def __init__(self, file: Path, broken: list[ast.Module | None], tell: int) -> None:
-        self.file, self.broken, self.tell = file, broken, tell
+    def __init__(self, made: list[Break], tell: int) -> None:
+        self.made, self.tell = made, tell
         self.failed = mmap(-1, 4096)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        """Return, so that pytest runs the tests, in forked processes only.
-
-        The module's own tests and the one that failed last come first: they find most.
-        """
-        items = session.items
-        items.sort(key=lambda item: not item.path.stem.startswith(f"test_{self.file.stem}"))
-        for number, broken in enumerate(self.broken):
+        """Return, so that pytest runs the tests, in forked processes only."""
+        if not (pid := os.fork()):
+            return
+        if os.waitpid(pid, 0)[1]:
+            os._exit(1)
+        for number, one in enumerate(self.made):
+            self._put_first(session.items, f"test_{one.file.stem}")
             if not (pid := os.fork()):
-                if broken:
-                    self._replace(_load_instead(self.file, broken))
+                self._replace(one)
                 return
             if not os.waitpid(pid, 0)[1]:
                 os.write(self.tell, f"{number}\n".encode())
-            elif not broken:
-                os._exit(1)
-            names = [item.nodeid for item in items]
-            if (failed := self.failed[:].rstrip(b"\0").decode()) in names:
-                items.insert(0, items.pop(names.index(failed)))
         os._exit(0)
 
-    def _replace(self, module: CodeType) -> None:
-        """Give the functions that were imported from the file the code that they have in this module."""
-        instead = {(code.co_name, code.co_firstlineno): code for code in _codes(module)}
+    def _put_first(self, items: list[pytest.Item], module: str) -> None:
+        """Put the module's own tests, and the one that failed last, before the others: they find most."""
+        last = self.failed[:].rstrip(b"\0").decode()
+        items.sort(key=lambda item: (item.nodeid != last, not item.path.stem.startswith(module)))
+
+    def _replace(self, one: Break) -> None:
+        """Give the functions that were imported from the file the code of the broken module."""
+        instead = {(code.co_name, code.co_firstlineno): code for code in _codes(_load_instead(one))}
         gc.unfreeze()
-        for one in gc.get_objects():
-            if isinstance(one, FunctionType) and one.__code__.co_filename == str(self.file):
-                code = instead.get((one.__code__.co_name, one.__code__.co_firstlineno), one.__code__)
-                if code.co_freevars == one.__code__.co_freevars:
-                    one.__code__ = code
+        for each in gc.get_objects():
+            if isinstance(each, FunctionType) and each.__code__.co_filename == str(one.file):
+                code = instead.get((each.__code__.co_name, each.__code__.co_firstlineno), each.__code__)
+                if code.co_freevars == each.__code__.co_freevars:
+                    each.__code__ = code
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -292,35 +313,37 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(one)
 
 
-def _owner(file: Path) -> str:
-    """The module of the check that a file is, or is a part of."""
+def _tests(file: Path) -> Path:
+    """The tests of a file: those of the api, or of the check that the file is, or is a part of."""
+    if file.parent == API:
+        return ROOT / "tests/unit/api"
     checks = (check.stem for check in file.parent.glob("[!_]*.py"))
-    return next(name for name in checks if file.stem == name or file.stem.startswith(f"_{name}_"))
+    owner = next(name for name in checks if file.stem == name or file.stem.startswith(f"_{name}_"))
+    return ROOT / f"tests/checks/test_{owner}.py"
 
 
 def main(*names: str) -> int:
-    parts = (ROOT / "checks").glob("_[!_]*.py")
-    everything = [*sorted((ROOT / "checks").glob("[!_]*.py")), *sorted(parts), *sorted(API.glob("[!_]*.py"))]
+    files = [_file(name) for name in names]
+    if not names:
+        files = [*(ROOT / "checks").glob("*[!_].py"), *API.glob("*[!_].py")]  # not __init__.py
+    by_tests: dict[Path, list[Break]] = {}
+    for file in sorted(files, key=lambda file: (_tests(file), file)):
+        by_tests.setdefault(_tests(file), []).extend(breaks(file))
     tried = missed = 0
-    for file in [_file(name) for name in names] or everything:
-        module = f"{file.parent.name}/{file.stem}"
-        same = {what for where, what in SAME if where == module}
-        made = list(breaks(file))
-        for what in same - {what for _, what, _ in made}:
-            print(f"{file.relative_to(ROOT)}: said to change nothing, and not there: {what}")
-            missed += 1
-        made = [one for one in made if one[1] not in same]
+    unknown = set(SAME) - {one.name for made in by_tests.values() for one in made}
+    for module, what in unknown if not names else ():
+        print(f"{module}: said to change nothing, and not there: {what}")
+        missed += 1
+    for tests, made in by_tests.items():
+        made = [one for one in made if one.name not in SAME]
         tried += len(made)
-        suspects = unnoticed(file, [None, *(broken for *_, broken in made)])
-        if next(suspects, None) != 0:
-            print(f"{file.relative_to(ROOT)}: its tests fail, or there are none: nothing can be broken")
-            missed += 1
-            continue
-        for number in suspects:
-            line, what, broken = made[number - 1]
-            if not is_noticed(file, broken):
+        try:
+            for one in unnoticed(tests, made):
+                print(f"{one.file.relative_to(ROOT)}:{one.line}: no test notices {one.what}", flush=True)
                 missed += 1
-                print(f"{file.relative_to(ROOT)}:{line}: no test notices {what}", flush=True)
+        except TestsFailError:
+            print(f"{tests.relative_to(ROOT)} fails, or is not there: nothing can be broken")
+            missed += 1
     print(f"{tried} breaks, {missed} not noticed")
     return 1 if missed else 0
 

@@ -108,6 +108,7 @@ def test_block_size_of_a_counter_is_derived_from_its_changes(figures: list[int],
     [
         pytest.param([block * BLOCK_BYTES for block in range(60)], True, id="each round"),
         pytest.param([max(block - 25, 0) * BLOCK_BYTES for block in range(60)], True, id="from the 26th on"),
+        pytest.param([0] * 60, False, id="never"),
         pytest.param([min(block, 20) * BLOCK_BYTES for block in range(60)], False, id="at the beginning"),
         pytest.param([block // 20 * 20 * BLOCK_BYTES for block in range(60)], False, id="twice"),
         pytest.param([max(block - 50, 0) * BLOCK_BYTES for block in range(60)], False, id="nine at the end"),
