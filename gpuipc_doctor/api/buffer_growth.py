@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from itertools import accumulate, chain, combinations, pairwise, product
+from itertools import accumulate, pairwise
 from operator import attrgetter
 
 from gpuipc_doctor.api.ledger import NOISE_BYTES
@@ -387,5 +388,12 @@ def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
 def share_no_address(buffers: Sequence[Sequence[int]], freed: Sequence[Sequence[int]]) -> bool:
     """Whether all ``buffers`` have addresses of their own, which no buffer in ``freed`` had. A buffer is
     ``(address, bytes)``."""
-    pairs = chain(combinations(buffers, 2), product(buffers, freed))
-    return not any(a < b + b_bytes and b < a + a_bytes for (a, a_bytes), (b, b_bytes) in pairs)
+    own = sorted((address, address + nbytes) for address, nbytes in buffers)
+    if any(end > begin for (_, end), (begin, _) in pairwise(own)):
+        return False
+    begins = [begin for begin, _ in own]
+    for address, nbytes in freed:
+        begun = bisect_left(begins, address + nbytes)
+        if begun and own[begun - 1][1] > address:
+            return False
+    return True

@@ -153,10 +153,13 @@ def command(
                 break
     left = len(todo) * repeat - len(done)
     click.echo(_as_json(done, left, not_run) if as_json else "\n".join(table.foot(done, left, not_run)))
+    if update:
+        drills = Counter(task.name for task in todo)
+        whole = {name: found for name, found in unstated.items() if len(found) == drills[name]}
+        left_out = [name for name, by_backend in whole.items() if not _update(name, by_backend)]
     if interrupted:
         ctx.exit(Exit.INTERRUPTED)
     if update:
-        left_out = [name for name, by_backend in unstated.items() if not _update(name, by_backend)]
         missed = any(run.verdict.missed for run in done)
         ctx.exit(Exit.FAIL if left_out or missed else Exit.ERROR if not_run else Exit.OK)
     if not_run and (_all_good(done) or not todo):
@@ -200,7 +203,8 @@ def _that_concern(check: str, asked: Mapping[str, Profile]) -> dict[str, Profile
     makes = {call for call, checks in drill.callers(healthy).items() if check in checks}
 
     def concerns(stated: Profile) -> bool:
-        if not stated.faults or makes & {fault["call"] for fault in stated.faults}:
+        is_faulty = stated.faults or stated.collective_faults
+        if not is_faulty or makes & {fault["call"] for fault in stated.faults}:
             return True
         is_expected = any(check in expected.checks for expected in stated.expect.values())
         return is_expected and all(fault["do"] != LOSE_DEVICE for fault in stated.faults)

@@ -25,7 +25,8 @@ from gpuipc_doctor.node.fact_names import NAMES
 from gpuipc_doctor.versions import Range
 
 _MESSAGE = re.compile(
-    r"\b(?:messages? (?:that|says|about)|assertion|warning|says that|prints|reports? (?:that|an)|logs?)\b"
+    r"\b(?:messages? (?:about|(?:that )?(?:says?|reads?))|assertion|warning|says that|prints"
+    r"|reports? (?:that|an)|logs?)\b"
 )
 """Pattern for words in a symptom that indicate a quoted message."""
 
@@ -191,8 +192,8 @@ def _of_messages(one: Placed) -> Iterator[Mistake]:
     issue = one.issue
     told = _MESSAGE.search(issue.symptom) if not issue.withdrawn else None
     if told and not issue.signatures and not issue.silent:
-        text = f"the symptom quotes a message ({told[0]}): give a signature, or a reason in 'silent'"
-        yield one.mistake(text, "symptom")
+        give = "give a signature, a reason in 'silent', or other words"
+        yield one.mistake(f"the symptom seems to quote a log ({told[0]}): {give}", "symptom")
 
 
 def _of_signatures(one: Placed | PlacedMessage) -> Iterator[Mistake]:

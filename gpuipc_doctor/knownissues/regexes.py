@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -141,7 +142,7 @@ def _characters(op: Any, value: Any) -> _Set:
         low, high = value
         return frozenset(range(low, min(high, 255) + 1)) | (_BEYOND if high > 255 else frozenset())
     if op is sre.CATEGORY:
-        return frozenset(code for code in _ALL if re.match(_CATEGORIES[value], chr(code)))
+        return _of_kind(_CATEGORIES[value])
     if op is sre.IN:
         negated = value[0][0] is sre.NEGATE
         members: _Set = frozenset().union(*(_characters(*item) for item in value[negated:]))
@@ -162,3 +163,8 @@ _CATEGORIES = {
     sre.CATEGORY_WORD: r"\w",
     sre.CATEGORY_NOT_WORD: r"\W",
 }
+
+
+@cache
+def _of_kind(category: str) -> _Set:
+    return frozenset(code for code in _ALL if re.match(category, chr(code)))

@@ -137,11 +137,18 @@ def on_documented(*cases: str, values: frozenset[str] = rules.VALUES) -> pytest.
     return pytest.mark.parametrize(names, parameters)
 
 
+ON_AMDS_IN_EVERY_RUN = ("test_ipc", "test_kernels")
+"""Modules whose tests run on AMD's own runtime in every run; the others' are `full` there."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before the tests marked `full` are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as strict xfail the tests in `departures.SEEN`: if one passes on that release, it fails."""
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         runtime, test = parameters.get("runtime"), getattr(item, "originalname", "")
+        if isinstance(runtime, Runtime) and item.path.stem not in ON_AMDS_IN_EVERY_RUN:
+            item.add_marker(pytest.mark.full)
         releases = [runtime.name] if isinstance(runtime, Runtime | SimulatedRuntime) else []
         if isinstance(runtime, Runtime):  # departures of a generation also apply to its simulated library
             releases.append(f"hip-{runtime.generation}")

@@ -37,6 +37,11 @@ RESTING = {
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def full(*row: object) -> object:
+    """A row of parameters that is tested with `full` only."""
+    return pytest.param(*row, marks=pytest.mark.full)
+
+
 def cuda_ucx() -> dict[str, str]:
     """Variables that put PyPI's UCX, which has CUDA, in place of the one that an MPI brings."""
     (packages,) = Path(os.environ["GPUIPC_TEST_MPI"], "ucx", "lib").glob("python*/site-packages")

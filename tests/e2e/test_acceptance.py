@@ -79,14 +79,13 @@ def test_every_shown_command_is_executed() -> None:
     assert said == {"gpuipc-doctor prolog"}
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("check_all", "compare"),
     [
         pytest.param(FEW_CHECKS_ONCE, FEW_COMPARED, id="few checks once"),
-        pytest.param(
-            AS_TYPED, AS_COMPARED, id="as typed", marks=[pytest.mark.full, pytest.mark.timeout(AS_TYPED_S)]
-        ),
+        pytest.param(AS_TYPED, AS_COMPARED, id="as typed", marks=pytest.mark.timeout(AS_TYPED_S)),
     ],
 )
 def test_every_line_of_the_page(tmp_path: Path, check_all: str, compare: str) -> None:
@@ -131,7 +130,11 @@ def site(tmp_path: Path, new_config: str) -> Path:
 @pytest.mark.parametrize(
     ("node", "says"),
     [
-        ("healthy-single", "FAIL  driver-init found 1 × NVIDIA H200; {site}:13 expects 2"),
+        pytest.param(
+            "healthy-single",
+            "FAIL  driver-init found 1 × NVIDIA H200; {site}:13 expects 2",
+            marks=pytest.mark.full,
+        ),
         ("nvidia-460.32.03", "WARN  known-versions nvidia-driver is 460.32.03"),
     ],
 )

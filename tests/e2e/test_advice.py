@@ -56,8 +56,8 @@ def test_remedies_on_an_amd_node_are_not_about_nvidia(
 @pytest.mark.parametrize(
     ("versions", "warns"),
     [
-        ("{libfabric: 1.17.0}", False),
-        ("{libfabric: 1.17.0, ucx: 1.22.0}", False),
+        pytest.param("{libfabric: 1.17.0}", False, marks=pytest.mark.full),
+        pytest.param("{libfabric: 1.17.0, ucx: 1.22.0}", False, marks=pytest.mark.full),
         ("{libfabric: 1.17.0, mpich: 5.1.0}", True),
     ],
 )

@@ -182,6 +182,7 @@ def test_counter_that_moves_by_itself_neither_feigns_nor_hides_a_loss(
         assert finding["status"] != "ERROR" or finding["key"] in CANNOT_TELL, told(results)
 
 
+@pytest.mark.full
 def test_loss_in_one_of_two_runs_is_an_error(check: Callable[..., Results], tmp_path: Path) -> None:
     """Memory of another process would look the same. A loss in both runs is a FAIL, as tested above."""
     results = check("allocator-growth", claims=(TORCH_ALONE,), ARRAYS_FIRST_LEAKS=str(tmp_path / "first"))
@@ -202,6 +203,7 @@ def test_pool_that_never_trims_stays_within_the_memory_limit(
             assert share / 4 < max(used["values"]) < 1.1 * share, result["probe"]
 
 
+@pytest.mark.full
 def test_race_that_cannot_be_provoked_proves_nothing(check: Callable[..., Results]) -> None:
     fault = "never hands out again"
     found = told(check("allocator-stream-reuse", fault=fault, claims=(TORCH_ALONE,)))
@@ -219,11 +221,12 @@ def test_race_that_cannot_be_provoked_proves_nothing(check: Callable[..., Result
             ("MemoryPool", "PyTorch"),
             "a block's IPC handle and offset opened the wrong memory",
         ),
-        (
+        pytest.param(
             {"call": "ipc-close", "do": "keep"},
             (CUPY_ALONE,),
             ("MemoryPool",),
             "was not released after the importer had closed everything",
+            marks=pytest.mark.full,
         ),
     ],
     ids=["wrong data", "kept"],
@@ -241,6 +244,7 @@ def test_fault_of_the_driver_in_sharing_is_found(
         assert says in found[name]
 
 
+@pytest.mark.full
 def test_refused_sharing_is_reported_with_the_setting_and_the_error(
     check: Callable[..., Results],
 ) -> None:
@@ -266,6 +270,7 @@ def test_missing_array_library_is_a_skip_with_the_package(
         assert "they need a real GPU" in result["finding"]["summary"]
 
 
+@pytest.mark.full
 def test_library_that_does_not_import_is_a_one_line_error(
     check: Callable[..., Results], tmp_path: Path
 ) -> None:

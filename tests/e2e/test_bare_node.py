@@ -52,6 +52,7 @@ def run(prelude: str, *command: str, **options: object) -> subprocess.CompletedP
 CHECK = ("-m", "gpuipc_doctor", "check", "ipc-reopen", "--simulate", "healthy-single", "--backend", "cuda")
 
 
+@pytest.mark.full
 def test_read_only_proc_changes_nothing() -> None:
     ended = run(READ_ONLY_PROC, *CHECK)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -103,7 +104,7 @@ def test_process_limit_of_the_user_is_reported(processes: int) -> None:
 @pytest.mark.parametrize(
     ("prelude", "code", "says"),
     [
-        (READ_ONLY_PROC, 12, "FAIL ipc-reopen"),
+        pytest.param(READ_ONLY_PROC, 12, "FAIL ipc-reopen", marks=pytest.mark.full),
         (NO_DEV_NULL, 0, "No such file or directory: '/dev/null'"),
     ],
 )

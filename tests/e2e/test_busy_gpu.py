@@ -66,6 +66,7 @@ def findings(
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "check", ["ipc-release", pytest.param("driver-pool-release", marks=pytest.mark.full)]
 )
@@ -85,6 +86,7 @@ def test_memory_of_others_is_not_blamed_on_mpi() -> None:
     assert found.keys() == {Status.PASS}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("check", "profile"),
     [
@@ -111,6 +113,7 @@ def test_holders_are_listed_if_too_little_memory_is_free() -> None:
     assert holder.values["whose"] == "not part of this run"
 
 
+@pytest.mark.full
 def test_memory_released_late_is_a_warning_with_the_seconds(tmp_path: Path) -> None:
     """The next probe waits until the memory is released, because a late release would hide a loss."""
     profile = tmp_path / "late.yaml"

@@ -180,6 +180,7 @@ def test_deleted_working_directory_is_one_line(tmp_path: Path) -> None:
     assert ended.stderr == says
 
 
+@pytest.mark.full
 def test_kept_logs_have_the_stack_of_a_hung_role(doctor: Command, tmp_path: Path, hanging: str) -> None:
     logs = tmp_path / "logs"
     arguments = ["--simulate", hanging, "--backend", "cuda", "--deadline", "2", "--keep-logs", str(logs)]
@@ -227,6 +228,7 @@ def test_unwritable_output_is_an_error(arguments: str, to: str, says: str) -> No
     assert (ended.returncode, ended.stderr) == (1, says)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("closed", "code"),
     [
@@ -245,6 +247,7 @@ def test_closed_standard_streams_change_nothing_in_the_report(tmp_path: Path, cl
     assert json.loads(report.read_text())["exit_code"] == 0
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")), reason="this machine has a GPU"
 )
@@ -289,6 +292,7 @@ def test_dry_run_probes_nothing(doctor: Command) -> None:
     assert len(ended.stdout.splitlines()) < 60
 
 
+@pytest.mark.full
 def test_dry_run_shows_each_probe_on_request(doctor: Command) -> None:
     ended = doctor("check", "ipc-reopen", "--simulate", "healthy-single", "--dry-run", "-v")
     assert re.search(r"^ipc-reopen +cuda:0 +destroy-context +10$", ended.stdout, re.MULTILINE)
@@ -316,6 +320,7 @@ def test_checks_after_the_budget_are_skipped(doctor: Command) -> None:
         assert r["finding"]["summary"] == says
 
 
+@pytest.mark.full
 def test_report_given_as_config_or_log_is_recognised(doctor: Command, tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     report.write_text(doctor("check", "known-versions", "--simulate", "healthy-cuda", "--json").stdout)
@@ -328,6 +333,7 @@ def test_report_given_as_config_or_log_is_recognised(doctor: Command, tmp_path: 
     assert told in diagnosed.stderr
 
 
+@pytest.mark.full
 def test_inventory_is_compared_with_that_of_a_report(doctor: Command, tmp_path: Path) -> None:
     report = tmp_path / "before.json"
     node = ["--simulate", "nvidia-450.102.04"]
@@ -431,6 +437,7 @@ def with_environment(variable: str) -> list[int]:
     return found
 
 
+@pytest.mark.full
 def test_plots_are_drawn_for_measured_series(doctor: Command, tmp_path: Path) -> None:
     directory = tmp_path / "new" / "pictures"
     ended = doctor(
@@ -443,6 +450,7 @@ def test_plots_are_drawn_for_measured_series(doctor: Command, tmp_path: Path) ->
     assert ended.stderr == f"gpuipc-doctor: drew in {directory}: ipc-release-cuda0\n"
 
 
+@pytest.mark.full
 def test_plots_without_measured_series_say_so(doctor: Command, tmp_path: Path) -> None:
     ended = doctor("check", "driver-init", "--simulate", "healthy-single", "--plots", str(tmp_path))
     assert ended.returncode == 0
@@ -454,7 +462,7 @@ def test_plots_without_measured_series_say_so(doctor: Command, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("profile", "options", "full"),
     [
-        ("healthy-cuda", [], False),
+        pytest.param("healthy-cuda", [], False, marks=pytest.mark.full),
         ("nvidia-460.32.03", [], True),
         pytest.param("healthy-cuda", ["--json"], True, marks=pytest.mark.full),
     ],

@@ -41,6 +41,7 @@ def found(doctor: Command, before: str, after: str, pace: str) -> tuple[set[tupl
     return {(quantity["name"], quantity["check"]) for quantity in quantities}, ended.returncode
 
 
+@pytest.mark.full
 def test_slower_call_is_found_and_an_equal_one_passes(doctor: Command, tmp_path: Path) -> None:
     """Other calls may also be slower if the machine's load varies, so ``SLOW`` need only be a subset."""
     slow_profile = tmp_path / "slow-open.yaml"
@@ -103,7 +104,11 @@ def test_directory_is_refused(doctor: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("profile", "arguments"),
     [
-        ("nvidia-460.32.03", ["ipc-reopen", "driver-pool-release", "known-versions", "--device", "cuda:0"]),
+        pytest.param(
+            "nvidia-460.32.03",
+            ["ipc-reopen", "driver-pool-release", "known-versions", "--device", "cuda:0"],
+            marks=pytest.mark.full,
+        ),
         ("cxi-no-retry-handler", ["fabric-info", "known-versions"]),
     ],
 )

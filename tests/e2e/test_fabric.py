@@ -89,6 +89,7 @@ def stated(fabric: str, simulate: str, tmp_path: Path, *options: str) -> dict[st
     }
 
 
+@pytest.mark.full
 def test_missing_stated_fabric_fails_and_no_other_is_used(tmp_path: Path) -> None:
     told = stated("verbs", "cxi-healthy", tmp_path)
     assert told["fabric-small-message libfabric"][0] is Status.SKIP
@@ -107,7 +108,7 @@ def test_missing_stated_fabric_fails_and_no_other_is_used(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("fabric", "adapter", "says"),
     [
-        ("efa", "efa_0", "efa on efa_0"),
+        pytest.param("efa", "efa_0", "efa on efa_0", marks=pytest.mark.full),
         ("opa", "hfi1_0", "opa on hfi1_0"),
     ],
 )
@@ -121,6 +122,7 @@ def test_stated_fabric_of_another_vendor(fabric: str, adapter: str, says: str, t
     assert (status, said) == (Status.PASS, says)
 
 
+@pytest.mark.full
 def test_stated_tcp_is_used_despite_an_adapter(tmp_path: Path) -> None:
     assert stated("cxi", "cxi-healthy", tmp_path)["fabric-small-message libfabric"][:2] == (
         Status.PASS,
@@ -132,6 +134,7 @@ def test_stated_tcp_is_used_despite_an_adapter(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_stated_no_fabric_is_reported_by_both_checks_with_the_facts_found(
     tmp_path: Path,
 ) -> None:
@@ -142,6 +145,7 @@ def test_stated_no_fabric_is_reported_by_both_checks_with_the_facts_found(
     assert stated("none", "fabric-healthy", tmp_path)["fabric-info"] == (*skip, "")
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.usefixtures("resting")
 @pytest.mark.parametrize(
@@ -197,6 +201,7 @@ def by_ucx(simulate: str, *options: str) -> dict[str, Finding]:
     return {result.subject: result.finding for result in report.results if result.probe == "UCX"}
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.usefixtures("ucx")
 def test_ucx_delivers_in_host_and_simulated_device_memory(tmp_path: Path) -> None:
@@ -244,6 +249,7 @@ def test_all_sizes_are_one_run_and_one_by_one_if_that_fails(
         assert "host: 256 B" in " ".join(sentences.evidence(host.finding))
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.usefixtures("ucx")
 def test_ucx_uses_the_stated_fabric(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Command
+from tests.e2e.conftest import Command, full
 
 ROW = "provider: tcp\n    domain: lo\n    version: 1.0\n    type: FI_EP_RDM\n    protocol: FI_PROTO_XNET\n"
 VERSION = '[ "$1" = -v ] || exec echo "libfabric: 2.1.0"'
@@ -45,26 +45,21 @@ def run(doctor: Command, tmp_path: Path) -> Run:
     return check
 
 
-def full(*row: object) -> object:
-    """A program that ends or prints like another one of the table, at another time or with another text."""
-    return pytest.param(*row, marks=pytest.mark.full)
-
-
 @pytest.mark.parametrize(
     ("fi_info", "status", "words"),
     [
         full(GOOD_INFO, "PASS", "libfabric 2.1.0"),
         (f'echo "libfabric:1:core: a warning" >&2; {GOOD_INFO}', "PASS", "libfabric 2.1.0"),
-        (CRASH, "FAIL", "fi_info crashed: SIGSEGV"),
+        full(CRASH, "FAIL", "fi_info crashed: SIGSEGV"),
         ("exit 5", "FAIL", "fi_info failed: exit code 5: no output"),
-        (ENODATA, "WARN", "libfabric has no usable provider"),
+        full(ENODATA, "WARN", "libfabric has no usable provider"),
         full("exit 0", "ERROR", "fi_info: exit code 0, but unreadable output: no output"),
         full("echo Kauderwelsch", "ERROR", "unreadable output: Kauderwelsch"),
         full("echo provider:", "ERROR", "unreadable output: provider:"),
         full(f"{GOOD_INFO}; exit 1", "FAIL", "fi_info failed: exit code 1"),
         full(LOADER, "ERROR", "error while loading shared libraries"),
         full(b"\x7fELF nonsense", "ERROR", "fi_info cannot start: Exec format error"),
-        (r"printf '\377\376\377'", "ERROR", "unreadable output"),
+        full(r"printf '\377\376\377'", "ERROR", "unreadable output"),
         full(f"[ $1 = -v ] || kill -SEGV $$; {GOOD_INFO}", "FAIL", "fi_info crashed: SIGSEGV"),
         full(f"[ $1 = -v ] || exit 3; {GOOD_INFO}", "FAIL", "fi_info failed: exit code 3"),
         full(f"[ $1 = -v ] || exec echo 2.1; {GOOD_INFO}", "ERROR", "unreadable output: 2.1"),
@@ -103,7 +98,7 @@ END
         (MEETS, "FAIL", "no result for 2 messages"),
         full("exit 0", "FAIL", "no result for 2 messages"),
         full(LOADER, "ERROR", "fi_pingpong cannot start"),
-        (b"\x7fELF nonsense", "ERROR", "fi_pingpong cannot start: Exec format error"),
+        full(b"\x7fELF nonsense", "ERROR", "fi_pingpong cannot start: Exec format error"),
         full(CRASH, "FAIL", "fi_pingpong crashed"),
     ],
 )
@@ -117,6 +112,7 @@ def test_fi_pingpong_that_sends_nothing_is_no_pass(
     assert words in f"{finding['summary']} {evidence}"
 
 
+@pytest.mark.full
 def test_failed_role_is_reported_instead_of_the_one_without_a_listener(run: Run) -> None:
     finding = run("fabric-small-message", ucx_perftest="echo broken; exit 3")
     (line,) = [item["line"] for item in finding["evidence"] if "host: " in item["line"]]

@@ -26,14 +26,13 @@ SHARED_MEMORY = Path("/dev/shm")
 HEALTHY = "healthy-single"
 
 ODD = {
-    "addresses-recycled": ("cuda", "ipc-vmm", "ipc-vmm-release"),
     "counter-lags": ("cuda", "driver-pool-release", "ipc-pool", "ipc-release"),
     "fabric-not-permitted": ("cuda", "ipc-fabric"),
     "granule-16-mib": ("cuda", "ipc-vmm", "ipc-vmm-release"),
     "healthy-imex": ("cuda", "ipc-fabric"),
     "setsid-grandchild": ("cuda", "driver-pool-reuse", "ipc-handles"),
     "slow-driver": ("hip", "ipc-concurrent", "ipc-reopen", "ipc-stale"),
-    "stderr-flood": ("cuda", "ipc-handles", "ipc-histories"),
+    "stderr-flood": ("cuda", "ipc-handles"),
 }
 """Odd nodes → the driver and checks that they could mislead and that must find nothing there."""
 

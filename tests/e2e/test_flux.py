@@ -50,6 +50,7 @@ def results(doctor: Command, environment: dict[str, str]) -> dict[str, tuple[str
     }
 
 
+@pytest.mark.full
 def test_ranks_start_by_flux_run_in_an_instance(doctor: Command, environment: dict[str, str]) -> None:
     assert results(doctor, environment)["mpi-small-message"][0] == "PASS"
 

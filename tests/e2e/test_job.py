@@ -88,6 +88,9 @@ SELDOM = [
     ("openmpi", "only-reduce", 3),
     ("mpich50", "late-in-finalize", 3),
     ("mpich43", "c:lost-message", 3),
+    ("impi", "cycle", 3),
+    ("mpich43", "iterate", 3),
+    ("openmpi", "c:vfork", 3),
 ]
 """Marked ``full``: other jobs show the same cause, and sixteen ranks that poll leave two cores no time."""
 
@@ -204,6 +207,7 @@ def test_planted_fault_is_found_without_stopping_the_job(
     assert (report.verdict.cause, report.verdict.blamed) == (cause, blamed), report
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.parametrize("library", ["openmpi", pytest.param("impi", marks=pytest.mark.full)])
 def test_ranks_that_sleep_while_waiting_are_seen_to_wait(
@@ -215,6 +219,7 @@ def test_ranks_that_sleep_while_waiting_are_seen_to_wait(
     assert (report.verdict.cause, report.verdict.blamed) == (Cause.HOST_LATE, (2,)), report
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("library", "kind", "what"),
@@ -265,6 +270,7 @@ def test_rank_that_keeps_the_tensors_of_another_is_blamed(
     assert {file.ranks for file in shared if file.ranks} & {(0, 1), (1,)}
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 def test_ranks_are_stopped_for_their_stacks_and_go_on(doctor: Command, tmp_path: Path) -> None:
     with job("impi", "lost-message", 3, tmp_path / "log") as launcher:
@@ -283,6 +289,7 @@ def test_stopped_rank_is_blamed(doctor: Command, tmp_path: Path) -> None:
     assert (report.verdict.cause, report.verdict.blamed) == (Cause.STOPPED, (1,)), report
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 def test_job_is_seen_without_perf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gpuipc_doctor.job.examination import examine

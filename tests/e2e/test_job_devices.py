@@ -49,7 +49,8 @@ def test_growth_of_device_memory_has_a_rank_and_a_slope(library: str, tmp_path: 
     assert [rank.gpus for rank in report.ranks] == [("nvidia:0",), ("nvidia:1",)]
 
 
-@pytest.mark.parametrize("library", ["impi", pytest.param("mpich50", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("library", ["impi", "mpich50"])
 def test_message_of_sixteen_bytes_that_never_arrives(library: str, tmp_path: Path) -> None:
     """Seed 001: the receiver hangs in an MPI call from which the sender has returned."""
     with (

@@ -196,7 +196,10 @@ def test_fault_of_a_kernel_file_is_no_fault_of_the_node(commands: Commands, name
     assert not found, "\n".join(f"{files} {fault}: {what}" for files, what in found.items())
 
 
-@pytest.mark.parametrize("fault", ["absent", "refused", "empty", "odd"])
+@pytest.mark.parametrize(
+    "fault",
+    ["empty", *(pytest.param(fault, marks=pytest.mark.full) for fault in ("absent", "refused", "odd"))],
+)
 def test_job_has_the_same_verdict_without_optional_files(commands: Commands, fault: str) -> None:
     ended = commands.run("job", KERNEL_FILES=f" {OPTIONAL} ", KERNEL_FILES_ARE=fault)
     assert ended.code == Exit.FAIL, ended

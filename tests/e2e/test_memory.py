@@ -210,6 +210,7 @@ def watching_on_a_terminal() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         os.close(screen)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "says", "code"),
     [

@@ -92,6 +92,7 @@ def test_healthy_node_never_fails_because_its_counter_moves(
         assert not judged(told)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("movement", "check", "size"), with_leaks())
 def test_leak_is_found_or_said_to_be_hidden(
     doctor: Command, movement: str, check: str, size: str, tmp_path: Path

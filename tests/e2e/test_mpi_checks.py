@@ -322,6 +322,7 @@ def small_messages(doctor: Command, path: Path, count: int, faults: str, *argume
     return report
 
 
+@pytest.mark.full
 def test_pairs_talk_in_one_launch_and_a_bad_gpu_is_the_only_one_blamed(
     doctor: Command, tmp_path: Path
 ) -> None:

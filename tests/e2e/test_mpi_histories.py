@@ -87,6 +87,7 @@ def neighbour(tmp_path: Path, fault: str) -> str:
     return str(node)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "effect",
     [pytest.param(name, marks=[] if name == "wrong-source" else pytest.mark.full) for name in NEIGHBOURS],

@@ -30,7 +30,7 @@ if __name__ != "__main__":
     from gpuipc_doctor.node.mpi_identity import identify
     from gpuipc_doctor.node.mpi_locate import find_launcher
     from gpuipc_doctor.simulator.node import prepare
-    from tests.e2e.conftest import cuda_ucx
+    from tests.e2e.conftest import cuda_ucx, full
 
     pytestmark = pytest.mark.mpi
 
@@ -137,7 +137,7 @@ if __name__ != "__main__":
         assert ended.returncode != 0
         assert "before initializing" in ended.stderr
 
-    @every_library
+    @pytest.mark.parametrize("name", ["impi", *map(full, sorted(LIBRARIES.keys() - {"impi"}))])
     def test_ranks_start_under_the_launcher_found(name: str) -> None:
         """Starts more ranks than this machine may have cores, as root or not."""
         seen = survey(path_of(name))

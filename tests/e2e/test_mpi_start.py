@@ -57,6 +57,7 @@ def bound(doctor: Command, tmp_path: Path) -> Callable[..., tuple[Findings, int]
     return run
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("library", "node", "variable", "by_rank", "pair"),
     [
@@ -120,6 +121,7 @@ def test_launcher_that_reorders_all_gpus_binds_none(bound: Any) -> None:
     assert code == 0
 
 
+@pytest.mark.full
 def test_mpi_without_a_provider_is_reported_once_with_the_librarys_message(doctor: Command) -> None:
     library = Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12")
     checks = ("mpi-small-message", "mpi-cache-growth", "mpi-stale-buffer", "mpi-first-touch")
@@ -142,7 +144,7 @@ def test_mpi_without_a_provider_is_reported_once_with_the_librarys_message(docto
     ("end", "status", "words"),
     [
         ("exit 1", "WARN", "ended with exit code 1 although its ranks ended with 0"),
-        ("sleep 1000", "FAIL", "had not ended 5 s after its ranks"),
+        pytest.param("sleep 1000", "FAIL", "had not ended 5 s after its ranks", marks=pytest.mark.full),
         pytest.param("true", "PASS", "two ranks started", marks=pytest.mark.full),  # as other tests have it
     ],
 )

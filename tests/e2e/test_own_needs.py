@@ -58,6 +58,7 @@ def each_library(*, usual: str) -> list[object]:
     return [pytest.param(name, marks=[] if name == usual else [pytest.mark.full]) for name in LIBRARIES]
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.parametrize("library", each_library(usual="mpich50"))
 def test_ranks_of_each_library_start_without_a_host_name_or_a_route(library: str) -> None:
@@ -93,6 +94,7 @@ def test_small_shared_memory_is_a_librarys_failure_only(library: str) -> None:
         assert evidence(finding)[0].startswith("/dev/shm has 0"), finding
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_collectives_meet_without_a_name_a_route_or_shared_memory() -> None:
     """The simulated library needs none; a real NCCL has needs of its own, which the preflight names."""

@@ -55,6 +55,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
     )
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     "pythonpath", [":", *(pytest.param(one, marks=pytest.mark.full) for one in ("", ":/nonexistent"))]
@@ -209,6 +210,7 @@ def test_single_file_unpacks_where_no_other_user_can_replace_it(
     assert ended.stdout.startswith("gpuipc-doctor, version "), ended
 
 
+@pytest.mark.full
 @AS_ROOT
 @pytest.mark.cuda
 def test_check_works_where_no_other_user_can_replace_its_files(tmp_path: Path, tmpdir: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import full
 from tests.e2e.test_faults import left_in_shared_memory, ours_in_shared_memory
 from tests.waiting import LIMIT_S, LOAD_S
 
@@ -29,11 +30,6 @@ AMPLE = ("--budget", "90")
 SHORT_S = 4.0
 
 FRESH = {"fresh_for_s": 600, "state_dir": "state", "log": "log.jsonl"}
-
-
-def full(*values: object) -> object:
-    """Parameters only for `full`: unit tests cover the decision, another case here the path to it."""
-    return pytest.param(*values, marks=pytest.mark.full)
 
 
 class Site:
@@ -108,6 +104,7 @@ def test_policy_decides(
     assert (exit_code, said) == (code, "")
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("profile", "on_budget", "code"),
@@ -173,6 +170,7 @@ def test_broken_check_is_an_error_and_the_job_starts(site: Site) -> None:
     assert "ERROR ours: cannot load the check file: " in line
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_disabled_check_does_not_run_until_its_date(site: Site) -> None:
     def disabled_until(day: str) -> tuple[int, str]:
@@ -218,9 +216,10 @@ def test_failed_node_is_retested(site: Site) -> None:
     assert (state["passed_at"], state["unfinished"]) == ({}, [])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "what",
-    ["corrupt", *map(full, ("link", "pipe", "open to others", "a stranger's"))],
+    ["corrupt", "link", "pipe", "open to others", "a stranger's"],
 )
 def test_untrusted_state_is_ignored_and_reported(site: Site, what: str) -> None:
     site.write("healthy-single", FRESH)
@@ -258,6 +257,7 @@ def test_untrusted_state_is_ignored_and_reported(site: Site, what: str) -> None:
 # -- the log --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_line_names_the_failure_and_the_log_has_the_rest(site: Site) -> None:
     site.write("nvidia-460.32.03", {"log": "log.jsonl"})
@@ -321,6 +321,7 @@ def test_hanging_driver_drains_at_the_second_job(site: Site, call: str) -> None:
     assert f"hung ({DEADLINE_S:g} s)" in json.dumps(site.entries()[-1]["concerns"])
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_slow_driver_never_drains(site: Site) -> None:
     """Slower than the budget, but faster than the deadline of a hang."""
@@ -330,6 +331,7 @@ def test_slow_driver_never_drains(site: Site) -> None:
     assert not any("FAIL" in line for _, line in jobs)
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_finished_test_of_another_gpu_ends_no_history(site: Site) -> None:
     """Unit tests have when a history makes a prolog patient; here a hang would only cost its time."""
@@ -345,6 +347,7 @@ def test_finished_test_of_another_gpu_ends_no_history(site: Site) -> None:
 # -- results known when the budget ends ------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_findings_before_the_end_of_the_budget_count(site: Site) -> None:
     """One GPU fails, then the prolog's own process is stopped: no report, but the node is drained."""
@@ -385,19 +388,15 @@ CHECK = Stops()
 # -- missing GPUs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("prolog", "gpus", "code", "says"),
     [
         ({"gpus": 4}, "0", 12, "FAIL the kernel lists 2 GPUs; the site config says 4"),
-        full({"gpus": 4}, "", 12, "FAIL the kernel lists 2 GPUs; the site config says 4"),
-        full(
-            {"gpus": 4, "on_missing": "log"},
-            "0",
-            0,
-            "FAIL the kernel lists 2 GPUs; the site config says 4",
-        ),
-        full({"gpus": 2}, "0", 0, "PASS"),
+        ({"gpus": 4}, "", 12, "FAIL the kernel lists 2 GPUs; the site config says 4"),
+        ({"gpus": 4, "on_missing": "log"}, "0", 0, "FAIL the kernel lists 2 GPUs; the site config says 4"),
+        ({"gpus": 2}, "0", 0, "PASS"),
     ],
 )
 def test_missing_gpu(site: Site, prolog: dict[str, object], gpus: str, code: int, says: str) -> None:
@@ -412,7 +411,7 @@ def test_missing_gpu(site: Site, prolog: dict[str, object], gpus: str, code: int
     ("counts", "prolog", "code", "says"),
     [
         full([8], {}, 12, "FAIL the kernel lists 2 GPUs; the site config says 8"),
-        ([2, 8], {}, 0, "PASS 2 checks, 1 WARN on "),
+        full([2, 8], {}, 0, "PASS 2 checks, 1 WARN on "),
         ([8], {"gpus": 2}, 0, "PASS 2 checks on "),
     ],
 )
@@ -425,6 +424,7 @@ def test_missing_gpu_by_type_of_node(
     assert (exit_code, says in line) == (code, True), line
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_pass_with_a_missing_gpu_is_not_remembered(site: Site) -> None:
     site.write("healthy-cuda", FRESH)

@@ -85,7 +85,11 @@ def command_line(process: Path) -> str:
 
 @pytest.mark.parametrize(
     ("do", "on_budget"),
-    [("hang holding the interpreter lock", "log"), ("stop itself", "drain"), ("200 processes", "log")],
+    [
+        pytest.param("hang holding the interpreter lock", "log", marks=pytest.mark.full),
+        ("stop itself", "drain"),
+        pytest.param("200 processes", "log", marks=pytest.mark.full),
+    ],
 )
 def test_hostile_worker_costs_no_more_than_the_budget(site: Path, mark: str, do: str, on_budget: str) -> None:
     write(site, do, mark, on_budget=on_budget)
@@ -97,6 +101,7 @@ def test_hostile_worker_costs_no_more_than_the_budget(site: Path, mark: str, do:
     assert left(mark) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("on_error", "code"), [pytest.param("log", 0, marks=pytest.mark.full), ("drain", 11)]
 )
@@ -109,6 +114,7 @@ def test_clerk_answers_for_a_killed_supervisor(site: Path, mark: str, on_error: 
     assert left(mark) == []
 
 
+@pytest.mark.full
 def test_stopped_supervisor_does_not_delay_the_guard(site: Path, mark: str) -> None:
     write(site, "stop its supervisor", mark, on_budget="drain")
     ended, elapsed_s = run(site)
@@ -160,6 +166,7 @@ def test_signal_ends_the_prolog_at_once(site: Path, mark: str) -> None:
     assert left_in_shared_memory(before) == set()
 
 
+@pytest.mark.full
 def test_reader_that_does_not_read_delays_nothing(site: Path, mark: str) -> None:
     write(site, "nothing", mark, log="log.jsonl")
     reader, writer = os.pipe()
@@ -177,6 +184,7 @@ def test_reader_that_does_not_read_delays_nothing(site: Path, mark: str) -> None
     assert ended.returncode == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "closed",
     ["<&- >&- 2>&-", *(pytest.param(stream, marks=pytest.mark.full) for stream in ("<&-", ">&-", "2>&-"))],

@@ -18,28 +18,13 @@ pytestmark = [
 ]
 
 
-ELSEWHERE = frozenset(
-    {
-        "cuInit hangs",
-        "a context hangs on one GPU",
-        "an IPC open hangs, TERM ignored",
-        "an IPC open crashes",
-        "an IPC close aborts",
-        "a process is left in a session of its own",
-        "a driver that floods stderr",
-        "fork bomb of 200",
-        "healthy (control)",
-        "torn state files",
-        "SIGKILL of the prolog and its child",
-        "SIGKILL of any process below it",
-    }
-)
-"""Nodes that test_prolog.py, test_prolog_hostile.py and test_kills.py also have."""
+IN_EVERY_RUN = ("SIGKILL of the prolog", "full disk under state and log")
+"""Nodes like the others are in test_prolog.py, test_prolog_hostile.py and test_kills.py."""
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(kind, marks=[pytest.mark.full] if kind in ELSEWHERE else []) for kind in KINDS],
+    [pytest.param(kind, marks=[] if kind in IN_EVERY_RUN else [pytest.mark.full]) for kind in KINDS],
 )
 def test_prolog_ends_in_time_with_the_right_answer_and_leaves_nothing(name: str) -> None:
     _, wrong = run(KINDS[name], seed=1)

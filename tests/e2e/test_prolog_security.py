@@ -65,12 +65,14 @@ def passed(ended: subprocess.CompletedProcess[str]) -> bool:
     return (ended.returncode, ended.stderr) == (0, "") and " PASS " in ended.stdout
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_modules_in_the_working_directory(trap: Path, config: Path) -> None:
     assert passed(prolog(AS_INSTALLED, config, cwd=trap, env={}))
     assert sprung(trap) == []
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_modules_in_the_working_directory_and_on_pythonpath(trap: Path, config: Path) -> None:
     hostile = {"PYTHONPATH": str(trap), "PYTHONHOME": str(trap), "PYTHONSTARTUP": str(trap / "os.py")}
@@ -78,6 +80,7 @@ def test_modules_in_the_working_directory_and_on_pythonpath(trap: Path, config: 
     assert sprung(trap) == []
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_interpreter_that_sets_a_loader_variable_at_each_start(tmp_path: Path, config: Path) -> None:
     """A wrapper that sets a loader variable at each start must not cause endless restarts."""
@@ -99,6 +102,7 @@ def test_interpreter_that_never_starts_isolated_is_an_error(tmp_path: Path, conf
     assert ended.stdout.startswith("gpuipc-doctor: ERROR cannot start: ")
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_pythonpath_affects_only_the_first_start(trap: Path, config: Path) -> None:
     """Without -I, PYTHONPATH affects Python's own imports at the first start, and nothing later."""
@@ -109,6 +113,7 @@ def test_pythonpath_affects_only_the_first_start(trap: Path, config: Path) -> No
     assert sprung(trap) == []
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_ld_preload(tmp_path: Path, config: Path) -> None:
     """LD_PRELOAD is loaded into the first process before our code runs, but into no later process."""

@@ -80,6 +80,7 @@ def test_ranks_communicate(session: Session, mpi: Launch, roles: ModuleType) -> 
     assert [record["right"] for record in outcome.records.values()] == [True, True]
 
 
+@pytest.mark.full
 def test_launcher_whose_ranks_have_ended_ends_by_itself(roles: ModuleType, tmp_path: Path) -> None:
     """The supervisor lets the launcher end by itself; Hydra reports a bad termination if it is killed."""
     mpi = launch("mpich43")
@@ -89,6 +90,7 @@ def test_launcher_whose_ranks_have_ended_ends_by_itself(roles: ModuleType, tmp_p
     assert (tmp_path / "ended").exists()
 
 
+@pytest.mark.full
 def test_files_of_a_launcher_are_removed(session: Session, roles: ModuleType) -> None:
     ranks = ("look_at_temporary_files", "look_at_temporary_files")
     outcome = run(session, launch("openmpi"), roles, *ranks)

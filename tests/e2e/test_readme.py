@@ -49,8 +49,9 @@ REPORTS = {"before.json": "nvidia-450.102.04", "after.json": "nvidia-460.32.03"}
 """The reports that the pages' commands read, and their profiles."""
 
 
-def needs_all_checks(arguments: str) -> bool:
-    return "check --all" in arguments or any(name in arguments for name in REPORTS)
+def takes_long(arguments: str) -> bool:
+    is_long = arguments.startswith("drill") or "check --all" in arguments
+    return is_long or any(name in arguments for name in REPORTS)
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +98,8 @@ def printed(arguments: str, directory: Path) -> str:
         pytest.param(
             *found,
             id=f"{found[0].name}: {found[1]}",
-            # A run of all checks on a faulty node takes a minute of processor time; tests/golden has these
-            # screens of few checks.
-            marks=[pytest.mark.full] if needs_all_checks(found[1]) else [],
+            # Up to a minute of processor time; tests/golden has these screens of few checks.
+            marks=[pytest.mark.full] if takes_long(found[1]) else [],
         )
         for found in screens()
     ],
@@ -182,7 +182,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("profile", "code", "says"),
     [
-        ("nvidia-450.102.04", 0, "accepted"),
+        pytest.param("nvidia-450.102.04", 0, "accepted", marks=pytest.mark.full),
         ("nvidia-460.32.03", 12, "not accepted"),
         pytest.param("no-devices", 3, "not accepted", marks=pytest.mark.full),
     ],

@@ -34,6 +34,7 @@ def test_the_filter_is_real() -> None:
     assert "\nSeccomp:\t2\n" in said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("device", "code"),
     [

@@ -214,6 +214,7 @@ def test_replay_fails_only_with_the_faulty_driver(tmp_path: Path) -> None:
     assert replayed(REOPEN, tmp_path, "--simulate", "healthy-cuda")[0] == 0
 
 
+@pytest.mark.full
 @pytest.mark.hip
 def test_replay_of_another_vendors_history_cannot_tell(tmp_path: Path) -> None:
     assert replayed(REOPEN, tmp_path, "--simulate", "healthy-hip")[0] == 11
@@ -295,6 +296,7 @@ def test_c_program_for_hip_passes_on_a_healthy_driver(history: dict[str, object]
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "all steps succeeded"), done.stdout
 
 
+@pytest.mark.full
 @compiles
 def test_fabric_handles_are_used_if_available(tmp_path: Path) -> None:
     assert replayed(FABRIC, tmp_path, "--simulate", "healthy-imex")[0] == 0
@@ -320,6 +322,7 @@ REPORTED = {  # check that fails → profile, what the program prints
 }
 
 
+@pytest.mark.full
 @compiles
 @pytest.mark.cuda
 @pytest.mark.parametrize(
@@ -339,6 +342,7 @@ def test_report_of_a_failure_becomes_a_c_program_that_fails(check: str, tmp_path
     assert ran(program, "healthy-cuda", tmp_path).returncode == 0
 
 
+@pytest.mark.full
 def test_report_without_a_failure_has_no_c_program(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     CliRunner().invoke(

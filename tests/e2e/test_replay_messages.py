@@ -75,6 +75,7 @@ def performed(binary: Path, ranks: int, node: str, tmp_path: Path) -> subprocess
         keeper.remove_abandoned(began)  # what MPICH leaves after MPI_Abort
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("node", "code"), [(HEALTHY, 0), (WRONG, 12)])
 def test_messages_are_replayed(doctor: Command, tmp_path: Path, node: str, code: int) -> None:
     file = tmp_path / "history.json"

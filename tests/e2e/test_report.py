@@ -34,13 +34,14 @@ def test_saved_report_is_printed_like_the_run(doctor: Command, saved: tuple[str,
     assert 'gpuipc_doctor_check_severity{check="ipc-reopen",subject="cuda:0"} 4\n' in prometheus
 
 
+@pytest.mark.full
 def test_report_names_the_edition_of_the_known_issues(saved: tuple[str, str]) -> None:
     file, _ = saved
     assert json.loads(Path(file).read_text())["known_issues"] == knownissues.edition()
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("value", [None, "/opt/site/lib"])
+@pytest.mark.parametrize("value", [pytest.param(None, marks=pytest.mark.full), "/opt/site/lib"])
 def test_simulated_node_reports_variables_as_the_user_set_them(doctor: Command, value: str | None) -> None:
     env = {name: said for name, said in os.environ.items() if name != "LD_LIBRARY_PATH"}
     env |= {"LD_LIBRARY_PATH": value} if value else {}
@@ -58,6 +59,7 @@ def test_other_file_is_one_line(doctor: Command, monkeypatch: pytest.MonkeyPatch
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.full
 @pytest.mark.hip
 def test_kept_logs_of_waiting_name_the_check(doctor: Command, tmp_path: Path) -> None:
     """Only a process that opens an AMD GPU can read its used memory, so waiting has its own logs."""
@@ -68,6 +70,7 @@ def test_kept_logs_of_waiting_name_the_check(doctor: Command, tmp_path: Path) ->
     assert {word for word in before for name in names if f"quiet-before-{word}" in name} == before
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 def test_roles_wait_until_the_first_has_seen_an_idle_device(doctor: Command, tmp_path: Path) -> None:
     where = ["--simulate", "healthy-cuda", "--device", "cuda:0", "--keep-logs", str(tmp_path / "logs")]

@@ -11,6 +11,7 @@ from tests.e2e.conftest import Command
 from tests.sample_fleets import CHECKS, FAULTY, SOUND, kept
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 @pytest.mark.parametrize("profile", [SOUND, FAULTY])
 def test_sample_equals_the_tools_report(doctor: Command, profile: str) -> None:

@@ -14,16 +14,13 @@ import pytest
 from gpuipc_doctor import node_name
 from gpuipc_doctor.site import config, layers
 from tests import golden
-from tests.e2e.conftest import Command
+from tests.e2e.conftest import Command, full
 from tests.unit.cli.test_pages import own_check
 
 NODES = Path(__file__).parent.parent / "sites"
 SHIPPED = {path.stem: path for path in Path(__file__).parent.parent.parent.glob("site-configs/*.yaml")}
 SYSTEMS = sorted(path.stem for path in NODES.glob("*.yaml") if path.stem in SHIPPED)
 GENERIC = ["generic", "generic-openmpi-ucx", "generic-pbs", "generic-slurm-amd", "generic-slurm-nvidia"]
-
-OF_EACH_VENDOR = ("cscs-alps-gh200", "olcf-frontier")
-"""The systems whose nodes are simulated in every run; `full`: all."""
 
 
 def on_systems(*always: str) -> pytest.MarkDecorator:
@@ -89,7 +86,7 @@ def programs() -> Iterator[Path]:
 @pytest.mark.mpi
 @pytest.mark.cuda
 @pytest.mark.hip
-@on_systems(*OF_EACH_VENDOR)
+@on_systems("cscs-alps-gh200")
 def test_dry_run_on_the_systems_node(doctor: Command, programs: Path, name: str) -> None:
     """The node, its modules and its scheduler are simulated; the MPI library is MPICH, and is surveyed."""
     library = str(Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12"))
@@ -127,7 +124,7 @@ def of_the_site(screen: str) -> str:
 
 @pytest.mark.cuda
 @pytest.mark.hip
-@on_systems(*OF_EACH_VENDOR)
+@on_systems("olcf-frontier")
 def test_prolog_checks_pass_on_the_systems_node(doctor: Command, name: str) -> None:
     command = ["check", "ipc-reopen", "driver-init", "environment", "--config", name, "--device", "0"]
     ended = doctor(*command, "--simulate", str(NODES / f"{name}.yaml"))
@@ -147,12 +144,12 @@ files: {files}
 @pytest.mark.parametrize(
     ("listed", "gres", "on_bus", "says"),
     [
-        (8, 0, 0, ["PASS initialised"]),
-        (7, 0, 0, ["FAIL fewer-than-expected", "PASS initialised"]),
+        full(8, 0, 0, ["PASS initialised"]),
+        full(7, 0, 0, ["FAIL fewer-than-expected", "PASS initialised"]),
         (4, 0, 0, ["WARN node-type-unclear", "PASS initialised"]),
-        (4, 4, 0, ["PASS initialised"]),
+        full(4, 4, 0, ["PASS initialised"]),
         (4, 8, 0, ["FAIL fewer-than-expected", "PASS initialised"]),
-        (4, 0, 8, ["FAIL fewer-than-expected", "PASS initialised", "WARN not-listed"]),
+        full(4, 0, 8, ["FAIL fewer-than-expected", "PASS initialised", "WARN not-listed"]),
     ],
 )
 def test_node_of_several_types_that_has_lost_gpus(
@@ -171,6 +168,7 @@ def test_node_of_several_types_that_has_lost_gpus(
     assert ended.returncode == (12 if "FAIL" in says[0] else 0)
 
 
+@pytest.mark.full
 @pytest.mark.hip
 def test_matching_file_is_suggested_without_a_config(doctor: Command) -> None:
     command = ["check", "driver-init", "--simulate", str(NODES / "llnl-el-capitan.yaml")]
@@ -197,6 +195,7 @@ def test_values_of_a_node_type_apply_to_it() -> None:
     assert delta.of_node("cn001", config.NodeGpus()).node.environment == {}
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.cuda
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def results(ended: Any, check: str) -> list[dict[str, Any]]:
     return [result["finding"] for result in json.loads(ended.stdout)["results"] if result["check"] == check]
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.cuda
 def test_ranks_have_the_sites_modules_variables_and_preload(doctor: Command, site: Path) -> None:
@@ -115,7 +116,7 @@ def test_missing_library_stops_only_the_mpi_checks(doctor: Command, site: Path) 
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("backend", ["auto", "cuda"])
+@pytest.mark.parametrize("backend", ["auto", pytest.param("cuda", marks=pytest.mark.full)])
 def test_node_with_fewer_gpus_than_expected_fails(doctor: Command, site: Path, backend: str) -> None:
     site.write_text("gpus: {model: H200, count: 4}\n")
     command = ["check", "driver-init", "--simulate", "healthy-cuda", "--config", str(site), "--json"]
@@ -179,6 +180,7 @@ files:
 """
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 @pytest.mark.hip
 def test_intel_gpus_are_reported_and_no_other_driver_is_required(doctor: Command, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def lasting(screen: str) -> str:
     return TREE.sub("", screen).strip()
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 def test_page_equals_the_output(tmp_path: Path) -> None:
     text = page = PAGE.read_text()

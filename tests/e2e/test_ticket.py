@@ -42,6 +42,7 @@ def opened(file: Path) -> dict[str, bytes]:
         return {name.partition("/")[2]: content.read() for name, content in found.items() if content}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("suffix", [".tar.zst", ".tar.gz"])
 def test_bundle_has_all_given_files(doctor: Command, run: Path, tmp_path: Path, suffix: str) -> None:
     bundle = tmp_path / f"b{suffix}"
@@ -64,6 +65,7 @@ def test_bundle_has_all_given_files(doctor: Command, run: Path, tmp_path: Path, 
     assert "SIMULATED" in ended.stdout
 
 
+@pytest.mark.full
 def test_anonymised_bundle_names_neither_host_nor_path(doctor: Command, run: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "b.tar.zst"
     options = [

@@ -15,8 +15,10 @@ from tests.torch_jobs import Answer, Job
 PYTHONS = ("/usr/bin/python3", sys.executable)
 """Debian's Python, for which CI installs PyTorch, and this one."""
 
-MODES = ("late", "operation", "healthy-fast")
-SELDOM = (
+MODES = (
+    "late",
+    "operation",
+    "healthy-fast",
     "absent",
     "dataloader",
     "send",
@@ -45,7 +47,8 @@ def python() -> str:
     pytest.skip(f"no PyTorch with gloo in {' or '.join(PYTHONS)} (Debian: python3-torch)")
 
 
-@pytest.mark.parametrize("mode", [*MODES, *(pytest.param(mode, marks=pytest.mark.full) for mode in SELDOM)])
+@pytest.mark.full
+@pytest.mark.parametrize("mode", MODES)
 def test_planted_job_is_told(mode: str, python: str, tmp_path: Path) -> None:
     with torch_jobs.running(mode, "gloo", python, tmp_path / "job") as started:
         found = answer(started.pids, tmp_path / "report.json")

@@ -47,8 +47,10 @@ def worst(report: dict[str, Any], check: str) -> dict[str, str]:
         pytest.param(
             "{call: ipc-open, device: 2, do: error, error: MAP_FAILED}", id="error", marks=pytest.mark.full
         ),
-        pytest.param("{call: ipc-open, device: 2, do: corrupt-byte}", id="wrong-data"),
-        pytest.param("{call: ipc-close, device: 2, do: hang-ignore-term}", id="hang"),
+        pytest.param(
+            "{call: ipc-open, device: 2, do: corrupt-byte}", id="wrong-data", marks=pytest.mark.full
+        ),
+        pytest.param("{call: ipc-close, device: 2, do: hang-ignore-term}", id="hang", marks=pytest.mark.full),
         pytest.param("{call: ipc-close, device: 2, do: lose-device}", id="lost", marks=pytest.mark.full),
     ],
 )
@@ -71,6 +73,7 @@ def test_fault_of_one_gpu_blames_it_and_keeps_the_others_pass(
             assert not any("same processes" in line for line in evidence(result["finding"]))
 
 
+@pytest.mark.full
 def test_fault_of_one_pair_of_twelve_blames_it(doctor: Command, tmp_path: Path) -> None:
     fault = "{call: ipc-open, device: 3, exporter: 1, do: corrupt-byte}"
     row = worst(check(doctor, tmp_path, 4, fault, "ipc-peer", *SEED), "ipc-peer")
@@ -78,6 +81,7 @@ def test_fault_of_one_pair_of_twelve_blames_it(doctor: Command, tmp_path: Path) 
     assert len(row) == 12
 
 
+@pytest.mark.full
 def test_fault_at_a_call_that_no_probe_reaches_alone_is_found_with_its_history(
     doctor: Command, tmp_path: Path
 ) -> None:

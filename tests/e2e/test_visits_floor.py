@@ -18,6 +18,7 @@ pytestmark = pytest.mark.cuda
 KERNELS = Path(__file__).parents[2] / "gpuipc_doctor/worker/backends/kernels.ptx"
 
 
+@pytest.mark.full
 def test_the_floor_repeats_a_run_and_notices_where_the_driver_answers_otherwise(tmp_path: Path) -> None:
     profile = tmp_path / "one.yaml"
     profile.write_text("{description: one, extends: healthy-single}")

@@ -143,6 +143,7 @@ def test_conformance_suite_passes(node: Node) -> None:
     assert int(passed[1]) > 40
 
 
+@pytest.mark.full
 def test_checks_pass_as_they_do_with_cuda(node: Node) -> None:
     """`ipc-handles` is left out: it detects that these are not the handles that AMD documents."""
     checks = ("ipc-pool", "ipc-reopen", "ipc-stale", "ipc-vmm")

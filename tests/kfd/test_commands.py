@@ -58,6 +58,7 @@ def run(node: EmulatedNode, *command: str, enter: Sequence[str] = ()) -> subproc
     )
 
 
+@pytest.mark.full
 def test_prolog_passes_without_the_variables_that_it_clears(node: EmulatedNode) -> None:
     outside = [part for part in node.enter if part != "--root"]
     installed = ("unshare", "--mount", "--propagation", "unchanged", "sh", "tests/kfd/installed.sh")
@@ -69,6 +70,7 @@ def test_prolog_passes_without_the_variables_that_it_clears(node: EmulatedNode) 
     assert ended.stdout.startswith(f"gpuipc-doctor: {counts} on hip:0-1"), ended.stdout + ended.stderr
 
 
+@pytest.mark.full
 def test_inventory_has_the_version_of_the_runtime(node: EmulatedNode) -> None:
     ended = run(node, *DOCTOR, "inventory", "--json")
     facts = {fact["name"]: fact["value"] for fact in json.loads(ended.stdout)["facts"]}

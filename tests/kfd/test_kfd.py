@@ -36,7 +36,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("/dev/kfd", 0x80084B01, "played", ""),
         ("/dev/kfd", 0xC0184B26, "ENOTTY", "KFD ioctl 0x26 (DBG_TRAP) is not played"),
-        ("/dev/kfd", 0xC0184B7F, "ENOTTY", "KFD ioctl 0x7f (of no known name) is not played"),
+        pytest.param(
+            "/dev/kfd",
+            0xC0184B7F,
+            "ENOTTY",
+            "KFD ioctl 0x7f (of no known name) is not played",
+            marks=pytest.mark.full,
+        ),
         ("/dev/dri/renderD128", 0xC0186442, "ENOTTY", "render node's ioctl 0x42 is not played"),
     ],
 )
@@ -105,6 +111,7 @@ def test_each_runtime_names_its_packages() -> None:
         print(f"{runtime.name}: {runtime.packages}")  # noqa: T201  # the runtimes that were tested
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
 @pytest.mark.kfd
 def test_advice_on_a_node_that_is_not_simulated_is_about_its_own_gpus() -> None:

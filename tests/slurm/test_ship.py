@@ -47,6 +47,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "bin/python"
 
 
+@pytest.mark.full
 def test_file_runs_without_an_installation_and_leaves_nothing(
     pyz: Path, python: Path, tmp_path: Path
 ) -> None:

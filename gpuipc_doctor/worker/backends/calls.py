@@ -1,6 +1,7 @@
 """Functions that both vendors' drivers have, by operation: CUDA's driver API first, then HIP's.
 
-Bindings and journal use the same names.
+Bindings and journal use the same names. Profiles name the simulator's operations (``calls.table``), some of
+which have other names.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ LAZY_ENABLE_PEER_ACCESS = 1
 
 NO_RESULT = "success without a result"
 MISALIGNED = "success with a misaligned address"
+UNKNOWN_CODE = "a code unknown to the binding"
+HIDDEN_CODE = "an error whose code the binding hides"
 NO_TEXT = "text that is not UTF-8"
 """Replaces the name of an error if a successful call returns invalid text."""
 
@@ -110,9 +112,7 @@ class Driver(ABC):
         except UnicodeDecodeError:
             raise DriverError(DriverFault(name, 0, NO_TEXT), made) from None
         except ValueError as unnamed:
-            raise DriverError(
-                DriverFault(name, _code_in(unnamed), "a code unknown to the binding"), made
-            ) from None
+            raise DriverError(_fault_in(unnamed, name), made) from None
         if error:
             raise DriverError(DriverFault(name, int(error), error.name), made)
         if any(value is None for value in values):  # hip-python: a NULL pointer
@@ -295,7 +295,7 @@ class Driver(ABC):
         return request, self.named("minimum")
 
     def access(self, ordinal: int) -> Any:
-        """The access description for a device with read and write access."""
+        """The argument for read and write access by this device; cuda-bindings takes a list."""
         access = self.named("access")()
         access.location.type = self.named("on-device")
         access.location.id = ordinal
@@ -342,9 +342,14 @@ def version_fact(name: str, number: int, text: str, source: str) -> Fact:
     return Fact(name, text, source) if number > 0 else Fact(name, None, f"{source} returned {number}")
 
 
-def _code_in(error: ValueError) -> int:
-    """The code in a binding's error for an unknown code, such as ``9999 is not a valid CUresult``."""
-    number = re.match(r"\d+", str(error))
-    if number is None:
+def _fault_in(error: ValueError, name: str) -> DriverFault:
+    """The driver's error in a binding's for an unknown code, such as ``9999 is not a valid CUresult``.
+
+    hip-python makes a result of another enumeration before it looks at the code, and if the call failed, from
+    what is in its memory: then nobody sees the code.
+    """
+    said = re.match(r"(\d+) is not a valid (\w+)", str(error))
+    if said is None:
         raise error
-    return int(number[0])
+    is_code = said[2] in ("CUresult", "hipError_t")
+    return DriverFault(name, int(said[1]), UNKNOWN_CODE) if is_code else DriverFault(name, 0, HIDDEN_CODE)

@@ -239,6 +239,7 @@ def has_read(pid: int, file: Path) -> bool:
     return False
 
 
+@pytest.mark.full
 def test_endless_pipe_is_read_last_and_can_be_interrupted(
     tmp_path: Path, background: Callable[..., "subprocess.Popen[str]"]
 ) -> None:

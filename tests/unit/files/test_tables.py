@@ -146,7 +146,17 @@ def test_compiled_form_that_another_user_could_write_does_not_count(reader: Read
     assert reader.compiled() == ["one", "two"]
 
 
-@pytest.mark.parametrize("value", [b"", b"\xff", b"[\xff\xff\xff\x7f", b"l\xff\xff\xff\x7f"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\xff",
+        *(
+            pytest.param(huge, marks=pytest.mark.full)
+            for huge in (b"[\xff\xff\xff\x7f", b"l\xff\xff\xff\x7f")
+        ),
+    ],
+)
 def test_any_error_of_the_compiled_form_means_that_the_source_is_read(reader: Reader, value: bytes) -> None:
     """EOFError, ValueError, MemoryError and others of marshal."""
     reader.compiled()

@@ -40,6 +40,7 @@ def written(directory: Path, name: str, reports: list[NodeReport]) -> Path:
     return path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("failing", "silent", "differing"),
     [

@@ -274,6 +274,7 @@ def test_failure_that_does_not_repeat_leaves_a_usable_device() -> None:
     assert (explored.again, explored.unusable) == (None, "")
 
 
+@pytest.mark.full
 def test_long_history_that_fails_once_is_replayed_in_part_and_reported_as_a_whole() -> None:
     orders = 0
 

@@ -102,6 +102,7 @@ def test_fault_of_one_message_is_found_in_a_few_operations_and_launches() -> Non
     assert launches < 12
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", [fifth_derived, pytest.param(fortieth, marks=pytest.mark.full)])
 def test_fault_that_comes_by_count_is_shown_by_the_counted_operations(fault: Fault) -> None:
     search, _ = searched(fault)

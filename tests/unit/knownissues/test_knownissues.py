@@ -652,7 +652,8 @@ def test_quoted_message_needs_a_signature_or_a_reason(tmp_path: Path) -> None:
     text = GOOD.replace("    signatures: [broken]\n", "")
     text = text.replace("symptom: ", "symptom: an assertion, then ")
     (said,) = lint(tmp_path, text)
-    assert said.endswith("quotes a message (assertion): give a signature, or a reason in 'silent'")
+    assert said.endswith("quote a log (assertion): give a signature, a reason in 'silent', or other words")
+    assert lint(tmp_path, text.replace("an assertion", "the first message that a rank sends hangs")) == []
     assert lint(tmp_path, text + "    silent: it goes to the console of another node\n") == []
 
 

@@ -114,11 +114,17 @@ def test_each_library_is_queried_for_its_version(prefix: Path) -> None:
     ("extra", "body", "why"),
     [
         ("", "for (;;) pause();", "MPI_Get_library_version #1 hung (2 s)"),
-        ("", "*(int *)0 = 0;", "MPI_Get_library_version #1 ended the process by SIGSEGV"),
-        (
+        pytest.param(
+            "",
+            "*(int *)0 = 0;",
+            "MPI_Get_library_version #1 ended the process by SIGSEGV",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
             "__attribute__((constructor)) static void load(void) { for (;;) pause(); }",
             "",
             "libmpi.so.12 #1 hung (2 s)",
+            marks=pytest.mark.full,
         ),
     ],
 )
@@ -144,6 +150,7 @@ def test_named_mpi_library_is_also_surveyed_for_a_simulated_node(prefix: Path) -
     assert Fact("mpich", "4.2.2", said) in facts
 
 
+@pytest.mark.full
 def test_library_that_does_not_load_has_the_reason(prefix: Path) -> None:
     (prefix / "lib/libucp.so.0").write_text("no ELF\n")
     assert "invalid ELF header" in stock()["ucx"].source or "file too short" in stock()["ucx"].source

@@ -126,6 +126,7 @@ def nhc(check: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", f"{check}\n{functions}check_gpuipc"], capture_output=True, text=True)
 
 
+@pytest.mark.full
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("profile", "python", "said"),
@@ -156,7 +157,13 @@ def test_text_evaluated_by_nhc_has_no_apostrophes(config: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("profile", "python", "code", "line"),
     [
-        ("healthy-single", sys.executable, 0, "gpuipc-doctor: SIMULATED (healthy-single) PASS"),
+        pytest.param(
+            "healthy-single",
+            sys.executable,
+            0,
+            "gpuipc-doctor: SIMULATED (healthy-single) PASS",
+            marks=pytest.mark.full,
+        ),
         ("nvidia-460.32.03", sys.executable, 1, "gpuipc-doctor: SIMULATED (nvidia-460.32.03) FAIL"),
         ("healthy-single", "/nowhere/python", 2, ""),
     ],

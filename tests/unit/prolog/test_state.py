@@ -123,6 +123,7 @@ def test_started_test_is_unfinished_until_one_of_its_gpus_finishes() -> None:
     assert [ended.is_unfinished(gpus) for gpus in ("", "0", "1,2", "2")] == [True, False, True, False]
 
 
+@pytest.mark.full
 def test_stored_state_stays_within_the_readable_size() -> None:
     remembered = NOTHING
     for number in range(4 * state.MAX_GPUS):
@@ -312,6 +313,7 @@ def test_look_up_does_not_import_clustershell(config: Path) -> None:
 ROUNDS = 15
 
 
+@pytest.mark.full
 def test_answer_takes_at_most_1_5_times_as_long_as_importing_click_and_yaml(config: Path) -> None:
     """Compares processor time, which load hardly affects: the minimum of many alternating rounds."""
     config.write_text(CONFIG + "  log: log.jsonl\n  syslog: false\n")

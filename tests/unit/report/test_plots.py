@@ -61,12 +61,14 @@ def test_picture_is_labelled_with_subject_and_node() -> None:
     assert picture.png.startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_simulated_node_is_marked_on_its_picture() -> None:
     (picture,) = plots.pictures(replace(recorded(result()), simulated="leaky"))
     assert "allocator-growth on cuda:0 · SIMULATED" in texts(picture.svg)
     assert "SIMULATED (leaky)" in texts(picture.svg)
 
 
+@pytest.mark.full
 def test_probes_of_a_check_share_a_picture() -> None:
     whole = recorded(
         result(), result("allocator-growth", "PyTorch", series("PyTorch")), result("ipc-release", "kill")
@@ -81,6 +83,7 @@ def test_report_without_series_has_no_picture() -> None:
     assert list(plots.pictures(recorded(Result("ipc-reopen", Finding.ok("right", "3 segments"))))) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("most", "unit"), [(0.0, "MiB"), (30.0, "B"), (3 << 20, "MiB"), (3 << 30, "GiB"), (1 << 30, "MiB")]
 )
@@ -89,6 +92,7 @@ def test_unit_fits_the_figures(most: float, unit: str) -> None:
     assert unit in texts(picture.svg).splitlines()
 
 
+@pytest.mark.full
 def test_pictures_of_one_report_are_reproducible() -> None:
     assert list(plots.pictures(recorded(result()))) == list(plots.pictures(recorded(result())))
 

@@ -65,6 +65,7 @@ def found(before: list[Result], after: list[Result]) -> set[tuple[str, SpeedVerd
     return {(s.quantity.name, s.pace) for s in speeds.all if s.pace is not SpeedVerdict.SAME}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind",
     [

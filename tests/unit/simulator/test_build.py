@@ -80,6 +80,7 @@ def test_drivers_without_a_node_refuse_in_one_line(name: str) -> None:
 # The build
 
 
+@pytest.mark.full
 def test_simultaneous_builds_agree_leave_nothing_and_are_reused(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

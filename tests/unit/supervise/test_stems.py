@@ -136,6 +136,7 @@ def test_stopped_run_does_not_wait_for_a_stem(session: Session, roles: ModuleTyp
     assert outcome.stopped == "interrupted"
 
 
+@pytest.mark.full
 def test_loss_of_a_stem_affects_no_worker(session: Session, roles: ModuleType, tmp_path: Path) -> None:
     waits = Probe("beside", {"waits": roles.wait_for_the_end}, deadline_s=60.0)
     with session.beside("misbehaving", FILE, waits):

@@ -656,6 +656,7 @@ def test_stopping_the_session_ends_a_probe(session: Session, roles: ModuleType) 
     assert outcome.stopped == "interrupted"
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left
 def test_unkillable_process_is_reported(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
@@ -671,6 +672,7 @@ def test_unkillable_process_is_reported(
     assert session.unkillable
 
 
+@pytest.mark.full
 def test_unkillable_process_started_by_a_worker_is_no_pass(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

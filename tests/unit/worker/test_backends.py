@@ -25,7 +25,7 @@ from gpuipc_doctor.worker.backends.driver import Driver
 from gpuipc_doctor.worker.backends.hip import HipDriver
 
 
-class Result(IntEnum):
+class CUresult(IntEnum):
     SUCCESS = 0
     ERROR_INVALID_HANDLE = 400
 
@@ -64,7 +64,7 @@ def driver_of(
 
 @pytest.mark.parametrize(
     ("returned", "value"),
-    [((Result.SUCCESS,), None), ((Result.SUCCESS, 7), 7), ((Result.SUCCESS, 7, 8), [7, 8])],
+    [((CUresult.SUCCESS,), None), ((CUresult.SUCCESS, 7), 7), ((CUresult.SUCCESS, 7, 8), [7, 8])],
 )
 def test_call_returns_the_values_after_the_error(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, returned: tuple[Any, ...], value: object
@@ -78,7 +78,7 @@ def test_call_is_armed_under_its_own_name_while_it_runs(
 ) -> None:
     during: list[str | None] = []
     driver = driver_of(
-        journal, monkeypatch, cuInit=lambda flags: during.append(journal.armed) or (Result.SUCCESS,)
+        journal, monkeypatch, cuInit=lambda flags: during.append(journal.armed) or (CUresult.SUCCESS,)
     )
     driver.call("init", 0)
     assert during == ["cuInit"]
@@ -88,14 +88,14 @@ def test_call_is_armed_under_its_own_name_while_it_runs(
 def test_failed_call_raises_the_drivers_name_of_the_error(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = driver_of(journal, monkeypatch, cuMemFree=lambda address: (Result.ERROR_INVALID_HANDLE,))
+    driver = driver_of(journal, monkeypatch, cuMemFree=lambda address: (CUresult.ERROR_INVALID_HANDLE,))
     with pytest.raises(DriverError) as caught:
         driver.call("mem-free", 1)
     assert caught.value.fault == DriverFault("cuMemFree", 400, "ERROR_INVALID_HANDLE")
 
 
 def test_unknown_code_is_a_driver_error(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = driver_of(journal, monkeypatch, cuMemFree=lambda address: (Result(9999),))
+    driver = driver_of(journal, monkeypatch, cuMemFree=lambda address: (CUresult(9999),))
     with pytest.raises(DriverError) as caught:
         driver.call("mem-free", 1)
     assert caught.value.fault.code == 9999
@@ -105,7 +105,7 @@ def test_unknown_code_is_a_driver_error(journal: Journal, monkeypatch: pytest.Mo
 def test_success_without_a_result_is_a_driver_error(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, empty: int | None
 ) -> None:
-    driver = driver_of(journal, monkeypatch, cuMemAlloc=lambda nbytes: (Result.SUCCESS, empty))
+    driver = driver_of(journal, monkeypatch, cuMemAlloc=lambda nbytes: (CUresult.SUCCESS, empty))
     with pytest.raises(DriverError, match="cuMemAlloc returned success without a result"):
         driver.number("mem-alloc", 4096)
 
@@ -116,7 +116,7 @@ def test_success_without_a_result_is_a_driver_error(
 def test_misaligned_address_is_blamed_on_the_call_that_returned_it(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, address: int, is_right: bool
 ) -> None:
-    driver = driver_of(journal, monkeypatch, cuIpcOpenMemHandle=lambda *_: (Result.SUCCESS, address))
+    driver = driver_of(journal, monkeypatch, cuIpcOpenMemHandle=lambda *_: (CUresult.SUCCESS, address))
     if is_right:
         assert driver.address("ipc-open", b"", 1) == address
     else:
@@ -130,6 +130,27 @@ def test_text_that_is_not_utf_8_is_a_driver_error(journal: Journal, monkeypatch:
     driver = driver_of(journal, monkeypatch, cuDeviceGetName=lambda *_: b"\xff".decode())
     with pytest.raises(DriverError, match="cuDeviceGetName returned text that is not UTF-8"):
         driver.call("device-name", 256, 0)
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ("9999 is not a valid CUresult", "cuMemFree returned a code unknown to the binding \\(9999\\)"),
+        (
+            "32633 is not a valid hipMemAccessFlags",
+            "cuMemFree returned an error whose code the binding hides",
+        ),
+    ],
+)
+def test_number_that_is_no_code_is_not_told_as_one(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, says: str, told: str
+) -> None:
+    def rejects(address: object) -> None:
+        raise ValueError(says)
+
+    driver = driver_of(journal, monkeypatch, cuMemFree=rejects)
+    with pytest.raises(DriverError, match=told):
+        driver.call("mem-free", "x")
 
 
 def test_our_own_mistake_is_not_blamed_on_the_driver(
@@ -263,9 +284,9 @@ def backend_of(journal: Journal, monkeypatch: pytest.MonkeyPatch, root: Path, co
         journal,
         monkeypatch,
         root,
-        cuInit=lambda flags: (Result.SUCCESS,),
-        cuDeviceGetCount=lambda: (Result.SUCCESS, count),
-        cuDeviceGetPCIBusId=lambda length, ordinal: (Result.SUCCESS, b"0000:%02X:00.0\0" % (10 + ordinal)),
+        cuInit=lambda flags: (CUresult.SUCCESS,),
+        cuDeviceGetCount=lambda: (CUresult.SUCCESS, count),
+        cuDeviceGetPCIBusId=lambda length, ordinal: (CUresult.SUCCESS, b"0000:%02X:00.0\0" % (10 + ordinal)),
     )
     monkeypatch.setattr(CudaDriver, "uuid", lambda self, ordinal: "")
     return Backend(driver)
