@@ -53,6 +53,7 @@ def test_short_idle_time_shows_that_the_counter_turns() -> None:
     expected, doubt = idle.change_within(8.0)
     assert expected - doubt <= -200 * MIB
     assert expected + doubt >= 200 * MIB
+    assert idle.seen == (pytest.approx(150 * MIB), pytest.approx(6.0))
 
 
 def test_process_that_ends_in_a_short_idle_time_does_not_count() -> None:
