@@ -40,6 +40,9 @@ SAME = {
 }
 """(module, mutation) → why it changes nothing."""
 
+OF_A_CHECK = {"equal_gpus": "driver_init"}
+"""Module of the api → the check whose tests are its own, for it serves that check only."""
+
 LIMIT_S = 20
 """Processor time of a test. A mutation may make a loop endless; a test that takes longer counts as failed."""
 
@@ -315,10 +318,11 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 def _tests(file: Path) -> Path:
     """The tests of a file: those of the api, or of the check that the file is, or is a part of."""
-    if file.parent == API:
+    if file.parent == API and file.stem not in OF_A_CHECK:
         return ROOT / "tests/unit/api"
-    checks = (check.stem for check in file.parent.glob("[!_]*.py"))
-    owner = next(name for name in checks if file.stem == name or file.stem.startswith(f"_{name}_"))
+    checks = (check.stem for check in (ROOT / "checks").glob("[!_]*.py"))
+    stem = OF_A_CHECK.get(file.stem, file.stem)
+    owner = next(name for name in checks if stem == name or stem.startswith(f"_{name}_"))
     return ROOT / f"tests/checks/test_{owner}.py"
 
 
