@@ -13,17 +13,18 @@ The exit code is then 1.
 from __future__ import annotations
 
 import ast
-import copy
+import gc
 import os
 import re
 import signal
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.machinery import SourceFileLoader
+from mmap import mmap
 from pathlib import Path
-from typing import Any, NoReturn
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
@@ -39,11 +40,11 @@ SAME = {
 }
 """(module, mutation) → why it changes nothing."""
 
-LIMIT_S = 300
-"""Time limit of the tests of an unchanged file."""
+OF_A_CHECK = {"equal_gpus": "driver_init"}
+"""Module of the api → the check whose tests are its own, for it serves that check only."""
 
-PATIENCE = 8
-"""A mutation may make a loop endless: a run that takes this many times the original's counts as a failure."""
+LIMIT_S = 20
+"""Processor time of a test. A mutation may make a loop endless; a test that takes longer counts as failed."""
 
 OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE,
@@ -58,8 +59,21 @@ OTHER = {"min": "max", "any": "all"}
 OTHER |= {one: other for other, one in OTHER.items()}
 
 
-def breaks(file: Path) -> Iterator[tuple[int, str, ast.Module]]:
-    """(line, description, mutated module) for each mutation of a file."""
+class Break(NamedTuple):
+    file: Path
+    line: int
+    what: str
+    make: Callable[[], ast.Module]
+    """Returns the broken module."""
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """As in `SAME`."""
+        return f"{self.file.parent.name}/{self.file.stem}", self.what
+
+
+def breaks(file: Path) -> Iterator[Break]:
+    """All mutations of a file."""
     tree = ast.parse(file.read_text())
     concludes = None if file.parent == API else _reached(file, tree)
     for place, function in enumerate(ast.walk(tree)):
@@ -67,11 +81,15 @@ def breaks(file: Path) -> Iterator[tuple[int, str, ast.Module]]:
             continue
         if (nothing := _nothing(function)) and not _is_abstract(function):
             what = f"{function.name} concludes nothing"
-            yield function.lineno, what, _with(tree, place, 0, partial(_return, nothing))
+            yield Break(
+                file, function.lineno, what, partial(_with, file, place, 0, partial(_return, nothing))
+            )
         for inner, node in enumerate(ast.walk(function)):
             for what, change in _changes(node):
                 line = getattr(node, "lineno", function.lineno)
-                yield line, f"in {function.name} {what}", _with(tree, place, inner, change)
+                yield Break(
+                    file, line, f"in {function.name} {what}", partial(_with, file, place, inner, change)
+                )
 
 
 def _nothing(function: ast.FunctionDef) -> str:
@@ -183,70 +201,153 @@ def _return(value: str, node: Any) -> None:
     node.body = ast.parse(f"return {value}").body
 
 
-def _with(tree: ast.Module, place: int, inner: int, change: Any) -> ast.Module:
-    """A copy of the tree, with ``change`` applied to node ``inner`` of function ``place`` (`ast.walk`)."""
-    changed = copy.deepcopy(tree)
+def _with(file: Path, place: int, inner: int, change: Any) -> ast.Module:
+    """The file's tree, with ``change`` applied to node ``inner`` of function ``place`` (`ast.walk`)."""
+    changed = ast.parse(file.read_text())
     function = list(ast.walk(changed))[place]
     change(list(ast.walk(function))[inner])
     return ast.fix_missing_locations(changed)
 
 
-def is_noticed(file: Path, broken: ast.Module | None, limit_s: float = LIMIT_S) -> bool:
-    """Whether the tests of a file fail with this module in its place. They run in a forked process."""
+def unnoticed(tests: Path, made: list[Break]) -> Iterator[Break]:
+    """The breaks with which these tests pass.
+
+    The tests are imported once, in a forked process, and run in a process of their own for each break. Raises
+    `TestsFailError` if they fail without a break.
+    """
+    told, tell = os.pipe()
     if not (pid := os.fork()):
-        _test(file, broken)
-    until = time.monotonic() + limit_s
-    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
-        if time.monotonic() > until:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    return os.waitstatus_to_exitcode(ended[1]) != 0
+        os.close(told)
+        _test(tests, _Breaker(made, tell))
+    os.close(tell)
+    with os.fdopen(told) as lines:
+        for number in lines:
+            if not is_noticed(tests, made[int(number)]):
+                yield made[int(number)]
+    if os.waitpid(pid, 0)[1]:
+        raise TestsFailError
 
 
-def _test(file: Path, broken: ast.Module | None) -> NoReturn:
+class TestsFailError(Exception):
+    pass
+
+
+def is_noticed(tests: Path, one: Break) -> bool:
+    """Whether these tests fail if the broken module is in its file's place before anything is imported."""
+    if not (pid := os.fork()):
+        _load_instead(one)
+        _test(tests, _Limit())
+    return os.waitpid(pid, 0)[1] != 0
+
+
+def _test(tests: Path, plugin: _Limit) -> NoReturn:
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    os._exit(pytest.main(["-qx", "-n0", "-p", "no:cacheprovider", str(tests)], [plugin]))
+
+
+def _load_instead(one: Break) -> CodeType:
+    """Let Python load the broken module in its file's place."""
+    code: CodeType = compile(one.make(), str(one.file), "exec")
     load = SourceFileLoader.get_code
 
     def get_code(self: SourceFileLoader, name: str) -> Any:
-        same = broken is not None and Path(self.path).resolve() == file
-        return compile(broken, self.path, "exec") if same else load(self, name)  # type: ignore[arg-type]
+        return code if Path(self.path).resolve() == one.file else load(self, name)
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
-    tests = ROOT / ("tests/unit/api" if file.parent == API else f"tests/checks/test_{_owner(file)}.py")
-    os._exit(pytest.main(["-qx", "-n0", "-p", "no:cacheprovider", str(tests)]))
+    return code
 
 
-def _owner(file: Path) -> str:
-    """The module of the check that a file is, or is a part of."""
-    checks = (check.stem for check in file.parent.glob("[!_]*.py"))
-    return next(name for name in checks if file.stem == name or file.stem.startswith(f"_{name}_"))
+class _Limit:
+    """Plugin of pytest: an endless loop ends the process."""
+
+    def pytest_runtest_logstart(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+
+
+class _Breaker(_Limit):
+    """Plugin of pytest: run the collected tests once as they are, and once for each break."""
+
+    def __init__(self, made: list[Break], tell: int) -> None:
+        self.made, self.tell = made, tell
+        self.failed = mmap(-1, 4096)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Return, so that pytest runs the tests, in forked processes only."""
+        if not (pid := os.fork()):
+            return
+        if os.waitpid(pid, 0)[1]:
+            os._exit(1)
+        for number, one in enumerate(self.made):
+            self._put_first(session.items, f"test_{one.file.stem}")
+            if not (pid := os.fork()):
+                self._replace(one)
+                return
+            if not os.waitpid(pid, 0)[1]:
+                os.write(self.tell, f"{number}\n".encode())
+        os._exit(0)
+
+    def _put_first(self, items: list[pytest.Item], module: str) -> None:
+        """Put the module's own tests, and the one that failed last, before the others: they find most."""
+        last = self.failed[:].rstrip(b"\0").decode()
+        items.sort(key=lambda item: (item.nodeid != last, not item.path.stem.startswith(module)))
+
+    def _replace(self, one: Break) -> None:
+        """Give the functions that were imported from the file the code of the broken module."""
+        instead = {(code.co_name, code.co_firstlineno): code for code in _codes(_load_instead(one))}
+        gc.unfreeze()
+        for each in gc.get_objects():
+            if isinstance(each, FunctionType) and each.__code__.co_filename == str(one.file):
+                code = instead.get((each.__code__.co_name, each.__code__.co_firstlineno), each.__code__)
+                if code.co_freevars == each.__code__.co_freevars:
+                    each.__code__ = code
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed[:] = report.nodeid.encode()[:4096].ljust(4096, b"\0")
+            os._exit(1)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield one
+            yield from _codes(one)
+
+
+def _tests(file: Path) -> Path:
+    """The tests of a file: those of the api, or of the check that the file is, or is a part of."""
+    if file.parent == API and file.stem not in OF_A_CHECK:
+        return ROOT / "tests/unit/api"
+    checks = (check.stem for check in (ROOT / "checks").glob("[!_]*.py"))
+    stem = OF_A_CHECK.get(file.stem, file.stem)
+    owner = next(name for name in checks if stem == name or stem.startswith(f"_{name}_"))
+    return ROOT / f"tests/checks/test_{owner}.py"
 
 
 def main(*names: str) -> int:
-    parts = (ROOT / "checks").glob("_[!_]*.py")
-    everything = [*sorted((ROOT / "checks").glob("[!_]*.py")), *sorted(parts), *sorted(API.glob("[!_]*.py"))]
+    files = [_file(name) for name in names]
+    if not names:
+        files = [*(ROOT / "checks").glob("*[!_].py"), *API.glob("*[!_].py")]  # not __init__.py
+    by_tests: dict[Path, list[Break]] = {}
+    for file in sorted(files, key=lambda file: (_tests(file), file)):
+        by_tests.setdefault(_tests(file), []).extend(breaks(file))
     tried = missed = 0
-    for file in [_file(name) for name in names] or everything:
-        began = time.monotonic()
-        if is_noticed(file, None):
-            print(f"{file.relative_to(ROOT)}: its tests fail, or there are none: nothing can be broken")
-            missed += 1
-            continue
-        limit_s = PATIENCE * (time.monotonic() - began)
-        module = f"{file.parent.name}/{file.stem}"
-        same = {what for where, what in SAME if where == module}
-        for line, what, broken in breaks(file):
-            if what in same:
-                same.remove(what)
-                continue
-            tried += 1
-            if not is_noticed(file, broken, limit_s):
+    unknown = set(SAME) - {one.name for made in by_tests.values() for one in made}
+    for module, what in unknown if not names else ():
+        print(f"{module}: said to change nothing, and not there: {what}")
+        missed += 1
+    for tests, made in by_tests.items():
+        made = [one for one in made if one.name not in SAME]
+        tried += len(made)
+        try:
+            for one in unnoticed(tests, made):
+                print(f"{one.file.relative_to(ROOT)}:{one.line}: no test notices {one.what}", flush=True)
                 missed += 1
-                print(f"{file.relative_to(ROOT)}:{line}: no test notices {what}", flush=True)
-        missed += len(same)
-        for what in same:
-            print(f"{file.relative_to(ROOT)}: said to change nothing, and not there: {what}")
+        except TestsFailError:
+            print(f"{tests.relative_to(ROOT)} fails, or is not there: nothing can be broken")
+            missed += 1
     print(f"{tried} breaks, {missed} not noticed")
     return 1 if missed else 0
 

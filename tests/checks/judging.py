@@ -20,6 +20,7 @@ from gpuipc_doctor.api import (
     Probe,
     ProbeOutcome,
     Series,
+    Tier,
     loader,
 )
 from gpuipc_doctor.model import Ending, Launch, RoleOutcome, Status
@@ -72,9 +73,15 @@ def statuses(findings: list[Finding]) -> list[Status]:
     return [finding.status for finding in findings]
 
 
-def plan(id_: str, *devices: Device, options: Mapping[str, Json] | None = None, **mpi: Any) -> list[Probe]:
+def plan(
+    id_: str,
+    *devices: Device,
+    options: Mapping[str, Json] | None = None,
+    tier: Tier = Tier.ACCEPTANCE,
+    **mpi: Any,
+) -> list[Probe]:
     stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")), **mpi)
-    planned = list(check(id_).probes(Context(devices, mpi=stack, options=options or {})))
+    planned = list(check(id_).probes(Context(devices, mpi=stack, options=options or {}, tier=tier)))
     return [probe for probe in planned if isinstance(probe, Probe)]
 
 

@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api import Finding
+from gpuipc_doctor.api import Finding, Json
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, ONE, conclude, drawn, ledger
+from tests.checks.judging import MIB, ONE, check, conclude, drawn, ledger, outcome
 
 
 def pressure(**changes: Any) -> list[Finding]:
     lost = {"lost": changes.pop("lost")} if "lost" in changes else {}
+    return conclude("allocator-pressure", records(**changes), ONE, probe="PyTorch", **lost)
+
+
+def records(**changes: Any) -> dict[str, dict[str, Json]]:
     samples = {"used": [0, 900 * MIB, changes.pop("kept", 0)], "reserved": [], "allocated": [], "seconds": []}
     after = {"missing": changes.pop("others", 0), "waited_s": changes.pop("waited_s", 0.1)}
     bystander = {"wrong": changes.pop("overwritten", ""), **ledger({"the program ended": after})}
@@ -27,8 +31,7 @@ def pressure(**changes: Any) -> list[Finding]:
         **ledger(moves=changes.pop("moves", True)),
         **changes,
     }
-    records = {"program": program, "onlooker": bystander}
-    return conclude("allocator-pressure", records, ONE, probe="PyTorch", **lost)
+    return {"program": program, "onlooker": bystander}
 
 
 KEPT = {"found": {"key": "keeps", "says": "30 MiB kept", "values": {}}, "missing": 0}
@@ -65,6 +68,17 @@ def test_memory_released_under_pressure_is_reported(releases_s: list[float], say
 )
 def test_pressure_shows_whose_memory_is_missing(changes: dict[str, Any], statuses: list[Status]) -> None:
     assert [finding.status for finding in pressure(**changes)] == statuses
+
+
+@pytest.mark.parametrize(
+    ("changes", "runs"),
+    [({}, 0), ({"kept": 30 * MIB}, 1), ({"kept": 30 * MIB, "wrong": ["block 1 of 3: 1 B wrong"]}, 0)],
+)
+def test_only_lost_memory_with_correct_data_is_looked_at_in_another_run(
+    changes: dict[str, Any], runs: int
+) -> None:
+    done = outcome(records(**changes), ONE, "PyTorch")
+    assert len(list(check("allocator-pressure").again(done))) == runs
 
 
 def test_samples_are_drawn_with_marks() -> None:

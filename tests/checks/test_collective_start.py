@@ -71,7 +71,7 @@ def test_start_after_a_killed_rank_passes_with_its_seconds() -> None:
         "a rank of 4 was killed in an all-reduce: the others aborted in 0.012 s, "
         "the next communicator of all started in 0.5 s, nothing left"
     )
-    assert after_kill() == [(Status.PASS, "outlived", says)]
+    assert after_kill({"abort_s": 0.011}, {"start_s": 0.4}) == [(Status.PASS, "outlived", says)]
 
 
 @pytest.mark.parametrize(
@@ -92,3 +92,8 @@ def test_what_a_killed_rank_leaves_fails(changed: dict[str, Any], key: str, says
     ((status, found, told),) = after_kill({}, changed)
     assert (status, found) == (Status.FAIL, key)
     assert says in told
+
+
+def test_the_most_that_a_killed_rank_leaves_is_told() -> None:
+    ((_, _, told),) = after_kill({"left": {"shared": 2}}, {"left": {"shared": 1}})
+    assert "left 2 files in /dev/shm behind on rank 0" in told

@@ -70,6 +70,7 @@ def test_a_dead_adapter_fails(adapter: dict[str, str], seen: dict[str, object], 
 def test_reason_why_an_adapter_is_not_offered_is_reported() -> None:
     [finding] = told({"left_out": "its retry handler is not running"}, interfaces=[])
     assert sentences.summary(finding) == ("libfabric does not list cxi0 (its retry handler is not running)")
+    assert finding.remedy.startswith("fix the cause named in brackets")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,27 @@ def test_programs_outside_path_are_reported() -> None:
     [finding] = told({}, {"fi_info": ["/opt/cray/libfabric/2.3.1/bin/fi_info", "not on PATH"]})
     assert (finding.status, finding.key) == (Status.WARN, "outside-path")
     assert "export PATH=/opt/cray/libfabric/2.3.1/bin:$PATH" in finding.remedy
+
+
+def test_library_without_a_provider_is_reported_with_its_program() -> None:
+    [finding] = told(None, {"fi_info": ["/usr/bin/fi_info", "PATH"]}, interfaces=[])
+    assert (finding.status, finding.key) == (Status.WARN, "offers-nothing")
+    assert sentences.summary(finding) == "libfabric has no usable provider: /usr/bin/fi_info lists none"
+
+
+@pytest.mark.parametrize(
+    ("ended", "status", "says"),
+    [
+        ("crashed", Status.FAIL, "fi_info crashed: SIGSEGV"),
+        ("failed", Status.FAIL, "fi_info failed: SIGSEGV"),
+        ("cannot start", Status.ERROR, "fi_info cannot start: SIGSEGV"),
+        ("silent", Status.ERROR, "fi_info: SIGSEGV"),
+    ],
+)
+def test_programs_that_list_nothing_are_reported(ended: str, status: Status, says: str) -> None:
+    broken = {"fi_info": {"ended": ended, "said": "SIGSEGV"}}
+    [finding] = told(None, {"fi_info": ["/usr/bin/fi_info", "PATH"]}, interfaces=None, broken=broken)
+    assert (finding.status, sentences.summary(finding)) == (status, says)
 
 
 def test_without_fi_info_there_is_no_finding_on_adapters() -> None:

@@ -202,8 +202,21 @@ def test_run_of_all_sizes_that_hung_is_tried_one_by_one() -> None:
     assert (probe.name, probe.params["at_once"], probe.params["failed"]) == ("UCX, one by one", False, [])
 
 
-def test_other_failures_are_not_rerun() -> None:
-    role = RoleOutcome("client", Ending.EXCEPTION)
-    outcome = ProbeOutcome("libfabric", (), {"failed": []}, {"client": role}, "client", 1.0)
+@pytest.mark.parametrize(
+    ("ending", "records", "blamed"),
+    [
+        (Ending.EXCEPTION, {}, "client"),
+        (Ending.EXCEPTION, {"message": ["tcp", 16]}, "client"),
+        (Ending.HUNG, {"message": ["tcp", 16]}, None),
+        (Ending.HUNG, {}, "client"),
+    ],
+)
+def test_other_failures_are_not_rerun(ending: Ending, records: dict[str, Json], blamed: str | None) -> None:
+    role = RoleOutcome("client", ending, records=records)
+    params = {"program": "/usr/bin/fi_pingpong", "sizes": SIZES, "failed": [], "env": {}}
+    outcome = ProbeOutcome("libfabric", (), params, {"client": role}, blamed, 1.0)
     assert not list(check("fabric-small-message").again(outcome))
+
+
+def test_messages_of_all_sizes_that_arrive_pass() -> None:
     assert statuses(told(*map(one, SIZES))) == GOOD

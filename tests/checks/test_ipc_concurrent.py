@@ -98,6 +98,15 @@ def test_large_segments_are_shared_as_far_as_the_share_of_memory_reaches(
     assert {probe.params["large"] for probe in probes} == {bool(largest)}
 
 
+@pytest.mark.parametrize("tier", [Tier.ACCEPTANCE, Tier.SOAK])
+def test_only_the_first_newcomer_of_a_kind_ends_and_only_soak_writes_large_segments_whole(tier: Tier) -> None:
+    probes = planned(able(0), able(1), most_gib=20.0, tier=tier)
+    small = [probe for probe in probes if not probe.exclusive]
+    assert [bool(probe.ends) for probe in small] == [True, True, False, False]
+    assert all(probe.params["whole"] for probe in small)
+    assert {probe.params["whole"] for probe in probes if probe.exclusive} == {tier is Tier.SOAK}
+
+
 def test_a_pair_shares_descriptors_if_both_devices_can() -> None:
     plain = replace(able(1, "cuda:0"), capabilities=ABLE - {"vmm-ipc"})
     assert {probe.name for probe in planned(able(0), plain)} == {"handles"}

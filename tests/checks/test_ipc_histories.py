@@ -14,7 +14,7 @@ from gpuipc_doctor.histories.generator import Generator, Limits, families, harmf
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation, ProcessPlan
 from gpuipc_doctor.histories.scenes import FLOOR, RARE, SIZES
 from gpuipc_doctor.histories.steps import SENTENCES
-from gpuipc_doctor.model import Probe, Status, Tier
+from gpuipc_doctor.model import MemoryShare, Probe, Status, Tier
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import MIB, check, conclude, drifting, gpu, ledger, outcome, plan
 
@@ -166,13 +166,13 @@ def watched(*missing: int) -> dict[str, Json]:
 
 
 def test_devices_with_peer_access_have_one_crew() -> None:
-    reached = [{1, 2}, {0, 2}, {0, 1}, set()]
+    reached = [{1, 2, 4}, {0, 2}, {0, 1}, set(), {0}]
     devices = [
         replace(gpu(number), peers=frozenset(f"cuda:{other}" for other in others))
         for number, others in enumerate(reached)
     ]
     probes = plan("ipc-histories", *devices)
-    assert [probe.subject for probe in probes] == ["cuda:0,1,2", "cuda:3"]
+    assert [probe.subject for probe in probes] == ["cuda:0,1,2", "cuda:3", "cuda:4"]
     assert all(probe.exclusive and probe.params["seed"] == 99 for probe in probes)
     assert list(probes[0].roles) == ["watch", "crew"]
 
@@ -204,12 +204,16 @@ def test_replay_runs_the_shortest_history_without_some_operations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tier", "operations", "seconds", "seed"),
-    [(Tier.ACCEPTANCE, 2800, 20.0, 99), (Tier.SOAK, 10**9, 600.0, None)],
+    ("tier", "operations", "seconds", "seed", "room"),
+    [(Tier.ACCEPTANCE, 2800, 20.0, 99, 512 * MIB), (Tier.SOAK, 10**9, 600.0, None, 9 << 30)],
 )
-def test_each_tier_has_its_work(tier: Tier, operations: int, seconds: float, seed: int | None) -> None:
-    (planned,) = check("ipc-histories").probes(Context((gpu(0),), tier=tier))
+def test_each_tier_has_its_work(
+    tier: Tier, operations: int, seconds: float, seed: int | None, room: int
+) -> None:
+    memory = MemoryShare(0.5, most_gib=20.0)
+    (planned,) = check("ipc-histories").probes(Context((gpu(0),), tier=tier, memory=memory))
     assert isinstance(planned, Probe)
+    assert (planned.params["room"], planned.params["wide"]) == (room, tier is Tier.SOAK)
     assert [planned.params[name] for name in ("operations", "time_s", "seed")] == [operations, seconds, seed]
     asked = Context((gpu(0),), tier=tier, options={"seed": 9, "operations": 5})
     (planned,) = check("ipc-histories").probes(asked)
@@ -236,6 +240,12 @@ def test_history_of_more_devices_than_there_are_is_an_error() -> None:
     (finding,) = check("ipc-histories").probes(Context((gpu(0),), options={"history": history}))
     assert isinstance(finding, Finding)
     assert finding.status is Status.ERROR
+
+
+def test_history_is_repeated_where_it_was_found() -> None:
+    history = {**results.history_to_json(REOPEN), "labels": ["cuda:1"]}
+    (probe,) = plan("ipc-histories", gpu(0), gpu(1), options={"history": history})
+    assert probe.subject == "cuda:1"
 
 
 @pytest.mark.parametrize(("devices", "processes", "contexts"), [(1, 5, 9), (2, 5, 18), (8, 9, 20)])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from gpuipc_doctor.api import Context, Finding, Json
+from gpuipc_doctor.api import Context, Finding, Json, Probe
 from gpuipc_doctor.model import Status
 from tests.checks.judging import GOOD, TWO, check, conclude, gpu, plan, statuses
 
@@ -53,3 +55,25 @@ def test_each_pair_of_a_backend_is_probed_and_a_single_device_skips() -> None:
     (finding,) = check("ipc-peer").probes(Context((gpu(0), gpu(0, "hip"))))
     assert isinstance(finding, Finding)
     assert finding.status is Status.SKIP
+
+
+ALL = frozenset({"legacy-ipc", "vmm-ipc", "pool-ipc", "memory-pools"})
+
+
+@pytest.mark.parametrize(
+    ("importer", "harmful", "left_out"),
+    [
+        (ALL, [], set()),
+        (ALL, ["exports VMM memory"], {"physical memory"}),
+        (ALL, ["kills an importer"], set()),
+        (ALL - {"vmm-ipc"}, [], {"physical memory"}),
+        (ALL - {"pool-ipc"}, [], {"pool memory"}),
+    ],
+)
+def test_kinds_that_both_can_share_without_harm_are_shared(
+    importer: frozenset[str], harmful: list[str], left_out: set[str]
+) -> None:
+    pair = replace(gpu(0), capabilities=ALL), replace(gpu(1), capabilities=importer)
+    there, _ = check("ipc-peer").probes(Context(pair, harmful=frozenset(harmful)))
+    assert isinstance(there, Probe)
+    assert set(there.params["kinds"]) == {"64 KiB", "8 MiB", "physical memory", "pool memory"} - left_out

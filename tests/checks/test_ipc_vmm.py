@@ -71,3 +71,19 @@ def test_each_device_and_pair_is_probed_and_probes_that_kill_are_marked_as_harmf
     assert {probe.name for probe in planned} == names
     harmful = {probe.name for probe in planned if probe.harms}
     assert harmful == {"exporter gone", "importer gone"}
+
+
+@pytest.mark.parametrize(
+    ("name", "subjects", "marks"),
+    [
+        ("data", ["cuda:0", "cuda:1", "cuda:0 > cuda:1"], (False, "")),
+        ("mapped many times", ["cuda:0", "cuda:1"], (False, "")),
+        ("contexts", ["cuda:0", "cuda:1", "cuda:0 > cuda:1"], (False, "context")),
+        ("exporter gone", ["cuda:0", "cuda:1"], (False, "")),
+        ("importer gone", ["cuda:0", "cuda:1"], (True, "")),
+    ],
+)
+def test_each_procedure_has_its_subjects(name: str, subjects: list[str], marks: tuple[bool, str]) -> None:
+    probes = [probe for probe in plan("ipc-vmm", gpu(0), gpu(1)) if probe.name == name]
+    assert [probe.subject for probe in probes] == subjects
+    assert {(probe.exclusive, probe.fresh) for probe in probes} == {marks}

@@ -441,7 +441,9 @@ def test_in_soak_a_bound_must_be_exceeded_twice(buffers: int, decides: bool) -> 
 def test_bound_is_not_reported_if_addresses_were_reused() -> None:
     released = keeps(32)
     assert growth(released).status is Status.WARN
-    assert growth({**released, "freed": [(0, MIB)]}).status is Status.FAIL
+    reused = {**released, "freed": [(0, MIB)]}
+    assert growth(reused).status is Status.FAIL
+    assert growth(reused, {**FLAT, "follow": [(0, 1)], "freed": [(2, 1)]}).status is Status.FAIL
 
 
 def test_growth_that_stops_is_a_warning_with_its_sum() -> None:
@@ -670,6 +672,26 @@ def test_only_even_growth_is_a_loss_on_a_counter_that_moves_by_itself(
     assert (found.status, found.key == "counter-moves") == (status, status is Status.ERROR)
     still = growth(records, sizes=sizes, decides=decides)
     assert still.status is (Status.FAIL if status is Status.ERROR else status)
+
+
+def test_uneven_growth_is_told_with_its_sum() -> None:
+    found = growth({**memory(bursts(33, LATE)), **ledger(idle=drifting(0.01))})
+    assert "rose by 305 MiB in 33 iterations, but not evenly" in sentences.evidence(found)[0]
+
+
+@pytest.mark.parametrize(
+    ("found", "growth", "says"),
+    [
+        (lambda: followed_as_planned(newest(16), ACCEPTANCE, 2, leak=64 * KIB), "72 KiB", "each of the last"),
+        (lambda: of_one_size(lost(16), ACCEPTANCE, 0.3), "369 KiB", "rose 4 times in 76 iterations"),
+    ],
+)
+def test_slow_growth_is_told_by_small_buffers_or_by_steps(
+    found: Callable[[], Finding], growth: str, says: str
+) -> None:
+    finding = found()
+    assert f"grows by {growth} with each message" in sentences.summary(finding)
+    assert says in sentences.evidence(finding)[0]
 
 
 def test_growth_without_messages_is_subtracted() -> None:

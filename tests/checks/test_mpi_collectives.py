@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from gpuipc_doctor.api import Context, Finding, Json, Probe
+from gpuipc_doctor.api import Context, Finding, Json, Probe, Tier
 from gpuipc_doctor.histories.message_memories import DEVICE, KINDS, PINNED, POOL, STRADDLING, VMM
 from gpuipc_doctor.histories.mpi_library_limits import unsupported_calls, unsupported_memory
 from gpuipc_doctor.model import Ending, MemoryShare, RoleOutcome, Status
@@ -60,12 +60,12 @@ def cases(probe: Probe, ranks: int = 4, kinds: Sequence[str] = KINDS, **params: 
 
 
 def test_correct_calls_pass_with_their_number_and_calls() -> None:
-    (finding,) = judged(rank(), rank())
+    (finding,) = judged(rank(), rank(made={"MPI_Bcast": 3}))
     assert finding.status is Status.PASS
     assert sentences.summary(finding) == (
         "2 collectives and one-sided operations of 2 ranks correct, 2 MiB compared"
     )
-    assert "2 × MPI_Bcast" in sentences.evidence(finding)
+    assert sentences.evidence(finding) == ("2 × MPI_Bcast",)
 
 
 def test_wrong_data_names_call_library_size_element_and_memory() -> None:
@@ -76,6 +76,29 @@ def test_wrong_data_names_call_library_size_element_and_memory() -> None:
     assert lines[0] == f"rank 1: {WRONG['case']}: {WRONG['says']}"
     assert "all wrong results are of calls with memory of a pool" in lines
     assert "ranks with correct data: rank 0" in lines
+
+
+@pytest.mark.parametrize(("smallest", "told"), [(8, False), (1000, True)])
+def test_smallest_wrong_size_is_named_if_smaller_data_was_correct(smallest: int, told: bool) -> None:
+    (finding,) = judged(rank([WRONG, {**WRONG, "nbytes": smallest}]), rank())
+    says = f"no result of less than {smallest} B is wrong"
+    assert [line for line in sentences.evidence(finding) if "no result" in line] == [says] * told
+
+
+@pytest.mark.parametrize(
+    ("records", "params", "says"),
+    [
+        (
+            {},
+            {"derived": False},
+            "derived types omitted: this library does not support them in device memory",
+        ),
+        ({"lacks": [VMM]}, {}, f"omitted because this node or library has none: {VMM}"),
+    ],
+)
+def test_what_was_not_tried_is_told(records: dict[str, Json], params: dict[str, Json], says: str) -> None:
+    (finding,) = judged(rank(**records), rank(), **params)
+    assert sentences.evidence(finding)[1:] == (says,)
 
 
 def test_wrong_data_of_a_call_that_is_documented_as_unsupported_is_skip() -> None:
@@ -117,6 +140,18 @@ def test_ranks_use_the_last_four_gpus_and_share_a_single_one() -> None:
     assert [device.index for device in probe.devices] == [4, 5, 6, 7]
     (alone,) = plan(ID, gpu(0))
     assert (len(alone.roles), len(alone.devices)) == (4, 1)
+
+
+def test_a_probe_knows_its_tier_and_why_device_memory_is_host_memory() -> None:
+    probes = [
+        probe
+        for tier in (Tier.ACCEPTANCE, Tier.SOAK)
+        for has_gpu_path in (True, False)
+        for probe in plan(ID, gpu(0), tier=tier, has_gpu_path=has_gpu_path, why_not="built without CUDA")
+    ]
+    told = [(probe.params["soak"], probe.params["on_host"]) for probe in probes]
+    why = "built without CUDA"
+    assert told == [(False, ""), (False, why), (True, ""), (True, why)]
 
 
 def test_each_call_is_made_in_each_memory_and_every_way() -> None:
@@ -279,6 +314,24 @@ def test_other_calls_are_made_in_fresh_ranks_after_a_crash_and_earlier_results_a
     found = judged(rank(), rank(), **{name: rest.params[name] for name in ("failed", "before")})
     assert [finding.key for finding in found] == ["wrong-data", "some-failed"]
     assert f"{case}: rank 1 crashed in MPI_Scan" in sentences.evidence(found[1])
+
+
+@pytest.mark.parametrize(("operation", "number"), [("MPI_Init", None), ("", 3)])
+def test_failure_outside_of_a_case_ends_the_check(operation: str, number: int | None) -> None:
+    (planned,) = plan(ID, gpu(0))
+    ended = crashed(cases(planned)[0])
+    records = {**rank(), "case": "MPI_Bcast", "call": "MPI_Bcast", "memory": DEVICE}
+    role = RoleOutcome("rank 1", Ending.CRASHED, operation=operation, records=records)
+    if number is not None:
+        records["number"] = number
+    assert not [*check(ID).again(replace(ended, roles={**ended.roles, "rank 1": role}))]
+
+
+def test_only_calls_that_delivered_wrong_data_are_replayed() -> None:
+    replay = check(ID).replay(outcome({"rank 0": rank(), "rank 1": rank([WRONG])}, (gpu(0),), "", **PARAMS))
+    assert replay is not None
+    assert replay.params["only"] == ["MPI_Bcast"]
+    assert check(ID).replay(outcome({"rank 0": rank()}, (gpu(0),), "", **PARAMS)) is None
 
 
 @pytest.mark.parametrize("ending", [Ending.CRASHED, Ending.HUNG])

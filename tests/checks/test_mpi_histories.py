@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuipc_doctor.api import Finding, Json
+from gpuipc_doctor.api import Finding, Json, Tier
 from gpuipc_doctor.histories import message_search as searching
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.message_search import Search
@@ -111,6 +111,46 @@ def test_each_launch_of_a_search_continues_the_last_one() -> None:
     (following,) = check("mpi-histories").again(ended)
     assert following.params["search"]["stage"] == "again"
     assert len(following.params["tries"]) == 1
+    last = {"trying": 0, "at": len(following.params["tries"][0]["operations"]) - 1, "do": "recv"}
+    roles = {name: replace(role, records=last) for name, role in roles.items()}
+    (shorter,) = check("mpi-histories").again(replace(ended, params=following.params, roles=roles))
+    assert shorter.params["search"]["stage"] == "shrink"
+
+
+def unbegun(search: Search) -> ProbeOutcome:
+    """A launch of a search whose ranks ended before they performed an operation."""
+    roles = {name: RoleOutcome(name, Ending.HUNG) for name in ("rank 0", "rank 1")}
+    return ProbeOutcome("", ONE, {"search": searching.to_json(search)}, roles, "rank 0", 1.0, 10.0)
+
+
+@pytest.mark.parametrize(("what", "deadline_s"), [("data", 10.0), ("hang", 2.5)])
+def test_launch_that_never_began_is_repeated_and_a_hang_is_waited_for_shortly(
+    what: str, deadline_s: float
+) -> None:
+    (repeated,) = check("mpi-histories").again(unbegun(replace(SEARCH, first=replace(WRONG, what=what))))
+    assert repeated.deadline_s == deadline_s
+
+
+def test_replay_that_never_began_is_not_repeated() -> None:
+    replay = Search(None, {}, (), "replay", shortest=SHORT)
+    assert not [*check("mpi-histories").again(unbegun(replay))]
+
+
+@pytest.mark.parametrize(("processes", "number"), [(1, 2), (2, 2), (4, 4)])
+def test_requested_history_has_the_ranks_that_it_needs(processes: int, number: int) -> None:
+    needed = replace(SHORT, processes={one + 1: ProcessPlan() for one in range(processes)})
+    (probe,) = plan("mpi-histories", *ONE, options={"history": results.history_to_json(needed)})
+    assert len(probe.roles) == number
+
+
+def test_soak_tries_each_number_of_ranks() -> None:
+    assert [probe.name for probe in plan("mpi-histories", *ONE)] == [""]
+    soak = plan("mpi-histories", *ONE, tier=Tier.SOAK)
+    assert [(probe.name, len(probe.roles)) for probe in soak] == [
+        ("2 ranks", 2),
+        ("3 ranks", 3),
+        ("4 ranks", 4),
+    ]
 
 
 def test_ranks_use_one_device_or_a_pair() -> None:

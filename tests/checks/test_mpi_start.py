@@ -32,6 +32,8 @@ def test_devices_visible_to_each_rank_are_reported(first: list[str], second: lis
     blind = [rank for rank, record in records.items() if not record["shown"]]
     lines = [line for line in sentences.evidence(finding) if line.endswith("hipErrorNoDevice")]
     assert [line.partition(":")[0] for line in lines] == blind
+    if key != "started":
+        assert f"rank 1: {', '.join(second) or 'no GPU'}" in sentences.evidence(finding)
 
 
 def test_two_ranks_see_all_devices_and_are_bound_to_none() -> None:

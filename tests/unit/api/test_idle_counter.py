@@ -34,6 +34,7 @@ def test_drift_is_expected_for_any_time(rate: int, seconds: float) -> None:
     expected, doubt = idle.change_within(seconds)
     assert expected == pytest.approx(rate * MIB * seconds, rel=0.05)
     assert doubt < 0.1 * abs(expected)
+    assert idle.without([1, 2], []) == [1, 2]
     at = [0.0, seconds / 3, seconds]
     assert idle.without([rate * MIB * each for each in at], at) == pytest.approx(
         [0, 0, 0], abs=0.05 * abs(expected)
@@ -53,6 +54,7 @@ def test_short_idle_time_shows_that_the_counter_turns() -> None:
     expected, doubt = idle.change_within(8.0)
     assert expected - doubt <= -200 * MIB
     assert expected + doubt >= 200 * MIB
+    assert idle.seen == (pytest.approx(150 * MIB), pytest.approx(6.0))
 
 
 def test_process_that_ends_in_a_short_idle_time_does_not_count() -> None:

@@ -123,6 +123,23 @@ def test_counter_that_does_not_follow_is_not_trusted(counts: Callable[[int], int
     assert (finding.status, finding.key) == (Status.ERROR, "counter-does-not-follow")
 
 
+@pytest.mark.parametrize(
+    ("drift", "series", "doubtful"),
+    [
+        (0, ([0, 0], [0, 0]), False),
+        (0, ([0, 64 * MIB], [0, 0]), True),
+        (20 * MIB, (), True),
+    ],
+)
+def test_counter_is_doubtful_if_it_moves_or_one_series_does(
+    drift: int, series: tuple[list[int], ...], doubtful: bool
+) -> None:
+    _, ledger = opened(Device(lambda at: 500 * MIB + int(at * drift)))
+    if drift:
+        ledger.watch_idle()
+    assert ledger.is_doubtful(*series) is doubtful
+
+
 def test_counter_that_follows_is_trusted_although_others_allocate() -> None:
     jumps = iter([0, 50 * MIB])
     device = Device(counts=lambda used: used // (2 * MIB) * 2 * MIB)

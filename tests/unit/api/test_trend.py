@@ -108,8 +108,19 @@ def test_block_size_of_a_counter_is_derived_from_its_changes(figures: list[int],
     [
         pytest.param([block * BLOCK_BYTES for block in range(60)], True, id="each round"),
         pytest.param([max(block - 25, 0) * BLOCK_BYTES for block in range(60)], True, id="from the 26th on"),
+        pytest.param([0] * 60, False, id="never"),
         pytest.param([min(block, 20) * BLOCK_BYTES for block in range(60)], False, id="at the beginning"),
         pytest.param([block // 20 * 20 * BLOCK_BYTES for block in range(60)], False, id="twice"),
+        pytest.param(
+            [4 * MIB * (min(at, max(28, at - 16)) // 2 + (at > 1)) for at in range(60)],
+            False,
+            id="of unequal losses, none in a quarter",
+        ),
+        pytest.param(
+            [4 * MIB * (min(at, max(29, at - 20)) // 5 + 2 * (at >= 5)) for at in range(60)],
+            False,
+            id="of few losses, one thrice as large, none in a third",
+        ),
         pytest.param([max(block - 50, 0) * BLOCK_BYTES for block in range(60)], False, id="nine at the end"),
     ],
 )
