@@ -166,7 +166,7 @@ def find(stated: Profile, backend: str, directory: Path, *checks: str) -> None:
     assert report.simulated == stated.name
     expected = stated.expect[backend]
     verdict = drill.judge(expected, drill.rows(report), code)
-    assert verdict.missed == ()
+    assert verdict.missed == (), [*map(str, drill.rows(report))]
     assert verdict.invented == ()
     few_are_let_off(stated, expected, report)
     for given_up in verdict.given_up:
