@@ -13,7 +13,7 @@ from gpuipc_doctor.histories.message_search import Search
 from gpuipc_doctor.histories.operations import MPI, Disagreement, History, Operation, ProcessPlan
 from gpuipc_doctor.model import Ending, ProbeOutcome, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import ONE, TWO, check, conclude, plan
+from tests.checks.judging import ONE, TWO, check, conclude, outcome, plan
 
 SHORT = History(
     "cuda",
@@ -46,6 +46,7 @@ def test_pass_says_operations_and_messages() -> None:
     (finding,) = conclude("mpi-histories", WELL, search=None, operations=2500, lacks=[])
     assert finding.status is Status.PASS
     assert (finding.values["operations"], finding.values["messages"]) == (2530, 810)
+    assert len(finding.evidence) == 2
 
 
 def test_shortfall_of_time_and_omitted_operations_are_reported() -> None:
@@ -54,6 +55,7 @@ def test_shortfall_of_time_and_omitted_operations_are_reported() -> None:
     assert sentences.summary(finding).endswith("; without derived types")
     assert "did not occur: " in sentences.evidence(finding)[1]
     assert "issend" in sentences.evidence(finding)[1]
+    assert "derived types" in sentences.evidence(finding)[2]
 
 
 def test_history_that_fails_again_is_a_failure_with_its_steps() -> None:
@@ -63,6 +65,46 @@ def test_history_that_fails_again_is_a_failure_with_its_steps() -> None:
     assert "3. rank 0 sends 1024 B (contents 1) from buffer 1 to rank 1, tag 3" in steps
     assert "4. rank 1 receives 1024 B into buffer 2 from any source, any tag" in steps
     assert results.history_from_json(finding.values["history"]) == replace(SHORT, labels=("cuda:0",))
+
+
+@pytest.mark.parametrize(
+    ("at", "times", "steps"),
+    [(1, 1, 2), (3, 1, 4), (9, 1, 4), (1, 24, 4)],
+    ids=["early", "last", "end", "repeated"],
+)
+def test_steps_are_counted_up_to_the_one_that_failed(at: int, times: int, steps: int) -> None:
+    history = replace(SHORT, times=times)
+    search = replace(SEARCH, first=replace(WRONG, at=at), shortest=history, base=history)
+    (finding,) = concluded(search, again=False)
+    assert finding.values["steps"] == steps
+
+
+def test_rank_that_ended_is_told_if_the_last_launch_shows_it() -> None:
+    search = replace(SEARCH, first=replace(WRONG, what="crash"))
+    tried = {"trying": 0, "at": 3, "do": "recv"}
+    crashed = RoleOutcome("rank 1", Ending.CRASHED, operation="MPI_Recv", signal="SIGSEGV", records=tried)
+    roles = {"rank 0": RoleOutcome("rank 0", Ending.STOPPED, records=tried), "rank 1": crashed}
+    ended = ProbeOutcome("", ONE, {"search": searching.to_json(search)}, roles, "rank 1", 1.0)
+    (finding,) = check("mpi-histories").judge(ended)
+    assert (finding.key, finding.values["role"]) == ("crash", "rank 1")
+    (finding,) = concluded(search, again=False)
+    assert "role" not in finding.values
+
+
+def test_another_disagreement_in_the_last_launch_confirms_nothing() -> None:
+    (finding,) = concluded(replace(SEARCH, first=replace(WRONG, what="hang"), base=None), again=True)
+    assert (finding.status, finding.key) == (Status.WARN, "seen-once")
+
+
+def test_search_that_the_budget_ended_says_that_nothing_was_replayed() -> None:
+    search = searching.to_json(Search(WRONG, EXPLORED, (SHORT,)))
+    ended = outcome({"rank 0": {}, "rank 1": {"wrong": None}}, ONE, "", search=search)
+    says = {}
+    for stopped in ("", "budget"):
+        (finding,) = check("mpi-histories").judge(replace(ended, stopped=stopped))
+        says[stopped] = sentences.summary(finding)
+    assert says[""].endswith("; not reproduced in fresh ranks")
+    assert says["budget"].endswith("; not replayed")
 
 
 def test_shortest_history_that_does_not_fail_alone_is_replaced_by_the_failing_one() -> None:
@@ -115,6 +157,22 @@ def test_each_launch_of_a_search_continues_the_last_one() -> None:
     roles = {name: replace(role, records=last) for name, role in roles.items()}
     (shorter,) = check("mpi-histories").again(replace(ended, params=following.params, roles=roles))
     assert shorter.params["search"]["stage"] == "shrink"
+
+
+def test_hang_is_judged_by_the_operations_until_the_latest_ranks() -> None:
+    (probe,) = plan("mpi-histories", *ONE, edges=(8192,))
+    roles = {
+        name: RoleOutcome(
+            name,
+            Ending.HUNG,
+            operation="MPI_Recv",
+            records={"trying": 0, "at": at, "do": "recv", "seed": 6},
+        )
+        for name, at in zip(probe.roles, (20, 300, 300), strict=True)
+    }
+    ended = ProbeOutcome("", ONE, probe.params, roles, "rank 1", 1.0, 10.0, launch=probe.launch)
+    (following,) = check("mpi-histories").again(ended)
+    assert following.params["search"]["stage"] == "again"
 
 
 def unbegun(search: Search) -> ProbeOutcome:
