@@ -62,6 +62,7 @@ def share_many(w: Worker) -> None:
     alone = use_pools("pool", shared=False)
     ledger.enter_loop("shared pool", sampled, shared, alone)
     ledger.enter_loop("pool", sampled, alone, [ledger.used() for _ in sampled])
+    w.peer.send("watched")
     w.record(wrong=wrong)
 
 
@@ -78,6 +79,7 @@ def attach_many(w: Worker) -> None:
         pool.destroy()
         wrong += read_stays("another pool of the importer was destroyed")
         w.peer.send("destroyed")
+    w.peer.recv()  # the exporter has watched used memory, which the end of this process may change
     w.record(wrong=wrong)
 
 

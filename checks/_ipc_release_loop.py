@@ -22,6 +22,7 @@ def watch_loop(w: Worker, ledger: Ledger) -> None:
     """Read used memory of this role's device during the importer's loop and during its control."""
     opening, control = (sample_rounds(w, ledger) for _ in range(2))
     ledger.enter_loop("open and close", ledger.sampled(SAMPLED), opening, control)
+    w.peer.send("watched")
     w.peer.recv()  # the loop is over
 
 
@@ -54,6 +55,7 @@ def open_and_close(w: Worker, ledger: Ledger, wrong: list[str], handles: Sequenc
         opening = repeat(w, ledger, "open and close", open_next, look)
         control = repeat(w, ledger, "only ask for the free memory", w.gpu.memory_info, look)
         ledger.enter_loop("open and close", ledger.sampled(SAMPLED), opening, control)
+        w.peer.recv()  # the exporter has watched used memory: to close the segment may change it
 
 
 def repeat(

@@ -123,6 +123,7 @@ def share(w: Worker) -> None:
         ledger.watch("as many rounds without an import", lambda: loop(LOOK_ON))
         ledger.enter_loop(IMPORT, ledger.sampled(SAMPLED), used[IMPORT], used[LOOK_ON])
         w.peer.send(None)
+        w.peer.recv()  # the importer has watched used memory
     w.record(nbytes=nbytes, wrong=wrong)
 
 
@@ -180,6 +181,7 @@ def attach(w: Worker) -> None:
                     used[what].append(ledger.sample(what, number))
                 w.peer.send("released")
         ledger.enter_loop(IMPORT, ledger.sampled(SAMPLED), used[IMPORT], used[LOOK_ON])
+        w.peer.send("watched")
     w.record(wrong=wrong)
 
 
