@@ -1,10 +1,11 @@
-"""Errors that count as a driver's refusal, and errors that the engine blames on the call."""
+"""What counts as a refusal, what the engine blames on the call, and what a lack means."""
 
 from __future__ import annotations
 
 import pytest
 
 from gpuipc_doctor.api import DriverError, unless_refused
+from gpuipc_doctor.api.gpu import instead_of, lacking, words_of_lack
 from gpuipc_doctor.model import DriverFault
 
 
@@ -31,19 +32,49 @@ def test_result_without_a_refusal_is_returned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_already_mapped", "is_not_permitted", "is_out_of_memory"),
+    ("name", "kind"),
     [
-        ("CUDA_ERROR_ALREADY_MAPPED", True, False, False),
-        ("hipErrorAlreadyMapped", True, False, False),
-        ("CUDA_ERROR_NOT_PERMITTED", False, True, False),
-        ("CUDA_ERROR_OUT_OF_MEMORY", False, False, True),
-        ("hipErrorOutOfMemory", False, False, True),
-        ("CUDA_ERROR_INVALID_VALUE", False, False, False),
+        ("CUDA_ERROR_ALREADY_MAPPED", "is_already_mapped"),
+        ("hipErrorAlreadyMapped", "is_already_mapped"),
+        ("CUDA_ERROR_NOT_PERMITTED", "is_not_permitted"),
+        ("CUDA_ERROR_NOT_SUPPORTED", "is_not_supported"),
+        ("hipErrorNotSupported", "is_not_supported"),
+        ("CUDA_ERROR_OUT_OF_MEMORY", "is_out_of_memory"),
+        ("hipErrorOutOfMemory", "is_out_of_memory"),
+        ("CUDA_ERROR_INVALID_VALUE", ""),
     ],
 )
-def test_kinds_of_error_are_identified_by_name(
-    name: str, is_already_mapped: bool, is_not_permitted: bool, is_out_of_memory: bool
-) -> None:
+def test_kinds_of_error_are_identified_by_name(name: str, kind: str) -> None:
     error = DriverError(DriverFault("call", 1, name))
-    asked = (error.is_already_mapped, error.is_not_permitted, error.is_out_of_memory)
-    assert asked == (is_already_mapped, is_not_permitted, is_out_of_memory)
+    kinds = ("is_already_mapped", "is_not_permitted", "is_not_supported", "is_out_of_memory")
+    assert [each for each in kinds if getattr(error, each)] == ([kind] if kind else [])
+
+
+@pytest.mark.parametrize(
+    ("call", "capabilities"),
+    [
+        ("cuIpcOpenMemHandle", ["legacy-ipc"]),
+        ("cuMemPoolExportPointer", ["pool-ipc"]),
+        ("hipMallocFromPoolAsync", ["memory-pools"]),
+        ("cuMemExportToShareableHandle", ["vmm-ipc"]),
+        ("cuMemAlloc", []),
+    ],
+)
+def test_unsupported_call_shows_which_capability_is_lacking(call: str, capabilities: list[str]) -> None:
+    assert lacking(call) == capabilities
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "mode", "says", "instead"),
+    [
+        ({"multi-process"}, "prohibited", "its compute mode is prohibited", "nvidia-smi -c 0"),
+        ({"multi-process"}, "", "CU_DEVICE_ATTRIBUTE_COMPUTE_MODE is not 0", "nvidia-smi -c 0"),
+        ({"vmm-ipc", "pool-ipc"}, "", "lacks pool-ipc, vmm-ipc, as its driver", "NCCL_CUMEM_ENABLE=0"),
+        ({"contexts"}, "", "lacks contexts, as its driver", "use another GPU or driver"),
+    ],
+)
+def test_lack_is_told_with_what_to_use_instead(
+    capabilities: set[str], mode: str, says: str, instead: str
+) -> None:
+    assert says in words_of_lack(capabilities, mode)
+    assert instead in instead_of(capabilities)
