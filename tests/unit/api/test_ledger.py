@@ -650,6 +650,51 @@ def test_samples_are_drawn_with_marks() -> None:
     assert [(mark.at, mark.text) for mark in drawn.marks] == [(drawn.at[1], "all freed")]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "own"),
+    [(3, 10, 7), (None, 10, None), (3, None, None), (None, None, None)],
+    ids=["known", "not at first", "no longer", "never"],
+)
+def test_memory_of_the_process_itself_is_sampled_if_it_is_known(
+    before: int | None, after: int | None, own: int | None
+) -> None:
+    w: Any = Worker(Device())
+    counts = iter([before, after])
+    w.gpu.memory_of_this_process = lambda: next(counts)
+    samples = MemorySamples(w, type("Allocator", (), {"held": lambda _: (0, 0)})())
+    samples.take()
+    assert samples.own == [own]
+
+
+@pytest.mark.parametrize(
+    ("left_mib", "drift_mib", "is_watched"), [(0, 0, False), (8, 0, True), (0, -20, True)]
+)
+def test_device_is_watched_while_idle_if_a_loss_is_possible(
+    left_mib: int, drift_mib: int, is_watched: bool
+) -> None:
+    w: Any = Worker(Device(lambda at: 500 * MIB + int(at * drift_mib * MIB)))
+    samples = MemorySamples(w, type("Allocator", (), {"held": lambda _: (0, 0)})())
+    w.gpu.now, w.gpu.allocated = w.gpu.now + 1.0, left_mib * MIB
+    before = len(w.records["ledger"]["idle"])
+    samples.last()
+    assert len(w.records["ledger"]["idle"]) > before or not is_watched
+    assert len(w.records["ledger"]["idle"]) == before or is_watched
+
+
+def test_reading_during_which_the_process_was_interrupted_is_repeated() -> None:
+    device = Device()
+    _, ledger = opened(device)
+    delays = iter([5.0, 0.0])
+
+    def read() -> int:
+        device.now += next(delays)
+        return 7 * MIB
+
+    device.memory_used = read  # type: ignore[method-assign]
+    assert ledger.used() == 7 * MIB
+    assert next(delays, None) is None
+
+
 def test_step_without_change_is_done_once() -> None:
     w, ledger = opened(Device())
     acts: list[int] = []
