@@ -151,7 +151,8 @@ def test_killed_rank_and_abort_in_soak(
         if not expected:
             assert [one.finding.status for one in results] == [Status.PASS]
         for key, says in expected.items():
-            assert says in found[key]
+            # Which of two hanging ranks is told first depends on load.
+            assert says in found[key].replace("rank 1 or rank 0", "rank 0 or rank 1")
 
 
 @pytest.mark.full
