@@ -426,3 +426,10 @@ def test_small_buffers_show_what_is_lost_and_whether_a_cache_counts_bytes(
     seen = followed_by([*CYCLE[:16], *after_large], [max(after_large)]).displacement
     assert seen.creep == pytest.approx(creep * MIB, rel=0.25)
     assert (seen.levels_off, seen.counts_bytes) == (levels_off, counts_bytes)
+
+
+@pytest.mark.parametrize("mib", [[0.0, 95.5, 98.0, 100.0], [0.0, 0.9, 1.0, 1.0]], ids=["large", "small"])
+def test_use_rises_until_it_is_near_its_peak(mib: list[float]) -> None:
+    """Within 4 MiB, or 5 % of a small rise."""
+    used = [each * MIB for each in mib]
+    assert replace(ALL_KEPT, used=used, small=(), late=()).rose_until == 3

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.api import Context
+from gpuipc_doctor.api.check import SEARCH_FRACTION
 from gpuipc_doctor.model import Launch, MemoryShare, MpiStack, Probe, Tier
 from tests.checks.judging import gpu
 
@@ -81,3 +82,18 @@ def test_neighbours_are_of_one_backend() -> None:
 def test_room_is_that_of_the_smallest_device() -> None:
     context = Context((), memory=MemoryShare(fraction=0.5, most_gib=1000))
     assert context.room([gpu(0, total_bytes=80 << 30), gpu(1, total_bytes=40 << 30)]) == 20 << 30
+
+
+def test_each_device_exports_to_the_next_that_has_access_to_it() -> None:
+    first, second, third = (gpu(index) for index in range(3))
+    first = replace(first, peers=frozenset({"cuda:2"}))
+    third = replace(third, peers=frozenset({"cuda:0"}))
+    context = Context((first, second, third))
+    assert context.exporters == ((first, third), (second,), (third, first))
+    assert replace(context, tier=Tier.SOAK).exporters == replace(context, tier=Tier.SOAK).subjects
+    assert len(replace(context, tier=Tier.SOAK).exporters) == 9
+
+
+@pytest.mark.parametrize(("left_s", "seconds"), [(1000.0, 30.0), (20.0, 20.0 * SEARCH_FRACTION)])
+def test_search_leaves_time_to_replay_its_result(left_s: float, seconds: float) -> None:
+    assert Context((), time_left_s=left_s).within_budget(30.0) == seconds

@@ -102,6 +102,15 @@ def test_short_floats_are_encoded_as_their_format_says() -> None:
     assert block(BF16, Segment("x", 1)) == b"".join(wide)
 
 
+def test_numbers_are_as_drawn_and_those_of_a_byte_wrap() -> None:
+    values = elements.Random("x").choices(range(1001), k=PERIOD)
+    assert struct.unpack(f"<{PERIOD}i", block(KINDS["int32"], Segment("x", 3))) == tuple(
+        3 * v for v in values
+    )
+    few = elements.Random("x").choices(range(8), k=PERIOD)
+    assert block(KINDS["uint8"], Segment("x", 100)) == bytes(100 * value % 256 for value in few)
+
+
 def test_sums_of_eight_ranks_are_exact() -> None:
     total = sum(range(1, 9))
     for kind in KINDS.values():

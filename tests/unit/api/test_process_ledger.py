@@ -136,6 +136,17 @@ def test_figures_that_may_grow_are_not_recorded(opened: list[int]) -> None:
     assert list(judge_processes(outcome({"importer": records}, ONE, ""))) == []
 
 
+@pytest.mark.parametrize("is_sized", [True, False])
+def test_only_the_last_third_is_kept(opened: list[int], is_sized: bool) -> None:
+    records: dict[str, Json] = {}
+    w: Any = SimpleNamespace(record=records.update)
+    for _ in watched(w, "open", range(15) if is_sized else iter(range(15))):
+        opened.append(os.open("/dev/null", os.O_RDONLY))
+    (kept,) = records.values()
+    first, *_, last = kept["descriptors"]
+    assert (len(kept["descriptors"]), last - first) == (5, 4)
+
+
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 def test_loop_of_few_or_no_rounds_has_no_finding(rounds: int) -> None:
     records: dict[str, Json] = {}
