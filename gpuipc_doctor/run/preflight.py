@@ -370,13 +370,12 @@ def _components(seen: Seen, environ: Mapping[str, str]) -> Iterator[Cause]:
             if not re.fullmatch(names, name):
                 continue
             first = re.escape(value.lstrip("^").partition(",")[0])
+            pattern = rf"(?<![\w/]){first}(?![\w/])|{words}" if first else words  # no part of a path
             yield Cause(
                 f"{{name}}={{value}} ({{where}}) chooses {what}",
                 {"name": name, "value": value, "where": where},
                 f"unset {name}" if where == "environment" else f"remove that line from {where}",
-                _mentions(
-                    rf"(?<![\w/]){first}(?![\w/])|{words}" if first else words
-                ),  # in a path it is no value
+                _mentions(pattern),
             )
 
 
