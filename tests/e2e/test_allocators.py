@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gpuipc_doctor.simulator import profile
-from tests.e2e.conftest import Command, evidence
+from tests.e2e.conftest import Command, evidence, full
 from tests.e2e.test_moving_counter import MOVEMENTS
 
 ARRAYS = Path(__file__).parents[1] / "fixtures" / "arrays"
@@ -111,13 +111,12 @@ def test_healthy_allocators_pass(healthy: Results) -> None:
             "event wait left out",
             [("stream-reuse", ALL, "with event wait, 4 of 4 copies of 65536 B are wrong")],
         ),
-        pytest.param(
+        full(
             "record_stream left out, one pool for all streams",
             [
                 ("stream-reuse", TORCH, "with record_stream, 4 of 4 copies of 65536 B are wrong"),
                 ("stream-reuse", ALL, "with pool per stream, 4 of 4 copies of 65536 B"),
             ],
-            marks=pytest.mark.full,
         ),
         (
             "never trims",
@@ -130,19 +129,9 @@ def test_healthy_allocators_pass(healthy: Results) -> None:
                 ),
             ],
         ),
-        pytest.param(
-            "leaks",
-            [("growth", ALL, "used memory grows by"), ("pressure", ALL, "not released after")],
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
-            "leaves descriptors open",
-            [("growth", ALL, "program: open descriptors grow by")],
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
-            "hands out twice", [("pressure", ALL, "blocks lost their data")], marks=pytest.mark.full
-        ),
+        full("leaks", [("growth", ALL, "used memory grows by"), ("pressure", ALL, "not released after")]),
+        full("leaves descriptors open", [("growth", ALL, "program: open descriptors grow by")]),
+        full("hands out twice", [("pressure", ALL, "blocks lost their data")]),
     ],
 )
 def test_fault_of_the_allocator_is_found(
@@ -221,12 +210,11 @@ def test_race_that_cannot_be_provoked_proves_nothing(check: Callable[..., Result
             ("MemoryPool", "PyTorch"),
             "a block's IPC handle and offset opened the wrong memory",
         ),
-        pytest.param(
+        full(
             {"call": "ipc-close", "do": "keep"},
             (CUPY_ALONE,),
             ("MemoryPool",),
             "was not released after the importer had closed everything",
-            marks=pytest.mark.full,
         ),
     ],
     ids=["wrong data", "kept"],

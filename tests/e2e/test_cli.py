@@ -17,7 +17,7 @@ from gpuipc_doctor.fleet import summary
 from gpuipc_doctor.present.text import columns
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.supervise import tree
-from tests.e2e.conftest import Command
+from tests.e2e.conftest import Command, full
 from tests.waiting import LIMIT_S, until
 
 HUNG_IMPORTER = """\
@@ -198,7 +198,7 @@ NOT_WRITTEN = "gpuipc-doctor: cannot write the output: "
     [
         "list",
         *(
-            pytest.param(command, marks=pytest.mark.full)
+            full(command)
             for command in (
                 *("--help", "diagnose /dev/null", "check driver-init --simulate healthy-single"),
                 *(
@@ -233,10 +233,7 @@ def test_unwritable_output_is_an_error(arguments: str, to: str, says: str) -> No
     ("closed", "code"),
     [
         ("<&- >&- 2>&-", 1),  # the output is lost
-        *(
-            pytest.param(one, code, marks=pytest.mark.full)
-            for one, code in (("<&-", 0), (">&-", 1), ("2>&-", 0))
-        ),
+        *(full(one, code) for one, code in (("<&-", 0), (">&-", 1), ("2>&-", 0))),
     ],
 )
 def test_closed_standard_streams_change_nothing_in_the_report(tmp_path: Path, closed: str, code: int) -> None:
@@ -251,9 +248,7 @@ def test_closed_standard_streams_change_nothing_in_the_report(tmp_path: Path, cl
 @pytest.mark.skipif(
     any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")), reason="this machine has a GPU"
 )
-@pytest.mark.parametrize(
-    ("compiler", "is_shown"), [("cc", True), pytest.param("/nowhere/cc", False, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize(("compiler", "is_shown"), [("cc", True), full("/nowhere/cc", False)])
 def test_without_gpus_the_screen_suggests_a_simulated_node(
     doctor: Command, compiler: str, is_shown: bool
 ) -> None:
@@ -273,7 +268,7 @@ def test_without_gpus_the_screen_suggests_a_simulated_node(
     "checks",
     [
         ("driver-init", "ipc-reopen"),
-        *(pytest.param((one,), marks=pytest.mark.full) for one in ("driver-init", "mpi-gpu-aware")),
+        *(full((one,)) for one in ("driver-init", "mpi-gpu-aware")),
     ],
 )
 def test_no_gpu_found_means_nothing_was_tested(doctor: Command, checks: tuple[str, ...]) -> None:
@@ -346,7 +341,7 @@ def test_inventory_is_compared_with_that_of_a_report(doctor: Command, tmp_path: 
     assert changes["nvidia-driver"] == ("450.102.04", "460.32.03")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
+@pytest.mark.parametrize("number", [signal.SIGINT, full(signal.SIGTERM)])
 def test_interrupted_run_reports_its_results(hanging: str, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "gpuipc_doctor.cli.main", "check", "ipc-peer", "ipc-handles"]
     command += ["--simulate", hanging, "--backend", "cuda", "--deadline", "60"]
@@ -363,9 +358,7 @@ def test_interrupted_run_reports_its_results(hanging: str, number: signal.Signal
 OTHERS = (signal.SIGTERM, signal.SIGHUP)
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, *(pytest.param(one, marks=pytest.mark.full) for one in OTHERS)]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, *(full(one) for one in OTHERS)])
 def test_interrupt_before_the_first_probe_is_reported_and_leaves_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -462,9 +455,9 @@ def test_plots_without_measured_series_say_so(doctor: Command, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("profile", "options", "full"),
     [
-        pytest.param("healthy-cuda", [], False, marks=pytest.mark.full),
+        full("healthy-cuda", [], False),
         ("nvidia-460.32.03", [], True),
-        pytest.param("healthy-cuda", ["--json"], True, marks=pytest.mark.full),
+        full("healthy-cuda", ["--json"], True),
     ],
 )
 def test_summary_is_one_line_after_the_full_report_if_needed(
