@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Command
+from tests.e2e.conftest import Command, full
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "acceptance.md"
 
@@ -130,11 +130,7 @@ def site(tmp_path: Path, new_config: str) -> Path:
 @pytest.mark.parametrize(
     ("node", "says"),
     [
-        pytest.param(
-            "healthy-single",
-            "FAIL  driver-init found 1 × NVIDIA H200; {site}:13 expects 2",
-            marks=pytest.mark.full,
-        ),
+        full("healthy-single", "FAIL  driver-init found 1 × NVIDIA H200; {site}:13 expects 2"),
         ("nvidia-460.32.03", "WARN  known-versions nvidia-driver is 460.32.03"),
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import comparison, exits
+from tests.e2e.conftest import full
 from tests.e2e.test_acceptance import matches
 from tests.waiting import LIMIT_S
 
@@ -182,9 +183,9 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("profile", "code", "says"),
     [
-        pytest.param("nvidia-450.102.04", 0, "accepted", marks=pytest.mark.full),
+        full("nvidia-450.102.04", 0, "accepted"),
         ("nvidia-460.32.03", 12, "not accepted"),
-        pytest.param("no-devices", 3, "not accepted", marks=pytest.mark.full),
+        full("no-devices", 3, "not accepted"),
     ],
 )
 def test_acceptance_script(tmp_path: Path, before: Path, profile: str, code: int, says: str) -> None:

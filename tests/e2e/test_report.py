@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gpuipc_doctor import knownissues
-from tests.e2e.conftest import Command
+from tests.e2e.conftest import Command, full
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_report_names_the_edition_of_the_known_issues(saved: tuple[str, str]) ->
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("value", [pytest.param(None, marks=pytest.mark.full), "/opt/site/lib"])
+@pytest.mark.parametrize("value", [full(None), "/opt/site/lib"])
 def test_simulated_node_reports_variables_as_the_user_set_them(doctor: Command, value: str | None) -> None:
     env = {name: said for name, said in os.environ.items() if name != "LD_LIBRARY_PATH"}
     env |= {"LD_LIBRARY_PATH": value} if value else {}
