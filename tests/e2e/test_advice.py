@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Command
+from tests.e2e.conftest import Command, full
 
 OF_NVIDIA = re.compile("cuda|cupy for nvidia|nvidia", re.IGNORECASE)
 
@@ -56,8 +56,8 @@ def test_remedies_on_an_amd_node_are_not_about_nvidia(
 @pytest.mark.parametrize(
     ("versions", "warns"),
     [
-        pytest.param("{libfabric: 1.17.0}", False, marks=pytest.mark.full),
-        pytest.param("{libfabric: 1.17.0, ucx: 1.22.0}", False, marks=pytest.mark.full),
+        full("{libfabric: 1.17.0}", False),
+        full("{libfabric: 1.17.0, ucx: 1.22.0}", False),
         ("{libfabric: 1.17.0, mpich: 5.1.0}", True),
     ],
 )

@@ -15,6 +15,7 @@ from gpuipc_doctor.model import Finding, Report, Status
 from gpuipc_doctor.report import exits, sentences
 from gpuipc_doctor.simulator import drill, fabric_programs, profile
 from gpuipc_doctor.supervise import tree
+from tests.e2e.conftest import full
 from tests.e2e.test_faults import check, few_are_let_off
 from tests.e2e.test_mpi_faults import HISTORIES, path_of, without
 
@@ -108,7 +109,7 @@ def test_missing_stated_fabric_fails_and_no_other_is_used(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("fabric", "adapter", "says"),
     [
-        pytest.param("efa", "efa_0", "efa on efa_0", marks=pytest.mark.full),
+        full("efa", "efa_0", "efa on efa_0"),
         ("opa", "hfi1_0", "opa on hfi1_0"),
     ],
 )
@@ -152,10 +153,7 @@ def test_stated_no_fabric_is_reported_by_both_checks_with_the_facts_found(
     ("name", "options"),
     [
         ("mpi-wrong-fabric-wrong", ("--device", "0")),
-        *(
-            pytest.param(name, (HISTORIES,), marks=pytest.mark.full)
-            for name in ("mpi-wrong-fabric-right", "mpi-wrong-fabric-wrong")
-        ),
+        *(full(name, (HISTORIES,)) for name in ("mpi-wrong-fabric-right", "mpi-wrong-fabric-wrong")),
     ],
 )
 def test_failure_of_mpi_is_reported_with_the_result_without_mpi(
@@ -232,7 +230,7 @@ def test_messages_from_device_memory_show_the_simulated_drivers_faults(tmp_path:
     ("simulate", "status", "starts"),
     [
         ("fabric-healthy", Status.PASS, 1),
-        pytest.param("fabric-crash-256", Status.FAIL, 4, marks=pytest.mark.full),
+        full("fabric-crash-256", Status.FAIL, 4),
     ],
 )
 def test_all_sizes_are_one_run_and_one_by_one_if_that_fails(
