@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Command
+from tests.e2e.conftest import Command, full
 
 SLOW_OPEN = """\
 description: Every handle takes 50 ms to open, ten times as long as a wait for a processor.
@@ -104,10 +104,8 @@ def test_directory_is_refused(doctor: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("profile", "arguments"),
     [
-        pytest.param(
-            "nvidia-460.32.03",
-            ["ipc-reopen", "driver-pool-release", "known-versions", "--device", "cuda:0"],
-            marks=pytest.mark.full,
+        full(
+            "nvidia-460.32.03", ["ipc-reopen", "driver-pool-release", "known-versions", "--device", "cuda:0"]
         ),
         ("cxi-no-retry-handler", ["fabric-info", "known-versions"]),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Command
+from tests.e2e.conftest import Command, full
 
 LOOK = '''
 """Look at what ranks have."""
@@ -116,7 +116,7 @@ def test_missing_library_stops_only_the_mpi_checks(doctor: Command, site: Path) 
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("backend", ["auto", pytest.param("cuda", marks=pytest.mark.full)])
+@pytest.mark.parametrize("backend", ["auto", full("cuda")])
 def test_node_with_fewer_gpus_than_expected_fails(doctor: Command, site: Path, backend: str) -> None:
     site.write_text("gpus: {model: H200, count: 4}\n")
     command = ["check", "driver-init", "--simulate", "healthy-cuda", "--config", str(site), "--json"]
