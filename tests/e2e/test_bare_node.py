@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import full
 from tests.e2e.test_prolog import POLICY
 from tests.waiting import LIMIT_S
 
@@ -104,7 +105,7 @@ def test_process_limit_of_the_user_is_reported(processes: int) -> None:
 @pytest.mark.parametrize(
     ("prelude", "code", "says"),
     [
-        pytest.param(READ_ONLY_PROC, 12, "FAIL ipc-reopen", marks=pytest.mark.full),
+        full(READ_ONLY_PROC, 12, "FAIL ipc-reopen"),
         (NO_DEV_NULL, 0, "No such file or directory: '/dev/null'"),
     ],
 )

@@ -22,6 +22,7 @@ import pytest
 from gpuipc_doctor.model import Exit, Status
 from gpuipc_doctor.supervise import tree
 from tests.command_stem import Stem
+from tests.e2e.conftest import full
 from tests.waiting import LIMIT_S, until
 
 SOURCES = Path(__file__).parents[1] / "kernel_files"
@@ -198,7 +199,7 @@ def test_fault_of_a_kernel_file_is_no_fault_of_the_node(commands: Commands, name
 
 @pytest.mark.parametrize(
     "fault",
-    ["empty", *(pytest.param(fault, marks=pytest.mark.full) for fault in ("absent", "refused", "odd"))],
+    ["empty", *(full(fault) for fault in ("absent", "refused", "odd"))],
 )
 def test_job_has_the_same_verdict_without_optional_files(commands: Commands, fault: str) -> None:
     ended = commands.run("job", KERNEL_FILES=f" {OPTIONAL} ", KERNEL_FILES_ARE=fault)
