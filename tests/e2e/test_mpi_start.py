@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Command, evidence
+from tests.e2e.conftest import Command, evidence, full
 from tests.e2e.test_mpi_checks import LIBRARIES
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("resting")]
@@ -144,8 +144,8 @@ def test_mpi_without_a_provider_is_reported_once_with_the_librarys_message(docto
     ("end", "status", "words"),
     [
         ("exit 1", "WARN", "ended with exit code 1 although its ranks ended with 0"),
-        pytest.param("sleep 1000", "FAIL", "had not ended 5 s after its ranks", marks=pytest.mark.full),
-        pytest.param("true", "PASS", "two ranks started", marks=pytest.mark.full),  # as other tests have it
+        full("sleep 1000", "FAIL", "had not ended 5 s after its ranks"),
+        full("true", "PASS", "two ranks started"),  # as other tests have it
     ],
 )
 def test_launcher_that_fails_after_good_ranks_is_reported_once(

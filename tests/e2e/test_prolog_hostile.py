@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import full
 from tests.e2e.test_faults import left_in_shared_memory, ours_in_shared_memory
 from tests.e2e.test_prolog import POLICY
 from tests.hanging_fs import AS_ROOT, hanging
@@ -86,9 +87,9 @@ def command_line(process: Path) -> str:
 @pytest.mark.parametrize(
     ("do", "on_budget"),
     [
-        pytest.param("hang holding the interpreter lock", "log", marks=pytest.mark.full),
+        full("hang holding the interpreter lock", "log"),
         ("stop itself", "drain"),
-        pytest.param("200 processes", "log", marks=pytest.mark.full),
+        full("200 processes", "log"),
     ],
 )
 def test_hostile_worker_costs_no_more_than_the_budget(site: Path, mark: str, do: str, on_budget: str) -> None:
@@ -102,9 +103,7 @@ def test_hostile_worker_costs_no_more_than_the_budget(site: Path, mark: str, do:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("on_error", "code"), [pytest.param("log", 0, marks=pytest.mark.full), ("drain", 11)]
-)
+@pytest.mark.parametrize(("on_error", "code"), [full("log", 0), ("drain", 11)])
 def test_clerk_answers_for_a_killed_supervisor(site: Path, mark: str, on_error: str, code: int) -> None:
     write(site, "kill its supervisor", mark, on_error=on_error, log="log.jsonl")
     ended, _ = run(site)
@@ -187,7 +186,7 @@ def test_reader_that_does_not_read_delays_nothing(site: Path, mark: str) -> None
 @pytest.mark.full
 @pytest.mark.parametrize(
     "closed",
-    ["<&- >&- 2>&-", *(pytest.param(stream, marks=pytest.mark.full) for stream in ("<&-", ">&-", "2>&-"))],
+    ["<&- >&- 2>&-", *(full(stream) for stream in ("<&-", ">&-", "2>&-"))],
 )
 def test_closed_standard_streams_change_nothing(site: Path, mark: str, closed: str) -> None:
     write(site, "nothing", mark, log="log.jsonl")
