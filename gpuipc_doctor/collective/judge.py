@@ -185,9 +185,14 @@ def _judgement(
 
 def _crossed(found: Sequence[Judgement]) -> Judgement | None:
     """The conclusion on two communicators whose waiting ranks wait for each other; None if there are none."""
+    waiting: defaultdict[int, list[int]] = defaultdict(list)
+    for place, judgement in enumerate(found):
+        for rank in judgement.waiting:
+            waiting[rank].append(place)
     for number, one in enumerate(found):
-        for other in found[number + 1 :]:
-            if {*one.culprits} & {*other.waiting} and {*other.culprits} & {*one.waiting}:
+        for place in sorted({place for rank in one.culprits for place in waiting[rank] if place > number}):
+            other = found[place]
+            if {*other.culprits} & {*one.waiting}:
                 few, many = sorted((one, other), key=lambda judgement: len(judgement.culprits))
                 called = f"{many.operation} of {many.group}"
                 return replace(few, problem=Problem.ORDER, called=called)

@@ -16,19 +16,24 @@ from gpuipc_doctor.collective.call import Call, State
 
 MOST_RANKS = 1 << 17
 """Maximum ranks of a communicator. NCCL 2.28.9 reports invalid ones if a process has ended."""
+MOST_COUNTS = 1 << 18
+"""Maximum counts of all communicators' ranks together; those without differences go first."""
+_LONGEST_NAME = 40
+_MOST_LINES = 8
+_MOST_COUNT = 1 << 64
 
-_ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+[\d-]+\s+[\d-]+\s+(?:\d+-)?(\d+)\s+\d+\s+[A-Z]+\s+[A-Z, ]+$")
+_ROW = re.compile(r"^\s*(\d{1,9})\s+(\d+)\s+[\d-]+\s+[\d-]+\s+(?:\d+-)?(\d{1,9})\s+\d+\s+[A-Z]+\s+[A-Z, ]+$")
 """A communicator group in the table: number, communicators, ranks of each."""
-_HEAD = re.compile(r"^#(\d+)-(\d+) \(([0-9a-f]+)\) ([A-Z, ]+)$")
-_KIND = re.compile(r"Communicator ranks have different (.+?) ?operation counts$")
+_HEAD = re.compile(r"^#(\d{1,9})-(\d{1,9}) \(([0-9a-f]+)\) ([A-Z, ]+)$")
+_KIND = re.compile(r"Communicator ranks have different (.{1,40}?) ?operation counts$")
 _SOME = re.compile(
-    r"(\d+) ranks? (?:has|have) (?:launched up to operation (\d+)|not launched any operations)$"
+    r"(\d{1,9}) ranks? (?:has|have) (?:launched up to operation (\d{1,19})|not launched any operations)$"
 )
 _RANK = re.compile(
-    r"Rank (\d+) (?:has (?:launched up to operation (\d+)|not launched any operations) )?-- (.*)$"
+    r"Rank (\d{1,9}) (?:has (?:launched up to operation (\d{1,19})|not launched any operations) )?-- (.*)$"
 )
-_PROCESS = re.compile(r"process (\d+) on node")
-_NODES = re.compile(r"Nodes.*\n.*\n\s*(\d+)\s")
+_PROCESS = re.compile(r"process (\d{1,9}) on node")
+_NODES = re.compile(r"Nodes.*\n.*\n\s*(\d{1,9})\s")
 
 
 @dataclass(slots=True)
@@ -55,10 +60,9 @@ class Communicator:
         whole = {operation: counts for operation, counts in whole.items() if any(counts.values())}
         differing = {operation: counts for operation, counts in whole.items() if len({*counts.values()}) > 1}
         usual = max(whole, key=lambda operation: max(whole[operation].values(), default=0), default="")
+        highest = {operation: max(counts.values()) for operation, counts in differing.items()}
         for rank in ranks if not self.unnamed else ():
-            most = [
-                operation for operation, counts in differing.items() if counts[rank] == max(counts.values())
-            ]
+            most = [operation for operation, count in highest.items() if differing[operation][rank] == count]
             number = sum(counts[rank] for counts in differing.values()) or None
             if not differing and len(whole) == 1:
                 number = whole[usual][rank]
@@ -148,10 +152,26 @@ def of_text(text: str) -> Answer:
                 now.counts.setdefault(kind, {})[rank] = int(one[2] or 0)
             else:
                 now.missing.add(rank)
-    for communicator in found.values():
-        _settle(communicator)
     remarks = [f"{lines} lines on invalid ranks of {name} ignored" for name, lines in damaged.items()]
-    return Answer(tuple(found.values()), int(nodes[1]) if nodes else 1, tuple(remarks))
+    return _answer(found.values(), int(nodes[1]) if nodes else 1, remarks, ())
+
+
+def _answer(
+    found: Iterable[Communicator], nodes: int, remarks: Sequence[str], errors: Sequence[str]
+) -> Answer:
+    """The answer without communicators of impossible size."""
+    left = MOST_COUNTS
+    kept = []
+    for communicator in sorted(found, key=lambda each: not (each.counts or each.missing)):
+        cost = communicator.size * max(1, len(communicator.counts))
+        if communicator.size <= MOST_RANKS and cost <= left:
+            left -= cost
+            _settle(communicator)
+            kept.append(communicator)
+    if ignored := len([*found]) - len(kept):
+        says = f"{ignored} communicators ignored: over {MOST_RANKS} ranks, or {MOST_COUNTS} counts in all"
+        remarks = [says, *remarks]
+    return Answer(tuple(kept), nodes, tuple(remarks[:_MOST_LINES]), tuple(errors[:_MOST_LINES]))
 
 
 _UNNAMED = -1
@@ -169,7 +189,7 @@ def _settle(communicator: Communicator) -> None:
     """Give the count of the unnamed ranks to all ranks that are not named."""
     for counts in communicator.counts.values():
         others = counts.pop(_UNNAMED, None)
-        for rank in range(min(communicator.size, MOST_RANKS)):
+        for rank in range(communicator.size):
             if others is not None and rank not in communicator.missing:
                 counts.setdefault(rank, others)
 
@@ -183,8 +203,8 @@ def of_json(text: str) -> Answer:
             communicators.append(one := _of_json(f"communicator {number}", value))
             errors += [f"{one.name}: {line}" for line in _errors(value)]
         nodes = len({rank["host"] for value in document["communicators"] for rank in value["ranks"]})
-        return Answer(tuple(communicators), nodes or 1, (), tuple(errors))
-    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        return _answer(communicators, nodes or 1, (), errors)
+    except (LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"not RAS's JSON: {error!r}"[:200]) from None
 
 
@@ -198,7 +218,9 @@ def _of_json(name: str, value: Mapping[str, Any]) -> Communicator:
         number = int(rank["rank"])
         found.pids[number] = int(rank["pid"])
         for operation, count in rank["collective_counts"].items():
-            found.counts.setdefault(operation, {})[number] = int(count)
+            if not 0 <= int(count) < _MOST_COUNT:
+                raise ValueError(f"rank {number} has an impossible count")
+            found.counts.setdefault(operation[:_LONGEST_NAME], {})[number] = int(count)
     found.missing = {int(rank["rank"]) for rank in missing} & {*valid}
     found.pids |= {int(rank["rank"]): int(rank["pid"]) for rank in missing}
     found.size = max(valid, default=-1) + 1

@@ -189,7 +189,9 @@ _MOST_SYMBOLS = 1 << 20
 """Maximum symbols of one table."""
 
 _limits = {"wait_s": 10.0, "symbols": 4 * _MOST_SYMBOLS}
-"""What is left for all files of all processes: seconds to wait for one read, and symbols."""
+"""What is left for all files of all processes: seconds to wait for one read, and symbols and relocations."""
+_NAME_BYTES = 128
+"""A longer name counts as several symbols."""
 
 
 def wait_at_most(seconds: float) -> None:
@@ -292,7 +294,8 @@ class _Image:
         """Slot in the global offset table → imported symbol."""
         found = {}
         for _, kind, _, _, offset, nbytes, link, _ in self._sections:
-            if kind == _SHT_RELA and nbytes <= 24 * _MOST_SYMBOLS:
+            if kind == _SHT_RELA and nbytes // 24 <= min(_MOST_SYMBOLS, _limits["symbols"]):
+                _limits["symbols"] -= nbytes // 24
                 for at in range(offset, offset + nbytes, 24):
                     slot, info = self._raw.unpack("<QQ", at)
                     if info & 0xFFFFFFFF in _RELOCATIONS:
@@ -315,7 +318,11 @@ class _Image:
             names = self._raw[names_at : names_at + names_nbytes]
             for name, info, _, defined, value, length in struct.iter_unpack("<IBBHQQ", table):
                 if info & 15 == _STT_FUNC and defined and length:
-                    yield value, length, names[name : names.index(b"\0", name)].decode(errors="replace")
+                    end = names.index(b"\0", name)
+                    _limits["symbols"] -= (end - name) // _NAME_BYTES
+                    if _limits["symbols"] < 0:
+                        return
+                    yield value, length, names[name:end].decode(errors="replace")
 
 
 def entered(inner: str, function: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpuipc_doctor.files import foreign
 from gpuipc_doctor.job.document import Process, Stack
 from gpuipc_doctor.supervise.evidence import find_program
 
@@ -60,31 +61,26 @@ def dump(process: Process) -> PythonStack:
     if program is None:
         raise NotRead("py-spy is not installed; run pip install py-spy")
     try:
-        done = subprocess.run(
-            [program, "dump", "--nonblocking", "--locals", "--json", "--pid", str(process.pid)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=LIMIT_S,
-            errors="replace",
-        )
+        command = [program, "dump", "--nonblocking", "--locals", "--json", "--pid", str(process.pid)]
+        done = foreign.run(command, limit_s=LIMIT_S)
     except subprocess.TimeoutExpired:
         raise NotRead(f"py-spy did not answer within {LIMIT_S:g} s") from None
     except OSError as error:
-        raise NotRead(f"cannot start py-spy: {error.strerror}") from None
+        raise NotRead(f"cannot run py-spy: {error.strerror}") from None
     if done.returncode:
         words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise NotRead(f"py-spy: {words[0][:200]}")
     try:
-        threads = json.loads(done.stdout)
-        main = next(
-            (thread for thread in threads if thread["os_thread_id"] in (process.pid, None)), threads[0]
-        )
-        if not main["frames"]:
-            main = max(threads, key=lambda thread: len(thread["frames"]))
-        return parsed(main["frames"], is_alone=len(threads) == 1)
-    except (ValueError, LookupError, TypeError) as error:
-        raise NotRead(f"py-spy printed no stack that can be read: {error!r}") from None
+        return foreign.parsed(lambda text: _main_thread(json.loads(text), process.pid), done.stdout)
+    except foreign.Refused as reason:
+        raise NotRead(f"py-spy printed no stack that can be read: {reason}") from None
+
+
+def _main_thread(threads: Sequence[Mapping[str, Any]], pid: int) -> PythonStack:
+    main = next((thread for thread in threads if thread["os_thread_id"] in (pid, None)), threads[0])
+    if not main["frames"]:
+        main = max(threads, key=lambda thread: len(thread["frames"]))
+    return parsed(main["frames"], is_alone=len(threads) == 1)
 
 
 def parsed(frames: Sequence[Mapping[str, Any]], *, is_alone: bool = True) -> PythonStack:

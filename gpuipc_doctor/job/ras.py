@@ -6,13 +6,14 @@ import json
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.collective import ras_counts
 from gpuipc_doctor.collective.ras_counts import Answer
+from gpuipc_doctor.files import foreign
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.loaded import versions
 from gpuipc_doctor.job.processes import Gone, Reader
@@ -20,6 +21,8 @@ from gpuipc_doctor.knownissues import affected
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.present.text import ranges
 from gpuipc_doctor.versions import Range, Verdict
+
+T = TypeVar("T")
 
 PORT = 28028
 
@@ -33,6 +36,10 @@ MAX_BYTES = 4 << 20
 MAX_LINE = 1024
 """Bytes of an answer of one line."""
 MAX_LINES = 8
+LONGEST_LINE = 300
+"""Characters of a line of the report."""
+PARSE_S = 1.0
+"""Minimum seconds for the parser, also of an answer that came late."""
 
 _CRASHES = "nccl-ras-crash"
 """The known issue that says in which versions a query can crash a job."""
@@ -91,8 +98,9 @@ def _has_nccl(rank: Process) -> bool:
 
 def _asked(*, as_json: bool) -> tuple[tuple[str, ...], Answer]:
     """The report's lines and the answer. Raises `NotAnswered`."""
+    until = time.monotonic() + LIMIT_S
     text = answered(PORT, as_json=as_json)
-    return _lines(text), parsed(text)
+    return _parsed(lambda text: (_lines(text), parsed(text)), text, until)
 
 
 def parsed(text: str) -> Answer:
@@ -117,11 +125,21 @@ def _listens(pid: int) -> bool:
 
 def status(port: int, *, as_json: bool) -> tuple[str, ...]:
     """Lines of the answer that report problems, or one line that reports none. Raises `NotAnswered`."""
-    return _lines(answered(port, as_json=as_json))
+    until = time.monotonic() + LIMIT_S
+    return _parsed(_lines, answered(port, as_json=as_json), until)
+
+
+def _parsed(parser: Callable[[str], T], text: str, until: float) -> T:
+    """What the parser makes of an answer. Raises `NotAnswered`."""
+    try:
+        return foreign.parsed(parser, text, limit_s=max(PARSE_S, until - time.monotonic()))
+    except foreign.Refused as reason:
+        raise NotAnswered(f"its answer was not parsed: {reason}") from None
 
 
 def _lines(text: str) -> tuple[str, ...]:
-    found = [*(_of_json(text) if text.lstrip().startswith("{") else _of_text(text))]
+    read = _of_json(text) if text.lstrip().startswith("{") else _of_text(text)
+    found = [line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…" for line in read]
     if left := len(found) - MAX_LINES:
         found[MAX_LINES:] = [f"{left} more lines"] if left > 0 else []
     return tuple(found) or ("no communicator reports an error",)

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
+from gpuipc_doctor.files import foreign
 from gpuipc_doctor.files.node_files import number
 from gpuipc_doctor.job import code, counting
 from gpuipc_doctor.job.document import Stack
@@ -42,6 +43,9 @@ STACK_BYTES = 32 << 10
 
 LIMIT_S = 30.0
 """Maximum seconds for perf to start, and also for it to unwind its samples."""
+
+MAX_OUTPUT = 128 << 20
+"""Maximum bytes that perf may print: a sample has some 10 kB."""
 
 MAX_FRAMES = 100
 
@@ -109,10 +113,10 @@ class Recording:
             text = _samples(self._data)
         finally:
             self.close()
-        found: dict[int, list[Stack]] = defaultdict(list)
-        for thread, stack in stacks(text):
-            found[thread].append(stack)
-        self.counting = counting_threads(text)
+        try:
+            found, self.counting = foreign.parsed(_parsed, text, limit_s=LIMIT_S)
+        except foreign.Refused as reason:
+            raise NotSampled(f"cannot parse perf's samples: {reason}") from None
         return found
 
     def close(self) -> None:
@@ -179,21 +183,36 @@ def _end(perf: subprocess.Popen[str]) -> str:
         except subprocess.TimeoutExpired:
             perf.kill()
             raise NotSampled(f"perf did not end within {LIMIT_S:g} s") from None
-    if perf.returncode:
-        complaint = " ".join(errors.split()) or f"exit code {perf.returncode}"
+    return _checked(perf.returncode, output, errors)
+
+
+def _checked(code: int, output: str, errors: str) -> str:
+    if code:
+        complaint = " ".join(errors.split()) or f"exit code {code}"
         raise NotSampled(f"perf: {complaint[:200]}")
     return output
 
 
 def _samples(data: Path) -> str:
     """What perf says of its samples. Raises `NotSampled`."""
-    script = ["perf", "script", "-i", str(data), "--no-inline", "-F"]
-    try:
-        return _end(_start([*script, f"{_FIELDS},{_PLACES}"]))
-    except NotSampled as reason:
-        if "Invalid field" not in str(reason):
-            raise
-        return _end(_start([*script, _FIELDS]))
+    for fields in (f"{_FIELDS},{_PLACES}", _FIELDS):
+        command = ["perf", "script", "-i", str(data), "--no-inline", "-F", fields]
+        try:
+            ended = foreign.run(command, limit_s=LIMIT_S, max_bytes=MAX_OUTPUT)
+        except subprocess.TimeoutExpired:
+            raise NotSampled(f"perf did not end within {LIMIT_S:g} s") from None
+        except OSError as error:
+            raise NotSampled(f"cannot run perf: {error.strerror}") from None
+        if not ended.returncode or "Invalid field" not in ended.stderr:
+            break
+    return _checked(ended.returncode, ended.stdout, ended.stderr)
+
+
+def _parsed(text: str) -> tuple[dict[int, list[Stack]], Set[int]]:
+    found: dict[int, list[Stack]] = defaultdict(list)
+    for thread, stack in stacks(text):
+        found[thread].append(stack)
+    return found, counting_threads(text)
 
 
 def stacks(text: str) -> Iterator[tuple[int, Stack]]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from gpuipc_doctor.files import foreign
 from gpuipc_doctor.job.code import Code
 from gpuipc_doctor.job.document import Process, Stack
 from gpuipc_doctor.job.python_stacks import is_python
@@ -43,7 +44,7 @@ class NotStopped(Exception):
 
 
 class _Killed(NotStopped):
-    """The tool took too long."""
+    """The tool took too long, or printed too much."""
 
 
 def stacks(process: Process) -> Mapping[int, Stack]:
@@ -61,7 +62,11 @@ def stacks(process: Process) -> Mapping[int, Stack]:
         raise
     finally:
         _resume(process.pid)
-    if found := dict(parse(text, process.pid)):
+    try:
+        found = foreign.parsed(lambda text: dict(parse(text, process.pid)), text)
+    except foreign.Refused as reason:
+        raise NotStopped(f"cannot parse the output of {Path(program).name}: {reason}") from None
+    if found:
         return found
     raise NotStopped(f"{Path(program).name} printed no stack")
 
@@ -100,21 +105,17 @@ def _tool(process: Process) -> tuple[str | None, tuple[str, ...], Parser]:
 
 def _run(command: list[str]) -> str:
     """Output of a tool. A tool that takes too long is killed, and the kernel detaches it from the process."""
+    name = Path(command[0]).name
     try:
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as tool:
-            try:
-                output, errors = tool.communicate(timeout=LIMIT_S)
-            except subprocess.TimeoutExpired:
-                tool.kill()
-                raise _Killed(f"{Path(command[0]).name} took longer than {LIMIT_S:g} s") from None
+        tool = foreign.run(command, limit_s=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise _Killed(f"{name} took longer than {LIMIT_S:g} s") from None
     except OSError as error:
-        raise NotStopped(f"{Path(command[0]).name}: {error.strerror}") from None
+        raise _Killed(f"{name}: {error.strerror}") from None
     if tool.returncode:
-        words = errors.decode(errors="replace").split() or [f"exit code {tool.returncode}"]
-        raise NotStopped(f"{Path(command[0]).name}: {' '.join(words)[:200]}")
-    return output.decode(errors="replace")
+        words = tool.stderr.split() or [f"exit code {tool.returncode}"]
+        raise NotStopped(f"{name}: {' '.join(words)[:200]}")
+    return tool.stdout
 
 
 def _resume(pid: int) -> None:
@@ -134,17 +135,13 @@ def _continue(pid: int) -> None:
 
 def _of_py_spy(text: str, pid: int) -> Iterator[tuple[int, Stack]]:
     """Native frames of each thread up to the interpreter. Python frames are read separately."""
-    try:
-        threads = json.loads(text)
-        for thread in threads:
-            frames: list[str] = []
-            for frame in thread["frames"]:
-                if not frame["module"]:
-                    break
-                frames.append(_native(frame["name"], Path(frame["module"]).name))
-            yield int(thread["os_thread_id"] or pid), (*frames[:MAX_FRAMES], "[python]")
-    except (ValueError, LookupError, TypeError) as error:
-        raise NotStopped(f"cannot parse py-spy's output: {error!r}") from None
+    for thread in json.loads(text):
+        frames: list[str] = []
+        for frame in thread["frames"]:
+            if not frame["module"]:
+                break
+            frames.append(_native(frame["name"], Path(frame["module"]).name))
+        yield int(thread["os_thread_id"] or pid), (*frames[:MAX_FRAMES], "[python]")
 
 
 def _native(name: str, file: str) -> str:

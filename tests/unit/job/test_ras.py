@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor import knownissues
+from gpuipc_doctor.collective import ras_counts
+from gpuipc_doctor.collective.judge import judge
 from gpuipc_doctor.job import loaded, ras
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.ras import NotAnswered, status
@@ -232,6 +235,71 @@ def test_answer_in_other_json_is_asked_for_as_text(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ras, "answered", lambda port, as_json: texts[as_json])
     process = Process(pid=1, parent=0, uid=0, program="python3", libraries=("/x/libnccl.so.2",))
     assert ras.query([process], ask=True).answer
+
+
+DIFFERENT = "Communicator ranks have different collective operation counts"
+NINES = "9" * 5000
+
+
+def text_of(sizes: list[int | str], *lines: str) -> str:
+    """The text's table of communicators, and these lines on each communicator."""
+    rows = [f"{number} 1 4 7-8 {size} {size} RUNNING MISMATCH" for number, size in enumerate(sizes)]
+    details = [line for number in range(len(sizes)) for line in (f"#{number}-0 (a0) MISMATCH", *lines)]
+    return "\n".join([*rows, *details])
+
+
+def json_of(*ranks: object) -> str:
+    return json.dumps({"communicators": [{"ranks": ranks}]})
+
+
+LAST = "5 ranks have launched up to operation 7"
+BEHIND = "Rank 3 has launched up to operation 6 -- process 1 on node 1"
+KINDS = [line for n in range(4000) for line in (DIFFERENT.replace("collective", f"c{n}"), LAST)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        text_of([10**10], DIFFERENT, LAST),
+        text_of([10**8], DIFFERENT, LAST),
+        text_of([NINES], DIFFERENT, LAST),
+        text_of([8], DIFFERENT, f"5 ranks have launched up to operation {NINES}"),
+        text_of([8], DIFFERENT, f"Rank {NINES} -- process {NINES} on node 1"),
+        text_of([131072] * 8000, DIFFERENT, LAST),
+        text_of([8] * 8000, DIFFERENT, LAST, BEHIND),
+        text_of([131072], *KINDS),
+        "Nodes x\nx\n " + NINES + " \n",
+        "Errors\n======\n" + "x" * (4 << 20),
+        json_of(rank(10**10, 1)),
+        json_of(rank(-1, 1), rank(131071, 2)),
+        json_of(rank(0, 10**4000)),
+        json_of(rank(0, 1)).replace("100", NINES),
+        json_of(rank(0, 17)).replace("17", "1e999"),
+        json_of(rank(0, 17)).replace("17", "NaN"),
+        json_of({**rank(0, 1), "collective_counts": {f"op{n}": n for n in range(100_000)}}, rank(131071, 1)),
+        json_of(1, None, "x"),
+        '{"communicators":' + "[" * 100_000,
+    ],
+    ids=range(19),
+)  # fmt: skip
+def test_hostile_answer_costs_neither_memory_nor_time_nor_the_report(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(ras, "versions", lambda process: {"nccl": "2.23.4"})
+    monkeypatch.setattr(ras, "_listens", lambda pid: True)
+    monkeypatch.setattr(ras, "answered", lambda port, as_json: text[: ras.MAX_BYTES])
+    process = Process(pid=1, parent=0, uid=0, program="python3", libraries=("/x/libnccl.so.2",))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.process_time()
+    question = ras.query([process], ask=True)
+    calls = [*question.answer.calls({}, 8)] if question.answer else []
+    judge(calls)
+    assert question.lines[0].startswith("RAS of NCCL 2.23.4")
+    assert len(question.lines) <= ras.MAX_LINES + 2
+    assert max(map(len, question.lines)) < 400
+    assert len(calls) <= ras_counts.MOST_COUNTS
+    assert time.process_time() - began < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # KiB
 
 
 @pytest.mark.parametrize("begin", ["", "SERVER PROTOCOL 2\n"], ids=["first line", "status"])
