@@ -2,7 +2,8 @@
 
     python ship/build.py dist/gpuipc-doctor.pyz [--python 3.11 …] [--machine x86_64 …]
 
-The bindings (cuda-bindings, hip-python, mpi4py, CuPy, PyTorch) are the node's own: they belong to its driver.
+The bindings are the node's own (cuda-bindings, hip-python, mpi4py, CuPy, PyTorch): they belong to its driver.
+NVML's are packed.
 The compiled modules of `COMPILED` are packed for each Python and machine; their file names differ.
 """
 
@@ -25,6 +26,9 @@ MACHINES = ("x86_64", "aarch64")
 COMPILED = {"rpds": "rpds-py", "msgspec": "msgspec"}
 """Packages that need a compiled module, and the distributions that they are in."""
 
+NVML = "nvidia-ml-py>=12.560"
+"""Of the bindings, the one that is pure Python and works with every driver."""
+
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """Of all files in the archive, so that the same sources make the same file."""
 
@@ -46,7 +50,7 @@ def collect(into: Path, work: Path, pythons: Sequence[str], machines: Sequence[s
     """The package and its dependencies, as the oldest Python needs them."""
     pip("wheel", "--no-deps", "--wheel-dir", work, HERE.parent)
     [wheel] = work.glob("gpuipc_doctor-*.whl")
-    pip("install", "--no-compile", "--target", into, *wheels_only(pythons[0], machines[0]), wheel)
+    pip("install", "--no-compile", "--target", into, *wheels_only(pythons[0], machines[0]), wheel, NVML)
     for compiled in list(into.rglob("*.so")):
         compiled.unlink()  # PyYAML and others have them for speed
     for python in pythons:

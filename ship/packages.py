@@ -12,8 +12,9 @@ Python:
 | rpm | 3.11 | Enterprise Linux 8 and 9 with python3.11, SLES 15 with python311 |
 | rpm | 3.12 | Enterprise Linux 8 and 9 with python3.12, 10 |
 
-The environment has the bindings of CUDA, mpi4py and py-spy. CuPy, PyTorch and hip-python are the node's own:
-`pip install --target /opt/gpuipc-doctor/local …` adds them, and the package leaves that directory alone.
+The environment has the bindings of CUDA and NVML, mpi4py and py-spy. CuPy, PyTorch and hip-python are the
+node's own: `pip install --target /opt/gpuipc-doctor/local …` adds them, and the package leaves that directory
+alone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 from gpuipc_doctor import __version__
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.prolog.hooks import HOOKS
-from ship.build import pip, wheels_only
+from ship.build import NVML, pip, wheels_only
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -49,7 +50,7 @@ GLIBC = ("manylinux_2_28", "manylinux_2_24")
 """Platforms whose glibc (2.28 or older) each distribution has that we package for. Without them, pip takes
 cuda-bindings 12.9.0 instead of 12.9.10."""
 
-EXTRAS = ("cuda-bindings>=12.9,<13", "mpi4py>=4", "py-spy>=0.4")
+EXTRAS = ("cuda-bindings>=12.9,<13", NVML, "mpi4py>=4", "py-spy>=0.4")
 
 COMMAND = f"""#!/bin/sh
 # Nothing is imported from the working directory, and as root nothing that the environment names.

@@ -31,16 +31,15 @@ def nvidia(w: Worker) -> None:
         record(w, told)
 
 
-_MODES: Mapping[str, tuple[str, int, Mapping[int, str]]] = {
-    "mig": ("nvmlDeviceGetMigMode", 2, {0: "off", 1: "on"}),
+_MODES: Mapping[str, tuple[str, Mapping[int, str]]] = {
+    "mig": ("nvmlDeviceGetMigMode", {0: "off", 1: "on"}),
     "compute-mode": (
         "nvmlDeviceGetComputeMode",
-        1,
         {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"},
     ),
-    "persistence": ("nvmlDeviceGetPersistenceMode", 1, {0: "off", 1: "on"}),
+    "persistence": ("nvmlDeviceGetPersistenceMode", {0: "off", 1: "on"}),
 }
-"""Fact → (NVML's function, number of results, meanings of the first result), from nvml.h."""
+"""Fact → (NVML's function, meanings of its result; of MIG's, of the first of two), from nvml.h."""
 
 
 def _modes(w: Worker) -> Iterator[FactRow]:
@@ -50,15 +49,16 @@ def _modes(w: Worker) -> Iterator[FactRow]:
     except (OSError, DriverError) as error:
         yield from ((fact, None, _why(error)) for fact in _MODES)
         return
-    for fact, (function, numbers, words) in _MODES.items():
+    for fact, (function, words) in _MODES.items():
         modes: dict[str, list[str]] = {}
         wrong = f"{function}: no GPU"
         for index, device in enumerate(devices):
             try:
-                mode = nvml.numbers(function, device, give=numbers)[0]
+                found = nvml.call(function, device)
             except DriverError as error:
                 wrong = _why(error)
             else:
+                mode = found[0] if isinstance(found, list) else found
                 modes.setdefault(words.get(mode, str(mode)), []).append(str(index))
         if len(modes) == 1:
             yield fact, next(iter(modes)), function

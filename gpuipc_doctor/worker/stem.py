@@ -28,7 +28,7 @@ from gpuipc_doctor.supervise.tree import carried, carry
 from gpuipc_doctor.worker import process, running
 
 BINDINGS = {
-    "cuda": ("gpuipc_doctor.worker.backends.cuda", "cuda.bindings.driver", "ctypes"),
+    "cuda": ("gpuipc_doctor.worker.backends.cuda", "cuda.bindings.driver", "pynvml", "ctypes"),
     "hip": ("gpuipc_doctor.worker.backends.hip", "hip.hip", "ctypes"),
 }
 """Backend → modules that its workers import. An order may also name a module itself."""

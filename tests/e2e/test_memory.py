@@ -216,20 +216,20 @@ def watching_on_a_terminal() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     [
         (
             "{call: nvml-device-memory, nth: 3, do: lose-device}",
-            "FAIL sampler: nvmlDeviceGetMemoryInfo_v2 #3 returned GPU is lost (15)",
+            "FAIL sampler: nvmlDeviceGetMemoryInfo #3 returned GPU is lost (15)",
             12,
         ),
         (
             "{call: nvml-device-memory, nth: 3, do: hang}",
-            "FAIL sampler: nvmlDeviceGetMemoryInfo_v2 #3 hung (10.1 s)",
+            "FAIL sampler: nvmlDeviceGetMemoryInfo #3 hung (10.1 s)",
             12,
         ),
         (
             "{call: nvml-device-processes, nth: 2, do: segv}",
-            "FAIL sampler: nvmlDeviceGetComputeRunningProcesses_v3 #2 ended the process by SIGSEGV",
+            "FAIL sampler: nvmlDeviceGetComputeRunningProcesses #2 ended the process by SIGSEGV",
             12,
         ),
-        ("{call: nvml-init, do: hang}", "FAIL sampler: nvmlInit_v2 #1 hung (10.1 s)", 12),
+        ("{call: nvml-init, do: hang}", "FAIL sampler: nvmlInit #1 hung (10.1 s)", 12),
     ],
 )
 def test_lost_driver_is_one_clear_line(
@@ -254,7 +254,7 @@ def test_lost_gpu_is_reported_and_the_other_watched_on(doctor: Doctor, tmp_path:
     )
     ended = doctor("memory", "--simulate", str(profile))
     shown = " ".join(ended.stdout.split())
-    assert "nvidia:0 nvmlDeviceGetMemoryInfo_v2 returned GPU is lost (15)" in shown
+    assert "nvidia:0 nvmlDeviceGetMemoryInfo returned GPU is lost (15)" in shown
     assert "nvidia:1 NVIDIA H200 0 MiB 139.00 GiB" in shown
     assert (ended.stderr, ended.returncode) == ("", 0)
 
@@ -262,7 +262,7 @@ def test_lost_gpu_is_reported_and_the_other_watched_on(doctor: Doctor, tmp_path:
 def test_missing_gpu_is_reported(doctor: Doctor) -> None:
     ended = doctor("memory", "--simulate", "healthy-hip")
     assert ended.stderr.startswith(
-        "gpuipc-doctor: no GPU whose memory can be read: NVIDIA: nvmlInit_v2 returned Driver Not Loaded (9); "
+        "gpuipc-doctor: no GPU whose memory can be read: NVIDIA: nvmlInit returned Driver Not Loaded (9); "
         "AMD: /sys/bus/pci/devices/"
     )
     assert ended.stderr.endswith("/mem_info_vram_used: No such file or directory\n")
@@ -310,3 +310,17 @@ def read_until(screen: int, condition: Callable[[str], bool]) -> str:
                 break
             text += data.decode(errors="replace")
     return text
+
+
+def test_missing_nvidia_ml_py_is_one_clear_line(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = "raise ModuleNotFoundError(\"No module named 'pynvml'\", name='pynvml')"
+    (tmp_path / "pynvml.py").write_text(missing)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    ended = doctor("memory", "--simulate", "healthy-cuda", "--backend", "cuda")
+    says = "NVIDIA: NVML needs the Python package nvidia-ml-py (No module named 'pynvml')"
+    assert (ended.stderr, ended.returncode) == (
+        f"gpuipc-doctor: no GPU whose memory can be read: {says}\n",
+        3,
+    )
