@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuipc_doctor.api import NOISE_BYTES, Evidence, Finding, Json, Worker
 from gpuipc_doctor.api.allocator import Allocator, Stream, give_back
-from gpuipc_doctor.api.samples import used_since_the_start
+from gpuipc_doctor.api.program_memory import used_since_the_start
 
 BUSY_S = 0.05
 """Seconds of an unrelated kernel."""

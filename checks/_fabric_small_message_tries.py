@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuipc_doctor.api import Evidence, Json, Measurement, Worker
-from gpuipc_doctor.api.messages import ENOUGH, SMALL_MESSAGES
+from gpuipc_doctor.api.message_sizes import ENOUGH, SMALL_MESSAGES
 
 ROUNDS = 2
 """Round trips per size; more would only take longer."""

@@ -16,7 +16,7 @@ from gpuipc_doctor.api import (
     wrong_glances,
     wrong_pattern,
 )
-from gpuipc_doctor.api.patterns import glanced_at
+from gpuipc_doctor.api.data_patterns import glanced_at
 
 WHOLE = (0, 1)
 """Numbers of the writes that cover the whole segment: the exporter's first (0) and the importer's (1)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuipc_doctor.api import Json, Ledger, ProbeOutcome, Reading, account
 from gpuipc_doctor.api.buffer_growth import BufferGrowth, Outcome, share_no_address
-from gpuipc_doctor.api.trend import last_third
+from gpuipc_doctor.api.slopes import last_third
 
 from ._mpi_cache_growth_buffers import SMALL
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpuipc_doctor.api import Evidence, Finding, Json, ProbeOutcome
-from gpuipc_doctor.api.process_ledger import judge_processes
+from gpuipc_doctor.api.process_leaks import judge_processes
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.extent import REPLAY, is_complete
 from gpuipc_doctor.histories.message_search import Met, Search

@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from gpuipc_doctor.api import Evidence
-from gpuipc_doctor.api.messages import ENOUGH
+from gpuipc_doctor.api.message_sizes import ENOUGH
 
 PLACES = (("device", "device"), ("host", "device"), ("device", "host"))
 """Source and destination of the message."""

@@ -36,12 +36,12 @@ from gpuipc_doctor.api import (
 )
 from gpuipc_doctor.api.allocator import Allocator, Block, Stream, use_once
 from gpuipc_doctor.api.allocator import probe as allocator_probe
+from gpuipc_doctor.api.data_patterns import mib
 from gpuipc_doctor.api.ledger import interval
-from gpuipc_doctor.api.patterns import mib
 from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
-from gpuipc_doctor.api.samples import MemorySamples, judge_hidden, used_since_the_start
-from gpuipc_doctor.api.samples import series as memory_series
-from gpuipc_doctor.api.trend import lasting
+from gpuipc_doctor.api.program_memory import MemorySamples, judge_hidden, used_since_the_start
+from gpuipc_doctor.api.program_memory import series as memory_series
+from gpuipc_doctor.api.slopes import lasting
 
 from ._allocator_growth_release import (
     BUSY_S,

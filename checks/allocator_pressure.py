@@ -36,11 +36,11 @@ from gpuipc_doctor.api import (
 )
 from gpuipc_doctor.api.allocator import Block, Stream, use_once
 from gpuipc_doctor.api.allocator import probe as allocator_probe
-from gpuipc_doctor.api.allowance import Bounded
-from gpuipc_doctor.api.patterns import mib
+from gpuipc_doctor.api.data_patterns import mib
+from gpuipc_doctor.api.memory_limit import Bounded
 from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
-from gpuipc_doctor.api.samples import MemorySamples, judge_hidden, used_since_the_start
-from gpuipc_doctor.api.samples import series as memory_series
+from gpuipc_doctor.api.program_memory import MemorySamples, judge_hidden, used_since_the_start
+from gpuipc_doctor.api.program_memory import series as memory_series
 
 CYCLES = 4
 PARTS = (11, 7, 3)

@@ -32,7 +32,7 @@ from gpuipc_doctor.api import (
     Tier,
     misplaced,
 )
-from gpuipc_doctor.api.messages import LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
+from gpuipc_doctor.api.message_sizes import LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
 
 from ._fabric_small_message_tries import (
     ALL,

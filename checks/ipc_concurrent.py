@@ -30,7 +30,7 @@ from gpuipc_doctor.api import (
     Worker,
     watched,
 )
-from gpuipc_doctor.api.patterns import BOUNDARIES
+from gpuipc_doctor.api.data_patterns import BOUNDARIES
 
 from ._ipc_concurrent_segments import Segment, allocate, count_written, find_wrong, open_given, write
 

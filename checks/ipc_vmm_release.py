@@ -32,8 +32,8 @@ from gpuipc_doctor.api import (
     write_glances,
     wrong_glances,
 )
-from gpuipc_doctor.api.patterns import glanced_at
-from gpuipc_doctor.api.process_ledger import figures_of_process
+from gpuipc_doctor.api.data_patterns import glanced_at
+from gpuipc_doctor.api.process_leaks import figures_of_process
 
 ROUNDS = 160
 """Number of rounds: enough to show a loss of 64 KiB per import, although used memory changes in steps of 2

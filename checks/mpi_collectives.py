@@ -45,7 +45,7 @@ from gpuipc_doctor.api import (
     Worker,
     watched,
 )
-from gpuipc_doctor.api.messages import SIZES_OPTION
+from gpuipc_doctor.api.message_sizes import SIZES_OPTION
 from gpuipc_doctor.histories import group_calls as calls
 from gpuipc_doctor.histories import restarted_calls
 from gpuipc_doctor.histories.group_calls import Case, GroupCalls

@@ -25,7 +25,7 @@ from gpuipc_doctor.api import (
     Worker,
     watched,
 )
-from gpuipc_doctor.api.process_ledger import figures_of_process
+from gpuipc_doctor.api.process_leaks import figures_of_process
 from gpuipc_doctor.histories import message_search as searching
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.extent import OPTIONS, extent, own_seed
@@ -49,7 +49,7 @@ HANG_S = 2.5
 """Maximum seconds for a call in the replay of a history that hung."""
 
 USAGE = ("descriptors", "threads", "addresses")
-"""Figures of `api.process_ledger` that a rank notes after each epoch; if one rises, an epoch is repeated. The
+"""Figures of `api.process_leaks` that a rank notes after each epoch; if one rises, an epoch is repeated. The
 buffers of healthy ranks change host memory by some MiB, so only repetitions show leaks of it."""
 
 REPETITION = "repetition of a valid history of messages"

@@ -32,9 +32,9 @@ from gpuipc_doctor.api import (
     unlike_pattern,
     write_pattern,
 )
+from gpuipc_doctor.api.data_patterns import write_zeros
 from gpuipc_doctor.api.latency import Latency, figures, measurements, out_of_line, time_there_and_back
-from gpuipc_doctor.api.messages import LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
-from gpuipc_doctor.api.patterns import write_zeros
+from gpuipc_doctor.api.message_sizes import LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
 
 from ._mpi_small_message_kinds import MODES, MOST_FAILED, PLACES, Message, given_up, mapped, messages
 

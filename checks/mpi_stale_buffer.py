@@ -27,8 +27,8 @@ from gpuipc_doctor.api import (
     watched,
     write_pattern,
 )
+from gpuipc_doctor.api.data_patterns import read_unless_pattern, write_zeros
 from gpuipc_doctor.api.latency import record_bandwidth
-from gpuipc_doctor.api.patterns import read_unless_pattern, write_zeros
 
 SIZES = (64 << 10, 1 << 20, 4 << 20, 6 << 20)
 """Bytes of the messages. The small ones may be sent eagerly and share a driver block; the large ones are

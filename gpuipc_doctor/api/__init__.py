@@ -10,8 +10,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gpuipc_doctor.api.allowance import share, share_of_free
 from gpuipc_doctor.api.check import Check, Context, Control
+from gpuipc_doctor.api.data_patterns import (
+    difference,
+    differences,
+    pattern,
+    reader_of,
+    unlike_pattern,
+    write_glances,
+    write_pattern,
+    wrong_glances,
+    wrong_pattern,
+)
 from gpuipc_doctor.api.exchange import (
     closing_order,
     exchange_as_exporter,
@@ -41,19 +51,9 @@ from gpuipc_doctor.api.ledger import (
     blind,
     look_on,
 )
-from gpuipc_doctor.api.patterns import (
-    difference,
-    differences,
-    pattern,
-    reader_of,
-    unlike_pattern,
-    write_glances,
-    write_pattern,
-    wrong_glances,
-    wrong_pattern,
-)
-from gpuipc_doctor.api.placement import misplaced
-from gpuipc_doctor.api.process_ledger import watched
+from gpuipc_doctor.api.memory_limit import share, share_of_free
+from gpuipc_doctor.api.node_placement import misplaced
+from gpuipc_doctor.api.process_leaks import watched
 from gpuipc_doctor.api.worker import Collectives, Communicator, Fabric, Mpi, Peer, Worker
 from gpuipc_doctor.model import (
     AtRest,
@@ -149,7 +149,7 @@ __all__ = [  # noqa: RUF022 (by purpose)
 
 _ELSEWHERE = {
     "gpuipc_doctor.api.allocator": ("Allocator Block Stream allocator_probe=probe give_back use_once "),
-    "gpuipc_doctor.api.allowance": "Bounded",
+    "gpuipc_doctor.api.memory_limit": "Bounded",
     "gpuipc_doctor.api.buffer_growth": (
         "BufferGrowth equal_sizes growing_sizes held_by how_many share_no_address "
     ),
@@ -163,15 +163,17 @@ _ELSEWHERE = {
         "Latency figures measurements out_of_line record_bandwidth time_there_and_back "
     ),
     "gpuipc_doctor.api.ledger": ("Account PATIENCE_S REINSTALL SETTLE_S holders interval ledger_in_turn "),
-    "gpuipc_doctor.api.messages": "ENOUGH LARGE_MESSAGES SIZES_OPTION SMALL_MESSAGES",
+    "gpuipc_doctor.api.message_sizes": "ENOUGH LARGE_MESSAGES SIZES_OPTION SMALL_MESSAGES",
     "gpuipc_doctor.api.offered_memory": (
         "BY_DESCRIPTOR BY_HANDLE BY_POINTER SHARED_BY offer_memory open_offered "
     ),
-    "gpuipc_doctor.api.patterns": "BOUNDARIES glanced_at mib read_unless_pattern write_zeros",
-    "gpuipc_doctor.api.process_ledger": "figures_of_process judge_processes",
+    "gpuipc_doctor.api.data_patterns": "BOUNDARIES glanced_at mib read_unless_pattern write_zeros",
+    "gpuipc_doctor.api.process_leaks": "figures_of_process judge_processes",
     "gpuipc_doctor.api.program_loss": "judge_loss repeat_if_lost",
-    "gpuipc_doctor.api.samples": ("MemorySamples judge_hidden memory_series=series used_since_the_start "),
-    "gpuipc_doctor.api.trend": "Slope last_third lasting slope",
+    "gpuipc_doctor.api.program_memory": (
+        "MemorySamples judge_hidden memory_series=series used_since_the_start "
+    ),
+    "gpuipc_doctor.api.slopes": "Slope last_third lasting slope",
     "gpuipc_doctor.api.worker": "Child ChildGone ChildHangs",
     "gpuipc_doctor.model": ("CollectiveLibrary CollectiveStack Mark MemoryShare Workaround "),
 }

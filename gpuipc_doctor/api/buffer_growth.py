@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from operator import attrgetter
 
 from gpuipc_doctor.api.ledger import NOISE_BYTES
-from gpuipc_doctor.api.trend import (
+from gpuipc_doctor.api.slopes import (
     BLOCK_BYTES,
     ONCE,
     Slope,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpuipc_doctor.api.data_patterns import write_glances, write_pattern, wrong_glances, wrong_pattern
 from gpuipc_doctor.api.gpu import Memory
-from gpuipc_doctor.api.patterns import write_glances, write_pattern, wrong_glances, wrong_pattern
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Finding, ProbeOutcome
 

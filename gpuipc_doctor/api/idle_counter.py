@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from gpuipc_doctor.api.trend import slope
+from gpuipc_doctor.api.slopes import slope
 
 Window = Sequence[Sequence[float]]
 """Points (seconds, bytes) of an uninterrupted idle time: first, last, and both sides of each change."""

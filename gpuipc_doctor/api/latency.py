@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from gpuipc_doctor.api.data_patterns import unlike_pattern, write_pattern, write_zeros
 from gpuipc_doctor.api.gpu import Memory
-from gpuipc_doctor.api.patterns import unlike_pattern, write_pattern, write_zeros
-from gpuipc_doctor.api.process_ledger import watched
+from gpuipc_doctor.api.process_leaks import watched
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, Measurement
 

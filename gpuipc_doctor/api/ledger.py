@@ -17,7 +17,7 @@ from itertools import chain
 
 from gpuipc_doctor.api.gpu import Gpu
 from gpuipc_doctor.api.idle_counter import STILL, WIDER, IdleCounter, Reading, Window, window_of
-from gpuipc_doctor.api.trend import Slope, block_of, is_even, slope, smallest_found
+from gpuipc_doctor.api.slopes import Slope, block_of, is_even, slope, smallest_found
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Line, ProbeOutcome, Series
 

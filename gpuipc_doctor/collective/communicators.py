@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from gpuipc_doctor.api import Collectives, Communicator, GpuStream, Json, Worker, watched
-from gpuipc_doctor.api.process_ledger import figures_of_process
+from gpuipc_doctor.api.process_leaks import figures_of_process
 from gpuipc_doctor.collective.all_ranks import Crew
 
 REGISTERED = 1 << 20

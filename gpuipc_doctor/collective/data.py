@@ -8,7 +8,7 @@ from itertools import cycle
 from typing import NamedTuple
 
 from gpuipc_doctor.api import Buffer, Collectives, Communicator, GpuStream, Json, Worker
-from gpuipc_doctor.api.elements import (
+from gpuipc_doctor.api.reduction_data import (
     FILL,
     GUARD,
     KINDS,

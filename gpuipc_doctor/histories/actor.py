@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 from gpuipc_doctor.api.gpu import DriverError, Gpu, GpuContext, GpuStream, KernelsUnavailable, Memory
-from gpuipc_doctor.api.process_ledger import figures_of_process
+from gpuipc_doctor.api.process_leaks import figures_of_process
 from gpuipc_doctor.api.worker import Child
 from gpuipc_doctor.histories.contents import (
     PIECE,

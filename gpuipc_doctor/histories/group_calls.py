@@ -11,7 +11,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gpuipc_doctor.api.elements import (
+from gpuipc_doctor.api.data_patterns import difference
+from gpuipc_doctor.api.gpu import Memory
+from gpuipc_doctor.api.reduction_data import (
     FILL,
     GUARD,
     KINDS,
@@ -22,8 +24,6 @@ from gpuipc_doctor.api.elements import (
     write_segments,
     wrong_segments,
 )
-from gpuipc_doctor.api.gpu import Memory
-from gpuipc_doctor.api.patterns import difference
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.histories.message_layouts import Layout
 from gpuipc_doctor.histories.message_memories import DEVICE, Memories

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpuipc_doctor.api.trend import last_third, slope
+from gpuipc_doctor.api.slopes import last_third, slope
 from gpuipc_doctor.histories.operations import IPC, History, Operation
 
 NOISE = {"descriptors": 0, "threads": 0, "addresses": 0, "device": 0, "host": 5 << 19}
-"""Figure → growth over the last third of the repetitions that counts as noise; see `api.process_ledger`."""
+"""Figure → growth over the last third of the repetitions that counts as noise; see `api.process_leaks`."""
 
 SUSPECT = {"descriptors": 1, "threads": 1, "addresses": 64 << 10, "device": 64 << 10, "host": 1 << 20}
 """Figure → rise since the last idle time from which the figure is suspicious. The epoch is repeated if the

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from threading import Thread
 from typing import Any
 
-from gpuipc_doctor.api.elements import Segment, fill
+from gpuipc_doctor.api.reduction_data import Segment, fill
 from gpuipc_doctor.histories.group_calls import SENDRECV, Buffers, Case, GroupCalls
 
 STARTS = 60

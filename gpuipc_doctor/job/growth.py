@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gpuipc_doctor.api.trend import Slope, slope
+from gpuipc_doctor.api.slopes import Slope, slope
 from gpuipc_doctor.job.document import GROWTH, Growth, Process
 from gpuipc_doctor.job.processes import Gone, Reader
 from gpuipc_doctor.job.selection import NoSuchJob

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from gpuipc_doctor.api.trend import slope
+from gpuipc_doctor.api.slopes import slope
 from gpuipc_doctor.node.memory_usage import Key, Sample
 
 WINDOW = 30

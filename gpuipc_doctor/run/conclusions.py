@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from gpuipc_doctor.api import Check
-from gpuipc_doctor.api.process_ledger import judge_processes
+from gpuipc_doctor.api.process_leaks import judge_processes
 from gpuipc_doctor.model import Ending, Evidence, Finding, ProbeOutcome, Series, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.planner import PlannedProbe, TooManyFollowUps

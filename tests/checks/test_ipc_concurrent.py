@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.api import Context, Device, Finding, Json, Probe, Tier
-from gpuipc_doctor.api.trend import last_third
+from gpuipc_doctor.api.slopes import last_third
 from gpuipc_doctor.model import MemoryShare, Status
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import check, conclude, gpu

@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from gpuipc_doctor import node_name
-from gpuipc_doctor.api import process_ledger
+from gpuipc_doctor.api import process_leaks
 from gpuipc_doctor.files import node_files
 from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.job import (
@@ -338,8 +338,8 @@ def test_figures_that_the_kernel_lacks_are_left_out(
     lines = {"Threads": "3", "VmData": "8 kB", "VmSize": "20 kB"}
     text = "".join(f"{name}:\t{value}\n" for name, value in lines.items() if name != lacks)
     file = write(tmp_path / "status", text.encode())
-    monkeypatch.setattr(process_ledger, "Path", lambda name: file)
-    found = process_ledger.figures_of_process()
+    monkeypatch.setattr(process_leaks, "Path", lambda name: file)
+    found = process_leaks.figures_of_process()
     missing = {"Threads": {"threads"}, "VmData": {"host", "addresses"}, "VmSize": {"addresses"}}[lacks]
     assert {"heap", "descriptors", "threads", "host", "addresses"} - found.keys() == missing
 

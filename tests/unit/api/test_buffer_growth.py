@@ -20,7 +20,7 @@ from gpuipc_doctor.api.buffer_growth import (
     how_many,
     share_no_address,
 )
-from gpuipc_doctor.api.trend import lasting
+from gpuipc_doctor.api.slopes import lasting
 from gpuipc_doctor.model import EvidenceKind
 from tests.checks.judging import ONE, outcome
 

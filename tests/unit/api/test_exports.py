@@ -28,11 +28,11 @@ def test_api_exports_few_names_and_checks_use_no_other() -> None:
 
 
 def test_names_of_modules_are_still_importable_from_the_api() -> None:
-    from gpuipc_doctor.api import allocator, latency, samples
+    from gpuipc_doctor.api import allocator, latency, program_memory
 
     assert getattr(api, "Allocator") is allocator.Allocator  # noqa: B009 (mypy must not see it)
     assert getattr(api, "allocator_probe") is allocator.probe  # noqa: B009
-    assert getattr(api, "memory_series") is samples.series  # noqa: B009
+    assert getattr(api, "memory_series") is program_memory.series  # noqa: B009
     assert getattr(api, "Latency") is latency.Latency  # noqa: B009
     for module, names in api._ELSEWHERE.items():
         for entry in names.split():

@@ -32,7 +32,7 @@ from gpuipc_doctor.api.ledger import (
     ledger_in_turn,
     look_on,
 )
-from gpuipc_doctor.api.samples import MemorySamples, series
+from gpuipc_doctor.api.program_memory import MemorySamples, series
 from gpuipc_doctor.model import EvidenceKind, Finding, Json, Status
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import ONE, drifting, gpu, outcome

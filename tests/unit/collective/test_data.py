@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpuipc_doctor.api.elements import KINDS, Segment, block
+from gpuipc_doctor.api.reduction_data import KINDS, Segment, block
 from gpuipc_doctor.collective import data
 from gpuipc_doctor.collective.data import Case
 

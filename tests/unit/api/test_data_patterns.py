@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.api.patterns import (
+from gpuipc_doctor.api.data_patterns import (
     GLANCE,
     PIECE,
     difference,

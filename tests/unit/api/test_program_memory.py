@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Json
-from gpuipc_doctor.api.samples import judge_hidden, used_since_the_start
+from gpuipc_doctor.api.program_memory import judge_hidden, used_since_the_start
 from gpuipc_doctor.model import Status
 from tests.checks.judging import JUMPING, MIB, drifting, ledger
 

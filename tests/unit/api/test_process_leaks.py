@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import watched
-from gpuipc_doctor.api.process_ledger import figures_of_process, judge_processes
+from gpuipc_doctor.api.process_leaks import figures_of_process, judge_processes
 from gpuipc_doctor.model import Finding, Json, Status
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import MIB, ONE, each_round, outcome

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpuipc_doctor.api import elements
-from gpuipc_doctor.api.elements import FILL, KINDS, PERIOD, REPEATS, Kind, Segment, block
+from gpuipc_doctor.api import reduction_data
+from gpuipc_doctor.api.reduction_data import FILL, KINDS, PERIOD, REPEATS, Kind, Segment, block
 
 FLOAT, BF16 = KINDS["float32"], KINDS["bfloat16"]
 
@@ -38,7 +38,7 @@ class Ram:
 
 def written(kind: Kind, segments: Sequence[Segment], count: int) -> Ram:
     memory = Ram(count * kind.nbytes * len(segments))
-    elements.write_segments(memory, kind, segments, count, 0)
+    reduction_data.write_segments(memory, kind, segments, count, 0)
     return memory
 
 
@@ -46,7 +46,7 @@ def written(kind: Kind, segments: Sequence[Segment], count: int) -> Ram:
 @pytest.mark.parametrize("count", [0, 1, 3, PERIOD, 3 * PERIOD + 1, 200 * PERIOD + 7])
 def test_written_segments_are_correct(kind: Kind, count: int) -> None:
     segments = [Segment("a", 1), Segment("b", 3)]
-    assert elements.wrong_segments(written(kind, segments, count), kind, segments, count, 0) == ""
+    assert reduction_data.wrong_segments(written(kind, segments, count), kind, segments, count, 0) == ""
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
@@ -54,7 +54,7 @@ def test_one_wrong_element_at_the_end_is_found_and_placed(kind: Kind) -> None:
     count, segments = 150 * PERIOD, [Segment("a", 1), Segment("b", 2)]
     memory = written(kind, segments, count)
     memory.content[-kind.nbytes] ^= 1
-    says = elements.wrong_segments(memory, kind, segments, count, 0)
+    says = reduction_data.wrong_segments(memory, kind, segments, count, 0)
     assert says.startswith(f"1 of {2 * count * kind.nbytes} B wrong, first element {2 * count - 1}: ")
 
 
@@ -64,7 +64,7 @@ def test_first_wrong_element_is_described_and_all_wrong_bytes_are_counted() -> N
     right = bytes(memory.content)
     for element in (5, 2 * PERIOD):
         memory.content[4 * element] ^= 0xFF
-    says = elements.wrong_segments(memory, FLOAT, segments, 3 * PERIOD, 0)
+    says = reduction_data.wrong_segments(memory, FLOAT, segments, 3 * PERIOD, 0)
     found, expected = bytes(memory.content)[20:24][::-1].hex(), right[20:24][::-1].hex()
     assert says == f"2 of {12 * PERIOD} B wrong, first element 5: 0x{found} instead of 0x{expected}"
 
@@ -74,17 +74,17 @@ def test_copies_are_of_a_bounded_size() -> None:
     memory = written(FLOAT, segments, count)
     assert memory.largest == 4 * PERIOD * REPEATS
     memory.largest = 0
-    assert elements.wrong_segments(memory, FLOAT, segments, count, 0) == ""
+    assert reduction_data.wrong_segments(memory, FLOAT, segments, count, 0) == ""
     assert memory.largest == 4 * PERIOD * REPEATS
     few = written(FLOAT, segments, 3)
-    assert elements.wrong_segments(few, FLOAT, segments, 3, 0) == ""
+    assert reduction_data.wrong_segments(few, FLOAT, segments, 3, 0) == ""
     assert (few.largest, len(few.content)) == (12, 12)
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 4096, 4 * PERIOD * REPEATS + 3])
 def test_first_bytes_are_filled(nbytes: int) -> None:
     memory = Ram(nbytes + 8)
-    elements.fill(memory, nbytes)
+    reduction_data.fill(memory, nbytes)
     assert bytes(memory.content) == FILL * nbytes + bytes(8)
     assert memory.largest <= 4 * PERIOD * REPEATS
 
@@ -93,21 +93,21 @@ def test_data_shifted_by_a_page_is_wrong() -> None:
     count, segments = 8192, [Segment("a", 1)]
     memory = written(FLOAT, segments, count)
     memory.content[:] = memory.content[4096:] + memory.content[:4096]
-    assert elements.wrong_segments(memory, FLOAT, segments, count, 0)
+    assert reduction_data.wrong_segments(memory, FLOAT, segments, count, 0)
 
 
 def test_short_floats_are_encoded_as_their_format_says() -> None:
-    values = elements.Random("x").choices(range(8), k=PERIOD)
+    values = reduction_data.Random("x").choices(range(8), k=PERIOD)
     wide = [struct.pack("<f", value)[2:] for value in values]
     assert block(BF16, Segment("x", 1)) == b"".join(wide)
 
 
 def test_numbers_are_as_drawn_and_those_of_a_byte_wrap() -> None:
-    values = elements.Random("x").choices(range(1001), k=PERIOD)
+    values = reduction_data.Random("x").choices(range(1001), k=PERIOD)
     assert struct.unpack(f"<{PERIOD}i", block(KINDS["int32"], Segment("x", 3))) == tuple(
         3 * v for v in values
     )
-    few = elements.Random("x").choices(range(8), k=PERIOD)
+    few = reduction_data.Random("x").choices(range(8), k=PERIOD)
     assert block(KINDS["uint8"], Segment("x", 100)) == bytes(100 * value % 256 for value in few)
 
 

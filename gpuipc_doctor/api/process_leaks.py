@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuipc_doctor.api.trend import last_third, slope
+from gpuipc_doctor.api.slopes import last_third, slope
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, Finding, Json, ProbeOutcome
 

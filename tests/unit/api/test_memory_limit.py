@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import DriverError, share, share_of_free
-from gpuipc_doctor.api.allowance import Bounded
+from gpuipc_doctor.api.memory_limit import Bounded
 from gpuipc_doctor.model import DriverFault, MemoryShare
 
 MIB = 1 << 20

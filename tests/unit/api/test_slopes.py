@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.api.trend import BLOCK_BYTES, block_of, is_even, slope, smallest_found
+from gpuipc_doctor.api.slopes import BLOCK_BYTES, block_of, is_even, slope, smallest_found
 
 
 @given(rise=st.integers(-(10**6), 10**6), start=st.integers(-(10**9), 10**9), n=st.integers(4, 40))
