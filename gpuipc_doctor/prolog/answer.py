@@ -1,8 +1,8 @@
 """The prolog from its command line to its answer: look up or test, decide, answer through the guard, log.
 
-A test that ran out of time is no evidence against a node, because a slow driver looks like a hanging one. So
-the start of each test is stored. If a test did not finish, the next test of these GPUs gets enough time to
-find out whether the driver is slow or hangs.
+A call that the budget cut short is no evidence against a node, because a slow driver looks like a hanging
+one. So the start of each test is stored. If a test did not finish, the next test of these GPUs has each GPU
+in processes of its own, and enough time to find out whether the driver is slow or hangs.
 """
 
 from __future__ import annotations
@@ -86,17 +86,18 @@ def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
         site = load(asked.config, known=lookup.documents)
         policy = site.prolog
         budget_s = asked.budget_s or site.budget_s[Tier.PROLOG]
-        limits = run_checks.TimeLimits(asked.started_at, budget_s, policy.deadline_s)
-        channel.ends_at(limits.ends_at)
+        channel.ends_at(asked.started_at + budget_s)
         with run_checks.node(policy.simulate) as node:
             job = gpus.of_job(node.root, asked.gpus)
             if asked.budget_s is None and not site.states_budget(Tier.PROLOG):
-                limits = limits._replace(budget_s=default_budget_s(len(job.listed)))
-                channel.ends_at(limits.ends_at)
-            is_patient = asked.budget_s is None and lookup.state.is_unfinished(asked.gpus)
+                budget_s = default_budget_s(len(job.listed))
+            deadline_s = policy.deadline_s or run_checks.usual_deadline_s(len(job.listed))
+            limits = run_checks.TimeLimits(asked.started_at, budget_s, deadline_s)
+            is_unfinished = lookup.state.is_unfinished(asked.gpus)
+            is_patient = is_unfinished and asked.budget_s is None
             if is_patient:
-                limits = limits.patient(len(job.listed))
-                channel.ends_at(limits.ends_at)
+                limits = limits.patient
+            channel.ends_at(limits.ends_at)
             here = site.of_node(node_name.short(), gpus_of(job.of_node, node.root))
             missing = tuple(concerns.missing(job, here.gpus_before_job))
             known = partial_result.PartialResult(
@@ -104,7 +105,7 @@ def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
             )
             tested = state.named(asked.gpus) if asked.gpus else [state.ALL, *job.ids]
             _remember(lookup, channel, lambda before: before.begun(tested))
-            report = run_checks.run_checks(site, node, asked.gpus, limits, known)
+            report = run_checks.run_checks(site, node, asked.gpus, limits, known, apart=is_unfinished)
     except (BadFile, UnknownName) as mistake:
         _refuse(str(mistake), channel)
         return

@@ -19,6 +19,7 @@ from gpuipc_doctor.node.gpus import JobGpus
 from gpuipc_doctor.present.text import counted, fold_devices
 from gpuipc_doctor.prolog.decision import Concern, Kind
 from gpuipc_doctor.report import digest, sentences
+from gpuipc_doctor.run.conclusions import IN_COMPANY
 
 _CAPABILITY_VERDICTS = ("not-supported", "incapable", "unfit")
 """Keys of SKIPs of what this kind of node cannot do, which is no fault."""
@@ -85,8 +86,10 @@ def of_results(
 
 
 def came_to_an_end(report: Report) -> bool:
-    """Whether all tests were completed."""
-    return not (report.interrupted or any(map(_is_out_of_time, report.results)))
+    """Whether all tests were completed, and none failed only in the company of others."""
+    found = report.results
+    is_told = not any(result.finding.key == IN_COMPANY for result in found)
+    return is_told and not (report.interrupted or any(map(_is_out_of_time, found)))
 
 
 def _is_out_of_time(result: Result) -> bool:

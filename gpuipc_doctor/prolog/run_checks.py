@@ -28,22 +28,28 @@ HANG_S, COLD_START_S = 30.0, 10.0
 node. Without persistence mode, a driver initialises GPUs one by one, 7 s each."""
 
 
+def usual_deadline_s(gpus: int) -> float:
+    """Seconds for each operation on a node with this many GPUs, if the site does not state them."""
+    return max(HANG_S, COLD_START_S * gpus)
+
+
 class TimeLimits(NamedTuple):
     """Time limits. ``started_at``: `time.monotonic()` seconds at the start of the process."""
 
     started_at: float
     budget_s: float
-    deadline_s: float | None
-    """Seconds for each operation; None: the check's default."""
+    deadline_s: float
+    """Seconds for each operation."""
 
     @property
     def ends_at(self) -> float:
         return self.started_at + self.budget_s
 
-    def patient(self, gpus: int) -> TimeLimits:
-        """Longer limits, which distinguish a hang from a slow start on a node with this many GPUs."""
-        deadline_s = self.deadline_s or max(HANG_S, COLD_START_S * gpus)
-        return TimeLimits(self.started_at, self.budget_s + deadline_s, deadline_s)
+    @property
+    def patient(self) -> TimeLimits:
+        """With time for each GPU, tested apart from the others, to outlive the deadline: that tells a hang
+        from a slow start."""
+        return self._replace(budget_s=self.budget_s + self.deadline_s)
 
 
 @contextmanager
@@ -62,8 +68,10 @@ def node(profile: str) -> Iterator[Node]:
         yield prepare(profile, state)
 
 
-def run_checks(site: SiteConfig, node: Node, gpus: str, limits: TimeLimits, watcher: Watcher) -> Report:
-    """Test a job's GPUs until shortly before the budget ends."""
+def run_checks(
+    site: SiteConfig, node: Node, gpus: str, limits: TimeLimits, watcher: Watcher, *, apart: bool
+) -> Report:
+    """Test a job's GPUs until shortly before the budget ends; ``apart``: each in processes of its own."""
     until = limits.ends_at - min(RESERVE_S, limits.budget_s / 4)
     request = Request(
         checks=site.prolog.checks,
@@ -72,6 +80,7 @@ def run_checks(site: SiteConfig, node: Node, gpus: str, limits: TimeLimits, watc
         budget_s=max(until - time.monotonic(), 0.01),
         workarounds=False,
         job_gpus=gpus,
+        by_gpu=apart,
     )
     ending = Limits(start_up_s=site.start_up_s, settle_s=0.2, grace_s=0.1, kill_s=0.3)
     return engine.run(request, site, node, watcher, limits=ending)

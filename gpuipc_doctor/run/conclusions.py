@@ -16,6 +16,9 @@ from gpuipc_doctor.supervise.journal import MPI_PREFIX, PROCESS_EXIT
 
 SAYS_NOTHING = "says-nothing"
 
+IN_COMPANY = "failed-in-company"
+"""Key of the WARN for a visit that failed in its tour, and neither alone nor when the tour was repeated."""
+
 
 def conclude(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
     """The findings of an outcome, at least one.
@@ -57,31 +60,40 @@ class Confirmation(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A visit of a tour that did not pass, the visits before it, and the outcome of its probe alone.
+    """A visit of a tour that did not pass, and the outcome of its probe alone.
 
     ``confirmation`` is None while the probe is to be repeated; ``why`` it could not be.
     """
 
     outcome: ProbeOutcome
-    before: tuple[PlannedProbe, ...]
+    visits: tuple[PlannedProbe, ...]
+    """Those of the tour."""
+    place: int
+    """Of the visit that failed; a start that failed (`tours.Start`) is charged to each GPU's first visit."""
     alone: ProbeOutcome | None = None
     confirmation: Confirmation | None = None
     why: Finding | None = None
 
+    @property
+    def company(self) -> list[Evidence]:
+        """What ran in the same processes before, or else which GPUs they saw beside the probe's own."""
+        if before := self.visits[: self.place]:
+            said = [f"{each.check.id} on {each.probe.subject}" for each in before]
+            return [Evidence.seen("in the same processes before: {before}", before=said)]
+        seen = dict.fromkeys(device.label for each in self.visits for device in each.probe.devices)
+        return [Evidence.seen("in processes that see {devices}", devices=list(seen))]
+
 
 def of_doubt(planned: PlannedProbe, doubt: Doubt) -> list[Finding]:
     """The findings about a visit in doubt."""
-    before = [f"{each.check.id} on {each.probe.subject}" for each in doubt.before]
-    history = [Evidence.seen("in the same processes before: {before}", before=before)] if before else []
     found = conclude(planned, doubt.outcome)
     match doubt.confirmation:
         case Confirmation.CAME_ONCE:
             said = [Evidence.seen("{found}", found=sentences.summary(finding)) for finding in found]
             says = "failed once after other probes in the same processes; passed alone and when repeated"
-            return [Finding.warn("failed-in-company", says, *said, *history)]
+            return [Finding.warn(IN_COMPANY, says, *said, *doubt.company)]
         case Confirmation.CAME_AGAIN:
-            alone = Evidence.control("the probe passes alone; after these probes it failed twice")
-            return [replace(finding, evidence=(*finding.evidence, alone, *history)) for finding in found]
+            note = Evidence.control("the probe passes alone; after these probes it failed twice")
         case _ if doubt.why and not doubt.outcome.stopped:
             says = "not confirmed: the probe was not repeated alone: {why}"
             if doubt.alone:
@@ -90,8 +102,9 @@ def of_doubt(planned: PlannedProbe, doubt: Doubt) -> list[Finding]:
                     "{why}"
                 )
             note = Evidence.seen(says, why=sentences.summary(doubt.why))
-            return [replace(finding, evidence=(*finding.evidence, note, *history)) for finding in found]
-    return found
+        case _:
+            return found
+    return [replace(finding, evidence=(*finding.evidence, note, *doubt.company)) for finding in found]
 
 
 def is_of_mpi(outcome: ProbeOutcome) -> bool:

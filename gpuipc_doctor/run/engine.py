@@ -404,6 +404,7 @@ def _started(
         tours = Tours(
             seed=secrets.randbelow(1 << 16) if request.seed is None else request.seed,
             isolate=request.isolate or request.tier is Tier.SOAK,
+            by_gpu=request.by_gpu,
             most=1 if request.tier is Tier.PROLOG else MAX_JOBS,
         )
         schedule = Schedule(session, watcher, until, tours)

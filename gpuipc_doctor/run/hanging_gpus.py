@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TypeGuard
 
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import CheckInfo, Device, Ending, Evidence, Finding, Json, ProbeOutcome
+from gpuipc_doctor.model import CheckInfo, Device, Evidence, Finding, Json, ProbeOutcome
 from gpuipc_doctor.node.gpus import NVIDIA_ON_BUS, entries_in_force, of_node
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.run import conclusions
+from gpuipc_doctor.run import conclusions, tours
 from gpuipc_doctor.run.open_drivers import OpenDrivers
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.schedule import Ended, NotRun
@@ -121,8 +121,7 @@ class HangingGpus:
 
 
 def has_hung(ended: Ended) -> bool:
-    roles = ended.roles.values() if isinstance(ended, ProbeOutcome) else ()
-    return any(role.ending is Ending.HUNG for role in roles)
+    return isinstance(ended, ProbeOutcome) and tours.has_hung(ended)
 
 
 def _visible(root: str, environ: Mapping[str, str]) -> list[VisibleGpu]:

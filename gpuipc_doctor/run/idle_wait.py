@@ -14,7 +14,7 @@ from gpuipc_doctor.api import NOISE_BYTES, loader
 from gpuipc_doctor.api.ledger import PATIENCE_S, SETTLE_S
 from gpuipc_doctor.model import AtRest, Device, Probe, ProbeOutcome
 from gpuipc_doctor.run.planner import PlannedProbe
-from gpuipc_doctor.run.tours import PlannedTour
+from gpuipc_doctor.run.tours import Tour
 from gpuipc_doctor.supervise.session import Session
 
 _UNKNOWN = AtRest(None, PATIENCE_S)
@@ -38,7 +38,7 @@ class IdleDevices:
             deadline_s = min(planned.probe.deadline_s for planned in probes if _watched(planned))
             self._look(devices, "anybody", deadline_s, until)
 
-    def waits_itself(self, planned: PlannedProbe | PlannedTour) -> bool:
+    def waits_itself(self, planned: PlannedProbe | Tour) -> bool:
         """Whether the probe waits for idle devices itself. To do so, its first role must read their memory
         usage without using them."""
         watched = _watched(planned)
@@ -48,11 +48,11 @@ class IdleDevices:
             and not planned.probe.launch
         )
 
-    def at_rest(self, planned: PlannedProbe | PlannedTour) -> tuple[AtRest, ...]:
+    def at_rest(self, planned: PlannedProbe | Tour) -> tuple[AtRest, ...]:
         """The idle level to wait for."""
         return tuple(self._at_rest[device] for device in _watched(planned))
 
-    def before(self, planned: PlannedProbe | PlannedTour, until: float) -> None:
+    def before(self, planned: PlannedProbe | Tour, until: float) -> None:
         """Wait until the probe's devices are idle, unless the probe does so itself."""
         if any(at_rest.used is not None for at_rest in self.at_rest(planned)):
             named = f"{planned.check.id} {planned.number}"
@@ -102,5 +102,5 @@ def _from_now_on(at_rest: AtRest | None, used: int | None) -> AtRest:
     return at_rest._replace(used=min(used, at_rest.used))
 
 
-def _watched(planned: PlannedProbe | PlannedTour) -> tuple[Device, ...]:
+def _watched(planned: PlannedProbe | Tour) -> tuple[Device, ...]:
     return planned.probe.devices if planned.probe.exclusive else ()

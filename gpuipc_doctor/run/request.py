@@ -63,6 +63,8 @@ class Request:
     """GPUs of the job that follows, as Slurm lists them (``0,2``), empty for all; None without a job."""
     isolate: bool = False
     """Whether every probe has processes of its own, instead of sharing them in tours."""
+    by_gpu: bool = False
+    """Whether tours are of probes on the same GPUs only, so that a GPU that hangs delays no other's test."""
     seed: int | None = None
     """Chooses the first device of each tour; None: at random."""
     accept_harm: bool = False

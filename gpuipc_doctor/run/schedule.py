@@ -14,17 +14,19 @@ from functools import partial
 from typing import Any, Protocol
 
 from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result, Tier
+from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Confirmation, Doubt
 from gpuipc_doctor.run.idle_wait import IdleDevices
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import (
-    PlannedTour,
-    RunningTour,
+    Tour,
     Tours,
-    combined,
+    decides,
+    has_hung,
     is_harmless,
+    is_of_start,
     is_unkillable,
-    separated,
+    singles,
 )
 from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import StartSignal
@@ -46,6 +48,9 @@ wait for each other and might exceed their deadlines."""
 
 MOST_AHEAD = 2
 """Maximum probes started early, while others run."""
+
+CLEARING_S = 2.0
+"""Least seconds for a GPU's start to show that it only waited for another's."""
 
 
 class Watcher(Protocol):
@@ -75,20 +80,28 @@ Ended = ProbeOutcome | NotRun
 
 Take = Callable[[PlannedProbe, Ended | Doubt], Sequence[PlannedProbe]]
 """Called with each ended probe, and with the doubt about it if its visit of a tour failed but the probe alone
-did not; returns its follow-up probes."""
-
-Item = PlannedProbe | PlannedTour
+did not; returns its follow-up probes. Called again for a probe that hung alone only because another hung."""
 
 
-@dataclass(frozen=True, slots=True)
-class _EarlyStart:
-    """A probe or tour whose workers wait for ``turn``."""
+@dataclass
+class Start:
+    """A tour that ended while its processes initialised the driver. No GPU is to blame before the first probe
+    on each has ended ``alone`` (by number)."""
 
-    item: Item
-    outcome: Future[Any]
-    """That of the probe, or of the first visit."""
-    turn: StartSignal
-    tour: RunningTour | None = None
+    tour: Tour
+    outcome: ProbeOutcome
+    alone: dict[int, Ended] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        of_gpu: dict[Device, PlannedProbe] = {}
+        for planned in sorted(self.tour.visits, key=lambda planned: len(planned.probe.devices)):
+            for device in planned.probe.devices:
+                of_gpu.setdefault(device, planned)
+        self.firsts = {planned.number: planned for planned in of_gpu.values()}
+
+    @property
+    def rest(self) -> list[PlannedProbe]:
+        return [planned for planned in self.tour.visits if planned.number not in self.firsts]
 
 
 @dataclass
@@ -102,8 +115,14 @@ class Schedule:
     interrupted: bool = False
     _hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Hangs by device and call."""
-    _ahead: dict[int, _EarlyStart] = field(default_factory=dict)
-    """Early starts by number of the probe, or of a tour's first."""
+    _early: list[Tour] = field(default_factory=list)
+    """Tours whose workers were started early and wait for their turn."""
+    _starts: dict[int, Start] = field(default_factory=dict)
+    """By number of each probe that is to tell which GPU's start fails."""
+    _stuck: list[PlannedProbe] = field(default_factory=list)
+    """Probes of one GPU whose start hung alone."""
+    _witness: PlannedProbe | None = None
+    """A probe of one GPU that passed alone."""
 
     def __post_init__(self) -> None:
         self._quiet = IdleDevices(self.session)
@@ -117,65 +136,57 @@ class Schedule:
                 self.session.expect(imports(planned.probe))
         until = self.until - spare_s
         self._quiet.learn(probes, until)
-        jobs = max(jobs, 1)
+        jobs = self._jobs = max(jobs, 1)
         waiting = sorted(self.tours.plan(probes, jobs), key=_priority)
-        running: dict[Future[Any], PlannedProbe | RunningTour] = {}
-        with ThreadPoolExecutor(jobs + MOST_AHEAD) as pool, self._nobody_left_ahead():
+        running: dict[Future[ProbeOutcome | None], Tour] = {}
+        with ThreadPoolExecutor(jobs + MOST_AHEAD) as pool, self._nobody_left_early():
             while waiting or running:
-                for item in _startable(self._in_line(waiting), list(map(_planned, running.values())), jobs):
-                    waiting.remove(item)
-                    able, more = self._fit(item, until, take)
+                for tour in _startable(self._in_line(waiting), list(running.values()), jobs):
+                    waiting.remove(tour)
+                    able, more = self._fit(tour, until, take)
                     waiting[:0] = more
-                    if isinstance(able, PlannedTour):
-                        tour = self._begin_tour(able, until, pool)
-                        running[tour.outcome] = tour
-                    elif able:
-                        running[self._begin(able, until, pool)] = able
+                    if able:
+                        self._begin(able, until, pool)
+                        running[able.outcome] = able
                 self._get_ready(_next_in_line(self._in_line(waiting)), until, pool)
                 for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
-                    ended = running.pop(future)
-                    if isinstance(ended, RunningTour):
-                        waiting[:0] = self._after_visit(ended, future, take)
-                        if ended.goes_on:
-                            running[ended.outcome] = ended
-                            self._tell_started(ended.visit)
-                    else:
-                        self.watcher.finished(_key(ended))
-                        waiting[:0] = self._settle(ended, _result_of(future), take)
+                    tour = running.pop(future)
+                    waiting[:0] = self._after_visit(tour, future, take)
+                    if tour.goes_on:
+                        running[tour.outcome] = tour
+                        self._tell_started(tour.visit)
                 if self.tours.isolate or self.tours.ranks_apart:
-                    waiting = [each for item in waiting for each in self.tours.separate(item)]
+                    waiting = [each for tour in waiting for each in self.tours.separate(tour)]
+                    self._keep_early(waiting)
+        self._clear_those_behind(until, take)
 
-    def _fit(self, item: Item, until: float, take: Take) -> tuple[Item | None, list[Item]]:
-        """The part of an item that may run now, and what follows from the probes that may not."""
-        if isinstance(item, PlannedTour) and item.confirms:
-            last = item.visits[-1]
-            is_too_late = self._reason_not_to_run(last, until)
-            return (None, self._take_doubtful(last, is_too_late.finding, take)) if is_too_late else (item, [])
-        able, more, why = list[PlannedProbe](), list[Item](), None
-        for planned in separated(item):
-            assert isinstance(planned, PlannedProbe)
+    def _fit(self, tour: Tour, until: float, take: Take) -> tuple[Tour | None, list[Tour]]:
+        """The part of a tour that may run now, and what follows from the probes that may not."""
+        if tour.confirms:
+            reason = self._reason_not_to_run(tour.doubted, until)
+            return (None, self._confirmed(tour, reason.finding, take)) if reason else (tour, [])
+        able, more = list[PlannedProbe](), list[Tour]()
+        for planned in tour.visits:
             doubt = self.tours.doubts.get(planned.number)
             if doubt and self.tours.passes(planned, doubt.outcome):  # a SKIP that is believed meanwhile
-                more += take(planned, doubt.outcome)
+                more += singles(take(planned, doubt.outcome))
             elif reason := self._reason_not_to_run(planned, until):
-                more += self._settle(planned, self._given_up(planned) or reason, take)
-                why = reason.finding
+                more += self._settle(planned, self._given_up(tour) or reason, take)
             else:
                 able.append(planned)
-        left = combined(able) if able else None
-        if why and isinstance(item, PlannedTour) and not isinstance(left, PlannedTour):
-            self.tours.note_unrepeated(item, why)
-        return left, more
+        if len(able) < len(tour.visits):
+            self._given_up(tour)
+            return (Tour(tuple(able)) if able else None), more
+        return tour, more
 
-    # -- tours ------------------------------------------------------------------------------------------
+    # -- one tour ---------------------------------------------------------------------------------------
 
-    def _visit_all(self, tour: RunningTour, until: float, turn: StartSignal | None = None) -> None:
-        """Make a tour's visits, in a thread, up to the first that does not pass. ``turn``: of an early
-        start."""
-        untold = iter(zip(tour.planned.visits, tour.outcomes, strict=True))
-        visits = [(planned.check.id, planned.file, planned.probe) for planned in tour.planned.visits]
-        if turn is None and self._quiet.waits_itself(tour.planned):
-            turn = StartSignal(self._quiet.at_rest(tour.planned))
+    def _make_visits(self, tour: Tour, until: float) -> None:
+        """Make a tour's visits, in a thread, up to the first that does not pass, or the one to confirm."""
+        untold = iter(zip(tour.visits, tour.outcomes, strict=True))
+        turn = tour.turn
+        if turn is None and self._quiet.waits_itself(tour):
+            turn = StartSignal(self._quiet.at_rest(tour))
 
         def tell(outcome: ProbeOutcome) -> None:
             planned, future = next(untold)
@@ -183,97 +194,177 @@ class Schedule:
             future.set_result(outcome)
 
         def goes_on(outcome: ProbeOutcome) -> bool:
-            planned = tour.planned.visits[sum(future.done() for future in tour.outcomes)]
-            if not (tour.planned.confirms or is_harmless(planned, outcome)):
+            number = sum(future.done() for future in tour.outcomes) + 1
+            if number == tour.confirms or not (
+                tour.confirms or is_harmless(tour.visits[number - 1], outcome)
+            ):
                 return False
             tell(outcome)
             return True
 
         try:
             if turn is None:
-                self._quiet.before(tour.planned, until)
-            tell(self.session.tour(visits, until=until, goes_on=goes_on, turn=turn))
+                self._quiet.before(tour, until)
+            tell(self._supervise(tour, until, goes_on, turn))
         except BaseException as error:
             _, future = next(untold)
             future.set_exception(error)
         for _, future in untold:
             future.set_result(None)
 
-    def _after_visit(self, tour: RunningTour, future: Future[ProbeOutcome | None], take: Take) -> list[Item]:
+    def _supervise(
+        self, tour: Tour, until: float, goes_on: Callable[[ProbeOutcome], bool], turn: StartSignal | None
+    ) -> ProbeOutcome:
+        """The outcome of the last visit made. A launch in which MPI fails to start is repeated once."""
+        if len(tour.visits) == 1:
+            (planned,) = tour.visits
+            return self.session.run(planned.check.id, planned.file, planned.probe, until=until, turn=turn)
+        visits = [(planned.check.id, planned.file, planned.probe) for planned in tour.visits]
+        try:
+            return self.session.tour(visits, until=until, goes_on=goes_on, turn=turn)
+        except NotTogether as apart:
+            is_final = tour.confirms or apart.outcome.stopped or not conclusions.is_of_mpi(apart.outcome)
+            if is_final or self._reason_to_end(tour.check.id, until):
+                raise
+            tour.apart = apart.outcome
+            return self.session.tour(visits, until=until, goes_on=goes_on, turn=turn)
+
+    def _after_visit(self, tour: Tour, future: Future[ProbeOutcome | None], take: Take) -> list[Tour]:
         """Handle the outcome of a tour's visit; returns what is to run next."""
         planned = tour.visit
         self.watcher.finished(_key(planned))
-        if isinstance(apart := future.exception(), NotTogether) and not apart.outcome.stopped:
-            tour.made = len(tour.outcomes)
-            if tour.planned.confirms:
-                return self._take_doubtful(tour.planned.visits[-1], blame.conclude(apart.outcome), take)
-            return [*self.tours.start_apart(tour.planned, apart.outcome)]
-        ended = apart.outcome if isinstance(apart, NotTogether) else _result_of(future)
-        if not (tour.made or tour.planned.confirms):
-            self._note_launch(tour.planned, ended, is_together=not isinstance(apart, NotTogether))
+        error = future.exception()
+        if isinstance(error, NotTogether) and not error.outcome.stopped:
+            rest = tour.end()
+            if tour.confirms:
+                return self._confirmed(tour, blame.conclude(error.outcome), take)
+            self._note_apart(tour, error.outcome)
+            return singles(rest)
+        ended = error.outcome if isinstance(error, NotTogether) else _result_of(future)
+        if tour.apart and not tour.made:
+            self._note_repeated(tour.apart, ended, is_together=error is None)
         tour.made += 1
-        if tour.planned.confirms:
-            return self._after_repeated_visit(tour, ended, take)
-        if ended is None or isinstance(ended, NotRun):
-            rest, tour.made = (planned, *tour.rest), len(tour.outcomes)
-            if isinstance(ended, NotRun):  # perhaps a limit that fewer processes do not reach
-                return [*rest]
-            return [combined(rest)]
+        if tour.confirms:
+            if isinstance(ended, NotRun) or (tour.goes_on and not ended.completed):
+                tour.end()
+                ended = ended.finding if isinstance(ended, NotRun) else blame.conclude(ended)
+            return [] if tour.goes_on else self._confirmed(tour, ended, take)
+        if len(tour.visits) == 1:
+            return self._settle(planned, ended, take)
+        if ended is None:  # the visit before it did not pass
+            return [Tour((planned, *tour.end()))]
+        if isinstance(ended, NotRun):  # perhaps a limit that fewer processes do not reach
+            return singles((planned, *tour.end()))
         if self.tours.passes(planned, ended) or is_unkillable(ended):
-            return [*take(planned, ended)]
-        before = tour.planned.visits[: tour.made - 1]
+            if len(tour.probe.devices) == 1:
+                self._witness = self._witness or planned
+            return singles(take(planned, ended))
         if not is_harmless(planned, ended):
             self.tours.count_failure(planned, ended)
-        if not before and set(planned.probe.devices) == set(tour.planned.probe.devices):
-            return self._settle(
-                planned, ended, take
-            )  # as if alone: fresh processes, which see its devices only
-        self.tours.doubts[planned.number] = Doubt(ended, before)
-        return [planned]
+        if tour.made == 1 and set(planned.probe.devices) == set(tour.probe.devices):
+            return self._settle(planned, ended, take)  # as if alone: fresh processes, which see its devices
+        doubt = Doubt(ended, tour.visits, tour.made - 1)
+        if tour.made == 1 and is_of_start(ended):
+            tour.end()
+            start = Start(tour, ended)
+            self._starts.update(dict.fromkeys(start.firsts, start))
+            self.tours.doubts.update(dict.fromkeys(start.firsts, doubt))
+            return singles(start.firsts.values())
+        self.tours.doubts[planned.number] = doubt
+        return singles([planned])
 
-    def _after_repeated_visit(self, tour: RunningTour, ended: Ended, take: Take) -> list[Item]:
-        """Handle a visit of a tour that confirms: the last one counts, if those before it complete."""
-        last = tour.planned.visits[-1]
-        if isinstance(ended, NotRun) or (tour.goes_on and not ended.completed):
-            tour.made = len(tour.outcomes)
-            why = ended.finding if isinstance(ended, NotRun) else blame.conclude(ended)
-            return self._take_doubtful(last, why, take)
-        return [] if tour.goes_on else self._take_doubtful(last, ended, take)
-
-    def _note_launch(self, tour: PlannedTour, ended: Ended, *, is_together: bool) -> None:
-        """Note what became of a tour's launch, at the end of its first visit."""
-        if isinstance(ended, NotRun):
-            self.tours.note_unrepeated(tour, ended.finding)
-        elif is_together:
-            self.tours.note_start(tour)
+    def _note_apart(self, tour: Tour, outcome: ProbeOutcome) -> None:
+        """Note that the ranks of a launch did not start, at the last attempt."""
+        if tour.apart:
+            self.tours.note_apart(tour.apart, Confirmation.CAME_AGAIN)
+        elif conclusions.is_of_mpi(outcome) and (why := self._reason_to_end(tour.check.id, self.until)):
+            self.tours.note_apart(outcome, Confirmation.NOT_REPEATED, why.finding)
         else:
-            self.tours.note_unrepeated(tour, blame.conclude(ended))
+            self.tours.note_apart(outcome)
 
-    def _settle(self, planned: PlannedProbe, ended: Ended, take: Take) -> list[Item]:
+    def _note_repeated(self, first: ProbeOutcome, ended: Ended, *, is_together: bool) -> None:
+        """Note what became of the second start of a launch, at the end of its first visit."""
+        if is_together:
+            self.tours.note_apart(first, Confirmation.CAME_ONCE)
+        else:
+            why = ended.finding if isinstance(ended, NotRun) else blame.conclude(ended)
+            self.tours.note_apart(first, Confirmation.NOT_REPEATED, why)
+
+    # -- what failed in company -------------------------------------------------------------------------
+
+    def _settle(self, planned: PlannedProbe, ended: Ended, take: Take) -> list[Tour]:
         """Handle the end of a probe that ran alone; returns what is to run next."""
+        if start := self._starts.get(planned.number):
+            start.alone[planned.number] = ended
+            return [] if len(start.alone) < len(start.firsts) else self._after_starts(start, take)
         doubt = self.tours.doubts.get(planned.number)
-        if isinstance(ended, NotRun):
-            if doubt and not _is_given_up_for(doubt.outcome, ended.finding):
-                return self._take_doubtful(planned, ended.finding, take)
-        elif doubt and self.tours.passes(planned, ended) and self.tours.needs_confirmation(planned):
-            self.tours.doubts[planned.number] = replace(doubt, alone=ended)
-            return [combined((*doubt.before, planned), confirms=True)]
-        elif doubt:
+        if doubt and isinstance(ended, NotRun):
+            return self._take_doubtful(planned, ended.finding, take)
+        if doubt and isinstance(ended, ProbeOutcome):
+            if not decides(planned, doubt.outcome, ended):
+                return self._take_doubtful(planned, blame.conclude(ended), take)
+            if self.tours.passes(planned, ended) and self.tours.needs_confirmation(planned):
+                self.tours.doubts[planned.number] = replace(doubt, alone=ended)
+                return [Tour(doubt.visits, doubt.place + 1)]
             self.tours.believe(planned, ended)
-        more = take(planned, ended)
-        if not more:  # a check that continues after a hang has its own limit
-            self._remember_hang(ended)
-            if doubt and isinstance(ended, ProbeOutcome) and not ended.completed:
-                self._remember_hang(doubt.outcome)
-        return [*more]
+        return self._take_alone(planned, ended, take)
 
-    def _take_doubtful(self, planned: PlannedProbe, again: ProbeOutcome | Finding, take: Take) -> list[Item]:
+    def _take_alone(self, planned: PlannedProbe, ended: Ended, take: Take) -> list[Tour]:
+        """Take the outcome of a probe alone, and remember if it hung."""
+        more = take(planned, ended)
+        if (
+            isinstance(ended, ProbeOutcome) and not more
+        ):  # a check that continues after a hang has its own limit
+            doubt = self.tours.doubts.get(planned.number)
+            for each in (ended, doubt.outcome) if doubt and not ended.completed else (ended,):
+                self._remember_hang(planned, each)
+            if len(planned.probe.devices) == 1 and ended.completed:
+                self._witness = self._witness or planned
+            elif len(planned.probe.devices) == 1 and is_of_start(ended) and has_hung(ended):
+                self._stuck.append(planned)
+        return singles(more)
+
+    def _after_starts(self, start: Start, take: Take) -> list[Tour]:
+        """Once each GPU of a failed start was started alone: those that fail are to blame. If there are none,
+        those are of which this is not known; and if all started, the start is repeated in company."""
+        told = {
+            number: each
+            for number, each in start.alone.items()
+            if isinstance(each, ProbeOutcome) and decides(start.firsts[number], start.outcome, each)
+        }
+        is_explained = not all(each.completed for each in told.values())
+        more = self.tours.plan(start.rest, self._jobs)
+        for number in start.alone:
+            del self._starts[number]
+        if len(told) == len(start.alone) and not is_explained:
+            for number, alone in told.items():
+                self.tours.doubts[number] = replace(self.tours.doubts[number], alone=alone)
+            return [Tour(start.tour.visits, 1), *more]
+        for number, ended in start.alone.items():
+            planned = start.firsts[number]
+            if number in told or is_explained:
+                more += self._take_alone(planned, ended, take)
+            else:
+                why = ended.finding if isinstance(ended, NotRun) else blame.conclude(ended)
+                more += self._take_doubtful(planned, why, take)
+        return more
+
+    def _confirmed(self, tour: Tour, again: ProbeOutcome | Finding, take: Take) -> list[Tour]:
+        """Handle the repetition in company, or why it was not complete, for each visit that it confirms."""
+        of_tour = [
+            planned
+            for planned in tour.visits
+            if (doubt := self.tours.doubts.get(planned.number)) and doubt.visits is tour.visits
+        ]
+        return [each for planned in of_tour for each in self._take_doubtful(planned, again, take)]
+
+    def _take_doubtful(self, planned: PlannedProbe, again: ProbeOutcome | Finding, take: Take) -> list[Tour]:
         """Handle a probe whose visit did not pass and that passed alone, or could not be repeated.
 
         ``again``: the outcome of the same visits, made again, or why they could not be.
         """
         doubt = self.tours.doubts[planned.number]
-        if isinstance(again, ProbeOutcome) and again.stopped:
+        if isinstance(again, ProbeOutcome) and not decides(planned, doubt.outcome, again):
             again = blame.conclude(again)
         if isinstance(again, Finding):
             doubt = replace(doubt, confirmation=Confirmation.NOT_REPEATED, why=again)
@@ -281,153 +372,144 @@ class Schedule:
             doubt = replace(doubt, outcome=again, confirmation=Confirmation.CAME_AGAIN)
         else:
             doubt = replace(doubt, confirmation=Confirmation.CAME_ONCE)
-        return [*take(planned, doubt)]
+        return singles(take(planned, doubt))
+
+    def _clear_those_behind(self, until: float, take: Take) -> None:
+        """Restart each GPU whose start hung alone, beside others that did, just after one that answers: it
+        may only have waited for another. What was seen first stands unless it passes."""
+        stuck, witness = self._stuck, self._witness
+        self._stuck = []
+        if len(stuck) < 2 or witness is None:
+            return
+        for planned in stuck:
+            # The process that was killed before may still keep the first of these waiting.
+            answers = (self.run_one(witness, until) for _ in range(2))
+            seen = next((each for each in answers if isinstance(each, ProbeOutcome) and each.completed), None)
+            if seen is None:
+                continue
+            deadline_s = min(planned.probe.deadline_s, max(CLEARING_S, 3 * seen.elapsed_s))
+            again = self.run_one(replace(planned, probe=replace(planned.probe, deadline_s=deadline_s)), until)
+            if isinstance(again, ProbeOutcome) and self.tours.passes(planned, again):
+                take(planned, again)
+
+    def run_one(self, planned: PlannedProbe, until: float | None = None) -> Ended:
+        """Run a probe alone, with the whole budget by default."""
+        until = self.until if until is None else until
+        if reason := self._reason_not_to_run(planned, until):
+            return reason
+        tour = Tour((planned,), outcomes=[Future()])
+        self._tell_started(planned)
+        self._make_visits(tour, until)
+        self.watcher.finished(_key(planned))
+        ended: Ended = _result_of(tour.outcome)
+        return ended
 
     # -- order ------------------------------------------------------------------------------------------
 
-    def _in_line(self, waiting: Iterable[Item]) -> list[Item]:
-        """The probes in order of execution.
+    def _in_line(self, waiting: Iterable[Tour]) -> list[Tour]:
+        """The tours in order of execution.
 
         Probes that failed in a tour come first. Then come those that share devices, and exclusive ones that
         were started early, because no other probe can start early before they have run. Probes whose
         libraries are still being imported come last.
         """
 
-        def place(item: Item) -> tuple[bool, ...]:
-            is_early = item.number in self._ahead or item.check.tier is Tier.PROLOG
-            comes_later = bool(_turn(item)) and not is_early
-            return not self.tours.is_in_doubt(item), self._still_imports(item), comes_later
+        def place(tour: Tour) -> tuple[bool, ...]:
+            is_early = tour in self._early or tour.check.tier is Tier.PROLOG
+            comes_later = bool(_turn(tour)) and not is_early
+            return not self.tours.is_in_doubt(tour), self._still_imports(tour), comes_later
 
         return sorted(waiting, key=place)
 
-    def _still_imports(self, item: Item) -> bool:
-        """Whether an array library that the item needs is still being imported, which takes seconds."""
-        probes = [planned.probe for planned in item.visits] if isinstance(item, PlannedTour) else [item.probe]
+    def _still_imports(self, tour: Tour) -> bool:
+        """Whether an array library that the tour needs is still being imported, which takes seconds."""
+        probes = [planned.probe for planned in tour.visits]
         return any(probe.imports and not self.session.has_imported(imports(probe)) for probe in probes)
 
-    def run_one(self, planned: PlannedProbe) -> Ended:
-        """Run a probe alone, with the whole budget."""
-        if reason := self._reason_not_to_run(planned, self.until):
-            return reason
-        self._tell_started(planned)
-        try:
-            return self._supervise(planned, self.until)
-        except OSError as error:
-            return _not_started(error)
-        finally:
-            self.watcher.finished(_key(planned))
+    def _begin(self, tour: Tour, until: float, pool: ThreadPoolExecutor) -> None:
+        """Start a tour, or give an early start its turn.
 
-    def _begin(self, planned: PlannedProbe, until: float, pool: ThreadPoolExecutor) -> Future[ProbeOutcome]:
-        """Start a probe, or continue an early start.
-
-        If an early start has failed, the probe is restarted. Another probe may have caused the failure; if
-        the probe itself did, it will fail again.
+        If an early start has failed, the tour is restarted. Another probe may have caused the failure; if the
+        tour itself did, it will fail again.
         """
-        self._tell_started(planned)
-        ahead = self._take_ahead(planned)
-        return ahead.outcome if ahead else pool.submit(self._supervise, planned, until)
-
-    def _begin_tour(self, planned: PlannedTour, until: float, pool: ThreadPoolExecutor) -> RunningTour:
-        """Start a tour, or continue an early start."""
-        ahead = self._take_ahead(planned)
-        if ahead and ahead.tour:
-            tour = ahead.tour
-        else:
-            tour = RunningTour.of(planned)
-            pool.submit(self._visit_all, tour, until)
         self._tell_started(tour.visit)
-        return tour
+        if tour in self._early:
+            self._early.remove(tour)
+            if tour.turn and not tour.outcome.done():
+                tour.turn.at_rest = self._quiet.at_rest(tour)
+                return
+            tour.turn = None
+        self._start(tour, until, pool)
 
-    def _take_ahead(self, item: Item) -> _EarlyStart | None:
-        """The early start of this item, with its start signal given. Others with its number must not run."""
-        ahead = self._ahead.pop(item.number, None)
-        if ahead is None or ahead.outcome.done():
-            return None
-        if ahead.item != item:  # meanwhile some of the tour's probes run alone, or not at all
-            ahead.turn.given_up = True
-            return None
-        ahead.turn.at_rest = self._quiet.at_rest(item)
-        return ahead
+    def _start(self, tour: Tour, until: float, pool: ThreadPoolExecutor) -> None:
+        tour.outcomes = [Future() for _ in tour.visits]
+        pool.submit(self._make_visits, tour, until)
 
-    def _get_ready(self, line: Iterable[Item], until: float, pool: ThreadPoolExecutor) -> None:
-        """Start probes and tours early: their workers initialise the driver and then wait."""
-        for planned in line:
-            if planned.number in self._ahead or len(self._ahead) >= MOST_AHEAD:
+    def _get_ready(self, line: Iterable[Tour], until: float, pool: ThreadPoolExecutor) -> None:
+        """Start tours early: their workers initialise the driver and then wait."""
+        for tour in line:
+            if tour in self._early or len(self._early) >= MOST_AHEAD:
                 continue
-            if not self._quiet.waits_itself(planned) or self._still_imports(planned):
+            if not self._quiet.waits_itself(tour) or self._still_imports(tour):
                 continue
-            if self._reason_not_to_run(planned, until):
+            if self._reason_not_to_run(tour, until):
                 continue
-            turn = StartSignal()
-            if isinstance(planned, PlannedTour):
-                tour = RunningTour.of(planned)
-                pool.submit(self._visit_all, tour, until, turn)
-                early = _EarlyStart(planned, tour.outcome, turn, tour)
-            else:
-                early = _EarlyStart(planned, pool.submit(self._supervise, planned, until, turn), turn)
-            self._ahead[planned.number] = early
+            tour.turn = StartSignal()
+            self._early.append(tour)
+            self._start(tour, until, pool)
 
     @contextlib.contextmanager
-    def _nobody_left_ahead(self) -> Iterator[None]:
+    def _nobody_left_early(self) -> Iterator[None]:
         try:
             yield
         finally:
-            for ahead in self._ahead.values():
-                ahead.turn.given_up = True
-            self._ahead.clear()
+            self._keep_early(())
 
-    def _given_up(self, planned: PlannedProbe) -> ProbeOutcome | None:
-        """End an early start that must not run; reports a process that cannot be killed."""
-        ahead = self._ahead.pop(planned.number, None)
-        if ahead is None:
+    def _keep_early(self, tours: Sequence[Tour]) -> None:
+        """End the early starts of all but these tours."""
+        for tour in self._early:
+            if tour not in tours and tour.turn:
+                tour.turn.given_up = True
+        self._early = [tour for tour in self._early if tour in tours]
+
+    def _given_up(self, tour: Tour) -> ProbeOutcome | None:
+        """End the early start of a tour that must not run; returns the outcome if it cannot be killed."""
+        if tour not in self._early:
             return None
-        ahead.turn.given_up = True
-        ended = _result_of(ahead.outcome)
-        if isinstance(ended, ProbeOutcome) and any(
-            role.ending is Ending.UNKILLABLE for role in ended.roles.values()
-        ):
-            return ended
-        return None
-
-    def _supervise(
-        self, planned: PlannedProbe, until: float, turn: StartSignal | None = None
-    ) -> ProbeOutcome:
-        if turn is None and self._quiet.waits_itself(planned):
-            turn = StartSignal(self._quiet.at_rest(planned))
-        if turn is None:
-            self._quiet.before(planned, until)
-        outcome = self.session.run(planned.check.id, planned.file, planned.probe, until=until, turn=turn)
-        self._quiet.after(planned, outcome)
-        return outcome
+        self._keep_early([other for other in self._early if other is not tour])
+        ended = _result_of(tour.outcome)
+        return ended if isinstance(ended, ProbeOutcome) and is_unkillable(ended) else None
 
     def _tell_started(self, planned: PlannedProbe) -> None:
         probe = planned.probe
         self.watcher.started(_key(planned), f"{planned.check.id} on {probe.subject}", probe.deadline_s)
 
-    def _remember_hang(self, ended: Ended) -> None:
-        if isinstance(ended, NotRun):
-            return
+    def _remember_hang(self, planned: PlannedProbe, ended: ProbeOutcome) -> None:
         role = ended.roles.get(ended.blamed or "")
         if role and role.operation and role.ending in (Ending.HUNG, Ending.UNKILLABLE):
-            self._hangs.update((device.label, role.operation) for device in ended.devices)
+            self._hangs.update((device.label, role.operation) for device in planned.probe.devices)
 
-    def _reason_not_to_run(self, planned: Item, until: float) -> NotRun | None:
+    def _reason_to_end(self, check: str, until: float) -> NotRun | None:
+        """Why no probe may run any more."""
         if self.interrupted:
             says = "interrupted before this probe ran"
             return NotRun(Finding.skip("interrupted", says), "interrupted")
         if time.monotonic() > until:
             says = "time budget exhausted; run `gpuipc-doctor check {check} --budget {seconds}`"
             more_s = max(1, math.ceil(2 * self._budget_s))
-            return NotRun(Finding.skip("budget", says, check=planned.check.id, seconds=more_s), "budget")
+            return NotRun(Finding.skip("budget", says, check=check, seconds=more_s), "budget")
         if self.session.unkillable:
             says = "a process that cannot be killed is still running: {process}"
             return NotRun(Finding.skip("beside-unkillable", says, process=self.session.unkillable))
+        return None
+
+    def _reason_not_to_run(self, planned: PlannedProbe | Tour, until: float) -> NotRun | None:
         for device in planned.probe.devices:
             for (label, call), count in self._hangs.items():
                 if label == device.label and count >= HANGS_BEFORE_GIVING_UP:
                     says = "{call} already hung {count} times on {device}"
                     return NotRun(Finding.skip(GIVEN_UP, says, call=call, count=count, device=label))
-        return None
+        return self._reason_to_end(planned.check.id, until)
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -441,42 +523,29 @@ class Schedule:
             yield
 
 
-def _is_given_up_for(outcome: ProbeOutcome, finding: Finding) -> bool:
-    """Whether the outcome is the hang for which a device's other probes are skipped."""
-    role = outcome.roles.get(outcome.blamed or "")
-    if role is None or role.ending is not Ending.HUNG or finding.key != GIVEN_UP:
-        return False
-    return bool(role.operation == finding.values["call"])
-
-
-def _planned(item: PlannedProbe | RunningTour) -> Item:
-    return item.planned if isinstance(item, RunningTour) else item
-
-
 def _key(planned: PlannedProbe) -> str:
     return f"{planned.check.id} {planned.probe.subject} {planned.probe.name}"
 
 
-def _priority(planned: Item) -> tuple[Tier, int, int]:
+def _priority(planned: Tour) -> tuple[Tier, int, int]:
     """Sort key: checks of the prolog first, then other shared probes, which run beside these. Then come
     exclusive probes, those with most devices first. MPI jobs run in the gaps."""
     probe = planned.probe
     return planned.check.tier, _turn(planned), -len(probe.devices) if probe.exclusive else 0
 
 
-def _turn(planned: Item) -> int:
+def _turn(planned: Tour) -> int:
     """0 for a probe that shares its devices, 1 for an exclusive one, 2 for an MPI job."""
     return 1 if planned.probe.exclusive else 2 if planned.probe.launch else 0
 
 
-def _next_in_line(waiting: Iterable[Item]) -> Iterator[Item]:
+def _next_in_line(waiting: Iterable[Tour]) -> Iterator[Tour]:
     """The first exclusive probe or tour of each device. A tour that confirms comes too seldom to start
     early."""
     spoken_for: set[Device] = set()
     for planned in waiting:
         if planned.probe.exclusive:
-            confirms = isinstance(planned, PlannedTour) and planned.confirms
-            if not confirms and spoken_for.isdisjoint(planned.probe.devices):
+            if not planned.confirms and spoken_for.isdisjoint(planned.probe.devices):
                 yield planned
             spoken_for.update(planned.probe.devices)
 
@@ -495,14 +564,14 @@ def _not_started(error: OSError) -> NotRun:
     return NotRun(Finding.error("not-run", says, remedy=remedy, error=error.strerror or str(error)))
 
 
-def _startable(waiting: Sequence[Item], running: Sequence[Item], jobs: int) -> list[Item]:
+def _startable(waiting: Sequence[Tour], running: Sequence[Tour], jobs: int) -> list[Tour]:
     """Probes that may start now, in order: an exclusive probe needs unused devices.
 
     At most half are MPI jobs, since two busy-waiting ranks use two processors.
     """
     used = {device for planned in running for device in planned.probe.devices}
     closed = {device for planned in running if planned.probe.exclusive for device in planned.probe.devices}
-    chosen: list[Item] = []
+    chosen: list[Tour] = []
     for planned in waiting:
         if len(running) + len(chosen) >= jobs:
             break

@@ -1,9 +1,9 @@
 """Which probes share a tour's processes, and what becomes of a visit that does not pass.
 
-A visit that passes has passed: it did its own work and verified its own data. Any other visit does not count.
-Its probe is repeated alone, in fresh processes, and that outcome is judged. If the probe passes alone, the
-same visits are made before it again: if it then fails again, it fails because of them. Pairs of ranks make
-their visits in one launch, in turn (`supervise.launched_tour`).
+A visit that passes has passed: it did its own work and verified its own data. Any other visit does not
+count. Its probe is repeated alone, in fresh processes, and that outcome is judged if it is complete. If the
+probe passes alone, the same visits are made before it again: if it then fails again, it fails because of
+them. Pairs of ranks make their visits in one launch, in turn (`supervise.launched_tour`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from gpuipc_doctor.api import Check, loader
+from gpuipc_doctor.api.gpu import INITIALISATIONS
 from gpuipc_doctor.model import Device, Ending, Finding, Launch, Probe, ProbeOutcome, Status, Tier
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Confirmation, Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
+from gpuipc_doctor.supervise.assignment import StartSignal
 
 FEWEST = 3
 """Visits of a tour for which a further process pays."""
@@ -30,13 +32,25 @@ LIKE_FAILURES, FAILURES = 2, 4
 """Number of visits failed alike, and of all failed visits, after which the rest runs alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedTour:
-    """Probes to run in one set of processes. ``confirms``: only the last visit counts; the others are made
-    again because the last one failed after them."""
+@dataclass(eq=False)
+class Tour:
+    """Probes on their way, from the plan to their outcomes: one set of processes runs them in order. A tour
+    of one visit is a probe alone.
+
+    ``confirms``: number of visits to make again because the last of these failed, which alone counts; 0: all
+    visits count.
+    """
 
     visits: tuple[PlannedProbe, ...]
-    confirms: bool = False
+    confirms: int = 0
+    turn: StartSignal | None = None
+    """The start signal, if its workers were started early."""
+    outcomes: list[Future[ProbeOutcome | None]] = field(default_factory=list)
+    """Of each visit, once the workers start; None for a visit that is not made."""
+    made: int = 0
+    """Number of visits whose outcome was handled."""
+    apart: ProbeOutcome | None = None
+    """How its launch failed at first, if it was repeated."""
 
     @property
     def number(self) -> int:
@@ -48,53 +62,47 @@ class PlannedTour:
 
     @property
     def probe(self) -> Probe:
-        """A stand-in for all of them, with what the tour occupies."""
+        """The probe, or a stand-in for all of them, with what the tour occupies."""
+        if len(self.visits) == 1:
+            return self.visits[0].probe
         devices = dict.fromkeys(device for planned in self.visits for device in planned.probe.devices)
         return replace(self.visits[0].probe, devices=tuple(devices), exclusive=_is_exclusive(self.visits))
 
-
-@dataclass
-class RunningTour:
-    """A tour under way, with a future for the outcome of each visit; None for a visit that is not made."""
-
-    planned: PlannedTour
-    outcomes: list[Future[ProbeOutcome | None]]
-    made: int = 0
-    """Number of visits whose outcome was handled."""
-
-    @classmethod
-    def of(cls, planned: PlannedTour) -> RunningTour:
-        return cls(planned, [Future() for _ in planned.visits])
-
     @property
     def goes_on(self) -> bool:
-        return self.made < len(self.outcomes)
+        return self.made < (self.confirms or len(self.visits))
 
     @property
     def visit(self) -> PlannedProbe:
         """The visit under way."""
-        return self.planned.visits[self.made]
+        return self.visits[self.made]
 
     @property
     def outcome(self) -> Future[ProbeOutcome | None]:
         return self.outcomes[self.made]
 
     @property
-    def rest(self) -> tuple[PlannedProbe, ...]:
-        """The visits whose outcome was not handled."""
-        return self.planned.visits[self.made :]
+    def doubted(self) -> PlannedProbe:
+        """The visit that a tour confirms."""
+        return self.visits[self.confirms - 1]
+
+    def end(self) -> tuple[PlannedProbe, ...]:
+        """Make no more visits; returns those whose outcome was not handled."""
+        rest, self.made = self.visits[self.made :], len(self.visits)
+        return rest
 
 
 @dataclass
 class Tours:
     """Plans tours, and remembers the visits in doubt.
 
-    ``seed`` chooses the first device of a tour. ``isolate``: every probe runs alone. ``most``: maximum tours
-    of probes that could share one.
+    ``seed`` chooses the first device of a tour. ``isolate``: every probe runs alone. ``by_gpu``: only probes
+    on the same devices share a tour. ``most``: maximum tours of probes that could share one.
     """
 
     seed: int = 0
     isolate: bool = False
+    by_gpu: bool = False
     most: int = sys.maxsize
     doubts: dict[int, Doubt] = field(default_factory=dict)
     """By number of the planned probe."""
@@ -103,29 +111,41 @@ class Tours:
     ranks_apart: bool = False
     """Whether a launch failed to start its ranks, so that the pairs of all launches have their own."""
     not_together: list[tuple[ProbeOutcome, Finding]] = field(default_factory=list)
-    """Launches whose ranks did not all start, and what that means; complete at the end of the run."""
-    _again: dict[object, ProbeOutcome] = field(default_factory=dict)
-    """How a launch failed that is to be repeated, by `_processes` of its visits, some of which may be left
-    out meanwhile."""
+    """Launches whose ranks did not all start, and what that means."""
     _failures: Counter[object] = field(default_factory=Counter)
 
-    def plan(self, probes: Sequence[PlannedProbe], jobs: int) -> list[PlannedProbe | PlannedTour]:
+    def plan(self, probes: Sequence[PlannedProbe], jobs: int) -> list[Tour]:
         """Combine probes into tours, of which ``jobs`` may run at a time."""
         groups: dict[object, list[PlannedProbe]] = {}
         for planned in probes:
             alone = self.isolate or not can_share(planned)
-            groups.setdefault(planned.number if alone else _processes(planned), []).append(planned)
+            groups.setdefault(planned.number if alone else self._processes(planned), []).append(planned)
         return [
-            combined(share)
+            Tour(tuple(share))
             for group in groups.values()
             for share in _way_to_share(group)(group, min(jobs, self.most), self.seed)
         ]
 
-    def separate(self, item: PlannedProbe | PlannedTour) -> tuple[PlannedProbe | PlannedTour, ...]:
-        """The item's probes, if they must run alone now; a launch that is to be repeated stays."""
-        alone = self.isolate or (self.ranks_apart and item.probe.launch is not None)
-        is_due = isinstance(item, PlannedTour) and _processes(item.visits[0]) in self._again
-        return separated(item) if alone and not is_due else (item,)
+    def _processes(self, planned: PlannedProbe) -> object:
+        """Key that is equal for probes that the same processes can run.
+
+        Probes of array libraries are in one tour for each device. Of exclusive ones a tour has all libraries,
+        each in a process of its own; others have a tour for each library, and these run beside each other. A
+        role without partners can run its probes one after the other.
+        """
+        probe = planned.probe
+        how = (probe.exclusive, probe.concurrent) if len(probe.roles) > 1 else ()
+        library = bool(probe.library) if probe.exclusive else probe.library
+        on = probe.devices if planned.check.needs_allocators or self.by_gpu else ()
+        backends = tuple(dict.fromkeys(device.backend for device in probe.devices))
+        env = frozenset(probe.env.items())
+        launched = (planned.check.id, probe.launch.command, *probe.launch.env.items()) if probe.launch else ()
+        return backends, tuple(probe.roles), how, env, planned.repetition, on, library, launched
+
+    def separate(self, tour: Tour) -> Sequence[Tour]:
+        """The tour's probes, if they must run alone now; a tour that confirms stays."""
+        alone = self.isolate or (self.ranks_apart and tour.probe.launch is not None)
+        return singles(tour.visits) if alone and not tour.confirms and len(tour.visits) > 1 else [tour]
 
     def count_failure(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
         """Note that a visit did not pass."""
@@ -135,30 +155,12 @@ class Tours:
         worn_out = self._failures.total() >= FAILURES or self._failures[kind] >= LIKE_FAILURES
         self.isolate = self.isolate or worn_out
 
-    def start_apart(self, tour: PlannedTour, outcome: ProbeOutcome) -> tuple[PlannedProbe | PlannedTour, ...]:
-        """Handle a launch whose ranks did not all start; returns what is to run instead.
-
-        If MPI failed, the launch is repeated once.
-        """
-        launch = _processes(tour.visits[0])
-        again = self._again.pop(launch, None)
-        if again is None and conclusions.is_of_mpi(outcome):
-            self._again[launch] = outcome
-            return (tour,)
-        found = conclusions.of_apart(outcome, Confirmation.CAME_AGAIN if again else None)
-        self.not_together.append((outcome, found))
-        self.ranks_apart = True
-        return tour.visits
-
-    def note_start(self, tour: PlannedTour) -> None:
-        """Note that the ranks of a launch started, perhaps only when it was repeated."""
-        if first := self._again.pop(_processes(tour.visits[0]), None):
-            self.not_together.append((first, conclusions.of_apart(first, Confirmation.CAME_ONCE)))
-
-    def note_unrepeated(self, tour: PlannedTour, why: Finding) -> None:
-        """Note that a launch is not repeated, if it was to be."""
-        if first := self._again.pop(_processes(tour.visits[0]), None):
-            self.not_together.append((first, conclusions.of_apart(first, Confirmation.NOT_REPEATED, why)))
+    def note_apart(
+        self, outcome: ProbeOutcome, launched: Confirmation | None = None, why: Finding | None = None
+    ) -> None:
+        """Note that the ranks of a launch did not all start, and what became of its repetition."""
+        self.not_together.append((outcome, conclusions.of_apart(outcome, launched, why)))
+        self.ranks_apart = self.ranks_apart or launched is not Confirmation.CAME_ONCE
 
     def passes(self, planned: PlannedProbe, outcome: ProbeOutcome) -> bool:
         """Whether an outcome counts: it passes, or is a SKIP for a reason that holds also alone."""
@@ -177,24 +179,34 @@ class Tours:
             if outcome.completed and finding.status is Status.SKIP
         )
 
-    def is_in_doubt(self, item: PlannedProbe | PlannedTour) -> bool:
-        """Whether the item is a probe to be repeated alone."""
-        return isinstance(item, PlannedProbe) and item.number in self.doubts
+    def is_in_doubt(self, tour: Tour) -> bool:
+        """Whether the tour is a probe to be repeated alone."""
+        return len(tour.visits) == 1 and tour.number in self.doubts
 
     def needs_confirmation(self, planned: PlannedProbe) -> bool:
         """Whether a visit's failure is worth repeating after its probe passed alone."""
         doubt = self.doubts[planned.number]
         status = conclusions.worst(planned, doubt.outcome)
-        return bool(doubt.before) and status.severity > Status.SKIP.severity and not doubt.outcome.stopped
+        return status.severity > Status.SKIP.severity and not doubt.outcome.stopped
 
 
-def combined(visits: Sequence[PlannedProbe], *, confirms: bool = False) -> PlannedProbe | PlannedTour:
-    return PlannedTour(tuple(visits), confirms) if len(visits) > 1 else visits[0]
+def singles(probes: Iterable[PlannedProbe]) -> list[Tour]:
+    """A tour for each probe."""
+    return [Tour((planned,)) for planned in probes]
 
 
-def separated(item: PlannedProbe | PlannedTour) -> tuple[PlannedProbe | PlannedTour, ...]:
-    """The item's probes, each alone; a tour that confirms stays as it is."""
-    return item.visits if isinstance(item, PlannedTour) and not item.confirms else (item,)
+def decides(planned: PlannedProbe, first: ProbeOutcome, again: ProbeOutcome) -> bool:
+    """Whether a repetition tells more than what was seen first: it completed, or failed by itself."""
+    if again.completed or again.stopped:
+        return again.completed
+    return Status.FAIL is conclusions.worst(planned, again) or (
+        Status.FAIL is not conclusions.worst(planned, first)
+    )
+
+
+def is_of_start(outcome: ProbeOutcome) -> bool:
+    """Whether a process ended, or was stopped, while it initialised the driver."""
+    return outcome.blamed is not None and outcome.roles[outcome.blamed].operation in INITIALISATIONS
 
 
 def can_share(planned: PlannedProbe) -> bool:
@@ -226,23 +238,6 @@ def _importance(planned: PlannedProbe) -> tuple[Tier, bool]:
 def _order(checks: Sequence[str], planned: PlannedProbe) -> tuple[bool, int]:
     """Sort key: visits at which processes end come last."""
     return bool(planned.probe.ends), checks.index(planned.check.id)
-
-
-def _processes(planned: PlannedProbe) -> object:
-    """Key that is equal for probes that the same processes can run.
-
-    Probes of array libraries are in one tour for each device. Of exclusive ones a tour has all libraries,
-    each in a process of its own; others have a tour for each library, and these run beside each other. A role
-    without partners can run its probes one after the other.
-    """
-    probe = planned.probe
-    how = (probe.exclusive, probe.concurrent) if len(probe.roles) > 1 else ()
-    library = bool(probe.library) if probe.exclusive else probe.library
-    on = probe.devices if planned.check.needs_allocators else ()
-    backends = tuple(dict.fromkeys(device.backend for device in probe.devices))
-    env = frozenset(probe.env.items())
-    launched = (planned.check.id, probe.launch.command, *probe.launch.env.items()) if probe.launch else ()
-    return backends, tuple(probe.roles), how, env, planned.repetition, on, library, launched
 
 
 def _is_exclusive(group: Iterable[PlannedProbe]) -> bool:
@@ -319,6 +314,10 @@ def is_harmless(planned: PlannedProbe, outcome: ProbeOutcome) -> bool:
     """Whether a tour goes on after a visit: it passed, or found a reason to test nothing."""
     severity = conclusions.worst(planned, outcome).severity
     return outcome.completed and severity <= Status.SKIP.severity
+
+
+def has_hung(outcome: ProbeOutcome) -> bool:
+    return any(role.ending is Ending.HUNG for role in outcome.roles.values())
 
 
 def is_unkillable(outcome: ProbeOutcome) -> bool:

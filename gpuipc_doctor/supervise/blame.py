@@ -188,9 +188,10 @@ def _stopped(outcome: ProbeOutcome) -> Finding:
     role = outcome.roles[outcome.blamed]
     return Finding.error(
         "not-returned-in-budget",
-        f"{_CALL} had not returned when the time budget ended",
+        f"{_CALL} had not returned when the time budget ended, before its deadline ({{deadline:s}})",
         *_so_far(outcome),
         remedy="run this check alone or with a larger --budget to find out whether it hangs",
+        deadline=outcome.deadline_s,
         **_of(role),
     )
 

@@ -6,7 +6,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.model import AtRest, Ending, Launch, RoleOutcome
 from gpuipc_doctor.run import schedule
 from gpuipc_doctor.run.planner import PlannedProbe
-from gpuipc_doctor.run.tours import Tours
+from gpuipc_doctor.run.tours import Tour, Tours, singles
 from gpuipc_doctor.supervise.assignment import StartSignal
 from gpuipc_doctor.supervise.session import Session
 from tests.checks.judging import gpu
@@ -52,13 +51,17 @@ def test_spinning_ranks_have_one_processor_each() -> None:
     ranks = [planned(name, device) for name, device in (("first", FIRST), ("second", SECOND))]
     ranks = [replace(planned, probe=replace(planned.probe, launch=launch)) for planned in ranks]
     waiting = [*ranks, planned("other", SECOND)]
-    assert names(schedule._startable(waiting, [], jobs=2)) == ["first", "other"]
-    assert names(schedule._startable(ranks, [], jobs=1)) == ["first"]
-    assert names(schedule._startable(waiting, [], jobs=4)) == ["first", "second", "other"]
+    assert startable(waiting, [], jobs=2) == ["first", "other"]
+    assert startable(ranks, [], jobs=1) == ["first"]
+    assert startable(waiting, [], jobs=4) == ["first", "second", "other"]
 
 
-def names(probes: list[PlannedProbe]) -> list[str]:
-    return [planned.probe.name for planned in probes]
+def names(tours: Iterable[Tour]) -> list[str]:
+    return [tour.probe.name for tour in tours]
+
+
+def startable(waiting: list[PlannedProbe], running: list[PlannedProbe], jobs: int) -> list[str]:
+    return names(schedule._startable(singles(waiting), singles(running), jobs))
 
 
 def test_sharing_probes_start_first_then_exclusive_pairs_and_devices_then_ranks() -> None:
@@ -71,7 +74,7 @@ def test_sharing_probes_start_first_then_exclusive_pairs_and_devices_then_ranks(
         planned("shares", FIRST),
         planned("pair", FIRST, SECOND),
     ]
-    line = sorted(probes, key=schedule._priority)
+    line = sorted(singles(probes), key=schedule._priority)
     assert names(line) == ["shares", "pair", "pair, alone", "alone", "ranks"]
 
 
@@ -277,13 +280,12 @@ def test_probe_that_shares_a_device_starts_before_an_early_started_exclusive_one
     running = schedule.Schedule(session, Silent(), time.monotonic() + LIMIT_S)  # type: ignore[arg-type]
     running._quiet = Still(waits_itself=True)  # type: ignore[assignment]
     waits = [planned("second", FIRST, exclusive=True), planned("later", FIRST, exclusive=True)]
-    for probe in waits:
-        running._ahead[probe.number] = schedule._EarlyStart(probe, Future(), StartSignal())
+    running._early = early = singles(waits)
     ranks = planned("ranks", FIRST)
     ranks = replace(ranks, probe=replace(ranks.probe, launch=Launch(("mpiexec",))))
     shares, other = planned("shares", FIRST), planned("not yet", FIRST, exclusive=True)
-    line = sorted([ranks, other, *waits, shares], key=schedule._priority)
-    assert names(running._in_line(line)) == ["shares", "second", "later", "not yet", "ranks"]  # type: ignore[arg-type]
+    line = sorted([*singles([ranks, other]), *early, *singles([shares])], key=schedule._priority)
+    assert names(running._in_line(line)) == ["shares", "second", "later", "not yet", "ranks"]
 
 
 class EndsAhead(InTurn):
@@ -312,7 +314,7 @@ def test_probe_that_ended_before_its_signal_restarts_or_is_reported_as_unkillabl
     taken: dict[str, schedule.Ended] = {}
 
     def take(planned: PlannedProbe, ended: schedule.Ended) -> list[PlannedProbe]:
-        until("the second has ended", lambda: all(early.outcome.done() for early in running._ahead.values()))
+        until("the second has ended", lambda: all(early.outcome.done() for early in running._early))
         taken[planned.probe.name] = ended
         return []
 
@@ -329,8 +331,8 @@ def test_pairs_without_a_common_device_run_at_the_same_time() -> None:
         planned(f"{a}{b}", ring[a], ring[b], exclusive=True) for a, b in ((0, 1), (1, 2), (2, 3), (3, 0))
     ]
     shares = planned("shares", ring[0])
-    assert names(schedule._startable([*pairs, shares], [], jobs=4)) == ["01", "23"]
-    assert names(schedule._startable([pairs[1], pairs[3], shares], [pairs[0]], jobs=4)) == []
+    assert startable([*pairs, shares], [], jobs=4) == ["01", "23"]
+    assert startable([pairs[1], pairs[3], shares], [pairs[0]], jobs=4) == []
 
 
 def test_next_probe_for_a_device() -> None:
@@ -339,23 +341,23 @@ def test_next_probe_for_a_device() -> None:
         planned("later", FIRST, exclusive=True),
         planned("shares", SECOND),
     ]
-    assert names(list(schedule._next_in_line(probes))) == ["both"]
-    assert names(list(schedule._next_in_line(probes[1:]))) == ["later"]
+    assert names(schedule._next_in_line(singles(probes))) == ["both"]
+    assert names(schedule._next_in_line(singles(probes[1:]))) == ["later"]
 
 
 def test_sharing_probes_start_together_but_not_with_an_exclusive_one() -> None:
     running = [planned("alone", FIRST, exclusive=True)]
     waiting = [planned("a", FIRST), planned("b", SECOND), planned("c", SECOND), planned("d", SECOND)]
-    assert names(schedule._startable(waiting, running, jobs=3)) == ["b", "c"]
+    assert startable(waiting, running, jobs=3) == ["b", "c"]
 
 
 def test_waiting_pair_does_not_block_its_other_device() -> None:
     running = [planned("alone", FIRST, exclusive=True)]
     waiting = [planned("pair", FIRST, SECOND), planned("shares", SECOND)]
-    assert names(schedule._startable(waiting, running, jobs=4)) == ["shares"]
+    assert startable(waiting, running, jobs=4) == ["shares"]
 
 
 def test_waiting_exclusive_probe_runs_before_later_ones() -> None:
     running = [planned("shares", FIRST)]
     waiting = [planned("alone", FIRST, exclusive=True), planned("later", FIRST), planned("other", SECOND)]
-    assert names(schedule._startable(waiting, running, jobs=4)) == ["other"]
+    assert startable(waiting, running, jobs=4) == ["other"]

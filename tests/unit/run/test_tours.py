@@ -22,7 +22,7 @@ from gpuipc_doctor.run.conclusions import Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule, _priority
-from gpuipc_doctor.run.tours import PlannedTour, Tours, can_share
+from gpuipc_doctor.run.tours import Tour, Tours, can_share
 from gpuipc_doctor.supervise.launched_tour import NotTogether
 from tests.checks.judging import gpu
 from tests.unit.run.test_schedule import Still
@@ -56,9 +56,8 @@ def planned(*devices: Device, check: Check | None = None, **probe: Any) -> Plann
     return PlannedProbe(next(NUMBERS), check or Reads(), FILE, Probe("", roles, devices, **probe))
 
 
-def subjects(items: Iterable[PlannedProbe | PlannedTour]) -> list[list[str]]:
-    visits = (item.visits if isinstance(item, PlannedTour) else (item,) for item in items)
-    return [[each.probe.subject for each in group] for group in visits]
+def subjects(tours: Iterable[Tour]) -> list[list[str]]:
+    return [[each.probe.subject for each in tour.visits] for tour in tours]
 
 
 # -- which share one --------------------------------------------------------------------------------------
@@ -107,7 +106,6 @@ def test_first_device_rotates_with_the_seed_and_checks_keep_their_order() -> Non
     orders = [subjects(Tours(seed=seed).plan(probes, 1))[0] for seed in range(3)]
     assert [order[0] for order in orders] == ["cuda:0", "cuda:2", "cuda:1"]
     (tour,) = Tours(seed=1).plan(probes, 1)
-    assert isinstance(tour, PlannedTour)
     assert [each.check.id for each in tour.visits] == ["other"] * 3 + ["reads"] * 3
 
 
@@ -143,7 +141,6 @@ def test_pairs_of_two_devices_are_divided_although_one_device_exports() -> None:
     assert "cuda:0 > cuda:1" in shares[0]
     assert "cuda:0 > cuda:1" in shares[1]
     for tour in Tours().plan([*probes, *last], 4):
-        assert isinstance(tour, PlannedTour)
         order = [(bool(visit.probe.ends), visit.check.id) for visit in tour.visits]
         assert order == sorted(order, key=lambda one: (one[0], ["reads", "other"].index(one[1])))
     beyond = [*(planned(GPUS[place // 2]) for place in range(4)), *(planned(*GPUS[1:3]) for _ in range(8))]
@@ -176,7 +173,7 @@ def test_visits_with_one_array_library_follow_each_other(exclusive: bool) -> Non
     visits = [
         [(each.probe.library, each.check.id) for each in item.visits]
         for item in items
-        if isinstance(item, PlannedTour)
+        if len(item.visits) > 1
     ]
     cupy = [("CuPy", "reads")] * 2 + [("CuPy", "other")] * 2
     torch = [("PyTorch", "reads"), ("PyTorch", "other")]
@@ -192,7 +189,6 @@ def test_visits_at_which_processes_end_come_last() -> None:
             for device in GPUS
         ]
         for tour in Tours().plan(probes, 2):
-            assert isinstance(tour, PlannedTour)
             ends = [bool(visit.probe.ends) for visit in tour.visits]
             assert ends == sorted(ends)
 
@@ -229,24 +225,18 @@ def test_initialisations_of_all_checks(count: int, most: int) -> None:
 def test_what_most_applications_use_is_known_first() -> None:
     first = sorted(Tours().plan(all_checks(8), 4), key=_priority)[:4]
     for tour in first:
-        assert isinstance(tour, PlannedTour)
         checks = list(dict.fromkeys(visit.check.id for visit in tour.visits))
         assert checks[:4] == ["ipc-reopen", "ipc-handles", "ipc-kernels", "ipc-peer"]
     subjects_of_peer = {
-        visit.probe.subject
-        for tour in first
-        if isinstance(tour, PlannedTour)
-        for visit in tour.visits
-        if visit.check.id == "ipc-peer"
+        visit.probe.subject for tour in first for visit in tour.visits if visit.check.id == "ipc-peer"
     }
     assert len(subjects_of_peer) == 56
     assert sum(len(tour.probe.roles) for tour in first) == 8
 
 
-def initialisations(item: PlannedProbe | PlannedTour) -> int:
+def initialisations(tour: Tour) -> int:
     """Number of processes that initialise a driver if all visits pass."""
-    visits = item.visits if isinstance(item, PlannedTour) else (item,)
-    first = visits[0].probe
+    visits, first = tour.visits, tour.visits[0].probe
     roles = [role for role in first.roles if role not in first.starters and "spare" not in role]
     again = [a.probe.parts_from(b.probe) for a, b in itertools.pairwise(visits)]
     return len(roles) + sum(role in ends for role in roles for ends in again)
@@ -371,7 +361,7 @@ def test_failure_that_needs_the_visits_before_it_is_a_fail_with_its_history(how:
     status, evidence = found["cuda:2"]
     assert status is Status.FAIL
     assert evidence[-1] == "in the same processes before: reads on cuda:0, reads on cuda:1"
-    assert ["cuda:0", "cuda:1", "cuda:2"] in ran
+    assert ran.count([device.label for device in GPUS]) == 2  # so the processes see the same GPUs again
     assert [found[f"cuda:{number}"][0] for number in (0, 1, 3)] == [Status.PASS] * 3
 
 
@@ -388,11 +378,11 @@ def test_failure_that_comes_once_in_company_is_a_warning() -> None:
     status, evidence = found["cuda:2"]
     assert status is Status.WARN
     assert "SIGSEGV" in evidence[0]
-    assert ran.count(["cuda:0", "cuda:1", "cuda:2"]) == 1
+    assert ran.count([device.label for device in GPUS]) == 2
 
 
-def test_first_visit_of_a_tour_that_passes_alone_is_not_repeated_again() -> None:
-    """Its processes were fresh, so there is no history to repeat."""
+def test_first_visit_of_a_tour_that_passes_alone_is_repeated_beside_the_same_gpus() -> None:
+    """It was a PASS, as if nothing had been seen."""
     failed: list[PlannedProbe] = []
 
     def ends(item: PlannedProbe, before: list[PlannedProbe]) -> str:
@@ -402,7 +392,9 @@ def test_first_visit_of_a_tour_that_passes_alone_is_not_repeated_again() -> None
         return "right"
 
     found, ran = run(ends)
-    assert found["cuda:0"][0] is Status.PASS
+    status, evidence = found["cuda:0"]
+    assert status is Status.WARN
+    assert evidence[-1] == "in processes that see cuda:0, cuda:1, cuda:2, cuda:3"
     assert ran.count(["cuda:0"]) == 1
 
 
@@ -666,7 +658,6 @@ UNREPEATED = "not confirmed: the launch of 8 ranks was not repeated: "
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        pytest.param({"reads": ["not", "not"], "other": ["late"]}, [(2, "twice"), (1, AGAIN)], id="beside"),
         pytest.param({"reads": ["alone"]}, [(1, AGAIN)], id="all-alone-meanwhile"),
         pytest.param({"reads": ["not", "cut"]}, [(1, AGAIN)], id="cut-in-its-first-visit"),
         pytest.param({"reads": ["hung"]}, [(1, AGAIN)], id="without-its-first-visit"),
@@ -690,19 +681,6 @@ def test_launch_that_failed_once_is_repeated_whatever_became_of_the_others(
     assert [finding.status for finding in told] == [statuses[status] for status, _ in says]
     for finding, (_, text) in zip(told, says, strict=True):
         assert text in " ".join([sentences.summary(finding), *sentences.evidence(finding)])
-
-
-@pytest.mark.parametrize("on", [GPUS[:3], GPUS])
-def test_launch_of_which_too_little_is_left_says_why_it_was_not_repeated(on: list[Device]) -> None:
-    """All its devices but one, or all, are given up meanwhile."""
-    probes = launched(Reads(), *((device,) for device in GPUS))
-    node = ScriptedRanks(probes, {"reads": ["not"]})
-    node.schedule._reason_not_to_run = lambda item, _: (  # type: ignore[method-assign]
-        NotRun(Finding.skip("given-up", "hung twice")) if node.ran and item.probe.devices[0] in on else None
-    )
-    node.schedule.run(probes, 1, lambda item, ended: [])
-    ((_, told),) = node.schedule.tours.not_together
-    assert sentences.evidence(told)[-1] == f"{UNREPEATED}hung twice"
 
 
 def test_confirming_launch_that_does_not_start_ends_the_doubt() -> None:
