@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from gpuipc_doctor.api import NOISE_BYTES, Evidence, Finding, Json, Worker
+from gpuipc_doctor.api import (
+    NOISE_BYTES,
+    Evidence,
+    Finding,
+    RoleOutcome,
+    Worker,
+)
 from gpuipc_doctor.api.allocator import Allocator, Stream, give_back
 from gpuipc_doctor.api.program_memory import used_since_the_start
 
@@ -27,7 +33,7 @@ def time_release_beside(w: Worker, allocator: Allocator, stream: Stream, busy: S
     return seconds, w.clock() - began
 
 
-def judge_kept(allocator: str, program: Json) -> Finding | None:
+def judge_kept(allocator: str, program: RoleOutcome) -> Finding | None:
     """Judge whether free memory was released."""
     _, kept = cached_and_kept(program)
     if kept <= NOISE_BYTES + used_since_the_start(program)[1]:
@@ -42,25 +48,25 @@ def judge_kept(allocator: str, program: Json) -> Finding | None:
     )
 
 
-def cached_and_kept(program: Json) -> tuple[float, float]:
+def cached_and_kept(program: RoleOutcome) -> tuple[float, float]:
     """Bytes used after everything was freed, and after the cache was released."""
-    cached, *kept = used_since_the_start(program)[0][program["rounds"] :]
+    cached, *kept = used_since_the_start(program)[0][program.records["rounds"] :]
     return cached, max(kept)
 
 
-def gave_back(program: Json) -> Evidence:
+def gave_back(program: RoleOutcome) -> Evidence:
     cached, kept = cached_and_kept(program)
     says = "{call} released {returned:mib} of {cached:mib}"
-    return Evidence.seen(says, call=program["call"], returned=cached - kept, cached=cached)
+    return Evidence.seen(says, call=program.records["call"], returned=cached - kept, cached=cached)
 
 
-def release_time(program: Json) -> Evidence:
+def release_time(program: RoleOutcome) -> Evidence:
     """Evidence: how long releasing the cache took, and whether the release waits for kernels."""
-    times = program["release_s"]
+    times = program.records["release_s"]
     waits = times["beside"] - times["idle"] > times["kernel"] / 2
     return Evidence.measured(
         "{call} {waits} for kernels: {idle:ms} on an idle device, {beside:ms} during a kernel of {kernel:ms}",
-        call=program["call"],
+        call=program.records["call"],
         waits="waits" if waits else "does not wait",
         **times,
     )

@@ -85,7 +85,7 @@ def attach_many(w: Worker) -> None:
 
 def judge_many(done: ProbeOutcome) -> Iterable[Finding]:
     """Judge used memory, and the data of the pool that stays open."""
-    ledger = account(done.records["exporter"])
+    ledger = account(done.roles["exporter"])
     bad = list(ledger.judge(SMALL, len(ROUNDS)))
     if wrong := [line for record in done.records.values() for line in record["wrong"]]:
         says = "memory of a pool shows wrong data after an imported pointer was freed"

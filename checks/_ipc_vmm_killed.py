@@ -86,7 +86,7 @@ def write_and_die(w: Worker) -> None:
 
 def judge_killed(done: ProbeOutcome) -> Iterable[Finding]:
     exporter = done.records["exporter"]
-    bad, watched = list(judge_wrong(exporter)), account(exporter)
+    bad, watched = list(judge_wrong(exporter)), account(done.roles["exporter"])
     bad += watched.judge(exporter["nbytes"])
     says = "memory was released after its importer was killed"
     yield from bad or [Finding.ok("returned", says, *watched.evidence())]

@@ -63,7 +63,7 @@ def measure(done: ProbeOutcome, place: int, role: str) -> BufferGrowth:
     """Growth of the device at this ``place``, from the records of ``role``. If used memory moves by itself
     and the driver counts processes, it is that of both ranks' processes."""
     record, ranks = done.records[role], done.records.values()
-    idle = account(record).idle
+    idle = account(done.roles[role]).idle
     used = idle.without([*record["used"], *record.get("then", [])], record.get("at", []))
     control = idle.without(record["control"], record.get("control_at", []))
     doubt = idle.change_within(record["seconds"] * len(last_third(record["used"])))[1]

@@ -18,7 +18,7 @@ def begin_search(ended: ProbeOutcome) -> Search | None:
     if seed is None:
         return None
     run = RandomRun(generator(ended.params, len(ended.roles), seed))
-    latest = max(rank.get("at", 0) for rank in ended.records.values())
+    latest = max(rank.reached.at if rank.reached else 0 for rank in ended.roles.values())
     if found := met(ended, lambda _: run.operations_until(latest)):
         return searching.begin(run, found, figures(ended), ended.params["operations"])
     usages = [rank.get("usage", {}) for rank in ended.records.values()]

@@ -21,9 +21,9 @@ from gpuipc_doctor.api import (
     Context,
     Evidence,
     Finding,
-    Json,
     Probe,
     ProbeOutcome,
+    RoleOutcome,
     Series,
     Worker,
     account,
@@ -87,10 +87,10 @@ class AllocatorGrowth(Check):
         if found := blind(done) or judge_loss(done, lost):
             yield found
         elif done.completed:
-            program = done.records["program"]
-            hidden = judge_hidden(program, done.records["onlooker"])
+            program = done.roles["program"]
+            hidden = judge_hidden(program, done.roles["onlooker"])
             yield hidden or judge_plateau(done.probe, program)
-        if done.completed and (late := account(done.records["onlooker"]).entries[0].late()):
+        if done.completed and (late := account(done.roles["onlooker"]).entries[0].late()):
             yield late
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
@@ -101,13 +101,13 @@ class AllocatorGrowth(Check):
 
 def lost(done: ProbeOutcome) -> Finding | None:
     """The FAIL for growth, or for memory that was not released at the end; else None."""
-    program = done.records["program"]
+    program = done.roles["program"]
     return judge_growth(done.probe, program) or judge_kept(done.probe, program)
 
 
-def judge_growth(allocator: str, program: Json) -> Finding | None:
+def judge_growth(allocator: str, role: RoleOutcome) -> Finding | None:
     """Judge whether used memory keeps growing while allocated memory stays constant."""
-    used, doubt = used_since_the_start(program)
+    program, (used, doubt) = role.records, used_since_the_start(role)
     growth, reserved = (lasting(each[: program["rounds"]]) for each in (used, program["samples"]["reserved"]))
     block = program["live"] / BLOCKS
     if growth.low <= KEPT * block + doubt / program["rounds"]:
@@ -122,18 +122,18 @@ def judge_growth(allocator: str, program: Json) -> Finding | None:
         Evidence.seen(
             "the allocator's reserved memory grows by {reserved:mib} each round", reserved=reserved.estimate
         ),
-        gave_back(program),
+        gave_back(role),
         allocator=allocator,
         growth=growth.estimate,
         live=program["live"],
     )
 
 
-def judge_plateau(allocator: str, program: Json) -> Finding:
+def judge_plateau(allocator: str, role: RoleOutcome) -> Finding:
     """Judge how much memory is reserved once usage levels off."""
-    rounds = program["rounds"]
-    times = max(used_since_the_start(program)[0][rounds // 2 : rounds]) / program["live"]
-    told = (gave_back(program), release_time(program))
+    program, rounds = role.records, role.records["rounds"]
+    times = max(used_since_the_start(role)[0][rounds // 2 : rounds]) / program["live"]
+    told = (gave_back(role), release_time(role))
     if times > HIGH:
         says = "{allocator}: holds {times:times} times the allocated memory"
         return Finding.warn("holds-much", says, *told, allocator=allocator, times=times)

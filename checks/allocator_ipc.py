@@ -22,6 +22,7 @@ from gpuipc_doctor.api import (
     Evidence,
     Finding,
     Ledger,
+    Observed,
     Probe,
     ProbeOutcome,
     Worker,
@@ -70,7 +71,7 @@ class AllocatorIpc(Check):
                     allocator=done.probe,
                 )
             )
-        bad += account(exporter).judge(exporter["piece"])
+        bad += account(done.roles["exporter"]).judge(exporter["piece"])
         yield from bad
         if not bad:
             yield Finding.ok(
@@ -146,6 +147,7 @@ def share_blocks(w: Worker, allocator: Allocator, stream: Stream, exchanged: lis
     handles = unless_refused(lambda: [block.ipc_handle() for block in blocks])
     if isinstance(handles, DriverError):
         w.record(refused=str(handles))
+        w.observe(Observed.REFUSED, str(handles))
         w.peer.send([])
     else:
         pieces = dict(w.gpu.allocation_of(block.address) for block in blocks)

@@ -77,8 +77,8 @@ class AllocatorPressure(Check):
         if not done.completed:
             yield from filter(None, [loss])
             return
-        program, after = done.records["program"], account(done.records["onlooker"]).entries[0]
-        loss = loss or judge_hidden(program, done.records["onlooker"])
+        program, after = done.records["program"], account(done.roles["onlooker"]).entries[0]
+        loss = loss or judge_hidden(done.roles["program"], done.roles["onlooker"])
         found = [*judge_data(done), *filter(None, [loss or after.late()])]
         says = "{allocator}: filled {times} times within {room:mib}, data correct, all released"
         told, times = given_back(program["releases_s"]), CYCLES * len(PARTS)
@@ -109,7 +109,7 @@ def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
 def lost(done: ProbeOutcome) -> Finding | None:
     """The FAIL if memory stayed in use after the program released everything."""
     program = done.records["program"]
-    used, doubt = used_since_the_start(program)
+    used, doubt = used_since_the_start(done.roles["program"])
     kept = used[-1]
     if kept <= NOISE_BYTES + doubt:
         return None

@@ -86,21 +86,22 @@ class DriverPoolRelease(Check):
             )
             return
         nbytes = seen["nbytes"]
-        bad = [*judge_data(seen), *account(seen).judge(nbytes, PIECES), *judge_trimmed(seen)]
+        watched = account(done.roles["allocator"])
+        bad = [*judge_data(seen), *watched.judge(nbytes, PIECES), *judge_trimmed(seen)]
         found = bad or list(judge_threshold(seen))
         yield from found
         if not found:
             yield Finding.ok(
                 "returned",
                 "pools released memory at the threshold, when trimmed and destroyed; {verified:mib} verified",
-                *account(seen).evidence(),
+                *watched.evidence(),
                 "a pool that was trimmed while half of its memory was allocated kept that half",
                 verified=nbytes + len(ROUNDS) * CHECKED,
             )
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
-        if "ledger" in done.records["allocator"]:
-            yield from account(done.records["allocator"]).series()
+        if done.roles["allocator"].ledgers:
+            yield from account(done.roles["allocator"]).series()
 
 
 def judge_data(seen: Json) -> Iterable[Finding]:

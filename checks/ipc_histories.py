@@ -102,7 +102,7 @@ class IpcHistories(Check):
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         labels = [device.label for device in done.devices]
-        crew, watch = done.records["crew"], done.records["watch"]
+        crew, watch = done.records["crew"], done.roles["watch"]
         watched = [account(watch, label if place else "") for place, label in enumerate(labels)]
         first = crew["explored"]["first"]
         grew = first and (first["what"], first["name"]) == ("leak", "device")

@@ -18,6 +18,7 @@ from gpuipc_doctor.api import (
     Finding,
     IpcMapping,
     Memory,
+    Observed,
     Probe,
     ProbeOutcome,
     Worker,
@@ -111,6 +112,7 @@ def export(w: Worker) -> None:
 def open_from_peer(w: Worker) -> None:
     with w.gpu.open_ipc(w.peer.recv()) as mapping:
         wrong = difference(mapping.read(NBYTES), pattern(NBYTES))
+        w.observe(Observed.WRONG, wrong)
         w.record(wrong=wrong, exchanged=exchange_as_importer(w, mapping, NBYTES))
         w.peer.recv()  # the exporter has written for the copies
         w.record(copied=copy_both_ways(w, mapping))

@@ -65,7 +65,7 @@ class IpcPool(Check):
 
 
 def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
-    watched = account(done.records["exporter"])
+    watched = account(done.roles["exporter"])
     bad = [*judge_wrong(done), *judge_exchange(done), *watched.judge(NBYTES, POINTERS)]
     says = "{nbytes:mib} verified in both directions; memory released"
     yield from bad or [Finding.ok("right", says, *watched.evidence(), nbytes=POINTERS * NBYTES)]

@@ -16,6 +16,7 @@ from gpuipc_doctor.api import (
     Context,
     Evidence,
     Finding,
+    Observed,
     Probe,
     ProbeOutcome,
     Tier,
@@ -35,6 +36,8 @@ GLANCE = 1 << 20
 
 SEGMENTS = {"control": (1, 2), "tested": (1, 2, 3)}
 """Set → numbers of its segments, from 1; the control leaves out the largest, which takes time to verify."""
+
+CONTROL = f"{len(SEGMENTS['control'])} segments opened twice in the same context"
 
 VARIANTS = ("destroy-context", "reset-primary")
 """Ways to end the context. To save 0.1 s, the prolog tier tries only the first, that of the bug report."""
@@ -65,7 +68,7 @@ class IpcReopen(Check):
             yield Finding.ok(
                 "reopened",
                 "{segments} segments reopened ({variant}), {nbytes:mib} verified",
-                Evidence.control(importer["control"]),
+                Evidence.control(CONTROL),
                 segments=len(SEGMENTS["tested"]),
                 nbytes=sum(SIZES[number - 1] for number in SEGMENTS["tested"]),
                 variant=done.probe,
@@ -103,7 +106,7 @@ def reopen(w: Worker) -> None:
     exchanged: list[str] = []
     wrong = open_all(w, control, "first open of control segment")
     wrong += open_all(w, control, "in the same context: second open of control segment", exchanged)
-    w.record(control=f"{len(control)} segments opened twice in the same context")
+    w.observe(Observed.CONTROL, CONTROL)
     wrong += open_all(w, tested, "first open of segment")
     with w.step("end the context"):
         context.destroy()

@@ -39,6 +39,7 @@ from gpuipc_doctor.api import (
     Context,
     Device,
     Finding,
+    Observed,
     Probe,
     ProbeOutcome,
     Tier,
@@ -158,7 +159,9 @@ def groups_of_devices(ctx: Context) -> Iterator[tuple[Device, ...]]:
 def take_part(w: Worker) -> None:
     if not w.mpi.rank:
         first_line = w.mpi.library_version().partition("\n")[0].partition(",")[0]
-        w.record(library=" ".join(first_line.replace("Version:", "").split()))
+        library = " ".join(first_line.replace("Version:", "").split())
+        w.record(library=library)
+        w.observe(Observed.LIBRARY, library)
     group = GroupCalls(w)
     kinds = group.memories.kinds
     granule = w.gpu.granule if VMM in kinds else 1
@@ -176,7 +179,7 @@ def take_part(w: Worker) -> None:
         lacks += soak(w, group, made)
         w.record(lacks=lacks)
     repeat(w, group)
-    w.record(unsupported="")
+    w.excuse("")
     w.mpi.finalize()
 
 
@@ -198,13 +201,8 @@ def soak(w: Worker, group: GroupCalls, made: Counter[str]) -> list[str]:
 
 def note(w: Worker, case: Case) -> None:
     """Record the case that follows. If it ends the rank, documentation decides what that means."""
-    w.record(
-        number=case.number,
-        call=case.call,
-        memory=case.memory,
-        case=str(case),
-        unsupported=documented_gap(case.call, case.memory, w.params["unsupported"]),
-    )
+    w.record(number=case.number, call=case.call, memory=case.memory, case=str(case))
+    w.excuse(documented_gap(case.call, case.memory, w.params["unsupported"]))
 
 
 def record(w: Worker, group: GroupCalls, made: Counter[str]) -> None:

@@ -139,7 +139,7 @@ def explore(w: Worker) -> None:
     drawn, rank = generator(w.params, w.mpi.size, seed), Rank(w)
     done, performed, began = Counter[str](), 0, w.clock()
     usage: dict[str, list[int]] = {}
-    w.record(seed=seed, trying=0)
+    w.record(seed=seed)
     while performed < w.params["operations"]:
         made = drawn.epoch()
         with w.step(f"operations from {performed + 1} on"):
@@ -158,7 +158,6 @@ def explore(w: Worker) -> None:
 
 def try_histories(w: Worker) -> None:
     for number, history in enumerate(w.params["tries"]):
-        w.record(trying=number)
         tried = results.history_from_json(history)
         rounds: Iterable[int] = range(1)
         if tried.times >= CERTAIN:  # for what each repetition leaves
@@ -166,7 +165,7 @@ def try_histories(w: Worker) -> None:
             tried = replace(tried, times=1)
         made = steps_of(tried)
         for each in rounds:
-            rank = Rank(w)
+            rank = Rank(w, number)
             with w.step(f"history {number + 1} of {len(w.params['tries'])}, repetition {each + 1}"):
                 rank.perform(made)
                 rank.end()

@@ -142,7 +142,7 @@ def exchange(w: Worker) -> None:
         latencies, repeated = time_there_and_back(w, device, [size for size in timed if size not in lost])
     w.record(messages=len(safe), wrong=wrong, wrong_repeated=repeated, latencies=latencies)
     if small := [latency for latency in latencies if latency.size not in LARGE_MESSAGES]:
-        w.record(price=(small[-1].median * 1e6, f"µs at {small[-1].size} B"))
+        w.price(small[-1].median * 1e6, f"µs at {small[-1].size} B")
     w.mpi.finalize()
 
 

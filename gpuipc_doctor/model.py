@@ -569,6 +569,34 @@ class Calls:
     seconds: float
 
 
+class Observed(enum.Enum):
+    """Names of the texts that `Worker.observe` keeps. Each becomes evidence if the role fails later."""
+
+    CONTROL = "control"
+    WRONG = "wrong"
+    REFUSED = "refused"
+    LIBRARY = "library"
+    TRANSPORTS = "transports"
+    WARNED = "warned"
+
+
+class Reached(NamedTuple):
+    """How far a rank has come in a launch that performs histories of messages.
+
+    ``trying``: index of the history in the launch; ``at`` and ``do``: index and name of the operation.
+    ``waits_for``: index of the operation whose request is being waited for at the end.
+    """
+
+    trying: int
+    at: int
+    do: str
+    waits_for: int | None = None
+
+
+_UNREPORTED = {"reported": False}
+"""Metadata of a field that the engine needs during the run and that documents omit."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoleOutcome:
     """How one role ended.
@@ -599,6 +627,36 @@ class RoleOutcome:
     start_up_s: float = 0.0
     """Seconds before the role began: for the interpreter, imports and, with MPI, the launcher."""
     calls: tuple[Calls, ...] = ()
+    observed: Mapping[str, str] = field(default_factory=dict, metadata=_UNREPORTED)
+    """Value of an `Observed` → the text."""
+    unsupported: str = field(default="", metadata=_UNREPORTED)
+    """What the library does not support, by documentation: an end in a call is then no fault."""
+    acts_for: str = field(default="", metadata=_UNREPORTED)
+    """The check to which a failure belongs, if several checks share the launch."""
+    tested: Mapping[str, str] = field(default_factory=dict, metadata=_UNREPORTED)
+    """Library of collectives → its version as it reports it."""
+    price: tuple[float, str] | None = field(default=None, metadata=_UNREPORTED)
+    """Figure and unit, which show the cost of a workaround."""
+    reached: Reached | None = field(default=None, metadata=_UNREPORTED)
+    ledgers: Mapping[str, Json] = field(default_factory=dict, metadata=_UNREPORTED)
+    """Label of a device, empty for the role's own → what `api.ledger` recorded."""
+    loop: Mapping[str, Json] | None = field(default=None, metadata=_UNREPORTED)
+    """The samples so far of the loop that `api.ledger` watches; None between loops."""
+    usage: Mapping[str, Mapping[str, Json]] = field(default_factory=dict, metadata=_UNREPORTED)
+    """Repeated operation → the process's figures after each repetition (`api.process_ledger`)."""
+    lacking: Sequence[str] = field(default=(), metadata=_UNREPORTED)
+    """Required capabilities that the role's GPU lacks."""
+    kinds: Sequence[str] = field(default=(), metadata=_UNREPORTED)
+    """The kinds of GPU that lack features by design, if a call was not supported."""
+    memory: Sequence[tuple[int, int]] = field(default=(), metadata=_UNREPORTED)
+    """(free, total) bytes of each device after a call that ran out of memory."""
+    holders: Sequence[Mapping[str, Json]] = field(default=(), metadata=_UNREPORTED)
+    """The processes that held the memory then (`Gpu.memory_holders`)."""
+    loaded: Sequence[str] | None = field(default=None, metadata=_UNREPORTED)
+    """Fabric libraries that the rank had loaded; None if it did not initialise MPI."""
+    at_rest: Sequence[int | None] = field(default=(), metadata=_UNREPORTED)
+    """Bytes in use on each device when the role began, None where it did not wait; empty if it waited for
+    none."""
 
 
 @dataclass(frozen=True, slots=True)

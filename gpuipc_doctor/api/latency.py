@@ -68,7 +68,7 @@ def record_bandwidth(w: Worker, nbytes: int) -> None:
     """Record the bandwidth in both directions, which shows the cost of a workaround."""
     with w.gpu.alloc(nbytes) as buffer, w.step("measure the bandwidth"):
         times = w.mpi.ping_pong(buffer.address, nbytes, 1 - w.mpi.rank, LARGE_ROUNDS)
-    w.record(price=(nbytes / min(times) / 1e9, "GB/s"))
+    w.price(nbytes / min(times) / 1e9, "GB/s")
 
 
 def figures(latencies: Iterable[Latency]) -> Iterator[Evidence]:

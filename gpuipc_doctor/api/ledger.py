@@ -19,7 +19,7 @@ from gpuipc_doctor.api.gpu import Gpu
 from gpuipc_doctor.api.idle_counter import STILL, WIDER, IdleCounter, Reading, Window, window_of
 from gpuipc_doctor.api.slopes import Slope, block_of, is_even, slope, smallest_found
 from gpuipc_doctor.api.worker import Worker
-from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Line, ProbeOutcome, Series
+from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Line, ProbeOutcome, RoleOutcome, Series
 
 ODD_BYTES = 37 << 20
 """Bytes of the test allocation: small for a GPU, and a size that other processes are unlikely to allocate."""
@@ -106,7 +106,7 @@ class Ledger:
     def __init__(self, w: Worker, gpu: Gpu | None = None) -> None:
         self._w = w
         self._gpu = gpu or w.gpu
-        self._record_name = _record_name("" if self._gpu is w.gpu else self._gpu.device.label)
+        self._name = "" if self._gpu is w.gpu else self._gpu.device.label
         self._rises: list[list[int]] = []
         self._entries: dict[str, Json] = {}
         self._loops: dict[str, Json] = {}
@@ -259,7 +259,7 @@ class Ledger:
         used = self.used()
         self._running["rounds"].append(number)
         self._running["used"].append(int(used))
-        self._w.record(running=self._running)
+        self._w.keep_loop(self._running)
         return used
 
     def watch(self, end: str, act: Callable[[], object]) -> None:
@@ -365,7 +365,7 @@ class Ledger:
             self.watch_idle(at[-1] - at[0] if at else IDLE_S)
         self._loops[what] = {**told, "at": at, "control_at": control_at}
         self._running = {}
-        self._w.record(running=None)
+        self._w.keep_loop(None)
         self._record()
 
     def _beyond(self, mark: int) -> Reading:
@@ -375,7 +375,7 @@ class Ledger:
         device = self._gpu.device.label
         told = {"device": device, "rises": self._rises, "entries": self._entries, "loops": self._loops}
         late = {"late_s": self._late_s, "call": self._gpu.name_of("mem-info")} if self._late_s else {}
-        self._w.record(**{self._record_name: told | {"sizes": self._sizes, "idle": self._idle} | late})
+        self._w.keep_ledger(self._name, told | {"sizes": self._sizes, "idle": self._idle} | late)
 
 
 def ledger_in_turn(w: Worker) -> Ledger:
@@ -801,9 +801,9 @@ class Account:
         return [loop.series(self.device) for loop in self.loops]
 
 
-def account(record: Mapping[str, Json], device: str = "") -> Account:
-    """A role's entries, from its records. ``device``: label of a device that is not the role's own."""
-    told = record[_record_name(device)]
+def account(role: RoleOutcome, device: str = "") -> Account:
+    """A role's entries. ``device``: label of a device that is not the role's own."""
+    told = role.ledgers[device]
     idle = IdleCounter(told.get("idle", ()))
     return Account(
         told["device"],
@@ -817,23 +817,19 @@ def account(record: Mapping[str, Json], device: str = "") -> Account:
     )
 
 
-def _record_name(device: str) -> str:
-    return f"ledger of {device}" if device else "ledger"
-
-
 def accounts(done: ProbeOutcome) -> list[Account]:
     """One account per device; if both roles use the same device, their accounts are the same."""
     roles = ("exporter", "importer")[: len(done.devices)]
-    return [account(done.records[role]) for role in roles if "ledger" in done.records.get(role, {})]
+    return [account(done.roles[role]) for role in roles if role in done.roles and done.roles[role].ledgers]
 
 
-def filled(record: Mapping[str, Json]) -> Finding | None:
+def filled(role: RoleOutcome) -> Finding | None:
     """Judge a loop in which a call ran out of memory: the FAIL if the loop itself filled the device, else
     None.
 
     Without a control, used memory must have risen steadily, and by most of the free memory.
     """
-    if not (running := record.get("running")):
+    if not (running := role.loop):
         return None
     rounds, used = running["rounds"], running["used"]
     if len(used) < FEWEST_SAMPLES:
@@ -855,7 +851,7 @@ def filled(record: Mapping[str, Json]) -> Finding | None:
 
 def blind(done: ProbeOutcome) -> Finding | None:
     """An ERROR if a counter that a role watched did not move, else None."""
-    watched = (account(record) for record in done.records.values() if "ledger" in record)
+    watched = (account(role) for role in done.roles.values() if "" in role.ledgers)
     return next(filter(None, (each.blind() for each in watched)), None)
 
 

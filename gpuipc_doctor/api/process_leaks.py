@@ -37,9 +37,6 @@ _HEAP_BYTES = 16 << 10
 
 _STATUS = re.compile(rb"^(Threads|VmSize|VmData):\s+(\d+)", re.M)
 
-_RECORD = "after each "
-"""Prefix of the records that `watched` makes; the operation follows."""
-
 
 def watched(
     w: Worker, what: str, rounds: Iterable[Round], times: int = 1, *, but: Collection[str] = ()
@@ -60,7 +57,7 @@ def watched(
             if name not in but:
                 samples.setdefault(name, []).append(figure)
     last = {name: figures if numbers else last_third(figures) for name, figures in samples.items()}
-    w.record(**{f"{_RECORD}{what}": {"times": times, **last}})
+    w.keep_usage(what, {"times": times, **last})
 
 
 def figures_of_process() -> dict[str, int]:
@@ -145,10 +142,9 @@ _LOSSES: Mapping[str, _Loss] = {
 def judge_processes(done: ProbeOutcome) -> Iterator[Finding]:
     """A finding for each kind of loss per repetition in the roles' processes, largest first."""
     lost: list[dict[str, Json]] = [
-        {"role": role, "what": record.removeprefix(_RECORD), **_lost(samples)}
-        for role, records in done.records.items()
-        for record, samples in records.items()
-        if record.startswith(_RECORD)
+        {"role": name, "what": what, **_lost(samples)}
+        for name, role in done.roles.items()
+        for what, samples in role.usage.items()
     ]
     for name, loss in _LOSSES.items():
         growths = sorted((loss for loss in lost if loss[name]), key=lambda one: -one[name])

@@ -52,7 +52,7 @@ def judge_loss(done: ProbeOutcome, judge: Judge) -> Finding | None:
 
 
 def _after(done: ProbeOutcome) -> Entry:
-    watcher = next(record for role, record in done.records.items() if role != "program")
+    watcher = next(role for name, role in done.roles.items() if name != "program")
     return account(watcher).entries[0]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gpuipc_doctor.api.allocator import Allocator
 from gpuipc_doctor.api.ledger import NOISE_BYTES, Ledger, account, tell_loaded
 from gpuipc_doctor.api.worker import Worker
-from gpuipc_doctor.model import Evidence, Finding, Json, Line, Mark, Series
+from gpuipc_doctor.model import Evidence, Finding, Json, Line, Mark, RoleOutcome, Series
 
 _LINES = {"used": "used on the device", "reserved": "reserved by the allocator", "allocated": "allocated"}
 
@@ -55,12 +55,12 @@ class MemorySamples:
         return {name: getattr(self, name) for name in ("seconds", *_LINES, "own", "marks")}
 
 
-def used_since_the_start(record: Mapping[str, Json]) -> tuple[list[float], float]:
+def used_since_the_start(role: RoleOutcome) -> tuple[list[float], float]:
     """Bytes used at each sample, and how far they may be wrong because the device's count moves by itself.
 
     If it does, the bytes of this process count instead, where the driver reports them.
     """
-    samples, idle = record["samples"], account(record).idle
+    samples, idle = role.records["samples"], account(role).idle
     if not idle.moves:
         return samples["used"], 0.0
     if None not in samples["own"]:
@@ -69,7 +69,7 @@ def used_since_the_start(record: Mapping[str, Json]) -> tuple[list[float], float
     return used, idle.change_within(samples["seconds"][-1])[1]
 
 
-def judge_hidden(program: Mapping[str, Json], onlooker: Mapping[str, Json]) -> Finding | None:
+def judge_hidden(program: RoleOutcome, onlooker: RoleOutcome) -> Finding | None:
     """The ERROR if used memory moves by itself so much that a loss would not have been noticed."""
     watched = account(onlooker)
     doubt = max(used_since_the_start(program)[1], *(entry.doubt for entry in watched.entries))

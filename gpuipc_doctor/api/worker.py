@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,19 +9,7 @@ from typing import Any, NoReturn, Protocol
 
 from gpuipc_doctor.api.allocator import Allocator
 from gpuipc_doctor.api.gpu import Buffer, DriverError, Gpu, GpuStream, Memory
-from gpuipc_doctor.model import AtRest, Json
-
-
-class TellingRecord(enum.Enum):
-    """Names of records that explain a role's failure: their text becomes evidence. All other records only
-    show where the role ran."""
-
-    CONTROL = "control"
-    WRONG = "wrong"
-    REFUSED = "refused"
-    LIBRARY = "library"
-    TRANSPORTS = "transports"
-    WARNED = "warned"
+from gpuipc_doctor.model import AtRest, Json, Observed
 
 
 class Peer(Protocol):
@@ -357,7 +344,35 @@ class Worker(Protocol):
         block."""
 
     def record(self, **facts: Json) -> None:
-        """Keep facts for ``judge``; they survive a later crash of this worker. See `TellingRecord`."""
+        """Keep facts for ``judge``; they survive a later crash of this worker. Only the check reads them."""
+
+    def observe(self, name: Observed, text: str) -> None:
+        """Keep a text that becomes evidence if this role fails later; the latest of each name counts."""
+
+    def excuse(self, gap: str) -> None:
+        """From now on, an end of this role in a call is a SKIP: by documentation, its library does not
+        support ``gap``. An empty text ends that."""
+
+    def act_for(self, check: str) -> None:
+        """From now on, a failure of this role belongs to this one of the checks that share its launch."""
+
+    def tested(self, library: str, version: str) -> None:
+        """Keep the version that a library of collectives (``nccl``) reports."""
+
+    def price(self, figure: float, unit: str) -> None:
+        """Keep a figure that shows the cost of a workaround if the probe is rerun with one."""
+
+    def reach(self, trying: int, at: int, do: str, waits_for: int | None = None) -> None:
+        """Keep how far this rank has come in its history. See `model.Reached`."""
+
+    def keep_ledger(self, device: str, entries: Json) -> None:
+        """For `api.ledger`: keep the entries of a device, empty for the role's own."""
+
+    def keep_loop(self, loop: Json) -> None:
+        """For `api.ledger`: keep the samples so far of a watched loop; None after it."""
+
+    def keep_usage(self, what: str, figures: Json) -> None:
+        """For `api.process_ledger`: keep the process's figures after each repetition of an operation."""
 
     def tell(self, news: Json) -> None:
         """For endless probes: send a message to the probe's listener at once, and begin a new journal."""

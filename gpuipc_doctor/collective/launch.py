@@ -11,6 +11,7 @@ from gpuipc_doctor.api import (
     Context,
     Finding,
     Json,
+    Observed,
     Probe,
     ProbeOutcome,
     Tier,
@@ -92,19 +93,20 @@ def launches(ctx: Context) -> Iterator[Probe | Finding]:
 def take_part(w: Worker) -> None:
     """A rank's part in all collective checks."""
     crew, room = Crew(w), w.params["room"]
-    w.record(check="collective-start")
+    w.act_for("collective-start")
     library = w.collectives(w.params["library"])
     version = library.version
     w.record(version=version)
+    w.tested(w.params["name"].lower(), version)
     if crew.rank == 0:
-        w.record(library=f"{w.params['name']} {version}, {w.params['file']}")
+        w.observe(Observed.LIBRARY, f"{w.params['name']} {version}, {w.params['file']}")
     w.gpu.primary_context()
     began = w.clock()
     with w.step("first communicator"):
         comm = crew.begin(library)
     first_s = w.clock() - began
 
-    w.record(check="collective-data")
+    w.act_for("collective-data")
     results = data.Results()
     began = w.clock()
     data.run(w, library, comm, [data.first_case(crew.size)], results)
@@ -118,14 +120,14 @@ def take_part(w: Worker) -> None:
     w.record(**results.record, lacks=missing)
     _tell_transports(w, crew, library)
 
-    w.record(check="collective-speed")
+    w.act_for("collective-speed")
     figures = bandwidth.measure(w, crew, comm, room)
     if "seconds" in figures:
         rate = bandwidth.bus(crew.size, figures["nbytes"], figures["seconds"])
-        w.record(price=(rate / 1e9, "GB/s bus bandwidth"))
+        w.price(rate / 1e9, "GB/s bus bandwidth")
     w.record(speed=figures)
 
-    w.record(check="collective-start")
+    w.act_for("collective-start")
     w.record(registered=communicators.registered(w, library, comm))
     with w.step("end of the first communicator"):
         comm.destroy()
@@ -152,4 +154,4 @@ def _tell_transports(w: Worker, crew: Crew, library: Collectives) -> None:
     found = channels.by_transport(library.log())
     w.record(channels=found)
     if crew.rank == 0 and found:
-        w.record(transports=channels.in_words(found))
+        w.observe(Observed.TRANSPORTS, channels.in_words(found))

@@ -11,7 +11,7 @@ from functools import cache
 
 from gpuipc_doctor.histories.message_model import OF_ALL, Message, Part
 from gpuipc_doctor.histories.message_performer import END, Steps
-from gpuipc_doctor.model import ProbeOutcome, RoleOutcome
+from gpuipc_doctor.model import ProbeOutcome, Reached, RoleOutcome
 
 _LOCAL = frozenset({"isend", "issend", "irecv", "start"})
 """Operations that return before their messages are matched."""
@@ -25,41 +25,40 @@ def lost(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> RoleOutcome:
     """
     steps = cache(steps)
     pending = {
-        process: role
+        process: (role, role.reached)
         for process, role in enumerate(ended.roles.values(), 1)
-        if role.operation and "at" in role.records
+        if role.operation and role.reached
     }
 
-    def waits(role: RoleOutcome, process: int) -> bool:
-        trying, at = _reached(role)
+    def waits(role: RoleOutcome, reached: Reached, process: int) -> bool:
         needs = (
-            [(other, at) for other in pending]
+            [(other, reached.at) for other in pending]
             if _is_collective(role)
-            else _matching(process, role.records["do"], steps(trying)[at][1].parts)
+            else _matching(process, reached.do, steps(reached.trying)[reached.at][1].parts)
         )
-        return any(_reached(pending[by]) < (trying, needed) for by, needed in needs if by in pending)
+        return any(pending[by][1][:2] < (reached.trying, needed) for by, needed in needs if by in pending)
 
     def order(process: int) -> tuple[bool, bool, tuple[int, int], bool]:
-        role = pending[process]
-        return role.operation.startswith("MPI_"), waits(role, process), _reached(role), _is_collective(role)
+        role, reached = pending[process]
+        is_of_mpi = role.operation.startswith("MPI_")
+        return is_of_mpi, waits(role, reached, process), reached[:2], _is_collective(role)
 
-    return pending[min(pending, key=order)]
-
-
-def _reached(role: RoleOutcome) -> tuple[int, int]:
-    """(index of the history in the launch, index of the operation in the history)."""
-    return role.records["trying"], role.records["at"]
+    return pending[min(pending, key=order)][0]
 
 
 def is_last_wait(role: RoleOutcome) -> bool:
     """Whether the rank has performed its part of the history and waits for a request that is still
     pending."""
-    return bool(role.records["do"] == END and role.operation == "MPI_Wait")
+    return _do(role) == END and role.operation == "MPI_Wait"
 
 
 def _is_collective(role: RoleOutcome) -> bool:
-    do = role.records["do"]
+    do = _do(role)
     return do in OF_ALL or (do == END and not is_last_wait(role))
+
+
+def _do(role: RoleOutcome) -> str:
+    return role.reached.do if role.reached else ""
 
 
 def _matching(process: int, do: str, parts: tuple[Part, ...]) -> Iterator[tuple[int, int]]:

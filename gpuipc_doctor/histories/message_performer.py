@@ -76,6 +76,8 @@ class Rank:
     """A rank. It continues after wrong data, because no operation depends on the data."""
 
     worker: Worker
+    trying: int = 0
+    """Index of the history in the launch."""
     figures: Figures = field(default_factory=Figures)
 
     def __post_init__(self) -> None:
@@ -99,9 +101,10 @@ class Rank:
         for at, (operation, expected) in enumerate(steps, first):
             if operation.by == self._me or operation.do in OF_ALL:
                 self._at, self._do = at, operation.do
-                self.worker.record(at=at, do=operation.do)
+                self.worker.reach(self.trying, at, operation.do)
                 ACTS[operation.do](self, operation, expected)
-        self.worker.record(at=first + len(steps) - 1, do=END)
+        self._at = first + len(steps) - 1
+        self.worker.reach(self.trying, self._at, END)
 
     def end(self) -> None:
         """Complete pending requests and release all objects.
@@ -109,9 +112,10 @@ class Rank:
         Before each wait, the operation that began the request is recorded, to attribute a hang or wrong data
         to this operation.
         """
+        ended_at = self._at
         for number, parts in list(self._parts.items()):
             request, self._at = self._requests[number], parts[0].at
-            self.worker.record(waits_for=self._at)
+            self.worker.reach(self.trying, ended_at, END, self._at)
             self._complete("MPI_Wait", request.Wait, number, parts)
             self._forget(number, request)
         for request in self._requests.values():

@@ -80,11 +80,12 @@ def met(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> Met | None:
         )
     role = ended.roles.get(ended.blamed or "")
     what = _WHAT.get(role.ending) if role else None
-    if role is None or what is None or not role.operation or "at" not in role.records:
+    if role is None or what is None or not role.operation or role.reached is None:
         return None
     if what == "hang":
         role = lost(ended, steps)
-    records = role.records
+    reached = role.reached
+    assert reached is not None
     if role.fault:
         name = role.fault.name.partition(", error stack")[0].partition("\n")[0]  # MPICH appends addresses
         says = f"{role.operation} returned {name}"
@@ -95,16 +96,19 @@ def met(ended: ProbeOutcome, steps: Callable[[int], Steps]) -> Met | None:
         if not name and role.exit_code is not None:
             name = f"exit {role.exit_code}"
         says = f"{role.operation} ended the process{': ' * bool(name)}{name}"
-    at = records["waits_for" if is_last_wait(role) else "at"]
+    at = reached.at
+    if is_last_wait(role):
+        assert reached.waits_for is not None
+        at = reached.waits_for
     says = f"{role.role}: {says}"
     printed = tuple(filter(str.strip, role.log_tail))
-    disagreement = Disagreement(at, what, records["do"], name, role.operation, says, printed=printed)
-    return Met(records["trying"], disagreement, role.role)
+    disagreement = Disagreement(at, what, reached.do, name, role.operation, says, printed=printed)
+    return Met(reached.trying, disagreement, role.role)
 
 
 def _began(ended: ProbeOutcome) -> bool:
     """Whether a rank has performed an operation of a history."""
-    return ended.completed or any("at" in role.records for role in ended.roles.values())
+    return ended.completed or any(role.reached for role in ended.roles.values())
 
 
 def _alike(one: Disagreement, other: Disagreement) -> bool:

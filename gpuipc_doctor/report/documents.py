@@ -10,13 +10,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from inspect import cleandoc
 from typing import Any, Literal, TypeVar, get_type_hints
 
-from gpuipc_doctor.model import Evidence, EvidenceKind, Exit, Finding, Json
+from gpuipc_doctor.model import Evidence, EvidenceKind, Exit, Finding, Json, RoleOutcome
 from gpuipc_doctor.report import sentences
 
 T = TypeVar("T")
 
 _SENTENCES = {Finding: "summary", Evidence: "line"}
 """Type → the document field that holds its sentence, filled in from ``says`` and ``values``."""
+
+_UNREPORTED = {
+    (RoleOutcome.__name__, field.name)
+    for field in dataclasses.fields(RoleOutcome)
+    if not field.metadata.get("reported", True)
+}
+"""Fields that no document has, by type."""
 
 Fold = Callable[[Collection[str]], str]
 """Writes a list of node names as a folded set."""
@@ -70,6 +77,8 @@ def encode(value: Any, fold: Fold | None = None) -> Json:
     if dataclasses.is_dataclass(value):
         encoded: dict[str, Json] = {}
         for field in dataclasses.fields(value):
+            if (type(value).__name__, field.name) in _UNREPORTED:
+                continue
             item = getattr(value, field.name)
             if fold and field.name == "nodes" and isinstance(item, tuple):
                 encoded |= {"nodes": _text(fold(item)), "count": len(item)}
@@ -151,12 +160,16 @@ def schema(name: str, kind: type, about: str, **head: Any) -> Json:
             for finding, sentence in _SENTENCES.items():
                 if title == finding.__name__:
                     properties[sentence] = {"type": "string"}
+            for unreported in _UNREPORTED & {(title, name) for name in properties}:
+                del properties[unreported[1]]
             for each in properties.values():
                 each.pop("default", None)
             if properties.get("nodes", {}).get("type") == "array":
                 properties |= {"nodes": {"type": "string"}, "count": {"type": "integer", "minimum": 1}}
             described |= {"required": list(properties), "additionalProperties": False}
     top = definitions.pop("Document")
+    used = json.dumps([top, definitions])
+    definitions = {title: each for title, each in definitions.items() if f'#/$defs/{title}"' in used}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:{name.replace('/', ':')}",

@@ -216,11 +216,11 @@ class Run:
 
     def _take_shared(self, planned: PlannedProbe, ended: Ended | Doubt) -> Sequence[PlannedProbe]:
         """Take a probe's end for every check that shares it. A failure belongs to one of them: to the check
-        that the failed role recorded as ``check``, by default to the first."""
+        for which the failed role acted, by default to the first."""
         sharing = [planned, *self._sharing.pop(planned.number, ())]
         if len(sharing) == 1 or isinstance(ended, (NotRun, Doubt)) or ended.completed or ended.stopped:
             return [more for each in sharing for more in self._take(each, ended)]
-        named = ended.records.get(ended.blamed or "", {}).get("check")
+        named = ended.roles[ended.blamed].acts_for if ended.blamed else ""
         owner = next((each for each in sharing if each.check.id == named), planned)
         for other in sharing:
             if other is not owner:

@@ -61,9 +61,9 @@ class IdleDevices:
     def after(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
         """Record the last state, idle or not, in which the probe's first role saw each device for which it
         waited. For others a tour has contexts on them."""
-        first = outcome.records.get(next(iter(planned.probe.roles)), {})
-        if self.waits_itself(planned) and "at_rest" in first:
-            seen = zip(planned.probe.devices, first["at_rest"], strict=True)
+        first = outcome.roles.get(next(iter(planned.probe.roles)))
+        if self.waits_itself(planned) and first and first.at_rest:
+            seen = zip(planned.probe.devices, first.at_rest, strict=True)
             self._note((device, used) for device, used in seen if used is not None)
 
     def _look(self, devices: Sequence[Device], before: str, deadline_s: float, until: float) -> None:

@@ -156,22 +156,22 @@ class ResultLog:
     def loaded_in_ranks(self) -> frozenset[str] | None:
         """Fabric libraries that ranks had loaded; None if no rank recorded them."""
         told = [
-            role.records["loaded"]
+            role.loaded
             for entry in self._entries.values()
             if entry.outcome and entry.planned.probe.launch
             for role in entry.outcome.roles.values()
-            if role.records.get("loaded") is not None
+            if role.loaded is not None
         ]
         return frozenset(name for names in told for name in names) if told else None
 
     def collectives_tested(self) -> dict[str, str]:
-        """Library of collectives → its version, as ranks recorded it."""
+        """Library of collectives → its version, as ranks reported it."""
         return {
-            entry.outcome.params["name"].lower(): record["version"]
+            library: version
             for entry in self._entries.values()
-            if entry.outcome and entry.planned.check.uses_collectives
-            for record in entry.outcome.records.values()
-            if "version" in record
+            if entry.outcome
+            for role in entry.outcome.roles.values()
+            for library, version in role.tested.items()
         }
 
     def of(self, check: str) -> list[Entry]:

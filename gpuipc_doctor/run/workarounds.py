@@ -201,7 +201,7 @@ def _told(failure: Entry, workaround: Workaround, ended: Ended) -> Evidence:
 
 
 def _price(before: ProbeOutcome, after: ProbeOutcome) -> tuple[dict[str, Json], str]:
-    """Change of a role's recorded ``price`` (figure and unit) with the workaround, in words."""
+    """Change of a role's price with the workaround, in words."""
     was, now = (_recorded_price(outcome) for outcome in (before, after))
     if now is None:
         return {}, ""
@@ -211,5 +211,5 @@ def _price(before: ProbeOutcome, after: ProbeOutcome) -> tuple[dict[str, Json], 
     return {"before": was[0], **values}, ", {before:times} to {after:times} {unit}"
 
 
-def _recorded_price(outcome: ProbeOutcome) -> Json:
-    return next((record["price"] for record in outcome.records.values() if "price" in record), None)
+def _recorded_price(outcome: ProbeOutcome) -> tuple[float, str] | None:
+    return next((role.price for role in outcome.roles.values() if role.price), None)

@@ -14,9 +14,17 @@ from dataclasses import replace
 
 from gpuipc_doctor.api.gpu import NOT_SUPPORTED, OUT_OF_MEMORY, WITHOUT_GPU_IPC, instead_of, lacking
 from gpuipc_doctor.api.ledger import filled, holders
-from gpuipc_doctor.api.worker import TellingRecord
 from gpuipc_doctor.log_lines import reason_of_abort
-from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Finding, Json, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.model import (
+    Ending,
+    Evidence,
+    EvidenceKind,
+    Finding,
+    Json,
+    Observed,
+    ProbeOutcome,
+    RoleOutcome,
+)
 from gpuipc_doctor.supervise.evidence import EXPLANATION
 from gpuipc_doctor.supervise.rank import COMPLAINT
 
@@ -27,8 +35,7 @@ PLENTY = 0.25
 """Fraction of a device's memory, far larger than what a check may use."""
 
 _BY_DOCUMENTATION = (Ending.DRIVER_ERROR, Ending.CRASHED, Ending.HUNG)
-"""Endings in a call of which a role records as ``unsupported`` what its library does not support, by
-documentation."""
+"""Endings in a call that `RoleOutcome.unsupported` excuses."""
 
 _BANNER = re.compile(r"^-{20,}\n\s*(.+?)\n\s*(?:\n|-{20,}$)", re.MULTILINE | re.DOTALL)
 """Pattern for the first paragraph between rules of dashes, as Open MPI's launcher prints it."""
@@ -45,40 +52,37 @@ def conclude(outcome: ProbeOutcome) -> Finding:
     assert outcome.blamed is not None
     role = outcome.roles[outcome.blamed]
     so_far = _so_far(outcome)
-    gap = role.records.get("unsupported")
-    if role.operation and gap and role.ending in _BY_DOCUMENTATION:
+    if role.operation and role.unsupported and role.ending in _BY_DOCUMENTATION:
         return Finding.skip(
             "unsupported",
             f"{_CALL} {{ended}}; by documentation, its library does not support {{gap}}",
             *so_far,
             ended=role.ending.value,
-            gap=gap,
+            gap=role.unsupported,
             **_of(role),
         )
     match role.ending:
         case Ending.DRIVER_ERROR:
             assert role.fault is not None
             fault = {"error": role.fault.name, "code": role.fault.code}
-            if role.fault.name in NOT_SUPPORTED and (kinds := role.records.get("kinds")):
+            if role.fault.name in NOT_SUPPORTED and role.kinds:
                 return Finding.skip(
                     "not-supported",
                     f"{_CALL} returned {{error}} ({{code}}): {{kinds}}, which has no such feature",
                     remedy=WITHOUT_GPU_IPC,
-                    kinds=kinds,
+                    kinds=list(role.kinds),
                     lacking=lacking(role.operation),
                     **_of(role),
                     **fault,
                 )
             if role.fault.name in OUT_OF_MEMORY and not (free := _plenty(role)):
-                if grows := next(
-                    filter(None, (filled(each.records) for each in outcome.roles.values())), None
-                ):
+                if grows := next(filter(None, map(filled, outcome.roles.values())), None):
                     full = Evidence.seen(f"then {_CALL} returned {{error}} ({{code}})", **_of(role), **fault)
                     return replace(grows, evidence=(*grows.evidence, full, *so_far))
                 return Finding.error(
                     "out-of-memory",
                     f"{_CALL} returned {{error}} ({{code}}): too little device memory is free for the test",
-                    *holders(role.records.get("holders", ())),
+                    *holders(role.holders),
                     *so_far,
                     remedy=f"find the process that holds the memory ({_memory_tool(outcome)}), "
                     "stop it, rerun",
@@ -127,7 +131,7 @@ def conclude(outcome: ProbeOutcome) -> Finding:
             says = "{role}: {reason}"
             return Finding.error("unavailable", says, *so_far, remedy=remedy, role=role.role, reason=reason)
         case Ending.UNFIT:
-            lack = list(role.records.get("lacking", ()))
+            lack = list(role.lacking)
             remedy = instead_of(lack) if lack else ""
             return Finding.skip("unfit", "{reason}", remedy=remedy, reason=role.exception, lacking=lack)
         case Ending.UNRECORDED:
@@ -198,8 +202,8 @@ def _stopped(outcome: ProbeOutcome) -> Finding:
 
 def _plenty(role: RoleOutcome) -> int:
     """The least free bytes of the role's devices, if all have more than `PLENTY` free; else 0."""
-    memory = role.records.get("memory", [])
-    return min((free for free, _ in memory), default=0) * all(free > PLENTY * total for free, total in memory)
+    are_free = all(free > PLENTY * total for free, total in role.memory)
+    return min((free for free, _ in role.memory), default=0) * are_free
 
 
 def _during(
@@ -269,11 +273,11 @@ def _so_far(outcome: ProbeOutcome) -> tuple[Evidence, ...]:
     """What the roles observed before the failure; some of these observations are controls."""
     return tuple(
         Evidence(
-            EvidenceKind.CONTROL if name is TellingRecord.CONTROL else EvidenceKind.BEFORE,
+            EvidenceKind.CONTROL if name is Observed.CONTROL else EvidenceKind.BEFORE,
             "before the failure ({role}, {name}): {said}",
             {"role": role.role, "name": name.value, "said": said},
         )
         for role in outcome.roles.values()
-        for name in TellingRecord
-        if (said := role.records.get(name.value)) and isinstance(said, str)
+        for name in Observed
+        if (said := role.observed.get(name.value))
     )

@@ -96,6 +96,10 @@ class Journal:
     def record(self, facts: dict[str, Json]) -> None:
         self._write("record", facts=facts)
 
+    def keep(self, name: str, value: Json, key: str | None = None) -> None:
+        """Set a field of the role's `RoleOutcome`, or one ``key`` of a field that is a mapping."""
+        self._write("keep", name=name, value=value, key=key)
+
     def add_returned(self, calls: Calls) -> None:
         """Count calls that returned in a process started by this role."""
         add(self._returned, calls)
@@ -167,6 +171,8 @@ class Progress:
     first_at: float = 0.0
     last_at: float = 0.0
     records: dict[str, Json] = field(default_factory=dict)
+    kept: dict[str, Json] = field(default_factory=dict)
+    """Field of `RoleOutcome` → its value, as the worker set it."""
     _armed_at: float = 0.0
     _ahead: float = 0.0
     """Seconds by which the writer's clock is ahead of ours."""
@@ -244,6 +250,10 @@ class Progress:
                 self.waiting = line["event"] == "waiting"
             case "record":
                 self.records.update(line["facts"])
+            case "keep" if line["key"] is None:
+                self.kept[line["name"]] = line["value"]
+            case "keep":
+                self.kept.setdefault(line["name"], {})[line["key"]] = line["value"]
             case "dying":
                 self.dying = True
             case "visited":

@@ -14,7 +14,17 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import INITIALISATIONS
-from gpuipc_doctor.model import AtRest, Device, Ending, LauncherEnd, Node, Probe, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.model import (
+    AtRest,
+    Device,
+    Ending,
+    LauncherEnd,
+    Node,
+    Probe,
+    ProbeOutcome,
+    Reached,
+    RoleOutcome,
+)
 from gpuipc_doctor.supervise import evidence, keeper, tree
 from gpuipc_doctor.supervise.assignment import (
     Inbox,
@@ -346,6 +356,9 @@ class Execution:
     def _outcome(self, name: str, role: RunningRole) -> RoleOutcome:
         assert role.ending is not None
         code = role.process.returncode
+        kept = dict(role.progress.kept)
+        if reached := kept.get("reached"):
+            kept["reached"] = Reached(*reached)
         bad = role.ending is not Ending.COMPLETED
         fault = role.result.fault if role.result else None
         # A call that returned an error is no longer armed, nor is the clean-up after it.
@@ -375,6 +388,7 @@ class Execution:
             elapsed_s=(role.ended_at or time.monotonic()) - max(role.started_at, self._began),
             start_up_s=max(role.progress.first_at - role.started_at, 0.0),  # 0 if it never started
             calls=tuple(role.progress.returned.values()),
+            **kept,
         )
 
     def _logs(self, role: RunningRole) -> list[Path]:

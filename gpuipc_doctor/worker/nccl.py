@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import Arm, BackendUnavailable, DriverError, GpuStream, Memory
-from gpuipc_doctor.model import DriverFault
+from gpuipc_doctor.model import DriverFault, Observed
 from gpuipc_doctor.worker.backends.buffers import DriverBuffer
 from gpuipc_doctor.worker.backends.device import DriverGpu
 
@@ -91,9 +91,9 @@ _NEWER_CUDA = "CUDA driver version is insufficient"
 class Library:
     """NCCL or RCCL, loaded in this process (`gpuipc_doctor.api.Collectives`)."""
 
-    def __init__(self, file: str, gpu: DriverGpu, arm: Arm, record: Callable[..., None]) -> None:
+    def __init__(self, file: str, gpu: DriverGpu, arm: Arm, observe: Callable[[Observed, str], None]) -> None:
         """Load the library; its log goes to this process's own. Raises `BackendUnavailable`."""
-        self._file, self._gpu, self._arm, self._record = file, gpu, arm, record
+        self._file, self._gpu, self._arm, self._observe = file, gpu, arm, observe
         self._made: Counter[str] = Counter()
         os.environ["NCCL_DEBUG"] = "INFO"
         for name in ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"):
@@ -123,7 +123,7 @@ class Library:
         self.see_result(name, code)
 
     def see_result(self, name: str, code: int) -> None:
-        """Raise `DriverError` if the code is an error, with the library's own words as a record."""
+        """Raise `DriverError` if the code is an error, with the library's own words as evidence."""
         if code == 0:
             return
         if _NEWER_CUDA in (log := self.log()):
@@ -133,7 +133,7 @@ class Library:
                 broken=True,
             )
         if warnings := [line for line in log.splitlines() if " NCCL WARN " in line]:
-            self._record(warned=warnings[-1].partition(" NCCL WARN ")[2])
+            self._observe(Observed.WARNED, warnings[-1].partition(" NCCL WARN ")[2])
         error = _RESULTS[code] if 0 < code < len(_RESULTS) else "an unknown result"
         raise DriverError(DriverFault(name, code, error), self._made[name])
 

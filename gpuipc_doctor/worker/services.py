@@ -19,7 +19,7 @@ from gpuipc_doctor.api.equal_gpus import FEWEST
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError, words_of_lack
 from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.files.node_files import quietly
-from gpuipc_doctor.model import AtRest, Device, Json
+from gpuipc_doctor.model import AtRest, Device, Json, Observed
 from gpuipc_doctor.supervise.assignment import (
     Assignment,
     RoleFiles,
@@ -139,7 +139,7 @@ class Worker:
         check = getattr(loader.module(Path(self._assignment.check_file)), "CHECK", None)
         # Also tested here: a prolog has not tested before, and an administrator can change the mode.
         if check and check.requires and (lacking := check.requires - gpu.capabilities):
-            self.record(lacking=sorted(lacking))
+            self._journal.keep("lacking", sorted(lacking))
             raise Unfit(f"{device.label} {words_of_lack(lacking)}")
         return gpu
 
@@ -199,9 +199,8 @@ class Worker:
         self._timer.rest()
         at_rest = self._await_turn()
         used, _ = self.wait_for_rest(at_rest)
-        self.record(
-            at_rest=[now if rest.used is not None else None for now, rest in zip(used, at_rest, strict=True)]
-        )
+        waited = zip(used, at_rest, strict=True)
+        self._journal.keep("at_rest", [now if rest.used is not None else None for now, rest in waited])
         for peer in self.peers if self._peer_fds else ():
             peer.send(None)
 
@@ -228,13 +227,14 @@ class Worker:
         with self._journal.aside():
             held = [holder for gpu in self.gpus for holder in gpu.memory_holders()]
             with suppress(DriverError):
-                self.record(memory=[gpu.memory_info() for gpu in self.gpus])
-        self.record(holders=held)
+                self._journal.keep("memory", [gpu.memory_info() for gpu in self.gpus])
+        self._journal.keep("holders", held)
 
     def record_kinds(self) -> None:
         """After a call that is not supported, record which of the devices lack features by design."""
         with suppress(DriverError):
-            self.record(kinds=[f"{gpu.device.label} is {gpu.kind}" for gpu in self.gpus if gpu.kind])
+            kinds = [f"{gpu.device.label} is {gpu.kind}" for gpu in self.gpus if gpu.kind]
+            self._journal.keep("kinds", kinds)
 
     def host_memory(self, nbytes: int) -> HostMemory:
         return HostMemory(nbytes)
@@ -268,7 +268,7 @@ class Worker:
         communicator = self._drivers.world(self._assignment.ranks)
         if self._assignment.among:
             communicator = communicator.among(self._assignment.among)
-        self.record(loaded=loaded.fabric())
+        self._journal.keep("loaded", loaded.fabric())
         return communicator
 
     def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:
@@ -318,7 +318,7 @@ class Worker:
     def collectives(self, library: str) -> Library:
         from gpuipc_doctor.worker.nccl import Library
 
-        return Library(library, self.gpu, self.armed, self.record)
+        return Library(library, self.gpu, self.armed, self.observe)
 
     def start(self, act: Callable[[children.Child], None]) -> children.ChildProcess:
         if not self._assignment.starter or self._drivers.opened:
@@ -354,6 +354,33 @@ class Worker:
 
     def record(self, **facts: Json) -> None:
         self._journal.record(facts)
+
+    def observe(self, name: Observed, text: str) -> None:
+        self._journal.keep("observed", text, name.value)
+
+    def excuse(self, gap: str) -> None:
+        self._journal.keep("unsupported", gap)
+
+    def act_for(self, check: str) -> None:
+        self._journal.keep("acts_for", check)
+
+    def tested(self, library: str, version: str) -> None:
+        self._journal.keep("tested", version, library)
+
+    def price(self, figure: float, unit: str) -> None:
+        self._journal.keep("price", (figure, unit))
+
+    def reach(self, trying: int, at: int, do: str, waits_for: int | None = None) -> None:
+        self._journal.keep("reached", (trying, at, do, waits_for))
+
+    def keep_ledger(self, device: str, entries: Json) -> None:
+        self._journal.keep("ledgers", entries, device)
+
+    def keep_loop(self, loop: Json) -> None:
+        self._journal.keep("loop", loop)
+
+    def keep_usage(self, what: str, figures: Json) -> None:
+        self._journal.keep("usage", figures, what)
 
     def tell(self, news: Json) -> None:
         self._journal.begin_anew()

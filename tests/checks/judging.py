@@ -65,8 +65,18 @@ def drawn(
 
 
 def outcome(records: Records, devices: tuple[Device, ...], probe: str, **params: Json) -> ProbeOutcome:
-    roles = {role: RoleOutcome(role, Ending.COMPLETED, records=facts) for role, facts in records.items()}
+    roles = {role: completed(role, facts) for role, facts in records.items()}
     return ProbeOutcome(probe, devices, params, roles, None, 1.0)
+
+
+class Kept(str):
+    """Among the records of a role, the name of a field of `RoleOutcome`."""
+
+
+def completed(role: str, facts: Mapping[str, Json]) -> RoleOutcome:
+    kept: dict[str, Json] = {name: value for name, value in facts.items() if isinstance(name, Kept)}
+    records = {name: value for name, value in facts.items() if name not in kept}
+    return RoleOutcome(role, Ending.COMPLETED, records=records, **kept)
 
 
 def statuses(findings: list[Finding]) -> list[Status]:
@@ -97,7 +107,7 @@ def ledger(
     told = {end: {"missing": one} if isinstance(one, int) else one for end, one in entries.items()}
     rises = [[0, 38 * MIB if moves else 0]]
     made = {"device": device, "rises": rises, "entries": told, "loops": loops, "sizes": [0, 0]}
-    return {"ledger": {**made, "idle": idle}}
+    return {Kept("ledgers"): {"": {**made, "idle": idle}}}
 
 
 def drifting(mib_per_s: float) -> list[Json]:
@@ -116,4 +126,4 @@ def each_round(
     flat = dict.fromkeys(("descriptors", "threads", "addresses", "host"), lambda _: 0)
     last = range(2 * rounds // 3, rounds)
     samples = {name: [of(number) for number in last] for name, of in {**flat, **figures}.items()}
-    return {f"after each {what}": {"times": times, **samples}}
+    return {Kept("usage"): {what: {"times": times, **samples}}}

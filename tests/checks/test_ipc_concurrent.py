@@ -10,7 +10,7 @@ from gpuipc_doctor.api import Context, Device, Finding, Json, Probe, Tier
 from gpuipc_doctor.api.slopes import last_third
 from gpuipc_doctor.model import MemoryShare, Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import check, conclude, gpu
+from tests.checks.judging import Kept, check, conclude, gpu
 
 WRONG = ["round 2, 4194304 B, at 0: 1 B wrong"]
 OTHERS = ("newcomer", "importer-1", "importer-2", "importer-3")
@@ -123,7 +123,7 @@ def test_loss_with_the_segments_of_one_size_is_found(lossy: int) -> None:
     ]
     records: dict[str, dict[str, Json]] = {role: {"wrong": []} for role in OTHERS}
     loss = {"times": 1, "descriptors": last_third(left)}
-    records["exporter"] = {"lost": [], "exports": 9, "verified": 1, "after each shared segment": loss}
+    records["exporter"] = {"lost": [], "exports": 9, "verified": 1, Kept("usage"): {"shared segment": loss}}
     (finding,) = conclude("ipc-concurrent", records, rounds=len(left), large=True)
     assert finding.key == "descriptors-left"
     assert sentences.summary(finding) == "exporter: open descriptors grow by 0.5 with each shared segment"

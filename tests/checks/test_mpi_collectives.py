@@ -337,8 +337,9 @@ def test_only_calls_that_delivered_wrong_data_are_replayed() -> None:
 @pytest.mark.parametrize("ending", [Ending.CRASHED, Ending.HUNG])
 def test_failure_in_a_call_that_its_library_documents_as_unsupported_is_skip(ending: Ending) -> None:
     (planned,) = plan(ID, gpu(0))
-    ended = crashed(cases(planned)[0], unsupported="MPI_Bcast on device memory")
-    role: RoleOutcome = replace(ended.roles["rank 1"], ending=ending)
+    ended = crashed(cases(planned)[0])
+    gap = "MPI_Bcast on device memory"
+    role: RoleOutcome = replace(ended.roles["rank 1"], ending=ending, unsupported=gap)
     finding = blame.conclude(replace(ended, roles={**ended.roles, "rank 1": role}))
     assert (finding.status, finding.key) == (Status.SKIP, "unsupported")
 

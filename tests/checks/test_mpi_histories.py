@@ -11,9 +11,9 @@ from gpuipc_doctor.histories import message_search as searching
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.message_search import Search
 from gpuipc_doctor.histories.operations import MPI, Disagreement, History, Operation, ProcessPlan
-from gpuipc_doctor.model import Ending, ProbeOutcome, RoleOutcome, Status
+from gpuipc_doctor.model import Ending, ProbeOutcome, Reached, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import ONE, TWO, check, conclude, outcome, plan
+from tests.checks.judging import ONE, TWO, Kept, check, conclude, outcome, plan
 
 SHORT = History(
     "cuda",
@@ -81,9 +81,9 @@ def test_steps_are_counted_up_to_the_one_that_failed(at: int, times: int, steps:
 
 def test_rank_that_ended_is_told_if_the_last_launch_shows_it() -> None:
     search = replace(SEARCH, first=replace(WRONG, what="crash"))
-    tried = {"trying": 0, "at": 3, "do": "recv"}
-    crashed = RoleOutcome("rank 1", Ending.CRASHED, operation="MPI_Recv", signal="SIGSEGV", records=tried)
-    roles = {"rank 0": RoleOutcome("rank 0", Ending.STOPPED, records=tried), "rank 1": crashed}
+    tried = Reached(0, 3, "recv")
+    crashed = RoleOutcome("rank 1", Ending.CRASHED, operation="MPI_Recv", signal="SIGSEGV", reached=tried)
+    roles = {"rank 0": RoleOutcome("rank 0", Ending.STOPPED, reached=tried), "rank 1": crashed}
     ended = ProbeOutcome("", ONE, {"search": searching.to_json(search)}, roles, "rank 1", 1.0)
     (finding,) = check("mpi-histories").judge(ended)
     assert (finding.key, finding.values["role"]) == ("crash", "rank 1")
@@ -145,7 +145,8 @@ def test_each_launch_of_a_search_continues_the_last_one() -> None:
             Ending.CRASHED if name == "rank 1" else Ending.STOPPED,
             operation="MPI_Recv",
             signal="SIGSEGV",
-            records={"trying": 0, "at": 300, "do": "recv", "seed": 6},
+            records={"seed": 6},
+            reached=Reached(0, 300, "recv"),
         )
         for name in probe.roles
     }
@@ -153,8 +154,8 @@ def test_each_launch_of_a_search_continues_the_last_one() -> None:
     (following,) = check("mpi-histories").again(ended)
     assert following.params["search"]["stage"] == "again"
     assert len(following.params["tries"]) == 1
-    last = {"trying": 0, "at": len(following.params["tries"][0]["operations"]) - 1, "do": "recv"}
-    roles = {name: replace(role, records=last) for name, role in roles.items()}
+    last = Reached(0, len(following.params["tries"][0]["operations"]) - 1, "recv")
+    roles = {name: replace(role, reached=last) for name, role in roles.items()}
     (shorter,) = check("mpi-histories").again(replace(ended, params=following.params, roles=roles))
     assert shorter.params["search"]["stage"] == "shrink"
 
@@ -166,7 +167,8 @@ def test_hang_is_judged_by_the_operations_until_the_latest_ranks() -> None:
             name,
             Ending.HUNG,
             operation="MPI_Recv",
-            records={"trying": 0, "at": at, "do": "recv", "seed": 6},
+            records={"seed": 6},
+            reached=Reached(0, at, "recv"),
         )
         for name, at in zip(probe.roles, (20, 300, 300), strict=True)
     }
@@ -218,7 +220,8 @@ def test_ranks_use_one_device_or_a_pair() -> None:
 
 
 RISING = [34] * 16 + [35, 37, 38, 40, 40, 41, 44, 45]
-LEFT = {"after each repetition of a valid history of messages": {"times": 1, "descriptors": [*range(34, 50)]}}
+LEFT_BY_EACH = {"times": 1, "descriptors": [*range(34, 50)]}
+LEFT = {Kept("usage"): {"repetition of a valid history of messages": LEFT_BY_EACH}}
 
 
 def test_epoch_that_leaves_descriptors_is_repeated_and_judged() -> None:

@@ -35,7 +35,7 @@ from gpuipc_doctor.api.ledger import (
 from gpuipc_doctor.api.program_memory import MemorySamples, series
 from gpuipc_doctor.model import EvidenceKind, Finding, Json, Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import ONE, drifting, gpu, outcome
+from tests.checks.judging import ONE, completed, drifting, gpu, outcome
 from tests.checks.judging import ledger as ledger_of
 
 MIB = 1 << 20
@@ -77,7 +77,8 @@ class Worker:
     """A worker whose clock advances only while it waits."""
 
     def __init__(self, device: Device) -> None:
-        self.gpu, self.gpus, self.records, self.kept = device, (device,), {}, {}
+        self.gpu, self.gpus, self.ledgers, self.kept = device, (device,), {}, {}
+        self.loop: Json = None
         self.goes_on = False
 
     def clock(self) -> float:
@@ -96,8 +97,11 @@ class Worker:
     def step(self, _: str) -> Iterator[None]:
         yield
 
-    def record(self, **facts: Json) -> None:
-        self.records.update(facts)
+    def keep_ledger(self, device: str, entries: Json) -> None:
+        self.ledgers[device] = entries
+
+    def keep_loop(self, loop: Json) -> None:
+        self.loop = loop
 
 
 def opened(device: Device) -> tuple[Any, Any]:
@@ -119,7 +123,7 @@ def opened(device: Device) -> tuple[Any, Any]:
 def test_counter_that_does_not_follow_is_not_trusted(counts: Callable[[int], int]) -> None:
     w, ledger = opened(Device(counts=counts))
     ledger.enter("the end", ledger.mark())
-    (finding,) = account(w.records).judge(ODD_BYTES)
+    (finding,) = account(w).judge(ODD_BYTES)
     assert (finding.status, finding.key) == (Status.ERROR, "counter-does-not-follow")
 
 
@@ -152,7 +156,7 @@ def test_counter_that_follows_is_trusted_although_others_allocate() -> None:
 
     device.alloc = beside_another  # type: ignore[method-assign]
     w, _ = opened(device)
-    assert account(w.records).judge(ODD_BYTES) == []
+    assert account(w).judge(ODD_BYTES) == []
 
 
 @pytest.mark.parametrize(("counted", "keys"), [(1.0, []), (0.5, []), (1.02, ["understated-size"])])
@@ -161,7 +165,7 @@ def test_device_smaller_than_its_counter_is_a_warning(counted: float, keys: list
     device = Device()
     device.memory_info = lambda: (0, int(counted * device.device.total_bytes))  # type: ignore[method-assign]
     w, _ = opened(device)
-    assert [finding.key for finding in account(w.records).judge(ODD_BYTES)] == keys
+    assert [finding.key for finding in account(w).judge(ODD_BYTES)] == keys
 
 
 class Lagging(Device):
@@ -216,7 +220,7 @@ def test_lagging_counter_is_waited_for_and_then_trusted(interval_s: float, kept:
     before = ledger.used()
     device.allocated += MIB
     assert ledger.used() == before + MIB
-    assert [finding.status for finding in account(w.records).judge(ODD_BYTES)] == [Status.FAIL] * bool(kept)
+    assert [finding.status for finding in account(w).judge(ODD_BYTES)] == [Status.FAIL] * bool(kept)
 
 
 def test_counter_without_lag_is_not_waited_for() -> None:
@@ -230,7 +234,7 @@ def test_counter_without_lag_is_not_waited_for() -> None:
 def test_counter_that_lags_by_more_than_a_second_is_not_trusted() -> None:
     w, ledger = opened(Lagging(60.0))
     ledger.enter("the end", ledger.mark())
-    (finding,) = account(w.records).judge(ODD_BYTES)
+    (finding,) = account(w).judge(ODD_BYTES)
     assert finding.key == "counter-does-not-follow"
 
 
@@ -275,7 +279,7 @@ def test_counter_later_than_a_second_is_an_error_that_says_how_late(
         device.allocated += lost
 
     ledger.watch("the end", act)
-    found = account(w.records).judge(ODD_BYTES)
+    found = account(w).judge(ODD_BYTES)
     assert [finding.key for finding in found] == [key] * bool(key)
     if key == "counter-late":
         (finding,) = found
@@ -302,7 +306,7 @@ def test_loss_of_an_odd_size_is_a_fail_if_it_repeats(losses: list[int], status: 
         device.allocated += next(acts) * MIB
 
     ledger.watch("the end", act)
-    (finding,) = account(w.records).judge(ODD_BYTES)
+    (finding,) = account(w).judge(ODD_BYTES)
     assert (finding.status, finding.key) == (status, key)
     assert f"used memory changed by {losses[1]} MiB when the step was repeated" in sentences.evidence(finding)
     assert any("process 4711 (train)" in line for line in sentences.evidence(finding))
@@ -323,7 +327,7 @@ def test_spare_process_repeats_an_exit_that_left_memory_missing(
     before = ledger.mark()
     end_one()
     assert ledger.enter("the importer was killed", before, end_one) is (len(losses) > 1)
-    assert [finding.status for finding in account(w.records).judge(ODD_BYTES)] == ([status] if status else [])
+    assert [finding.status for finding in account(w).judge(ODD_BYTES)] == ([status] if status else [])
     assert list(ends) == []
 
 
@@ -333,7 +337,7 @@ def test_loss_of_an_odd_size_after_an_exit_is_an_error_with_the_holders() -> Non
     before = ledger.mark()
     device.allocated += 21 * MIB
     ledger.enter("the importer was killed with it open", before)
-    (finding,) = account(w.records).judge(ODD_BYTES)
+    (finding,) = account(w).judge(ODD_BYTES)
     assert (finding.status, finding.key) == (Status.ERROR, "unexplained-change")
     assert "cannot tell which process did it" in sentences.summary(finding)
     once, *held_by = sentences.evidence(finding)
@@ -365,7 +369,7 @@ def entered(seconds_late: float, nbytes: int = ODD_BYTES) -> Account:
     mark, ended = ledger.mark(), device.now
     device._base = lambda now: (500 * MIB) + (nbytes if now < ended + seconds_late else 0)
     ledger.enter("the end", mark)
-    return account(w.records)
+    return account(w)
 
 
 def test_quick_release_passes() -> None:
@@ -386,13 +390,13 @@ def test_unreleased_memory_fails_and_shortens_the_next_wait() -> None:
     ledger.enter("the first end", mark)
     device.allocated = 2 * ODD_BYTES
     ledger.enter("the second end", mark)
-    first, second = account(w.records).entries
+    first, second = account(w).entries
     assert first.waited_s >= PATIENCE_S
     assert SETTLE_S <= second.waited_s < SETTLE_S + 1
-    failed, error = account(w.records).judge(ODD_BYTES)
+    failed, error = account(w).judge(ODD_BYTES)
     assert (failed.status, failed.key, failed.values["end"]) == (Status.FAIL, "not-returned", "the first end")
     assert error.status is Status.ERROR  # two segments, one of which was released
-    assert account(w.records).judge(ODD_BYTES, 2)[1].status is Status.FAIL
+    assert account(w).judge(ODD_BYTES, 2)[1].status is Status.FAIL
 
 
 @pytest.mark.parametrize(
@@ -543,7 +547,7 @@ def test_memory_still_used_after_the_partners_end_is_foreign(kept: int, is_their
     w: Any = Worker(Device())
     w.peer = Partner(w.gpu, kept)
     look_on(w)
-    (entry,) = account(w.records).entries
+    (entry,) = account(w).entries
     bad = Finding.fail("grows", "it grows")
     found = entry.trust(bad)
     assert found is not None
@@ -558,7 +562,7 @@ def test_message_of_a_sites_program_does_not_hide_its_loss(said: Json) -> None:
     w.peer = Partner(w.gpu, 30 * MIB)
     w.peer.recv_or_end = lambda: said
     look_on(w)
-    (entry,) = account(w.records).entries
+    (entry,) = account(w).entries
     assert entry.missing == 30 * MIB
     assert not w.kept
 
@@ -596,7 +600,7 @@ def test_partner_whose_process_goes_on_is_watched_at_each_visit_and_at_its_end(k
     missing = []
     for _ in range(2):
         look_on(w)
-        (entry,) = account(w.records).entries
+        (entry,) = account(w).entries
         missing.append(entry.missing)
         w.gpu.allocated += 32 * MIB  # of the watching process, at its next visit
     assert missing == [kept, left]
@@ -626,9 +630,9 @@ def test_loss_at_a_programs_end_that_is_held_by_this_run_is_a_fail_although_the_
         w.peer.recv_or_end = lambda: setattr(device, "allocated", ODD_BYTES)
     for _ in range(visits):
         look_on(w)
-    (entry,) = account(w.records).entries
+    (entry,) = account(w).entries
     assert (entry.ours, entry.missing == ODD_BYTES) == ((ODD_BYTES, True) if is_ours else (0, False))
-    found = account(w.records).judge(ODD_BYTES)
+    found = account(w).judge(ODD_BYTES)
     assert [finding.key for finding in found] == ["not-returned"] or not is_ours
 
 
@@ -675,10 +679,10 @@ def test_device_is_watched_while_idle_if_a_loss_is_possible(
     w: Any = Worker(Device(lambda at: 500 * MIB + int(at * drift_mib * MIB)))
     samples = MemorySamples(w, type("Allocator", (), {"held": lambda _: (0, 0)})())
     w.gpu.now, w.gpu.allocated = w.gpu.now + 1.0, left_mib * MIB
-    before = len(w.records["ledger"]["idle"])
+    before = len(w.ledgers[""]["idle"])
     samples.last()
-    assert len(w.records["ledger"]["idle"]) > before or not is_watched
-    assert len(w.records["ledger"]["idle"]) == before or is_watched
+    assert len(w.ledgers[""]["idle"]) > before or not is_watched
+    assert len(w.ledgers[""]["idle"]) == before or is_watched
 
 
 def test_reading_during_which_the_process_was_interrupted_is_repeated() -> None:
@@ -699,7 +703,7 @@ def test_step_without_change_is_done_once() -> None:
     w, ledger = opened(Device())
     acts: list[int] = []
     ledger.watch("the act", lambda: acts.append(1))
-    assert (len(acts), account(w.records).judge(ODD_BYTES)) == (1, [])
+    assert (len(acts), account(w).judge(ODD_BYTES)) == (1, [])
 
 
 @pytest.mark.parametrize(("times", "acts"), [(1, 2), (9, TRIES)])
@@ -723,7 +727,7 @@ def test_holders_are_queried_only_if_memory_is_missing() -> None:
     for end, missing in (("all back", 4 * MIB), ("some missing", ODD_BYTES), ("too much back", -ODD_BYTES)):
         device.allocated = missing
         ledger.enter(end, mark)
-    asked = [bool(entry.holders) for entry in account(w.records).entries]
+    asked = [bool(entry.holders) for entry in account(w).entries]
     assert asked == [False, True, True]
 
 
@@ -734,7 +738,7 @@ def test_ranks_that_may_share_a_device_test_the_counter_in_turn(rank: int) -> No
     w: Any = Worker(device)
 
     def barrier() -> None:
-        turns.append("ledger" in w.records)
+        turns.append("" in w.ledgers)
 
     w.mpi = SimpleNamespace(rank=rank, size=2, barrier=barrier)
     assert ledger_in_turn(w).used() == device.memory_used()
@@ -822,7 +826,7 @@ def moved(movement: str, phase: float, each: int, kept: int = 0) -> tuple[list[F
     used = ledger.used_after(rounds, rounds, go_round)
     control = ledger.used_after(rounds, rounds, lambda number: go_round(number, 0.002, 0))
     ledger.enter_loop("round", rounds, used, control)
-    watched = account(json.loads(json.dumps(w.records)))
+    watched = account(SimpleNamespace(ledgers=json.loads(json.dumps(w.ledgers))))
     return watched.judge(ODD_BYTES), watched
 
 
@@ -847,7 +851,8 @@ def test_counter_that_moves_by_itself_is_blamed_on_nothing(movement: str, phase:
 def test_loss_on_a_counter_that_turns_must_recur(repeated: dict[str, Json], key: str) -> None:
     """It fell by 40 MiB/s while idle, and rose while the check worked."""
     entry = {"missing": 31 * MIB, "seconds": 2.0, **repeated}
-    (finding,) = account(ledger_of({"the act": entry}, idle=drifting(-40))).judge(ODD_BYTES, 4)
+    role = completed("a", ledger_of({"the act": entry}, idle=drifting(-40)))
+    (finding,) = account(role).judge(ODD_BYTES, 4)
     assert finding.key == key
 
 
@@ -858,7 +863,8 @@ def test_growth_on_a_counter_that_turns_is_an_error() -> None:
     used = [int(40 * MIB * each) for each in at]
     control = [-each for each in used]
     told = {"rounds": list(rounds), "used": used, "control": control, "at": at, "control_at": at}
-    (finding,) = account(ledger_of(loops={"round": told}, idle=drifting(-2))).judge(ODD_BYTES)
+    role = completed("a", ledger_of(loops={"round": told}, idle=drifting(-2)))
+    (finding,) = account(role).judge(ODD_BYTES)
     assert (finding.status, finding.key) == (Status.ERROR, "counter-moves")
 
 
@@ -932,8 +938,8 @@ def test_still_counter_costs_no_time_and_no_words() -> None:
         "round", range(1, 9), [ledger.used() for _ in range(8)], [ledger.used() for _ in range(8)]
     )
     assert device.now - began <= 2 * QUIET_S
-    assert account(w.records).judge(ODD_BYTES) == []
-    assert len(account(w.records).evidence()) == 2
+    assert account(w).judge(ODD_BYTES) == []
+    assert len(account(w).evidence()) == 2
 
 
 def test_release_is_late_only_by_the_time_in_which_the_memory_was_seen_missing() -> None:
@@ -952,7 +958,7 @@ def test_release_is_late_only_by_the_time_in_which_the_memory_was_seen_missing()
 
     w.wait_until = starved
     ledger.enter("the end", mark)
-    assert account(w.records).judge(ODD_BYTES) == []
+    assert account(w).judge(ODD_BYTES) == []
 
 
 def test_release_is_not_late_by_the_time_in_which_the_waiter_had_no_processor() -> None:
@@ -962,7 +968,7 @@ def test_release_is_not_late_by_the_time_in_which_the_waiter_had_no_processor() 
     mark, ended = ledger.mark(), device.now
     device._base = lambda now: (500 * MIB) + (ODD_BYTES if now < ended + 4.3 else 0)
     ledger.enter("the end", mark)
-    assert account(w.records).judge(ODD_BYTES) == []
+    assert account(w).judge(ODD_BYTES) == []
 
 
 def test_loss_that_the_driver_attributes_to_this_run_is_found_on_a_counter_that_hides_it() -> None:
@@ -980,7 +986,7 @@ def test_loss_that_the_driver_attributes_to_this_run_is_found_on_a_counter_that_
         device.allocated += ODD_BYTES
 
     ledger.watch("the act", act)
-    (finding,) = account(w.records).judge(ODD_BYTES)
+    (finding,) = account(w).judge(ODD_BYTES)
     assert (finding.key, finding.values["missing"]) == ("not-returned", ODD_BYTES)
 
 

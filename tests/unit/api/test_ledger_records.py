@@ -21,7 +21,7 @@ from gpuipc_doctor.api.ledger import (
     filled,
     look_on,
 )
-from gpuipc_doctor.model import Json
+from gpuipc_doctor.model import Ending, Json, RoleOutcome
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import ONE, TWO, ledger, outcome
 from tests.unit.api.test_ledger import Device, Worker
@@ -35,15 +35,11 @@ def full(used: Sequence[int], total: int) -> dict[str, Json]:
     """The record of a loop that ran out of memory. ``used`` after each round, and ``total``, in MiB."""
     rounds = list(range(1, len(used) + 1))
     bytes_used = [mib * MIB for mib in used]
-    return {
-        "running": {
-            "device": "cuda:0", "what": "open", "rounds": rounds, "used": bytes_used, "total": total * MIB
-        }
-    }  # fmt: skip
+    return {"device": "cuda:0", "what": "open", "rounds": rounds, "used": bytes_used, "total": total * MIB}
 
 
 @pytest.mark.parametrize(
-    ("record", "is_full_by_it"),
+    ("loop", "is_full_by_it"),
     [
         (full(LEAST, 200), True),  # half of the 100 MiB that were free, and no less
         (full(LEAST, 202), False),
@@ -51,15 +47,14 @@ def full(used: Sequence[int], total: int) -> dict[str, Json]:
         (full(LEAST[::-1], 100), False),
         (full([100, 100, 100, 100, 100, 150], 160), False),  # in one step
         (full([100] * FEWEST_SAMPLES, 100), False),
-        ({}, False),
-        ({"running": None}, False),
+        (None, False),
     ],
-    ids=["steadily", "too little", "too few", "falls", "one step", "constant", "no loop", "not running"],
+    ids=["steadily", "too little", "too few", "falls", "one step", "constant", "no loop"],
 )
 def test_loop_that_filled_the_device_rose_steadily_by_half_of_what_was_free(
-    record: dict[str, Json], is_full_by_it: bool
+    loop: dict[str, Json] | None, is_full_by_it: bool
 ) -> None:
-    found = filled(record)
+    found = filled(RoleOutcome("importer", Ending.DRIVER_ERROR, loop=loop))
     assert bool(found) == is_full_by_it
     if found:
         assert sentences.summary(found) == "used memory of cuda:0 grows by 10 MiB with each open"
@@ -68,9 +63,9 @@ def test_loop_that_filled_the_device_rose_steadily_by_half_of_what_was_free(
 def test_one_rise_that_fits_is_enough_to_believe_a_counter() -> None:
     """Another process may allocate during one of them."""
     role = ledger()
-    role["ledger"]["rises"] = [[0, ODD_BYTES + 50 * MIB], [0, ODD_BYTES]]
+    role["ledgers"][""]["rises"] = [[0, ODD_BYTES + 50 * MIB], [0, ODD_BYTES]]
     assert blind(outcome({"exporter": role}, ONE, "")) is None
-    role["ledger"]["rises"] = [[0, ODD_BYTES + 50 * MIB], [0, 0]]
+    role["ledgers"][""]["rises"] = [[0, ODD_BYTES + 50 * MIB], [0, 0]]
     assert blind(outcome({"exporter": role}, ONE, "")) is not None
 
 
@@ -144,7 +139,7 @@ def test_delays_are_timed_again_only_if_one_change_was_shown_at_once(
 ) -> None:
     w: Any = Worker(Delayed(*delays_s))
     lag_s = Ledger(w).lag_s
-    assert len(w.records["ledger"]["rises"]) == rises
+    assert len(w.ledgers[""]["rises"]) == rises
     assert lag_s == pytest.approx(1.25 * 0.5 if delays_s else 0.0, abs=0.05)
 
 
@@ -155,9 +150,9 @@ def test_rounds_of_a_loop_are_recorded_while_it_runs() -> None:
     assert Ledger(Worker(Delayed(0.5, 0.5))).sampled(range(8)) == range(3, 8, 4)  # type: ignore[arg-type]
     done: list[int] = []
     assert len(watching.used_after(range(0, 4, 2), range(4), done.append, "open")) == 2
-    assert (done, w.records["running"]["rounds"]) == ([0, 1, 2, 3], [0, 2])
+    assert (done, w.loop["rounds"]) == ([0, 1, 2, 3], [0, 2])
     watching.sample("open", 7)
-    assert w.records["running"]["rounds"] == [0, 2, 7]
+    assert w.loop["rounds"] == [0, 2, 7]
     watching.sample("close", 1)
-    running = w.records["running"]
+    running = w.loop
     assert (running["what"], running["rounds"], len(running["used"])) == ("close", [1], 1)

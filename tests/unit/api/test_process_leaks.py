@@ -14,7 +14,7 @@ from gpuipc_doctor.api import watched
 from gpuipc_doctor.api.process_leaks import figures_of_process, judge_processes
 from gpuipc_doctor.model import Finding, Json, Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, ONE, each_round, outcome
+from tests.checks.judging import MIB, ONE, Kept, each_round, outcome
 
 ROUNDS = 64
 GIB = 1 << 30
@@ -96,7 +96,8 @@ def test_memory_of_lost_threads_is_no_separate_loss() -> None:
 def test_several_losses_of_one_kind_are_one_finding_with_the_largest() -> None:
     small = each_round("message", ROUNDS, times=60, descriptors=lambda number: 6 * number)
     large = each_round("large message", ROUNDS, descriptors=lambda number: 2 * number)
-    records = {"rank 0": small, "rank 1": {**small, **large}}
+    both = {Kept("usage"): {**small["usage"], **large["usage"]}}
+    records = {"rank 0": small, "rank 1": both}
     (finding,) = judge_processes(outcome(records, ONE, ""))
     assert sentences.summary(finding) == "rank 1: open descriptors grow by 2 with each large message"
     assert sentences.evidence(finding) == (
@@ -119,41 +120,41 @@ def opened() -> Iterator[list[int]]:
 
 
 def test_rounds_of_a_loop_are_measured_in_this_process(opened: list[int]) -> None:
-    records: dict[str, Json] = {}
-    w: Any = SimpleNamespace(record=records.update)
+    usage: dict[str, Json] = {}
+    w: Any = SimpleNamespace(keep_usage=usage.__setitem__)
     for number in watched(w, "open", range(15)):
         opened.append(os.open("/dev/null", os.O_RDONLY))
         assert len(opened) == number + 1
-    (finding,) = judge_processes(outcome({"importer": records}, ONE, ""))
+    (finding,) = judge_processes(outcome({"importer": {Kept("usage"): usage}}, ONE, ""))
     assert (finding.key, finding.values["growth"]) == ("descriptors-left", 1)
 
 
 def test_figures_that_may_grow_are_not_recorded(opened: list[int]) -> None:
-    records: dict[str, Json] = {}
-    w: Any = SimpleNamespace(record=records.update)
+    usage: dict[str, Json] = {}
+    w: Any = SimpleNamespace(keep_usage=usage.__setitem__)
     for _ in watched(w, "open", range(15), but={"descriptors"}):
         opened.append(os.open("/dev/null", os.O_RDONLY))
-    assert list(judge_processes(outcome({"importer": records}, ONE, ""))) == []
+    assert list(judge_processes(outcome({"importer": {Kept("usage"): usage}}, ONE, ""))) == []
 
 
 @pytest.mark.parametrize("is_sized", [True, False])
 def test_only_the_last_third_is_kept(opened: list[int], is_sized: bool) -> None:
-    records: dict[str, Json] = {}
-    w: Any = SimpleNamespace(record=records.update)
+    usage: dict[str, Json] = {}
+    w: Any = SimpleNamespace(keep_usage=usage.__setitem__)
     for _ in watched(w, "open", range(15) if is_sized else iter(range(15))):
         opened.append(os.open("/dev/null", os.O_RDONLY))
-    (kept,) = records.values()
+    (kept,) = usage.values()
     first, *_, last = kept["descriptors"]
     assert (len(kept["descriptors"]), last - first) == (5, 4)
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 def test_loop_of_few_or_no_rounds_has_no_finding(rounds: int) -> None:
-    records: dict[str, Json] = {}
-    w: Any = SimpleNamespace(record=records.update)
+    usage: dict[str, Json] = {}
+    w: Any = SimpleNamespace(keep_usage=usage.__setitem__)
     for _ in watched(w, "open", range(rounds)):
         pass
-    assert list(judge_processes(outcome({"importer": records}, ONE, ""))) == []
+    assert list(judge_processes(outcome({"importer": {Kept("usage"): usage}}, ONE, ""))) == []
 
 
 def test_small_memory_of_the_c_library_is_counted() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from gpuipc_doctor.api import Finding, Json, ProbeOutcome
 from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
-from gpuipc_doctor.model import Ending, RoleOutcome, Status
+from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, ONE, ledger
+from tests.checks.judging import MIB, ONE, completed, ledger
 
 ROLES: dict[str, Any] = {"program": lambda w: None, "onlooker": lambda w: None}
 
@@ -21,7 +21,7 @@ def run(kept: int, missing: int, **params: Json) -> ProbeOutcome:
         "program": {"kept": kept * MIB},
         "onlooker": ledger({"the program ended": missing * MIB}),
     }
-    roles = {role: RoleOutcome(role, Ending.COMPLETED, records=facts) for role, facts in records.items()}
+    roles = {role: completed(role, facts) for role, facts in records.items()}
     return ProbeOutcome("PyTorch", ONE, {"allocator": "PyTorch", **params}, roles, None, 1.0, 7.0)
 
 

@@ -13,7 +13,7 @@ from gpuipc_doctor.histories.message_model import OF_ALL, legal
 from gpuipc_doctor.histories.message_performer import END
 from gpuipc_doctor.histories.message_search import steps_of
 from gpuipc_doctor.histories.operations import MPI, History, Operation, ProcessPlan
-from gpuipc_doctor.model import Ending, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.model import Ending, ProbeOutcome, Reached, RoleOutcome
 from tests.unit.histories.trivial_mpi import Deadlock, TrivialMpi
 
 RANKS = 3
@@ -39,7 +39,7 @@ def outcome(places: Mapping[int, tuple[int, str, str]], trying: int = 0) -> Prob
             f"rank {process - 1}",
             Ending.HUNG,
             operation=call,
-            records={"trying": trying, "at": at, "do": do},
+            reached=Reached(trying, at, do),
         )
         for process, (at, do, call) in sorted(places.items())
     }
@@ -101,6 +101,7 @@ def test_operation_that_never_returns_is_named_in_any_order_of_ranks(seed: int) 
             places[process] = (at, pending.do, "MPI_Call")
         found = lost(outcome(places), lambda _: steps)
         if operations[hanging].do in OF_ALL:
-            assert found.records["at"] == hanging
+            assert found.reached
+            assert found.reached.at == hanging
         else:
             assert found.role == f"rank {operations[hanging].by - 1}", operations[hanging]

@@ -14,7 +14,7 @@ from gpuipc_doctor.histories.message_model import legal
 from gpuipc_doctor.histories.message_performer import END, Steps
 from gpuipc_doctor.histories.message_search import MOST_LAUNCHES, Met, RandomRun, Search, met, steps_of
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
-from gpuipc_doctor.model import Ending, Json, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.model import Ending, Json, ProbeOutcome, Reached, RoleOutcome
 
 Fault = Callable[[Sequence[Operation]], int | None]
 """The index of the operation that fails; None if none does."""
@@ -22,12 +22,14 @@ Fault = Callable[[Sequence[Operation]], int | None]
 EPOCHS = 10
 
 
-def ended(ending: Ending = Ending.COMPLETED, elapsed_s: float = 1.0, **records: Json) -> ProbeOutcome:
+def ended(
+    ending: Ending = Ending.COMPLETED, reached: Reached | None = None, elapsed_s: float = 1.0, **records: Json
+) -> ProbeOutcome:
     operation = "" if ending is Ending.COMPLETED else "MPI_Recv"
-    roles = {
-        "rank 0": RoleOutcome("rank 0", Ending.COMPLETED),
-        "rank 1": RoleOutcome("rank 1", ending, operation=operation, signal="SIGSEGV", records=records),
-    }
+    last = RoleOutcome(
+        "rank 1", ending, operation=operation, signal="SIGSEGV", records=records, reached=reached
+    )
+    roles = {"rank 0": RoleOutcome("rank 0", Ending.COMPLETED), "rank 1": last}
     blamed = None if ending is Ending.COMPLETED else "rank 1"
     return ProbeOutcome("", (), {}, roles, blamed, elapsed_s)
 
@@ -161,14 +163,14 @@ def test_search_ends_in_time() -> None:
     [(Ending.HUNG, "hang", ""), (Ending.CRASHED, "crash", "SIGSEGV")],
 )
 def test_rank_that_did_not_end_is_a_disagreement(ending: Ending, what: str, name: str) -> None:
-    it = met(ended(ending, trying=2, at=7, do="recv"), first_steps)
+    it = met(ended(ending, Reached(2, 7, "recv")), first_steps)
     assert it is not None
     assert (it.trying, it.disagreement.at) == (2, 7)
     assert (it.disagreement.what, it.disagreement.name, it.disagreement.call) == (what, name, "MPI_Recv")
 
 
 def test_request_that_hangs_at_the_end_of_a_history_is_placed_where_it_began() -> None:
-    hung = ended(Ending.HUNG, trying=0, at=9, do=END, waits_for=4)
+    hung = ended(Ending.HUNG, Reached(0, 9, END, 4))
     waiting = replace(hung.roles["rank 1"], operation="MPI_Wait")
     it = met(replace(hung, roles={**hung.roles, "rank 1": waiting}), first_steps)
     assert it is not None
@@ -180,7 +182,7 @@ def test_crash_whose_signal_no_launcher_reports_is_the_same_crash() -> None:
     search = found(large_receive)
     [history] = search.tries
     at = large_receive([operation for operation, _ in steps_of(history)])
-    known = ended(Ending.CRASHED, trying=0, at=at, do="recv")
+    known = ended(Ending.CRASHED, Reached(0, at, "recv"))
     untold = replace(known.roles["rank 1"], signal="", exit_code=None)
     unknown = replace(known, roles={**known.roles, "rank 1": untold})
     for one, other in ((known, unknown), (unknown, known)):

@@ -84,7 +84,6 @@ def test_device_is_not_read_again() -> None:
     quiet = learned(Node(10 << 20), exclusive(FIRST))
     for found, then in ((9 << 20, 9 << 20), (12 << 20, 9 << 20), (50 << 20, 50 << 20)):
         probe = exclusive(FIRST)
-        records = {"at_rest": [found]}
-        roles = {"role": RoleOutcome("role", Ending.COMPLETED, records=records)}
+        roles = {"role": RoleOutcome("role", Ending.COMPLETED, at_rest=[found])}
         quiet.after(probe, ProbeOutcome("", (FIRST,), {}, roles, None, 0.0, 1.0, ""))
         assert [rest.used for rest in quiet.at_rest(probe)] == [then]

@@ -23,7 +23,7 @@ from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import Schedule
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.supervise import blame
-from tests.checks.judging import each_round
+from tests.checks.judging import completed, each_round
 
 FILE = Path(__file__).parents[2] / "fixtures" / "misbehaving.py"
 
@@ -116,7 +116,7 @@ def test_loss_of_a_process_is_found_unless_the_checks_finding_explains_it(
         def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
             yield says
 
-    lost = replace(outcome(), roles={"importer": RoleOutcome("importer", Ending.COMPLETED, records=LOSES)})
+    lost = replace(outcome(), roles={"importer": completed("importer", LOSES)})
     assert [finding.key for finding in judge(planned(Fine()), lost)] == keys
 
 
@@ -253,7 +253,7 @@ def test_share_of_the_budget_is_reserved_for_reruns_of_ranks(launch: Launch | No
 def test_loaded_libraries_are_collected_from_all_ranks() -> None:
     log = ResultLog()
     assert log.loaded_in_ranks() is None
-    roles = {name: RoleOutcome(name, Ending.COMPLETED, records={"loaded": [name]}) for name in ("a", "b")}
+    roles = {name: RoleOutcome(name, Ending.COMPLETED, loaded=[name]) for name in ("a", "b")}
     ranks = replace(outcome(), roles=roles)
     log.keep(planned(Odd()), ranks, [])
     assert log.loaded_in_ranks() is None  # no launcher started it

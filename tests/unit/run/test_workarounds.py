@@ -54,8 +54,11 @@ class Leaky(Check):
         yield found[done.records["rank 0"]["leaks"]]
 
 
-def outcome(ending: Ending = Ending.COMPLETED, **records: Json) -> ProbeOutcome:
-    role = RoleOutcome("rank 0", ending, operation="MPI_Init_thread", signal="SIGABRT", records=records)
+def outcome(
+    ending: Ending = Ending.COMPLETED, price: tuple[float, str] | None = None, **records: Json
+) -> ProbeOutcome:
+    how = {"operation": "MPI_Init_thread", "signal": "SIGABRT"}
+    role = RoleOutcome("rank 0", ending, **how, records=records, price=price)
     blamed = None if ending is Ending.COMPLETED else "rank 0"
     return ProbeOutcome("", (), {}, {"rank 0": role}, blamed, 1.0)
 

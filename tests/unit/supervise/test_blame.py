@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuipc_doctor.model import DriverFault, Ending, Launch, LauncherEnd, ProbeOutcome, RoleOutcome, Status
@@ -28,7 +30,7 @@ def test_out_of_memory_fails_only_if_far_more_is_free(memory: list[list[int]], s
         operation="cuIpcOpenMemHandle",
         occurrence=1,
         fault=DriverFault("cuIpcOpenMemHandle", 2, "CUDA_ERROR_OUT_OF_MEMORY"),
-        records={"memory": memory},
+        memory=memory,
     )
     finding = blame.conclude(ProbeOutcome("", (), {}, {"importer": role}, "importer", 1.0))
     assert finding.status is status
@@ -63,7 +65,7 @@ def test_feature_that_this_kind_of_gpu_lacks_is_no_fault(
         operation=call,
         occurrence=1,
         fault=DriverFault(call, 801, error),
-        records={"kinds": kinds},
+        kinds=kinds,
     )
     finding = blame.conclude(ProbeOutcome("", (), {}, {"exporter": role}, "exporter", 1.0))
     assert finding.status is status
@@ -75,9 +77,7 @@ def test_feature_that_this_kind_of_gpu_lacks_is_no_fault(
 
 def until_full(used: list[int]) -> dict[str, object]:
     rounds = [4 * n for n in range(1, len(used) + 1)]
-    return {
-        "running": {"device": "hip:0", "what": "import", "rounds": rounds, "used": used, "total": 3 * GIB}
-    }
+    return {"device": "hip:0", "what": "import", "rounds": rounds, "used": used, "total": 3 * GIB}
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_loop_that_filled_the_device_itself_fails(used: list[int], status: Statu
             operation="hipMemCreate",
             occurrence=76,
             fault=fault,
-            records={"memory": [[GIB >> 5, 3 * GIB]]},
+            memory=[(GIB >> 5, 3 * GIB)],
         ),
         "importer": RoleOutcome("importer", Ending.PEER_LOST),
     }
-    roles[sampler].records.update(until_full(used))
+    roles[sampler] = replace(roles[sampler], loop=until_full(used))
     finding = blame.conclude(ProbeOutcome("", (), {}, roles, "exporter", 1.0))
     assert finding.status is status
     if status is Status.FAIL:
