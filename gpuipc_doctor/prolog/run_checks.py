@@ -28,6 +28,10 @@ HANG_S, COLD_START_S = 30.0, 10.0
 node. Without persistence mode, a driver initialises GPUs one by one, 7 s each."""
 
 
+START_S = 8.0
+"""Further seconds in which the processes of each GPU start on a busy node."""
+
+
 def usual_deadline_s(gpus: int) -> float:
     """Seconds for each operation on a node with this many GPUs, if the site does not state them."""
     return max(HANG_S, COLD_START_S * gpus)
@@ -49,7 +53,7 @@ class TimeLimits(NamedTuple):
     def patient(self) -> TimeLimits:
         """With time for each GPU, tested apart from the others, to outlive the deadline: that tells a hang
         from a slow start."""
-        return self._replace(budget_s=self.budget_s + self.deadline_s)
+        return self._replace(budget_s=self.budget_s + self.deadline_s + START_S)
 
 
 @contextmanager
