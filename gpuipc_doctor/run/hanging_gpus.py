@@ -1,34 +1,32 @@
 """Find the GPUs with which initialising CUDA hangs, and let all later workers see only the others.
 
-A GPU hangs if it does so alone, twice, the second time just after another GPU answered: a process that hangs,
-or was killed then, may keep the next one waiting.
+A GPU hangs if it does so alone, and does not answer just after another GPU did: a process that hangs, or was
+killed then, may keep the next one waiting.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeGuard
 
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import CheckInfo, Device, Evidence, Finding, Json, ProbeOutcome
+from gpuipc_doctor.model import CheckInfo, Device, Finding, Json, ProbeOutcome
 from gpuipc_doctor.node.gpus import NVIDIA_ON_BUS, entries_in_force, of_node
-from gpuipc_doctor.report import sentences
-from gpuipc_doctor.run import conclusions, tours
+from gpuipc_doctor.run import tours
 from gpuipc_doctor.run.open_drivers import OpenDrivers
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.schedule import Ended, NotRun
 from gpuipc_doctor.run.survey_runner import SurveyRunner
-from gpuipc_doctor.run.tours import is_unkillable
 from gpuipc_doctor.supervise.assignment import device_from_json
 
 HIDING, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
 BUDGET_FRACTION = 0.5
-"""Fraction of the remaining budget for initialising each GPU alone, and then for the repetitions."""
+"""Fraction of the remaining budget for initialising each GPU alone, and then for repetitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,47 +75,36 @@ class HangingGpus:
     def _ask_each(
         self, alone: Mapping[VisibleGpu, PlannedProbe], info: CheckInfo
     ) -> dict[VisibleGpu, Device]:
-        """Initialise each GPU alone, and again those that failed; returns what those that answered are, if
-        one of the others may be the cause of the hang."""
-        first = self._run(info, *alone.values())
-        seen = {gpu: device for gpu, one in alone.items() if (device := _shown(gpu, first[one.number]))}
+        """Initialise each GPU alone; returns what those that answered are, if one of the others may be the
+        cause of the hang."""
+        ended = self._run(*alone.values())
+        seen = {gpu: device for gpu, one in alone.items() if (device := _shown(gpu, ended[one.number]))}
+        suspects = [one for gpu, one in alone.items() if gpu not in seen]
         if not seen:
+            self.surveys.keep(info, [one for one in suspects if _is_stuck(ended[one.number])], ended)
             return {}
         witness = alone[next(iter(seen))]
-        hanging, unsure = dict[VisibleGpu, Ended](), dict[VisibleGpu, Ended]()
         for gpu, one in alone.items():
-            if gpu in seen:
-                continue
             # The process that was killed before may still keep the first of these waiting.
-            does_serve = any(_has_answered(self._run(info, witness)[witness.number]) for _ in range(2))
-            again = self._run(info, one)[one.number]
+            if gpu in seen or not any(_has_answered(self._run(witness)[witness.number]) for _ in range(2)):
+                continue
+            again = self._run(one)[one.number]
             if device := _shown(gpu, again):
                 seen[gpu] = device
-            elif has_hung(again) and does_serve:
-                hanging[gpu] = again
-            else:
-                unsure[gpu] = again
-        self.surveys.keep(
-            info, [alone[gpu] for gpu in hanging], {alone[gpu].number: end for gpu, end in hanging.items()}
-        )
-        self.left_out = [gpu.device for gpu in (*hanging, *unsure)]
-        if hanging:
-            says = "initialising CUDA hangs if {gpus} is visible: not tested; other GPUs keep their numbers"
-            self.surveys.tell(info, Finding.skip("left-out", says, gpus=_names(hanging)))
-        if unsure:
-            says = "CUDA was not initialised with {gpus} alone, and no hang is confirmed: not tested"
-            answers = [
-                _answer(gpu, alone[gpu], first[alone[gpu].number], again) for gpu, again in unsure.items()
-            ]
-            self.surveys.tell(info, Finding.error("not-confirmed", says, *answers, gpus=_names(unsure)))
-        return seen if hanging or not all(map(_has_answered, unsure.values())) else {}
+            elif _is_stuck(again):
+                ended[one.number] = again
+        bad = {gpu: alone[gpu] for gpu in alone if gpu not in seen}
+        self.surveys.keep(info, bad.values(), ended)
+        self.left_out = [gpu.device for gpu in bad]
+        if bad:
+            says = "not tested: CUDA did not initialise with {gpus} alone; other GPUs keep their numbers"
+            names = [f"{gpu.device.label} ({gpu.name})" for gpu in bad]
+            self.surveys.tell(info, Finding.skip("left-out", says, gpus=names))
+        return {} if all(_has_answered(ended[one.number]) for one in bad.values()) else seen
 
-    def _run(self, info: CheckInfo, *probes: PlannedProbe) -> dict[int, Ended]:
-        """The outcomes; those of processes that cannot be killed are kept, since no probe runs after them."""
+    def _run(self, *probes: PlannedProbe) -> dict[int, Ended]:
         left_s = max(self.surveys.schedule.until - time.monotonic(), 0.0)
-        ended = self.surveys.run(probes, 1, spare_s=left_s * (1 - BUDGET_FRACTION))
-        self.surveys.keep(info, [one for one in probes if _cannot_be_killed(ended[one.number])], ended)
-        return ended
+        return self.surveys.run(probes, 1, spare_s=left_s * (1 - BUDGET_FRACTION))
 
 
 def has_hung(ended: Ended) -> bool:
@@ -151,21 +138,8 @@ def _visible(root: str, environ: Mapping[str, str]) -> list[VisibleGpu]:
     ]
 
 
-def _answer(gpu: VisibleGpu, planned: PlannedProbe, *attempts: Ended) -> Evidence:
-    """How the probe of this GPU alone ended, each way once."""
-    found = [
-        sentences.summary(finding)
-        for ended in attempts
-        for finding in (
-            [ended.finding] if isinstance(ended, NotRun) else conclusions.conclude(planned, ended)
-        )
-    ]
-    answer = "; then: ".join(dict.fromkeys(found))
-    return Evidence.seen("{gpu} alone: {answer}", gpu=_name(gpu), answer=answer)
-
-
-def _cannot_be_killed(ended: Ended) -> bool:
-    return isinstance(ended, ProbeOutcome) and is_unkillable(ended)
+def _is_stuck(ended: Ended) -> bool:
+    return isinstance(ended, ProbeOutcome) and tours.is_unkillable(ended)
 
 
 def _has_answered(ended: Ended) -> TypeGuard[ProbeOutcome]:
@@ -205,11 +179,3 @@ def _numbered(ended: ProbeOutcome, numbers: Mapping[str, int]) -> ProbeOutcome:
         of: {label(to): way for to, way in ways.items()} for of, ways in records["ways"].items()
     }
     return replace(ended, roles={**ended.roles, "driver": replace(role, records=records)})
-
-
-def _names(gpus: Iterable[VisibleGpu]) -> list[str]:
-    return [*map(_name, gpus)]
-
-
-def _name(gpu: VisibleGpu) -> str:
-    return f"{gpu.device.label} ({gpu.name})"

@@ -13,7 +13,6 @@ import pytest
 
 from gpuipc_doctor.api import Device, ProbeOutcome, loader
 from gpuipc_doctor.model import Ending, Node, RoleOutcome
-from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.hanging_gpus import HangingGpus
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
@@ -32,7 +31,7 @@ class Driver:
 
     def __init__(self, root: Path, gpus: Sequence[Device], hangs: Callable[[list[str], list[str]], Any]):
         self.gpus, self.hangs, self.asked, self.told = gpus, hangs, list[str](), list[tuple[str, Any]]()
-        self.kept, self.evidence = list[str](), list[str]()
+        self.kept = list[str]()
         self.pauses = 0
         session = SimpleNamespace(node=Node(root=str(root)))
         self.schedule = SimpleNamespace(session=session, until=time.monotonic() + 600)
@@ -66,12 +65,12 @@ class Driver:
 
     def keep(self, _: Any, probes: Sequence[PlannedProbe], ended: Any) -> None:
         for planned in probes:
-            (found,) = conclusions.conclude(planned, ended[planned.number])
+            one = ended[planned.number]
+            (found,) = [one.finding] if isinstance(one, NotRun) else conclusions.conclude(planned, one)
             self.kept.append(f"{planned.probe.name}: {found.status.name}")
 
     def tell(self, _: Any, *findings: Any) -> None:
         self.told += [(finding.key, finding.values["gpus"]) for finding in findings]
-        self.evidence += [line for finding in findings for line in sentences.evidence(finding)]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -125,7 +124,7 @@ def test_gpu_that_waits_behind_a_hanging_one_is_tested(tmp_path: Path, bad: list
     assert driver.kept == [f"cuda, only {GPUS[place].pci}: FAIL" for place in bad]
 
 
-def test_gpu_that_hung_but_was_not_repeated_is_not_called_hanging(tmp_path: Path) -> None:
+def test_hang_that_is_not_repeated_stands(tmp_path: Path) -> None:
     bad = GPUS[1].uuid
 
     def hangs(entries: list[str], asked: list[str]) -> bool | None:
@@ -133,8 +132,7 @@ def test_gpu_that_hung_but_was_not_repeated_is_not_called_hanging(tmp_path: Path
 
     driver, found, devices = ask(tmp_path, hangs)
     assert [device["index"] for device in devices] == [0, 2, 3]
-    assert driver.kept == []
-    assert driver.told == [("not-confirmed", [f"cuda:1 ({GPUS[1].pci})"])]
+    assert driver.kept == [f"cuda, only {GPUS[1].pci}: FAIL"]
     assert [device.label for device in found.left_out] == ["cuda:1"]
 
 
@@ -197,8 +195,7 @@ def test_seen_hang_is_kept_when_run_ends_before_others_answer(
 
     driver, found, devices = ask(tmp_path, hangs)
     assert (found.ended, devices) == (None, [])  # the caller keeps the hang
-    assert len(driver.kept) == (asked_before == 6)
-    assert [key for key, _ in driver.told] == ["left-out" if driver.kept else "not-confirmed"]
+    assert driver.kept == [f"cuda, only {GPUS[1].pci}: FAIL"]
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])
@@ -210,7 +207,7 @@ def test_alone_probe_that_cannot_be_killed_is_kept(tmp_path: Path, place: int) -
 
     driver, found, devices = ask(tmp_path, hangs)
     assert (found.ended, devices) == (None, [])
-    assert driver.kept == [f"cuda, only {GPUS[place].pci}: FAIL"]
+    assert driver.kept[0] == f"cuda, only {GPUS[place].pci}: FAIL"
 
 
 def test_repeated_probe_that_cannot_be_killed_is_kept(tmp_path: Path) -> None:
@@ -227,16 +224,12 @@ def test_repeated_probe_that_cannot_be_killed_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "says"),
-    [
-        ("cuInit returned 999", "cuInit returned 999"),
-        (Ending.CRASHED, "driver: cuInit"),
-        (None, "the probe could not be run: no"),
-    ],
+    ("ends", "status"),
+    [("cuInit returned 999", "ERROR"), (Ending.CRASHED, "FAIL"), (None, "ERROR")],
     ids=["unavailable", "crashed", "not run"],
 )
-def test_gpu_that_fails_alone_beside_a_hanging_one_is_an_error_with_its_answer(
-    tmp_path: Path, ends: Any, says: str
+def test_gpu_that_fails_alone_beside_a_hanging_one_is_left_out_with_its_answer(
+    tmp_path: Path, ends: Any, status: str
 ) -> None:
     bad, broken = GPUS[1].uuid, GPUS[2].uuid
 
@@ -246,13 +239,7 @@ def test_gpu_that_fails_alone_beside_a_hanging_one_is_an_error_with_its_answer(
     driver, found, devices = ask(tmp_path, hangs)
     assert [device["index"] for device in devices] == [0, 3]
     assert [device.label for device in found.left_out] == ["cuda:1", "cuda:2"]
-    assert driver.told == [
-        ("left-out", [f"cuda:1 ({GPUS[1].pci})"]),
-        ("not-confirmed", [f"cuda:2 ({GPUS[2].pci})"]),
-    ]
-    (answer,) = driver.evidence
-    assert answer.startswith(f"cuda:2 ({GPUS[2].pci}) alone: ")
-    assert says in answer
+    assert driver.kept == [f"cuda, only {GPUS[1].pci}: FAIL", f"cuda, only {GPUS[2].pci}: {status}"]
 
 
 def test_gpu_that_is_unavailable_at_first_only_is_tested(tmp_path: Path) -> None:
@@ -272,4 +259,4 @@ def test_unavailable_gpu_does_not_explain_a_hang_of_all(tmp_path: Path) -> None:
 
     driver, found, _ = ask(tmp_path, hangs)
     assert found.ended is None  # the caller keeps the hang
-    assert driver.told == [("not-confirmed", [f"cuda:2 ({GPUS[2].pci})"])]
+    assert driver.kept == [f"cuda, only {GPUS[2].pci}: ERROR"]
