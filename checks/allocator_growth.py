@@ -71,6 +71,7 @@ H200 the factor is 4 for CuPy's MemoryPool, 3.5 for PyTorch and 1.7 for the driv
 class AllocatorGrowth(Check):
     id = "allocator-growth"
     title = "an allocator's memory levels off and is released"
+    subject = None
     requires = frozenset({"multi-process"})
     searches = True
     explains_losses = frozenset({"grows", "keeps"})

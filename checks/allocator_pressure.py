@@ -60,6 +60,7 @@ BYSTANDER = 32 << 20
 class AllocatorPressure(Check):
     id = "allocator-pressure"
     title = "a full allocator releases its cache"
+    subject = None
     requires = frozenset({"multi-process"})
     needs_allocators = True
     searches = True

@@ -51,6 +51,7 @@ RECORD_STREAM = "record_stream"
 class AllocatorStreamReuse(Check):
     id = "allocator-stream-reuse"
     title = "guarded memory that a stream still reads is not reused"
+    subject = None
     needs_allocators = True
 
     def probes(self, ctx: Context) -> Iterable[Probe]:

@@ -16,7 +16,13 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import ClassVar
 
-from gpuipc_doctor.api import Evidence, Finding, Json, ProbeOutcome
+from gpuipc_doctor.api import (
+    Evidence,
+    Finding,
+    Json,
+    ProbeOutcome,
+    Subject,
+)
 from gpuipc_doctor.collective import channels
 from gpuipc_doctor.collective.launch import CollectiveCheck, by_rank, take_part
 from gpuipc_doctor.collective.transport_switches import CONTROLS
@@ -30,6 +36,7 @@ SHOWN = 3
 class CollectiveData(CollectiveCheck):
     id = "collective-data"
     title = "NCCL's or RCCL's collectives return correct data"
+    subject = Subject.COLLECTIVES
     workarounds: ClassVar = CONTROLS
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:

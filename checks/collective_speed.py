@@ -12,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from statistics import median
 
-from gpuipc_doctor.api import Evidence, Finding, Json, Measurement, ProbeOutcome
+from gpuipc_doctor.api import (
+    Evidence,
+    Finding,
+    Json,
+    Measurement,
+    ProbeOutcome,
+    Subject,
+)
 from gpuipc_doctor.collective.bandwidth import SMALL, Pair, bus, slow
 from gpuipc_doctor.collective.launch import CollectiveCheck, take_part
 
@@ -22,6 +29,7 @@ __all__ = ["take_part"]
 class CollectiveSpeed(CollectiveCheck):
     id = "collective-speed"
     title = "latency and bandwidth of NCCL or RCCL, together and by pair"
+    subject = Subject.COLLECTIVES
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         figures = done.records["rank 0"]["speed"]

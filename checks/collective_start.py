@@ -17,7 +17,16 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import ClassVar
 
-from gpuipc_doctor.api import Context, Evidence, Finding, Json, Measurement, Probe, ProbeOutcome
+from gpuipc_doctor.api import (
+    Context,
+    Evidence,
+    Finding,
+    Json,
+    Measurement,
+    Probe,
+    ProbeOutcome,
+    Subject,
+)
 from gpuipc_doctor.collective import killed_rank
 from gpuipc_doctor.collective.communicators import LEAST_DEVICE, growing
 from gpuipc_doctor.collective.killed_rank import be_killed, outlive
@@ -41,6 +50,7 @@ LEFT: Mapping[str, tuple[str, str, int]] = {
 class CollectiveStart(CollectiveCheck):
     id = "collective-start"
     title = "NCCL or RCCL starts in time and leaves nothing behind"
+    subject = Subject.COLLECTIVES
     workarounds: ClassVar = CONTROLS
 
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:

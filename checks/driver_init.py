@@ -29,6 +29,7 @@ DESCRIPTION = ("backend", "index", "uuid", "pci", "name", "total_bytes")
 class DriverInit(Check):
     id = "driver-init"
     title = "driver initialises and lists its devices"
+    subject = None
     tier = Tier.PROLOG
 
     def probes(self, ctx: Context) -> Iterable[Probe]:

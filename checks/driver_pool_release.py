@@ -63,6 +63,7 @@ CHECKED = 1 << 20
 class DriverPoolRelease(Check):
     id = "driver-pool-release"
     title = "stream-ordered pools release their memory"
+    subject = None
     requires = frozenset({"memory-pools"})
 
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:

@@ -71,6 +71,7 @@ CASES = {
 class DriverPoolReuse(Check):
     id = "driver-pool-reuse"
     title = "stream-ordered pools reuse memory only when it is free"
+    subject = None
     requires = frozenset({"memory-pools"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:

@@ -21,6 +21,7 @@ DECIDE = ("ptrace-scope", "seccomp", "container", "namespaces", "imex-channels",
 class Environment(Check):
     id = "environment"
     title = "environment variables for GPU IPC have an effect"
+    subject = None
 
     def probes(self, ctx: Context) -> Iterable[Finding]:
         yield from ctx.unmet

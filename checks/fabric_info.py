@@ -43,6 +43,7 @@ SHOWN_FACTS = ("libfabric", "shs-libfabric", "libfabric-providers", "ucx", "cxi-
 class FabricInfo(Check):
     id = "fabric-info"
     title = "libfabric and UCX are found and list each adapter"
+    subject = None
     uses_fabric = True
     options: ClassVar = {"status_dir": {"type": "string", "minLength": 1}}
 

@@ -29,6 +29,7 @@ from gpuipc_doctor.api import (
     Launch,
     Probe,
     ProbeOutcome,
+    Subject,
     Tier,
     misplaced,
 )
@@ -62,6 +63,7 @@ COME_FROM = {
 class FabricSmallMessage(Check):
     id = "fabric-small-message"
     title = "small messages arrive without MPI"
+    subject = Subject.FABRIC
     uses_fabric = True
     across = True
     options: ClassVar = {"sizes": SIZES_OPTION}

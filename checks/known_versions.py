@@ -14,6 +14,7 @@ from gpuipc_doctor.api import Check, Context, Evidence, EvidenceKind, Finding, T
 class KnownVersions(Check):
     id = "known-versions"
     title = "no version on this node has a known issue"
+    subject = None
     tier = Tier.PROLOG
 
     def probes(self, ctx: Context) -> Iterable[Finding]:

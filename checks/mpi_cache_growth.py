@@ -34,6 +34,7 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Reading,
     Series,
+    Subject,
     Tier,
     Worker,
     blind,
@@ -60,6 +61,7 @@ from ._mpi_cache_growth_series import growth_so_far, measure_devices
 class MpiCacheGrowth(Check):
     id = "mpi-cache-growth"
     title = "MPI releases the memory of freed buffers"
+    subject = Subject.MPI
     requires = frozenset({"multi-process"})
     needs_mpi = True
     curable_warnings = frozenset({"keeps-many", "grows-a-little"})

@@ -42,6 +42,7 @@ from gpuipc_doctor.api import (
     Observed,
     Probe,
     ProbeOutcome,
+    Subject,
     Tier,
     Worker,
     watched,
@@ -78,6 +79,7 @@ MOST_WRONG = 50
 class MpiCollectives(Check):
     id = "mpi-collectives"
     title = "collectives and one-sided operations on device memory"
+    subject = Subject.MPI
     requires = frozenset({"multi-process"})
     needs_mpi = True
     options: ClassVar = {"ranks": {"type": "integer", "minimum": 2, "maximum": 8}, "sizes": SIZES_OPTION}

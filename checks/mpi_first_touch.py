@@ -24,6 +24,7 @@ from gpuipc_doctor.api import (
     Json,
     Probe,
     ProbeOutcome,
+    Subject,
     Worker,
     differences,
     pattern,
@@ -53,6 +54,7 @@ seen). In the report of eth-cscs the factor is 130.
 class MpiFirstTouch(Check):
     id = "mpi-first-touch"
     title = "the first message from an odd-sized buffer is not slow"
+    subject = Subject.MPI
     requires = frozenset({"multi-process"})
     needs_mpi = True
 

@@ -23,6 +23,7 @@ from gpuipc_doctor.api import (
     Finding,
     Probe,
     ProbeOutcome,
+    Subject,
     Worker,
 )
 
@@ -30,6 +31,7 @@ from gpuipc_doctor.api import (
 class MpiGpuAware(Check):
     id = "mpi-gpu-aware"
     title = "the MPI library accepts device pointers"
+    subject = Subject.MPI
 
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         backends = list(dict.fromkeys(device.backend for device in ctx.devices))

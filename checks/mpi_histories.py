@@ -21,6 +21,7 @@ from gpuipc_doctor.api import (
     Json,
     Probe,
     ProbeOutcome,
+    Subject,
     Tier,
     Worker,
     watched,
@@ -58,6 +59,7 @@ REPETITION = "repetition of a valid history of messages"
 class MpiHistories(Check):
     id = "mpi-histories"
     title = "random valid messages between ranks"
+    subject = Subject.MPI
     requires = frozenset({"multi-process"})
     needs_mpi = True
     searches = True

@@ -25,6 +25,7 @@ from gpuipc_doctor.api import (
     Memory,
     Probe,
     ProbeOutcome,
+    Subject,
     Worker,
     difference,
     misplaced,
@@ -53,6 +54,7 @@ SHOWN = 8
 class MpiSmallMessage(Check):
     id = "mpi-small-message"
     title = "small messages between ranks arrive, complete and in time"
+    subject = Subject.MPI
     requires = frozenset({"multi-process"})
     needs_mpi = True
     across = True

@@ -21,6 +21,7 @@ from gpuipc_doctor.api import (
     Finding,
     Probe,
     ProbeOutcome,
+    Subject,
     Worker,
     difference,
     pattern,
@@ -47,6 +48,7 @@ SHOWN = 7
 class MpiStaleBuffer(Check):
     id = "mpi-stale-buffer"
     title = "messages deliver the sent data, not data of a freed buffer"
+    subject = Subject.MPI
     requires = frozenset({"multi-process"})
     needs_mpi = True
 

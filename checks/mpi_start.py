@@ -15,6 +15,7 @@ from gpuipc_doctor.api import BackendUnavailable, Check, Context, Finding, Json,
 class MpiStart(Check):
     id = "mpi-start"
     title = "two ranks start, and each rank sees GPUs"
+    subject = None
     needs_mpi = True
 
     def probes(self, ctx: Context) -> Iterable[Probe]:

@@ -49,6 +49,24 @@ class Tier(enum.Enum):
         return self.value
 
 
+class Subject(enum.Enum):
+    """What a verdict on a node is about. Tested: a check of it has a result other than SKIP and ERROR."""
+
+    MEMORY = "memory"
+    MPI = "mpi"
+    COLLECTIVES = "collectives"
+    FABRIC = "fabric"
+
+    @property
+    def title(self) -> str:
+        return {
+            Subject.MEMORY: "GPU memory between processes",
+            Subject.MPI: "MPI",
+            Subject.COLLECTIVES: "collectives",
+            Subject.FABRIC: "the fabric",
+        }[self]
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One GPU as numbered by one backend.
@@ -821,6 +839,8 @@ class CheckInfo:
     id: str
     title: str
     tier: Tier
+    subject: Subject | None = None
+    """What a PASS of the check is about; None if not about what processes share."""
 
 
 @dataclass(frozen=True, slots=True)

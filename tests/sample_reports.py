@@ -29,6 +29,7 @@ from gpuipc_doctor.model import (
     RoleOutcome,
     Series,
     Status,
+    Subject,
     Tier,
 )
 from gpuipc_doctor.supervise import blame
@@ -43,6 +44,10 @@ TITLES = {
 }
 PER_SUBJECT = ("ipc-reopen", "ipc-handles", "ipc-release", "ipc-stale")
 VARIANTS = ("destroy-context", "primary-reset", "keep-context")
+
+
+def _about(check: str) -> Subject | None:
+    return None if check == "known-versions" else Subject.MEMORY
 
 
 def gpus(count: int, backend: str = "cuda", name: str = "NVIDIA H200") -> tuple[Device, ...]:
@@ -95,7 +100,7 @@ def report(devices: Sequence[Device], results: Iterable[Result], **changes: Any)
         "tool_version": "0.1.0",
         "devices": tuple(devices),
         "inventory": H200_FACTS,
-        "checks": tuple(CheckInfo(id_, title, Tier.ACCEPTANCE) for id_, title in TITLES.items()),
+        "checks": tuple(CheckInfo(id_, title, Tier.ACCEPTANCE, _about(id_)) for id_, title in TITLES.items()),
         "results": tuple(results),
         "probes_run": 12,
         "known_issues": "0123456789ab",

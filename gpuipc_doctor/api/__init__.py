@@ -71,6 +71,7 @@ from gpuipc_doctor.model import (
     Series,
     StatedFabric,
     Status,
+    Subject,
     Tier,
 )
 
@@ -80,6 +81,7 @@ __all__ = [  # noqa: RUF022 (by purpose)
     "Context",
     "Control",
     "Tier",
+    "Subject",
     "Probe",
     "ProbeOutcome",
     "RoleOutcome",

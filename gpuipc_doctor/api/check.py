@@ -25,6 +25,7 @@ from gpuipc_doctor.model import (
     ProbeOutcome,
     Series,
     Setting,
+    Subject,
     Tier,
     Unexpected,
     Workaround,
@@ -186,6 +187,8 @@ class Check(ABC):
     id: ClassVar[str]
     title: ClassVar[str]
     tier: ClassVar[Tier] = Tier.ACCEPTANCE
+    subject: ClassVar[Subject | None] = Subject.MEMORY
+    """What the verdict on the node calls tested after this check; None: none of these."""
     requires: ClassVar[frozenset[str]] = frozenset()
     """Capabilities that a device must have for this check."""
     needs_mpi: ClassVar[bool] = False

@@ -132,6 +132,7 @@ OF_CHECKS = ("seed", "operations")
     help="Run every probe in processes of its own; slower. Without it, only probes that failed are.",
 )
 @click.option("--accept-harm", is_flag=True, help="Also run probes known to harm nodes with these versions.")
+@options.require
 @click.option("--strict", is_flag=True, help="Exit with 10 when the worst finding is WARN.")
 @click.option(
     "--exit-style",
@@ -264,6 +265,7 @@ def request_of(ctx: click.Context, config: SiteConfig) -> Request:
         repeat=given["repeat"],
         isolate=given["isolate"],
         seed=given["seed"],
+        required=given["required"],
         accept_harm=given["accept_harm"],
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gpuipc_doctor.cli import formats, options, saved
+from gpuipc_doctor.model import Subject
 from gpuipc_doctor.report import comparison_content
 from gpuipc_doctor.report.comparison import TOLERANCE, compare
 
@@ -32,9 +33,17 @@ from gpuipc_doctor.report.comparison import TOLERANCE, compare
     is_flag=True,
     help="Also judge the node itself: a FAIL rejects it, even if it failed before.",
 )
+@options.require
 @click.pass_context
 def command(
-    ctx: click.Context, *, before: Path, after: Path, form: str, tolerance: float, accept: bool
+    ctx: click.Context,
+    *,
+    before: Path,
+    after: Path,
+    form: str,
+    tolerance: float,
+    accept: bool,
+    required: frozenset[Subject],
 ) -> None:
     """Compare report BEFORE with report AFTER.
 
@@ -48,6 +57,10 @@ def command(
       11  something is no longer tested
       12  something newly fails; with --accept: anything fails
     """
-    comparison = compare(saved.report(before), saved.report(after), tolerance / 100, accept=accept)
+    if required and not accept:
+        raise click.UsageError("--require is about the verdict on the node: add --accept")
+    comparison = compare(
+        saved.report(before), saved.report(after), tolerance / 100, accept=accept, required=required
+    )
     click.echo(formats.text(comparison, form, comparison_content), nl=False)
     ctx.exit(comparison.exit_code)

@@ -60,6 +60,37 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class Subjects(click.ParamType):  # type: ignore[type-arg]  # generic from Click 8.4 on
+    """A comma-separated list of subjects of the verdict."""
+
+    name = "list"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from gpuipc_doctor.model import Subject
+
+        if not isinstance(value, str):
+            return value
+        known = [subject.value for subject in Subject]
+        for word in (words := [word.strip() for word in value.split(",")]):
+            if word not in known:
+                meant = did_you_mean(word, known, else_list=True)
+                self.fail(f"{word!r} is no subject of the verdict{meant}", param, ctx)
+        return frozenset(map(Subject, words))
+
+
+def require(command: Command) -> Command:
+    """The option ``--require``."""
+    return click.option(
+        "--require",
+        "required",
+        type=Subjects(),
+        default=frozenset(),
+        metavar="LIST",
+        help="What must be tested, comma-separated: memory, mpi, collectives, fabric. If one of them is not, "
+        "the result is an ERROR (exit 11).",
+    )(command)
+
+
 def seconds(name: str, says: str, **more: Any) -> Callable[[Command], Command]:
     """An option that takes a number of seconds."""
     return click.option(name, type=Seconds(), metavar="SECONDS", help=says, **more)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Mapping
 
-from gpuipc_doctor.model import Report, Status, Tier
+from gpuipc_doctor.model import CheckInfo, Report, Result, Status, Subject, Tier
+from gpuipc_doctor.present.blocks import Entry
 from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.report import digest, sentences
 
@@ -43,14 +45,36 @@ def verdict(report: Report) -> Verdict:
     return Verdict.CANNOT_TELL if unknown or cut_off(report) else Verdict.ACCEPT
 
 
+def heading(found: Verdict, why: str) -> Entry:
+    """The first line of a screen: the verdict and its reason."""
+    return Entry(f"{found.value}:", why, look=LOOKS[found], gap=1)
+
+
 def cut_off(report: Report) -> list[str]:
     """The checks that the run's end left untested, in part or as a whole."""
     stopped = dict.fromkeys(result.check for result in report.results if result.stopped)
     return [*stopped, *(check for check in digest.not_reached(report) if check not in stopped)]
 
 
+def untested(checks: Iterable[CheckInfo], results: Iterable[Result]) -> Mapping[Subject, str]:
+    """Subject that no result is about → why: what its first skipped check says."""
+    about = {check.id: check.subject for check in checks}
+    why = dict.fromkeys(Subject, "none of its checks ran")
+    skipped = set[Subject]()
+    for result in results:
+        subject = about.get(result.check)
+        if subject is None or subject not in why:
+            continue
+        if result.finding.status not in (Status.SKIP, Status.ERROR):
+            del why[subject]
+        elif subject not in skipped:
+            skipped.add(subject)
+            why[subject] = sentences.summary(result.finding)
+    return why
+
+
 def reason(report: Report) -> str:
-    """The reason in one sentence: the worst finding and its place, or why nothing is known."""
+    """The worst finding and its place; why nothing is known; or what was tested and what was not."""
     worst = report.worst()
     if worst in (Status.FAIL, Status.ERROR):
         found = [paragraph for paragraph in digest.paragraphs(report) if paragraph.status is worst]
@@ -65,10 +89,16 @@ def reason(report: Report) -> str:
         return "no probe ran on a GPU"
     if left := cut_off(report):
         return f"the time budget ended before {counted(len(left), 'check')}: give the run a longer --budget"
-    counts = digest.totals(report)
-    words = [f"{counted(counts[Status.PASS], 'check')} passed"]
+    return _accepted(report)
+
+
+def _accepted(report: Report) -> str:
+    counts, lacking = digest.totals(report), dict(untested(report.checks, report.results))
+    about = ", ".join(subject.title for subject in Subject if subject not in lacking)
+    passed = f"{counted(counts[Status.PASS], 'check')} passed"
     if counts[Status.WARN]:
-        words.append(f"{counts[Status.WARN]} with a warning")
-    if counts[Status.SKIP]:
-        words.append(f"{counts[Status.SKIP]} not tested on this node")
-    return ", ".join(words)
+        passed += f", {counts[Status.WARN]} with a warning"
+    if any(result.finding.key == "no-fabric" for result in report.results):
+        lacking.pop(Subject.FABRIC, None)  # there is none to test
+    told = ", ".join(f"{subject.title} ({why})" for subject, why in lacking.items())
+    return f"{about or 'each GPU within one process'} ({passed})" + (f". Not tested: {told}" if told else "")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gpuipc_doctor.model import Exit, Join, Relation, Report, Result, Status, Tier
+from gpuipc_doctor.model import Exit, Join, Relation, Report, Result, Status, Subject, Tier
 from gpuipc_doctor.report import acceptance, check_changes, devices, digest, inventory_changes, speed
 from gpuipc_doctor.report.acceptance import Verdict
 from gpuipc_doctor.report.check_changes import ChangeKind, CheckChange
@@ -100,12 +100,18 @@ class Comparison:
 
 
 def compare(
-    before: Report, after: Report, tolerance: float = TOLERANCE, *, accept: bool = False
+    before: Report,
+    after: Report,
+    tolerance: float = TOLERANCE,
+    *,
+    accept: bool = False,
+    required: Collection[Subject] = (),
 ) -> Comparison:
-    """The comparison of two reports. ``accept``: with the verdict on the node, whatever it was before."""
+    """The comparison of two reports. ``accept``: with the verdict on the node, whatever it was before, which
+    cannot be ACCEPT if one of the ``required`` was not tested."""
     matches = devices.match(before.devices, after.devices)
     old = _relabelled(before.results, devices.labels_now(matches))
-    verdict, reason = _accepted(after) if accept else (None, "")
+    verdict, reason = _accepted(after, required) if accept else (None, "")
     return Comparison(
         before=_side(before),
         after=_side(after),
@@ -121,11 +127,15 @@ def compare(
     )
 
 
-def _accepted(report: Report) -> tuple[Verdict, str]:
+def _accepted(report: Report, required: Collection[Subject]) -> tuple[Verdict, str]:
     """The verdict on the node and its reason. Few checks can reject a node but not accept it."""
     verdict = acceptance.verdict(report)
     if verdict is Verdict.ACCEPT and not acceptance.applies(report):
         return Verdict.CANNOT_TELL, acceptance.NOT_WHOLE
+    untested = acceptance.untested(report.checks, report.results)
+    lacking = [f"{subject.title} ({why})" for subject, why in untested.items() if subject in required]
+    if verdict is Verdict.ACCEPT and lacking:
+        return Verdict.CANNOT_TELL, f"required, but not tested: {', '.join(lacking)}"
     return verdict, acceptance.reason(report)
 
 

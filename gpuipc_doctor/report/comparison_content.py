@@ -56,7 +56,7 @@ def ticket(comparison: Comparison) -> str:
 def _blocks(comparison: Comparison) -> Iterator[Block]:
     yield from _simulated(comparison.before, comparison.after)
     if verdict := comparison.acceptance:
-        yield Entry(verdict.value, comparison.reason, look=acceptance.LOOKS[verdict])
+        yield acceptance.heading(verdict, comparison.reason)
     yield _sides(comparison.before, comparison.after)
     yield Lines(tuple(f"Note: {note}" for note in comparison.notes))
     facts = ((fact.name, fact.before or NOT_RUN, fact.after or NOT_RUN) for fact in comparison.inventory)

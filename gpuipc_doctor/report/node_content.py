@@ -138,8 +138,7 @@ def blocks(report: Report, exit_code: int, news: Sequence[Block] = ()) -> Iterat
     """The screen's blocks, in order; ``news`` follow the verdict."""
     top = [*_simulated(report)]
     if acceptance.applies(report):
-        verdict = acceptance.verdict(report)
-        yield Group((*top, Entry(verdict.value, acceptance.reason(report), look=acceptance.LOOKS[verdict])))
+        yield Group((*top, acceptance.heading(acceptance.verdict(report), acceptance.reason(report))))
         top = []
     yield from news
     yield Group((*top, *_header(report)))

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpuipc_doctor.model import Join, Json, Relation, Report, Result, Status
-from gpuipc_doctor.report import digest, documents, exits
+from gpuipc_doctor.model import Join, Json, Relation, Report, Result, Status, Subject
+from gpuipc_doctor.report import acceptance, digest, documents, exits
 from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
 
 SCHEMA = "gpuipc-doctor/report/2"
@@ -26,9 +26,10 @@ HEAD: dict[str, Any] = {
     "exit_code": int,
     "totals": dict[Status, int],
     "matrix": dict[str, dict[str, Status]],
+    "untested": dict[Subject, str],
 }
 """Derived fields: exit code of the run, number of checks by worst status, worst status of each check on each
-subject."""
+device or pair; what of `Subject` was not tested, and why."""
 
 _LABEL = re.compile(r"[a-z]+:[0-9]{1,9}")
 
@@ -47,6 +48,7 @@ def dumps(report: Report, *, exit_code: int | None = None) -> str:
         report,
         exit_code=exits.code(report) if exit_code is None else exit_code,
         totals={status: totals[status] for status in Status},
+        untested=acceptance.untested(report.checks, report.results),
         matrix={check: _row(results) for check, results in digest.by_check(report).items()},
     )
 

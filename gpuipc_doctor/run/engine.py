@@ -175,6 +175,16 @@ class Run:
             self.log.announce(info)
             self.log.say(result)
 
+    def report_untested(self, site: SiteConfig) -> None:
+        """Report the subjects that the site config, for a whole run, or the command line requires."""
+        by_site = {} if self.request.checks or self.request.tier is Tier.PROLOG else site.required_subjects
+        required = {**by_site, **dict.fromkeys(self.request.required, "--require")}
+        for info, result in site_expectations.of_subjects(
+            required, self.log.checks.values(), self.log.results(), self.request.tier
+        ):
+            self.log.announce(info)
+            self.log.say(result)
+
     def execute(self, layout: Plan, devices: Sequence[Device]) -> None:
         """Run the plan's probes and keep their results."""
         self.log.announce(*layout.checks)
@@ -352,6 +362,7 @@ def run(
         preflight.attach(run.log, seen, preflight.look, {**os.environ, **stated}, facts)
         if not request.checks:
             run.report_missing(found.site)
+        run.report_untested(found.site)
     results = run.log.results()
     joins = knownissues.join(run.issues, facts, results, devices)
     if request.tier > Tier.PROLOG:  # a prolog's line names what is joined; to read all texts takes 0.5 s

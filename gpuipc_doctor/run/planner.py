@@ -151,7 +151,7 @@ class Planner:
         item = loader.load_file(file)
         assert isinstance(item, LoadedCheck)
         probes, _ = self._ask(item, Context(devices, options=options, mpi=mpi))
-        return _info(item.check), tuple(probes)
+        return info(item.check), tuple(probes)
 
     def plan_probes(
         self,
@@ -178,7 +178,7 @@ class Planner:
                 says = "cannot load the check file: {reason}"
                 concluded.append(Result(item.id, Finding.error("broken-check", says, reason=item.reason)))
                 continue
-            infos.append(_info(item.check))
+            infos.append(info(item.check))
             planned_probes, results = self._plan_check(item, context)
             concluded += results
             for planned in planned_probes:
@@ -356,8 +356,8 @@ def _mistake(file: Path, what: str, error: BaseException) -> Finding:
     return Finding.error("check-failed", says, str(file), **values)
 
 
-def _info(check: Check) -> CheckInfo:
-    return CheckInfo(check.id, check.title, check.tier)
+def info(check: Check) -> CheckInfo:
+    return CheckInfo(check.id, check.title, check.tier, check.subject)
 
 
 def _id(item: LoadedCheck | BrokenCheck) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuipc_doctor.files.near_miss import did_you_mean
-from gpuipc_doctor.model import Device, Tier
+from gpuipc_doctor.model import Device, Subject, Tier
 
 BACKENDS = ("cuda", "hip")
 
@@ -67,6 +67,8 @@ class Request:
     """Whether tours are of probes on the same GPUs only, so that a GPU that hangs delays no other's test."""
     seed: int | None = None
     """Chooses the first device of each tour; None: at random."""
+    required: frozenset[Subject] = frozenset()
+    """What must have been tested."""
     accept_harm: bool = False
     """Whether to run probes that are known to harm nodes with these versions."""
 

@@ -8,7 +8,18 @@ from pathlib import Path
 
 from gpuipc_doctor.api.equal_gpus import CHECK_LINKS, LINKS, Traits
 from gpuipc_doctor.files.node_files import Tree
-from gpuipc_doctor.model import CheckInfo, Device, Fact, Finding, Json, Result, Status, Tier, Unexpected
+from gpuipc_doctor.model import (
+    CheckInfo,
+    Device,
+    Fact,
+    Finding,
+    Json,
+    Result,
+    Status,
+    Subject,
+    Tier,
+    Unexpected,
+)
 from gpuipc_doctor.node import fabric_devices
 from gpuipc_doctor.site.config import ExpectedGpus, ExpectedValues, NodeGpus, NodeType, SiteConfig
 from gpuipc_doctor.supervise.start import hides_gpus
@@ -309,6 +320,26 @@ def _of_limits(site: SiteConfig, seen: Mapping[str, Json]) -> Iterator[Finding]:
                 command=command,
                 **told,
             )
+
+
+def of_subjects(
+    required: Mapping[Subject, str], checks: Iterable[CheckInfo], results: Iterable[Result], tier: Tier
+) -> Iterator[tuple[CheckInfo, Result]]:
+    """The ERROR for each required subject that no check tested. ``required``: subject → who requires it."""
+    from gpuipc_doctor.report.acceptance import untested as untested_of  # not needed by the prolog
+
+    untested = untested_of(checks, results) if required else {}
+    for subject, where in required.items():
+        if subject in untested:
+            finding = Finding.error(
+                "not-tested",
+                "not tested, but {where} requires it: {reason}",
+                remedy=f"make it testable here, or remove {subject.value} at {where}",
+                where=where,
+                reason=untested[subject],
+            )
+            info = CheckInfo(subject.value, f"{subject.title}, which {where} requires", tier)
+            yield info, Result(subject.value, finding)
 
 
 def of_required(

@@ -20,6 +20,7 @@ from gpuipc_doctor.model import (
     MpiStack,
     Node,
     StatedFabric,
+    Subject,
     Tier,
 )
 from gpuipc_doctor.node import (
@@ -32,7 +33,7 @@ from gpuipc_doctor.node import (
     mpi_slurm,
 )
 from gpuipc_doctor.node.mpi_ranks import RankSetting
-from gpuipc_doctor.run.planner import Planner
+from gpuipc_doctor.run.planner import Planner, info
 from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
 from gpuipc_doctor.site.config import SiteConfig
 
@@ -209,9 +210,7 @@ class StackDiscovery:
         except mpi_locate.NotFound as absent:
             for check in self.planner.checks:
                 if check.across and not check.needs_mpi:
-                    self.surveys.tell(
-                        CheckInfo(check.id, check.title, check.tier), _absent("no-launcher", absent)
-                    )
+                    self.surveys.tell(info(check), _absent("no-launcher", absent))
             return None
 
     @property
@@ -221,7 +220,9 @@ class StackDiscovery:
 
 
 def _on_mpi() -> CheckInfo:
-    return CheckInfo(loader.survey("mpi").id, "the MPI library accepts device pointers", Tier.ACCEPTANCE)
+    return CheckInfo(
+        loader.survey("mpi").id, "the MPI library accepts device pointers", Tier.ACCEPTANCE, Subject.MPI
+    )
 
 
 def _absent(key: str, absent: mpi_locate.NotFound) -> Finding:

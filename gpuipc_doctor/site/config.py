@@ -18,7 +18,7 @@ from gpuipc_doctor.files import reading
 from gpuipc_doctor.files.near_miss import did_you_mean
 from gpuipc_doctor.files.trust import untrusted
 from gpuipc_doctor.files.yamlfile import BadFile, Document, Key, Mistake, read, violations
-from gpuipc_doctor.model import Json, MemoryShare, Status, Tier
+from gpuipc_doctor.model import Json, MemoryShare, Status, Subject, Tier
 from gpuipc_doctor.site import hosts, launcher, layers, policy
 from gpuipc_doctor.site.layers import Find, Layers
 from gpuipc_doctor.site.policy import SITE_DIRECTORIES, PrologConfig
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
 _SCHEMA = Path(__file__).with_name("config.schema.json")
 
-OF_FABRIC = ("fabric-info", "fabric-small-message")
+OF_FABRIC = ("fabric", "fabric-info", "fabric-small-message")
 """Checks that a site without a fabric (``fabric: none``) skips."""
+
+SUBJECTS = frozenset(subject.value for subject in Subject)
+"""Words of ``required`` that are no checks."""
 
 _BUDGET_S = {Tier.PROLOG: policy.BUDGET_S, Tier.ACCEPTANCE: 300.0, Tier.SOAK: 3600.0}
 
@@ -248,6 +251,8 @@ class SiteConfig:
     """Limit of a process → least value, a number or ``unlimited``."""
     required: Mapping[str, str] = field(default_factory=dict)
     """Check that must have run → ``file:line`` of the demand."""
+    required_subjects: Mapping[Subject, str] = field(default_factory=dict)
+    """Subject that a check must have tested → ``file:line`` of the demand."""
     node: NodeConfig = field(default_factory=NodeConfig)
     """Settings of all nodes; after `of_node`, settings of this node."""
     node_types: tuple[NodeType, ...] = ()
@@ -326,6 +331,7 @@ def load(path: Path | None = None, match: Find = lambda: None, known: Iterable[D
     data = found.data
     budgets = {Tier[name.upper()]: float(seconds) for name, seconds in data.get("budget_s", {}).items()}
     deadline = data.get("deadline_s")
+    required = {word: found.where("required", number) for number, word in enumerate(data.get("required", ()))}
     return SiteConfig(
         hosts=tuple(hosts.listed(data.get("hosts"))),
         hosts_where=found.where("hosts") if "hosts" in data else "",
@@ -349,9 +355,8 @@ def load(path: Path | None = None, match: Find = lambda: None, known: Iterable[D
         kernel_modules=_values(data, "kernel_modules", found.where),
         shared_memory=_values(data, "shared_memory", found.where),
         limits=_values(data, "limits", found.where),
-        required={
-            check: found.where("required", number) for number, check in enumerate(data.get("required", ()))
-        },
+        required={check: where for check, where in required.items() if check not in SUBJECTS},
+        required_subjects={Subject(word): where for word, where in required.items() if word in SUBJECTS},
         node=_node(found),
         node_types=tuple(_node_type(found, name) for name in data.get("node_types", {})),
         prolog=PrologConfig.read(data.get("prolog", {})),
@@ -540,14 +545,26 @@ def unknown_checks(document: Document, check_ids: Collection[str]) -> tuple[Mist
         if isinstance(name, str)
     ]
     named += [(("prolog", "checks", key), id_) for key, id_ in document.written("prolog", "checks").items()]
-    named += [(("required", key), id_) for key, id_ in document.written("required").items()]
+    named += [
+        (("required", key), id_) for key, id_ in document.written("required").items() if id_ not in SUBJECTS
+    ]
     pattern: str = schema()["$defs"]["check"]["pattern"]
-    return tuple(
+    ambiguous = (
         document.mistake(
-            f"{'.'.join(map(str, keys[:-1]))}: no check {id_!r}{did_you_mean(id_, check_ids)}", *keys
+            f"required: {word!r} is a subject and also the id of a check; rename that check", "required", key
         )
-        for keys, id_ in named
-        if id_ not in check_ids and re.fullmatch(pattern, id_)  # otherwise the schema refuses it
+        for key, word in document.written("required").items()
+        if word in SUBJECTS and word in check_ids
+    )
+    return (
+        *ambiguous,
+        *(
+            document.mistake(
+                f"{'.'.join(map(str, keys[:-1]))}: no check {id_!r}{did_you_mean(id_, check_ids)}", *keys
+            )
+            for keys, id_ in named
+            if id_ not in check_ids and re.fullmatch(pattern, id_)  # otherwise the schema refuses it
+        ),
     )
 
 

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.model import Ending, Finding, Report, Result, RoleOutcome, Status, Tier
+from gpuipc_doctor.model import CheckInfo, Ending, Finding, Report, Result, RoleOutcome, Status, Subject, Tier
 from gpuipc_doctor.report import acceptance, comparison_content, node_content, node_exports
 from gpuipc_doctor.report.comparison import compare
 from tests.sample_reports import gpus, healthy, replaced, seed_002
 
+MEMORY = "GPU memory between processes"
+UNTESTED = (
+    "Not tested: MPI (none of its checks ran), collectives (none of its checks ran), "
+    "the fabric (none of its checks ran)"
+)
 HUNG = RoleOutcome("importer", Ending.HUNG, operation="cuIpcOpenMemHandle")
 
 
@@ -29,9 +34,8 @@ def cut_off() -> Report:
 @pytest.mark.parametrize(
     ("report", "verdict", "reason"),
     [
-        (ended(Status.PASS), "ACCEPT", "6 checks passed"),
-        (ended(Status.SKIP), "ACCEPT", "5 checks passed, 1 not tested on this node"),
-        (ended(Status.WARN), "ACCEPT", "5 checks passed, 1 with a warning"),
+        (ended(Status.PASS), "ACCEPT", f"{MEMORY} (6 checks passed). {UNTESTED}"),
+        (ended(Status.WARN), "ACCEPT", f"{MEMORY} (5 checks passed, 1 with a warning). {UNTESTED}"),
         (ended(Status.ERROR), "CANNOT TELL", "ipc-stale on cuda:0: so it is"),
         (ended(Status.FAIL), "REJECT", "ipc-stale on cuda:0: so it is"),
         (ended(Status.FAIL, interrupted=True), "REJECT", "ipc-stale on cuda:0: so it is"),
@@ -41,15 +45,46 @@ def cut_off() -> Report:
     ],
 )
 def test_verdict_is_the_first_line(report: Report, verdict: str, reason: str) -> None:
-    assert node_content.screen(report, width=120).splitlines()[0].split("  ") == [verdict, reason]
+    first = node_content.screen(report, width=120).split("\n\n")[0]
+    assert " ".join(first.split()) == f"{verdict}: {reason}"
     assert f"<title>{report.host}: {verdict}" in node_exports.html(report)
     of_one_check = node_content.screen(replace(report, whole=False), width=120)
     assert verdict not in of_one_check
 
 
+@pytest.mark.parametrize("status", list(Status))
+@pytest.mark.parametrize("subject", list(Subject))
+def test_subject_is_tested_by_a_result_other_than_skip_and_error(subject: Subject, status: Status) -> None:
+    checks = [CheckInfo("a", "A", Tier.ACCEPTANCE, subject), CheckInfo("n", "N", Tier.ACCEPTANCE)]
+    skipped = Result("a", Finding.skip("no", "no such {thing}", thing="thing"))
+    results = [skipped, Result("n", Finding.ok("k", "so"))]
+    lacking = {**acceptance.untested(checks, results)}
+    assert lacking.pop(subject) == "no such thing"
+    assert set(lacking.values()) == {"none of its checks ran"}
+    results.append(Result("a", Finding(status, "so", "so it is")))
+    is_tested = status not in (Status.SKIP, Status.ERROR)
+    assert (subject not in acceptance.untested(checks, results)) == is_tested
+
+
+def test_node_without_a_fabric_is_not_told_that_none_was_tested() -> None:
+    without = Result("fabric-info", Finding.skip("no-fabric", "none"))
+    report = ended(Status.PASS)
+    assert "the fabric" in acceptance.reason(report)
+    assert "the fabric" not in acceptance.reason(replace(report, results=(*report.results, without)))
+
+
+def test_compare_accepts_no_node_on_which_something_required_was_not_tested() -> None:
+    reports = ended(Status.PASS), ended(Status.PASS)
+    kept = compare(*reports, accept=True, required={Subject.MEMORY})
+    assert (kept.acceptance, kept.exit_code) == (acceptance.Verdict.ACCEPT, 0)
+    lacking = compare(*reports, accept=True, required={Subject.MEMORY, Subject.MPI})
+    assert (lacking.acceptance, lacking.exit_code) == (acceptance.Verdict.CANNOT_TELL, 11)
+    assert lacking.reason == "required, but not tested: MPI (none of its checks ran)"
+
+
 def test_markdown_has_the_verdict_and_the_whole_matrix() -> None:
     text = node_content.ticket(replace(seed_002(), whole=True))
-    assert text.startswith("## nid006672 (exit 12)\n\n**REJECT** ipc-reopen on ")
+    assert text.startswith("## nid006672 (exit 12)\n\n**REJECT:** ipc-reopen on ")
     assert "\n| ipc-reopen | FAIL | FAIL | FAIL | FAIL | FAIL 4/4 | - |\n" in text
     assert "\n**FAIL** ipc-reopen (destroy-context, primary-reset) on " in text
 

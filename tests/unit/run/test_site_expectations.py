@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api.equal_gpus import LINKS
-from gpuipc_doctor.model import Device, Fact, Finding, Result, Status, Tier
+from gpuipc_doctor.model import CheckInfo, Device, Fact, Finding, Result, Status, Subject, Tier
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import results, site_expectations
 from gpuipc_doctor.site import config, layers
@@ -201,6 +201,16 @@ def test_required_check_that_was_not_tested_is_an_error(tmp_path: Path) -> None:
         ("mpi-histories", "it is part of tier soak"),
         ("ipc-pear", "there is no such check"),
     ]
+
+
+def test_required_subject_that_no_check_tested_is_an_error(tmp_path: Path) -> None:
+    site = read(tmp_path, "required: [ipc-peer, memory, mpi]")
+    assert [*site.required] == ["ipc-peer"]
+    infos = [CheckInfo("ipc-stale", "", Tier.ACCEPTANCE, Subject.MEMORY)]
+    passed = [Result("ipc-stale", Finding.ok("so", "so"))]
+    (missing,) = site_expectations.of_subjects(site.required_subjects, infos, passed, Tier.ACCEPTANCE)
+    assert (missing[0].id, missing[1].finding.status) == ("mpi", Status.ERROR)
+    assert sentences.summary(missing[1].finding).startswith("not tested, but ")
 
 
 def test_shipped_example_rejects_what_it_says(tmp_path: Path) -> None:
