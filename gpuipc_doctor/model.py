@@ -251,14 +251,14 @@ class Finding:
         """Key that is equal for a check's findings that differ only in place, time and figures.
 
         It consists of the status, the finding's key, the texts in ``values`` except `PLACES`, and the numbers
-        in `ORDINALS`. Old reports have no keys, so the sentences of their findings are used instead.
+        in `ORDINALS`.
         """
         texts = (
             f"{name}={value}"
             for name, value in sorted(self.values.items())
             if (isinstance(value, str) and name not in PLACES) or name in ORDINALS
         )
-        return (self.status.value, self.key or self.says, *texts)
+        return (self.status.value, self.key, *texts)
 
     @property
     def issues(self) -> frozenset[str]:
@@ -934,7 +934,7 @@ class Report:
     known_issues: str = ""
     """Edition of the known issues; two reports with the same edition used the same database."""
     processes: int = 0
-    """Number of processes that were started to use a driver; 0 in reports of 0.2.0."""
+    """Number of processes that were started to use a driver."""
     initialisations: int = 0
     """Number of driver initialisations in these processes, which take most of a run's time."""
     whole: bool = False

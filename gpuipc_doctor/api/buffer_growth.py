@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from itertools import accumulate, pairwise
-from operator import attrgetter
 
 from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.api.slopes import (
@@ -354,20 +353,6 @@ class BufferGrowth:
             more=self.beyond_the_first,
             least=smallest_found(range(len(last)), last, self.rate.unsuspicious, block),
         )
-
-    # By the names that they had here in 0.2.0, for a site's checks:
-    growth = property(attrgetter("rate.growth"))
-    unsuspicious = property(attrgetter("rate.unsuspicious"))
-    grows = property(attrgetter("rate.grows"))
-    is_large = property(attrgetter("rate.is_large"))
-    climb = property(attrgetter("rises.climb"))
-    steps = property(attrgetter("rises.steps"))
-    rose_often = property(attrgetter("rises.rose_often"))
-    creep = property(attrgetter("displacement.creep"))
-    bound = property(attrgetter("displacement.bound"))
-    counts_bytes = property(attrgetter("displacement.counts_bytes"))
-    stops = property(attrgetter("displacement.stops"))
-    releases = property(attrgetter("displacement.releases"))
 
 
 def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:

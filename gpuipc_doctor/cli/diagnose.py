@@ -60,8 +60,6 @@ def command(
         raise click.UsageError("name a log, or pipe one in")
     dirs = options.site_config(config_file).known_issues_dirs
     entries: list[Entry] = [*knownissues.load(dirs), *knownissues.load_messages(dirs)]
-    for remark in knownissues.remarks(dirs):
-        say(remark)
     known = saved.inventory(inventory) if inventory else ()
     examination = Examination(entries)
     for skipped in examination.skipped:

@@ -43,8 +43,6 @@ def command(id_: str, config_file: Path | None) -> None:
         click.echo(page(issues[id_]))
     elif id_ in (messages := {one.id: one for one in knownissues.load_messages(config.known_issues_dirs)}):
         click.echo(message_page(messages[id_]))
-    elif text := knownissues.retired().get(id_):
-        click.echo(text)
     else:
         near = get_close_matches(id_, [*issues, *messages])
         raise UnknownName("check, known issue or message", id_, [*checks, *near])

@@ -127,8 +127,6 @@ def show(id_: str, config_file: Path | None, as_json: bool) -> None:
         click.echo(_json(_entry(issues[id_])) if as_json else page(issues[id_]))
     elif id_ in messages:
         click.echo(_json(_message(messages[id_])) if as_json else message_page(messages[id_]))
-    elif text := knownissues.retired().get(id_):
-        click.echo(_json({"id": id_, "retired": text}) if as_json else text)
     else:
         raise UnknownName("known issue", id_, [*issues, *messages], "gpuipc-doctor known-issues list")
 
@@ -140,8 +138,6 @@ def lint(files: tuple[Path, ...], config_file: Path | None) -> None:
     """List every mistake in these files, by default in the package's and the site's."""
     site = options.site_config(config_file)
     paths = files or tuple(knownissues.files(site.known_issues_dirs))
-    for remark in knownissues.remarks(site.known_issues_dirs):
-        say(remark)
     mistakes = find_mistakes(paths, _check_ids(site))
     for mistake in mistakes:
         say(str(mistake))

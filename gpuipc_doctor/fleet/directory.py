@@ -30,9 +30,6 @@ SUMMARY, FULL, LOCK = ".summary.json.gz", ".json", ".lock"
 """Suffixes of a node's summary and full report, and the lock's name. A compressed summary takes one block of
 a file system: 10 kB of facts become 4 KiB."""
 
-PLAIN_SUMMARY = ".summary.json"
-"""Suffix of summaries written by earlier versions."""
-
 GZIP = 16 + zlib.MAX_WBITS
 """zlib's number for the gzip format."""
 
@@ -71,8 +68,7 @@ def forget_silent(directory: Path, reports: Iterable[NodeReport]) -> None:
     """Remove files that only record that nodes did not answer."""
     for report in reports:
         if not (directory / f"{report.node}{FULL}").exists():
-            for ending in (SUMMARY, PLAIN_SUMMARY):
-                (directory / f"{report.node}{ending}").unlink(missing_ok=True)
+            (directory / f"{report.node}{SUMMARY}").unlink(missing_ok=True)
 
 
 def read(directory: Path) -> tuple[list[NodeReport], list[Foreign]]:
@@ -86,7 +82,7 @@ def read(directory: Path) -> tuple[list[NodeReport], list[Foreign]]:
     seen: dict[object, Any] = {}
     damaged: dict[str, str] = {}
     foreign = []
-    endings = (SUMMARY, PLAIN_SUMMARY, FULL)  # the first of them that a node has counts
+    endings = (SUMMARY, FULL)  # the first of them that a node has counts
     with os.scandir(directory) as entries:
         names = sorted(
             entry.name for entry in entries if entry.name.endswith(endings) and entry.name[0] != "."

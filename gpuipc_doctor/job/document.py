@@ -17,9 +17,6 @@ SCHEMA = "gpuipc-doctor/job/2"
 """Format of the document, which ``job.schema.json`` describes. Its number grows with any change to the
 fields."""
 
-_OLDER = ("gpuipc-doctor/job/1",)
-"""Older formats, which lack fields that have defaults."""
-
 Stack = tuple[str, ...]
 """Frames, innermost first: ``function (file)``, or ``[file]`` if the function has no name."""
 
@@ -331,7 +328,7 @@ def is_of_job(text: str | bytes) -> bool:
 def loads(text: str | bytes) -> JobReport:
     """Parse a job document. Raises `documents.BadDocument`."""
     document = documents.parse(text)
-    if not isinstance(document, dict) or document.get("schema") not in (SCHEMA, *_OLDER):
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         what = (
             "was written by another version of gpuipc-doctor" if is_of_job(text) else "is not a job's report"
         )

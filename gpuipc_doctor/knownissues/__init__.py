@@ -8,8 +8,6 @@ from gpuipc_doctor.knownissues.database import (
     lint,
     load,
     load_messages,
-    remarks,
-    retired,
 )
 from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression, Workaround
 from gpuipc_doctor.knownissues.joining import Harm, harms, join, match_versions

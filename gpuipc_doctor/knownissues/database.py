@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).with_name("db")
 MESSAGES = Path(__file__).with_name("messages")
-RETIRED = Path(__file__).with_name("retired.yaml")
 
 
 def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
@@ -52,34 +51,6 @@ def load_messages(extra_dirs: Iterable[Path] = ()) -> tuple[Message, ...]:
 
 
 @cache
-def retired() -> Mapping[str, str]:
-    """Id of 0.2.0 → what became of it, in one line."""
-    table = tables.table(RETIRED)
-    became = {id_: f"see {message}" for message, ids in table["merged"].items() for id_ in ids}
-    gone = {id_: f"not kept: {group['why']}" for group in table["gone"] for id_ in group["ids"]}
-    return {id_: f"{id_}: retired in 0.3.0; {text}" for id_, text in (became | gone).items()}
-
-
-def remarks(extra_dirs: Iterable[Path]) -> Iterator[str]:
-    """At most one line: what a site should rewrite in its files, which are read nevertheless."""
-    own, _, _ = read_all(_files_in(extra_dirs))
-    old = [
-        id_
-        for document in own
-        for id_ in (
-            *(entry.issue.id for entry in placed(document) if not entry.issue.is_bound),
-            *(one["id"] for one in document.data.get("suppress", ()) if one["id"] in _other_ids()),
-        )
-    ]
-    if old:
-        more = f" and {len(old) - 1} more" * (len(old) > 1)
-        yield (
-            f"{own[0].path.parent}: {old[0]}{more}: no version, condition or check: since 0.3.0 such entries"
-            " are messages (docs/known-issues-format.md); they are read as before"
-        )
-
-
-@cache
 def _shipped(directory: Path, name: str) -> tuple[Document, ...]:
     """The shipped files, read once. Only the entries have line numbers."""
     paths = _files_in([directory])
@@ -107,10 +78,9 @@ def _shipped_messages() -> tuple[Message, ...]:
     return tuple(entry.message for document in documents for entry in placed_messages(document))
 
 
-@cache
 def _other_ids() -> frozenset[str]:
-    """Ids that are no known issues of the package, but were: messages and retired ones."""
-    return frozenset([*(message.id for message in _shipped_messages()), *retired()])
+    """Ids that a site's files may name although they are no known issues: those of messages."""
+    return frozenset(message.id for message in _shipped_messages())
 
 
 def known_texts(others: Iterable[str] = ()) -> Mapping[str, Mapping[bytes, Needs]]:

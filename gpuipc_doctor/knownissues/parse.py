@@ -124,7 +124,7 @@ def merge(
 ) -> tuple[tuple[KnownIssue, ...], list[Mistake]]:
     """The known issues of all files by id; later files override and suppress earlier ones.
 
-    ``spare``: ids of messages and retired entries, which may be named although they are no known issues.
+    ``spare``: ids of messages, which may be named although they are no known issues.
     """
     issues: dict[str, KnownIssue] = {}
     mistakes: list[Mistake] = []

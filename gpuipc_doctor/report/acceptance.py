@@ -30,10 +30,7 @@ NOT_WHOLE = (
 
 
 def applies(report: Report) -> bool:
-    """Whether the report is of all checks that accepting a node takes: `check --all`, not of the prolog tier.
-
-    Reports of 0.2.0 do not say so.
-    """
+    """Whether the report has the checks that accepting a node takes: `check --all`, above tier prolog."""
     return report.whole and report.tier > Tier.PROLOG
 
 

@@ -95,16 +95,9 @@ def _turn_of_failures(before: Sequence[Result], after: Sequence[Result]) -> Chan
     was_fine = {result.probe for result in before if result.finding.status in TESTED} - failed
     if any(result.probe in was_fine for result in after if result.finding.status is Status.FAIL):
         return ChangeKind.WORSE
-    if _are_without_keys(before) or _are_without_keys(after):
-        return ChangeKind.SAME  # sentences do not decide
     return (
         ChangeKind.SAME if _failures(before).keys() == _failures(after).keys() else ChangeKind.FAILS_OTHERWISE
     )
-
-
-def _are_without_keys(results: Sequence[Result]) -> bool:
-    """Whether the findings come from a report without finding keys."""
-    return any(not result.finding.key for result in results)
 
 
 def _failures(results: Sequence[Result]) -> Mapping[object, Finding]:

@@ -171,8 +171,6 @@ def _notes(before: Report, after: Report) -> Iterator[str]:
             yield f"{name} was interrupted, so some checks did not run"
         if report.nothing_tested:
             yield f"{name} has tested nothing: no probe ran on a GPU"
-        if any(not result.finding.key for result in report.results):
-            yield f"{name} was written by an older gpuipc-doctor: cannot tell if a check fails in another way"
     if before.tier is not after.tier:
         yield f"the tiers differ: {before.tier.label} and {after.tier.label}"
     if before.tool_version != after.tool_version:

@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from gpuipc_doctor.model import Join, Json, Relation, Report, Result, Status, Subject
+from gpuipc_doctor.model import Report, Result, Status, Subject
 from gpuipc_doctor.report import acceptance, digest, documents, exits
 from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
 
 SCHEMA = "gpuipc-doctor/report/2"
-EARLIER = "gpuipc-doctor/report/1"
-"""Format in which findings were sentences, without keys and values."""
-
 HEAD: dict[str, Any] = {
     "exit_code": int,
     "totals": dict[Status, int],
@@ -64,52 +59,14 @@ def loads(text: str | bytes) -> Report:
     """Parse a report. Raises `BadDocument` for anything else."""
     document = documents.parse(text)
     found = document.get("schema") if isinstance(document, dict) else None
-    if found == EARLIER:
-        document = _with_data(document)
-    elif found != SCHEMA:
+    if found != SCHEMA:
         is_report = isinstance(found, str) and found.startswith(SCHEMA.rpartition("/")[0])
         what = "report was written by another version of gpuipc-doctor" if is_report else "is not a report"
         kind = BadDocument if is_report else ForeignDocument
         raise kind(f'this {what}: "schema" is {json.dumps(found)[:80]}, not "{SCHEMA}"')
     report = documents.load(Report, document, ("schema", *HEAD))
-    if any("findings" not in join for join in document.get("joins", ())):
-        report = replace(report, joins=tuple(_with_findings(join, report.results) for join in report.joins))
     labels = [device.label for device in report.devices]
     for label in (*labels, *(label for result in report.results for label in result.devices)):
         if not _LABEL.fullmatch(label):
             raise BadDocument(f"$: {label[:80]!r} is not a device such as 'cuda:0'")
     return report
-
-
-def _with_findings(join: Join, results: Sequence[Result]) -> Join:
-    """Add to a known issue the findings that show it, which reports up to 0.2.0 do not name.
-
-    They name its checks and subjects. What failed there shows the issue only if it is a check's only finding.
-    """
-    if join.relation is Relation.LATENT:
-        return join
-    found: dict[str, list[Result]] = {}
-    for result in results:
-        here = result.check in join.checks and (not join.subjects or result.subject in join.subjects)
-        if here and result.finding.status not in (Status.PASS, Status.SKIP):
-            found.setdefault(result.check, []).append(result)
-    sure = (bad for bad in found.values() if len({result.finding.identity for result in bad}) == 1)
-    return replace(join, findings=tuple(dict.fromkeys(result.ref for bad in sure for result in bad)))
-
-
-def _with_data(document: dict[str, Json]) -> dict[str, Json]:
-    """Convert a report of `EARLIER` to this version if its shape is valid; `load` finds mistakes."""
-
-    def of(finding: Json) -> Json:
-        if not isinstance(finding, dict) or not isinstance(finding.get("evidence"), list):
-            return finding
-        items = [{"kind": "seen", "says": says, "values": {}} for says in finding["evidence"]]
-        return {**finding, "key": "", "says": finding.get("summary"), "evidence": items}
-
-    results = document.get("results")
-    if isinstance(results, list):
-        results = [
-            {**result, "finding": of(result.get("finding"))} if isinstance(result, dict) else result
-            for result in results
-        ]
-    return {**document, "results": results}

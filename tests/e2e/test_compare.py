@@ -76,7 +76,7 @@ def test_the_same_file_twice(doctor: Command) -> None:
             b'{"schema": "gpuipc-doctor/report/99"}',
             "this report was written by another version of gpuipc-doctor",
         ),
-        (b'{"schema": "gpuipc-doctor/report/1", "host": 3}', "$"),
+        (b'{"schema": "gpuipc-doctor/report/2", "host": 3}', "$"),
         (b"[" * 100_000, "this is not JSON"),
         (None, "cannot be read: No such file or directory"),
     ],

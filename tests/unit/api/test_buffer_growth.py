@@ -29,12 +29,6 @@ SIZES = [(4 + 2 * number) * MIB for number in range(24)]
 QUIET = [0.0] * 8
 ALL_KEPT = BufferGrowth(SIZES, list(accumulate(SIZES)), QUIET)
 END = sum(SIZES)
-OLD_NAMES = {
-    "rate": "growth unsuspicious grows is_large",
-    "rises": "climb steps rose_often",
-    "displacement": "creep bound counts_bytes stops releases",
-}
-"""Measurement → its parts that were properties of `BufferGrowth` in 0.2.0."""
 
 
 def followed_by(small: list[float], late: list[float] | None = None, *, apart: bool = True) -> BufferGrowth:
@@ -135,23 +129,6 @@ def test_outcome_is_the_first_that_the_measurements_show(
 ) -> None:
     growth = replace(ALL_KEPT, each=2 * MIB, apart=True)
     assert replace(growth, **fields).outcome(**asked) is outcome
-
-
-def test_parts_of_measurements_have_their_earlier_names() -> None:
-    assert (ALL_KEPT.grows, ALL_KEPT.steps, ALL_KEPT.bound) == (True, 23, None)  # as in 0.2.0
-    for measurement, names in OLD_NAMES.items():
-        for name in names.split():
-            assert getattr(ALL_KEPT, name) == getattr(getattr(ALL_KEPT, measurement), name)
-
-
-@pytest.mark.parametrize(("measurement", "names"), OLD_NAMES.items())
-def test_error_in_a_measurement_is_not_taken_for_a_missing_name(
-    measurement: str, names: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BufferGrowth, measurement, property(lambda growth: growth.used.nothing))
-    for name in (measurement, *names.split()):
-        with pytest.raises(AttributeError, match="'list' object has no attribute 'nothing'"):
-            getattr(ALL_KEPT, name)
 
 
 @pytest.mark.parametrize(

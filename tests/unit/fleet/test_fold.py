@@ -485,23 +485,6 @@ def test_summary_is_kept_if_its_full_report_does_not_fit(tmp_path: Path) -> None
     assert directory.read(tmp_path) == ([named(BAD, "n1")], [])
 
 
-def test_directory_of_an_earlier_version_is_read_resumed_and_cleaned(tmp_path: Path) -> None:
-    """Its summaries are uncompressed; if a node also has a compressed one, that is newer."""
-    for node, report in {"n1": HEALTHY, "n2": BAD, "n3": BAD}.items():
-        (tmp_path / f"{node}{directory.PLAIN_SUMMARY}").write_bytes(summary.dumps(named(report, node)))
-    (tmp_path / "n3.json").write_text(report_json.dumps(seed_002()))
-    directory.save(tmp_path, named(HEALTHY, "n2"))
-    silent = summary.silent("n4", State.DEADLINE, "no answer")
-    (tmp_path / f"n4{directory.PLAIN_SUMMARY}").write_bytes(summary.dumps(silent))
-    reports, foreign = directory.read(tmp_path)
-    assert ({report.node: report.status.value for report in reports}, foreign) == (
-        {"n1": "PASS", "n2": "PASS", "n3": "FAIL", "n4": "ERROR"},
-        [],
-    )
-    directory.forget_silent(tmp_path, [silent])
-    assert [report.node for report in directory.read(tmp_path)[0]] == ["n2", "n1", "n3"]
-
-
 @pytest.mark.parametrize("form", ["screen", "html", "junit", "markdown", "nodeset", "prometheus", "json"])
 def test_damaged_report_is_in_every_format(tmp_path: Path, form: str) -> None:
     directory.save(tmp_path, named(HEALTHY, "n1"))

@@ -21,16 +21,3 @@ def test_document_fits_the_shipped_schema() -> None:
     written = json.loads(document.dumps(report))
     Draft202012Validator(document.schema()).validate(written)
     assert (written["schema"], written["ranks"][0]["program"]) == (document.SCHEMA, "a?.out")
-
-
-def test_report_of_version_1_is_still_read() -> None:
-    rank = Rank(rank=0, host="n1", pid=7, program="app", doing="mpi", operation="MPI_Recv", path=("main",))
-    verdict = Verdict(cause=Cause.HOST_LATE, blamed=(1,), waiting=(0,))
-    report = JobReport(taken=1.5, seconds=5.0, looks=5, size=None, ranks=(rank,), verdict=verdict)
-    older = json.loads(document.dumps(report))
-    older["schema"] = "gpuipc-doctor/job/1"
-    for name in ("collectives", "collectives_move"):
-        del older[name]
-    for name in ("gpu_busy", "gpu_watts", "numbered", "helpers"):
-        del older["ranks"][0][name]
-    assert document.loads(json.dumps(older)) == report

@@ -248,25 +248,3 @@ def test_joined_findings_are_in_the_json_report() -> None:
     assert [(ref["key"], ref["subject"]) for ref in join["findings"]] == [
         ("ipc-concurrent.descriptors-left", "hip:0")
     ]
-
-
-def of_0_2_0(report: Report) -> Report:
-    """The report as version 0.2.0 wrote it and this version reads it."""
-    document = json.loads(report_json.dumps(report))
-    for join in document["joins"]:
-        del join["findings"]
-    return report_json.loads(json.dumps(document))
-
-
-def test_earlier_report_with_one_finding_of_the_check_keeps_its_issue() -> None:
-    report = report_of(
-        [LEAK], [on(0, finding=LEFT), on(1, finding=LEFT), on(1, finding=WRONG, check="ipc-peer")]
-    )
-    assert of_0_2_0(report) == report
-
-
-def test_earlier_report_with_two_findings_of_the_check_lists_the_issue_by_itself() -> None:
-    report = of_0_2_0(report_of([LEAK], [on(0, finding=LEFT), on(0, finding=WRONG)]))
-    shown = digest.paragraphs(report)
-    assert [paragraph.joins for paragraph in shown] == [(), ()]
-    assert [join.issue for join in digest.loose_joins(report, shown)] == ["leak"]

@@ -1,4 +1,4 @@
-"""Messages: their files, limits and mistakes; retired ids; a site's files of the old form."""
+"""Messages: their files, limits and mistakes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpuipc_doctor import knownissues
-from gpuipc_doctor.cli import explain, known_issues
+from gpuipc_doctor.cli import explain
 from gpuipc_doctor.files.yamlfile import BadFile
 from gpuipc_doctor.knownissues import Confidence, database, relation, vendors
 from gpuipc_doctor.knownissues.message import Message, Severity
@@ -76,13 +76,13 @@ def test_shipped_message_must_not_be_long(tmp_path: Path, monkeypatch: pytest.Mo
 def test_entry_in_the_wrong_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "SHIPPED", tmp_path)
     assert "ucx.yaml:1: 'messages' does not belong into a file of issues" in mistakes(tmp_path, GOOD)
-    [told] = mistakes(tmp_path, OLD_FORM.format(id="some-issue"))
+    [told] = mistakes(tmp_path, UNBOUND.format(id="some-issue"))
     assert told.endswith(
         "has no affected version, condition or check: it is a message and belongs into messages/"
     )
 
 
-OLD_FORM = """\
+UNBOUND = """\
 issues:
   - id: {id}
     title: it broke
@@ -96,38 +96,19 @@ issues:
 """
 
 
-def test_sites_file_of_the_old_form_is_read_with_one_remark(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(OLD_FORM.format(id="site-message"))
-    overrides = OLD_FORM.format(id="nvidia-gpu-lost") + "    overrides: our advice\n"
-    suppress = "suppress: [{id: vllm-worker-silent, reason: x, until: 2999-01-01}]\n"
-    (tmp_path / "b.yaml").write_text(overrides + suppress)
-    issues = {issue.id for issue in knownissues.load([tmp_path])}
-    assert {"site-message", "nvidia-gpu-lost"} <= issues
+def test_sites_known_issue_replaces_a_message_of_the_same_id(tmp_path: Path) -> None:
+    overrides = UNBOUND.format(id="nvidia-gpu-lost") + "    overrides: our advice\n"
+    (tmp_path / "a.yaml").write_text(overrides)
+    assert "nvidia-gpu-lost" in {issue.id for issue in knownissues.load([tmp_path])}
     assert "nvidia-gpu-lost" not in {message.id for message in knownissues.load_messages([tmp_path])}
-    [remark] = knownissues.remarks([tmp_path])
-    assert "site-message and 2 more: no version, condition or check" in remark
-    assert list(knownissues.remarks([])) == []
 
 
 def test_site_adds_messages_and_its_broken_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ucx.yaml").write_text(GOOD)
     assert knownissues.load_messages([tmp_path])[-1].id == "some-message"
-    assert list(knownissues.remarks([tmp_path])) == []
     (tmp_path / "ucx.yaml").write_text(GOOD.replace("error", "3"))
     with pytest.raises(BadFile, match=r"ucx\.yaml:3: messages\[0\]\.severity"):
         knownissues.load_messages([tmp_path])
-
-
-def test_retired_id_is_never_used_again_and_is_explained() -> None:
-    retired = knownissues.retired()
-    assert len(retired) == 435
-    assert not retired.keys() & {entry.id for entry in (*ISSUES, *MESSAGES)}
-    assert {text.rpartition("; see ")[2] for text in retired.values() if "; see " in text} <= {
-        message.id for message in MESSAGES
-    }
-    line = "amdgpu-device-lost: retired in 0.3.0; see amdgpu-not-initialised\n"
-    for command, arguments in ((explain.command, []), (known_issues.command, ["show"])):
-        assert CliRunner().invoke(command, [*arguments, "amdgpu-device-lost"]).output == line
 
 
 def test_page_of_a_message_has_its_meaning_and_where_to_look() -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from gpuipc_doctor.model import (
     Status,
     Tier,
 )
-from gpuipc_doctor.report import node_content, report_json, sentences
+from gpuipc_doctor.report import report_json, sentences
 from gpuipc_doctor.report.documents import BadDocument, encode
 from tests import schemas
 from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
@@ -85,30 +84,6 @@ def test_report_without_a_later_field_is_read_with_its_default() -> None:
         for role in result["roles"]:
             del role["start_up_s"], role["calls"]
     assert report_json.loads(json.dumps(earlier)) == seed_002()
-
-
-EARLIER = (Path(__file__).parents[2] / "golden/report-1.json").read_text(encoding="utf-8")
-"""Output of ``check ipc-reopen ipc-handles --simulate nvidia-460.32.03 --json`` at 50cb26e, for one GPU."""
-
-
-def test_report_of_version_1_is_read() -> None:
-    assert json.loads(EARLIER)["schema"] == report_json.EARLIER
-    report = report_json.loads(EARLIER)
-    assert report.worst() is Status.FAIL
-    assert {result.finding.key for result in report.results} == {""}
-    screen = node_content.screen(report)
-    assert "cuIpcOpenMemHandle #8 (second open, in a new context, of segment" in screen
-    assert "before that, importer: control: with the context kept, 2 segments opened" in screen
-    assert "Known issue nvidia-ipc-reopen CONFIRMED" in screen
-    again = report_json.dumps(report)
-    Draft202012Validator(SCHEMA).validate(json.loads(again))
-    assert report_json.loads(again) == report
-
-
-@pytest.mark.parametrize("wrong", [{"results": 3}, {"results": [3]}, {"results": [{"finding": 3}]}])
-def test_damaged_report_of_version_1_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(BadDocument):
-        report_json.loads(json.dumps({**json.loads(EARLIER), **wrong}))
 
 
 def test_schema_defines_only_fields_of_a_report() -> None:

@@ -118,7 +118,6 @@ def test_compare_with_accept_judges_the_node_too(
 
 
 def test_report_of_few_checks_cannot_accept_a_node_but_reject_it() -> None:
-    """Reports of 0.2.0 do not say either whether they have all checks."""
     few = {"ipc-stale": replace(ended(Status.PASS), whole=False), "tier": replace(ended(Status.PASS))}
     few["tier"] = replace(few["tier"], tier=Tier.PROLOG)
     for after in few.values():
