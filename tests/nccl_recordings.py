@@ -14,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpuipc_doctor.job.document import Process, Snapshot, Thread
-from gpuipc_doctor.job.python_stacks import parsed
+from gpuipc_doctor.job.document import Process, Snapshot
+from gpuipc_doctor.stacks.python_stacks import parsed
+from gpuipc_doctor.stacks.thread import Thread
 
 FIXTURES = Path(__file__).parent / "fixtures/nccl"
 MODES = ("late", "dead", "mismatch", "absent", "kernel", "healthy")

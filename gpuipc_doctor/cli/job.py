@@ -14,7 +14,7 @@ import click
 from gpuipc_doctor.cli import fleet_reach, formats, options
 from gpuipc_doctor.files import writing
 from gpuipc_doctor.model import Exit
-from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise import scratch, tree
 
 if TYPE_CHECKING:
     from gpuipc_doctor.job.document import JobReport
@@ -114,12 +114,13 @@ def command(
       12  something is stuck or grows
     """
     ctx.with_resource(tree.prioritised())  # before the imports: ranks that wait may take every processor
-    from gpuipc_doctor.job import code, document, here, job_content
+    from gpuipc_doctor.job import document, here, job_content
     from gpuipc_doctor.job.gpu_holders import LABEL
     from gpuipc_doctor.job.progress import since
     from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs
     from gpuipc_doctor.present.text import sanitise
     from gpuipc_doctor.site.hosts import BadNodes
+    from gpuipc_doctor.stacks import code
 
     if sum(map(bool, (pids, slurm, user, gpu))) > 1:
         raise click.UsageError("--pid, --slurm, --user and --gpu exclude each other: give only one", ctx)
@@ -154,11 +155,12 @@ def command(
             report = job_nodes.ask(where, way)
         else:
             code.wait_at_most(deadline / 4)
-            report = here.report(request, gpu, stops=stacks, asks_ras=ras, watches_s=seconds)
+            with scratch.directory(scratch.usual()) as place:
+                report = here.report(request, gpu, place, stops=stacks, asks_ras=ras, watches_s=seconds)
         if where is None:
             alone = {"other nodes of the job": "squeue does not list them; name them with -w"}
             report = replace(report, unable={**report.unable, **alone})
-        if not part:  # of a merged report, they are found in the whole
+        if report.ranks and not part:  # of a merged report, they are found in the whole
             report = _with_issues(report)
         return replace(report, since=since(earlier, report)) if earlier else report
 

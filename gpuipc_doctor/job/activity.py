@@ -9,7 +9,8 @@ from enum import Enum
 from itertools import dropwhile, takewhile
 
 from gpuipc_doctor.job import torch_calls
-from gpuipc_doctor.job.document import UNREAD, Process, Stack, Thread
+from gpuipc_doctor.job.document import Process
+from gpuipc_doctor.stacks.thread import UNREAD, Stack, Thread
 
 
 class Kind(Enum):

@@ -12,42 +12,13 @@ from enum import Enum
 from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.model import Relation, Setting
 from gpuipc_doctor.report import documents
+from gpuipc_doctor.stacks.thread import MPI_LIBRARY, Stack, Thread
 
 SCHEMA = "gpuipc-doctor/job/2"
 """Format of the document, which ``job.schema.json`` describes. Its number grows with any change to the
 fields."""
 
-Stack = tuple[str, ...]
-"""Frames, innermost first: ``function (file)``, or ``[file]`` if the function has no name."""
-
-
-UNREAD = "?"
-"""Stands for the state of a thread that could not be read."""
-
-MPI_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?[\w.-]*\.so")
 _DRIVER_LIBRARY = re.compile(r"/lib(cuda|amdhip64|hsa-runtime64)\.so")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thread:
-    """One thread during one snapshot."""
-
-    tid: int
-    name: str
-    state: str
-    """State letter of the kernel: R running, S sleeping, D uninterruptible, T stopped, t traced, Z zombie; or
-    `UNREAD`."""
-    busy: float = 0.0
-    """Processor share since the previous snapshot, 0 to 1."""
-    wchan: str = ""
-    """Kernel function in which the thread sleeps; empty if it runs or the function cannot be read."""
-    syscall: str = ""
-    """Number of the system call, or ``running``; empty if unreadable."""
-    kernel: Stack = ()
-    native: tuple[Stack, ...] = ()
-    """Sampled stacks of a running thread."""
-    approximate: tuple[Stack, ...] = ()
-    """Stacks that may contain frames of earlier calls; only their first frames are exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.selection import NoSuchJob
 from gpuipc_doctor.model import Node
-from gpuipc_doctor.node import memory_watching
-from gpuipc_doctor.node.memory_usage import GpuUse, Sample
-from gpuipc_doctor.report import sentences
-from gpuipc_doctor.supervise.tree import PROC
+from gpuipc_doctor.stacks.process_list import PROC
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.node.memory_usage import GpuUse, Sample
 
 LABEL = re.compile(r"(cuda|nvidia|hip|amd):\d+")
 
@@ -48,6 +49,9 @@ def pids(label: str, node: Node) -> tuple[int, ...]:
 def _gpus(
     backends: Sequence[str], node: Node, start_up_s: float = START_UP_S, *, loads: bool = False
 ) -> Sequence[GpuUse]:
+    from gpuipc_doctor.node import memory_watching  # most jobs' ranks are on no GPU
+    from gpuipc_doctor.report import sentences
+
     samples: list[Sample] = []
     end = memory_watching.watch(node, backends, 0.0, samples.append, start_up_s=start_up_s, loads=loads)
     if end.trouble:
@@ -113,6 +117,9 @@ def watch(node: Node, interval_s: float, is_over: Callable[[Sequence[GpuUse]], b
 
     Raises `NoSuchJob` if no GPU can be read, and `KeyboardInterrupt`.
     """
+    from gpuipc_doctor.node import memory_watching  # most jobs' ranks are on no GPU
+    from gpuipc_doctor.report import sentences
+
     over = False
 
     def listen(sample: Sample) -> object:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gpuipc_doctor.api.slopes import Slope, slope
 from gpuipc_doctor.job.document import GROWTH, Growth, Process
-from gpuipc_doctor.job.processes import Gone, Reader
 from gpuipc_doctor.job.selection import NoSuchJob
+from gpuipc_doctor.node.memory_trend import per_minute
+from gpuipc_doctor.stacks.proc_files import Gone, Reader
 
 SAMPLES = 24
 SHORTEST_S = 0.5
@@ -136,8 +136,8 @@ def judge(series: Series, pids: Mapping[int, int]) -> Iterator[Growth]:
     for (rank, what), samples in series.items():
         if len(samples) < FEWEST:
             continue
-        found = _slope(samples)
-        later = _slope(samples[len(samples) // 2 :])
+        found = per_minute(samples)
+        later = per_minute(samples[len(samples) // 2 :])
         change = samples[-1][1] - samples[0][1]
         if change > FLOOR[what] and found.low > 0 and later.low >= 0 and later.estimate > found.estimate / 4:
             yield Growth(
@@ -150,8 +150,3 @@ def judge(series: Series, pids: Mapping[int, int]) -> Iterator[Growth]:
                 first=samples[0][1],
                 last=samples[-1][1],
             )
-
-
-def _slope(samples: Sequence[tuple[float, int]]) -> Slope:
-    """Change per minute."""
-    return slope([at / 60 for at, _ in samples], [value for _, value in samples])

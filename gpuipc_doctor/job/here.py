@@ -6,18 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.collective.ras_counts import unchanged
-from gpuipc_doctor.job import (
-    gpu_holders,
-    growth,
-    ipc_files,
-    kernel_log,
-    python_stacks,
-    ras,
-    selection,
-)
+from gpuipc_doctor.job import gpu_holders, ipc_files, kernel_log, ras, selection
 from gpuipc_doctor.job.document import Cause, JobReport, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
 from gpuipc_doctor.job.processes import read_process
@@ -27,13 +21,17 @@ from gpuipc_doctor.job.verdict import with_growth
 from gpuipc_doctor.job.watcher import MORE, Watcher, take_snapshots
 from gpuipc_doctor.model import Node
 from gpuipc_doctor.node import variables
-from gpuipc_doctor.node.memory_usage import GpuUse
-from gpuipc_doctor.supervise import scratch
+from gpuipc_doctor.stacks import python_stacks
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.job import growth
+    from gpuipc_doctor.node.memory_usage import GpuUse
 
 
 def report(
     request: Request,
     gpu: str,
+    scratch: Path,
     *,
     stops: bool = False,
     asks_ras: bool = False,
@@ -43,14 +41,14 @@ def report(
     """The report of this node's ranks, or only of those that use ``gpu``. Raises `NoSuchJob` and
     `SeveralJobs`.
 
-    ``stops``: stop processes briefly for their stacks. ``watches_s``: seconds for which to watch for growth.
-    ``node``: the node whose drivers list the GPUs.
+    ``scratch``: a private directory. ``stops``: stop processes briefly for their stacks. ``watches_s``:
+    seconds for which to watch for growth. ``node``: the node whose drivers list the GPUs.
     """
     chosen = selection.select(Request(pids=gpu_holders.pids(gpu, node)) if gpu else request)
     watched = None
-    with scratch.directory(scratch.usual()) as place, ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool:
         first = pool.submit(_ask_ras, chosen, asks_ras=asks_ras)
-        watcher = Watcher(chosen, place, frozenset(variables.load()), stops)
+        watcher = Watcher(chosen, scratch, frozenset(variables.load()), stops)
         snapshots = take_snapshots(watcher)
         gpus = gpus_of(by_rank(snapshots[-1]), node, watcher.unable)
         found = examine(_with_loads(snapshots, gpus), watcher.unable).verdict
@@ -85,6 +83,8 @@ def report(
 
 
 def _watch(ranks: Mapping[int, Process], seconds: float, node: Node) -> growth.Watched:
+    from gpuipc_doctor.job import growth
+
     def devices(interval_s: float, is_over: Callable[[Mapping[int, int]], bool]) -> None:
         gpu_holders.watch(node, interval_s, lambda gpus: is_over(gpu_holders.used(gpus)))
 

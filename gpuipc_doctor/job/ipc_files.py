@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.job.document import MemoryFile, Process
-from gpuipc_doctor.job.mappings import mappings
-from gpuipc_doctor.job.processes import Gone, Reader
-from gpuipc_doctor.supervise.tree import PROC, processes
+from gpuipc_doctor.stacks.mappings import mappings
+from gpuipc_doctor.stacks.proc_files import Gone, Reader
+from gpuipc_doctor.stacks.process_list import PROC, processes
 
 SHM = Path("/dev/shm")  # noqa: S108 - it is only looked at
 SYSV = PROC / "sysvipc/shm"

@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gpuipc_doctor import knownissues
 from gpuipc_doctor.collective import ras_counts
 from gpuipc_doctor.collective.ras_counts import Answer
 from gpuipc_doctor.files import foreign
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.loaded import versions
-from gpuipc_doctor.job.processes import Gone, Reader
-from gpuipc_doctor.knownissues import affected
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.present.text import ranges
+from gpuipc_doctor.stacks.proc_files import Gone, Reader
 from gpuipc_doctor.versions import Range, Verdict
 
 T = TypeVar("T")
@@ -72,6 +70,9 @@ def query(ranks: Iterable[Process], *, ask: bool) -> Question:
     loads = [rank for rank in ranks if _has_nccl(rank)]
     if not loads or not _listens(loads[0].pid):
         return Question()
+    from gpuipc_doctor import knownissues  # most jobs have no RAS
+    from gpuipc_doctor.knownissues import affected
+
     version = versions(loads[0]).get("nccl") or "of unknown version"
     known = next(issue for issue in knownissues.load() if issue.id == _CRASHES)
     if not ask and affected.judge(known, [Fact("nccl", version, "loaded")])[0] is not Verdict.FINE:

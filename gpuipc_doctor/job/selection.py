@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuipc_doctor import node_name
-from gpuipc_doctor.job import rights
-from gpuipc_doctor.job.processes import RANKS, Gone, Reader, environment
-from gpuipc_doctor.supervise.keeper import MARKER
-from gpuipc_doctor.supervise.tree import PROC, Process, processes
+from gpuipc_doctor.job.processes import RANKS
+from gpuipc_doctor.stacks import rights
+from gpuipc_doctor.stacks.proc_files import Gone, Reader, environment
+from gpuipc_doctor.stacks.process_list import MARKER, PROC, Process, processes
 
 LAUNCHERS = re.compile(
     r"mpiexec|mpirun|hydra_|pmi_proxy|orted|orterun|prte|srun|slurmstepd|flux-shell|torchrun|aprun|palsd?"

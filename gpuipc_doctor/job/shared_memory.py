@@ -17,8 +17,8 @@ from typing import IO
 from gpuipc_doctor.files import reading
 from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.job.document import Contents, Process
-from gpuipc_doctor.job.mappings import mappings
-from gpuipc_doctor.supervise.tree import PROC
+from gpuipc_doctor.stacks.mappings import mappings
+from gpuipc_doctor.stacks.process_list import PROC
 
 MOST_BYTES = 64 << 20
 """Maximum bytes read in each snapshot. Segments are sparse: those of 16 ranks hold some MB."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from itertools import dropwhile, takewhile
 
-from gpuipc_doctor.job.document import Stack
+from gpuipc_doctor.stacks.thread import Stack
 
 _PREFIX = "torch.distributed."
 _WRAPPER = re.compile(r"\(c10d_logger\.py:\d+\)$")

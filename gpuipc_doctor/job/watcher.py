@@ -11,23 +11,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuipc_doctor import node_name
-from gpuipc_doctor.job import (
+from gpuipc_doctor.job import shared_memory
+from gpuipc_doctor.job.activity import NOISE_THREADS, is_outside, is_seen
+from gpuipc_doctor.job.document import Process, Snapshot
+from gpuipc_doctor.job.processes import read_process
+from gpuipc_doctor.job.roles import by_rank, workers
+from gpuipc_doctor.stacks import (
     callers,
     counting,
     perf_events,
     python_stacks,
     rights,
     sampling,
-    shared_memory,
     sleeping,
     stopping,
 )
-from gpuipc_doctor.job.activity import NOISE_THREADS, is_outside, is_seen
-from gpuipc_doctor.job.code import Code
-from gpuipc_doctor.job.document import Process, Snapshot, Stack, Thread
-from gpuipc_doctor.job.processes import read_process
-from gpuipc_doctor.job.python_stacks import PythonStack, is_python
-from gpuipc_doctor.job.roles import by_rank, workers
+from gpuipc_doctor.stacks.code import Code
+from gpuipc_doctor.stacks.python_stacks import PythonStack, is_python
+from gpuipc_doctor.stacks.thread import Stack, Thread
 
 SNAPSHOTS = 4
 MORE = 4

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
-from gpuipc_doctor.api.slopes import slope
+from gpuipc_doctor.api.slopes import Slope, slope
 from gpuipc_doctor.node.memory_usage import Key, Sample
 
 WINDOW = 30
@@ -24,10 +25,15 @@ class History:
             self._series[key].append((sample.at, used))
 
     def growth(self, key: Key) -> float | None:
-        """Bytes per minute by `trend.slope`, which is robust against jumps; None while there are too few
+        """Bytes per minute by `slope`, which is robust against jumps; None while there are too few
         samples. The result is 0 if the slope's 95 % interval includes 0."""
         series = dict(self._series.get(key, ()))
         if len(series) < 4:
             return None
-        found = slope([at / 60 for at in series], list(series.values()))
+        found = per_minute(list(series.items()))
         return found.estimate if found.low > 0 or found.high < 0 else 0.0
+
+
+def per_minute(samples: Sequence[tuple[float, int]]) -> Slope:
+    """Change per minute of at least four samples: (seconds, value)."""
+    return slope([at / 60 for at, _ in samples], [value for _, value in samples])

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
+from gpuipc_doctor.stacks import process_list
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.tree import INTERRUPTS
 
@@ -295,12 +296,12 @@ def _reap() -> None:
         return
 
 
-def _left_behind() -> list[tree.Process]:
+def _left_behind() -> list[process_list.Process]:
     """Our descendants, except those that clean up and end by themselves."""
     tree.reap_orphans()
-    below: list[tree.Process] = []
+    below: list[process_list.Process] = []
     with contextlib.suppress(OSError):  # without /proc none is found; the kernel ends the child with us
-        below = tree.descendants(os.getpid())
+        below = process_list.descendants(os.getpid())
     return [process for process in below if process.name != tree.KEEPER]
 
 

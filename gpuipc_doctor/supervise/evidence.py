@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +19,8 @@ from pathlib import Path
 
 from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.log_lines import most_telling
-from gpuipc_doctor.supervise.tree import PROC, descendants, processes
+from gpuipc_doctor.stacks.debuggers import GDB, find_program
+from gpuipc_doctor.stacks.process_list import PROC, descendants, processes
 
 NATIVE_LIMIT_S = 8.0
 """Seconds for one tool on one process. Debuggers read the symbols of every library first."""
@@ -92,12 +91,6 @@ def native_stack(pid: int, save_to: Path, until: float) -> tuple[str, ...]:
     return ()
 
 
-def find_program(program: str) -> str | None:
-    """The path of a program: next to this Python, or else on PATH; None if not installed."""
-    beside = Path(sys.executable).parent / program
-    return str(beside) if beside.exists() else shutil.which(program)
-
-
 def _output(command: Sequence[str], limit_s: float) -> str:
     try:
         process = subprocess.Popen(
@@ -139,10 +132,6 @@ def _frames_of_eu_stack(text: str) -> list[str]:
     first = text.partition("TID ")[2].partition("TID ")[0]
     return [match[1] for match in re.finditer(r"^#\d+ +0x[0-9a-f]+ (\S+)", first, flags=re.MULTILINE)]
 
-
-GDB = ("-nx", "-batch", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off",
-       "-iex", "set pagination off")  # fmt: skip
-"""gdb options: execute nothing that a process or a user provides."""
 
 Tool = tuple[str, Callable[[int], list[str]], Callable[[str], list[str]]]
 

@@ -1,11 +1,12 @@
 """Ends the processes of a supervisor that was killed.
 
 Started as ``python -I -S keeper.py`` with a pipe on standard input that its supervisor keeps open. It prints
-an empty line when ready. Through the pipe it receives the run's marker, the directories as they are created,
-and `DONE` if the supervisor has cleaned up itself, each followed by a NUL. Arguments are not used, since
-every user can read them. If the pipe ends without `DONE`, the supervisor was killed: the keeper kills every
-process with the marker, and removes the directories and leftovers in shared memory. It uses only the standard
-library, and imports slow modules only when they are needed, because it starts with every run.
+an empty line when ready. Through the pipe it receives the beginning of the variable that marks the run's
+processes, the directories as they are created, and `DONE` if the supervisor has cleaned up itself, each
+followed by a NUL. Arguments are not used, since every user can read them. If the pipe ends without `DONE`,
+the supervisor was killed: the keeper kills every marked process, and removes the directories and leftovers in
+shared memory. It uses only the standard library, and imports slow modules only when they are needed, because
+it starts with every run.
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-
-MARKER = "GPUIPC_DOCTOR_PROBE"
-"""Variable that identifies a run's processes; its value is ``<run>/<probe>``."""
 
 NAME = "gpuipc-keeper"
 """Name of the keeper's process in `ps` and ``/proc``; a run's clean-up spares processes of this name."""
@@ -64,10 +62,9 @@ def main() -> None:
     take_name()
     with contextlib.suppress(OSError):
         os.write(1, b"\n")
-    marker, *directories = sys.stdin.buffer.read().split(b"\0")
+    wanted, *directories = sys.stdin.buffer.read().split(b"\0")
     if DONE in directories[-1:]:
         return
-    wanted = f"{MARKER}=".encode() + marker + b"/"
     if kill_all(wanted, signal.SIGTERM):
         time.sleep(GRACE_S)
     for _ in range(ROUNDS):

@@ -25,6 +25,7 @@ from gpuipc_doctor.model import (
     Reached,
     RoleOutcome,
 )
+from gpuipc_doctor.stacks.process_list import Process, descendants, processes
 from gpuipc_doctor.supervise import evidence, keeper, tree
 from gpuipc_doctor.supervise.assignment import (
     Inbox,
@@ -314,9 +315,9 @@ class Execution:
     # -- end --------------------------------------------------------------------------------------------
 
     def _end_tree(self) -> None:
-        def left() -> list[tree.Process]:
+        def left() -> list[Process]:
             # Ranks that srun starts on this node are not our children, but Slurm's.
-            among = tree.processes().values() if self.probe.launch else tree.descendants(os.getpid())
+            among = processes().values() if self.probe.launch else descendants(os.getpid())
             return [process for process in among if tree.carries(process.pid, self.marker)]
 
         if self._roles and all(role.ending is Ending.COMPLETED for role in self._roles.values()):
@@ -400,10 +401,10 @@ class Execution:
 
 def likeliest_first(ranks: Iterable[RunningRole]) -> list[RunningRole]:
     """Sort ranks that sleep in the call first: healthy ranks spin while they wait."""
-    processes = tree.processes()
+    everyone = processes()
 
     def spins(role: RunningRole) -> bool:
-        process = processes.get(role.process.pid)
+        process = everyone.get(role.process.pid)
         return process is None or process.state == "R"
 
     return sorted(ranks, key=spins)

@@ -17,21 +17,8 @@ PLAN = "ranks.json"
 COMPLAINT = "gpuipc-doctor: "
 """Prefix of a line that says why no worker was started."""
 
-RANK_VARIABLES = (
-    "PMIX_RANK",
-    "PMI_RANK",
-    "OMPI_COMM_WORLD_RANK",
-    "MV2_COMM_WORLD_RANK",
-    "SLURM_PROCID",
-    "FLUX_TASK_RANK",
-)
-"""Variables in which launchers pass the rank: PRRTE, Hydra, Open MPI, MVAPICH, Slurm, Flux."""
-
 
 def main(directory: Path) -> int:
-    own = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), None)
-    if own is None:
-        return complain(f"the launcher sets none of {', '.join(RANK_VARIABLES)}")
     try:
         plan = json.loads((directory / PLAN).read_text())
     except FileNotFoundError:
@@ -40,6 +27,9 @@ def main(directory: Path) -> int:
             f"{node} does not see {directory}; with --keep-logs or TMPDIR, name a directory that all nodes "
             "share"
         )
+    own = next((os.environ[name] for name in plan["rank_variables"] if name in os.environ), None)
+    if own is None:
+        return complain(f"the launcher sets none of {', '.join(plan['rank_variables'])}")
     role = plan["roles"][int(own)]
     # A second process of the same rank ends here. Appending: see `evidence.bounded_logs`.
     log = os.open(directory / f"{role}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from gpuipc_doctor.files import python
 from gpuipc_doctor.files.trust import untrusted
+from gpuipc_doctor.stacks.process_list import MARKER
 from gpuipc_doctor.supervise import keeper, leftovers
 
 PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108 - private directories are made there
@@ -111,7 +112,7 @@ class Keeper:
         named: BinaryIO = self._process.stdout  # type: ignore[assignment]  # a pipe, by construction
         with named:
             named.read(1)
-        self._tell(marker.encode() + b"\0")
+        self._tell(f"{MARKER}={marker}/".encode() + b"\0")
 
     @property
     def pid(self) -> int:

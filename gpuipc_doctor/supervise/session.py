@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpuipc_doctor.model import Node, Probe, ProbeOutcome
+from gpuipc_doctor.stacks.process_list import Process, descendants
 from gpuipc_doctor.supervise import leftovers, scratch, tree
 from gpuipc_doctor.supervise.assignment import Listener, StartSignal
 from gpuipc_doctor.supervise.launched_tour import LaunchedTour
@@ -53,7 +54,7 @@ class Session:
 
     def __enter__(self) -> Session:
         self._adopted_orphans = _adopt_orphans(True)
-        self._not_ours = {process.pid for process in tree.descendants(os.getpid())}
+        self._not_ours = {process.pid for process in descendants(os.getpid())}
         self._keeper = scratch.Keeper(self._id)
         self._not_ours.add(self._keeper.pid)
         try:
@@ -70,8 +71,8 @@ class Session:
         return scratch.make(scratch.usual(), announce=self._keeper.remove)
 
     def __exit__(self, *_: object) -> None:
-        def ours() -> list[tree.Process]:
-            return [process for process in tree.descendants(os.getpid()) if process.pid not in self._not_ours]
+        def ours() -> list[Process]:
+            return [process for process in descendants(os.getpid()) if process.pid not in self._not_ours]
 
         self._stems.close(self.limits.kill_s)
         tree.end(ours, grace_s=0.0, limit_s=self.limits.kill_s)

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from gpuipc_doctor.files import python
 from gpuipc_doctor.model import Device, Launch, Node, Probe
+from gpuipc_doctor.stacks.proc_files import RANK_VARIABLES
+from gpuipc_doctor.stacks.process_list import MARKER
 from gpuipc_doctor.supervise import rank, tree
 from gpuipc_doctor.supervise.assignment import Assignment, Order, RoleFiles
 from gpuipc_doctor.supervise.journal import Progress
-from gpuipc_doctor.supervise.keeper import MARKER
 from gpuipc_doctor.supervise.role import (
     ChildProcess,
     ForkedProcess,
@@ -145,7 +146,12 @@ class Starter:
         wanted = environment_with(common, launch.env, preload, self.node.env, self.node.rank_env)
         wanted |= self._own(wanted)
         changes = {name: value for name, value in wanted.items() if os.environ.get(name) != value}
-        plan = {"roles": list(files_of), "command": self._command, "environment": changes}
+        plan = {
+            "roles": list(files_of),
+            "command": self._command,
+            "environment": changes,
+            "rank_variables": RANK_VARIABLES,
+        }
         (self.directory / rank.PLAN).write_text(json.dumps(plan))
         command = launch.with_ranks(len(files_of))
         starter = python.script(rank.__file__, str(self.directory))

@@ -22,9 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuipc_doctor.files import python
+from gpuipc_doctor.stacks.process_list import MARKER
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.assignment import GO, MOST_BYTES, Order, StemOrder
-from gpuipc_doctor.supervise.keeper import MARKER
 from gpuipc_doctor.supervise.role import ChildProcess, ForkedProcess, WorkerProcess
 
 FORK_LIMIT_S = 10.0

@@ -8,23 +8,19 @@ a process's run, also after a supervisor was killed.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from gpuipc_doctor.files.node_files import quietly
+from gpuipc_doctor.stacks.process_list import MARKER, PROC, Process, descendants, read_line
 from gpuipc_doctor.supervise import keeper
-from gpuipc_doctor.supervise.keeper import MARKER
 
 KEEPER = keeper.NAME
 """Unique name of the process that cleans up after a killed supervisor."""
-
-PROC = Path("/proc")
 
 REQUIRED = (os.devnull, str(PROC), f"{PROC}/self")
 """Files without which processes can be neither started nor found."""
@@ -35,57 +31,6 @@ PRIORITY = -10
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a run from outside."""
-
-
-class Process(NamedTuple):
-    """One line of ``/proc/PID/stat``. ``state`` is the kernel's letter: D uninterruptible, Z zombie."""
-
-    pid: int
-    parent: int
-    name: str
-    state: str
-
-
-def processes() -> dict[int, Process]:
-    """Every process of the node, by pid, without those whose ``stat`` cannot be read.
-
-    Raises `OSError` about `PROC` if `PROC` cannot be listed or shows another pid namespace, in which the same
-    pids are other processes.
-    """
-    found = {}
-    entries = os.listdir(PROC)  # noqa: PTH208 - see `_read`
-    if os.readlink(f"{PROC}/self") != str(os.getpid()):  # noqa: PTH115 - it is no path
-        raise OSError(errno.ESRCH, "mounted for another pid namespace", str(PROC))
-    for entry in entries:
-        if entry.isdigit():
-            with contextlib.suppress(OSError, ValueError):
-                name, _, rest = _read(entry, "stat").partition("(")[2].rpartition(")")
-                state, parent, _ = rest.split(None, 2)
-                found[int(entry)] = Process(int(entry), int(parent), name, state)
-    return found
-
-
-def _read(pid: int | str, name: str) -> str:
-    """A one-line file of ``/proc/PID``, read with few calls because there are many processes."""
-    file = os.open(f"{PROC}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(file, 4096).decode(errors="replace")
-    finally:
-        os.close(file)
-
-
-def descendants(root: int) -> list[Process]:
-    """All processes below ``root``, zombies included, nearest first."""
-    everyone = processes()
-    children: dict[int, list[Process]] = {}
-    for process in everyone.values():
-        children.setdefault(process.parent, []).append(process)
-    below: list[Process] = []
-    frontier = [root]
-    while frontier:
-        frontier = [child.pid for parent in frontier for child in children.get(parent, [])]
-        below += [everyone[pid] for pid in frontier]
-    return below
 
 
 def carries(pid: int, marker: str) -> bool:
@@ -101,7 +46,7 @@ def exit_code_of_zombie(pid: int) -> int | None:
     The last field of ``/proc/PID/stat`` is the status of `waitpid` (Linux, filesystems/proc.rst).
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = _read(pid, "stat").rpartition(")")[2].split()
+        fields = read_line(pid, "stat").rpartition(")")[2].split()
         if fields[0] == "Z":
             return os.waitstatus_to_exitcode(int(fields[-1]))
     return None
@@ -142,7 +87,7 @@ def timeslices_of(pid: int) -> dict[int, Timeslices]:
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"{PROC}/{pid}/task"):  # noqa: PTH208 - ten times a second for each role
             with contextlib.suppress(OSError, ValueError):
-                ran, wanted, number = map(int, _read(pid, f"task/{thread}/schedstat").split())
+                ran, wanted, number = map(int, read_line(pid, f"task/{thread}/schedstat").split())
                 found[int(thread)] = Timeslices(ran / 1e9, wanted / 1e9, number)
     return found
 
@@ -224,7 +169,7 @@ def reap_orphans() -> None:
 def name_of(pid: int) -> str:
     """Name of the process's command; empty if it has ended or is in another pid namespace."""
     with contextlib.suppress(OSError):
-        return _read(pid, "comm").strip()
+        return read_line(pid, "comm").strip()
     return ""
 
 

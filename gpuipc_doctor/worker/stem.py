@@ -21,9 +21,9 @@ from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
+from gpuipc_doctor.stacks.process_list import MARKER
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.assignment import GO, Order, StemOrder, receive_order
-from gpuipc_doctor.supervise.keeper import MARKER
 from gpuipc_doctor.supervise.tree import carried, carry
 from gpuipc_doctor.worker import process, running
 

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpuipc_doctor.job import arm64, code, mappings
-from gpuipc_doctor.job.code import Code
-from gpuipc_doctor.job.document import MPI_LIBRARY, Stack
+from gpuipc_doctor.stacks import arm64, code, mappings
+from gpuipc_doctor.stacks.code import Code
+from gpuipc_doctor.stacks.thread import MPI_LIBRARY, Stack
 
 RECORDINGS = Path(__file__).with_name("samples.json")
 

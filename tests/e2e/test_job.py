@@ -15,7 +15,7 @@ import pytest
 from msgspec import json
 
 from gpuipc_doctor.job.document import Cause, JobReport
-from gpuipc_doctor.job.sampling import shutil as sampling_shutil
+from gpuipc_doctor.stacks.sampling import shutil as sampling_shutil
 from gpuipc_doctor.supervise import tree
 from tests.e2e.conftest import RESTING, Command
 from tests.e2e.test_ranks import PREFIXES, launch

@@ -38,7 +38,7 @@ def test_growth_of_device_memory_has_a_rank_and_a_slope(library: str, tmp_path: 
         simulated_job("mpi-leak-receiver", library, MIB, tmp_path / "log") as (launcher, node),
         nothing_is_stopped(launcher),
     ):
-        report = here.report(Request(pids=(launcher,)), "", watches_s=12.0, node=node)
+        report = here.report(Request(pids=(launcher,)), "", tmp_path, watches_s=12.0, node=node)
     assert (report.verdict.cause, report.verdict.blamed) == (Cause.GROWS, (1,)), report
     grown = {each.what: each for each in report.growth if each.rank == 1}
     of_ranks = {each.rank for each in report.growth} - {None}  # simulated memory is in the node's /dev/shm
@@ -57,15 +57,15 @@ def test_message_of_sixteen_bytes_that_never_arrives(library: str, tmp_path: Pat
         simulated_job("mpi-hang-16", library, 16, tmp_path / "log") as (launcher, node),
         nothing_is_stopped(launcher),
     ):
-        report = here.report(Request(pids=(launcher,)), "", node=node)
+        report = here.report(Request(pids=(launcher,)), "", tmp_path, node=node)
     assert (report.verdict.cause, report.verdict.blamed) == (Cause.MESSAGE_LOST, (1,)), report
     assert report.verdict.operation == "MPI_Recv"
 
 
 def test_jobs_are_found_by_their_gpu(tmp_path: Path) -> None:
     with simulated_job("mpi-leak-receiver", "mpich50", 16, tmp_path / "log") as (_, node):
-        report = here.report(Request(), "cuda:1", node=node)
+        report = here.report(Request(), "cuda:1", tmp_path, node=node)
         with pytest.raises(NoSuchJob, match="GPU cuda:7 not found"):
-            here.report(Request(), "cuda:7", node=node)
+            here.report(Request(), "cuda:7", tmp_path, node=node)
     assert [rank.rank for rank in report.ranks] in ([0, 1], [1]), "the job of the process on the GPU"
     assert report.ranks[-1].gpus == ("nvidia:1",)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.prolog import isolation
+from gpuipc_doctor.stacks.process_list import MARKER
 from gpuipc_doctor.supervise import tree
-from gpuipc_doctor.supervise.keeper import MARKER
 from tests.waiting import LIMIT_S
 
 MODULES = (

@@ -17,27 +17,20 @@ from gpuipc_doctor import node_name
 from gpuipc_doctor.api import process_leaks
 from gpuipc_doctor.files import node_files
 from gpuipc_doctor.files.node_files import Tree
-from gpuipc_doctor.job import (
-    counting,
-    growth,
-    ipc_files,
-    processes,
-    rights,
-    sampling,
-    selection,
-    shared_memory,
-    sleeping,
-)
+from gpuipc_doctor.job import growth, ipc_files, processes, selection, shared_memory
 from gpuipc_doctor.job.activity import Kind, activity
-from gpuipc_doctor.job.code import Code
-from gpuipc_doctor.job.document import UNREAD, Cause, Process, Snapshot, Thread
+from gpuipc_doctor.job.document import Cause, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
-from gpuipc_doctor.job.mappings import Mapping, mappings
-from gpuipc_doctor.job.processes import Gone, Reader, Stat, read_process
+from gpuipc_doctor.job.processes import read_process
 from gpuipc_doctor.job.selection import NoSuchJob, Request
 from gpuipc_doctor.node import fabric_devices, file_facts, gpus, loaded
 from gpuipc_doctor.node.memory_sysfs import Amdgpu
 from gpuipc_doctor.prolog.state import State
+from gpuipc_doctor.stacks import counting, proc_files, process_list, rights, sampling, sleeping
+from gpuipc_doctor.stacks.code import Code
+from gpuipc_doctor.stacks.mappings import Mapping, mappings
+from gpuipc_doctor.stacks.proc_files import Gone, Reader, Stat
+from gpuipc_doctor.stacks.thread import UNREAD, Thread
 from gpuipc_doctor.supervise import rank, tree
 from gpuipc_doctor.worker import children, fabric, mpi_communicator, stem
 
@@ -57,7 +50,7 @@ texts = pytest.mark.parametrize("text", TEXTS, ids=("absent", "empty", "line", "
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A private `/proc`, with one process that has no file yet."""
-    for module in (tree, processes, rights, selection, ipc_files, shared_memory):
+    for module in (processes, proc_files, process_list, rights, selection, ipc_files, shared_memory, tree):
         monkeypatch.setattr(module, "PROC", tmp_path)
     (tmp_path / "self").symlink_to(str(os.getpid()))
     (tmp_path / str(PID) / "task" / str(PID)).mkdir(parents=True)
@@ -77,7 +70,7 @@ def write(file: Path, text: bytes | None) -> Path:
 @texts
 def test_process_without_a_stat_is_not_listed(proc: Path, text: bytes | None) -> None:
     write(proc / str(PID) / "stat", text)
-    assert tree.processes() == {}
+    assert process_list.processes() == {}
     assert tree.exit_code_of_zombie(PID) is None
     with pytest.raises(NoSuchJob, match="cannot be read; run this as root"):
         selection.select(Request(pids=(PID,)))
@@ -87,7 +80,7 @@ def test_process_without_a_stat_is_not_listed(proc: Path, text: bytes | None) ->
 def test_name_of_a_process_may_contain_anything(proc: Path, name: str) -> None:
     text = f"{PID} ({name}) S {NUMBERS}\n"
     write(proc / str(PID) / "stat", text.encode())
-    assert tree.processes() == {PID: tree.Process(PID, 1, name, "S")}
+    assert process_list.processes() == {PID: process_list.Process(PID, 1, name, "S")}
     stat = Stat(text)
     assert (stat.name, stat.state, stat.parent, stat.started_ticks) == (name, "S", 1, 812)
     assert stat.used_s == pytest.approx(200 / os.sysconf("SC_CLK_TCK"))
@@ -98,7 +91,7 @@ def test_proc_of_another_pid_namespace_is_refused(proc: Path) -> None:
     (proc / "self").unlink()
     (proc / "self").symlink_to("1")
     with pytest.raises(OSError, match="another pid namespace"):
-        tree.processes()
+        process_list.processes()
 
 
 # -- a job ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuipc_doctor.api.gpu import DriverError
 from gpuipc_doctor.model import Json
-from gpuipc_doctor.supervise.keeper import MARKER
+from gpuipc_doctor.stacks.process_list import MARKER
 from gpuipc_doctor.supervise.tree import carried, name_of
 from gpuipc_doctor.worker.nvml import Nvml
 

@@ -12,6 +12,7 @@ from gpuipc_doctor.job.activity import Kind
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.selection import NoSuchJob
 from gpuipc_doctor.model import Finding, Node
+from gpuipc_doctor.node import memory_watching
 from gpuipc_doctor.node.memory_usage import GpuUse, ProcessUse, Sample
 from gpuipc_doctor.node.memory_watching import End
 from tests.unit.job.test_job_content import rank, report
@@ -31,7 +32,7 @@ def driver_says(monkeypatch: pytest.MonkeyPatch, *gpus: GpuUse, trouble: Finding
             listener(Sample(1.0, gpus))
         return End(trouble, () if gpus else ("NVIDIA: no libnvidia-ml.so.1",))
 
-    monkeypatch.setattr(gpu_holders.memory_watching, "watch", watch)
+    monkeypatch.setattr(memory_watching, "watch", watch)
 
 
 def used(label: str, *pids: int) -> GpuUse:

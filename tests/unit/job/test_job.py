@@ -13,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor.cli.main import cli
-from gpuipc_doctor.job import job_content, python_stacks
+from gpuipc_doctor.job import job_content
 from gpuipc_doctor.job.activity import Activity, Kind, activity, mpi_function
-from gpuipc_doctor.job.document import Cause, Contents, Process, Snapshot, Stack, Thread
+from gpuipc_doctor.job.document import Cause, Contents, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
 from gpuipc_doctor.job.folding import Branch, fold
-from gpuipc_doctor.job.sampling import stacks
 from gpuipc_doctor.job.verdict import judge
+from gpuipc_doctor.stacks import python_stacks
+from gpuipc_doctor.stacks.sampling import stacks
+from gpuipc_doctor.stacks.thread import Stack, Thread
 
 IN_RECEIVE = ("[libmpi.so.12]", "PMPI_Recv_c (libmpi.so.12)", "main (app)", "_start (app)")
 IN_ALLREDUCE = ("[libmpi.so.12]", "PMPI_Allreduce (libmpi.so.12)", "step (app)", "main (app)")

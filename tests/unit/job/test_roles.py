@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuipc_doctor.job.document import Process, Snapshot, Thread
+from gpuipc_doctor.job.document import Process, Snapshot
 from gpuipc_doctor.job.roles import BY_GPU, IN_ORDER, kind_of_helper, roles, workers
+from gpuipc_doctor.stacks.thread import Thread
 
 CUDA = "/usr/lib/libcuda.so.1"
 TORCH = "/venv/torch/lib/libtorch_cpu.so"

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from gpuipc_doctor.job.activity import Kind, activity
-from gpuipc_doctor.job.document import Process, Thread
+from gpuipc_doctor.job.document import Process
+from gpuipc_doctor.stacks.thread import Thread
 from tests.arm64 import samples
 
 RECORDINGS = json.loads(samples.RECORDINGS.read_text())

@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from gpuipc_doctor.cli.main import cli
-from gpuipc_doctor.job import rights, selection
+from gpuipc_doctor.job import selection
 from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs, select
+from gpuipc_doctor.stacks import rights
 from tests.waiting import until
 
 LAUNCHER = """

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.job.activity import STILL, Kind, activity
-from gpuipc_doctor.job.document import Process, Thread
-from gpuipc_doctor.job.python_stacks import is_python
+from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.symbols import readable
 from gpuipc_doctor.job.torch_calls import native_operation, operation
+from gpuipc_doctor.stacks.python_stacks import is_python
+from gpuipc_doctor.stacks.thread import Thread
 
 WRAPPER = "torch.distributed._exception_logger.<locals>.wrapper (c10d_logger.py:83)"
 REDUCES = ("torch.distributed.all_reduce (distributed_c10d.py:3068)", WRAPPER, "step (train.py:21)")

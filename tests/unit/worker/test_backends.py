@@ -17,7 +17,7 @@ import pytest
 
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.model import Device, DriverFault
-from gpuipc_doctor.supervise.keeper import MARKER
+from gpuipc_doctor.stacks.process_list import MARKER
 from gpuipc_doctor.worker.backends import CAPABILITIES, Backend, hostmemory, nvml, open_backend, rules
 from gpuipc_doctor.worker.backends.cuda import CudaDriver
 from gpuipc_doctor.worker.backends.device import DriverGpu

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.job import arm64, callers, code
 from gpuipc_doctor.job.activity import Kind, activity
-from gpuipc_doctor.job.code import Code
-from gpuipc_doctor.job.document import Process, Stack, Thread
+from gpuipc_doctor.job.document import Process
+from gpuipc_doctor.stacks import arm64, callers, code
+from gpuipc_doctor.stacks.code import Code
+from gpuipc_doctor.stacks.thread import Stack, Thread
 
 FILES = Path(__file__).parents[2] / "arm64"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuipc_doctor.files import foreign
-from gpuipc_doctor.job.document import Process, Stack
-from gpuipc_doctor.supervise.evidence import find_program
+from gpuipc_doctor.stacks.debuggers import find_program
+from gpuipc_doctor.stacks.thread import Program, Stack
 
 LIMIT_S = 5.0
 MAX_FRAMES = 60
@@ -53,7 +53,7 @@ class PythonStack:
         return {name: int(value) for name, value in self.variables.items() if _INTEGER.fullmatch(value)}
 
 
-def dump(process: Process) -> PythonStack:
+def dump(process: Program) -> PythonStack:
     """The stack of the main thread; it has no frames if the program is not Python. Raises `NotRead`."""
     if not is_python(process):
         return PythonStack()
@@ -106,7 +106,7 @@ def label(frame: Mapping[str, Any]) -> str:
     return f"{module}{frame['name']} ({path.name}:{frame['line']})"
 
 
-def is_python(process: Process) -> bool:
+def is_python(process: Program) -> bool:
     """Whether the process is a Python interpreter or has loaded one, also under a name of its own, such as
     ``pt_data_worker`` or ``VLLM::Worker``."""
     names = (process.program, *(Path(library).name for library in process.libraries))

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.job import stopping
 from gpuipc_doctor.job.document import Process
-from gpuipc_doctor.job.stopping import NotStopped, stacks
-from gpuipc_doctor.supervise.evidence import find_program
+from gpuipc_doctor.stacks import stopping
+from gpuipc_doctor.stacks.debuggers import find_program
+from gpuipc_doctor.stacks.stopping import NotStopped, stacks
 from tests.waiting import until
 
 IN_A_SYSTEM_CALL = "print('ready', flush=True); print(input())"

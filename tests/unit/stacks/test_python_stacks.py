@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from gpuipc_doctor.job import python_stacks
 from gpuipc_doctor.job.processes import read_process
+from gpuipc_doctor.stacks import python_stacks
 
 PROGRAM = """
 import sys, threading, time

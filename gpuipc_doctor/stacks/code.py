@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpuipc_doctor.files import patience, reading
-from gpuipc_doctor.job import arm64
-from gpuipc_doctor.job.document import MPI_LIBRARY, Stack
-from gpuipc_doctor.job.mappings import Mapping, mappings
+from gpuipc_doctor.stacks import arm64
+from gpuipc_doctor.stacks.mappings import Mapping, mappings
+from gpuipc_doctor.stacks.thread import MPI_LIBRARY, Stack
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ import re
 import time
 from pathlib import Path
 
-from gpuipc_doctor.job.code import Code
-from gpuipc_doctor.job.document import Stack
+from gpuipc_doctor.stacks.code import Code
+from gpuipc_doctor.stacks.thread import Stack
 
 DEPTH_BYTES = 32 << 10
 """Bytes of stack read from the stack pointer on."""

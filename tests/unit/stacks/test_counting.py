@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from gpuipc_doctor.job.counting import any_counts, counts, outer_stack
-from gpuipc_doctor.job.sampling import counting_threads
+from gpuipc_doctor.stacks.counting import any_counts, counts, outer_stack
+from gpuipc_doctor.stacks.sampling import counting_threads
 from tests.waiting import until
 
 CHANCE = Random(28)

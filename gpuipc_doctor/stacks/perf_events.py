@@ -14,10 +14,10 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
-from gpuipc_doctor.job import arm64
-from gpuipc_doctor.job.code import Code
-from gpuipc_doctor.job.document import Stack
-from gpuipc_doctor.job.sampling import FREQUENCY_HZ, MOST_S, only_user_space, wait_for_use
+from gpuipc_doctor.stacks import arm64
+from gpuipc_doctor.stacks.code import Code
+from gpuipc_doctor.stacks.sampling import FREQUENCY_HZ, MOST_S, only_user_space, wait_for_use
+from gpuipc_doctor.stacks.thread import Stack
 
 STACK_BYTES = 16 << 10
 BATCH = 2

@@ -18,11 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpuipc_doctor.files import foreign
-from gpuipc_doctor.job.code import Code
-from gpuipc_doctor.job.document import Process, Stack
-from gpuipc_doctor.job.python_stacks import is_python
-from gpuipc_doctor.supervise.evidence import GDB, find_program
-from gpuipc_doctor.supervise.tree import PROC
+from gpuipc_doctor.stacks.code import Code
+from gpuipc_doctor.stacks.debuggers import GDB, find_program
+from gpuipc_doctor.stacks.process_list import PROC
+from gpuipc_doctor.stacks.python_stacks import is_python
+from gpuipc_doctor.stacks.thread import Program, Stack
 
 LIMIT_S = 2.0
 """Maximum seconds for which a process is stopped."""
@@ -47,7 +47,7 @@ class _Killed(NotStopped):
     """The tool took too long, or printed too much."""
 
 
-def stacks(process: Process) -> Mapping[int, Stack]:
+def stacks(process: Program) -> Mapping[int, Stack]:
     """Stop a process, read the stack of each thread (innermost frame first), and resume the process. Raises
     `NotStopped`."""
     if why := reason_to_leave(process.pid):
@@ -94,7 +94,7 @@ def reason_to_leave(pid: int) -> str:
 Parser = Callable[[str, int], Iterator[tuple[int, Stack]]]
 
 
-def _tool(process: Process) -> tuple[str | None, tuple[str, ...], Parser]:
+def _tool(process: Program) -> tuple[str | None, tuple[str, ...], Parser]:
     pid = str(process.pid)
     if is_python(process) and (spy := find_program("py-spy")):
         return spy, ("dump", "--native", "--json", "--pid", pid), _of_py_spy

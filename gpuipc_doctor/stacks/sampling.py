@@ -21,9 +21,9 @@ from pathlib import Path
 
 from gpuipc_doctor.files import foreign
 from gpuipc_doctor.files.node_files import number
-from gpuipc_doctor.job import code, counting
-from gpuipc_doctor.job.document import Stack
-from gpuipc_doctor.job.processes import Gone, used_s
+from gpuipc_doctor.stacks import code, counting
+from gpuipc_doctor.stacks.proc_files import Gone, used_s
+from gpuipc_doctor.stacks.thread import Stack
 
 FREQUENCY_HZ = 99
 """Samples per second of a thread's processor time."""

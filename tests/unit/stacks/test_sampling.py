@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.job import perf_events, sampling
+from gpuipc_doctor.stacks import perf_events, sampling
 
 SELDOM = """
 import time

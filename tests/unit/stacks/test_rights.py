@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.job import rights
 from gpuipc_doctor.job.processes import read_process
+from gpuipc_doctor.stacks import rights
 
 
 @pytest.fixture

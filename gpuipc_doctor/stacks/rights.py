@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpuipc_doctor.files.node_files import number, quietly
-from gpuipc_doctor.supervise.tree import PROC
+from gpuipc_doctor.stacks.process_list import PROC
 
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 

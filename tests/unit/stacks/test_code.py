@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.job import code, sleeping
-from gpuipc_doctor.job.callers import fingerprint
+from gpuipc_doctor.stacks import code, sleeping
+from gpuipc_doctor.stacks.callers import fingerprint
 from tests.hanging_fs import AS_ROOT, hanging
 from tests.waiting import until
 

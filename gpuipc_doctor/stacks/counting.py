@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 from gpuipc_doctor.files.node_files import quietly
-from gpuipc_doctor.job.processes import Stat
+from gpuipc_doctor.stacks.proc_files import Stat
 
 MOST_BYTES = 16 << 10
 """Bytes read of the main thread's outermost frames, which include the program's loops."""

@@ -12,8 +12,8 @@ import os
 import struct
 from pathlib import Path
 
-from gpuipc_doctor.job import arm64
-from gpuipc_doctor.job.code import Code
+from gpuipc_doctor.stacks import arm64
+from gpuipc_doctor.stacks.code import Code
 
 MOST_BYTES = 1 << 20
 """Maximum bytes read of the main thread's stack, from its outermost frames."""

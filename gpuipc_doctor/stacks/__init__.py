@@ -1,0 +1,1 @@
+"""What a node's processes do, seen from outside."""
