@@ -58,8 +58,7 @@ def judge_search(known: Search, ended: ProbeOutcome) -> Iterator[Finding]:
     found = known.met(ended)
     like = found and (known.first is None or found.disagreement.what == known.first.what)
     labels = [device.label for device in ended.devices]
-    if found and like and known.stage in ("confirm", "replay"):
-        assert known.shortest is not None
+    if found and like and known.shortest:
         yield failed(known.shortest, found, known, labels)
     elif known.first is None:
         lost = list(judge_processes(ended)) if ended.completed else []

@@ -31,14 +31,9 @@ from gpuipc_doctor.api.ledger import Account
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.explore import Bench, explore, replay_once, without_permission
 from gpuipc_doctor.histories.extent import OPTIONS, extent, own_seed
-from gpuipc_doctor.histories.generator import (
-    Generator,
-    Limits,
-    harmful,
-    unavailable,
-    without_families,
-    without_room,
-)
+from gpuipc_doctor.histories.generator import Generator
+from gpuipc_doctor.histories.memory_draft import Limits
+from gpuipc_doctor.histories.memory_operations import harmful, unavailable, without_families, without_room
 from gpuipc_doctor.histories.scenes import sizes_without_room
 
 from ._ipc_histories_exploration import judge_exploration

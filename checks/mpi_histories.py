@@ -27,7 +27,6 @@ from gpuipc_doctor.api import (
     watched,
 )
 from gpuipc_doctor.api.process_leaks import figures_of_process
-from gpuipc_doctor.histories import message_search as searching
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.extent import OPTIONS, extent, own_seed
 from gpuipc_doctor.histories.leaks import CERTAIN
@@ -66,6 +65,10 @@ class MpiHistories(Check):
     explains_losses = frozenset({"descriptors-left", "addresses-left", "threads-left", "host-memory-left"})
     options: ClassVar = {**OPTIONS, "ranks": {"type": "integer", "minimum": 2, "maximum": 4}}
 
+    def __init__(self) -> None:
+        self._searches = list[Search]()
+        """The searches of this run; a probe's parameter ``search`` is an index of one."""
+
     def probes(self, ctx: Context) -> Iterable[Probe]:
         assert ctx.mpi is not None
         soak, history = ctx.tier is Tier.SOAK, ctx.options.get("history")
@@ -89,8 +92,8 @@ class MpiHistories(Check):
                 "tries": [],
             }
             if history:
-                replay = Search(None, {}, (), "replay", shortest=results.history_from_json(history))
-                yield launch_of(replay, Probe("", {}, devices, params, launch=ctx.mpi.launch))
+                replay = Search(None, {}, (results.history_from_json(history),))
+                yield self._launch(replay, Probe("", {}, devices, params, launch=ctx.mpi.launch))
                 continue
             for number in numbers:
                 name = "" if len(numbers) == 1 else f"{number} ranks"
@@ -98,28 +101,28 @@ class MpiHistories(Check):
 
     def again(self, ended: ProbeOutcome) -> Iterable[Probe]:
         """Plan the next launch of a search (`histories.message_search`)."""
-        known = ended.params["search"]
-        following = searching.from_json(known).after(ended) if known else begin_search(ended)
-        if following and (following.stage != "replay" or not known):
-            yield launch_of(following, ended.follow_up(ended.probe, {}))
+        number = ended.params["search"]
+        search = begin_search(ended) if number is None else self._searches[number]
+        if search and (number is None or search.goes_on(ended)):
+            yield self._launch(search, ended.follow_up(ended.probe, {}))
+
+    def _launch(self, search: Search, probe: Probe) -> Probe:
+        """The launch of the histories that a search tries next; all else is as in ``probe``."""
+        if search not in self._searches:
+            self._searches.append(search)
+        size = max(2, *(max(history.processes) for history in search.tries))
+        tries = [results.history_to_json(history) for history in search.tries]
+        limit_s = probe.deadline_s
+        if search.first is not None and search.first.what == "hang":
+            limit_s = min(limit_s, HANG_S)
+        params = {**probe.params, "search": self._searches.index(search), "tries": tries}
+        return replace(probe, roles=ranks(size), params=params, deadline_s=limit_s)
 
     def judge(self, ended: ProbeOutcome) -> Iterable[Finding]:
-        known = ended.params["search"] and searching.from_json(ended.params["search"])
-        if known:
-            yield from judge_search(known, ended)
+        if (number := ended.params["search"]) is not None:
+            yield from judge_search(self._searches[number], ended)
         elif ended.completed:
             yield judge_run(ended.params["lacks"], figures(ended), ended.records["rank 0"]["done"])
-
-
-def launch_of(search: Search, probe: Probe) -> Probe:
-    """The launch of the histories that a search tries next; all else is as in ``probe``."""
-    number = max(2, *(max(history.processes) for history in search.tries))
-    tries = [results.history_to_json(history) for history in search.tries]
-    limit_s = probe.deadline_s
-    if search.first is not None and search.first.what == "hang":
-        limit_s = min(limit_s, HANG_S)
-    params = {**probe.params, "search": searching.to_json(search), "tries": tries}
-    return replace(probe, roles=ranks(number), params=params, deadline_s=limit_s)
 
 
 def ranks(number: int) -> dict[str, Callable[[Worker], None]]:

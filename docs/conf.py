@@ -17,7 +17,7 @@ from gpuipc_doctor.cli import explain, issue_content
 from gpuipc_doctor.cli.main import COMMANDS
 from gpuipc_doctor.cli.schema import schemas
 from gpuipc_doctor.histories.legality import rules
-from gpuipc_doctor.histories.steps import SENTENCES
+from gpuipc_doctor.histories.memory_operations import TYPES
 from gpuipc_doctor.knownissues import KnownIssue, Message
 from gpuipc_doctor.run import check_files
 from gpuipc_doctor.simulator import profile
@@ -156,7 +156,7 @@ def legality_page() -> str:
         for case, of_backend in rules().items()
         for backend, ruling in of_backend.items()
     )
-    operations = "".join(f"| `{do}` | {escaped(says)} |\n" for do, says in SENTENCES.items())
+    operations = "".join(f"| `{do}` | {escaped(each.says)} |\n" for do, each in TYPES.items())
     return (
         "# What histories may do\n\nillegal: no history does it; declared: no vendor promises it and"
         " applications rely on it, so operations of their own do it, and a failure says so.\n\n"

@@ -9,12 +9,14 @@ mappings. Descriptors are passed through a socket that all processes share.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpuipc_doctor.histories.contents import unit_of
-from gpuipc_doctor.histories.memory_model import FILLS, Model
+from gpuipc_doctor.histories.contents import Part, unit_of
+from gpuipc_doctor.histories.memory_model import Model
+from gpuipc_doctor.histories.memory_operations import TYPES
+from gpuipc_doctor.histories.memory_state import FILLS
 from gpuipc_doctor.histories.operations import History, Operation
 from gpuipc_doctor.histories.steps import steps
 
@@ -79,29 +81,32 @@ def source(history: History) -> str:
     operations = [operation for operation in history.operations if operation.do != "rest"]
     if history.times > 1 and any(operation.do == "kill" for operation in operations):
         raise NotInC("cannot write C code: the repeated history kills a process")
-    cases = [line for number, one in enumerate(operations) for line in _case(history, operations, number)]
+    model = Model(history)
+    expected = [model.apply(operation) for operation in operations]
     owners = {operation.makes: operation.by for operation in operations}
-    exports = ("import", "import-fabric", "import-pool", "import-pointer")
+    cases = [
+        _case(history, number, operation, parts, owners.get(operation.on, 0))
+        for number, (operation, (*_, parts)) in enumerate(zip(operations, expected, strict=True))
+    ]
     places = range(max(history.processes, default=0) + 1)
     body = "\n".join(cases)
+    objects = [number for each in operations for number in (each.makes, each.on, each.of)]
+    goes_on = [*(each.beside for each in expected[1:]), False]
+    exporters = (owners[each.on] if TYPES[each.do].exports else 0 for each in operations)
     values = {
         "library": LIBRARIES[history.backend],
         "steps": len(operations),
-        "things": max([0, *(max(operation.makes, operation.on, operation.of) for operation in operations)])
-        + 1,
+        "things": max([0, *objects]) + 1,
         "processes": len(places),
         "times": history.times,
         "by": _list(operation.by for operation in operations),
-        "exporters": _list(
-            owners[operation.on] if operation.do in exports else 0 for operation in operations
-        ),
+        "exporters": _list(exporters),
         "killed": _list(int(operation.do == "kill") for operation in operations),
         "devices": _list(map(history.index, places)),
         "primary": _list(int(n not in history.processes or history.processes[n].primary) for n in places),
         "cases": body,
+        "goes_on": _list(map(int, goes_on)),
     }
-    goes_on = _goes_on(history.of(operations))
-    values["goes_on"] = _list(map(int, goes_on))
     shape = (
         f"{'@beside' if any(goes_on) else '@in_turn'} {'@repeated' if history.times >= LEAKS else '@once'}"
     )
@@ -131,99 +136,37 @@ def _named(backend: str, program: str) -> str:
     return program.replace(", )", ")")
 
 
-def _case(history: History, operations: list[Operation], number: int) -> Iterator[str]:
-    operation = operations[number]
-    on, of, makes = operation.on, operation.of, operation.makes
-    nbytes = f"{operation.nbytes}ul"
-    enter = f"enter(where[{on}]);"
-    fd = "(void *)(intptr_t)fd"
-    imported = "version < 70100000 ? (void *)&fd : (void *)(intptr_t)fd" if history.backend == "hip" else fd
-    asked = "int version; version(&version); " if history.backend == "hip" else ""
+def _case(history: History, number: int, operation: Operation, parts: Sequence[Part], exporter: int) -> str:
+    on, makes = operation.on, operation.makes
+    is_hip, fd = history.backend == "hip", "(void *)(intptr_t)fd"
     # HIP returns the pool's one descriptor each time, so it stays open until the pool is destroyed.
-    keeps, posted = (" where[{pool}] = {fd};", "dup(fd)") if history.backend == "hip" else ("", "fd")
-    closes = f" close(where[{on}]);" if history.backend == "hip" else ""
-    device = f"device == devices[{_owner(operations, on)}]"
-    sized = f"size[{makes}] = {nbytes};"
-    length = f"{operation.length}ul" if operation.length else f"size[{on}]"
     width = FILLS.get(operation.kind, 4)
-    value = int.from_bytes(unit_of(operation.stamp, width), "little")
-    lines = {
-        "allocate": f"{sized} where[{makes}] = current; enter(current); alloc(&at[{makes}], {nbytes});"
-        f" get(&handle[{makes}], at[{makes}]); given(&handle[{makes}], 64);",
-        "export": f"{enter} get(&handle[{on}], at[{on}]);",
-        "open": f"size[{makes}] = size[{on}]; where[{makes}] = current; enter(current); at[{makes}] = 0;"
-        f" open_handle(&at[{makes}], handle[{on}], 1); given(&at[{makes}], 8);",
-        "close": f"{enter} close_handle(at[{on}]);",
-        "free": f"{enter} release(at[{on}]);",
-        "free-open": f"{enter} release(at[{on}]);",
-        "write": f"{enter} fill({on}, {operation.offset}ul, {length}, {operation.stamp});",
-        "fill": f"{enter} fill_{operation.kind}(at[{on}] + {operation.offset}ul, {value}u,"
-        f" {length} / {width}ul); sync();",
-        "read": f"{enter} {_compared(history, number)}",
-        "copy": f"{enter} enter(where[{of}] >= 0 ? where[{of}] : where[{on}]);"
-        f" on_device(at[{on}] + {operation.offset}ul, at[{of}] + {operation.start}ul, {length}); sync();",
-        "create": f"{sized} enter(current); struct wanted wanted = {{ 1, 1, 1, device }};"
-        f" create_memory(&at[{makes}], {nbytes}, &wanted, 0ul);",
-        "import": f"if (me == exporters[{number}]) {{ int fd; export_memory(&fd, at[{on}], 1, 0ul);"
-        f" mail(fd); break; }} {asked}int fd = mail(-1); enter(current); size[{makes}] = size[{on}];"
-        f" import_memory(&at[{makes}], {imported}, 1); close(fd);",
-        "create-fabric": f"{sized} enter(current); struct wanted wanted = {{ 1, 8, 1, device }};"
-        f" create_memory(&at[{makes}], {nbytes}, &wanted, 0ul);",
-        "import-fabric": f"if (me == exporters[{number}]) {{ export_memory(&handle[{on}], at[{on}], 8, 0ul);"
-        f" break; }} enter(current); size[{makes}] = size[{on}];"
-        f" import_memory(&at[{makes}], &handle[{on}], 8);",
-        "map": f"size[{makes}] = size[{on}]; where[{makes}] = -1; enter(current); struct access access ="
-        f" {{ 1, device, 3 }}; reserve(&at[{makes}], size[{on}], 0ul, 0ul, 0ul); map(at[{makes}], size[{on}],"
-        f" 0ul, at[{on}], 0ul); allow(at[{makes}], size[{on}], &access, 1ul);",
-        "unmap": f"enter(current); unmap(at[{on}], size[{on}]); unreserve(at[{on}], size[{on}]);",
-        "release": f"enter(current); drop(at[{on}]);",
-        "create-pool": f"enter(current); struct wanted wanted = {{ 1, 1, 1, device }};"
-        f" create_pool(&at[{makes}], &wanted);{keeps.format(pool=makes, fd=-1)}",
-        "import-pool": f"if (me == exporters[{number}]) {{ int fd; export_pool(&fd, at[{on}], 1, 0ul);"
-        f"{keeps.format(pool=on, fd='fd')} mail({posted}); break; }}"
-        f" int fd = mail(-1); enter(current); struct access access = {{ 1, device, 3 }};"
-        f" import_pool(&at[{makes}], {fd}, 1, 0ul); close(fd);"
-        f" if (!({device})) allow_pool(at[{makes}], &access, 1ul);{keeps.format(pool=makes, fd=-1)}",
-        "allocate-from-pool": f"{sized} where[{makes}] = -1; enter(current);"
-        f" from_pool(&at[{makes}], {nbytes}, at[{on}], 0ul); sync();",
-        "import-pointer": f"if (me == exporters[{number}]) {{ export_pointer(&handle[{on}], at[{on}]);"
-        f" break; }} size[{makes}] = size[{on}]; where[{makes}] = -1; enter(current);"
-        f" import_pointer(&at[{makes}], at[{of}], &handle[{on}]);",
-        "free-to-pool": f"enter(current); to_pool(at[{on}], 0ul); sync();",
-        "trim": f"enter(current); trim(at[{on}], 0ul);",
-        "destroy-pool": f"enter(current); destroy_pool(at[{on}]);{closes}",
-        "create-context": f"create(&context[{makes}], 0, device); current = {makes};",
-        "use-context": f"current = {on};",
-        "end-context": f"end({on});",
-        "fork": "if (!fork()) _exit(0); wait(0);",
-        "idle": "sleep(4);",
-        "kill": "raise(SIGKILL);",
+    values = {name: getattr(operation, name) for name in Operation.__slots__} | {
+        "number": number,
+        "enter": f"enter(where[{on}]);",
+        "nbytes": f"{operation.nbytes}ul",
+        "sized": f"size[{makes}] = {operation.nbytes}ul;",
+        "length": f"{operation.length}ul" if operation.length else f"size[{on}]",
+        "width": width,
+        "value": int.from_bytes(unit_of(operation.stamp, width), "little"),
+        "compared": _compared(on, parts),
+        "device": f"device == devices[{exporter}]",
+        "asked": "int version; version(&version); " if is_hip else "",
+        "imported": f"version < 70100000 ? (void *)&fd : {fd}" if is_hip else fd,
+        "keeps_new": f" where[{makes}] = -1;" if is_hip else "",
+        "keeps_exported": f" where[{on}] = fd;" if is_hip else "",
+        "posted": "dup(fd)" if is_hip else "fd",
+        "closes": f" close(where[{on}]);" if is_hip else "",
     }
-    if operation.do not in lines or operation.device:
+    statements = TYPES[operation.do].c
+    if not statements or operation.device:
         raise NotInC(f"step {number + 1} ({operation.do}) cannot be written in C")
     says = steps(replace(history, operations=(operation,)), number + 1)[0]
-    yield f'    case {number}: {{ say("{says}"); {lines[operation.do]} break; }}'
+    return f'    case {number}: {{ say("{says}"); {statements.format(**values)} break; }}'
 
 
-def _goes_on(history: History) -> list[bool]:
-    """For each operation, whether the next one begins before this one has ended."""
-    model = Model(history)
-    beside = [model.apply(operation).beside for operation in history.operations]
-    return [*beside[1:], False]
-
-
-def _owner(operations: list[Operation], number: int) -> int:
-    return next((operation.by for operation in operations if operation.makes == number), 0)
-
-
-def _compared(history: History, at: int) -> str:
+def _compared(on: int, parts: Sequence[Part]) -> str:
     """The calls that read memory and compare what is known of it."""
-    model = Model(history)
-    operations = [operation for operation in history.operations if operation.do != "rest"]
-    on = operations[at].on
-    for operation in operations[:at]:
-        model.apply(operation)
-    parts = model.apply(operations[at]).parts
     if not parts:
         return f"compare({on}, 0ul, size[{on}], 0, 0l, 0);"
     stamps = [int.from_bytes(unit_of(one.stamp, 4), "little") if one.width else one.stamp for one in parts]

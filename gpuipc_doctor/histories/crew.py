@@ -9,9 +9,11 @@ from functools import partial
 from typing import Any
 
 from gpuipc_doctor.api.worker import Child, ChildGone, ChildHangs, ChildProcess
-from gpuipc_doctor.histories.actor import RESTED, Answer, Order, act
-from gpuipc_doctor.histories.memory_model import FILLS, Expected
-from gpuipc_doctor.histories.operations import WHOLE, Disagreement, Operation, ProcessPlan
+from gpuipc_doctor.histories.actor import Answer, Order, act
+from gpuipc_doctor.histories.memory_operations import TYPES
+from gpuipc_doctor.histories.memory_state import Expected
+from gpuipc_doctor.histories.operations import Disagreement, Operation, ProcessPlan
+from gpuipc_doctor.histories.performer import RESTED
 
 Start = Callable[[Callable[[Child], None]], ChildProcess]
 
@@ -20,18 +22,6 @@ Batch = list[tuple[int, Operation, Order]]
 
 BATCH = 64
 """Maximum operations sent to a process at a time."""
-
-NEEDS = {
-    "import": "export-descriptor",
-    "import-fabric": "export-fabric",
-    "import-pool": "export-descriptor",
-    "import-pointer": "export-pointer",
-}
-"""Operation that imports an object → the order with which the object's exporter must first export it."""
-
-
-HANDLES = ("open", "open-in-thread", "open-event", "import-pointer", "import-fabric")
-"""Operations that need a handle from the reply of the exporter's process."""
 
 
 class Failed(Exception):
@@ -81,51 +71,33 @@ class Crew:
         others = self._waiting.keys() - {operation.by}
         if (others and not expected.beside) or len(self._waiting.get(operation.by, ())) == BATCH:
             self.flush()
-        if operation.do == "idle":
+        if operation.do in ("idle", "kill"):
             self.flush()
-            self._idle()
-            self.performed += 1
-            return
-        if operation.do == "kill":
-            self.flush()
-            self._children.pop(operation.by).kill()
+            if operation.do == "idle":
+                self._idle()
+            else:
+                self._children.pop(operation.by).kill()
             self.performed += 1
             return
         if operation.do == "rest" and not self._settled:
             self.flush()
             self._settle()
         self._settled = operation.do == "rest"
-        needs = NEEDS.get(operation.do)
-        descriptors = self._ask(at, operation, needs) if needs else []
-        handle = self._made.get(operation.on, b"") if operation.do in HANDLES else b""
+        asked = TYPES[operation.do]
+        descriptors = self._ask(at, operation) if asked.exports else []
+        handle = self._made.get(operation.on, b"") if asked.takes_handle else b""
         nbytes, stamp = operation.nbytes or expected.nbytes, operation.stamp or expected.stamp
-        order = Order(
-            operation.do,
-            operation.on,
-            operation.makes,
-            operation.of,
-            nbytes,
-            stamp,
-            handle,
-            expected.parts,
-            operation.offset,
-            operation.length,
-            operation.start,
-            FILLS.get(operation.kind, 0),
-            operation.within,
-            operation.device,
-            operation.kind == WHOLE,
-        )
+        sized = replace(operation, nbytes=nbytes, stamp=stamp)
+        order = Order(sized, handle, expected.parts)
         self._waiting.setdefault(operation.by, []).append((at, operation, order))
-        if needs:
+        if asked.exports:
             self.flush(descriptors)
 
-    def _ask(self, at: int, operation: Operation, needs: str) -> list[int]:
+    def _ask(self, at: int, operation: Operation) -> list[int]:
         """Have the exporter export the object, just before another process imports it."""
         self.flush()
-        order = Order(needs, operation.on, 0, 0, 0, 0)
         owner = self._owner[operation.on]
-        self._waiting[owner] = [(at, replace(operation, by=owner), order)]
+        self._waiting[owner] = [(at, replace(operation, by=owner), Order(operation, exports=True))]
         return self.flush()
 
     def flush(self, descriptors: Sequence[int] = ()) -> list[int]:

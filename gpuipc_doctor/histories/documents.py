@@ -8,6 +8,7 @@ from typing import Any
 from gpuipc_doctor.histories import (
     c_program,
     memory_model,
+    memory_operations,
     message_model,
     message_steps,
     mpi_program,
@@ -99,11 +100,11 @@ def _in_report(document: Any) -> Any:
 def _verify(history: History) -> None:
     known: memory_model.Model | message_model.Model
     if history.check == MPI:
-        known, sentences = message_model.Model(history), message_steps.SENTENCES
+        known, names = message_model.Model(history), message_steps.SENTENCES.keys()
     else:
-        known, sentences = memory_model.Model(history), steps.SENTENCES
+        known, names = memory_model.Model(history), memory_operations.TYPES.keys()
     for number, operation in enumerate(history.operations, 1):
-        if operation.do not in sentences:
+        if operation.do not in names:
             raise BadHistory(f"step {number}: unknown operation {operation.do!r}")
         if why := known.illegal(operation):
             raise BadHistory(f"step {number} ({operation.do}) is not valid on {history.backend}: {why}")

@@ -13,10 +13,11 @@ from gpuipc_doctor.histories import leaks
 from gpuipc_doctor.histories.crew import Crew, Failed, Start, perform
 from gpuipc_doctor.histories.generator import Generator
 from gpuipc_doctor.histories.leaks import repeated
-from gpuipc_doctor.histories.memory_model import GRANULE, Expected, Model, legal
+from gpuipc_doctor.histories.memory_model import Model, legal
+from gpuipc_doctor.histories.memory_operations import SIMPLER, TYPES
+from gpuipc_doctor.histories.memory_state import GRANULE, Expected
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation, ProcessPlan
 from gpuipc_doctor.histories.shrink import SMALLEST, renumber, shrink
-from gpuipc_doctor.histories.steps import SENTENCES
 
 SHRINK_S = 40.0
 """Time limit for shrinking a failed history. On a busy node, 10 s left 25 steps of what needs 3."""
@@ -231,7 +232,7 @@ class _Exploration:
         if rise := rises.get("device"):
             yield from self._idle(leaks.IDLE_S)
             if leaks.changed(self._crew.rests) * took / leaks.IDLE_S >= rise / 2:
-                self._dismissed["device"] = set(SENTENCES)
+                self._dismissed["device"] = set(TYPES)
         return rises
 
     def _epoch(
@@ -292,7 +293,7 @@ def _shorten(bench: Bench, explored: Explored, whole: History, epoch: History) -
             return _fails(bench, like.of(operations), first)
 
         if (failing := fails(candidate.operations)) is not None:
-            shortest = shrink(failing, fails, lambda: bench.clock() < until)
+            shortest = shrink(failing, fails, lambda: bench.clock() < until, SIMPLER)
             history = _on_one_device(bench, renumber(candidate.of(shortest)), first)
             if first.what == "leak":
                 history = replace(

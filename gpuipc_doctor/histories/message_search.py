@@ -1,23 +1,24 @@
 """Shrink a history in which ranks disagree with the model, over several launches.
 
-A launch tries one history after the other and ends at the first that fails. The state is a `Search`, passed
-from probe to probe as JSON; the state and the last launch's result determine the next probe.
+A launch tries one history after the other and ends at the first that fails. The `Search` lives in the parent
+process, which asks it after each launch for the next.
 """
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 
-from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.leaks import CERTAIN, repeated
 from gpuipc_doctor.histories.message_generator import Generator
 from gpuipc_doctor.histories.message_hangs import is_last_wait, lost
 from gpuipc_doctor.histories.message_model import GROUP_CALLS, OF_ALL, Message, Model, Receive, legal
 from gpuipc_doctor.histories.message_performer import Steps
+from gpuipc_doctor.histories.message_steps import SIMPLER
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
-from gpuipc_doctor.histories.shrink import renumber, shrink
+from gpuipc_doctor.histories.shrink import Shrinker, renumber
 from gpuipc_doctor.log_lines import signal_named
 from gpuipc_doctor.model import Ending, Json, ProbeOutcome
 
@@ -26,9 +27,6 @@ SEARCH_S = 40.0
 
 MOST_LAUNCHES = 30
 """Maximum launches of a search; the engine allows 40 follow-up probes."""
-
-AT_ONCE = 12
-"""Histories per launch."""
 
 LOOP = 20
 """Repetitions of the failing epoch if it does not fail alone."""
@@ -118,105 +116,94 @@ def _alike(one: Disagreement, other: Disagreement) -> bool:
     return one.what == other.what and (is_unknown or one.name == other.name)
 
 
-# -- what is known ----------------------------------------------------------------------------------------
+# -- the search ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+Course = abc.Generator[tuple[History, ...], Met | None, None]
+"""Yields the histories of the next launch, and takes its disagreement, if that is like the first."""
+
+
 class Search:
-    """The state of a search. ``stage``: ``again``, ``shrink``, ``confirm`` or ``replay``."""
+    """A search in the parent process, over several launches: `tries` has the histories of the next one."""
 
-    first: Disagreement | None
-    """The disagreement in the random run; None in a replay that the user requested."""
-    explored: Json
-    """Figures of the run in which the history was found."""
-    candidates: tuple[History, ...]
-    """Histories that may fail in fresh ranks, likeliest first."""
-    stage: str = "again"
-    number: int = 0
-    """Index of the candidate that is being tried, or that has failed again."""
-    base: History | None = None
-    """The candidate that failed in fresh ranks, up to the failing operation."""
-    at: int = 0
-    """Index of the operation in ``base`` that failed."""
-    answers: tuple[int | None, ...] = ()
-    """For each history that the shrinker tried: index of the failing operation; None if it passed."""
-    shortest: History | None = None
-    launches: int = 0
-    spent_s: float = 0.0
-
-    @property
-    def tries(self) -> tuple[History, ...]:
+    def __init__(self, first: Disagreement | None, explored: Json, candidates: tuple[History, ...]) -> None:
+        """``first``: the disagreement in the random run, for which fresh ranks try the ``candidates``, the
+        likeliest first; None to perform the only candidate once. ``explored``: figures of the run in which
+        the history was found."""
+        self.first, self.explored, self.candidates = first, explored, candidates
+        self.base: History | None = None
+        """The candidate that failed in fresh ranks, up to the failing operation."""
+        self.shortest: History | None = None if first else candidates[0]
+        """The shortest failing history, when no shorter one is looked for."""
+        self.launches, self.spent_s = 0, 0.0
+        self._course = self._find() if first else iter_once((candidates[0],))
+        self.tries = next(self._course)
         """The histories to try in the next launch."""
-        if self.stage == "again":
-            return (self.candidates[self.number],)
-        if self.stage == "shrink":
-            return self._asked()[1]
-        assert self.shortest is not None
-        return (self.shortest,)
 
-    def _asked(self) -> tuple[History, tuple[History, ...]]:
-        """The shortest failing history so far, and those to try next; empty if none can be shorter."""
-        assert self.base is not None
-        base, known = self.base, list(self.answers)
-        best: Sequence[Operation] = base.operations
-        asked: list[list[Operation]] = []
-        answered: dict[tuple[Operation, ...], Sequence[Operation] | None] = {tuple(best): best}
-
-        def fails(operations: Sequence[Operation]) -> Sequence[Operation] | None:
-            nonlocal best
-            kept = legal(base.of(operations))
-            key = tuple(kept)
-            if not kept or key in answered:
-                return answered.get(key)
-            answered[key] = None
-            if not known:
-                asked.append(kept)
-            elif (at := known.pop(0)) is not None:
-                answered[key] = best = kept if base.times > 1 else _up_to(base, kept, at)
-            return answered[key]
-
-        begin = next(filter(None, map(fails, _slices(base, self.at))), best) if base.times == 1 else best
-        shrink(begin, fails, lambda: len(asked) < AT_ONCE, keep_last=False)
-        return base.of(best), tuple(base.of(operations) for operations in asked)
+    def goes_on(self, ended: ProbeOutcome) -> bool:
+        """Whether there is another launch after this one, of the `tries`."""
+        self.launches, self.spent_s = self.launches + 1, self.spent_s + ended.elapsed_s
+        if not _began(ended) and self.first and self._has_time:
+            return True  # on a busy node, the start of ranks may take longer than a call may in a replay
+        found = self.met(ended)
+        failed = found if found and self.first and _alike(found.disagreement, self.first) else None
+        try:
+            self.tries = self._course.send(failed)
+        except StopIteration:
+            return False
+        return True
 
     def met(self, ended: ProbeOutcome) -> Met | None:
         """The first disagreement in a launch of `tries`."""
         return met(ended, lambda trying: steps_of(self.tries[trying]))
 
-    def after(self, ended: ProbeOutcome) -> Search | None:
-        """The state after a launch; None when the search is complete."""
-        now = replace(self, launches=self.launches + 1, spent_s=self.spent_s + ended.elapsed_s)
-        if not _began(ended) and now.launches < MOST_LAUNCHES and now.spent_s < SEARCH_S:
-            return now  # on a busy node, the start of ranks may take longer than a call may in a replay
-        found = self.met(ended)
-        failed = found if found and self.first and _alike(found.disagreement, self.first) else None
-        match self.stage:
-            case "again":
-                if failed:
-                    history = self.candidates[self.number]
-                    operations = [operation for operation, _ in steps_of(replace(history, times=1))]
-                    at = failed.disagreement.at
-                    if history.times == 1:
-                        operations = list(_up_to(history, operations, at))
-                        at = min(at, len(operations) - 1)
-                    return replace(now, stage="shrink", base=history.of(operations), at=at)._onwards()
-                if self.number + 1 < len(self.candidates):
-                    return replace(now, number=self.number + 1)
-                return None
-            case "shrink":
-                tried = len(self._asked()[1])
-                answers: list[int | None] = [None] * (failed.trying if failed else tried)
-                if failed:
-                    answers.append(failed.disagreement.at)
-                return replace(now, answers=(*self.answers, *answers))._onwards()
-        return None
+    @property
+    def _has_time(self) -> bool:
+        return self.launches < MOST_LAUNCHES and self.spent_s < SEARCH_S
 
-    def _onwards(self) -> Search:
-        """Go to the ``confirm`` stage when no history is left to try or the time is over."""
-        best, asked = self._asked()
-        if asked and self.launches < MOST_LAUNCHES and self.spent_s < SEARCH_S:
-            return self
-        return replace(self, stage="confirm", shortest=renumber(best, processes=False))
+    def _find(self) -> Course:
+        """Which candidate fails again; then the shortest history like it, which is tried once more."""
+        for history in self.candidates:
+            if failed := (yield (history,)):
+                break
+        else:
+            return
+        operations: Sequence[Operation] = legal(replace(history, times=1))
+        at = failed.disagreement.at
+        if history.times == 1:
+            operations = _up_to(history, operations, at)
+            at = min(at, len(operations) - 1)
+        self.base = history.of(operations)
+        best = yield from self._shrink(self.base, at)
+        self.shortest = renumber(best, processes=False)
+        yield (self.shortest,)
+
+    def _shrink(self, base: History, at: int) -> abc.Generator[tuple[History, ...], Met | None, History]:
+        shrinker = Shrinker(base.operations, SIMPLER, keep_last=False)
+        slices = [[*part] for part in _slices(base, at)] if base.times == 1 else []
+        rounds, answer = shrinker.rounds(slices), None
+        known = {tuple(base.operations)}
+        while self._has_time:
+            try:
+                tried = rounds.send(answer)
+            except StopIteration:
+                break
+            valid = [tuple(legal(base.of(operations))) for operations in tried]
+            fresh = [
+                each for number, each in enumerate(valid) if each and each not in (*known, *valid[:number])
+            ]
+            known.update(fresh)
+            answer = None
+            if fresh and (failed := (yield tuple(map(base.of, fresh)))):
+                kept = fresh[failed.trying]
+                shorter = kept if base.times > 1 else _up_to(base, kept, failed.disagreement.at)
+                answer = valid.index(kept), [*shorter]
+        return base.of(shrinker.shortest)
+
+
+def iter_once(tries: tuple[History, ...]) -> Course:
+    """One launch of these histories."""
+    yield tries
 
 
 def _up_to(history: History, performed: Sequence[Operation], at: int) -> Sequence[Operation]:
@@ -341,35 +328,4 @@ def _keeps_rising(figures: Sequence[int]) -> bool:
 def repeat(run: RandomRun, epoch: int, explored: Json) -> Search:
     """Start a search that only repeats one epoch, `CERTAIN` times; ``epoch`` is its index."""
     history = renumber(run.history_of_last(run.epochs(epoch + 1), 1), processes=False)
-    return Search(None, explored, (), "replay", shortest=replace(history, times=CERTAIN))
-
-
-# -- as JSON ----------------------------------------------------------------------------------------------
-
-
-_PLAIN = ("stage", "number", "at", "launches", "spent_s", "explored")
-
-
-def to_json(search: Search) -> Json:
-    return {
-        **{name: getattr(search, name) for name in _PLAIN},
-        "first": search.first and asdict(search.first),
-        "candidates": [results.history_to_json(history) for history in search.candidates],
-        "base": search.base and results.history_to_json(search.base),
-        "answers": list(search.answers),
-        "shortest": search.shortest and results.history_to_json(search.shortest),
-    }
-
-
-def from_json(data: Json) -> Search:
-    """The inverse of `to_json`."""
-    return Search(
-        **{
-            **data,
-            "first": data["first"] and Disagreement(**data["first"]),
-            "candidates": tuple(map(results.history_from_json, data["candidates"])),
-            "base": data["base"] and results.history_from_json(data["base"]),
-            "answers": tuple(data["answers"]),
-            "shortest": data["shortest"] and results.history_from_json(data["shortest"]),
-        }
-    )
+    return Search(None, explored, (replace(history, times=CERTAIN),))

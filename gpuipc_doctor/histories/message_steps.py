@@ -41,6 +41,9 @@ SENTENCES: Mapping[str, str] = {
 }
 """Operation → its sentence. The keys are all operations."""
 
+SIMPLER = {"isend": "send", "issend": "send", "ssend": "send", "irecv": "recv", "test": "wait"}
+"""Operation → a simpler one with the same effect."""
+
 _KINDS = {
     "": "",
     "shifted": " at an odd address",

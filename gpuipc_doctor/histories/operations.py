@@ -21,9 +21,10 @@ class Operation:
     """One step of one process. Objects are numbered, so that a history stays meaningful when operations are
     omitted.
 
-    ``do`` is a key of `steps.SENTENCES`; ``by`` is the number of the process, from 1. ``on`` is the object
-    used, ``makes`` the number of the new object, and ``of`` the source of a copy. ``nbytes`` is the size of
-    an allocation. A write fills its memory with the `contents` of ``stamp``.
+    ``do`` is a key of `memory_operations.TYPES` or `message_operations.TYPES`; ``by`` is the number of the
+    process, from 1. ``on`` is the object used, ``makes`` the number of the new object, and ``of`` the source
+    of a copy. ``nbytes`` is the size of an allocation. A write fills its memory with the `contents` of
+    ``stamp``.
 
     The other fields are for MPI, where process 1 is rank 0. ``peer`` is the other process of a message, 0 for
     any source. ``tag`` is the message's tag or `ANY_TAG`. ``within`` is the communicator, 0 for the world.
@@ -100,6 +101,12 @@ class History:
         """The driver's number of the device that a process uses."""
         place = self.processes[number].device if number in self.processes else 0
         return int(self.labels[place].rpartition(":")[2]) if place < len(self.labels) else place
+
+    def numbered(self, steps: Iterable[str], first: int = 1) -> Sequence[str]:
+        """Its steps in words with their numbers, and how often they are repeated."""
+        numbered = [f"{number}. {step}" for number, step in enumerate(steps, first)]
+        again = f"repeated {self.times} times, each time with new objects"
+        return [*numbered, again] if self.times > 1 else numbered
 
     def of(self, operations: Iterable[Operation]) -> History:
         """A copy of the history with other operations."""

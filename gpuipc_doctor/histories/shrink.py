@@ -2,155 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 
-from gpuipc_doctor.histories.memory_model import FIRST_CONTEXT
+from gpuipc_doctor.histories.memory_state import FIRST_CONTEXT
 from gpuipc_doctor.histories.operations import History, Operation
 
 SMALLEST = 4096
 """Bytes to which allocations are reduced if the history then still fails."""
 
-SIMPLER = {
-    "read-in-thread": "read",
-    "write-in-thread": "write",
-    "open-in-thread": "open",
-    "close-in-thread": "close",
-    "free-in-thread": "free",
-    "fill": "write",
-    "write-by-kernel": "write",
-    "read-by-kernel": "read",
-    "copy-across-streams": "copy",
-    "isend": "send",
-    "issend": "send",
-    "ssend": "send",
-    "irecv": "recv",
-    "test": "wait",
-}
-"""Operation → a simpler operation with the same effect."""
+AT_ONCE = 12
+"""Most histories of a round: those of one launch of MPI ranks."""
 
-Fails = Callable[[Sequence[Operation]], Sequence[Operation] | None]
+Operations = list[Operation]
+
+Rounds = Generator[list[Operations], tuple[int, Operations] | None, None]
+"""Yields histories to try in turn, and takes the index of the first that fails, with its valid operations up
+to the failing one; None if none fails."""
+
+Pass = Generator[list[Operations], tuple[int, Operations] | None, int | None]
+
+Fails = Callable[[Operations], Sequence[Operation] | None]
 """Runs the valid operations of a history; returns those up to the failing one, or None if none failed."""
 
 
 def shrink(
-    failing: Sequence[Operation], fails: Fails, more: Callable[[], bool], *, keep_last: bool = True
-) -> list[Operation]:
-    """The shortest failing history found; the search goes on while ``more()`` is true.
-
-    ``keep_last``: only try histories that end with the last operation. It is ignored if processes act at the
-    same time, because another operation may then be the failing one.
-    """
-    keep_last = keep_last and not any(operation.beside for operation in failing)
-    shortest = _in_turn(list(failing), fails, more)
-    shortest = _without_objects(_all_smaller(shortest, fails, more), fails, more)
-    size = max(len(shortest) // 2, 1)
-    while more():
-        before = len(shortest)
-        shortest = _without_parts(shortest, size, fails, more, keep_last=keep_last)
-        if size > 1:
-            size //= 2
-        elif len(shortest) == before:
-            break
-    shortest = _simpler(shortest, fails, more)
-    shortest = _fewer_objects(shortest, fails, more)
-    shortest = _without_parts(shortest, 1, fails, more, keep_last=keep_last)
-    return _smaller(shortest, fails, more)
+    failing: Sequence[Operation], fails: Fails, more: Callable[[], bool], simpler: Mapping[str, str]
+) -> Operations:
+    """The shortest failing history found; the search goes on while ``more()`` is true."""
+    shrinker = Shrinker(failing, simpler)
+    rounds, answer = shrinker.rounds(), None
+    try:
+        while more():
+            tried = rounds.send(answer)
+            found = ((number, fails(each)) for number, each in enumerate(tried) if more())
+            answer = next(((number, list(kept)) for number, kept in found if kept is not None), None)
+    except StopIteration:
+        pass
+    return shrinker.shortest
 
 
-def _in_turn(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """Make the operations run one after the other; returns them unchanged if the history then passes."""
-    if any(operation.beside for operation in operations) and more():
-        kept = fails([replace(operation, beside=False) for operation in operations])
-        return operations if kept is None else list(kept)
-    return operations
+class Shrinker:
+    """Finds shorter histories that fail; ``shortest`` is the best one so far."""
 
+    def __init__(
+        self, failing: Sequence[Operation], simpler: Mapping[str, str], *, keep_last: bool = True
+    ) -> None:
+        """``simpler``: operation → a simpler one with the same effect. ``keep_last``: only try histories that
+        end with the last operation. It is ignored if processes act at the same time, because another
+        operation may then be the failing one."""
+        self.shortest = list(failing)
+        self._simpler = simpler
+        self._kept_at_end = int(keep_last and not any(operation.beside for operation in failing))
 
-def _without_objects(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """Omit half of the objects, then a quarter, and so on, together with the operations on them."""
-    objects = [operation.makes for operation in operations if operation.makes]
-    size = len(objects) // 2
-    while size and more():
-        for begin in reversed(range(0, len(objects), size)):
-            tried = set(objects[begin : begin + size])
-            kept = [operation for operation in operations if operation.makes not in tried]
-            if len(kept) < len(operations) and more() and (shorter := fails(kept)) is not None:
-                operations = list(shorter)
-        objects = [operation.makes for operation in operations if operation.makes]
-        size = min(size, len(objects)) // 2
-    return operations
+    def rounds(self, likely: Sequence[Operations] = ()) -> Rounds:
+        """``likely``: parts to try first, each alone."""
+        if likely:
+            yield from self._first(likely)
+        if any(operation.beside for operation in self.shortest):
+            yield from self._first([[replace(operation, beside=False) for operation in self.shortest]])
+        yield from self._all_smaller()  # first: replays of large allocations take longest
+        yield from self._without_objects()
+        size = max(len(self.shortest) // 2, 1)
+        while True:
+            before = len(self.shortest)
+            yield from self._without_parts(size)
+            if size > 1:
+                size //= 2
+            elif len(self.shortest) == before:
+                break
+        yield from self._one_by_one(self._made_simpler)
+        yield from self._with_fewer_objects()
+        yield from self._without_parts(1)
+        yield from self._all_smaller()
+        yield from self._one_by_one(_made_smaller)
 
+    def _first(self, candidates: Sequence[Operations]) -> Pass:
+        """Index of the first of these that fails, which is then the shortest; None if none does."""
+        for begin in range(0, len(candidates), AT_ONCE):
+            if answer := (yield list(candidates[begin : begin + AT_ONCE])):
+                self.shortest = answer[1]
+                return begin + answer[0]
+        return None
 
-def _without_parts(
-    operations: list[Operation], size: int, fails: Fails, more: Callable[[], bool], *, keep_last: bool
-) -> list[Operation]:
-    """Omit ``size`` successive operations at a time, last ones first."""
-    end = len(operations) - keep_last
-    while end > 0 and more():
-        begin = max(end - size, 0)
-        if (shorter := fails(operations[:begin] + operations[end:])) is not None:
-            operations = list(shorter)
-            begin = min(begin, len(operations) - 1)
-        end = begin
-    return operations
-
-
-def _fewer_objects(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """Replace later objects by earlier ones of the same kind, and other contexts by the first."""
-    makers = [operation for operation in operations if operation.makes and operation.do != "open"]
-    for later in reversed(makers):
-        earlier = [maker.makes for maker in makers[: makers.index(later)] if maker.do == later.do]
-        for stands_in in [FIRST_CONTEXT] if later.do == "create-context" else earlier:
-            if more():
-                others = [operation for operation in operations if operation is not later]
-                tried = [_with_object(operation, later.makes, stands_in) for operation in others]
-                if (kept := fails(tried)) is not None:
-                    operations = list(kept)
+    def _without_objects(self) -> Rounds:
+        """Omit half of the objects, then a quarter, and so on, together with the operations on them."""
+        objects = [operation.makes for operation in self.shortest if operation.makes]
+        size = len(objects) // 2
+        while size:
+            parts = [set(objects[begin : begin + size]) for begin in reversed(range(0, len(objects), size))]
+            while True:
+                kept = [[one for one in self.shortest if one.makes not in part] for part in parts]
+                if (found := (yield from self._first(kept))) is None:
                     break
-    return operations
+                parts = parts[found + 1 :]
+            objects = [operation.makes for operation in self.shortest if operation.makes]
+            size = min(size, len(objects)) // 2
+
+    def _without_parts(self, size: int) -> Rounds:
+        """Omit ``size`` successive operations at a time, last ones first."""
+        end = len(self.shortest) - self._kept_at_end
+        while end > 0:
+            ends = range(end, 0, -size)
+            kept = [self.shortest[: max(end - size, 0)] + self.shortest[end:] for end in ends]
+            if (found := (yield from self._first(kept))) is None:
+                return
+            end = min(max(ends[found] - size, 0), len(self.shortest) - 1)
+
+    def _with_fewer_objects(self) -> Rounds:
+        """Replace later objects by earlier ones of the same kind, and other contexts by the first."""
+        makers = [operation for operation in self.shortest if operation.makes and operation.do != "open"]
+        pairs = [
+            (later.makes, number)
+            for place, later in reversed([*enumerate(makers)])
+            for number in (
+                [FIRST_CONTEXT]
+                if later.do == "create-context"
+                else [maker.makes for maker in makers[:place] if maker.do == later.do]
+            )
+        ]
+        while pairs:
+            tried = [[_with(one, *pair) for one in self.shortest if one.makes != pair[0]] for pair in pairs]
+            if (found := (yield from self._first(tried))) is None:
+                return
+            pairs = [pair for pair in pairs[found + 1 :] if pair[0] != pairs[found][0]]
+
+    def _made_simpler(self, operation: Operation) -> Operation:
+        """In the same thread, in one stream, without a request."""
+        return replace(operation, do=self._simpler.get(operation.do, operation.do))
+
+    def _one_by_one(self, change: Callable[[Operation], Operation]) -> Rounds:
+        """Change one operation at a time."""
+        changes = [(one, new) for one in self.shortest if (new := change(one)) != one]
+        while changes:
+            changes = [(one, new) for one, new in changes if one in self.shortest]
+            tried = []
+            for one, new in changes:
+                at = self.shortest.index(one)
+                tried.append([*self.shortest[:at], new, *self.shortest[at + 1 :]])
+            if (found := (yield from self._first(tried))) is None:
+                return
+            changes = changes[found + 1 :]
+
+    def _all_smaller(self) -> Rounds:
+        """Reduce all allocations at once, without operations on parts beyond them."""
+        smaller = list(map(_made_smaller, self.shortest))
+        if smaller != self.shortest:
+            yield from self._first([smaller])
 
 
-def _simpler(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """Try simpler operations: read in the same thread, copy in one stream, send without a request."""
-    for operation in list(operations):
-        if operation.do in SIMPLER and operation in operations and more():
-            at = operations.index(operation)
-            simpler = replace(operation, do=SIMPLER[operation.do])
-            tried = [*operations[:at], simpler, *operations[at + 1 :]]
-            if (kept := fails(tried)) is not None and len(kept) <= len(operations):
-                operations = list(kept)
-    return operations
+def _made_smaller(operation: Operation) -> Operation:
+    is_large = operation.nbytes > SMALLEST and operation.do != "create"
+    return replace(operation, nbytes=SMALLEST) if is_large else operation
 
 
-def _with_object(operation: Operation, old: int, new: int) -> Operation:
+def _with(operation: Operation, old: int, new: int) -> Operation:
     on, of = (new if number == old else number for number in (operation.on, operation.of))
     return replace(operation, on=on, of=of)
-
-
-def _all_smaller(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """Reduce all allocations to the smallest size at once, without operations on parts beyond it.
-
-    This comes first: replays of large allocations take longest.
-    """
-    tried = [replace(one, nbytes=SMALLEST) if _is_large(one) else one for one in operations]
-    if tried != operations and more() and (kept := fails(tried)) is not None:
-        return list(kept)
-    return operations
-
-
-def _smaller(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """Reduce all allocations to the smallest size at once; if the history then passes, one by one."""
-    operations = _all_smaller(operations, fails, more)
-    for at, one in enumerate(operations):
-        if _is_large(one) and more():
-            tried = [*operations[:at], replace(one, nbytes=SMALLEST), *operations[at + 1 :]]
-            if (kept := fails(tried)) is not None and len(kept) == len(operations):
-                operations = tried
-    return operations
-
-
-def _is_large(operation: Operation) -> bool:
-    return operation.nbytes > SMALLEST and operation.do != "create"
 
 
 def renumber(history: History, *, processes: bool = True) -> History:

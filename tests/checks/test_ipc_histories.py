@@ -10,10 +10,18 @@ import pytest
 from gpuipc_doctor.api import Context, Device, Finding, Json
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.explore import Explored
-from gpuipc_doctor.histories.generator import Generator, Limits, families, harmful, unavailable, without_room
+from gpuipc_doctor.histories.generator import Generator
+from gpuipc_doctor.histories.memory_draft import Limits
+from gpuipc_doctor.histories.memory_operations import (
+    RARE,
+    TYPES,
+    families,
+    harmful,
+    unavailable,
+    without_room,
+)
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation, ProcessPlan
-from gpuipc_doctor.histories.scenes import FLOOR, RARE, SIZES
-from gpuipc_doctor.histories.steps import SENTENCES
+from gpuipc_doctor.histories.scenes import FLOOR, SIZES
 from gpuipc_doctor.model import MemoryShare, Probe, Status, Tier
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import MIB, check, conclude, drifting, gpu, ledger, outcome, plan
@@ -269,7 +277,7 @@ def test_acceptance_history_meets_its_floors_with_few_processes_and_contexts(
     assert len(generator.plans) + made["create-context"] + made["end-context"] <= contexts
     assert min(made["kill"], made["create-context"], made["end-context"]) > 0
     assert at_once >= 50
-    usual = SENTENCES.keys() - RARE.keys()
+    usual = TYPES.keys() - RARE.keys()
     assert {do: made[do] for do in usual if made[do] < FLOOR} == {}
     assert set(SIZES.values()) <= sizes
     assert [usual - NOT_ON_EACH - done for done in on_each] == [set()] * devices

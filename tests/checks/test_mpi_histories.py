@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gpuipc_doctor.api import Finding, Json, Tier
-from gpuipc_doctor.histories import message_search as searching
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.message_search import Search
 from gpuipc_doctor.histories.operations import MPI, Disagreement, History, Operation, ProcessPlan
 from gpuipc_doctor.model import Ending, ProbeOutcome, Reached, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run.conclusions import found_by
 from tests.checks.judging import ONE, TWO, Kept, check, conclude, outcome, plan
 
 SHORT = History(
@@ -28,7 +29,19 @@ SHORT = History(
 )
 WRONG = Disagreement(3, "data", "recv", "", "MPI_Recv", "the message is wrong from byte 512 on")
 EXPLORED = {"operations": 700, "wanted": 2500, "messages": 150, "compared": 99, "seed": 6, "ranks": 3}
-SEARCH = Search(WRONG, EXPLORED, (SHORT,), "confirm", shortest=SHORT, base=SHORT, at=3)
+
+
+def search(
+    first: Disagreement = WRONG, shortest: History | None = SHORT, base: History | None = SHORT
+) -> Search:
+    """A search in its last launch. ``base``, ``shortest``: None if no history failed again."""
+    made = Search(first, EXPLORED, (SHORT,))
+    made.base, made.shortest, made.tries = base, shortest, (shortest or SHORT,)
+    return made
+
+
+NOT_AGAIN: dict[str, None] = {"shortest": None, "base": None}
+
 
 WELL = {
     "rank 0": {"operations": 2530, "messages": 400, "seed": 6, "elapsed_s": 1.0, "done": {"send": 80}},
@@ -36,10 +49,18 @@ WELL = {
 }
 
 
-def concluded(search: Search, *, again: bool) -> list[Finding]:
+def of_check(made: Search) -> Any:
+    """The check, with this search as its first one."""
+    loaded = check("mpi-histories")
+    vars(loaded)["_searches"].append(made)
+    return loaded
+
+
+def concluded(made: Search, *, again: bool, stopped: str = "") -> list[Finding]:
     wrong = {"trying": 0, "at": 3, "do": "recv", "call": "MPI_Recv", "says": WRONG.says}
     records: dict[str, dict[str, Json]] = {"rank 0": {}, "rank 1": {"wrong": wrong if again else None}}
-    return conclude("mpi-histories", records, search=searching.to_json(search))
+    ended = replace(outcome(records, ONE, "", search=0), stopped=stopped)
+    return found_by(of_check(made), ended)
 
 
 def test_pass_says_operations_and_messages() -> None:
@@ -59,7 +80,7 @@ def test_shortfall_of_time_and_omitted_operations_are_reported() -> None:
 
 
 def test_history_that_fails_again_is_a_failure_with_its_steps() -> None:
-    (finding,) = concluded(SEARCH, again=True)
+    (finding,) = concluded(search(), again=True)
     assert (finding.status, finding.key) == (Status.FAIL, "data")
     steps = [item.says for item in finding.evidence]
     assert "3. rank 0 sends 1024 B (contents 1) from buffer 1 to rank 1, tag 3" in steps
@@ -74,41 +95,38 @@ def test_history_that_fails_again_is_a_failure_with_its_steps() -> None:
 )
 def test_steps_are_counted_up_to_the_one_that_failed(at: int, times: int, steps: int) -> None:
     history = replace(SHORT, times=times)
-    search = replace(SEARCH, first=replace(WRONG, at=at), shortest=history, base=history)
-    (finding,) = concluded(search, again=False)
+    (finding,) = concluded(search(replace(WRONG, at=at), history, history), again=False)
     assert finding.values["steps"] == steps
 
 
 def test_rank_that_ended_is_told_if_the_last_launch_shows_it() -> None:
-    search = replace(SEARCH, first=replace(WRONG, what="crash"))
+    made = search(replace(WRONG, what="crash"))
     tried = Reached(0, 3, "recv")
     crashed = RoleOutcome("rank 1", Ending.CRASHED, operation="MPI_Recv", signal="SIGSEGV", reached=tried)
     roles = {"rank 0": RoleOutcome("rank 0", Ending.STOPPED, reached=tried), "rank 1": crashed}
-    ended = ProbeOutcome("", ONE, {"search": searching.to_json(search)}, roles, "rank 1", 1.0)
-    (finding,) = check("mpi-histories").judge(ended)
+    (finding,) = of_check(made).judge(ProbeOutcome("", ONE, {"search": 0}, roles, "rank 1", 1.0))
     assert (finding.key, finding.values["role"]) == ("crash", "rank 1")
-    (finding,) = concluded(search, again=False)
+    (finding,) = concluded(made, again=False)
     assert "role" not in finding.values
 
 
 def test_another_disagreement_in_the_last_launch_confirms_nothing() -> None:
-    (finding,) = concluded(replace(SEARCH, first=replace(WRONG, what="hang"), base=None), again=True)
+    (finding,) = concluded(search(replace(WRONG, what="hang"), base=None), again=True)
     assert (finding.status, finding.key) == (Status.WARN, "seen-once")
 
 
-def test_search_that_the_budget_ended_says_that_nothing_was_replayed() -> None:
-    search = searching.to_json(Search(WRONG, EXPLORED, (SHORT,)))
-    ended = outcome({"rank 0": {}, "rank 1": {"wrong": None}}, ONE, "", search=search)
-    says = {}
-    for stopped in ("", "budget"):
-        (finding,) = check("mpi-histories").judge(replace(ended, stopped=stopped))
-        says[stopped] = sentences.summary(finding)
-    assert says[""].endswith("; not reproduced in fresh ranks")
-    assert says["budget"].endswith("; not replayed")
+@pytest.mark.parametrize(
+    ("stopped", "says"), [("", "; not reproduced in fresh ranks"), ("budget", "; not replayed")]
+)
+def test_history_that_does_not_fail_again_is_a_warning(stopped: str, says: str) -> None:
+    (finding,) = concluded(search(**NOT_AGAIN), again=False, stopped=stopped)
+    assert (finding.status, finding.key) == (Status.WARN, "seen-once")
+    assert sentences.summary(finding).endswith(says)
+    assert results.history_from_json(finding.values["history"]) == SHORT
 
 
 def test_shortest_history_that_does_not_fail_alone_is_replaced_by_the_failing_one() -> None:
-    (finding,) = concluded(SEARCH, again=False)
+    (finding,) = concluded(search(), again=False)
     assert finding.status is Status.FAIL
 
 
@@ -116,23 +134,15 @@ PRINTED = replace(WRONG, printed=("Error: failure in cuIpcOpenMemHandle 1",))
 """A disagreement whose rank said why; the last launch's ranks said nothing."""
 
 
-@pytest.mark.parametrize(
-    "search", [replace(SEARCH, first=PRINTED), Search(PRINTED, EXPLORED, (SHORT,))], ids=["FAIL", "WARN"]
-)
-def test_what_a_rank_printed_in_an_earlier_launch_is_evidence(search: Search) -> None:
-    (finding,) = concluded(search, again=False)
+@pytest.mark.parametrize("again", [{}, NOT_AGAIN], ids=["FAIL", "WARN"])
+def test_what_a_rank_printed_in_an_earlier_launch_is_evidence(again: dict[str, None]) -> None:
+    (finding,) = concluded(search(PRINTED, **again), again=False)
     assert finding.evidence[-1].values == {"line": "Error: failure in cuIpcOpenMemHandle 1"}
-
-
-def test_history_that_does_not_fail_again_is_a_warning() -> None:
-    (finding,) = concluded(Search(WRONG, EXPLORED, (SHORT,)), again=False)
-    assert (finding.status, finding.key) == (Status.WARN, "seen-once")
-    assert results.history_from_json(finding.values["history"]) == SHORT
 
 
 @pytest.mark.parametrize(("again", "status"), [(True, Status.FAIL), (False, Status.PASS)])
 def test_requested_replay(again: bool, status: Status) -> None:
-    (finding,) = concluded(Search(None, {}, (), "replay", shortest=SHORT), again=again)
+    (finding,) = concluded(Search(None, {}, (SHORT,)), again=again)
     assert finding.status is status
 
 
@@ -151,13 +161,14 @@ def test_each_launch_of_a_search_continues_the_last_one() -> None:
         for name in probe.roles
     }
     ended = ProbeOutcome("", ONE, probe.params, roles, "rank 1", 1.0, 10.0, launch=probe.launch)
-    (following,) = check("mpi-histories").again(ended)
-    assert following.params["search"]["stage"] == "again"
+    loaded = check("mpi-histories")
+    (following,) = loaded.again(ended)
     assert len(following.params["tries"]) == 1
     last = Reached(0, len(following.params["tries"][0]["operations"]) - 1, "recv")
     roles = {name: replace(role, reached=last) for name, role in roles.items()}
-    (shorter,) = check("mpi-histories").again(replace(ended, params=following.params, roles=roles))
-    assert shorter.params["search"]["stage"] == "shrink"
+    (shorter,) = loaded.again(replace(ended, params=following.params, roles=roles))
+    assert shorter.params["search"] == following.params["search"]
+    assert len(shorter.params["tries"]) > 1
 
 
 def test_hang_is_judged_by_the_operations_until_the_latest_ranks() -> None:
@@ -174,26 +185,25 @@ def test_hang_is_judged_by_the_operations_until_the_latest_ranks() -> None:
     }
     ended = ProbeOutcome("", ONE, probe.params, roles, "rank 1", 1.0, 10.0, launch=probe.launch)
     (following,) = check("mpi-histories").again(ended)
-    assert following.params["search"]["stage"] == "again"
+    assert len(following.params["tries"]) == 1
 
 
-def unbegun(search: Search) -> ProbeOutcome:
+def unbegun() -> ProbeOutcome:
     """A launch of a search whose ranks ended before they performed an operation."""
     roles = {name: RoleOutcome(name, Ending.HUNG) for name in ("rank 0", "rank 1")}
-    return ProbeOutcome("", ONE, {"search": searching.to_json(search)}, roles, "rank 0", 1.0, 10.0)
+    return ProbeOutcome("", ONE, {"search": 0}, roles, "rank 0", 1.0, 10.0)
 
 
 @pytest.mark.parametrize(("what", "deadline_s"), [("data", 10.0), ("hang", 2.5)])
 def test_launch_that_never_began_is_repeated_and_a_hang_is_waited_for_shortly(
     what: str, deadline_s: float
 ) -> None:
-    (repeated,) = check("mpi-histories").again(unbegun(replace(SEARCH, first=replace(WRONG, what=what))))
+    (repeated,) = of_check(search(replace(WRONG, what=what))).again(unbegun())
     assert repeated.deadline_s == deadline_s
 
 
 def test_replay_that_never_began_is_not_repeated() -> None:
-    replay = Search(None, {}, (), "replay", shortest=SHORT)
-    assert not [*check("mpi-histories").again(unbegun(replay))]
+    assert not [*of_check(Search(None, {}, (SHORT,))).again(unbegun())]
 
 
 @pytest.mark.parametrize(("processes", "number"), [(1, 2), (2, 2), (4, 4)])
@@ -230,13 +240,14 @@ def test_epoch_that_leaves_descriptors_is_repeated_and_judged() -> None:
     (planned,) = plan("mpi-histories", *ONE)
     roles = {rank: RoleOutcome(rank, Ending.COMPLETED, records=had) for rank, had in records.items()}
     done = ProbeOutcome("", ONE, {**planned.params, "operations": 2500}, roles, None, 1.0)
-    (again,) = check("mpi-histories").again(done)
+    loaded = check("mpi-histories")
+    (again,) = loaded.again(done)
     assert again.params["tries"][0]["times"] == 24
     repeated = {**again.params, "tries": []}
-    (lost,) = conclude("mpi-histories", {"rank 0": {}, "rank 1": LEFT}, **repeated)
+    (lost,) = found_by(loaded, outcome({"rank 0": {}, "rank 1": LEFT}, ONE, "", **repeated))
     assert (lost.status, lost.key) == (Status.FAIL, "descriptors-left")
     assert lost.values["history"]["times"] == 24
-    (passed,) = conclude("mpi-histories", {"rank 0": {}, "rank 1": {}}, **repeated)
+    (passed,) = found_by(loaded, outcome({"rank 0": {}, "rank 1": {}}, ONE, "", **repeated))
     assert (passed.status, passed.values["operations"]) == (Status.PASS, 2530)
     flat = {rank: {**had, "usage": {"descriptors": [34] * 24}} for rank, had in WELL.items()}
     roles = {rank: RoleOutcome(rank, Ending.COMPLETED, records=had) for rank, had in flat.items()}

@@ -17,8 +17,11 @@ from pathlib import Path
 from random import Random
 
 from gpuipc_doctor.histories.crew import Crew, Failed
-from gpuipc_doctor.histories.generator import Generator, Limits, unavailable
-from gpuipc_doctor.histories.memory_model import NOTHING, Model, Thing
+from gpuipc_doctor.histories.generator import Generator
+from gpuipc_doctor.histories.memory_draft import Limits
+from gpuipc_doctor.histories.memory_model import Model
+from gpuipc_doctor.histories.memory_operations import unavailable
+from gpuipc_doctor.histories.memory_state import NOTHING, Thing
 from gpuipc_doctor.histories.operations import Operation
 from gpuipc_doctor.model import Device, Json
 from gpuipc_doctor.supervise.assignment import Assignment

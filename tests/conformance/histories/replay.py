@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 
 from gpuipc_doctor.histories.crew import Crew, Failed
-from gpuipc_doctor.histories.generator import unavailable
-from gpuipc_doctor.histories.memory_model import NOTHING, Model
+from gpuipc_doctor.histories.memory_model import Model
+from gpuipc_doctor.histories.memory_operations import unavailable
+from gpuipc_doctor.histories.memory_state import NOTHING
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.worker import children, stem

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
 from gpuipc_doctor.api.worker import ChildGone, ChildHangs
-from gpuipc_doctor.histories.actor import RESTED, Answer, Order
+from gpuipc_doctor.histories.actor import Answer, Order
 from gpuipc_doctor.histories.explore import LATEST, LOOP, SHRINK_S, Bench, explore
-from gpuipc_doctor.histories.generator import Generator, Limits, unavailable
+from gpuipc_doctor.histories.generator import Generator
 from gpuipc_doctor.histories.leaks import NOISE, changed
-from gpuipc_doctor.histories.memory_model import FILLS
+from gpuipc_doctor.histories.memory_draft import Limits
+from gpuipc_doctor.histories.memory_operations import unavailable
 from gpuipc_doctor.histories.operations import Operation
+from gpuipc_doctor.histories.performer import RESTED
 from gpuipc_doctor.histories.steps import steps
 from tests.unit.histories.trivial_driver import TrivialDriver
 
@@ -71,7 +74,7 @@ class FakeProcess:
     def send(self, value: Any, descriptors: object = ()) -> None:
         self._message = value
         if isinstance(value, list):
-            mine = {order.do for order in value}
+            mine = {order.operation.do for order in value}
             meanwhile = self._node.meanwhile[self._number] = set[str]()
             for other, does in self._node.at_work.items():
                 meanwhile |= does
@@ -80,7 +83,7 @@ class FakeProcess:
 
     def recv(self, limit_s: float) -> Any:
         if isinstance(self._message, tuple):  # the assignment, with its device
-            self._node.fault(Order("begin", 0, 0, 0, 0, 0), 0)
+            self._node.fault(Order(Operation("begin", 0)), 0)
             return None
         try:
             return self._perform(limit_s)
@@ -101,15 +104,10 @@ class FakeProcess:
             if answer:
                 return answer._replace(done=place)
             self._node.now += 0.001
-            if order.do == "rest":
+            if order.operation.do == "rest":
                 made[RESTED] = dict.fromkeys(NOISE, 7) | {"device": self._node.used()}
-            elif not order.do.startswith("export"):
-                places = {"offset": order.offset, "length": order.length, "start": order.start}
-                kind = next((kind for kind, width in FILLS.items() if width == order.width), "")
-                fields = {"on": order.on, "makes": order.makes, "of": order.of, "nbytes": order.nbytes}
-                operation = Operation(
-                    order.do, self._number, **fields, **places, kind=kind, stamp=order.stamp
-                )
+            elif not order.exports:
+                operation = replace(order.operation, by=self._number)
                 shown = self._node.driver.perform(operation)
                 assert shown is None or shown.agrees(order.parts)
         return Answer(len(self._message), made, 0)
@@ -137,7 +135,7 @@ def test_operations_end_with_the_time() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_hang_is_shrunk_within_a_minute(seed: int) -> None:
     def second_open_hangs(order: Order, number: int) -> None:
-        if order.do == "open" and number > 4:
+        if order.operation.do == "open" and number > 4:
             raise ChildHangs
 
     node = Node(second_open_hangs)
@@ -153,7 +151,7 @@ def test_hang_is_shrunk_within_a_minute(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_race_is_found_and_shrunk_to_two_processes(seed: int) -> None:
     def open_beside_an_allocation_fails(order: Order, number: int) -> Answer | None:
-        if order.do == "open" and "allocate" in node.meanwhile[node.acting]:
+        if order.operation.do == "open" and "allocate" in node.meanwhile[node.acting]:
             return Answer(0, {}, 0, "error", "CUDA_ERROR_INVALID_HANDLE", "it returned 400")
         return None
 
@@ -168,7 +166,7 @@ def test_race_is_found_and_shrunk_to_two_processes(seed: int) -> None:
 
 def test_fault_of_one_process_is_shrunk_to_sequential_operations() -> None:
     def third_open_fails(order: Order, number: int) -> Answer | None:
-        fails = order.do == "open" and number > 30
+        fails = order.operation.do == "open" and number > 30
         return Answer(0, {}, 0, "error", "CUDA_ERROR_INVALID_HANDLE", "it returned 400") if fails else None
 
     explored = explore(Node(third_open_fails).bench, Generator("cuda", 1, 2), 5000, 1e6)
@@ -186,7 +184,7 @@ def leaking(do: str, nbytes: int) -> Node:
 
     def leak(order: Order, number: int) -> None:
         nonlocal leaked
-        leaked += nbytes * (order.do == do)
+        leaked += nbytes * (order.operation.do == do)
 
     node = Node(leak)
     node.used = lambda: 7 + leaked
@@ -225,7 +223,7 @@ def test_counter_that_moves_without_a_leak_is_no_leak(movement: str) -> None:
     walk = [chance.randrange(-30 << 20, 30 << 20) for _ in range(10_000)]
 
     def count(order: Order, number: int) -> None:
-        calls[order.do] += 1
+        calls[order.operation.do] += 1
 
     node.fault = count
     node.used = {
@@ -246,7 +244,7 @@ def test_vanished_device_is_not_a_repeatable_disagreement() -> None:
 
     def vanishes(order: Order, number: int) -> Answer | None:
         nonlocal gone
-        if order.do == "begin":
+        if order.operation.do == "begin":
             if gone:
                 raise ChildGone("exit 1")
             return None
@@ -264,7 +262,7 @@ def test_failure_that_does_not_repeat_leaves_a_usable_device() -> None:
 
     def once(order: Order, number: int) -> Answer | None:
         nonlocal failed
-        if failed or number < 60 or order.do == "rest":
+        if failed or number < 60 or order.operation.do == "rest":
             return None
         failed = True
         return Answer(0, {}, 0, "error", "CUDA_ERROR_UNKNOWN", "it returned 999")
@@ -280,7 +278,7 @@ def test_long_history_that_fails_once_is_replayed_in_part_and_reported_as_a_whol
 
     def once(order: Order, number: int) -> Answer | None:
         nonlocal orders
-        orders += order.do not in ("begin", "rest")
+        orders += order.operation.do not in ("begin", "rest")
         failed = orders == 30_000
         return Answer(0, {}, 0, "error", "CUDA_ERROR_UNKNOWN", "it returned 999") if failed else None
 

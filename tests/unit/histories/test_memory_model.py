@@ -11,12 +11,15 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gpuipc_doctor.histories.generator import Generator, Limits, without_families, without_room
+from gpuipc_doctor.histories.generator import Generator
 from gpuipc_doctor.histories.legality import DECLARED, ILLEGAL, LEGAL, rules
-from gpuipc_doctor.histories.memory_model import Expected, Model
+from gpuipc_doctor.histories.memory_draft import Limits
+from gpuipc_doctor.histories.memory_model import Model
+from gpuipc_doctor.histories.memory_operations import RARE, TYPES, without_families, without_room
+from gpuipc_doctor.histories.memory_state import Expected
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
-from gpuipc_doctor.histories.scenes import FLOOR, RARE, SIZES, sizes_without_room
-from gpuipc_doctor.histories.steps import SENTENCES, step
+from gpuipc_doctor.histories.scenes import FLOOR, SIZES, sizes_without_room
+from gpuipc_doctor.histories.steps import step
 from tests.unit.histories.trivial_driver import TrivialDriver
 
 PLANS = {number: ProcessPlan() for number in (1, 2, 3)}
@@ -42,7 +45,7 @@ class AnyLegalOperation(RuleBasedStateMachine):
         self.driver = TrivialDriver()
 
     @rule(
-        do=st.sampled_from(sorted(SENTENCES)),
+        do=st.sampled_from(sorted(TYPES)),
         by=st.integers(1, 3),
         on=NUMBERS,
         of=NUMBERS,
@@ -182,7 +185,7 @@ def test_scenes_perform_each_kind_of_operation_often_and_each_size_once(backend:
                 pairs.add((owner[operation.on], device))
         assert not driver.memory
     without = {"free-open"} if backend == "hip" else set()
-    assert {do for do in SENTENCES.keys() - RARE.keys() - without if done[do] < FLOOR} == set()
+    assert {do for do in TYPES.keys() - RARE.keys() - without if done[do] < FLOOR} == set()
     assert set(SIZES.values()) <= sizes
     assert set(peers) <= pairs
 
@@ -270,7 +273,7 @@ def test_every_rule_has_a_value_and_a_source_for_both_vendors() -> None:
 
 
 def test_every_operation_has_a_sentence() -> None:
-    for do, primary in product(SENTENCES, (True, False)):
+    for do, primary in product(TYPES, (True, False)):
         said = step(Operation(do, 7, on=3, makes=4, of=5, nbytes=64, stamp=9), primary=primary)
         assert said.startswith("process 7 "), do
         assert "{" not in said, do

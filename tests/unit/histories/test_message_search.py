@@ -63,18 +63,12 @@ def found(fault: Fault) -> Search:
     return searching.begin(again, Met(0, disagreement), {}, len(operations))
 
 
-def searched(fault: Fault) -> tuple[Search, int]:
-    """The final state of the search, and the number of launches."""
-    search, launches = found(fault), 0
-    while True:
-        launches += 1
-        assert launches <= MOST_LAUNCHES + 5
-        travelled = searching.from_json(searching.to_json(search))
-        assert travelled == search
-        following = search.after(launch(search.tries, fault))
-        if following is None:
-            return search, launches
-        search = following
+def searched(fault: Fault) -> Search:
+    """The search after its last launch."""
+    search = found(fault)
+    while search.goes_on(launch(search.tries, fault)):
+        assert search.launches <= MOST_LAUNCHES + 5
+    return search
 
 
 def large_receive(operations: Sequence[Operation]) -> int | None:
@@ -94,68 +88,60 @@ def fortieth(operations: Sequence[Operation]) -> int | None:
 
 
 def test_fault_of_one_message_is_found_in_a_few_operations_and_launches() -> None:
-    search, launches = searched(large_receive)
-    assert search.stage == "confirm"
+    search = searched(large_receive)
     assert search.shortest is not None
     assert [operation.do for operation in search.shortest.operations if operation.do != "allocate"] in (
         [first, second] for first in ("send", "isend", "recv") for second in ("recv", "send")
     )
     assert len(search.shortest.operations) <= 4
-    assert launches < 12
+    assert search.launches < 12
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("fault", [fifth_derived, pytest.param(fortieth, marks=pytest.mark.full)])
+@pytest.mark.parametrize("fault", [fifth_derived, fortieth])
 def test_fault_that_comes_by_count_is_shown_by_the_counted_operations(fault: Fault) -> None:
-    search, _ = searched(fault)
-    assert search.stage == "confirm"
+    search = searched(fault)
     assert search.shortest is not None
     assert fault([operation for operation, _ in steps_of(search.shortest)]) is not None
 
 
-def test_every_tried_history_is_legal() -> None:
-    search = found(large_receive)
-    while search.stage != "confirm":
+def test_every_tried_history_is_legal_and_tried_once() -> None:
+    search, tried = found(large_receive), list[History]()
+    while search.goes_on(launch(search.tries, large_receive)) and search.shortest is None:
         for history in search.tries:
             assert legal(history) == list(history.operations)
-        following = search.after(launch(search.tries, large_receive))
-        assert following is not None
-        search = following
+            assert history not in tried
+        tried += search.tries
 
 
 def test_launch_whose_ranks_did_not_begin_is_repeated_and_not_for_ever() -> None:
     """Under load, `MPI_Init_thread` exceeded the deadline of a replay, and a hang counted as not repeated."""
     search = found(large_receive)
-    while search.stage != "confirm":
-        again = search.after(ended(Ending.HUNG))
-        assert again == replace(search, launches=search.launches + 1, spent_s=search.spent_s + 1)
-        following = again.after(launch(again.tries, large_receive))
-        assert following is not None
-        search = following
-    search, launches = found(large_receive), 0
-    while following := search.after(ended(Ending.HUNG)):
-        search, launches = following, launches + 1
-    assert launches <= MOST_LAUNCHES + 3
+    while search.shortest is None:
+        tries = search.tries
+        assert search.goes_on(ended(Ending.HUNG))
+        assert search.tries is tries
+        assert search.goes_on(launch(search.tries, large_receive))
+    search = found(large_receive)
+    while search.goes_on(ended(Ending.HUNG)):
+        assert search.launches <= MOST_LAUNCHES + 3
 
 
 def test_disagreement_that_does_not_repeat_ends_the_search_without_a_history() -> None:
-    search, launches = found(large_receive), 0
-    while following := search.after(ended()):
-        search, launches = following, launches + 1
+    search = found(large_receive)
+    while search.goes_on(ended()):
+        pass
     assert (search.base, search.shortest) == (None, None)
-    assert launches < 3
+    assert search.launches < 4
 
 
 def test_search_ends_in_time() -> None:
     search = found(fortieth)
-    search = search.after(launch(search.tries, fortieth)) or search
-    while search.stage == "again":
-        following = search.after(launch(search.tries, fortieth))
-        assert following is not None
-        search = following
-    slow = search.after(ended(elapsed_s=1000.0))
-    assert slow is not None
-    assert slow.stage == "confirm"
+    while search.base is None:
+        assert search.goes_on(launch(search.tries, fortieth))
+    assert search.shortest is None
+    assert search.goes_on(ended(elapsed_s=1000.0))
+    assert search.tries == (search.shortest,)
 
 
 @pytest.mark.parametrize(
@@ -188,9 +174,10 @@ def test_crash_whose_signal_no_launcher_reports_is_the_same_crash() -> None:
     for one, other in ((known, unknown), (unknown, known)):
         first = met(one, first_steps)
         assert first is not None
-        following = replace(search, first=first.disagreement).after(other)
-        assert following is not None
-        assert following.stage == "shrink"
+        search = found(large_receive)
+        search.first = first.disagreement
+        assert search.goes_on(other)
+        assert search.base is not None
     assert first.disagreement.says == "rank 1: MPI_Recv ended the process"
     logged = replace(untold, log_tail=("Fatal Python error: Segmentation fault",))
     told = met(replace(known, roles={**known.roles, "rank 1": logged}), first_steps)

@@ -8,6 +8,7 @@ import pytest
 
 from gpuipc_doctor.histories.generator import Generator
 from gpuipc_doctor.histories.memory_model import Model
+from gpuipc_doctor.histories.memory_operations import SIMPLER
 from gpuipc_doctor.histories.operations import History, Operation
 from gpuipc_doctor.histories.shrink import SMALLEST, renumber, shrink
 from gpuipc_doctor.histories.steps import steps
@@ -83,7 +84,7 @@ def failing(fault: Fault, seed: int) -> tuple[Node, Sequence[Operation]]:
 )
 def test_failing_history_shrinks_to_few_operations(fault: Fault, most: int, seed: int) -> None:
     node, found = failing(fault, seed)
-    shortest = shrink(found, node.fails, lambda: node.replays < 2000)
+    shortest = shrink(found, node.fails, lambda: node.replays < 2000, SIMPLER)
     assert node.fails(shortest) == shortest
     assert len(shortest) <= most, steps(renumber(node.history.of(shortest)))
 
@@ -91,7 +92,7 @@ def test_failing_history_shrinks_to_few_operations(fault: Fault, most: int, seed
 def test_shrinking_stops_when_there_is_no_time() -> None:
     node, found = failing(reopen, 0)
     node.replays = 0
-    assert shrink(found, node.fails, lambda: node.replays < 5) != []
+    assert shrink(found, node.fails, lambda: node.replays < 5, SIMPLER) != []
     assert node.replays <= 6
 
 
@@ -103,7 +104,7 @@ def test_sizes_shrink_if_the_history_still_fails() -> None:
         Operation("end-context", 2),
         Operation("open", 2, on=1, makes=3),
     ]
-    shortest = shrink(history, node.fails, lambda: True)
+    shortest = shrink(history, node.fails, lambda: True, SIMPLER)
     assert [operation.nbytes for operation in shortest] == [SMALLEST, 0, 0, 0]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from gpuipc_doctor.histories.contents import WHOLE_BYTES, Part, glances
-from gpuipc_doctor.histories.memory_model import FILLS, NO_CONTEXT
+from gpuipc_doctor.histories.memory_state import FILLS, NO_CONTEXT
 from gpuipc_doctor.histories.operations import WHOLE, Operation
 
 
