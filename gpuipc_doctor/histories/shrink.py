@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from gpuipc_doctor.histories.memory_state import FIRST_CONTEXT
 from gpuipc_doctor.histories.operations import History, Operation
@@ -57,57 +58,72 @@ class Shrinker:
 
     def rounds(self, likely: Sequence[Operations] = ()) -> Rounds:
         """``likely``: parts to try first, each alone."""
-        if likely:
-            yield from self._first(likely)
+        yield from self._first([*enumerate(likely)])
         if any(operation.beside for operation in self.shortest):
-            yield from self._first([[replace(operation, beside=False) for operation in self.shortest]])
+            yield from self._first([(0, [replace(operation, beside=False) for operation in self.shortest])])
         yield from self._all_smaller()  # first: replays of large allocations take longest
         yield from self._without_objects()
-        size = max(len(self.shortest) // 2, 1)
-        while True:
-            before = len(self.shortest)
-            yield from self._without_parts(size)
-            if size > 1:
-                size //= 2
-            elif len(self.shortest) == before:
-                break
+        yield from self._without_parts(*_halves(len(self.shortest)))
+        yield from self._without_parts_again()
         yield from self._one_by_one(self._made_simpler)
         yield from self._with_fewer_objects()
         yield from self._without_parts(1)
         yield from self._all_smaller()
         yield from self._one_by_one(_made_smaller)
 
-    def _first(self, candidates: Sequence[Operations]) -> Pass:
-        """Index of the first of these that fails, which is then the shortest; None if none does."""
-        for begin in range(0, len(candidates), AT_ONCE):
-            if answer := (yield list(candidates[begin : begin + AT_ONCE])):
+    def _first(self, candidates: Iterable[tuple[int, Operations]]) -> Pass:
+        """The number of the first of these that fails, which is then the shortest; None if none does."""
+        left = iter(candidates)
+        while tried := [*islice(left, AT_ONCE)]:
+            if answer := (yield [operations for _, operations in tried]):
                 self.shortest = answer[1]
-                return begin + answer[0]
+                return tried[answer[0]][0]
         return None
 
     def _without_objects(self) -> Rounds:
         """Omit half of the objects, then a quarter, and so on, together with the operations on them."""
         objects = [operation.makes for operation in self.shortest if operation.makes]
-        size = len(objects) // 2
-        while size:
-            parts = [set(objects[begin : begin + size]) for begin in reversed(range(0, len(objects), size))]
-            while True:
-                kept = [[one for one in self.shortest if one.makes not in part] for part in parts]
-                if (found := (yield from self._first(kept))) is None:
-                    break
-                parts = parts[found + 1 :]
-            objects = [operation.makes for operation in self.shortest if operation.makes]
-            size = min(size, len(objects)) // 2
+        parts = [
+            {*objects[begin : begin + size]}
+            for size in _halves(len(objects))
+            for begin in reversed(range(0, len(objects), size))
+        ]
+        begin: int | None = 0
+        while begin is not None:
+            made = {operation.makes for operation in self.shortest}
+            last = yield from self._first(
+                (number, [one for one in self.shortest if one.makes not in part])
+                for number, part in enumerate(parts)
+                if number >= (begin or 0) and part & made
+            )
+            begin = None if last is None else last + 1
 
-    def _without_parts(self, size: int) -> Rounds:
-        """Omit ``size`` successive operations at a time, last ones first."""
-        end = len(self.shortest) - self._kept_at_end
-        while end > 0:
-            ends = range(end, 0, -size)
-            kept = [self.shortest[: max(end - size, 0)] + self.shortest[end:] for end in ends]
-            if (found := (yield from self._first(kept))) is None:
+    def _without_parts(self, *sizes: int) -> Rounds:
+        """Omit successive operations, of each of these sizes in turn, last ones first."""
+        end: int | None = None
+        while True:
+            most = len(self.shortest) - self._kept_at_end
+            places = [
+                (size, at)
+                for turn, size in enumerate(sizes)
+                for at in range(end if end is not None and not turn else most, 0, -size)
+            ]
+            found = yield from self._first(
+                (number, self.shortest[: max(at - size, 0)] + self.shortest[at:])
+                for number, (size, at) in enumerate(places)
+            )
+            if found is None:
                 return
-            end = min(max(ends[found] - size, 0), len(self.shortest) - 1)
+            size, at = places[found]
+            sizes = sizes[sizes.index(size) :]
+            end = min(max(at - size, 0), len(self.shortest) - 1)
+
+    def _without_parts_again(self) -> Rounds:
+        """Omit single operations until none can be omitted."""
+        before = 0
+        while len(self.shortest) != before:
+            before = len(self.shortest)
+            yield from self._without_parts(1)
 
     def _with_fewer_objects(self) -> Rounds:
         """Replace later objects by earlier ones of the same kind, and other contexts by the first."""
@@ -122,10 +138,11 @@ class Shrinker:
             )
         ]
         while pairs:
-            tried = [[_with(one, *pair) for one in self.shortest if one.makes != pair[0]] for pair in pairs]
-            if (found := (yield from self._first(tried))) is None:
-                return
-            pairs = [pair for pair in pairs[found + 1 :] if pair[0] != pairs[found][0]]
+            found = yield from self._first(
+                (number, [_with(one, *pair) for one in self.shortest if one.makes != pair[0]])
+                for number, pair in enumerate(pairs)
+            )
+            pairs = [] if found is None else [one for one in pairs[found + 1 :] if one[0] != pairs[found][0]]
 
     def _made_simpler(self, operation: Operation) -> Operation:
         """In the same thread, in one stream, without a request."""
@@ -133,22 +150,27 @@ class Shrinker:
 
     def _one_by_one(self, change: Callable[[Operation], Operation]) -> Rounds:
         """Change one operation at a time."""
-        changes = [(one, new) for one in self.shortest if (new := change(one)) != one]
-        while changes:
-            changes = [(one, new) for one, new in changes if one in self.shortest]
-            tried = []
-            for one, new in changes:
-                at = self.shortest.index(one)
-                tried.append([*self.shortest[:at], new, *self.shortest[at + 1 :]])
-            if (found := (yield from self._first(tried))) is None:
-                return
-            changes = changes[found + 1 :]
+        left = [one for one in self.shortest if change(one) != one]
+        while left:
+            places = [
+                (number, self.shortest.index(one)) for number, one in enumerate(left) if one in self.shortest
+            ]
+            found = yield from self._first(
+                (number, [*self.shortest[:at], change(left[number]), *self.shortest[at + 1 :]])
+                for number, at in places
+            )
+            left = [] if found is None else left[found + 1 :]
 
     def _all_smaller(self) -> Rounds:
         """Reduce all allocations at once, without operations on parts beyond them."""
         smaller = list(map(_made_smaller, self.shortest))
         if smaller != self.shortest:
-            yield from self._first([smaller])
+            yield from self._first([(0, smaller)])
+
+
+def _halves(number: int) -> list[int]:
+    """Half of a number, a quarter of it, and so on."""
+    return [number >> times for times in range(1, number.bit_length())]
 
 
 def _made_smaller(operation: Operation) -> Operation:

@@ -52,7 +52,7 @@ WELL = {
 def of_check(made: Search) -> Any:
     """The check, with this search as its first one."""
     loaded = check("mpi-histories")
-    vars(loaded)["_searches"].append(made)
+    vars(loaded)["_searches"][:] = [made]
     return loaded
 
 
@@ -168,7 +168,7 @@ def test_each_launch_of_a_search_continues_the_last_one() -> None:
     roles = {name: replace(role, reached=last) for name, role in roles.items()}
     (shorter,) = loaded.again(replace(ended, params=following.params, roles=roles))
     assert shorter.params["search"] == following.params["search"]
-    assert len(shorter.params["tries"]) > 1
+    assert len(shorter.params["tries"][0]["operations"]) < len(following.params["tries"][0]["operations"])
 
 
 def test_hang_is_judged_by_the_operations_until_the_latest_ranks() -> None:
