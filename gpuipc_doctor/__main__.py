@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # built in: in no directory
 import gc
+import os
 import sys
 
 from gpuipc_doctor.files import python
+
+TYPE_CHECKING = False  # not from typing: nothing is imported yet that could be planted
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 GARBAGE_AFTER = 100_000
 """Number of new objects after which Python collects garbage. Python's default is about a thousand."""
 
 
 def main() -> None:
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)  # if ignored, no child's end would be known
+    try:
+        _main()
+    except (ImportError, MemoryError, OSError, RuntimeError, SystemError) as error:
+        _give_up(error)
+
+
+def _give_up(error: Exception) -> NoReturn:
+    """Report an error that occurred before the command line was read. Without memory for its modules Python
+    raises any of these. A prolog's job starts."""
+    line = f"gpuipc-doctor: ERROR cannot start: {type(error).__name__}: {error}; see `ulimit -a` and `df`\n"
+    is_prolog = sys.argv[1:2] == ["prolog"]
+    os.write(1 if is_prolog else 2, line.encode(errors="replace"))
+    os._exit(0 if is_prolog else 1)
+
+
+def _main() -> None:
     gc.set_threshold(GARBAGE_AFTER)
     if sys.argv[1:2] == ["prolog"]:  # before any import that another user could have planted
         from gpuipc_doctor.prolog import isolation

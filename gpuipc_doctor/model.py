@@ -705,6 +705,8 @@ class ProbeOutcome:
     """Why the probe was stopped early: ``budget`` or ``interrupted``; empty otherwise."""
     launch: Launch | None = None
     launcher: LauncherEnd | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """If the probe failed, the limits of the tool's own processes by name: see `supervise.process_limits`."""
 
     @property
     def completed(self) -> bool:

@@ -45,13 +45,6 @@ _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a full disk and a lost terminal; click handles a closed pipe."""
 
 
-_SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-"""Errors for exhausted processes, memory or descriptors."""
-
-_NO_THREAD = "can't start new thread"
-"""Text of the `RuntimeError` that `threading` raises at the process limit."""
-
-
 class LazyCommands(click.Group):
     """Imports a command's module only when the command runs; listing the commands imports none."""
 
@@ -133,26 +126,20 @@ def _show(error: click.ClickException) -> None:
         click.echo("".join(part if part.isspace() else sanitise(part) for part in parts), err=True)
 
 
-def _limits() -> str:
-    """The limits of this process's memory that are set, in words."""
-    import resource
-
-    which = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
-    soft = {name: resource.getrlimit(limit)[0] for name, limit in which.items()}
-    kib = [f"{name} is {value >> 10}" for name, value in soft.items() if value != resource.RLIM_INFINITY]
-    return f" ({', '.join(kib)})" if kib else ""
-
-
 def report_error(error: Exception) -> int:
     """Print an error that ended the command; returns the exit code."""
     from gpuipc_doctor.files.yamlfile import BadFile
     from gpuipc_doctor.run.request import NothingToSend, UnknownName
     from gpuipc_doctor.simulator.build import SimulatorUnavailable
+    from gpuipc_doctor.supervise import process_limits
     from gpuipc_doctor.supervise.scratch import NoPlace
     from gpuipc_doctor.supervise.tree import REQUIRED
 
     if isinstance(error, NoPlace):
         stdio.say(str(error))
+        return 1
+    if process_limits.is_scarcity(error):
+        stdio.say(process_limits.of_error(error))
         return 1
     if isinstance(error, BadFile | NothingToSend | UnknownName | SimulatorUnavailable):
         stdio.say(str(error))
@@ -161,13 +148,12 @@ def report_error(error: Exception) -> int:
         stdio.say(f"cannot open {error.filename}: {error.strerror}; it is required")
         return 1
     if isinstance(error, OSError) and _is_not_written(error):
-        stdio.give_up(1)
-        place = error.filename or "the output"
-        stdio.say(f"cannot write {place}: {error.strerror}")
-        return 1
-    if (isinstance(error, OSError) and error.errno in _SCARCE) or str(error) == _NO_THREAD:
-        why = error.strerror if isinstance(error, OSError) else error
-        stdio.say(f"out of system resources: {why}{_limits()}; see `ulimit -a`")
+        if is_output := _is_output(error):
+            stdio.give_up(1)
+        place = error.filename or (
+            "the output" if is_output else "this tool's own files (TMPDIR names a place)"
+        )
+        stdio.say(f"cannot write {place}: {error.strerror}{process_limits.in_words()}")
         return 1
     if isinstance(error, FileNotFoundError) and not _has_working_directory():
         click.echo("gpuipc-doctor: the working directory was deleted; change to an existing one", err=True)
@@ -197,6 +183,16 @@ def _written(text: str) -> str:
 
 def _is_not_written(error: OSError) -> bool:
     return error.errno in _NOT_WRITTEN or (error.errno == errno.EBADF and not stdio.is_writable())
+
+
+def _is_output(error: OSError) -> bool:
+    """Whether writing standard output failed, in whose libraries or by `_run` the error was raised."""
+    from traceback import walk_tb
+
+    frames = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
+    return frames[-1] is _run.__code__ or any(
+        part in frames[-1].co_filename for part in ("/click/", "/rich/")
+    )
 
 
 def _has_working_directory() -> bool:

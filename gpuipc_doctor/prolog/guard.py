@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from gpuipc_doctor.stacks import process_list
-from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise import process_limits, tree
 from gpuipc_doctor.supervise.tree import INTERRUPTS
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
@@ -40,17 +40,13 @@ MAX_AGE_S = 60.0
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
-SCARCE = (
+UNWRITABLE = (
     errno.ENOSPC,
     errno.EDQUOT,
     errno.EROFS,
-    errno.ENOMEM,
-    errno.EAGAIN,
-    errno.EMFILE,
-    errno.ENFILE,
     errno.EIO,
 )
-"""Errors of exhausted resources, or of a disk that cannot be written."""
+"""Errors of a disk that cannot be written."""
 
 
 def started_at() -> float:
@@ -180,6 +176,8 @@ class _Guard:
         if self.line:
             return
         what = f"{what} while {self._doing}"
+        if kind == "error" and "ulimit" not in what:  # a library may have ended the child without memory
+            what += process_limits.in_words()
         self._answer_for_lost(kind, what)
         self._torn = b""
         self._listen_for(SETTLE_S, _start(lambda channel: answer_for(kind, what, self._kept, channel), libc))
@@ -271,18 +269,21 @@ def _start(work: Work, libc: ctypes.CDLL) -> int:
                 os.dup2(null, fd)
             work(channel)
         except Exception as error:
-            if not _is_the_nodes(error):
+            if is_scarce := process_limits.is_scarcity(error):
+                channel.doing(process_limits.of_error(error))
+            else:
+                channel.doing(f"{type(error).__name__}: {error} was raised")
+            if not (is_scarce or _is_the_nodes(error)):
                 import traceback
 
                 channel.say("".join(traceback.format_exception(error)).rstrip())
-            channel.doing(f"{type(error).__name__}: {error} was raised")
     finally:
         os._exit(0)
 
 
 def _is_the_nodes(error: Exception) -> bool:
-    """Whether the error is due to the node's lack of resources rather than to this tool."""
-    return isinstance(error, OSError) and (error.errno in SCARCE or error.filename in tree.REQUIRED)
+    """Whether the error is due to the node's disks or kernel files rather than to this tool."""
+    return isinstance(error, OSError) and (error.errno in UNWRITABLE or error.filename in tree.REQUIRED)
 
 
 def _reap() -> None:

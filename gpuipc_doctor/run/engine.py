@@ -52,6 +52,7 @@ from gpuipc_doctor.run.stack_discovery import StackDiscovery, Stacks
 from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
 from gpuipc_doctor.run.tours import Tours
 from gpuipc_doctor.site.config import SiteConfig
+from gpuipc_doctor.supervise import process_limits
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
 
@@ -399,6 +400,7 @@ def _started(
     limits: Limits | None = None,
 ) -> Iterator[Run]:
     """A run with its checks selected, in its own session. Raises `UnknownName`."""
+    process_limits.raise_soft()
     job = None if request.job_gpus is None else gpus.of_job(node.root, request.job_gpus)
     if job:
         node = replace(node, visible=job.visible)

@@ -23,6 +23,7 @@ from gpuipc_doctor.node import variables
 from gpuipc_doctor.run import preflight_sources
 from gpuipc_doctor.run.preflight_sources import SOURCES
 from gpuipc_doctor.run.results import Entry, ResultLog
+from gpuipc_doctor.supervise import process_limits
 
 PATIENCE_S = 1.0
 """Seconds for each source. One that takes longer, twice, hangs, which is a cause itself."""
@@ -34,7 +35,7 @@ ROOM_BYTES = 64 << 20
 """Free shared memory with which two ranks of each known MPI start; Open MPI and NCCL need tens of MiB."""
 
 TEMPORARY_BYTES = 16 << 20
-FEW_FILES, FEW_PROCESSES = 256, 256
+FEW_PROCESSES = 256
 LITTLE_LOCKED_BYTES = 64 << 20
 
 LITTLE_MEMORY_BYTES = 4 << 30
@@ -58,7 +59,7 @@ class Cause:
 
 def look() -> Seen:
     """Ask all sources, each within `PATIENCE_S`, in processes that can be ended."""
-    seen: dict[str, Json] = {}
+    seen: dict[str, Json] = {"limits": process_limits.started_with()}
     while names := [name for name in SOURCES if name not in seen]:
         said = _ask(names)
         for slow in [name for name in said if said[name] is None]:
@@ -99,7 +100,11 @@ def attach(
 
     ``facts``: the node's inventory, which has the state of its IOMMU.
     """
-    failed = [entry for entry in log.unsuccessful() if entry.outcome]
+    failed = [
+        entry
+        for entry in log.unsuccessful()
+        if entry.outcome and not any(finding.key == process_limits.LIMITED for finding in entry.findings)
+    ]
     if not failed:
         return
     found = [*causes(before, environ), *causes(after(), environ), *_of_peers(facts, failed)]
@@ -220,30 +225,9 @@ _NO_PLACE = r"Read-only file system|Permission denied|No such file or directory|
 
 
 def _limited(seen: Seen) -> Iterator[Cause]:
-    limits = _of(seen, "limits")
-    if (limit := limits.get("address space")) is not None:
-        yield Cause(
-            "the address space of processes is limited to {limit:mib} (ulimit -v)",
-            {"limit": limit},
-            "ulimit -v unlimited; under Slurm, see VSizeFactor in slurm.conf",
-            _ran_out_of_memory,
-        )
-    if (limit := limits.get("data")) is not None:
-        yield Cause(
-            "the private memory of processes is limited to {limit:mib} (ulimit -d)",
-            {"limit": limit},
-            "ulimit -d unlimited",
-            _ran_out_of_memory,
-        )
-    for name, flag, signal in (("file size", "-f", "SIGXFSZ"), ("processor time", "-t", "SIGXCPU")):
-        if (limit := limits.get(name)) is not None:
-            yield Cause(
-                f"a process is limited to {{limit}} {_UNITS[name]} (ulimit {flag})",
-                {"limit": limit},
-                f"ulimit {flag} unlimited",
-                _ended_by(signal, r"File too large|EFBIG|CPU time limit"),
-            )
-    if (limit := limits.get("locked memory")) is not None and limit < LITTLE_LOCKED_BYTES:
+    """The limit that slurm.conf may give jobs from slurmd; for the others see `supervise.process_limits`."""
+    limit = _of(seen, "limits").get("locked memory")
+    if limit is not None and limit < LITTLE_LOCKED_BYTES:
         yield Cause(
             "locked memory is limited to {limit:mib} (ulimit -l)",
             {"limit": limit},
@@ -251,23 +235,6 @@ def _limited(seen: Seen) -> Iterator[Cause]:
             f"PropagateResourceLimitsExcept=MEMLOCK{_is_now(seen)}",
             _mentions(r"memlock|[Ll]ocked memory|ibv_reg_mr|ibv_create|register(ing)? memory"),
         )
-    if (limit := limits.get("open files")) is not None and limit < FEW_FILES:
-        yield Cause(
-            "a process may open only {limit} files (ulimit -n)",
-            {"limit": limit},
-            "ulimit -n 65536",
-            _mentions(r"[Tt]oo many open files|EMFILE|Errno 24"),
-        )
-    if (limit := limits.get("processes")) is not None:
-        yield Cause(
-            "this user may have only {limit} processes and threads (ulimit -u)",
-            {"limit": limit},
-            "ulimit -u unlimited; in a container or service, raise pids.max or TasksMax",
-            _mentions(_NO_MORE_PROCESSES),
-        )
-
-
-_UNITS = {"file size": "bytes of a file", "processor time": "seconds of processor time"}
 
 
 def _is_now(seen: Seen) -> str:
@@ -509,12 +476,6 @@ def _ran_out_of_memory(entry: Entry) -> bool:
         or role.ending in (Ending.NOT_STARTED, Ending.CRASHED)
         for role in _roles(entry)
     )
-
-
-def _ended_by(signal: str, expression: str) -> Callable[[Entry], bool]:
-    """Whether a signal ended a role, or its output has a match."""
-    mentions = _mentions(expression + "|" + signal)
-    return lambda entry: any(role.signal in (signal, "SIGKILL") for role in _roles(entry)) or mentions(entry)
 
 
 def _was_killed(entry: Entry) -> bool:

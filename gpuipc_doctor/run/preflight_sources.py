@@ -11,23 +11,12 @@ import errno
 import fcntl
 import json
 import os
-import resource
 import socket
 import struct
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-
-LIMITS = {
-    "address space": resource.RLIMIT_AS,
-    "locked memory": resource.RLIMIT_MEMLOCK,
-    "processes": resource.RLIMIT_NPROC,
-    "open files": resource.RLIMIT_NOFILE,
-    "file size": resource.RLIMIT_FSIZE,
-    "processor time": resource.RLIMIT_CPU,
-    "data": resource.RLIMIT_DATA,
-}
 
 PARAMETER_FILES = (
     "~/.openmpi/mca-params.conf",
@@ -67,12 +56,6 @@ def space(name: str) -> dict[str, object]:
         "is_read_only": bool(status.f_flag & os.ST_RDONLY),
         "is_writable": os.access(name, os.W_OK | os.X_OK),
     }
-
-
-def limits() -> object:
-    """Soft limits of this process by name; None where there is none."""
-    soft = {name: resource.getrlimit(which)[0] for name, which in LIMITS.items()}
-    return {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
 
 
 def job_step() -> object:
@@ -201,7 +184,6 @@ def lines_of(path: Path) -> list[str]:
 SOURCES: dict[str, Callable[[], object]] = {
     "shared memory": shared_memory,
     "temporary files": temporary_files,
-    "limits": limits,
     "job step": job_step,
     "interfaces": interfaces,
     "parameters": parameters,

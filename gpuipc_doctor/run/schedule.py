@@ -28,7 +28,7 @@ from gpuipc_doctor.run.tours import (
     is_unkillable,
     singles,
 )
-from gpuipc_doctor.supervise import blame
+from gpuipc_doctor.supervise import blame, process_limits
 from gpuipc_doctor.supervise.assignment import StartSignal
 from gpuipc_doctor.supervise.launched_tour import NotTogether
 from gpuipc_doctor.supervise.session import Session
@@ -560,8 +560,9 @@ def _result_of(future: Future[Any]) -> Any:
 def _not_started(error: OSError) -> NotRun:
     """The ERROR for a probe that the system could not start (disk full, process limit): not a GPU fault."""
     remedy = "raise the limit of this user's processes (ulimit -u)" if error.errno == errno.EAGAIN else ""
-    says = "the probe could not be run: {error}"
-    return NotRun(Finding.error("not-run", says, remedy=remedy, error=error.strerror or str(error)))
+    says = "the probe could not be run: {error}{limits}"
+    told = {"error": error.strerror or str(error), "limits": process_limits.in_words()}
+    return NotRun(Finding.error("not-run", says, remedy=remedy, **told))
 
 
 def _startable(waiting: Sequence[Tour], running: Sequence[Tour], jobs: int) -> list[Tour]:

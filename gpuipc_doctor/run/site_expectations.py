@@ -283,7 +283,7 @@ _LIMITS = {
     "open_files": ("open files", 0, "ulimit -n"),
     "processes": ("processes", 0, "ulimit -u"),
 }
-"""Key of the config → name in `preflight_sources`, bits of its unit, how a shell names it."""
+"""Key of the config → name in `process_limits.started_with`, bits of its unit, how a shell names it."""
 
 
 def _of_limits(site: SiteConfig, seen: Mapping[str, Json]) -> Iterator[Finding]:

@@ -24,7 +24,9 @@ from gpuipc_doctor.model import (
     Observed,
     ProbeOutcome,
     RoleOutcome,
+    Status,
 )
+from gpuipc_doctor.supervise import process_limits
 from gpuipc_doctor.supervise.evidence import EXPLANATION
 from gpuipc_doctor.supervise.rank import COMPLAINT
 
@@ -46,9 +48,25 @@ _CALL = "{role}: {call} #{occurrence}{step:aside}"
 
 
 def conclude(outcome: ProbeOutcome) -> Finding:
-    """The finding of a probe that was stopped or failed."""
+    """The finding of a probe that was stopped or failed. One that reached a limit of this tool's own
+    processes is an ERROR that begins with the limit."""
     if outcome.stopped:
         return _stopped(outcome)
+    found = _of_failure(outcome)
+    limit = process_limits.reached(outcome)
+    if not limit or found.status not in (Status.FAIL, Status.ERROR) or found.key == "out-of-memory":
+        return found
+    cause = Evidence(EvidenceKind.CAUSE, process_limits.words(limit), {"limit": outcome.limits[limit]})
+    return replace(
+        found,
+        key=process_limits.LIMITED,
+        status=Status.ERROR,
+        evidence=(cause, *found.evidence),
+        remedy=process_limits.remedy(limit),
+    )
+
+
+def _of_failure(outcome: ProbeOutcome) -> Finding:
     assert outcome.blamed is not None
     role = outcome.roles[outcome.blamed]
     so_far = _so_far(outcome)

@@ -26,7 +26,7 @@ from gpuipc_doctor.model import (
     RoleOutcome,
 )
 from gpuipc_doctor.stacks.process_list import Process, descendants, processes
-from gpuipc_doctor.supervise import evidence, keeper, tree
+from gpuipc_doctor.supervise import evidence, keeper, process_limits, tree
 from gpuipc_doctor.supervise.assignment import (
     Inbox,
     Listener,
@@ -135,6 +135,7 @@ class Execution:
         self.initialisations += sum(each.made(name) for each in progress for name in INITIALISATIONS)
 
     def _conclude(self) -> ProbeOutcome:
+        stays = self.probe.launch is None or self.probe.launch.nodes == 1
         return ProbeOutcome(
             probe=self.probe.name,
             devices=self.probe.devices,
@@ -147,6 +148,7 @@ class Execution:
             stopped=self._stopped,
             launch=self.probe.launch,
             launcher=self._launcher,
+            limits=process_limits.present() if self._culprit and stays else {},
         )
 
     def _start(self, until: float, stop: threading.Event) -> None:

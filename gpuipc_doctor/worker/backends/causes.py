@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import resource
 
 from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, kernel_driver
+from gpuipc_doctor.supervise import process_limits
 from gpuipc_doctor.worker.backends.absence import CONTAINER_MARKS, Cause, Look
-
-_MIB = 1 << 20
 
 
 def module_not_loaded(module: str, loaded: str) -> Look:
@@ -102,15 +100,14 @@ def no_kernel_fusion_driver(node: Tree) -> Cause | None:
     return None
 
 
-def limited_address_space(_node: Tree) -> Cause | None:
-    """Look for a limit of this process's address space, of which a driver reserves far more than it uses."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return None
-    return Cause(
-        f"this process's address space is limited to {limit // _MIB} MiB (ulimit -v)",
-        "ulimit -v unlimited; under Slurm, see VSizeFactor in slurm.conf",
-    )
+def limited_process(_node: Tree) -> Cause | None:
+    """Look for a limit of this process's memory or files; a driver reserves much address space."""
+    from gpuipc_doctor.report import sentences
+
+    for name, limit in process_limits.of_drivers().items():
+        says = sentences.fill(process_limits.words(name), {"limit": limit})
+        return Cause(says, process_limits.remedy(name))
+    return None
 
 
 def other_libcuda(node: Tree) -> Cause | None:

@@ -15,7 +15,7 @@ from gpuipc_doctor.node.gpus import NVIDIA_ON_BUS
 from gpuipc_doctor.worker.backends import calls, hostmemory, kernel_sources
 from gpuipc_doctor.worker.backends.absence import NO_DEVICE, Cause, Vendor
 from gpuipc_doctor.worker.backends.causes import (
-    limited_address_space,
+    limited_process,
     module_not_loaded,
     no_device_files,
     no_overcommit,
@@ -101,9 +101,9 @@ NVIDIA = Vendor(
         ),
     },
     looks={
-        2: (limited_address_space, no_overcommit),
+        2: (limited_process, no_overcommit),
         NO_DEVICE: (_NOUVEAU, _MODULE, no_device_files),
-        304: (limited_address_space, no_overcommit, no_unified_memory_device),
+        304: (limited_process, no_overcommit, no_unified_memory_device),
         803: (other_libcuda,),
         999: (_NOUVEAU, _MODULE, no_unified_memory_device, no_device_files),
     },

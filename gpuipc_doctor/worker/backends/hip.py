@@ -15,7 +15,7 @@ from gpuipc_doctor.model import Device, Fact, Json
 from gpuipc_doctor.worker.backends import calls, hostmemory, kernel_sources
 from gpuipc_doctor.worker.backends.absence import NO_DEVICE, Cause, Vendor
 from gpuipc_doctor.worker.backends.causes import (
-    limited_address_space,
+    limited_process,
     module_not_loaded,
     no_kernel_fusion_driver,
     no_overcommit,
@@ -70,7 +70,7 @@ AMD = Vendor(
         ),
     },
     looks={
-        2: (limited_address_space, no_overcommit),
+        2: (limited_process, no_overcommit),
         **dict.fromkeys((*_NO_DEVICE_CODES, 999), (_MODULE, no_kernel_fusion_driver)),
     },
     no_device_codes=_NO_DEVICE_CODES,

@@ -40,7 +40,7 @@ SHM: dict[str, Json] = {"name": "/dev/shm", "free": 9000 * MIB, "inodes": 9, "is
 ROOMY: dict[str, Json] = {
     "shared memory": {"name": "/dev/shm", "free": 9000 * MIB, "inodes": 1000, "is_mount": True},
     "temporary files": {"name": "/tmp", "free": 9000 * MIB, "inodes": None, "is_mount": False},
-    "limits": {"address space": None, "locked memory": None, "processes": 90_000, "open files": 20_000},
+    "limits": {"locked memory": None},
     "job step": {"memory": [64 << 30, "/sys/fs/cgroup"], "killed": 0},
     "interfaces": {"network": ["eth0", "ib0", "lo"], "rdma": ["mlx5_0", "mlx5_1"]},
     "parameters": [],
@@ -77,10 +77,7 @@ def explained(failed: Entry, seen: Mapping[str, Json], **environ: str) -> Findin
         ({"shared memory": {"name": "/dev/shm", "free": 3 * MIB, "inodes": 9}}, {}, "", "/dev/shm has 3 MiB"),
         ({"temporary files": {"name": "/tmp", "free": 0, "inodes": 9}}, {}, "", "/tmp has 0 MiB free"),
         ({"temporary files": {"name": "/tmp", "free": 9 << 30, "inodes": 0}}, {}, "", "/tmp has no inode"),
-        ({"limits": {"address space": 4096 * MIB}}, {}, "", "limited to 4096 MiB (ulimit -v)"),
         ({"limits": {"locked memory": 65536}}, {}, "ibv_reg_mr() failed", "(ulimit -l)"),
-        ({"limits": {"open files": 64}}, {}, "OSError: [Errno 24] Too many open files", "only 64 files"),
-        ({"limits": {"processes": 50}}, {}, "fork: Resource temporarily unavailable", "only 50 processes"),
         ({"job step": {"memory": [1 << 30, "/g"]}}, {}, "", "may use 1024 MiB of host memory (/g)"),
         ({"job step": {"memory": [64 << 30, "/g"], "killed": 2}}, {}, "", "killed for that: 2"),
         ({"job step": {"processes": [9, "/g"]}}, {}, "can't start new thread", "start only 9 more"),
@@ -95,9 +92,6 @@ def explained(failed: Entry, seen: Mapping[str, Json], **environ: str) -> Findin
         ({"shared memory": SHM | {"is_writable": False}}, {}, "", "/dev/shm cannot be written"),
         ({"temporary files": SHM | {"name": "/t", "is_read_only": True}}, {}, "session dir", "/t is m"),
         ({"temporary files": {"unreadable": "No such file: '/t'"}}, {}, "mkdir /tmp", "TMPDIR: No"),
-        ({"limits": {"data": 256 * MIB}}, {}, "", "limited to 256 MiB (ulimit -d)"),
-        ({"limits": {"file size": 1000}}, {}, "File too large", "1000 bytes of a file (ulimit -f)"),
-        ({"limits": {"processor time": 60}}, {}, "CPU time limit exceeded", "60 seconds of pro"),
         ({}, {"FI_PROVIDER": "efa"}, "OFI call getinfo failed", "FI_PROVIDER=efa (environment) chooses"),
         ({}, {"UCX_TLS": "rc_verb"}, "no usable transports/devices", "UCX_TLS=rc_verb (environment) chooses"),
         ({}, {"I_MPI_FABRICS": "ofi"}, "OFI fabric is unreachable", "I_MPI_FABRICS=ofi (environment)"),
@@ -131,15 +125,13 @@ def test_cause_stands_before_the_call(
     [
         ({}, {}, ""),
         ({"limits": {"locked memory": 65536}}, {}, "segmentation fault"),
-        ({"limits": {"file size": 1000, "processor time": 60}}, {}, "segmentation fault"),
         ({"host name": {"name": "n1", "error": "", "elsewhere": ""}}, {}, "No route to host"),
         ({"host name": {"name": "n1", "error": "", "elsewhere": "203.0.113.7"}}, {}, "segmentation fault"),
         ({"temporary files": SHM | {"is_read_only": True}}, {}, "segmentation fault"),
         ({"interfaces": {"loopback": True, "network": ["lo"], "rdma": []}}, {}, ""),
         ({"shared memory": SHM, "temporary files": SHM | {"is_writable": True}}, {}, ""),
         ({}, {"FI_PROVIDER": "tcp", "NCCL_NET": "Socket", "OMPI_MCA_btl": ""}, "segmentation fault"),
-        ({"limits": {"processes": 90_000, "open files": 1024}}, {}, "segmentation fault"),
-        ({"limits": {"address space": None, "locked memory": None}}, {}, "ibv_reg_mr failed"),
+        ({"limits": {"locked memory": None}}, {}, "ibv_reg_mr failed"),
         ({"host name": {"name": "x7", "error": "Name or service not known"}}, {}, "invalid device pointer"),
         ({}, {"NCCL_SOCKET_IFNAME": "^docker,veth"}, ""),
         ({}, {"NCCL_SOCKET_IFNAME": "eth"}, ""),
@@ -205,15 +197,6 @@ def test_ranks_are_those_of_a_launcher_and_those_of_nccl(launched: bool, role: s
 def test_full_shared_memory_does_not_explain_a_probe_without_ranks() -> None:
     full = {"shared memory": {"name": "/dev/shm", "free": 0, "inodes": 0}}
     assert sentences.summary(explained(entry(ranks=False), full)) == "rank 0 crashed"
-
-
-def test_limited_address_space_explains_what_ran_out_of_memory() -> None:
-    fault = DriverFault("cuInit", 2, "CUDA_ERROR_OUT_OF_MEMORY")
-    limits = {"limits": {"address space": 1 << 32}}
-    role = {"ending": Ending.DRIVER_ERROR, "fault": fault}
-    assert "ulimit -v" in sentences.summary(explained(entry(ranks=False, role=role), limits))
-    role = {"ending": Ending.DRIVER_ERROR, "fault": DriverFault("cuInit", 400, "CUDA_ERROR_INVALID_HANDLE")}
-    assert "ulimit" not in sentences.summary(explained(entry(ranks=False, role=role), limits))
 
 
 TRANSLATES = (Fact("iommu", "translating (DMA-FQ)", ""),)
@@ -370,7 +353,7 @@ def test_node_is_not_read_again_if_nothing_failed() -> None:
 
 def test_this_machine_answers_every_source() -> None:
     seen = preflight.look()
-    assert list(seen) == list(preflight_sources.SOURCES)
+    assert list(seen) == ["limits", *preflight_sources.SOURCES]
     assert all(said is not None for said in seen.values())
 
 
@@ -382,14 +365,14 @@ def test_source_that_hangs_is_named_and_the_others_are_read(
     program.write_text(
         "import runpy, sys, time\n"
         f"space = runpy.run_path({preflight_sources.__file__!r}, run_name='sources')\n"
-        "space['SOURCES']['limits'] = lambda: time.sleep(60)\nspace['main'](sys.argv[1:])\n"
+        "space['SOURCES']['preloads'] = lambda: time.sleep(60)\nspace['main'](sys.argv[1:])\n"
     )
     monkeypatch.setattr(preflight, "preflight_sources", SimpleNamespace(__file__=str(program)))
     monkeypatch.setattr(preflight, "PATIENCE_S", 3.0)
     seen = preflight.look()
-    assert seen["limits"] is None
-    assert [name for name, said in seen.items() if said is None] == ["limits"]
-    assert set(seen) == set(preflight_sources.SOURCES)
+    assert seen["preloads"] is None
+    assert [name for name, said in seen.items() if said is None] == ["preloads"]
+    assert set(seen) == {"limits", *preflight_sources.SOURCES}
 
 
 @pytest.mark.parametrize(
@@ -416,9 +399,6 @@ def test_file_of_parameters_is_read_as_far_as_it_is_one(tmp_path: Path, text: st
         ("mount -t tmpfs -o nr_inodes=1 none /dev/shm", "shared memory", "inodes", 0),
         ("export TMPDIR=/nowhere", "temporary files", "unreadable", f"{NO_FILE}: '/nowhere'"),
         ("mount --bind hosts /etc/hosts", "host name", "elsewhere", "203.0.113.7"),
-        ("ulimit -d 500000", "limits", "data", 512_000_000),
-        ("ulimit -f 1000", "limits", "file size", 512_000),
-        ("ulimit -t 600", "limits", "processor time", 600),
     ],
 )  # fmt: skip
 def test_source_says_what_is_so(prelude: str, source: str, key: str, value: Json, tmp_path: Path) -> None:

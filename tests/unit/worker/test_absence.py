@@ -301,7 +301,7 @@ def test_limited_address_space_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert "ulimit" not in absence("cuda", root).initialising_failed(fault(2)).remedy
     monkeypatch.setattr(resource, "getrlimit", lambda which: (4 << 30, 4 << 30))
     unavailable = absence("cuda", root).initialising_failed(fault(2))
-    assert "address space is limited to 4096 MiB" in unavailable.reason
+    assert "address space limited to 4096 MiB" in unavailable.reason
 
 
 def test_hip_variable_that_counts_what_the_other_leaves(
