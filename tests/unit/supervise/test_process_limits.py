@@ -25,12 +25,12 @@ ALL = {
     "open files": 64,
     "processes": 50,
 }
-FREE = {"memory": [[30 << 30, 40 << 30]]}
+FREE = [(30 << 30, 40 << 30)]
 
 
 def outcome(limits: dict[str, int], said: str = "", **role: Any) -> ProbeOutcome:
     """A failed probe whose launcher printed ``said``."""
-    ended = {"ending": Ending.CRASHED, "signal": "SIGSEGV", "operation": "cuCall", "records": FREE, **role}
+    ended = {"ending": Ending.CRASHED, "signal": "SIGSEGV", "operation": "cuCall", "memory": FREE, **role}
     blamed = RoleOutcome("rank 0", **ended)
     return ProbeOutcome(
         "", (), {}, {"rank 0": blamed}, "rank 0", 1.0, launcher=LauncherEnd(1, 0.0, (said,)), limits=limits
@@ -89,7 +89,7 @@ def test_failure_that_no_limit_explains_stays_a_fail(
 
 
 def test_device_memory_held_by_others_is_told_before_a_limit() -> None:
-    full = {"ending": Ending.DRIVER_ERROR, "fault": OOM, "records": {"memory": [[0, 40 << 30]]}}
+    full = {"ending": Ending.DRIVER_ERROR, "fault": OOM, "memory": [(0, 40 << 30)]}
     assert blame.conclude(outcome(ALL, **full)).key == "out-of-memory"
 
 
