@@ -59,6 +59,18 @@ class Confirmation(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class NotRun:
+    """Why a probe was not run."""
+
+    finding: Finding
+    stopped: str = ""
+    """``interrupted`` or ``budget`` if the run ended first; empty otherwise."""
+
+
+Ended = ProbeOutcome | NotRun
+
+
+@dataclass(frozen=True, slots=True)
 class Doubt:
     """A visit of a tour that did not pass, and the outcome of its probe alone.
 
@@ -69,8 +81,11 @@ class Doubt:
     visits: tuple[PlannedProbe, ...]
     """Those of the tour."""
     place: int
-    """Of the visit that failed; a start that failed (`tours.Start`) is charged to each GPU's first visit."""
-    alone: ProbeOutcome | None = None
+    """Of the visit that failed."""
+    of_start: bool = False
+    """Whether the processes failed while they initialised the driver: that may be due to any of the GPUs."""
+    alone: Ended | None = None
+    """How the probe ended alone; None before that."""
     confirmation: Confirmation | None = None
     why: Finding | None = None
 
@@ -82,6 +97,16 @@ class Doubt:
             return [Evidence.seen("in the same processes before: {before}", before=said)]
         seen = dict.fromkeys(device.label for each in self.visits for device in each.probe.devices)
         return [Evidence.seen("in processes that see {devices}", devices=list(seen))]
+
+
+def undecided(planned: PlannedProbe, first: ProbeOutcome, again: Ended) -> Finding | None:
+    """Why a repetition tells no more than what was seen first; None if it completed, or failed by itself."""
+    if isinstance(again, NotRun):
+        return again.finding
+    tells = not again.stopped and (
+        worst(planned, again) is not Status.ERROR or worst(planned, first) is not Status.FAIL
+    )
+    return None if again.completed or tells else blame.conclude(again)
 
 
 def of_doubt(planned: PlannedProbe, doubt: Doubt) -> list[Finding]:
@@ -96,7 +121,7 @@ def of_doubt(planned: PlannedProbe, doubt: Doubt) -> list[Finding]:
             note = Evidence.control("the probe passes alone; after these probes it failed twice")
         case _ if doubt.why and not doubt.outcome.stopped:
             says = "not confirmed: the probe was not repeated alone: {why}"
-            if doubt.alone:
+            if isinstance(doubt.alone, ProbeOutcome) and doubt.alone.completed:
                 says = (
                     "not confirmed: the probe passes alone; it could not be repeated after the same probes: "
                     "{why}"

@@ -17,9 +17,9 @@ from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import CheckInfo, Device, Finding, Json, ProbeOutcome
 from gpuipc_doctor.node.gpus import NVIDIA_ON_BUS, entries_in_force, of_node
 from gpuipc_doctor.run import tours
+from gpuipc_doctor.run.conclusions import Ended, NotRun
 from gpuipc_doctor.run.open_drivers import OpenDrivers
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
-from gpuipc_doctor.run.schedule import Ended, NotRun
 from gpuipc_doctor.run.survey_runner import SurveyRunner
 from gpuipc_doctor.supervise.assignment import device_from_json
 

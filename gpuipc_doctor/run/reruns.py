@@ -13,9 +13,10 @@ from gpuipc_doctor.log_lines import how_telling
 from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Finding, ProbeOutcome, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import conclusions
+from gpuipc_doctor.run.conclusions import NotRun
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.results import Entry, ResultLog
-from gpuipc_doctor.run.schedule import NotRun, Schedule
+from gpuipc_doctor.run.schedule import Schedule
 
 LINES = 4
 """Maximum log lines quoted in a finding; the kept logs have them all."""

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result, Tier
+from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result, Status, Tier
 from gpuipc_doctor.run import conclusions
-from gpuipc_doctor.run.conclusions import Confirmation, Doubt
+from gpuipc_doctor.run.conclusions import Confirmation, Doubt, Ended, NotRun
 from gpuipc_doctor.run.idle_wait import IdleDevices
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import (
     Tour,
     Tours,
-    decides,
+    first_of_each_gpu,
     has_hung,
     is_harmless,
     is_of_start,
@@ -67,41 +67,9 @@ class Watcher(Protocol):
         """The results of a probe."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotRun:
-    """Why a probe was not run."""
-
-    finding: Finding
-    stopped: str = ""
-    """``interrupted`` or ``budget`` if the run ended first; empty otherwise."""
-
-
-Ended = ProbeOutcome | NotRun
-
 Take = Callable[[PlannedProbe, Ended | Doubt], Sequence[PlannedProbe]]
 """Called with each ended probe, and with the doubt about it if its visit of a tour failed but the probe alone
 did not; returns its follow-up probes. Called again for a probe that hung alone only because another hung."""
-
-
-@dataclass
-class Start:
-    """A tour that ended while its processes initialised the driver. No GPU is to blame before the first probe
-    on each has ended ``alone`` (by number)."""
-
-    tour: Tour
-    outcome: ProbeOutcome
-    alone: dict[int, Ended] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        of_gpu: dict[Device, PlannedProbe] = {}
-        for planned in sorted(self.tour.visits, key=lambda planned: len(planned.probe.devices)):
-            for device in planned.probe.devices:
-                of_gpu.setdefault(device, planned)
-        self.firsts = {planned.number: planned for planned in of_gpu.values()}
-
-    @property
-    def rest(self) -> list[PlannedProbe]:
-        return [planned for planned in self.tour.visits if planned.number not in self.firsts]
 
 
 @dataclass
@@ -117,8 +85,6 @@ class Schedule:
     """Hangs by device and call."""
     _early: list[Tour] = field(default_factory=list)
     """Tours whose workers were started early and wait for their turn."""
-    _starts: dict[int, Start] = field(default_factory=dict)
-    """By number of each probe that is to tell which GPU's start fails."""
     _stuck: list[PlannedProbe] = field(default_factory=list)
     """Probes of one GPU whose start hung alone."""
     _witness: PlannedProbe | None = None
@@ -163,8 +129,8 @@ class Schedule:
     def _fit(self, tour: Tour, until: float, take: Take) -> tuple[Tour | None, list[Tour]]:
         """The part of a tour that may run now, and what follows from the probes that may not."""
         if tour.confirms:
-            reason = self._reason_not_to_run(tour.doubted, until)
-            return (None, self._confirmed(tour, reason.finding, take)) if reason else (tour, [])
+            reason = self._reason_not_to_run(tour.visits[tour.confirms - 1], until)
+            return (None, self._confirmed(tour, reason, take)) if reason else (tour, [])
         able, more = list[PlannedProbe](), list[Tour]()
         for planned in tour.visits:
             doubt = self.tours.doubts.get(planned.number)
@@ -220,155 +186,139 @@ class Schedule:
             (planned,) = tour.visits
             return self.session.run(planned.check.id, planned.file, planned.probe, until=until, turn=turn)
         visits = [(planned.check.id, planned.file, planned.probe) for planned in tour.visits]
+        start = partial(self.session.tour, visits, until=until, goes_on=goes_on, turn=turn)
         try:
-            return self.session.tour(visits, until=until, goes_on=goes_on, turn=turn)
+            return start()
         except NotTogether as apart:
-            is_final = tour.confirms or apart.outcome.stopped or not conclusions.is_of_mpi(apart.outcome)
-            if is_final or self._reason_to_end(tour.check.id, until):
+            first = apart.outcome
+            if tour.confirms or first.stopped:
                 raise
-            tour.apart = apart.outcome
-            return self.session.tour(visits, until=until, goes_on=goes_on, turn=turn)
+            reason = self._reason_to_end(tour.check.id, until)
+            if reason or not conclusions.is_of_mpi(first):
+                self.tours.note_apart(first, None, reason.finding if reason else None)
+                raise
+        try:
+            outcome = start()
+        except NotTogether as apart:
+            why = blame.conclude(apart.outcome) if apart.outcome.stopped else None
+            self.tours.note_apart(first, Confirmation.CAME_AGAIN, why)
+            raise
+        except OSError as error:
+            self.tours.note_apart(first, None, _not_started(error).finding)
+            raise
+        self.tours.note_apart(first, Confirmation.CAME_ONCE)
+        return outcome
 
     def _after_visit(self, tour: Tour, future: Future[ProbeOutcome | None], take: Take) -> list[Tour]:
         """Handle the outcome of a tour's visit; returns what is to run next."""
         planned = tour.visit
         self.watcher.finished(_key(planned))
-        error = future.exception()
-        if isinstance(error, NotTogether) and not error.outcome.stopped:
-            rest = tour.end()
-            if tour.confirms:
-                return self._confirmed(tour, blame.conclude(error.outcome), take)
-            self._note_apart(tour, error.outcome)
-            return singles(rest)
-        ended = error.outcome if isinstance(error, NotTogether) else _result_of(future)
-        if tour.apart and not tour.made:
-            self._note_repeated(tour.apart, ended, is_together=error is None)
-        tour.made += 1
+        ended, are_apart = _result_of(future), isinstance(future.exception(), NotTogether)
         if tour.confirms:
-            if isinstance(ended, NotRun) or (tour.goes_on and not ended.completed):
+            is_last = tour.made == tour.confirms - 1
+            if isinstance(ended, ProbeOutcome) and (are_apart or not (is_last or ended.completed)):
+                ended = NotRun(blame.conclude(ended))  # it did not come to the visit in question
+            if is_last or isinstance(ended, NotRun):
                 tour.end()
-                ended = ended.finding if isinstance(ended, NotRun) else blame.conclude(ended)
-            return [] if tour.goes_on else self._confirmed(tour, ended, take)
+                return self._confirmed(tour, ended, take)
+            tour.made += 1
+            return []
+        if are_apart and not ended.stopped:
+            return singles(tour.end())
         if len(tour.visits) == 1:
+            tour.end()
             return self._settle(planned, ended, take)
         if ended is None:  # the visit before it did not pass
-            return [Tour((planned, *tour.end()))]
+            return [Tour(tour.end())]
         if isinstance(ended, NotRun):  # perhaps a limit that fewer processes do not reach
-            return singles((planned, *tour.end()))
-        if self.tours.passes(planned, ended) or is_unkillable(ended):
+            return singles(tour.end())
+        tour.made += 1
+        if self.tours.passes(planned, ended):
             if len(tour.probe.devices) == 1:
                 self._witness = self._witness or planned
             return singles(take(planned, ended))
         if not is_harmless(planned, ended):
             self.tours.count_failure(planned, ended)
-        if tour.made == 1 and set(planned.probe.devices) == set(tour.probe.devices):
-            return self._settle(planned, ended, take)  # as if alone: fresh processes, which see its devices
-        doubt = Doubt(ended, tour.visits, tour.made - 1)
-        if tour.made == 1 and is_of_start(ended):
+        is_alone = tour.made == 1 and set(planned.probe.devices) == set(tour.probe.devices)
+        if is_alone:  # fresh processes, which see its devices only
+            return self._settle(planned, ended, take)
+        doubt = Doubt(ended, tour.visits, tour.made - 1, is_of_start(ended) and tour.made == 1)
+        if not doubt.of_start and is_unkillable(ended):
+            return singles(take(planned, ended))
+        if doubt.of_start:
             tour.end()
-            start = Start(tour, ended)
-            self._starts.update(dict.fromkeys(start.firsts, start))
-            self.tours.doubts.update(dict.fromkeys(start.firsts, doubt))
-            return singles(start.firsts.values())
-        self.tours.doubts[planned.number] = doubt
-        return singles([planned])
-
-    def _note_apart(self, tour: Tour, outcome: ProbeOutcome) -> None:
-        """Note that the ranks of a launch did not start, at the last attempt."""
-        if tour.apart:
-            self.tours.note_apart(tour.apart, Confirmation.CAME_AGAIN)
-        elif conclusions.is_of_mpi(outcome) and (why := self._reason_to_end(tour.check.id, self.until)):
-            self.tours.note_apart(outcome, Confirmation.NOT_REPEATED, why.finding)
-        else:
-            self.tours.note_apart(outcome)
-
-    def _note_repeated(self, first: ProbeOutcome, ended: Ended, *, is_together: bool) -> None:
-        """Note what became of the second start of a launch, at the end of its first visit."""
-        if is_together:
-            self.tours.note_apart(first, Confirmation.CAME_ONCE)
-        else:
-            why = ended.finding if isinstance(ended, NotRun) else blame.conclude(ended)
-            self.tours.note_apart(first, Confirmation.NOT_REPEATED, why)
+        firsts = first_of_each_gpu(tour.visits) if doubt.of_start else [planned]
+        self.tours.doubts.update(dict.fromkeys((each.number for each in firsts), doubt))
+        return singles(firsts)
 
     # -- what failed in company -------------------------------------------------------------------------
 
     def _settle(self, planned: PlannedProbe, ended: Ended, take: Take) -> list[Tour]:
         """Handle the end of a probe that ran alone; returns what is to run next."""
-        if start := self._starts.get(planned.number):
-            start.alone[planned.number] = ended
-            return [] if len(start.alone) < len(start.firsts) else self._after_starts(start, take)
         doubt = self.tours.doubts.get(planned.number)
-        if doubt and isinstance(ended, NotRun):
-            return self._take_doubtful(planned, ended.finding, take)
-        if doubt and isinstance(ended, ProbeOutcome):
-            if not decides(planned, doubt.outcome, ended):
-                return self._take_doubtful(planned, blame.conclude(ended), take)
-            if self.tours.passes(planned, ended) and self.tours.needs_confirmation(planned):
-                self.tours.doubts[planned.number] = replace(doubt, alone=ended)
-                return [Tour(doubt.visits, doubt.place + 1)]
-            self.tours.believe(planned, ended)
+        if doubt is None or doubt.alone:
+            return self._take_alone(planned, ended, take)
+        doubt = self.tours.doubts[planned.number] = replace(doubt, alone=ended)
+        if doubt.of_start:
+            return self._after_starts(doubt.visits, take)
+        if isinstance(ended, NotRun) or conclusions.undecided(planned, doubt.outcome, ended):
+            return self._take_doubtful(planned, ended, take)
+        was_seen = conclusions.worst(planned, doubt.outcome).severity > Status.SKIP.severity
+        if was_seen and not doubt.outcome.stopped and self.tours.passes(planned, ended):
+            return [Tour(doubt.visits, doubt.place + 1)]
+        self.tours.believe(planned, ended)
         return self._take_alone(planned, ended, take)
 
     def _take_alone(self, planned: PlannedProbe, ended: Ended, take: Take) -> list[Tour]:
         """Take the outcome of a probe alone, and remember if it hung."""
         more = take(planned, ended)
-        if (
-            isinstance(ended, ProbeOutcome) and not more
-        ):  # a check that continues after a hang has its own limit
-            doubt = self.tours.doubts.get(planned.number)
-            for each in (ended, doubt.outcome) if doubt and not ended.completed else (ended,):
-                self._remember_hang(planned, each)
-            if len(planned.probe.devices) == 1 and ended.completed:
-                self._witness = self._witness or planned
-            elif len(planned.probe.devices) == 1 and is_of_start(ended) and has_hung(ended):
-                self._stuck.append(planned)
-        return singles(more)
+        if isinstance(ended, NotRun) or more:  # a check that continues after a hang has its own limit
+            return singles(more)
+        self._remember_hang(planned, ended)
+        if (doubt := self.tours.doubts.get(planned.number)) and not ended.completed:
+            self._remember_hang(planned, doubt.outcome)
+        if len(planned.probe.devices) == 1 and ended.completed:
+            self._witness = self._witness or planned
+        elif len(planned.probe.devices) == 1 and is_of_start(ended) and has_hung(ended):
+            self._stuck.append(planned)
+        return []
 
-    def _after_starts(self, start: Start, take: Take) -> list[Tour]:
+    def _after_starts(self, visits: tuple[PlannedProbe, ...], take: Take) -> list[Tour]:
         """Once each GPU of a failed start was started alone: those that fail are to blame. If there are none,
         those are of which this is not known; and if all started, the start is repeated in company."""
+        doubts = [(planned, self.tours.doubts[planned.number]) for planned in self.tours.doubted(visits)]
+        ended = [(planned, doubt.alone) for planned, doubt in doubts if doubt.alone]
+        if len(ended) < len(doubts):
+            return []
+        first = doubts[0][1].outcome
         told = {
-            number: each
-            for number, each in start.alone.items()
-            if isinstance(each, ProbeOutcome) and decides(start.firsts[number], start.outcome, each)
+            planned.number: isinstance(alone, ProbeOutcome) and alone.completed
+            for planned, alone in ended
+            if not conclusions.undecided(planned, first, alone)
         }
-        is_explained = not all(each.completed for each in told.values())
-        more = self.tours.plan(start.rest, self._jobs)
-        for number in start.alone:
-            del self._starts[number]
-        if len(told) == len(start.alone) and not is_explained:
-            for number, alone in told.items():
-                self.tours.doubts[number] = replace(self.tours.doubts[number], alone=alone)
-            return [Tour(start.tour.visits, 1), *more]
-        for number, ended in start.alone.items():
-            planned = start.firsts[number]
-            if number in told or is_explained:
-                more += self._take_alone(planned, ended, take)
-            else:
-                why = ended.finding if isinstance(ended, NotRun) else blame.conclude(ended)
-                more += self._take_doubtful(planned, why, take)
+        firsts = [planned.number for planned, _ in doubts]
+        more = self.tours.plan([each for each in visits if each.number not in firsts], self._jobs)
+        if len(told) == len(firsts) and all(told.values()):
+            return [Tour(visits, 1), *more]
+        for planned, alone in ended:
+            is_settled = planned.number in told or not all(told.values())
+            more += (self._take_alone if is_settled else self._take_doubtful)(planned, alone, take)
         return more
 
-    def _confirmed(self, tour: Tour, again: ProbeOutcome | Finding, take: Take) -> list[Tour]:
-        """Handle the repetition in company, or why it was not complete, for each visit that it confirms."""
-        of_tour = [
-            planned
-            for planned in tour.visits
-            if (doubt := self.tours.doubts.get(planned.number)) and doubt.visits is tour.visits
-        ]
-        return [each for planned in of_tour for each in self._take_doubtful(planned, again, take)]
+    def _confirmed(self, tour: Tour, again: Ended, take: Take) -> list[Tour]:
+        """Handle the repetition in company for each visit that it is to confirm."""
+        visits = self.tours.doubted(tour.visits)
+        return [each for planned in visits for each in self._take_doubtful(planned, again, take)]
 
-    def _take_doubtful(self, planned: PlannedProbe, again: ProbeOutcome | Finding, take: Take) -> list[Tour]:
+    def _take_doubtful(self, planned: PlannedProbe, again: Ended, take: Take) -> list[Tour]:
         """Handle a probe whose visit did not pass and that passed alone, or could not be repeated.
 
-        ``again``: the outcome of the same visits, made again, or why they could not be.
+        ``again``: how the same visits ended, made again, or why they, or the probe alone, could not be.
         """
         doubt = self.tours.doubts[planned.number]
-        if isinstance(again, ProbeOutcome) and not decides(planned, doubt.outcome, again):
-            again = blame.conclude(again)
-        if isinstance(again, Finding):
-            doubt = replace(doubt, confirmation=Confirmation.NOT_REPEATED, why=again)
-        elif not self.tours.passes(planned, again):
+        if why := conclusions.undecided(planned, doubt.outcome, again):
+            doubt = replace(doubt, confirmation=Confirmation.NOT_REPEATED, why=why)
+        elif isinstance(again, ProbeOutcome) and not self.tours.passes(planned, again):
             doubt = replace(doubt, outcome=again, confirmation=Confirmation.CAME_AGAIN)
         else:
             doubt = replace(doubt, confirmation=Confirmation.CAME_ONCE)
@@ -553,6 +503,8 @@ def _next_in_line(waiting: Iterable[Tour]) -> Iterator[Tour]:
 def _result_of(future: Future[Any]) -> Any:
     try:
         return future.result()
+    except NotTogether as apart:
+        return apart.outcome
     except OSError as error:
         return _not_started(error)
 

@@ -18,10 +18,10 @@ from gpuipc_doctor.model import (
     Tier,
 )
 from gpuipc_doctor.run import conclusions
-from gpuipc_doctor.run.conclusions import Doubt
+from gpuipc_doctor.run.conclusions import Doubt, Ended, NotRun
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.results import ResultLog
-from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
+from gpuipc_doctor.run.schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,6 @@ class Tour:
     """Of each visit, once the workers start; None for a visit that is not made."""
     made: int = 0
     """Number of visits whose outcome was handled."""
-    apart: ProbeOutcome | None = None
-    """How its launch failed at first, if it was repeated."""
 
     @property
     def number(self) -> int:
@@ -80,11 +78,6 @@ class Tour:
     @property
     def outcome(self) -> Future[ProbeOutcome | None]:
         return self.outcomes[self.made]
-
-    @property
-    def doubted(self) -> PlannedProbe:
-        """The visit that a tour confirms."""
-        return self.visits[self.confirms - 1]
 
     def end(self) -> tuple[PlannedProbe, ...]:
         """Make no more visits; returns those whose outcome was not handled."""
@@ -156,9 +149,9 @@ class Tours:
         self.isolate = self.isolate or worn_out
 
     def note_apart(
-        self, outcome: ProbeOutcome, launched: Confirmation | None = None, why: Finding | None = None
+        self, outcome: ProbeOutcome, launched: Confirmation | None, why: Finding | None = None
     ) -> None:
-        """Note that the ranks of a launch did not all start, and what became of its repetition."""
+        """Note that the ranks of a launch did not all start: see `conclusions.of_apart`."""
         self.not_together.append((outcome, conclusions.of_apart(outcome, launched, why)))
         self.ranks_apart = self.ranks_apart or launched is not Confirmation.CAME_ONCE
 
@@ -179,15 +172,14 @@ class Tours:
             if outcome.completed and finding.status is Status.SKIP
         )
 
+    def doubted(self, visits: tuple[PlannedProbe, ...]) -> list[PlannedProbe]:
+        """The visits in doubt of a tour with these visits."""
+        doubts = ((planned, self.doubts.get(planned.number)) for planned in visits)
+        return [planned for planned, doubt in doubts if doubt and doubt.visits is visits]
+
     def is_in_doubt(self, tour: Tour) -> bool:
         """Whether the tour is a probe to be repeated alone."""
         return len(tour.visits) == 1 and tour.number in self.doubts
-
-    def needs_confirmation(self, planned: PlannedProbe) -> bool:
-        """Whether a visit's failure is worth repeating after its probe passed alone."""
-        doubt = self.doubts[planned.number]
-        status = conclusions.worst(planned, doubt.outcome)
-        return status.severity > Status.SKIP.severity and not doubt.outcome.stopped
 
 
 def singles(probes: Iterable[PlannedProbe]) -> list[Tour]:
@@ -195,13 +187,13 @@ def singles(probes: Iterable[PlannedProbe]) -> list[Tour]:
     return [Tour((planned,)) for planned in probes]
 
 
-def decides(planned: PlannedProbe, first: ProbeOutcome, again: ProbeOutcome) -> bool:
-    """Whether a repetition tells more than what was seen first: it completed, or failed by itself."""
-    if again.completed or again.stopped:
-        return again.completed
-    return Status.FAIL is conclusions.worst(planned, again) or (
-        Status.FAIL is not conclusions.worst(planned, first)
-    )
+def first_of_each_gpu(visits: Iterable[PlannedProbe]) -> list[PlannedProbe]:
+    """For each GPU its first visit, if possible one without other GPUs."""
+    of_gpu: dict[Device, PlannedProbe] = {}
+    for planned in sorted(visits, key=lambda planned: len(planned.probe.devices)):
+        for device in planned.probe.devices:
+            of_gpu.setdefault(device, planned)
+    return list({planned.number: planned for planned in of_gpu.values()}.values())
 
 
 def is_of_start(outcome: ProbeOutcome) -> bool:

@@ -26,9 +26,10 @@ from gpuipc_doctor.model import (
 )
 from gpuipc_doctor.report import digest, sentences
 from gpuipc_doctor.run import conclusions
+from gpuipc_doctor.run.conclusions import Ended, NotRun
 from gpuipc_doctor.run.planner import Planner
 from gpuipc_doctor.run.results import Entry, ResultLog
-from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
+from gpuipc_doctor.run.schedule import Schedule
 
 MPI_INIT = "MPI_Init_thread"
 """The operation that initialises MPI in a rank."""

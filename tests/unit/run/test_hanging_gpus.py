@@ -14,10 +14,11 @@ import pytest
 from gpuipc_doctor.api import Device, ProbeOutcome, loader
 from gpuipc_doctor.model import Ending, Node, RoleOutcome
 from gpuipc_doctor.run import conclusions
+from gpuipc_doctor.run.conclusions import NotRun
 from gpuipc_doctor.run.hanging_gpus import HangingGpus
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.request import Request
-from gpuipc_doctor.run.schedule import NotRun, _not_started
+from gpuipc_doctor.run.schedule import _not_started
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.supervise.assignment import device_to_json
 from tests.checks.judging import gpu

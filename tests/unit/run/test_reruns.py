@@ -11,10 +11,10 @@ from gpuipc_doctor.api import Finding, Probe, ProbeOutcome, loader
 from gpuipc_doctor.model import CheckInfo, Ending, Evidence, EvidenceKind, Launch, RoleOutcome, Status, Tier
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import reruns
+from gpuipc_doctor.run.conclusions import NotRun
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.run.results import ResultLog
-from gpuipc_doctor.run.schedule import NotRun
 from gpuipc_doctor.site.config import SiteConfig
 
 FILE = Path(__file__).parents[2] / "fixtures" / "ranks.py"

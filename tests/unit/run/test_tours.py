@@ -18,10 +18,10 @@ from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.model import CheckInfo, DriverFault, Ending, Fact, Launch, RoleOutcome, Status, Tier
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import check_files, conclusions
-from gpuipc_doctor.run.conclusions import Doubt
+from gpuipc_doctor.run.conclusions import Doubt, Ended, NotRun
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.results import ResultLog
-from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule, _priority
+from gpuipc_doctor.run.schedule import Schedule, _priority
 from gpuipc_doctor.run.tours import Tour, Tours, can_share
 from gpuipc_doctor.supervise.launched_tour import NotTogether
 from tests.checks.judging import gpu

@@ -31,10 +31,10 @@ from gpuipc_doctor.model import (
 )
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import workarounds
+from gpuipc_doctor.run.conclusions import NotRun
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.run.results import ResultLog
-from gpuipc_doctor.run.schedule import NotRun
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.versions import Range
 from tests.sample_reports import gpus
