@@ -259,17 +259,17 @@ def outcome(planned: PlannedProbe, how: str) -> ProbeOutcome:
         "crashed": Ending.CRASHED,
         "unkillable": Ending.UNKILLABLE,
         "failed": Ending.DRIVER_ERROR,
+        "no start": Ending.HUNG,
+        "cut": Ending.STOPPED,
     }
     ending = endings.get(how)
+    call = "cuInit" if how in ("no start", "cut") else "cuIpcOpenMemHandle"
     roles = {"exporter": RoleOutcome("exporter", Ending.COMPLETED, records={"wrong": how == "wrong"})}
     if ending:
         fault = DriverFault("cuIpcOpenMemHandle", 400, "E") if how == "failed" else None
-        roles["importer"] = RoleOutcome(
-            "importer", ending, operation="cuIpcOpenMemHandle", signal="SIGSEGV", fault=fault
-        )
-    return ProbeOutcome(
-        probe.name, probe.devices, {}, roles, "importer" if ending else None, 0.0, 1.0, "logs"
-    )
+        roles["importer"] = RoleOutcome("importer", ending, operation=call, signal="SIGSEGV", fault=fault)
+    blamed, stopped = "importer" if ending else None, "budget" if how == "cut" else ""
+    return ProbeOutcome(probe.name, probe.devices, {}, roles, blamed, 0.0, 1.0, "logs", stopped)
 
 
 class Node:
@@ -533,6 +533,125 @@ def test_failure_that_is_not_repeated_says_why(why: str, says: str) -> None:
     (found,) = conclusions.of_doubt(probes[2], doubt)
     assert (found.status, found.key) == (Status.FAIL, "wrong-data")
     assert sentences.evidence(found)[0].startswith(says)
+
+
+# -- starts that fail -------------------------------------------------------------------------------------
+
+
+def start(
+    ends: Callable[[list[str], list[list[str]]], str], probes: Sequence[PlannedProbe] = ()
+) -> dict[str, Status]:
+    """Subject → status, if processes that see these subjects start as ``ends(subjects, ran before)`` says.
+    After ``cut`` the budget is over."""
+    ran: list[list[str]] = []
+    probes = probes or [planned(device) for device in GPUS]
+
+    class Starting(Node):
+        def run(self, check: str, file: Path, probe: Probe, **_: Any) -> ProbeOutcome:
+            return self._start([probe.subject], probe)
+
+        def tour(self, visits: Sequence[tuple[str, Path, Probe]], **more: Any) -> ProbeOutcome:
+            ended = self._start([probe.subject for _, _, probe in visits], visits[0][2])
+            return super().tour(visits, **more) if ended.completed else ended
+
+        def _start(self, seen: list[str], probe: Probe) -> ProbeOutcome:
+            how = ends(seen, ran)
+            ran.append(seen)
+            if how == "cut":
+                schedule.until, schedule._reason_to_end = 0.0, lambda *_: over  # type: ignore[method-assign]
+            return self._outcome(self._planned[id(probe)], []) if how == "right" else outcome_of(probe, how)
+
+    over = NotRun(Finding.skip("budget", "no time"), "budget")
+    found: dict[str, Status] = {}
+    node: Any = Starting(probes, lambda item, before: "right")
+    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
+    schedule._quiet = Still()  # type: ignore[assignment]
+
+    def take(item: PlannedProbe, ended: Ended | Doubt) -> list[PlannedProbe]:
+        if isinstance(ended, NotRun):
+            found[item.probe.subject] = ended.finding.status
+        elif isinstance(ended, Doubt):
+            found[item.probe.subject] = conclusions.of_doubt(item, ended)[0].status
+        else:
+            found[item.probe.subject] = conclusions.worst(item, ended)
+        return []
+
+    schedule.run(probes, 4, take)
+    return found
+
+
+def outcome_of(probe: Probe, how: str) -> ProbeOutcome:
+    return outcome(PlannedProbe(0, Reads(), FILE, probe), how)
+
+
+TOGETHER = [device.label for device in GPUS]
+FAILS = dict.fromkeys(TOGETHER, Status.FAIL)
+PASSES = dict.fromkeys(TOGETHER, Status.PASS)
+
+
+def test_failed_start_is_charged_to_the_gpu_that_also_fails_alone() -> None:
+    found = start(lambda seen, _: "no start" if "cuda:2" in seen else "right")
+    assert found == {**PASSES, "cuda:2": Status.FAIL}
+
+
+@pytest.mark.parametrize(
+    ("again", "status"), [("no start", Status.FAIL), ("right", Status.WARN), ("cut", Status.FAIL)]
+)
+def test_start_that_fails_in_company_only_is_repeated_there(again: str, status: Status) -> None:
+    def ends(seen: list[str], ran: list[list[str]]) -> str:
+        return ("no start" if not ran else again) if seen == TOGETHER else "right"
+
+    assert start(ends) == dict.fromkeys(TOGETHER, status)
+
+
+def test_start_of_which_nothing_more_is_known_stands() -> None:
+    """It was a PASS without these GPUs."""
+    assert start(lambda seen, ran: "cut" if ran else "no start") == FAILS
+    found = start(lambda seen, ran: "no start" if not ran else "cut" if seen == ["cuda:3"] else "right")
+    assert found["cuda:3"] is Status.FAIL
+
+
+def test_start_that_the_budget_cut_is_no_failure() -> None:
+    assert start(lambda seen, ran: "cut") == dict.fromkeys(TOGETHER, Status.ERROR)
+
+
+def test_gpu_that_waited_behind_another_is_cleared() -> None:
+    """The driver serves cuda:0 and cuda:1 only after another GPU has answered."""
+
+    def ends(seen: list[str], ran: list[list[str]]) -> str:
+        is_free = bool(ran) and ran[-1] in (["cuda:2"], ["cuda:3"])
+        is_bad = "cuda:0" in seen or ("cuda:1" in seen and (len(ran) < 5 or not is_free))
+        return "no start" if is_bad else "right"
+
+    assert start(ends) == {**PASSES, "cuda:0": Status.FAIL}
+
+
+def test_pairs_start_after_the_gpus_of_which_one_is_bad() -> None:
+    probes = [planned(device) for device in GPUS[:3]] + [planned(*GPUS[:2]), planned(*GPUS[1:3])]
+    found = start(lambda seen, _: "no start" if any("cuda:2" in each for each in seen) else "right", probes)
+    assert found == {
+        "cuda:0": Status.PASS,
+        "cuda:1": Status.PASS,
+        "cuda:2": Status.FAIL,
+        "cuda:0 > cuda:1": Status.PASS,
+        "cuda:1 > cuda:2": Status.SKIP,  # cuInit already hung twice on cuda:2
+    }
+
+
+def test_hang_is_not_lost_when_its_repetition_is_stopped() -> None:
+    seen: list[str] = []
+
+    def ends(item: PlannedProbe, before: list[PlannedProbe]) -> str:
+        if item.probe.devices != (GPUS[1],):
+            return "right"
+        seen.append("")
+        return "hung" if len(seen) == 1 else "cut"
+
+    found, _ = run(ends)
+    assert found["cuda:1"][0] is Status.FAIL
+    assert found["cuda:1"][1][0].startswith(
+        "not confirmed: the probe was not repeated alone: importer: cuInit"
+    )
 
 
 class Skips(Reads):
