@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from gpuipc_doctor.files import foreign
 from gpuipc_doctor.knownissues.lines import BLOCK
 
 
-class Unreadable(Exception):
+class Unreadable(foreign.Refused):
     """A log, or the rest of it, cannot be read; the message is one line that begins with a verb."""
 
 

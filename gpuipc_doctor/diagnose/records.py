@@ -10,10 +10,18 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
+
+from gpuipc_doctor.diagnose.flight_recorder import Dump
+from gpuipc_doctor.files import foreign
 
 LONGEST = 1 << 26
 """Maximum bytes of a document or record of JSON; longer ones are read as text."""
+LONGEST_RECORD = 1 << 20
+"""Maximum bytes of a record, or of a document, that is parsed in this process: it takes at most 60 MB."""
+PARSE_S = 60.0
+"""Maximum seconds to parse documents; then they are read as text."""
 DEEPEST = 50
 """Maximum levels of nested JSON; a deeper document is read as text."""
 TAKEN = b"(a dump of PyTorch's Flight Recorder)\n"
@@ -41,45 +49,78 @@ def is_json(sample: bytes) -> bool:
     return bool(_BEGIN.match(sample))
 
 
-def lines(blocks: Iterable[bytes | None], is_taken: Callable[[Any], bool]) -> Iterator[bytes | None]:
+DumpOf = Callable[[Any], "Dump | None"]
+
+
+def lines(
+    blocks: Iterable[bytes | None], dump_of: DumpOf, take: Callable[[Dump], object]
+) -> Iterator[bytes | None]:
     """JSON in UTF-8 as lines of text; other text unchanged.
 
-    A document accepted by ``is_taken`` gives no lines.
+    A document of which ``dump_of`` makes a dump gives no lines; ``take`` is called with the dump.
     """
+    for piece in _lines(blocks, dump_of):
+        if isinstance(piece, Dump):
+            take(piece)
+            yield TAKEN
+        else:
+            yield piece
+
+
+def _lines(blocks: Iterable[bytes | None], dump_of: DumpOf) -> Iterator[bytes | Dump | None]:
     waiting = bytearray()
     by_line: bool | None = None
     for block in blocks:
         if block is None:
-            yield from _rest(waiting, is_taken)
+            yield from _rest(bytes(waiting), dump_of)
             waiting, by_line = bytearray(), None
             yield None
             continue
         waiting += block
         if by_line is None and b"\n" in block:
-            by_line = _parsed(waiting.partition(b"\n")[0]) is not None
+            by_line = _parsed(bytes(waiting.partition(b"\n")[0])) is not None
         if by_line and b"\n" in block:
             ended, newline, waiting = waiting.rpartition(b"\n")
-            yield b"".join(_line(line, is_taken) for line in (ended + newline).splitlines(keepends=True))
+            ready = bytearray()
+            for line in bytes(ended + newline).splitlines(keepends=True):
+                piece = _line(line, dump_of)
+                if isinstance(piece, Dump):
+                    yield bytes(ready)
+                    yield piece
+                    ready.clear()
+                else:
+                    ready += piece
+            yield bytes(ready)
         elif not block:
             yield b""
         if len(waiting) > LONGEST:
             yield bytes(waiting)
             yield from blocks
             return
-    yield from _rest(waiting, is_taken)
+    yield from _rest(bytes(waiting), dump_of)
 
 
-def _rest(text: bytearray, is_taken: Callable[[Any], bool]) -> Iterator[bytes]:
-    """The lines of consecutive documents; the unchanged text if it is not all JSON."""
+def _rest(text: bytes, dump_of: DumpOf) -> Iterator[bytes | Dump]:
+    """The lines and dumps of consecutive documents; the unchanged text if it is not all JSON."""
+    if len(text) <= LONGEST_RECORD:
+        yield from _converted(dump_of, text)
+        return
+    try:
+        yield from foreign.parsed(partial(_converted, dump_of), text, limit_s=PARSE_S)
+    except foreign.Refused:
+        yield text
+
+
+def _converted(dump_of: DumpOf, text: bytes) -> list[bytes | Dump]:
     documents = _documents(text.decode("utf-8", "replace"))
-    if documents is None:
-        yield bytes(text)
-    else:
-        for document in documents:
-            if is_taken(document):
-                yield TAKEN
-            else:
-                yield from (line.encode("utf-8", "replace") + b"\n" for line in of_value(document))
+    return [text] if documents is None else [piece for each in documents for piece in _pieces(each, dump_of)]
+
+
+def _pieces(document: Any, dump_of: DumpOf) -> Iterator[bytes | Dump]:
+    if dump := dump_of(document):
+        yield dump
+    elif text := "".join(f"{line}\n" for line in of_value(document)):
+        yield text.encode("utf-8", "replace")
 
 
 def _documents(text: str) -> list[Any] | None:
@@ -94,9 +135,9 @@ def _documents(text: str) -> list[Any] | None:
     return documents
 
 
-def _parsed(line: bytearray) -> dict[str, Any] | None:
-    text = bytes(line).strip(b"\x1e \t\r\n").removeprefix(b"data: ")
-    if not text.startswith(b"{") or len(text) > LONGEST:
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    text = line.strip(b"\x1e \t\r\n").removeprefix(b"data: ")
+    if not text.startswith(b"{") or len(text) > LONGEST_RECORD:
         return None
     try:
         value = json.loads(text)
@@ -115,13 +156,13 @@ def _check_depth(value: Any, depth: int = 0) -> None:
             _check_depth(item, depth + 1)
 
 
-def _line(line: bytearray, is_taken: Callable[[Any], bool]) -> bytes:
+def _line(line: bytes, dump_of: DumpOf) -> bytes | Dump:
     """A record as one line; carriage returns separate its lines, so that line numbers stay correct."""
     record = _parsed(line)
     if record is None:
-        return bytes(line)
-    if is_taken(record):
-        return TAKEN
+        return line
+    if dump := dump_of(record):
+        return dump
     return "\r".join(of_value(record)).replace("\n", "\r").encode("utf-8", "replace") + b"\n"
 
 
@@ -205,7 +246,7 @@ def _stamp(record: dict[str, Any]) -> str:
         seconds = float(value)  # type: ignore[arg-type]
         seconds /= next((unit for unit in (1, 1e3, 1e6, 1e9) if 1e8 < seconds / unit < 1e11), 0)
         return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="microseconds") + " "
-    except (TypeError, ValueError, ZeroDivisionError):
+    except (TypeError, ValueError, ArithmeticError):
         return ""
 
 

@@ -18,7 +18,7 @@ from gpuipc_doctor.diagnose import archives, flight_recorder, pickles, records
 from gpuipc_doctor.diagnose.decompress import NoText, Unreadable, decompressed, is_compressed
 from gpuipc_doctor.diagnose.flight_recorder import Dump
 from gpuipc_doctor.diagnose.rank_files import rank_in
-from gpuipc_doctor.files import reading
+from gpuipc_doctor.files import foreign, reading
 from gpuipc_doctor.knownissues.lines import BLOCK
 
 STDIN = "-"
@@ -34,6 +34,8 @@ Pieces = Iterator[bytes | str | None]
 
 LARGEST_PICKLE = 1 << 28
 """Maximum bytes of a pickle."""
+PICKLE_S = 60.0
+"""Maximum seconds to read a pickle."""
 _SAMPLE = 1 << 13
 """Bytes at a log's start that distinguish text from binary."""
 _PATIENCE_MS = 20
@@ -162,8 +164,18 @@ class Log:
     def _lines(self, name: str, sample: bytes, rest: Blocks) -> Blocks:
         """Lines of a log that starts with ``sample``, in UTF-8. Raises `NoText`."""
         if pickles.is_pickle(sample):
-            if not self._takes(name, pickles.plain(_whole(sample, rest))):
+            whole, log, rank = _whole(sample, rest), str(name), rank_in(name)
+            try:
+                found = foreign.parsed(
+                    lambda data: flight_recorder.dump(pickles.plain(data), log, rank),
+                    whole,
+                    limit_s=PICKLE_S,
+                )
+            except foreign.Refused as reason:
+                raise Unreadable(str(reason)) from None
+            if not found:
                 raise NoText("is a pickle but not a dump of PyTorch's Flight Recorder; not read")
+            self.dumps.append(found)
             yield records.TAKEN
             return
         if sample.startswith(_UTF_16):
@@ -173,7 +185,10 @@ class Log:
         sample = sample.removeprefix(codecs.BOM_UTF8)
         text: Blocks = chain((sample,), rest)
         if records.is_json(sample):
-            text = records.lines(text, lambda value: self._takes(name, value))
+            log, rank = str(name), rank_in(name)
+            text = records.lines(
+                text, lambda value: flight_recorder.dump(value, log, rank), self.dumps.append
+            )
         yield from self._shortened(text)
 
     def _shortened(self, blocks: Blocks) -> Blocks:
@@ -190,12 +205,6 @@ class Log:
             if length > LONGEST_LINE and TOO_LONG not in self.unread:
                 self.unread.append(TOO_LONG)
             yield block
-
-    def _takes(self, name: str, value: object) -> bool:
-        """Whether the data is a dump of the Flight Recorder, which has no lines."""
-        if dump := flight_recorder.dump(value, name, rank_in(name)):
-            self.dumps.append(dump)
-        return dump is not None
 
     def _zip(self) -> Pieces:
         if not self._regular:

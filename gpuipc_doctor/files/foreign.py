@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import resource
@@ -119,43 +120,52 @@ def run(
 
     A program that prints more than ``max_bytes`` is killed: `OSError` with EFBIG.
     """
-    with subprocess.Popen(
+    process = subprocess.Popen(
         command,
         env=None if environment is None else dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    ) as process:
-        try:
-            output, errors = _outputs(process, limit_s, max_bytes)
-            process.wait(limit_s)
-        except BaseException:
-            process.kill()
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, output, errors)
-
-
-def _outputs(process: subprocess.Popen[bytes], limit_s: float, max_bytes: int) -> tuple[str, str]:
-    """Standard output and standard error, until both are closed."""
-    import errno
-
+        start_new_session=True,
+    )
     assert process.stdout
     assert process.stderr
     until = time.monotonic() + limit_s
-    read = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    read = [bytearray(), bytearray()]
+    try:
+        _read(
+            dict(zip((process.stdout.fileno(), process.stderr.fileno()), read, strict=True)), until, max_bytes
+        )
+        process.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise subprocess.TimeoutExpired(command, limit_s, _text(read[0]), _text(read[1])) from None
+    finally:
+        if process.poll() is None:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):  # a driver may hold it
+                process.wait(1.0)
+        process.stdout.close()
+        process.stderr.close()
+    return subprocess.CompletedProcess(command, process.returncode, _text(read[0]), _text(read[1]))
+
+
+def _read(into: Mapping[int, bytearray], until: float, max_bytes: int) -> None:
+    """Read descriptors until all are closed. Raises `subprocess.TimeoutExpired` and `OSError`."""
     with selectors.DefaultSelector() as selector:
-        for fd in read:
+        for fd in into:
             selector.register(fd, selectors.EVENT_READ)
         while selector.get_map():
             ready = selector.select(max(0.0, until - time.monotonic()))
             if not ready or time.monotonic() > until:
-                raise subprocess.TimeoutExpired(process.args, limit_s)
+                raise subprocess.TimeoutExpired((), 0.0)
             for key, _ in ready:
                 more = os.read(key.fd, 1 << 16)
-                read[key.fd] += more
+                into[key.fd].extend(more)
                 if not more:
                     selector.unregister(key.fd)
-                elif len(read[key.fd]) > max_bytes:
+                elif len(into[key.fd]) > max_bytes:
                     raise OSError(errno.EFBIG, f"it printed more than {max_bytes >> 10} KiB")
-    output, errors = (bytes(data).decode(errors="replace") for data in read.values())
-    return output, errors
+
+
+def _text(data: bytearray) -> str:
+    return bytes(data).decode(errors="replace")

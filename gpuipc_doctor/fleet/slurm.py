@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpuipc_doctor.files import foreign
 from gpuipc_doctor.site import hosts
 
 PATIENCE_S = 60.0
@@ -170,11 +171,11 @@ def _expanded(nodes: str) -> Iterable[str]:
 def printed_by(*words: str, limit_s: float = PATIENCE_S) -> str:
     """Output of a program of Slurm or Flux. Raises `Refused`."""
     try:
-        asked = subprocess.run(words, capture_output=True, text=True, check=False, timeout=limit_s)
+        asked = foreign.run(words, limit_s=limit_s)
     except OSError as error:
         raise Refused(f"{words[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
         raise Refused(f"{words[0]} did not answer within {limit_s:g} s") from None
     if asked.returncode != 0:
-        raise Refused(f"{words[0]}: {' '.join((asked.stderr or asked.stdout).split())}")
+        raise Refused(f"{words[0]}: {' '.join((asked.stderr or asked.stdout).split())[:200]}")
     return asked.stdout

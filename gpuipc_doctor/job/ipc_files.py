@@ -109,7 +109,7 @@ def _held(place: str) -> int | None:
 def _sysv() -> dict[int, tuple[int, int]]:
     """Segment id → (bytes of memory, number of users) (sysvipc(7), proc(5)); empty if unreadable."""
     with suppress(OSError, ValueError, KeyError):
-        titles, *rows = map(str.split, SYSV.read_text(errors="replace").splitlines())
+        titles, *rows = map(str.split, quietly(SYSV).splitlines())
         of_title = [dict(zip(titles, row, strict=True)) for row in rows]
         return {int(row["shmid"]): (int(row["rss"]), int(row["nattch"])) for row in of_title}
     return {}

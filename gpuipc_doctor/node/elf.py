@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import struct
 from pathlib import Path
@@ -13,7 +14,11 @@ _DT_NEEDED, _DT_STRTAB = 1, 5
 _CLASS_64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 
 
-MAX_BYTES = 2 << 30
+_MAX_DYNAMIC = 1 << 16
+"""Maximum bytes of the dynamic section: 4,096 entries."""
+_LONGEST_NAME = 4096
+_HEADER_BYTES = 56
+"""Bytes of a program header (``Elf64_Phdr``)."""
 
 
 class Damaged(Exception):
@@ -50,32 +55,38 @@ def machine(path: Path) -> str | None:
 def needed(path: Path) -> tuple[str, ...]:
     """The sonames, in the file's order. Raises `Damaged`."""
     try:
-        image = reading.read(path, MAX_BYTES)
+        with reading.opened(path) as fd:
+            return _needed(fd, path)
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}") from None
     except reading.Unreadable as reason:
         raise Damaged(f"{path} {reason}") from None
-    if not image.startswith(_CLASS_64_LITTLE_ENDIAN):
-        raise Damaged(f"{path} is not a 64-bit little-endian ELF file")
-    try:
-        return _needed(image)
     except (struct.error, KeyError, ValueError, OverflowError) as error:
         raise Damaged(f"{path} is a damaged ELF file") from error
 
 
-def _needed(image: bytes) -> tuple[str, ...]:
-    (headers_at,) = struct.unpack_from("<Q", image, 0x20)
-    size, count = struct.unpack_from("<HH", image, 0x36)
-    segments = [struct.unpack_from("<IIQQQQ", image, headers_at + n * size) for n in range(count)]
-    entries = []
+def _needed(fd: int, path: Path) -> tuple[str, ...]:
+    head = os.pread(fd, 0x40, 0)
+    if not head.startswith(_CLASS_64_LITTLE_ENDIAN):
+        raise Damaged(f"{path} is not a 64-bit little-endian ELF file")
+    (headers_at,) = struct.unpack_from("<Q", head, 0x20)
+    size, count = struct.unpack_from("<HH", head, 0x36)
+    if size != _HEADER_BYTES:
+        raise ValueError(f"program headers of {size} bytes")
+    headers = os.pread(fd, size * count, headers_at)
+    segments = [struct.unpack_from("<IIQQQQ", headers, n * size) for n in range(count)]
+    entries: list[tuple[int, int]] = []
     for kind, _, offset, _, _, nbytes in segments:
         if kind == _PT_DYNAMIC:
-            entries = list(struct.iter_unpack("<QQ", image[offset : offset + nbytes]))
+            entries = list(struct.iter_unpack("<QQ", os.pread(fd, min(nbytes, _MAX_DYNAMIC), offset)))
     names_at = dict(entries)[_DT_STRTAB]
     for kind, _, offset, address, _, nbytes in segments:
         if kind == _PT_LOAD and address <= names_at < address + nbytes:
             names_at += offset - address
             break
-    return tuple(_string(image, names_at + value) for tag, value in entries if tag == _DT_NEEDED)
+    return tuple(_string(fd, names_at + value) for tag, value in entries if tag == _DT_NEEDED)
 
 
-def _string(image: bytes, at: int) -> str:
-    return image[at : image.index(b"\0", at)].decode()
+def _string(fd: int, at: int) -> str:
+    name = os.pread(fd, _LONGEST_NAME, at)
+    return name[: name.index(b"\0")].decode()

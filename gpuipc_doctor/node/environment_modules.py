@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpuipc_doctor.node import programs
+from gpuipc_doctor.files import foreign
 from gpuipc_doctor.node.mpi_locate import NotFound
 
 _PROGRAMS = ("LMOD_CMD", "MODULES_CMD")
@@ -32,7 +32,8 @@ def load(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]
     """
     program = find_program(environment)
     try:
-        ended = programs.ask((program, "python", "load", *names), environment, _LIMIT_S)
+        command = (program, "python", "load", *names)
+        ended = foreign.run(command, limit_s=_LIMIT_S, environment=environment)
     except OSError as error:
         raise NotFound(
             f"{program} cannot be run: {error.strerror}", f"correct or unset {' and '.join(_PROGRAMS)}"
@@ -40,7 +41,10 @@ def load(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]
     except subprocess.TimeoutExpired:
         reason = f"{program} did not load {' '.join(names)} within {_LIMIT_S:g} s"
         raise NotFound(reason, "check whether `module load` also hangs in a shell") from None
-    done, changes = _read(ended.stdout)
+    try:
+        done, changes = foreign.parsed(_read, ended.stdout)
+    except foreign.Refused:  # no Python
+        done, changes = False, []
     if not done:
         said = " ".join(ended.stderr.split())[:200] or f"exit code {ended.returncode}, no output"
         raise NotFound(
@@ -64,10 +68,7 @@ def find_program(environment: Mapping[str, str]) -> str:
 
 def _read(text: str) -> tuple[bool, list[tuple[str, str]]]:
     """Whether the modules were loaded, and the variables that the output assigns."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False, []
+    tree = ast.parse(text)
     done = False
     changes: dict[str, str] = {}
     for target, value in _assigned(tree):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
 import sys
@@ -180,6 +179,10 @@ _PART_OF_KERNEL = ("amdgpu", "nvidia-driver")
 # -- the kernel -----------------------------------------------------------------------------------------
 
 
+_LONGEST_CONFIG = 4 << 20
+"""Maximum bytes of a kernel's options."""
+
+
 def _kernel_build(tree: Tree) -> Iterator[Fact]:
     """Kernel options that RCCL also checks before it uses dma-buf (its rocmwrap.cc)."""
     release = tree.line("/proc/sys/kernel/osrelease")
@@ -189,8 +192,10 @@ def _kernel_build(tree: Tree) -> Iterator[Fact]:
     for file in files:
         try:
             raw = tree.raw(file)
-            text = (gzip.decompress(raw) if file.endswith(".gz") else raw).decode(errors="replace")
-        except (OSError, EOFError, zlib.error):
+            if file.endswith(".gz"):
+                raw = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(raw, _LONGEST_CONFIG)
+            text = raw.decode(errors="replace")
+        except (OSError, zlib.error):
             continue
         if "CONFIG_" not in text:
             continue

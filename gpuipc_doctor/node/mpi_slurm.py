@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from gpuipc_doctor.node import programs
+from gpuipc_doctor.files import foreign
 
 _LIMIT_S = 10.0
 """Seconds to wait for Slurm's controller. Without an answer, srun is assumed to work."""
@@ -61,6 +61,6 @@ def remedy(interface: str) -> str:
 
 def _ask(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
     try:
-        return programs.ask(command, environment, _LIMIT_S)
+        return foreign.run(command, limit_s=_LIMIT_S, environment=environment)
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -7,8 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpuipc_doctor.api import Worker
+from gpuipc_doctor.files import foreign
 from gpuipc_doctor.files.node_files import shown
 from gpuipc_doctor.node.survey_records import record
+
+_LIMIT_S = 60.0
+"""Seconds for a program; the probe's deadline is shorter."""
 
 PROGRAMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "slurm": (("scontrol", "srun", "slurmd"), ("--version",), r"slurm(?:-wlm)? (\S+)"),
@@ -69,8 +73,6 @@ def versions_in(text: str, facts: Mapping[str, str]) -> Iterator[tuple[str, str,
 
 
 def _output(w: Worker, command: list[str]) -> str:
-    import subprocess
-
     with w.armed(" ".join(command[:2])):
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    return (done.stdout + done.stderr).decode(errors="replace")
+        done = foreign.run(command, limit_s=_LIMIT_S)
+    return done.stdout + done.stderr

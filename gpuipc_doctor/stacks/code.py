@@ -52,7 +52,9 @@ class Code:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        mapped = sorted(mappings(Path(f"/proc/{pid}/maps").read_text(errors="replace")))
+        with Path(f"/proc/{pid}/maps").open(errors="replace") as maps:
+            text = maps.read(_LONGEST_MAPS)
+        mapped = sorted(mappings(text))
         self._segments = [each for each in mapped if "x" in each.rights and each.file.startswith("/")]
         self.is_arm64 = _is_of_arm64(pid)
         """Whether the process runs a program of arm64."""
@@ -185,6 +187,7 @@ _PAGE, _MOST_PAGES = 1 << 16, 64
 _MOST_BYTES = 256 << 20
 """Maximum bytes read at a time: a table of symbols or of their names."""
 _LONGEST_NAME = 1 << 14
+_LONGEST_MAPS = 32 << 20
 _MOST_SYMBOLS = 1 << 20
 """Maximum symbols of one table."""
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpuipc_doctor.files import foreign
 from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.log_lines import most_telling
 from gpuipc_doctor.stacks.debuggers import GDB, find_program
@@ -93,28 +94,12 @@ def native_stack(pid: int, save_to: Path, until: float) -> tuple[str, ...]:
 
 def _output(command: Sequence[str], limit_s: float) -> str:
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            text=True,
-            errors="replace",
-        )
+        ended = foreign.run(command, limit_s=limit_s)
+        return ended.stdout + ended.stderr
     except OSError as error:
-        return f"could not be started: {error}"
-    try:
-        return process.communicate(timeout=limit_s)[0]
+        return f"could not be run: {error.strerror}"
     except subprocess.TimeoutExpired as expired:
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
-        assert process.stdout
-        process.stdout.close()
-        partial = expired.output or b""
-        said = partial.decode(errors="replace") if isinstance(partial, bytes) else partial
-        return f"{said}\ndid not answer within {limit_s:.1f} s"
+        return f"{expired.output or ''}\ndid not answer within {limit_s:.1f} s"
 
 
 def _frames_of_py_spy(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from gpuipc_doctor import knownissues
 from gpuipc_doctor.diagnose import records
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis
 from gpuipc_doctor.diagnose.examination import Examination
+from gpuipc_doctor.diagnose.flight_recorder import Dump
 from gpuipc_doctor.diagnose.readers import diagnose
+from gpuipc_doctor.files import foreign
 
 XID = "NVRM: Xid (PCI:0000:44:00): 79, pid=7, GPU has fallen off the bus."
 JOURNAL = {"__REALTIME_TIMESTAMP": "1732410000123456", "_HOSTNAME": "n17", "SYSLOG_IDENTIFIER": "kernel"}
@@ -36,7 +39,7 @@ POD = {"status": {"containerStatuses": [{"state": {"terminated": {"reason": "OOM
 def read(text: str | bytes, *, block: int = 1 << 16) -> list[str]:
     data = text.encode() if isinstance(text, str) else text
     blocks = (data[at : at + block] for at in range(0, len(data), block))
-    return joined(records.lines(blocks, lambda _: False)).splitlines()
+    return joined(records.lines(blocks, lambda _: None, list[Dump]().append)).splitlines()
 
 
 def joined(blocks: Iterable[bytes | None]) -> str:
@@ -83,9 +86,9 @@ def test_message_too_long_for_the_journal_leaves_the_other_fields() -> None:
 
 
 def test_message_of_several_lines_stays_one_number() -> None:
-    lines = joined(records.lines([f"{journal(f'a{chr(10)}b')}\n{{}}\n".encode()], lambda _: False)).split(
-        "\n"
-    )
+    lines = joined(
+        records.lines([f"{journal(f'a{chr(10)}b')}\n{{}}\n".encode()], lambda _: None, list[Dump]().append)
+    ).split("\n")
     assert len(lines) == 3
     assert [part.rpartition(" ")[2] for part in lines[0].split("\r")] == ["a", "b"]
 
@@ -168,7 +171,7 @@ def test_long_value_is_complete() -> None:
 def test_endless_line_is_not_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "LONGEST", 1000)
     blocks = iter([b'{"a": "', *[b"x" * 100] * 100])
-    reading = records.lines(blocks, lambda _: False)
+    reading = records.lines(blocks, lambda _: None, list[Dump]().append)
     first = next(block for block in reading if block)
     assert len(first) <= 1100
     assert sum(len(block or b"") for block in reading) + len(first) == 10_007
@@ -182,3 +185,33 @@ def test_any_bytes_are_lines() -> None:
         for _ in range(rng.randrange(1, 4)):
             data[rng.randrange(len(data))] = rng.randrange(256)
         read(bytes(data), block=rng.randrange(1, 300))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"time": 1' + "0" * 400 + ', "message": "x"}\n',
+        '{"time": 1e999, "message": "x"}\n',
+        '{"time": NaN, "ts": -1e308, "message": "x"}\n',
+        '{"time": true, "message": "x"}\n',
+        '{"time": {"a": 1}, "message": "x"}\n',
+        '{"MESSAGE": [1e999, -1, 256, [[[]]], "x"]}\n',
+        '{"time": 1' + "0" * 5000 + ', "message": "x"}\n',
+        '{"message": "x\\ud800"}\n',
+        '{"level": ' + "9" * 300 + ', "message": "x"}\n',
+        '{"a": ' + "9" * 4000 + ', "message": "x"}\n',
+    ],
+    ids=range(10),
+)
+def test_hostile_values_of_a_record_end_nothing(text: str) -> None:
+    for form in (text, text * 2, f"[{text}]"):
+        assert "x" in "".join(read(form))
+
+
+def test_document_that_would_take_much_memory_is_read_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 MB of empty objects took 1.2 GB of memory, and five minutes."""
+    monkeypatch.setattr(foreign, "MEMORY_BYTES", 16 << 20)
+    text = "[" + "{},\n" * 1_000_000 + "{}]"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert len(read(text, block=len(text))) == 1_000_001
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 96 << 10  # KiB
