@@ -8,12 +8,13 @@ from itertools import pairwise
 
 from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.job import loaded, shared_memory
-from gpuipc_doctor.job.activity import Activity, Kind, activity
+from gpuipc_doctor.job.activity import activity
 from gpuipc_doctor.job.document import JobReport, Process, Rank, Snapshot
 from gpuipc_doctor.job.gpu_waits import Evidence
 from gpuipc_doctor.job.merging import differences, watts
 from gpuipc_doctor.job.roles import roles
 from gpuipc_doctor.job.verdict import judge
+from gpuipc_doctor.job.waits import Activity, Kind
 
 
 def examine(

@@ -12,8 +12,8 @@ from statistics import median
 
 from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.collective.judge import Judgement, Problem
-from gpuipc_doctor.job.activity import Activity, Kind
 from gpuipc_doctor.job.document import Cause, Verdict
+from gpuipc_doctor.job.waits import Activity, Kind
 from gpuipc_doctor.present.text import ranges
 
 LONG_S = 30.0

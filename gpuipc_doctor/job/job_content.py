@@ -9,7 +9,6 @@ from functools import partial
 from itertools import groupby
 
 from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
-from gpuipc_doctor.job.activity import VFORK_WAITS, Kind
 from gpuipc_doctor.job.document import (
     GROWTH,
     Cause,
@@ -22,8 +21,10 @@ from gpuipc_doctor.job.document import (
     Rank,
 )
 from gpuipc_doctor.job.folding import Branch, fold
+from gpuipc_doctor.job.process_facts import VFORK_WAITS
 from gpuipc_doctor.job.roles import BY_GPU
 from gpuipc_doctor.job.symbols import readable
+from gpuipc_doctor.job.waits import Kind
 from gpuipc_doctor.model import Relation
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Parts, do

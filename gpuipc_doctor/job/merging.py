@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpuipc_doctor.job.activity import Activity, Kind
 from gpuipc_doctor.job.document import GROWTH, Difference, JobReport, Rank
 from gpuipc_doctor.job.gpu_waits import Evidence
 from gpuipc_doctor.job.verdict import judge, with_growth
+from gpuipc_doctor.job.waits import Activity, Kind
 
 BINDING = frozenset(
     {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",

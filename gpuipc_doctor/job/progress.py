@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuipc_doctor.job.activity import Kind, program_frames
 from gpuipc_doctor.job.document import JobReport, Progress, Rank
+from gpuipc_doctor.job.waits import Kind, program_frames
 
 
 def since(earlier: JobReport, now: JobReport) -> Progress:

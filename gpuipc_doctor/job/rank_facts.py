@@ -10,9 +10,10 @@ from functools import cached_property
 from gpuipc_doctor.collective.judge import Judgement
 from gpuipc_doctor.collective.judge import judge as judge_collectives
 from gpuipc_doctor.job import gpu_waits
-from gpuipc_doctor.job.activity import STILL, Activity, Kind, is_poll
 from gpuipc_doctor.job.document import Cause, Verdict
 from gpuipc_doctor.job.gpu_waits import Evidence
+from gpuipc_doctor.job.process_facts import STILL
+from gpuipc_doctor.job.waits import Activity, Kind, is_poll
 
 _FOR_PARTNERS = (Kind.RECEIVES, Kind.SENDS, Kind.PROGRESSES)
 """Activities of ranks that may wait for each other while other ranks make progress. A rank in a collective is

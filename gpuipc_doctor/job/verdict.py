@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from gpuipc_doctor.collective.judge import Problem
 from gpuipc_doctor.job import gpu_waits
-from gpuipc_doctor.job.activity import Activity, Kind
 from gpuipc_doctor.job.document import Cause, Growth, Verdict
 from gpuipc_doctor.job.gpu_waits import Evidence
 from gpuipc_doctor.job.rank_facts import RankFacts, find_culprits
+from gpuipc_doctor.job.waits import Activity, Kind
 
 
 def judge(

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from gpuipc_doctor import node_name
 from gpuipc_doctor.job import shared_memory
-from gpuipc_doctor.job.activity import NOISE_THREADS, is_outside, is_seen
+from gpuipc_doctor.job.activity import is_outside, is_seen
 from gpuipc_doctor.job.document import Process, Snapshot
+from gpuipc_doctor.job.process_facts import is_noise
 from gpuipc_doctor.job.processes import read_process
 from gpuipc_doctor.job.roles import by_rank, workers
 from gpuipc_doctor.stacks import (
@@ -153,7 +154,7 @@ class Watcher:
 
     def _counted(self, process: Process, snapshots: Sequence[Snapshot], in_registers: Set[int]) -> Process:
         """The process with `Process.counts` filled in, unless it was seen in MPI or the GPU driver."""
-        if not is_outside(own := _of(process.pid, snapshots), process.pid):
+        if not is_outside(own := _of(process.pid, snapshots)):
             return process
         if process.has_torch and len({snapshot.python for snapshot in own}) > 1:
             return process  # it moves, whatever counts
@@ -258,7 +259,7 @@ def take_snapshots(watcher: Watcher) -> list[Snapshot]:
 def _is_unsampled(snapshots: Sequence[Snapshot]) -> bool:
     """Whether some main thread that runs or sleeps has no stack yet that shows what it does."""
     return any(
-        rank.main and rank.main.state in "RS" and not is_seen(_of(rank.pid, snapshots), rank.pid)
+        rank.main and rank.main.state in "RS" and not is_seen(_of(rank.pid, snapshots))
         for rank in _ranks(snapshots[-1])
     )
 
@@ -292,7 +293,7 @@ def _asleep(process: Process) -> set[int]:
     own = {main.tid} if main and main.state != "R" else set[int]()
     if main is None or process.has_mpi or main.wchan.startswith("futex"):
         others = [thread for thread in process.threads if thread.tid != process.pid and thread.state != "R"]
-        own |= {thread.tid for thread in others if not NOISE_THREADS.search(thread.name)} - own
+        own |= {thread.tid for thread in others if not is_noise(thread)} - own
     return own if process.has_mpi else {*sorted(own)[: 1 + MOST_THREADS]}
 
 

@@ -18,11 +18,12 @@ from gpuipc_doctor.api import process_leaks
 from gpuipc_doctor.files import node_files
 from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.job import growth, ipc_files, processes, selection, shared_memory
-from gpuipc_doctor.job.activity import Kind, activity
+from gpuipc_doctor.job.activity import activity
 from gpuipc_doctor.job.document import Cause, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
 from gpuipc_doctor.job.processes import read_process
 from gpuipc_doctor.job.selection import NoSuchJob, Request
+from gpuipc_doctor.job.waits import Kind
 from gpuipc_doctor.node import fabric_devices, file_facts, gpus, loaded
 from gpuipc_doctor.node.memory_sysfs import Amdgpu
 from gpuipc_doctor.prolog.state import State
@@ -200,7 +201,7 @@ def test_missing_stack_and_code_of_a_process(
 ) -> None:
     file = write(tmp_path / "file", text)
     for module in ("code", "counting", "sleeping"):
-        monkeypatch.setattr(f"gpuipc_doctor.job.{module}.Path", lambda name: file)
+        monkeypatch.setattr(f"gpuipc_doctor.stacks.{module}.Path", lambda name: file)
     with pytest.raises(OSError):  # noqa: PT011 - absent, or not an address
         counting.outer_stack(PID)
     if text is None:

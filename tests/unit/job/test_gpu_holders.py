@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.job import gpu_holders, here, job_content
-from gpuipc_doctor.job.activity import Kind
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.selection import NoSuchJob
+from gpuipc_doctor.job.waits import Kind
 from gpuipc_doctor.model import Finding, Node
 from gpuipc_doctor.node import memory_watching
 from gpuipc_doctor.node.memory_usage import GpuUse, ProcessUse, Sample

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.collective.call import Call
-from gpuipc_doctor.job.activity import STILL, Activity, Kind
 from gpuipc_doctor.job.document import Cause
 from gpuipc_doctor.job.gpu_waits import LONG_S, Evidence
+from gpuipc_doctor.job.process_facts import STILL
 from gpuipc_doctor.job.verdict import judge
+from gpuipc_doctor.job.waits import Activity, Kind
 
 STEP = ("<module> (train.py:41)", "step (train.py:21)")
 SPINS = Activity(Kind.DEVICE, "step (train.py:21)", STEP, "native stacks")

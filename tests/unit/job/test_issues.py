@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpuipc_doctor.job.activity import Kind
 from gpuipc_doctor.job.document import Cause, JobReport, Rank, Verdict
 from gpuipc_doctor.job.issues import matching, wrong_settings
+from gpuipc_doctor.job.waits import Kind
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, load
 from gpuipc_doctor.knownissues.entry import Reference, Workaround
 from gpuipc_doctor.model import Effect, Relation

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.job import job_content
-from gpuipc_doctor.job.activity import Activity, Kind, activity, mpi_function
+from gpuipc_doctor.job.activity import activity
 from gpuipc_doctor.job.document import Cause, Contents, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
 from gpuipc_doctor.job.folding import Branch, fold
 from gpuipc_doctor.job.verdict import judge
+from gpuipc_doctor.job.waits import Activity, Kind, mpi_function
 from gpuipc_doctor.stacks import python_stacks
 from gpuipc_doctor.stacks.sampling import stacks
 from gpuipc_doctor.stacks.thread import Stack, Thread
@@ -65,6 +66,13 @@ def test_mpi_function_of_c_and_fortran_names(symbol: str, function: str) -> None
         (("MPI_Finalize (libmpi.so.40)",), Kind.ENDS, "MPI_Finalize"),
         (("PMPI_Init_thread (libmpi.so.40)",), Kind.STARTS, "MPI_Init_thread"),
         (("PMPI_Comm_dup (libmpi.so.40)",), Kind.COLLECTIVE, "MPI_Comm_dup"),
+        (("PMPI_Reduce_scatter_block (libmpi.so.40)",), Kind.COLLECTIVE, "MPI_Reduce_scatter_block"),
+        (("pwrite (libc.so.6)", "PMPI_File_write_at (libmpi.so.40)", "save (app)"), Kind.COMPUTES, ""),
+        (
+            ("pwrite (libc.so.6)", "PMPI_File_write_at_all (libmpi.so.40)"),
+            Kind.COLLECTIVE,
+            "MPI_File_write_at_all",
+        ),
         (("PMPI_Initialized (libmpi.so.12)", "PMPI_Finalize (libmpi.so.12)"), Kind.ENDS, "MPI_Finalize"),
         (("cuCtxSynchronize (libcuda.so.1)", "main (app)"), Kind.DEVICE, "cuCtxSynchronize"),
         (("hipStreamSynchronize (libamdhip64.so.6)",), Kind.DEVICE, "hipStreamSynchronize"),

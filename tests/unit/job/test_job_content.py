@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.job import job_content
-from gpuipc_doctor.job.activity import Kind
 from gpuipc_doctor.job.document import Difference, Growth, JobReport, MatchedIssue, Progress, Rank
 from gpuipc_doctor.job.merging import merge
 from gpuipc_doctor.job.roles import BY_GPU, IN_ORDER
+from gpuipc_doctor.job.waits import Kind
 from gpuipc_doctor.model import Relation
 from tests import golden
 

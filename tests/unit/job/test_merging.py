@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.job import document, job_content
-from gpuipc_doctor.job.activity import Kind
 from gpuipc_doctor.job.document import Cause, Difference, JobReport, Rank, Verdict
 from gpuipc_doctor.job.merging import merge
 from gpuipc_doctor.job.progress import since
+from gpuipc_doctor.job.waits import Kind
 
 
 def rank(number: int, host: str, kind: Kind = Kind.COLLECTIVE, **more: object) -> Rank:

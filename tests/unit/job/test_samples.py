@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from gpuipc_doctor.job.activity import Kind, activity
+from gpuipc_doctor.job.activity import activity
 from gpuipc_doctor.job.document import Process
+from gpuipc_doctor.job.waits import Kind
 from gpuipc_doctor.stacks.thread import Thread
 from tests.arm64 import samples
 

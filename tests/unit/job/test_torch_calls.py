@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpuipc_doctor.job.activity import STILL, Kind, activity
+from gpuipc_doctor.job.activity import activity
 from gpuipc_doctor.job.document import Process
+from gpuipc_doctor.job.process_facts import STILL
 from gpuipc_doctor.job.symbols import readable
 from gpuipc_doctor.job.torch_calls import native_operation, operation
+from gpuipc_doctor.job.waits import Kind
 from gpuipc_doctor.stacks.python_stacks import is_python
 from gpuipc_doctor.stacks.thread import Thread
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.job.activity import Kind, activity
+from gpuipc_doctor.job.activity import activity
 from gpuipc_doctor.job.document import Process
+from gpuipc_doctor.job.waits import Kind
 from gpuipc_doctor.stacks import arm64, callers, code
 from gpuipc_doctor.stacks.code import Code
 from gpuipc_doctor.stacks.thread import Stack, Thread
