@@ -28,7 +28,9 @@ def main() -> None:
 def _give_up(error: Exception) -> NoReturn:
     """Report an error that occurred before the command line was read. Without memory for its modules Python
     raises any of these. A prolog's job starts."""
-    line = f"gpuipc-doctor: ERROR cannot start: {type(error).__name__}: {error}; see `ulimit -a` and `df`\n"
+    is_lacking = isinstance(error, ModuleNotFoundError)
+    hint = "the installation lacks it" if is_lacking else "see `ulimit -a` and `df`"
+    line = f"gpuipc-doctor: ERROR cannot start: {type(error).__name__}: {error}; {hint}\n"
     is_prolog = sys.argv[1:2] == ["prolog"]
     os.write(1 if is_prolog else 2, line.encode(errors="replace"))
     os._exit(0 if is_prolog else 1)
