@@ -333,19 +333,22 @@ class Schedule:
             return
         for planned in stuck:
             # The process that was killed before may still keep the first of these waiting.
-            answers = (self.run_one(witness, until) for _ in range(2))
+            answers = (self._run_alone(witness, until) for _ in range(2))
             seen = next((each for each in answers if isinstance(each, ProbeOutcome) and each.completed), None)
             if seen is None:
                 continue
             deadline_s = min(planned.probe.deadline_s, max(CLEARING_S, 3 * seen.elapsed_s))
-            again = self.run_one(replace(planned, probe=replace(planned.probe, deadline_s=deadline_s)), until)
+            probe = replace(planned.probe, deadline_s=deadline_s)
+            again = self._run_alone(replace(planned, probe=probe), until)
             if isinstance(again, ProbeOutcome) and self.tours.passes(planned, again):
                 take(planned, again)
 
-    def run_one(self, planned: PlannedProbe, until: float | None = None) -> Ended:
-        """Run a probe alone, with the whole budget by default."""
-        until = self.until if until is None else until
-        if reason := self._reason_not_to_run(planned, until):
+    def run_one(self, planned: PlannedProbe) -> Ended:
+        """Run a probe alone, with the whole budget."""
+        return self._reason_not_to_run(planned, self.until) or self._run_alone(planned, self.until)
+
+    def _run_alone(self, planned: PlannedProbe, until: float) -> Ended:
+        if reason := self._reason_to_end(planned.check.id, until):
             return reason
         tour = Tour((planned,), outcomes=[Future()])
         self._tell_started(planned)
