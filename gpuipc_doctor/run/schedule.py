@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result, Status, Tier
+from gpuipc_doctor.model import Ending, Finding, ProbeOutcome, Result, Status, Tier
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Confirmation, Doubt, Ended, NotRun
 from gpuipc_doctor.run.idle_wait import IdleDevices
@@ -45,9 +45,6 @@ GIVEN_UP = "given-up"
 MAX_JOBS = 4
 """Maximum probes at a time. Drivers initialise one process at a time, so with more probes, processes would
 wait for each other and might exceed their deadlines."""
-
-MOST_AHEAD = 2
-"""Maximum probes started early, while others run."""
 
 CLEARING_S = 2.0
 """Least seconds for a GPU's start to show that it only waited for another's."""
@@ -83,8 +80,6 @@ class Schedule:
     interrupted: bool = False
     _hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Hangs by device and call."""
-    _early: list[Tour] = field(default_factory=list)
-    """Tours whose workers were started early and wait for their turn."""
     _stuck: list[PlannedProbe] = field(default_factory=list)
     """Probes of one GPU whose start hung alone."""
     _witness: PlannedProbe | None = None
@@ -105,16 +100,16 @@ class Schedule:
         jobs = self._jobs = max(jobs, 1)
         waiting = sorted(self.tours.plan(probes, jobs), key=_priority)
         running: dict[Future[ProbeOutcome | None], Tour] = {}
-        with ThreadPoolExecutor(jobs + MOST_AHEAD) as pool, self._nobody_left_early():
+        with ThreadPoolExecutor(jobs) as pool:
             while waiting or running:
                 for tour in _startable(self._in_line(waiting), list(running.values()), jobs):
                     waiting.remove(tour)
                     able, more = self._fit(tour, until, take)
                     waiting[:0] = more
                     if able:
-                        self._begin(able, until, pool)
+                        self._tell_started(able.visit)
+                        pool.submit(self._make_visits, able, until)
                         running[able.outcome] = able
-                self._get_ready(_next_in_line(self._in_line(waiting)), until, pool)
                 for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
                     tour = running.pop(future)
                     waiting[:0] = self._after_visit(tour, future, take)
@@ -123,7 +118,6 @@ class Schedule:
                         self._tell_started(tour.visit)
                 if self.tours.isolate or self.tours.ranks_apart:
                     waiting = [each for tour in waiting for each in self.tours.separate(tour)]
-                    self._keep_early(waiting)
         self._clear_those_behind(until, take)
 
     def _fit(self, tour: Tour, until: float, take: Take) -> tuple[Tour | None, list[Tour]]:
@@ -137,22 +131,18 @@ class Schedule:
             if doubt and self.tours.passes(planned, doubt.outcome):  # a SKIP that is believed meanwhile
                 more += singles(take(planned, doubt.outcome))
             elif reason := self._reason_not_to_run(planned, until):
-                more += self._settle(planned, self._given_up(tour) or reason, take)
+                more += self._settle(planned, reason, take)
             else:
                 able.append(planned)
-        if len(able) < len(tour.visits):
-            self._given_up(tour)
-            return (Tour(tuple(able)) if able else None), more
-        return tour, more
+        return (Tour(tuple(able)) if able else None), more
 
     # -- one tour ---------------------------------------------------------------------------------------
 
     def _make_visits(self, tour: Tour, until: float) -> None:
         """Make a tour's visits, in a thread, up to the first that does not pass, or the one to confirm."""
         untold = iter(zip(tour.visits, tour.outcomes, strict=True))
-        turn = tour.turn
-        if turn is None and self._quiet.waits_itself(tour):
-            turn = StartSignal(self._quiet.at_rest(tour))
+        waits_itself = self._quiet.waits_itself(tour)
+        turn = StartSignal(self._quiet.at_rest(tour)) if waits_itself else None
 
         def tell(outcome: ProbeOutcome) -> None:
             planned, future = next(untold)
@@ -350,7 +340,7 @@ class Schedule:
     def _run_alone(self, planned: PlannedProbe, until: float) -> Ended:
         if reason := self._reason_to_end(planned.check.id, until):
             return reason
-        tour = Tour((planned,), outcomes=[Future()])
+        tour = Tour((planned,))
         self._tell_started(planned)
         self._make_visits(tour, until)
         self.watcher.finished(_key(planned))
@@ -362,14 +352,12 @@ class Schedule:
     def _in_line(self, waiting: Iterable[Tour]) -> list[Tour]:
         """The tours in order of execution.
 
-        Probes that failed in a tour come first. Then come those that share devices, and exclusive ones that
-        were started early, because no other probe can start early before they have run. Probes whose
-        libraries are still being imported come last.
+        Probes that failed in a tour come first, then those that share devices. Probes whose libraries are
+        still being imported come last.
         """
 
         def place(tour: Tour) -> tuple[bool, ...]:
-            is_early = tour in self._early or tour.check.tier is Tier.PROLOG
-            comes_later = bool(_turn(tour)) and not is_early
+            comes_later = bool(_turn(tour)) and tour.check.tier is not Tier.PROLOG
             return not self.tours.is_in_doubt(tour), self._still_imports(tour), comes_later
 
         return sorted(waiting, key=place)
@@ -378,60 +366,6 @@ class Schedule:
         """Whether an array library that the tour needs is still being imported, which takes seconds."""
         probes = [planned.probe for planned in tour.visits]
         return any(probe.imports and not self.session.has_imported(imports(probe)) for probe in probes)
-
-    def _begin(self, tour: Tour, until: float, pool: ThreadPoolExecutor) -> None:
-        """Start a tour, or give an early start its turn.
-
-        If an early start has failed, the tour is restarted. Another probe may have caused the failure; if the
-        tour itself did, it will fail again.
-        """
-        self._tell_started(tour.visit)
-        if tour in self._early:
-            self._early.remove(tour)
-            if tour.turn and not tour.outcome.done():
-                tour.turn.at_rest = self._quiet.at_rest(tour)
-                return
-            tour.turn = None
-        self._start(tour, until, pool)
-
-    def _start(self, tour: Tour, until: float, pool: ThreadPoolExecutor) -> None:
-        tour.outcomes = [Future() for _ in tour.visits]
-        pool.submit(self._make_visits, tour, until)
-
-    def _get_ready(self, line: Iterable[Tour], until: float, pool: ThreadPoolExecutor) -> None:
-        """Start tours early: their workers initialise the driver and then wait."""
-        for tour in line:
-            if tour in self._early or len(self._early) >= MOST_AHEAD:
-                continue
-            if not self._quiet.waits_itself(tour) or self._still_imports(tour):
-                continue
-            if self._reason_not_to_run(tour, until):
-                continue
-            tour.turn = StartSignal()
-            self._early.append(tour)
-            self._start(tour, until, pool)
-
-    @contextlib.contextmanager
-    def _nobody_left_early(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._keep_early(())
-
-    def _keep_early(self, tours: Sequence[Tour]) -> None:
-        """End the early starts of all but these tours."""
-        for tour in self._early:
-            if tour not in tours and tour.turn:
-                tour.turn.given_up = True
-        self._early = [tour for tour in self._early if tour in tours]
-
-    def _given_up(self, tour: Tour) -> ProbeOutcome | None:
-        """End the early start of a tour that must not run; returns the outcome if it cannot be killed."""
-        if tour not in self._early:
-            return None
-        self._keep_early([other for other in self._early if other is not tour])
-        ended = _result_of(tour.outcome)
-        return ended if isinstance(ended, ProbeOutcome) and is_unkillable(ended) else None
 
     def _tell_started(self, planned: PlannedProbe) -> None:
         probe = planned.probe
@@ -490,17 +424,6 @@ def _priority(planned: Tour) -> tuple[Tier, int, int]:
 def _turn(planned: Tour) -> int:
     """0 for a probe that shares its devices, 1 for an exclusive one, 2 for an MPI job."""
     return 1 if planned.probe.exclusive else 2 if planned.probe.launch else 0
-
-
-def _next_in_line(waiting: Iterable[Tour]) -> Iterator[Tour]:
-    """The first exclusive probe or tour of each device. A tour that confirms comes too seldom to start
-    early."""
-    spoken_for: set[Device] = set()
-    for planned in waiting:
-        if planned.probe.exclusive:
-            if not planned.confirms and spoken_for.isdisjoint(planned.probe.devices):
-                yield planned
-            spoken_for.update(planned.probe.devices)
 
 
 def _result_of(future: Future[Any]) -> Any:

@@ -20,7 +20,6 @@ from gpuipc_doctor.model import Device, Ending, Finding, Launch, Probe, ProbeOut
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Confirmation, Doubt
 from gpuipc_doctor.run.planner import PlannedProbe
-from gpuipc_doctor.supervise.assignment import StartSignal
 
 FEWEST = 3
 """Visits of a tour for which a further process pays."""
@@ -43,12 +42,12 @@ class Tour:
 
     visits: tuple[PlannedProbe, ...]
     confirms: int = 0
-    turn: StartSignal | None = None
-    """The start signal, if its workers were started early."""
-    outcomes: list[Future[ProbeOutcome | None]] = field(default_factory=list)
-    """Of each visit, once the workers start; None for a visit that is not made."""
     made: int = 0
     """Number of visits whose outcome was handled."""
+
+    def __post_init__(self) -> None:
+        self.outcomes: list[Future[ProbeOutcome | None]] = [Future() for _ in self.visits]
+        """Of each visit; None for a visit that is not made."""
 
     @property
     def number(self) -> int:
