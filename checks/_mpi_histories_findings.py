@@ -9,8 +9,9 @@ from gpuipc_doctor.api import Evidence, Finding, Json, ProbeOutcome
 from gpuipc_doctor.api.process_leaks import judge_processes
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.extent import REPLAY, is_complete
+from gpuipc_doctor.histories.message_operations import TYPES
 from gpuipc_doctor.histories.message_search import Met, Search
-from gpuipc_doctor.histories.message_steps import SENTENCES, short_name, steps
+from gpuipc_doctor.histories.message_steps import short_name, steps
 from gpuipc_doctor.histories.operations import History
 
 SAYS = {
@@ -37,7 +38,7 @@ def figures(ended: ProbeOutcome) -> dict[str, Json]:
 
 def judge_run(lacks: Sequence[str], figures: dict[str, Json], done: Mapping[str, int]) -> Finding:
     without = "; without {lacks}" if lacks else ""
-    not_drawn = sorted(SENTENCES.keys() - done.keys())
+    not_drawn = sorted(TYPES.keys() - done.keys())
     absent = Evidence.seen("operations that did not occur: {not_drawn}", not_drawn=not_drawn)
     return Finding.ok(
         "as-modelled",

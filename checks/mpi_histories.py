@@ -31,7 +31,7 @@ from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.extent import OPTIONS, extent, own_seed
 from gpuipc_doctor.histories.leaks import CERTAIN
 from gpuipc_doctor.histories.message_memories import kinds_of
-from gpuipc_doctor.histories.message_performer import Rank
+from gpuipc_doctor.histories.message_performer import Performer
 from gpuipc_doctor.histories.message_search import Search, steps_of
 from gpuipc_doctor.histories.mpi_library_limits import calls_in_histories, unsupported_memory
 
@@ -141,7 +141,7 @@ def explore(w: Worker) -> None:
     seed = w.params["seed"]
     if seed is None:
         seed = w.mpi.first_says(own_seed(w))
-    drawn, rank = generator(w.params, w.mpi.size, seed), Rank(w)
+    drawn, rank = generator(w.params, w.mpi.size, seed), Performer(w)
     done, performed, began = Counter[str](), 0, w.clock()
     usage: dict[str, list[int]] = {}
     w.record(seed=seed)
@@ -170,7 +170,7 @@ def try_histories(w: Worker) -> None:
             tried = replace(tried, times=1)
         made = steps_of(tried)
         for each in rounds:
-            rank = Rank(w, number)
+            rank = Performer(w, number)
             with w.step(f"history {number + 1} of {len(w.params['tries'])}, repetition {each + 1}"):
                 rank.perform(made)
                 rank.end()
@@ -179,7 +179,7 @@ def try_histories(w: Worker) -> None:
             break
 
 
-def record(w: Worker, rank: Rank, trying: int, **facts: Json) -> None:
+def record(w: Worker, rank: Performer, trying: int, **facts: Json) -> None:
     met, wrong = rank.figures, rank.figures.wrong
     w.record(
         messages=met.messages,

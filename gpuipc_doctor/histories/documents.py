@@ -10,6 +10,7 @@ from gpuipc_doctor.histories import (
     memory_model,
     memory_operations,
     message_model,
+    message_operations,
     message_steps,
     mpi_program,
     procedures,
@@ -100,7 +101,7 @@ def _in_report(document: Any) -> Any:
 def _verify(history: History) -> None:
     known: memory_model.Model | message_model.Model
     if history.check == MPI:
-        known, names = message_model.Model(history), message_steps.SENTENCES.keys()
+        known, names = message_model.Model(history), message_operations.TYPES.keys()
     else:
         known, names = memory_model.Model(history), memory_operations.TYPES.keys()
     for number, operation in enumerate(history.operations, 1):

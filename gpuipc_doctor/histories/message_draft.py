@@ -8,16 +8,8 @@ from dataclasses import dataclass
 from random import Random
 
 from gpuipc_doctor.histories.message_layouts import LAYOUTS
-from gpuipc_doctor.histories.message_model import (
-    ANY_SOURCE,
-    ANY_TAG,
-    WHERE,
-    Expected,
-    Message,
-    Model,
-    Part,
-    Receive,
-)
+from gpuipc_doctor.histories.message_model import Model
+from gpuipc_doctor.histories.message_state import ANY_SOURCE, ANY_TAG, WHERE, Expected, Message, Part, Receive
 from gpuipc_doctor.histories.mpi_library_limits import DERIVED, SELF
 from gpuipc_doctor.histories.operations import Operation
 

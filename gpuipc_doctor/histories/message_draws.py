@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from gpuipc_doctor.histories.message_draft import Draft
-from gpuipc_doctor.histories.message_model import ANY_TAG, WORLD
+from gpuipc_doctor.histories.message_state import ANY_TAG, WORLD
 from gpuipc_doctor.histories.operations import Operation
 
 MIDDLE = (1024, 2048, 4096, 8192, 12000, 16384, 32768, 65536)

@@ -22,7 +22,8 @@ from gpuipc_doctor.histories.group_calls import DERIVED as OF_DERIVED_TYPE
 from gpuipc_doctor.histories.message_draft import Draft, Epoch
 from gpuipc_doctor.histories.message_draws import MIDDLE, all_draws
 from gpuipc_doctor.histories.message_memories import DEVICE
-from gpuipc_doctor.histories.message_model import WORLD, Expected, Model
+from gpuipc_doctor.histories.message_model import Model
+from gpuipc_doctor.histories.message_state import WORLD, Expected
 from gpuipc_doctor.histories.mpi_library_limits import DERIVED
 from gpuipc_doctor.histories.operations import MPI, History, Operation, ProcessPlan
 

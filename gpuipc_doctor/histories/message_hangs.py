@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from gpuipc_doctor.histories.message_model import OF_ALL, Message, Part
+from gpuipc_doctor.histories.message_operations import OF_ALL
 from gpuipc_doctor.histories.message_performer import END, Steps
+from gpuipc_doctor.histories.message_state import Message, Part
 from gpuipc_doctor.model import ProbeOutcome, Reached, RoleOutcome
 
 _LOCAL = frozenset({"isend", "issend", "irecv", "start"})

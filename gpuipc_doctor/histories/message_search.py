@@ -14,9 +14,10 @@ from itertools import chain, pairwise
 from gpuipc_doctor.histories.leaks import CERTAIN, repeated
 from gpuipc_doctor.histories.message_generator import Generator
 from gpuipc_doctor.histories.message_hangs import is_last_wait, lost
-from gpuipc_doctor.histories.message_model import GROUP_CALLS, OF_ALL, Message, Model, Receive, legal
+from gpuipc_doctor.histories.message_model import Model, legal
+from gpuipc_doctor.histories.message_operations import GROUP_CALLS, OF_ALL, SIMPLER
 from gpuipc_doctor.histories.message_performer import Steps
-from gpuipc_doctor.histories.message_steps import SIMPLER
+from gpuipc_doctor.histories.message_state import Message, Receive
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
 from gpuipc_doctor.histories.shrink import Shrinker, renumber
 from gpuipc_doctor.log_lines import signal_named

@@ -9,7 +9,8 @@ import pytest
 
 from gpuipc_doctor.histories.message_generator import Generator
 from gpuipc_doctor.histories.message_hangs import lost
-from gpuipc_doctor.histories.message_model import OF_ALL, legal
+from gpuipc_doctor.histories.message_model import legal
+from gpuipc_doctor.histories.message_operations import OF_ALL
 from gpuipc_doctor.histories.message_performer import END
 from gpuipc_doctor.histories.message_search import steps_of
 from gpuipc_doctor.histories.operations import MPI, History, Operation, ProcessPlan

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from gpuipc_doctor.histories.message_model import ANY_SOURCE, ANY_TAG, OF_ALL
+from gpuipc_doctor.histories.message_operations import OF_ALL
+from gpuipc_doctor.histories.message_state import ANY_SOURCE, ANY_TAG
 from gpuipc_doctor.histories.operations import Operation
 
 
