@@ -53,8 +53,8 @@ def source(history: History) -> str:
         who = "1" if step[0].do in OF_ALL else f"me == {step[0].by - 1}"
         body.append(f'    if ({who}) {{ step({number}, "{says}"); {_statements(*step)} }}')
     left = [
-        f"    if (me == {request.by - 1}) {{ {_statements(Operation('wait', 1, number), [], request.parts)} }}"
-        for number, request in model.requests.items()
+        f"    if (me == {request.by - 1}) {{ {_statements(Operation('wait', 0, on), (), request.parts)} }}"
+        for on, request in model.requests.items()
         if request.parts
     ]
     layouts = (f"{{ {one.begin}, {one.block}, {one.stride}, {one.split} }}" for one in LAYOUTS.values())
