@@ -7,18 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuipc_doctor.api import (
-    AtRest,
-    BackendUnavailable,
-    Check,
-    Context,
-    Device,
-    Finding,
-    Probe,
-    ProbeOutcome,
-    Tier,
-    Worker,
-)
+from gpuipc_doctor.api import Device, Finding, ProbeOutcome, SurveyCheck, Tier
 from gpuipc_doctor.api.equal_gpus import odd_gpus, picture
 from gpuipc_doctor.api.ledger import REINSTALL
 
@@ -26,21 +15,11 @@ DESCRIPTION = ("backend", "index", "uuid", "pci", "name", "total_bytes")
 """Device properties that are needed to plan checks."""
 
 
-class DriverInit(Check):
+class DriverInit(SurveyCheck):
     id = "driver-init"
     title = "driver initialises and lists its devices"
     subject = None
     tier = Tier.PROLOG
-
-    def probes(self, ctx: Context) -> Iterable[Probe]:
-        for backend in ctx.options["backends"]:
-            links = ctx.options.get("links", False)
-            params = {"backend": backend, "required": ctx.options["required"], "links": links}
-            # Without persistence mode, the first initialisation loads firmware: several seconds per GPU.
-            yield Probe(backend, {"driver": initialise}, params=params, deadline_s=30.0, imports=(backend,))
-            for pci, env in ctx.options.get("alone", {}).items():
-                roles = {"driver": initialise}
-                yield Probe(f"{backend}, only {pci}", roles, (), params, 15.0, env=env, imports=(backend,))
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         seen = done.records["driver"]
@@ -157,27 +136,6 @@ def missing(here: int, on_bus: int, hiding: list[str], mistakes: list[str]) -> I
             remedy="check dmesg for lost GPUs; in a container, check which GPUs it was given",
             **counts,
         )
-
-
-def initialise(w: Worker) -> None:
-    try:
-        seen = w.discover(w.params["backend"])
-        w.record(**seen)
-        w.record(**w.compare_gpus(w.params["backend"], seen["devices"], few=w.params.get("links", False)))
-    except BackendUnavailable as absent:
-        w.record(unavailable=absent.reason, remedy=absent.remedy, broken=absent.broken)
-
-
-def keep_open(w: Worker) -> None:
-    """Keep the driver initialised until this process is ended."""
-    w.discover(w.params["backend"])
-    w.wait_until(lambda: False, float("inf"))
-
-
-def look_at_rest(w: Worker) -> None:
-    """Read each device's used memory once the device is idle or the waiting time is over."""
-    used, outside = w.wait_for_rest([AtRest(*each) for each in w.params["at_rest"]])
-    w.record(used=used, outside=outside)
 
 
 CHECK = DriverInit()

@@ -5,49 +5,20 @@ The library is loaded but not initialised: an MPI configured for a GPU that it c
 the build options, the control variables and environment, and the capabilities of the UCX or GPU transport
 library that the MPI would use.
 
-Options: ``library`` (path; default: the one that mpi4py finds), ``chosen_by`` (origin of the choice, in
-words), ``named`` (whether a user named it: then failure to load it is an ERROR, and missing support for
-device pointers a FAIL), ``environment`` (additional variables of the ranks) and ``simulated`` (whether device
-memory is host memory, which every MPI accepts).
+If a user named the library, failure to load it is an ERROR, and missing support for device pointers a FAIL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuipc_doctor.api import (
-    BackendUnavailable,
-    Check,
-    Context,
-    Evidence,
-    Finding,
-    Probe,
-    ProbeOutcome,
-    Subject,
-    Worker,
-)
+from gpuipc_doctor.api import Evidence, Finding, ProbeOutcome, Subject, SurveyCheck
 
 
-class MpiGpuAware(Check):
+class MpiGpuAware(SurveyCheck):
     id = "mpi-gpu-aware"
     title = "the MPI library accepts device pointers"
     subject = Subject.MPI
-
-    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
-        backends = list(dict.fromkeys(device.backend for device in ctx.devices))
-        if not backends:
-            yield Finding.skip("no-device", "no GPU to test an MPI with")
-            return
-        params = {
-            "backends": backends,
-            "library": ctx.options.get("library"),
-            "chosen_by": ctx.options.get("chosen_by", "mpi4py's own search"),
-            "named": ctx.options.get("named", False),
-            "simulated": ctx.options.get("simulated", False),
-        }
-        # Loading a library and its dependencies from a slow network file system can take long.
-        env = ctx.options.get("environment", {})
-        yield Probe("", {"mpi": look}, params=params, deadline_s=30.0, env=env)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         seen, named = done.records["mpi"], done.params["named"]
@@ -84,13 +55,6 @@ class MpiGpuAware(Check):
             else:
                 says = "{mpi} accepts {backend} device pointers, without UCX" + but
                 yield Finding.ok("aware", says, *evidence, lacks=lacks, **which)
-
-
-def look(w: Worker) -> None:
-    try:
-        w.record(**w.mpi_facts(w.params["library"], w.params["backends"]))
-    except BackendUnavailable as absent:
-        w.record(unavailable=absent.reason, remedy=absent.remedy)
 
 
 CHECK = MpiGpuAware()

@@ -7,23 +7,16 @@ real systems the launcher binds GPUs to ranks, for example one to each rank on F
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from gpuipc_doctor.api import BackendUnavailable, Check, Context, Finding, Json, Probe, ProbeOutcome, Worker
+from gpuipc_doctor.api import Finding, ProbeOutcome, SurveyCheck
 
 
-class MpiStart(Check):
+class MpiStart(SurveyCheck):
     id = "mpi-start"
     title = "two ranks start, and each rank sees GPUs"
     subject = None
     needs_mpi = True
-
-    def probes(self, ctx: Context) -> Iterable[Probe]:
-        assert ctx.mpi is not None
-        params = {"gpus": [[device.label, device.uuid or device.pci] for device in ctx.devices]}
-        backends = tuple(dict.fromkeys(device.backend for device in ctx.devices))
-        roles = {"rank 0": start, "rank 1": start}
-        yield Probe("", roles, params={**params, "backends": backends}, launch=ctx.mpi.launch)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         all_labels = [label for label, _ in done.params["gpus"]]
@@ -43,37 +36,6 @@ class MpiStart(Check):
             yield Finding.ok("bound", "two ranks started; the launcher binds GPUs to them", *evidence)
         else:
             yield Finding.ok("started", "two ranks started, each sees {labels}", labels=all_labels)
-
-
-def start(w: Worker) -> None:
-    seen, unavailable = set[str](), list[str]()
-    for backend in w.params["backends"]:
-        try:
-            seen |= set(identities(w.discover(backend)["devices"]))
-        except BackendUnavailable as absent:
-            unavailable.append(absent.reason)
-    shown = [label for label, identity in w.params["gpus"] if identity in seen]
-    w.record(shown=shown, unavailable=unavailable)
-    w.peer.send(bool(shown))
-    if w.peer.recv() and shown:  # an MPI library may end a process that has no GPU
-        w.record(mpi=w.mpi.library_version())
-        w.mpi.finalize()
-
-
-def come_together(w: Worker) -> None:
-    """Initialise MPI with a context on this rank's device, before the visits of a tour."""
-    with w.gpu.alloc(1):
-        w.record(node=w.mpi.node)
-
-
-def part(w: Worker) -> None:
-    """Finalise MPI after the visits of a tour."""
-    w.mpi.finalize()
-
-
-def identities(devices: Iterable[Json]) -> Iterator[str]:
-    for device in devices:
-        yield device["uuid"] or device["pci"]
 
 
 CHECK = MpiStart()

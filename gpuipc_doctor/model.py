@@ -661,7 +661,7 @@ class RoleOutcome:
     loop: Mapping[str, Json] | None = field(default=None, metadata=_UNREPORTED)
     """The samples so far of the loop that `api.ledger` watches; None between loops."""
     usage: Mapping[str, Mapping[str, Json]] = field(default_factory=dict, metadata=_UNREPORTED)
-    """Repeated operation → the process's figures after each repetition (`api.process_ledger`)."""
+    """Repeated operation → the process's figures after each repetition (`api.process_leaks`)."""
     lacking: Sequence[str] = field(default=(), metadata=_UNREPORTED)
     """Required capabilities that the role's GPU lacks."""
     kinds: Sequence[str] = field(default=(), metadata=_UNREPORTED)

@@ -7,7 +7,7 @@ names imported here are the interface; what few checks need is in the modules.
 
 from __future__ import annotations
 
-from gpuipc_doctor.api.check import Check, Context, Control
+from gpuipc_doctor.api.check import Check, Context, Control, SurveyCheck
 from gpuipc_doctor.api.data_patterns import (
     difference,
     differences,
@@ -78,6 +78,7 @@ from gpuipc_doctor.model import (
 __all__ = [  # noqa: RUF022 (by purpose)
     # A check, its probes, what it concludes
     "Check",
+    "SurveyCheck",
     "Context",
     "Control",
     "Tier",

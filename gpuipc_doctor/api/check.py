@@ -246,3 +246,10 @@ class Check(ABC):
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
         """The time series of one completed probe, for the report and for plots."""
         return ()
+
+
+class SurveyCheck(Check):
+    """A check that judges what the run found out before it planned its checks, and plans no probe."""
+
+    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
+        return ()

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import NamedTuple
 
+import gpuipc_doctor
 from gpuipc_doctor.api import Check
 from gpuipc_doctor.api.gpu import CAPABILITIES
 from gpuipc_doctor.files.near_miss import did_you_mean
@@ -24,8 +24,7 @@ from gpuipc_doctor.model import Role, Tier
 
 BUILT_IN = "gpuipc_doctor.checks"
 
-SURVEYS = {"devices": "driver-init", "mpi": "mpi-gpu-aware", "ranks": "mpi-start"}
-"""What others need to know first → the built-in check that finds it out. It runs once, before the others."""
+_PACKAGE, _PACKAGE_DIR = "gpuipc_doctor", Path(gpuipc_doctor.__file__).parent
 
 VERSIONS = "known-versions"
 """The built-in check that reports the known issues of the versions found, all at once."""
@@ -34,13 +33,6 @@ VERSIONS = "known-versions"
 @dataclass(frozen=True, slots=True)
 class LoadedCheck:
     check: Check
-    file: Path
-
-
-class Survey(NamedTuple):
-    """A built-in check of `SURVEYS`."""
-
-    id: str
     file: Path
 
 
@@ -93,10 +85,9 @@ def built_in() -> dict[str, Path]:
     return {_guessed(file): file for file in files(built_in_dir())}
 
 
-def survey(supplies: str) -> Survey:
-    """The built-in check that finds this out; its file is not imported."""
-    id_ = SURVEYS[supplies]
-    return Survey(id_, built_in_dir() / f"{id_.replace('-', '_')}.py")
+def built_in_file(id_: str) -> Path:
+    """The file of a built-in check, which is not imported."""
+    return built_in_dir() / f"{id_.replace('-', '_')}.py"
 
 
 def load_file(file: Path) -> LoadedCheck | BrokenCheck:
@@ -138,16 +129,31 @@ def _mistake(check: Check) -> str:
     return ""
 
 
+def name_of(function: Role, file: Path) -> str:
+    """The name by which `role` finds a role function: ``module:function`` for one of this package, else the
+    function's name in the check file. Raises `ValueError` if it has none."""
+    name, where = getattr(function, "__name__", ""), getattr(function, "__module__", "")
+    in_package = where.startswith(f"{_PACKAGE}.")
+    names = vars(sys.modules[where] if in_package else module(file))
+    if names.get(name) is not function:
+        raise ValueError(f"is not a function defined in {file.name}")
+    return f"{where}:{name}" if in_package else name
+
+
 def role(file: Path, name: str) -> Role:
-    """The role function with this name in this check file."""
-    function: Role = getattr(module(file), name)
+    """The role function with this name in this check file, or ``module:function`` of this package."""
+    where, _, own = name.rpartition(":")
+    function: Role = getattr(importlib.import_module(where) if where else module(file), own)
     return function
 
 
 def module(file: Path) -> ModuleType:
-    """Import a check file: a built-in one by its package name, others under a name made from the path."""
+    """Import a check file: one of this package by its name, others under a name made from the path."""
     if file.parent == built_in_dir():
         return importlib.import_module(f"{BUILT_IN}.{file.stem}")
+    if _PACKAGE_DIR in file.parents:
+        parts = file.relative_to(_PACKAGE_DIR).with_suffix("").parts
+        return importlib.import_module(".".join((_PACKAGE, *parts)))
     name = "gpuipc_doctor_site_check_" + "".join(c if c.isalnum() else f"_{ord(c):x}_" for c in str(file))
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)

@@ -372,7 +372,7 @@ class Worker(Protocol):
         """For `api.ledger`: keep the samples so far of a watched loop; None after it."""
 
     def keep_usage(self, what: str, figures: Json) -> None:
-        """For `api.process_ledger`: keep the process's figures after each repetition of an operation."""
+        """For `api.process_leaks`: keep the process's figures after each repetition of an operation."""
 
     def tell(self, news: Json) -> None:
         """For endless probes: send a message to the probe's listener at once, and begin a new journal."""

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-from gpuipc_doctor import node_name
-from gpuipc_doctor.api import loader
+from gpuipc_doctor import node_name, surveys
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.files.node_files import Tree
@@ -48,7 +47,7 @@ def command(
         raise click.UsageError(f"{to} exists; name another file, or move it away")
     config = options.site_config(config_file)
     base = options.matching() if config_file is None else config_file
-    request = Request(checks=(loader.survey("mpi").id,), backend=backend, mpi_lib=mpi_lib)
+    request = Request(checks=(surveys.MPI_LIBRARY,), backend=backend, mpi_lib=mpi_lib)
     with options.node(simulate) as node:
         devices, inventory, mpi = engine.survey_node(request, config, node, Silent())
         resembled = options.resembling(config, node, devices)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpuipc_doctor import node_name
+from gpuipc_doctor import node_name, surveys
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.equal_gpus import Traits
 from gpuipc_doctor.model import (
@@ -138,7 +138,7 @@ class Discovery:
             "required": self.planner.request.backend != "auto",
             "links": self.planner.config.expects_nvlinks,
         }
-        info, asked = self.planner.survey(loader.survey("devices").file, options)
+        info, asked = self.planner.survey(loader.built_in_file(surveys.DRIVERS), options)
         ended = self.surveys.run((*asked, *beside))
         told = list[str]()  # that GPUs are hidden, and which
         for one in asked:
@@ -182,7 +182,7 @@ class Discovery:
 
 def _on_gpus() -> CheckInfo:
     """The survey to which findings on the GPUs belong, even if no driver was queried."""
-    return CheckInfo(loader.survey("devices").id, "the job's GPUs are found", Tier.PROLOG)
+    return CheckInfo(surveys.DRIVERS, "the job's GPUs are found", Tier.PROLOG)
 
 
 def gpus_of(

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from gpuipc_doctor import __version__, knownissues, node_name
+from gpuipc_doctor import __version__, knownissues, node_name, surveys
 from gpuipc_doctor.api import Context, allocator, loader
 from gpuipc_doctor.knownissues import Harm, KnownIssue
 from gpuipc_doctor.model import (
@@ -198,7 +198,7 @@ class Run:
         probes = [planned for planned in layout.probes if planned.number not in shared]
         self.schedule.run(probes, self._jobs(devices), self._take_shared, spare_s=spare_s)
         for outcome, finding in self.schedule.tours.not_together:
-            self.log.say(Result(loader.survey("ranks").id, finding, roles=blamed_first(outcome)))
+            self.log.say(Result(surveys.RANKS, finding, roles=blamed_first(outcome)))
 
     def with_tested_collectives(self, facts: Sequence[Fact]) -> tuple[Fact, ...]:
         """The facts with the versions of NCCL and RCCL that were tested, instead of those that only lie on

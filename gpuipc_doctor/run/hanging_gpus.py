@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeGuard
 
+from gpuipc_doctor import surveys
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import CheckInfo, Device, Finding, Json, ProbeOutcome
 from gpuipc_doctor.node.gpus import NVIDIA_ON_BUS, entries_in_force, of_node
@@ -59,7 +60,7 @@ class HangingGpus:
             order = {} if HIDING in {**os.environ, **session.node.env} else {ORDER: "PCI_BUS_ID"}
             options: dict[str, Json] = {**planned.probe.params, "backends": ("cuda",)}
             options["alone"] = {gpu.name: {**order, HIDING: gpu.entry} for gpu in gpus}
-            info, (_, *probes) = self.planner.survey(loader.survey("devices").file, options)
+            info, (_, *probes) = self.planner.survey(loader.built_in_file(surveys.DRIVERS), options)
             alone = dict(zip(gpus, probes, strict=True))
             seen = self._ask_each(alone, info)
             if not (self.left_out and seen):

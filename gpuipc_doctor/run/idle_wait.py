@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from gpuipc_doctor.api import NOISE_BYTES, loader
+from gpuipc_doctor import surveys
+from gpuipc_doctor.api import NOISE_BYTES
 from gpuipc_doctor.api.ledger import PATIENCE_S, SETTLE_S
 from gpuipc_doctor.model import AtRest, Device, Probe, ProbeOutcome
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import Tour
 from gpuipc_doctor.supervise.session import Session
+from gpuipc_doctor.surveys import drivers
 
 _UNKNOWN = AtRest(None, PATIENCE_S)
 
@@ -68,15 +71,14 @@ class IdleDevices:
 
     def _look(self, devices: Sequence[Device], before: str, deadline_s: float, until: float) -> None:
         """Have a process wait until these devices are idle, and record their used memory."""
-        survey = loader.survey("devices")
         probe = Probe(
             f"quiet before {before}",
-            {"onlooker": loader.role(survey.file, "look_at_rest")},
+            {"onlooker": drivers.look_at_rest},
             tuple(devices),
             {"at_rest": [self._at_rest.get(device, _UNKNOWN) for device in devices]},
             deadline_s,
         )
-        outcome = self.session.run(*survey, probe, until=until)
+        outcome = self.session.run(surveys.DRIVERS, Path(drivers.__file__), probe, until=until)
         if not outcome.completed and len(devices) > 1:  # an error on one device must not affect the others
             for device in devices:
                 self._look([device], before, deadline_s, until)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from gpuipc_doctor.api import loader
+from gpuipc_doctor import surveys
 from gpuipc_doctor.model import Probe
 from gpuipc_doctor.supervise.session import Session
+from gpuipc_doctor.surveys import drivers
 
 DAY_S = 86_400.0
 """Deadline in seconds of operations that only wait: longer than any run."""
@@ -27,13 +29,11 @@ class OpenDrivers:
     _held: ExitStack | None = field(default=None, init=False)
 
     def __enter__(self) -> None:
-        survey = loader.survey("devices")
-        hold = loader.role(survey.file, "keep_open")
         self._held = ExitStack()
         for backend in self.backends:
             params = {"backend": backend}
-            probe = Probe("kept open", {backend: hold}, (), params, DAY_S, imports=(backend,))
-            self._held.enter_context(self.session.beside(*survey, probe))
+            probe = Probe("kept open", {backend: drivers.keep_open}, (), params, DAY_S, imports=(backend,))
+            self._held.enter_context(self.session.beside(surveys.DRIVERS, Path(drivers.__file__), probe))
 
     def __exit__(self, *_: object) -> None:
         if self._held:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
+from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Check, Context, loader
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.files.yamlfile import BadFile
@@ -117,7 +118,7 @@ class Planner:
 
     @property
     def asks_for_mpi(self) -> bool:
-        return any(check.needs_mpi or check.id == loader.survey("mpi").id for check in self.checks)
+        return any(check.needs_mpi or check.id == surveys.MPI_LIBRARY for check in self.checks)
 
     @property
     def asks_for_fabric(self) -> bool:
@@ -136,7 +137,7 @@ class Planner:
         """Whether the request needs a GPU. A whole tier always does."""
         return (
             not self.request.checks
-            or any(id_ in self.request.checks for id_ in loader.SURVEYS.values())
+            or any(id_ in self.request.checks for id_ in surveys.PROBES)
             or any(check.requires or check.needs_mpi or check.needs_allocators for check in self.checks)
         )
 
@@ -264,7 +265,7 @@ class Planner:
         results: list[Result] = []
         check, file = item.check, item.file
         try:
-            for asked in check.probes(context):
+            for asked in surveys.PROBES.get(check.id, check.probes)(context):
                 if isinstance(asked, Finding):
                     results.append(Result(check.id, asked))
                     continue
@@ -304,17 +305,16 @@ def _is_across(planned: PlannedProbe) -> bool:
 
 
 def verify(probe: Probe, file: Path) -> None:
-    """Raise an error for an invalid probe. Workers find its roles by their names in the check's file."""
+    """Raise an error for an invalid probe, such as one whose roles workers cannot find by their names."""
     if not isinstance(probe, Probe):
         raise TypeError(f"{probe!r} is neither a Probe nor a Finding")
     if not all(isinstance(device, Device) for device in probe.devices):
         raise TypeError(f"the devices of probe {probe.name!r} must be devices from the check's `ctx`")
-    names = vars(loader.module(file))
     for role, function in probe.roles.items():
-        if names.get(getattr(function, "__name__", "")) is not function:
-            raise ValueError(
-                f"role {role!r} of probe {probe.name!r} is not a function defined in {file.name}"
-            )
+        try:
+            loader.name_of(function, file)
+        except ValueError as error:
+            raise ValueError(f"role {role!r} of probe {probe.name!r} {error}") from None
     if not isinstance(probe.concurrent, Set) or not probe.concurrent <= probe.roles.keys():
         raise ValueError(f"probe {probe.name!r}: concurrent must be a set of its roles")
     if not isinstance(probe.starters, Set) or not probe.starters < probe.roles.keys():
@@ -336,8 +336,8 @@ def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenChe
         if id_ not in available:
             raise UnknownName("check", id_, available)
     if names:
-        return [available[id_] for id_ in names if id_ != loader.survey("devices").id]
-    del available[loader.survey("devices").id]
+        return [available[id_] for id_ in names if id_ != surveys.DRIVERS]
+    del available[surveys.DRIVERS]
     return [
         item
         for item in available.values()

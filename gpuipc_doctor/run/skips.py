@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuipc_doctor.api import Check, Context, loader
+from gpuipc_doctor import surveys
+from gpuipc_doctor.api import Check, Context
 from gpuipc_doctor.api.allocator import installed
 from gpuipc_doctor.api.gpu import instead_of, words_of_lack
 from gpuipc_doctor.model import Device, Evidence, EvidenceKind, FabricStack, Fact, Finding, Probe
@@ -66,10 +67,10 @@ def missing_requirement(check: Check, device: Device, context: Context) -> Findi
         return Finding.skip(
             "no-mpi",
             "no MPI to test",
-            remedy=f"see the result of {loader.survey('mpi').id}, or name an MPI with --mpi-lib",
+            remedy=f"see the result of {surveys.MPI_LIBRARY}, or name an MPI with --mpi-lib",
         )
     if check.needs_mpi and mpi and not mpi.starts:
-        remedy = f"see the result of {loader.survey('ranks').id}"
+        remedy = f"see the result of {surveys.RANKS}"
         return Finding.skip("no-ranks", "ranks of this MPI could not be started", remedy=remedy)
     if check.needs_mpi and mpi and device.backend not in mpi.takes:
         says = "this MPI accepts no device pointers: {why}"

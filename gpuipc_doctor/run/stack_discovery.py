@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuipc_doctor import node_name
-from gpuipc_doctor.api import loader
+from gpuipc_doctor import node_name, surveys
 from gpuipc_doctor.model import (
     CheckInfo,
     CollectiveStack,
@@ -112,7 +111,7 @@ class StackDiscovery:
             "environment": {**setting.environment, **setting.preloading},
             "simulated": bool(self.node.simulated),
         }
-        answers = self.surveys.ask("mpi", options, devices)
+        answers = self.surveys.ask(surveys.MPI_LIBRARY, options, devices)
         return next((answer.records["mpi"] for answer in answers if answer.completed), {})
 
     def _tell_of_mpi(self, finding: Finding) -> None:
@@ -122,7 +121,7 @@ class StackDiscovery:
         """The MPI after a test whether ranks start, and which devices the launcher shows each rank."""
         if not (mpi.takes and any(check.needs_mpi for check in self.planner.checks)):
             return mpi
-        answers = self.surveys.ask("ranks", {}, devices, mpi)
+        answers = self.surveys.ask(surveys.RANKS, {}, devices, mpi)
         records = [record for answer in answers for record in answer.records.values()]
         if not any("shown" in record for record in records):
             return replace(mpi, starts=False)
@@ -220,9 +219,8 @@ class StackDiscovery:
 
 
 def _on_mpi() -> CheckInfo:
-    return CheckInfo(
-        loader.survey("mpi").id, "the MPI library accepts device pointers", Tier.ACCEPTANCE, Subject.MPI
-    )
+    title = "the MPI library accepts device pointers"
+    return CheckInfo(surveys.MPI_LIBRARY, title, Tier.ACCEPTANCE, Subject.MPI)
 
 
 def _absent(key: str, absent: mpi_locate.NotFound) -> Finding:

@@ -32,13 +32,13 @@ class SurveyRunner:
 
     def ask(
         self,
-        supplies: str,
+        check: str,
         options: Mapping[str, Json],
         devices: tuple[Device, ...],
         mpi: MpiStack | None = None,
     ) -> list[ProbeOutcome]:
-        """Run the survey that supplies this, and keep its results."""
-        info, asked = self.planner.survey(loader.survey(supplies).file, options, devices, mpi)
+        """Run the survey that this check judges, and keep its results."""
+        info, asked = self.planner.survey(loader.built_in_file(check), options, devices, mpi)
         ended = self.run(asked)
         self.keep(info, asked, ended)
         return [outcome for outcome in ended.values() if isinstance(outcome, ProbeOutcome)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpuipc_doctor import surveys
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Report, Status
 from gpuipc_doctor.report import sentences
@@ -64,7 +65,7 @@ class DrillResult:
 
 def of_the_profile(report: Report) -> Report:
     """The report, without the results that depend on the real MPI library, if one was used."""
-    of_mpi = loader.survey("mpi").id
+    of_mpi = surveys.MPI_LIBRARY
     if {result.finding.status for result in report.results if result.check == of_mpi} <= {Status.SKIP}:
         return report
     of_what_is_real = {of_mpi, loader.VERSIONS}

@@ -11,16 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import Device, Probe, ProbeOutcome
+from gpuipc_doctor.model import Device, Probe, ProbeOutcome, Role
 from gpuipc_doctor.supervise import evidence, keeper
 from gpuipc_doctor.supervise.assignment import RoleFiles, announce
 from gpuipc_doctor.supervise.start import Visit, devices_of
 from gpuipc_doctor.supervise.tour import Tour
+from gpuipc_doctor.surveys import ranks
 
-BEGIN, END = "come_together", "part"
-"""Role functions of all ranks, before the first visit and after the last one."""
+END = "end of the ranks"
+"""Name of the probe after the last visit."""
 
 
 class NotTogether(Exception):
@@ -46,7 +47,7 @@ class LaunchedTour(Tour):
         self._tour = devices_of(probes)
         self._second = devices_of(visit for visit in probes if len(visit.probe.devices) == 1)
         visits = tuple(replace(visit, ranks=self._ranks_of(visit.probe.devices)) for visit in probes)
-        begin, end = self._of_all(BEGIN), self._of_all(END)
+        begin, end = self._of_all("begin of the ranks", ranks.come_together), self._of_all(END, ranks.part)
         try:
             self._begin(begin, (*visits, end), until, stop)
             if not self._is_left:
@@ -70,17 +71,15 @@ class LaunchedTour(Tour):
         first = tuple(map(self._tour.index, devices))
         return first if len(first) > 1 else (*first, len(self._tour) + self._second.index(devices[0]))
 
-    def _of_all(self, function: str) -> Visit:
+    def _of_all(self, name: str, role: Role) -> Visit:
         """A visit of all ranks."""
-        file = loader.survey("ranks").file
-        role = loader.role(file, function)
         devices = (*self._tour, *self._second)
         roles = {f"rank {rank}": role for rank in range(len(devices))}
-        directory = self.directory / function
+        directory = self.directory / role.__name__
         directory.mkdir(mode=0o700)
         limit_s = self.probe.deadline_s
-        probe = Probe(function, roles, devices, deadline_s=limit_s, launch=self.probe.launch)
-        return Visit(probe, file, directory)
+        probe = Probe(name, roles, devices, deadline_s=limit_s, launch=self.probe.launch)
+        return Visit(probe, Path(ranks.__file__), directory)
 
     def _begin(self, begin: Visit, later: tuple[Visit, ...], until: float, stop: threading.Event) -> None:
         self._enter(begin)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpuipc_doctor.api import loader
 from gpuipc_doctor.files import python
 from gpuipc_doctor.model import Device, Launch, Node, Probe
 from gpuipc_doctor.stacks.proc_files import RANK_VARIABLES
@@ -190,7 +191,7 @@ class Starter:
                 devices = tuple(replace(device, uuid="", pci="") for device in devices)
             Assignment(
                 check_file=str(visit.check_file),
-                function=probe.roles[name].__name__,
+                function=loader.name_of(probe.roles[name], visit.check_file),
                 place=list(probe.roles).index(name),
                 devices=devices,
                 params=probe.params,

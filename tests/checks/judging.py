@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gpuipc_doctor import surveys
 from gpuipc_doctor.api import (
     Check,
     Context,
@@ -91,7 +92,11 @@ def plan(
     **mpi: Any,
 ) -> list[Probe]:
     stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")), **mpi)
-    planned = list(check(id_).probes(Context(devices, mpi=stack, options=options or {}, tier=tier)))
+    planned = list(
+        surveys.PROBES.get(id_, check(id_).probes)(
+            Context(devices, mpi=stack, options=options or {}, tier=tier)
+        )
+    )
     return [probe for probe in planned if isinstance(probe, Probe)]
 
 

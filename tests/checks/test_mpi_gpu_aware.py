@@ -10,6 +10,7 @@ import pytest
 from gpuipc_doctor.api import Context, Device, Finding, Probe, ProbeOutcome, loader
 from gpuipc_doctor.model import Ending, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.surveys import mpi_library
 
 CHECK = loader.load_file(loader.built_in_dir() / "mpi_gpu_aware.py").check
 UNABLE = {
@@ -26,7 +27,7 @@ def device(backend: str, index: int = 0) -> Device:
 
 
 def plan(context: Context) -> list[Probe | Finding]:
-    return list(CHECK.probes(context))
+    return list(mpi_library.probes(context))
 
 
 def conclude(records: dict[str, Any], *, named: bool = False, simulated: bool = False) -> list[Finding]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor import surveys
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.loader import LoadedCheck
 
@@ -57,5 +58,5 @@ def test_broken_check_file_is_reported_with_its_line(tmp_path: Path, text: str, 
 
 def test_checks_that_the_package_names_are_built_in() -> None:
     loaded = {item.check.id: item.file for item in loader.load() if isinstance(item, LoadedCheck)}
-    assert {loader.survey(word) for word in loader.SURVEYS} <= set(loaded.items())
+    assert {(id_, loader.built_in_file(id_)) for id_ in surveys.PROBES} <= set(loaded.items())
     assert loader.VERSIONS in loaded

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Device, ProbeOutcome, loader
 from gpuipc_doctor.model import Ending, Node, RoleOutcome
 from gpuipc_doctor.run import conclusions
@@ -92,7 +93,7 @@ def ask(
     driver = Driver(root, gpus, hangs)
     planner = Planner(Request(), SiteConfig())
     options = {"backends": ("cuda",), "required": False}
-    _, (planned,) = planner.survey(loader.survey("devices").file, options)
+    _, (planned,) = planner.survey(loader.built_in_file(surveys.DRIVERS), options)
     found: Any = HangingGpus(planner, driver, driver)  # type: ignore[arg-type]
     found.ended = ended = found.ask_others(planned)
     return driver, found, ended.records["driver"].get("devices", []) if ended else []

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Check, Context, Finding, Probe, loader
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.model import Device, Fact, Launch, MemoryShare, MpiStack, Status, Tier
@@ -32,7 +33,7 @@ DEVICES = tuple(
 MPI_CHECKS = [
     item.check.id
     for item in loader.load()
-    if isinstance(item, LoadedCheck) and item.check.needs_mpi and item.check.id != loader.survey("ranks").id
+    if isinstance(item, LoadedCheck) and item.check.needs_mpi and item.check.id != surveys.RANKS
 ]
 
 

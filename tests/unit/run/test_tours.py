@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutcome, loader
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli.progress import Silent
@@ -200,7 +201,7 @@ def all_checks(count: int) -> list[PlannedProbe]:
         for item in check_files.load(())
         if isinstance(item, LoadedCheck)
         and item.check.tier <= Tier.ACCEPTANCE
-        and item.check.id != loader.survey("devices").id
+        and item.check.id != surveys.DRIVERS
         and not (item.check.needs_mpi or item.check.uses_fabric or item.check.uses_collectives)
     ]
     capabilities = frozenset(itertools.chain.from_iterable(item.check.requires for item in checks))
