@@ -12,13 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuipc_doctor.api import Evidence, Finding, ProbeOutcome, Subject, SurveyCheck
+from gpuipc_doctor.api import Context, Evidence, Finding, ProbeOutcome, Subject, SurveyCheck
 
 
 class MpiGpuAware(SurveyCheck):
     id = "mpi-gpu-aware"
     title = "the MPI library accepts device pointers"
     subject = Subject.MPI
+
+    def probes(self, ctx: Context) -> Iterable[Finding]:
+        if not ctx.devices:
+            yield Finding.skip("no-device", "no GPU to test an MPI with")
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         seen, named = done.records["mpi"], done.params["named"]

@@ -249,7 +249,7 @@ class Check(ABC):
 
 
 class SurveyCheck(Check):
-    """A check that judges what the run found out before it planned its checks, and plans no probe."""
+    """A check that judges what the run found out before it planned its checks."""
 
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         return ()

@@ -265,7 +265,8 @@ class Planner:
         results: list[Result] = []
         check, file = item.check, item.file
         try:
-            for asked in surveys.PROBES.get(check.id, check.probes)(context):
+            survey = surveys.PROBES.get(check.id)
+            for asked in (*check.probes(context), *(survey(context) if survey else ())):
                 if isinstance(asked, Finding):
                     results.append(Result(check.id, asked))
                     continue

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from gpuipc_doctor.api import Context, Finding, Probe
+from gpuipc_doctor.api import Context, Probe
 from gpuipc_doctor.surveys import drivers, mpi_library, ranks
 
 DRIVERS, MPI_LIBRARY, RANKS = "driver-init", "mpi-gpu-aware", "mpi-start"
-"""The check that judges each survey. It plans no probe of its own."""
+"""The check that judges each survey."""
 
-PROBES: Mapping[str, Callable[[Context], Iterable[Probe | Finding]]] = {
+PROBES: Mapping[str, Callable[[Context], Iterable[Probe]]] = {
     DRIVERS: drivers.probes,
     MPI_LIBRARY: mpi_library.probes,
     RANKS: ranks.probes,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuipc_doctor.api import BackendUnavailable, Context, Finding, Probe, Worker
+from gpuipc_doctor.api import BackendUnavailable, Context, Probe, Worker
 
 
-def probes(ctx: Context) -> Iterable[Probe | Finding]:
+def probes(ctx: Context) -> Iterable[Probe]:
     """Options: ``library`` (path; default: the one that mpi4py finds), ``chosen_by`` (origin of the choice),
     ``named`` (whether a user named it), ``environment`` (additional variables of the ranks) and ``simulated``
     (whether device memory is host memory, which every MPI accepts)."""
     backends = list(dict.fromkeys(device.backend for device in ctx.devices))
     if not backends:
-        yield Finding.skip("no-device", "no GPU to test an MPI with")
         return
     params = {
         "backends": backends,

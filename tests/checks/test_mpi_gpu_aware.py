@@ -27,7 +27,7 @@ def device(backend: str, index: int = 0) -> Device:
 
 
 def plan(context: Context) -> list[Probe | Finding]:
-    return list(mpi_library.probes(context))
+    return [*CHECK.probes(context), *mpi_library.probes(context)]
 
 
 def conclude(records: dict[str, Any], *, named: bool = False, simulated: bool = False) -> list[Finding]:
