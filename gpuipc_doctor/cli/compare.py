@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -10,6 +11,12 @@ from gpuipc_doctor.cli import formats, options, saved
 from gpuipc_doctor.model import Subject
 from gpuipc_doctor.report import comparison_content
 from gpuipc_doctor.report.comparison import TOLERANCE, compare
+
+WRITERS: Mapping[str, formats.Writer] = {
+    "table": comparison_content.screen,
+    "markdown": comparison_content.ticket,
+    "json": comparison_content.dumps,
+}
 
 
 @click.command()
@@ -62,5 +69,5 @@ def command(
     comparison = compare(
         saved.report(before), saved.report(after), tolerance / 100, accept=accept, required=required
     )
-    click.echo(formats.text(comparison, form, comparison_content), nl=False)
+    click.echo(formats.text(comparison, form, WRITERS), nl=False)
     ctx.exit(comparison.exit_code)

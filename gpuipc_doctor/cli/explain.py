@@ -14,8 +14,8 @@ from gpuipc_doctor import knownissues
 from gpuipc_doctor.api import Check, loader
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.cli.issue_content import message_page, page
 from gpuipc_doctor.knownissues import KnownIssue
+from gpuipc_doctor.knownissues.issue_content import message_page, page
 from gpuipc_doctor.present.terminal import COLUMNS
 from gpuipc_doctor.present.text import wrap
 from gpuipc_doctor.run import check_files

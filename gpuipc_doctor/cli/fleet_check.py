@@ -113,13 +113,18 @@ def command(
         code = fleet_report.tell(into, wanted, reason=reason, unsaved=progress.unsaved)
     except KeyboardInterrupt:
         shown = False
+    _end(into, interrupted, shown)
+    if interrupted or not shown:
+        ctx.exit(Exit.INTERRUPTED)
+    ctx.exit(code or (Exit.INTERNAL if progress.unsaved else Exit.OK))
+
+
+def _end(into: Path, interrupted: bool, shown: bool) -> None:
+    """Say how to go on after an interruption."""
     if interrupted:
         say(f"interrupted; for the nodes without a report, run: {_resuming(sys.argv[1:])}")
     elif not shown:
         say(f"interrupted; to see the reports, run: gpuipc-doctor fleet report {shlex.quote(str(into))}")
-    if interrupted or not shown:
-        ctx.exit(Exit.INTERRUPTED)
-    ctx.exit(code or (Exit.INTERNAL if progress.unsaved else Exit.OK))
 
 
 def _resuming(words: Sequence[str]) -> str:

@@ -99,16 +99,15 @@ class Reach:
         ``adds``: arguments added for each target. Raises `click.UsageError` for options that each node would
         refuse, and `BadFile` for an invalid site config.
         """
-        from gpuipc_doctor.cli import check
+        from gpuipc_doctor.cli import check_options
         from gpuipc_doctor.fleet import ask
 
-        told = [*command, *adds]
-        with check.command.make_context("gpuipc-doctor check", told, obj=options.ELSEWHERE) as read:
-            check.refuse_contradictions(read)
-            if read.params["dry_run"]:
-                raise click.UsageError("`fleet` has no --dry-run; use it with `check` on one node")
-            site = options.site_config(read.params["config_file"])
-            _look_up(check.request_of(read, site), site)
+        asked = check_options.parsed([*command, *adds])
+        asked.refuse_contradictions()
+        if asked.dry_run:
+            raise click.UsageError("`fleet` has no --dry-run; use it with `check` on one node")
+        site = options.site_config(asked.config_file)
+        _look_up(asked.request(site), site)
         via = self._via
         job = os.environ.get("SLURM_JOB_ID", "") if via is via.SLURM else ""
         return ask.LaunchOptions(
@@ -126,10 +125,9 @@ class Reach:
 
     def site(self, *command: str) -> SiteConfig:
         """The site config of this host, or the one in the command's ``--config``."""
-        from gpuipc_doctor.cli import check
+        from gpuipc_doctor.cli import check_options
 
-        with check.command.make_context("gpuipc-doctor check", list(command), obj=options.ELSEWHERE) as read:
-            return options.site_config(read.params["config_file"])
+        return options.site_config(check_options.parsed(command).config_file)
 
     @property
     def _via(self) -> Via:

@@ -76,7 +76,13 @@ def compare(ctx: click.Context, *, before: Path, after: Path, form: str) -> None
     from gpuipc_doctor.fleet import changes, changes_content
 
     found = changes.compare(_reports(before), _reports(after))
-    click.echo(formats.text(found, form, changes_content), nl=False)
+    writers = {
+        "screen": changes_content.screen,
+        "markdown": changes_content.ticket,
+        "nodeset": changes_content.nodeset,
+        "json": changes_content.dumps,
+    }
+    click.echo(formats.text(found, form, writers), nl=False)
     ctx.exit(found.exit_code)
 
 
@@ -113,7 +119,16 @@ def tell(
     asked = [silent(node, State.NO_ANSWER, reason) for node in directory.lacking(wanted, there)]
     reports = [*there.values(), *asked]
     fleet = fold.fold(reports)
-    click.echo(formats.text(fleet, form, fleet_content, fleet_exports), nl=False)
+    writers = {
+        "screen": fleet_content.screen,
+        "markdown": fleet_content.ticket,
+        "html": fleet_exports.html,
+        "json": fleet_exports.dumps,
+        "junit": fleet_exports.junit,
+        "nodeset": fleet_exports.nodeset,
+        "prometheus": fleet_exports.prometheus,
+    }
+    click.echo(formats.text(fleet, form, writers), nl=False)
     return fleet.exit_code
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
 
 import click
@@ -14,8 +13,11 @@ import click
 from gpuipc_doctor.cli.options import Choice, Command
 from gpuipc_doctor.cli.stdio import has_color
 
-_FUNCTIONS = {"matrix": "screen", "table": "screen", "markdown": "ticket", "json": "dumps"}
-"""Format → function of a content module, if the names differ."""
+Writer = Callable[..., str]
+"""Makes the text of a value in one format."""
+
+_ON_TERMINAL = ("matrix", "screen", "table")
+"""Formats for people at a terminal: their functions take its width, and whether it has colours."""
 
 
 def options(formats: Sequence[str], says: str, json: str = "Print JSON.") -> Callable[[Command], Command]:
@@ -42,13 +44,10 @@ def page() -> dict[str, Any]:
     return {"width": shutil.get_terminal_size().columns, "color": has_color()}
 
 
-def text(value: Any, form: str, *modules: ModuleType) -> str:
-    """The value in a format, as text from the first module that has a function for the format."""
+def text(value: Any, form: str, writers: Mapping[str, Writer]) -> str:
+    """The value in a format. ``writers``: format → function."""
     require(form)
-    name = _FUNCTIONS.get(form, form)
-    make = next(getattr(module, name) for module in modules if hasattr(module, name))
-    made: str = make(value, **(page() if name == "screen" else {}))
-    return made
+    return writers[form](value, **(page() if form in _ON_TERMINAL else {}))
 
 
 def require(form: str) -> None:

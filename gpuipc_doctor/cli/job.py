@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,9 @@ from gpuipc_doctor.model import Exit
 from gpuipc_doctor.supervise import scratch, tree
 
 if TYPE_CHECKING:
+    from gpuipc_doctor.fleet.ask import LaunchOptions
     from gpuipc_doctor.job.document import JobReport
+    from gpuipc_doctor.job.selection import Request
 
 
 class Duration(click.ParamType[float]):
@@ -36,6 +39,66 @@ class Duration(click.ParamType[float]):
 
 
 SHORTEST_S, LONGEST_S = 5.0, 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """The values of the options."""
+
+    pids: tuple[int, ...]
+    slurm: str
+    user: str
+    gpu: str
+    nodes: str
+    this_node: bool
+    part: bool
+    via: str
+    tool: str | None
+    launch_options: tuple[str, ...]
+    stacks: bool
+    seconds: float
+    ras: bool
+    arm: str | None
+    watch: bool
+    deadline: float
+    since_file: Path | None
+    save: Path | None
+    form: str
+
+    def refuse_contradictions(self) -> None:
+        """Raise `click.UsageError` for values that contradict each other or are malformed."""
+        from gpuipc_doctor.job.gpu_holders import LABEL
+
+        ctx = click.get_current_context()
+        if sum(map(bool, (self.pids, self.slurm, self.user, self.gpu))) > 1:
+            raise click.UsageError("--pid, --slurm, --user and --gpu exclude each other: give only one", ctx)
+        if self.nodes and self.pids:
+            raise click.UsageError("--pid is for this node only: omit -w, or use --slurm or --user", ctx)
+        if self.slurm and not all(part.isdecimal() for part in self.slurm.split(".", 1)):
+            raise click.BadParameter(
+                f"{self.slurm!r} is not a JOBID or JOBID.STEP", ctx, param_hint="--slurm"
+            )
+        if self.gpu and not LABEL.fullmatch(self.gpu):
+            raise click.BadParameter(
+                f"{self.gpu!r} is not a GPU such as cuda:0 or hip:1", ctx, param_hint="--gpu"
+            )
+
+    @property
+    def way(self) -> LaunchOptions:
+        """How other nodes examine their part of the job."""
+        from gpuipc_doctor.fleet.ask import LaunchOptions, Via
+
+        asked = ["--slurm", self.slurm] * bool(self.slurm) + ["--user", self.user] * bool(self.user)
+        asked += ["--gpu", self.gpu] * bool(self.gpu)
+        asked += ["--stacks"] * self.stacks + ["--ras"] * self.ras
+        asked += ["--for", str(self.seconds)] if self.seconds else []
+        return LaunchOptions(
+            via=Via(fleet_reach.via_of(self.via)),
+            command=(*fleet_reach.tool_of(self.tool), "job", "--this-node", "--part", "--json", *asked),
+            deadline_s=self.deadline + self.seconds,
+            options=self.launch_options,
+            job=self.slurm.partition(".")[0] or os.environ.get("SLURM_JOB_ID", ""),
+        )
 
 
 @click.command()
@@ -76,29 +139,7 @@ SHORTEST_S, LONGEST_S = 5.0, 24 * 3600.0
 @click.option("--save", type=options.FilePath(), metavar="FILE", help="Also write the JSON to FILE.")
 @formats.options(["table", "markdown", "html", "json"], "Format for people, a ticket, a browser or programs.")
 @click.pass_context
-def command(
-    ctx: click.Context,
-    *,
-    pids: tuple[int, ...],
-    slurm: str,
-    user: str,
-    gpu: str,
-    nodes: str,
-    this_node: bool,
-    part: bool,
-    via: str,
-    tool: str | None,
-    launch_options: tuple[str, ...],
-    stacks: bool,
-    seconds: float,
-    ras: bool,
-    arm: str | None,
-    watch: bool,
-    deadline: float,
-    since_file: Path | None,
-    save: Path | None,
-    form: str,
-) -> None:
+def command(ctx: click.Context, /, **given: Any) -> None:
     """Find out which rank of a running job waits for which.
 
     Reads /proc, samples stacks and reads Python frames, several times within five seconds. Without --stacks,
@@ -114,79 +155,19 @@ def command(
       12  something is stuck or grows
     """
     ctx.with_resource(tree.prioritised())  # before the imports: ranks that wait may take every processor
-    from gpuipc_doctor.job import document, here, job_content
-    from gpuipc_doctor.job.gpu_holders import LABEL
-    from gpuipc_doctor.job.progress import since
-    from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs
+    from gpuipc_doctor.job.selection import NoSuchJob, SeveralJobs
     from gpuipc_doctor.present.text import sanitise
     from gpuipc_doctor.site.hosts import BadNodes
-    from gpuipc_doctor.stacks import code
 
-    if sum(map(bool, (pids, slurm, user, gpu))) > 1:
-        raise click.UsageError("--pid, --slurm, --user and --gpu exclude each other: give only one", ctx)
-    if nodes and pids:
-        raise click.UsageError("--pid is for this node only: omit -w, or use --slurm or --user", ctx)
-    if slurm and not all(part.isdecimal() for part in slurm.split(".", 1)):
-        raise click.BadParameter(f"{slurm!r} is not a JOBID or JOBID.STEP", ctx, param_hint="--slurm")
-    if gpu and not LABEL.fullmatch(gpu):
-        raise click.BadParameter(f"{gpu!r} is not a GPU such as cuda:0 or hip:1", ctx, param_hint="--gpu")
-    if arm:
-        click.echo("\n".join(_armed(arm)))
+    asked = JobOptions(**given)
+    asked.refuse_contradictions()
+    if asked.arm:
+        click.echo("\n".join(_armed(asked.arm)))
         return
-    earlier = _saved(since_file) if since_file else None
-    asked = ["--slurm", slurm] * bool(slurm) + ["--user", user] * bool(user) + ["--gpu", gpu] * bool(gpu)
-    asked += ["--stacks"] * stacks + ["--ras"] * ras + (["--for", str(seconds)] if seconds else [])
-
-    def examined(request: Request) -> JobReport:
-        where: list[str] | None = []
-        if (nodes or slurm) and not this_node:
-            from gpuipc_doctor.fleet.ask import LaunchOptions, Via
-            from gpuipc_doctor.job import nodes as job_nodes
-
-            where = job_nodes.wanted(nodes, slurm)
-        if where:
-            way = LaunchOptions(
-                via=Via(fleet_reach.via_of(via)),
-                command=(*fleet_reach.tool_of(tool), "job", "--this-node", "--part", "--json", *asked),
-                deadline_s=deadline + seconds,
-                options=launch_options,
-                job=slurm.partition(".")[0] or os.environ.get("SLURM_JOB_ID", ""),
-            )
-            report = job_nodes.ask(where, way)
-        else:
-            code.wait_at_most(deadline / 4)
-            with scratch.directory(scratch.usual()) as place:
-                report = here.report(request, gpu, place, stops=stacks, asks_ras=ras, watches_s=seconds)
-        if where is None:
-            alone = {"other nodes of the job": "squeue does not list them; name them with -w"}
-            report = replace(report, unable={**report.unable, **alone})
-        if report.ranks and not part:  # of a merged report, they are found in the whole
-            report = _with_issues(report)
-        return replace(report, since=since(earlier, report)) if earlier else report
-
-    def reports() -> list[JobReport]:
-        """One report, or one for each job on this node, if a screen is asked for."""
-        try:
-            return [examined(Request(pids, slurm, user))]
-        except SeveralJobs as several:
-            if not several.jobs or save or earlier or part or form not in ("table", "markdown"):
-                raise
-            return [examined(Request(pids=job)) for job in several.jobs]
-
     found: list[JobReport] = []
     try:
-        while True:
-            found = reports()
-            if save:
-                with options.naming_option("--save", f"cannot write {save}"):
-                    writing.write(save, document.dumps(found[0]))
-            page = "\n".join(formats.text(report, form, job_content, document) for report in found)
-            if watch:
-                click.clear()
-            click.echo(page, nl=False)
-            if not watch:
-                break
-            time.sleep(WATCH_S)
+        for found in _reports(asked):
+            _print(asked, found)
     except BadNodes as bad:
         raise click.BadParameter(str(bad), param_hint="-w") from None
     except NoSuchJob as absent:
@@ -195,9 +176,72 @@ def command(
     except SeveralJobs as several:
         raise click.UsageError(sanitise(str(several)), ctx) from None
     except KeyboardInterrupt:
-        if not watch:
+        if not asked.watch:
             raise
     ctx.exit(max((_exit(report) for report in found), default=Exit.ERROR))
+
+
+def _reports(asked: JobOptions) -> Iterator[list[JobReport]]:
+    """The report, or one for each job on this node if a screen is asked for; again with --watch."""
+    from gpuipc_doctor.job.selection import Request, SeveralJobs
+
+    earlier = _saved(asked.since_file) if asked.since_file else None
+    while True:
+        try:
+            yield [_examined(asked, Request(asked.pids, asked.slurm, asked.user), earlier)]
+        except SeveralJobs as several:
+            is_screen = asked.form in ("table", "markdown") and not (asked.save or earlier or asked.part)
+            if not several.jobs or not is_screen:
+                raise
+            yield [_examined(asked, Request(pids=job), None) for job in several.jobs]
+        if not asked.watch:
+            return
+        time.sleep(WATCH_S)
+
+
+def _examined(asked: JobOptions, request: Request, earlier: JobReport | None) -> JobReport:
+    """The report of a job: of this node, or of all nodes that the options name."""
+    from gpuipc_doctor.job import here
+    from gpuipc_doctor.job.progress import since
+    from gpuipc_doctor.stacks import code
+
+    where: list[str] | None = []
+    if (asked.nodes or asked.slurm) and not asked.this_node:
+        from gpuipc_doctor.job import nodes as job_nodes
+
+        where = job_nodes.wanted(asked.nodes, asked.slurm)
+    if where:
+        report = job_nodes.ask(where, asked.way)
+    else:
+        code.wait_at_most(asked.deadline / 4)
+        with scratch.directory(scratch.usual()) as place:
+            report = here.report(
+                request, asked.gpu, place, stops=asked.stacks, asks_ras=asked.ras, watches_s=asked.seconds
+            )
+    if where is None:
+        alone = {"other nodes of the job": "squeue does not list them; name them with -w"}
+        report = replace(report, unable={**report.unable, **alone})
+    if report.ranks and not asked.part:  # of a merged report, they are found in the whole
+        report = _with_issues(report)
+    return replace(report, since=since(earlier, report)) if earlier else report
+
+
+def _print(asked: JobOptions, found: list[JobReport]) -> None:
+    from gpuipc_doctor.job import document, job_content
+
+    if asked.save:
+        with options.naming_option("--save", f"cannot write {asked.save}"):
+            writing.write(asked.save, document.dumps(found[0]))
+    writers: dict[str, formats.Writer] = {
+        "table": job_content.screen,
+        "markdown": job_content.ticket,
+        "html": job_content.html,
+        "json": document.dumps,
+    }
+    page = "\n".join(formats.text(report, asked.form, writers) for report in found)
+    if asked.watch:
+        click.clear()
+    click.echo(page, nl=False)
 
 
 WATCH_S = 5.0

@@ -12,11 +12,11 @@ import click
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.cli.issue_content import listing, markdown, message_page, page
 from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.files.yamlfile import Mistake
 from gpuipc_doctor.knownissues import KnownIssue, Message
+from gpuipc_doctor.knownissues.issue_content import listing, markdown, message_page, page
 from gpuipc_doctor.knownissues.questions import Answer, Entry, Question, ask
 from gpuipc_doctor.node import variables
 from gpuipc_doctor.node.inventory import NAMES

@@ -36,7 +36,6 @@ COMMANDS = {
     "replay": ("replay", "Replay a history of memory operations, or print it as a C program."),
     "report": ("report", "Print a saved report for people, CI or Prometheus, or as a bug report."),
     "schema": ("schema", "Print the JSON Schema of a report or a file."),
-    "ticket": ("ticket", "Write a bug report: report --format ticket."),
 }
 """Command name → (module below ``gpuipc_doctor.cli`` that defines ``command``, its one-line help)."""
 

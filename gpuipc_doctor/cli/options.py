@@ -29,9 +29,6 @@ _ROOMY_BYTES = 1 << 30
 _SCHEDULERS = {"srun": "slurm", "flux": "flux"}
 """Launcher → directory of its configuration in ``/etc``."""
 
-ELSEWHERE = "elsewhere"
-"""Value of ``ctx.obj`` while this host parses a command line that is meant for other nodes."""
-
 _MAX_SECONDS = 365 * 24 * 3600
 
 
@@ -122,37 +119,38 @@ class Choice(click.Choice[str]):
             self.fail(f"{wrong.message.removesuffix('.')}{meant or '.'}", param, ctx)
 
 
-def mpi_library(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Check before the run that the ``--mpi-lib`` library exists.
+class LibraryName(click.ParamType):  # type: ignore[type-arg]  # generic from Click 8.4 on
+    """A non-empty name or path of a library; it may exist only on other nodes."""
 
-    Skipped for commands that run on other nodes (`ELSEWHERE`), where the path may exist.
-    """
-    if value == "":
-        raise click.BadParameter("the name is empty", ctx, param)
-    if value and ctx.obj != ELSEWHERE:
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value or self.fail("the name is empty", param, ctx)
+
+
+def mpi_library(says: str) -> Callable[[Command], Command]:
+    """The option ``--mpi-lib``; see `require_mpi_library`."""
+    return click.option("--mpi-lib", type=LibraryName(), metavar="FILE", help=says)
+
+
+def require_mpi_library(name: str | None) -> None:
+    """Raise `click.UsageError` unless the library of ``--mpi-lib`` exists on this node."""
+    if name:
         from gpuipc_doctor.node import mpi_locate
 
         try:
-            mpi_locate.find_library(value, None, {})
+            mpi_locate.find_library(name, None, {})
         except mpi_locate.NotFound as absent:
+            ctx = click.get_current_context(silent=True)
             raise click.UsageError(f"{absent.reason}; {absent.remedy}", ctx) from None
-    return value
 
 
-def nccl_library(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Check before the run that the ``--nccl-lib`` library is a file.
-
-    Skipped for commands that run on other nodes (`ELSEWHERE`), and on simulated nodes, which have files of
-    their own.
-    """
-    if value == "":
-        raise click.BadParameter("the name is empty", ctx, param)
-    if value and ctx.obj != ELSEWHERE and not ctx.params.get("simulate"):
-        if not value.startswith("/"):
-            raise click.BadParameter(f"{value}: not an absolute path", ctx, param)
-        if not Path(value).is_file():
-            raise click.BadParameter(f"{value}: no such file", ctx, param)
-    return value
+def require_nccl_library(name: str | None) -> None:
+    """Raise `click.BadParameter` unless the library of ``--nccl-lib`` is a file of this node."""
+    if name and not name.startswith("/"):
+        raise click.BadParameter(f"{name}: not an absolute path", param_hint="'--nccl-lib'")
+    if name and not Path(name).is_file():
+        raise click.BadParameter(f"{name}: no such file", param_hint="'--nccl-lib'")
 
 
 def node_options(command: Command) -> Command:

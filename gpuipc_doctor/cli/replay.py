@@ -22,12 +22,7 @@ from gpuipc_doctor.run.request import Request
 @click.option("--simulate", metavar="PROFILE", help="Replay on a simulated node: a profile's name or file.")
 @options.config("Site config, or a shipped one's name; overrides /etc/gpuipc-doctor/site.yaml.")
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="Replay on this device only.")
-@click.option(
-    "--mpi-lib",
-    callback=options.mpi_library,
-    metavar="FILE",
-    help="The MPI library, for a history of messages.",
-)
+@options.mpi_library("The MPI library, for a history of messages.")
 @click.option(
     "--format",
     "print_as",
@@ -59,6 +54,7 @@ def command(
       11  no answer: no device, or the replay did not complete
       12  the driver and the model disagree
     """
+    options.require_mpi_library(mpi_lib)
     try:
         history = documents.parse(reading.read(file, saved.MAX_BYTES))
     except (reading.Unreadable, documents.BadHistory) as error:

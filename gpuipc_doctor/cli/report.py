@@ -45,7 +45,14 @@ def command(ctx: click.Context, /, *, file: Path, form: str, output: Path | None
     if form == "c":
         text = _program(file)
     else:
-        text = formats.text(saved.report(file), form, node_content, node_exports)
+        writers = {
+            "matrix": node_content.screen,
+            "markdown": node_content.ticket,
+            "html": node_exports.html,
+            "junit": node_exports.junit,
+            "prometheus": node_exports.prometheus,
+        }
+        text = formats.text(saved.report(file), form, writers)
     if output is None:
         click.echo(text, nl=False)
         return

@@ -1,4 +1,4 @@
-"""``ticket`` and ``report --format ticket``: write a bug report, and the files that go with it."""
+"""``report --format ticket``: write a bug report, and the files that go with it."""
 
 from __future__ import annotations
 
@@ -50,25 +50,6 @@ def with_options(command: options.Command) -> Any:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
-
-
-@click.command()
-@click.argument("file", type=options.FilePath())
-@with_options
-@click.pass_context
-def command(ctx: click.Context, /, *, file: Path, **asked: Any) -> None:
-    """Write a bug report: the same as `report --format ticket`.
-
-    FILE is written by `gpuipc-doctor check --output FILE` or `gpuipc-doctor job --save FILE`. Prints
-    Markdown: what fails, how to reproduce it, versions, evidence, what was tried, where it goes, and the
-    commands that provide what is missing. Nothing is run or sent.
-
-    \b
-    Exit codes:
-      0  the ticket is written, complete or not
-      2  usage, or a file is not such a document
-    """
-    write(ctx, file, **asked)
 
 
 def write(

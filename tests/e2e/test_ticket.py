@@ -21,6 +21,8 @@ from tests.unit.ticket.sample_subjects import NVIDIA, node
 
 GIB = 1 << 30
 
+TICKET = ("report", "--format", "ticket")
+
 
 @pytest.fixture(scope="session")
 def run(doctor: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -49,7 +51,7 @@ def test_bundle_has_all_given_files(doctor: Command, run: Path, tmp_path: Path, 
     log = tmp_path / "nvidia-bug-report.log.gz"
     log.write_bytes(b"\x1f\x8b\0binary")
     options = ["--for", "nvidia", "--bundle", str(bundle), "--logs", str(run / "logs"), "--add", str(log)]
-    ended = doctor("ticket", str(run / "report.json"), *options)
+    ended = doctor(*TICKET, str(run / "report.json"), *options)
     assert (ended.returncode, ended.stderr) == (0, "")
     members = opened(bundle)
     assert members["ticket.md"].decode() == ended.stdout
@@ -79,7 +81,7 @@ def test_anonymised_bundle_names_neither_host_nor_path(doctor: Command, run: Pat
         "--hide",
         "flood",
     ]
-    ended = doctor("ticket", str(run / "report.json"), *options)
+    ended = doctor(*TICKET, str(run / "report.json"), *options)
     assert ended.returncode == 0, ended.stderr
     members = opened(bundle)
     report_json.loads(members["report.json"])
@@ -103,7 +105,7 @@ def test_links_and_special_files_among_the_logs_are_left_out(
         large.truncate(GIB)
     bundle = tmp_path / "b.tar.gz"
     options = ["--for", "ucx", "--logs", str(logs), "--bundle", str(bundle), "--anonymise"]
-    ended = doctor("ticket", str(run / "report.json"), *options)
+    ended = doctor(*TICKET, str(run / "report.json"), *options)
     assert [name for name in opened(bundle) if name.startswith("logs/")] == ["logs/a.log"]
     for said in (
         "logs/core: is not text",
@@ -118,7 +120,7 @@ def test_job_and_inventory_make_one_ticket(doctor: Command, tmp_path: Path) -> N
     job, inventory = tmp_path / "job.json", tmp_path / "inventory.json"
     job.write_text(document.dumps(ONE_LATE))
     inventory.write_text(doctor("inventory", "--json").stdout)
-    ended = doctor("ticket", str(job), "--for", "libfabric", "--also", str(inventory))
+    ended = doctor(*TICKET, str(job), "--for", "libfabric", "--also", str(inventory))
     assert ended.returncode == 0, ended.stderr
     assert "ranks 0-14 wait for it in MPI" in ended.stdout
     assert "kernel " in ended.stdout.partition("## Versions")[2].partition("## ")[0]
@@ -127,20 +129,18 @@ def test_job_and_inventory_make_one_ticket(doctor: Command, tmp_path: Path) -> N
 def test_ticket_of_one_check(doctor: Command, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     file.write_text(report_json.dumps(node(*NVIDIA)))
-    assert "mpi-small-message" in doctor("ticket", str(file), "--for", "ucx").stdout
-    fine = doctor("ticket", str(file), "--for", "ucx", "--check", "ipc-reopen")
+    assert "mpi-small-message" in doctor(*TICKET, str(file), "--for", "ucx").stdout
+    fine = doctor(*TICKET, str(file), "--for", "ucx", "--check", "ipc-reopen")
     assert "mpi-small-message" not in fine.stdout
 
 
 @pytest.mark.parametrize("arguments", [[], ["--for", "hpe"], ["--anonymise"]])
-def test_ticket_is_the_bug_report_of_report(doctor: Command, tmp_path: Path, arguments: list[str]) -> None:
+def test_ticket_is_a_format_of_report(doctor: Command, tmp_path: Path, arguments: list[str]) -> None:
     file = tmp_path / "r.json"
     file.write_text(report_json.dumps(node(*NVIDIA)))
-    alias = doctor("ticket", str(file), *arguments)
     ended = doctor("report", str(file), "--format", "ticket", *arguments)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "## What fails" in ended.stdout
-    assert ended.stdout == alias.stdout
 
 
 @pytest.mark.parametrize("option", ["--bundle=b.tar.gz", "--anonymise", "--for=ucx", "--check=ipc-reopen"])
@@ -183,11 +183,11 @@ def test_other_file_is_one_line(
         [str(whole(tmp_path)), "--also", str(file)],
         [str(whole(tmp_path)), "--before", str(file)],
     ):
-        ended = doctor("ticket", *arguments, "--for", "ucx")
+        ended = doctor(*TICKET, *arguments, "--for", "ucx")
         assert (ended.returncode, ended.stdout) == (2, "")
         (line,) = ended.stderr.splitlines()
         assert str(file) in line
-    assert words in doctor("ticket", str(file), "--for", "ucx").stderr
+    assert words in doctor(*TICKET, str(file), "--for", "ucx").stderr
 
 
 def whole(directory: Path) -> Path:
@@ -218,7 +218,7 @@ def test_wrong_usage_is_reported_and_nothing_is_left(
     (tmp_path / "whole.tar.gz").write_text("mine")
     (tmp_path / "x.log.gz").write_bytes(b"\x1f\x8b\0")
     before = sorted([*tmp_path.iterdir(), whole(tmp_path)])
-    ended = doctor("ticket", "whole.json", *arguments)
+    ended = doctor(*TICKET, "whole.json", *arguments)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert words in ended.stderr
     assert sorted(tmp_path.iterdir()) == before

@@ -14,7 +14,7 @@ from gpuipc_doctor.cli import drill
 from gpuipc_doctor.cli.bindings import BINDINGS
 from gpuipc_doctor.model import Finding, Report, Tier
 from gpuipc_doctor.model import Result as ReportResult
-from gpuipc_doctor.simulator import profile
+from gpuipc_doctor.simulator import drilling, profile
 
 HEALTHY = Report(
     host="node",
@@ -36,9 +36,9 @@ OVERLAPPING = replace(HEALTHY, results=(ReportResult("ipc-stale", OVERLAP),))
 
 @pytest.fixture(autouse=True)
 def replaced_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(name: str, *_: object) -> tuple[Report, float]:
+    def run(task: drilling.Task) -> tuple[Report, float]:
         reports = {"already-mapped": OVERLAPPING, "hang-init": replace(HEALTHY, interrupted=True)}
-        return reports.get(name, HEALTHY), 1.25
+        return reports.get(task.name, HEALTHY), 1.25
 
     monkeypatch.setattr(drill, "_run", run)
 
@@ -82,11 +82,9 @@ def by_check(monkeypatch: pytest.MonkeyPatch, everything: Report, alone: Report)
     """Replace the runs by these reports, of all checks and of one; returns the requested checks."""
     asked: list[str | None] = []
 
-    def run(
-        _name: str, _stated: object, _on: str, _mpi: str | None, check: str | None
-    ) -> tuple[Report, float]:
-        asked.append(check)
-        return (alone if check else everything), 1.0
+    def run(task: drilling.Task) -> tuple[Report, float]:
+        asked.append(task.check)
+        return (alone if task.check else everything), 1.0
 
     monkeypatch.setattr(drill, "_run", run)
     return asked
@@ -206,14 +204,14 @@ def test_faults_of_mpi_are_drilled_with_an_mpi_only(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_mpi_is_passed_for_faults_of_mpi_and_healthy_nodes(name: str, is_given: bool) -> None:
-    request = drill._request(profile.load(name), "cuda", "/opt/mpi/lib/libmpi.so.12", None)
+    request = drilling.request(profile.load(name), "cuda", "/opt/mpi/lib/libmpi.so.12", None)
     assert bool(request.mpi_lib) is is_given
 
 
 def test_healthy_mpi_profile_is_drilled_with_an_mpi_check() -> None:
     stated = profile.load("mpi-fixed-loss")
     assert stated.expect["cuda"].findings == ()
-    assert drill._request(stated, "cuda", "/opt/mpi/lib/libmpi.so.12", None).checks == ("mpi-cache-growth",)
+    assert drilling.request(stated, "cuda", "/opt/mpi/lib/libmpi.so.12", None).checks == ("mpi-cache-growth",)
 
 
 def test_named_faults_of_mpi_require_an_mpi() -> None:
@@ -270,7 +268,7 @@ def test_update_writes_findings_of_one_backend_with_that_backend(
     monkeypatch.setattr(
         drill,
         "_run",
-        lambda _, __, on, *___: (replace(HEALTHY, results=(ReportResult("ipc-new", status[on]),)), 1.0),
+        lambda task: (replace(HEALTHY, results=(ReportResult("ipc-new", status[task.backend]),)), 1.0),
     )
     ran = CliRunner().invoke(drill.command, ["--check", "ipc-new", "--update", str(path)])
     assert ran.exit_code == 0, ran.output

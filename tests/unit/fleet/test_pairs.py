@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpuipc_doctor.cli import fleet_pairs
 from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.fleet import pairs_content
 from gpuipc_doctor.fleet.pair_runs import Outcome
 from gpuipc_doctor.fleet.pairs import Rounds, outcome_of
 from gpuipc_doctor.fleet.partners import Blame
@@ -59,12 +59,12 @@ def test_only_messages_between_the_two_nodes_count(told: dict[str, Status], outc
     assert outcome_of(report(**told)) is outcome
 
 
-@pytest.mark.parametrize("shown", [fleet_pairs._pairs_as_text, fleet_pairs._pairs_as_json])
+@pytest.mark.parametrize("shown", [pairs_content.as_text, pairs_content.as_json])
 def test_pairs_of_neighbours_report_untested_links_between_switches(
     shown: Callable[[list[str], Blame, Rounds, str], str],
 ) -> None:
     open_links = "most links between switches"
-    assert open_links in shown(["n1", "n2"], Blame(), Rounds(), fleet_pairs.UNTRIED)
+    assert open_links in shown(["n1", "n2"], Blame(), Rounds(), pairs_content.UNTRIED)
     assert open_links not in shown(["n1", "n2"], Blame(), Rounds(), "")
 
 
@@ -72,19 +72,17 @@ def test_switches_that_no_message_left_are_listed() -> None:
     """A cut-off leaf passes without --across; with it, silent nodes may leave a leaf untested."""
     found = Blame(uncrossed=("leaf1", "leaf2"))
     assert (
-        fleet_pairs._untried(found, across=False)
-        == f"{fleet_pairs.UNTRIED}; no link out of leaf[1-2] was tested"
+        pairs_content.untried(found, across=False)
+        == f"{pairs_content.UNTRIED}; no link out of leaf[1-2] was tested"
     )
-    assert fleet_pairs._untried(found, across=True) == "no link out of leaf[1-2] was tested"
-    assert fleet_pairs._untried(Blame(), across=True) == ""
+    assert pairs_content.untried(found, across=True) == "no link out of leaf[1-2] was tested"
+    assert pairs_content.untried(Blame(), across=True) == ""
 
 
 def test_switch_below_which_nothing_passes_is_not_called_bad() -> None:
     nodes = [f"n{number}" for number in range(8)]
     cut = Cut("leaf1", tuple(nodes[4:]), is_certain=False)
-    lines = fleet_pairs._pairs_as_text(
-        nodes, Blame(cut=(cut,), suspected=("leaf0",)), Rounds(), ""
-    ).splitlines()
+    lines = pairs_content.as_text(nodes, Blame(cut=(cut,), suspected=("leaf0",)), Rounds(), "").splitlines()
     assert lines[1:] == ["switches cut off, or with only bad nodes: leaf1 (n[4-7])", "perhaps cut off: leaf0"]
 
 
@@ -92,7 +90,7 @@ def test_switch_and_split_are_one_line_each() -> None:
     nodes = [f"n{number}" for number in range(8)]
     links = tuple((f"leaf{leaf}", f"leaf{other}") for leaf in (1, 2) for other in (3, 4))
     blamed = Blame(cut=(Cut("leaf0", tuple(nodes[:4])),), links=links, unstable=("n7",))
-    lines = fleet_pairs._pairs_as_text(nodes, blamed, Rounds(), "").splitlines()
+    lines = pairs_content.as_text(nodes, blamed, Rounds(), "").splitlines()
     assert lines[1:] == [
         "bad switches: leaf0",
         "nodes behind bad switches: n[0-3]",

@@ -14,13 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor import knownissues
-from gpuipc_doctor.cli import issue_content
-from gpuipc_doctor.cli.issue_content import page
 from gpuipc_doctor.cli.known_issues import command
 from gpuipc_doctor.files.yamlfile import BadFile
-from gpuipc_doctor.knownissues import SCHEMA, Confidence, KnownIssue, Workaround, affected, cures, database
+from gpuipc_doctor.knownissues import (
+    SCHEMA,
+    Confidence,
+    KnownIssue,
+    Workaround,
+    affected,
+    cures,
+    database,
+    issue_content,
+)
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.entry import KINDS
+from gpuipc_doctor.knownissues.issue_content import page
 from gpuipc_doctor.model import (
     Device,
     DriverFault,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.cli.side_by_side import side_by_side
+from gpuipc_doctor.supervise.side_by_side import side_by_side
 from gpuipc_doctor.supervise.tree import interruptible
 from tests import waiting
 
