@@ -72,17 +72,34 @@ _ENDED = "Exited with exit code"
 _WRONG, _OWN = "Error: ", "gpuipc-doctor: "
 """Prefixes of this tool's messages: click's for usage errors, and the tool's own for all others."""
 
-_CARRY = """\
+TRUSTED = """\
 umask 077
-[ -d "$1" ] || {
-    echo "gpuipc-doctor: $1: No such file or directory; name another --ship-to" >&2
-    exit 126
-}
-[ "$(id -u)" != 0 ] || [ -O "$1" ] || [ -k "$1" ] || {
-    echo "gpuipc-doctor: as root, nothing is run from $1 of another user; name another --ship-to" >&2
-    exit 126
-}
-file=$(mktemp "$1/gpuipc-doctor.XXXXXX") && cat > "$file" || { rm -f "$file"; exit 126; }
+refuse() { echo "gpuipc-doctor: $1; name another --ship-to" >&2; exit 126; }
+place=$(cd -P -- "$1" 2>/dev/null && pwd -P) || refuse "$1: No such file or directory"
+me=$(id -u); way=$place
+while :; do
+    found=$(stat -c '%u %A' -- "$way" 2>&1) || refuse "$found"
+    case ${found%% *} in
+        0 | "$me") ;;
+        *) refuse "nothing is run from $1: $way belongs to user ${found%% *}" ;;
+    esac
+    case $me${found#* } in
+        *[tT]) ;;
+        *w? | 0d????w*) refuse "nothing is run from $1: others can write $way" ;;
+    esac
+    [ "$way" != / ] || break
+    way=${way%/*}; way=${way:-/}
+done
+"""
+"""Start of a shell script whose first argument is a directory for a file that will be run. Sets ``place`` to
+the directory without links; ends with 126 if another user could replace the file.
+
+The directory and all above it must belong to this user or root. Others may write a sticky one, such as /tmp;
+for users other than root, a group may write any."""
+
+_CARRY = f"""\
+{TRUSTED}
+file=$(mktemp "$place/gpuipc-doctor.XXXXXX") && cat > "$file" || {{ rm -f "$file"; exit 126; }}
 seconds=$2; export GPUIPC_DOCTOR_PYTHON="$3"; shift 3
 timeout "$seconds" sh "$file" --once "$@" < /dev/null
 exit $?
@@ -143,7 +160,7 @@ class LaunchOptions:
 
     def words(self, target: Target) -> list[str]:
         """The local command line for a target."""
-        command = [*self.command, *target.arguments]
+        command = self._on_node(target)
         if self.via is Via.SSH:
             quiet = ["-oBatchMode=yes", f"-oConnectTimeout={math.ceil(self.patience_s)}"]
             return ["ssh", *quiet, *self.options, target.node, "--", self.line(target)]
@@ -152,10 +169,6 @@ class LaunchOptions:
         where = ["--overlap", f"--jobid={self.job}"] if self.job else [self.immediate]
         # in minutes: ends the job even if this process is killed
         limit = f"--time={math.ceil(self.deadline_s / 60)}"
-        if self.shipped:
-            python = f"--export=ALL,GPUIPC_DOCTOR_PYTHON={self.shipped.python}"
-            where = [*where, python, f"--bcast={self.shipped.to}/"]
-            command = [str(self.shipped.file), "--once", *command]
         return ["srun", *where, limit, "-w", target.node, "-N1", "-n1", *self.options, *command]
 
     @property
@@ -166,16 +179,19 @@ class LaunchOptions:
     def line(self, target: Target) -> str:
         """The shell command that ssh runs on the node."""
         # After a broken connection the command continues; timeout(1) ends it.
-        seconds = f"{math.ceil(self.deadline_s)}"
+        timed = [] if self.shipped else ["sh", "-c", _TIMED, "sh", f"{math.ceil(self.deadline_s)}"]
+        return shlex.join([*timed, *self._on_node(target)])
+
+    def _on_node(self, target: Target) -> list[str]:
         command = [*self.command, *target.arguments]
-        there = ["sh", "-c", _TIMED, "sh", seconds, *command]
-        if self.shipped:
-            there = ["sh", "-c", _CARRY, "sh", self.shipped.to, seconds, self.shipped.python, *command]
-        return shlex.join(there)
+        if not self.shipped:
+            return command
+        seconds = f"{math.ceil(self.deadline_s)}"
+        return ["sh", "-c", _CARRY, "sh", self.shipped.to, seconds, self.shipped.python, *command]
 
     def stdin(self) -> Path:
         """The command's standard input: the shipped file."""
-        return self.shipped.file if self.shipped and self.via is Via.SSH else NO_INPUT
+        return self.shipped.file if self.shipped else NO_INPUT
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from gpuipc_doctor.fleet import flux
 from gpuipc_doctor.fleet.ask import (
     GRACE_S,
     MAX_ANSWER,
+    TRUSTED,
     Channel,
     LaunchOptions,
     Listener,
@@ -344,6 +345,15 @@ class _Answers(Channel):
             self._listener.finished(clocked(found, datetime.now().astimezone()), full)
 
 
+_RUN_SENT = f"""\
+{TRUSTED}
+file=$place/$2; [ -O "$file" ] || refuse "$file: does not belong to this user"
+shift 2
+exec sh "$file" --once "$@"
+"""
+"""Shell script that runs a sent file; arguments: its directory, its name, and its arguments."""
+
+
 class _Job(Channel):
     """An allocation; ``settled`` is set when Slurm has granted or refused it."""
 
@@ -365,7 +375,7 @@ def _words(nodes: Sequence[str], way: LaunchOptions, seconds: float) -> list[str
     command = way.command
     if way.shipped:
         python = f"GPUIPC_DOCTOR_PYTHON={way.shipped.python}"
-        command = ("env", python, "sh", _sent(way), "--once", *way.command)
+        command = ("env", python, "sh", "-c", _RUN_SENT, "sh", *_sent(way).rsplit("/", 1), *way.command)
     command = ("sh", "-c", _ON_NODE, "sh", str(math.ceil(seconds)), *command)
     if way.via is Via.FLUX:
         return [*flux.run(nodes, seconds + GRACE_S), *way.options, *command]

@@ -22,6 +22,7 @@ from gpuipc_doctor.prolog.partial_result import KnownSoFar
 from gpuipc_doctor.prolog.state import Lookup, State
 from gpuipc_doctor.site.policy import BUDGET_S, Action, PrologConfig
 from gpuipc_doctor.site.policy import budget_s as default_budget_s
+from gpuipc_doctor.supervise import process_limits
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
@@ -107,6 +108,8 @@ def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
             _remember(lookup, channel, lambda before: before.begun(tested))
             report = run_checks.run_checks(site, node, asked.gpus, limits, known, apart=is_unfinished)
     except (BadFile, UnknownName) as mistake:
+        if process_limits.is_scarcity(mistake):
+            raise
         _refuse(str(mistake), channel)
         return
     found = [*missing, *concerns.concerns(report)]

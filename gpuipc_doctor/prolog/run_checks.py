@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from gpuipc_doctor.files.trust import untrusted
+from gpuipc_doctor.files.writing import make_directory
 from gpuipc_doctor.model import Node, Report, Tier
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
@@ -22,6 +25,9 @@ RESERVE_S = 0.5
 
 ROOMY = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - private directories are made there
 """Directories for a run's files, best first. Shared memory comes first: a disk may be full or slow."""
+
+LAST, LAST_BYTES = Path("/run/gpuipc-doctor/files"), 8 << 20
+"""Directory for a run's files if a user has filled all of `ROOMY`, and its size in bytes."""
 
 HANG_S, COLD_START_S = 30.0, 10.0
 """Seconds after which a call certainly hangs: `HANG_S` or, if longer, `COLD_START_S` for each GPU of the
@@ -56,19 +62,48 @@ class TimeLimits(NamedTuple):
         return self._replace(budget_s=self.budget_s + self.deadline_s + START_S)
 
 
+def places() -> tuple[Path, ...]:
+    """`ROOMY`; before them, if all are full or cannot be written, `LAST`."""
+    lacking = (scratch.lacks(place, LAST_BYTES) or not os.access(place, os.W_OK | os.X_OK) for place in ROOMY)
+    return (LAST, *ROOMY) if all(lacking) and _make_last() else ROOMY
+
+
+def _make_last() -> bool:
+    """Mount memory at `LAST` for root's eyes and this process and its children only; it ends with them.
+
+    Needs root, and mount namespaces: see unshare(2), mount(2).
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_mounts, recursive_slave, no_setuid_no_devices = 0x20000, 0x4000 | 0x80000, 0x2 | 0x4
+    try:
+        make_directory(LAST, 0o700)
+    except OSError:
+        return False
+    if os.geteuid() != 0 or untrusted(LAST / "directory") or libc.unshare(new_mounts):
+        return False
+    options = f"size={LAST_BYTES},mode=0700".encode()
+    return not (
+        libc.mount(b"none", b"/", None, recursive_slave, None)  # the node's other mounts go on to appear
+        or libc.mount(b"tmpfs", os.fsencode(LAST), b"tmpfs", no_setuid_no_devices, options)
+    )
+
+
 @contextmanager
 def node(profile: str) -> Iterator[Node]:
     """The node to test. The files of a simulated node are removed however this process ends.
 
     ``TMPDIR`` and similar variables do not change the directory of the run's files.
     """
-    tempfile.tempdir = str(ROOMY[0])
+    usable = places()
+    tempfile.tempdir = str(usable[0])
     if not profile:
         yield Node()
         return
     from gpuipc_doctor.simulator.node import prepare
 
-    with scratch.directory(ROOMY) as state:
+    with scratch.directory((*ROOMY, LAST.parent)) as state:  # with memory of GPUs, for which LAST is small
         yield prepare(profile, state)
 
 

@@ -51,7 +51,7 @@ def make(
     for place in places:
         if reason := untrusted(place / "directory"):
             wrong.append(f"{place} {reason}")
-        elif reason := _lacks(place, room_bytes):
+        elif reason := lacks(place, room_bytes):
             full.append((place, f"{place} {reason}"))
         else:
             try:
@@ -82,7 +82,7 @@ def _names() -> Iterator[str]:
         yield "gpuipc-doctor-" + "".join(secrets.choice(_NAME_CHARACTERS) for _ in range(8))
 
 
-def _lacks(place: Path, room_bytes: int) -> str:
+def lacks(place: Path, room_bytes: int) -> str:
     """Why a place is unsuitable; empty if it is suitable or unknown."""
     try:
         status = os.statvfs(place)

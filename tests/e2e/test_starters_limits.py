@@ -97,7 +97,7 @@ def test_limit_of_the_starter_drains_no_healthy_node(
 @pytest.mark.parametrize(
     ("which", "limit", "names"),
     [
-        (resource.RLIMIT_AS, 150 * MIB, "ulimit -v"),
+        (resource.RLIMIT_AS, 250 * MIB, "ulimit -v"),
         full(resource.RLIMIT_AS, 2000 * MIB, "ulimit -v"),
         full(resource.RLIMIT_FSIZE, 1000 << 10, "ulimit -f"),
     ],

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuipc_doctor.fleet import summary
+from gpuipc_doctor.fleet import node_blocks, summary
 from gpuipc_doctor.fleet.ask import NOT_ASKED, LaunchOptions, Shipped, Target, Via, ask, run_interruptibly
 from gpuipc_doctor.fleet.directory import SUMMARY
 from gpuipc_doctor.fleet.summary import NodeReport, State
@@ -268,21 +271,75 @@ def test_endless_answer_is_cut_and_uses_little_memory(node: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root is held to it")
+AS_USER = ("setpriv", "--reuid=4711", "--regid=4711", "--clear-groups")
+PLACES: dict[str, tuple[dict[str, Any], bool, bool | None]] = {
+    "root's": ({"there": (0, 0o755)}, True, None),
+    "root's, private": ({"there": (0, 0o700)}, True, False),
+    "root's, sticky": ({"there": (0, 0o1777)}, True, True),
+    "root's, for all": ({"there": (0, 0o777)}, False, False),
+    "root's, for a group": ({"there": (0, 0o775)}, False, None),
+    "root's sticky for a group": ({"there": (0, 0o1775)}, True, None),
+    "theirs": ({"there": (4711, 0o755)}, False, True),
+    "theirs, sticky": ({"there": (4711, 0o1777)}, False, True),
+    "another's, sticky": ({"there": (4712, 0o1777)}, False, False),
+    "another's, for all": ({"there": (4712, 0o777)}, False, False),
+    "below theirs": ({"above": (4711, 0o755), "above/there": (0, 0o755)}, False, None),
+    "theirs below root's sticky": ({"above": (0, 0o1777), "above/there": (4711, 0o700)}, False, True),
+    "below a directory for all": ({"above": (0, 0o777), "above/there": (0, 0o1777)}, False, False),
+    "below another's sticky": ({"above": (4712, 0o1777), "above/there": (0, 0o1777)}, False, False),
+    "with a space": ({"a there": (0, 0o1777)}, True, True),
+    "link": ({"there": (0, 0o1777), "link": "there"}, True, True),
+    "link to theirs": ({"there": (4711, 0o755), "link": "there"}, False, True),
+    "none": ({}, False, False),
+}
+"""Directories with owner and mode, and links → whether root and user 4711 may use the last of them; None: the
+user cannot write there."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives directories to other users: needs root")
+@pytest.mark.parametrize("way", ["srun", "ssh", "block"])
 @pytest.mark.parametrize(
-    ("mode", "owner", "runs"), [(0o755, 4711, False), (0o1777, 4711, True), (0o700, 0, True)]
+    ("user", "name"),
+    [
+        pytest.param(user, name, id=f"{'user' if user else 'root'}-{name}")
+        for name, (_, *may) in PLACES.items()
+        for user in ((), AS_USER)
+        if may[bool(user)] is not None
+    ],
 )
-def test_sent_tool_is_not_run_where_another_user_could_replace_it(
-    node: Path, tmp_path: Path, mode: int, owner: int, runs: bool
+def test_sent_tool_is_run_only_where_no_other_user_could_replace_it(
+    node: Path, name: str, way: str, user: tuple[str, ...]
 ) -> None:
-    place, tool = tmp_path / "there", tmp_path / "tool"
-    place.mkdir()
-    place.chmod(mode)
-    os.chown(place, owner, owner)
-    tool.write_text('[ "$1" = --once ] && rm -f "$0"; echo ran\n')
-    way = LaunchOptions(via=Via.SSH, command=(), shipped=Shipped(tool, str(place)))
-    with tool.open("rb") as sent:
-        ended = subprocess.run(way.words(Target.of_node("n1")), stdin=sent, capture_output=True, text=True)
-    assert (ended.stdout == "ran\n", ended.returncode) == (runs, 0 if runs else 126)
-    assert runs or "name another --ship-to" in ended.stderr
-    assert list(place.iterdir()) == []
+    made, *may = PLACES[name]
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as top:
+        Path(top).chmod(0o755)
+        place = Path(top, "nowhere")
+        for path, what in made.items():
+            place = Path(top, path)
+            if isinstance(what, str):
+                place.symlink_to(what)
+            else:
+                place.mkdir()
+                os.chown(place, what[0], what[0])
+                place.chmod(what[1])
+        tool = Path(top, "tool")
+        tool.write_text('[ "$1" = --once ] && rm -f "$0"; echo ran\n')
+        options = LaunchOptions(via=Via.SLURM, command=("a",), shipped=Shipped(tool, str(place)), job="7")
+        words = options._on_node(Target.of_node("n1"))
+        if way == "block":
+            words = node_blocks._words(["n1"], options, 60.0)
+            words = words[words.index("env") :]
+            if place.exists():
+                sent = place / "gpuipc-doctor.7"
+                sent.write_text(tool.read_text())
+                os.chown(sent, *[4711 if user else 0] * 2)
+        elif way == "ssh":
+            assert replace(options, via=Via.SSH).line(Target.of_node("n1")) == shlex.join(words)
+        else:
+            assert options.words(Target.of_node("n1"))[-len(words) :] == words
+        with tool.open("rb") as file:
+            ended = subprocess.run([*user, *words], stdin=file, capture_output=True, text=True)
+        runs = may[bool(user)]
+        assert (ended.stdout, ended.returncode) == (("ran\n", 0) if runs else ("", 126)), ended
+        assert runs or (ended.stderr.count("\n"), "name another --ship-to" in ended.stderr) == (1, True)
+        assert not place.exists() or list(place.iterdir()) == [] or (way == "block" and not runs)
