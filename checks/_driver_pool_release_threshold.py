@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpuipc_doctor.api import Finding, GpuStream, Json, Pool, Worker
-from gpuipc_doctor.api.ledger import SETTLE_S
+from gpuipc_doctor.api.leak_report import SETTLE_S
 
 
 def cross_threshold(w: Worker, pool: Pool, stream: GpuStream, nbytes: int) -> None:

@@ -17,6 +17,7 @@ from gpuipc_doctor.api import (
     wrong_pattern,
 )
 from gpuipc_doctor.api.data_patterns import glanced_at
+from gpuipc_doctor.api.offered_memory import round_up
 
 WHOLE = (0, 1)
 """Numbers of the writes that cover the whole segment: the exporter's first (0) and the importer's (1)."""
@@ -52,7 +53,7 @@ def allocate(w: Worker, nbytes: int) -> Iterator[Segment]:
         with w.gpu.alloc(nbytes) as buffer:
             yield Segment(buffer, buffer.ipc_handle)
     else:
-        whole = -(-nbytes // w.gpu.granule) * w.gpu.granule
+        whole = round_up(nbytes, w.gpu.granule)
         with w.gpu.create_physical(whole) as memory, memory.map() as mapping:
             yield Segment(mapping, memory.export_descriptor)
 

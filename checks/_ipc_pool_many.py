@@ -6,18 +6,17 @@ from collections.abc import Iterable
 
 from gpuipc_doctor.api import (
     Finding,
-    Ledger,
+    Meter,
     ProbeOutcome,
     Reading,
     Worker,
-    account,
+    leak_report,
     reader_of,
     watched,
     write_glances,
     wrong_glances,
 )
-
-from ._ipc_pool_sharing import import_pool, offer
+from gpuipc_doctor.api.offered_memory import pass_pool, receive_pool
 
 SMALL, ROUNDS = 2 << 20, range(1, 65)
 """Bytes allocated from each small pool, and the numbers of these pools."""
@@ -29,12 +28,12 @@ def share_many(w: Worker) -> None:
     """Share small pools one after the other. Controls: pools that are not shared, and no pools."""
     w.gpu.primary_context()  # both create their contexts at the same time
     w.peer.recv()  # the importer has created its context
-    ledger, stream, wrong = Ledger(w), w.gpu.create_stream(), list[str]()
+    meter, stream, wrong = Meter(w), w.gpu.create_stream(), list[str]()
     lasting = w.gpu.create_shared_pool()
     stays = lasting.alloc(SMALL, stream)
     stream.synchronize()
     write_glances(stays, SMALL)
-    offer(w, lasting, [stays])
+    pass_pool(w.peer, lasting, [stays])
     read_stays = reader_of(w, POINTER_STAYS, stays, SMALL)
 
     def use_pool(*, shared: bool) -> None:
@@ -43,7 +42,7 @@ def share_many(w: Worker) -> None:
         stream.synchronize()
         if shared:
             write_glances(memory, SMALL)
-            offer(w, pool, [memory])
+            pass_pool(w.peer, pool, [memory])
             w.peer.recv()  # the importer has destroyed its pool
             wrong.extend(wrong_glances("after the importer freed the memory", memory, SMALL))
         memory.free(stream)
@@ -52,16 +51,16 @@ def share_many(w: Worker) -> None:
         wrong.extend(read_stays("another pool of the exporter was destroyed"))
 
     use_pool(shared=True)  # for what the first one costs
-    sampled = ledger.sampled(ROUNDS)
+    sampled = meter.sampled(ROUNDS)
 
     def use_pools(what: str, *, shared: bool) -> list[Reading]:
-        return ledger.used_after(sampled, watched(w, what, ROUNDS), lambda _: use_pool(shared=shared), what)
+        return meter.used_after(sampled, watched(w, what, ROUNDS), lambda _: use_pool(shared=shared), what)
 
     shared = use_pools("shared pool", shared=True)
     w.peer.send(None)
     alone = use_pools("pool", shared=False)
-    ledger.enter_loop("shared pool", sampled, shared, alone)
-    ledger.enter_loop("pool", sampled, alone, [ledger.used() for _ in sampled])
+    meter.enter_loop("shared pool", sampled, shared, alone)
+    meter.enter_loop("pool", sampled, alone, [meter.used() for _ in sampled])
     w.peer.send("watched")
     w.record(wrong=wrong)
 
@@ -69,11 +68,11 @@ def share_many(w: Worker) -> None:
 def attach_many(w: Worker) -> None:
     stream, wrong = w.gpu.create_stream(), list[str]()
     w.peer.send("ready")
-    (pointer,), lasting = w.peer.recv(), import_pool(w)
+    (pointer,), lasting = w.peer.recv(), receive_pool(w)
     stays = lasting.import_pointer(pointer, SMALL)
     read_stays = reader_of(w, POINTER_STAYS, stays, SMALL)
     for (pointer,) in watched(w, "imported pool", iter(w.peer.recv, None)):
-        pool = import_pool(w)
+        pool = receive_pool(w)
         pool.import_pointer(pointer, SMALL).free(stream)
         stream.synchronize()
         pool.destroy()
@@ -85,10 +84,10 @@ def attach_many(w: Worker) -> None:
 
 def judge_many(done: ProbeOutcome) -> Iterable[Finding]:
     """Judge used memory, and the data of the pool that stays open."""
-    ledger = account(done.roles["exporter"])
-    bad = list(ledger.judge(SMALL, len(ROUNDS)))
+    meter = leak_report(done.roles["exporter"])
+    bad = list(meter.judge(SMALL, len(ROUNDS)))
     if wrong := [line for record in done.records.values() for line in record["wrong"]]:
         says = "memory of a pool shows wrong data after an imported pointer was freed"
         bad.append(Finding.fail("wrong-data", says, *wrong[:3], times=len(wrong)))
     says = "{rounds} pools shared and destroyed, no memory lost"
-    yield from bad or [Finding.ok("returned", says, *ledger.evidence(), rounds=len(ROUNDS))]
+    yield from bad or [Finding.ok("returned", says, *meter.evidence(), rounds=len(ROUNDS))]

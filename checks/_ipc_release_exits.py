@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gpuipc_doctor.api import (
     ODD_BYTES,
     Finding,
-    Ledger,
+    Meter,
     ProbeOutcome,
     Reading,
     Worker,
@@ -25,28 +25,28 @@ GLANCE = 4096
 
 def watch_exits(w: Worker) -> None:
     """Watch used memory while importers exit. Control: importers that opened nothing."""
-    ledger = Ledger(w)
-    sampled = ledger.sampled(EXITS)
+    meter = Meter(w)
+    sampled = meter.sampled(EXITS)
 
     def end_importers(what: str, *, opens: bool) -> list[Reading]:
         def end_one(number: int) -> None:
-            end_importer(w, ledger, number, opens=opens)
+            end_importer(w, meter, number, opens=opens)
 
-        return ledger.used_after(sampled, EXITS, end_one, what)
+        return meter.used_after(sampled, EXITS, end_one, what)
 
-    end_importer(w, ledger, 0, opens=True)  # for what the first one costs
+    end_importer(w, meter, 0, opens=True)  # for what the first one costs
     opened = end_importers("exit with it open", opens=True)
     control = end_importers("exit", opens=False)
-    ledger.enter_loop("exit with it open", sampled, opened, control)
+    meter.enter_loop("exit with it open", sampled, opened, control)
     w.peer.send(None)
 
 
-def end_importer(w: Worker, ledger: Ledger, number: int, *, opens: bool) -> None:
+def end_importer(w: Worker, meter: Meter, number: int, *, opens: bool) -> None:
     with w.gpu.alloc(ODD_BYTES) as buffer:
         write_pattern(buffer, GLANCE, number)
         w.peer.send([number, buffer.ipc_handle() if opens else b""])
         w.peer.recv()  # the importer has exited
-    ledger.mark()  # the driver may release its memory only now
+    meter.mark()  # the driver may release its memory only now
 
 
 def start_importers(w: Worker) -> None:

@@ -8,16 +8,17 @@ from collections.abc import Iterable
 from gpuipc_doctor.api import (
     ODD_BYTES,
     Finding,
-    Ledger,
+    Meter,
     Peer,
     ProbeOutcome,
     Worker,
-    account,
+    leak_report,
     write_pattern,
     wrong_pattern,
 )
+from gpuipc_doctor.api.offered_memory import pass_physical, round_up
 
-from ._ipc_vmm_sharing import import_and_map, judge_wrong, round_up, share
+from ._ipc_vmm_sharing import import_and_map, judge_wrong
 
 # -- an exporter that is gone -----------------------------------------------------------------------------
 
@@ -25,7 +26,7 @@ from ._ipc_vmm_sharing import import_and_map, judge_wrong, round_up, share
 def export_and_die(w: Worker) -> None:
     with w.gpu.create_physical(w.gpu.granule) as memory, memory.map() as mapping:
         write_pattern(mapping, memory.nbytes)
-        share(w.peer, memory)
+        pass_physical(w.peer, memory)
     w.peer.send("released")
     w.peer.recv()  # the importer has it mapped
     w.die()
@@ -59,18 +60,18 @@ def judge_gone(done: ProbeOutcome) -> Iterable[Finding]:
 
 
 def share_and_watch(w: Worker) -> None:
-    ledger, (importer, spare) = Ledger(w), w.peers
+    meter, (importer, spare) = Meter(w), w.peers
     nbytes, lost = round_up(ODD_BYTES, w.gpu.granule), list[str]()
 
     def lose(importer: Peer) -> None:
         with w.gpu.create_physical(nbytes) as memory, memory.map() as mapping:
-            share(importer, memory)
+            pass_physical(importer, memory)
             importer.wait_gone()
             lost.extend(wrong_pattern("data written by the killed importer", mapping, nbytes))
 
-    before = ledger.mark()
+    before = meter.mark()
     lose(importer)
-    if not ledger.enter("the importer was killed with it mapped", before, lambda: lose(spare)):
+    if not meter.enter("the importer was killed with it mapped", before, lambda: lose(spare)):
         spare.send(None)
     w.record(wrong=lost, nbytes=nbytes)
 
@@ -86,7 +87,7 @@ def write_and_die(w: Worker) -> None:
 
 def judge_killed(done: ProbeOutcome) -> Iterable[Finding]:
     exporter = done.records["exporter"]
-    bad, watched = list(judge_wrong(exporter)), account(done.roles["exporter"])
+    bad, watched = list(judge_wrong(exporter)), leak_report(done.roles["exporter"])
     bad += watched.judge(exporter["nbytes"])
     says = "memory was released after its importer was killed"
     yield from bad or [Finding.ok("returned", says, *watched.evidence())]

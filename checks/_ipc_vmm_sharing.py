@@ -1,25 +1,12 @@
-"""What the procedures of `ipc-vmm` share: sending, importing, and judging the data that an importer read."""
+"""What the procedures of `ipc-vmm` share: importing, and judging the data that an importer read."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from gpuipc_doctor.api import Finding, Json, Peer, PhysicalMemory, Worker
+from gpuipc_doctor.api import Finding, Json, Worker
 from gpuipc_doctor.api.gpu import VmmMapping
-
-
-def round_up(nbytes: int, granule: int) -> int:
-    return -(-nbytes // granule) * granule
-
-
-def share(importer: Peer, memory: PhysicalMemory) -> None:
-    """Send an importer the size of the memory and a descriptor, then close the descriptor here."""
-    importer.send(memory.nbytes)
-    descriptor = memory.export_descriptor()
-    importer.send_descriptor(descriptor)
-    os.close(descriptor)
 
 
 @contextmanager

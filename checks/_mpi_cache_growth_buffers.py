@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from os import environ
 
-from gpuipc_doctor.api import Buffer, Context, Device, Json, Ledger, Tier, Worker
+from gpuipc_doctor.api import Buffer, Context, Device, Json, Meter, Tier, Worker
 from gpuipc_doctor.api.buffer_growth import equal_sizes, growing_sizes, how_many
 
 BASE, STEP, SMALL = 4 << 20, 2 << 20, 2 << 20
@@ -85,9 +85,9 @@ def take_from(alive: list[Buffer], follow: list[Buffer]) -> Iterator[Buffer]:
         yield buffer
 
 
-def stop_when_full(w: Worker, ledger: Ledger, buffers: Iterator[Buffer], first: int) -> Iterator[Buffer]:
+def stop_when_full(w: Worker, meter: Meter, buffers: Iterator[Buffer], first: int) -> Iterator[Buffer]:
     """The buffers, until a rank's device uses more than ``first`` bytes and the memory limit."""
-    while not w.mpi.any_says(ledger.used() > first + w.params["room"]):
+    while not w.mpi.any_says(meter.used().nbytes > first + w.params["room"]):
         if (buffer := next(buffers, None)) is None:
             return
         yield buffer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpuipc_doctor.api import Evidence, Finding, Json, ProbeOutcome, account
+from gpuipc_doctor.api import Evidence, Finding, Json, ProbeOutcome, leak_report
 from gpuipc_doctor.api.buffer_growth import Outcome, held_by
-from gpuipc_doctor.api.ledger import interval
+from gpuipc_doctor.api.loop_growth import interval
 
 from ._mpi_cache_growth_buffers import FOR_LARGE, SMALL
 from ._mpi_cache_growth_series import DeviceGrowth
@@ -28,7 +28,9 @@ def judge_hidden(device: DeviceGrowth) -> Finding:
     """The ERROR if used memory moves by itself, and no growth is large enough to be seen."""
     says = "growth below {least:bytes} with each message would not have been noticed ({variant})"
     least, variant = device.growth.rate.unsuspicious, device.done.probe
-    return account(device.done.roles[device.role]).moving(Evidence.seen(says, least=least, variant=variant))
+    return leak_report(device.done.roles[device.role]).moving(
+        Evidence.seen(says, least=least, variant=variant)
+    )
 
 
 def judge_uneven(device: DeviceGrowth) -> Finding:
@@ -37,7 +39,7 @@ def judge_uneven(device: DeviceGrowth) -> Finding:
     says = "used memory {where} rose by {rose:mib} in {times} iterations, but not evenly ({variant})"
     rose, times = max(growth.since_the_first), len(growth.since_the_first)
     uneven = Evidence.seen(says, where=device.where, rose=rose, times=times, variant=device.done.probe)
-    return account(device.done.roles[device.role]).moving(uneven)
+    return leak_report(device.done.roles[device.role]).moving(uneven)
 
 
 def judge_too_few(device: DeviceGrowth) -> Finding:
@@ -184,7 +186,7 @@ JUDGES: dict[Outcome, Callable[[DeviceGrowth], Finding]] = {
 
 def judge_level(done: ProbeOutcome, devices: Sequence[DeviceGrowth]) -> Finding:
     """Judge a run without growth: PASS, or SKIP if its buffers were too small to be cached."""
-    evidence = [each.growth.plateau(each.role, account(done.roles[each.role]).block) for each in devices]
+    evidence = [each.growth.plateau(each.role, leak_report(done.roles[each.role]).block) for each in devices]
     room = sum(devices[0].growth.sizes)
     least = TELLING / FOR_LARGE[done.params["decides"]] / 2**20
     if room < TELLING:

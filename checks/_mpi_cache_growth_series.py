@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuipc_doctor.api import Json, Ledger, ProbeOutcome, Reading, account
+from gpuipc_doctor.api import Json, Meter, ProbeOutcome, Reading, leak_report
 from gpuipc_doctor.api.buffer_growth import BufferGrowth, Outcome, share_no_address
 from gpuipc_doctor.api.slopes import last_third
 
@@ -38,18 +38,21 @@ class DeviceGrowth:
 
 
 def growth_so_far(
-    ledger: Ledger,
+    meter: Meter,
     sizes: Sequence[int],
     used: Sequence[Reading],
     control: Sequence[Reading],
     held: Sequence[Sequence[int | None]],
 ) -> BufferGrowth:
     """Growth until now: of this process if used memory moves by itself and the driver counts processes."""
-    idle = ledger.idle
+    idle = meter.idle
     if idle.moves and (ours := add_up_processes(held)):
         return BufferGrowth(sizes, ours, [0.0] * len(control))
-    steady, quiet = (idle.without(each, [reading.at for reading in each]) for each in (used, control))
-    seconds = (used[-1].at - used[0].at) * len(last_third(used)) / len(used)
+    steady, quiet = (
+        idle.without([reading.nbytes for reading in each], [reading.at for reading in each])
+        for each in (used, control)
+    )
+    seconds = (used[-1].at - used[0].at) * len(last_third(steady)) / len(used)
     return BufferGrowth(sizes, steady, quiet, doubt=idle.change_within(seconds)[1])
 
 
@@ -63,7 +66,7 @@ def measure(done: ProbeOutcome, place: int, role: str) -> BufferGrowth:
     """Growth of the device at this ``place``, from the records of ``role``. If used memory moves by itself
     and the driver counts processes, it is that of both ranks' processes."""
     record, ranks = done.records[role], done.records.values()
-    idle = account(done.roles[role]).idle
+    idle = leak_report(done.roles[role]).idle
     used = idle.without([*record["used"], *record.get("then", [])], record.get("at", []))
     control = idle.without(record["control"], record.get("control_at", []))
     doubt = idle.change_within(record["seconds"] * len(last_third(record["used"])))[1]

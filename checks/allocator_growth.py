@@ -26,9 +26,9 @@ from gpuipc_doctor.api import (
     RoleOutcome,
     Series,
     Worker,
-    account,
     begin_when_asked,
     blind,
+    leak_report,
     look_on,
     share,
     share_of_free,
@@ -37,9 +37,14 @@ from gpuipc_doctor.api import (
 from gpuipc_doctor.api.allocator import Allocator, Block, Stream, use_once
 from gpuipc_doctor.api.allocator import probe as allocator_probe
 from gpuipc_doctor.api.data_patterns import mib
-from gpuipc_doctor.api.ledger import interval
-from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
-from gpuipc_doctor.api.program_memory import MemorySamples, judge_hidden, used_since_the_start
+from gpuipc_doctor.api.loop_growth import interval
+from gpuipc_doctor.api.program_memory import (
+    MemorySamples,
+    judge_hidden,
+    judge_loss,
+    repeat_if_lost,
+    used_since_the_start,
+)
 from gpuipc_doctor.api.program_memory import series as memory_series
 from gpuipc_doctor.api.slopes import lasting
 
@@ -91,7 +96,7 @@ class AllocatorGrowth(Check):
             program = done.roles["program"]
             hidden = judge_hidden(program, done.roles["onlooker"])
             yield hidden or judge_plateau(done.probe, program)
-        if done.completed and (late := account(done.roles["onlooker"]).entries[0].late()):
+        if done.completed and (late := leak_report(done.roles["onlooker"]).entries[0].late()):
             yield late
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:

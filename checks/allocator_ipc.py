@@ -21,17 +21,17 @@ from gpuipc_doctor.api import (
     DriverError,
     Evidence,
     Finding,
-    Ledger,
+    Meter,
     Observed,
     Probe,
     ProbeOutcome,
     Worker,
-    account,
     begin_when_asked,
     differences,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
+    leak_report,
     pattern,
     unless_refused,
 )
@@ -71,7 +71,7 @@ class AllocatorIpc(Check):
                     allocator=done.probe,
                 )
             )
-        bad += account(done.roles["exporter"]).judge(exporter["piece"])
+        bad += leak_report(done.roles["exporter"]).judge(exporter["piece"])
         yield from bad
         if not bad:
             yield Finding.ok(
@@ -124,17 +124,17 @@ def export(w: Worker) -> None:
     allocator = w.allocator(w.params["allocator"])
     stream = allocator.stream()
     use_once(allocator, stream, PART)
-    ledger, given_back, exchanged = Ledger(w), list[int](), list[str]()
+    meter, given_back, exchanged = Meter(w), list[int](), list[str]()
 
     def share() -> None:
         share_blocks(w, allocator, stream, exchanged)
-        given_back.append(ledger.used())
+        given_back.append(meter.used().nbytes)
         w.peer.send("given back")
         w.peer.recv()  # closed
 
-    ledger.watch("the importer had closed everything", share)
+    meter.watch("the importer had closed everything", share)
     w.peer.send(None)
-    w.record(exchanged=exchanged, kept=given_back[-1] - ledger.used())
+    w.record(exchanged=exchanged, kept=given_back[-1] - meter.used().nbytes)
 
 
 def share_blocks(w: Worker, allocator: Allocator, stream: Stream, exchanged: list[str]) -> None:

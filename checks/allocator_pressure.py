@@ -25,10 +25,10 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Series,
     Worker,
-    account,
     begin_when_asked,
     blind,
     difference,
+    leak_report,
     look_on,
     pattern,
     share,
@@ -38,8 +38,13 @@ from gpuipc_doctor.api.allocator import Block, Stream, use_once
 from gpuipc_doctor.api.allocator import probe as allocator_probe
 from gpuipc_doctor.api.data_patterns import mib
 from gpuipc_doctor.api.memory_limit import Bounded
-from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
-from gpuipc_doctor.api.program_memory import MemorySamples, judge_hidden, used_since_the_start
+from gpuipc_doctor.api.program_memory import (
+    MemorySamples,
+    judge_hidden,
+    judge_loss,
+    repeat_if_lost,
+    used_since_the_start,
+)
 from gpuipc_doctor.api.program_memory import series as memory_series
 
 CYCLES = 4
@@ -78,7 +83,7 @@ class AllocatorPressure(Check):
         if not done.completed:
             yield from filter(None, [loss])
             return
-        program, after = done.records["program"], account(done.roles["onlooker"]).entries[0]
+        program, after = done.records["program"], leak_report(done.roles["onlooker"]).entries[0]
         loss = loss or judge_hidden(done.roles["program"], done.roles["onlooker"])
         found = [*judge_data(done), *filter(None, [loss or after.late()])]
         says = "{allocator}: filled {times} times within {room:mib}, data correct, all released"

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from gpuipc_doctor.api import Device, Finding, ProbeOutcome, SurveyCheck, Tier
 from gpuipc_doctor.api.equal_gpus import odd_gpus, picture
-from gpuipc_doctor.api.ledger import REINSTALL
+from gpuipc_doctor.api.leak_report import REINSTALL
 
 DESCRIPTION = ("backend", "index", "uuid", "pci", "name", "total_bytes")
 """Device properties that are needed to plan checks."""

@@ -22,14 +22,14 @@ from gpuipc_doctor.api import (
     Finding,
     GpuStream,
     Json,
-    Ledger,
+    Meter,
     Pool,
     Probe,
     ProbeOutcome,
     Series,
     Worker,
-    account,
     difference,
+    leak_report,
     pattern,
     share,
     share_of_free,
@@ -37,7 +37,7 @@ from gpuipc_doctor.api import (
     watched,
     write_pattern,
 )
-from gpuipc_doctor.api.ledger import holders
+from gpuipc_doctor.api.leak_report import holders
 
 from ._driver_pool_release_threshold import cross_threshold, judge_threshold
 
@@ -87,7 +87,7 @@ class DriverPoolRelease(Check):
             )
             return
         nbytes = seen["nbytes"]
-        watched = account(done.roles["allocator"])
+        watched = leak_report(done.roles["allocator"])
         bad = [*judge_data(seen), *watched.judge(nbytes, PIECES), *judge_trimmed(seen)]
         found = bad or list(judge_threshold(seen))
         yield from found
@@ -101,8 +101,8 @@ class DriverPoolRelease(Check):
             )
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
-        if done.roles["allocator"].ledgers:
-            yield from account(done.roles["allocator"]).series()
+        if done.roles["allocator"].meters:
+            yield from leak_report(done.roles["allocator"]).series()
 
 
 def judge_data(seen: Json) -> Iterable[Finding]:
@@ -131,10 +131,10 @@ def give_back(w: Worker) -> None:
     w.record(room=room, nbytes=nbytes, holders=w.gpu.memory_holders())
     if room < 2 * LEAST:
         return
-    ledger, stream = Ledger(w), w.gpu.create_stream()
+    meter, stream = Meter(w), w.gpu.create_stream()
     with w.step("create and destroy a pool, so that the driver is set up"):
         create_and_trim(w, stream, nbytes).destroy()
-    before = ledger.mark()
+    before = meter.mark()
     pool = w.gpu.create_pool()
 
     cross_threshold(w, pool, stream, nbytes)
@@ -155,20 +155,20 @@ def give_back(w: Worker) -> None:
         if not pool.reserved:
             other_pools: list[Pool] = []
             end = "the pool was trimmed"
-            ledger.enter(end, before, lambda: other_pools.append(create_and_trim(w, stream, nbytes)))
+            meter.enter(end, before, lambda: other_pools.append(create_and_trim(w, stream, nbytes)))
             for other_pool in other_pools:
                 other_pool.destroy()
 
     def use(number: int) -> None:
         wrong.append(use_once(w, pool, stream, nbytes, number))
 
-    sampled = ledger.sampled(ROUNDS)
-    growing = ledger.used_after(sampled, watched(w, WHAT, ROUNDS), use, WHAT)
-    ledger.enter_loop(WHAT, sampled, growing, [ledger.used() for _ in sampled])
+    sampled = meter.sampled(ROUNDS)
+    growing = meter.used_after(sampled, watched(w, WHAT, ROUNDS), use, WHAT)
+    meter.enter_loop(WHAT, sampled, growing, [meter.used() for _ in sampled])
     with w.step("destroy the pool"):
         pool.destroy()
         end = "the pool was destroyed"
-        ledger.enter(end, before, lambda: create_and_trim(w, stream, nbytes).destroy())
+        meter.enter(end, before, lambda: create_and_trim(w, stream, nbytes).destroy())
     w.record(wrong=[line for line in wrong if line])
 
 

@@ -25,6 +25,7 @@ from gpuipc_doctor.api import (
     write_pattern,
     wrong_pattern,
 )
+from gpuipc_doctor.api.offered_memory import round_up
 
 NBYTES = 20 << 20
 """Bytes of the memory, before rounding up to the device's granularity."""
@@ -94,9 +95,8 @@ def not_in_domain(refused: str) -> Finding:
 
 def create(w: Worker) -> PhysicalMemory | str:
     """Memory that can be exported by fabric handle, or the driver's refusal."""
-    granule = w.gpu.fabric_granule
     try:
-        return w.gpu.create_fabric(-(-NBYTES // granule) * granule)
+        return w.gpu.create_fabric(round_up(NBYTES, w.gpu.fabric_granule))
     except DriverError as error:
         if error.is_not_permitted:
             return str(error)

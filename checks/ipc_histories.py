@@ -24,10 +24,10 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Tier,
     Worker,
-    account,
+    leak_report,
     look_on,
 )
-from gpuipc_doctor.api.ledger import Account
+from gpuipc_doctor.api.leak_report import LeakReport
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.explore import Bench, explore, replay_once, without_permission
 from gpuipc_doctor.histories.extent import OPTIONS, extent, own_seed
@@ -98,7 +98,7 @@ class IpcHistories(Check):
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         labels = [device.label for device in done.devices]
         crew, watch = done.records["crew"], done.roles["watch"]
-        watched = [account(watch, label if place else "") for place, label in enumerate(labels)]
+        watched = [leak_report(watch, label if place else "") for place, label in enumerate(labels)]
         first = crew["explored"]["first"]
         grew = first and (first["what"], first["name"]) == ("leak", "device")
         moving = next((each for each in watched if each.idle.moves), None)
@@ -113,12 +113,12 @@ class IpcHistories(Check):
                 yield from judge_end(label, each)
 
 
-def judge_end(label: str, watched: Account) -> Iterable[Finding]:
+def judge_end(label: str, watched: LeakReport) -> Iterable[Finding]:
     """Warn if memory of a device is missing after all processes ended."""
     entry = watched.entries[-1]
     if watched.idle.moves:  # a run is longer than the counter was watched, and it may turn
         return
-    if entry.missing > NOISE_BYTES + entry.doubt:
+    if entry.missing > NOISE_BYTES + entry.uncertainty:
         yield Finding.warn(
             "not-returned",
             "{missing:mib} on {device} was not released after the processes ended",

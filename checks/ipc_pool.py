@@ -19,21 +19,21 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Finding,
-    Ledger,
+    Meter,
     Probe,
     ProbeOutcome,
     Worker,
-    account,
     closing_order,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
+    leak_report,
     write_pattern,
     wrong_pattern,
 )
+from gpuipc_doctor.api.offered_memory import pass_pool, receive_pool
 
 from ._ipc_pool_many import attach_many, judge_many, share_many
-from ._ipc_pool_sharing import import_pool, offer
 
 NBYTES = ODD_BYTES
 POINTERS = 2
@@ -65,7 +65,7 @@ class IpcPool(Check):
 
 
 def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
-    watched = account(done.roles["exporter"])
+    watched = leak_report(done.roles["exporter"])
     bad = [*judge_wrong(done), *judge_exchange(done), *watched.judge(NBYTES, POINTERS)]
     says = "{nbytes:mib} verified in both directions; memory released"
     yield from bad or [Finding.ok("right", says, *watched.evidence(), nbytes=POINTERS * NBYTES)]
@@ -86,8 +86,8 @@ def share(w: Worker) -> None:
     w.peer.recv()  # the importer has made its context
     exchanged: list[str] = []
     share_once(w, exchanged, FIRST_NBYTES)  # for what the first one costs
-    ledger = Ledger(w)
-    ledger.watch("both ends destroyed the pool", lambda: share_once(w, exchanged))
+    meter = Meter(w)
+    meter.watch("both ends destroyed the pool", lambda: share_once(w, exchanged))
     w.peer.send(None)
     w.record(exchanged=exchanged)
 
@@ -99,7 +99,7 @@ def share_once(w: Worker, exchanged: list[str], nbytes: int = NBYTES) -> None:
     for n, memory in enumerate(memories):
         write_pattern(memory, nbytes, n)
     w.peer.send(nbytes)
-    offer(w, pool, memories)
+    pass_pool(w.peer, pool, memories)
     for n in closing_order(POINTERS):
         exchanged += exchange_as_exporter(w, memories[n], nbytes, f"pointer {n + 1}")
     w.peer.recv()  # the importer has freed the pointers and destroyed its pool
@@ -113,7 +113,7 @@ def attach(w: Worker) -> None:
     stream, wrong, exchanged = w.gpu.create_stream(), [], []
     w.peer.send("ready")
     while nbytes := w.peer.recv():
-        pointers, pool = w.peer.recv(), import_pool(w)
+        pointers, pool = w.peer.recv(), receive_pool(w)
         memories = [pool.import_pointer(pointer, nbytes) for pointer in pointers]
         for n, memory in enumerate(memories):
             wrong += wrong_pattern(f"pointer {n + 1}", memory, nbytes, n)
@@ -132,14 +132,14 @@ def share_and_die(w: Worker) -> None:
     memory = pool.alloc(NBYTES, stream)
     stream.synchronize()
     write_pattern(memory, NBYTES)
-    offer(w, pool, [memory])
+    pass_pool(w.peer, pool, [memory])
     w.peer.recv()  # the importer has the pointer open
     w.die()
 
 
 def outlive(w: Worker) -> None:
     (pointer,), stream = w.peer.recv(), w.gpu.create_stream()
-    pool = import_pool(w)
+    pool = receive_pool(w)
     memory = pool.import_pointer(pointer, NBYTES)
     w.peer.send("open")
     w.peer.wait_gone()

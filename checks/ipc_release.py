@@ -21,14 +21,15 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Finding,
-    Ledger,
+    Meter,
     Peer,
     Probe,
     ProbeOutcome,
+    Reading,
     Series,
     Tier,
     Worker,
-    accounts,
+    leak_reports,
     write_pattern,
     wrong_pattern,
 )
@@ -64,7 +65,7 @@ class IpcRelease(Check):
         if failed := list(judge_failed(done)):
             yield from failed
             return
-        watched = accounts(done)
+        watched = leak_reports(done)
         found = [finding for each in watched for finding in each.judge(NBYTES, SEGMENTS + 1)]
         if wrong := [line for record in done.records.values() for line in record.get("wrong", ())]:
             first = wrong[:3]
@@ -75,7 +76,7 @@ class IpcRelease(Check):
         yield from found
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
-        for each in accounts(done):
+        for each in leak_reports(done):
             yield from each.series()
 
 
@@ -83,17 +84,17 @@ class IpcRelease(Check):
 
 
 def watch_close(w: Worker) -> None:
-    ledger = Ledger(w)
-    before_importer = ledger.mark()
+    meter = Meter(w)
+    before_importer = meter.mark()
     ask(w.peer, "make a context")
-    context = ledger.change_since(before_importer)
+    context = meter.change_since(before_importer)
 
-    ledger.watch("the importer closed it", lambda: close_first(w))
-    ledger.watch("the exporter freed it and then the importer closed it", lambda: free_first(w))
-    ledger.watch("the importer had opened and closed it many times", lambda: open_many_times(w, ledger))
+    meter.watch("the importer closed it", lambda: close_first(w))
+    meter.watch("the exporter freed it and then the importer closed it", lambda: free_first(w))
+    meter.watch("the importer had opened and closed it many times", lambda: open_many_times(w, meter))
 
-    before = ledger.mark() - context  # the second importer joins in
-    end_importer(w, ledger, before, "exit", "the importer exited with it open")
+    before = meter.mark().less(context, None)  # the second importer joins in
+    end_importer(w, meter, before, "exit", "the importer exited with it open")
 
 
 def close_first(w: Worker) -> None:
@@ -108,20 +109,20 @@ def free_first(w: Worker) -> None:
     ask(w.peer, "close")
 
 
-def open_many_times(w: Worker, ledger: Ledger) -> None:
+def open_many_times(w: Worker, meter: Meter) -> None:
     buffers = [w.gpu.alloc(NBYTES) for _ in range(SEGMENTS + 1)]
     ask(w.peer, "open and close in a loop", *buffers, written=GLANCE)
-    watch_loop(w, ledger)
+    watch_loop(w, meter)
     for buffer in buffers:
         buffer.free()
 
 
 def watch_kill(w: Worker) -> None:
-    ledger = Ledger(w)
-    end_importer(w, ledger, ledger.mark(), "die", "the importer was killed with it open")
+    meter = Meter(w)
+    end_importer(w, meter, meter.mark(), "die", "the importer was killed with it open")
 
 
-def end_importer(w: Worker, ledger: Ledger, before: int, how: str, end: str) -> None:
+def end_importer(w: Worker, meter: Meter, before: Reading, how: str, end: str) -> None:
     """End the importer while it has a segment open. If memory is then missing, repeat this with a spare
     importer."""
 
@@ -133,7 +134,7 @@ def end_importer(w: Worker, ledger: Ledger, before: int, how: str, end: str) -> 
 
     importer, spare = w.peers
     end_one(importer)
-    if not ledger.enter(end, before, lambda: end_one(spare)):
+    if not meter.enter(end, before, lambda: end_one(spare)):
         spare.send(("exit", []))
 
 
@@ -161,7 +162,7 @@ def do_as_asked(w: Worker) -> None:
         gpu = w.gpus[-1]  # not before: the spare importer is seldom needed
         match act:
             case "make a context":
-                ledger = Ledger(w, gpu)
+                meter = Meter(w, gpu)
             case "open":
                 mapping = gpu.open_ipc(handles[0])
                 wrong += wrong_pattern("segment left open", mapping, NBYTES, 1)
@@ -169,7 +170,7 @@ def do_as_asked(w: Worker) -> None:
                 mapping.close()
             case "open and close in a loop":
                 w.peer.send("it begins")
-                open_and_close(w, ledger, wrong, handles)
+                open_and_close(w, meter, wrong, handles)
             case "die":
                 w.die()
         w.peer.send("done")

@@ -35,6 +35,7 @@ from gpuipc_doctor.api import (
     wrong_pattern,
 )
 from gpuipc_doctor.api.gpu import VmmMapping
+from gpuipc_doctor.api.offered_memory import round_up
 
 from ._ipc_vmm_contexts import attach_anew, export_anew, judge_contexts
 from ._ipc_vmm_killed import (
@@ -46,7 +47,7 @@ from ._ipc_vmm_killed import (
     write_and_die,
 )
 from ._ipc_vmm_remapping import judge_remapped, remap
-from ._ipc_vmm_sharing import judge_wrong, round_up
+from ._ipc_vmm_sharing import judge_wrong
 
 NBYTES = 20 << 20
 """Bytes of each segment, before rounding up to the device's granularity."""

@@ -19,20 +19,21 @@ from gpuipc_doctor.api import (
     Context,
     Finding,
     Json,
-    Ledger,
+    Meter,
     PhysicalMemory,
     Probe,
     ProbeOutcome,
     Reading,
     Series,
     Worker,
-    accounts,
+    leak_reports,
     reader_of,
     watched,
     write_glances,
     wrong_glances,
 )
 from gpuipc_doctor.api.data_patterns import glanced_at
+from gpuipc_doctor.api.offered_memory import round_up
 from gpuipc_doctor.api.process_leaks import figures_of_process
 
 ROUNDS = 160
@@ -68,7 +69,7 @@ class IpcVmmRelease(Check):
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         exporter, importer = (done.records[role] for role in ("exporter", "importer"))
-        found = [finding for each in accounts(done) for finding in each.judge(exporter["nbytes"], ROUNDS)]
+        found = [finding for each in leak_reports(done) for finding in each.judge(exporter["nbytes"], ROUNDS)]
         found += judge_figures(importer["open"], exporter["nbytes"])
         if wrong := importer["wrong"]:
             says = "an imported descriptor shows wrong data"
@@ -77,14 +78,14 @@ class IpcVmmRelease(Check):
             says = "the exporter sees wrong data after an import of its memory was unmapped"
             found.append(Finding.fail("wrong-at-exporter", says, *wrong[:3], times=len(wrong)))
         if not found:
-            evidence = [item for each in accounts(done) for item in each.evidence()]
+            evidence = [item for each in leak_reports(done) for item in each.evidence()]
             says = "nothing leaked in {rounds} imports, {verified:mib} verified"
             verified = ROUNDS * glanced_at(exporter["nbytes"])
             found.append(Finding.ok("returned", says, *evidence, rounds=ROUNDS, verified=verified))
         yield from found
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
-        for each in accounts(done):
+        for each in leak_reports(done):
             yield from each.series()
 
 
@@ -100,11 +101,11 @@ def judge_figures(while_open: Json, nbytes: int) -> Iterable[Finding]:
 
 
 def share(w: Worker) -> None:
-    nbytes = -(-ODD_BYTES // w.gpu.granule) * w.gpu.granule
+    nbytes = round_up(ODD_BYTES, w.gpu.granule)
     w.gpu.primary_context()  # both create their contexts at the same time
     w.peer.send("ready")
     w.peer.recv()  # the importer has started to watch its resources
-    ledger, used, wrong = Ledger(w), dict[str, list[Reading]](), list[str]()
+    meter, used, wrong = Meter(w), dict[str, list[Reading]](), list[str]()
     with w.gpu.create_physical(nbytes) as memory, memory.map() as stays:
         write_glances(stays, nbytes, STAYS)
         descriptor = memory.export_descriptor()
@@ -116,12 +117,12 @@ def share(w: Worker) -> None:
         read_stays = reader_of(w, MAPPING_STAYS, stays, nbytes, STAYS)
 
         def loop(what: str, rounds: int = ROUNDS) -> None:
-            used[what] = share_rounds(w, ledger, read_stays, nbytes, what, rounds, wrong)
+            used[what] = share_rounds(w, meter, read_stays, nbytes, what, rounds, wrong)
 
         loop(IMPORT, WARM_UP)
-        ledger.watch("many imports", lambda: loop(IMPORT))
-        ledger.watch("as many rounds without an import", lambda: loop(LOOK_ON))
-        ledger.enter_loop(IMPORT, ledger.sampled(SAMPLED), used[IMPORT], used[LOOK_ON])
+        meter.watch("many imports", lambda: loop(IMPORT))
+        meter.watch("as many rounds without an import", lambda: loop(LOOK_ON))
+        meter.enter_loop(IMPORT, meter.sampled(SAMPLED), used[IMPORT], used[LOOK_ON])
         w.peer.send(None)
         w.peer.recv()  # the importer has watched used memory
     w.record(nbytes=nbytes, wrong=wrong)
@@ -129,7 +130,7 @@ def share(w: Worker) -> None:
 
 def share_rounds(
     w: Worker,
-    ledger: Ledger,
+    meter: Meter,
     read_stays: Callable[[str], list[str]],
     nbytes: int,
     what: str,
@@ -154,13 +155,13 @@ def share_rounds(
 
     w.peer.send([what, rounds])
     numbers = watched(w, "export", range(1, rounds + 1))
-    return ledger.used_after(ledger.sampled(SAMPLED), numbers, share_one, what)
+    return meter.used_after(meter.sampled(SAMPLED), numbers, share_one, what)
 
 
 def attach(w: Worker) -> None:
     w.gpu.primary_context()
     w.peer.recv()  # the exporter also has a context
-    ledger, used, wrong = Ledger(w), dict[str, list[Reading]](), list[str]()
+    meter, used, wrong = Meter(w), dict[str, list[Reading]](), list[str]()
     w.peer.send("ready")
     nbytes, descriptor = w.peer.recv(), w.peer.recv_descriptor()
     with w.gpu.import_descriptor(descriptor, nbytes) as memory, memory.map() as stays:
@@ -177,10 +178,10 @@ def attach(w: Worker) -> None:
                     else:
                         w.peer.recv()
                 wrong += read_stays(f"{what}, round {number} of {rounds}")
-                if number in ledger.sampled(SAMPLED):
-                    used[what].append(ledger.sample(what, number))
+                if number in meter.sampled(SAMPLED):
+                    used[what].append(meter.sample(what, number))
                 w.peer.send("released")
-        ledger.enter_loop(IMPORT, ledger.sampled(SAMPLED), used[IMPORT], used[LOOK_ON])
+        meter.enter_loop(IMPORT, meter.sampled(SAMPLED), used[IMPORT], used[LOOK_ON])
         w.peer.send("watched")
     w.record(wrong=wrong)
 

@@ -28,8 +28,8 @@ from gpuipc_doctor.api import (
     Context,
     Finding,
     Json,
-    Ledger,
     Line,
+    Meter,
     Probe,
     ProbeOutcome,
     Reading,
@@ -42,7 +42,7 @@ from gpuipc_doctor.api import (
 )
 from gpuipc_doctor.api.buffer_growth import Outcome
 from gpuipc_doctor.api.latency import record_bandwidth
-from gpuipc_doctor.api.ledger import ledger_in_turn
+from gpuipc_doctor.api.meter import meter_in_turn
 
 from ._mpi_cache_growth_buffers import (
     SMALL,
@@ -113,7 +113,7 @@ class MpiCacheGrowth(Check):
 
 
 def iterate(w: Worker) -> None:
-    ledger = ledger_in_turn(w)
+    meter = meter_in_turn(w)
     sizes = exceed_limit(w)
     freed = list[tuple[int, int]]()
     small = [SMALL] * w.params["small"]
@@ -121,38 +121,41 @@ def iterate(w: Worker) -> None:
     alive = follow[:]
     quietly = allocate_large(w, sizes[: len(sizes) // 3], alive, freed)
     quiet = w.clock()
-    control, _ = send_and_free(w, ledger, quietly, alive, communicates=False)
+    control, _ = send_and_free(w, meter, quietly, alive, communicates=False)
     are_equal = sizes[0] == sizes[-1]
     buffers = allocate_large(w, sizes, alive, freed)
     if are_equal:  # otherwise small buffers stay, which take addresses
         buffers = watched(w, "sent and freed buffer", buffers)
     began = w.clock()
-    used, held = send_and_free(w, ledger, buffers, alive)
+    used, held = send_and_free(w, meter, buffers, alive)
     w.record(seconds_control=(began - quiet) / len(control), seconds=(w.clock() - began) / len(used))
-    if w.mpi.any_says(ledger.is_doubtful(used, control)):
-        ledger.watch_idle(w.clock() - began)
+    if w.mpi.any_says(meter.may_move(used, control)):
+        meter.watch_idle(w.clock() - began)
         w.mpi.barrier()
-    if are_equal and w.mpi.any_says(growth_so_far(ledger, sizes, used, control, held).may_creep):
+    if are_equal and w.mpi.any_says(growth_so_far(meter, sizes, used, control, held).may_creep):
         sizes = [*sizes, *sizes[-1:] * (SOAK - len(sizes))]
-        others = stop_when_full(w, ledger, allocate_large(w, sizes[len(used) :], alive, freed), used[0])
-        further, holders = send_and_free(w, ledger, others, alive)
+        others = stop_when_full(w, meter, allocate_large(w, sizes[len(used) :], alive, freed), used[0].nbytes)
+        further, holders = send_and_free(w, meter, others, alive)
         used += further
         held = [each + more for each, more in zip(held, holders, strict=True)]
-    w.record(sizes=sizes[: len(used)], used=used, control=control, held=held, free=w.gpu.memory_info()[0])
+    w.record(sizes=sizes[: len(used)], held=held, free=w.gpu.memory_info()[0])
+    w.record(used=[each.nbytes for each in used], control=[each.nbytes for each in control])
     w.record(at=[each.at for each in used], control_at=[each.at for each in control])
     decides = w.params["decides"]
-    if follow and (decides or w.mpi.any_says(growth_so_far(ledger, sizes, used, control, held).may_grow)):
+    if follow and (decides or w.mpi.any_says(growth_so_far(meter, sizes, used, control, held).may_grow)):
         w.record(follow=[(buffer.address, buffer.nbytes) for buffer in follow], freed=freed)
-        others = stop_when_full(w, ledger, take_from(alive, follow), used[0])
-        then, then_held = send_and_free(w, ledger, others, alive)
-        w.record(then=then, then_held=then_held, at=[each.at for each in (*used, *then)])
+        others = stop_when_full(w, meter, take_from(alive, follow), used[0].nbytes)
+        then, then_held = send_and_free(w, meter, others, alive)
+        w.record(
+            then=[each.nbytes for each in then], then_held=then_held, at=[each.at for each in (*used, *then)]
+        )
     record_bandwidth(w, sizes[-1])
     w.mpi.finalize()
 
 
 def send_and_free(
     w: Worker,
-    ledger: Ledger,
+    meter: Meter,
     buffers: Iterable[Buffer],
     alive: Sequence[Buffer],
     *,
@@ -174,7 +177,7 @@ def send_and_free(
             w.mpi.barrier()
         w.mpi.barrier()
         ours = sum(buffer.nbytes for buffer in alive)
-        used.append(ledger.used().less(ours * ranks))
+        used.append(meter.used().less(ours * ranks))
         for series, each in zip(held, w.gpus, strict=True):
             theirs = each.memory_of_this_process()
             series.append(theirs if theirs is None or each is not w.gpu else theirs - ours)

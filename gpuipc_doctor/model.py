@@ -656,10 +656,10 @@ class RoleOutcome:
     price: tuple[float, str] | None = field(default=None, metadata=_UNREPORTED)
     """Figure and unit, which show the cost of a workaround."""
     reached: Reached | None = field(default=None, metadata=_UNREPORTED)
-    ledgers: Mapping[str, Json] = field(default_factory=dict, metadata=_UNREPORTED)
-    """Label of a device, empty for the role's own → what `api.ledger` recorded."""
+    meters: Mapping[str, Json] = field(default_factory=dict, metadata=_UNREPORTED)
+    """Label of a device, empty for the role's own → what `api.meter` recorded."""
     loop: Mapping[str, Json] | None = field(default=None, metadata=_UNREPORTED)
-    """The samples so far of the loop that `api.ledger` watches; None between loops."""
+    """The samples so far of the loop that `api.meter` watches; None between loops."""
     usage: Mapping[str, Mapping[str, Json]] = field(default_factory=dict, metadata=_UNREPORTED)
     """Repeated operation → the process's figures after each repetition (`api.process_leaks`)."""
     lacking: Sequence[str] = field(default=(), metadata=_UNREPORTED)

@@ -1,6 +1,6 @@
 """Mutation tests: break the checks and `api` in one place at a time; the unit tests must fail.
 
-    python -m tests.mutations [CHECK | api/MODULE]...     # ipc-release, api/ledger; without a name, all
+    python -m tests.mutations [CHECK | api/MODULE]...     # ipc-release, api/meter; without a name, all
 
 In a check, `judge` and the functions that it calls are mutated: each is made to return no findings, and each
 of its conditions is changed. In a part of a check, such as `_ipc_vmm_killed`, all functions that return

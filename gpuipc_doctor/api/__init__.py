@@ -37,18 +37,10 @@ from gpuipc_doctor.api.gpu import (
     Pool,
     unless_refused,
 )
-from gpuipc_doctor.api.idle_counter import Reading
-from gpuipc_doctor.api.ledger import (
-    NOISE_BYTES,
-    ODD_BYTES,
-    Ledger,
-    account,
-    accounts,
-    begin_when_asked,
-    blind,
-    look_on,
-)
+from gpuipc_doctor.api.leak_report import blind, leak_report, leak_reports
+from gpuipc_doctor.api.memory_counter import NOISE_BYTES, ODD_BYTES
 from gpuipc_doctor.api.memory_limit import share, share_of_free
+from gpuipc_doctor.api.meter import Meter, Reading, begin_when_asked, look_on
 from gpuipc_doctor.api.node_placement import misplaced
 from gpuipc_doctor.api.process_leaks import watched
 from gpuipc_doctor.api.worker import Collectives, Communicator, Fabric, Mpi, Peer, Worker
@@ -77,76 +69,21 @@ from gpuipc_doctor.model import (
 
 __all__ = [  # noqa: RUF022 (by purpose)
     # A check, its probes, what it concludes
-    "Check",
-    "SurveyCheck",
-    "Context",
-    "Control",
-    "Tier",
-    "Subject",
-    "Probe",
-    "ProbeOutcome",
-    "RoleOutcome",
-    "Device",
-    "Finding",
-    "Evidence",
-    "EvidenceKind",
-    "Status",
-    "Measurement",
-    "Series",
-    "Json",
+    "Check", "SurveyCheck", "Context", "Control", "Tier", "Subject", "Probe", "ProbeOutcome", "RoleOutcome",
+    "Device", "Finding", "Evidence", "EvidenceKind", "Status", "Measurement", "Series", "Json",
     # What a check is told of the node
-    "AtRest",
-    "FabricStack",
-    "Launch",
-    "Line",
-    "MpiStack",
-    "StatedFabric",
+    "AtRest", "FabricStack", "Launch", "Line", "MpiStack", "StatedFabric",
     # What a role has
-    "Worker",
-    "Observed",
-    "Peer",
-    "Communicator",
-    "Collectives",
-    "Mpi",
-    "Fabric",
+    "Worker", "Observed", "Peer", "Communicator", "Collectives", "Mpi", "Fabric",
     # Device memory and what else a driver gives
-    "Gpu",
-    "Buffer",
-    "Memory",
-    "IpcMapping",
-    "PhysicalMemory",
-    "Pool",
-    "GpuStream",
-    "DriverError",
-    "BackendUnavailable",
-    "unless_refused",
-    "share",
-    "share_of_free",
+    "Gpu", "Buffer", "Memory", "IpcMapping", "PhysicalMemory", "Pool", "GpuStream", "DriverError",
+    "BackendUnavailable", "unless_refused", "share", "share_of_free",
     # Data: written, read again, compared
-    "pattern",
-    "difference",
-    "differences",
-    "write_pattern",
-    "wrong_pattern",
-    "unlike_pattern",
-    "write_glances",
-    "wrong_glances",
-    "reader_of",
+    "pattern", "difference", "differences", "write_pattern", "wrong_pattern", "unlike_pattern",
+    "write_glances", "wrong_glances", "reader_of",
     # Two roles that exchange a handle
-    "exchange_as_exporter",
-    "exchange_as_importer",
-    "closing_order",
-    "judge_exchange",
-    "misplaced",
+    "exchange_as_exporter", "exchange_as_importer", "closing_order", "judge_exchange", "misplaced",
     # Memory that a device or a process loses
-    "Ledger",
-    "Reading",
-    "account",
-    "accounts",
-    "look_on",
-    "blind",
-    "begin_when_asked",
-    "NOISE_BYTES",
-    "ODD_BYTES",
-    "watched",
-]
+    "Meter", "Reading", "leak_report", "leak_reports", "look_on", "blind", "begin_when_asked", "NOISE_BYTES",
+    "ODD_BYTES", "watched",
+]  # fmt: skip

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from gpuipc_doctor.api.ledger import NOISE_BYTES
+from gpuipc_doctor.api.memory_counter import NOISE_BYTES
 from gpuipc_doctor.api.slopes import (
     BLOCK_BYTES,
     ONCE,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from gpuipc_doctor.api.gpu import Memory
-from gpuipc_doctor.api.worker import Worker
+from gpuipc_doctor.api.gpu import ImportedPool, Memory, PhysicalMemory, Pool, PoolMemory
+from gpuipc_doctor.api.worker import Peer, Worker
 
 BY_HANDLE, BY_DESCRIPTOR, BY_POINTER = "handle", "descriptor", "pointer"
 
@@ -40,28 +40,52 @@ def offer_memory(
             w.peer.send(buffer.ipc_handle())
             yield buffer
     elif way == BY_DESCRIPTOR:
-        whole = -(-nbytes // w.gpu.granule) * w.gpu.granule
+        whole = round_up(nbytes, w.gpu.granule)
         with w.gpu.create_physical(whole) as physical, physical.map() as view:
             prepare(view)
-            w.peer.send(whole)
-            _pass(w, physical.export_descriptor())
+            pass_physical(w.peer, physical)
             yield view
     else:
         pool, stream = w.gpu.create_shared_pool(), w.gpu.create_stream()
         memory = pool.alloc(nbytes, stream)
         stream.synchronize()
         prepare(memory)
-        descriptor = pool.export_descriptor()  # must come first, or no pointer of it can be exported
-        w.peer.send(memory.export_pointer())
-        _pass(w, descriptor)
+        pass_pool(w.peer, pool, [memory])
         yield memory
         memory.free(stream)
         stream.synchronize()
         pool.destroy()
 
 
-def _pass(w: Worker, descriptor: int) -> None:
-    w.peer.send_descriptor(descriptor)
+def round_up(nbytes: int, granule: int) -> int:
+    return -(-nbytes // granule) * granule
+
+
+def pass_physical(peer: Peer, memory: PhysicalMemory) -> None:
+    """Send the size of the memory and a descriptor of it, and close the descriptor here."""
+    peer.send(memory.nbytes)
+    _pass(peer, memory.export_descriptor())
+
+
+def pass_pool(peer: Peer, pool: Pool, memories: Sequence[PoolMemory]) -> None:
+    """Send pointers of a pool and its descriptor, for `receive_pool`."""
+    descriptor = pool.export_descriptor()  # must come first, or no pointer of it can be exported
+    peer.send([memory.export_pointer() for memory in memories])
+    _pass(peer, descriptor)
+
+
+def receive_pool(w: Worker) -> ImportedPool:
+    """Import the pool whose pointers have arrived; on another device, with access to it."""
+    descriptor = w.peer.recv_descriptor()
+    pool = w.gpu.import_pool(descriptor)
+    os.close(descriptor)
+    if len(w.gpus) > 1:
+        pool.give_access()
+    return pool
+
+
+def _pass(peer: Peer, descriptor: int) -> None:
+    peer.send_descriptor(descriptor)
     os.close(descriptor)
 
 
@@ -73,17 +97,14 @@ def open_offered(w: Worker, way: str, nbytes: int) -> Iterator[Memory]:
         with w.gpu.open_ipc(offer) as mapping:
             yield mapping
         return
-    descriptor = w.peer.recv_descriptor()
     if way == BY_DESCRIPTOR:
+        descriptor = w.peer.recv_descriptor()
         with w.gpu.import_descriptor(descriptor, offer) as physical, physical.map() as view:
             os.close(descriptor)
             yield view
     else:
-        pool, stream = w.gpu.import_pool(descriptor), w.gpu.create_stream()
-        os.close(descriptor)
-        if len(w.gpus) > 1:
-            pool.give_access()
-        memory = pool.import_pointer(offer, nbytes)
+        pool, stream = receive_pool(w), w.gpu.create_stream()
+        memory = pool.import_pointer(offer[0], nbytes)
         yield memory
         memory.free(stream)
         stream.synchronize()

@@ -365,11 +365,11 @@ class Worker(Protocol):
     def reach(self, trying: int, at: int, do: str, waits_for: int | None = None) -> None:
         """Keep how far this rank has come in its history. See `model.Reached`."""
 
-    def keep_ledger(self, device: str, entries: Json) -> None:
-        """For `api.ledger`: keep the entries of a device, empty for the role's own."""
+    def keep_meter(self, device: str, entries: Json) -> None:
+        """For `api.meter`: keep the entries of a device, empty for the role's own."""
 
     def keep_loop(self, loop: Json) -> None:
-        """For `api.ledger`: keep the samples so far of a watched loop; None after it."""
+        """For `api.meter`: keep the samples so far of a watched loop; None after it."""
 
     def keep_usage(self, what: str, figures: Json) -> None:
         """For `api.process_leaks`: keep the process's figures after each repetition of an operation."""

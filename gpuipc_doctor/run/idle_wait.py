@@ -13,7 +13,8 @@ from pathlib import Path
 
 from gpuipc_doctor import surveys
 from gpuipc_doctor.api import NOISE_BYTES
-from gpuipc_doctor.api.ledger import PATIENCE_S, SETTLE_S
+from gpuipc_doctor.api.leak_report import SETTLE_S
+from gpuipc_doctor.api.meter import PATIENCE_S
 from gpuipc_doctor.model import AtRest, Device, Probe, ProbeOutcome
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import Tour

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpuipc_doctor.api.gpu import NOT_SUPPORTED, OUT_OF_MEMORY, WITHOUT_GPU_IPC, instead_of, lacking
-from gpuipc_doctor.api.ledger import filled, holders
+from gpuipc_doctor.api.leak_report import holders
+from gpuipc_doctor.api.loop_growth import filled
 from gpuipc_doctor.log_lines import reason_of_abort
 from gpuipc_doctor.model import (
     Ending,

@@ -17,7 +17,7 @@ from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.allocator import Allocator
 from gpuipc_doctor.api.equal_gpus import FEWEST
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError, words_of_lack
-from gpuipc_doctor.api.ledger import NOISE_BYTES
+from gpuipc_doctor.api.memory_counter import NOISE_BYTES
 from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.model import AtRest, Device, Json, Observed
 from gpuipc_doctor.supervise.assignment import (
@@ -373,8 +373,8 @@ class Worker:
     def reach(self, trying: int, at: int, do: str, waits_for: int | None = None) -> None:
         self._journal.keep("reached", (trying, at, do, waits_for))
 
-    def keep_ledger(self, device: str, entries: Json) -> None:
-        self._journal.keep("ledgers", entries, device)
+    def keep_meter(self, device: str, entries: Json) -> None:
+        self._journal.keep("meters", entries, device)
 
     def keep_loop(self, loop: Json) -> None:
         self._journal.keep("loop", loop)

@@ -100,19 +100,19 @@ def plan(
     return [probe for probe in planned if isinstance(probe, Probe)]
 
 
-def ledger(
+def metered(
     entries: Mapping[str, int | Json] = {},
     loops: Mapping[str, Json] = {},
     device: str = "cuda:0",
     moves: bool = True,
     idle: Sequence[Json] = (),
 ) -> dict[str, Json]:
-    """The records of a role with a ledger. ``entries``: end → missing bytes, or the whole entry; ``idle``:
+    """The records of a role with a meter. ``entries``: end → missing bytes, or the whole entry; ``idle``:
     the windows in which used memory was watched while idle."""
     told = {end: {"missing": one} if isinstance(one, int) else one for end, one in entries.items()}
     rises = [[0, 38 * MIB if moves else 0]]
     made = {"device": device, "rises": rises, "entries": told, "loops": loops, "sizes": [0, 0]}
-    return {Kept("ledgers"): {"": {**made, "idle": idle}}}
+    return {Kept("meters"): {"": {**made, "idle": idle}}}
 
 
 def drifting(mib_per_s: float) -> list[Json]:

@@ -9,7 +9,7 @@ import pytest
 from gpuipc_doctor.api import Finding, Json
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, ONE, conclude, drawn, each_round, ledger, statuses
+from tests.checks.judging import MIB, ONE, conclude, drawn, each_round, metered, statuses
 
 
 def growth(
@@ -33,10 +33,10 @@ def growth(
         "samples": samples,
         "call": "MemoryPool.free_all_blocks",
         "release_s": {"idle": 0.001, "beside": 0.052, "kernel": 0.05},
-        **ledger(moves=moves),
+        **metered(moves=moves),
         **left,
     }
-    onlooker = ledger({"the program ended": {"missing": others * MIB, "waited_s": waited_s}})
+    onlooker = metered({"the program ended": {"missing": others * MIB, "waited_s": waited_s}})
     records: dict[str, dict[str, Json]] = {"program": program, "onlooker": onlooker}
     return conclude("allocator-growth", records, ONE, "MemoryPool")
 

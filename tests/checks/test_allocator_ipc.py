@@ -7,7 +7,7 @@ import pytest
 from gpuipc_doctor.api import Context, Finding, Json, Probe
 from gpuipc_doctor.model import Fact, Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, ONE, check, conclude, ledger
+from tests.checks.judging import MIB, ONE, check, conclude, metered
 
 
 def ipc(probe: str, importer: Json = None, **exporter: Json) -> Finding:
@@ -22,7 +22,7 @@ def ipc(probe: str, importer: Json = None, **exporter: Json) -> Finding:
 SHARED = {
     "exchanged": [],
     "one_handle": True,
-    **ledger({"the importer had closed everything": 0}),
+    **metered({"the importer had closed everything": 0}),
     "offsets": [0, 3 * MIB],
     "piece": 20 * MIB,
     "kept": 20 * MIB,
@@ -34,7 +34,7 @@ SHARED = {
     [(0, Status.PASS), (20 * MIB, Status.FAIL), (70 * MIB, Status.ERROR), (-70 * MIB, Status.ERROR)],
 )
 def test_missing_memory_is_a_fail_only_up_to_the_shared_size(missing: int, status: Status) -> None:
-    told = ledger({"the importer had closed everything": missing})
+    told = metered({"the importer had closed everything": missing})
     assert ipc("PyTorch", **{**SHARED, **told}).status is status
 
 

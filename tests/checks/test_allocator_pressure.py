@@ -9,7 +9,7 @@ import pytest
 from gpuipc_doctor.api import Finding, Json
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, ONE, check, conclude, drawn, ledger, outcome
+from tests.checks.judging import MIB, ONE, check, conclude, drawn, metered, outcome
 
 
 def pressure(**changes: Any) -> list[Finding]:
@@ -20,7 +20,7 @@ def pressure(**changes: Any) -> list[Finding]:
 def records(**changes: Any) -> dict[str, dict[str, Json]]:
     samples = {"used": [0, 900 * MIB, changes.pop("kept", 0)], "reserved": [], "allocated": [], "seconds": []}
     after = {"missing": changes.pop("others", 0), "waited_s": changes.pop("waited_s", 0.1)}
-    bystander = {"wrong": changes.pop("overwritten", ""), **ledger({"the program ended": after})}
+    bystander = {"wrong": changes.pop("overwritten", ""), **metered({"the program ended": after})}
     program = {
         "room": 1000 * MIB,
         "samples": samples,
@@ -28,7 +28,7 @@ def records(**changes: Any) -> dict[str, dict[str, Json]]:
         "refused": "",
         "releases_s": [0.002],
         "call": "torch.cuda.empty_cache",
-        **ledger(moves=changes.pop("moves", True)),
+        **metered(moves=changes.pop("moves", True)),
         **changes,
     }
     return {"program": program, "onlooker": bystander}

@@ -7,7 +7,7 @@ import pytest
 from gpuipc_doctor.api import Context, Finding, Json, Probe
 from gpuipc_doctor.model import EvidenceKind, MemoryShare, Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, check, conclude, drawn, gpu, ledger, statuses
+from tests.checks.judging import MIB, check, conclude, drawn, gpu, metered, statuses
 
 NBYTES = 96 * MIB
 ROUNDS = list(range(1, 49))
@@ -28,7 +28,7 @@ def pool(
         "held": NBYTES,
         "wrong": [],
         "trimmed": EMPTY,
-        **ledger(ends, {"allocation that is freed and trimmed": loop}, moves=moves),
+        **metered(ends, {"allocation that is freed and trimmed": loop}, moves=moves),
     }
     return conclude("driver-pool-release", {"allocator": {**healthy, **seen}})
 
@@ -64,13 +64,13 @@ def test_memory_not_released_by_a_pool_is_a_finding(found: list[Finding], key: s
 )
 def test_trimmed_pool_must_report_no_reserved_memory(trimmed: Json, key: str) -> None:
     seen = {"room": 2 << 30, "nbytes": NBYTES, "unheld": 0, "held": NBYTES, "wrong": [], "trimmed": trimmed}
-    (finding,) = conclude("driver-pool-release", {"allocator": {**seen, **ledger()}})
+    (finding,) = conclude("driver-pool-release", {"allocator": {**seen, **metered()}})
     assert (finding.status, finding.key) == (Status.FAIL, key)
 
 
 def test_loop_is_drawn_if_there_was_room_for_one() -> None:
     loop = {"rounds": ROUNDS, "used": LEVEL, "control": LEVEL}
-    (series,) = drawn("driver-pool-release", {"allocator": ledger(loops={"allocation": loop})})
+    (series,) = drawn("driver-pool-release", {"allocator": metered(loops={"allocation": loop})})
     assert series.at == tuple(ROUNDS)
     assert drawn("driver-pool-release", {"allocator": {"room": 40 * MIB}}) == []
 

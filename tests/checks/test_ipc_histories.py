@@ -24,7 +24,7 @@ from gpuipc_doctor.histories.operations import Disagreement, History, Operation,
 from gpuipc_doctor.histories.scenes import FLOOR, SIZES
 from gpuipc_doctor.model import MemoryShare, Probe, Status, Tier
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, check, conclude, drifting, gpu, ledger, outcome, plan
+from tests.checks.judging import MIB, Kept, check, conclude, drifting, gpu, metered, outcome, plan
 
 NOT_ON_EACH = {
     *("open-in-thread", "close-in-thread", "free-in-thread", "write-in-thread", "use-context"),
@@ -52,7 +52,7 @@ FAILED = replace(WELL, first=REFUSED, history=REOPEN, shortest=REOPEN, again=REF
 
 def concluded(explored: Explored, missing: int = 0, left_out: Json = ()) -> list[Finding]:
     records = {
-        "watch": ledger({"the program ended": missing}),
+        "watch": metered({"the program ended": missing}),
         "crew": {"explored": results.to_json(explored)},
     }
     return conclude("ipc-histories", records, left_out=left_out)
@@ -71,7 +71,7 @@ def test_leak_is_not_blamed_on_a_driver_whose_count_moves_by_itself(
 ) -> None:
     leak = Disagreement(3, "leak", "", figure, "", "it grows")
     explored = replace(WELL, first=leak, history=REOPEN, shortest=REOPEN, again=leak)
-    watch = ledger({"the program ended": 0}, idle=idle)
+    watch = metered({"the program ended": 0}, idle=idle)
     records = {"watch": watch, "crew": {"explored": results.to_json(explored)}}
     (finding,) = conclude("ipc-histories", records, left_out=())
     assert finding.status is status
@@ -98,7 +98,7 @@ def test_operations_left_out_are_named() -> None:
 def test_families_are_listed_with_those_skipped_for_lack_of_memory() -> None:
     explored = replace(WELL, done={"open": 126, "trim": 3})
     records = {
-        "watch": ledger({"the program ended": 0}),
+        "watch": metered({"the program ended": 0}),
         "crew": {
             "explored": results.to_json(explored),
             "little": {
@@ -168,9 +168,11 @@ def test_unreleased_memory_is_a_warning() -> None:
 
 def watched(*missing: int) -> dict[str, Json]:
     """The watcher's records, with the bytes missing on each device at the end."""
-    names = ["ledger", *(f"ledger of cuda:{number}" for number in range(1, len(missing)))]
-    ends = [ledger({"the program ended": nbytes})["ledger"] for nbytes in missing]
-    return dict(zip(names, ends, strict=True))
+    of = {
+        f"cuda:{number}" if number else "": metered({"the program ended": nbytes})["meters"][""]
+        for number, nbytes in enumerate(missing)
+    }
+    return {Kept("meters"): of}
 
 
 def test_devices_with_peer_access_have_one_crew() -> None:
@@ -203,7 +205,7 @@ def test_warning_names_the_device_with_unreleased_memory() -> None:
 
 
 def test_replay_runs_the_shortest_history_without_some_operations() -> None:
-    records = {"watch": ledger({}), "crew": {"explored": results.to_json(FAILED)}}
+    records = {"watch": metered({}), "crew": {"explored": results.to_json(FAILED)}}
     failed = outcome(records, (gpu(0),), "", left_out=[])
     again = check("ipc-histories").replay(failed, ["end-context"])
     assert again is not None

@@ -1,4 +1,4 @@
-"""Tests of check ipc-pool: findings from recorded results; the ledger's tests are in unit/api."""
+"""Tests of check ipc-pool: findings from recorded results; the meter's tests are in unit/api."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 
 from gpuipc_doctor.api import Finding, Json
 from gpuipc_doctor.model import Status
-from tests.checks.judging import GOOD, MIB, conclude, each_round, gpu, ledger, plan, statuses
+from tests.checks.judging import GOOD, MIB, conclude, each_round, gpu, metered, plan, statuses
 
 NBYTES = 37 * MIB
 SOME = ["pointer 1, turn 2 of 5: 1 B wrong"]
 
 
 def data(missing: int = 0, exporter: Json = (), importer: Json = (), wrong: Json = ()) -> list[Finding]:
-    told = {"exchanged": exporter, **ledger({"both ends destroyed the pool": missing})}
+    told = {"exchanged": exporter, **metered({"both ends destroyed the pool": missing})}
     records = {"exporter": told, "importer": {"wrong": wrong, "exchanged": importer}}
     return conclude("ipc-pool", records, probe="data")
 
@@ -60,7 +60,7 @@ def many(each: int = 0, alone: int = 0, descriptors: int = 0, wrong: Sequence[st
         "pool": {"rounds": [*rounds], "used": own, "control": idle},
     }
     importer = {**each_round("imported pool", descriptors=descriptors.__mul__), "wrong": wrong}
-    records = {"exporter": {**ledger(loops=loops), "wrong": []}, "importer": importer}
+    records = {"exporter": {**metered(loops=loops), "wrong": []}, "importer": importer}
     return conclude("ipc-pool", records, probe="many pools")
 
 

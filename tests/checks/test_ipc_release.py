@@ -1,4 +1,4 @@
-"""Tests of check ipc-release: findings from recorded results; the ledger's tests are in unit/api."""
+"""Tests of check ipc-release: findings from recorded results; the meter's tests are in unit/api."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from gpuipc_doctor.api import Device, Finding
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import GOOD, MIB, ONE, TWO, conclude, drawn, ledger, plan, statuses
+from tests.checks.judging import GOOD, MIB, ONE, TWO, conclude, drawn, metered, plan, statuses
 
 ROUNDS = list(range(8, 257, 8))
 LEVEL = [704 * MIB for _ in ROUNDS]
@@ -29,8 +29,8 @@ def release(
         {"open and close": {"rounds": ROUNDS, "used": used, "control": LEVEL}}
         for used in (opening, importers)
     ]
-    exporter = ledger({END: missing}, loops[0], moves=moves[0])
-    importer = {"wrong": wrong, **ledger({}, loops[1], devices[-1].label, moves=moves[1])}
+    exporter = metered({END: missing}, loops[0], moves=moves[0])
+    importer = {"wrong": wrong, **metered({}, loops[1], devices[-1].label, moves=moves[1])}
     return conclude("ipc-release", {"exporter": exporter, "importer": importer}, devices)
 
 
@@ -54,7 +54,7 @@ def test_many_exits_show_a_loss_that_is_too_small_after_one(each: int, status: S
     numbers = list(range(1, 25))
     used = [704 * MIB + each * number for number in numbers]
     exits = {"exit with it open": {"rounds": numbers, "used": used, "control": [704 * MIB] * 24}}
-    records = {"exporter": ledger({}, exits), "starter": {"wrong": []}}
+    records = {"exporter": metered({}, exits), "starter": {"wrong": []}}
     (finding,) = conclude("ipc-release", records, probe="many exits")
     assert finding.status is status
     assert "with each exit with it open" in sentences.summary(finding) + "".join(sentences.evidence(finding))
@@ -93,7 +93,7 @@ def test_pass_reports_the_measurement_and_the_detectable_growth() -> None:
 
 
 def test_probe_without_a_loop_reports_no_growth() -> None:
-    records = {"exporter": ledger({"the importer was killed with it open": 0}), "importer": {"wrong": []}}
+    records = {"exporter": metered({"the importer was killed with it open": 0}), "importer": {"wrong": []}}
     (finding,) = conclude("ipc-release", records)
     assert sentences.evidence(finding) == (
         "released after the importer was killed with it open; "
@@ -115,7 +115,7 @@ def test_only_the_probe_that_kills_is_marked_as_harmful() -> None:
 
 def test_the_loop_of_each_device_is_drawn_once() -> None:
     loops = {"open and close": {"rounds": ROUNDS, "used": LEVEL, "control": LEVEL}}
-    records = {"exporter": ledger({}, loops), "importer": ledger({}, loops, "cuda:1")}
+    records = {"exporter": metered({}, loops), "importer": metered({}, loops, "cuda:1")}
     for devices, labels in ((ONE, ["cuda:0"]), (TWO, ["cuda:0", "cuda:1"])):
         titles = [series.title for series in drawn("ipc-release", records, devices)]
         assert titles == [f"change of used memory of {label} since the first sample" for label in labels]

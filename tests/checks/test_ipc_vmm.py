@@ -6,7 +6,7 @@ import pytest
 
 from gpuipc_doctor.api import Finding, Json
 from gpuipc_doctor.model import Status
-from tests.checks.judging import GOOD, MIB, conclude, gpu, ledger, plan, statuses
+from tests.checks.judging import GOOD, MIB, conclude, gpu, metered, plan, statuses
 
 WRONG = ["SCM_RIGHTS: 1 B wrong"]
 SOME = ["turn 2 of 5: 1 B wrong"]
@@ -52,7 +52,7 @@ def test_later_import_must_show_correct_data(probe: str) -> None:
 def test_killed_importer_must_leave_its_data_but_no_memory(
     missing: int, wrong: Json, keys: list[str]
 ) -> None:
-    told = ledger({"the importer was killed with it mapped": missing})
+    told = metered({"the importer was killed with it mapped": missing})
     exporter = {**told, "wrong": wrong, "nbytes": 38 * MIB}
     found = conclude("ipc-vmm", {"exporter": exporter, "importer": {}}, probe="importer gone")
     assert [finding.key for finding in found] == keys

@@ -1,4 +1,4 @@
-"""Tests of check ipc-vmm-release: findings from recorded results; the ledger's tests are in unit/api."""
+"""Tests of check ipc-vmm-release: findings from recorded results; the meter's tests are in unit/api."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuipc_doctor.api import Finding
 from gpuipc_doctor.checks import ipc_vmm_release
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, ONE, TWO, conclude, drawn, each_round, ledger, statuses
+from tests.checks.judging import MIB, ONE, TWO, conclude, drawn, each_round, metered, statuses
 
 ROUNDS, NBYTES = 160, 38 * MIB
 SAMPLED = range(4, ROUNDS + 1, 4)
@@ -39,8 +39,8 @@ def release(
 ) -> list[Finding]:
     lost = each_round("import", ROUNDS, descriptors=descriptors.__mul__, addresses=addresses.__mul__)
     opened = {"descriptors": open_descriptors, "addresses": open_addresses}
-    exporter = {"nbytes": NBYTES, "wrong": at_exporter, **ledger({"many imports": missing}, loop(each))}
-    importer = {"open": opened, "wrong": wrong, **lost, **ledger(loops=loop(at_importer), device="cuda:1")}
+    exporter = {"nbytes": NBYTES, "wrong": at_exporter, **metered({"many imports": missing}, loop(each))}
+    importer = {"open": opened, "wrong": wrong, **lost, **metered(loops=loop(at_importer), device="cuda:1")}
     devices = TWO if pair else ONE
     return conclude("ipc-vmm-release", {"exporter": exporter, "importer": importer}, devices)
 
@@ -84,7 +84,7 @@ def test_pass_reports_the_detectable_growth() -> None:
 
 
 def test_the_loops_are_drawn_for_each_device() -> None:
-    of_one = {"nbytes": NBYTES, **ledger(loops=loop())}
+    of_one = {"nbytes": NBYTES, **metered(loops=loop())}
     records = {"exporter": of_one, "importer": of_one}
     assert [len(drawn("ipc-vmm-release", records, devices)) for devices in (ONE, TWO)] == [1, 2]
 

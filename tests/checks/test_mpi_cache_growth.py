@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from gpuipc_doctor.api import Context, Device, Finding, Json, MpiStack, Probe
-from gpuipc_doctor.api.idle_counter import STILL, Reading
+from gpuipc_doctor.api.memory_counter import STILL
+from gpuipc_doctor.api.meter import Reading
 from gpuipc_doctor.model import Launch, MemoryShare, Status, Tier
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import (
@@ -25,7 +26,7 @@ from tests.checks.judging import (
     drifting,
     each_round,
     gpu,
-    ledger,
+    metered,
     plan,
 )
 
@@ -52,7 +53,7 @@ def memory(
     without = [600 * MIB + number * control for number in range(14)]
     recorded = {
         **{"sizes": sizes, "used": used, "control": without, "held": held or nobody_tells},
-        **{"free": 100 << 30, "seconds": 0.1, "seconds_control": 0.1, **ledger(moves=moves)},
+        **{"free": 100 << 30, "seconds": 0.1, "seconds_control": 0.1, **metered(moves=moves)},
     }
     if small is None:
         return recorded
@@ -296,7 +297,7 @@ def test_more_buffers_are_sent_if_used_memory_rose_by_a_block(
     context = Context(ONE, mpi=stack, memory=MemoryShare(most_gib=most_gib))
     planned = [probe for probe in check("mpi-cache-growth").probes(context) if isinstance(probe, Probe)]
     probe = next(probe for probe in planned if probe.name == "one size")
-    records: dict[str, Json] = ledger()
+    records: dict[str, Json] = metered()
     messages, clock = 0, count()
 
     def send(*_: int) -> None:
@@ -316,9 +317,9 @@ def test_more_buffers_are_sent_if_used_memory_rose_by_a_block(
         **{"mpi": mpi, "gpu": gpu_, "gpus": [gpu_], "params": probe.params, "role": "sender"},
         **{"clock": lambda: float(next(clock)), "step": nullcontext, "record": records.update},
     )
-    watch = SimpleNamespace(used=used, is_doubtful=lambda *_: False, idle=STILL)
+    watch = SimpleNamespace(used=used, may_move=lambda *_: False, idle=STILL)
     iterate = probe.roles["sender"]
-    monkeypatch.setitem(iterate.__globals__, "ledger_in_turn", lambda _: watch)
+    monkeypatch.setitem(iterate.__globals__, "meter_in_turn", lambda _: watch)
     monkeypatch.setitem(iterate.__globals__, "record_bandwidth", lambda *_: None)
     iterate(w)  # type: ignore[arg-type]
     assert messages == sent
@@ -616,7 +617,7 @@ def test_processes_are_counted_where_the_device_count_moves_by_itself(
     """On a count that jumps by 60 MiB, losses are seen if the driver reports each process's memory."""
     used = [600 * MIB + number * lost + number % 3 * 30 * MIB for number in range(len(SIZES))]
     held = [[number * lost if told else None for number in range(len(SIZES))]] * 2
-    jumping = {**ledger(idle=JUMPING), "seconds": 0.1}
+    jumping = {**metered(idle=JUMPING), "seconds": 0.1}
     others = [[0 if told else None] * len(SIZES)] * 2
     sender = {**memory(used, *held), **jumping}
     found = growth(sender, {**memory(used, *others), **jumping}, ONE)
@@ -666,7 +667,7 @@ def test_only_even_growth_is_a_loss_on_a_counter_that_moves_by_itself(
     records: dict[str, Json], decides: bool, status: Status
 ) -> None:
     """Bursts are what other processes take: on a still counter, they are growth like any other."""
-    drifts = ledger(idle=drifting(0.01))
+    drifts = metered(idle=drifting(0.01))
     sizes = records["sizes"]
     found = growth({**records, **drifts}, {**FLAT, **drifts}, sizes=sizes, decides=decides)
     assert (found.status, found.key == "counter-moves") == (status, status is Status.ERROR)
@@ -675,7 +676,7 @@ def test_only_even_growth_is_a_loss_on_a_counter_that_moves_by_itself(
 
 
 def test_uneven_growth_is_told_with_its_sum() -> None:
-    found = growth({**memory(bursts(33, LATE)), **ledger(idle=drifting(0.01))})
+    found = growth({**memory(bursts(33, LATE)), **metered(idle=drifting(0.01))})
     assert "rose by 305 MiB in 33 iterations, but not evenly" in sentences.evidence(found)[0]
 
 

@@ -154,7 +154,7 @@ def test_fault_of_the_allocator_is_found(
             assert not any(f"{guard}, 4 of 4 copies" in text for text in told(results).values())
 
 
-@pytest.mark.full  # unit tests of the ledger have the movements; here each is met, and each loss once
+@pytest.mark.full  # unit tests of the meter have the movements; here each is met, and each loss once
 @pytest.mark.parametrize(
     ("movement", "fault"),
     [*((movement, "") for movement in MOVEMENTS), (MOVEMENTS[0], "leaks"), (MOVEMENTS[-1], "never trims")],

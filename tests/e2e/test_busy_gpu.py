@@ -77,7 +77,7 @@ def test_memory_of_others_is_not_blamed_on_the_driver(check: str) -> None:
     assert found.keys() <= {Status.PASS, Status.SKIP}
 
 
-@pytest.mark.full  # it measures with the same ledger as the test above
+@pytest.mark.full  # it measures with the same meter as the test above
 @pytest.mark.mpi
 def test_memory_of_others_is_not_blamed_on_mpi() -> None:
     library = Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12")

@@ -42,7 +42,7 @@ def case(movement: str, check: str, *size: str) -> Any:
 
 
 def with_leaks() -> list[Any]:
-    """Each movement meets each size, and each check each movement. All judge with the same ledger.
+    """Each movement meets each size, and each check each movement. All judge with the same meter.
 
     With MPI a round takes minutes, so that it meets one; tests/checks judges its series.
     """

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.api.ledger import holders
+from gpuipc_doctor.api.leak_report import holders
 from gpuipc_doctor.model import Ending, Finding, Report, Result, RoleOutcome, Status
 from gpuipc_doctor.prolog import concerns, decision
 from gpuipc_doctor.prolog.decision import MAX_LINE, Concern, Decision, Kind

@@ -1,4 +1,4 @@
-"""How a counter of used memory changes by itself, while this run does nothing.
+"""A device's counter of used memory: what it shows, and how it changes by itself while this run does nothing.
 
 Where a GPU is a NUMA node of the host (GH200, GB200), the pages of the host's files count as used, so the
 counter follows file I/O. What it does while idle is subtracted from what it does while a check works.
@@ -11,6 +11,18 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from gpuipc_doctor.api.slopes import slope
+
+ODD_BYTES = 37 << 20
+"""Bytes of the test allocation: small for a GPU, and a size that other processes are unlikely to allocate."""
+
+NOISE_BYTES = 4 << 20
+"""Change of used memory to ignore: one or two of the driver's own blocks."""
+
+PROMPT_S = 0.02
+"""Seconds within which used memory is read, unless this process is interrupted."""
+
+LAG_S = 1.0
+"""Seconds after which a counter must show an allocation: some are refreshed at intervals."""
 
 Window = Sequence[Sequence[float]]
 """Points (seconds, bytes) of an uninterrupted idle time: first, last, and both sides of each change."""
@@ -34,25 +46,6 @@ def window_of(points: Sequence[tuple[float, float]]) -> Window:
     kept = {0, len(points) - 1, *changed, *(number - 1 for number in changed)}
     step = -(-len(kept) // MOST_POINTS)
     return [points[number] for number in [*sorted(kept)[::step], len(points) - 1]]
-
-
-class Reading(int):
-    """Bytes in use, with the time ``at`` which they were read in seconds, and how many of them ``ours``, the
-    processes of this run, held; None if unknown."""
-
-    at: float
-    ours: int | None
-
-    def __new__(cls, used: int, at: float, ours: int | None = None) -> Reading:
-        reading = super().__new__(cls, used)
-        reading.at, reading.ours = at, ours
-        return reading
-
-    def less(self, nbytes: int) -> Reading:
-        """This reading without some bytes, or without those of another reading."""
-        theirs = nbytes.ours if isinstance(nbytes, Reading) else 0
-        ours = None if self.ours is None or theirs is None else self.ours - theirs
-        return Reading(self - nbytes, self.at, ours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +88,8 @@ class IdleCounter:
             if reach / 2 <= then[0] - now[0] <= seconds
         ]
         expected = (min(seen) + max(seen)) / 2 if seen else 0.0
-        # A short window may show that the counter turns, not what it will do: it widens the doubt. A process
-        # that ends in it does not count.
+        # A short window may show that the counter turns, not what it will do: it widens the uncertainty. A
+        # process that ends in it does not count.
         for window in self.windows:
             used_at = {point[0]: point[1] for point in window}
             used = [*used_at.values()]

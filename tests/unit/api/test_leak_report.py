@@ -1,4 +1,4 @@
-"""What a ledger's records are believed, and which loops filled a device, at each edge."""
+"""What a meter's records are believed, and which loops filled a device, at each edge."""
 
 from __future__ import annotations
 
@@ -9,22 +9,15 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api import ledger as module
-from gpuipc_doctor.api.idle_counter import Reading
-from gpuipc_doctor.api.ledger import (
-    FEWEST_SAMPLES,
-    ODD_BYTES,
-    Entry,
-    Ledger,
-    accounts,
-    blind,
-    filled,
-    look_on,
-)
+from gpuipc_doctor.api import meter as module
+from gpuipc_doctor.api.leak_report import Entry, blind, leak_reports
+from gpuipc_doctor.api.loop_growth import FEWEST_SAMPLES, filled
+from gpuipc_doctor.api.memory_counter import ODD_BYTES
+from gpuipc_doctor.api.meter import Meter, Reading, look_on
 from gpuipc_doctor.model import Ending, Json, RoleOutcome
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import ONE, TWO, ledger, outcome
-from tests.unit.api.test_ledger import Device, Worker
+from tests.checks.judging import ONE, TWO, metered, outcome
+from tests.unit.api.test_meter import Device, Worker
 
 MIB = 1 << 20
 LEAST = range(100, 100 + 10 * FEWEST_SAMPLES, 10)
@@ -62,10 +55,10 @@ def test_loop_that_filled_the_device_rose_steadily_by_half_of_what_was_free(
 
 def test_one_rise_that_fits_is_enough_to_believe_a_counter() -> None:
     """Another process may allocate during one of them."""
-    role = ledger()
-    role["ledgers"][""]["rises"] = [[0, ODD_BYTES + 50 * MIB], [0, ODD_BYTES]]
+    role = metered()
+    role["meters"][""]["rises"] = [[0, ODD_BYTES + 50 * MIB], [0, ODD_BYTES]]
     assert blind(outcome({"exporter": role}, ONE, "")) is None
-    role["ledgers"][""]["rises"] = [[0, ODD_BYTES + 50 * MIB], [0, 0]]
+    role["meters"][""]["rises"] = [[0, ODD_BYTES + 50 * MIB], [0, 0]]
     assert blind(outcome({"exporter": role}, ONE, "")) is not None
 
 
@@ -75,16 +68,16 @@ def test_one_rise_that_fits_is_enough_to_believe_a_counter() -> None:
 def test_loss_that_was_not_looked_for_again_was_seen_once(
     missing: int, repeated: int | None, is_once: bool
 ) -> None:
-    seen, *_ = sentences.evidence(Entry("the end", missing, repeated=repeated).somebody_elses())
+    seen, *_ = sentences.evidence(Entry("the end", missing, repeated=repeated).unexplained())
     assert seen.startswith("seen once, after the end;" if is_once else "seen after the end")
 
 
-def test_each_devices_role_with_a_ledger_has_an_account() -> None:
-    records = {"exporter": ledger(), "importer": ledger(device="cuda:1")}
-    assert [each.device for each in accounts(outcome(records, TWO, ""))] == ["cuda:0", "cuda:1"]
-    assert [each.device for each in accounts(outcome(records, ONE, ""))] == ["cuda:0"]
+def test_each_devices_role_with_a_meter_has_a_report() -> None:
+    records = {"exporter": metered(), "importer": metered(device="cuda:1")}
+    assert [each.device for each in leak_reports(outcome(records, TWO, ""))] == ["cuda:0", "cuda:1"]
+    assert [each.device for each in leak_reports(outcome(records, ONE, ""))] == ["cuda:0"]
     records["exporter"] = {}
-    assert [each.device for each in accounts(outcome(records, TWO, ""))] == ["cuda:1"]
+    assert [each.device for each in leak_reports(outcome(records, TWO, ""))] == ["cuda:1"]
 
 
 def test_partner_is_told_the_longest_lag_and_the_fewest_free_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,14 +89,17 @@ def test_partner_is_told_the_longest_lag_and_the_fewest_free_bytes(monkeypatch: 
             lag_s=gpu.lag_s, mark=lambda: Reading(gpu.used, 0.0), enter=lambda *one: entered.append(one)
         )
 
-    monkeypatch.setattr(module, "Ledger", opened)
+    monkeypatch.setattr(module, "Meter", opened)
     first = SimpleNamespace(lag_s=0.2, used=7, memory_info=lambda: (9 * MIB, 10 * MIB))
     second = SimpleNamespace(lag_s=0.5, used=8, memory_info=lambda: (3 * MIB, 10 * MIB))
     peer = SimpleNamespace(send=sent.append, recv_or_end=lambda: None, wait_gone=lambda: sent.append("gone"))
     w: Any = SimpleNamespace(gpus=[first, second], peer=peer, kept={})
     look_on(w)
     assert sent == [[0.5, 3 * MIB], "gone"]
-    assert entered == [(module.PROGRAM_ENDED, 7), (module.PROGRAM_ENDED, 8)]
+    assert [(end, mark.nbytes) for end, mark in entered] == [
+        (module.PROGRAM_ENDED, 7),
+        (module.PROGRAM_ENDED, 8),
+    ]
     assert not w.kept
 
 
@@ -138,16 +134,16 @@ def test_delays_are_timed_again_only_if_one_change_was_shown_at_once(
     delays_s: tuple[float, ...], rises: int
 ) -> None:
     w: Any = Worker(Delayed(*delays_s))
-    lag_s = Ledger(w).lag_s
-    assert len(w.ledgers[""]["rises"]) == rises
+    lag_s = Meter(w).lag_s
+    assert len(w.meters[""]["rises"]) == rises
     assert lag_s == pytest.approx(1.25 * 0.5 if delays_s else 0.0, abs=0.05)
 
 
 def test_rounds_of_a_loop_are_recorded_while_it_runs() -> None:
     w: Any = Worker(Device())
-    watching = Ledger(w)
+    watching = Meter(w)
     assert watching.sampled(range(8)) == range(8)
-    assert Ledger(Worker(Delayed(0.5, 0.5))).sampled(range(8)) == range(3, 8, 4)  # type: ignore[arg-type]
+    assert Meter(Worker(Delayed(0.5, 0.5))).sampled(range(8)) == range(3, 8, 4)  # type: ignore[arg-type]
     done: list[int] = []
     assert len(watching.used_after(range(0, 4, 2), range(4), done.append, "open")) == 2
     assert (done, w.loop["rounds"]) == ([0, 1, 2, 3], [0, 2])

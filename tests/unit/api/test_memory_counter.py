@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuipc_doctor.api.idle_counter import IdleCounter, Window, window_of
+from gpuipc_doctor.api.memory_counter import IdleCounter, Window, window_of
 
 MIB = 1 << 20
 

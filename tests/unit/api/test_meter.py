@@ -1,4 +1,4 @@
-"""Entries of a ledger of device memory, and the findings from them."""
+"""Entries of a meter of device memory, and the findings from them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,24 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api.ledger import (
-    CREEP_BYTES,
+from gpuipc_doctor.api.leak_report import SETTLE_S, Entry, LeakReport, blind, leak_report
+from gpuipc_doctor.api.loop_growth import CREEP_BYTES, Loop
+from gpuipc_doctor.api.memory_counter import ODD_BYTES
+from gpuipc_doctor.api.meter import (
     LOADED,
-    ODD_BYTES,
     PATIENCE_S,
     QUIET_S,
-    SETTLE_S,
     THIS_RUN,
     TRIES,
-    Account,
-    Entry,
-    Ledger,
-    Loop,
-    account,
-    blind,
-    ledger_in_turn,
+    Meter,
+    Reading,
     look_on,
+    meter_in_turn,
 )
 from gpuipc_doctor.api.program_memory import MemorySamples, series
 from gpuipc_doctor.model import EvidenceKind, Finding, Json, Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import ONE, completed, drifting, gpu, outcome
-from tests.checks.judging import ledger as ledger_of
+from tests.checks.judging import ONE, completed, drifting, gpu, metered, outcome
 
 MIB = 1 << 20
 STRANGER = {"pid": 4711, "name": "train", "held": 9 << 30, "whose": "not part of this run"}
@@ -77,7 +72,7 @@ class Worker:
     """A worker whose clock advances only while it waits."""
 
     def __init__(self, device: Device) -> None:
-        self.gpu, self.gpus, self.ledgers, self.kept = device, (device,), {}, {}
+        self.gpu, self.gpus, self.meters, self.kept = device, (device,), {}, {}
         self.loop: Json = None
         self.goes_on = False
 
@@ -97,8 +92,8 @@ class Worker:
     def step(self, _: str) -> Iterator[None]:
         yield
 
-    def keep_ledger(self, device: str, entries: Json) -> None:
-        self.ledgers[device] = entries
+    def keep_meter(self, device: str, entries: Json) -> None:
+        self.meters[device] = entries
 
     def keep_loop(self, loop: Json) -> None:
         self.loop = loop
@@ -106,7 +101,7 @@ class Worker:
 
 def opened(device: Device) -> tuple[Any, Any]:
     w: Any = Worker(device)
-    return w, Ledger(w)
+    return w, Meter(w)
 
 
 @pytest.mark.parametrize(
@@ -121,27 +116,27 @@ def opened(device: Device) -> tuple[Any, Any]:
     ids=["all free", "all taken", "in steps of 1 GiB", "upside down", "half of it"],
 )
 def test_counter_that_does_not_follow_is_not_trusted(counts: Callable[[int], int]) -> None:
-    w, ledger = opened(Device(counts=counts))
-    ledger.enter("the end", ledger.mark())
-    (finding,) = account(w).judge(ODD_BYTES)
+    w, meter = opened(Device(counts=counts))
+    meter.enter("the end", meter.mark())
+    (finding,) = leak_report(w).judge(ODD_BYTES)
     assert (finding.status, finding.key) == (Status.ERROR, "counter-does-not-follow")
 
 
 @pytest.mark.parametrize(
-    ("drift", "series", "doubtful"),
+    ("drift", "series", "may_move"),
     [
         (0, ([0, 0], [0, 0]), False),
         (0, ([0, 64 * MIB], [0, 0]), True),
         (20 * MIB, (), True),
     ],
 )
-def test_counter_is_doubtful_if_it_moves_or_one_series_does(
-    drift: int, series: tuple[list[int], ...], doubtful: bool
+def test_counter_may_move_if_it_moves_or_one_series_does(
+    drift: int, series: tuple[list[int], ...], may_move: bool
 ) -> None:
-    _, ledger = opened(Device(lambda at: 500 * MIB + int(at * drift)))
+    _, meter = opened(Device(lambda at: 500 * MIB + int(at * drift)))
     if drift:
-        ledger.watch_idle()
-    assert ledger.is_doubtful(*series) is doubtful
+        meter.watch_idle()
+    assert meter.may_move(*([Reading(used, 0.0) for used in each] for each in series)) is may_move
 
 
 def test_counter_that_follows_is_trusted_although_others_allocate() -> None:
@@ -156,7 +151,7 @@ def test_counter_that_follows_is_trusted_although_others_allocate() -> None:
 
     device.alloc = beside_another  # type: ignore[method-assign]
     w, _ = opened(device)
-    assert account(w).judge(ODD_BYTES) == []
+    assert leak_report(w).judge(ODD_BYTES) == []
 
 
 @pytest.mark.parametrize(("counted", "keys"), [(1.0, []), (0.5, []), (1.02, ["understated-size"])])
@@ -165,7 +160,7 @@ def test_device_smaller_than_its_counter_is_a_warning(counted: float, keys: list
     device = Device()
     device.memory_info = lambda: (0, int(counted * device.device.total_bytes))  # type: ignore[method-assign]
     w, _ = opened(device)
-    assert [finding.key for finding in account(w).judge(ODD_BYTES)] == keys
+    assert [finding.key for finding in leak_report(w).judge(ODD_BYTES)] == keys
 
 
 class Lagging(Device):
@@ -188,12 +183,12 @@ def test_lagging_counter_is_exact_if_refreshed_during_an_allocation(interval_s: 
         device = Lagging(interval_s)
         device.now = percent / 100 * interval_s
         device.alloc = partial(slowly, device, device.alloc)  # type: ignore[method-assign]
-        _, ledger = opened(device)
-        before = ledger.used()
+        _, meter = opened(device)
+        before = meter.used()
         for _ in range(8):
             device.allocated += MIB
             device.now += 0.003
-        assert ledger.used() == before + 8 * MIB, f"refreshed first after {percent} %"
+        assert meter.used().nbytes == before.nbytes + 8 * MIB, f"refreshed first after {percent} %"
 
 
 @contextmanager
@@ -211,30 +206,30 @@ def slowly(
 @pytest.mark.parametrize("kept", [0, ODD_BYTES])
 def test_lagging_counter_is_waited_for_and_then_trusted(interval_s: float, kept: int) -> None:
     device = Lagging(interval_s)
-    w, ledger = opened(device)
+    w, meter = opened(device)
 
     def act() -> None:
         device.allocated += kept
 
-    ledger.watch("the end", act)
-    before = ledger.used()
+    meter.watch("the end", act)
+    before = meter.used()
     device.allocated += MIB
-    assert ledger.used() == before + MIB
-    assert [finding.status for finding in account(w).judge(ODD_BYTES)] == [Status.FAIL] * bool(kept)
+    assert meter.used().nbytes == before.nbytes + MIB
+    assert [finding.status for finding in leak_report(w).judge(ODD_BYTES)] == [Status.FAIL] * bool(kept)
 
 
 def test_counter_without_lag_is_not_waited_for() -> None:
     device = Device()
-    _, ledger = opened(device)
+    _, meter = opened(device)
     began = device.now
-    ledger.used()
+    meter.used()
     assert device.now == began
 
 
 def test_counter_that_lags_by_more_than_a_second_is_not_trusted() -> None:
-    w, ledger = opened(Lagging(60.0))
-    ledger.enter("the end", ledger.mark())
-    (finding,) = account(w).judge(ODD_BYTES)
+    w, meter = opened(Lagging(60.0))
+    meter.enter("the end", meter.mark())
+    (finding,) = leak_report(w).judge(ODD_BYTES)
     assert finding.key == "counter-does-not-follow"
 
 
@@ -273,13 +268,13 @@ def test_counter_later_than_a_second_is_an_error_that_says_how_late(
     delay_s: float, lost: int, key: str | None
 ) -> None:
     device = Late(delay_s)
-    w, ledger = opened(device)
+    w, meter = opened(device)
 
     def act() -> None:
         device.allocated += lost
 
-    ledger.watch("the end", act)
-    found = account(w).judge(ODD_BYTES)
+    meter.watch("the end", act)
+    found = leak_report(w).judge(ODD_BYTES)
     assert [finding.key for finding in found] == [key] * bool(key)
     if key == "counter-late":
         (finding,) = found
@@ -300,13 +295,13 @@ def test_counter_later_than_a_second_is_an_error_that_says_how_late(
 )
 def test_loss_of_an_odd_size_is_a_fail_if_it_repeats(losses: list[int], status: Status, key: str) -> None:
     device, acts = Device(), iter(losses)
-    w, ledger = opened(device)
+    w, meter = opened(device)
 
     def act() -> None:
         device.allocated += next(acts) * MIB
 
-    ledger.watch("the end", act)
-    (finding,) = account(w).judge(ODD_BYTES)
+    meter.watch("the end", act)
+    (finding,) = leak_report(w).judge(ODD_BYTES)
     assert (finding.status, finding.key) == (status, key)
     assert f"used memory changed by {losses[1]} MiB when the step was repeated" in sentences.evidence(finding)
     assert any("process 4711 (train)" in line for line in sentences.evidence(finding))
@@ -319,25 +314,25 @@ def test_spare_process_repeats_an_exit_that_left_memory_missing(
     losses: list[int], status: Status | None
 ) -> None:
     device, ends = Device(), iter(losses)
-    w, ledger = opened(device)
+    w, meter = opened(device)
 
     def end_one() -> None:
         device.allocated += next(ends) * MIB
 
-    before = ledger.mark()
+    before = meter.mark()
     end_one()
-    assert ledger.enter("the importer was killed", before, end_one) is (len(losses) > 1)
-    assert [finding.status for finding in account(w).judge(ODD_BYTES)] == ([status] if status else [])
+    assert meter.enter("the importer was killed", before, end_one) is (len(losses) > 1)
+    assert [finding.status for finding in leak_report(w).judge(ODD_BYTES)] == ([status] if status else [])
     assert list(ends) == []
 
 
 def test_loss_of_an_odd_size_after_an_exit_is_an_error_with_the_holders() -> None:
     device = Device()
-    w, ledger = opened(device)
-    before = ledger.mark()
+    w, meter = opened(device)
+    before = meter.mark()
     device.allocated += 21 * MIB
-    ledger.enter("the importer was killed with it open", before)
-    (finding,) = account(w).judge(ODD_BYTES)
+    meter.enter("the importer was killed with it open", before)
+    (finding,) = leak_report(w).judge(ODD_BYTES)
     assert (finding.status, finding.key) == (Status.ERROR, "unexplained-change")
     assert "cannot tell which process did it" in sentences.summary(finding)
     once, *held_by = sentences.evidence(finding)
@@ -348,28 +343,28 @@ def test_loss_of_an_odd_size_after_an_exit_is_an_error_with_the_holders() -> Non
 
 
 def test_mark_waits_until_used_memory_is_constant() -> None:
-    _, ledger = opened(Device(lambda now: int(500 * MIB - min(now, 1.0) * 400 * MIB)))
-    assert ledger.mark() == 100 * MIB
+    _, meter = opened(Device(lambda now: int(500 * MIB - min(now, 1.0) * 400 * MIB)))
+    assert meter.mark().nbytes == 100 * MIB
 
 
 def test_memory_equal_to_the_last_mark_counts_as_constant_since() -> None:
     device = Device()
-    _, ledger = opened(device)
-    before, began = ledger.mark(), device.now
-    assert (ledger.mark(), device.now) == (before, began)
+    _, meter = opened(device)
+    before, began = meter.mark(), device.now
+    assert (meter.mark().nbytes, device.now) == (before.nbytes, began)
     with device.alloc(ODD_BYTES):
-        assert ledger.mark() == before + ODD_BYTES
+        assert meter.mark().nbytes == before.nbytes + ODD_BYTES
         assert device.now >= began + QUIET_S
 
 
-def entered(seconds_late: float, nbytes: int = ODD_BYTES) -> Account:
-    """An account whose memory is released ``seconds_late`` after the end."""
+def entered(seconds_late: float, nbytes: int = ODD_BYTES) -> LeakReport:
+    """A report whose memory is released ``seconds_late`` after the end."""
     device = Device()
-    w, ledger = opened(device)
-    mark, ended = ledger.mark(), device.now
+    w, meter = opened(device)
+    mark, ended = meter.mark(), device.now
     device._base = lambda now: (500 * MIB) + (nbytes if now < ended + seconds_late else 0)
-    ledger.enter("the end", mark)
-    return account(w)
+    meter.enter("the end", mark)
+    return leak_report(w)
 
 
 def test_quick_release_passes() -> None:
@@ -384,19 +379,19 @@ def test_late_release_is_a_warning_with_the_time() -> None:
 
 def test_unreleased_memory_fails_and_shortens_the_next_wait() -> None:
     device = Device()
-    w, ledger = opened(device)
-    mark = ledger.mark()
+    w, meter = opened(device)
+    mark = meter.mark()
     device.allocated = ODD_BYTES
-    ledger.enter("the first end", mark)
+    meter.enter("the first end", mark)
     device.allocated = 2 * ODD_BYTES
-    ledger.enter("the second end", mark)
-    first, second = account(w).entries
+    meter.enter("the second end", mark)
+    first, second = leak_report(w).entries
     assert first.waited_s >= PATIENCE_S
     assert SETTLE_S <= second.waited_s < SETTLE_S + 1
-    failed, error = account(w).judge(ODD_BYTES)
+    failed, error = leak_report(w).judge(ODD_BYTES)
     assert (failed.status, failed.key, failed.values["end"]) == (Status.FAIL, "not-returned", "the first end")
     assert error.status is Status.ERROR  # two segments, one of which was released
-    assert account(w).judge(ODD_BYTES, 2)[1].status is Status.FAIL
+    assert leak_report(w).judge(ODD_BYTES, 2)[1].status is Status.FAIL
 
 
 @pytest.mark.parametrize(
@@ -444,9 +439,9 @@ def test_holders_are_listed_with_pid_name_and_bytes() -> None:
 def test_memory_released_by_a_later_end_is_blamed_on_the_first_end() -> None:
     """A close without effect: the segment is released when the importer ends."""
     ends = [Entry("the close", ODD_BYTES, 8.0), Entry("the exit", -ODD_BYTES)]
-    (finding,) = Account("cuda:0", FOLLOWS, ends).judge(ODD_BYTES)
+    (finding,) = LeakReport("cuda:0", FOLLOWS, ends).judge(ODD_BYTES)
     assert (finding.status, finding.values["end"]) == (Status.FAIL, "the close")
-    (finding,) = Account("cuda:0", FOLLOWS, ends[1:]).judge(ODD_BYTES)
+    (finding,) = LeakReport("cuda:0", FOLLOWS, ends[1:]).judge(ODD_BYTES)
     assert finding.status is Status.ERROR
 
 
@@ -458,7 +453,7 @@ def test_what_released_missing_memory_is_evidence_if_measured_from_the_same_mark
     mark: int, missing: int, is_told: bool
 ) -> None:
     ends = [Entry("the trim", ODD_BYTES, 8.0, mark=666 * MIB), Entry("the destruction", missing, mark=mark)]
-    finding = Account("cuda:0", FOLLOWS, ends).judge(ODD_BYTES)[0]
+    finding = LeakReport("cuda:0", FOLLOWS, ends).judge(ODD_BYTES)[0]
     assert (finding.status, finding.values["end"]) == (Status.FAIL, "the trim")
     assert ("released after the destruction" in sentences.evidence(finding)) is is_told
 
@@ -495,14 +490,14 @@ def test_only_growth_faster_than_the_control_counts() -> None:
 
 def test_growth_that_is_also_missing_is_one_finding() -> None:
     ends = [Entry("the end", 512 * MIB, 8.0)]
-    found = Account("cuda:0", FOLLOWS, ends, [loop(CREEPS)]).judge(ODD_BYTES)
+    found = LeakReport("cuda:0", FOLLOWS, ends, [loop(CREEPS)]).judge(ODD_BYTES)
     assert [finding.key for finding in found] == ["grows"]
 
 
 def test_segments_lost_by_a_loop_are_not_reported_again_at_its_end() -> None:
     each_round = [IDLE + ODD_BYTES * done for done in ROUNDS]
     ends = [Entry("the loop", 256 * ODD_BYTES, 8.0), Entry("the exit", ODD_BYTES, 2.0)]
-    found = Account("cuda:0", FOLLOWS, ends, [loop(each_round)]).judge(ODD_BYTES, 256)
+    found = LeakReport("cuda:0", FOLLOWS, ends, [loop(each_round)]).judge(ODD_BYTES, 256)
     assert [(finding.key, finding.values.get("end")) for finding in found] == [
         ("grows", None),
         ("not-returned", "the exit"),
@@ -515,7 +510,7 @@ def in_blocks(each: int, phase: int) -> list[int]:
 
 
 def test_measured_loops_report_the_detectable_growth() -> None:
-    watched = Account("cuda:0", [[IDLE, IDLE + 38 * MIB]], [], [loop(LEVEL)])
+    watched = LeakReport("cuda:0", [[IDLE, IDLE + 38 * MIB]], [], [loop(LEVEL)])
     (evidence,) = watched.evidence()
     assert sentences.line(evidence) == (
         "growth of 37 KiB or more on cuda:0 with each open and close would have been detected "
@@ -547,7 +542,7 @@ def test_memory_still_used_after_the_partners_end_is_foreign(kept: int, is_their
     w: Any = Worker(Device())
     w.peer = Partner(w.gpu, kept)
     look_on(w)
-    (entry,) = account(w).entries
+    (entry,) = leak_report(w).entries
     bad = Finding.fail("grows", "it grows")
     found = entry.trust(bad)
     assert found is not None
@@ -562,7 +557,7 @@ def test_message_of_a_sites_program_does_not_hide_its_loss(said: Json) -> None:
     w.peer = Partner(w.gpu, 30 * MIB)
     w.peer.recv_or_end = lambda: said
     look_on(w)
-    (entry,) = account(w).entries
+    (entry,) = leak_report(w).entries
     assert entry.missing == 30 * MIB
     assert not w.kept
 
@@ -600,7 +595,7 @@ def test_partner_whose_process_goes_on_is_watched_at_each_visit_and_at_its_end(k
     missing = []
     for _ in range(2):
         look_on(w)
-        (entry,) = account(w).entries
+        (entry,) = leak_report(w).entries
         missing.append(entry.missing)
         w.gpu.allocated += 32 * MIB  # of the watching process, at its next visit
     assert missing == [kept, left]
@@ -630,9 +625,9 @@ def test_loss_at_a_programs_end_that_is_held_by_this_run_is_a_fail_although_the_
         w.peer.recv_or_end = lambda: setattr(device, "allocated", ODD_BYTES)
     for _ in range(visits):
         look_on(w)
-    (entry,) = account(w).entries
+    (entry,) = leak_report(w).entries
     assert (entry.ours, entry.missing == ODD_BYTES) == ((ODD_BYTES, True) if is_ours else (0, False))
-    found = account(w).judge(ODD_BYTES)
+    found = leak_report(w).judge(ODD_BYTES)
     assert [finding.key for finding in found] == ["not-returned"] or not is_ours
 
 
@@ -679,15 +674,15 @@ def test_device_is_watched_while_idle_if_a_loss_is_possible(
     w: Any = Worker(Device(lambda at: 500 * MIB + int(at * drift_mib * MIB)))
     samples = MemorySamples(w, type("Allocator", (), {"held": lambda _: (0, 0)})())
     w.gpu.now, w.gpu.allocated = w.gpu.now + 1.0, left_mib * MIB
-    before = len(w.ledgers[""]["idle"])
+    before = len(w.meters[""]["idle"])
     samples.last()
-    assert len(w.ledgers[""]["idle"]) > before or not is_watched
-    assert len(w.ledgers[""]["idle"]) == before or is_watched
+    assert len(w.meters[""]["idle"]) > before or not is_watched
+    assert len(w.meters[""]["idle"]) == before or is_watched
 
 
 def test_reading_during_which_the_process_was_interrupted_is_repeated() -> None:
     device = Device()
-    _, ledger = opened(device)
+    _, meter = opened(device)
     delays = iter([5.0, 0.0])
 
     def read() -> int:
@@ -695,39 +690,39 @@ def test_reading_during_which_the_process_was_interrupted_is_repeated() -> None:
         return 7 * MIB
 
     device.memory_used = read  # type: ignore[method-assign]
-    assert ledger.used() == 7 * MIB
+    assert meter.used().nbytes == 7 * MIB
     assert next(delays, None) is None
 
 
 def test_step_without_change_is_done_once() -> None:
-    w, ledger = opened(Device())
+    w, meter = opened(Device())
     acts: list[int] = []
-    ledger.watch("the act", lambda: acts.append(1))
-    assert (len(acts), account(w).judge(ODD_BYTES)) == (1, [])
+    meter.watch("the act", lambda: acts.append(1))
+    assert (len(acts), leak_report(w).judge(ODD_BYTES)) == (1, [])
 
 
 @pytest.mark.parametrize(("times", "acts"), [(1, 2), (9, TRIES)])
 def test_release_by_other_processes_repeats_the_step(times: int, acts: int) -> None:
     device = Device()
-    _, ledger = opened(device)
+    _, meter = opened(device)
     done: list[int] = []
 
     def act() -> None:
         done.append(1)
         device.allocated -= 50 * MIB if len(done) <= times else 0
 
-    ledger.watch("the act", act)
+    meter.watch("the act", act)
     assert len(done) == acts
 
 
 def test_holders_are_queried_only_if_memory_is_missing() -> None:
     device = Device()
-    w, ledger = opened(device)
-    mark = ledger.mark()
+    w, meter = opened(device)
+    mark = meter.mark()
     for end, missing in (("all back", 4 * MIB), ("some missing", ODD_BYTES), ("too much back", -ODD_BYTES)):
         device.allocated = missing
-        ledger.enter(end, mark)
-    asked = [bool(entry.holders) for entry in account(w).entries]
+        meter.enter(end, mark)
+    asked = [bool(entry.holders) for entry in leak_report(w).entries]
     assert asked == [False, True, True]
 
 
@@ -738,14 +733,14 @@ def test_ranks_that_may_share_a_device_test_the_counter_in_turn(rank: int) -> No
     w: Any = Worker(device)
 
     def barrier() -> None:
-        turns.append("" in w.ledgers)
+        turns.append("" in w.meters)
 
     w.mpi = SimpleNamespace(rank=rank, size=2, barrier=barrier)
-    assert ledger_in_turn(w).used() == device.memory_used()
+    assert meter_in_turn(w).used().nbytes == device.memory_used()
     assert turns == [rank == 0, True]
 
 
-MOVES, STUCK = ledger_of(), ledger_of(moves=False)
+MOVES, STUCK = metered(), metered(moves=False)
 
 
 @pytest.mark.parametrize(
@@ -765,7 +760,7 @@ def test_one_role_with_an_unreliable_counter_is_enough(records: Any, is_blind: b
 
 
 def test_loops_are_drawn_with_their_controls_from_the_first_samples() -> None:
-    (drawn,) = Account("cuda:0", FOLLOWS, [], [loop(CREEPS)]).series()
+    (drawn,) = LeakReport("cuda:0", FOLLOWS, [], [loop(CREEPS)]).series()
     assert drawn.title == "change of used memory of cuda:0 since the first sample"
     assert [(line.name, line.values[0], line.values[-1]) for line in drawn.lines] == [
         ("open and close", 0, 2 * MIB * (256 - 8)),
@@ -804,14 +799,14 @@ MOVEMENTS: dict[str, Callable[[float], float]] = {
 }
 
 
-def moved(movement: str, phase: float, each: int, kept: int = 0) -> tuple[list[Finding], Account]:
+def moved(movement: str, phase: float, each: int, kept: int = 0) -> tuple[list[Finding], LeakReport]:
     """The findings of an act of 3 s and a loop of 64 slow rounds with a quick control.
 
     The counter moves by itself; each round loses ``each`` bytes, the act ``kept``.
     """
     moves = MOVEMENTS[movement]
     device = Device(lambda now: 500 * MIB + int(moves(now + phase)) // PAGE * PAGE)
-    w, ledger = opened(device)
+    w, meter = opened(device)
 
     def act() -> None:
         device.now += 3.0
@@ -821,12 +816,12 @@ def moved(movement: str, phase: float, each: int, kept: int = 0) -> tuple[list[F
         device.now += seconds
         device.allocated += loses
 
-    ledger.watch("the act", act)
+    meter.watch("the act", act)
     rounds = range(1, 65)
-    used = ledger.used_after(rounds, rounds, go_round)
-    control = ledger.used_after(rounds, rounds, lambda number: go_round(number, 0.002, 0))
-    ledger.enter_loop("round", rounds, used, control)
-    watched = account(SimpleNamespace(ledgers=json.loads(json.dumps(w.ledgers))))
+    used = meter.used_after(rounds, rounds, go_round)
+    control = meter.used_after(rounds, rounds, lambda number: go_round(number, 0.002, 0))
+    meter.enter_loop("round", rounds, used, control)
+    watched = leak_report(SimpleNamespace(meters=json.loads(json.dumps(w.meters))))
     return watched.judge(ODD_BYTES), watched
 
 
@@ -851,8 +846,8 @@ def test_counter_that_moves_by_itself_is_blamed_on_nothing(movement: str, phase:
 def test_loss_on_a_counter_that_turns_must_recur(repeated: dict[str, Json], key: str) -> None:
     """It fell by 40 MiB/s while idle, and rose while the check worked."""
     entry = {"missing": 31 * MIB, "seconds": 2.0, **repeated}
-    role = completed("a", ledger_of({"the act": entry}, idle=drifting(-40)))
-    (finding,) = account(role).judge(ODD_BYTES, 4)
+    role = completed("a", metered({"the act": entry}, idle=drifting(-40)))
+    (finding,) = leak_report(role).judge(ODD_BYTES, 4)
     assert finding.key == key
 
 
@@ -863,8 +858,8 @@ def test_growth_on_a_counter_that_turns_is_an_error() -> None:
     used = [int(40 * MIB * each) for each in at]
     control = [-each for each in used]
     told = {"rounds": list(rounds), "used": used, "control": control, "at": at, "control_at": at}
-    role = completed("a", ledger_of(loops={"round": told}, idle=drifting(-2)))
-    (finding,) = account(role).judge(ODD_BYTES)
+    role = completed("a", metered(loops={"round": told}, idle=drifting(-2)))
+    (finding,) = leak_report(role).judge(ODD_BYTES)
     assert (finding.status, finding.key) == (Status.ERROR, "counter-moves")
 
 
@@ -931,22 +926,20 @@ def test_error_of_a_moving_counter_says_how_far_it_moves_and_what_it_hides() -> 
 
 def test_still_counter_costs_no_time_and_no_words() -> None:
     device = Device()
-    w, ledger = opened(device)
+    w, meter = opened(device)
     began = device.now
-    ledger.watch("the act", lambda: None)
-    ledger.enter_loop(
-        "round", range(1, 9), [ledger.used() for _ in range(8)], [ledger.used() for _ in range(8)]
-    )
+    meter.watch("the act", lambda: None)
+    meter.enter_loop("round", range(1, 9), [meter.used() for _ in range(8)], [meter.used() for _ in range(8)])
     assert device.now - began <= 2 * QUIET_S
-    assert account(w).judge(ODD_BYTES) == []
-    assert len(account(w).evidence()) == 2
+    assert leak_report(w).judge(ODD_BYTES) == []
+    assert len(leak_report(w).evidence()) == 2
 
 
 def test_release_is_late_only_by_the_time_in_which_the_memory_was_seen_missing() -> None:
     """A waiter without a processor first reads after 4.3 s; the memory may have been released at once."""
     device = Device()
-    w, ledger = opened(device)
-    mark, ended = ledger.mark(), device.now
+    w, meter = opened(device)
+    mark, ended = meter.mark(), device.now
     device._base = lambda now: (500 * MIB) + (ODD_BYTES if now < ended + 0.1 else 0)
     wait = w.wait_until
 
@@ -957,18 +950,18 @@ def test_release_is_late_only_by_the_time_in_which_the_memory_was_seen_missing()
         return bool(wait(condition, limit_s))
 
     w.wait_until = starved
-    ledger.enter("the end", mark)
-    assert account(w).judge(ODD_BYTES) == []
+    meter.enter("the end", mark)
+    assert leak_report(w).judge(ODD_BYTES) == []
 
 
 def test_release_is_not_late_by_the_time_in_which_the_waiter_had_no_processor() -> None:
     device = Device()
-    w, ledger = opened(device)
+    w, meter = opened(device)
     w.without_processor_s = lambda: device.now * 0.8
-    mark, ended = ledger.mark(), device.now
+    mark, ended = meter.mark(), device.now
     device._base = lambda now: (500 * MIB) + (ODD_BYTES if now < ended + 4.3 else 0)
-    ledger.enter("the end", mark)
-    assert account(w).judge(ODD_BYTES) == []
+    meter.enter("the end", mark)
+    assert leak_report(w).judge(ODD_BYTES) == []
 
 
 def test_loss_that_the_driver_attributes_to_this_run_is_found_on_a_counter_that_hides_it() -> None:
@@ -978,23 +971,23 @@ def test_loss_that_the_driver_attributes_to_this_run_is_found_on_a_counter_that_
         STRANGER,
         {**STRANGER, "pid": 1, "held": (600 << 20) + device.allocated, "whose": THIS_RUN},
     ]
-    w, ledger = opened(device)
-    ledger.watch_idle()
+    w, meter = opened(device)
+    meter.watch_idle()
 
     def act() -> None:
         device.now += 1.0
         device.allocated += ODD_BYTES
 
-    ledger.watch("the act", act)
-    (finding,) = account(w).judge(ODD_BYTES)
+    meter.watch("the act", act)
+    (finding,) = leak_report(w).judge(ODD_BYTES)
     assert (finding.key, finding.values["missing"]) == ("not-returned", ODD_BYTES)
 
 
 def test_change_since_a_mark_leaves_out_what_the_counter_does_by_itself() -> None:
     """A context of 37 MiB is made within 3 s, in which used memory drifts by 6 MiB."""
     device = Device(lambda now: 500 * MIB + int(2 * MIB * now) // PAGE * PAGE)
-    _, ledger = opened(device)
-    mark = ledger.mark()
+    _, meter = opened(device)
+    mark = meter.mark()
     device.now += 3.0
     device.allocated += ODD_BYTES
-    assert ledger.change_since(mark) == pytest.approx(ODD_BYTES, abs=MIB // 2)
+    assert meter.change_since(mark) == pytest.approx(ODD_BYTES, abs=MIB // 2)
