@@ -55,30 +55,26 @@ def test_healthy_adapter_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("adapter", "seen", "key"),
+    ("adapter", "seen", "status", "key"),
     [
-        ({}, {"interfaces": []}, "not-offered"),
-        ({"link": "down"}, {}, "link-down"),
-        ({}, {"interfaces": [OFFERED | {"state": "down"}]}, "link-down"),
+        ({}, {"interfaces": []}, Status.FAIL, "not-offered"),
+        ({"link": "down"}, {}, Status.FAIL, "link-down"),
+        ({}, {"interfaces": [OFFERED | {"state": "down"}]}, Status.FAIL, "link-down"),
+        ({"loopback": "internal"}, {}, Status.WARN, "loopback"),
+        ({"retries": "off"}, {}, Status.WARN, "no-link-retry"),
     ],
 )
-def test_a_dead_adapter_fails(adapter: dict[str, str], seen: dict[str, object], key: str) -> None:
+def test_a_dead_or_unusual_adapter_is_a_finding(
+    adapter: dict[str, str], seen: dict[str, object], status: Status, key: str
+) -> None:
     [finding] = told(adapter, **seen)
-    assert (finding.status, finding.key) == (Status.FAIL, key)
+    assert (finding.status, finding.key) == (status, key)
 
 
 def test_reason_why_an_adapter_is_not_offered_is_reported() -> None:
     [finding] = told({"left_out": "its retry handler is not running"}, interfaces=[])
     assert sentences.summary(finding) == ("libfabric does not list cxi0 (its retry handler is not running)")
     assert finding.remedy.startswith("fix the cause named in brackets")
-
-
-@pytest.mark.parametrize(
-    ("adapter", "key"), [({"loopback": "internal"}, "loopback"), ({"retries": "off"}, "no-link-retry")]
-)
-def test_unusual_port_settings_are_a_finding(adapter: dict[str, str], key: str) -> None:
-    [finding] = told(adapter)
-    assert (finding.status, finding.key) == (Status.WARN, key)
 
 
 def test_programs_outside_path_are_reported() -> None:
@@ -133,8 +129,12 @@ def test_directory_without_results_is_reported() -> None:
     assert (finding.status, finding.key) == (Status.WARN, "no-results")
 
 
-def test_without_a_fabric_the_skip_names_the_packages() -> None:
-    [finding] = check("fabric-info").probes(Context(inventory=(Fact("ucx", None, "nowhere"),)))
+@pytest.mark.parametrize(
+    "fact",
+    [Fact("ucx", None, "nowhere"), Fact("mpich", "5.0.2", "/lib"), Fact("cxi-devices", None, "nowhere")],
+)
+def test_without_a_fabric_the_skip_names_the_packages(fact: Fact) -> None:
+    [finding] = check("fabric-info").probes(Context(inventory=(fact,)))
     assert isinstance(finding, Finding)
     assert (finding.status, finding.key) == (Status.SKIP, "no-fabric")
     assert "--mpi-lib" in finding.remedy
@@ -159,13 +159,6 @@ def test_each_kind_of_fabric_is_probed(
     assert isinstance(probe, Probe)
     assert probe.params["known"] == known
     assert list(probe.params["programs"]) == list(programs)
-
-
-@pytest.mark.parametrize("fact", [Fact("mpich", "5.0.2", "/lib"), Fact("cxi-devices", None, "nowhere")])
-def test_other_network_hardware_is_not_probed(fact: Fact) -> None:
-    [finding] = check("fabric-info").probes(Context(inventory=(fact,)))
-    assert isinstance(finding, Finding)
-    assert finding.key == "no-fabric"
 
 
 def test_providers_are_listed_if_there_are_any() -> None:

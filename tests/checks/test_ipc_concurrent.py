@@ -26,10 +26,22 @@ def seen(
     return conclude("ipc-concurrent", records, sizes=[1, 4 << 20], rounds=8, large=large)
 
 
-def test_correct_data_passes() -> None:
-    (finding,) = seen()
-    assert finding.status is Status.PASS
-    assert sentences.summary(finding) == "3 importers opened 8 segments at the same time, 16 MiB correct"
+@pytest.mark.parametrize(
+    ("told", "status", "key"),
+    [
+        ({}, Status.PASS, "right"),
+        ({"lost": WRONG}, Status.FAIL, "writes-lost"),
+        ({"exports": 0}, Status.SKIP, "not-concurrent"),
+        ({"exports": 0, "wrong": WRONG}, Status.FAIL, "wrong-data"),
+        ({"lost": WRONG, "wrong": WRONG}, Status.FAIL, "wrong-data"),  # one cause, one finding
+    ],
+)
+def test_data_and_exports_make_one_finding(told: dict[str, Json], status: Status, key: str) -> None:
+    (finding,) = seen(**told)
+    assert (finding.status, finding.key) == (status, key)
+    if key == "right":
+        says = "3 importers opened 8 segments at the same time, 16 MiB correct"
+        assert sentences.summary(finding) == says
 
 
 @pytest.mark.parametrize("role", OTHERS)
@@ -37,21 +49,6 @@ def test_wrong_data_fails_and_names_the_role(role: str) -> None:
     (finding,) = seen(WRONG, where=role)
     assert (finding.status, finding.key) == (Status.FAIL, "wrong-data")
     assert any(role in line for line in sentences.evidence(finding))
-
-
-def test_writes_that_do_not_reach_the_exporter_fail() -> None:
-    (finding,) = seen(lost=WRONG)
-    assert (finding.status, finding.key) == (Status.FAIL, "writes-lost")
-
-
-def test_no_concurrent_export_is_a_skip_unless_data_is_wrong() -> None:
-    (skipped,) = seen(exports=0)
-    assert (skipped.status, skipped.key) == (Status.SKIP, "not-concurrent")
-    assert [finding.key for finding in seen(WRONG, exports=0)] == ["wrong-data"]
-
-
-def test_writes_lost_to_wrong_memory_are_no_second_finding() -> None:
-    assert [finding.key for finding in seen(WRONG, WRONG)] == ["wrong-data"]
 
 
 @pytest.mark.parametrize("large", [True, False])

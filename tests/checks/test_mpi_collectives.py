@@ -94,6 +94,17 @@ def test_smallest_wrong_size_is_named_if_smaller_data_was_correct(smallest: int,
             "derived types omitted: this library does not support them in device memory",
         ),
         ({"lacks": [VMM]}, {}, f"omitted because this node or library has none: {VMM}"),
+        ({"too_large": [VMM]}, {}, f"omitted because the share of memory is too small: {VMM}"),
+        (
+            {},
+            {"sizes": [8, 1 << 25], "room": 1 << 20},
+            "sizes omitted because the share of memory is too small: 33554432 B",
+        ),
+        (
+            {},
+            {"on_host": "built without CUDA"},
+            "simulated device memory is host memory to this library; on a real GPU: built without CUDA",
+        ),
     ],
 )
 def test_what_was_not_tried_is_told(records: dict[str, Json], params: dict[str, Json], says: str) -> None:
@@ -113,18 +124,10 @@ def test_descriptor_left_with_each_window_fails() -> None:
     assert (finding.status, finding.key) == (Status.FAIL, "descriptors-left")
 
 
-def test_sizes_beyond_the_share_of_memory_are_named() -> None:
-    (finding,) = judged(rank(), rank(), sizes=[8, 1 << 25], room=1 << 20)
-    says = "sizes omitted because the share of memory is too small: 33554432 B"
-    assert says in sentences.evidence(finding)
-
-
-def test_kinds_of_memory_beyond_the_share_are_omitted_and_named() -> None:
+def test_kinds_of_memory_beyond_the_share_are_omitted() -> None:
     (probe,) = plan(ID, gpu(0))
     assert {case.memory for case in cases(probe, room=1 << 20)} == {DEVICE, POOL, PINNED}
     assert {case.memory for case in cases(probe, room=2 << 20)} == {DEVICE, POOL, PINNED, VMM}
-    (finding,) = judged(rank(too_large=[VMM]), rank())
-    assert f"omitted because the share of memory is too small: {VMM}" in sentences.evidence(finding)
 
 
 def test_share_too_small_for_any_message_is_skip_and_says_what_is_needed() -> None:
@@ -392,12 +395,6 @@ def test_memory_that_a_library_cannot_share_is_tried_last_and_its_wrong_data_is_
     assert in_turn == sorted(in_turn)
     found = judged(rank(), rank([WRONG]), unsupported=list(cannot))
     assert found[0].status is (Status.SKIP if kinds else Status.FAIL)
-
-
-def test_pass_on_a_library_without_a_gpu_path_says_so() -> None:
-    (finding,) = judged(rank(), rank(), on_host="built without CUDA")
-    says = "simulated device memory is host memory to this library; on a real GPU: built without CUDA"
-    assert says in sentences.evidence(finding)
 
 
 def test_nothing_is_unsupported_in_simulated_memory_without_a_gpu_path() -> None:

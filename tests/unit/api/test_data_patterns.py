@@ -44,10 +44,6 @@ def test_patterns_of_different_keys_differ() -> None:
     assert len({pattern(64, rank, round_) for rank in range(8) for round_ in range(64)}) == 8 * 64
 
 
-def test_equal_data_has_no_difference() -> None:
-    assert difference(b"abc", b"abc") == ""
-
-
 def test_wrong_byte_is_counted_and_located() -> None:
     right = pattern(3 * 4096, 1)
     wrong = bytearray(right)
