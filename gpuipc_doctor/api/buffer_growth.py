@@ -281,8 +281,8 @@ class BufferGrowth:
 
     @property
     def is_even(self) -> bool:
-        """Whether the growth, if any, goes on in all parts of its series: see `trend.is_even`. What a library
-        keeps may depend on the buffers' sizes, so the growth relative to the sizes may be even instead."""
+        """Whether the growth, if any, goes on in all parts of its series: see `slopes.is_even`. What a
+        library keeps may depend on the buffers' sizes, so the growth relative to the sizes may be even."""
         if self.rate.grows or self.rises.climb > 0:
             return is_even(self.used) or is_even(self._used_if_sizes_were_equal())
         return self.displacement.creep == 0 or is_even(self.small[self._displaced_after() :])
