@@ -207,6 +207,8 @@ def mistakes(node: HangingNode, said: Sequence[Job], *, is_idle: bool) -> list[s
 
     ``is_idle``: the machine is, so that a budget with room for the deadline holds it.
     """
+    if not said:
+        return ["the machine was too busy for any test"]
     first, last = said[0], said[-1]
     if node.place == "pair":
         verdicts = [(12, "FAIL"), *([] if node.is_held and is_idle else [(11, "ERROR")])]

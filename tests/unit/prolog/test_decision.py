@@ -15,6 +15,7 @@ from gpuipc_doctor.api.leak_report import holders
 from gpuipc_doctor.model import Ending, Finding, Report, Result, RoleOutcome, Status
 from gpuipc_doctor.prolog import concerns, decision
 from gpuipc_doctor.prolog.decision import MAX_LINE, Concern, Decision, Kind
+from gpuipc_doctor.run.conclusions import IN_COMPANY
 from gpuipc_doctor.site.policy import Action, PrologConfig
 from tests import golden
 from tests.sample_reports import FAULT, PROPERTY, gpus, healthy, replaced, reports, seed_002
@@ -104,6 +105,13 @@ def test_gpu_that_no_check_could_test_is_no_pass() -> None:
     answer = decided(replace(healthy((one, other)), results=results), DRAIN_ALL)
     assert answer.exit_code == 11
     assert answer.text == f"ERROR {other.label} was not tested: {other.label} has no multi-process"
+
+
+def test_gpu_that_failed_once_in_company_is_tested_apart_before_the_next_job() -> None:
+    once = ended(Finding.warn(IN_COMPANY, "failed once"), Ending.COMPLETED)
+    assert decided(once, DRAIN_ALL).exit_code == 0
+    assert not concerns.came_to_an_end(once)
+    assert concerns.came_to_an_end(healthy(gpus(2)))
 
 
 @pytest.mark.parametrize("report", [healthy(gpus(1)), healthy(gpus(4))])
