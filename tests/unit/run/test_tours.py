@@ -27,7 +27,7 @@ from gpuipc_doctor.run.tours import Tour, Tours, can_share
 from gpuipc_doctor.supervise.launched_tour import NotTogether
 from tests.checks.judging import gpu
 from tests.unit.run.test_schedule import Still
-from tests.waiting import LIMIT_S, until
+from tests.waiting import LIMIT_S
 
 FILE = loader.built_in()["ipc-stale"]
 GPUS = [gpu(number) for number in range(4)]
@@ -313,18 +313,23 @@ class Node:
         return outcome(item, how)
 
 
+def scheduled(node: Any) -> Schedule:
+    """A schedule of tours, on devices that are always idle."""
+    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
+    schedule._quiet = Still()  # type: ignore[assignment]
+    return schedule
+
+
 def run(
     ends: Callable[[PlannedProbe, list[PlannedProbe]], str],
     probes: Sequence[PlannedProbe] = (),
-    budget_s: float = LIMIT_S,
     jobs: int = 1,
 ) -> tuple[dict[str, tuple[Status, tuple[str, ...]]], list[list[str]]]:
     """Subject → (status, evidence) of its finding; and the subjects that ran together."""
     probes = probes or [planned(device) for device in GPUS]
     node: Any = Node(probes, ends)
     found: dict[str, tuple[Status, tuple[str, ...]]] = {}
-    schedule = Schedule(node, Silent(), time.monotonic() + budget_s, Tours())
-    schedule._quiet = Still()  # type: ignore[assignment]
+    schedule = scheduled(node)
 
     def take(item: PlannedProbe, ended: Ended | Doubt) -> list[PlannedProbe]:
         assert item.probe.subject not in found, "one result for each probe"
@@ -403,8 +408,7 @@ def test_first_visit_of_a_tour_that_passes_alone_is_repeated_beside_the_same_gpu
 def test_first_visit_of_a_tour_of_one_device_counts_as_if_alone(how: str) -> None:
     probes = [planned(GPUS[0], check=Reads()), planned(GPUS[0], check=Other()), planned(GPUS[0])]
     node: Any = Node(probes, lambda item, before: "right" if before else how)
-    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
-    schedule._quiet = Still()  # type: ignore[assignment]
+    schedule = scheduled(node)
     taken: list[Ended | Doubt] = []
     schedule.run(probes, 1, lambda item, ended: taken.append(ended) or [])  # type: ignore[func-returns-value]
     assert [len(group) for group in node.ran] == ([3, 2] if how == "hung" else [3, 2, 1])
@@ -434,53 +438,6 @@ def test_unkillable_process_is_blamed_and_the_passes_before_it_stay() -> None:
     statuses = [found[device.label][0] for device in GPUS]
     assert statuses == [Status.PASS, Status.PASS, Status.FAIL, Status.SKIP]
     assert len(ran) == 1
-
-
-def test_failure_that_the_budget_leaves_unconfirmed_is_reported_as_such() -> None:
-    def ends(item: PlannedProbe, before: list[PlannedProbe]) -> str:
-        if item.probe.devices == (GPUS[1],):
-            time.sleep(0.3)
-            return "failed"
-        return "right"
-
-    found, _ = run(ends, budget_s=0.2)
-    assert found["cuda:0"][0] is Status.PASS
-    status, evidence = found["cuda:1"]
-    assert status is Status.FAIL
-    assert evidence[0].startswith("not confirmed")
-    assert found["cuda:3"][0] is Status.SKIP
-
-
-def test_failure_that_passes_alone_but_is_not_repeated_in_company_is_reported() -> None:
-    """It was a WARN which said that the probe passed when repeated."""
-
-    def ends(item: PlannedProbe, before: list[PlannedProbe]) -> str:
-        if item.probe.devices == (GPUS[2],) and not before:
-            time.sleep(0.6)
-        return "failed" if len(before) == 2 else "right"
-
-    found, ran = run(ends, budget_s=0.5)
-    assert ran == [[device.label for device in GPUS], ["cuda:2"]]
-    status, evidence = found["cuda:2"]
-    assert status is Status.FAIL
-    assert evidence[0].startswith("not confirmed: the probe passes alone")
-
-
-def test_failure_is_not_lost_if_its_device_is_given_up_for_another_call() -> None:
-    """Two probes of cuda:1 hang meanwhile, so that its third, whose data were wrong, is not repeated."""
-    probes = [planned(device) for device in GPUS[:3]]
-    node: Any = Node(probes, lambda item, before: "wrong" if item.probe.devices == (GPUS[1],) else "right")
-    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
-    schedule._quiet = Still()  # type: ignore[assignment]
-    schedule._hangs.update({("cuda:1", "cuCtxCreate"): 2})
-    schedule._reason_not_to_run = lambda item, until, ask=schedule._reason_not_to_run: (  # type: ignore[method-assign, misc]
-        ask(item, until) if schedule.tours.doubts else None
-    )
-    taken: dict[int, Ended | Doubt] = {}
-    schedule.run(probes, 1, lambda item, ended: taken.update({item.number: ended}) or [])  # type: ignore[func-returns-value]
-    doubt = taken[probes[1].number]
-    assert isinstance(doubt, Doubt)
-    assert conclusions.of_doubt(probes[1], doubt)[0].key == "wrong-data"
 
 
 NOT_ALONE = "not confirmed: the probe was not repeated alone: "
@@ -524,9 +481,8 @@ def test_failure_that_is_not_repeated_says_why(why: str, says: str) -> None:
 
     probes = [planned(device) for device in GPUS]
     node: Any = Node(probes, ends)
-    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
+    schedule = scheduled(node)
     ask = schedule._reason_not_to_run
-    schedule._quiet = Still()  # type: ignore[assignment]
     taken: dict[int, Ended | Doubt] = {}
     schedule.run(probes, 1, lambda item, ended: taken.update({item.number: ended}) or [])  # type: ignore[func-returns-value]
     doubt = taken[probes[2].number]
@@ -565,8 +521,7 @@ def start(
     over = NotRun(Finding.skip("budget", "no time"), "budget")
     found: dict[str, Status] = {}
     node: Any = Starting(probes, lambda item, before: "right")
-    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
-    schedule._quiet = Still()  # type: ignore[assignment]
+    schedule = scheduled(node)
 
     def take(item: PlannedProbe, ended: Ended | Doubt) -> list[PlannedProbe]:
         if isinstance(ended, NotRun):
@@ -665,8 +620,7 @@ def test_skip_is_repeated_alone_once_and_then_believed() -> None:
     """Without this, ipc-fabric without IMEX would end a tour and run alone on every GPU."""
     probes = [planned(device, check=check) for check in (Skips(), Reads()) for device in GPUS]
     node: Any = Node(probes, lambda item, before: "right")
-    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
-    schedule._quiet = Still()  # type: ignore[assignment]
+    schedule = scheduled(node)
     taken: list[int] = []
     schedule.run(probes, 1, lambda item, ended: taken.append(item.number) or [])  # type: ignore[func-returns-value]
     assert sorted(taken) == [item.number for item in probes]
@@ -716,8 +670,7 @@ def test_ranks_that_do_not_start_together_are_told_and_their_pairs_are_tested(
         for each in devices
     ]
     node: Any = NodeOfRanks(probes, fails, operation)
-    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
-    schedule._quiet = Still()  # type: ignore[assignment]
+    schedule = scheduled(node)
     taken: list[int] = []
     schedule.run(probes, 1, lambda item, ended: taken.append(item.number) or [])  # type: ignore[func-returns-value]
     assert sorted(taken) == [item.number for item in probes]
@@ -728,78 +681,42 @@ def test_ranks_that_do_not_start_together_are_told_and_their_pairs_are_tested(
         assert operation in " ".join([sentences.summary(told[0]), *sentences.evidence(told[0])])
 
 
-def launched(check: Check, *on: tuple[Device, ...]) -> list[PlannedProbe]:
-    roles = {"rank 0": role, "rank 1": role}
-    return [planned(*devices, check=check, roles=roles, launch=Launch(("mpiexec",))) for devices in on]
-
-
-class ScriptedRanks(NodeOfRanks):
-    """A session whose launches of each check end one after the other as its script says.
-
-    They do ``not`` start together (``late``: once another failed twice; ``alone``: then all run alone;
-    ``hung``: then cuda:0 has hung twice), are ``stopped`` before they have, or ``cut`` short in their first
-    visit, or cannot be ``forked``.
-    """
-
-    def __init__(self, probes: Sequence[PlannedProbe], script: dict[str, list[str]]) -> None:
-        super().__init__(probes, 1, "MPI_Init_thread")
-        self._script = script
-        self.schedule = Schedule(self, Silent(), time.monotonic() + LIMIT_S, Tours())  # type: ignore[arg-type]
-        self.schedule._quiet = Still()  # type: ignore[assignment]
-
-    def tour(self, visits: Sequence[tuple[str, Path, Probe]], **more: Any) -> ProbeOutcome:
-        schedule, (check, _, first) = self.schedule, visits[0]
-        how = self._script[check].pop(0) if self._script.get(check) else "right"
-        if how == "late":
-            until("another launch failed twice", lambda: schedule.tours.ranks_apart)
-        if how == "forked":
-            raise OSError(errno.EAGAIN, "no process")
-        self._fails = int(how not in ("right", "cut", "stopped"))
-        if how == "alone":
-            schedule.tours.isolate = True
-        if how == "hung":
-            schedule._hangs.update({("cuda:0", "cuCtxCreate"): 2})
-        if how in ("cut", "stopped"):
-            schedule.until = 0.0
-            schedule._reason_not_to_run = lambda item, _: NotRun(Finding.skip("budget", "no time"), "budget")  # type: ignore[method-assign]
-            stopped = replace(outcome(self._planned[id(first)], "right"), roles={}, stopped="budget")
-            if how == "stopped":
-                raise NotTogether(stopped)
-            return stopped
-        return super().tour(visits, **more)
-
-
-ALL_PAIRS = [*((device,) for device in GPUS), *itertools.combinations(GPUS, 2)]
-AGAIN = "when repeated they did"
 UNREPEATED = "not confirmed: the launch of 8 ranks was not repeated: "
 
 
 @pytest.mark.parametrize(
-    ("script", "says"),
+    ("again", "status", "says"),
     [
-        pytest.param({"reads": ["alone"]}, [(1, AGAIN)], id="all-alone-meanwhile"),
-        pytest.param({"reads": ["not", "cut"]}, [(1, AGAIN)], id="cut-in-its-first-visit"),
-        pytest.param({"reads": ["hung"]}, [(1, AGAIN)], id="without-its-first-visit"),
-        pytest.param(
-            {"reads": ["not", "forked"]}, [(2, f"{UNREPEATED}the probe could not")], id="no-process"
-        ),
-        pytest.param({"reads": ["not", "stopped"]}, [(2, f"{UNREPEATED}time budget")], id="stopped"),
+        ("cut", Status.WARN, "when repeated they did"),
+        ("forked", Status.FAIL, f"{UNREPEATED}the probe could not"),
+        ("stopped", Status.FAIL, f"{UNREPEATED}time budget"),
     ],
 )
-def test_launch_that_failed_once_is_repeated_whatever_became_of_the_others(
-    script: dict[str, list[str]], says: list[tuple[int, str]]
-) -> None:
-    """It was a FAIL, "the run ended before"."""
-    probes = [*launched(Reads(), *ALL_PAIRS), *(launched(Other(), *ALL_PAIRS) if "other" in script else ())]
-    node = ScriptedRanks(probes, script)
+def test_second_start_of_a_launch_that_is_not_complete(again: str, status: Status, says: str) -> None:
+    """It is ``cut`` short in its first visit, ``stopped`` before, or cannot be ``forked``."""
+
+    class Scripted(NodeOfRanks):
+        def tour(self, visits: Sequence[tuple[str, Path, Probe]], **more: Any) -> ProbeOutcome:
+            if len(visits) == 1 or not self.ran or self._fails < 0:
+                return super().tour(visits, **more)
+            if again == "forked":
+                raise OSError(errno.EAGAIN, "no process")
+            schedule._reason_to_end = lambda *_: NotRun(Finding.skip("budget", "no time"), "budget")  # type: ignore[method-assign]
+            stopped = replace(outcome(self._planned[id(visits[0][2])], "right"), roles={}, stopped="budget")
+            if again == "stopped":
+                raise NotTogether(stopped)
+            return stopped
+
+    roles = {"rank 0": role, "rank 1": role}
+    probes = [planned(device, roles=roles, launch=Launch(("mpiexec",))) for device in GPUS]
+    node: Any = Scripted(probes, 1, "MPI_Init_thread")
+    schedule = scheduled(node)
     taken: list[int] = []
-    node.schedule.run(probes, 4, lambda item, ended: taken.append(item.number) or [])  # type: ignore[func-returns-value]
+    schedule.run(probes, 4, lambda item, ended: taken.append(item.number) or [])  # type: ignore[func-returns-value]
     assert sorted(taken) == [item.number for item in probes]
-    told = [finding for _, finding in node.schedule.tours.not_together]
-    statuses = {1: Status.WARN, 2: Status.FAIL}
-    assert [finding.status for finding in told] == [statuses[status] for status, _ in says]
-    for finding, (_, text) in zip(told, says, strict=True):
-        assert text in " ".join([sentences.summary(finding), *sentences.evidence(finding)])
+    ((_, told),) = schedule.tours.not_together
+    assert told.status is status
+    assert says in " ".join([sentences.summary(told), *sentences.evidence(told)])
 
 
 def test_confirming_launch_that_does_not_start_ends_the_doubt() -> None:
@@ -816,8 +733,7 @@ def test_confirming_launch_that_does_not_start_ends_the_doubt() -> None:
     probes = [planned(device, roles=roles, launch=Launch(("mpiexec",))) for device in GPUS]
     node: Any = Late(probes, 0, None)
     node._ends = lambda item, before: "wrong" if len(before) == 2 else "right"
-    schedule = Schedule(node, Silent(), time.monotonic() + LIMIT_S, Tours())
-    schedule._quiet = Still()  # type: ignore[assignment]
+    schedule = scheduled(node)
     taken: list[int] = []
     schedule.run(probes, 1, lambda item, ended: taken.append(item.number) or [])  # type: ignore[func-returns-value]
     assert sorted(taken) == [item.number for item in probes]
