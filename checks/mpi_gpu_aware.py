@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuipc_doctor.api import Context, Evidence, Finding, ProbeOutcome, Subject, SurveyCheck
+from gpuipc_doctor.api import Context, Evidence, Finding, ProbeOutcome, SurveyCheck
 
 
 class MpiGpuAware(SurveyCheck):
     id = "mpi-gpu-aware"
     title = "the MPI library accepts device pointers"
-    subject = Subject.MPI
+    subject = None
 
     def probes(self, ctx: Context) -> Iterable[Finding]:
         if not ctx.devices:

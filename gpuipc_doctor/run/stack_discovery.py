@@ -19,7 +19,6 @@ from gpuipc_doctor.model import (
     MpiStack,
     Node,
     StatedFabric,
-    Subject,
     Tier,
 )
 from gpuipc_doctor.node import (
@@ -220,7 +219,7 @@ class StackDiscovery:
 
 def _on_mpi() -> CheckInfo:
     title = "the MPI library accepts device pointers"
-    return CheckInfo(surveys.MPI_LIBRARY, title, Tier.ACCEPTANCE, Subject.MPI)
+    return CheckInfo(surveys.MPI_LIBRARY, title, Tier.ACCEPTANCE)
 
 
 def _absent(key: str, absent: mpi_locate.NotFound) -> Finding:
