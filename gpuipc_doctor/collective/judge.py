@@ -212,7 +212,9 @@ def _words(call: Call, *, sized: bool) -> str:
 
 
 def in_words(numbers: Sequence[int]) -> str:
-    """Ranks as ``rank 3`` or ``ranks 0-2,5``."""
-    if not numbers:
-        return "the others"
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {ranges(numbers)}"
+    """Ranks as ``rank 3`` or ``ranks 0-2,5``. Ranks that cannot be placed, which have negative
+    numbers, are left out."""
+    known = [number for number in numbers if number >= 0]
+    if not known:
+        return "ranks that cannot be placed" if numbers else "the others"
+    return f"rank {known[0]}" if len(known) == 1 else f"ranks {ranges(known)}"

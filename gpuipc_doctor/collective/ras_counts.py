@@ -30,7 +30,7 @@ _SOME = re.compile(
     r"(\d{1,9}) ranks? (?:has|have) (?:launched up to operation (\d{1,19})|not launched any operations)$"
 )
 _RANK = re.compile(
-    r"Rank (\d{1,9}) (?:has (?:launched up to operation (\d{1,19})|not launched any operations) )?-- (.*)$"
+    r"Rank (\d{1,9}) (?:has (launched up to operation (\d{1,19})|not launched any operations) )?-- (.*)$"
 )
 _PROCESS = re.compile(r"process (\d{1,9}) on node")
 _NODES = re.compile(r"Nodes.*\n.*\n\s*(\d{1,9})\s")
@@ -61,7 +61,8 @@ class Communicator:
         differing = {operation: counts for operation, counts in whole.items() if len({*counts.values()}) > 1}
         usual = max(whole, key=lambda operation: max(whole[operation].values(), default=0), default="")
         highest = {operation: max(counts.values()) for operation, counts in differing.items()}
-        for rank in ranks if not self.unnamed else ():
+        is_idle = bool(self.counts) and not whole
+        for rank in ranks if not self.unnamed and not is_idle else ():
             most = [operation for operation, count in highest.items() if differing[operation][rank] == count]
             number = sum(counts[rank] for counts in differing.values()) or None
             if not differing and len(whole) == 1:
@@ -121,7 +122,11 @@ def of_text(text: str) -> Answer:
     damaged: Counter[str] = Counter()
     now: Communicator | None = None
     kind = ""
-    for line in map(str.strip, text.splitlines()):
+    block: tuple[int, int] | None = None
+    listed: tuple[int, int] | None = None
+    # (ranks, count) of the line above: the count is that of the ranks listed under it, if there are any.
+    whole = text[: text.rfind("\n") + 1] if text.count("\n") > 1 else text  # an answer may be cut
+    for line in map(str.strip, whole.splitlines()):
         if row := _ROW.match(line):
             sizes[int(row[1])] = int(row[3])
             if row[2] == "1" and int(row[3]):
@@ -134,24 +139,31 @@ def of_text(text: str) -> Answer:
                 if number == 0 and f"communicator {group}" in found
                 else f"communicator {group}-{number}"
             )
-            now, kind = found.get(name) or Communicator(name, sizes.get(group, 0)), ""
+            _count_unnamed(now, kind, block)
+            now, kind, block = found.get(name) or Communicator(name, sizes.get(group, 0)), "", None
             if now.size:
                 found[name] = now
         elif now is not None and (of := _KIND.search(line)):
-            kind = "collective" if of[1] == "collective" else of[1]
+            _count_unnamed(now, kind, block)
+            kind, block, listed = of[1], None, None
         elif now is not None and (some := _SOME.match(line)) and kind:
-            _count_unnamed(now, kind, int(some[1]), int(some[2] or 0))
+            _count_unnamed(now, kind, block)
+            block, listed = (int(some[1]), int(some[2] or 0)), None
         elif now is not None and (one := _RANK.match(line)):
             rank = int(one[1])
-            process = _PROCESS.search(one[3])
+            process = _PROCESS.search(one[4])
             if rank >= now.size or process is None:
                 damaged[now.name] += 1
                 continue
             now.pids[rank] = int(process[1])
-            if kind:
-                now.counts.setdefault(kind, {})[rank] = int(one[2] or 0)
-            else:
+            if not kind:
                 now.missing.add(rank)
+            elif one[2]:
+                now.counts.setdefault(kind, {})[rank] = int(one[3] or 0)
+            elif of_block := block or listed:
+                now.counts.setdefault(kind, {})[rank] = of_block[1]
+                block, listed = None, of_block
+    _count_unnamed(now, kind, block)
     remarks = [f"{lines} lines on invalid ranks of {name} ignored" for name, lines in damaged.items()]
     return _answer(found.values(), int(nodes[1]) if nodes else 1, remarks, ())
 
@@ -178,7 +190,11 @@ _UNNAMED = -1
 """Key of the counts of ranks that RAS does not name."""
 
 
-def _count_unnamed(communicator: Communicator, kind: str, ranks: int, count: int) -> None:
+def _count_unnamed(communicator: Communicator | None, kind: str, block: tuple[int, int] | None) -> None:
+    """Note the count of a block without a list of its ranks."""
+    if communicator is None or block is None:
+        return
+    ranks, count = block
     counts = communicator.counts.setdefault(kind, {})
     if _UNNAMED in counts:  # two large groups, of which RAS names no rank
         communicator.unnamed += ranks

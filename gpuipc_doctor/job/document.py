@@ -63,6 +63,10 @@ class Process:
     """How often the main thread has gone to sleep so far; None if unknown."""
     transferred: int | None = None
     """Bytes that the main thread has read and written so far."""
+    carried: dict[int, int] = field(default_factory=dict)
+    """Inode of an open TCP socket → bytes that it has sent and received."""
+    nodes: str = ""
+    """Number of nodes that torchrun awaits, such as ``2`` or ``1:4``; empty if this is not torchrun."""
     refused: dict[str, str] = field(default_factory=dict)
     """File or method that could not be read → reason: ``{"environ": "Permission denied"}``."""
 
@@ -131,6 +135,8 @@ class Rank:
     gpu_watts: float | None = None
     numbered: str = ""
     """How the rank's number was found if no variable of its environment has it."""
+    works: str = ""
+    """Work that the rank does although it is in no wait; empty if none was seen."""
     helpers: tuple[str, ...] = ()
     """What the rank's helper processes do, such as a DataLoader's workers."""
     gpus: tuple[str, ...] = ()

@@ -11,10 +11,11 @@ from gpuipc_doctor.job import loaded, shared_memory
 from gpuipc_doctor.job.activity import activity
 from gpuipc_doctor.job.document import JobReport, Process, Rank, Snapshot
 from gpuipc_doctor.job.gpu_waits import Evidence
-from gpuipc_doctor.job.merging import differences, watts
-from gpuipc_doctor.job.roles import roles
+from gpuipc_doctor.job.merging import busy, differences, watts
+from gpuipc_doctor.job.roles import is_agent, roles
 from gpuipc_doctor.job.verdict import judge
 from gpuipc_doctor.job.waits import Activity, Kind
+from gpuipc_doctor.job.work import find_work
 
 
 def examine(
@@ -36,8 +37,11 @@ def examine(
         {pids[process.pid]: process for process in snapshot.processes if process.pid in pids}
         for snapshot in snapshots
     ]
-    activities = {rank: activity([each[rank] for each in seen if rank in each]) for rank in last}
+    of_rank = {rank: [each[rank] for each in seen if rank in each] for rank in last}
+    activities = {rank: activity(of_rank[rank]) for rank in last}
     activities.update(_ended(snapshots[-1], last, activities))
+    for rank, work in find_work(snapshots, of_rank, activities).items():
+        activities[rank] = replace(activities[rank], works=work)
     size = max((process.size for process in last.values() if process.size), default=None)
     # Before the second of several snapshots, ranks may still arrive.
     settled = snapshots[1:] if len(snapshots) > 2 else snapshots
@@ -51,7 +55,7 @@ def examine(
         for number in sorted(last)
     )
     seconds = snapshots[-1].at - snapshots[0].at
-    evidence = Evidence(calls, collectives_move, watts(ranks), seconds)
+    evidence = Evidence(calls, collectives_move, watts(ranks), seconds, busy(ranks))
     verdict = judge(activities, _size_here(size, last, snapshots[-1]), messages, evidence)
     if not last:
         verdict = replace(verdict, reasons=(_no_rank(snapshots[-1]),))
@@ -107,6 +111,11 @@ def _no_rank(snapshot: Snapshot) -> str:
     """Why a snapshot has no rank: its processes ended, could not be read, or are none."""
     if not snapshot.processes:
         return "every process has ended"
+    for process in snapshot.processes:
+        if agent := is_agent(process):
+            nodes = f", which starts ranks on {process.nodes} nodes," if process.nodes else ""
+            who = f"{process.program} ({process.pid}){nodes}"
+            return f"{who} is in {agent}: it waits for the launchers of other nodes"
     names = [f"{process.program} ({process.pid})" for process in snapshot.processes]
     shown = ", ".join(names[:MOST_NAMES]) + (
         f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else ""
@@ -130,6 +139,7 @@ def _rank(number: int, process: Process, doing: Activity, host: str) -> Rank:
         operation=doing.operation,
         path=doing.path,
         reason=doing.reason,
+        works=doing.works,
         settings=process.settings,
         versions=loaded.versions(process),
         started=process.started,

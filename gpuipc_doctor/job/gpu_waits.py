@@ -39,6 +39,9 @@ class Evidence:
     seconds: float = 0.0
     """Seconds from the first snapshot to the last."""
 
+    busy: Mapping[int, int] = field(default_factory=dict)
+    """Rank → utilisation of its GPU in percent."""
+
     @property
     def is_long(self) -> bool:
         """Whether ranks that did not move in this time count as stuck."""
@@ -49,7 +52,7 @@ def judge(
     cause: Cause, activities: Mapping[int, Activity], waiting: Sequence[int], evidence: Evidence
 ) -> Verdict:
     """The verdict if every rank waits for its GPU, or in a collective of PyTorch."""
-    power = _odd_power(evidence.watts, waiting)
+    power = _odd_power(evidence.watts, [rank for rank in waiting if evidence.busy.get(rank) != 0])
     place = odd_place(activities, waiting)
     blamed = sorted({*power, *place})
     reasons = [*power.values(), *place.values()]

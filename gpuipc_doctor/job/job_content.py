@@ -117,6 +117,10 @@ def sentence(report: JobReport) -> str:
     template = _SENTENCES[verdict.cause]
     if not report.ranks:
         template = "no rank found: cannot tell whether anything is stuck"
+    elif verdict.cause is Cause.UNKNOWN and _is_at_work(report):
+        template = (
+            "{blamed} {is_} late, and working at {operation}: look again; {waiting} {wait} in {waits_in}"
+        )
     elif verdict.cause is Cause.UNKNOWN and len({*verdict.blamed, *verdict.waiting}) == len(report.ranks):
         template = "every rank waits in {waits_in}{but}: cannot tell whether they are stuck"
     if verdict.cause is Cause.MISMATCH and verdict.blamed and verdict.waits_in:
@@ -139,6 +143,12 @@ def sentence(report: JobReport) -> str:
         waits_in=readable(verdict.waits_in or verdict.operation),
         calls=_calls(report),
     )
+
+
+def _is_at_work(report: JobReport) -> bool:
+    """Whether each of the late ranks was seen to work."""
+    late = [rank for rank in report.ranks if rank.rank in report.verdict.blamed]
+    return bool(late) and all(rank.works for rank in late)
 
 
 def _doing(report: JobReport) -> str:

@@ -32,7 +32,7 @@ def merge(reports: Sequence[JobReport], silent: Mapping[str, str]) -> JobReport:
     calls = max((report.collectives for report in reports), key=len)
     moves = any(report.collectives_move for report in reports)
     seconds = max(report.seconds for report in reports)
-    evidence = Evidence(() if moves else calls, moves, watts(ranks), seconds)
+    evidence = Evidence(() if moves else calls, moves, watts(ranks), seconds, busy(ranks))
     stuck = judge(
         {rank.rank: _activity(rank) for rank in ranks}, None if silent else size, messages, evidence
     )
@@ -59,6 +59,11 @@ def merge(reports: Sequence[JobReport], silent: Mapping[str, str]) -> JobReport:
 def watts(ranks: Iterable[Rank]) -> dict[int, float]:
     """Rank → power of its GPU, if known."""
     return {rank.rank: rank.gpu_watts for rank in ranks if rank.gpu_watts is not None}
+
+
+def busy(ranks: Iterable[Rank]) -> dict[int, int]:
+    """Rank → utilisation of its GPU in percent, if known."""
+    return {rank.rank: rank.gpu_busy for rank in ranks if rank.gpu_busy is not None}
 
 
 def _together(moved: Iterable[bool | None]) -> bool | None:
@@ -113,4 +118,4 @@ def _host(report: JobReport) -> str:
 
 
 def _activity(rank: Rank) -> Activity:
-    return Activity(Kind(rank.doing), rank.operation, rank.path, rank.reason)
+    return Activity(Kind(rank.doing), rank.operation, rank.path, rank.reason, rank.works)

@@ -16,7 +16,6 @@ from gpuipc_doctor.job.waits import (
     first_call,
     is_of_interpreter,
     is_of_library,
-    is_of_program,
     is_poll,
     is_shared,
     is_wrapper,
@@ -269,12 +268,13 @@ class ProcessFacts:
 
     @cached_property
     def computing(self) -> list[str]:
-        """The places of libraries and extensions in which Python's main thread computes, if they change."""
-        python = {each.python for each in self.snapshots if each.python}
-        if not python:
-            return []
-        called = (self._called(stack) for stack in self.native(self.last.pid))
-        inner = dict.fromkeys(" < ".join(frames) for frames in called if frames and is_of_program(frames[-1]))
+        """The places of libraries in which Python's main thread computes, if they change.
+
+        The interpreter's own places change in an endless loop as well, and are left out.
+        """
+        called = [self._called(stack) for stack in self.native(self.last.pid)] if self.pythons else []
+        places = [frames for frames in called if frames and not is_of_library(frames[-1])]
+        inner = dict.fromkeys(" < ".join(frames) for frames in places)
         return [*inner] if len(inner) > 1 else []
 
     # -- Python's stack, and the operation of PyTorch in it -----------------------------------------------

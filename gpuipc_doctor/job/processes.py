@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import pairwise
 
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.stacks.mappings import mappings
@@ -56,6 +57,7 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
             descriptors=None if (descriptors := reader.names("fd")) is None else len(descriptors),
             switches=_switches(reader.text(f"task/{pid}/status")),
             transferred=_transferred(reader.text(f"task/{pid}/io")),
+            nodes=_nodes(reader.text("cmdline"), environ),
             refused=reader.refused,
         )
     return None
@@ -94,6 +96,14 @@ def _transferred(text: str) -> int | None:
     """Bytes moved by read(2) and write(2), pipes and terminals included (``io``, proc(5))."""
     counts = re.findall(r"^[rw]char: ([0-9]+)$", text, re.MULTILINE)
     return sum(map(int, counts)) if len(counts) == 2 else None
+
+
+def _nodes(command: str, environ: Mapping[str, str]) -> str:
+    """The number of nodes for which torchrun was asked; empty for another program."""
+    words = command.replace("=", "\0").split("\0")
+    stated = [after for word, after in pairwise(words) if word in ("--nnodes", "--nnode")]
+    nodes = [*stated, environ.get("PET_NNODES", "")][0]
+    return nodes if re.fullmatch(r"\d+(:\d+)?", nodes) else ""
 
 
 def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:

@@ -97,8 +97,14 @@ class RankFacts:
     @cached_property
     def late(self) -> list[int]:
         """The ranks outside MPI. Those that poll may also be waiting, so they are late only if there are no
-        others."""
-        return [rank for rank in self.outside if rank not in self.polling] or self.outside
+        others; so are those that work elsewhere."""
+        late = [rank for rank in self.outside if rank not in self.polling] or self.outside
+        return [rank for rank in late if not self.activities[rank].works] or late
+
+    @property
+    def late_work(self) -> bool:
+        """Whether all late ranks work for themselves: they may arrive."""
+        return all(self.activities[rank].works for rank in self.late)
 
     @property
     def late_may_advance(self) -> bool:
@@ -122,6 +128,22 @@ class RankFacts:
     def wait_only_for_gpus(self) -> bool:
         """Whether ranks wait for their GPUs, beside no wait in MPI."""
         return gpu_waits.is_of_gpus(self.activities, self.all_waiting)
+
+    @property
+    def culprits(self) -> list[int]:
+        """The ranks that did not call a collective in which others wait."""
+        return find_culprits(self.collectives)
+
+    @property
+    def culprits_wait(self) -> set[Kind]:
+        """Kinds of the culprits' own waits for ranks; empty if one of them waits for none."""
+        kinds = {self.activities[rank].kind for rank in self.culprits if rank in self.activities}
+        return kinds if kinds and all(kind.waits_for_ranks for kind in kinds) else set()
+
+    @property
+    def culprits_work(self) -> bool:
+        here = [self.activities[rank] for rank in self.culprits if rank in self.activities]
+        return bool(here) and all(activity.works for activity in here)
 
     @cached_property
     def collectives(self) -> Judgement | None:

@@ -18,6 +18,9 @@ _HELPERS = (
 _LAUNCHES = re.compile(r"^(?:\w+\.)*(?:join|start_processes) \(spawn\.py:")
 """Pattern for Python frames of a process that waits for the ranks that it started (torch.multiprocessing)."""
 
+_AGENT = re.compile(r"^(?:\w+\.)*(next_rendezvous|_rendezvous|_monitor_workers) \(")
+"""Pattern for Python frames of torchrun's agent, which starts ranks (torch.distributed.elastic)."""
+
 _ACTIVE = re.compile(r"cuda-EvtHandlr|pt_(?:nccl|gloo|tcpstore)|gloo|ncclAsync|NCCL")
 """Pattern for the names of threads that a rank starts for a GPU or a communicator. A fork has no such
 threads, although it has its parent's libraries."""
@@ -140,12 +143,19 @@ def _is_launcher(process: Process, candidates: Mapping[int, Process]) -> bool:
     """Whether a process without a rank number only started the ranks that are its children."""
     if process.rank is not None or process.has_mpi:
         return False
+    if is_agent(process):
+        return True
     below = _descendants(process, candidates)
     if any(other.rank is not None for other in below):
         return True
     if below and any(map(_LAUNCHES.search, process.python)):
         return True
     return not _is_active(process) and any(map(_is_active, below))
+
+
+def is_agent(process: Process) -> str:
+    """The function in which torchrun's agent waits; empty for any other process."""
+    return next((found[1] for frame in process.python if (found := _AGENT.match(frame))), "")
 
 
 def _descendants(process: Process, candidates: Mapping[int, Process]) -> list[Process]:

@@ -12,6 +12,7 @@ from gpuipc_doctor.job.document import Cause, Growth, Verdict
 from gpuipc_doctor.job.gpu_waits import Evidence
 from gpuipc_doctor.job.rank_facts import RankFacts, find_culprits
 from gpuipc_doctor.job.waits import Activity, Kind
+from gpuipc_doctor.present.text import ranges
 
 
 def judge(
@@ -107,6 +108,31 @@ def _late_or_looping(ranks: RankFacts, cause: Cause) -> Verdict:
     return replace(verdict, reasons=(*verdict.reasons, why))
 
 
+def _late_at_work(ranks: RankFacts, cause: Cause) -> Verdict:
+    verdict = _late(ranks, cause)
+    works = dict.fromkeys(ranks.activities[rank].works for rank in verdict.blamed)
+    return replace(verdict, reasons=(*verdict.reasons, *filter(None, works)))
+
+
+def _culprits_at_work(ranks: RankFacts, cause: Cause) -> Verdict:
+    verdict = _by_collectives(ranks, cause)
+    works = dict.fromkeys(ranks.activities[rank].works for rank in ranks.culprits if rank in ranks.activities)
+    return replace(verdict, reasons=(*verdict.reasons, *filter(None, works)))
+
+
+def _culprits_in_another_call(ranks: RankFacts, cause: Cause) -> Verdict:
+    """Culprits that wait for other ranks themselves, in a call that does not match the others'."""
+    judgement = ranks.collectives
+    assert judgement is not None
+    verdict = ranks.verdict(cause, ranks.culprits, ranks.all_waiting, reasons=(judgement.sentence,))
+    return replace(verdict, waits_in=gpu_waits.operation_of(judgement) or verdict.waits_in)
+
+
+def _culprits_in_message(ranks: RankFacts) -> bool:
+    kinds = ranks.culprits_wait if _has_culprit(ranks) else set[Kind]()
+    return bool(kinds) and kinds <= {Kind.RECEIVES, Kind.SENDS, Kind.PROGRESSES}
+
+
 _MOVE = "messages are still exchanged: the ranks' shared memory changes"
 
 
@@ -127,8 +153,8 @@ def _on_gpus(ranks: RankFacts, cause: Cause) -> Verdict:
 
 def _unread(ranks: RankFacts, cause: Cause) -> Verdict:
     reasons = dict.fromkeys(ranks.activities[rank].reason for rank in ranks.unknown)
-    blamed, waiting = tuple(ranks.unknown), tuple(ranks.all_waiting)
-    return Verdict(cause=cause, blamed=blamed, waiting=waiting, reasons=tuple(reasons))
+    who = f"cannot tell what {_plural(len(ranks.unknown), 'rank')} do: {ranges(ranks.unknown)}"
+    return Verdict(cause=cause, waiting=tuple(ranks.all_waiting), reasons=(who, *reasons))
 
 
 # -- ranks that all are outside MPI -----------------------------------------------------------------------
@@ -148,7 +174,8 @@ def _at_socket(ranks: RankFacts, cause: Cause) -> Verdict:
 
 def _asleep(ranks: RankFacts, cause: Cause) -> Verdict:
     why = "nothing moved: every rank sleeps, and none is known to have woken up between the snapshots"
-    return ranks.verdict(cause, waiting=sorted(ranks.activities), reasons=(why,))
+    odd = gpu_waits.odd_place(ranks.activities, sorted(ranks.activities))
+    return ranks.verdict(cause, sorted(odd), sorted(ranks.activities), reasons=(*odd.values(), why))
 
 
 # -- ranks that all wait in MPI ---------------------------------------------------------------------------
@@ -229,10 +256,16 @@ RULES = (
     # Ranks wait, and the counts of their collectives name a culprit.
     Rule(_called_another, Cause.MISMATCH, _by_collectives),
     Rule(_culprits_ended, Cause.RANK_ENDED, _by_collectives),
+    Rule(
+        lambda r: _has_culprit(r) and _culprits_in_message(r), Cause.MESSAGE_LOST, _culprits_in_another_call
+    ),
+    Rule(lambda r: _has_culprit(r) and r.culprits_wait, Cause.MISMATCH, _culprits_in_another_call),
+    Rule(lambda r: _has_culprit(r) and r.culprits_work, Cause.UNKNOWN, _culprits_at_work),
     Rule(_has_culprit, Cause.HOST_LATE, _by_collectives),
     # Ranks wait for their GPUs.
     Rule(lambda r: r.on_gpus and r.outside and r.messages, Cause.UNKNOWN, _late_with_messages),
     Rule(lambda r: r.on_gpus and r.outside and r.late_may_advance, Cause.UNKNOWN, _late_or_looping),
+    Rule(lambda r: r.on_gpus and r.outside and r.late_work, Cause.UNKNOWN, _late_at_work),
     Rule(lambda r: r.on_gpus and r.outside, Cause.HOST_LATE, _late),
     Rule(lambda r: _all_on_gpus(r) and r.evidence.is_long, Cause.DEVICE_BUSY, _by_gpus),
     Rule(_all_on_gpus, Cause.GPU_WAIT, _by_gpus),
@@ -241,6 +274,7 @@ RULES = (
     # Ranks wait in MPI for ranks outside MPI.
     Rule(lambda r: r.waiting and r.outside and r.messages, Cause.UNKNOWN, _late_with_messages),
     Rule(lambda r: r.waiting and r.outside and r.late_may_advance, Cause.UNKNOWN, _late_or_looping),
+    Rule(lambda r: r.waiting and r.outside and r.late_work, Cause.UNKNOWN, _late_at_work),
     Rule(lambda r: r.waiting and r.outside, Cause.HOST_LATE, _late),
     # No rank waits in MPI.
     Rule(lambda r: not r.waiting and r.polling and r.messages is False, Cause.UNKNOWN, _polling),

@@ -68,6 +68,8 @@ class Activity:
     """The rank's stack, outermost frame first. Ranks are grouped by their stacks."""
     reason: str = ""
     """The evidence for the activity."""
+    works: str = ""
+    """Work that the rank does although it is in no wait; empty if none was seen."""
 
 
 _OF_MPI: Mapping[str, Kind] = {
@@ -213,11 +215,6 @@ def may_be_below_call(frame: str) -> bool:
     if is_of_library(frame):
         return True
     return is_shared(frame) and not _OF_PROGRAM.search(frame)
-
-
-def is_of_program(frame: str) -> bool:
-    """Whether a frame is in the program, or in a library in which programs compute."""
-    return not may_be_below_call(frame)
 
 
 def is_of_library(frame: str) -> bool:

@@ -25,6 +25,7 @@ from gpuipc_doctor.stacks import (
     rights,
     sampling,
     sleeping,
+    sockets,
     stopping,
 )
 from gpuipc_doctor.stacks.code import Code
@@ -88,6 +89,9 @@ class Watcher:
             else process
             for process in seen
         ]
+        carried = sockets.carried_bytes() if chosen else {}
+        if carried:
+            seen = [_with_sockets(each, carried) if each.pid in chosen else each for each in seen]
         if self.stops:
             seen = [_stopped(process) if process.pid in chosen else process for process in seen]
         snapshot = Snapshot(at=began, host=node_name.short(), processes=tuple(seen))
@@ -218,6 +222,11 @@ class Watcher:
         except OSError as error:
             self.unable.setdefault("sampled stacks", error.strerror or str(error))
         return found
+
+
+def _with_sockets(process: Process, carried: Mapping[int, int]) -> Process:
+    own = sockets.sockets_of(process.pid)
+    return replace(process, carried={inode: carried[inode] for inode in own & carried.keys()})
 
 
 def _ranks(snapshot: Snapshot) -> list[Process]:

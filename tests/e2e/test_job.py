@@ -67,6 +67,10 @@ PLANTED_JOBS: tuple[PlantedJob, ...] = (
     ("mpich43", "c:only-reduce", 2, Cause.RUNS, ()),
     ("impi", "only-reduce", 3, Cause.RUNS, ()),
     ("openmpi", "only-reduce", 3, Cause.RUNS, ()),
+    ("mpich50", "child-computes", 3, Cause.UNKNOWN, (0,)),
+    ("openmpi", "child-sleeps", 3, Cause.HOST_LATE, (0,)),
+    ("openmpi", "compresses", 3, Cause.UNKNOWN, (0,)),
+    ("mpich50", "downloads", 3, Cause.UNKNOWN, (0,)),
     *OUTSIDERS,
 )
 """MPI library, kind, ranks, and the expected cause and ranks."""

@@ -38,6 +38,50 @@ def test_counts_that_change_between_two_answers_show_movement() -> None:
     assert ras_counts.unchanged(first, first) == (first, False)
 
 
+LISTED = """\
+Communicators... (0.00s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         1         8         8         8   RUNNING  MISMATCH
+
+Warnings
+========
+
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different collective operation counts
+  {usual} ranks have launched up to operation 6650
+  {few} ranks have launched up to operation 6649
+{ranks}"""
+"""As in NCCL's manual: a block's count belongs to the ranks listed under it."""
+
+
+@pytest.mark.parametrize("behind", [(2,), (0, 5), (1, 2, 3)])
+def test_count_of_a_block_belongs_to_the_ranks_listed_under_it(behind: tuple[int, ...]) -> None:
+    lines = (f"  Rank {n} -- GPU {n} managed by process {100 + n} on node 10.0.0.1\n" for n in behind)
+    text = LISTED.format(usual=8 - len(behind), few=len(behind), ranks="".join(lines))
+    answer = ras_counts.of_text(text)
+    counts = answer.communicators[0].counts["collective"]
+    assert [rank for rank, count in sorted(counts.items()) if count == 6649] == [*behind]
+    (found,) = judge(answer.calls(PIDS, 8))
+    assert (found.problem, found.culprits) == (Problem.BEHIND, behind)
+
+
+def test_cut_answer_names_no_other_rank() -> None:
+    line = "  Rank 2 -- GPU 2 managed by process 102 on node 10.0.0.1\n"
+    text = LISTED.format(usual=7, few=1, ranks=line)
+    for end in range(len(text)):
+        calls = ras_counts.of_text(text[:end]).calls(PIDS, 8)
+        assert {rank for found in judge(calls) for rank in found.culprits} <= {2}, text[:end]
+
+
+def test_rank_that_cannot_be_placed_is_not_printed() -> None:
+    text = LISTED.format(usual=7, few=1, ranks="  Rank 2 -- GPU 2 managed by process 7 on node 10.0.0.1\n")
+    (found,) = judge(ras_counts.of_text(text).calls({}, None))
+    assert "-" not in found.sentence.partition(" did not call")[0]
+
+
 def json_answer(*counts: int, missing: int = 0) -> str:
     ranks = [
         {"rank": n, "host": "n1", "pid": 100 + n, "status": {}, "collective_counts": {"AllReduce": count}}
@@ -46,6 +90,10 @@ def json_answer(*counts: int, missing: int = 0) -> str:
     status = {"unresponsive": True, "considered_dead": True}
     gone = [{"rank": len(ranks) + n, "host": "n1", "pid": 9, "status": status} for n in range(missing)]
     return json.dumps({"communicators": [{"ranks": ranks, "missing_ranks": gone}]})
+
+
+def test_communicator_without_any_call_says_nothing() -> None:
+    assert [*ras_counts.of_json(json_answer(0, 0, 0)).calls(PIDS, 3)] == []
 
 
 def test_json_names_half_of_the_ranks_too() -> None:

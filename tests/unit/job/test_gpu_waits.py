@@ -71,6 +71,38 @@ def test_one_gpu_with_other_power_runs_another_kernel(
     assert verdict(*[SPINS] * 4, watts=dict(enumerate(watts))) == (Cause.GPU_WAIT, blamed)
 
 
+def test_gpu_at_rest_runs_no_other_kernel() -> None:
+    watts = dict(enumerate((176, 126, 182, 175)))
+    assert verdict(*[SPINS] * 4, watts=watts, busy={1: 0}) == (Cause.GPU_WAIT, ())
+    assert verdict(*[SPINS] * 4, watts=watts, busy={1: 99}) == (Cause.GPU_WAIT, (1,))
+
+
+@pytest.mark.parametrize(
+    ("culprit", "cause"),
+    [
+        (Activity(Kind.RECEIVES, "recv"), Cause.MESSAGE_LOST),
+        (GATHERS, Cause.MISMATCH),
+        (Activity(Kind.SLEEPS, "load (data.py:3)"), Cause.HOST_LATE),
+        (Activity(Kind.SLEEPS, "load (data.py:3)", works="gzip (7) uses 98% of a processor"), Cause.UNKNOWN),
+    ],
+)
+def test_culprit_that_waits_itself_is_not_late(culprit: Activity, cause: Cause) -> None:
+    calls = tuple(Call(rank=rank, operation="AllReduce", number=21 - (rank == 2)) for rank in range(4))
+    assert verdict(REDUCES, REDUCES, culprit, REDUCES, calls=calls) == (cause, (2,))
+
+
+def test_ranks_that_could_not_be_read_are_not_blamed() -> None:
+    found = judge({0: SPINS, 1: Activity(Kind.UNKNOWN, reason="no stack"), 2: SPINS})
+    assert (found.cause, found.blamed) == (Cause.UNKNOWN, ())
+    assert "rank" in found.reasons[0]
+
+
+def test_odd_place_is_named_where_all_sleep() -> None:
+    backward = replace(SLEEPS, path=("train (a.py:1)", "backward (tensor.py:5)"))
+    odd = replace(SLEEPS, path=("train (a.py:1)", "evaluate (a.py:9)"))
+    assert verdict(backward, backward, odd, backward) == (Cause.UNKNOWN, (2,))
+
+
 def test_rank_that_came_by_another_way_is_named() -> None:
     other = Activity(Kind.DEVICE, "step (train.py:21)", ("<module> (train.py:39)", "step (train.py:21)"))
     assert verdict(SPINS, SPINS, other, SPINS) == (Cause.GPU_WAIT, (2,))

@@ -265,7 +265,7 @@ def test_late_ranks_are_blamed_whether_few_or_most(late: set[int]) -> None:
         ([REDUCES, doing(Kind.STOPPED)], Cause.STOPPED, (1,)),
         ([REDUCES, doing(Kind.ENDED)], Cause.RANK_ENDED, (1,)),
         ([REDUCES, doing(Kind.DEVICE, "cuCtxSynchronize")], Cause.DEVICE_BUSY, (1,)),
-        ([REDUCES, doing(Kind.UNKNOWN)], Cause.UNKNOWN, (1,)),
+        ([REDUCES, doing(Kind.UNKNOWN)], Cause.UNKNOWN, ()),
         ([doing(Kind.COMPUTES, "kernel")] * 2, Cause.RUNS, ()),
         ([doing(Kind.MOVES), REDUCES], Cause.RUNS, ()),
     ],

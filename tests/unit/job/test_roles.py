@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuipc_doctor.job.document import Process, Snapshot
+import pytest
+
+from gpuipc_doctor.job.document import Cause, Process, Snapshot
+from gpuipc_doctor.job.examination import examine
 from gpuipc_doctor.job.roles import BY_GPU, IN_ORDER, kind_of_helper, roles, workers
 from gpuipc_doctor.stacks.thread import Thread
 
@@ -43,6 +46,23 @@ def found(*processes: Process) -> tuple[dict[int, int], dict[int, list[int]]]:
     here = roles(Snapshot(at=0.0, host="n1", processes=processes))
     ranks = {rank: process.pid for rank, process in here.ranks.items()}
     return ranks, {rank: [process.pid for process in own] for rank, own in here.helpers.items()}
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "next_rendezvous (dynamic_rendezvous.py:1145)",
+        "_rendezvous (api.py:540)",
+        "_monitor_workers (local_elastic_agent.py:307)",
+        "torch.distributed.next_rendezvous (static_tcp_rendezvous.py:55)",
+    ],
+)
+def test_agent_of_torchrun_is_no_rank(frame: str) -> None:
+    agent = replace(process(7), program="torchrun", python=(frame, "main (run.py:9)"), nodes="2")
+    snapshot = Snapshot(at=0.0, host="n1", processes=(agent,))
+    report = examine([snapshot] * 3, {})
+    assert (report.ranks, report.verdict.cause) == ((), Cause.UNKNOWN)
+    assert "torchrun (7), which starts ranks on 2 nodes" in report.verdict.reasons[0]
 
 
 def test_child_with_its_parents_rank_is_a_helper() -> None:

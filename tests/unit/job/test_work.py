@@ -1,0 +1,134 @@
+"""Late ranks that work: helpers, threads, connections and libraries, against those that do nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+
+from gpuipc_doctor.job import job_content
+from gpuipc_doctor.job.document import Cause, JobReport, Process, Snapshot
+from gpuipc_doctor.job.examination import examine
+from gpuipc_doctor.stacks.sockets import carried_bytes, counts, sockets_of
+from gpuipc_doctor.stacks.thread import Stack, Thread
+
+WAITS: Stack = ("poll (libc.so.6)", "PMPI_Allreduce (libmpi.so.40)", "step (app)", "main (app)")
+SLEEPS: Stack = ("wait4 (libc.so.6)", "convert (app)", "main (app)")
+PYTHON = ("svd (linalg.py:7)", "<module> (train.py:3)")
+
+
+def thread(tid: int, stack: Stack = (), *, busy: float = 0.0, name: str = "app") -> Thread:
+    state = "R" if busy > 0.5 else "S"
+    return Thread(tid=tid, name=name, state=state, busy=busy, wchan="do_wait", native=(stack,) * bool(stack))
+
+
+def process(rank: int | None, *threads: Thread, parent: int = 1, **more: object) -> Process:
+    libraries = ("/usr/lib/libmpi.so.40",) if rank is not None else ()
+    main = threads[0]
+    return Process(
+        pid=main.tid,
+        parent=parent,
+        uid=0,
+        program=main.name,
+        rank=rank,
+        threads=threads,
+        libraries=libraries,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def examined(*looks: tuple[Process, ...]) -> JobReport:
+    return examine([Snapshot(at=float(n), host="n1", processes=look) for n, look in enumerate(looks)], {})
+
+
+def waiting(*more: Thread) -> Process:
+    return process(0, thread(10, WAITS, busy=1.0), *more)
+
+
+@pytest.mark.parametrize(
+    ("helper", "idle", "cause"),
+    [
+        (0.98, 0.0, Cause.UNKNOWN),
+        (0.0, 0.0, Cause.HOST_LATE),
+        (0.04, 0.0, Cause.HOST_LATE),
+        (0.98, 0.97, Cause.HOST_LATE),
+        (0.98, 0.3, Cause.UNKNOWN),
+    ],
+)
+@pytest.mark.parametrize("where", ["child", "grandchild", "thread"])
+def test_helper_that_computes_is_work_beyond_that_of_waiting_ranks(
+    helper: float, idle: float, cause: Cause, where: str
+) -> None:
+    own = [thread(21, busy=helper, name="pool")] if where == "thread" else []
+    late = process(1, thread(20, SLEEPS), *own)
+    child = process(None, thread(30, busy=helper * (where == "child"), name="gzip"), parent=20)
+    below = process(None, thread(40, busy=helper * (where == "grandchild"), name="gzip"), parent=30)
+    report = examined(*[(waiting(thread(11, busy=idle)), late, child, below)] * 3)
+    assert (report.verdict.cause, report.verdict.blamed) == (cause, (1,))
+    if cause is Cause.UNKNOWN:
+        assert "rank 1 is late, and working at" in job_content.sentence(report)
+        assert "look again" in job_content.sentence(report)
+
+
+def test_late_rank_that_does_nothing_is_blamed_beside_one_that_works() -> None:
+    busy = process(1, thread(20, SLEEPS), thread(21, busy=0.9))
+    idle = process(2, thread(50, SLEEPS))
+    report = examined(*[(waiting(), busy, idle)] * 3)
+    assert (report.verdict.cause, report.verdict.blamed) == (Cause.HOST_LATE, (2,))
+
+
+@pytest.mark.parametrize(
+    ("speed", "usual", "cause"),
+    [(1 << 20, 0, Cause.UNKNOWN), (100, 0, Cause.HOST_LATE), (1 << 20, 1 << 20, Cause.HOST_LATE)],
+)
+def test_connection_that_carries_data_is_work(speed: int, usual: int, cause: Cause) -> None:
+    def look(n: int) -> tuple[Process, ...]:
+        peer = process(0, thread(10, WAITS, busy=1.0), carried={7: n * usual})
+        return peer, process(1, thread(20, SLEEPS), carried={8: n * speed, 100 + n: 1 << 40})
+
+    assert examined(*map(look, range(3))).verdict.cause is cause
+
+
+UFUNC = ("outer (_umath.cpython-311.so)",)
+
+
+@pytest.mark.parametrize(
+    ("places", "cause"),
+    [
+        ((("dgemm (libopenblas.so.0)", *UFUNC), ("dgesdd (libopenblas.so.0)", *UFUNC)), Cause.UNKNOWN),
+        ((("longest_match (libz.so.1)", "deflate (libz.so.1)"), ("deflate (libz.so.1)",)), Cause.UNKNOWN),
+        ((("dgemm (libopenblas.so.0)", *UFUNC),) * 2, Cause.HOST_LATE),
+        ((("long_mod (python3.11)",), ("PyNumber_Add (python3.11)",)), Cause.HOST_LATE),
+    ],
+)
+def test_library_in_which_python_goes_on_is_work_and_the_interpreter_is_not(
+    places: tuple[Stack, ...], cause: Cause
+) -> None:
+    interpreter = ("_PyEval_EvalFrameDefault (python3.11)", "main (python3.11)")
+    stacks = [(*place, *interpreter) for place in places]
+    late = [process(1, thread(20, stack, busy=1.0), python=PYTHON) for stack in stacks]
+    assert examined(*[(waiting(), look) for look in late]).verdict.cause is cause
+
+
+def test_bytes_of_a_connection_are_those_that_it_carried() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        receiver, _ = server.accept()
+        with sender, receiver:
+            before = carried_bytes()
+            if not before:
+                pytest.skip("this kernel does not list sockets")
+            threading.Thread(target=sender.sendall, args=(bytes(1 << 20),)).start()
+            left = 1 << 20
+            while left:
+                left -= len(receiver.recv(left))
+            inode = os.fstat(receiver.fileno()).st_ino
+            assert inode in sockets_of(os.getpid())
+            assert carried_bytes()[inode] - before[inode] == 1 << 20
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x10", b"\x00" * 64, b"\xff" * 200])
+def test_damaged_answer_of_the_kernel_has_no_counts(answer: bytes) -> None:
+    assert [*counts(answer)] == []
