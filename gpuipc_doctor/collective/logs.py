@@ -24,7 +24,14 @@ TOKENS = (
 )
 """Texts of which each line that is read has one, so that other lines cost nothing."""
 
-MOST_CALLS = 1 << 16
+MOST_RANKS = 1 << 16
+
+WINDOW = 64
+"""Calls before the last one of a communicator that are kept to compare the ranks' operations. Ranks enqueue
+some calls beyond one that hangs."""
+
+MOST_COMMUNICATORS = 1 << 12
+"""Maximum communicators of one job's logs; of more, the latest ones are kept."""
 
 _RANK = re.compile(r"\[rank(\d+)\]:?")
 """PyTorch's prefix with the job's rank number, which a rank within a process group may differ from."""
@@ -77,28 +84,51 @@ class _Seen:
 
 
 @dataclass(slots=True)
+class _Calls:
+    """The last call of each rank of a communicator, and all calls of the last `WINDOW` numbers."""
+
+    last: dict[int, _Seen] = field(default_factory=dict)
+    window: dict[int, dict[int, _Seen]] = field(default_factory=dict)
+
+    def add(self, seen: _Seen) -> None:
+        rank, number = seen.call.rank, seen.call.number or 0
+        newest = max(self.window, default=0)
+        if number > newest:
+            for old in [each for each in self.window if each <= number - WINDOW]:
+                del self.window[old]
+        if number > newest - WINDOW:
+            self.window.setdefault(number, {})[rank] = seen
+        if rank not in self.last or number >= (self.last[rank].call.number or 0):
+            self.last[rank] = seen
+
+    def all(self) -> Iterator[_Seen]:
+        old = [seen for seen in self.last.values() if (seen.call.number or 0) not in self.window]
+        yield from old
+        for number in sorted(self.window):
+            yield from self.window[number].values()
+
+
+@dataclass(slots=True)
 class Lines:
     """What the lines of all logs say about collectives."""
 
     _timeouts: dict[int, list[_Seen]] = field(default_factory=dict)
     _enqueued: dict[tuple[str, int], _Seen] = field(default_factory=dict)
-    _others: list[_Seen] = field(default_factory=list)
+    _others: dict[str, _Calls] = field(default_factory=dict)
+    """Calls that other lines report, by communicator."""
     _communicators: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
     """NCCL's (process, address of the communicator) → (its id, rank)."""
     _members: dict[str, set[int]] = field(default_factory=dict)
-    _failures: list[Finding] = field(default_factory=list)
-    """What the end of each rank left in the log, in order."""
+    _first_failure: Finding | None = None
+    """What the first rank that ended left in the log."""
+    _failed: set[int] = field(default_factory=set)
     _root: Finding | None = None
     """The first failure by torchrun's table."""
     _table: list[tuple[str, int, str]] = field(default_factory=list)
     """The line of a table that announces the first failure, and its rank when found."""
-    _calls: int = 0
 
     def add(self, log: str, line: int, text: str, rank_of_log: str = "") -> None:
         """Read a line. ``rank_of_log``: the rank whose log it is, if the log's name says so."""
-        if self._calls > MOST_CALLS:
-            return
-        self._calls += 1
         for read in (self._timeout, self._group, self._gloo, self._nccl, self._failure):
             read(log, line, text, rank_of_log)
 
@@ -116,6 +146,17 @@ class Lines:
         own = self._timeouts.setdefault(rank, [])
         if not any(seen.call.number == call.number and seen.call.operation == call.operation for seen in own):
             own.append(_Seen(call, log, line, text))
+            del own[:-WINDOW]
+
+    def _add(self, call: Call, log: str, line: int, text: str) -> None:
+        calls = self._others.setdefault(call.group, _Calls())
+        calls.add(_Seen(call, log, line, text))
+        if len(self._others) > MOST_COMMUNICATORS:
+            del self._others[next(iter(self._others))]
+
+    def _fail(self, finding: Finding) -> None:
+        self._first_failure = self._first_failure or finding
+        self._failed.update(finding.ranks)
 
     def _group(self, log: str, line: int, text: str, rank_of_log: str) -> None:
         """Lines with a process group: they also tell the group of the rank's timeout of that number."""
@@ -138,7 +179,7 @@ class Lines:
             waits = _rank(text, rank_of_log)
             if waits is not None and waits not in missing:
                 call = Call(rank=waits, operation="monitored_barrier", group="monitored_barrier")
-                self._others.append(_Seen(call, log, line, text))
+                self._add(call, log, line, text)
         for found in _FINGERPRINT.finditer(text):
             call = Call(
                 rank=int(found[1]),
@@ -147,12 +188,14 @@ class Lines:
                 number=int(found[2]),
                 sizes=found[4] or "",
             )
-            self._others.append(_Seen(call, log, line, text))
+            self._add(call, log, line, text)
 
     def _nccl(self, log: str, line: int, text: str, rank_of_log: str) -> None:
         if found := _INIT.search(text):
             self._communicators[found[1], found[2]] = (found[5], int(found[3]))
-            self._members.setdefault(_short(found[5]), set()).update(range(min(int(found[4]), MOST_CALLS)))
+            if len(self._communicators) > MOST_RANKS:
+                del self._communicators[next(iter(self._communicators))]
+            self._members.setdefault(_short(found[5]), set()).update(range(min(int(found[4]), MOST_RANKS)))
         elif found := _LAUNCH.search(text):
             communicator = self._communicators.get((found[1], found[5]))
             if communicator:
@@ -163,7 +206,7 @@ class Lines:
                     number=int(found[3], 16),
                     sizes=f"{found[4]} elements",
                 )
-                self._others.append(_Seen(call, log, line, text))
+                self._add(call, log, line, text)
 
     def _failure(self, log: str, line: int, text: str, rank_of_log: str) -> None:
         if _FIRST_FAILURE.search(text):
@@ -178,12 +221,12 @@ class Lines:
         elif found := _MPI_ABORT.search(text):
             says = f"rank {found[1]} aborted first, in {found[2]}"
             do = f"read the error stack of rank {found[1]}; later aborts of other ranks follow from it"
-            self._failures.append(Finding(says, (int(found[1]),), log, line, text.strip(), do))
+            self._fail(Finding(says, (int(found[1]),), log, line, text.strip(), do))
         elif found := _SRUN.search(text):
             ranks = tuple(_numbers(found[2]))
             says = f"{in_words(ranks)} failed first: {found[3].strip()} on {found[1]} (Slurm)"
             do = "read the last lines of this rank's log; the other ranks' errors follow from its end"
-            self._failures.append(Finding(says, ranks, log, line, text.strip(), do))
+            self._fail(Finding(says, ranks, log, line, text.strip(), do))
 
     def findings(self, ranks: Iterable[int] = ()) -> Iterator[Finding]:
         """Conclusions that name ranks, the cause first. ``ranks``: ranks of which there is a log."""
@@ -197,8 +240,8 @@ class Lines:
                 yield _finding(judgement, seen)
         if self._root:
             yield self._root
-        elif len({rank for failure in self._failures for rank in failure.ranks}) > 1:
-            yield self._failures[0]
+        elif self._first_failure and len(self._failed) > 1:
+            yield self._first_failure
 
     @staticmethod
     def is_read(text: str) -> bool:
@@ -216,7 +259,8 @@ class Lines:
                 told.add((call.group, call.rank))
                 yield replace(seen, call=call)
         yield from (seen for key, seen in self._enqueued.items() if key not in told)
-        yield from self._others
+        for calls in self._others.values():
+            yield from calls.all()
 
     def _known(self, group: str, seen: Iterable[_Seen], ranks: Iterable[int]) -> set[int]:
         """Ranks that must be in the default group, by the ranks that wrote and the logs that there are.

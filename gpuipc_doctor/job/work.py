@@ -8,10 +8,14 @@ from itertools import pairwise
 from gpuipc_doctor.job.document import Process, Snapshot
 from gpuipc_doctor.job.process_facts import ProcessFacts
 from gpuipc_doctor.job.waits import Activity, Kind
+from gpuipc_doctor.stacks.thread import Thread
 
 SHARE = 0.1
 """Processors that threads and helpers must use beyond those of the waiting ranks, whose heartbeats, watchdogs
 and idle loaders also wake up."""
+
+FEWEST = 3
+"""Snapshots in which a thread must be ready to run."""
 
 BYTES_PER_S = 64 << 10
 """Bytes a second through TCP connections, beyond those of the waiting ranks."""
@@ -48,19 +52,24 @@ def find_work(
 
 
 def _shares(snapshots: Sequence[Snapshot], rank: Sequence[Process], pids: Iterable[int]) -> dict[str, float]:
-    """Thread or helper of a rank → its mean processor share, without that of the main thread."""
+    """Thread or helper of a rank → its mean processor share, without that of the main thread.
+
+    A thread that is ready to run in every snapshot counts whole: on a busy node, it may get no processor.
+    """
     pid, others = rank[-1].pid, {*pids} - {rank[-1].pid}
-    shares: dict[str, float] = {}
+    seen: dict[tuple[str, int], list[Thread]] = {}
     for snapshot in snapshots[1:]:
         for process in _family(pid, snapshot.processes, others):
+            helper = f"{process.program} ({process.pid})"
             for thread in process.threads:
                 if process.pid != pid or thread.tid != pid:
-                    own = (
-                        f"thread {thread.name}"
-                        if process.pid == pid
-                        else f"{process.program} ({process.pid})"
-                    )
-                    shares[own] = shares.get(own, 0.0) + thread.busy / (len(snapshots) - 1)
+                    own = f"thread {thread.name}" if process.pid == pid else helper
+                    seen.setdefault((own, thread.tid), []).append(thread)
+    shares: dict[str, float] = {}
+    for (own, _), threads in seen.items():
+        is_ready = len(threads) >= FEWEST and all(thread.state == "R" for thread in threads)
+        mean = sum(thread.busy for thread in threads) / (len(snapshots) - 1)
+        shares[own] = shares.get(own, 0.0) + (1.0 if is_ready else mean)
     return shares
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterable
 
 import pytest
@@ -153,3 +154,68 @@ def test_gloo_names_the_two_operations() -> None:
 @pytest.mark.parametrize("cut", range(5, 240, 13))
 def test_line_cut_anywhere_is_read_or_left_out(cut: int) -> None:
     findings([timeout(0), timeout(1)[:cut], TORCHRUN[:cut]])
+
+
+def nccl(rank: int, number: int, operation: str = "AllReduce") -> str:
+    return (
+        f"n1:{100 + rank}:{100 + rank} [{rank}] NCCL INFO {operation}: opCount {number:x} sendbuff 0x7f "
+        f"recvbuff 0x7e count 1024 datatype 7 op 0 root 0 comm 0x55 [nranks=8] stream 0x5"
+    )
+
+
+def joins(rank: int) -> str:
+    return (
+        f"n1:{100 + rank}:{200 + rank} [{rank}] NCCL INFO ncclCommInitRank comm 0x55 rank {rank} nranks 8 "
+        "cudaDev 0 nvmlDev 0 busId 1000 commId 0xabc - Init COMPLETE"
+    )
+
+
+CALLS = 1_000
+
+
+def test_long_log_of_nccl_names_only_the_rank_that_stopped() -> None:
+    calls = 10_000
+    lines = [joins(rank) for rank in range(8)]
+    lines += [nccl(rank, n) for n in range(calls) for rank in range(8) if (rank, n) != (5, calls - 1)]
+    (found,) = findings(lines)
+    assert found.ranks == (5,)
+
+
+@pytest.mark.parametrize("by_rank", [False, True])
+def test_long_healthy_log_of_nccl_names_nobody(by_rank: bool) -> None:
+    calls = [(n, rank) for n in range(CALLS) for rank in range(8)]
+    if by_rank:  # one log after the other
+        calls.sort(key=lambda call: call[1])
+    assert findings([*map(joins, range(8)), *(nccl(rank, n) for n, rank in calls)]) == []
+
+
+@pytest.mark.parametrize("by_rank", [False, True])
+def test_other_operation_near_the_end_of_a_long_log_is_named(by_rank: bool) -> None:
+    calls = [(n, rank) for n in range(CALLS) for rank in range(8)]
+    if by_rank:
+        calls.sort(key=lambda call: call[1])
+    odd = (CALLS - 20, 3)
+    lines = (nccl(rank, n, "AllGather" if (n, rank) == odd else "AllReduce") for n, rank in calls)
+    (found,) = findings([*map(joins, range(8)), *lines])
+    assert found.ranks == (3,)
+
+
+def test_lines_that_say_nothing_use_nothing_up() -> None:
+    chatter = ["step 7 error: none opCount 5"] * 100_000
+    (found,) = findings([*chatter, timeout(0), timeout(1), timeout(2, 6)])
+    assert found.ranks == (2,)
+
+
+def test_memory_does_not_grow_with_the_log() -> None:
+    def used(calls: int) -> int:
+        read = Lines()
+        tracemalloc.start()
+        for number, line in enumerate([joins(0), *(nccl(0, n) for n in range(calls))]):
+            read.add("job.log", number, line)
+            read.add("job.log", number, f"srun: error: n1: task {number % 8}: Killed")
+            read.add("job.log", number, timeout(0, number))
+        current, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return current
+
+    assert used(4000) < 2 * used(1000)

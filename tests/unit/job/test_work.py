@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -70,6 +71,15 @@ def test_helper_that_computes_is_work_beyond_that_of_waiting_ranks(
     if cause is Cause.UNKNOWN:
         assert "rank 1 is late, and working at" in job_content.sentence(report)
         assert "look again" in job_content.sentence(report)
+
+
+def test_child_that_is_always_ready_to_run_works_on_a_busy_node() -> None:
+    child = process(None, replace(thread(30, busy=0.02, name="gzip"), state="R"), parent=20)
+    report = examined(*[(waiting(), process(1, thread(20, SLEEPS)), child)] * 4)
+    assert report.verdict.cause is Cause.UNKNOWN
+    rests = replace(child, threads=(thread(30, busy=0.02, name="gzip"),))
+    looks = [(waiting(), process(1, thread(20, SLEEPS)), each) for each in (child, rests, child, child)]
+    assert examined(*looks).verdict.cause is Cause.HOST_LATE
 
 
 def test_late_rank_that_does_nothing_is_blamed_beside_one_that_works() -> None:
