@@ -36,9 +36,19 @@ def _give_up(error: Exception) -> NoReturn:
     os._exit(0 if is_prolog else 1)
 
 
+def _interrupted(*_: object) -> NoReturn:
+    """End a command that a signal interrupts during its imports, as `cli.main` does later."""
+    os.write(2, b"gpuipc-doctor: interrupted before any result\n")
+    os._exit(130)
+
+
 def _main() -> None:
     gc.set_threshold(GARBAGE_AFTER)
-    if sys.argv[1:2] == ["prolog"]:  # before any import that another user could have planted
+    if sys.argv[1:2] != ["prolog"]:
+        for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
+            if _signal.getsignal(number) != _signal.SIG_IGN:  # as nohup(1) requests
+                _signal.signal(number, _interrupted)
+    else:  # before any import that another user could have planted
         from gpuipc_doctor.prolog import isolation
 
         isolation.isolate()

@@ -70,8 +70,8 @@ class JobOptions:
         from gpuipc_doctor.job.gpu_holders import LABEL
 
         ctx = click.get_current_context()
-        if sum(map(bool, (self.pids, self.slurm, self.user, self.gpu))) > 1:
-            raise click.UsageError("--pid, --slurm, --user and --gpu exclude each other: give only one", ctx)
+        if sum(map(bool, (self.pids, self.slurm or self.user, self.gpu))) > 1:
+            raise click.UsageError("--pid, --gpu and --slurm or --user exclude each other: give only one", ctx)
         if self.nodes and self.pids:
             raise click.UsageError("--pid is for this node only: omit -w, or use --slurm or --user", ctx)
         if self.slurm and not all(part.isdecimal() for part in self.slurm.split(".", 1)):
@@ -105,7 +105,12 @@ class JobOptions:
 @click.option("--pid", "pids", type=click.IntRange(min=1), multiple=True, metavar="PID",
               help="Process id of a rank or of its launcher. May be repeated.")  # fmt: skip
 @click.option("--slurm", metavar="JOBID[.STEP]", default="", help="A Slurm job or step, on all of its nodes.")
-@click.option("--user", metavar="NAME", default="", help="The ranks and GPU programs of this user.")
+@click.option(
+    "--user",
+    metavar="NAME",
+    default="",
+    help="The ranks and GPU programs of this user; with --slurm, of that job.",
+)
 @click.option("--gpu", metavar="cuda:N", default="",
               help="The jobs that use this GPU (numbered in PCI order).")  # fmt: skip
 @click.option("-w", "--nodes", metavar="NODES", default="", help="Examine these nodes (a node set).")

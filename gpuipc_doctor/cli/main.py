@@ -97,8 +97,8 @@ def _run() -> int:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # a terminal without "·" shows a "?"
                 stream.reconfigure(errors="replace")
-        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: this run's files are removed
-            if signal.getsignal(number) is signal.SIG_DFL:  # as nohup(1) requests
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # this run's files are removed
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup(1) requests
                 signal.signal(number, signal.default_int_handler)
         code = cli.main(prog_name="gpuipc-doctor", standalone_mode=False)
         sys.stdout.flush()

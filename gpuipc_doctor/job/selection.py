@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuipc_doctor import node_name
+from gpuipc_doctor.fleet import slurm
 from gpuipc_doctor.job.processes import RANKS
 from gpuipc_doctor.stacks import rights
 from gpuipc_doctor.stacks.proc_files import Gone, Reader, environment
@@ -54,7 +55,7 @@ def select(request: Request) -> tuple[int, ...]:
     if request.pids:
         found = _by_pid(request.pids, everyone)
     elif request.slurm:
-        found = _of_slurm(request.slurm, everyone)
+        found = _of_slurm(request.slurm, everyone, _uid(request.user))
     else:
         found = _matching(everyone, lambda pid: _is_work(pid, _uid(request.user)))
     found = _complete(found, everyone) - ours - _probes(found)
@@ -173,18 +174,35 @@ def _matching(everyone: Mapping[int, Process], belongs: Callable[[int], bool]) -
     return found
 
 
-def _of_slurm(job: str, everyone: Mapping[int, Process]) -> set[int]:
+def _of_slurm(job: str, everyone: Mapping[int, Process], user: int | None) -> set[int]:
     """The processes of a Slurm job: those in slurmd's control group, and those of the job's owner that have
-    Slurm's variables, which any user can set. Raises `SeveralJobs` if the owner is unknown."""
+    Slurm's variables, which any user can set.
+
+    ``user``: the owner, if named; else slurmd's processes tell, and if there are none, squeue. Raises
+    `SeveralJobs` if the owner is unknown."""
     in_group = _matching(everyone, lambda pid: _is_in_group(pid, job) and _is_here(pid))
     named = _matching(everyone, lambda pid: _names_job(pid, job) and _is_here(pid)) - in_group
     users = {pid: _user(pid) for pid in (*in_group, *named)}
     started = {pid for pid in named if _is_started_by_slurm(pid, job.partition(".")[0], everyone)}
     owners = {users[pid] for pid in in_group | started} - {0, None} or {users[pid] for pid in named} - {None}
+    if user is not None:
+        owners &= {user}
+    elif len(owners) > 1:
+        owners = owners & {_owner_by_slurm(job)} or owners
     if len(owners) > 1:
         shown = ", ".join(map(str, sorted(filter(None, owners))))
         raise SeveralJobs(f"users {shown} have processes with SLURM_JOB_ID={job}; name one with --user")
-    return in_group | {pid for pid in named if users[pid] in owners}
+    return {pid for pid in in_group if user in (None, users[pid])} | {
+        pid for pid in named if users[pid] in owners
+    }
+
+
+def _owner_by_slurm(job: str) -> int | None:
+    """The user of a job as squeue names it; None if unknown."""
+    with suppress(slurm.Refused):
+        said = slurm.printed_by("squeue", "-h", "-j", job.partition(".")[0], "-o", "%U").split()
+        return int(said[0]) if said and re.fullmatch(r"\d{1,10}", said[0]) else None
+    return None
 
 
 def _is_in_group(pid: int, job: str) -> bool:

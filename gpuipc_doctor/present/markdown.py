@@ -28,9 +28,9 @@ _NODES = re.compile(r"(?<![\w.-])[A-Za-z][\w.-]*\[[0-9,-]+\][\w.,\[\]-]*")
 
 
 def render(head: str, blocks: Iterable[Block]) -> str:
-    """The document with its heading, which is already markup; it ends in a newline."""
+    """The document with its heading; it ends in a newline."""
     drawn = ("\n".join(_draw(block)) for block in blocks)
-    return "\n\n".join([f"## {head}", *filter(None, drawn)]) + "\n"
+    return "\n\n".join([f"## {_escaped(head)}", *filter(None, drawn)]) + "\n"
 
 
 def _draw(block: Block) -> Iterator[str]:

@@ -108,7 +108,7 @@ def gpu_ways(report: Report) -> Iterator[list[tuple[str, ...]]]:
 def ticket(report: Report) -> str:
     """The screen as Markdown, ending in a newline."""
     code = exits.code(report)
-    return markdown.render(f"{sanitise(report.host)} (exit {code})", blocks(report, code))
+    return markdown.render(f"{report.host} (exit {code})", blocks(report, code))
 
 
 def nagios(report: Report, *, width: int = 80) -> str:

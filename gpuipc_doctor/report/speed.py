@@ -206,5 +206,5 @@ def _quantities(
             for figure in result.finding.measured:
                 name = f"{figure.name} ({result.probe})" if result.probe else figure.name
                 yield Quantity(name, figure.unit, check, subject, figure.more_is_better), figure.value
-    for operation, number in count.items():
+    for operation, number in ((operation, number) for operation, number in count.items() if number > 0):
         yield Quantity(operation, "s", check, subject), seconds[operation] / number

@@ -101,6 +101,9 @@ class Keeper:
     It is ready when the constructor returns; before that there is nothing to clean up.
     """
 
+    is_needed = False
+    """Whether a directory is left to remove."""
+
     def __init__(self, marker: str) -> None:
         self._process = subprocess.Popen(
             python.script(keeper.__file__),
@@ -123,8 +126,9 @@ class Keeper:
         self._tell(os.fsencode(directory) + b"\0")
 
     def dismiss(self) -> None:
-        """End the keeper without a clean-up: this process has already cleaned up."""
-        self._tell(keeper.DONE)
+        """End the keeper, without a clean-up if this process has already cleaned up."""
+        if not self.is_needed:
+            self._tell(keeper.DONE)
         with suppress(BrokenPipeError):
             self._pipe.close()
         self._process.wait()
@@ -146,11 +150,14 @@ def directory(places: Iterable[Path], room_bytes: int = ROOM_BYTES) -> Iterator[
     cleaner = Keeper(secrets.token_hex(8))
     try:
         made = make(places, room_bytes, announce=cleaner.remove)
-        held = leftovers.hold(made)
         try:
-            yield made
+            held = leftovers.hold(made)
+            try:
+                yield made
+            finally:
+                os.close(held)
         finally:
             shutil.rmtree(made, ignore_errors=True)
-            os.close(held)
+            cleaner.is_needed = os.path.lexists(made)  # without descriptors nothing can be removed
     finally:
         cleaner.dismiss()

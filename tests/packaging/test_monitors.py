@@ -62,6 +62,28 @@ def test_manifests_mount_what_they_read_and_run_commands_that_exist() -> None:
         command.make_context(name, [word.replace("/state/", "/").replace("/metrics/", "/") for word in words])
 
 
+def test_pods_have_no_rights_that_they_do_not_need() -> None:
+    documents = [each for several in KUBERNETES.values() for each in several]
+    for pod in (each["spec"]["template"]["spec"] for each in documents if each["kind"] != "ConfigMap"):
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        with_token = {volume["name"] for volume in pod.get("volumes", ()) if "projected" in volume}
+        for container in pod["containers"]:
+            rights = container["securityContext"]
+            assert rights["allowPrivilegeEscalation"] is False
+            assert rights["capabilities"]["drop"] == ["ALL"]
+            assert set(rights["capabilities"].get("add", ())) <= {"SYS_PTRACE", "DAC_OVERRIDE"}
+            mounted = {mount["name"] for mount in container.get("volumeMounts", ())}
+            assert bool(mounted & with_token) is (container["name"] == "condition")
+
+
+def test_metrics_unit_has_no_right_to_administer_the_system() -> None:
+    unit = (REPOSITORY / "ship/package/gpuipc-doctor-metrics.service").read_text()
+    kept = " ".join(re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)).split()
+    assert kept
+    assert not {"CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SYS_RAWIO", "CAP_SETUID", "CAP_BPF"} & {*kept}
+
+
 @pytest.mark.parametrize(
     ("code", "screen", "exit_code", "says"),
     [

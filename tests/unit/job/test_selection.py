@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.fleet import slurm
 from gpuipc_doctor.job import selection
 from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs, select
 from gpuipc_doctor.stacks import rights
@@ -155,6 +156,40 @@ def test_another_users_process_with_the_jobs_number_is_not_counted(monkeypatch: 
             with monkeypatch.context() as patched:
                 patched.setattr(selection, surely, lambda pid, *_: pid == owners)
                 assert select(Request(slurm="990011")) == (owners,)
+
+
+@AS_ROOT
+@pytest.mark.parametrize(
+    ("said", "user", "blocked"),
+    [
+        ("4711", "", False),
+        ("0\n4711", "", True),  # not of the processes
+        ("0", "", True),
+        ("999999999999999999999", "", True),
+        ("x", "", True),
+        ("", "", True),
+        (None, "", True),
+        (None, "nobody", False),
+        ("4711", "nobody", False),
+    ],
+)
+def test_decoy_of_another_user_does_not_block(
+    monkeypatch: pytest.MonkeyPatch, said: str | None, user: str, blocked: bool
+) -> None:
+    """Without a control group of slurmd, squeue names the owner, or the user does, as the message advises."""
+
+    def squeue(*words: str, **_: float) -> str:
+        if said is None:
+            raise slurm.Refused("squeue: no such file")
+        return said
+
+    monkeypatch.setattr(slurm, "printed_by", squeue)
+    with carrying("990014", 4711) as owners, carrying("990014", 65534) as decoy:
+        if blocked:
+            with pytest.raises(SeveralJobs, match="name one with --user"):
+                select(Request(slurm="990014", user=user))
+        else:
+            assert select(Request(slurm="990014", user=user)) == ((decoy if user else owners),)
 
 
 STEP = "SLURM_JOB_ID=$0 sleep 600 & echo $!; wait"

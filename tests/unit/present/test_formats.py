@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gpuipc_doctor.present import markdown
@@ -82,3 +84,14 @@ def test_entry_in_a_ticket_has_its_text_in_the_first_line() -> None:
         "|---|---|",
         r"| 1 | \| |",
     ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a](http://x)", "<img src=x>", "`x`", "*b*", "a\n# b", "|x|", "a\x1b[31m", "&lt;", "_a_", "~~a~~"],
+)
+def test_heading_of_a_document_is_no_markup(name: str) -> None:
+    heading, *rest = markdown.render(f"{name} (exit 0)", ()).splitlines()
+    assert heading.startswith("## ")
+    assert not any(rest)
+    assert not re.search(r"(?<!\\)[`*_<\[\]|#~&]", heading.removeprefix("## "))

@@ -236,3 +236,17 @@ def test_repetition_without_a_probe_does_not_count() -> None:
     speeds = speed.compare([*one, *other], [*one, *partly], TOLERANCE)
     assert {s.samples for s in speeds.all if s.quantity.name == "cuInit"} == {(10, 8)}
     assert {s.pace for s in speeds.all} == {SpeedVerdict.SAME}
+
+
+@pytest.mark.parametrize("count", [0, -1, 8])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e308, 4e-3])
+def test_impossible_counts_and_times_of_a_document_are_left_out(count: int, seconds: float) -> None:
+    """A document with ``"count": 0`` ended `compare` with a traceback."""
+    results = [
+        replace(
+            result, roles=tuple(replace(r, calls=(Calls("cuInit", count, seconds),)) for r in result.roles)
+        )
+        for result in run(lambda: 1.0)
+    ]
+    names = {each.quantity.name for each in speed.compare(results, results, TOLERANCE).all}
+    assert ("cuInit" in names) is (count == 8 and seconds == 4e-3)

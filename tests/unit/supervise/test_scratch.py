@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
 import subprocess
@@ -142,3 +144,21 @@ def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     while made.exists():
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("where", ["hold", "rmtree"])
+def test_directory_is_removed_without_descriptors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
+) -> None:
+    """With few descriptors (``ulimit -n``), locking or removing the new directory fails."""
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    if where == "hold":
+        monkeypatch.setattr(scratch.leftovers, "hold", fail)
+    else:
+        monkeypatch.setattr(scratch.shutil, "rmtree", lambda *_, **__: None)
+    with contextlib.suppress(OSError), scratch.directory([tmp_path]):
+        pass
+    until("the directory is removed", lambda: not any(tmp_path.iterdir()))
