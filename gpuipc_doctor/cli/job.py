@@ -71,7 +71,7 @@ class JobOptions:
 
         ctx = click.get_current_context()
         if sum(map(bool, (self.pids, self.slurm or self.user, self.gpu))) > 1:
-            raise click.UsageError("--pid, --gpu and --slurm or --user exclude each other: give only one", ctx)
+            raise click.UsageError("--pid, --gpu and --slurm or --user exclude each other; give one", ctx)
         if self.nodes and self.pids:
             raise click.UsageError("--pid is for this node only: omit -w, or use --slurm or --user", ctx)
         if self.slurm and not all(part.isdecimal() for part in self.slurm.split(".", 1)):
