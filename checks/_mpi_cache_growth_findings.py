@@ -24,106 +24,87 @@ BY_BUFFER = "used memory {where} grows by {growth:mib} each iteration ({variant}
 BY_MESSAGE = "used memory {where} grows by {growth:bytes} with each message ({variant})"
 
 
-def judge_hidden(device: DeviceGrowth) -> Finding:
-    """The ERROR if used memory moves by itself, and no growth is large enough to be seen."""
-    says = "growth below {least:bytes} with each message would not have been noticed ({variant})"
-    least, variant = device.growth.rate.unsuspicious, device.done.probe
-    return leak_report(device.done.roles[device.role]).moving(
-        Evidence.seen(says, least=least, variant=variant)
+def judge_unknown(device: DeviceGrowth) -> Finding:
+    """The ERROR if used memory moves by itself, or if too few buffers were sent."""
+    growth, variant = device.growth, device.done.probe
+    if not (growth.is_hidden or growth.is_uneven):
+        return Finding.error(
+            "too-few-to-tell",
+            "cannot tell a cache from a leak after {times} buffers: {buffers} are kept {where} ({variant})",
+            *_rate_and_holders(device),
+            remedy="raise `memory` in the site config to 1024 MiB of device memory",
+            times=len(growth.used),
+            buffers=growth.at_least,
+            **_place_and_rate(device),
+        )
+    seen = Evidence.seen(
+        "growth below {least:bytes} with each message would not have been noticed ({variant})"
+        if growth.is_hidden
+        else "used memory {where} rose by {rose:mib} in {times} iterations, but not evenly ({variant})",
+        least=growth.rate.unsuspicious,
+        rose=max(growth.since_the_first),
+        times=len(growth.since_the_first),
+        where=device.where,
+        variant=variant,
     )
-
-
-def judge_uneven(device: DeviceGrowth) -> Finding:
-    """The ERROR if used memory moves by itself, and grew in bursts: messages lose memory evenly."""
-    growth = device.growth
-    says = "used memory {where} rose by {rose:mib} in {times} iterations, but not evenly ({variant})"
-    rose, times = max(growth.since_the_first), len(growth.since_the_first)
-    uneven = Evidence.seen(says, where=device.where, rose=rose, times=times, variant=device.done.probe)
-    return leak_report(device.done.roles[device.role]).moving(uneven)
-
-
-def judge_too_few(device: DeviceGrowth) -> Finding:
-    return Finding.error(
-        "too-few-to-tell",
-        "cannot tell a cache from a leak after {times} buffers: {buffers} are kept {where} ({variant})",
-        *_rate_and_holders(device),
-        remedy="raise `memory` in the site config to 1024 MiB of device memory",
-        times=len(device.growth.used),
-        buffers=device.growth.at_least,
-        **_place_and_rate(device),
-    )
+    return leak_report(device.done.roles[device.role]).moving(seen)
 
 
 def judge_bounded(device: DeviceGrowth) -> Finding:
-    """The WARN for a cache with a bound, and what the device can hold of it."""
-    growth, bound = device.growth, device.bound or 0.0
-    kept = _describe_kept(growth.displacement.counts_bytes)
-    filled = device.done.devices[device.place].total_bytes * SMALL / bound / 2**30
-    reach = f"{bound / SMALL:.0f} kept buffers of {filled:.1f} GiB each would fill this device"
-    values = {
-        **_place_and_rate(device),
-        **{"bound": bound, "buffers": bound / SMALL, "sent": len(growth.small), "each": SMALL},
-    }
-    evicted = (
-        "{sent} further buffers of {each:mib} evicted the earlier, larger buffers from MPI's cache; "
-        "no address was reused"
-    )
-    return Finding.warn(
-        "keeps-many",
-        f"about {kept} are kept {{where}} ({{variant}}), and used memory levels off",
-        Evidence.seen(evicted, **values),
-        *([] if growth.displacement.counts_bytes else [reach]),
-        *_holders(device),
-        remedy=_limit_the_cache(device.done),
-        **values,
-    )
+    """The WARN for what a library keeps within a bound: one that was seen, growth that stopped, or its
+    own."""
+    growth, bound, params = device.growth, device.bound, device.done.params
+    values: dict[str, Json] = {**_place_and_rate(device), "sent": len(growth.small), "each": SMALL}
+    remedy, evidence = _limit_the_cache(device.done), list[Evidence | str]()
+    if bound:
+        values |= {"bound": bound, "buffers": bound / SMALL}
+        says = f"about {_describe_kept(growth.displacement.counts_bytes)} are kept {{where}} ({{variant}}), "
+        says += "and used memory levels off"
+        evicted = (
+            "{sent} further buffers of {each:mib} evicted the earlier, larger buffers from MPI's cache; "
+            "no address was reused"
+        )
+        filled = device.done.devices[device.place].total_bytes * SMALL / bound / 2**30
+        reach = f"{bound / SMALL:.0f} kept buffers of {filled:.1f} GiB each would fill this device"
+        counted = [] if growth.displacement.counts_bytes else [reach]
+        evidence = [Evidence.seen(evicted, **values), *counted, *_holders(device)]
+    elif growth.displacement.stops:
+        values |= {"more": growth.since_the_first[-1], "buffers": growth.at_least}
+        says, remedy = "used memory {where} grew by {more:mib}, then levelled off ({variant})", ""
+        added = (
+            "each of the first buffers added {growth:mib}; then {sent} buffers of {each:mib} and one of "
+            "{large:mib} added nothing"
+        )
+        evidence = [Evidence.seen(added, large=growth.sizes[-1], **values), *_holders(device)]
+    else:
+        values |= {"variable": params["bounded_by"], "most": params["bounded_to"]}
+        values |= {"buffers": growth.at_least}
+        says = "at least {buffers:round} freed buffers are kept {where} ({variant}); {variable} allows {most}"
+        evidence = [*_rate_and_holders(device)]
+    return Finding.warn("keeps-many", says, *evidence, remedy=remedy, **values)
 
 
-def judge_stopped(device: DeviceGrowth) -> Finding:
-    growth, values = device.growth, _place_and_rate(device)
-    added = (
-        "each of the first buffers added {growth:mib}; then {sent} buffers of {each:mib} and one of "
-        "{large:mib} added nothing"
-    )
-    sent, large = len(growth.small), growth.sizes[-1]
-    return Finding.warn(
-        "stops",
-        "used memory {where} grew by {more:mib}, then levelled off ({variant})",
-        Evidence.seen(added, sent=sent, each=SMALL, large=large, **values),
-        *_holders(device),
-        more=growth.since_the_first[-1],
-        **values,
-    )
+def judge_growing(device: DeviceGrowth) -> Finding:
+    """The FAIL for growth without a bound, with what is known of it; a WARN if it is small, and the run too
+    short to decide."""
+    growth, decides = device.growth, device.done.params["decides"]
+    values, evidence = _place_and_rate(device), [_slow_rise(device)]
+    if growth.is_slow:
+        small = growth.displacement.creep or growth.rises.climb
+        values["growth"] = growth.loses_buffers or small
+    is_certain = decides or bool(growth.loses_buffers) or (growth.rate.is_large and not growth.is_slow)
+    if not is_certain:
+        if not growth.is_slow:
+            rate = interval(growth.rate.growth, len(growth.used))
+            evidence = [rate, Evidence.control("control: no growth without messages")]
+        return Finding.warn("grows-a-little", BY_MESSAGE, *evidence, remedy=TELL_LEAK, **values)
+    says = BY_MESSAGE if growth.is_slow and not growth.loses_buffers else BY_BUFFER
+    if not growth.is_slow:
+        evidence, values["buffers"] = _unbounded(device), growth.at_least
+    return Finding.fail("grows", says, *evidence, remedy=_limit_the_cache(device.done), **values)
 
 
-def judge_little(device: DeviceGrowth) -> Finding:
-    return Finding.warn(
-        "grows-a-little",
-        BY_MESSAGE,
-        interval(device.growth.rate.growth, len(device.growth.used)),
-        Evidence.control("control: no growth without messages"),
-        remedy=TELL_LEAK,
-        **_place_and_rate(device),
-    )
-
-
-def judge_allowed(device: DeviceGrowth) -> Finding:
-    """The WARN if the library's own bound explains the growth."""
-    params = device.done.params
-    return Finding.warn(
-        "keeps-many",
-        "at least {buffers:round} freed buffers are kept {where} ({variant}); {variable} allows {most}",
-        *_rate_and_holders(device),
-        remedy=_limit_the_cache(device.done),
-        variable=params["bounded_by"],
-        most=params["bounded_to"],
-        **_place_and_rate(device),
-        buffers=device.growth.at_least,
-    )
-
-
-def judge_unbounded(device: DeviceGrowth) -> Finding:
-    """The FAIL for growth without a bound, with what is known of it."""
+def _unbounded(device: DeviceGrowth) -> list[Evidence]:
     growth, bound = device.growth, device.bound
     rate, *holders = _rate_and_holders(device)
     times = len(growth.used) + len(growth.small) + len(growth.late)
@@ -137,54 +118,23 @@ def judge_unbounded(device: DeviceGrowth) -> Finding:
         says = f"used memory may level off at {kept}; {{times}} iterations did not fill such a cache {often}"
     buffers = bound / SMALL if bound else growth.at_least
     left = device.done.records[device.role]["free"] / growth.rate.growth.estimate
-    return Finding.fail(
-        "grows",
-        BY_BUFFER,
+    return [
         rate,
         Evidence.seen(says, times=times, rose=growth.rose_until, buffers=buffers, bound=bound),
         Evidence.seen("at this rate the device is full after {left:round} more iterations", left=left),
         *holders,
-        remedy=_limit_the_cache(device.done),
-        **_place_and_rate(device),
-        buffers=growth.at_least,
-    )
-
-
-def judge_lost_buffers(device: DeviceGrowth) -> Finding:
-    """The FAIL if a library loses a few buffers, so many that each message costs a small buffer or more."""
-    growth = device.growth.beyond_the_first / (len(device.growth.used) - 1)
-    values = {"where": device.where, "growth": growth, "variant": device.done.probe}
-    return Finding.fail(
-        "grows", BY_BUFFER, _slow_rise(device), remedy=_limit_the_cache(device.done), **values
-    )
-
-
-def judge_creep(device: DeviceGrowth) -> Finding:
-    """Judge slow growth: a library loses a few buffers, or a part of each."""
-    growth = device.growth.displacement.creep or device.growth.rises.climb
-    values = {"where": device.where, "growth": growth, "variant": device.done.probe}
-    if device.done.params["decides"]:
-        remedy = _limit_the_cache(device.done)
-        return Finding.fail("grows", BY_MESSAGE, _slow_rise(device), remedy=remedy, **values)
-    return Finding.warn("grows-a-little", BY_MESSAGE, _slow_rise(device), remedy=TELL_LEAK, **values)
+    ]
 
 
 JUDGES: dict[Outcome, Callable[[DeviceGrowth], Finding]] = {
-    Outcome.HIDDEN: judge_hidden,
-    Outcome.UNEVEN: judge_uneven,
-    Outcome.TOO_FEW: judge_too_few,
-    Outcome.LOSES_BUFFERS: judge_lost_buffers,
-    Outcome.CREEPS: judge_creep,
+    Outcome.UNKNOWN: judge_unknown,
     Outcome.BOUNDED: judge_bounded,
-    Outcome.STOPS: judge_stopped,
-    Outcome.GROWS_A_LITTLE: judge_little,
-    Outcome.ALLOWED: judge_allowed,
-    Outcome.GROWS: judge_unbounded,
+    Outcome.GROWS: judge_growing,
 }
-"""Outcome → its finding about one device. A level device has none: see `judge_level`."""
+"""Outcome → its finding about one device. Flat memory has one of the run: see `judge_flat`."""
 
 
-def judge_level(done: ProbeOutcome, devices: Sequence[DeviceGrowth]) -> Finding:
+def judge_flat(done: ProbeOutcome, devices: Sequence[DeviceGrowth]) -> Finding:
     """Judge a run without growth: PASS, or SKIP if its buffers were too small to be cached."""
     evidence = [each.growth.plateau(each.role, leak_report(done.roles[each.role]).block) for each in devices]
     room = sum(devices[0].growth.sizes)

@@ -54,7 +54,7 @@ from ._mpi_cache_growth_buffers import (
     stop_when_full,
     take_from,
 )
-from ._mpi_cache_growth_findings import JUDGES, judge_level
+from ._mpi_cache_growth_findings import JUDGES, judge_flat
 from ._mpi_cache_growth_series import growth_so_far, measure_devices
 
 
@@ -65,7 +65,7 @@ class MpiCacheGrowth(Check):
     requires = frozenset({"multi-process"})
     needs_mpi = True
     curable_warnings = frozenset({"keeps-many", "grows-a-little"})
-    explains_losses = curable_warnings | {"grows", "stops"}
+    explains_losses = curable_warnings | {"grows"}
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         assert ctx.mpi is not None
@@ -94,8 +94,8 @@ class MpiCacheGrowth(Check):
             return
         devices = measure_devices(done)
         outcomes = [(device.outcome, device) for device in devices]
-        found = [JUDGES[outcome](device) for outcome, device in outcomes if outcome is not Outcome.LEVEL]
-        yield from found or [judge_level(done, devices)]
+        found = [JUDGES[outcome](device) for outcome, device in outcomes if outcome is not Outcome.FLAT]
+        yield from found or [judge_flat(done, devices)]
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
         devices, is_shared = measure_devices(done), len(done.devices) == 1

@@ -59,17 +59,13 @@ def how_many(room: float, size: int, most: int) -> int:
 class Outcome(Enum):
     """What used memory did as buffers were sent and freed: exactly one of these."""
 
-    HIDDEN = "what used memory does by itself may hide growth, or feign a small one"
-    UNEVEN = "it grew in bursts, but it also moves by itself"
-    TOO_FEW = "it grew, but with too few growing buffers to tell a cache from a leak"
-    LEVEL = "it did not grow"
-    LOSES_BUFFERS = "whole buffers were lost, but too few for the slope of the last third"
-    CREEPS = "a few buffers were lost, or a small part of each"
-    BOUNDED = "a full cache evicted large buffers for small ones"
-    STOPS = "it grew and then stopped, although nothing was released"
-    GROWS_A_LITTLE = "it grew by a small part of each buffer, in a run too short to decide"
-    ALLOWED = "it grew, but the library's own bound is higher than the number of buffers sent"
-    GROWS = "it grew"
+    FLAT = "flat"
+    BOUNDED = "bounded"
+    """It grew until a bounded cache was full or until it stopped, or within the library's own bound."""
+    GROWS = "grows"
+    """It grew: with each buffer, by a few lost buffers, or by a part of each."""
+    UNKNOWN = "cannot tell"
+    """It moves by itself so that growth would be hidden or feigned, or too few buffers were sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,32 +163,21 @@ class BufferGrowth:
     """Bytes by which used memory may change by itself in the last third; see `IdleCounter`."""
 
     def outcome(self, planned: int = 0, allowed: int = 0, *, decides: bool = True) -> Outcome:
-        """The outcome: the first row that holds.
+        """What happened.
 
         ``planned``: number of small buffers that were to follow. ``allowed``: number of buffers that the
         library may keep by its own bound. ``decides``: whether the run is long enough to tell a leak from a
-        cache; a bound must then be passed twice, and small growth counts.
+        cache; a bound must then be passed twice.
         """
-        rate, rises, after = self.rate, self.rises, self.displacement
-        is_complete, half = self.is_complete(planned), (len(self.used) + len(self.small)) / 2
-        are_few = self.sizes[0] < self.sizes[-1] and not planned and len(self.used) < TOO_FEW
-        per_buffer = self.beyond_the_first / (len(self.used) - 1)
-        is_passed = bool(after.bound) and self.was_passed(after.bound or 0.0, 2 if decides else 1)
-        rows = (
-            (Outcome.HIDDEN, self.is_hidden),
-            (Outcome.UNEVEN, self.doubt > 0 and not self.is_even),
-            (Outcome.TOO_FEW, are_few and (rate.grows or rises.rose_often)),
-            (Outcome.LOSES_BUFFERS, not rate.grows and after.creep > 0 and per_buffer >= self.each),
-            (Outcome.CREEPS, not rate.grows and (after.creep > 0 or rises.climb > 0)),
-            (Outcome.LEVEL, not rate.grows),
-            (Outcome.BOUNDED, is_complete and is_passed),
-            (Outcome.CREEPS, self.apart and after.releases and 0 < after.creep < KEPT * self.each),
-            (Outcome.STOPS, is_complete and after.stops),
-            (Outcome.GROWS_A_LITTLE, not rate.is_large and not decides),
-            (Outcome.ALLOWED, is_complete and allowed >= self.at_least > half),
-            (Outcome.GROWS, True),
-        )
-        return next(outcome for outcome, holds in rows if holds)
+        if self.is_hidden or self.is_uneven or self.has_too_few(planned):
+            return Outcome.UNKNOWN
+        if not (self.rate.grows or self.is_slow):
+            return Outcome.FLAT
+        bound, half = self.displacement.bound, (len(self.used) + len(self.small)) / 2
+        stopped = self.displacement.stops or (bound and self.was_passed(bound, 2 if decides else 1))
+        is_allowed = allowed >= self.at_least > half and not self.is_slow
+        is_bounded = self.rate.grows and self.is_complete(planned) and (stopped or is_allowed)
+        return Outcome.BOUNDED if is_bounded else Outcome.GROWS
 
     # -- the measurements ---------------------------------------------------------------------------------
 
@@ -278,6 +263,34 @@ class BufferGrowth:
     def is_hidden(self) -> bool:
         """Whether what used memory does by itself may hide growth, or feign a small one."""
         return self.doubt > NOISE_BYTES and not self.rate.is_large
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether it grew in bursts, while used memory also moves by itself."""
+        return self.doubt > 0 and not self.is_even
+
+    def has_too_few(self, planned: int) -> bool:
+        """Whether it grew with too few growing buffers to tell a cache from a leak, and no small ones
+        followed."""
+        are_few = self.sizes[0] < self.sizes[-1] and not planned and len(self.used) < TOO_FEW
+        return are_few and (self.rate.grows or self.rises.rose_often)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a few buffers are lost, or a small part of each: small buffers or permanent rises show it,
+        not the slope."""
+        creep = self.displacement.creep
+        if self.rate.grows:
+            return self.apart and self.displacement.releases and 0 < creep < KEPT * self.each
+        return creep > 0 or self.rises.climb > 0
+
+    @property
+    def loses_buffers(self) -> float:
+        """Bytes of growth with each buffer, if so many are lost that this is a small buffer or more; else
+        0."""
+        lost = self.beyond_the_first / (len(self.used) - 1)
+        is_lost = not self.rate.grows and self.displacement.creep > 0 and lost >= self.each
+        return lost if is_lost else 0.0
 
     @property
     def is_even(self) -> bool:

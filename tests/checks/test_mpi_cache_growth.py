@@ -316,6 +316,7 @@ def test_more_buffers_are_sent_if_used_memory_rose_by_a_block(
     w = SimpleNamespace(
         **{"mpi": mpi, "gpu": gpu_, "gpus": [gpu_], "params": probe.params, "role": "sender"},
         **{"clock": lambda: float(next(clock)), "step": nullcontext, "record": records.update},
+        keep_usage=lambda *_: None,
     )
     watch = SimpleNamespace(used=used, may_move=lambda *_: False, idle=STILL)
     iterate = probe.roles["sender"]
@@ -453,7 +454,7 @@ def test_growth_that_stops_is_a_warning_with_its_sum() -> None:
     then = [24 * MIB * min(number, 40) for number in range(33, 33 + SMALL + 1)]
     for decides in (False, True):
         finding = growth(memory(used, small=then), decides=decides)
-        assert (finding.status, finding.key) == (Status.WARN, "stops")
+        assert (finding.status, finding.key) == (Status.WARN, "keeps-many")
         assert sentences.summary(finding) == (
             "used memory on the sender's device grew by 960 MiB, then levelled off (growing)"
         )
