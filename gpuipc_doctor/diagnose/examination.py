@@ -22,11 +22,9 @@ from gpuipc_doctor.diagnose.rank_files import LogSummary, compare
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message, affected, cures, relation, vendors
 from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import Lookalike
-from gpuipc_doctor.knownissues.index import Index
 from gpuipc_doctor.knownissues.literals import Needs, bare
-from gpuipc_doctor.knownissues.scanner import Hit, spanned
-from gpuipc_doctor.knownissues.search_patterns import Pattern
-from gpuipc_doctor.knownissues.text_search import Reading
+from gpuipc_doctor.knownissues.patterns import Index, Pattern
+from gpuipc_doctor.knownissues.scanner import Hit, Reading, spanned
 from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.versions import Verdict
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpuipc_doctor.job.document import Cause, JobReport, MatchedIssue, Rank
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, affected, cures, relation
 from gpuipc_doctor.knownissues.conditions import NamedFacts
-from gpuipc_doctor.knownissues.text_search import Search
+from gpuipc_doctor.knownissues.scanner import Search
 from gpuipc_doctor.model import Effect, Fact, Setting
 from gpuipc_doctor.node import environment, variables
 from gpuipc_doctor.node.environment import SetVariable

@@ -170,7 +170,7 @@ class _Evidence:
         self._shown: dict[int, set[int]] = {}
         if not signatures:
             return
-        from gpuipc_doctor.knownissues.text_search import Search  # a prolog of a healthy node needs no search
+        from gpuipc_doctor.knownissues.scanner import Search  # a prolog of a healthy node needs no search
 
         search = Search(signatures)
         self._shown = {

@@ -9,7 +9,6 @@ from datetime import date
 from gpuipc_doctor.files.near_miss import did_you_mean
 from gpuipc_doctor.files.yamlfile import Document, Key, Mistake
 from gpuipc_doctor.knownissues.conditions import Need, in_words
-from gpuipc_doctor.knownissues.index import Index
 from gpuipc_doctor.knownissues.message import LINES, LINES_OF_SIGNATURE
 from gpuipc_doctor.knownissues.parse import (
     Placed,
@@ -19,8 +18,9 @@ from gpuipc_doctor.knownissues.parse import (
     placed_messages,
     suppressions,
 )
+from gpuipc_doctor.knownissues.patterns import Index
 from gpuipc_doctor.knownissues.regexes import objections
-from gpuipc_doctor.knownissues.text_search import Search
+from gpuipc_doctor.knownissues.scanner import Search
 from gpuipc_doctor.node.fact_names import NAMES
 from gpuipc_doctor.versions import Range
 

@@ -94,7 +94,7 @@ class Signature:
         return tuple(map(stacks.pattern, self.stack)) or tuple(map(spaced, self.match))
 
     def is_shown_by(self, result: Result) -> bool:
-        """Whether a result shows the entry by its key or its calls; `text_search.Search` says it of its
+        """Whether a result shows the entry by its key or its calls; `scanner.Search` says it of its
         texts."""
         called = self.call is not None and any(self.call.is_of(role) for role in result.roles)
         return called or result.key in self.finding

@@ -14,7 +14,7 @@ from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, Workaround
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.releases import released
-from gpuipc_doctor.knownissues.text_search import MANY
+from gpuipc_doctor.knownissues.scanner import MANY
 from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.versions import Range
 

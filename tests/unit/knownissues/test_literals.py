@@ -7,16 +7,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuipc_doctor import knownissues
-from gpuipc_doctor.knownissues.finder import finder, with_re
 from gpuipc_doctor.knownissues.literals import (
     bare,
     dense,
     dense_keys,
     dense_text,
     dense_ways,
+    finder,
     fixed_text,
     has,
     in_order,
+    with_re,
 )
 
 SIGNATURES = [

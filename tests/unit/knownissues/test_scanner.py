@@ -6,8 +6,8 @@ import re
 import pytest
 
 from gpuipc_doctor.knownissues.lines import BLOCK, LONGEST
+from gpuipc_doctor.knownissues.patterns import Pattern, Patterns
 from gpuipc_doctor.knownissues.scanner import Scanner
-from gpuipc_doctor.knownissues.search_patterns import Pattern, Patterns
 
 NEEDLES = ("cxil_map() failed: -22", "Failed to map recv buffer: -22")
 PATTERNS = Patterns([Pattern(re.escape(needle).replace(r"\ ", r"\s+"), wrapped=True) for needle in NEEDLES])

@@ -15,8 +15,8 @@ from gpuipc_doctor.knownissues import Confidence, Signature
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.lines import REACH
 from gpuipc_doctor.knownissues.regexes import objections
+from gpuipc_doctor.knownissues.scanner import Search
 from gpuipc_doctor.knownissues.signatures import spaced
-from gpuipc_doctor.knownissues.text_search import Search
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.versions import Verdict
 

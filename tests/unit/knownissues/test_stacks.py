@@ -3,8 +3,8 @@
 import pytest
 
 from gpuipc_doctor.knownissues import Signature
+from gpuipc_doctor.knownissues.scanner import Search
 from gpuipc_doctor.knownissues.stacks import frame, stacks
-from gpuipc_doctor.knownissues.text_search import Search
 
 CALLS = ("cxip_cq_eq_progress", "ofi_cq_readfrom", "MPIR_Wait_impl", "PMPI_Recv")
 FORMS = {
