@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuipc_doctor.cli import bindings, check_options, formats, options, saved
+from gpuipc_doctor.cli import bindings, check_options, formats, options, run_as, saved
 from gpuipc_doctor.cli.check_options import CheckOptions
 from gpuipc_doctor.cli.progress import Silent, progress
 from gpuipc_doctor.cli.stdio import say
@@ -26,6 +26,9 @@ SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "
 
 @click.command()
 @check_options.add
+@click.option("--user", metavar="NAME", is_eager=True, expose_value=False, callback=run_as.user,
+              help="As root, run everything as this user, with all groups of theirs; files are read and "
+                   "written as them.")  # fmt: skip
 @click.pass_context
 def command(ctx: click.Context, /, **given: Any) -> None:
     """Run checks on this node and print the health matrix.
@@ -37,6 +40,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     if not asked.simulate:  # simulated nodes have files of their own
         options.require_nccl_library(asked.nccl_lib)
     asked.refuse_contradictions()
+    run_as.warn_root()
     config = asked.site_config()
     if strange := options.not_of_this_node(config):
         say(strange)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from gpuipc_doctor.cli import options, saved
+from gpuipc_doctor.cli import options, run_as, saved
 from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.model import Json, Node
 from gpuipc_doctor.node.inventory_content import page, page_of_changes
@@ -44,6 +44,7 @@ def command(
     Drivers and foreign libraries are queried in separate processes, as for a check: if one hangs, only its
     own rows are missing.
     """
+    run_as.warn_root()
     config = options.site_config(config_file)
     old = saved.inventory(before) if before else ()
     request = Request(backend=backend, deadline_s=deadline)
