@@ -34,7 +34,7 @@ API = ROOT / "gpuipc_doctor/api"
 
 SAME = {
     (
-        "api/patterns",
+        "api/data_patterns",
         "in pattern max in place of min(256, nbytes // PERIOD + 1)",
     ): "the same bytes, made slower",
 }
