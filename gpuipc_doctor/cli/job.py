@@ -207,7 +207,7 @@ def _reports(asked: JobOptions) -> Iterator[list[JobReport]]:
 def _examined(asked: JobOptions, request: Request, earlier: JobReport | None) -> JobReport:
     """The report of a job: of this node, or of all nodes that the options name."""
     from gpuipc_doctor.job import here
-    from gpuipc_doctor.job.progress import since
+    from gpuipc_doctor.job.progress import with_second_look
     from gpuipc_doctor.stacks import code
 
     where: list[str] | None = []
@@ -228,7 +228,7 @@ def _examined(asked: JobOptions, request: Request, earlier: JobReport | None) ->
         report = replace(report, unable={**report.unable, **alone})
     if report.ranks and not asked.part:  # of a merged report, they are found in the whole
         report = _with_issues(report)
-    return replace(report, since=since(earlier, report)) if earlier else report
+    return with_second_look(earlier, report) if earlier else report
 
 
 def _print(asked: JobOptions, found: list[JobReport]) -> None:

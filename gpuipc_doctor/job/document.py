@@ -137,6 +137,9 @@ class Rank:
     """How the rank's number was found if no variable of its environment has it."""
     works: str = ""
     """Work that the rank does although it is in no wait; empty if none was seen."""
+    mark: str = ""
+    """Hash of the stack or the variables of a waiting call's callers. It differs after another call; empty if
+    unknown."""
     helpers: tuple[str, ...] = ()
     """What the rank's helper processes do, such as a DataLoader's workers."""
     gpus: tuple[str, ...] = ()

@@ -140,6 +140,7 @@ def _rank(number: int, process: Process, doing: Activity, host: str) -> Rank:
         path=doing.path,
         reason=doing.reason,
         works=doing.works,
+        mark=process.callers or process.variables,
         settings=process.settings,
         versions=loaded.versions(process),
         started=process.started,

@@ -246,7 +246,7 @@ class ProcessFacts:
         They are Python functions if the Python stack changes. Otherwise they are the innermost functions of
         the program, or of the extensions that Python calls.
         """
-        python = [tuple(map(_without_line, each.python)) for each in self.snapshots if each.python]
+        python = [tuple(map(without_line, each.python)) for each in self.snapshots if each.python]
         if len({*python}) > 1:
             return [*dict.fromkeys(stack[0].partition(" (")[0] for stack in python)]
         stacks = self.native(self.last.pid)
@@ -289,7 +289,7 @@ class ProcessFacts:
         omitted."""
         stacks = [each.python for each in self.snapshots if each.python]
         same = _common(stacks)
-        inner = {_without_line(stack[-1 - len(same)]) if len(stack) > len(same) else "" for stack in stacks}
+        inner = {without_line(stack[-1 - len(same)]) if len(stack) > len(same) else "" for stack in stacks}
         loop = inner.pop() if len(inner) == 1 else ""
         return (loop, *same) if loop else same
 
@@ -428,7 +428,7 @@ def _is_telling(stack: Stack) -> bool:
     return first_call(stack) is not None or any(not may_be_below_call(frame) for frame in stack)
 
 
-def _without_line(frame: str) -> str:
+def without_line(frame: str) -> str:
     return re.sub(r":\d+\)$", ")", frame)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from gpuipc_doctor.job.document import JobReport, Progress, Rank
+from dataclasses import replace
+
+from gpuipc_doctor.job.document import Cause, JobReport, Progress, Rank
+from gpuipc_doctor.job.process_facts import without_line
 from gpuipc_doctor.job.waits import Kind, program_frames
 
 
@@ -23,6 +26,34 @@ def since(earlier: JobReport, now: JobReport) -> Progress:
     )
 
 
+LATE_AFTER_S = 30 * 60.0
+"""Seconds between two looks after which a rank that works in one function counts as late."""
+
+
+def with_second_look(earlier: JobReport, now: JobReport) -> JobReport:
+    """The report with its progress, and with late ranks blamed that are still where they were.
+
+    A rank that works may arrive. It is blamed if it is in the same function, and those that wait for it have
+    made no other call, for `LATE_AFTER_S`.
+    """
+    progress = since(earlier, now)
+    now = replace(now, since=progress)
+    verdict, seconds = now.verdict, now.taken - earlier.taken
+    ranks = {rank.rank: rank for rank in now.ranks}
+    before = {rank.rank: rank for rank in earlier.ranks}
+    late = [ranks[rank] for rank in verdict.blamed if rank in ranks]
+    if verdict.cause is not Cause.UNKNOWN or not late or seconds < LATE_AFTER_S:
+        return now
+    is_outside = all(Kind(rank.doing).is_outside for rank in late)
+    is_same = {*verdict.blamed, *verdict.waiting} <= {*progress.still}
+    marks = [(before[rank].mark, ranks[rank].mark) for rank in verdict.waiting if is_same]
+    if not (is_outside and is_same and marks and all(mark and mark == old for old, mark in marks)):
+        return now
+    why = f"in the same function since {seconds / 60:.0f} min, in which no rank that waits made another call"
+    blamed = replace(verdict, cause=Cause.HOST_LATE, reasons=(*verdict.reasons, why))
+    return replace(now, verdict=blamed)
+
+
 def _identity(rank: Rank) -> tuple[str, int, int]:
     return rank.host, rank.pid, rank.started
 
@@ -33,4 +64,8 @@ def _is_still(before: Rank, now: Rank) -> bool:
 
 
 def _place(rank: Rank) -> tuple[str, str, tuple[str, ...]]:
+    """What a rank does and where; of one outside of calls without the lines, which change while it works."""
+    if Kind(rank.doing).is_outside:
+        frames = tuple(without_line(frame) for frame in program_frames(rank.path) if ".py:" in frame)
+        return "", without_line(rank.operation) if not frames else "", frames
     return rank.doing, rank.operation, program_frames(rank.path)

@@ -22,13 +22,11 @@ from gpuipc_doctor.stacks import (
     counting,
     perf_events,
     python_stacks,
-    rights,
     sampling,
-    sleeping,
     sockets,
+    stacks,
     stopping,
 )
-from gpuipc_doctor.stacks.code import Code
 from gpuipc_doctor.stacks.python_stacks import PythonStack, is_python
 from gpuipc_doctor.stacks.thread import Stack, Thread
 
@@ -307,29 +305,12 @@ def _asleep(process: Process) -> set[int]:
 
 
 def _with_stacks(process: Process, samples: Mapping[int, Sequence[Stack]]) -> Process:
-    refused = dict(process.refused)
-
-    chosen = _asleep(process)
-    code = None
-
-    def asleep(thread: Thread) -> tuple[Stack, ...]:
-        nonlocal code
-        if thread.tid not in chosen or thread.tid in samples:
-            return ()
-        try:
-            code = code or Code(process.pid)
-            return tuple(filter(None, [sleeping.stack(process.pid, thread.tid, code)]))
-        except OSError as error:
-            denied = isinstance(error, PermissionError)
-            refused["stack of a sleeping thread"] = rights.reason(process.pid) if denied else str(error)
-            return ()
-
-    threads = [
-        replace(thread, approximate=(*samples.get(thread.tid, ()), *asleep(thread)))
-        for thread in process.threads
-    ]
+    found, refused = stacks(process.pid, _asleep(process), samples)
+    threads = [replace(thread, approximate=found.get(thread.tid, ())) for thread in process.threads]
     fingerprint = ""
     if process.has_mpi:
         with suppress(OSError):
             fingerprint = callers.fingerprint(process.pid)
-    return replace(process, threads=tuple(threads), callers=fingerprint, refused=refused)
+    return replace(
+        process, threads=tuple(threads), callers=fingerprint, refused={**process.refused, **refused}
+    )
