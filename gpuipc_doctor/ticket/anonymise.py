@@ -62,6 +62,32 @@ _STATED_USERS = tuple(
 )
 """Forms in which batch systems, PAM, ls(1), id(1) and messages name a user."""
 
+_HOST_NAME = r"([A-Za-z][\w-]*(?:\.[A-Za-z][\w-]*)*)(?![\w@/(:\[-]*[=/(\[])"
+_LIKE_A_HOST = rf"(?=[\w-]*(?:\d|\.[A-Za-z])){_HOST_NAME}"
+"""A name with a number or a domain: other words may stand in these places."""
+_STATED_HOSTS = tuple(
+    re.compile(form)
+    for form in (
+        rf"\b(?:HOST|HOSTNAME|SLURMD_NODENAME|MASTER_ADDR|SLURM_SUBMIT_HOST|\w+_HOST)=[\"']?{_HOST_NAME}",
+        rf"(?i)\b(?:host(?: ?name)?|node ?name)\\?[\"']?\s*[:=]\s*\\?[\"']?{_HOST_NAME}",
+        rf"(?i)\b(?:on|from|to|at|of) (?:remote |peer )?(?:host|node) [\"']?{_LIKE_A_HOST}",
+        rf"\b(?:ssh|scp|rsh)(?: -\w+)* {_LIKE_A_HOST}",
+        rf"(?i)\bconnection (?:to|from) {_LIKE_A_HOST}",
+        rf"(?m)^[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d {_HOST_NAME} [\w./-]+(?:\[\d+\])?: ",
+        rf"(?m)^\d{{4}}-\d\d-\d\dT[\d:.+Z-]+ {_HOST_NAME} [\w./-]+(?:\[\d+\])?: ",
+        r"\b((?=[A-Za-z-]*\d)[A-Za-z][A-Za-z-]*\d+): (?:error|slurmstepd|srun|task)\b",
+        r"(?m)^\[?((?=[A-Za-z-]*\d)[A-Za-z][A-Za-z-]*\d+)(?::\d+){1,2}\]? ",  # NCCL, Open MPI, UCX
+    )
+)
+"""Forms in which the environment, syslog, ssh, launchers and libraries name a host."""
+_NO_HOST = re.compile(
+    r"a|all|an|and|any|another|compute|cuda|each|every|false|gpu|hip|id|in|is|it|its|local|login|memory|my|name|no|node|none|"
+    r"not|null|numa|of|one|or|other|port|process|rank|remote|same|server|that|the|their|this|true|unknown|was|which|with|"
+    r"localhost|localdomain|(?:cuda|hip|rank|mlx5_|hsn|ib|eth|cxi|gpu|numa|node)\d*",
+    re.IGNORECASE,
+)
+"""Words in such places that are no names."""
+
 _NO_USER = re.compile(
     r"a|about|action|address|an|and|application|argument|as|at|buffer|by|callback|can|"
     r"code|command|config|context|data|default|defined|did|does|driver|environment|error|"
@@ -105,6 +131,10 @@ _SHAPES = (
     r"(?P<login>(?<![\w-])(?:-[uU]|--(?:proxy-)?user)[\s=]*[\"']?(?!\d+:\d+\b)[^\s:\"'/]+:[^\s\"',;]+)",
     rf"(?P<secret>(?i:[\w-]*(?:{_OF_SECRETS})[\w-]*[\"']?\s*[=:]\s*){_VALUE})",
     r"(?P<url>\b[a-z][a-z0-9+.-]*://[^\s\"'<>]+)",
+    r"(?P<serial>\b(?i:serial(?:[ _-]?(?:number|no\.?|num))?|s/n|board[ _]?serial|unique[ _]?id|"
+    r"(?:node|port|sys(?:_?image)?|fabric|cluster|chassis)?[ _-]?guid|cluster ?uuid)"
+    r"\\?[\"']?\s*[:=]?\s*\\?[\"']?(?:0x)?(?=[\w:-]*\d)[0-9A-Za-z][\w:-]{5,})",
+    r"(?P<guid>(?<![\w.])(?:0x)?(?!0000)(?:[0-9a-f]{6}(?:03|ff)00[0-9a-f]{6}|[0-9a-f]{6}fffe[0-9a-f]{6})(?!\w))",
     r"(?P<mail>[\w.+-]+@[\w.-]+)",
     r"(?P<uuid>(?<![0-9A-Fa-f])[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})",
     r"(?P<hex>(?<![\w:.])(?:[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5,}|(?:[0-9A-Fa-f]{4}:){3}[0-9A-Fa-f]{4})(?![\w:]))",
@@ -137,10 +167,12 @@ class Pseudonyms:
         self._given: dict[tuple[str, str], str] = {}
         self._versions = names.versions
         self._users = set(names.users)
+        hosts_named = set(names.hosts)
         files = set(names.programs)
         for text in texts:
             self._users.update(_HOME.findall(text), _users_in(text))
             files.update(_file_names(text))
+            hosts_named.update(_hosts_in(text))
         self._users -= _COMMON_USERS
         kinds = {
             "value": names.values,
@@ -151,7 +183,7 @@ class Pseudonyms:
         }
         self._kinds = {word: kind for kind, those in reversed(kinds.items()) for word in those if word}
         known = sorted(map(re.escape, self._kinds), key=len, reverse=True)
-        hosts = [_like(host) for host in sorted(names.hosts, key=len, reverse=True) if len(host) > 1]
+        hosts = [_like(host) for host in sorted(hosts_named, key=len, reverse=True) if len(host) > 1]
         groups = {"known": known, "host": hosts}
         words = [
             f"(?P<{kind}>(?<![A-Za-z0-9])(?:{'|'.join(those)})(?![A-Za-z0-9]))"
@@ -196,6 +228,8 @@ class Pseudonyms:
             "login": self._login,
             "secret": lambda token: re.sub(r"(?s)([=:]\s*).*", r"\1removed", token, count=1),
             "url": lambda token: self._words(re.sub("//[^/@]*@", "//", token)),
+            "serial": self._serial,
+            "guid": lambda token: self._named("id", token),
             "mail": lambda token: "@".join(map(self._named, ("user", "host"), token.split("@", 1))),
             "uuid": lambda token: self._named("id", token),
             "hex": lambda token: self._named("address", token),
@@ -213,6 +247,12 @@ class Pseudonyms:
         """An option with ``user:secret``."""
         option, user = re.fullmatch(r"(.*[\s=\"']|-[uU])([^\s=\"':]+):.*", token, re.DOTALL).groups()  # type: ignore[union-attr]
         return f"{option}{self._named('user', user)}:removed"
+
+    def _serial(self, token: str) -> str:
+        """A serial number or GUID after its name."""
+        number = re.search(r"(?:0x)?[0-9A-Za-z][\w:-]*$", token)
+        assert number
+        return token[: number.start()] + self._named("id", number[0])
 
     def _known(self, token: str) -> str:
         kind = self._kinds[token]
@@ -305,6 +345,14 @@ def _users_in(text: str) -> Iterator[str]:
             plain = name.rstrip(".-")
             if not (_NO_USER.fullmatch(plain) or plain.isupper()):
                 yield plain
+
+
+def _hosts_in(text: str) -> Iterator[str]:
+    """Hosts that are named in a text in one of the usual forms."""
+    for form in _STATED_HOSTS:
+        for name in form.findall(text):
+            if not _NO_HOST.fullmatch(name) and not _LIBRARY.fullmatch(name):
+                yield name
 
 
 def _file_names(text: str) -> Iterator[str]:
