@@ -54,6 +54,43 @@ class Segment(NamedTuple):
     factor: int
 
 
+class Contents(NamedTuple):
+    """What a rank's buffers hold before and after a call of all ranks, in segments of equal length. An empty
+    target: this rank receives nothing."""
+
+    source: Sequence[Segment]
+    target: Sequence[Segment]
+
+
+def contents_of(call: str, key: str, rank: int, ranks: int, root: int = 0) -> Contents:
+    """The contents for a call whose ranks contribute equally: ``allreduce``, ``reduce``, ``bcast``,
+    ``allgather``, ``reduce-scatter``, ``alltoall``; by default each rank sends to the next one in a ring.
+
+    ``key``: with a format for the number of a segment, and other for other data. A rank multiplies its
+    segments by its number plus 1.
+    """
+
+    def part(number: int, factor: int) -> Segment:
+        return Segment(key.format(number), factor)
+
+    total, every = ranks * (ranks + 1) // 2, range(ranks)
+    own, for_each = [part(0, rank + 1)], [part(other, rank + 1) for other in every]
+    match call:
+        case "allreduce":
+            return Contents(own, [part(0, total)])
+        case "reduce":
+            return Contents(own, [part(0, total)] if rank == root else [])
+        case "bcast":
+            return Contents(own, [part(0, root + 1)])
+        case "allgather":
+            return Contents(own, [part(0, other + 1) for other in every])
+        case "reduce-scatter":
+            return Contents(for_each, [part(rank, total)])
+        case "alltoall":
+            return Contents(for_each, [part(rank, other + 1) for other in every])
+    return Contents(own, [part(0, (rank - 1) % ranks + 1)])
+
+
 @lru_cache(64)
 def block(kind: Kind, segment: Segment) -> bytes:
     """`PERIOD` elements of a segment."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import cycle
 from typing import NamedTuple
@@ -12,14 +12,26 @@ from gpuipc_doctor.api.reduction_data import (
     FILL,
     GUARD,
     KINDS,
+    Contents,
     Kind,
-    Segment,
+    contents_of,
     fill,
     write_segments,
     wrong_segments,
 )
 
-OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "ring", "all-to-all")
+_CALLS = {
+    "all-reduce": "allreduce",
+    "all-gather": "allgather",
+    "reduce-scatter": "reduce-scatter",
+    "broadcast": "bcast",
+    "reduce": "reduce",
+    "ring": "ring",
+    "all-to-all": "alltoall",
+}
+"""Operation → its name in `api.reduction_data.contents_of`."""
+
+OPERATIONS = tuple(_CALLS)
 
 SIZES = (0, 4, 100, 4092, 16_388, 65_532, 131_080, 524_284, (1 << 20) + 4, (4 << 20) + 12, (16 << 20) + 12)
 """Bytes of one rank's largest buffer: around the sizes at which NCCL changes from protocol LL to LL128 and to
@@ -62,17 +74,6 @@ class Case(NamedTuple):
         place = ", in place" if self.in_place else ""
         on = f", {self.on}" if self.on else ""
         return f"{self.operation} of {self.nbytes} B, {self.kind.name}{place}{on}"
-
-
-class Layout(NamedTuple):
-    """What a rank's buffers hold before and after a case, in units of the case's ``elements``."""
-
-    source: Sequence[Segment]
-    target: Sequence[Segment]
-    parts: int
-    """Parts of the result buffer."""
-    at: int = 0
-    """First part of the result buffer that the operation writes, or has as its source."""
 
 
 def cases(ranks: int, room: int) -> Iterator[Case]:
@@ -134,30 +135,9 @@ def _count(operation: str, size: int, kind: Kind, ranks: int) -> int:
     return -(-elements // ranks) if operation in ("all-gather", "reduce-scatter", "all-to-all") else elements
 
 
-def layout(case: Case, rank: int, ranks: int) -> Layout:
-    """The content of this rank's buffers."""
-    total = ranks * (ranks + 1) // 2
-
-    def part(number: int, factor: int) -> Segment:
-        return Segment(f"{case.number}/{number}", factor)
-
-    every = range(ranks)
-    match case.operation:
-        case "all-reduce":
-            return Layout([part(0, rank + 1)], [part(0, total)], 1)
-        case "reduce":
-            return Layout([part(0, rank + 1)], [part(0, total)] if rank == case.root else [], 1)
-        case "broadcast":
-            return Layout([part(0, rank + 1)], [part(0, case.root + 1)], 1)
-        case "all-gather":
-            return Layout([part(0, rank + 1)], [part(0, other + 1) for other in every], ranks)
-        case "reduce-scatter":
-            return Layout([part(other, rank + 1) for other in every], [part(rank, total)], 1)
-        case "ring":
-            return Layout([part(0, rank + 1)], [part(0, (rank - 1) % ranks + 1)], 1)
-        case _:
-            source = [part(other, rank + 1) for other in every]
-            return Layout(source, [part(rank, other + 1) for other in every], ranks)
+def contents(case: Case, rank: int, ranks: int) -> Contents:
+    """The contents of this rank's buffers."""
+    return contents_of(_CALLS[case.operation], f"{case.number}/{{}}", rank, ranks, case.root)
 
 
 class Operation:
@@ -165,9 +145,9 @@ class Operation:
 
     def __init__(self, w: Worker, comm: Communicator, case: Case, resources: ExitStack) -> None:
         self.case, self.comm = case, comm
-        self.layout = layout(case, comm.rank, comm.size)
+        self.contents = contents(case, comm.rank, comm.size)
         nbytes, kind = case.nbytes, case.kind
-        parts = max(len(self.layout.source), self.layout.parts) if case.in_place else self.layout.parts
+        parts = max(1, len(self.contents.target), len(self.contents.source) if case.in_place else 1)
         self.target: Buffer = resources.enter_context(w.gpu.alloc(parts * nbytes + GUARD))
         fill(self.target, parts * nbytes + GUARD)
         self._end = parts * nbytes
@@ -177,9 +157,9 @@ class Operation:
             self.source_at = own if case.operation == "all-gather" else 0
             self.target_at = own if case.operation == "reduce-scatter" else 0
         else:
-            self.source = resources.enter_context(w.gpu.alloc(len(self.layout.source) * nbytes + GUARD))
+            self.source = resources.enter_context(w.gpu.alloc(len(self.contents.source) * nbytes + GUARD))
             self.source_at = self.target_at = 0
-        write_segments(self.source, kind, self.layout.source, case.elements, self.source_at)
+        write_segments(self.source, kind, self.contents.source, case.elements, self.source_at)
 
     def queue(self, library: Collectives, stream: GpuStream) -> None:
         case, comm = self.case, self.comm
@@ -209,10 +189,10 @@ class Operation:
     def wrong(self) -> str:
         """How the result differs from the expected one; empty if it is correct."""
         case = self.case
-        found = wrong_segments(self.target, case.kind, self.layout.target, case.elements, self.target_at)
+        found = wrong_segments(self.target, case.kind, self.contents.target, case.elements, self.target_at)
         if not found and self.target.read(GUARD, self._end) != FILL * GUARD:
             found = f"bytes behind the result of {self._end} B were overwritten"
-        if not found and not self.layout.target and not case.in_place:
+        if not found and not self.contents.target and not case.in_place:
             read = min(case.nbytes, 1 << 20)
             if self.target.read(read) != FILL * read:
                 found = "a rank that is not the root got a result"
@@ -220,7 +200,7 @@ class Operation:
 
     @property
     def compared(self) -> int:
-        return len(self.layout.target) * self.case.nbytes + GUARD
+        return len(self.contents.target) * self.case.nbytes + GUARD
 
 
 class Results:

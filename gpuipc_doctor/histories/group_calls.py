@@ -6,7 +6,7 @@ rank and the offset, in a type in which sums are exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,9 +17,11 @@ from gpuipc_doctor.api.reduction_data import (
     FILL,
     GUARD,
     KINDS,
+    Contents,
     Kind,
     Segment,
     block,
+    contents_of,
     fill,
     write_segments,
     wrong_segments,
@@ -81,6 +83,17 @@ _BLOCKING = {
     "MPI_Ialltoall": "MPI_Alltoall",
 }
 
+_EQUAL = {
+    "MPI_Allreduce": "allreduce",
+    "MPI_Allreduce_init": "allreduce",
+    "MPI_Reduce": "reduce",
+    "MPI_Bcast": "bcast",
+    "MPI_Allgather": "allgather",
+    "MPI_Alltoall": "alltoall",
+    "MPI_Reduce_scatter_block": "reduce-scatter",
+}
+"""Call → its name in `api.reduction_data.contents_of`. MPI_Sendrecv and MPI_Put go to the next rank."""
+
 _BY_RANK = ("MPI_Allgather", "MPI_Alltoall", "MPI_Gather", "MPI_Scatter", "MPI_Reduce_scatter_block")
 """Calls with a count of elements for each rank."""
 
@@ -107,76 +120,55 @@ class Case(NamedTuple):
         return f"{self.call} of {self.nbytes} B, {self.type}{form}, {self.memory}"
 
 
-class Plan(NamedTuple):
-    """What a rank's buffers hold before and after a call, in segments of equal length."""
-
-    source: Sequence[Segment]
-    target: Sequence[Segment]
-
-
-def plan(case: Case, rank: int, ranks: int) -> Plan:
-    """The contents of this rank's buffers. An empty target: this rank receives nothing."""
+def plan(case: Case, rank: int, ranks: int) -> Contents:
+    """The contents of this rank's buffers."""
     every = range(ranks)
     total, next_to_last = ranks * (ranks + 1) // 2, (rank - 1) % ranks
 
     def part(number: int, factor: int) -> Segment:
         return Segment(f"{case.number}/{number}{case.again}", factor)
 
-    def uneven(sender: int, receiver: int) -> int:
-        return segments_between(case, sender, receiver)
-
     def parts(sender: int, receiver: int) -> list[Segment]:
         """Of calls with an array of counts."""
-        return [part(receiver + ranks * n, sender + 1) for n in range(uneven(sender, receiver))]
+        counted = range(segments_between(case, sender, receiver))
+        return [part(receiver + ranks * n, sender + 1) for n in counted]
 
-    own, is_root = [part(0, rank + 1)], rank == case.root
-    gathered = [part(0, other + 1) for other in every]
-    match _BLOCKING.get(case.call, case.call):
-        case "MPI_Allreduce" | "MPI_Allreduce_init":
-            return Plan(own, [part(0, total)])
-        case "MPI_Reduce":
-            return Plan(own, [part(0, total)] if is_root else [])
+    def all_parts(pairs: Iterable[tuple[int, int]]) -> list[Segment]:
+        return [segment for pair in pairs for segment in parts(*pair)]
+
+    own, root = [part(0, rank + 1)], case.root
+    match call := _BLOCKING.get(case.call, case.call):
         case "MPI_Scan":
-            return Plan(own, [part(0, (rank + 1) * (rank + 2) // 2)])
+            return Contents(own, [part(0, (rank + 1) * (rank + 2) // 2)])
         case "MPI_Exscan":
-            return Plan(own, [part(0, rank * (rank + 1) // 2)] if rank else [])
-        case "MPI_Bcast":
-            return Plan(own, [part(0, case.root + 1)])
+            return Contents(own, [part(0, rank * (rank + 1) // 2)] if rank else [])
         case "MPI_Allgatherv":
-            return Plan(parts(rank, 0), [segment for other in every for segment in parts(other, 0)])
+            return Contents(parts(rank, 0), all_parts((other, 0) for other in every))
         case "MPI_Scatterv":
-            sent = [segment for to in every for segment in parts(case.root, to)]
-            return Plan(sent, parts(case.root, rank))
-        case "MPI_Allgather":
-            return Plan(own, gathered)
+            return Contents(all_parts((root, to) for to in every), parts(root, rank))
         case "MPI_Gather":
-            return Plan(own, gathered if is_root else [])
+            gathered = [part(0, other + 1) for other in every]
+            return Contents(own, gathered if rank == root else [])
         case "MPI_Gatherv":
-            sent = [segment for other in every for segment in parts(other, case.root)]
-            return Plan(parts(rank, case.root), sent if is_root else [])
+            came = all_parts((other, root) for other in every)
+            return Contents(parts(rank, root), came if rank == root else [])
         case "MPI_Scatter":
-            return Plan([part(other, rank + 1) for other in every], [part(rank, case.root + 1)])
-        case "MPI_Alltoall":
-            return Plan(
-                [part(other, rank + 1) for other in every], [part(rank, other + 1) for other in every]
-            )
+            return Contents([part(other, rank + 1) for other in every], [part(rank, root + 1)])
         case "MPI_Alltoallv" | "MPI_Alltoallw":
-            sent = [segment for to in every for segment in parts(rank, to)]
-            return Plan(sent, [segment for other in every for segment in parts(other, rank)])
-        case "MPI_Reduce_scatter_block":
-            return Plan([part(other, rank + 1) for other in every], [part(rank, total)])
+            sent = all_parts((rank, to) for to in every)
+            return Contents(sent, all_parts((other, rank) for other in every))
         case "MPI_Reduce_scatter":
-            shares = [[part(to + ranks * n, 1) for n in range(uneven(0, to))] for to in every]
-            scaled = [Segment(segment.key, rank + 1) for share in shares for segment in share]
-            return Plan(scaled, [Segment(segment.key, total) for segment in shares[rank]])
+            shares = [range(segments_between(case, 0, to)) for to in every]
+            scaled = [part(to + ranks * n, rank + 1) for to in every for n in shares[to]]
+            return Contents(scaled, [part(rank + ranks * n, total) for n in shares[rank]])
         case "MPI_Get":  # the source is the window
-            return Plan(own, [part(0, (rank + 1) % ranks + 1)])
+            return Contents(own, [part(0, (rank + 1) % ranks + 1)])
         case "MPI_Accumulate":
-            return Plan(own, [part(0, 1 + total)])
+            return Contents(own, [part(0, 1 + total)])
         case "MPI_Get_accumulate":
-            return Plan(own, [part(0, 1 + next_to_last + 1)])
-        case _:  # MPI_Sendrecv and MPI_Sendrecv_replace, MPI_Put: from the rank before
-            return Plan(own, [part(0, next_to_last + 1)])
+            return Contents(own, [part(0, 1 + next_to_last + 1)])
+    key = f"{case.number}/{{}}{case.again}"
+    return contents_of(_EQUAL.get(call, "ring"), key, rank, ranks, root)
 
 
 def segments_between(case: Case, sender: int, receiver: int) -> int:

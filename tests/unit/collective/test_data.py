@@ -23,7 +23,7 @@ def cases_of(operation: str, ranks: int) -> Case:
 def test_layout_is_what_the_operation_means(operation: str, ranks: int) -> None:
     """The expected results follow from all ranks' sources by the operation's definition."""
     case = cases_of(operation, ranks)
-    layouts = [data.layout(case, rank, ranks) for rank in range(ranks)]
+    layouts = [data.contents(case, rank, ranks) for rank in range(ranks)]
 
     def numbers(segments: Sequence[Segment]) -> list[int]:
         return [value for each in segments for value in struct.unpack("<5f", block(FLOAT, each)[:20])]
