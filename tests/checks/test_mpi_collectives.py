@@ -16,7 +16,7 @@ from gpuipc_doctor.histories.mpi_library_limits import unsupported_calls, unsupp
 from gpuipc_doctor.model import Ending, MemoryShare, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame
-from tests.checks.judging import check, conclude, each_round, gpu, outcome, plan
+from tests.checks.judging import check, conclude, gpu, outcome, plan
 
 ID = "mpi-collectives"
 WRONG = {
@@ -116,12 +116,6 @@ def test_wrong_data_of_a_call_that_is_documented_as_unsupported_is_skip() -> Non
     skipped, passed = judged(rank(), rank([WRONG]), unsupported=["MPI_Bcast"])
     assert (skipped.status, skipped.key) == (Status.SKIP, "unsupported")
     assert passed.status is Status.PASS
-
-
-def test_descriptor_left_with_each_window_fails() -> None:
-    left = each_round("window made and filled", rounds=30, descriptors=lambda number: number)
-    (finding,) = judged(rank(**left), rank())
-    assert (finding.status, finding.key) == (Status.FAIL, "descriptors-left")
 
 
 def test_kinds_of_memory_beyond_the_share_are_omitted() -> None:
