@@ -9,7 +9,7 @@ import pytest
 from gpuipc_doctor.api import Finding, Json
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, ONE, conclude, drawn, each_round, metered, statuses
+from tests.checks.judging import MIB, ONE, conclude, drawn, metered, statuses
 
 
 def growth(
@@ -46,16 +46,6 @@ def test_held_memory_is_the_maximum_of_the_later_rounds() -> None:
     assert (
         sentences.summary(finding) == "MemoryPool: used memory levels off at 3.0 times the allocated memory"
     )
-
-
-@pytest.mark.parametrize(
-    ("figure", "status"),
-    [("descriptors", Status.FAIL), ("threads", Status.WARN)],
-)
-def test_process_that_leaks_each_round_is_found(figure: str, status: Status) -> None:
-    left = each_round("round", 120, **{figure: lambda number: number})
-    (finding,) = growth([*LEVEL, 600, 0, 0], **left)
-    assert finding.status is status
 
 
 CLIMBING = [200 + 20 * n for n in range(20)]
