@@ -123,7 +123,8 @@ def _of_group(calls: Sequence[Call], members: frozenset[int]) -> Iterator[Judgem
         return
     for number in sorted({number for own in by_rank.values() for number in own}):
         at = {rank: own[number] for rank, own in by_rank.items() if number in own}
-        if different := _different(at):
+        is_done = all(call.state is State.DONE for call in at.values())
+        if not is_done and (different := _different(at)):
             yield different
             if absent := sorted(members - by_rank.keys()):
                 waits = [call for call in at.values() if call.rank not in different.culprits]
@@ -133,7 +134,9 @@ def _of_group(calls: Sequence[Call], members: frozenset[int]) -> Iterator[Judgem
     furthest = max(call.number or 0 for call in last.values())
     ahead = [call for call in last.values() if (call.number or 0) == furthest]
     behind = [call for call in last.values() if (call.number or 0) < furthest]
-    waiting = [call for call in ahead if call.state is not State.DONE] or ahead
+    waiting = [call for call in ahead if call.state is not State.DONE]
+    if not waiting:
+        return  # the dumps are of different moments, or the job ran
     absent = sorted(members - by_rank.keys())
     shared = _judgement(Problem.SAME, (), waiting)
     if behind or absent:

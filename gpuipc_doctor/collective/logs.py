@@ -35,6 +35,8 @@ MOST_COMMUNICATORS = 1 << 12
 
 _RANK = re.compile(r"\[rank(\d+)\]:?")
 """PyTorch's prefix with the job's rank number, which a rank within a process group may differ from."""
+_PREFIX = re.compile(r"(?<!^)(?=\[rank\d+\]:)")
+"""Where the line of another rank begins, which was written between a line and its end."""
 _PG = re.compile(r"\[PG (?:ID )?(\d+)(?: PG GUID [^ (]*(?:\(([^)]*)\))?)?(?: \S*)? Rank (\d+)\]")
 _OWN_RANK = re.compile(r"\[Rank (\d+)\]")
 _TIMEOUT = re.compile(
@@ -47,7 +49,7 @@ _AT = re.compile(r"watchdog at work sequence id: (\d+)")
 _MONITORED = re.compile(r"[Rr]anks? ([\d, ]+) failed to pass monitoredBarrier")
 _FINGERPRINT = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\(SequenceNumber=(\d+), ?OpType=(\w+)"
-    r"(?:, TensorShape=(\[[^\]]*\]))?"
+    r"(?:, TensorShape=(\[[^\]]*\]))?(?:, TensorDtypes=(\w+))?"
 )
 _INIT = re.compile(
     r"^.*?([\w.-]+:\d+):\d+ \[\d+\] NCCL INFO .*comm (0x\w+) rank (\d+) n[rR]anks (\d+) .*commId (0x\w+)"
@@ -129,8 +131,9 @@ class Lines:
 
     def add(self, log: str, line: int, text: str, rank_of_log: str = "") -> None:
         """Read a line. ``rank_of_log``: the rank whose log it is, if the log's name says so."""
-        for read in (self._timeout, self._group, self._gloo, self._nccl, self._failure):
-            read(log, line, text, rank_of_log)
+        for part in _PREFIX.split(text) if text.count("[rank") > 1 else (text,):
+            for read in (self._timeout, self._group, self._gloo, self._nccl, self._failure):
+                read(log, line, part, rank_of_log)
 
     def _timeout(self, log: str, line: int, text: str, rank_of_log: str) -> None:
         found = _TIMEOUT.search(text)
@@ -186,7 +189,7 @@ class Lines:
                 operation=found[3],
                 group="gloo",
                 number=int(found[2]),
-                sizes=found[4] or "",
+                sizes=" ".join(filter(None, (found[4], found[5]))),
             )
             self._add(call, log, line, text)
 

@@ -101,3 +101,13 @@ def test_two_groups_that_wait_for_each_other_were_called_in_another_order() -> N
     (found,) = judge(calls)
     assert found.problem is Problem.ORDER
     assert "ALLREDUCE of b" in found.sentence
+
+
+def test_call_that_all_have_completed_waits_for_nobody() -> None:
+    """Dumps of different moments of a healthy job."""
+    done = [Call(rank=rank, operation="all_reduce", number=9 - rank, state=State.DONE) for rank in range(3)]
+    assert judge(done, {"": range(4)}) == ()
+    odd = Call(rank=2, operation="all_gather", number=9, state=State.DONE)
+    assert judge([*done[:2], odd]) == ()
+    waits = Call(rank=0, operation="all_reduce", number=10)
+    assert [found.culprits for found in judge([*done, waits])] == [(1, 2)]

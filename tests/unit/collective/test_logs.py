@@ -219,3 +219,21 @@ def test_memory_does_not_grow_with_the_log() -> None:
         return current
 
     assert used(4000) < 2 * used(1000)
+
+
+def test_two_ranks_on_one_line_are_two_lines() -> None:
+    (found,) = findings([timeout(0), f"{timeout(1)}{timeout(3)} {timeout(2, 6)}"])
+    assert (found.ranks, found.says.split(" did not")[0]) == ((2,), "rank 2")
+
+
+def fingerprint(rank: int, kind: str) -> str:
+    return (
+        f"Rank {rank} is running collective: CollectiveFingerPrint(SequenceNumber=5, OpType=ALLREDUCE, "
+        f"TensorShape=[4], TensorDtypes={kind}, TensorDeviceTypes=TensorOptions(dtype=float (default)))"
+    )
+
+
+def test_rank_with_another_dtype_is_named() -> None:
+    (found,) = findings([fingerprint(0, "Float"), fingerprint(1, "Float"), fingerprint(2, "Half")])
+    assert found.ranks == (2,)
+    assert "[4] Half" in found.says
