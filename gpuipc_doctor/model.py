@@ -179,9 +179,9 @@ class EvidenceKind(enum.Enum):
     """The result of rerunning the probe with a workaround. ``values`` have ``outcome`` (a `Trial`), and
     ``env`` or ``without``."""
     CAUSE = "cause"
-    """What on this node explains the failure (`run.preflight`); the summary begins with it."""
+    """What on this node explains the failure (`run.causes`); the summary begins with it."""
     RECOGNISED = "recognised"
-    """A known issue or message that a failure's texts show (`run.recognition`): ``values`` have ``entry`` and
+    """A known issue or message that a failure's texts show (`recognition`): ``values`` have ``entry`` and
     ``confidence``."""
     ISSUE = "issue"
     """A related known issue; ``values["issue"]`` is its id."""

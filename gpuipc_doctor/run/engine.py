@@ -30,16 +30,15 @@ from gpuipc_doctor.model import (
 )
 from gpuipc_doctor.node import arming, environment, gpus, inventory, mpi_choice, variables
 from gpuipc_doctor.run import (
+    causes,
     check_files,
     conclusions,
-    controls,
     planner,
-    preflight,
-    recognition,
     reruns,
     site_expectations,
     workarounds,
 )
+from gpuipc_doctor.run.causes import controls, node_state, recognition
 from gpuipc_doctor.run.conclusions import Doubt, Ended, NotRun
 from gpuipc_doctor.run.discovery import Discovery, Found
 from gpuipc_doctor.run.open_drivers import OpenDrivers
@@ -132,7 +131,7 @@ class Run:
         devices: tuple[Device, ...],
         stacks: Stacks,
         site: SiteConfig,
-        seen: preflight.Seen,
+        seen: node_state.Seen,
     ) -> Plan:
         """The plan for these devices and stacks. ``seen``: the limits and free space of this process."""
         facts = mpi_choice.relevant_facts(node_inventory.facts, stacks.mpi, self.log.loaded_in_ranks())
@@ -311,7 +310,7 @@ def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) 
         run.issues = knownissues.load(config.known_issues_dirs)
         devices = request.select_devices(found.devices, found.left_out) if found.devices else ()
         stacks = run.stack_discovery.stacks(devices, found.site, start_ranks=False)
-        plan = run.plan_probes(run.collect_inventory(found), devices, stacks, found.site, preflight.look())
+        plan = run.plan_probes(run.collect_inventory(found), devices, stacks, found.site, node_state.look())
         plan = replace(plan, concluded=(*run.log.results(), *plan.concluded))
         told = of_ranks(found.site.node, stacks.mpi, devices) if run.planner.asks_for_mpi else ()
         return Preview(plan, tuple(told))
@@ -339,7 +338,7 @@ def run(
         numbering = aside.submit(knownissues.edition, config.known_issues_dirs)
         if request.tier > Tier.PROLOG:
             resources.enter_context(run.discovery.open_drivers)
-        before = aside.submit(preflight.look) if request.tier > Tier.PROLOG else None
+        before = aside.submit(node_state.look) if request.tier > Tier.PROLOG else None
         aside.submit(run.import_libraries)
         found = run.discovery.drivers()
         run.issues, edition = loading.result(), numbering.result()
@@ -354,20 +353,22 @@ def run(
             in_ranks = run.log.loaded_in_ranks()
             facts = mpi_choice.in_use(facts, mpi, in_ranks)
             stack = () if in_ranks is None else mpi_choice.messages_went_through(facts, mpi)
-            controls.attach_settings(run.log)
+            controls.compare_settings(run.log)
             run.rerun_failures(mpi, facts, devices)
         else:
             run.try_what_may_help(facts, devices)
-        controls.attach(run.log, run.planner.checks)
         stated = {name: said.value for name, said in found.site.node.environment.items()}
-        preflight.attach(run.log, seen, preflight.look, {**os.environ, **stated}, facts)
+        environ, checks = {**os.environ, **stated}, run.planner.checks
+        causes.explain(run.log, seen, node_state.look, environ, facts, checks)
         if not request.checks:
             run.report_missing(found.site)
         run.report_untested(found.site)
     results = run.log.results()
     joins = knownissues.join(run.issues, facts, results, devices)
     if request.tier > Tier.PROLOG:  # a prolog's line names what is joined; to read all texts takes 0.5 s
-        results = recognition.attach(results, joins, facts, run.issues, config.known_issues_dirs)
+        dirs = config.known_issues_dirs
+        run.log.recognised = recognition.recognise(results, joins, facts, run.issues, dirs)
+        results = run.log.results()
     return Report(
         host=host,
         started=started.isoformat(timespec="seconds"),

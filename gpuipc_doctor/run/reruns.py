@@ -39,32 +39,33 @@ def rerun_with_logs(log: ResultLog, schedule: Schedule, planner: Planner, louder
             heard.add(kind)
             second = schedule.run_one(planner.rerun(entry.planned, louder))
             for item in _told(entry.planned, entry.outcome, second, louder):
-                entry.attach(item)
+                entry.trials.append(item)
             if entry.outcome.blamed and isinstance(second, ProbeOutcome) and second.completed:
                 _blame_load(entry)
 
 
 def _blame_load(entry: Entry) -> None:
-    """Turn hangs of a probe that passed when it was rerun into warnings, if the node was overloaded."""
+    """Decide that a hang which did not recur in the rerun is a warning, if the node was overloaded."""
     processors = os.cpu_count() or 1  # of the node, as its load is; this process may have few of them
     load = os.getloadavg()[0]
     if load <= OVERLOAD * processors:
         return
     says = "hung once on an overloaded node, and passed when rerun (load {load}, {processors} processors)"
-    entry.findings = [
+    hung = {number for number, each in enumerate(entry.findings) if each.key == "hung"}
+    entry.decided = tuple(
         Finding.warn(
             "hung-under-load",
             says,
             Evidence.seen("{found}", found=sentences.summary(finding)),
-            *finding.evidence,
+            *reported.evidence,
             remedy="rerun on an idle node",
             load=round(load, 1),
             processors=processors,
         )
-        if finding.status is Status.FAIL and finding.key == "hung"
+        if finding.status is Status.FAIL and number in hung
         else finding
-        for finding in entry.findings
-    ]
+        for number, (finding, reported) in enumerate(zip(entry.findings, entry.reported, strict=True))
+    )
 
 
 def kind_of(planned: PlannedProbe, outcome: ProbeOutcome) -> Kind | None:

@@ -24,22 +24,47 @@ from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.site.config import ExpectedGpus, Waiver
 
 
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What is attached beside a finding: a ``cause`` in front of its evidence, with a ``remedy`` in place of
+    its own; or further ``evidence``, with a remedy if the finding has none."""
+
+    cause: Evidence | None = None
+    remedy: str = ""
+    evidence: tuple[Evidence, ...] = ()
+
+    def beside(self, finding: Finding) -> Finding:
+        """The finding as the report has it."""
+        evidence = (*filter(None, [self.cause]), *finding.evidence, *self.evidence)
+        remedy = (self.cause and self.remedy) or finding.remedy or self.remedy
+        return replace(finding, evidence=evidence, remedy=remedy)
+
+
 @dataclass
 class Entry:
-    """A planned probe and its findings, to which later evidence is attached."""
+    """A planned probe, its findings, which never change, and what is attached beside them."""
 
     planned: PlannedProbe
-    findings: list[Finding]
+    findings: tuple[Finding, ...]
     outcome: ProbeOutcome | None = None
     stopped: str = ""
     series: tuple[Series, ...] = ()
     logs: str = ""
     in_company: bool = False
     """Whether the findings are about a visit of a tour whose probe passes alone."""
+    trials: list[Evidence] = field(default_factory=list)
+    """What reruns, tried workarounds and controls showed of the findings in `to_cure`."""
+    explanations: list[Explanation] = field(default_factory=list)
+    decided: tuple[Finding, ...] = ()
+    """The findings after a completed repetition, if it decides otherwise than `findings`."""
+
+    @property
+    def standing(self) -> tuple[Finding, ...]:
+        return self.decided or self.findings
 
     @property
     def failed(self) -> bool:
-        return any(finding.status is Status.FAIL for finding in self.findings)
+        return any(finding.status is Status.FAIL for finding in self.standing)
 
     @property
     def to_cure(self) -> list[Finding]:
@@ -52,27 +77,35 @@ class Entry:
         warnings = self.planned.check.curable_warnings
         return [
             finding
-            for finding in self.findings
+            for finding in self.standing
             if finding.status is Status.FAIL or (finding.status is Status.WARN and finding.key in warnings)
         ]
 
     @property
     def tried(self) -> list[Json]:
         """The workarounds tried: settings, and omitted operations."""
-        evidence = (item for finding in self.findings for item in finding.evidence)
         return [
             [item.values["env"], item.values.get("without", [])]
-            for item in evidence
+            for item in self.trials
             if item.kind is EvidenceKind.TRIAL
         ]
 
-    def attach(self, item: Evidence) -> None:
-        """Attach evidence to the probe's failures and curable warnings."""
-        said = self.to_cure
-        self.findings = [
-            replace(finding, evidence=(*finding.evidence, item)) if finding in said else finding
-            for finding in self.findings
-        ]
+    @property
+    def reported(self) -> list[Finding]:
+        """The findings with what is attached beside them: trials, further evidence, and the first cause."""
+        curable, found = self.to_cure, []
+        further = tuple(item for each in self.explanations for item in each.evidence)
+        cause = next((each for each in self.explanations if each.cause), None)
+        completed = self.outcome is not None and self.outcome.completed
+        for finding in self.standing:
+            one = finding
+            if finding in curable:
+                one = Explanation(evidence=(*self.trials, *further)).beside(one)
+            is_bad = finding.status in (Status.FAIL, Status.ERROR)
+            if cause and is_bad and (not completed or is_of_data(finding)):
+                one = cause.beside(one)
+            found.append(one)
+        return found
 
     def results(self) -> list[Result]:
         planned, outcome = self.planned, self.outcome
@@ -89,7 +122,7 @@ class Entry:
                 stopped=self.stopped,
                 series=() if number else self.series,
             )
-            for number, finding in enumerate(self.findings)
+            for number, finding in enumerate(self.reported)
         ]
 
 
@@ -112,6 +145,8 @@ class ResultLog:
     """Checks by id, in report order."""
     probes_run: int = 0
     """Number of probes that tested something."""
+    recognised: Mapping[object, Explanation] = field(default_factory=dict)
+    """`kind_of_failure` → what its texts show."""
     _entries: dict[int, Entry] = field(default_factory=dict)
     _said: list[Result] = field(default_factory=list)
 
@@ -134,15 +169,15 @@ class ResultLog:
     ) -> None:
         """Add the findings of a probe, or (``in_company``) of its visit in a tour."""
         logs = Path(outcome.logs).name if self.keeps_logs else ""
-        self._add(Entry(planned, list(findings), outcome, outcome.stopped, series, logs, in_company))
+        self._add(Entry(planned, tuple(findings), outcome, outcome.stopped, series, logs, in_company))
 
     def keep_unrun(self, planned: PlannedProbe, finding: Finding, stopped: str = "") -> None:
         """Add the reason why a probe was not run."""
-        self._add(Entry(planned, [finding], stopped=stopped))
+        self._add(Entry(planned, (finding,), stopped=stopped))
 
     def _add(self, entry: Entry) -> None:
         if entry.planned.repetition > 1:  # earlier tests still count
-            entry.findings = [finding for finding in entry.findings if finding.status is not Status.SKIP]
+            entry.findings = tuple(each for each in entry.findings if each.status is not Status.SKIP)
         self._entries[entry.planned.number] = entry
         for result in entry.results():
             self.tell(self._as_wished(result))
@@ -174,6 +209,11 @@ class ResultLog:
             for library, version in role.tested.items()
         }
 
+    @property
+    def entries(self) -> list[Entry]:
+        """The probes that ended or were not run."""
+        return list(self._entries.values())
+
     def of(self, check: str) -> list[Entry]:
         """The finished probes of a check."""
         return [entry for entry in self._entries.values() if entry.planned.check.id == check]
@@ -181,7 +221,7 @@ class ResultLog:
     def unsuccessful(self) -> list[Entry]:
         """The probes with a FAIL or an ERROR."""
         bad = (Status.FAIL, Status.ERROR)
-        return [e for e in self._entries.values() if any(finding.status in bad for finding in e.findings)]
+        return [e for e in self._entries.values() if any(finding.status in bad for finding in e.standing)]
 
     def failures(self) -> list[Entry]:
         """The failed probes, in report order."""
@@ -197,7 +237,11 @@ class ResultLog:
         found = [*self._said, *(result for entry in self._entries.values() for result in entry.results())]
         order = {check: number for number, check in enumerate(self.checks)}
         found.sort(key=lambda r: (order[r.check], r.devices, r.probe, r.repetition))
-        return tuple(map(self._as_wished, found))
+        return tuple(map(self._recognised, map(self._as_wished, found)))
+
+    def _recognised(self, result: Result) -> Result:
+        shown = self.recognised.get(kind_of_failure(result))
+        return replace(result, finding=shown.beside(result.finding)) if shown else result
 
     def _as_wished(self, result: Result) -> Result:
         return suppress(require(demand(result, self.gpus), self.required), self.suppressed, date.today())
@@ -206,6 +250,16 @@ class ResultLog:
         planned = entry.planned
         order = list(self.checks).index(planned.check.id) if planned.check.id in self.checks else -1
         return order, planned.probe.subject, planned.probe.name, planned.repetition
+
+
+def kind_of_failure(result: Result) -> object:
+    """Equal for failures that are looked up together."""
+    return result.check, result.finding.identity
+
+
+def is_of_data(finding: Finding) -> bool:
+    """Whether a check found wrong or old data, not a leak or a counter that cannot be trusted."""
+    return finding.key.startswith(("wrong", "stale", "writes-lost", "overwrote"))
 
 
 def blamed_first(outcome: ProbeOutcome) -> tuple[RoleOutcome, ...]:

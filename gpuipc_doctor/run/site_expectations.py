@@ -211,7 +211,7 @@ def of_node(
 ) -> Iterator[Finding]:
     """Findings on settings, kernel modules, adapters, shared memory and limits that differ.
 
-    ``seen``: what `preflight.look` read of this process's limits and shared memory.
+    ``seen``: what `node_state.look` read of this process's limits and shared memory.
     """
     yield from _of_settings(site, {fact.name: fact for fact in facts})
     yield from _of_modules(site.kernel_modules, Tree(Path(root)))

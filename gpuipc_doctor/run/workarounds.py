@@ -116,8 +116,7 @@ def _is_set(env: Mapping[str, str]) -> bool:
 def try_all(log: ResultLog, schedule: Schedule, planner: Planner, candidates: Candidates) -> None:
     """Try each candidate on each kind of failure, within the budget; attach evidence to the failures.
 
-    Likely candidates are tried on every failure before less likely ones; none is tried twice. At the end, a
-    check's own candidates show which part is at fault.
+    Likely candidates are tried on every failure before less likely ones; none is tried twice.
     """
     failures = worth_trying(log)
     for failure, workaround in _in_turn(failures, candidates):
@@ -127,33 +126,7 @@ def try_all(log: ResultLog, schedule: Schedule, planner: Planner, candidates: Ca
         if workaround.without and shorter is None:
             continue
         ended = schedule.run_one(planner.rerun(failure.planned, workaround.env, shorter))
-        failure.attach(_told(failure, workaround, ended))
-    for failure in failures:
-        for blamed in _part_at_fault(failure):
-            failure.attach(blamed)
-
-
-def _part_at_fault(failure: Entry) -> Iterator[Evidence]:
-    """Evidence: which part of the check's `Check.workarounds` is at fault, from their trials. The first one
-    that helps counts, because later ones switch off more."""
-    parts = [workaround for workaround in failure.planned.check.workarounds if workaround.part]
-    if not parts:
-        return
-    evidence = [item for finding in failure.findings for item in finding.evidence]
-    if any(item.kind is EvidenceKind.CONTROL and "parts" in item.values for item in evidence):
-        return
-    trials = [item.values for item in evidence if item.kind is EvidenceKind.TRIAL]
-    outcomes = [
-        next((trial["outcome"] for trial in trials if trial["env"] == dict(workaround.env)), None)
-        for workaround in parts
-    ]
-    values = {"parts": [workaround.part for workaround in parts]}
-    if Trial.HELPS.value in outcomes:
-        guilty = parts[outcomes.index(Trial.HELPS.value)]
-        says = "it fails with {part} and works {instead}"
-        yield Evidence.control(says, part=guilty.part, instead=guilty.cost, **values)
-    elif set(outcomes) <= {Trial.DOES_NOT_HELP.value, Trial.WORSE.value}:
-        yield Evidence.control("it fails without each of {parts}: suspect the library or a GPU", **values)
+        failure.trials.append(_told(failure, workaround, ended))
 
 
 def _replay(failure: Entry, without: Collection[str]) -> Probe | None:

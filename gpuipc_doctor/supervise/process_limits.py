@@ -2,7 +2,7 @@
 
 They are those of whoever started the tool: a shell, or slurmd, whose unit sets those of a prolog. A job has
 others, so a limit that was reached says nothing about the node. Locked memory is not among them, because
-slurm.conf can give jobs slurmd's limit (`run.preflight`).
+slurm.conf can give jobs slurmd's limit (`run.causes`).
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ PLACES = {
     "guard.py": OWN,
     "state.py": OWN,
     "check_files.py": OWN,
-    "preflight.py": OWN,
+    "node_state.py": OWN,
     "assignment.py": OWN,
     "journal.py": OWN,
     "rank.py": OWN,

@@ -99,11 +99,11 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "ticket/bundle.py": "open",
     },
     "in an expendable process with a second for each source": {
-        "run/preflight_sources.py": "open",
+        "run/causes/node_sources.py": "open",
     },
     "Python, with the command line of `files.python`": {
         "run/check_files.py": "subprocess.Popen",
-        "run/preflight.py": "subprocess.Popen",  # a file of ours that needs the standard library only
+        "run/causes/node_state.py": "subprocess.Popen",  # a file of ours that needs the standard library only
         "supervise/scratch.py": "subprocess.Popen",
         "supervise/start.py": "subprocess.Popen",  # and a launcher, in the run's own directory
         "supervise/stems.py": "subprocess.Popen",

@@ -10,7 +10,8 @@ import pytest
 from gpuipc_doctor.api import Check, Context, Control, Finding, Probe
 from gpuipc_doctor.model import CheckInfo, EvidenceKind, Launch, ProbeOutcome, Tier
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.run import controls
+from gpuipc_doctor.run import causes
+from gpuipc_doctor.run.causes import controls
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.results import ResultLog
 
@@ -43,7 +44,7 @@ def attached(
     for number, (check, one, where) in enumerate(every):
         planned = PlannedProbe(number, check, Path("x.py"), Probe("", {}, launch=where))
         log.keep(planned, ProbeOutcome("", (), {}, {}, None, 0.1), [one])
-    controls.attach(log, [Tested(), TheControl()])
+    causes.explain(log, {}, dict, {}, checks=[Tested(), TheControl()])
     [result] = [result for result in log.results() if result.check == "tested"]
     assert all(item.kind is EvidenceKind.CONTROL for item in result.finding.evidence)
     return list(sentences.evidence(result.finding))
@@ -78,7 +79,7 @@ def with_settings(first: Finding, second: Finding, env: dict[str, str]) -> list[
         launch = Launch(("mpiexec",), {"BASE": "1", **more})
         planned = PlannedProbe(number, Tested(), Path("x.py"), Probe(name, {}, launch=launch))
         log.keep(planned, ProbeOutcome("", (), {}, {}, None, 0.1), [finding])
-    controls.attach_settings(log)
+    controls.compare_settings(log)
     return [list(sentences.evidence(result.finding)) for result in log.results()]
 
 

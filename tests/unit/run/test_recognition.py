@@ -25,7 +25,8 @@ from gpuipc_doctor.model import (
     Tier,
 )
 from gpuipc_doctor.report import node_content
-from gpuipc_doctor.run import recognition
+from gpuipc_doctor.run.causes import recognition
+from gpuipc_doctor.run.results import Explanation, kind_of_failure
 from gpuipc_doctor.supervise import blame
 
 CRASHED = Finding.fail("crashed", "{role}: MPI_Init ended the process", role="rank 0")
@@ -39,7 +40,8 @@ def result(*log: str, finding: Finding = CRASHED, fault: DriverFault | None = No
 
 
 def recognised(*results: Result, facts: Sequence[Fact] = DRIVER) -> list[Finding]:
-    return [each.finding for each in recognition.attach(results, (), facts, ISSUES)]
+    shown = recognition.recognise(results, (), facts, ISSUES)
+    return [shown.get(kind_of_failure(each), Explanation()).beside(each.finding) for each in results]
 
 
 def named(finding: Finding) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ from gpuipc_doctor.model import (
     Workaround,
 )
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.run import workarounds
+from gpuipc_doctor.run import causes, workarounds
 from gpuipc_doctor.run.conclusions import NotRun
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.request import Request
@@ -288,6 +288,8 @@ def test_part_at_fault_follows_from_a_checks_own_settings(first: Json, second: J
     skipped = NotRun(Finding.skip("budget", "budget"), "budget")
     stage = Stage({"1": outcome(leaks=first), "2": skipped if second is None else outcome(leaks=second)})
     [finding] = after(log, stage, *Transports.workarounds)
-    [finding] = after(log, stage, *Transports.workarounds)  # nothing is said twice
+    [finding] = after(log, stage, *Transports.workarounds)  # nothing is tried twice
+    causes.explain(log, {}, dict, {})
+    [finding] = [result.finding for result in log.results()]
     controls = [item for item in finding.evidence if item.kind is EvidenceKind.CONTROL]
     assert [sentences.line(item) for item in controls] == says

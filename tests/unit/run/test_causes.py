@@ -31,7 +31,8 @@ from gpuipc_doctor.model import (
     Status,
 )
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.run import preflight, preflight_sources
+from gpuipc_doctor.run import causes
+from gpuipc_doctor.run.causes import node_sources, node_state
 from gpuipc_doctor.run.results import Entry, ResultLog
 
 MIB = 1 << 20
@@ -56,18 +57,19 @@ def entry(*, ranks: bool = True, said: str = "", role: Mapping[str, Any] | None 
     outcome = ProbeOutcome(
         "", (), {}, {"rank 0": blamed}, "rank 0", 1.0, launch=launch, launcher=LauncherEnd(1, 0.0, (said,))
     )
+    check = SimpleNamespace(id="mpi-start", curable_warnings=(), workarounds=())
     planned = SimpleNamespace(
-        number=1, repetition=1, check=SimpleNamespace(id="mpi-start", curable_warnings=()), place=0,
+        number=1, repetition=1, check=check, place=0,
         probe=Probe("", {"rank 0" if ranks else "exporter": lambda w: None}, launch=launch),
     )  # fmt: skip
-    return Entry(planned, [Finding.fail("crashed", "rank 0 crashed")], outcome)  # type: ignore[arg-type]
+    return Entry(planned, (Finding.fail("crashed", "rank 0 crashed"),), outcome)  # type: ignore[arg-type]
 
 
 def explained(failed: Entry, seen: Mapping[str, Json], **environ: str) -> Finding:
     log = ResultLog()
     log._add(failed)
-    preflight.attach(log, ROOMY | dict(seen), lambda: ROOMY | dict(seen), environ)
-    (finding,) = failed.findings
+    causes.explain(log, ROOMY | dict(seen), lambda: ROOMY | dict(seen), environ)
+    (finding,) = failed.reported
     return finding
 
 
@@ -208,12 +210,13 @@ def of_devices(numbers: tuple[int, ...], *, completed: bool = True, check: str =
     failed = entry(ranks=False)
     devices = tuple(Device("cuda", n, f"GPU-{n}", "", "GPU", 1 << 30) for n in numbers)
     failed.planned = SimpleNamespace(  # type: ignore[assignment]
-        number=hash(numbers), repetition=1, check=SimpleNamespace(id=check, curable_warnings=()),
+        number=hash(numbers), repetition=1,
+        check=SimpleNamespace(id=check, curable_warnings=(), workarounds=()),
         probe=replace(failed.planned.probe, devices=devices),
     )  # fmt: skip
     if completed:
         assert failed.outcome
-        failed.findings = [Finding.fail("wrong-data", "rank 0 crashed")]
+        failed.findings = (Finding.fail("wrong-data", "rank 0 crashed"),)
         failed.outcome = replace(failed.outcome, blamed=None)
     return failed
 
@@ -229,10 +232,10 @@ def test_iommu_and_acs_explain_faults_between_gpus(
     log = ResultLog()
     log._add(pair)
     log._add(single)
-    preflight.attach(log, ROOMY, lambda: ROOMY, {}, facts)
-    assert words in sentences.summary(pair.findings[0])
-    assert sentences.summary(single.findings[0]) == "rank 0 crashed"
-    assert ("; " in sentences.summary(pair.findings[0])) is bool(words)
+    causes.explain(log, ROOMY, lambda: ROOMY, {}, facts)
+    assert words in sentences.summary(pair.reported[0])
+    assert sentences.summary(single.reported[0]) == "rank 0 crashed"
+    assert ("; " in sentences.summary(pair.reported[0])) is bool(words)
 
 
 def test_setting_of_a_file_is_removed_from_the_file() -> None:
@@ -258,7 +261,7 @@ def test_safety_that_is_off_explains_what_it_prevents(
 ) -> None:
     role = {"ending": ending, "fault": DriverFault(fault, 1, "X") if fault else None, "signal": ""}
     failed = entry(ranks=ranks, role=role)
-    failed.findings = [Finding.fail("wrong-data", "rank 0 crashed")]
+    failed.findings = (Finding.fail("wrong-data", "rank 0 crashed"),)
     if ending is Ending.COMPLETED:
         assert failed.outcome
         failed.outcome = replace(failed.outcome, blamed=None)
@@ -298,10 +301,10 @@ def test_limits_of_a_job_step_are_those_of_its_control_groups(
         (tmp_path / "fs" / name).write_text(text)
     conf = tmp_path / "slurm.conf"
     conf.write_bytes(b"#PropagateResourceLimits=ALL\n\xff\npropagateresourcelimits = NONE # a comment\n")
-    monkeypatch.setattr(preflight_sources, "GROUP_FILE", str(tmp_path / "cgroup"))
-    monkeypatch.setattr(preflight_sources, "GROUPS", str(tmp_path / "fs"))
-    monkeypatch.setattr(preflight_sources, "SLURM_FILES", (str(tmp_path / "none"), str(conf)))
-    said: Any = preflight_sources.job_step()
+    monkeypatch.setattr(node_sources, "GROUP_FILE", str(tmp_path / "cgroup"))
+    monkeypatch.setattr(node_sources, "GROUPS", str(tmp_path / "fs"))
+    monkeypatch.setattr(node_sources, "SLURM_FILES", (str(tmp_path / "none"), str(conf)))
+    said: Any = node_sources.job_step()
     assert said["memory"][0] == 1 << 30
     assert said["memory"][1].endswith(at)
     assert (said["processes"][0], said["killed"]) == (10, 2)
@@ -310,11 +313,11 @@ def test_limits_of_a_job_step_are_those_of_its_control_groups(
 
 def test_iommu_does_not_explain_a_leak() -> None:
     pair = of_devices((0, 1))
-    pair.findings = [Finding.fail("grows", "memory grows")]
+    pair.findings = (Finding.fail("grows", "memory grows"),)
     log = ResultLog()
     log._add(pair)
-    preflight.attach(log, ROOMY, lambda: ROOMY, {}, TRANSLATES)
-    assert sentences.summary(pair.findings[0]) == "memory grows"
+    causes.explain(log, ROOMY, lambda: ROOMY, {}, TRANSLATES)
+    assert sentences.summary(pair.reported[0]) == "memory grows"
 
 
 def test_iommu_does_not_explain_what_also_fails_on_one_gpu() -> None:
@@ -322,8 +325,8 @@ def test_iommu_does_not_explain_what_also_fails_on_one_gpu() -> None:
     log = ResultLog()
     log._add(pair)
     log._add(single)
-    preflight.attach(log, ROOMY, lambda: ROOMY, {}, TRANSLATES)
-    assert sentences.summary(pair.findings[0]) == "rank 0 crashed"
+    causes.explain(log, ROOMY, lambda: ROOMY, {}, TRANSLATES)
+    assert sentences.summary(pair.reported[0]) == "rank 0 crashed"
 
 
 def test_full_shared_memory_does_not_explain_wrong_data() -> None:
@@ -337,23 +340,23 @@ def test_full_shared_memory_does_not_explain_wrong_data() -> None:
 def test_sources_cost_little() -> None:
     """At most 0.15 s of processor time, also on a loaded machine."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    preflight.look()
+    node_state.look()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.15
 
 
 def test_node_is_not_read_again_if_nothing_failed() -> None:
     passed = entry()
-    passed.findings = [Finding.ok("started", "2 ranks started")]
+    passed.findings = (Finding.ok("started", "2 ranks started"),)
     log = ResultLog()
     log._add(passed)
-    preflight.attach(log, {}, lambda: pytest.fail("read again"), {})
-    assert not [item for item in passed.findings[0].evidence if item.kind is EvidenceKind.CAUSE]
+    causes.explain(log, {}, lambda: pytest.fail("read again"), {})
+    assert not [item for item in passed.reported[0].evidence if item.kind is EvidenceKind.CAUSE]
 
 
 def test_this_machine_answers_every_source() -> None:
-    seen = preflight.look()
-    assert list(seen) == ["limits", *preflight_sources.SOURCES]
+    seen = node_state.look()
+    assert list(seen) == ["limits", *node_sources.SOURCES]
     assert all(said is not None for said in seen.values())
 
 
@@ -364,15 +367,15 @@ def test_source_that_hangs_is_named_and_the_others_are_read(
     program = tmp_path / "sources.py"
     program.write_text(
         "import runpy, sys, time\n"
-        f"space = runpy.run_path({preflight_sources.__file__!r}, run_name='sources')\n"
+        f"space = runpy.run_path({node_sources.__file__!r}, run_name='sources')\n"
         "space['SOURCES']['preloads'] = lambda: time.sleep(60)\nspace['main'](sys.argv[1:])\n"
     )
-    monkeypatch.setattr(preflight, "preflight_sources", SimpleNamespace(__file__=str(program)))
-    monkeypatch.setattr(preflight, "PATIENCE_S", 3.0)
-    seen = preflight.look()
+    monkeypatch.setattr(node_state, "node_sources", SimpleNamespace(__file__=str(program)))
+    monkeypatch.setattr(node_state, "PATIENCE_S", 3.0)
+    seen = node_state.look()
     assert seen["preloads"] is None
     assert [name for name, said in seen.items() if said is None] == ["preloads"]
-    assert set(seen) == {"limits", *preflight_sources.SOURCES}
+    assert set(seen) == {"limits", *node_sources.SOURCES}
 
 
 @pytest.mark.parametrize(
@@ -381,7 +384,7 @@ def test_source_that_hangs_is_named_and_the_others_are_read(
 def test_file_of_parameters_is_read_as_far_as_it_is_one(tmp_path: Path, text: str) -> None:
     (tmp_path / ".openmpi").mkdir()
     (tmp_path / ".openmpi/mca-params.conf").write_text(text, encoding="latin-1")
-    command = [sys.executable, "-I", "-S", preflight_sources.__file__, "parameters"]
+    command = [sys.executable, "-I", "-S", node_sources.__file__, "parameters"]
     ended = subprocess.run(command, env={"HOME": str(tmp_path)}, capture_output=True, check=True)
     (said,) = [json.loads(line) for line in ended.stdout.splitlines() if b"begins" not in line]
     assert [setting[1:] for setting in said["parameters"]] == [["pml", "ucxx"]]
@@ -406,7 +409,7 @@ def test_source_says_what_is_so(prelude: str, source: str, key: str, value: Json
     net = ["--net"] if source == "interfaces" else []
     said = subprocess.run(
         ["unshare", "--mount", *net, "--propagation", "private", "sh", "-c", f'{prelude} && exec "$@"', "sh",
-         sys.executable, "-I", "-S", preflight_sources.__file__, source],
+         sys.executable, "-I", "-S", node_sources.__file__, source],
         capture_output=True, text=True, cwd=tmp_path, check=True,
     ).stdout.splitlines()[-1]  # fmt: skip
     assert json.loads(said)[source][key] == value

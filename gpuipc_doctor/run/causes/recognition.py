@@ -7,14 +7,14 @@ the tail of a log, a library's own words, a call and its code.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message
 from gpuipc_doctor.knownissues.signatures import result_text
-from gpuipc_doctor.model import Evidence, EvidenceKind, Fact, Finding, Join, Relation, Result, Status
+from gpuipc_doctor.model import Evidence, EvidenceKind, Fact, Join, Relation, Result, Status
+from gpuipc_doctor.run.results import Explanation, kind_of_failure
 
 if TYPE_CHECKING:
     from gpuipc_doctor.diagnose.diagnosis import Recognised
@@ -27,40 +27,37 @@ MOST_TEXTS = 32
 """Maximum different failures that are looked up, each in 0.1 s."""
 
 
-def attach(
+def recognise(
     results: Iterable[Result],
     joins: Sequence[Join],
     facts: Sequence[Fact],
     issues: Iterable[KnownIssue],
     dirs: Iterable[Path] = (),
-) -> tuple[Result, ...]:
-    """The results with what their texts show. Equal failures are looked up together.
+) -> dict[object, Explanation]:
+    """`kind_of_failure` → what its texts show. Equal failures are looked up together.
 
     ``dirs``: a site's directories of messages, which are read only if something failed.
     """
-    results = tuple(results)
     failed: dict[object, list[Result]] = {}
     for result in results:
         if result.finding.status in (Status.FAIL, Status.ERROR):
-            failed.setdefault((result.check, result.finding.identity), []).append(result)
+            failed.setdefault(kind_of_failure(result), []).append(result)
     if not failed:
-        return results
+        return {}
     from gpuipc_doctor.diagnose.examination import Examination  # a healthy node needs no search
 
     first = Examination((*issues, *knownissues.load_messages(dirs)))
-    shown: dict[object, list[Recognised]] = {}
+    shown: dict[object, Explanation] = {}
     for kind, equal in list(failed.items())[:MOST_TEXTS]:
         shown_by = [join for join in joins if any(result.ref in join.findings for result in equal)]
         if any(join.relation is Relation.CONFIRMED for join in shown_by):
             continue  # it is explained
         joined = {join.issue for join in shown_by}
-        found = _found(first.anew(), equal, facts)
-        shown[kind] = [one for one in found if one.issue.id not in joined][:MOST]
-    return tuple(
-        replace(result, finding=_explained(result.finding, shown.get(kind, ())))
-        for result in results
-        for kind in [(result.check, result.finding.identity)]
-    )
+        found = [one for one in _found(first.anew(), equal, facts) if one.issue.id not in joined][:MOST]
+        sure = [one for one in found if one.confidence > Confidence.LOW]
+        remedy = next((one.remedies[0] for one in sure if one.remedies), "")
+        shown[kind] = Explanation(remedy=remedy, evidence=tuple(map(_evidence, found)))
+    return shown
 
 
 def _found(examination: Examination, equal: Iterable[Result], facts: Sequence[Fact]) -> Sequence[Recognised]:
@@ -71,14 +68,6 @@ def _found(examination: Examination, equal: Iterable[Result], facts: Sequence[Fa
         log.flush()
     diagnosis = examination.conclude((), facts)
     return diagnosis.found or diagnosis.hints[:1]
-
-
-def _explained(finding: Finding, shown: Sequence[Recognised]) -> Finding:
-    if not shown:
-        return finding
-    sure = [one for one in shown if one.confidence > Confidence.LOW]
-    remedy = finding.remedy or next((one.remedies[0] for one in sure if one.remedies), "")
-    return replace(finding, evidence=(*finding.evidence, *map(_evidence, shown)), remedy=remedy)
 
 
 def _evidence(one: Recognised) -> Evidence:
