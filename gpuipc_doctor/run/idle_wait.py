@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from gpuipc_doctor import surveys
 from gpuipc_doctor.api import NOISE_BYTES
@@ -19,7 +18,6 @@ from gpuipc_doctor.model import AtRest, Device, Probe, ProbeOutcome
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import Tour
 from gpuipc_doctor.supervise.session import Session
-from gpuipc_doctor.surveys import drivers
 
 _UNKNOWN = AtRest(None, PATIENCE_S)
 
@@ -74,12 +72,12 @@ class IdleDevices:
         """Have a process wait until these devices are idle, and record their used memory."""
         probe = Probe(
             f"quiet before {before}",
-            {"onlooker": drivers.look_at_rest},
+            {"onlooker": surveys.look_at_rest},
             tuple(devices),
             {"at_rest": [self._at_rest.get(device, _UNKNOWN) for device in devices]},
             deadline_s,
         )
-        outcome = self.session.run(surveys.DRIVERS, Path(drivers.__file__), probe, until=until)
+        outcome = self.session.run(surveys.DRIVERS, surveys.FILE, probe, until=until)
         if not outcome.completed and len(devices) > 1:  # an error on one device must not affect the others
             for device in devices:
                 self._look([device], before, deadline_s, until)

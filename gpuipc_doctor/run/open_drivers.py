@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from gpuipc_doctor import surveys
 from gpuipc_doctor.model import Probe
 from gpuipc_doctor.supervise.session import Session
-from gpuipc_doctor.surveys import drivers
 
 DAY_S = 86_400.0
 """Deadline in seconds of operations that only wait: longer than any run."""
@@ -32,8 +30,8 @@ class OpenDrivers:
         self._held = ExitStack()
         for backend in self.backends:
             params = {"backend": backend}
-            probe = Probe("kept open", {backend: drivers.keep_open}, (), params, DAY_S, imports=(backend,))
-            self._held.enter_context(self.session.beside(surveys.DRIVERS, Path(drivers.__file__), probe))
+            probe = Probe("kept open", {backend: surveys.keep_open}, (), params, DAY_S, imports=(backend,))
+            self._held.enter_context(self.session.beside(surveys.DRIVERS, surveys.FILE, probe))
 
     def __exit__(self, *_: object) -> None:
         if self._held:

@@ -11,14 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from gpuipc_doctor import surveys
 from gpuipc_doctor.model import Device, Probe, ProbeOutcome, Role
 from gpuipc_doctor.supervise import evidence, keeper
 from gpuipc_doctor.supervise.assignment import RoleFiles, announce
 from gpuipc_doctor.supervise.start import Visit, devices_of
 from gpuipc_doctor.supervise.tour import Tour
-from gpuipc_doctor.surveys import ranks
 
 END = "end of the ranks"
 """Name of the probe after the last visit."""
@@ -47,7 +46,10 @@ class LaunchedTour(Tour):
         self._tour = devices_of(probes)
         self._second = devices_of(visit for visit in probes if len(visit.probe.devices) == 1)
         visits = tuple(replace(visit, ranks=self._ranks_of(visit.probe.devices)) for visit in probes)
-        begin, end = self._of_all("begin of the ranks", ranks.come_together), self._of_all(END, ranks.part)
+        begin, end = (
+            self._of_all("begin of the ranks", surveys.come_together),
+            self._of_all(END, surveys.part),
+        )
         try:
             self._begin(begin, (*visits, end), until, stop)
             if not self._is_left:
@@ -79,7 +81,7 @@ class LaunchedTour(Tour):
         directory.mkdir(mode=0o700)
         limit_s = self.probe.deadline_s
         probe = Probe(name, roles, devices, deadline_s=limit_s, launch=self.probe.launch)
-        return Visit(probe, Path(ranks.__file__), directory)
+        return Visit(probe, surveys.FILE, directory)
 
     def _begin(self, begin: Visit, later: tuple[Visit, ...], until: float, stop: threading.Event) -> None:
         self._enter(begin)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Context, Finding, Json, Probe
 from gpuipc_doctor.api.equal_gpus import picture
 from gpuipc_doctor.model import Status, Tier
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.surveys import drivers
 from tests.checks.judging import GOOD, check, conclude, gpu, statuses
 
 TWO_H200 = [
@@ -40,7 +40,7 @@ def initialised(
 
 
 def test_prolog_tests_each_backend() -> None:
-    probes = drivers.probes(Context(options={"backends": ["cuda", "hip"], "required": True}))
+    probes = surveys.of_drivers(Context(options={"backends": ["cuda", "hip"], "required": True}))
     assert [(probe.name, probe.params["backend"]) for probe in probes if isinstance(probe, Probe)] == [
         ("cuda", "cuda"),
         ("hip", "hip"),

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Context, Device, Finding, Probe, ProbeOutcome, loader
 from gpuipc_doctor.model import Ending, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.surveys import mpi_library
 
 CHECK = loader.load_file(loader.built_in_dir() / "mpi_gpu_aware.py").check
 UNABLE = {
@@ -27,7 +27,7 @@ def device(backend: str, index: int = 0) -> Device:
 
 
 def plan(context: Context) -> list[Probe | Finding]:
-    return [*CHECK.probes(context), *mpi_library.probes(context)]
+    return [*CHECK.probes(context), *surveys.of_mpi_library(context)]
 
 
 def conclude(records: dict[str, Any], *, named: bool = False, simulated: bool = False) -> list[Finding]:

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from gpuipc_doctor import surveys
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Ending, Json, Node, Probe, ProbeOutcome
 from gpuipc_doctor.simulator.node import prepare
@@ -20,7 +21,6 @@ from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.stems import Stem
-from gpuipc_doctor.surveys import drivers
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FILE = FIXTURES / "misbehaving.py"
@@ -215,12 +215,12 @@ def test_every_fork_can_initialise_its_driver(tmp_path: Path, backend: str) -> N
     node, logs = tmp_path / "node", tmp_path / "logs"
     node.mkdir()
     logs.mkdir()
-    roles = {"driver": drivers.initialise}
+    roles = {"driver": surveys.initialise}
     params = {"backend": backend, "required": True}
     with Session(prepare("healthy-both", node), LIMITS, keep_logs=logs) as session:
         probe = Probe("", roles, params=params, deadline_s=30.0, imports=(backend,))
         for _ in range(3):
-            outcome = session.run("driver-init", Path(drivers.__file__), probe, until=time.monotonic() + 90)
+            outcome = session.run("driver-init", surveys.FILE, probe, until=time.monotonic() + 90)
             assert len(outcome.records["driver"]["devices"]) == 2
         assert len(stems(session)) == 2
         maps = "".join(Path(f"/proc/{stem}/maps").read_text() for stem in stems(session))
