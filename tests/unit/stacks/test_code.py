@@ -181,3 +181,37 @@ def test_file_system_that_does_not_answer_is_waited_for_once(
         assert [code.called(str(served / f"lib{n}.so"), 64) for n in range(5)] == [""] * 5
         took_s = time.monotonic() - began
     assert 1.0 <= took_s < 3.0
+
+
+def hostile(kind: int, sections: int, nbytes: int, names: int) -> bytes:
+    """An ELF file whose sections all show the same table of one kind, before a table of one long name."""
+    head, size = 0x40, 0x40
+    table_at = head + size * (sections + 1)
+    row = struct.pack("<IBBHQQ", 0, 2, 0, 1, 0x1000, 16) if kind == 2 else struct.pack("<QQq", 0, 6, 0)
+    section = struct.pack("<IIQQQQIIQQ", 0, kind, 0, 0, table_at, nbytes, sections, 0, 0, 24)
+    strings = struct.pack("<IIQQQQIIQQ", 0, 3, 0, 0, table_at + nbytes, names + 1, 0, 0, 0, 0)
+    file = bytearray(b"\x7fELF\x02\x01\x01".ljust(head, b"\0"))
+    struct.pack_into("<HHIQQQIHHHHHH", file, 16, 3, 62, 1, 0, 0, head, 0, head, 56, 0, size, sections + 1, 0)
+    name = b"x" if kind == 2 else b"\0"
+    return bytes(file) + section * sections + strings + row * (nbytes // 24) + name * names + b"\0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "sections", "rows", "names"),
+    [(2, 1, 200_000, 1 << 20), (2, 4000, 2000, 8), (4, 4000, 2000, 8), (2, 1, 10, 64 << 20)],
+    ids=["long names", "tables of symbols", "tables of relocations", "one longer name"],
+)
+def test_hostile_tables_of_a_file_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: int, sections: int, rows: int, names: int
+) -> None:
+    """200,000 symbols that share a name of 1 MiB would take 200 GB."""
+    monkeypatch.setattr(code, "_images", {})
+    monkeypatch.setattr(code, "_limits", {"wait_s": 10.0, "symbols": 1 << 16})
+    file = tmp_path / "libhostile.so"
+    file.write_bytes(hostile(kind, sections, 24 * rows, names))
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    code.called(str(file), 0x1000)
+    image = code._image(str(file))
+    assert image is None or len(image._imports) <= 1
+    assert time.process_time() - began < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 << 10  # KiB
