@@ -40,14 +40,7 @@ def unpacked(archive: str) -> str:
             fcntl.flock(os.open(directory, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)
             with zipfile.ZipFile(archive) as packed:
                 packed.extractall(directory, filter(ours, packed.namelist()))
-            loads = [
-                sys.executable,
-                "-I",
-                "-S",
-                "-c",
-                "import sys; sys.path[:0] = sys.argv[1:]; import rpds, msgspec",
-            ]
-            subprocess.run([*loads, directory], check=True, capture_output=True, text=True)
+            subprocess.run(loading(directory), check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             said = str(getattr(error, "stderr", "") or error).strip().splitlines()
             reasons.append(f"{place}: {said[-1] if said else error}")
@@ -65,8 +58,22 @@ def untrusted(path: Path) -> str:
     try:
         return trust.untrusted(path)
     finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "gpuipc_doctor"]:
-            del sys.modules[name]
+        forget()
+
+
+def loading(directory: str) -> "list[str]":
+    """Command line that tries whether compiled modules can be loaded from a directory."""
+    from gpuipc_doctor.files import python
+
+    try:
+        return python.script("-c", "import sys; sys.path[:0] = sys.argv[1:]; import rpds, msgspec", directory)
+    finally:
+        forget()
+
+
+def forget() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "gpuipc_doctor"]:
+        del sys.modules[name]
 
 
 def ours(name: str) -> bool:
@@ -86,8 +93,7 @@ def main() -> None:
     sys.path[0] = directory  # in place of the archive
     from gpuipc_doctor.files import python
 
-    paths = [directory, *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    python.unpack_into(directory)
     python.restrict_environment()
     from gpuipc_doctor.__main__ import main as doctor
     from gpuipc_doctor.supervise import leftovers

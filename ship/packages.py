@@ -55,7 +55,10 @@ EXTRAS = ("cuda-bindings>=12.9,<13", NVML, "mpi4py>=4", "py-spy>=0.4")
 COMMAND = f"""#!/bin/sh
 # Nothing is imported from the working directory, and as root nothing that the environment names.
 python={PREFIX}/bin/python
-[ "$(/usr/bin/id -u)" != 0 ] || exec $python -I -m gpuipc_doctor "$@"
+[ "$(/usr/bin/id -u)" != 0 ] || {{
+    unset PYTHONEXECUTABLE __PYVENV_LAUNCHER__  # -I does not ignore these two
+    exec $python -I -m gpuipc_doctor "$@"
+}}
 exec $python -c 'import sys; sys.path[:] = filter(None, sys.path)
 from gpuipc_doctor.__main__ import main; main()' "$@"
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import subprocess
 import sys
 import zipfile
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.files import python
+from gpuipc_doctor.fleet import ask
 from ship import packages
 from tests.other_user import NOBODY
 from tests.waiting import LIMIT_S
@@ -144,7 +146,7 @@ def test_every_start_of_python_leaves_the_working_directory_out(
     assert sprung(trap) == []
     assert program.stdout == f"['a b']\n{'of the site' if others else 'isolated'}\n", program
     assert module.stdout.startswith("gpuipc-doctor, version "), module
-    assert ("-I" in python.module("gpuipc_doctor")) is not others
+    assert ("-I" in python.module("gpuipc_doctor")) is (not others or os.geteuid() == 0)
 
 
 @AS_ROOT
@@ -238,15 +240,198 @@ def test_packages_command_imports_nothing_planted(trap: Path, tmp_path: Path, us
     assert ("of the site" in ended.stderr) is (user != "0")
 
 
+STANDARD = sorted(sys.stdlib_module_names - set(sys.builtin_module_names))
+SITE_PACKAGES = f"lib/python3.{sys.version_info[1]}/site-packages"
+
+
+@pytest.fixture
+def ambush(tmp_path: Path) -> Path:
+    """A directory of another user with all modules of Python's library, and what its variables may name."""
+    directory = tmp_path / "trap"
+    (directory / SITE_PACKAGES).mkdir(parents=True)
+    said = f"open({str(directory / 'sprung')!r}, 'a').write({{!r}} + '\\n')\n"
+    for place in (directory, directory / SITE_PACKAGES, directory / SITE_PACKAGES / ".."):
+        for name in (*STANDARD, "sitecustomize", "usercustomize", "click", "yaml", "planted"):
+            (place / f"{name}.py").write_text(said.format(name))
+    (directory / SITE_PACKAGES / "planted.pth").write_text("import planted\n")
+    cached = directory / "cache" / Path(os.__file__).parent.relative_to("/")
+    cached.mkdir(parents=True)
+    py_compile.compile(
+        str(directory / "planted.py"), str(cached / f"os.{sys.implementation.cache_tag}.pyc"),
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )  # fmt: skip
+    for path in (directory, *directory.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    return directory
+
+
+def variables(trap: Path) -> dict[str, str]:
+    """Each variable with which Python's start can be made to import or run something, or to fail."""
+    return {
+        "PYTHONPATH": str(trap),
+        "PYTHONHOME": str(trap),
+        "PYTHONUSERBASE": str(trap),
+        "PYTHONPYCACHEPREFIX": str(trap / "cache"),
+        "PYTHONSTARTUP": str(trap / "planted.py"),
+        "PYTHONWARNINGS": "error::planted.Warning",
+        "PYTHONBREAKPOINT": "planted.stop",
+        "PYTHONPLATLIBDIR": str(trap),
+        "PYTHONEXECUTABLE": str(trap / "python3"),
+        "__PYVENV_LAUNCHER__": str(trap / "python3"),
+        "PYTHONINSPECT": "1",
+        "PYTHONOPTIMIZE": "2",
+        "PYTHONNOUSERSITE": "",
+        "PYTHONPROFILEIMPORTTIME": "1",
+        "PYTHONDUMPREFSFILE": str(trap / "refs"),
+    }
+
+
+VARIABLES = list(variables(Path("/")))
+
+
+def single_file(archive: Path, *, by: str) -> list[str]:
+    """The single file, as a user and as srun start it."""
+    file = archive.with_name("gpuipc-doctor")
+    file.write_bytes((REPOSITORY / "ship/header.sh").read_bytes() + archive.read_bytes())
+    file.chmod(0o755)
+    if by == "--ship":
+        return [*("sh", "-c", ask._CARRY, "sh", str(archive.parent), "60", sys.executable), "--version"]
+    return ["sh", str(file), "--version"]
+
+
+STARTED_UNPACKED = f"""
+import sys
+sys.path.insert(0, {str(REPOSITORY)!r})
+from gpuipc_doctor.files import python
+from gpuipc_doctor.fleet import ask
+python.unpack_into({str(REPOSITORY)!r})
+python.restrict_environment()
+import subprocess
+for command in (
+    python.module("gpuipc_doctor", "--version"), python.program("import click, json, gpuipc_doctor"),
+    python.script("-c", "import json"),
+):
+    subprocess.run(command, check=True)
+"""
+"""What the single file does once it is unpacked: it starts its workers, of any kind."""
+
+STARTS = (
+    "single file",
+    "single file by --ship",
+    "its workers",
+    "packages' command",
+    "python -I -m",
+    "prolog",
+)
+
+
+def start(way: str, archive: Path) -> list[str]:
+    if way == "packages' command":
+        command = archive.with_name("command")
+        command.write_text(packages.COMMAND.replace(str(packages.PREFIX), sys.prefix))
+        return ["sh", str(command), "--version"]
+    return {
+        "single file": single_file(archive, by="hand"),
+        "single file by --ship": single_file(archive, by="--ship"),
+        "its workers": [sys.executable, "-I", "-c", STARTED_UNPACKED],
+        "python -I -m": [sys.executable, "-I", "-m", "gpuipc_doctor", "--version"],
+        "prolog": [sys.executable, "-I", "-m", "gpuipc_doctor", "prolog", "--help"],
+    }[way]
+
+
 @AS_ROOT
-def test_single_file_of_root_takes_nothing_from_its_environment(
+@pytest.mark.parametrize(
+    "name", ["none", "all", *(pytest.param(each, marks=pytest.mark.full) for each in VARIABLES)]
+)
+@pytest.mark.parametrize("way", STARTS)
+def test_root_runs_nothing_that_a_user_has_planted(
+    archive: Path, ambush: Path, tmp_path: Path, way: str, name: str
+) -> None:
+    every = variables(ambush)
+    planted = {"none": {}, "all": every}.get(name, {name: every.get(name, "")})
+    command = start(way, archive)
+    (tmp_path / "gpuipc-doctor").touch()
+    if way in (
+        "its workers",
+        "python -I -m",
+        "prolog",
+    ):  # with -I Python obeys these two
+        for variable in ("PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__"):
+            planted.pop(variable, None)
+    with (tmp_path / "gpuipc-doctor").open("rb") as sent:
+        ended = subprocess.run(
+            command, cwd=ambush, stdin=sent, capture_output=True, text=True, timeout=LIMIT_S,
+            env={"PATH": os.environ["PATH"], "HOME": "/root", "GPUIPC_DOCTOR_PYTHON": sys.executable}
+            | planted,
+        )  # fmt: skip
+    assert (sprung(ambush), ended.returncode) == ([], 0), ended
+    assert "gpuipc-doctor" in ended.stdout
+
+
+def test_single_file_of_a_user_keeps_pythonpath_but_no_empty_entry(
     archive: Path, trap: Path, tmp_path: Path
 ) -> None:
-    """Also for an ordinary user, an empty entry of PYTHONPATH does not stand for the working directory."""
-    file = tmp_path / "gpuipc-doctor"
-    file.write_bytes((REPOSITORY / "ship/header.sh").read_bytes() + archive.read_bytes())
-    (trap / "shutil.py").write_text((trap / "click.py").read_text())
-    os.chown(trap, NOBODY, NOBODY)
-    for path in (str(trap), ":"):
-        ended = run("sh", file, "--version", cwd=trap, PYTHONPATH=path, GPUIPC_DOCTOR_PYTHON=sys.executable)
-        assert (ended.stdout[:24], sprung(trap)) == ("gpuipc-doctor, version 0", []), ended
+    """Its probe of each Python imports nothing of the working directory, nor of PYTHONPATH."""
+    file = single_file(archive, by="hand")[1]
+    (trap / "sysconfig.py").write_text((trap / "click.py").read_text())
+    header = Path(file).read_bytes().replace(b'"$(id -u)" = 0', b"1000 = 0", 1)
+    Path(file).write_bytes(header)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import sys; print('of the site', file=sys.stderr)")
+    path = f":{tmp_path / 'site'}::"
+    ended = run("sh", file, "--version", cwd=trap, PYTHONPATH=path, GPUIPC_DOCTOR_PYTHON=sys.executable)
+    assert (ended.stdout[:24], sprung(trap)) == ("gpuipc-doctor, version 0", []), ended
+    assert ended.stderr.startswith("of the site\n")
+
+
+PYTHONS = {
+    "theirs": (NOBODY, 0o755, 0, 0o755, "belongs to user 65534"),
+    "in theirs": (0, 0o755, NOBODY, 0o755, "belongs to user 65534"),
+    "in a directory for all": (0, 0o755, 0, 0o777, "others can write"),
+    "in a directory for a group": (0, 0o755, 0, 0o775, "others can write"),
+    "for all": (0, 0o757, 0, 0o755, "others can write"),
+    "for a group": (0, 0o775, 0, 0o755, "others can write"),
+    "in a sticky directory": (0, 0o755, 0, 0o1777, ""),
+    "root's": (0, 0o755, 0, 0o755, ""),
+}
+"""Owner and mode of a file and of its directory, and why root does not run it."""
+
+
+@AS_ROOT
+@pytest.mark.parametrize("how", ["file", "link", "link above"])
+@pytest.mark.parametrize("name", PYTHONS)
+@pytest.mark.parametrize("shell", ["sh", pytest.param("bash", marks=pytest.mark.full)])
+def test_root_runs_only_a_python_that_it_trusts(
+    archive: Path, tmp_path: Path, name: str, how: str, shell: str
+) -> None:
+    """One of PATH that is not trusted is skipped for the next; a named one is refused."""
+    file = single_file(archive, by="hand")[1]
+    owner, mode, above, way, why = PYTHONS[name]
+    place, own = tmp_path / "place", tmp_path / "own"
+    place.mkdir()
+    python3 = place / "python3"
+    python3.write_text(f'#!/bin/sh\necho ran >> {tmp_path}/ran\nexec {sys.executable} "$@"\n')
+    python3.chmod(mode)
+    os.chown(python3, owner, owner)
+    os.chown(place, above, above)
+    place.chmod(way)
+    own.mkdir()
+    (own / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (own / "python3").chmod(0o755)
+    if how == "link":
+        (tmp_path / "links").mkdir()
+        (tmp_path / "links" / "python3").symlink_to("../place/python3")
+        place = tmp_path / "links"
+    elif how == "link above":
+        (tmp_path / "above").symlink_to(place)
+        place = tmp_path / "above"
+    ended = run(shell, file, "--version", cwd=Path("/"), PATH=f"{place}:{own}:/usr/bin:/bin")
+    assert ended.stdout.startswith("gpuipc-doctor, version "), ended
+    assert (tmp_path / "ran").exists() is (not why)
+    (tmp_path / "ran").unlink(missing_ok=True)
+    named = run(shell, file, "--version", cwd=Path("/"), GPUIPC_DOCTOR_PYTHON=str(place / "python3"))
+    assert (named.returncode, (tmp_path / "ran").exists()) == ((127, False) if why else (0, True)), named
+    if why:
+        assert f"{place / 'python3'} is not trusted: " in named.stderr
+        assert why in named.stderr
+        assert named.stderr.count("\n") == 1

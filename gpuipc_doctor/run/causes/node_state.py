@@ -6,10 +6,10 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping
 
+from gpuipc_doctor.files import python
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.run.causes import node_sources
 from gpuipc_doctor.run.causes.node_sources import SOURCES
@@ -38,7 +38,7 @@ def look() -> Seen:
 
 def _ask(names: list[str]) -> dict[str, Json]:
     """What the first of these sources say, up to one that hangs; at least one source."""
-    command = [sys.executable, "-I", "-S", node_sources.__file__, *names]
+    command = python.script(node_sources.__file__, *names)
     seen: dict[str, Json] = {}
     current = names[0]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
