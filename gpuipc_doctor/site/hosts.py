@@ -19,6 +19,9 @@ SLURM_CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm
 (slurm.schedmd.com/configless_slurm.html), and Debian 11's."""
 
 _MAX_BYTES = 1 << 20
+MOST_NODES = 1 << 18
+"""Maximum nodes of a node set."""
+_LONGEST_NUMBER = 18
 
 
 class BadNodes(ValueError):
@@ -29,6 +32,8 @@ def expand(text: str) -> list[str]:
     """The nodes of ``nid[0001-0128],@gpu``, in order. Raises `BadNodes`, also for an empty set."""
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
+    if _most_nodes(text) > MOST_NODES:  # ClusterShell would list them all
+        raise BadNodes(f"{text[:100]!r} names more than {MOST_NODES} nodes")
     try:
         nodes = [str(node) for node in NodeSet(text)]
     except NodeSetException as error:
@@ -36,6 +41,20 @@ def expand(text: str) -> list[str]:
     if not nodes:
         raise BadNodes(f"{text!r} names no nodes: the set is empty")
     return nodes
+
+
+def _most_nodes(text: str) -> int:
+    """An upper limit of the nodes in a node set: for each name, the product of its brackets."""
+    total = 0
+    for name in re.split(r",(?![^\[]*\])", text):
+        product = 1
+        for bracket in re.findall(r"\[([^\]]*)\]", name):
+            ranges = re.findall(r"(\d+)-(\d+)", bracket)
+            if any(len(end) > _LONGEST_NUMBER for _, end in ranges):
+                return MOST_NODES + 1
+            product *= bracket.count(",") + 1 + sum(max(0, int(end) - int(begin)) for begin, end in ranges)
+        total += product
+    return total
 
 
 def hold(sets: Json, host: str) -> bool:

@@ -47,3 +47,34 @@ def test_gres_in_an_included_file(tmp_path: Path, name: str) -> None:
 
 def test_gres_without_slurm(tmp_path: Path) -> None:
     assert hosts.gpus_by_slurm("gpu07", {"SLURM_CONF": "/none"}, tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n[1-10000000000]",
+        "n[1-999999]m[1-999999]",
+        f"n[1-{'9' * 5000}]",
+        "n[1-262145]",
+        "a,n[0-300000]",
+        "n[1-1000]m[1-1000],x",
+        "n[0000000001-0010000000]",
+        "[1-99999999]",
+    ],
+)
+def test_node_set_of_more_nodes_than_there_can_be_is_refused(text: str) -> None:
+    """ClusterShell lists all nodes of a text, which may be a program's output."""
+    with pytest.raises(hosts.BadNodes, match="names more than 262144 nodes"):
+        hosts.expand(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("n[1-1000],m[1-1000]", 2000), ("x[1-4]y[1-4],z", 17), ("n[01-16,20]", 17), ("n[5-1]", 0), ("a-1", 1)],
+)
+def test_other_node_sets_are_expanded(text: str, number: int) -> None:
+    if number:
+        assert len(hosts.expand(text)) == number
+    else:
+        with pytest.raises(hosts.BadNodes):
+            hosts.expand(text)
