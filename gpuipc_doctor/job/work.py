@@ -76,8 +76,11 @@ def _shares(snapshots: Sequence[Snapshot], rank: Sequence[Process], pids: Iterab
 def _family(pid: int, processes: Sequence[Process], others: set[int]) -> list[Process]:
     """A process and those below it, without other ranks and what is below them."""
     found = [process for process in processes if process.pid == pid]
+    known = {pid, *others}
     for process in found:  # grows
-        found += [each for each in processes if each.parent == process.pid and each.pid not in others]
+        below = [each for each in processes if each.parent == process.pid and each.pid not in known]
+        known.update(each.pid for each in below)
+        found += below
     return found
 
 

@@ -82,6 +82,14 @@ def test_child_that_is_always_ready_to_run_works_on_a_busy_node() -> None:
     assert examined(*looks).verdict.cause is Cause.HOST_LATE
 
 
+def test_processes_that_are_their_own_parents_are_each_read_once() -> None:
+    """The parent of a process is 0 if it cannot be read, and a pid may be reused between two readings."""
+    rank = process(1, thread(20, SLEEPS), parent=30)
+    child = process(None, thread(30, busy=0.0, name="gzip"), parent=20)
+    itself = process(0, thread(10, WAITS, busy=1.0), parent=10)
+    assert examined(*[(itself, rank, child)] * 3).verdict.cause is Cause.HOST_LATE
+
+
 def test_late_rank_that_does_nothing_is_blamed_beside_one_that_works() -> None:
     busy = process(1, thread(20, SLEEPS), thread(21, busy=0.9))
     idle = process(2, thread(50, SLEEPS))
