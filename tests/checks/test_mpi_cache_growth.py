@@ -189,7 +189,7 @@ def test_cache_limited_above_the_number_sent_is_a_warning(
         )
 
 
-@pytest.mark.parametrize("buffers", [1, 2, 16, 32, 64, 128])
+@pytest.mark.parametrize("buffers", [1, 16, 128])
 def test_a_cache_that_small_buffers_fill_is_a_warning_with_its_bound(buffers: int) -> None:
     finding = growth(keeps(buffers), bounded_by="MAX_REGIONS")
     assert (finding.status, finding.key) == (Status.WARN, "keeps-many")
@@ -521,7 +521,7 @@ def test_growth_of_the_receiver_is_reported() -> None:
     assert "on the receiver's device" in sentences.summary(growth(FLAT, LEAK))
 
 
-@pytest.mark.parametrize("buffers", [0, 4, 12, 22])
+@pytest.mark.parametrize("buffers", [0, 22])
 def test_cache_that_levels_off_is_no_leak(buffers: int) -> None:
     finding = growth(memory(total(SIZES[:buffers] + [0] * (len(SIZES) - buffers))))
     assert finding.status is Status.PASS
