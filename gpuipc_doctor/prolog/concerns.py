@@ -86,10 +86,14 @@ def of_results(
 
 
 def came_to_an_end(report: Report) -> bool:
-    """Whether all tests were completed, and none failed only in the company of others."""
-    found = report.results
-    is_told = not any(result.finding.key == IN_COMPANY for result in found)
-    return is_told and not (report.interrupted or any(map(_is_out_of_time, found)))
+    """Whether all tests were completed and no GPU hung, or failed only in the company of others: such a GPU
+    is tested apart and with more time before the next job, too."""
+    is_told = not any(result.finding.key == IN_COMPANY or _has_hung(result) for result in report.results)
+    return is_told and not (report.interrupted or any(map(_is_out_of_time, report.results)))
+
+
+def _has_hung(result: Result) -> bool:
+    return any(role.ending is Ending.HUNG for role in result.roles)
 
 
 def _is_out_of_time(result: Result) -> bool:

@@ -107,10 +107,11 @@ def test_gpu_that_no_check_could_test_is_no_pass() -> None:
     assert answer.text == f"ERROR {other.label} was not tested: {other.label} has no multi-process"
 
 
-def test_gpu_that_failed_once_in_company_is_tested_apart_before_the_next_job() -> None:
+def test_gpu_that_hung_or_failed_in_company_is_tested_apart_before_the_next_job() -> None:
     once = ended(Finding.warn(IN_COMPANY, "failed once"), Ending.COMPLETED)
     assert decided(once, DRAIN_ALL).exit_code == 0
-    assert not concerns.came_to_an_end(once)
+    hung = ended(Finding.fail("hung", "hung"), Ending.HUNG)
+    assert [concerns.came_to_an_end(report) for report in (once, hung, FAIL)] == [False, False, True]
     assert concerns.came_to_an_end(healthy(gpus(2)))
 
 
