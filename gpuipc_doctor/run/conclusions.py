@@ -17,7 +17,7 @@ from gpuipc_doctor.supervise.journal import MPI_PREFIX, PROCESS_EXIT
 SAYS_NOTHING = "says-nothing"
 
 IN_COMPANY = "failed-in-company"
-"""Key of the WARN for a visit that failed in its tour, and neither alone nor when the tour was repeated."""
+"""Key of the WARN for a visit that failed in its tour only, and not when that was repeated."""
 
 
 def conclude(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
@@ -116,7 +116,7 @@ def of_doubt(planned: PlannedProbe, doubt: Doubt) -> list[Finding]:
         case Confirmation.CAME_ONCE:
             said = [Evidence.seen("{found}", found=sentences.summary(finding)) for finding in found]
             says = "failed once after other probes in the same processes; passed alone and when repeated"
-            return [Finding.warn(IN_COMPANY, says, *said, *doubt.company)]
+            return [Finding.warn("failed-in-company", says, *said, *doubt.company)]
         case Confirmation.CAME_AGAIN:
             note = Evidence.control("the probe passes alone; after these probes it failed twice")
         case _ if doubt.why and not doubt.outcome.stopped:
