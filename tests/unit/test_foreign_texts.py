@@ -39,6 +39,7 @@ PLACES = {
     "schema.py": PACKAGE,
     "tables.py": PACKAGE,
     "c_program.py": PACKAGE,
+    "mpi_program.py": PACKAGE,
     "mistakes.py": PACKAGE,
     "parse.py": PACKAGE,
     "hooks.py": PACKAGE,
