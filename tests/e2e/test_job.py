@@ -79,6 +79,8 @@ SELDOM = [
     *(row[:3] for row in OUTSIDERS),
     ("openmpi", "one-late", 4),
     ("openmpi", "descriptors", 2),
+    ("openmpi", "compresses", 3),
+    ("openmpi", "child-sleeps", 3),
     ("mpich50", "most-late", 16),
     ("openmpi", "c:one-computes", 3),
     ("mpich50", "c:one-late", 3),
