@@ -396,7 +396,7 @@ _KINDS = {
 }
 
 
-def _explain(document: Document, error: Any) -> Iterator[Mistake]:
+def _explain(document: Document, error: Any) -> Iterator[Mistake]:  # noqa: C901 - a branch a mistake
     """A schema error as text with the key, its value, and a suggestion."""
     keys = tuple(error.absolute_path)
     name = _dotted(keys)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Exit, MemoryShare, Report, Status
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.simulator import drill, profile
@@ -44,6 +45,7 @@ FAULTY = {
     "close-snapshots": ("hip", "ipc-pool", "ipc-concurrent"),
     "copy-on-device-skipped": ("cuda", "ipc-peer", "driver-pool-reuse"),
     "error-then-hang": ("hip", "ipc-reopen"),
+    "fabric-handle-wrong-byte": ("cuda", "ipc-fabric"),
     "hang-init": ("cuda", "driver-init"),
     "ignores-sigterm": ("cuda", "ipc-handles"),
     "ipc-leaks-descriptors": ("cuda", "ipc-release"),
@@ -110,6 +112,33 @@ def in_every_run() -> list[object]:
 
 def test_each_check_that_can_fail_finds_a_fault_in_every_run() -> None:
     assert {check for _, *checks in FAULTY.values() for check in checks} >= CAN_FAIL
+
+
+_ALLOCATORS = "the fault is an allocator's, not a driver's: tests/e2e/test_allocators.py"
+
+WITHOUT_PROFILE = {
+    "allocator-growth": _ALLOCATORS,
+    "allocator-ipc": _ALLOCATORS,
+    "allocator-pressure": _ALLOCATORS,
+    "allocator-stream-reuse": _ALLOCATORS,
+    "collective-speed": "only a site config says what is too slow: tests/checks/test_collective_speed.py",
+    "environment": "only a site config makes a setting a FAIL: tests/unit/run/test_site_expectations.py",
+    "known-versions": "without a site config a version is a WARN: tests/checks/test_known_versions.py",
+    "mpi-gpu-aware": "every MPI accepts simulated device memory: tests/checks/test_mpi_gpu_aware.py",
+}
+"""Checks that fail on no simulated node → why, and the test in which they do."""
+
+
+def test_each_check_fails_on_a_simulated_node_or_says_why_not() -> None:
+    failing = {
+        found.check
+        for stated in map(profile.load, profile.names())
+        for expected in stated.expect.values()
+        for found in expected.findings
+        if found.status is Status.FAIL
+    }
+    assert loader.built_in().keys() - failing == WITHOUT_PROFILE.keys()
+    assert [why for why in WITHOUT_PROFILE.values() if not Path(why.rpartition(": ")[2]).is_file()] == []
 
 
 def part(expected: Expectation, checks: Sequence[str]) -> Expectation:
