@@ -48,7 +48,6 @@ class Examination:
         errors = error_lines.patterns()
         self.index = Index(
             self.signatures,
-            general=[n for n, number in enumerate(self.entry_of) if self.entries[number].fallback],
             more=[*(Pattern(text, wrapped=True) for _, text in facts), *map(Pattern, errors)],
             known_texts=_known_texts(),
         )
@@ -164,9 +163,7 @@ class Examination:
                 one := self._recognise(number, signatures, facts, last_day)
             ):
                 recognised.append(one)
-                if not entry.fallback:
-                    explained.update(part for n in signatures for part in self.index.signatures[n])
-        recognised = list(_without_needless_fallbacks(recognised))
+                explained.update(part for n in signatures for part in self.index.signatures[n])
         recognised.sort(key=lambda one: one.rank(order.get(one.lines.first.log, 0)))
         recognised = [
             replace(known_issue, lookalikes=tuple(_lookalikes(known_issue, recognised)))
@@ -240,21 +237,6 @@ def _facts_asked_for(entries: Iterable[Entry]) -> list[str]:
 def _known_texts() -> Mapping[str, Mapping[bytes, Needs]]:
     facts = log_facts.patterns(_facts_asked_for(knownissues.load()))
     return knownissues.known_texts([*(text for _, text in facts), *error_lines.patterns()])
-
-
-def _without_needless_fallbacks(recognised: Sequence[Recognised]) -> Iterator[Recognised]:
-    """The issues, except fallbacks that share a component or a first line with a more specific issue."""
-    definite = [known_issue for known_issue in recognised if not known_issue.issue.fallback]
-    components = {
-        name for known_issue in definite for name in (known_issue.issue.component, *known_issue.issue.also)
-    }
-    places = {lines.first.where for known_issue in definite for lines in known_issue.signatures}
-    for known_issue in recognised:
-        explained = not components.isdisjoint((known_issue.issue.component, *known_issue.issue.also)) or any(
-            lines.first.where in places for lines in known_issue.signatures
-        )
-        if not (known_issue.issue.fallback and explained):
-            yield known_issue
 
 
 def _lookalikes(one: Recognised, recognised: Iterable[Recognised]) -> Iterator[Lookalike]:

@@ -109,8 +109,6 @@ class KnownIssue:
     resembles: tuple[Lookalike, ...] = ()
     """Issues with similar symptoms. Of two such issues, only one has to name the other."""
     trigger: str = ""
-    fallback: bool = False
-    """Whether the entry only names what failed. It is shown if its components have no other match."""
     secondary: bool = False
     """Whether another fault usually causes the message. Such issues are listed after primary ones."""
     also: tuple[str, ...] = ()

@@ -41,8 +41,6 @@ class Message:
     look: tuple[str, ...]
     """Where to look next."""
     also: tuple[str, ...] = ()
-    fallback: bool = False
-    """Whether it only names what failed. It is shown if its components have no other match."""
     where: str = ""
     """The entry's place, as ``file:line``."""
 

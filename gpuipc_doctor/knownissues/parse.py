@@ -176,13 +176,12 @@ def _issue(data: Json, where: str) -> KnownIssue:
 
 
 def _message(data: Json, path: Path, line: int) -> Message:
-    usual = "low" if data.get("fallback") else "medium"
     look = data["look"]
     parts = {
         "severity": Severity(data["severity"]),
         "component": data.get("component", path.stem),
         "look": (look,) if isinstance(look, str) else tuple(look),
-        "signatures": tuple(_signature(one, usual) for one in data["signatures"]),
+        "signatures": tuple(_signature(one, "medium") for one in data["signatures"]),
     }
     return Message(**{**frozen(data), **parts}, where=f"{path}:{line}")
 

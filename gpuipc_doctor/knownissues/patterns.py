@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple, Protocol
@@ -154,13 +154,10 @@ class Index:
         self,
         signatures: Sequence[Searched],
         *,
-        general: Collection[int] = (),
         more: Sequence[Pattern] = (),
         known_texts: Mapping[str, Mapping[bytes, Needs]] | None = None,
     ) -> None:
-        """``general``: signatures whose text is in every error line, not searched across line ends and soon
-        no longer counted. ``known_texts``: results of `fixed_text`, which take long to compute."""
-        self.general = frozenset(general)
+        """``known_texts``: results of `fixed_text`, which take long to compute."""
         self.skipped: dict[int, str] = {}
         """Signature that cannot be searched → the reason."""
         self.parts: list[Part] = []
@@ -180,7 +177,7 @@ class Index:
             for length, text in zip(lengths, expressions, strict=True):
                 counts = length == max(lengths) or bool(one.stack)
                 self.parts.append(Part(signature, numbers, counts, one.stack))
-                patterns.append(Pattern(text, counts and signature not in self.general, one.unless))
+                patterns.append(Pattern(text, counts, one.unless))
         self.more = range(len(patterns), len(patterns) + len(more))
         self.stack_begin = self.more.stop
         """The pattern for lines before a stack."""

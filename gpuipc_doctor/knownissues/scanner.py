@@ -18,7 +18,7 @@ from typing import NamedTuple
 from gpuipc_doctor.knownissues.candidates import Form, Memory, group_by_matches, matching_rows, ways_to_match
 from gpuipc_doctor.knownissues.lines import Block, Blocks, find_across, split, split_rows, wrapped_lines
 from gpuipc_doctor.knownissues.literals import bare, dense
-from gpuipc_doctor.knownissues.patterns import FEW_PATTERNS, Index, Part, Patterns, Searched
+from gpuipc_doctor.knownissues.patterns import FEW_PATTERNS, Index, Patterns, Searched
 from gpuipc_doctor.knownissues.stacks import Stack, Stacks
 
 _SAMPLE = 3
@@ -263,13 +263,6 @@ class Reading:
         counted."""
         return self._index.is_part(number) and (self._index.parts[number].counts or not self._seen[number])
 
-    def _most(self, part: Part, complete: bool) -> float:
-        """Number of lines after which the search for a part pauses: few for a general signature, whose part
-        is in most errors."""
-        if part.signature in self._index.general:
-            return ENOUGH
-        return inf if complete else MANY
-
     def _count(self, number: int, lines: int) -> None:
         part = self._index.parts[number]
         begins = not self._seen[number]
@@ -282,7 +275,7 @@ class Reading:
             )
         if not part.counts and begins:
             self._scanner.pause(number)
-        elif part.counts and self._seen[number] >= self._most(part, complete) > self._seen[number] - lines:
+        elif part.counts and self._seen[number] >= (inf if complete else MANY) > self._seen[number] - lines:
             self._scanner.pause(number)
             self.lost_count(number)
 

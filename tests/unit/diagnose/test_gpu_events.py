@@ -106,9 +106,9 @@ def test_other_line_is_no_event(line: str, tmp_path: Path) -> None:
     assert not read(line, tmp_path).recognised
 
 
-def test_unknown_xid_is_hinted_at_without_a_name(tmp_path: Path) -> None:
-    (recognised,) = read("NVRM: Xid (PCI:0000:44:00): 179, pid=7\n", tmp_path).recognised
-    assert (recognised.issue.id, recognised.issue.fallback) == ("nvidia-kernel-message", True)
+def test_unknown_xid_is_an_error_line_that_nothing_explains(tmp_path: Path) -> None:
+    diagnosis = read("NVRM: Xid (PCI:0000:44:00): 179, pid=7\n", tmp_path)
+    assert (diagnosis.recognised, len(diagnosis.unknown)) == ((), 1)
 
 
 @pytest.mark.parametrize(
