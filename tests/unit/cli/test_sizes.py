@@ -1,4 +1,4 @@
-"""Commands parse, call one room and print: no function of theirs is long (its complexity: cli/ruff.toml)."""
+"""Commands parse, call one room and print: no function of theirs is long (its complexity: `make lint`)."""
 
 from __future__ import annotations
 
