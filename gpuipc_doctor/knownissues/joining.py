@@ -210,6 +210,8 @@ def _judge(
     """
     judged = [(*affected.judge(issue, part.facts), part) for part in parts if part.may_have(issue)]
     if not judged:
+        if parts and not any(vendors.concerns(issue, backend) for backend in vendors.with_driver(facts)):
+            return Verdict.FINE, "neither a GPU nor a driver of its vendor was found", facts, []
         return (*affected.judge(issue, facts), facts, [])
     worst = any_of(verdict for verdict, *_ in judged)
     chosen = [verdict for verdict in judged if verdict[0] is worst]

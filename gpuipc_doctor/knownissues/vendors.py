@@ -86,12 +86,17 @@ def may_concern(entry: Entry, facts: Iterable[Fact]) -> bool:
     return not backends or any(concerns(entry, backend) for backend in backends)
 
 
+def with_driver(facts: Iterable[Fact]) -> set[str]:
+    """The backends whose driver was found."""
+    found = {fact.name for fact in facts if fact.value}
+    return {name for name, vendor in _OF.items() if found & vendor.drivers}
+
+
 def is_for_another(env: Mapping[str, str], facts: Iterable[Fact]) -> bool:
     """Whether all variables are for a vendor without a driver here, while another vendor has one."""
-    found = {fact.name for fact in facts if fact.value}
-    with_driver = {name for name, vendor in _OF.items() if found & vendor.drivers}
-    others = [vendor.word for name, vendor in _OF.items() if name not in with_driver]
-    return bool(env and with_driver) and all(any(word in name for word in others) for name in env)
+    drivers = with_driver(facts)
+    others = [vendor.word for name, vendor in _OF.items() if name not in drivers]
+    return bool(env and drivers) and all(any(word in name for word in others) for name in env)
 
 
 def _is_bound(name: str) -> bool:

@@ -102,6 +102,16 @@ def test_finding_on_a_device_shows_no_issue_of_another_vendors_driver(backend: s
     assert any(join.checks for join in joins) == shows
 
 
+@pytest.mark.parametrize(("driver", "expected"), [(None, False), ("6.14", True)])
+def test_library_without_a_gpu_and_driver_of_its_vendor_makes_no_issue_expected(
+    driver: str | None, expected: bool
+) -> None:
+    known = replace(issue(), needs=(Need("rocm"),))
+    facts = (*FACTS, Fact("rocm", "7.2", "a wheel"), Fact("nvidia-driver", "580", "x"), Fact("amdgpu", driver, "x"))
+    device = Device("cuda", 0, "GPU", "uuid", "", 1 << 30)
+    assert bool(knownissues.match_versions([known], facts, [device])) == expected
+
+
 def test_issue_may_require_a_findings_key() -> None:
     known = issue("mpi-stale-buffer.stale")
     assert known.checks == ("mpi-stale-buffer",)

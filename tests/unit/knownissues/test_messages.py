@@ -38,7 +38,7 @@ def mistakes(directory: Path, text: str, name: str = "ucx.yaml") -> list[str]:
 
 
 def test_database_keeps_its_size() -> None:
-    assert len(MESSAGES) <= 229
+    assert len(MESSAGES) <= 250
     assert sum(len(path.read_text().splitlines()) for path in knownissues.files()) <= 11_500
 
 
