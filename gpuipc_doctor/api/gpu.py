@@ -110,6 +110,11 @@ def instead_of(lacking: Collection[str]) -> str:
 OUT_OF_MEMORY = frozenset({"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"})
 """Errors for exhausted memory."""
 
+CONTEXT_CREATIONS = frozenset({"cuDevicePrimaryCtxRetain", "cuCtxCreate"})
+CONTEXT_BYTES = 640 << 20
+"""Free bytes from which a first context of an H200 (518 MiB) can be created. With less, the call returns
+``CUDA_ERROR_OUT_OF_MEMORY``, or at times ``CUDA_ERROR_UNKNOWN`` (driver 580.159.04)."""
+
 INITIALISATIONS = frozenset({"cuInit", "hipInit"})
 """The driver's calls that initialise it."""
 
@@ -144,6 +149,11 @@ class DriverError(Exception):
     @property
     def is_out_of_memory(self) -> bool:
         return self.fault.name in OUT_OF_MEMORY
+
+    @property
+    def may_be_out_of_memory(self) -> bool:
+        """Whether little free memory may be the reason, although the error does not say so."""
+        return self.fault.call in CONTEXT_CREATIONS and self.fault.name == "CUDA_ERROR_UNKNOWN"
 
 
 def unless_refused(call: Callable[[], Made]) -> Made | DriverError:

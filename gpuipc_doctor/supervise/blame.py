@@ -12,7 +12,15 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpuipc_doctor.api.gpu import NOT_SUPPORTED, OUT_OF_MEMORY, WITHOUT_GPU_IPC, instead_of, lacking
+from gpuipc_doctor.api.gpu import (
+    CONTEXT_BYTES,
+    NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+    WITHOUT_GPU_IPC,
+    DriverError,
+    instead_of,
+    lacking,
+)
 from gpuipc_doctor.api.leak_report import holders
 from gpuipc_doctor.api.loop_growth import filled
 from gpuipc_doctor.log_lines import reason_of_abort
@@ -94,7 +102,7 @@ def _of_failure(outcome: ProbeOutcome) -> Finding:  # noqa: C901 - a branch for 
                     **_of(role),
                     **fault,
                 )
-            if role.fault.name in OUT_OF_MEMORY and not (free := _plenty(role)):
+            if _has_no_room(role) or (role.fault.name in OUT_OF_MEMORY and not (free := _plenty(role))):
                 if grows := next(filter(None, map(filled, outcome.roles.values())), None):
                     full = Evidence.seen(f"then {_CALL} returned {{error}} ({{code}})", **_of(role), **fault)
                     return replace(grows, evidence=(*grows.evidence, full, *so_far))
@@ -217,6 +225,13 @@ def _stopped(outcome: ProbeOutcome) -> Finding:
         deadline=outcome.deadline_s,
         **_of(role),
     )
+
+
+def _has_no_room(role: RoleOutcome) -> bool:
+    """Whether a context could not be created on a device with less free memory than a context takes."""
+    assert role.fault is not None
+    is_context = DriverError(role.fault).may_be_out_of_memory
+    return is_context and any(free < CONTEXT_BYTES for free, _ in role.memory)
 
 
 def _plenty(role: RoleOutcome) -> int:

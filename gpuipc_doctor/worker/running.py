@@ -74,7 +74,7 @@ def _call(worker: Worker, assignment: Assignment) -> RoleResult:
         function(worker)
         worker.finish()
     except DriverError as error:
-        if error.is_out_of_memory:
+        if error.is_out_of_memory or error.may_be_out_of_memory:
             worker.record_holders()
         if error.is_not_supported:
             worker.record_kinds()

@@ -227,7 +227,7 @@ class Worker:
         with self._journal.aside():
             held = [holder for gpu in self.gpus for holder in gpu.memory_holders()]
             with suppress(DriverError):
-                self._journal.keep("memory", [gpu.memory_info() for gpu in self.gpus])
+                self._journal.keep("memory", [gpu.memory_left() for gpu in self.gpus])
         self._journal.keep("holders", held)
 
     def record_kinds(self) -> None:

@@ -183,6 +183,16 @@ class DriverGpu:
         self.contexts.enter()
         return self.driver.memory_info(self.device)
 
+    def memory_left(self) -> tuple[int, int]:
+        """(free, total) bytes; from NVML if no context can be created."""
+        try:
+            return self.memory_info()
+        except DriverError:
+            used = self.driver.process_memory.used(self.device.uuid)
+            if used is None:
+                raise
+            return self.device.total_bytes - used, self.device.total_bytes
+
     def memory_used(self) -> int:
         def used() -> int:
             free, total = self.memory_info()

@@ -107,7 +107,12 @@ def test_library_without_a_gpu_and_driver_of_its_vendor_makes_no_issue_expected(
     driver: str | None, expected: bool
 ) -> None:
     known = replace(issue(), needs=(Need("rocm"),))
-    facts = (*FACTS, Fact("rocm", "7.2", "a wheel"), Fact("nvidia-driver", "580", "x"), Fact("amdgpu", driver, "x"))
+    facts = (
+        *FACTS,
+        Fact("rocm", "7.2", "a wheel"),
+        Fact("nvidia-driver", "580", "x"),
+        Fact("amdgpu", driver, "x"),
+    )
     device = Device("cuda", 0, "GPU", "uuid", "", 1 << 30)
     assert bool(knownissues.match_versions([known], facts, [device])) == expected
 

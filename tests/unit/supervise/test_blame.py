@@ -42,6 +42,31 @@ def test_out_of_memory_fails_only_if_far_more_is_free(memory: list[list[int]], s
 
 
 @pytest.mark.parametrize(
+    ("call", "error", "free", "status"),
+    [
+        ("cuDevicePrimaryCtxRetain", "CUDA_ERROR_UNKNOWN", [GIB >> 4], Status.ERROR),  # seen on an H200
+        ("cuCtxCreate", "CUDA_ERROR_UNKNOWN", [139 * GIB, 0], Status.ERROR),
+        ("cuDevicePrimaryCtxRetain", "CUDA_ERROR_UNKNOWN", [GIB], Status.FAIL),
+        ("cuDevicePrimaryCtxRetain", "CUDA_ERROR_UNKNOWN", [], Status.FAIL),  # no figure
+        ("cuDevicePrimaryCtxRetain", "CUDA_ERROR_ILLEGAL_ADDRESS", [0], Status.FAIL),
+        ("cuIpcOpenMemHandle", "CUDA_ERROR_UNKNOWN", [0], Status.FAIL),
+    ],
+)
+def test_context_that_has_no_room_is_no_fault_of_the_device(
+    call: str, error: str, free: list[int], status: Status
+) -> None:
+    role = RoleOutcome(
+        "exporter",
+        Ending.DRIVER_ERROR,
+        operation=call,
+        occurrence=1,
+        fault=DriverFault(call, 999, error),
+        memory=[(each, 139 * GIB) for each in free],
+    )
+    assert blame.conclude(ProbeOutcome("", (), {}, {"exporter": role}, "exporter", 1.0)).status is status
+
+
+@pytest.mark.parametrize(
     ("call", "error", "kinds", "status"),
     [
         ("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED", ["cuda:0 is a vGPU (its name is …)"], Status.SKIP),
