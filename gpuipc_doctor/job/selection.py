@@ -15,7 +15,7 @@ from gpuipc_doctor.fleet import slurm
 from gpuipc_doctor.job.processes import RANKS
 from gpuipc_doctor.stacks import rights
 from gpuipc_doctor.stacks.proc_files import Gone, Reader, environment
-from gpuipc_doctor.stacks.process_list import MARKER, PROC, Process, processes
+from gpuipc_doctor.stacks.process_list import KEEPER, MARKER, PROC, Process, descendants, processes
 
 LAUNCHERS = re.compile(
     r"mpiexec|mpirun|hydra_|pmi_proxy|orted|orterun|prte|srun|slurmstepd|flux-shell|torchrun|aprun|palsd?"
@@ -51,7 +51,8 @@ class Request:
 def select(request: Request) -> tuple[int, ...]:
     """Pids of the job, ascending. Raises `NoSuchJob`."""
     everyone = processes()
-    ours = _family(os.getpid(), everyone)
+    keepers = {process.pid for process in descendants(os.getpid()) if process.name == KEEPER}
+    ours = _ancestors(os.getpid(), everyone) | keepers
     if request.pids:
         found = _by_pid(request.pids, everyone)
     elif request.slurm:
@@ -156,7 +157,7 @@ def _complete(found: set[int], everyone: Mapping[int, Process]) -> set[int]:
     return complete
 
 
-def _family(pid: int, everyone: Mapping[int, Process]) -> set[int]:
+def _ancestors(pid: int, everyone: Mapping[int, Process]) -> set[int]:
     """A process and its ancestors."""
     family = set[int]()
     while pid in everyone:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from gpuipc_doctor.knownissues import KnownIssue, cures
+from gpuipc_doctor.knownissues import KnownIssue, affected, cures
 from gpuipc_doctor.model import (
     Evidence,
     EvidenceKind,
@@ -30,6 +30,7 @@ from gpuipc_doctor.run.conclusions import Ended, NotRun
 from gpuipc_doctor.run.planner import Planner
 from gpuipc_doctor.run.results import Entry, ResultLog
 from gpuipc_doctor.run.schedule import Schedule
+from gpuipc_doctor.versions import Verdict
 
 MPI_INIT = "MPI_Init_thread"
 """The operation that initialises MPI in a rank."""
@@ -65,15 +66,20 @@ def worth_trying(log: ResultLog) -> list[Entry]:
 def candidates(
     issues: Iterable[KnownIssue], joins: Iterable[Join], facts: Sequence[Fact], built_in: Sequence[Workaround]
 ) -> Candidates:
-    """Settings from known issues that the failure matches, confirmed ones first; then the MPI's ``built_in``
-    ones, and those of the check.
+    """Settings from known issues that the failure matches, confirmed ones first, then those by which these
+    versions are affected; then the MPI's ``built_in`` ones, and those of the check.
 
     Built-in settings change how device memory is sent, so they are not tried if the probe failed before any
     message.
     """
     by_id = {issue.id: issue for issue in issues}
     shown = [join for join in joins if join.relation is not Relation.LATENT]
-    shown.sort(key=lambda join: join.relation is not Relation.CONFIRMED)
+    shown.sort(
+        key=lambda join: (
+            join.relation is not Relation.CONFIRMED,
+            affected.judge(by_id[join.issue], facts)[0] is not Verdict.BAD,
+        )
+    )
 
     def of(failure: Entry) -> list[Workaround]:
         concerned = [by_id[join.issue] for join in shown if digest.showing(join, failure.results())]

@@ -14,6 +14,10 @@ MARKER = "GPUIPC_DOCTOR_PROBE"
 """Variable that identifies the processes of a run of ours; its value is ``<run>/<probe>``."""
 
 
+KEEPER = "gpuipc-keeper"
+"""Name of the process that cleans up after a run of ours, as `supervise.keeper` sets it."""
+
+
 class Process(NamedTuple):
     """One line of ``/proc/PID/stat``. ``state`` is the kernel's letter: D uninterruptible, Z zombie."""
 

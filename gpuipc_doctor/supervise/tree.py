@@ -17,10 +17,6 @@ from typing import NamedTuple
 
 from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.stacks.process_list import MARKER, PROC, Process, descendants, read_line
-from gpuipc_doctor.supervise import keeper
-
-KEEPER = keeper.NAME
-"""Unique name of the process that cleans up after a killed supervisor."""
 
 REQUIRED = (os.devnull, str(PROC), f"{PROC}/self")
 """Files without which processes can be neither started nor found."""
