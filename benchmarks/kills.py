@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpuipc_doctor.stacks import process_list
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.tree import carried
 from tests.hostile_nodes import (
@@ -73,7 +74,7 @@ THE_TOOL = "the tool"
 
 VICTIMS: Mapping[str, Callable[[int], bool]] = {
     "its child that does the work": lambda pid: b" prolog " in command_line(pid),
-    "a keeper": lambda pid: tree.name_of(pid) == tree.KEEPER,
+    "a keeper": lambda pid: tree.name_of(pid) == process_list.KEEPER,
     "a stem": lambda pid: "/stem" in marker(pid),
     "a worker": is_worker,
     "the launcher": is_launcher,

@@ -303,7 +303,7 @@ def _left_behind() -> list[process_list.Process]:
     below: list[process_list.Process] = []
     with contextlib.suppress(OSError):  # without /proc none is found; the kernel ends the child with us
         below = process_list.descendants(os.getpid())
-    return [process for process in below if process.name != tree.KEEPER]
+    return [process for process in below if process.name != process_list.KEEPER]
 
 
 def _write(fd: int, text: str, until: float) -> None:

@@ -16,6 +16,7 @@ import pytest
 from gpuipc_doctor.fleet import summary
 from gpuipc_doctor.present.text import columns
 from gpuipc_doctor.report import report_json
+from gpuipc_doctor.stacks import process_list
 from gpuipc_doctor.supervise import tree
 from tests.e2e.conftest import Command, full
 from tests.waiting import LIMIT_S, until
@@ -421,7 +422,7 @@ def log_of(pid: int) -> str:
 
 def with_environment(variable: str) -> list[int]:
     found = []
-    for pid in tree.processes():
+    for pid in process_list.processes():
         try:
             if variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found.append(pid)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import kills
+from gpuipc_doctor.stacks import process_list
 from gpuipc_doctor.supervise import tree
 from tests.e2e.test_prolog_reliability import pytestmark as pytestmark
 
@@ -39,7 +40,7 @@ def test_leftovers_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leftovers are detected if the keeper is killed too and nothing cleans up."""
 
     def keepers_first(pid: int, _: str) -> list[int]:
-        keepers = [process.pid for process in tree.descendants(pid) if process.name == tree.KEEPER]
+        keepers = [process.pid for process in tree.descendants(pid) if process.name == process_list.KEEPER]
         for keeper in keepers:
             os.kill(keeper, signal.SIGKILL)
         return [pid] if keepers else []

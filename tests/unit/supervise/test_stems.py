@@ -17,6 +17,7 @@ from gpuipc_doctor import surveys
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Ending, Json, Node, Probe, ProbeOutcome
 from gpuipc_doctor.simulator.node import prepare
+from gpuipc_doctor.stacks import process_list
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
@@ -141,7 +142,7 @@ def test_loss_of_a_stem_affects_no_worker(session: Session, roles: ModuleType, t
     waits = Probe("beside", {"waits": roles.wait_for_the_end}, deadline_s=60.0)
     with session.beside("misbehaving", FILE, waits):
         wait_until(lambda: (tmp_path / "001-misbehaving-node-beside/waits.journal").exists())
-        (worker,) = [pid for pid in tree.processes() if tree.carries(pid, f"{session._id}/1")]
+        (worker,) = [pid for pid in process_list.processes() if tree.carries(pid, f"{session._id}/1")]
         for stem in stems(session):
             os.kill(stem, signal.SIGKILL)
         assert run(session, roles, "completes").completed
@@ -198,7 +199,9 @@ def test_killed_supervisor_leaves_no_stem(tmp_path: Path, module: str) -> None:
     run_id, directory = supervisor.stdout.readline().split()
 
     def alive(*probes: str) -> list[int]:
-        return [pid for pid in tree.processes() if any(tree.carries(pid, f"{run_id}/{p}") for p in probes)]
+        return [
+            pid for pid in process_list.processes() if any(tree.carries(pid, f"{run_id}/{p}") for p in probes)
+        ]
 
     wait_until(lambda: alive("1") if module == "json" else len(alive("stem")) == 2)
     supervisor.send_signal(signal.SIGKILL)

@@ -21,6 +21,7 @@ import pytest
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Ending, Launch, Node, Probe, ProbeOutcome, Status
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.stacks import process_list
 from gpuipc_doctor.supervise import blame, evidence, keeper, tree
 from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult, StartSignal
 from gpuipc_doctor.supervise.journal import Progress
@@ -412,7 +413,7 @@ def test_orphans_are_adopted_only_during_a_session() -> None:
 
 def test_run_survives_the_loss_of_the_keeper(roles: ModuleType) -> None:
     with Session(Node(), LIMITS) as session:
-        [keeper] = [p.pid for p in tree.descendants(os.getpid()) if p.name == tree.KEEPER]
+        [keeper] = [p.pid for p in tree.descendants(os.getpid()) if p.name == process_list.KEEPER]
         os.kill(keeper, signal.SIGKILL)
         assert run(session, roles, "completes").completed
 
@@ -545,7 +546,7 @@ def test_grandchildren_end_with_the_probe(session: Session, roles: ModuleType) -
     outcome = run(session, roles, "leave_grandchildren")
     assert outcome.completed
     for pid in outcome.records["leave_grandchildren"]["pids"]:
-        assert tree.processes().get(pid) is None or tree.processes()[pid].state == "Z"
+        assert process_list.processes().get(pid) is None or process_list.processes()[pid].state == "Z"
 
 
 def test_ten_megabytes_on_standard_error_do_no_harm(session: Session, roles: ModuleType) -> None:
@@ -711,7 +712,7 @@ def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
     run_id, directory = supervisor.stdout.readline().split()
 
     def alive() -> list[int]:
-        return [pid for pid in tree.processes() if tree.carries(pid, f"{run_id}/1")]
+        return [pid for pid in process_list.processes() if tree.carries(pid, f"{run_id}/1")]
 
     wait_until(lambda: len(alive()) >= 4)
     supervisor.send_signal(signal.SIGKILL)
@@ -732,7 +733,7 @@ def test_logs_are_kept_in_a_relative_directory(
 
 def test_background_probe_runs_until_the_block_ends(session: Session, roles: ModuleType) -> None:
     def beside() -> list[int]:
-        return [pid for pid in tree.processes() if tree.carries(pid, f"{session._id}/1")]
+        return [pid for pid in process_list.processes() if tree.carries(pid, f"{session._id}/1")]
 
     with session.beside(
         "misbehaving", FILE, Probe("beside", {"waits": roles.wait_for_the_end}, deadline_s=60.0)
