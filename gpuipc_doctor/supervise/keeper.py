@@ -62,9 +62,10 @@ def main() -> None:
     take_name()
     with contextlib.suppress(OSError):
         os.write(1, b"\n")
-    wanted, *directories = sys.stdin.buffer.read().split(b"\0")
-    if DONE in directories[-1:]:
+    *told, last = sys.stdin.buffer.read().split(b"\0")
+    if last == DONE or not told:  # without the marker nothing has been started, and any process would match
         return
+    wanted, *directories = told
     if kill_all(wanted, signal.SIGTERM):
         time.sleep(GRACE_S)
     for _ in range(ROUNDS):
@@ -93,7 +94,13 @@ def take_name() -> None:
 
 
 def kill_all(wanted: bytes, number: int = signal.SIGKILL) -> int:
-    """Send this signal to every process whose environment contains ``wanted``; returns their number."""
+    """Send this signal to every process with a variable that begins with ``wanted``; returns their number.
+
+    Nothing is sent unless ``wanted`` has a name and the beginning of a value: less would match any process.
+    """
+    name, _, value = wanted.partition(b"=")
+    if not (name and value):
+        return 0
     found = 0
     for pid, environment in _of_processes("environ"):
         if any(variable.startswith(wanted) for variable in environment.split(b"\0")):
