@@ -131,13 +131,22 @@ def _mistake(check: Check) -> str:
 
 def name_of(function: Role, file: Path) -> str:
     """The name by which `role` finds a role function: ``module:function`` for one of this package, else the
-    function's name in the check file. Raises `ValueError` if it has none."""
+    function's name in the check file, which is imported for it. Raises `ValueError` if it has none."""
     name, where = getattr(function, "__name__", ""), getattr(function, "__module__", "")
-    in_package = where.startswith(f"{_PACKAGE}.")
-    names = vars(sys.modules[where] if in_package else module(file))
+    names = vars(sys.modules[where] if _in_package(where) else module(file))
     if names.get(name) is not function:
         raise ValueError(f"is not a function defined in {file.name}")
-    return f"{where}:{name}" if in_package else name
+    return started_as(function)
+
+
+def started_as(function: Role) -> str:
+    """The name of a role function that has one (`name_of`). No file is imported: it may end the process."""
+    prefix = f"{function.__module__}:" if _in_package(function.__module__) else ""
+    return prefix + function.__name__
+
+
+def _in_package(module_name: str) -> bool:
+    return module_name.startswith(f"{_PACKAGE}.")
 
 
 def role(file: Path, name: str) -> Role:

@@ -191,7 +191,7 @@ class Starter:
                 devices = tuple(replace(device, uuid="", pci="") for device in devices)
             Assignment(
                 check_file=str(visit.check_file),
-                function=loader.name_of(probe.roles[name], visit.check_file),
+                function=loader.started_as(probe.roles[name]),
                 place=list(probe.roles).index(name),
                 devices=devices,
                 params=probe.params,
