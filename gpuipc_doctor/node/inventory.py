@@ -1,7 +1,7 @@
 """A node's versions and modes, each with its source.
 
 The package reads plain files below a root. This also works for simulated nodes, and cannot hang like a driver
-call. Facts from drivers and libraries come from workers (`surveys`).
+call. Facts from drivers and libraries come from workers (`survey_plan`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from gpuipc_doctor.model import Fact, ProbeOutcome
 from gpuipc_doctor.node import file_facts, libraries
 from gpuipc_doctor.node.fact_names import NAMES
 from gpuipc_doctor.node.libraries import Libraries
-from gpuipc_doctor.node.surveys import LOOKED_FOR, LOOKED_FOR_FOREIGN
+from gpuipc_doctor.node.survey_plan import LOOKED_FOR, LOOKED_FOR_FOREIGN
 from gpuipc_doctor.report import sentences
 
 __all__ = ["CHECK", "NAMES", "SURVEYS", "facts_from_files", "facts_from_surveys", "merged", "of_modules"]
 
 CHECK = "inventory"
-"""Check id of the `surveys`. Reports omit the findings of this check."""
+"""Check id of the `survey_plan`. Reports omit the findings of this check."""
 
-SURVEYS = Path(__file__).with_name("surveys.py")
+SURVEYS = Path(__file__).with_name("survey_plan.py")
 
 
 def facts_from_files(root: str, environ: Mapping[str, str]) -> tuple[Fact, ...]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpuipc_doctor.model import Effect, Fact, Setting
 from gpuipc_doctor.node import inventory
 from gpuipc_doctor.node.inventory_content import page, page_of_changes
-from gpuipc_doctor.node.surveys import LOOKED_FOR, LOOKED_FOR_FOREIGN
+from gpuipc_doctor.node.survey_plan import LOOKED_FOR, LOOKED_FOR_FOREIGN
 from gpuipc_doctor.simulator import software
 from gpuipc_doctor.simulator.node import claimed_files, prepare
 from gpuipc_doctor.simulator.profile import load

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.node.libraries import CACHE, Libraries
-from gpuipc_doctor.node.surveys import mpi_libraries
+from gpuipc_doctor.node.survey_plan import mpi_libraries
 from tests.unit.node.test_inventory import facts_of, link, plant
 
 X86_64 = 0x0303
