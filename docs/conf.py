@@ -13,12 +13,12 @@ from sphinx.application import Sphinx
 from gpuipc_doctor import __version__, knownissues
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.loader import LoadedCheck
-from gpuipc_doctor.cli import explain, issue_content
+from gpuipc_doctor.cli import explain
 from gpuipc_doctor.cli.main import COMMANDS
 from gpuipc_doctor.cli.schema import schemas
 from gpuipc_doctor.histories.legality import rules
 from gpuipc_doctor.histories.memory_operations import TYPES
-from gpuipc_doctor.knownissues import KnownIssue, Message
+from gpuipc_doctor.knownissues import KnownIssue, Message, issue_content
 from gpuipc_doctor.run import check_files
 from gpuipc_doctor.simulator import profile
 

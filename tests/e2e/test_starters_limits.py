@@ -139,6 +139,7 @@ def test_ignored_sigchld_changes_no_prolog(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mib", [full(18), 22, full(26), full(30), 36, full(80)])
 def test_start_without_memory_is_one_line(home: Path, mib: int, command: tuple[str, ...]) -> None:
     ended = run((), home, limited(resource.RLIMIT_AS, mib * MIB), *command)
-    assert ended.returncode == (0 if command == ("list",) and mib == 80 else 1), ended
+    wanted = {36: (0, 1), 80: (0,)} if command == ("list",) else {}  # 36 MiB suffice for Debian's Python
+    assert ended.returncode in wanted.get(mib, (1,)), ended
     assert ended.stderr.startswith("gpuipc-doctor: ") or ended.returncode == 0
     assert ended.stderr.count("\n") == ended.returncode, ended

@@ -184,12 +184,13 @@ def test_decoy_of_another_user_does_not_block(
         return said
 
     monkeypatch.setattr(slurm, "printed_by", squeue)
-    with carrying("990014", 4711) as owners, carrying("990014", 65534) as decoy:
+    job = f"99{os.getpid()}"  # cases run beside each other
+    with carrying(job, 4711) as owners, carrying(job, 65534) as decoy:
         if blocked:
             with pytest.raises(SeveralJobs, match="name one with --user"):
-                select(Request(slurm="990014", user=user))
+                select(Request(slurm=job, user=user))
         else:
-            assert select(Request(slurm="990014", user=user)) == ((decoy if user else owners),)
+            assert select(Request(slurm=job, user=user)) == ((decoy if user else owners),)
 
 
 STEP = "SLURM_JOB_ID=$0 sleep 600 & echo $!; wait"

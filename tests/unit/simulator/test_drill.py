@@ -72,6 +72,11 @@ def test_finding_expected_sometimes_is_neither_missed_nor_invented() -> None:
     assert judge(expected, [FOUND, row], 12).good
     assert judge(expected, [FOUND, replace(row, key="crash")], 12).invented
     assert judge(expected, [row], 12).missed
+    alone = Expectation(12, (race,))
+    assert judge(alone, [FINE], 0).good
+    assert judge(alone, [FINE], 11).missed
+    assert judge(alone, [row], 0).missed
+    assert judge(expected, [FINE], 0).missed
 
 
 @pytest.mark.parametrize("status", [Status.WARN, Status.ERROR, Status.FAIL])
