@@ -75,15 +75,15 @@ THE_TOOL = "the tool"
 VICTIMS: Mapping[str, Callable[[int], bool]] = {
     "its child that does the work": lambda pid: b" prolog " in command_line(pid),
     "a keeper": lambda pid: tree.name_of(pid) == process_list.KEEPER,
-    "a stem": lambda pid: "/stem" in marker(pid),
+    "a fork server": lambda pid: "/fork-server" in marker(pid),
     "a worker": is_worker,
     "the launcher": is_launcher,
     "a rank": is_worker,
 }
 
-OF_CHECK = (THE_TOOL, "a keeper", "a stem", "a worker")
-OF_MPI = (THE_TOOL, "a keeper", "a stem", "the launcher", "a rank")
-OF_PROLOG = (THE_TOOL, "its child that does the work", "a keeper", "a stem", "a worker")
+OF_CHECK = (THE_TOOL, "a keeper", "a fork server", "a worker")
+OF_MPI = (THE_TOOL, "a keeper", "a fork server", "the launcher", "a rank")
+OF_PROLOG = (THE_TOOL, "its child that does the work", "a keeper", "a fork server", "a worker")
 
 
 # -- one run ----------------------------------------------------------------------------------------------

@@ -480,7 +480,7 @@ class CollectiveStack:
         return tuple(library for library in self.found if library.backend == backend)
 
 
-class AtRest(NamedTuple):
+class Baseline(NamedTuple):
     """The idle state of a device: bytes in use (None if unknown), and seconds to wait for the state."""
 
     used: int | None
@@ -672,7 +672,7 @@ class RoleOutcome:
     """The processes that held the memory then (`Gpu.memory_holders`)."""
     loaded: Sequence[str] | None = field(default=None, metadata=_UNREPORTED)
     """Fabric libraries that the rank had loaded; None if it did not initialise MPI."""
-    at_rest: Sequence[int | None] = field(default=(), metadata=_UNREPORTED)
+    baselines: Sequence[int | None] = field(default=(), metadata=_UNREPORTED)
     """Bytes in use on each device when the role began, None where it did not wait; empty if it waited for
     none."""
 

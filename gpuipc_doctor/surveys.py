@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from gpuipc_doctor.api import AtRest, BackendUnavailable, Context, Probe, Worker
+from gpuipc_doctor.api import BackendUnavailable, Baseline, Context, Probe, Worker
 
 FILE = Path(__file__)
 
@@ -44,9 +44,9 @@ def keep_open(w: Worker) -> None:
     w.wait_until(lambda: False, float("inf"))
 
 
-def look_at_rest(w: Worker) -> None:
+def read_baselines(w: Worker) -> None:
     """Read each device's used memory once the device is idle or the waiting time is over."""
-    used, outside = w.wait_for_rest([AtRest(*each) for each in w.params["at_rest"]])
+    used, outside = w.wait_for_baseline([Baseline(*each) for each in w.params["baselines"]])
     w.record(used=used, outside=outside)
 
 

@@ -45,7 +45,7 @@ from gpuipc_doctor.api.node_placement import misplaced
 from gpuipc_doctor.api.process_leaks import watched
 from gpuipc_doctor.api.worker import Collectives, Communicator, Fabric, Mpi, Peer, Worker
 from gpuipc_doctor.model import (
-    AtRest,
+    Baseline,
     Device,
     Evidence,
     EvidenceKind,
@@ -72,7 +72,7 @@ __all__ = [  # noqa: RUF022 (by purpose)
     "Check", "SurveyCheck", "Context", "Control", "Tier", "Subject", "Probe", "ProbeOutcome", "RoleOutcome",
     "Device", "Finding", "Evidence", "EvidenceKind", "Status", "Measurement", "Series", "Json",
     # What a check is told of the node
-    "AtRest", "FabricStack", "Launch", "Line", "MpiStack", "StatedFabric",
+    "Baseline", "FabricStack", "Launch", "Line", "MpiStack", "StatedFabric",
     # What a role has
     "Worker", "Observed", "Peer", "Communicator", "Collectives", "Mpi", "Fabric",
     # Device memory and what else a driver gives

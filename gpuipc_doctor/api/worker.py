@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol
 
 from gpuipc_doctor.api.allocator import Allocator
 from gpuipc_doctor.api.gpu import Buffer, DriverError, Gpu, GpuStream, Memory
-from gpuipc_doctor.model import AtRest, Json, Observed
+from gpuipc_doctor.model import Baseline, Json, Observed
 
 
 class Peer(Protocol):
@@ -265,7 +265,7 @@ class Worker(Protocol):
     def gpus(self) -> Sequence[Gpu]:
         """All devices of the probe, in the probe's order."""
 
-    def wait_for_rest(self, at_rest: Sequence[AtRest]) -> tuple[list[int], bool]:
+    def wait_for_baseline(self, baselines: Sequence[Baseline]) -> tuple[list[int], bool]:
         """Wait until the devices are idle, if their idle level is known.
 
         Returns the bytes in use on each device without this process, and whether NVML reported all of them. A

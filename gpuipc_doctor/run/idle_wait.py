@@ -14,12 +14,12 @@ from gpuipc_doctor import surveys
 from gpuipc_doctor.api import NOISE_BYTES
 from gpuipc_doctor.api.leak_report import SETTLE_S
 from gpuipc_doctor.api.meter import PATIENCE_S
-from gpuipc_doctor.model import AtRest, Device, Probe, ProbeOutcome
+from gpuipc_doctor.model import Baseline, Device, Probe, ProbeOutcome
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import Tour
 from gpuipc_doctor.supervise.session import Session
 
-_UNKNOWN = AtRest(None, PATIENCE_S)
+_UNKNOWN = Baseline(None, PATIENCE_S)
 
 
 @dataclass
@@ -27,14 +27,14 @@ class IdleDevices:
     """Waits until devices are as idle as before the run's first probe."""
 
     session: Session
-    _at_rest: dict[Device, AtRest] = field(default_factory=dict)
+    _baselines: dict[Device, Baseline] = field(default_factory=dict)
     _seen_from_outside: set[Device] = field(default_factory=set)
     """Devices whose memory usage can be read by a process that does not use these devices."""
 
     def learn(self, probes: Sequence[PlannedProbe], until: float) -> None:
         """Record the used memory of the devices that these probes will measure, before any of them runs."""
         watched = dict.fromkeys(device for planned in probes for device in _watched(planned))
-        new = [device for device in watched if device not in self._at_rest]
+        new = [device for device in watched if device not in self._baselines]
         for backend in dict.fromkeys(device.backend for device in new):
             devices = [device for device in new if device.backend == backend]
             deadline_s = min(planned.probe.deadline_s for planned in probes if _watched(planned))
@@ -45,18 +45,18 @@ class IdleDevices:
         usage without using them."""
         watched = _watched(planned)
         return (
-            any(self._at_rest[device].used is not None for device in watched)
+            any(self._baselines[device].used is not None for device in watched)
             and self._seen_from_outside.issuperset(watched)
             and not planned.probe.launch
         )
 
-    def at_rest(self, planned: PlannedProbe | Tour) -> tuple[AtRest, ...]:
+    def baselines(self, planned: PlannedProbe | Tour) -> tuple[Baseline, ...]:
         """The idle level to wait for."""
-        return tuple(self._at_rest[device] for device in _watched(planned))
+        return tuple(self._baselines[device] for device in _watched(planned))
 
     def before(self, planned: PlannedProbe | Tour, until: float) -> None:
         """Wait until the probe's devices are idle, unless the probe does so itself."""
-        if any(at_rest.used is not None for at_rest in self.at_rest(planned)):
+        if any(each.used is not None for each in self.baselines(planned)):
             named = f"{planned.check.id} {planned.number}"
             self._look(_watched(planned), named, planned.probe.deadline_s, until)
 
@@ -64,17 +64,17 @@ class IdleDevices:
         """Record the last state, idle or not, in which the probe's first role saw each device for which it
         waited. For others a tour has contexts on them."""
         first = outcome.roles.get(next(iter(planned.probe.roles)))
-        if self.waits_itself(planned) and first and first.at_rest:
-            seen = zip(planned.probe.devices, first.at_rest, strict=True)
+        if self.waits_itself(planned) and first and first.baselines:
+            seen = zip(planned.probe.devices, first.baselines, strict=True)
             self._note((device, used) for device, used in seen if used is not None)
 
     def _look(self, devices: Sequence[Device], before: str, deadline_s: float, until: float) -> None:
         """Have a process wait until these devices are idle, and record their used memory."""
         probe = Probe(
             f"quiet before {before}",
-            {"onlooker": surveys.look_at_rest},
+            {"onlooker": surveys.read_baselines},
             tuple(devices),
-            {"at_rest": [self._at_rest.get(device, _UNKNOWN) for device in devices]},
+            {"baselines": [self._baselines.get(device, _UNKNOWN) for device in devices]},
             deadline_s,
         )
         outcome = self.session.run(surveys.DRIVERS, surveys.FILE, probe, until=until)
@@ -89,18 +89,18 @@ class IdleDevices:
 
     def _note(self, found: Iterable[tuple[Device, int | None]]) -> None:
         for device, used in found:
-            self._at_rest[device] = _from_now_on(self._at_rest.get(device), used)
+            self._baselines[device] = _from_now_on(self._baselines.get(device), used)
 
 
-def _from_now_on(at_rest: AtRest | None, used: int | None) -> AtRest:
+def _from_now_on(baseline: Baseline | None, used: int | None) -> Baseline:
     """The new idle level of a device that had ``used`` bytes in use after the wait."""
-    if at_rest is None:
-        return AtRest(used, PATIENCE_S)
-    if used is None or at_rest.used is None:
+    if baseline is None:
+        return Baseline(used, PATIENCE_S)
+    if used is None or baseline.used is None:
         return _UNKNOWN
-    if used > at_rest.used + NOISE_BYTES:
-        return AtRest(used, SETTLE_S)
-    return at_rest._replace(used=min(used, at_rest.used))
+    if used > baseline.used + NOISE_BYTES:
+        return Baseline(used, SETTLE_S)
+    return baseline._replace(used=min(used, baseline.used))
 
 
 def _watched(planned: PlannedProbe | Tour) -> tuple[Device, ...]:

@@ -142,7 +142,7 @@ class Schedule:
         """Make a tour's visits, in a thread, up to the first that does not pass, or the one to confirm."""
         untold = iter(zip(tour.visits, tour.outcomes, strict=True))
         waits_itself = self._quiet.waits_itself(tour)
-        turn = StartSignal(self._quiet.at_rest(tour)) if waits_itself else None
+        turn = StartSignal(self._quiet.baselines(tour)) if waits_itself else None
 
         def tell(outcome: ProbeOutcome) -> None:
             planned, future = next(untold)

@@ -1,4 +1,4 @@
-"""Messages between supervisor and workers: files in the probe's directory, and orders to stems (`stems`).
+"""Messages between supervisor and workers: files in the probe's directory, and orders to `fork_servers`.
 
 Files are used instead of pipes: a runaway writer cannot block, and no message is lost when its writer dies.
 The `Assignment` exists before the worker starts; the `RoleResult` appears completely or not at all.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from gpuipc_doctor.model import AtRest, Device, DriverFault, Ending, Json
+from gpuipc_doctor.model import Baseline, Device, DriverFault, Ending, Json
 from gpuipc_doctor.supervise.rank import write_whole
 
 
@@ -52,7 +52,7 @@ class Assignment:
     start signal (see `StartSignal`). ``starter``: the role itself starts processes. ``then``: directory
     of the process's next visit, and its role there; empty after its last, and for a single probe.
     ``keeps``: labels of the devices whose primary context is kept for later visits; all other contexts
-    end with the visit. ``meets``: number of roles that connect at the start, 0 if they are already
+    end with the visit. ``rendezvous``: number of roles that connect at the start, 0 if they are already
     connected. ``ends``: the role's process ends in this probe, and initialises the driver when it needs
     it. ``nodes``: the number of nodes on which the roles run. ``among``: the ranks of the launch that
     make this visit of a tour, in the order of its roles; empty if all do.
@@ -70,7 +70,7 @@ class Assignment:
     starter: bool = False
     then: Sequence[str] = ()
     keeps: tuple[str, ...] = ()
-    meets: int = 0
+    rendezvous: int = 0
     ends: bool = False
     nodes: int = 1
     among: Sequence[int] = ()
@@ -134,23 +134,23 @@ class StartSignal:
 
     Before the signal, the probe's workers start and initialise the driver, which uses no device memory. The
     scheduler sets the signal when the devices are free; the probe's supervisor reads it in another thread.
-    ``at_rest``: the devices' idle level; None before the signal. ``given_up``: whether the probe must end
+    ``baselines``: the devices' idle level; None before the signal. ``given_up``: whether the probe must end
     without a signal.
     """
 
-    at_rest: Sequence[AtRest] | None = None
+    baselines: Sequence[Baseline] | None = None
     given_up: bool = False
 
 
-def announce(path: Path, at_rest: Sequence[AtRest]) -> None:
+def announce(path: Path, baselines: Sequence[Baseline]) -> None:
     """Signal the roles to start."""
-    write_whole(path, json.dumps(at_rest))
+    write_whole(path, json.dumps(baselines))
 
 
-def announced(path: Path) -> list[AtRest] | None:
+def announced(path: Path) -> list[Baseline] | None:
     """The idle state of the devices, once the start signal's file exists; else None."""
     try:
-        return [AtRest(*each) for each in json.loads(path.read_text())]
+        return [Baseline(*each) for each in json.loads(path.read_text())]
     except FileNotFoundError:
         return None
 
@@ -184,7 +184,7 @@ class Inbox:
         os.close(self._pipe)
 
 
-# -- orders to stems ------------------------------------------------------------------------------------
+# -- orders to fork servers -----------------------------------------------------------------------------
 
 GO = b"go"
 """The start signal for a worker that has reported its pid."""
@@ -211,7 +211,7 @@ class _Order:
 
 @dataclass(frozen=True, slots=True)
 class Order(_Order):
-    """A worker's start parameters: its role, its marker, and its additions to the stem's environment.
+    """A worker's start parameters: its role, its marker, and its additions to the fork server's environment.
 
     ``files``: the worker's log, a socket to the supervisor, and a socket to each peer (``peer 1`` and so on).
     """
@@ -223,17 +223,17 @@ class Order(_Order):
 
 
 @dataclass(frozen=True, slots=True)
-class StemOrder(_Order):
-    """A stem's imports. ``files``: its log, and the socket for its orders."""
+class ForkServerOrder(_Order):
+    """A fork server's imports. ``files``: its log, and the socket for its orders."""
 
     imports: Sequence[str]
 
 
-def receive_order(stream: socket.socket) -> Order | StemOrder | None:
+def receive_order(stream: socket.socket) -> Order | ForkServerOrder | None:
     """The next order; None at end of input."""
     data, fds, _, _ = socket.recv_fds(stream, MOST_BYTES, _MOST_FILES, socket.MSG_CMSG_CLOEXEC)
     if not data:
         return None
     told = json.loads(data)
     told["files"] = dict(zip(told["files"], fds, strict=True))
-    return StemOrder(**told) if "imports" in told else Order(**told)
+    return ForkServerOrder(**told) if "imports" in told else Order(**told)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpuipc_doctor.api.gpu import INITIALISATIONS
 from gpuipc_doctor.model import (
-    AtRest,
+    Baseline,
     Device,
     Ending,
     LauncherEnd,
@@ -36,9 +36,9 @@ from gpuipc_doctor.supervise.assignment import (
     StartSignal,
     announce,
 )
+from gpuipc_doctor.supervise.fork_servers import ForkServers
 from gpuipc_doctor.supervise.role import LaunchedProcess, RunningRole
 from gpuipc_doctor.supervise.start import LAUNCHER_LOG, Starter, Visit
-from gpuipc_doctor.supervise.stems import Stems
 
 TICK_S = 0.005
 SLOW_TICK_S, SLOW_AFTER_S = 0.02, 1.0
@@ -91,7 +91,7 @@ class Execution:
     node: Node
     marker: str
     limits: Limits
-    stems: Stems
+    servers: ForkServers
     turn: StartSignal | None = None
     listener: InitVar[Listener | None] = None
     temporary: Path | None = None
@@ -159,8 +159,8 @@ class Execution:
         ready_by = time.monotonic() + self.limits.start_up_s
 
         def fork(imports: set[str], environment: Mapping[str, str], order: Order) -> int | None:
-            stem = self.stems.of(imports, environment)
-            return stem.fork(order, ready_by, lambda: self._is_given_up(stop) or time.monotonic() > until)
+            server = self.servers.of(imports, environment)
+            return server.fork(order, ready_by, lambda: self._is_given_up(stop) or time.monotonic() > until)
 
         return Starter(
             self.probe,
@@ -180,8 +180,8 @@ class Execution:
 
     def _take_turn(self) -> None:
         """Pass on the start signal. The time limits of the probe and its roles count from the signal."""
-        if self.turn and self._waits_for_turn and self.turn.at_rest is not None:
-            self._announce(self.turn.at_rest)
+        if self.turn and self._waits_for_turn and self.turn.baselines is not None:
+            self._announce(self.turn.baselines)
             self._waits_for_turn = False
             self._began = time.monotonic()
             for role in self._roles.values():
@@ -189,8 +189,8 @@ class Execution:
                 if role.progress.waiting:
                     role.progress.last_at = self._began
 
-    def _announce(self, at_rest: Sequence[AtRest]) -> None:
-        announce(self._turn_file, at_rest)
+    def _announce(self, baselines: Sequence[Baseline]) -> None:
+        announce(self._turn_file, baselines)
 
     # -- watch ------------------------------------------------------------------------------------------
 

@@ -40,8 +40,8 @@ class ChildProcess:
 
 
 class ForkedProcess:
-    """A worker that a stem forked through an intermediate process. When that process ends, the worker becomes
-    our child."""
+    """A worker that a fork server forked through an intermediate process. When that process ends, the worker
+    becomes our child."""
 
     is_elsewhere = False
 

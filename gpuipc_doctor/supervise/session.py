@@ -22,10 +22,10 @@ from gpuipc_doctor.model import Node, Probe, ProbeOutcome
 from gpuipc_doctor.stacks.process_list import Process, descendants
 from gpuipc_doctor.supervise import leftovers, scratch, tree
 from gpuipc_doctor.supervise.assignment import Listener, StartSignal
+from gpuipc_doctor.supervise.fork_servers import ForkServer, ForkServers
 from gpuipc_doctor.supervise.launched_tour import LaunchedTour
 from gpuipc_doctor.supervise.probe import Execution, Limits
 from gpuipc_doctor.supervise.start import Visit, environment_with
-from gpuipc_doctor.supervise.stems import Stem, Stems
 from gpuipc_doctor.supervise.tour import Tour
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
@@ -50,7 +50,7 @@ class Session:
         self._keep_logs = keep_logs.absolute() if keep_logs else None  # workers are on other nodes
         self._numbers = itertools.count(1)
         self._stop = threading.Event()
-        self._expected: dict[frozenset[str], Stem] = {}
+        self._expected: dict[frozenset[str], ForkServer] = {}
 
     def __enter__(self) -> Session:
         self._adopted_orphans = _adopt_orphans(True)
@@ -64,7 +64,7 @@ class Session:
             _adopt_orphans(self._adopted_orphans)
             raise
         self._held = leftovers.hold(self._directory)
-        self._stems = Stems(self._directory, self._id)
+        self._servers = ForkServers(self._directory, self._id)
         return self
 
     def _own_directory(self) -> Path:
@@ -74,7 +74,7 @@ class Session:
         def ours() -> list[Process]:
             return [process for process in descendants(os.getpid()) if process.pid not in self._not_ours]
 
-        self._stems.close(self.limits.kill_s)
+        self._servers.close(self.limits.kill_s)
         tree.end(ours, grace_s=0.0, limit_s=self.limits.kill_s)
         if self._keep_logs is None:
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -84,14 +84,14 @@ class Session:
         _adopt_orphans(self._adopted_orphans)
 
     def expect(self, imports: Iterable[str]) -> None:
-        """Start a stem with these imports, so that it imports while probes are being planned."""
+        """Start a fork server with these imports, so that it imports while probes are being planned."""
         names = frozenset(imports)
-        self._expected[names] = self._stems.of(names, environment_with(self.node.env))
+        self._expected[names] = self._servers.of(names, environment_with(self.node.env))
 
     def has_imported(self, imports: Iterable[str]) -> bool:
-        """Whether the stem with these imports is ready; true if there is no such stem."""
-        stem = self._expected.get(frozenset(imports))
-        return stem is None or stem.has_imported()
+        """Whether the fork server with these imports is ready; true if there is no such fork server."""
+        server = self._expected.get(frozenset(imports))
+        return server is None or server.has_imported()
 
     def stop(self) -> None:
         """End the running probes, and end each later probe at its start. Their outcomes are "stopped"."""
@@ -122,7 +122,7 @@ class Session:
                 node=self.node,
                 marker=f"{self._id}/{number}",
                 limits=self.limits,
-                stems=self._stems,
+                servers=self._servers,
                 turn=turn,
                 listener=listener,
                 temporary=temporary,
@@ -156,7 +156,7 @@ class Session:
                 node=self.node,
                 marker=f"{self._id}/{number}",
                 limits=self.limits,
-                stems=self._stems,
+                servers=self._servers,
                 turn=turn,
                 temporary=temporary,
                 later=tuple(Visit(probe, file, directory) for _, directory, file, probe in prepared[1:]),

@@ -33,8 +33,8 @@ LAUNCHER_LOG = "launcher.log"
 """The launcher's output, in the probe's directory."""
 
 Fork = Callable[[set[str], Mapping[str, str], Order], int | None]
-"""Fork a worker from the stem with these imports and this environment; returns its pid, or None without a
-stem.
+"""Fork a worker from the fork server with these imports and this environment; returns its pid, or None
+without a fork server.
 """
 
 _LISTS = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PATH")
@@ -48,7 +48,7 @@ Hydra would pass them on to ranks on other nodes.
 
 
 def imports(probe: Probe) -> set[str]:
-    """Modules to import before a probe's workers are forked: see `worker.stem`."""
+    """Modules to import before a probe's workers are forked: see `worker.fork_server`."""
     return {device.backend for device in probe.devices} | set(probe.imports)
 
 
@@ -203,7 +203,7 @@ class Starter:
                 starter=role in probe.starters,
                 then=(str(later[0][0].directory), later[0][1]) if later else (),
                 keeps=_keeps(probe, [visit for visit, _ in later]),
-                meets=len(probe.roles) if number or is_later else 0,
+                rendezvous=len(probe.roles) if number or is_later else 0,
                 ends=name in probe.ends,
                 among=visit.ranks,
             ).write(RoleFiles(visit.directory, name).assignment)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpuipc_doctor.model import AtRest, Ending, Probe, ProbeOutcome
+from gpuipc_doctor.model import Baseline, Ending, Probe, ProbeOutcome
 from gpuipc_doctor.supervise import evidence, keeper
 from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult, announce
 from gpuipc_doctor.supervise.journal import Progress
@@ -135,15 +135,15 @@ class Tour(Execution):
 
     def _has_imported(self, probe: Probe) -> bool:
         environment = environment_with(probe.env, self.node.env)
-        return self.stems.of(imports(probe), environment).has_imported()
+        return self.servers.of(imports(probe), environment).has_imported()
 
-    def _announce(self, at_rest: Sequence[AtRest]) -> None:
+    def _announce(self, baselines: Sequence[Baseline]) -> None:
         """Signal the start to every visit. Only the first visit of a device, and those in which or before
         which processes end, wait until the device is idle: no process of the tour has ended before the
         others."""
         visits = (Visit(self.probe, self.check_file, self.directory), *self.later)
         devices = dict.fromkeys(device for visit in visits for device in visit.probe.devices)
-        idle = dict(zip(devices, at_rest, strict=True))
+        idle = dict(zip(devices, baselines, strict=True))
         unvisited, before = set(devices), self.probe
         for visit in visits:
             waits = set(devices) if visit.probe.ends or before.library != visit.probe.library else unvisited
@@ -151,7 +151,7 @@ class Tour(Execution):
             file = RoleFiles(visit.directory, next(iter(visit.probe.roles))).turn
             announce(
                 file,
-                [idle[device] if device in waits else AtRest(None, 0.0) for device in visit.probe.devices],
+                [idle[device] if device in waits else Baseline(None, 0.0) for device in visit.probe.devices],
             )
             unvisited -= set(visit.probe.devices)
 

@@ -69,7 +69,7 @@ def _call(worker: Worker, assignment: Assignment) -> RoleResult:
     try:
         function = loader.role(Path(assignment.check_file), assignment.function)
         worker.prepare()
-        worker.meet()
+        worker.rendezvous()
         worker.begin()
         function(worker)
         worker.finish()

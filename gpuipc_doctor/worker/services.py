@@ -19,7 +19,7 @@ from gpuipc_doctor.api.equal_gpus import FEWEST
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError, words_of_lack
 from gpuipc_doctor.api.memory_counter import NOISE_BYTES
 from gpuipc_doctor.files.node_files import quietly
-from gpuipc_doctor.model import AtRest, Device, Json, Observed
+from gpuipc_doctor.model import Baseline, Device, Json, Observed
 from gpuipc_doctor.supervise.assignment import (
     Assignment,
     RoleFiles,
@@ -63,7 +63,7 @@ class HostMemory:
         return bytes(memoryview(self._array).cast("B")[offset:end])
 
 
-def _is_at_rest(backend: Backend, device: Device, used: int) -> bool:
+def _is_at_baseline(backend: Backend, device: Device, used: int) -> bool:
     return backend.memory_used_from_outside(device) <= used + NOISE_BYTES
 
 
@@ -168,19 +168,19 @@ class Worker:
                 backend.initialise()
             self._timer.rest()
 
-    def meet(self) -> None:
+    def rendezvous(self) -> None:
         """At the start of a later visit of a tour, wait until every role has come, and connect to the
         others. Ranks make their visits in turn."""
         assignment = self._assignment
         if assignment.among:
             self._timer.rest()
             self._await_turn()
-        if assignment.meets > 1:
+        if assignment.rendezvous > 1:
             from gpuipc_doctor.worker import node_socket
 
             try:
                 self._peer_fds = node_socket.connect(
-                    self._directory, assignment.place, self._journal, assignment.meets
+                    self._directory, assignment.place, self._journal, assignment.rendezvous
                 )
             except OSError as error:
                 raise PeerLost from error
@@ -197,24 +197,24 @@ class Worker:
         for backend, device in self._unopened:
             backend.is_seen_from_outside(device)  # NVML is also slow
         self._timer.rest()
-        at_rest = self._await_turn()
-        used, _ = self.wait_for_rest(at_rest)
-        waited = zip(used, at_rest, strict=True)
-        self._journal.keep("at_rest", [now if rest.used is not None else None for now, rest in waited])
+        baselines = self._await_turn()
+        used, _ = self.wait_for_baseline(baselines)
+        waited = zip(used, baselines, strict=True)
+        self._journal.keep("baselines", [now if rest.used is not None else None for now, rest in waited])
         for peer in self.peers if self._peer_fds else ():
             peer.send(None)
 
-    def _await_turn(self) -> Sequence[AtRest]:
+    def _await_turn(self) -> Sequence[Baseline]:
         with self._journal.waiting():
-            while (at_rest := announced(self._turn_file)) is None:
+            while (baselines := announced(self._turn_file)) is None:
                 time.sleep(0.005)
-        return at_rest
+        return baselines
 
-    def wait_for_rest(self, at_rest: Sequence[AtRest]) -> tuple[list[int], bool]:
+    def wait_for_baseline(self, baselines: Sequence[Baseline]) -> tuple[list[int], bool]:
         devices = self._unopened
-        for (backend, device), rest in zip(devices, at_rest, strict=True):
+        for (backend, device), rest in zip(devices, baselines, strict=True):
             if rest.used is not None:
-                self.wait_until(partial(_is_at_rest, backend, device, rest.used), rest.patience_s)
+                self.wait_until(partial(_is_at_baseline, backend, device, rest.used), rest.patience_s)
         used = [backend.memory_used_from_outside(device) for backend, device in devices]
         return used, all(backend.is_seen_from_outside(device) for backend, device in devices)
 

@@ -189,21 +189,21 @@ def _spawned(
 def _forked(
     enter: tuple[str, ...], arguments: Sequence[str], env: Mapping[str, str], files: Sequence[int]
 ) -> _Fork:
-    """Fork a process from the stem of this backend and node with the same variables for the loader."""
+    """Fork a process from the fork server of this backend and node with the same variables for the loader."""
     loads = frozenset(item for item in env.items() if item[0].startswith(("LD_", "PYTHON", "KFD_")))
-    if not _stem(enter, arguments[0], loads).lives():  # tests of supervision kill all descendants
-        _stem.cache_clear()
-    return _stem(enter, arguments[0], loads).fork(arguments, env, files)
+    if not _server(enter, arguments[0], loads).lives():  # tests of supervision kill all descendants
+        _server.cache_clear()
+    return _server(enter, arguments[0], loads).fork(arguments, env, files)
 
 
 @cache
-def _stem(enter: tuple[str, ...], backend: str, loads: frozenset[tuple[str, str]]) -> _Stem:
-    stem = _Stem(enter, backend, dict(loads))
-    atexit.register(stem.end)
-    return stem
+def _server(enter: tuple[str, ...], backend: str, loads: frozenset[tuple[str, str]]) -> _Server:
+    server = _Server(enter, backend, dict(loads))
+    atexit.register(server.end)
+    return server
 
 
-class _Stem:
+class _Server:
     """The process from which others are forked."""
 
     def __init__(self, enter: Sequence[str], backend: str, loads: Mapping[str, str]) -> None:
@@ -236,9 +236,9 @@ class _Stem:
 class _Fork:
     """A forked process with the part of `subprocess.Popen` that `Remote` uses."""
 
-    def __init__(self, stem: _Stem, pid: int) -> None:
+    def __init__(self, server: _Server, pid: int) -> None:
         self.pid = pid
-        self._stem = stem
+        self._server = server
         self._file: int | None = os.pidfd_open(pid)
         self._code = 0
 
@@ -252,7 +252,7 @@ class _Fork:
                 raise subprocess.TimeoutExpired(["a fork"], timeout)
             os.close(self._file)
             self._file = None
-            self._code = self._stem.exit_code(self.pid)
+            self._code = self._server.exit_code(self.pid)
         return self._code
 
 
@@ -341,14 +341,14 @@ class _Server:
         return value
 
 
-def _be_stem(backend: str, fd: int) -> list[str]:
+def _be_server(backend: str, fd: int) -> list[str]:
     """Fork on request until the requester closes its end. Returns the arguments in a fork, else []."""
-    from gpuipc_doctor.worker import stem
+    from gpuipc_doctor.worker import fork_server
 
     comm = Path("/proc/self/comm")
     name = comm.read_text()
-    comm.write_text("conformance")  # the stem stays, and tests search for leftover processes by name
-    stem.load([backend])  # an error here recurs where the module is used
+    comm.write_text("conformance")  # the fork server stays, and tests search for leftover processes by name
+    fork_server.load([backend])  # an error here recurs where the module is used
     gc.collect()
     gc.freeze()
     orders = socket.socket(fileno=fd)
@@ -377,7 +377,7 @@ def _be_stem(backend: str, fd: int) -> list[str]:
 if __name__ == "__main__":
     what = sys.argv[1:]
     if len(what) == 2:
-        what = _be_stem(what[0], int(what[1]))
+        what = _be_server(what[0], int(what[1]))
     if what:
         name, root, ordinal, armed_fd, socket_fd = what
         _Server(name, root, int(ordinal), int(armed_fd), int(socket_fd)).serve()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.command_stem import STEM
+from tests.command_server import SERVER
 from tests.waiting import LIMIT_S
 
 SMALL_SHARE = str(Path(__file__).parents[1] / "fixtures/small-share.yaml")
@@ -69,18 +69,18 @@ def evidence(finding: Mapping[str, Any]) -> list[str]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def end_of_the_stem() -> Iterator[None]:
+def end_of_the_server() -> Iterator[None]:
     yield
-    STEM.close()
+    SERVER.close()
 
 
 @pytest.fixture(scope="session")
 def doctor() -> Command:
     """``doctor("check", "--all")`` runs ``gpuipc-doctor check --all`` and returns the completed process.
 
-    It runs in a fork of `STEM`. Tests of process start, signals or ``/proc`` start the command themselves.
+    It runs in a fork of `SERVER`. Tests of process start, signals or ``/proc`` start the command themselves.
     """
-    return partial(STEM.run, "gpuipc_doctor.cli.main", timeout=LIMIT_S)
+    return partial(SERVER.run, "gpuipc_doctor.cli.main", timeout=LIMIT_S)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from gpuipc_doctor.model import Exit, MemoryShare, Report, Status
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Expectation, Profile
-from tests.command_stem import STEM
+from tests.command_server import SERVER
 from tests.e2e.conftest import Command
 from tests.waiting import LIMIT_S, until
 
@@ -216,7 +216,7 @@ def check(*arguments: str) -> tuple[Report, int]:
     tag = f"GPUIPC_TEST_RUN={uuid.uuid4()}"
     name, _, value = tag.partition("=")
     shared_before = ours_in_shared_memory()
-    ended = STEM.run(
+    ended = SERVER.run(
         *("gpuipc_doctor.cli.main", "check", "--json", *arguments),
         env={**os.environ, name: value},
         timeout=LIMIT_S,

@@ -21,7 +21,7 @@ import pytest
 
 from gpuipc_doctor.model import Exit, Status
 from gpuipc_doctor.supervise import tree
-from tests.command_stem import Stem
+from tests.command_server import ForkServer
 from tests.e2e.conftest import full
 from tests.waiting import LIMIT_S, until
 
@@ -41,7 +41,7 @@ REQUIRED = "gpuipc-doctor: cannot open /proc.*; it is required\n"
 """The only output of a command that cannot work at all."""
 
 NOT_OURS = ("/proc/self/comm",)
-"""Files that the stem of commands needs."""
+"""Files that the fork server of commands needs."""
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "job": ("job", "--pid", "{stuck}"),
@@ -78,12 +78,12 @@ class Ended:
 
 @dataclass(frozen=True)
 class Commands:
-    stem: Stem
+    server: ForkServer
     place: Path
     words: dict[str, str]
 
     def run(self, name: str, **environment: str) -> Ended:
-        ended = self.stem.run(
+        ended = self.server.run(
             "tests.kernel_files.command",
             *(word.format(**self.words) for word in COMMANDS[name]),
             timeout=LIMIT_S,
@@ -141,9 +141,9 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     compiled(place, "rank", SOURCES / "rank.c", mpi, f"-Wl,-rpath,{place}")
     with job(place, "stuck") as stuck, job(place, "running") as running:
         words = {"stuck": str(stuck), "running": str(running)}
-        commands = Commands(Stem(LD_PRELOAD=str(place / "preload.so")), place, words)
+        commands = Commands(ForkServer(LD_PRELOAD=str(place / "preload.so")), place, words)
         yield commands
-        commands.stem.close()
+        commands.server.close()
 
 
 def wrong(name: str, usual: Ended, ended: Ended) -> str:

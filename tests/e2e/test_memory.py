@@ -186,7 +186,7 @@ def application(environment: dict[str, str], name: str, *sizes: int) -> Iterator
 
 
 def environment_of_worker(pid: int) -> dict[str, str]:
-    """The environment of the processes below ``pid`` that run on a simulated node: a worker and its stem."""
+    """The environment of the processes below ``pid`` that run on a simulated node: a worker, its server."""
     environments = [readable(Path(f"/proc/{process.pid}/environ")) for process in tree.descendants(pid)]
     found, *_ = (text for text in environments if "GPUIPC_SIM_STATE=" in text)
     return dict(variable.split("=", 1) for variable in found.split("\0") if "=" in variable)

@@ -16,7 +16,7 @@ from gpuipc_doctor.api import Check, Finding, Probe, Tier
 NAMES = (
     "unsupported", "kinds", "holders", "lacking", "memory", "control", "wrong", "refused",
     "library", "transports", "warned", "ledger", "ledger of cuda:0", "running", "after each round",
-    "loaded", "version", "check", "price", "at_rest", "at", "do", "trying", "waits_for",
+    "loaded", "version", "check", "price", "baselines", "at", "do", "trying", "waits_for",
     "exchanged", "held", "used", "outside", "devices", "facts",
 )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.report import report_json
-from tests.command_stem import STEM
+from tests.command_server import SERVER
 from tests.sample_reports import seed_002
 from tests.waiting import LIMIT_S
 
@@ -21,7 +21,7 @@ ACTED_UPON = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]
 
 
 def doctor(*arguments: str | Path, timeout: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
-    return STEM.run("gpuipc_doctor", *arguments, timeout=timeout)
+    return SERVER.run("gpuipc_doctor", *arguments, timeout=timeout)
 
 
 def is_harmless(*ended: subprocess.CompletedProcess[str]) -> bool:

@@ -33,7 +33,7 @@ from gpuipc_doctor.stacks.mappings import Mapping, mappings
 from gpuipc_doctor.stacks.proc_files import Gone, Reader, Stat
 from gpuipc_doctor.stacks.thread import UNREAD, Thread
 from gpuipc_doctor.supervise import rank, tree
-from gpuipc_doctor.worker import children, fabric, mpi_communicator, stem
+from gpuipc_doctor.worker import children, fabric, fork_server, mpi_communicator
 
 PID = 4_000_077
 """A pid that no process has."""
@@ -356,7 +356,7 @@ def test_descriptors_are_closed_without_a_list_of_them(monkeypatch: pytest.Monke
     ("read", "unknown"),
     [
         (loaded.fabric, None),
-        (stem._why_not_to_fork, "cannot read /proc/self/maps: Permission denied"),
+        (fork_server._why_not_to_fork, "cannot read /proc/self/maps: Permission denied"),
     ],
 )
 def test_process_that_cannot_read_itself_reports_unknown(

@@ -25,7 +25,7 @@ from gpuipc_doctor.histories.memory_state import NOTHING, Thing
 from gpuipc_doctor.histories.operations import Operation
 from gpuipc_doctor.model import Device, Json
 from gpuipc_doctor.supervise.assignment import Assignment
-from gpuipc_doctor.worker import children, stem
+from gpuipc_doctor.worker import children, fork_server
 from gpuipc_doctor.worker.backends import open_backend
 
 SEEDS = range(1, 51)
@@ -97,7 +97,7 @@ def _answer(crew: Crew, operation: Operation) -> str:
 
 
 def main(backend: str, out: str, *seeds: str) -> None:
-    stem.load([backend])
+    fork_server.load([backend])
     device = first_device(backend)
     began = time.monotonic()
     answers = {str(seed): record(device, seed) for seed in map(int, seeds or map(str, SEEDS))}

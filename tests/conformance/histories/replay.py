@@ -20,7 +20,7 @@ from gpuipc_doctor.histories.memory_operations import unavailable
 from gpuipc_doctor.histories.memory_state import NOTHING
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
 from gpuipc_doctor.model import Json
-from gpuipc_doctor.worker import children, stem
+from gpuipc_doctor.worker import children, fork_server
 from tests.conformance.histories.record import LIMIT_S, assignment, first_device
 
 
@@ -74,7 +74,7 @@ def _asks(model: Model, operation: Operation) -> bool:
 
 
 def main(file: str, backend: str = "cuda", every: str = "1") -> None:
-    stem.load([backend])
+    fork_server.load([backend])
     recording = json.loads(Path(file).read_text())
     elsewhere = recording.get("backend", "cuda") != backend
     all_ = {

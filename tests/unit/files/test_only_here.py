@@ -52,7 +52,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "supervise/role.py": "open",
         "supervise/tree.py": "read_bytes write_text",
         "stacks/process_list.py": "os.open",
-        "worker/stem.py": "read_bytes",
+        "worker/fork_server.py": "read_bytes",
     },
     "the package's own files, and checks that are imported anyway": {
         "worker/backends/kernel_sources.py": "read_text",
@@ -77,7 +77,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "supervise/journal.py": "open os.open",
         "supervise/rank.py": "os.open read_text write_text",
         "supervise/start.py": "open write_text",
-        "supervise/stems.py": "open",
+        "supervise/fork_servers.py": "open",
         "worker/node_socket.py": "os.open read_text write_text",
         "worker/running.py": "os.open",
         "worker/services.py": "open",
@@ -107,7 +107,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "run/causes/node_state.py": "subprocess.Popen",  # a file of ours that needs the standard library only
         "supervise/scratch.py": "subprocess.Popen",
         "supervise/start.py": "subprocess.Popen",  # and a launcher, in the run's own directory
-        "supervise/stems.py": "subprocess.Popen",
+        "supervise/fork_servers.py": "subprocess.Popen",
         "supervise/rank.py": "subprocess.Popen",  # the worker's command line, from the plan
     },
     "programs of the system or the site, never through a shell": {

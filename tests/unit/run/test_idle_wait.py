@@ -63,14 +63,14 @@ def test_all_devices_are_read_together_and_each_once() -> None:
     quiet = learned(node, exclusive(FIRST), exclusive(SECOND), exclusive(FIRST, SECOND))
     assert node.looked_at == [(FIRST, SECOND)]
     assert quiet.waits_itself(exclusive(FIRST, SECOND))
-    assert [rest.used for rest in quiet.at_rest(exclusive(FIRST, SECOND))] == [10, 20]
+    assert [rest.used for rest in quiet.baselines(exclusive(FIRST, SECOND))] == [10, 20]
 
 
 @pytest.mark.parametrize("outside", [True, False])
 def test_unreadable_device_does_not_hide_the_others(outside: bool) -> None:
     node = Node(10, None, outside=outside)
     quiet = learned(node, exclusive(FIRST), exclusive(SECOND), exclusive(FIRST, SECOND))
-    assert [rest.used for rest in quiet.at_rest(exclusive(FIRST))] == [10]
+    assert [rest.used for rest in quiet.baselines(exclusive(FIRST))] == [10]
     assert quiet.waits_itself(exclusive(FIRST)) is outside
     assert not quiet.waits_itself(exclusive(SECOND))
     node.looked_at.clear()
@@ -84,6 +84,6 @@ def test_device_is_not_read_again() -> None:
     quiet = learned(Node(10 << 20), exclusive(FIRST))
     for found, then in ((9 << 20, 9 << 20), (12 << 20, 9 << 20), (50 << 20, 50 << 20)):
         probe = exclusive(FIRST)
-        roles = {"role": RoleOutcome("role", Ending.COMPLETED, at_rest=[found])}
+        roles = {"role": RoleOutcome("role", Ending.COMPLETED, baselines=[found])}
         quiet.after(probe, ProbeOutcome("", (FIRST,), {}, roles, None, 0.0, 1.0, ""))
-        assert [rest.used for rest in quiet.at_rest(probe)] == [then]
+        assert [rest.used for rest in quiet.baselines(probe)] == [then]

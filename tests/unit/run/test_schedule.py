@@ -12,7 +12,7 @@ import pytest
 
 from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutcome
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.model import AtRest, Ending, Launch, RoleOutcome
+from gpuipc_doctor.model import Baseline, Ending, Launch, RoleOutcome
 from gpuipc_doctor.run import schedule
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import Tour, singles
@@ -83,7 +83,7 @@ def outcome(probe: Probe, ending: Ending | None = None) -> ProbeOutcome:
 
 
 class Importing:
-    """A session whose stems finish importing after ``left`` probes have run."""
+    """A session whose fork servers finish importing after ``left`` probes have run."""
 
     unkillable = ""
 
@@ -139,8 +139,8 @@ class Still:
     def waits_itself(self, planned: PlannedProbe) -> bool:
         return False
 
-    def at_rest(self, planned: PlannedProbe) -> tuple[AtRest, ...]:
-        return (AtRest(0, 0.0),)
+    def baselines(self, planned: PlannedProbe) -> tuple[Baseline, ...]:
+        return (Baseline(0, 0.0),)
 
     def before(self, planned: PlannedProbe, until: float) -> None: ...
     def after(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None: ...

@@ -24,12 +24,12 @@ from gpuipc_doctor.report import sentences
 from gpuipc_doctor.stacks import process_list
 from gpuipc_doctor.supervise import blame, evidence, keeper, tree
 from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult, StartSignal
+from gpuipc_doctor.supervise.fork_servers import ForkServers
 from gpuipc_doctor.supervise.journal import Progress
 from gpuipc_doctor.supervise.probe import Execution, Limits, first_wrong, likeliest_first
 from gpuipc_doctor.supervise.rank import boot_id
 from gpuipc_doctor.supervise.role import LaunchedProcess, RunningRole
 from gpuipc_doctor.supervise.session import Session
-from gpuipc_doctor.supervise.stems import Stems
 from tests.waiting import LIMIT_S, LOAD_S, until
 
 FILE = Path(__file__).parents[2] / "fixtures" / "misbehaving.py"
@@ -101,7 +101,7 @@ def test_roles_that_wait_for_the_start_signal_neither_hang_nor_begin(
     held = Held(session, roles, "say_hello", "answer_hello")
     held.wait()
     assert not held.ended.done()
-    held.turn.at_rest = ()
+    held.turn.baselines = ()
     outcome = held.ended.result()
     assert outcome.completed
     assert all(record["heard"] for record in outcome.records.values())
@@ -110,7 +110,7 @@ def test_roles_that_wait_for_the_start_signal_neither_hang_nor_begin(
 def test_deadline_of_a_role_begins_with_the_start_signal(session: Session, roles: ModuleType) -> None:
     held = Held(session, roles, "hang_in_c")
     held.wait()
-    held.turn.at_rest = ()
+    held.turn.baselines = ()
     hung = held.ended.result().roles["hang_in_c"]
     assert (hung.ending, hung.operation) == (Ending.HUNG, "pause")
 
@@ -288,7 +288,7 @@ def test_rank_is_not_hung_while_the_other_waits_for_a_processor(
     monkeypatch.setattr(tree, "timeslices_of", lambda pid: {pid: tree.Timeslices(wanted_s=waited[pid])})
     probe = Probe("probe", {"rank 0": id, "rank 1": id}, deadline_s=2.0, launch=Launch(("mpiexec",)))
     execution = Execution(
-        probe, tmp_path, tmp_path, node=Node(), marker="", limits=Limits(), stems=Stems(tmp_path, "")
+        probe, tmp_path, tmp_path, node=Node(), marker="", limits=Limits(), servers=ForkServers(tmp_path, "")
     )
     for name, pid in (("rank 0", 7), ("rank 1", 8)):
         progress = Progress(tmp_path / name, started=True, operation="MPI_Recv", last_at=100.0)
@@ -308,7 +308,7 @@ def test_role_is_not_hung_while_a_message_between_others_is_under_way(
     monkeypatch.setattr(tree, "timeslices_of", lambda pid: {})
     probe = Probe("probe", dict.fromkeys(("exporter", "importer", "spare"), id), deadline_s=2.0)
     execution = Execution(
-        probe, tmp_path, tmp_path, node=Node(), marker="", limits=Limits(), stems=Stems(tmp_path, "")
+        probe, tmp_path, tmp_path, node=Node(), marker="", limits=Limits(), servers=ForkServers(tmp_path, "")
     )
     for name, last_at in (("exporter", 109.0), ("importer", 109.0), ("spare", 100.0)):
         progress = Progress(tmp_path / name, started=True, waiting=True, last_at=last_at)
@@ -339,7 +339,7 @@ def test_blamed_rank_is_in_a_driver_call_or_has_made_fewest_mpi_calls(
     monkeypatch.setattr(tree, "timeslices_of", lambda pid: {})
     probe = Probe("probe", {"rank 0": id, "rank 1": id}, deadline_s=2.0, launch=Launch(("mpiexec",)))
     execution = Execution(
-        probe, tmp_path, tmp_path, node=Node(), marker="", limits=Limits(), stems=Stems(tmp_path, "")
+        probe, tmp_path, tmp_path, node=Node(), marker="", limits=Limits(), servers=ForkServers(tmp_path, "")
     )
     for name, pid, (operation, made) in (("rank 0", 7, first), ("rank 1", 8, second)):
         progress = Progress(tmp_path / name, started=True, operation=operation, occurrences=made)
@@ -466,7 +466,7 @@ def test_crash_of_a_librarys_thread_names_the_last_call(session: Session, roles:
 
 
 MAIN = """Thread 0x00007fdb34f2e040 (most recent call first):
-  File "stem.py", line 46 in main
+  File "fork_server.py", line 46 in main
   File "<frozen runpy>", line 198 in _run_module_as_main
 """
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import AtRest, Device, Ending, Node, Probe, ProbeOutcome
+from gpuipc_doctor.model import Baseline, Device, Ending, Node, Probe, ProbeOutcome
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.assignment import Order, RoleFiles, RoleResult, StartSignal
+from gpuipc_doctor.supervise.fork_servers import ForkServer
 from gpuipc_doctor.supervise.journal import Journal, Progress
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.start import Starter, Visit, _keeps
-from gpuipc_doctor.supervise.stems import Stem
 from gpuipc_doctor.supervise.tour import Tour, VisitingRole
 from tests.checks.judging import gpu
 from tests.unit.supervise.test_supervision import FILE, LIMITS
@@ -172,7 +172,7 @@ def test_process_of_the_next_library_starts_before_its_first_visit(
 
     visits = [("misbehaving", FILE, probe(library)) for library in ("CuPy", "CuPy", "PyTorch", "PyTorch")]
     outcomes.append(
-        session.tour(visits, until=time.monotonic() + 60, goes_on=goes_on, turn=StartSignal(at_rest=[]))
+        session.tour(visits, until=time.monotonic() + 60, goes_on=goes_on, turn=StartSignal(baselines=[]))
     )
     assert [outcome.completed for outcome in outcomes] == [True] * (2 if ends_early else 4)
     assert session.processes == 3
@@ -193,27 +193,27 @@ def test_no_process_starts_beside_the_first_visit(
     first = Probe("first", functions, params={"number": 7}, deadline_s=99.0 if ahead == "ready" else 1.5)
     visits = [("misbehaving", FILE, probe) for probe in (first, replace(first, name="next", library="CuPy"))]
     waited: list[bool] = []
-    announced, fork = Tour._announce, Stem.fork
+    announced, fork = Tour._announce, ForkServer.fork
 
-    def announce(tour: Tour, at_rest: Sequence[AtRest]) -> None:
+    def announce(tour: Tour, baselines: Sequence[Baseline]) -> None:
         journals = session._directory.glob("*next/a.journal")
         waited.append(any("waiting" in journal.read_text() for journal in journals))
-        announced(tour, at_rest)
+        announced(tour, baselines)
 
-    def fork_one(stem: Stem, order: Order, *more: Any) -> int | None:
-        pid = fork(stem, order, *more)
+    def fork_one(server: ForkServer, order: Order, *more: Any) -> int | None:
+        pid = fork(server, order, *more)
         if pid and order.directory.endswith("next") and ahead == "stuck":
             os.kill(pid, signal.SIGSTOP)
         return pid
 
     monkeypatch.setattr(Tour, "_announce", announce)
-    monkeypatch.setattr(Stem, "fork", fork_one)
+    monkeypatch.setattr(ForkServer, "fork", fork_one)
     outcomes: list[ProbeOutcome] = []
     session.tour(
         visits,
         until=time.monotonic() + 60,
         goes_on=lambda outcome: outcomes.append(outcome) or False,  # type: ignore[func-returns-value]
-        turn=StartSignal(at_rest=[]),
+        turn=StartSignal(baselines=[]),
     )
     assert [outcome.completed for outcome in outcomes] == [True]
     assert waited == [True] or ahead == "stuck"
@@ -236,7 +236,7 @@ def test_library_that_is_still_being_imported_holds_no_visit_up(
             [("misbehaving", FILE, probe) for probe in (first, *later)],
             until=time.monotonic() + 60,
             goes_on=lambda _: False,
-            turn=StartSignal(at_rest=[]),
+            turn=StartSignal(baselines=[]),
         )
         assert (ended.completed, ended.stopped) == ((False, "interrupted") if stops else (True, ""))
         assert session.processes == 2

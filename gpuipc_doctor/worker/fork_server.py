@@ -1,11 +1,11 @@
-"""A stem, ``python -m gpuipc_doctor.worker.stem SOCKET``: imports once, then forks workers and stems.
+"""A fork server, ``python -m gpuipc_doctor.worker.fork_server SOCKET``: imports once, then forks workers.
 
 It never calls a driver. Its supervisor sends an order for each fork, with the fork's files (see
-`supervise.stems`). The stem ends when its socket is closed. A forked stem imports the modules in its order,
-and then accepts orders.
+`supervise.fork_servers`). It ends when its socket is closed. A fork that is to be
+another fork server imports the modules in its order, and then accepts orders.
 
-For a worker, the stem forks a process that forks the worker and ends. The supervisor then adopts the worker.
-So the supervisor learns how the worker ended, and killing a stem ends no worker.
+For a worker, it forks a process that forks the worker and ends. The supervisor then adopts the worker.
+So the supervisor learns how the worker ended, and killing a fork server ends no worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from gpuipc_doctor.stacks.process_list import MARKER
 from gpuipc_doctor.supervise import tree
-from gpuipc_doctor.supervise.assignment import GO, Order, StemOrder, receive_order
+from gpuipc_doctor.supervise.assignment import GO, ForkServerOrder, Order, receive_order
 from gpuipc_doctor.supervise.tree import carried, carry
 from gpuipc_doctor.worker import process, running
 
@@ -35,11 +35,11 @@ BINDINGS = {
 
 
 def main(fd: int) -> None:
-    gc.disable()  # collecting garbage in a stem would unshare pages of its forks
+    gc.disable()  # collecting garbage in a fork server would unshare pages of its forks
     _keep_freed_memory()
     process.die_with_parent()
     order = _serve(socket.socket(fileno=fd))
-    while isinstance(order, StemOrder):
+    while isinstance(order, ForkServerOrder):
         order = _serve(socket.socket(fileno=order.files["orders"]), order.imports)
     if order:
         peers = [fd for name, fd in order.files.items() if name.startswith("peer")]
@@ -96,8 +96,8 @@ def _unsafe() -> str:
     return ""
 
 
-def _serve(orders: socket.socket, imports: Iterable[str] = ()) -> Order | StemOrder | None:
-    """Serve orders. Returns the fork's order in a forked process, and None in the stem at its end."""
+def _serve(orders: socket.socket, imports: Iterable[str] = ()) -> Order | ForkServerOrder | None:
+    """Serve orders. Returns the fork's order in a forked process, and None in the fork server at its end."""
     supervisor = os.getppid()
     orders.send(json.dumps(os.getpid()).encode())
     unsafe = load(imports) or _why_not_to_fork()
@@ -132,7 +132,7 @@ def _fork() -> int:
         return -1
 
 
-def _become_child(order: Order | StemOrder, between: int, supervisor: int) -> None:
+def _become_child(order: Order | ForkServerOrder, between: int, supervisor: int) -> None:
     """Give this fork the state of a process started by the supervisor itself."""
     os.setsid()
     tree.carry_priority()

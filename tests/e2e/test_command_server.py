@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_stem import STEM
+from tests.command_server import SERVER
 from tests.waiting import LIMIT_S
 
 LOOKS = """
@@ -59,7 +59,7 @@ def is_the_same(*command: str) -> bool:
     words = [sys.executable, "-m", *command]
     environment = dict(os.environ)  # pytest's libraries have changed C's environment
     alone = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
-    forked = STEM.run(*command, timeout=LIMIT_S)
+    forked = SERVER.run(*command, timeout=LIMIT_S)
     assert forked.stdout == alone.stdout
     assert forked.stderr == alone.stderr
     return (forked.args, forked.returncode) == (alone.args, alone.returncode)
@@ -97,7 +97,7 @@ def tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_forked(**variables: str) -> bool:
-    return "command_stem" in STEM.run("tells", env={**os.environ, **variables}, timeout=LIMIT_S).stdout
+    return "command_server" in SERVER.run("tells", env={**os.environ, **variables}, timeout=LIMIT_S).stdout
 
 
 @pytest.mark.usefixtures("tells")
@@ -113,11 +113,11 @@ def test_command_with_other_process_properties_is_not_forked(monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("tells")
-def test_stem_that_has_ended_is_restarted() -> None:
+def test_server_that_has_ended_is_restarted() -> None:
     assert is_forked()
-    assert STEM._process
-    os.kill(STEM._process.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, STEM._process.pid, os.WEXITED | os.WNOWAIT)
+    assert SERVER._process
+    os.kill(SERVER._process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, SERVER._process.pid, os.WEXITED | os.WNOWAIT)
     assert is_forked()
 
 
@@ -125,5 +125,5 @@ def test_command_that_takes_too_long_is_killed(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "sleeps.py").write_text("import time; time.sleep(6000)")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(subprocess.TimeoutExpired):
-        STEM.run("sleeps", timeout=1.0)
-    assert STEM.run("gpuipc_doctor.cli.main", "--version", timeout=LIMIT_S).returncode == 0
+        SERVER.run("sleeps", timeout=1.0)
+    assert SERVER.run("gpuipc_doctor.cli.main", "--version", timeout=LIMIT_S).returncode == 0

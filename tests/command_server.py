@@ -2,8 +2,8 @@
 
 Starting Python, importing and reading tables takes longer than most commands do. A fork behaves like a new
 process: it runs a module as ``python -m`` does, with its own arguments, environment, directory and streams,
-and no other open file. It is a child of the stem, which reaps it, so the process of the tests does not count
-it among its own. Only what is fixed by exec stays the stem's: ``/proc/PID/cmdline`` and ``environ``.
+and no other open file. It is a child of the server, which reaps it: the process of the tests does not count
+it among its own. Only what is fixed by exec stays the fork server's: ``/proc/PID/cmdline`` and ``environ``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NAME = Path("/proc/self/comm")
 _MOST_BYTES = 1 << 20
 
 
-class Stem:
+class ForkServer:
     """Runs commands, one at a time; any thread may ask.
 
     Started at first use, and restarted if it has ended: tests of supervision kill and reap every child of the
@@ -77,7 +77,7 @@ class Stem:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.command_stem", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.command_server", str(theirs.fileno())],
                 cwd=Path(__file__).parents[1],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -87,7 +87,7 @@ class Stem:
             )
 
     def close(self) -> str:
-        """End the stem, if started; returns its standard error."""
+        """End the fork server, if started; returns its standard error."""
         if not self._process:
             return ""
         self._orders.close()
@@ -102,12 +102,12 @@ class Stem:
         except TimeoutError:
             raise subprocess.TimeoutExpired(command, timeout) from None
         if len(told.split()) < 2:
-            raise RuntimeError(f"the stem of commands has ended: {self.close()}")
+            raise RuntimeError(f"the server of commands has ended: {self.close()}")
         output, errors = (text.decode().replace("\r\n", "\n") for text in said)
         return subprocess.CompletedProcess(command, int(told.split()[1]), output, errors)
 
     def _fork(self, order: bytes, timeout: float) -> list[bytes]:
-        """Send an order to the stem. Returns the fork's pid and exit code as text, its output and errors."""
+        """Send an order. Returns the fork's pid and exit code as text, its output and errors."""
         ours, theirs = zip(*(os.pipe() for _ in range(3)), strict=True)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._orders, [order], [*theirs, 0])
@@ -127,7 +127,7 @@ class Stem:
         return list(said.values())
 
 
-STEM = Stem()
+SERVER = ForkServer()
 
 
 def _read(files: dict[int, bytes], until: float) -> None:
@@ -147,7 +147,7 @@ def _read(files: dict[int, bytes], until: float) -> None:
 
 
 def _given(environment: Mapping[str, str]) -> object:
-    """Everything that a fork inherits from the stem instead of from this process."""
+    """Everything that a fork inherits from the fork server instead of from this process."""
     status = Path("/proc/self/status").read_text().splitlines()
     return (
         {name: value for name, value in environment.items() if name.startswith(_AT_START)},
@@ -169,7 +169,7 @@ def main(fd: int) -> None:
     gc.collect()
     gc.freeze()
     name = _NAME.read_text().strip()
-    _NAME.write_text("command-stem")  # tests that search for leftover "python" processes must not find it
+    _NAME.write_text("command-server")  # tests that search for leftover "python" processes must not find it
     if command := _serve(socket.socket(fileno=fd)):
         _NAME.write_text(name)
         sys.orig_argv[:], sys.argv[:] = command, command[2:]

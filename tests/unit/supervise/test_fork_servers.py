@@ -1,4 +1,4 @@
-"""Forked workers behave like started ones, even if the stem fails."""
+"""Forked workers behave like started ones, even if the fork server fails."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gpuipc_doctor.model import Ending, Json, Node, Probe, ProbeOutcome
 from gpuipc_doctor.simulator.node import prepare
 from gpuipc_doctor.stacks import process_list
 from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise.fork_servers import ForkServer
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
-from gpuipc_doctor.supervise.stems import Stem
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FILE = FIXTURES / "misbehaving.py"
@@ -46,13 +46,13 @@ def run(session: Session, roles: ModuleType, *names: str, imports: tuple[str, ..
     return session.run("misbehaving", FILE, probe, until=time.monotonic() + 120)
 
 
-def stems(session: Session) -> list[int]:
+def servers(session: Session) -> list[int]:
     everyone = tree.descendants(os.getpid())
-    return [process.pid for process in everyone if tree.carries(process.pid, f"{session._id}/stem")]
+    return [process.pid for process in everyone if tree.carries(process.pid, f"{session._id}/fork-server")]
 
 
 def complaints(directory: Path) -> list[str]:
-    lines = [line for log in directory.glob("stem*.log") for line in log.read_text().splitlines()]
+    lines = [line for log in directory.glob("fork-server*.log") for line in log.read_text().splitlines()]
     return [
         line
         for line in lines
@@ -60,7 +60,7 @@ def complaints(directory: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("imports", [(), ("json",)], ids=["by the first stem", "by one forked from it"])
+@pytest.mark.parametrize("imports", [(), ("json",)], ids=["by the first", "by one forked from it"])
 def test_forked_worker_is_like_a_started_one(
     roles: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: tuple[str, ...]
 ) -> None:
@@ -75,16 +75,16 @@ def test_forked_worker_is_like_a_started_one(
             return text.replace(session._id, "the run").replace(str(logs), "its logs")
 
     forked = described("forked")
-    monkeypatch.setattr(Stem, "fork", lambda *_: None)
+    monkeypatch.setattr(ForkServer, "fork", lambda *_: None)
     assert forked == described("spawned")
 
 
 def test_many_workers_have_one_stem(session: Session, roles: ModuleType) -> None:
     for _ in range(3):
         assert run(session, roles, "say_hello", "answer_hello").completed
-    assert len(stems(session)) == 1
+    assert len(servers(session)) == 1
     assert run(session, roles, "completes", imports=("json",)).completed
-    assert len(stems(session)) == 2
+    assert len(servers(session)) == 2
 
 
 def test_worker_has_the_environment_of_its_node(session: Session, roles: ModuleType) -> None:
@@ -109,16 +109,16 @@ def test_no_worker_is_forked_from_an_unsuitable_stem(
     assert run(session, roles, "say_hello", "answer_hello", imports=(module,)).completed
     (complaint,) = complaints(tmp_path)
     assert reason in complaint
-    assert len(stems(session)) == 1  # the one with our own imports
+    assert len(servers(session)) == 1  # the one with our own imports
 
 
 def test_missing_module_does_not_prevent_forking(session: Session, roles: ModuleType, tmp_path: Path) -> None:
     assert run(session, roles, "completes", imports=("not_installed.at_all",)).completed
     assert complaints(tmp_path) == []
-    assert len(stems(session)) == 2
+    assert len(servers(session)) == 2
 
 
-def test_stem_that_hangs_in_an_import_costs_only_its_time(roles: ModuleType, tmp_path: Path) -> None:
+def test_server_that_hangs_in_an_import_costs_only_its_time(roles: ModuleType, tmp_path: Path) -> None:
     with Session(NODE, Limits(start_up_s=3.0), keep_logs=tmp_path) as session:
         outcome = run(session, roles, "raise_error", imports=("hangs_when_imported",))
         assert outcome.roles["raise_error"].ending in (Ending.EXCEPTION, Ending.NOT_STARTED)
@@ -126,7 +126,7 @@ def test_stem_that_hangs_in_an_import_costs_only_its_time(roles: ModuleType, tmp
             "gpuipc-doctor: workers start without a preloaded process: "
             "the preloaded process did not finish its imports in time"
         ]
-        assert len(stems(session)) == 1  # the stem that it was forked from, which still works
+        assert len(servers(session)) == 1  # the fork server that it was forked from, which still works
         assert run(session, roles, "say_hello", "answer_hello").completed
         assert len(complaints(tmp_path)) == 1
 
@@ -143,8 +143,8 @@ def test_loss_of_a_stem_affects_no_worker(session: Session, roles: ModuleType, t
     with session.beside("misbehaving", FILE, waits):
         wait_until(lambda: (tmp_path / "001-misbehaving-node-beside/waits.journal").exists())
         (worker,) = [pid for pid in process_list.processes() if tree.carries(pid, f"{session._id}/1")]
-        for stem in stems(session):
-            os.kill(stem, signal.SIGKILL)
+        for server in servers(session):
+            os.kill(server, signal.SIGKILL)
         assert run(session, roles, "completes").completed
         assert run(session, roles, "say_hello", "answer_hello").completed
         assert tree.carries(worker, f"{session._id}/1")
@@ -154,22 +154,22 @@ def test_loss_of_a_stem_affects_no_worker(session: Session, roles: ModuleType, t
     ]
 
 
-def test_stem_that_does_not_answer_is_abandoned(
+def test_server_that_does_not_answer_is_abandoned(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuipc_doctor.supervise.stems.FORK_LIMIT_S", 0.5)
+    monkeypatch.setattr("gpuipc_doctor.supervise.fork_servers.FORK_LIMIT_S", 0.5)
     assert run(session, roles, "completes").completed
-    for stem in stems(session):
-        os.kill(stem, signal.SIGSTOP)
+    for server in servers(session):
+        os.kill(server, signal.SIGSTOP)
     outcome = run(session, roles, "say_hello", "answer_hello")
     assert outcome.completed
-    assert stems(session) == []
+    assert servers(session) == []
 
 
 def test_threads_left_by_a_worker_stay_in_it(session: Session, roles: ModuleType) -> None:
     for _ in range(2):
         assert run(session, roles, "leave_a_thread").completed
-    assert len(stems(session)) == 1
+    assert len(servers(session)) == 1
 
 
 @pytest.mark.parametrize("module", ["json", "hangs_when_imported"])
@@ -203,18 +203,18 @@ def test_killed_supervisor_leaves_no_stem(tmp_path: Path, module: str) -> None:
             pid for pid in process_list.processes() if any(tree.carries(pid, f"{run_id}/{p}") for p in probes)
         ]
 
-    wait_until(lambda: alive("1") if module == "json" else len(alive("stem")) == 2)
+    wait_until(lambda: alive("1") if module == "json" else len(alive("fork-server")) == 2)
     supervisor.send_signal(signal.SIGKILL)
     supervisor.wait()
     supervisor.stdout.close()
-    wait_until(lambda: not alive("1", "stem") and not Path(directory).exists())
+    wait_until(lambda: not alive("1", "fork-server") and not Path(directory).exists())
 
 
 @pytest.mark.parametrize(
     "backend", [pytest.param("cuda", marks=pytest.mark.cuda), pytest.param("hip", marks=pytest.mark.hip)]
 )
 def test_every_fork_can_initialise_its_driver(tmp_path: Path, backend: str) -> None:
-    """Also checks the stem's mappings: importing the bindings must not load a driver."""
+    """Also checks the fork server's mappings: importing the bindings must not load a driver."""
     node, logs = tmp_path / "node", tmp_path / "logs"
     node.mkdir()
     logs.mkdir()
@@ -225,8 +225,8 @@ def test_every_fork_can_initialise_its_driver(tmp_path: Path, backend: str) -> N
         for _ in range(3):
             outcome = session.run("driver-init", surveys.FILE, probe, until=time.monotonic() + 90)
             assert len(outcome.records["driver"]["devices"]) == 2
-        assert len(stems(session)) == 2
-        maps = "".join(Path(f"/proc/{stem}/maps").read_text() for stem in stems(session))
+        assert len(servers(session)) == 2
+        maps = "".join(Path(f"/proc/{server}/maps").read_text() for server in servers(session))
     assert complaints(logs) == []
     assert not [name for name in ("libcuda.so", "libamdhip64.so", "libnvidia-ml.so") if name in maps]
 

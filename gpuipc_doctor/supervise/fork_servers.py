@@ -1,8 +1,8 @@
-"""Stems: processes that have imported the workers' modules but used no driver, from which workers are forked.
+"""Processes that have imported the workers' modules but used no driver, and fork workers.
 
-Each set of imports and environment has one stem, started at first use (see `worker.stem`). The first stem of
-an environment imports our own modules only; the others are forked from it. If a stem is unfit, hangs or has
-ended, workers are started without it, and the stem's log says why.
+Each set of imports and environment has one (`worker.fork_server`), started at first use. The first one of an
+environment imports our own modules only; the others are forked from it. If one is unfit, hangs or has
+ended, workers are started without it, and its log says why.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from pathlib import Path
 from gpuipc_doctor.files import python
 from gpuipc_doctor.stacks.process_list import MARKER
 from gpuipc_doctor.supervise import tree
-from gpuipc_doctor.supervise.assignment import GO, MOST_BYTES, Order, StemOrder
+from gpuipc_doctor.supervise.assignment import GO, MOST_BYTES, ForkServerOrder, Order
 from gpuipc_doctor.supervise.role import ChildProcess, ForkedProcess, WorkerProcess
 
 FORK_LIMIT_S = 10.0
-"""Seconds for a stem that has imported everything to fork."""
+"""Seconds for a fork server that has imported everything to fork."""
 
 _LOOK_EVERY_S = 0.05
 
 
-class Stem:
-    """A stem, used from any thread."""
+class ForkServer:
+    """A fork server, used from any thread."""
 
     def __init__(self, orders: socket.socket, log: Path, process: WorkerProcess | None = None) -> None:
         self._orders = orders
         self._log = log
         self._process = process
-        """None until the stem has reported its pid."""
+        """None until the fork server has reported its pid."""
         self._lock = threading.Lock()
         self._verdict: str | None = None
-        """Why the stem must not be forked; empty if it may be; None while it imports."""
+        """Why the fork server must not be forked; empty if it may be; None while it imports."""
 
     def fork(self, order: Order, until: float, given_up: Callable[[], bool]) -> int | None:
-        """Have the stem fork a worker; returns the worker's pid, or None on failure.
+        """Have the fork server fork a worker; returns the worker's pid, or None on failure.
 
-        Waits for the stem's imports until `time.monotonic` reaches ``until``, or ``given_up()`` is true.
+        Waits for its imports until `time.monotonic` reaches ``until``, or ``given_up()`` is true.
         """
         with self._lock:
             while self._verdict is None and not given_up():
@@ -72,12 +72,14 @@ class Stem:
             self._give_up("the preloaded process was asked to fork a worker, but did not")
         return None
 
-    def fork_stem(self, imports: Sequence[str], log: Path) -> Stem:
-        """Once the stem has finished its own imports, have it fork another stem with these imports."""
+    def fork_server(self, imports: Sequence[str], log: Path) -> ForkServer:
+        """Once this one has finished its own imports, have it fork another with these imports."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, log.open("ab") as output, contextlib.suppress(OSError):
-            StemOrder(imports, files={"log": output.fileno(), "orders": theirs.fileno()}).send(self._orders)
-        return Stem(ours, log)
+            ForkServerOrder(imports, files={"log": output.fileno(), "orders": theirs.fileno()}).send(
+                self._orders
+            )
+        return ForkServer(ours, log)
 
     def has_imported(self) -> bool:
         """Whether the imports are over, successful or not."""
@@ -116,7 +118,7 @@ class Stem:
             os.kill(self._process.pid, signal.SIGKILL)
 
     def close(self, limit_s: float) -> None:
-        """End the stem. Its workers continue."""
+        """End the fork server. Its workers continue."""
         while self._process is None and self._verdict is None and self._has_news(0.0):
             self._hear()
         self._orders.close()
@@ -125,37 +127,41 @@ class Stem:
             self._process.collect(limit_s)
 
 
-class Stems:
-    """The stems (`worker.stem`) of a run, with their logs in ``directory``."""
+class ForkServers:
+    """The fork servers (`worker.fork_server`) of a run, with their logs in ``directory``."""
 
     def __init__(self, directory: Path, run: str) -> None:
         self._directory = directory
-        self._marker = tree.with_room(f"{run}/stem")
+        self._marker = tree.with_room(f"{run}/fork-server")
         self._lock = threading.Lock()
-        self._stems: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], Stem] = {}
+        self._servers: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], ForkServer] = {}
         # The kernel kills a process with the thread that started it, so start it from one that lives as long
         # as this.
         self._thread = ThreadPoolExecutor(1)
 
-    def of(self, imports: Iterable[str], environment: Mapping[str, str]) -> Stem:
-        """The stem with these imports and this environment."""
+    def of(self, imports: Iterable[str], environment: Mapping[str, str]) -> ForkServer:
+        """The fork server with these imports and this environment."""
         names, variables = tuple(sorted(imports)), frozenset(environment.items())
         with self._lock:
-            if ((), variables) not in self._stems:
-                self._stems[(), variables] = self._thread.submit(self._start, environment).result()
-            if (names, variables) not in self._stems:
-                self._stems[names, variables] = self._stems[(), variables].fork_stem(names, self._log(names))
-            return self._stems[names, variables]
+            if ((), variables) not in self._servers:
+                self._servers[(), variables] = self._thread.submit(self._start, environment).result()
+            if (names, variables) not in self._servers:
+                self._servers[names, variables] = self._servers[(), variables].fork_server(
+                    names, self._log(names)
+                )
+            return self._servers[names, variables]
 
     def _log(self, names: Sequence[str] = ()) -> Path:
-        return self._directory / f"{'-'.join(('stem', *names))}.log"
+        return self._directory / f"{'-'.join(('fork-server', *names))}.log"
 
-    def _start(self, environment: Mapping[str, str]) -> Stem:
+    def _start(self, environment: Mapping[str, str]) -> ForkServer:
         log = self._log()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, log.open("ab") as output:
             process = subprocess.Popen(
-                python.module("gpuipc_doctor.worker.stem", str(theirs.fileno()), environment=environment),
+                python.module(
+                    "gpuipc_doctor.worker.fork_server", str(theirs.fileno()), environment=environment
+                ),
                 cwd=self._directory,
                 # OpenBLAS, loaded by array libraries, would start threads that are not needed here.
                 env={**environment, "OPENBLAS_NUM_THREADS": "1", MARKER: self._marker},
@@ -166,9 +172,9 @@ class Stems:
                 start_new_session=True,
             )
         tree.carry_priority(process.pid)
-        return Stem(ours, log, ChildProcess(process))
+        return ForkServer(ours, log, ChildProcess(process))
 
     def close(self, limit_s: float) -> None:
-        for stem in self._stems.values():
-            stem.close(limit_s)
+        for server in self._servers.values():
+            server.close(limit_s)
         self._thread.shutdown()
