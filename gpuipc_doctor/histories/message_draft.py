@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from gpuipc_doctor.histories.message_layouts import LAYOUTS
@@ -21,6 +21,12 @@ ROOM = 48 << 20
 
 MOST_BUFFERS = 40
 """Number of buffers above which unused ones are freed; more buffers can be in use."""
+
+MIDDLE = (1024, 2048, 4096, 8192, 12000, 16384, 32768, 65536)
+"""Message sizes in bytes. The sizes around the library's protocol thresholds are added to them."""
+
+ALONE = 16 << 20
+"""Bytes of a huge message, which is sent only while no other message is in transit."""
 
 KINDS = tuple(kind for kind in LAYOUTS if kind)
 
@@ -49,7 +55,8 @@ class Draft:
 
     epoch: Epoch
 
-    def __init__(self, model: Model, random: Random, lacks: tuple[str, ...]) -> None:
+    def __init__(self, model: Model, random: Random, lacks: tuple[str, ...], *, huge: bool) -> None:
+        """``huge``: whether messages may be very large."""
         self.model = model
         self.ranks = list(model.ranks)
         self.random = random
@@ -58,6 +65,9 @@ class Draft:
         """Whether a rank may send to itself."""
         self._has_derived = DERIVED not in lacks
         self._numbers = 0
+        self._repeated_sizes = (*MIDDLE, ALONE, ALONE, ALONE) if huge else MIDDLE
+        self.repeated: list[tuple[int, int]] = []
+        """(receiver, bytes) of the messages that remain to be repeated."""
         self._drawn = Counter[tuple[int, int]]()
         """(bytes, receiver) → number of messages so far."""
 
@@ -76,6 +86,18 @@ class Draft:
         size = min(self.epoch.sizes, key=lambda size: (self._drawn[size, to], self.random.random()))
         self._drawn[size, to] += 1
         return size
+
+    def next_repeated(self) -> tuple[int, int]:
+        """Receiver and bytes of the next message to be repeated: none comes twice before all have come."""
+        if not self.repeated:
+            self.repeated = [(to, size) for to in self.ranks for size in self._repeated_sizes]
+            self.random.shuffle(self.repeated)
+        return self.repeated.pop()
+
+    def arrived(self) -> list[Message]:
+        """The messages without a receive that a rank may receive now."""
+        free = self.free_ranks
+        return [message for message in self.model.unexpected if message.sent.peer in free]
 
     def size(self) -> int:
         return self.random.choice(self.epoch.sizes)
@@ -160,20 +182,7 @@ class Draft:
         synchronous = "s" if self.chance(0.15) else ""
         do = f"{synchronous}send" if blocks else f"i{synchronous}send"
         makes, stamp = 0 if blocks else self.number(), self.number()
-        return self.add(
-            Operation(
-                do,
-                by,
-                on=on,
-                makes=makes,
-                nbytes=nbytes,
-                stamp=stamp,
-                peer=to,
-                tag=tag,
-                within=within,
-                kind=kind,
-            )
-        )
+        return self.add(replace(plain, do=do, on=on, makes=makes, nbytes=nbytes, stamp=stamp, kind=kind))
 
     def receive(self, by: int, source: int, nbytes: int, tag: int, within: int, *, blocks: bool) -> bool:
         source = ANY_SOURCE if self.chance(self.epoch.any_source) else source
@@ -187,9 +196,7 @@ class Draft:
         kind = self.kind(room)
         on = self.buffer(by, kind, room)
         do, makes = ("recv", 0) if blocks else ("irecv", self.number())
-        operation = Operation(
-            do, by, on=on, makes=makes, nbytes=room, peer=source, tag=tag, within=within, kind=kind
-        )
+        operation = replace(plain, do=do, on=on, makes=makes, nbytes=room, kind=kind)
         if blocks and not self.model.partner(operation) and not self.can_be_sent(operation):
             return False
         return self.add(operation)

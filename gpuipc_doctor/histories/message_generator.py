@@ -19,8 +19,8 @@ from gpuipc_doctor.histories.group_calls import (
     TYPES,
 )
 from gpuipc_doctor.histories.group_calls import DERIVED as OF_DERIVED_TYPE
-from gpuipc_doctor.histories.message_draft import Draft, Epoch
-from gpuipc_doctor.histories.message_draws import MIDDLE, all_draws
+from gpuipc_doctor.histories.message_draft import MIDDLE, Draft, Epoch
+from gpuipc_doctor.histories.message_draws import DRAWS
 from gpuipc_doctor.histories.message_memories import DEVICE
 from gpuipc_doctor.histories.message_model import Model
 from gpuipc_doctor.histories.message_state import WORLD, Expected
@@ -73,8 +73,7 @@ class Generator:
         self._dealt_sizes: dict[tuple[int, ...], list[int]] = {}
         self.plans = {number: ProcessPlan() for number in range(1, self.ranks + 1)}
         self.model = Model(History(self.backend, self.plans, check=MPI))
-        self._draft = Draft(self.model, self.random, self.lacks)
-        self._draws = all_draws(huge=self.huge)
+        self._draft = Draft(self.model, self.random, self.lacks, huge=self.huge)
         self._epochs = 0
 
     @property
@@ -119,8 +118,8 @@ class Generator:
 
     def _weigh(self, is_common: bool) -> tuple[float, ...]:
         """The weight of each draw in an epoch."""
-        weights = [draw.weight * self.random.choice(SWARM) for draw in self._draws]
-        for place, draw in enumerate(self._draws):
+        weights = [draw.weight * self.random.choice(SWARM) for draw in DRAWS]
+        for place, draw in enumerate(DRAWS):
             if draw.always:
                 weights[place] = draw.weight * self.random.choice((0.5, 1, 2))
             if not is_common:
@@ -141,9 +140,8 @@ class Generator:
         if self.model.blocked and self.random.random() < 0.5:
             self._draft.resolve()
             return
-        (draw,) = self.random.choices(self._draws, epoch.weights)
-        if draw.is_possible(self._draft):
-            draw.draw(self._draft)
+        (drawn,) = self.random.choices(DRAWS, epoch.weights)
+        drawn.draw(self._draft)
 
     def _group_call(self) -> bool:
         """Add a call of all ranks, or none; returns whether there is one."""
