@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import cycle
 
 from gpuipc_doctor.api import Json
-from gpuipc_doctor.histories import group_calls as calls
-from gpuipc_doctor.histories.group_calls import Case
+from gpuipc_doctor.histories import group_cases as calls
+from gpuipc_doctor.histories.group_cases import Case
 from gpuipc_doctor.histories.message_memories import DEVICE, footprint
 
 SIZES = (8, 1000, 4096, 65_544, (1 << 20) + 8, (32 << 20) + 8)
@@ -70,7 +70,7 @@ def cases(params: Json, number_of_ranks: int, kinds: Sequence[str], granule: int
     unsupported = params["unsupported"]
     drawn = [
         case._replace(number=number, type=kind, root=number % number_of_ranks)
-        for (number, case), kind in zip(enumerate(_drawn(params, kinds, granule), 1), cycle(calls.TYPES))
+        for (number, case), kind in zip(enumerate(_drawn(params, kinds, granule), 1), cycle(calls.MPI_TYPES))
     ]
     drawn = [case for case in drawn if case.call in params.get("only", (case.call,))]
     ordered = sorted(drawn, key=lambda case: documented_gap(case.call, case.memory, unsupported) != "")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpuipc_doctor.api import Evidence, Finding, Json, ProbeOutcome
-from gpuipc_doctor.histories.group_calls import Case
+from gpuipc_doctor.histories.group_cases import Case
 from gpuipc_doctor.histories.message_memories import DEVICE
 
 from ._mpi_collectives_cases import SIZES, documented_gap

@@ -48,9 +48,9 @@ from gpuipc_doctor.api import (
     watched,
 )
 from gpuipc_doctor.api.message_sizes import SIZES_OPTION
-from gpuipc_doctor.histories import group_calls as calls
 from gpuipc_doctor.histories import restarted_calls
-from gpuipc_doctor.histories.group_calls import Case, GroupCalls
+from gpuipc_doctor.histories.group_calls import GroupCalls
+from gpuipc_doctor.histories.group_cases import FENCE, Case
 from gpuipc_doctor.histories.message_memories import KINDS, VMM, footprint
 from gpuipc_doctor.histories.mpi_library_limits import unsupported_calls, unsupported_memory
 
@@ -68,7 +68,7 @@ LEAST_ROOM = 65_536
 ROUNDS = 30
 REPEATED = {
     Case(0, "MPI_Allreduce", 4096, "int32"): "collective",
-    Case(0, "MPI_Put", 4096, "int32", form=calls.FENCE): "window made and filled",
+    Case(0, "MPI_Put", 4096, "int32", form=FENCE): "window made and filled",
 }
 """Cases that are repeated `ROUNDS` times, to find what each leaves in the process; and what they are."""
 
@@ -190,10 +190,10 @@ def soak(w: Worker, group: GroupCalls, made: Counter[str]) -> list[str]:
     lacks of these."""
     failed = [call for _, call, _, _ in w.params["failed"]]
     lacks = []
-    for what, case in restarted_calls.SOAK.items():
+    for case, act in restarted_calls.SOAK:
         if case.call not in (*failed, *w.params["unsupported"]):
             note(w, case)
-            if restarted_calls.perform(group, what):
+            if restarted_calls.perform(group, case, act):
                 made[f"{case.call}, {case.form}"] += 1
             else:
                 lacks.append(f"{case.call}, {case.form}")

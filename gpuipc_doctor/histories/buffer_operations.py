@@ -37,8 +37,8 @@ class Allocate(MemoryOperation):
     do = "allocate"
     says = "process {by} allocates buffer {makes} ({nbytes} B) and exports its IPC handle"
     c = (
-        "{sized} where[{makes}] = current; enter(current); alloc(&at[{makes}], {nbytes});"
-        " get(&handle[{makes}], at[{makes}]); given(&handle[{makes}], 64);"
+        "{sized} where[{makes}] = current; enter(current); cuMemAlloc_v2(&at[{makes}], {nbytes});"
+        " cuIpcGetMemHandle(&handle[{makes}], at[{makes}]); given(&handle[{makes}], 64);"
     )
     weight, anywhere, effect = 6.0, True, "makes"
 
@@ -61,7 +61,7 @@ class Allocate(MemoryOperation):
 class Export(MemoryOperation):
     do = "export"
     says = "process {by} exports the IPC handle of buffer {on} again"
-    c = "{enter} get(&handle[{on}], at[{on}]);"
+    c = "{enter} cuIpcGetMemHandle(&handle[{on}], at[{on}]);"
     on, weight, needs, anywhere = ("buffer",), 1.0, LEGACY, True
 
     def perform(self, p: Performer, op: Operation) -> None:
@@ -73,7 +73,7 @@ class Open(MemoryOperation):
     says = "process {by} opens the IPC handle of buffer {on}: mapping {makes}"
     c = (
         "size[{makes}] = size[{on}]; where[{makes}] = current; enter(current); at[{makes}] = 0;"
-        " open_handle(&at[{makes}], handle[{on}], 1); given(&at[{makes}], 8);"
+        " cuIpcOpenMemHandle_v2(&at[{makes}], handle[{on}], 1); given(&at[{makes}], 8);"
     )
     weight, needs, anywhere, takes_handle = 10.0, LEGACY, True, True
 
@@ -131,7 +131,7 @@ class OpenInThread(InThread, Open):
 class Close(MemoryOperation):
     do = "close"
     says = "process {by} closes mapping {on}"
-    c = "{enter} close_handle(at[{on}]);"
+    c = "{enter} cuIpcCloseMemHandle(at[{on}]);"
     on, weight, needs, anywhere = ("mapping",), 5.0, LEGACY, True
 
     def apply(self, m: State, op: Operation) -> None:
@@ -149,7 +149,7 @@ class CloseInThread(InThread, Close):
 class Free(MemoryOperation):
     do = "free"
     says = "process {by} frees buffer {on}"
-    c = "{enter} release(at[{on}]);"
+    c = "{enter} cuMemFree_v2(at[{on}]);"
     on, weight, anywhere, effect = ("buffer",), 3.0, True, "ends"
 
     def refuse(self, m: State, op: Operation) -> str:
@@ -254,7 +254,10 @@ class WriteByKernel(Write):
 class Fill(Write):
     do, simpler = "fill", "write"
     says = "process {by} fills {on} with a number of {kind} bits"
-    c = "{enter} fill_{kind}(at[{on}] + {offset}ul, {value}u, {length} / {width}ul); sync();"
+    c = (
+        "{enter} cuMemsetD{kind}_v2(at[{on}] + {offset}ul, {value}u, {length} / {width}ul);"
+        " cuCtxSynchronize();"
+    )
     weight = UNDRAWN
 
     def refuse(self, m: State, op: Operation) -> str:
@@ -354,7 +357,7 @@ class Copy(Use):
     says = "process {by} copies {of} to {on} on the device"
     c = (
         "{enter} enter(where[{of}] >= 0 ? where[{of}] : where[{on}]);"
-        " on_device(at[{on}] + {offset}ul, at[{of}] + {start}ul, {length}); sync();"
+        " cuMemcpyDtoD_v2(at[{on}] + {offset}ul, at[{of}] + {start}ul, {length}); cuCtxSynchronize();"
     )
     weight, effect = 3.0, "writes"
 

@@ -22,48 +22,17 @@ from gpuipc_doctor.histories.steps import steps
 
 LIBRARIES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
 
-CALLS = {  # what the program calls it → CUDA's symbol, HIP's symbol
-    "init": ("cuInit", "hipInit"),
-    "count": ("cuDeviceGetCount", "hipGetDeviceCount"),
-    "version": ("cuDriverGetVersion", "hipRuntimeGetVersion"),
-    "retain": ("cuDevicePrimaryCtxRetain", "hipDevicePrimaryCtxRetain"),
-    "reset": ("cuDevicePrimaryCtxReset_v2", "hipDevicePrimaryCtxReset"),
-    "create": ("cuCtxCreate_v2", "hipCtxCreate"),  # CUDA 13's header redefines the plain name
-    "destroy": ("cuCtxDestroy_v2", "hipCtxDestroy"),
-    "set": ("cuCtxSetCurrent", "hipCtxSetCurrent"),
-    "sync": ("cuCtxSynchronize", "hipDeviceSynchronize"),
-    "info": ("cuMemGetInfo_v2", "hipMemGetInfo"),
-    "alloc": ("cuMemAlloc_v2", "hipMalloc"),
-    "release": ("cuMemFree_v2", "hipFree"),
-    "to_device": ("cuMemcpyHtoD_v2", "hipMemcpyHtoD"),
-    "to_host": ("cuMemcpyDtoH_v2", "hipMemcpyDtoH"),
-    "on_device": ("cuMemcpyDtoD_v2", "hipMemcpyDtoD"),
-    "fill_8": ("cuMemsetD8_v2", "hipMemsetD8"),
-    "fill_16": ("cuMemsetD16_v2", "hipMemsetD16"),
-    "fill_32": ("cuMemsetD32_v2", "hipMemsetD32"),
-    "get": ("cuIpcGetMemHandle", "hipIpcGetMemHandle"),
-    "open_handle": ("cuIpcOpenMemHandle_v2", "hipIpcOpenMemHandle"),
-    "close_handle": ("cuIpcCloseMemHandle", "hipIpcCloseMemHandle"),
-    "create_memory": ("cuMemCreate", "hipMemCreate"),
-    "export_memory": ("cuMemExportToShareableHandle", "hipMemExportToShareableHandle"),
-    "import_memory": ("cuMemImportFromShareableHandle", "hipMemImportFromShareableHandle"),
-    "reserve": ("cuMemAddressReserve", "hipMemAddressReserve"),
-    "map": ("cuMemMap", "hipMemMap"),
-    "allow": ("cuMemSetAccess", "hipMemSetAccess"),
-    "unmap": ("cuMemUnmap", "hipMemUnmap"),
-    "unreserve": ("cuMemAddressFree", "hipMemAddressFree"),
-    "drop": ("cuMemRelease", "hipMemRelease"),
-    "create_pool": ("cuMemPoolCreate", "hipMemPoolCreate"),
-    "export_pool": ("cuMemPoolExportToShareableHandle", "hipMemPoolExportToShareableHandle"),
-    "import_pool": ("cuMemPoolImportFromShareableHandle", "hipMemPoolImportFromShareableHandle"),
-    "allow_pool": ("cuMemPoolSetAccess", "hipMemPoolSetAccess"),
-    "from_pool": ("cuMemAllocFromPoolAsync", "hipMallocFromPoolAsync"),
-    "to_pool": ("cuMemFreeAsync", "hipFreeAsync"),
-    "export_pointer": ("cuMemPoolExportPointer", "hipMemPoolExportPointer"),
-    "import_pointer": ("cuMemPoolImportPointer", "hipMemPoolImportPointer"),
-    "trim": ("cuMemPoolTrimTo", "hipMemPoolTrimTo"),
-    "destroy_pool": ("cuMemPoolDestroy", "hipMemPoolDestroy"),
+_OF_HIP = {
+    "cuDeviceGetCount": "hipGetDeviceCount",
+    "cuDriverGetVersion": "hipRuntimeGetVersion",
+    "cuCtxSynchronize": "hipDeviceSynchronize",
+    "cuMemAlloc_v2": "hipMalloc",
+    "cuMemFree_v2": "hipFree",
+    "cuMemAllocFromPoolAsync": "hipMallocFromPoolAsync",
+    "cuMemFreeAsync": "hipFreeAsync",
 }
+"""CUDA's symbol, by which C statements call a function → HIP's, if not the same name after ``hip``. CUDA 13's
+header redefines some plain names: the symbols with a version are called."""
 
 _TEMPLATE = Path(__file__).with_name("program.c")
 """The C program: ``@name@`` stands for parts that vary by history, ``//@ WORD`` precedes optional parts."""
@@ -131,9 +100,15 @@ def _used(uses: str) -> Iterator[str]:
 
 
 def _named(backend: str, program: str) -> str:
-    for name, symbols in CALLS.items():
-        program = re.sub(rf"\b{name}\(", f'call("{symbols[backend == "hip"]}", ', program)
-    return program.replace(", )", ")")
+    """The program with the vendor's functions, each called by ``call``."""
+
+    def call(found: re.Match[str]) -> str:
+        symbol = found[1]
+        if backend == "hip":
+            symbol = _OF_HIP.get(symbol) or re.sub(r"^cu(.*?)(_v\d)?$", r"hip\1", symbol)
+        return f'call("{symbol}", '
+
+    return re.sub(r"\b(cu[A-Z]\w+)\(", call, program).replace(", )", ")")
 
 
 def _case(history: History, number: int, operation: Operation, parts: Sequence[Part], exporter: int) -> str:

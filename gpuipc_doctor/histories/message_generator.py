@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from gpuipc_doctor.histories.generator import SWARM
-from gpuipc_doctor.histories.group_calls import (
+from gpuipc_doctor.histories.group_cases import (
     ATOMIC,
     CAN_BE_DERIVED,
     CAN_BE_IN_PLACE,
@@ -15,10 +15,10 @@ from gpuipc_doctor.histories.group_calls import (
     FLUSH,
     IN_PLACE,
     LOCK,
+    MPI_TYPES,
     ONE_SIDED,
-    TYPES,
 )
-from gpuipc_doctor.histories.group_calls import DERIVED as OF_DERIVED_TYPE
+from gpuipc_doctor.histories.group_cases import DERIVED as OF_DERIVED_TYPE
 from gpuipc_doctor.histories.message_draft import MIDDLE, Draft, Epoch
 from gpuipc_doctor.histories.message_draws import DRAWS
 from gpuipc_doctor.histories.message_memories import DEVICE
@@ -156,7 +156,7 @@ class Generator:
         if call in CAN_BE_DERIVED and DERIVED not in self.lacks:
             forms.append(OF_DERIVED_TYPE)
         memory = self._deal_word(self.memories) if aside.random() < 0.5 else DEVICE
-        kind = "|".join((call, aside.choice(TYPES), memory, aside.choice(forms)))
+        kind = "|".join((call, aside.choice(list(MPI_TYPES)), memory, aside.choice(forms)))
         do = "one-sided" if is_one_sided else "collective"
         nbytes, stamp = aside.choice(GROUP_SIZES), aside.randrange(1, 1 << 20)
         return self._draft.add(Operation(do, 1, nbytes=nbytes, stamp=stamp, kind=kind))

@@ -10,7 +10,8 @@ from typing import Any
 from gpuipc_doctor.api.gpu import DriverError, Memory
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.histories.contents import contents, first_difference, stamp_at
-from gpuipc_doctor.histories.group_calls import Case, GroupCalls
+from gpuipc_doctor.histories.group_calls import GroupCalls
+from gpuipc_doctor.histories.group_cases import Case
 from gpuipc_doctor.histories.message_layouts import BLANK, LAYOUTS
 from gpuipc_doctor.histories.message_state import (
     ANY_SOURCE,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from gpuipc_doctor.histories.group_calls import Case
+from gpuipc_doctor.histories.group_cases import Case
 from gpuipc_doctor.histories.message_layouts import LAYOUTS
 from gpuipc_doctor.histories.operations import History, Operation
 

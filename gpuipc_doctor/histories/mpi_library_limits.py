@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from gpuipc_doctor.histories.group_calls import ATOMIC, COLLECTIVES, NONBLOCKING, ONE_SIDED, SENDRECV_REPLACE
+from gpuipc_doctor.histories.group_cases import ATOMIC, COLLECTIVES, NONBLOCKING, ONE_SIDED, SENDRECV_REPLACE
 from gpuipc_doctor.histories.message_memories import POOL, STRADDLING, VMM
 from gpuipc_doctor.model import MpiStack
 

@@ -62,7 +62,7 @@ class EndContext(MemoryOperation):
 class CreateContext(MemoryOperation):
     do = "create-context"
     says = "process {by} creates context {makes}, which becomes current"
-    c = "create(&context[{makes}], 0, device); current = {makes};"
+    c = "cuCtxCreate_v2(&context[{makes}], 0, device); current = {makes};"
     weight, needs, alone = 0.4, CONTEXTS, True
     rare = "making a context takes 230 ms on an H200"
 

@@ -34,10 +34,10 @@ static int where[THINGS] __attribute__((unused)), current, device, me;
     int (*function)() = (int (*)())dlsym(library, symbol); \
     int code = function ? function(__VA_ARGS__) : -1; \
     if (code) { printf("    %s returned %d\n", symbol, code); _exit(1); } } while (0)
-static void enter(int number) { set(context[number < 0 ? current : number]); }
+static void enter(int number) { cuCtxSetCurrent(context[number < 0 ? current : number]); }
 static void begin(void)
 {
-    if (primary[me]) retain(&context[0], device); else create(&context[0], 0, device);
+    if (primary[me]) cuDevicePrimaryCtxRetain(&context[0], device); else cuCtxCreate_v2(&context[0], 0, device);
     enter(current = 0);
 }
 
@@ -52,7 +52,7 @@ static void given(const void *result, size_t bytes)
 static void end(int number)
 {
     enter(number);
-    if (number || !primary[me]) destroy(context[number]); else reset(device);
+    if (number || !primary[me]) cuCtxDestroy_v2(context[number]); else cuDevicePrimaryCtxReset_v2(device);
     if (number == 0) begin();
     current = 0;
 }
@@ -61,13 +61,13 @@ static void fill(int number, uint64_t begin, uint64_t length, uint32_t stamp)
 {
     unsigned char *data = malloc(length);
     for (uint64_t i = 0; i < length; i++) data[i] = byte(begin + i, stamp);
-    to_device(at[number] + begin, data, length); sync(); free(data);
+    cuMemcpyHtoD_v2(at[number] + begin, data, length); cuCtxSynchronize(); free(data);
 }
 //@ compare(
 static void compare(int number, uint64_t begin, uint64_t end, uint32_t stamp, long shift, unsigned width)
 {
     unsigned char *data = calloc(end - begin, 1);
-    to_host(data, at[number] + begin, end - begin);
+    cuMemcpyDtoH_v2(data, at[number] + begin, end - begin);
     for (uint64_t i = begin; stamp && i < end; i++)
         if (data[i - begin] != (unsigned char)(width ? stamp >> (i - shift) % width * 8 : byte(i - shift, stamp))) {
             printf("    wrong data from byte %lu on\n", (unsigned long)i); _exit(1);
@@ -106,7 +106,7 @@ static void look(int round)
 {
     unsigned long pages = 0, available, total;
     FILE *statm = fopen("/proc/self/statm", "r"); if (fscanf(statm, "%lu", &pages)) fclose(statm);
-    info(&available, &total);
+    cuMemGetInfo_v2(&available, &total);
     uint64_t now[] = { entries("/proc/self/fd"), entries("/proc/self/task"), pages, total - available };
     for (int f = 0; f < 4; f++) shared->figure[me][f][round] = now[f];
 }
@@ -128,7 +128,7 @@ static void serve(int orders, int answers)
         if (!started++) {
             library = dlopen("@library@", RTLD_NOW);
             if (!library) { puts("    no @library@"); _exit(2); }
-            int here; init(0); count(&here);
+            int here; cuInit(0); cuDeviceGetCount(&here);
             if (device >= here) { printf("    needs %d GPUs\n", device + 1); _exit(2); }
             begin();
         }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from threading import Thread
 from typing import Any
 
 from gpuipc_doctor.api.reduction_data import Segment, fill
-from gpuipc_doctor.histories.group_calls import SENDRECV, Buffers, Case, GroupCalls
+from gpuipc_doctor.histories.group_buffers import Buffers
+from gpuipc_doctor.histories.group_calls import GroupCalls
+from gpuipc_doctor.histories.group_cases import SENDRECV, Case
 
 STARTS = 60
 """Starts of a persistent request. A library may change its path between ranks after some messages."""
@@ -20,13 +22,15 @@ IDLE_S = 2.5
 
 NBYTES = 65_536
 
+Act = Callable[[GroupCalls, Case], str]
+"""Performs a case; returns what was wrong in words."""
 
-def perform(group: GroupCalls, call: str) -> bool:
-    """Perform the cases of `SOAK`; returns whether this library has the functions."""
-    case = SOAK[call]
+
+def perform(group: GroupCalls, case: Case, act: Act) -> bool:
+    """Perform a case of `SOAK`; returns whether this library has the functions."""
     with group.worker.step(str(case)):
         try:
-            wrong = _ACTS[call](group, case)
+            wrong = act(group, case)
         except NotImplementedError:  # mpi4py: the library lacks the function
             return False
     group.results.cases += 1
@@ -46,7 +50,7 @@ def _restarted(group: GroupCalls, case: Case, make: Requests, factor: int, parts
         buffers = Buffers(group, case, resources)
         requests = make(buffers)
         for n in range(STARTS):
-            buffers.write_source(Segment(f"start {n}", group.rank + 1))
+            buffers.write(buffers.source, [Segment(f"start {n}", group.rank + 1)])
             fill(buffers.target, case.nbytes)
             for request in requests:
                 call("MPI_Start", request.Start)
@@ -82,9 +86,16 @@ def _persistent_collective(group: GroupCalls, case: Case) -> str:
 def _partitioned(group: GroupCalls, case: Case) -> str:
     def make(buffers: Buffers) -> tuple[Any, ...]:
         call, world = group.worker.mpi.call, group.world
-        receive = call("MPI_Precv_init", world.Precv_init, buffers.received_in(PARTS), PARTS, group.before, 0)
+        receive = call(
+            "MPI_Precv_init",
+            world.Precv_init,
+            buffers.in_parts(buffers.target, PARTS),
+            PARTS,
+            group.before,
+            0,
+        )
         return receive, call(
-            "MPI_Psend_init", world.Psend_init, buffers.sent_in(PARTS), PARTS, group.after, 0
+            "MPI_Psend_init", world.Psend_init, buffers.in_parts(buffers.source, PARTS), PARTS, group.after, 0
         )
 
     return _restarted(group, case, make, group.before + 1, PARTS)
@@ -134,18 +145,10 @@ def _after_idling(group: GroupCalls, case: Case) -> str:
         return buffers.wrong()
 
 
-_ACTS: Mapping[str, Callable[[GroupCalls, Case], str]] = {
-    "MPI_Start": _persistent,
-    "MPI_Allreduce_init": _persistent_collective,
-    "MPI_Precv_init": _partitioned,
-    "threads": _two_threads,
-    "idle": _after_idling,
-}
-
-SOAK: Mapping[str, Case] = {
-    "MPI_Start": Case(-1, "MPI_Start", NBYTES, "int32", form="persistent requests"),
-    "MPI_Allreduce_init": Case(-2, "MPI_Allreduce_init", NBYTES, "float64", form="persistent requests"),
-    "MPI_Precv_init": Case(-3, "MPI_Precv_init", NBYTES, "int32", form="partitioned"),
-    "threads": Case(-4, SENDRECV, NBYTES, "int64", form="in two threads"),
-    "idle": Case(-6, "MPI_Allreduce", NBYTES, "int32", form="after idling"),
-}
+SOAK: Sequence[tuple[Case, Act]] = (
+    (Case(-1, "MPI_Start", NBYTES, "int32", form="persistent requests"), _persistent),
+    (Case(-2, "MPI_Allreduce_init", NBYTES, "float64", form="persistent requests"), _persistent_collective),
+    (Case(-3, "MPI_Precv_init", NBYTES, "int32", form="partitioned"), _partitioned),
+    (Case(-4, SENDRECV, NBYTES, "int64", form="in two threads"), _two_threads),
+    (Case(-6, "MPI_Allreduce", NBYTES, "int32", form="after idling"), _after_idling),
+)

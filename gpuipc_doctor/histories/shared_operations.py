@@ -20,7 +20,7 @@ class Create(MemoryOperation):
     says = "process {by} creates physical memory {makes} ({nbytes} B)"
     c = (
         "{sized} enter(current); struct wanted wanted = {{ 1, 1, 1, device }};"
-        " create_memory(&at[{makes}], {nbytes}, &wanted, 0ul);"
+        " cuMemCreate(&at[{makes}], {nbytes}, &wanted, 0ul);"
     )
     weight, needs, effect, harms = 2.0, VMM, "makes", EXPORTS_VMM
 
@@ -62,9 +62,9 @@ class Import(MemoryOperation):
     do = "import"
     says = "process {by} imports physical memory {on}, exported as a file descriptor: {makes}"
     c = (
-        "if (me == exporters[{number}]) {{ int fd; export_memory(&fd, at[{on}], 1, 0ul); mail(fd); break; }}"
-        " {asked}int fd = mail(-1); enter(current); size[{makes}] = size[{on}];"
-        " import_memory(&at[{makes}], {imported}, 1); close(fd);"
+        "if (me == exporters[{number}]) {{ int fd; cuMemExportToShareableHandle(&fd, at[{on}], 1, 0ul);"
+        " mail(fd); break; }} {asked}int fd = mail(-1); enter(current); size[{makes}] = size[{on}];"
+        " cuMemImportFromShareableHandle(&at[{makes}], {imported}, 1); close(fd);"
     )
     weight, needs, alone, exports, harms = 5.0, VMM, True, True, EXPORTS_VMM
     is_fabric = False
@@ -100,8 +100,9 @@ class ImportFabric(Import):
     do = "import-fabric"
     says = "process {by} imports physical memory {on}, exported as a fabric handle: {makes}"
     c = (
-        "if (me == exporters[{number}]) {{ export_memory(&handle[{on}], at[{on}], 8, 0ul); break; }}"
-        " enter(current); size[{makes}] = size[{on}]; import_memory(&at[{makes}], &handle[{on}], 8);"
+        "if (me == exporters[{number}]) {{ cuMemExportToShareableHandle(&handle[{on}], at[{on}], 8, 0ul);"
+        " break; }} enter(current); size[{makes}] = size[{on}];"
+        " cuMemImportFromShareableHandle(&at[{makes}], &handle[{on}], 8);"
     )
     needs, takes_handle, is_fabric = FABRIC, True, True
 
@@ -118,8 +119,9 @@ class Map(MemoryOperation):
     says = "process {by} maps physical memory {on}: view {makes}"
     c = (
         "size[{makes}] = size[{on}]; where[{makes}] = -1; enter(current); struct access access ="
-        " {{ 1, device, 3 }}; reserve(&at[{makes}], size[{on}], 0ul, 0ul, 0ul); map(at[{makes}], size[{on}],"
-        " 0ul, at[{on}], 0ul); allow(at[{makes}], size[{on}], &access, 1ul);"
+        " {{ 1, device, 3 }}; cuMemAddressReserve(&at[{makes}], size[{on}], 0ul, 0ul, 0ul);"
+        " cuMemMap(at[{makes}], size[{on}], 0ul, at[{on}], 0ul);"
+        " cuMemSetAccess(at[{makes}], size[{on}], &access, 1ul);"
     )
     on, noun, weight, needs, harms = ("physical",), "physical memory", 5.0, VMM + FABRIC, EXPORTS_VMM
 
@@ -142,7 +144,7 @@ class Map(MemoryOperation):
 class Unmap(MemoryOperation):
     do = "unmap"
     says = "process {by} unmaps view {on}"
-    c = "enter(current); unmap(at[{on}], size[{on}]); unreserve(at[{on}], size[{on}]);"
+    c = "enter(current); cuMemUnmap(at[{on}], size[{on}]); cuMemAddressFree(at[{on}], size[{on}]);"
     on, weight, needs, harms = ("view",), 3.0, Map.needs, EXPORTS_VMM
 
     apply = Close.apply
@@ -154,7 +156,7 @@ class Unmap(MemoryOperation):
 class Release(MemoryOperation):
     do = "release"
     says = "process {by} releases physical memory {on}"
-    c = "enter(current); drop(at[{on}]);"
+    c = "enter(current); cuMemRelease(at[{on}]);"
     on, noun, weight, needs, harms = ("physical",), "physical memory", 2.0, Map.needs, EXPORTS_VMM
 
     apply = Close.apply
@@ -171,7 +173,7 @@ class CreatePool(MemoryOperation):
     says = "process {by} creates memory pool {makes}, which can be exported"
     c = (
         "enter(current); struct wanted wanted = {{ 1, 1, 1, device }};"
-        " create_pool(&at[{makes}], &wanted);{keeps_new}"
+        " cuMemPoolCreate(&at[{makes}], &wanted);{keeps_new}"
     )
     weight, needs, effect = 0.7, POOLS, "makes"
     new = "pool"
@@ -196,10 +198,10 @@ class ImportPool(MemoryOperation):
     do = "import-pool"
     says = "process {by} imports memory pool {on}, exported as a file descriptor: {makes}"
     c = (
-        "if (me == exporters[{number}]) {{ int fd; export_pool(&fd, at[{on}], 1, 0ul);{keeps_exported}"
-        " mail({posted}); break; }} int fd = mail(-1); enter(current); struct access access ="
-        " {{ 1, device, 3 }}; import_pool(&at[{makes}], (void *)(intptr_t)fd, 1, 0ul); close(fd);"
-        " if (!({device})) allow_pool(at[{makes}], &access, 1ul);{keeps_new}"
+        "if (me == exporters[{number}]) {{ int fd; cuMemPoolExportToShareableHandle(&fd, at[{on}], 1, 0ul);"
+        "{keeps_exported} mail({posted}); break; }} int fd = mail(-1); enter(current); struct access access ="
+        " {{ 1, device, 3 }}; cuMemPoolImportFromShareableHandle(&at[{makes}], (void *)(intptr_t)fd, 1, 0ul);"
+        " close(fd); if (!({device})) cuMemPoolSetAccess(at[{makes}], &access, 1ul);{keeps_new}"
     )
     weight, needs, alone, exports = 2.0, POOLS, True, True
 
@@ -236,7 +238,7 @@ class AllocateFromPool(MemoryOperation):
     says = "process {by} allocates memory {makes} ({nbytes} B) from pool {on}"
     c = (
         "{sized} where[{makes}] = -1; enter(current);"
-        " from_pool(&at[{makes}], {nbytes}, at[{on}], 0ul); sync();"
+        " cuMemAllocFromPoolAsync(&at[{makes}], {nbytes}, at[{on}], 0ul); cuCtxSynchronize();"
     )
     on, weight, needs, effect = ("pool",), 5.0, POOLS, "makes"
 
@@ -262,9 +264,9 @@ class ImportPointer(MemoryOperation):
     do = "import-pointer"
     says = "process {by} imports the pointer of memory {on} into pool {of}: memory {makes}"
     c = (
-        "if (me == exporters[{number}]) {{ export_pointer(&handle[{on}], at[{on}]); break; }}"
+        "if (me == exporters[{number}]) {{ cuMemPoolExportPointer(&handle[{on}], at[{on}]); break; }}"
         " size[{makes}] = size[{on}]; where[{makes}] = -1; enter(current);"
-        " import_pointer(&at[{makes}], at[{of}], &handle[{on}]);"
+        " cuMemPoolImportPointer(&at[{makes}], at[{of}], &handle[{on}]);"
     )
     weight, needs, alone, exports, takes_handle = 6.0, POOLS, True, True, True
 
@@ -300,7 +302,7 @@ class ImportPointer(MemoryOperation):
 class FreeToPool(MemoryOperation):
     do = "free-to-pool"
     says = "process {by} frees memory {on} to its pool"
-    c = "enter(current); to_pool(at[{on}], 0ul); sync();"
+    c = "enter(current); cuMemFreeAsync(at[{on}], 0ul); cuCtxSynchronize();"
     on, noun, weight, needs, effect = ("pool-memory", "imported-memory"), "pool memory", 4.0, POOLS, "ends"
 
     def refuse(self, m: State, op: Operation) -> str:
@@ -319,7 +321,7 @@ class FreeToPool(MemoryOperation):
 class Trim(MemoryOperation):
     do = "trim"
     says = "process {by} trims pool {on}"
-    c = "enter(current); trim(at[{on}], 0ul);"
+    c = "enter(current); cuMemPoolTrimTo(at[{on}], 0ul);"
     on, weight, needs = ("pool",), 0.7, POOLS
 
     def perform(self, p: Performer, op: Operation) -> None:
@@ -329,7 +331,7 @@ class Trim(MemoryOperation):
 class DestroyPool(MemoryOperation):
     do = "destroy-pool"
     says = "process {by} destroys pool {on}"
-    c = "enter(current); destroy_pool(at[{on}]);{closes}"
+    c = "enter(current); cuMemPoolDestroy(at[{on}]);{closes}"
     on, noun, weight, needs, effect = ("pool", "imported-pool"), "pool", 0.5, POOLS, "ends"
 
     def refuse(self, m: State, op: Operation) -> str:

@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from gpuipc_doctor.api import Context, Finding, Json, Probe, Tier
+from gpuipc_doctor.histories.group_calls import GroupCalls
 from gpuipc_doctor.histories.message_memories import DEVICE, KINDS, PINNED, POOL, STRADDLING, VMM
 from gpuipc_doctor.histories.mpi_library_limits import unsupported_calls, unsupported_memory
 from gpuipc_doctor.model import Ending, MemoryShare, RoleOutcome, Status
@@ -283,7 +284,7 @@ def test_no_call_of_windows_holds_more_buffers_than_the_share_is_divided_by() ->
     worker.mpi.call = lambda name, function, *arguments: function(*arguments)
     world.Get_rank.return_value, world.Get_size.return_value = 0, 1
     memories.alloc.side_effect = lambda memory, nbytes, resources: Bytes(nbytes)
-    group = calls.GroupCalls(worker, memories, world)
+    group = GroupCalls(worker, memories, world)
     most = {}
     for call in (*calls.ONE_SIDED, *calls.ATOMIC):
         for form in (calls.FENCE, calls.LOCK, calls.FLUSH, calls.FLUSH_LOCAL):
