@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,10 +16,6 @@ from gpuipc_doctor.files.writing import OutputFile, make_directory
 from gpuipc_doctor.model import Exit, Report
 from gpuipc_doctor.report import exits
 from gpuipc_doctor.run import engine, preview_content
-
-if TYPE_CHECKING:
-    from gpuipc_doctor.model import Node
-    from gpuipc_doctor.site.config import SiteConfig
 
 SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "healthy-hip"}
 """Installed bindings → the simulated node to suggest."""
@@ -60,60 +57,39 @@ def command(ctx: click.Context, /, **given: Any) -> None:
         exit_code = exits.code(report, strict=asked.strict, style=style)
         written = _write(report, file, exit_code)
         click.echo(_text(asked, report, exit_code, earlier), nl=False)
-        if not asked.for_programs:
-            _advise(asked, config, node, report)
+        if asked.all_checks and not asked.for_programs and asked.exit_style == "default":
+            _name_example(report)
         written = _draw(report, asked.plots) and written
     ctx.exit(exit_code if written else exit_code or Exit.INTERNAL)
 
 
 def _prepare_directories(asked: CheckOptions) -> None:
     """Refuse before the first probe what cannot be written; remove what killed runs left."""
-    if asked.keep_logs:
-        _prepare_logs(asked.keep_logs)
+    if asked.keep_logs:  # new or empty, so that the logs of two runs do not mix
+        with options.naming_option("--keep-logs", str(asked.keep_logs)):
+            make_directory(asked.keep_logs, mode=0o700)
+            if any(asked.keep_logs.iterdir()):
+                says = f"{asked.keep_logs} is not empty; name a new directory"
+                raise click.BadParameter(says, param_hint="--keep-logs")
     if asked.plots:
-        _prepare_plots(asked.plots)
+        if find_spec("matplotlib") is None:
+            raise click.UsageError("--plots needs matplotlib: pip install matplotlib")
+        with options.naming_option("--plots", str(asked.plots)):
+            make_directory(asked.plots)
+            OutputFile(asked.plots / "picture.svg").close()
     if asked.summary:
         from gpuipc_doctor.supervise import leftovers, scratch
 
         leftovers.sweep(scratch.usual())
 
 
-def _advise(asked: CheckOptions, config: SiteConfig, node: Node, report: Report) -> None:
-    """Name a simulated node if there is no GPU, and shipped site configs that fit this node."""
-    if asked.all_checks and asked.exit_style == "default" and (shown := _could_be_shown(report)):
-        click.echo(f"no GPU here; to see an example, run `gpuipc-doctor check --all --simulate {shown}`")
-    if names := options.resembling(config, node, report.devices):
-        say(f"this node may belong to {' or '.join(f'{name} (use `--config {name}`)' for name in names)}")
-
-
-def _could_be_shown(report: Report) -> str:
-    """The simulated node to suggest; empty if a GPU is found or no binding is installed."""
+def _name_example(report: Report) -> None:
+    """Name a simulated node, if no GPU is found and a binding is installed."""
     from gpuipc_doctor.simulator.build import has_compiler
 
-    if not report.nothing_tested or report.devices or report.simulated or not has_compiler():
-        return ""
-    return SHOWN.get(bindings.usable(), "")
-
-
-def _prepare_logs(directory: Path) -> None:
-    """Require a new or empty directory, so that the logs of two runs do not mix."""
-    with options.naming_option("--keep-logs", str(directory)):
-        make_directory(directory, mode=0o700)
-        if any(directory.iterdir()):
-            raise click.BadParameter(
-                f"{directory} is not empty; name a new directory", param_hint="--keep-logs"
-            )
-
-
-def _prepare_plots(directory: Path) -> None:
-    """Test before the first probe whether pictures can be drawn and written."""
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise click.UsageError("--plots needs matplotlib: pip install matplotlib")
-    with options.naming_option("--plots", str(directory)):
-        make_directory(directory)
-        OutputFile(directory / "picture.svg").close()
+    is_without_gpu = report.nothing_tested and not report.devices and not report.simulated
+    if is_without_gpu and (shown := SHOWN.get(bindings.usable())) and has_compiler():
+        click.echo(f"no GPU here; to see an example, run `gpuipc-doctor check --all --simulate {shown}`")
 
 
 def _draw(report: Report, directory: Path | None) -> bool:

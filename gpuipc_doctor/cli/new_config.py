@@ -37,8 +37,7 @@ def command(
     request = Request(checks=(surveys.MPI_LIBRARY,), backend=backend, mpi_lib=mpi_lib)
     with options.node(simulate) as node:
         devices, inventory, mpi = engine.survey_node(request, config, node, Silent())
-        resembled = options.resembling(config, node, devices)
-        text = shown("\n".join(first_config.lines(node, base, resembled, devices, inventory.facts, mpi)))
+        text = shown("\n".join(first_config.lines(node, base, devices, inventory.facts, mpi)))
     if to is None:
         click.echo(text, nl=False)
         return

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from shutil import which
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,7 +16,7 @@ from gpuipc_doctor import node_name
 from gpuipc_doctor.files.near_miss import did_you_mean
 
 if TYPE_CHECKING:  # the prolog shares these options and has no time for unneeded imports
-    from gpuipc_doctor.model import Device, Node
+    from gpuipc_doctor.model import Node
     from gpuipc_doctor.site.config import SiteConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -25,9 +24,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made below it
 _ROOMY_BYTES = 1 << 30
 """Bytes that a simulated node may need: more than Docker's default of 64 MB of shared memory."""
-
-_SCHEDULERS = {"srun": "slurm", "flux": "flux"}
-"""Launcher → directory of its configuration in ``/etc``."""
 
 _MAX_SECONDS = 365 * 24 * 3600
 
@@ -199,23 +195,6 @@ def matching() -> Path | None:
 
     read = partial(yamlfile.read, schema=None)
     return hosts.matching(node_name.short(), hosts.cluster_name(os.environ), read)
-
-
-def resembling(config: SiteConfig, node: Node, devices: Collection[Device]) -> list[str]:
-    """Shipped site configs whose GPUs match this node; none if a config is in use."""
-    from gpuipc_doctor.node.fabric_devices import adapters
-    from gpuipc_doctor.site import hosts, resemblance
-
-    if config.files.documents:
-        return []
-    root = Path(node.root)
-    fabrics = [name for name, listed in adapters(root).items() if listed]
-    schedulers = {name: (root / "etc" / directory).is_dir() for name, directory in _SCHEDULERS.items()}
-
-    def has_launcher(name: str) -> bool:
-        return schedulers.get(name, False) or (not node.simulated and which(name) is not None)
-
-    return resemblance.resembling(devices, fabrics, has_launcher, hosts.cluster_name(os.environ))
 
 
 @contextmanager

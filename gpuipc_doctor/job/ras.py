@@ -6,9 +6,9 @@ import json
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from gpuipc_doctor.collective import ras_counts
 from gpuipc_doctor.collective.ras_counts import Answer
@@ -19,8 +19,6 @@ from gpuipc_doctor.model import Fact
 from gpuipc_doctor.present.text import ranges
 from gpuipc_doctor.stacks.proc_files import Gone, Reader
 from gpuipc_doctor.versions import Range, Verdict
-
-T = TypeVar("T")
 
 PORT = 28028
 
@@ -60,11 +58,6 @@ class Question:
     seconds: float = 0.0
 
 
-def lines(ranks: Iterable[Process], *, ask: bool) -> tuple[str, ...]:
-    """The report's lines about RAS; empty if no rank's RAS service listens."""
-    return query(ranks, ask=ask).lines
-
-
 def query(ranks: Iterable[Process], *, ask: bool) -> Question:
     """Ask RAS for the state of its communicators, if that is safe or ``ask`` is true."""
     loads = [rank for rank in ranks if _has_nccl(rank)]
@@ -83,11 +76,11 @@ def query(ranks: Iterable[Process], *, ask: bool) -> Question:
     began = time.monotonic()
     try:
         try:
-            lines, answer = _asked(as_json=_JSON.judge(version) is Verdict.BAD)
+            lines, answer = _asked(PORT, as_json=_JSON.judge(version) is Verdict.BAD)
         except NotAnswered:
             if _JSON.judge(version) is not Verdict.BAD or time.monotonic() - began > SHORT_S:
                 raise
-            lines, answer = _asked(as_json=False)
+            lines, answer = _asked(PORT, as_json=False)
         return Question((f"RAS of NCCL {version} says:", *lines), answer, time.monotonic() - began)
     except NotAnswered as reason:
         return Question((f"RAS of NCCL {version} did not answer: {reason}",), None, time.monotonic() - began)
@@ -97,11 +90,15 @@ def _has_nccl(rank: Process) -> bool:
     return any("/libnccl." in path for path in rank.libraries) or "nccl" in versions(rank)
 
 
-def _asked(*, as_json: bool) -> tuple[tuple[str, ...], Answer]:
+def _asked(port: int, *, as_json: bool) -> tuple[tuple[str, ...], Answer]:
     """The report's lines and the answer. Raises `NotAnswered`."""
     until = time.monotonic() + LIMIT_S
-    text = answered(PORT, as_json=as_json)
-    return _parsed(lambda text: (_lines(text), parsed(text)), text, until)
+    text = answered(port, as_json=as_json)
+    limit_s = max(PARSE_S, until - time.monotonic())
+    try:
+        return foreign.parsed(lambda text: (_lines(text), parsed(text)), text, limit_s=limit_s)
+    except foreign.Refused as reason:
+        raise NotAnswered(f"its answer was not parsed: {reason}") from None
 
 
 def parsed(text: str) -> Answer:
@@ -124,21 +121,8 @@ def _listens(pid: int) -> bool:
     return re.search(rf":{PORT:04X} [0-9A-F]+:0000 {_LISTEN} ", text) is not None
 
 
-def status(port: int, *, as_json: bool) -> tuple[str, ...]:
-    """Lines of the answer that report problems, or one line that reports none. Raises `NotAnswered`."""
-    until = time.monotonic() + LIMIT_S
-    return _parsed(_lines, answered(port, as_json=as_json), until)
-
-
-def _parsed(parser: Callable[[str], T], text: str, until: float) -> T:
-    """What the parser makes of an answer. Raises `NotAnswered`."""
-    try:
-        return foreign.parsed(parser, text, limit_s=max(PARSE_S, until - time.monotonic()))
-    except foreign.Refused as reason:
-        raise NotAnswered(f"its answer was not parsed: {reason}") from None
-
-
 def _lines(text: str) -> tuple[str, ...]:
+    """Lines of the answer that report problems, or one line that reports none. Raises `NotAnswered`."""
     read = _of_json(text) if text.lstrip().startswith("{") else _of_text(text)
     found = [line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…" for line in read]
     if left := len(found) - MAX_LINES:

@@ -26,7 +26,6 @@ _MODULES = ("nvidia_peermem", "gdrdrv", "xpmem", "kdreg2")
 def lines(
     node: Node,
     base: Path | None,
-    resembled: Sequence[str],
     devices: Sequence[Device],
     facts: Iterable[Fact],
     mpi: MpiStack | None,
@@ -37,7 +36,7 @@ def lines(
         yield f"# SIMULATED (profile {node.simulated}): not a real node."
     yield "# `gpuipc-doctor config show --all` shows every key; site-configs/generic.yaml explains them."
     yield ""
-    yield from _base(base, devices, resembled)
+    yield from _base(base, devices)
     yield "# The nodes that this config is for: Slurm's ClusterName, a node set (ClusterShell's), or both."
     cluster = hosts.cluster_name(os.environ)
     yield f"cluster: {flow(cluster)}" if cluster else "# cluster: no Slurm found"
@@ -57,13 +56,10 @@ def lines(
     yield from _mpi(mpi)
 
 
-def _base(base: Path | None, devices: Sequence[Device], resembled: Sequence[str]) -> Iterator[str]:
+def _base(base: Path | None, devices: Sequence[Device]) -> Iterator[str]:
     if base is not None:
         yield "# The shipped file for this node; the settings below override it."
         yield f"extends: {flow(base.stem)}"
-    elif resembled:
-        yield "# Shipped files for systems with these GPUs and this network; uncomment this system's line:"
-        yield from (f"# extends: {name}" for name in resembled)
     else:
         backends = {device.backend for device in devices}
         fitting = {"cuda": "generic-slurm-nvidia", "hip": "generic-slurm-amd"}

@@ -168,17 +168,6 @@ def test_node_of_several_types_that_has_lost_gpus(
     assert ended.returncode == (12 if "FAIL" in says[0] else 0)
 
 
-@pytest.mark.full
-@pytest.mark.hip
-def test_matching_file_is_suggested_without_a_config(doctor: Command) -> None:
-    command = ["check", "driver-init", "--simulate", str(NODES / "llnl-el-capitan.yaml")]
-    suggested = "gpuipc-doctor: this node may belong to llnl-el-capitan (use `--config llnl-el-capitan`)\n"
-    assert doctor(*command).stderr == suggested
-    assert doctor(*command, "--config", "llnl-el-capitan").stderr == ""
-    new = doctor("config", "new", "--simulate", str(NODES / "llnl-el-capitan.yaml"))
-    assert "this system's line:\n# extends: llnl-el-capitan\n" in new.stdout
-
-
 @pytest.mark.cuda
 def test_file_of_a_cluster_is_found_by_its_name(doctor: Command) -> None:
     shown = doctor("config", "show", env={**os.environ, "SLURM_CLUSTER_NAME": "frontier"})

@@ -17,12 +17,14 @@ from tests.sample_reports import healthy
     [((), "healthy-both"), (("hip",), "healthy-cuda"), (("cuda",), "healthy-hip"), (("cuda", "hip"), "")],
 )
 def test_suggested_simulated_node_can_be_tested_here(
-    monkeypatch: pytest.MonkeyPatch, absent: tuple[str, ...], shown: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], absent: tuple[str, ...], shown: str
 ) -> None:
     for backend in ("cuda", "hip"):
         there = "json" if backend not in absent else "no_such_module"
         monkeypatch.setitem(BINDINGS, backend, (there, f"{backend}-bindings"))
     monkeypatch.setattr(build, "has_compiler", lambda: True)
     bare = replace(healthy(()), devices=(), probes_run=0)
-    assert check._could_be_shown(bare) == shown
+    check._name_example(bare)
+    said = capsys.readouterr().out
+    assert said.endswith(f"--simulate {shown}`\n") if shown else not said
     assert not shown or shown in profile.names()

@@ -22,7 +22,7 @@ from gpuipc_doctor.collective import ras_counts
 from gpuipc_doctor.collective.judge import judge
 from gpuipc_doctor.job import loaded, ras
 from gpuipc_doctor.job.document import Process
-from gpuipc_doctor.job.ras import NotAnswered, status
+from gpuipc_doctor.job.ras import NotAnswered
 from gpuipc_doctor.knownissues import affected
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.versions import Range, Verdict
@@ -110,7 +110,7 @@ def service(answer: str) -> Iterator[tuple[int, list[str]]]:
 
 def test_text_is_parsed_for_errors_and_warnings() -> None:
     with service(TEXT) as (port, asked):
-        found = status(port, as_json=False)
+        found = ras._asked(port, as_json=False)[0]
     assert found[:2] == ("INCOMPLETE", "Missing communicator data from 1 job process")
     assert found[-1] == "6 ranks have launched up to operation 6649"
     assert len(found) == 6
@@ -119,7 +119,7 @@ def test_text_is_parsed_for_errors_and_warnings() -> None:
 
 def test_json_is_parsed_for_lagging_or_missing_ranks() -> None:
     with service(JSON) as (port, asked):
-        found = status(port, as_json=True)
+        found = ras._asked(port, as_json=True)[0]
     assert found == (
         "communicator 0 of 3 ranks: rank 2 has asynchronous error 6",
         "communicator 0 of 3 ranks: AllReduce started: 5 on ranks 2; 6 on ranks 0-1",
@@ -131,13 +131,13 @@ def test_json_is_parsed_for_lagging_or_missing_ranks() -> None:
 @pytest.mark.parametrize(("answer", "as_json"), [("", False), ("{", True), ('{"communicators": [7]}', True)])
 def test_answer_that_cannot_be_read_is_one_line(answer: str, as_json: bool) -> None:
     with service(answer) as (port, _), pytest.raises(NotAnswered) as caught:
-        status(port, as_json=as_json)
+        ras._asked(port, as_json=as_json)
     assert "\n" not in str(caught.value)
 
 
 def test_healthy_job_has_no_trouble() -> None:
     with service(json.dumps({"communicators": [{"ranks": [rank(0, 6), rank(1, 6)]}]})) as (port, _):
-        assert status(port, as_json=True) == ("no communicator reports an error",)
+        assert ras._asked(port, as_json=True)[0] == ("no communicator reports an error",)
 
 
 LISTENS = """
@@ -172,7 +172,7 @@ def test_ras_is_queried_only_if_the_known_issue_clears_it_or_on_request(
         try:
             monkeypatch.setattr(ras, "PORT", int(child.stdout.readline()))
             process = Process(pid=child.pid, parent=1, uid=0, program="python3")
-            (line,) = ras.lines([process], ask=ask)
+            (line,) = ras.query([process], ask=ask).lines
             if said == "did not answer":
                 assert child.stdout.readline() == "asked\n"
         finally:
@@ -190,9 +190,9 @@ def test_no_version_of_nccl_is_known_to_be_safe() -> None:
 
 def test_job_without_nccl_or_a_listener_has_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(pid=1, parent=0, uid=0, program="init")
-    assert ras.lines([process], ask=True) == ()
+    assert ras.query([process], ask=True).lines == ()
     monkeypatch.setattr(ras, "versions", lambda process: {"nccl": "2.30.3"})
-    assert ras.lines([process], ask=True) == ()
+    assert ras.query([process], ask=True).lines == ()
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_answer_that_drips_ends_with_the_limit(monkeypatch: pytest.MonkeyPatch, 
         thread.start()
         try:
             with pytest.raises(NotAnswered, match="no answer within"):
-                status(listening.getsockname()[1], as_json=False)
+                ras._asked(listening.getsockname()[1], as_json=False)
             began = time.monotonic()
         finally:
             over.set()
