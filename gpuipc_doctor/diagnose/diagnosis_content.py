@@ -309,7 +309,6 @@ KIND = documents.Kind(
     "What gpuipc-doctor diagnose --json prints.",
     {"known_issues": str, "exit_code": documents.codes(MEANINGS)},
 )
-schema = KIND.schema
 
 
 def dumps(diagnosis: Diagnosis, *, exit_code: int, edition: str) -> str:

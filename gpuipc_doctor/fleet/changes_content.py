@@ -66,7 +66,6 @@ _SETS = TypedDict("Sets", {"lost": str, "new": str, **{turn.value: str for turn 
 _ABOUT = "Comparison of two runs over a fleet."
 _HEAD = {"exit_code": documents.codes(MEANINGS), "nodes": _SETS}
 KIND = documents.Kind("gpuipc-doctor/fleet-changes/2", Content, _ABOUT, _HEAD)
-schema = KIND.schema
 
 
 def dumps(changes: Changes) -> str:

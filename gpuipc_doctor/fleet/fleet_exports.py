@@ -55,7 +55,6 @@ def nodeset(fleet: Fleet) -> str:
 
 
 KIND = documents.Kind("gpuipc-doctor/fleet/3", Content, "The merged node reports of a fleet.")
-schema = KIND.schema
 
 
 def dumps(fleet: Fleet) -> str:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Container, Iterator
 from datetime import datetime, timedelta
-from typing import cast
 
 import msgspec  # noqa: TID253 - who imports a module of the fleet reads node reports
 
-from gpuipc_doctor.model import Json, Relation, Report, Result, Status
+from gpuipc_doctor.model import Relation, Report, Result, Status
 from gpuipc_doctor.present.text import fold_subjects
-from gpuipc_doctor.report import digest, documents, sentences
+from gpuipc_doctor.report import digest, sentences
 
 SCHEMA = "gpuipc-doctor/node/1"
 
@@ -236,24 +235,6 @@ def _figures(report: Report) -> dict[str, Figure]:
             slowest = (min if found[name].more_is_better else max)(map(median, subjects.values()))
             found[f"{name}, slowest"] = Figure(slowest, *shape[name])
     return found
-
-
-def schema() -> Json:
-    whole = documents.schema(SCHEMA, NodeReport, "The answer of one node of a fleet.")
-    described = cast(dict[str, dict[str, object]], whole.get("$defs", {}))
-    _may_be_left_out(cast(dict[str, object], whole), NodeReport)
-    for kind in (FindingSummary, Figure, MatchedIssue):
-        _may_be_left_out(described[kind.__name__], kind)
-    return whole
-
-
-def _may_be_left_out(described: dict[str, object], kind: type[msgspec.Struct]) -> None:
-    """Make fields optional in a schema if `dumps` may leave them out."""
-    left_out = {
-        field.name for field in msgspec.structs.fields(kind) if field.default is not msgspec.NODEFAULT
-    }
-    left_out |= {field.name for field in msgspec.structs.fields(kind) if field.default_factory is dict}
-    described["required"] = [name for name in cast(list[str], described["required"]) if name not in left_out]
 
 
 class BadSummary(ValueError):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpuipc_doctor.job.document import Process
-from gpuipc_doctor.job.process_facts import KERNEL_WAITS, MOST_PLACES, ProcessFacts
+from gpuipc_doctor.job.process_facts import HALF, KERNEL_WAITS, MOST_PLACES, ProcessFacts
 from gpuipc_doctor.job.waits import Activity, Kind, kind_of_torch, waits_for_gpu
 from gpuipc_doctor.stacks.thread import Thread
 
@@ -61,10 +61,6 @@ def _torch_operation(process: ProcessFacts) -> str:
     return max(process.torch_operations, default="")
 
 
-def _polls(process: ProcessFacts) -> str:
-    return f"polls with {process.polls}, which returns at once" if process.polls else ""
-
-
 def _operation(process: ProcessFacts) -> str:
     """The call in which the rank waits; of a wait for the GPU, the place in the program."""
     assert process.call
@@ -102,7 +98,7 @@ def _loops(process: ProcessFacts) -> str:
 
 
 def _in_driver(process: ProcessFacts) -> str:
-    how = "polls" if process.is_running_long else "sleeps"
+    how = "polls" if process.busy > HALF else "sleeps"
     return f"{how} in {process.driver} in every sample" if process.driver else ""
 
 
@@ -128,10 +124,15 @@ ROWS = (
         lambda p: p.own or p.native_torch,
     ),
     # Calls of MPI and the driver.
-    Row(Kind.LOOPS, _polls, lambda p: p.polls, lambda p: p.calling),
+    Row(
+        Kind.LOOPS,
+        lambda p: f"polls with {p.polls}, which returns at once" if p.polls else "",
+        lambda p: p.polls,
+        lambda p: p.calling,
+    ),
     Row(
         Kind.MOVES,
-        _if(lambda p: p.calls_differ, "the stack differs between samples"),
+        _if(lambda p: p.calling and len(p.calls(p.calling.tid)) > 1, "the stack differs between samples"),
         thread=lambda p: p.calling,
     ),
     Row(Kind.MOVES, lambda p: p.waits_and_moves, thread=lambda p: p.calling),

@@ -294,7 +294,7 @@ class JobReport:
 
 
 KIND = documents.Kind(SCHEMA, JobReport, "Which rank of a running job waits for which.")
-schema, dumps = KIND.schema, KIND.dumps
+dumps = KIND.dumps
 
 
 def is_of_job(text: str | bytes) -> bool:

@@ -54,6 +54,7 @@ def examine(
         )
         for number in sorted(last)
     )
+    refused = {what: why for process in last.values() for what, why in process.refused.items()}
     seconds = snapshots[-1].at - snapshots[0].at
     evidence = Evidence(calls, collectives_move, watts(ranks), seconds, busy(ranks))
     verdict = judge(activities, _size_here(size, last, snapshots[-1]), messages, evidence)
@@ -69,7 +70,7 @@ def examine(
         messages=messages,
         collectives=calls,
         collectives_move=collectives_move,
-        unable={**unable, **_refused(last)},
+        unable={**unable, **refused},
         differences=tuple(differences(ranks)),
     )
 
@@ -161,7 +162,3 @@ def _size_here(size: int | None, ranks: Mapping[int, Process], snapshot: Snapsho
         for process in snapshot.processes
     )
     return size if size and len(ranks) > size / 2 and not is_hidden else None
-
-
-def _refused(ranks: Mapping[int, Process]) -> dict[str, str]:
-    return {what: why for process in ranks.values() for what, why in process.refused.items()}

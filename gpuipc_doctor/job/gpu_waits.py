@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 
 from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.collective.judge import Judgement, Problem
 from gpuipc_doctor.job.document import Cause, Verdict
-from gpuipc_doctor.job.waits import Activity, Kind
+from gpuipc_doctor.job.waits import Activity
 from gpuipc_doctor.present.text import ranges
 
 LONG_S = 30.0
@@ -104,7 +104,10 @@ def _odd_power(watts: Mapping[int, float], waiting: Sequence[int]) -> dict[int, 
 
 def odd_place(activities: Mapping[int, Activity], waiting: Sequence[int]) -> dict[int, str]:
     """Ranks that came to their wait by another way through the program than most ranks → the evidence."""
-    ways = {rank: _own_frames(activities[rank].path) or (activities[rank].operation,) for rank in waiting}
+    ways = {}
+    for rank in waiting:  # the program's Python frames, outermost first
+        own = (each for each in activities[rank].path if ".py:" in each and not each.startswith("torch."))
+        ways[rank] = tuple(own) or (activities[rank].operation,)
     (usual, number), *_ = Counter(ways.values()).most_common(1) or [((), 0)]
     others = [rank for rank in waiting if ways[rank] != usual]
     if not 0 < len(others) < max(2, number / 2) or len(others) >= number:
@@ -119,28 +122,10 @@ def odd_place(activities: Mapping[int, Activity], waiting: Sequence[int]) -> dic
     return found
 
 
-def _own_frames(path: Sequence[str]) -> tuple[str, ...]:
-    """The program's Python frames, outermost first."""
-    return tuple(frame for frame in path if ".py:" in frame and not frame.startswith("torch."))
-
-
 def _at(way: Sequence[str], place: int) -> str:
     return way[place] if place < len(way) else way[-1]
-
-
-def with_evidence(verdict: Verdict, judgement: Judgement) -> Verdict:
-    """The verdict with a conclusion from the ranks' collectives as its first reason."""
-    reasons = (judgement.sentence, *verdict.reasons)
-    return replace(verdict, waits_in=operation_of(judgement) or verdict.waits_in, reasons=reasons)
 
 
 def operation_of(judgement: Judgement) -> str:
     number = f" {judgement.number}" if judgement.number is not None else ""
     return f"{judgement.operation}{number}"
-
-
-def is_of_gpus(activities: Mapping[int, Activity], waiting: Sequence[int]) -> bool:
-    """Whether ranks wait for their GPUs, beside no wait in MPI."""
-    device = [rank for rank in waiting if activities[rank].kind is Kind.DEVICE]
-    others = [activities[rank] for rank in waiting if rank not in device]
-    return len(device) > 0 and not any(each.operation.startswith(("MPI_", "an MPI")) for each in others)

@@ -46,8 +46,13 @@ def report(
     """
     chosen = selection.select(Request(pids=gpu_holders.pids(gpu, node)) if gpu else request)
     watched = None
+
+    def ask() -> ras.Question:
+        processes = (read_process(pid, lambda tid, used_s: 0.0, frozenset()) for pid in chosen)
+        return ras.query(workers(filter(None, processes)), ask=asks_ras)
+
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(_ask_ras, chosen, asks_ras=asks_ras)
+        first = pool.submit(ask)  # while the snapshots are taken
         watcher = Watcher(chosen, scratch, frozenset(variables.load()), stops)
         snapshots = take_snapshots(watcher)
         gpus = gpus_of(by_rank(snapshots[-1]), node, watcher.unable)
@@ -65,8 +70,15 @@ def report(
     asked, collectives, moves = _collectives(ranks, first.result(), asks_ras=asks_ras)
     files = tuple(ipc_files.of_node(snapshots[-1].host, ranks))
     seen = examine(snapshots, watcher.unable, collectives, collectives_move=moves)
-    seen = replace(seen, stopped=stops, ras=asked, memory_files=files)
-    seen = with_gpus(_with_helpers(seen, roles(snapshots[-1])), gpus)
+    held = gpu_holders.holders(gpus)
+    seen = replace(
+        seen,
+        stopped=stops,
+        ras=asked,
+        memory_files=files,
+        ranks=tuple(replace(rank, gpus=held.get(rank.pid, ())) for rank in seen.ranks),
+    )
+    seen = _with_helpers(seen, roles(snapshots[-1]))
     if seen.verdict.cause is Cause.RANK_ENDED:
         log = kernel_log.since(min(process.started for process in ranks.values()))
         seen = replace(seen, verdict=replace(seen.verdict, reasons=(*seen.verdict.reasons, *log)))
@@ -101,12 +113,6 @@ def gpus_of(ranks: Mapping[int, Process], node: Node, unable: dict[str, str]) ->
     except NoSuchJob as reason:
         unable["GPUs of the ranks"] = str(reason)
         return ()
-
-
-def with_gpus(seen: JobReport, gpus: Sequence[GpuUse]) -> JobReport:
-    """The report with the GPUs on which each rank has memory."""
-    held = gpu_holders.holders(gpus)
-    return replace(seen, ranks=tuple(replace(rank, gpus=held.get(rank.pid, ())) for rank in seen.ranks))
 
 
 MOST_HELPERS = 16
@@ -145,24 +151,12 @@ def _with_loads(snapshots: Sequence[Snapshot], gpus: Sequence[GpuUse]) -> list[S
     """The snapshots with each rank's GPU, its utilisation and its power."""
     last = by_rank(snapshots[-1])
     of_pid = {last[rank].pid: gpu for rank, gpu in gpu_holders.of_ranks(gpus, last).items()}
-    return [_with_load(snapshot, of_pid) for snapshot in snapshots]
 
+    def with_load(process: Process) -> Process:
+        gpu = of_pid.get(process.pid)
+        return replace(process, gpu=gpu.label, gpu_busy=gpu.busy, gpu_watts=gpu.watts) if gpu else process
 
-def _with_load(snapshot: Snapshot, gpus: Mapping[int, GpuUse]) -> Snapshot:
-    """The snapshot with the GPUs of its processes by pid."""
-    processes = (
-        replace(process, gpu=gpu.label, gpu_busy=gpu.busy, gpu_watts=gpu.watts)
-        if (gpu := gpus.get(process.pid))
-        else process
-        for process in snapshot.processes
-    )
-    return replace(snapshot, processes=tuple(processes))
-
-
-def _ask_ras(pids: Sequence[int], *, asks_ras: bool) -> ras.Question:
-    """The first question to NCCL's RAS, while the snapshots are taken."""
-    processes = (read_process(pid, lambda tid, used_s: 0.0, frozenset()) for pid in pids)
-    return ras.query(workers(filter(None, processes)), ask=asks_ras)
+    return [replace(snapshot, processes=tuple(map(with_load, snapshot.processes))) for snapshot in snapshots]
 
 
 def _collectives(

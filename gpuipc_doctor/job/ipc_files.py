@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuipc_doctor.files.node_files import quietly
+from gpuipc_doctor.files.node_files import matching, quietly
 from gpuipc_doctor.job.document import MemoryFile, Process
 from gpuipc_doctor.stacks.mappings import mappings
 from gpuipc_doctor.stacks.proc_files import Gone, Reader
@@ -56,7 +56,7 @@ def _shared(pid: int, maps: str) -> Iterator[tuple[str, int, str]]:
 
 def _left_behind(host: str, segments: Mapping[int, tuple[int, int]]) -> Iterator[MemoryFile]:
     used = None
-    for file in _files():
+    for file in matching(SHM, "*"):
         with suppress(FileNotFoundError):  # other jobs remove theirs meanwhile
             status = file.lstat()
             if os.geteuid() not in (0, status.st_uid) or not file.is_file() or file.is_symlink():
@@ -69,17 +69,13 @@ def _left_behind(host: str, segments: Mapping[int, tuple[int, int]]) -> Iterator
             yield MemoryFile(host=host, name=f"System V {number}", held=held, ranks=None)
 
 
-def _files() -> list[Path]:
-    with suppress(OSError):
-        return sorted(SHM.iterdir())
-    return []
-
-
 def _used() -> set[int] | None:
     """Inodes of the files in /dev/shm that some process has mapped or open, as far as permissions allow. None
     if the kernel does not even show this process's own files."""
-    if not _shows_files(Reader(os.getpid())):
-        return None
+    own = Reader(os.getpid())
+    with suppress(Gone):
+        if not (any(mappings(own.text("maps"))) and own.names("fd")):
+            return None
     used = set()
     for pid in processes():
         reader = Reader(pid)
@@ -91,12 +87,6 @@ def _used() -> set[int] | None:
                     if str(link.readlink()).startswith(f"{SHM}/"):
                         used.add(link.stat().st_ino)
     return used
-
-
-def _shows_files(own: Reader) -> bool:
-    with suppress(Gone):
-        return any(mappings(own.text("maps"))) and bool(own.names("fd"))
-    return False
 
 
 def _held(place: str) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpuipc_doctor.job.document import Cause, JobReport, MatchedIssue, Rank
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, affected, cures, relation
@@ -26,9 +26,6 @@ _OF_LIBRARIES = frozenset(
 )
 """Verdicts that a library's fault can explain."""
 
-_CLASSES: Mapping[Cause, frozenset[str]] = {Cause.GROWS: frozenset({"leak"})}
-_HANGS = frozenset({"hang"})
-
 
 def matching(report: JobReport, known: Iterable[KnownIssue]) -> Iterator[MatchedIssue]:
     """Issues that a stack shows, and issues that are likely for this verdict with the loaded versions.
@@ -44,14 +41,15 @@ def matching(report: JobReport, known: Iterable[KnownIssue]) -> Iterator[Matched
         (facts(ranks[0]), [signatures[n] for n in search.shown(_text(ranks))], ranks)
         for ranks in _alike(report.ranks)
     ]
-    classes = _CLASSES.get(report.verdict.cause, _HANGS)
+    kind = "leak" if report.verdict.cause is Cause.GROWS else "hang"
     for issue in issues:
         for found, shown, ranks in groups:
             seen = any(id_ == issue.id and s.applies(found) is Verdict.BAD for id_, s in shown)
-            may = report.verdict.cause in _OF_LIBRARIES and issue.kind in classes
+            may = report.verdict.cause in _OF_LIBRARIES and issue.kind == kind
             verdict, reason = affected.judge(issue, found)
             related = relation(verdict, seen)
-            if related and (seen or may) and (seen or _is_loaded(issue, found)):
+            is_loaded = any(fact.value for fact in found.named(issue.component))
+            if related and (seen or (may and is_loaded)):
                 yield MatchedIssue(
                     id=issue.id,
                     title=issue.title,
@@ -80,10 +78,6 @@ def facts(rank: Rank) -> NamedFacts:
     own = {name: SetVariable(name, value, f"rank {rank.rank}") for name, value in rank.settings.items()}
     loaded = (Fact(name, version, f"loaded by rank {rank.rank}") for name, version in rank.versions.items())
     return NamedFacts((*loaded, *environment.facts(own, variables.load())))
-
-
-def _is_loaded(issue: KnownIssue, found: NamedFacts) -> bool:
-    return any(fact.value for fact in found.named(issue.component))
 
 
 def _alike(ranks: Iterable[Rank]) -> list[list[Rank]]:

@@ -23,7 +23,8 @@ def merge(reports: Sequence[JobReport], silent: Mapping[str, str]) -> JobReport:
 
     A rank missing from all reports counts as ended only if every node has answered.
     """
-    ranks = tuple(sorted(_numbered(rank for report in reports for rank in report.ranks), key=_by_number))
+    found = _numbered(rank for report in reports for rank in report.ranks)
+    ranks = tuple(sorted(found, key=lambda rank: rank.rank))
     growth = tuple(each for report in reports for each in report.growth)
     size = max((report.size for report in reports if report.size), default=None)
     messages = _together(report.messages for report in reports)
@@ -33,9 +34,11 @@ def merge(reports: Sequence[JobReport], silent: Mapping[str, str]) -> JobReport:
     moves = any(report.collectives_move for report in reports)
     seconds = max(report.seconds for report in reports)
     evidence = Evidence(() if moves else calls, moves, watts(ranks), seconds, busy(ranks))
-    stuck = judge(
-        {rank.rank: _activity(rank) for rank in ranks}, None if silent else size, messages, evidence
-    )
+    activities = {
+        rank.rank: Activity(Kind(rank.doing), rank.operation, rank.path, rank.reason, rank.works)
+        for rank in ranks
+    }
+    stuck = judge(activities, None if silent else size, messages, evidence)
     return JobReport(
         taken=min(report.taken for report in reports),
         seconds=seconds,
@@ -80,15 +83,12 @@ def differences(ranks: Sequence[Rank]) -> Iterator[Difference]:
             found: dict[str, list[int]] = {}
             for number, values in each.items():
                 found.setdefault(values.get(name, ""), []).append(number)
-            if len(found) > 1 and (name in BINDING or not _is_of_rank(found, len(each))):
+            # Every rank may have a value of its own, such as the network interface next to its GPU.
+            is_own = "" not in found and len(found) == len(each) > 2
+            if len(found) > 1 and (name in BINDING or not is_own):
                 by_value = {value: tuple(those) for value, those in found.items()}
                 binds = name in BINDING and _is_binding(by_value, {rank.rank: rank.host for rank in ranks})
                 yield Difference(name=name, ranks=by_value, binds=binds)
-
-
-def _is_of_rank(values: Mapping[str, Sequence[int]], ranks: int) -> bool:
-    """Whether every rank has a value of its own, such as the network interface next to its GPU."""
-    return "" not in values and len(values) == ranks and ranks > 2
 
 
 def _is_binding(values: Mapping[str, Sequence[int]], hosts: Mapping[int, str]) -> bool:
@@ -109,13 +109,5 @@ def _numbered(ranks: Iterable[Rank]) -> Iterator[Rank]:
         yield rank if number == rank.rank else replace(rank, rank=number)
 
 
-def _by_number(rank: Rank) -> int:
-    return rank.rank
-
-
 def _host(report: JobReport) -> str:
     return next((rank.host for rank in report.ranks), "a node")
-
-
-def _activity(rank: Rank) -> Activity:
-    return Activity(Kind(rank.doing), rank.operation, rank.path, rank.reason, rank.works)

@@ -96,10 +96,6 @@ class ProcessFacts:
     def is_running(self) -> bool:
         return self.main is not None and (self.main.state == "R" or self.busy > HALF)
 
-    @property
-    def is_running_long(self) -> bool:
-        return self.busy > HALF
-
     @cached_property
     def busy(self) -> float:
         """Mean processor share of the main thread."""
@@ -210,10 +206,6 @@ class ProcessFacts:
     @property
     def calling(self) -> Thread | None:
         return self.call[0] if self.call else None
-
-    @property
-    def calls_differ(self) -> bool:
-        return self.call is not None and len(self.calls(self.call[0].tid)) > 1
 
     @property
     def polls(self) -> str:

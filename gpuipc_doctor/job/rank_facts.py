@@ -9,7 +9,6 @@ from functools import cached_property
 
 from gpuipc_doctor.collective.judge import Judgement
 from gpuipc_doctor.collective.judge import judge as judge_collectives
-from gpuipc_doctor.job import gpu_waits
 from gpuipc_doctor.job.document import Cause, Verdict
 from gpuipc_doctor.job.gpu_waits import Evidence
 from gpuipc_doctor.job.process_facts import STILL
@@ -127,7 +126,10 @@ class RankFacts:
     @cached_property
     def wait_only_for_gpus(self) -> bool:
         """Whether ranks wait for their GPUs, beside no wait in MPI."""
-        return gpu_waits.is_of_gpus(self.activities, self.all_waiting)
+        others = (self.activities[rank] for rank in self.all_waiting if rank not in self.on_gpus)
+        return bool(self.on_gpus) and not any(
+            each.operation.startswith(("MPI_", "an MPI")) for each in others
+        )
 
     @property
     def culprits(self) -> list[int]:

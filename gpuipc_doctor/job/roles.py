@@ -85,8 +85,7 @@ def roles(snapshot: Snapshot) -> Roles:
         if rank is None:
             rank = next(number for number in range(len(ordered) + len(found) + 1) if number not in found)
             numbered.add(rank)
-        there = found.get(rank)
-        if there is None or _does_more(process, there):
+        if rank not in found or _activity_key(process) > _activity_key(found[rank]):
             found[rank] = process
     of_pid = {process.pid: rank for rank, process in found.items()}
     helpers: dict[int, list[Process]] = {}
@@ -113,14 +112,9 @@ def kind_of_helper(python: Sequence[str]) -> tuple[str, int]:
     return "child process", len(python)
 
 
-def _does_more(process: Process, other: Process) -> bool:
-    """Whether ``process`` does more than ``other``, judged by MPI, then by GPU, then by number of
-    libraries."""
-    return (process.has_mpi, process.has_gpu, len(process.libraries)) > (
-        other.has_mpi,
-        other.has_gpu,
-        len(other.libraries),
-    )
+def _activity_key(process: Process) -> tuple[bool, bool, int]:
+    """Sort key by which the process that does most comes last: by MPI, then by GPU, then by libraries."""
+    return process.has_mpi, process.has_gpu, len(process.libraries)
 
 
 def _helped(process: Process, candidates: Mapping[int, Process]) -> Process | None:

@@ -59,7 +59,8 @@ def select(request: Request) -> tuple[int, ...]:
         found = _of_slurm(request.slurm, everyone, _uid(request.user))
     else:
         found = _matching(everyone, lambda pid: _is_work(pid, _uid(request.user)))
-    found = _complete(found, everyone) - ours - _probes(found)
+    workers = _matching(found, lambda pid: MARKER in environment(Reader(pid)))  # those of gpuipc-doctor
+    found = _complete(found, everyone) - ours - workers
     if not found:
         raise NoSuchJob(_absence(request, everyone))
     if not request.slurm:
@@ -147,13 +148,10 @@ def _launcher(pid: int, everyone: Mapping[int, Process]) -> int:
 
 
 def _complete(found: set[int], everyone: Mapping[int, Process]) -> set[int]:
-    children: dict[int, list[int]] = {}
-    for process in everyone.values():
-        children.setdefault(process.parent, []).append(process.pid)
-    complete, frontier = set(found), list(found)
-    while frontier:
-        frontier = [child for pid in frontier for child in children.get(pid, ()) if child not in complete]
-        complete.update(frontier)
+    """These processes and those below them."""
+    complete = set(found)
+    while more := {pid for pid, each in everyone.items() if each.parent in complete} - complete:
+        complete |= more
     return complete
 
 
@@ -166,9 +164,9 @@ def _ancestors(pid: int, everyone: Mapping[int, Process]) -> set[int]:
     return family
 
 
-def _matching(everyone: Mapping[int, Process], belongs: Callable[[int], bool]) -> set[int]:
+def _matching(pids: Iterable[int], belongs: Callable[[int], bool]) -> set[int]:
     found = set()
-    for pid in everyone:
+    for pid in pids:
         with suppress(Gone):
             if belongs(pid):
                 found.add(pid)
@@ -260,16 +258,6 @@ def _has_gpu(pid: int) -> bool:
                 if DEVICE_FILES.match(os.readlink(entry.path)):  # noqa: PTH115 - of thousands
                     return True
     return False
-
-
-def _probes(found: Iterable[int]) -> set[int]:
-    """The processes that gpuipc-doctor itself started as workers."""
-    carrying = set()
-    for pid in found:
-        with suppress(Gone):
-            if MARKER in environment(Reader(pid)):
-                carrying.add(pid)
-    return carrying
 
 
 def _owner(pid: int) -> int:

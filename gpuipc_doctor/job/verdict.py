@@ -10,7 +10,7 @@ from gpuipc_doctor.collective.judge import Problem
 from gpuipc_doctor.job import gpu_waits
 from gpuipc_doctor.job.document import Cause, Growth, Verdict
 from gpuipc_doctor.job.gpu_waits import Evidence
-from gpuipc_doctor.job.rank_facts import RankFacts, find_culprits
+from gpuipc_doctor.job.rank_facts import RankFacts
 from gpuipc_doctor.job.waits import Activity, Kind
 from gpuipc_doctor.present.text import ranges
 
@@ -61,10 +61,6 @@ def _some_idle(ranks: RankFacts, cause: Cause) -> Verdict:
     return replace(verdict, reasons=(_count_moved(ranks), idle))
 
 
-def _all_move(ranks: RankFacts, cause: Cause) -> Verdict:
-    return ranks.verdict(cause, waiting=ranks.waiting, reasons=(_count_moved(ranks),))
-
-
 # -- collectives whose counts name a culprit --------------------------------------------------------------
 
 
@@ -77,16 +73,16 @@ def _called_another(ranks: RankFacts) -> bool:
     return problem in (Problem.OPERATION, Problem.SIZES, Problem.ORDER)
 
 
-def _culprits_ended(ranks: RankFacts) -> bool:
-    return _has_culprit(ranks) and ranks.activities.keys().isdisjoint(find_culprits(ranks.collectives))
-
-
 def _by_collectives(ranks: RankFacts, cause: Cause) -> Verdict:
     judgement = ranks.collectives
     assert judgement is not None
-    verdict = ranks.verdict(cause, find_culprits(judgement), ranks.all_waiting)
-    called = judgement.called if cause is Cause.MISMATCH else verdict.operation
-    return replace(gpu_waits.with_evidence(verdict, judgement), operation=called)
+    verdict = ranks.verdict(cause, ranks.culprits, ranks.all_waiting)
+    return replace(
+        verdict,
+        operation=judgement.called if cause is Cause.MISMATCH else verdict.operation,
+        waits_in=gpu_waits.operation_of(judgement) or verdict.waits_in,
+        reasons=(judgement.sentence, *verdict.reasons),
+    )
 
 
 # -- ranks that wait for ranks outside MPI ----------------------------------------------------------------
@@ -181,10 +177,6 @@ def _asleep(ranks: RankFacts, cause: Cause) -> Verdict:
 # -- ranks that all wait in MPI ---------------------------------------------------------------------------
 
 
-def _perhaps_looping(ranks: RankFacts) -> bool:
-    return ranks.messages is None and ranks.in_one_collective and ranks.wait_in_python
-
-
 def _stuck_or_looping(ranks: RankFacts, cause: Cause) -> Verdict:
     loop = "every rank is in the same collective: stuck, or calling it repeatedly in a Python loop"
     odd = gpu_waits.odd_place(ranks.activities, ranks.waiting)
@@ -195,10 +187,6 @@ def _went_on(ranks: RankFacts) -> str:
     left = f"{_plural(len(ranks.in_collectives), 'rank')} went on to"
     calls = ranks.name_operations(ranks.in_collectives)
     return f"{left} {calls} while others still exchange messages"
-
-
-def _partners_wait(ranks: RankFacts, cause: Cause) -> Verdict:
-    return _all_wait(ranks, cause, (), "every rank waits in MPI for another rank")
 
 
 def _partners_may_send(ranks: RankFacts, cause: Cause) -> Verdict:
@@ -213,10 +201,6 @@ def _nobody_sends(ranks: RankFacts, cause: Cause) -> Verdict:
     if ranks.partner_calls - {"MPI_Recv", "MPI_Mrecv", "MPI_Probe", "MPI_Mprobe"}:
         reasons.insert(1, "a request may belong to a send that no rank receives")
     return ranks.verdict(cause, ranks.for_partners, ranks.waiting, reasons=tuple(reasons))
-
-
-def _all_finalize(ranks: RankFacts) -> bool:
-    return len(ranks.doing(Kind.ENDS)) == len(ranks.waiting)
 
 
 def _different_collectives(ranks: RankFacts, cause: Cause) -> Verdict:
@@ -251,11 +235,19 @@ RULES = (
     ),
     # Something moves.
     Rule(lambda r: r.moved and r.idle_beside_moving, Cause.UNKNOWN, _some_idle),
-    Rule(lambda r: r.moved, Cause.RUNS, _all_move),
+    Rule(
+        lambda r: r.moved,
+        Cause.RUNS,
+        lambda r, cause: r.verdict(cause, waiting=r.waiting, reasons=(_count_moved(r),)),
+    ),
     Rule(lambda r: r.evidence.collectives_move, Cause.RUNS, _say("NCCL counts new collectives")),
     # Ranks wait, and the counts of their collectives name a culprit.
     Rule(_called_another, Cause.MISMATCH, _by_collectives),
-    Rule(_culprits_ended, Cause.RANK_ENDED, _by_collectives),
+    Rule(
+        lambda r: _has_culprit(r) and r.activities.keys().isdisjoint(r.culprits),
+        Cause.RANK_ENDED,
+        _by_collectives,
+    ),
     Rule(
         lambda r: _has_culprit(r) and _culprits_in_message(r), Cause.MESSAGE_LOST, _culprits_in_another_call
     ),
@@ -284,11 +276,23 @@ RULES = (
     # All ranks wait in MPI.
     Rule(lambda r: r.messages and len(r.calls) == 1, Cause.RUNS, _say(_MOVE)),
     Rule(lambda r: r.messages, Cause.UNKNOWN, _say(_MOVE)),
-    Rule(_perhaps_looping, Cause.UNKNOWN, _stuck_or_looping),
-    Rule(lambda r: not r.in_collectives, Cause.ALL_WAIT, _partners_wait),
+    Rule(
+        lambda r: r.messages is None and r.in_one_collective and r.wait_in_python,
+        Cause.UNKNOWN,
+        _stuck_or_looping,
+    ),
+    Rule(
+        lambda r: not r.in_collectives,
+        Cause.ALL_WAIT,
+        lambda r, cause: _all_wait(r, cause, (), "every rank waits in MPI for another rank"),
+    ),
     Rule(lambda r: r.for_partners and r.may_send, Cause.ALL_WAIT, _partners_may_send),
     Rule(lambda r: r.for_partners, Cause.MESSAGE_LOST, _nobody_sends),
-    Rule(_all_finalize, Cause.FINALIZE, lambda r, cause: r.verdict(cause, (), r.waiting)),
+    Rule(
+        lambda r: len(r.doing(Kind.ENDS)) == len(r.waiting),
+        Cause.FINALIZE,
+        lambda r, cause: r.verdict(cause, (), r.waiting),
+    ),
     Rule(lambda r: len(r.operations) > 1, Cause.MISMATCH, _different_collectives),
     Rule(lambda r: True, Cause.ALL_WAIT, _same_collective),
 )

@@ -87,9 +87,12 @@ class Watcher:
             else process
             for process in seen
         ]
-        carried = sockets.carried_bytes() if chosen else {}
-        if carried:
-            seen = [_with_sockets(each, carried) if each.pid in chosen else each for each in seen]
+        if chosen and (carried := sockets.carried_bytes()):
+            own = {each.pid: sockets.sockets_of(each.pid) & carried.keys() for each in ranks}
+            seen = [
+                replace(each, carried={inode: carried[inode] for inode in own.get(each.pid, ())})
+                for each in seen
+            ]
         if self.stops:
             seen = [_stopped(process) if process.pid in chosen else process for process in seen]
         snapshot = Snapshot(at=began, host=node_name.short(), processes=tuple(seen))
@@ -222,11 +225,6 @@ class Watcher:
         return found
 
 
-def _with_sockets(process: Process, carried: Mapping[int, int]) -> Process:
-    own = sockets.sockets_of(process.pid)
-    return replace(process, carried={inode: carried[inode] for inode in own & carried.keys()})
-
-
 def _ranks(snapshot: Snapshot) -> list[Process]:
     return workers(snapshot.processes)
 
@@ -258,17 +256,12 @@ def take_snapshots(watcher: Watcher) -> list[Snapshot]:
     On a node with more ranks than processors, a waiting rank seldom runs, so sampling may miss it.
     """
     snapshots = watcher.snapshots(SNAPSHOTS)
-    while len(snapshots) < SNAPSHOTS + MORE and _is_unsampled(snapshots):
-        snapshots += watcher.snapshots(MORE // 2)
-    return snapshots
-
-
-def _is_unsampled(snapshots: Sequence[Snapshot]) -> bool:
-    """Whether some main thread that runs or sleeps has no stack yet that shows what it does."""
-    return any(
+    while len(snapshots) < SNAPSHOTS + MORE and any(
         rank.main and rank.main.state in "RS" and not is_seen(_of(rank.pid, snapshots))
         for rank in _ranks(snapshots[-1])
-    )
+    ):
+        snapshots += watcher.snapshots(MORE // 2)
+    return snapshots
 
 
 def _of(pid: int, snapshots: Iterable[Snapshot]) -> list[Process]:

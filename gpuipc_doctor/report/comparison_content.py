@@ -34,7 +34,7 @@ KIND = documents.Kind(
     "Changes from one report to another.",
     {"exit_code": documents.codes(MEANINGS)},
 )
-schema, dumps = KIND.schema, KIND.dumps
+dumps = KIND.dumps
 
 
 def screen(comparison: Comparison, *, width: int = 80, color: bool = False) -> str:

@@ -7,7 +7,6 @@ import enum
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from inspect import cleandoc
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from gpuipc_doctor.model import Evidence, EvidenceKind, Exit, Finding, Json, RoleOutcome
@@ -40,9 +39,6 @@ class Kind:
     content: type
     about: str
     head: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def schema(self) -> Json:
-        return schema(self.name, self.content, self.about, **self.head)
 
     def dumps(self, value: Any, fold: Fold | None = None, **given: Any) -> str:
         """The JSON document of a value. A field in ``given`` overrides the value's own."""
@@ -143,36 +139,3 @@ def load(kind: type[T], document: Mapping[str, Json], known: Collection[str] = (
 def codes(meanings: Iterable[Exit]) -> Any:
     """A type for a document's field: one of the exit codes of a command."""
     return Literal[tuple(code.value for code in meanings if code not in (Exit.INTERNAL, Exit.USAGE))]
-
-
-def schema(name: str, kind: type, about: str, **head: Any) -> Json:
-    """The JSON Schema (draft 2020-12) of a document: ``schema``, ``head`` and the fields of ``kind``."""
-    import msgspec
-
-    own: dict[str, Any] = {"schema": Literal[name], **head}
-    fields = {**own, **get_type_hints(kind), **own}
-    document = msgspec.defstruct("Document", list(fields.items()))
-    _, definitions = msgspec.json.schema_components([document], ref_template="#/$defs/{name}")
-    for title, described in definitions.items():
-        if "description" in described:
-            described["description"] = cleandoc(described["description"])
-        if properties := described.get("properties"):
-            for finding, sentence in _SENTENCES.items():
-                if title == finding.__name__:
-                    properties[sentence] = {"type": "string"}
-            for unreported in _UNREPORTED & {(title, name) for name in properties}:
-                del properties[unreported[1]]
-            for each in properties.values():
-                each.pop("default", None)
-            if properties.get("nodes", {}).get("type") == "array":
-                properties |= {"nodes": {"type": "string"}, "count": {"type": "integer", "minimum": 1}}
-            described |= {"required": list(properties), "additionalProperties": False}
-    top = definitions.pop("Document")
-    used = json.dumps([top, definitions])
-    definitions = {title: each for title, each in definitions.items() if f'#/$defs/{title}"' in used}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:{name.replace('/', ':')}",
-        **{**top, "title": name, "description": about},
-        "$defs": definitions,
-    }

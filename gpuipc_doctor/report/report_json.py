@@ -30,7 +30,6 @@ _LABEL = re.compile(r"[a-z]+:[0-9]{1,9}")
 
 
 KIND = documents.Kind(SCHEMA, Report, "The results of one run on one node.", HEAD)
-schema = KIND.schema
 
 
 def dumps(report: Report, *, exit_code: int | None = None) -> str:

@@ -175,9 +175,9 @@ def test_findings_remedy_is_shown_with_that_of_a_known_issue() -> None:
 
 def test_summary_matches_its_schema() -> None:
     schemas.check(summary, "summary")
-    Draft202012Validator.check_schema(summary.schema())
+    Draft202012Validator.check_schema(schemas.of(summary))
     for report in a_fleet():
-        Draft202012Validator(summary.schema()).validate(json.loads(summary.dumps(report)))
+        Draft202012Validator(schemas.of(summary)).validate(json.loads(summary.dumps(report)))
 
 
 def test_summary_of_a_version_without_known_issues_is_read() -> None:

@@ -19,5 +19,5 @@ def test_document_fits_the_shipped_schema() -> None:
     report = JobReport(taken=1.5, seconds=5.0, looks=5, size=None, ranks=(rank,), verdict=verdict)
     schemas.check(document, "job")
     written = json.loads(document.dumps(report))
-    Draft202012Validator(document.schema()).validate(written)
+    Draft202012Validator(schemas.of(document)).validate(written)
     assert (written["schema"], written["ranks"][0]["program"]) == (document.SCHEMA, "a?.out")

@@ -41,7 +41,8 @@ def used(label: str, *pids: int) -> GpuUse:
 
 def test_late_rank_is_shown_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     driver_says(monkeypatch, used("nvidia:0", 4000, 77), used("nvidia:3", 4001), used("nvidia:4", 4001))
-    found = here.with_gpus(LATE, gpu_holders.now(Node()))
+    held = gpu_holders.holders(gpu_holders.now(Node()))
+    found = replace(LATE, ranks=tuple(replace(rank, gpus=held[rank.pid]) for rank in LATE.ranks))
     assert [each.gpus for each in found.ranks] == [("nvidia:0",), ("nvidia:3", "nvidia:4")]
     assert "rank 1: n1, pid 4001 (app), nvidia:3, nvidia:4" in job_content.screen(
         found, width=80, color=False

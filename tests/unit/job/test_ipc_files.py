@@ -55,7 +55,7 @@ def test_file_that_another_job_removes_meanwhile_hides_no_other(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = [file.with_name("a-file-that-is-gone"), file]
-    monkeypatch.setattr(ipc_files, "_files", lambda: listed)
+    monkeypatch.setattr(ipc_files, "matching", lambda *_: listed)
     (left,) = found(str(file))
     assert left.ranks is None
 
