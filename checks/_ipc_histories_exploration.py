@@ -55,7 +55,7 @@ def judge_exploration(
     elif first["what"] == "lacks":
         yield Finding.skip(
             "not-supported",
-            "{says}, which has no such feature",
+            "{says}",
             remedy=WITHOUT_GPU_IPC,
             says=first["says"],
             lacking=lacking(first["call"]),

@@ -1,6 +1,7 @@
 """Initialise each driver and list its devices: the first calls of every GPU program, which can hang.
 
 Four or more equal GPUs are compared: one that differs from all others is a finding without any site config.
+So is a GPU that no longer answers on the PCI bus.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpuipc_doctor.api import Device, Finding, ProbeOutcome, SurveyCheck, Tier
-from gpuipc_doctor.api.equal_gpus import odd_gpus, picture
+from gpuipc_doctor.api.equal_gpus import odd_gpus, off_bus, picture
 from gpuipc_doctor.api.leak_report import REINSTALL
 
 DESCRIPTION = ("backend", "index", "uuid", "pci", "name", "total_bytes")
@@ -38,7 +39,10 @@ class DriverInit(SurveyCheck):
             told = [*names, *(value for _, value, _ in seen["facts"] if value)]
             yield from without_version(seen["facts"])
             yield from not_text([text for text in told if "\N{REPLACEMENT CHARACTER}" in text])
-            yield from missing(len(names), seen["on_bus"], seen["hiding"], seen.get("mistakes", []))
+            yield from off_bus(lost := seen.get("off_bus", []))
+            answer = seen["on_bus"] - len(lost)
+            yield from missing(len(names), answer, seen["hiding"], seen.get("mistakes", []))
+            yield from not_shown(devices, seen.get("instances", 0))
             yield from odd_gpus(devices, seen.get("traits", {}))
         else:
             conclude = Finding.error if seen["broken"] or done.params["required"] else Finding.skip
@@ -135,6 +139,20 @@ def missing(here: int, on_bus: int, hiding: list[str], mistakes: list[str]) -> I
             "{missing} of {on_bus} GPUs on the PCI bus not tested: the driver does not list them",
             remedy="check dmesg for lost GPUs; in a container, check which GPUs it was given",
             **counts,
+        )
+
+
+def not_shown(devices: list[Device], given: int) -> Iterable[Finding]:
+    """Warn about MIG instances that were given by name and that CUDA does not list beside the first
+    (NVIDIA MIG user guide, "Device Enumeration")."""
+    if devices and len(devices) < given:
+        yield Finding.warn(
+            "instances-not-shown",
+            "of {given} MIG instances CUDA shows one to a process: {devices} is tested, {others} are not",
+            remedy="run the check once for each: CUDA_VISIBLE_DEVICES=MIG-… gpuipc-doctor check",
+            given=given,
+            devices=[device.label for device in devices],
+            others=given - len(devices),
         )
 
 

@@ -55,7 +55,10 @@ KINDS = {
 }
 """Further kind of memory → how it is shared, and its bytes, before they are rounded up to the granularity."""
 
-ACS = "check the settings of PCIe ACS and of the IOMMU: either can redirect traffic between two GPUs"
+AVOID = (
+    "check dmesg for Xid and PCIe errors; until the cause is found, let jobs copy through the host: "
+    "NCCL_P2P_DISABLE=1, UCX_TLS=^cuda_ipc"
+)
 
 
 class IpcPeer(Check):
@@ -79,9 +82,11 @@ class IpcPeer(Check):
         if not (wrong or found):  # otherwise the copies are also wrong
             copied = [line for record in done.records.values() for line in record["copied"]]
             says = "wrong data after a copy from device to device"
-            found = [Finding.fail("wrong-copy", says, *copied, remedy=ACS)] if copied else []
+            found = [Finding.fail("wrong-copy", says, *copied, remedy=AVOID)] if copied else []
         if lines := [line for record in done.records.values() for line in record["sampled"]]:
-            found.append(Finding.fail("wrong-kind", "wrong data in some kinds of memory", *lines, remedy=ACS))
+            found.append(
+                Finding.fail("wrong-kind", "wrong data in some kinds of memory", *lines, remedy=AVOID)
+            )
         if not (wrong or found):
             says = "{nbytes:mib} verified in both directions; also {kinds}"
             found = [Finding.ok("right", says, nbytes=NBYTES, kinds=done.params["kinds"])]

@@ -664,8 +664,8 @@ class RoleOutcome:
     """Repeated operation → the process's figures after each repetition (`api.process_leaks`)."""
     lacking: Sequence[str] = field(default=(), metadata=_UNREPORTED)
     """Required capabilities that the role's GPU lacks."""
-    kinds: Sequence[str] = field(default=(), metadata=_UNREPORTED)
-    """The kinds of GPU that lack features by design, if a call was not supported."""
+    by_design: str = field(default="", metadata=_UNREPORTED)
+    """Which of the role's GPUs refuses the failed call by design, and why; empty if none does."""
     memory: Sequence[tuple[int, int]] = field(default=(), metadata=_UNREPORTED)
     """(free, total) bytes of each device after a call that ran out of memory."""
     holders: Sequence[Mapping[str, Json]] = field(default=(), metadata=_UNREPORTED)

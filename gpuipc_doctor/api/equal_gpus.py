@@ -25,6 +25,10 @@ CHECK_LINKS = (
     "check dmesg for Xid errors of NVLink and the GPU's cables or bridge; reset the GPU, else replace it"
 )
 
+POWER_CYCLE = (
+    "power the node off and on; if the GPU is lost again, reseat or replace it; dmesg says since when"
+)
+
 Traits = Mapping[str, Mapping[str, str]]
 """Label of a device → trait → value, for example ``active NVLinks`` → ``18``."""
 
@@ -36,6 +40,13 @@ def odd_gpus(devices: Sequence[Device], traits: Traits) -> Iterator[Finding]:
         if len(equal) >= FEWEST:
             yield from _lost_peers(equal)
             yield from _different(equal, traits)
+
+
+def off_bus(addresses: Sequence[str]) -> Iterator[Finding]:
+    """The FAIL for GPUs that answer no more; ``addresses``: on the PCI bus."""
+    if addresses:
+        says = "{addresses} answers no more on the PCI bus: its configuration reads as ff; not tested"
+        yield Finding.fail("off-bus", says, remedy=POWER_CYCLE, addresses=list(addresses))
 
 
 def _lost_peers(equal: Sequence[Device]) -> Iterator[Finding]:

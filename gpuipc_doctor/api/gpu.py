@@ -107,6 +107,18 @@ def instead_of(lacking: Collection[str]) -> str:
     return next((text for name, text in _INSTEAD.items() if name in lacking), "use another GPU or driver")
 
 
+TOO_MANY_PEERS = frozenset({"CUDA_ERROR_TOO_MANY_PEERS"})
+MOST_PEERS = 8
+"""Peers that a GPU can have at a time if no NVSwitch connects them (CUDA programming guide, "Peer-to-Peer
+Memory Access")."""
+
+WITH_FEWER_PEERS = (
+    "nothing to repair; give a job at most nine of these GPUs, or set NCCL_P2P_DISABLE=1 for it"
+)
+
+OPENS_MEMORY = re.compile("IpcOpen|Mem(Pool)?Import|EnablePeer")
+"""Calls that map memory of another process or GPU."""
+
 OUT_OF_MEMORY = frozenset({"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"})
 """Errors for exhausted memory."""
 
@@ -438,10 +450,9 @@ class Gpu(Protocol):
 
     @property
     def device(self) -> Device: ...
-    @property
-    def kind(self) -> str:
-        """What the device is if it lacks features of a whole GPU by design, such as ``a MIG instance``; else
-        empty."""
+    def refuses_by_design(self, error: DriverError) -> str:
+        """Why the device refuses this call by design, for example ``is a MIG instance, which has no such
+        feature``; empty if a whole GPU of a usual node should not refuse it."""
 
     def create_context(self) -> GpuContext:
         """A new context on this device, current in this thread."""

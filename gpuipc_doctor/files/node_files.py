@@ -115,6 +115,18 @@ def is_passed_through(device: Path) -> bool:
     return kernel_driver(device) == "vfio-pci"
 
 
+def is_off_bus(device: Path) -> bool:
+    """Whether a PCI device answers no more: all bytes of its configuration read as ff, which `lspci` shows as
+    revision ff. A suspended device is not asked."""
+    if quietly(device / "power/runtime_status") == "suspended":
+        return False
+    try:
+        begins = reading.sample(device / "config", 4)
+    except reading.Unreadable:
+        begins = b""
+    return begins == b"\xff" * 4 or quietly(device / "revision") == "0xff"
+
+
 def kernel_driver(device: Path) -> str:
     """Name of the kernel driver that is bound to a PCI device; empty if none is."""
     found = re.search(r"^DRIVER=(\S+)$", quietly(device / "uevent"), re.MULTILINE)

@@ -70,9 +70,9 @@ def perform(
         try:
             (operation.export if order.exports else operation.perform)(p, order.operation)
         except DriverError as error:
-            kind = p.gpu.kind if error.is_not_supported else ""
-            says = f"{error}: {p.gpu.device.label} is {kind}" if kind else str(error)
-            return answer(number, "lacks" if kind else "error", error.fault.name, says, error.fault.call)
+            reason = p.gpu.refuses_by_design(error)
+            says = f"{error}: {p.gpu.device.label} {reason}" if reason else str(error)
+            return answer(number, "lacks" if reason else "error", error.fault.name, says, error.fault.call)
         except WrongData as wrong:
             return answer(number, "data", says=str(wrong))
         except WrongAnswer as wrong:

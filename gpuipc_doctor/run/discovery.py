@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from gpuipc_doctor import node_name, surveys
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.api.equal_gpus import Traits
+from gpuipc_doctor.api.equal_gpus import Traits, off_bus
+from gpuipc_doctor.files.node_files import is_off_bus
 from gpuipc_doctor.model import (
     CheckInfo,
     Device,
@@ -80,7 +81,11 @@ class Discovery:
         return Found(devices, facts, site, tuple(self._hanging.left_out))
 
     def _find_job_gpus(self, job: JobGpus) -> Found:
-        devices, facts, missing = self._number_job_gpus(job)
+        bus = Path(self.node.root, "sys/bus/pci/devices")
+        lost = [gpu.pci for gpu in job.chosen if is_off_bus(bus / gpu.pci)]
+        self._tell(*off_bus(lost))
+        job = replace(job, chosen=tuple(gpu for gpu in job.chosen if gpu.pci not in lost))
+        devices, facts, missing = self._number_job_gpus(job) if job.chosen or not lost else ((), (), ())
         site = self._settle_config(gpus_of(job.of_node, self.node.root))
         if job.unknown:
             ids = ", ".join(job.unknown)

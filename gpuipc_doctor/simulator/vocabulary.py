@@ -35,17 +35,19 @@ def calls() -> Mapping[str, Mapping[str, str]]:
 
 @cache
 def errors() -> Mapping[str, tuple[int, Mapping[str, str]]]:
-    """Error → (code, backend → the driver's name). Both vendors use the same codes.
+    """Error → (code, backend → the driver's name). Both vendors use the same codes, HIP not all of them.
 
     The key is CUDA's name without its common prefix: ``INVALID_HANDLE``.
     """
-    rows = re.findall(r'^ERROR\(\w+, (\d+), "(\w+)", "(\w+)",', (_SOURCES / "errors.def").read_text(), re.M)
+    text = (_SOURCES / "errors.def").read_text()
+    rows = re.findall(r'^ERROR\(\w+, (\d+), "(\w+)", (?:"(\w+)"|NULL),', text, re.M)
     return {
-        cuda.removeprefix("CUDA_ERROR_"): (int(code), {"cuda": cuda, "hip": hip}) for code, cuda, hip in rows
+        cuda.removeprefix("CUDA_ERROR_"): (int(code), {"cuda": cuda} | ({"hip": hip} if hip else {}))
+        for code, cuda, hip in rows
     }
 
 
 def of_vendor(backend: str) -> Mapping[str, str]:
     """Names of all calls and errors for one vendor."""
     words = {call: names[backend] for call, names in calls().items() if backend in names}
-    return words | {error: names[backend] for error, (_, names) in errors().items()}
+    return words | {error: names[backend] for error, (_, names) in errors().items() if backend in names}

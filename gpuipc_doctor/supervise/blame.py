@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from gpuipc_doctor.api.gpu import (
     CONTEXT_BYTES,
-    NOT_SUPPORTED,
     OUT_OF_MEMORY,
+    TOO_MANY_PEERS,
+    WITH_FEWER_PEERS,
     WITHOUT_GPU_IPC,
     DriverError,
     instead_of,
@@ -92,13 +93,14 @@ def _of_failure(outcome: ProbeOutcome) -> Finding:  # noqa: C901 - a branch for 
         case Ending.DRIVER_ERROR:
             assert role.fault is not None
             fault = {"error": role.fault.name, "code": role.fault.code}
-            if role.fault.name in NOT_SUPPORTED and role.kinds:
+            if role.by_design:
+                is_limit = role.fault.name in TOO_MANY_PEERS
                 return Finding.skip(
                     "not-supported",
-                    f"{_CALL} returned {{error}} ({{code}}): {{kinds}}, which has no such feature",
-                    remedy=WITHOUT_GPU_IPC,
-                    kinds=list(role.kinds),
-                    lacking=lacking(role.operation),
+                    f"{_CALL} returned {{error}} ({{code}}): {{by_design}}",
+                    remedy=WITH_FEWER_PEERS if is_limit else WITHOUT_GPU_IPC,
+                    by_design=role.by_design,
+                    lacking=[] if is_limit else lacking(role.operation),
                     **_of(role),
                     **fault,
                 )

@@ -76,8 +76,7 @@ def _call(worker: Worker, assignment: Assignment) -> RoleResult:
     except DriverError as error:
         if error.is_out_of_memory or error.may_be_out_of_memory:
             worker.record_holders()
-        if error.is_not_supported:
-            worker.record_kinds()
+        worker.record_refusals(error)
         return RoleResult(Ending.DRIVER_ERROR, error.fault, occurrence=error.occurrence)
     except PeerLost:
         return RoleResult(Ending.PEER_LOST)

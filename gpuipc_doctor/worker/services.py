@@ -230,11 +230,11 @@ class Worker:
                 self._journal.keep("memory", [gpu.memory_left() for gpu in self.gpus])
         self._journal.keep("holders", held)
 
-    def record_kinds(self) -> None:
-        """After a call that is not supported, record which of the devices lack features by design."""
+    def record_refusals(self, error: DriverError) -> None:
+        """After a failed call, record which of the devices refuses it by design."""
         with suppress(DriverError):
-            kinds = [f"{gpu.device.label} is {gpu.kind}" for gpu in self.gpus if gpu.kind]
-            self._journal.keep("kinds", kinds)
+            reasons = [(gpu.device.label, gpu.refuses_by_design(error)) for gpu in self.gpus]
+            self._journal.keep("by_design", next((" ".join(each) for each in reasons if each[1]), ""))
 
     def host_memory(self, nbytes: int) -> HostMemory:
         return HostMemory(nbytes)
@@ -335,6 +335,8 @@ class Worker:
         return {
             "devices": [device_to_json(device) for device in opened.devices()],
             "on_bus": opened.driver.absence.on_bus(),
+            "off_bus": opened.driver.absence.off_bus(),
+            "instances": opened.driver.absence.instances_given(),
             "hiding": opened.driver.absence.hiding(),
             "mistakes": opened.driver.absence.mistakes(),
             "facts": [[fact.name, fact.value, fact.source] for fact in opened.versions()],

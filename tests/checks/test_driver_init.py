@@ -31,11 +31,12 @@ def initialised(
     hiding: Json = (),
     driver: str | None = "580.159.04",
     cuda: str | None = "13.0",
+    seen: Json = {},  # noqa: B006 - it is not changed
     **of_each: Json,
 ) -> list[Finding]:
     facts = [["nvidia-driver", driver, "NVML"], ["cuda-driver", cuda, "cuDriverGetVersion returned 0"]]
     devices = [{**device, **of_each} for device in TWO_H200]
-    seen = {"devices": devices, "on_bus": on_bus, "hiding": hiding, "facts": facts}
+    seen = {"devices": devices, "on_bus": on_bus, "hiding": hiding, "facts": facts, **seen}
     return conclude("driver-init", {"driver": seen}, (), "cuda", backend="cuda", required=False)
 
 
@@ -120,6 +121,34 @@ def test_a_gpu_that_a_variable_hides_is_a_skip_that_names_it() -> None:
         sentences.summary(hidden)
         == "6 of 8 GPUs on the PCI bus not tested: CUDA_VISIBLE_DEVICES=0,1 hides them"
     )
+
+
+@pytest.mark.parametrize(
+    ("on_bus", "off_bus", "hiding", "keys"),
+    [
+        (3, ["0000:1c:00.0"], [], ["off-bus"]),
+        (4, ["0000:1c:00.0"], [], ["off-bus", "not-listed"]),
+        (3, ["0000:1c:00.0"], ["CUDA_VISIBLE_DEVICES=0,1"], ["off-bus"]),
+        (4, ["0000:1c:00.0"], ["CUDA_VISIBLE_DEVICES=0,1"], ["off-bus", "hidden"]),
+        (2, [], [], []),
+    ],
+)
+def test_gpu_off_the_bus_fails_by_its_address_and_is_not_counted_again(
+    on_bus: int, off_bus: list[str], hiding: list[str], keys: list[str]
+) -> None:
+    _, *found = initialised(on_bus=on_bus, hiding=hiding, seen={"off_bus": off_bus})
+    assert [finding.key for finding in found] == keys
+    if off_bus:
+        assert found[0].status is Status.FAIL
+        assert sentences.summary(found[0]).startswith("0000:1c:00.0 answers no more")
+
+
+@pytest.mark.parametrize(("given", "warned"), [(0, False), (1, False), (2, False), (3, True)])
+def test_instances_that_cuda_does_not_show_are_counted(given: int, warned: bool) -> None:
+    _, *found = initialised(seen={"instances": given})
+    assert [finding.key for finding in found] == ["instances-not-shown"] * warned
+    if warned:
+        assert "cuda:0, cuda:1 is tested, 1 are not" in sentences.summary(found[0])
 
 
 def test_mistake_in_the_variable_is_named_with_the_hidden_gpu() -> None:

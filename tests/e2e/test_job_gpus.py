@@ -79,6 +79,35 @@ def test_job_with_unknown_gpus_tests_no_gpu(tmp_path: Path) -> None:
     assert calls(tmp_path / "logs") == {}
 
 
+LOST = """\
+description: The kernel lists three GPUs, of which the third answers no more.
+extends: healthy-cuda
+files:
+  /sys/bus/pci/devices/0000:1c:00.0/revision: "0xff\\n"
+  /proc/driver/nvidia/gpus/0000:1c:00.0/information: |
+    Model: NVIDIA H200
+    GPU UUID: GPU-33333333-3333-3333-3333-333333333333
+    Device Minor: 2
+"""
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("job_gpus", "tested", "key"),
+    [("2", [], "off-bus"), ("0,2", ["cuda:0"], "off-bus"), ("0", ["cuda:0"], "")],
+)
+def test_gpu_off_the_bus_fails_the_jobs_that_were_given_it(
+    job_gpus: str, tested: list[str], key: str, tmp_path: Path
+) -> None:
+    profile = tmp_path / "lost.yaml"
+    profile.write_text(LOST)
+    report = run(str(profile), job_gpus, tmp_path / "logs")
+    assert [device.label for device in report.devices] == tested
+    bad = [result.finding for result in report.results if result.finding.status is not Status.PASS]
+    assert [finding.key for finding in bad if finding.status is Status.FAIL] == ([key] if key else [])
+    assert calls(tmp_path / "logs")["cuInit"] == (2 if tested else 0)
+
+
 @pytest.mark.cuda
 def test_hang_is_blamed_on_its_gpu_only(tmp_path: Path) -> None:
     profile = tmp_path / "one-hangs.yaml"

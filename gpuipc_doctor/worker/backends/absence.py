@@ -5,18 +5,25 @@ Files are read below ``root``: ``/`` on a real node, a tree of files on a simula
 
 from __future__ import annotations
 
+import errno
+import grp
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuipc_doctor.api.equal_gpus import POWER_CYCLE
 from gpuipc_doctor.api.gpu import Arm, BackendUnavailable
-from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, is_passed_through, matching
+from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, is_off_bus, is_passed_through, matching
 from gpuipc_doctor.model import DriverFault
 from gpuipc_doctor.node.gpus import entries_in_force
 
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv", "/.singularity.d", "/run/host/container-manager")
+
+_OF_SLURM = "NoDevFiles"
+"""Slurm's value for the list of GPUs of a job that was given none (src/interfaces/gres.c)."""
 
 NO_DEVICE = 100
 """``CUDA_ERROR_NO_DEVICE`` and ``hipErrorNoDevice``."""
@@ -52,7 +59,6 @@ class Vendor:
     """Glob patterns of the device files that every process must be able to open for reading and writing."""
     gpu_files: str
     """Glob pattern of the GPUs' own device files, of which a confined job may open some only."""
-    device_files_remedy: str
     hiding_variables: Mapping[str, bool]
     """Environment variable that hides devices → whether the empty value hides all."""
     known_codes: Mapping[int, Cause]
@@ -63,6 +69,8 @@ class Vendor:
     """The container's variable because of which the driver library is missing; None if there is none."""
     renumbering: tuple[str, str] | None = None
     """Two hiding variables of which the second counts the devices that the first leaves, from 0."""
+    instance_variables: tuple[str, ...] = ()
+    """Variables that give a process or a container instances of divided GPUs."""
     no_device_codes: frozenset[int] = frozenset({NO_DEVICE})
     """Codes with which initialising or counting devices fails because there is no device."""
 
@@ -83,6 +91,22 @@ class Absence:
         """Number of this vendor's GPUs on the PCI bus, without those that virtual machines were given."""
         gpus = gpus_on_bus(self.root, self.vendor.pci_vendor)
         return sum(not is_passed_through(gpu) for gpu in gpus)
+
+    def off_bus(self) -> list[str]:
+        """PCI addresses of this vendor's GPUs that answer no more."""
+        found = []
+        for gpu in gpus_on_bus(self.root, self.vendor.pci_vendor):
+            with self.arm(f"read {gpu}/config"):
+                found += [gpu.name] * is_off_bus(gpu)
+        return found
+
+    def instances_given(self) -> int:
+        """Number of MIG instances that this process or its container was given by name; 0 if by none."""
+        for name in self.vendor.instance_variables:
+            entries = {entry.strip() for entry in os.environ.get(name, "").split(",")}
+            if given := [entry for entry in entries if re.match(r"MIG-|\d+:\d", entry)]:
+                return len(given)
+        return 0
 
     def hiding(self) -> list[str]:
         """Variables that hide devices from this process, as ``NAME=value``."""
@@ -139,6 +163,7 @@ class Absence:
         causes = (
             *(look(Tree(self.root)) for look in self.vendor.looks.get(fault.code, ())),
             self.vendor.known_codes.get(fault.code),
+            self._lost(),
             self._denied_device_files(),
         )
         if cause := next(filter(None, causes), None):
@@ -149,7 +174,11 @@ class Absence:
 
     def _no_device(self, fault: DriverFault) -> BackendUnavailable:
         vendor = self.vendor
-        if hiding := self.hiding():
+        hiding = self.hiding()
+        if withheld := [assignment for assignment in hiding if assignment.endswith(f"={_OF_SLURM}")]:
+            reason = f"{fault}: Slurm gave this job no GPU ({' '.join(withheld)})"
+            return self._unavailable(reason, "request GPUs for the job: --gres=gpu:1, or --gpus=1")
+        if hiding:
             reason = f"{fault}: {' and '.join(hiding)} leaves no {vendor.gpu} visible"
             names = " and ".join(assignment.partition("=")[0] for assignment in hiding)
             remedy = f"unset {names}, or set {names} to GPUs of this node"
@@ -167,6 +196,13 @@ class Absence:
         absent = f"{fault}: this node has no {vendor.gpu}"
         return self._unavailable(absent, f"run on a node with an {vendor.gpu}")
 
+    def _lost(self) -> Cause | None:
+        """GPUs that answer no more, if no other is on the bus."""
+        lost = self.off_bus()
+        if not lost or len(lost) < self.on_bus():
+            return None
+        return Cause(f"{' and '.join(lost)} answers no more on the PCI bus (revision ff)", POWER_CYCLE)
+
     def _denied_device_files(self) -> Cause | None:
         """The device files that must be opened and cannot be, for example in a container.
 
@@ -176,32 +212,58 @@ class Absence:
         for pattern in self.vendor.control_files:
             for path in matching(self.root, pattern):
                 if denied := self._denial(path):
-                    return Cause(denied, self._denied_remedy())
+                    return denied
         denials = list(map(self._denial, matching(self.root, self.vendor.gpu_files)))
-        if denials and all(denials):
-            return Cause(denials[0], self._denied_remedy())
-        return None
+        return denials[0] if denials and all(denials) else None
 
-    def _denied_remedy(self) -> str:
-        node = Tree(self.root)
-        if not any(map(node.exists, CONTAINER_MARKS)):
-            return self.vendor.device_files_remedy
-        remedy = "start the container again, with its devices (--device): a reload of systemd takes them away"
-        if node.line("/sys/fs/selinux/enforce") == "1":
-            remedy += "; setsebool container_use_devices on (SELinux)"
-        return remedy
+    def _denial(self, path: Path) -> Cause | None:
+        """Why this process may not open the device file; None for any other error, of which the driver's own
+        code says more.
 
-    def _denial(self, path: Path) -> str:
-        """The error if this process may not open the device file; empty for any other error, of which the
-        driver's own code says more."""
+        The device rules of a control group refuse with EPERM (Linux, fs/namei.c, devcgroup_inode_permission),
+        the file's mode and a security module with EACCES.
+        """
         try:
             with self.arm(f"open {path}"):
                 os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         except PermissionError as error:
-            return f"no permission to open {path} ({error.strerror})"
+            meaning = f"no permission to open {path} ({error.strerror})"
+            is_rule = error.errno == errno.EPERM
+            return Cause(meaning, self._pass_device() if is_rule else self._admit_process(path.stat()))
         except OSError:
             pass
-        return ""
+        return None
+
+    def _is_in_container(self) -> bool:
+        return any(map(Tree(self.root).exists, CONTAINER_MARKS))
+
+    def _pass_device(self) -> str:
+        """What to do if device rules refuse the device file."""
+        if self._is_in_container():
+            return (
+                "start the container again, with its devices (--device): a reload of systemd takes them away"
+            )
+        return "request the GPU for this job (Slurm: --gres=gpu:1), or run outside the job or service"
+
+    def _admit_process(self, status: os.stat_result) -> str:
+        """What to do if the mode of a device file, or a security module, refuses this process."""
+        is_member = status.st_gid in (os.getegid(), *os.getgroups())
+        if status.st_mode & 0o006 == 0o006 or (is_member and status.st_mode & 0o060 == 0o060):
+            if Tree(self.root).line("/sys/fs/selinux/enforce") == "1":
+                return "setsebool container_use_devices on (SELinux)"
+            return "the file's mode admits this process: see what dmesg says of SELinux, AppArmor or Landlock"
+        if status.st_mode & 0o060 != 0o060:
+            mode = f"{stat.S_IMODE(status.st_mode):o}"
+            return f"run as root: the file's mode is {mode}; or let udev give it a group"
+        try:
+            group = grp.getgrgid(status.st_gid).gr_name
+        except KeyError:  # a group of the host's that the image does not name
+            group = str(status.st_gid)
+        if self._is_in_container():
+            return (
+                f"start the container with the group of the file: --group-add {group} (podman: keep-groups)"
+            )
+        return f"join the group of the file: usermod -aG {group} USER, then log in again"
 
     def _unavailable(self, reason: str, remedy: str) -> BackendUnavailable:
         return BackendUnavailable(reason, remedy, broken=self.node_has_gpu())

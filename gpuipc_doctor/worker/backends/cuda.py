@@ -68,8 +68,8 @@ NVIDIA = Vendor(
     control_files=("dev/nvidiactl", "dev/nvidia-uvm"),
     gpu_files="dev/nvidia[0-9]*",
     withheld_by=_withheld,
-    device_files_remedy="run with access to the device files (as root, or inside a job that was given GPUs)",
     hiding_variables={"CUDA_VISIBLE_DEVICES": True},
+    instance_variables=("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
     known_codes={
         34: Cause("the loaded libcuda.so.1 is the toolkit's stub", "remove lib64/stubs from LD_LIBRARY_PATH"),
         # Seen on an H200 in a new pid namespace that still had the old /proc.

@@ -7,7 +7,14 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import cast
 
-from gpuipc_doctor.api.gpu import DriverError, Gpu, PhysicalMemory
+from gpuipc_doctor.api.gpu import (
+    MOST_PEERS,
+    OPENS_MEMORY,
+    TOO_MANY_PEERS,
+    DriverError,
+    Gpu,
+    PhysicalMemory,
+)
 from gpuipc_doctor.model import Device, Json
 from gpuipc_doctor.worker.backends import rules, unexportable, vmm
 from gpuipc_doctor.worker.backends.buffers import DriverBuffer, DriverMapping, allocation_of
@@ -108,9 +115,15 @@ class DriverGpu:
         """The device's capabilities in its current mode."""
         return self.driver.capabilities(self.ordinal)
 
-    @property
-    def kind(self) -> str:
-        return self.driver.kind(self.ordinal)
+    def refuses_by_design(self, error: DriverError) -> str:
+        call, name, peers = error.fault.call, error.fault.name, len(self.device.peers)
+        if error.is_not_supported and (kind := self.driver.kind(self.ordinal)):
+            return f"is {kind}, which has no such feature"
+        if name in TOO_MANY_PEERS and peers > MOST_PEERS:
+            return f"has {peers} peers, of which the driver admits {MOST_PEERS}"
+        if OPENS_MEMORY.search(call) and not error.is_out_of_memory and self.driver.is_in_gvisor:
+            return "is in a sandbox that passes no peer mappings (gVisor, by /proc/version)"
+        return ""
 
     @cached_property
     def unexportable_kinds(self) -> tuple[str, ...]:

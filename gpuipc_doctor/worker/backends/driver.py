@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gpuipc_doctor.api.gpu import HANDLE_BYTES, Arm, DriverError
+from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import Device, DriverFault, Fact, Json
 from gpuipc_doctor.worker.backends import hostmemory
 from gpuipc_doctor.worker.backends.absence import Absence, Vendor
@@ -179,6 +180,12 @@ class Driver(ABC):
         """What a device is that lacks features of a whole GPU by design, and how that was recognised; empty
         for a whole GPU."""
         return ""
+
+    @cached_property
+    def is_in_gvisor(self) -> bool:
+        """Whether the kernel is gVisor's, which states one version everywhere
+        (google/gvisor, pkg/sentry/kernel/version)."""
+        return "Sun Jan 10 15:06:54 PST 2016" in Tree(self.absence.root).line("/proc/version")
 
     @abstractmethod
     def ask_for_handles(self, request: Any, handle_type: HandleType) -> None:

@@ -56,7 +56,6 @@ AMD = Vendor(
     pci_vendor="0x1002",
     control_files=("dev/kfd",),
     gpu_files="dev/dri/renderD*",
-    device_files_remedy="join the groups that own the device files (often video and render), or run as root",
     # ROCr tests whether its variable is set (flag.h), HIP whether its own are not empty (rocdevice.cpp).
     hiding_variables={
         "ROCR_VISIBLE_DEVICES": True,

@@ -200,16 +200,15 @@ def test_calls_have_the_drivers_names() -> None:
 @pytest.mark.cuda
 def test_error_codes_are_those_of_cuda() -> None:
     driver = pytest.importorskip("cuda.bindings.driver")
-    for error, (code, names) in vocabulary.errors().items():
-        if error != "17":  # only HIP has it: hipErrorInvalidDevicePointer
-            assert int(getattr(driver.CUresult, names["cuda"])) == code
+    for code, names in vocabulary.errors().values():
+        assert int(getattr(driver.CUresult, names["cuda"])) == code
 
 
 @pytest.mark.hip
 def test_error_codes_are_those_of_hip() -> None:
     hip = pytest.importorskip("hip").hip
-    for error, (code, names) in vocabulary.errors().items():
-        if error != "DEVICE_UNAVAILABLE":  # only CUDA has it
+    for code, names in vocabulary.errors().values():
+        if "hip" in names:
             assert int(getattr(hip.hipError_t, names["hip"])) == code
 
 

@@ -66,23 +66,21 @@ def test_context_that_has_no_room_is_no_fault_of_the_device(
     assert blame.conclude(ProbeOutcome("", (), {}, {"exporter": role}, "exporter", 1.0)).status is status
 
 
+VGPU = "cuda:0 is a vGPU (its name is …), which has no such feature"
+
+
 @pytest.mark.parametrize(
-    ("call", "error", "kinds", "status"),
+    ("call", "error", "by_design", "lacking"),
     [
-        ("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED", ["cuda:0 is a vGPU (its name is …)"], Status.SKIP),
-        (
-            "cuMemExportToShareableHandle",
-            "CUDA_ERROR_NOT_SUPPORTED",
-            ["cuda:0 is a MIG one"],
-            Status.SKIP,
-        ),
-        ("hipIpcGetMemHandle", "hipErrorNotSupported", ["hip:0 is an integrated GPU"], Status.SKIP),
-        ("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED", [], Status.FAIL),  # a whole GPU
-        ("cuIpcGetMemHandle", "CUDA_ERROR_INVALID_VALUE", ["cuda:0 is a vGPU"], Status.FAIL),
+        ("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED", VGPU, ["legacy-ipc"]),
+        ("cuMemExportToShareableHandle", "CUDA_ERROR_NOT_SUPPORTED", VGPU, ["vmm-ipc"]),
+        ("cuIpcOpenMemHandle", "CUDA_ERROR_TOO_MANY_PEERS", "cuda:9 has 9 peers, …", []),
+        ("cuIpcOpenMemHandle", "CUDA_ERROR_INVALID_VALUE", "cuda:0 is in a sandbox …", ["legacy-ipc"]),
+        ("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED", "", None),
     ],
 )
-def test_feature_that_this_kind_of_gpu_lacks_is_no_fault(
-    call: str, error: str, kinds: list[str], status: Status
+def test_call_that_a_gpu_refuses_by_design_is_no_fault(
+    call: str, error: str, by_design: str, lacking: list[str] | None
 ) -> None:
     role = RoleOutcome(
         "exporter",
@@ -90,14 +88,13 @@ def test_feature_that_this_kind_of_gpu_lacks_is_no_fault(
         operation=call,
         occurrence=1,
         fault=DriverFault(call, 801, error),
-        kinds=kinds,
+        by_design=by_design,
     )
     finding = blame.conclude(ProbeOutcome("", (), {}, {"exporter": role}, "exporter", 1.0))
-    assert finding.status is status
+    assert finding.status is (Status.SKIP if by_design else Status.FAIL)
     assert call in sentences.summary(finding)
-    if status is Status.SKIP:
-        assert finding.key == "not-supported"
-        assert kinds[0] in sentences.summary(finding)
+    assert by_design in sentences.summary(finding)
+    assert finding.values.get("lacking") == lacking
 
 
 def until_full(used: list[int]) -> dict[str, object]:

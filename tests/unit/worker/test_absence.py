@@ -189,13 +189,13 @@ def test_any_other_code_is_reported_as_it_is(backend: str, tmp_path: Path) -> No
     assert unavailable.reason == "cuInit returned CUDA_ERROR_UNKNOWN (999)"
 
 
-def deny(monkeypatch: pytest.MonkeyPatch, root: Path, *names: str) -> None:
+def deny(monkeypatch: pytest.MonkeyPatch, root: Path, *names: str, code: int = 1) -> None:
     """Make the device files unreadable, as a container's device rules do, for root as well."""
     os_open = os.open
 
     def denied(path: Any, flags: int, *arguments: Any, **named: Any) -> int:
         if any(Path(path) == root / name for name in names):
-            raise PermissionError(1, "Operation not permitted", str(path))
+            raise PermissionError(code, os.strerror(code), str(path))
         return os_open(path, flags, *arguments, **named)
 
     monkeypatch.setattr(os, "open", denied)
@@ -205,6 +205,123 @@ GPU_FILES = {
     "cuda": ("dev/nvidia0", "dev/nvidia1"),
     "hip": ("dev/dri/renderD128", "dev/dri/renderD129"),
 }
+
+
+DENIED: dict[str, tuple[int, str, int, bool, str, str]] = {
+    # why: (error, mark of a container, mode, whether the process is in the file's group, SELinux, remedy)
+    "group, docker": (13, ".dockerenv", 0o660, False, "", "--group-add 4711"),
+    "group, podman": (13, "run/.containerenv", 0o660, False, "", "podman: keep-groups"),
+    "group, no container": (13, "", 0o660, False, "", "usermod -aG 4711 USER"),
+    "mode without group": (13, "", 0o600, False, "", "the file's mode is 600"),
+    "SELinux, docker": (13, ".dockerenv", 0o666, False, "1", "setsebool container_use_devices on"),
+    "SELinux, member": (13, ".dockerenv", 0o660, True, "1", "setsebool container_use_devices on"),
+    "SELinux permissive": (13, ".dockerenv", 0o666, False, "0", "the file's mode admits this process"),
+    "AppArmor, no container": (13, "", 0o666, False, "", "AppArmor"),
+    "device rules, docker": (1, ".dockerenv", 0o660, False, "", "a reload of systemd"),
+    "device rules, docker, SELinux": (1, ".dockerenv", 0o666, False, "1", "a reload of systemd"),
+    "device rules of a job": (1, "", 0o666, True, "", "--gres=gpu:1"),
+}
+
+
+@pytest.mark.parametrize("why", DENIED)
+def test_each_refusal_of_a_device_file_has_its_own_remedy(
+    why: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, mark, mode, is_member, selinux, remedy = DENIED[why]
+    root = tree(tmp_path, *MODULE_FILES[backend], DEVICE_FILE[backend], *([mark] if mark else []))
+    tree(root, "sys/fs/selinux/enforce", text=selinux)
+    file = root / DEVICE_FILE[backend]
+    stat = Path.stat
+
+    def of_device(path: Path, **named: Any) -> os.stat_result:
+        fields = stat(path, **named)
+        return os.stat_result((0o20000 | mode, *fields[1:5], 4711, *fields[6:])) if path == file else fields
+
+    monkeypatch.setattr(Path, "stat", of_device)
+    monkeypatch.setattr(os, "getgroups", lambda: [4711] if is_member else [])
+    deny(monkeypatch, root, DEVICE_FILE[backend], code=code)
+    unavailable = absence(backend, root).initialising_failed(no_device(backend))
+    assert f"no permission to open {file}" in unavailable.reason
+    assert remedy in unavailable.remedy
+    for word in ("systemd", "4711", "setsebool", "--gres"):
+        assert (word in unavailable.remedy) is (word in f"{remedy} {'4711' * ('podman' in remedy)}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("CUDA_VISIBLE_DEVICES", "NoDevFiles", "--gres"),
+        ("ROCR_VISIBLE_DEVICES", "NoDevFiles", "--gres"),
+        ("GPU_DEVICE_ORDINAL", "NoDevFiles", "--gres"),
+        ("CUDA_VISIBLE_DEVICES", "-1", "unset CUDA_VISIBLE_DEVICES"),
+        ("ROCR_VISIBLE_DEVICES", "", "unset ROCR_VISIBLE_DEVICES"),
+        ("CUDA_VISIBLE_DEVICES", "nodevfiles", "unset CUDA_VISIBLE_DEVICES"),  # nothing of Slurm's
+    ],
+)
+def test_job_that_slurm_gave_no_gpu_must_request_one(
+    backend: str, name: str, value: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    unavailable = absence(backend, tree(tmp_path, *MODULE_FILES[backend])).initialising_failed(
+        no_device(backend)
+    )
+    concerned = name in VENDORS[backend].hiding_variables
+    assert (remedy in unavailable.remedy) is concerned
+    assert ("Slurm gave this job no GPU" in unavailable.reason) is (concerned and "gres" in remedy)
+
+
+MIG = [f"MIG-{digit * 8}-1111-1111-1111-111111111111" for digit in "123"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "given"),
+    [
+        ({}, 0),
+        ({"CUDA_VISIBLE_DEVICES": ",".join(MIG)}, 3),
+        ({"CUDA_VISIBLE_DEVICES": f"{MIG[0]},{MIG[0]}"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": MIG[1], "NVIDIA_VISIBLE_DEVICES": ",".join(MIG)}, 1),
+        ({"NVIDIA_VISIBLE_DEVICES": ",".join(MIG)}, 3),
+        ({"NVIDIA_VISIBLE_DEVICES": "0:0,0:1"}, 2),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 0),
+    ],
+)
+def test_instances_that_a_process_was_given_are_counted(
+    environ: dict[str, str], given: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NVIDIA.instance_variables:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert absence("cuda", tmp_path).instances_given() == given
+    assert absence("hip", tmp_path).instances_given() == 0
+
+
+ALIVE = b"\xde\x10\x35\x23"
+
+
+@pytest.mark.parametrize(
+    ("files", "lost"),
+    [
+        ({"config": b"\xff" * 64}, True),
+        ({"config": ALIVE, "revision": b"0xff\n"}, True),
+        ({"config": ALIVE, "revision": b"0xa1\n"}, False),
+        ({}, False),  # a sandbox shows no configuration
+        ({"config": b"\xff" * 64, "power/runtime_status": b"suspended\n"}, False),
+    ],
+)
+def test_gpu_that_answers_no_more_is_named_by_its_address(
+    backend: str, files: dict[str, bytes], lost: bool, tmp_path: Path
+) -> None:
+    root = tree(tmp_path, *MODULE_FILES[backend])
+    tree(root, f"{BUS}/vendor", text=f"{VENDORS[backend].pci_vendor}\n")
+    tree(root, f"{BUS}/class", text="0x030200\n")
+    for name, content in files.items():
+        tree(root, f"{BUS}/{name}")
+        (root / BUS / name).write_bytes(content)
+    assert absence(backend, root).off_bus() == (["0000:65:00.0"] if lost else [])
+    unavailable = absence(backend, root).initialising_failed(no_device(backend))
+    assert ("0000:65:00.0 answers no more" in unavailable.reason) is lost
 
 
 @pytest.mark.parametrize("code", [NO_DEVICE, 999])
@@ -452,18 +569,6 @@ def test_mistake_in_a_list_of_gpus_is_named(
     here = absence("cuda", tmp_path)
     assert here.mistakes() == ([f"CUDA_VISIBLE_DEVICES {words}"] if words else [])
     assert words in here.initialising_failed(no_device("cuda")).reason
-
-
-@pytest.mark.parametrize("enforces", ["", "1"])
-def test_denied_device_files_of_a_container(
-    tmp_path: Path, enforces: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tree(tmp_path, *MODULE_FILES["cuda"], "dev/nvidiactl", "dev/nvidia-uvm", "run/.containerenv")
-    tree(root, "sys/fs/selinux/enforce", text=enforces)
-    deny(monkeypatch, root, "dev/nvidiactl")
-    remedy = absence("cuda", root).initialising_failed(fault(999)).remedy
-    assert "start the container again" in remedy
-    assert ("SELinux" in remedy) is bool(enforces)
 
 
 def test_uuid_is_no_mistake_if_that_of_a_gpu_is_unknown(

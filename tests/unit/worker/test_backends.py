@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -314,6 +314,58 @@ def test_device_invisible_to_this_process_is_named(
     with pytest.raises(BackendUnavailable, match=r"cuda:3 \(GPU-lost\) is not visible") as caught:
         backend.gpu(Device("cuda", 3, "GPU-lost", "0000:0b:00.0", "", 0))
     assert caught.value.broken
+
+
+# Calls that a GPU refuses by design
+
+
+OPEN, GET, ALLOC = "cuIpcOpenMemHandle", "cuIpcGetMemHandle", "cuMemAlloc"
+PEER, POOL = "cuCtxEnablePeerAccess", "cuMemPoolImportFromShareableHandle"
+UNSUPPORTED, MANY, VALUE = "NOT_SUPPORTED", "TOO_MANY_PEERS", "INVALID_VALUE"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "kind", "peers", "in_gvisor", "reason"),
+    [
+        (GET, UNSUPPORTED, "a vGPU", 1, False, "is a vGPU, which has no such feature"),
+        (GET, UNSUPPORTED, "", 1, False, ""),
+        (GET, VALUE, "a vGPU", 1, False, ""),
+        (OPEN, MANY, "", 9, False, "has 9 peers, of which the driver admits 8"),
+        (PEER, MANY, "", 15, False, "has 15 peers"),
+        (OPEN, MANY, "", 8, False, ""),  # within the limit: a fault
+        (OPEN, VALUE, "", 9, False, ""),
+        (OPEN, VALUE, "", 1, True, "is in a sandbox that passes no peer mappings"),
+        (PEER, UNSUPPORTED, "", 1, True, "is in a sandbox"),
+        (POOL, "INVALID_HANDLE", "", 1, True, "is in a sandbox"),
+        (OPEN, "OUT_OF_MEMORY", "", 1, True, ""),
+        (GET, VALUE, "", 1, True, ""),
+        (ALLOC, "UNKNOWN", "", 1, True, ""),
+    ],
+)
+def test_refusal_by_design_depends_on_call_error_and_node(
+    call: str, error: str, kind: str, peers: int, in_gvisor: bool, reason: str
+) -> None:
+    driver = SimpleNamespace(kind=lambda ordinal: kind, is_in_gvisor=in_gvisor)
+    device = Device("cuda", 0, "", "", "", 1, peers=frozenset(f"cuda:{n + 1}" for n in range(peers)))
+    failed = DriverError(DriverFault(call, 1, f"CUDA_ERROR_{error}"))
+    said = DriverGpu(cast("Any", driver), device, 0).refuses_by_design(failed)
+    assert said.startswith(reason)
+    assert bool(said) is bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_gvisor"),
+    [
+        ("Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016\n", True),
+        ("Linux version 4.19.0-gvisor #1 SMP Sun Jan 10 15:06:54 PST 2016\n", True),
+        ("Linux version 4.4.0 (buildd@x) #1 SMP Mon Jan 11 01:00:00 UTC 2016\n", False),
+    ],
+)
+def test_gvisor_is_recognised_by_its_version(version: str, is_gvisor: bool, tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/version").write_text(version)
+    here = SimpleNamespace(absence=SimpleNamespace(root=tmp_path))
+    assert Driver.is_in_gvisor.func(cast("Any", here)) is is_gvisor
 
 
 # Host memory
