@@ -33,16 +33,10 @@ SOAK = {
 
 
 LESS_USUAL = {
-    "{call: MPI_Sendrecv_replace, memory: device, do: corrupt-last}": "MPI_Sendrecv_replace delivered wrong",
-    "{call: MPI_Ireduce, memory: device, do: corrupt-last}": "MPI_Ireduce delivered wrong data",
-    "{call: MPI_Alltoallw, memory: device, do: abort}": "MPI_Alltoallw #1",
-    "{call: MPI_Allgatherv, rank: 1, do: corrupt-last}": "MPI_Allgatherv delivered wrong data",
     "{call: MPI_Win_attach, memory: device, do: abort}": "MPI_Win_attach #1",
-    "{call: MPI_Exscan, memory: device, do: corrupt-last}": "MPI_Exscan delivered wrong data",
     "{call: MPI_Allreduce, memory: device, max: 0 B, do: error}": "MPI_Allreduce of 0 B",
     "{call: MPI_Allreduce, elsewhere: true, do: corrupt-last}": "every second rank",
     "{call: MPI_Allreduce, memory: host, min: 64 B, do: corrupt-last}": "into host memory",
-    "{call: MPI_Scatterv, memory: device, do: corrupt-last}": "MPI_Scatterv delivered wrong data",
     "{call: MPI_Allreduce, rank: 1, in-place: true, do: corrupt-last}": "rank 1: MPI_Allreduce of ",
     "{call: MPI_Alltoallv, zero-count: true, do: corrupt-last}": "MPI_Alltoallv delivered wrong data",
     "{call: MPI_Accumulate, memory: device, do: not-atomic}": "MPI_Accumulate delivered wrong data",
@@ -50,7 +44,6 @@ LESS_USUAL = {
     "{call: MPI_Ireduce, memory: device, do: early}": "MPI_Ireduce delivered wrong data",
     "{call: MPI_Sendrecv, negative-bound: true, do: corrupt-first}": "of negative lower bound",
     "{call: MPI_Exscan, memory: device, min: 524296 B, do: corrupt-last}": "no result of less than 1048584 B",
-    "{call: MPI_Allgather, elsewhere: true, do: corrupt-last}": "every second rank",
     "{call: MPI_Scan, rank: 2, memory: device, do: corrupt-last}": "ranks with correct data: rank 0, rank 1",
     "{call: MPI_Get, memory: device, do: early}": "after MPI_Win_flush_local, ",
     "{call: MPI_Allreduce, memory: device, do: old-copy}": "other data in the same buffers",
@@ -113,7 +106,6 @@ def test_wrong_last_element_is_named_and_other_calls_are_right(found: Any, tmp_p
     ("library", "backend"),
     [
         ("mpich43", "cuda"),
-        ("mpich50", "cuda"),
         ("openmpi", "cuda"),
         ("mpich50", "hip"),
         ("impi", "hip"),  # with CUDA it has flaws of its own, see below
@@ -128,16 +120,13 @@ def test_every_size_passes_on_each_library(found: Any, library: str, backend: st
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("call", ["Allreduce", "Put"])
-def test_library_that_aborts_in_a_call_with_device_memory_fails(
-    found: Any, tmp_path: Path, call: str
-) -> None:
-    """What a preload that aborts in these calls did: all MPI checks passed."""
-    node = node_with(tmp_path, f"{{call: MPI_{call}, memory: device, do: abort}}")
+def test_library_that_aborts_in_a_call_with_device_memory_fails(found: Any, tmp_path: Path) -> None:
+    """What a preload that aborts in this call did: all MPI checks passed."""
+    node = node_with(tmp_path, "{call: MPI_Allreduce, memory: device, do: abort}")
     (_, key, text), (_, rest, _) = found("mpich50", node)
     assert key in ("crashed", "exited")  # on a busy machine the rank that aborts may not be the first to end
     assert rest == "some-failed"
-    assert f": MPI_{call} #1 " in text
+    assert ": MPI_Allreduce #1 " in text
 
 
 @pytest.mark.full

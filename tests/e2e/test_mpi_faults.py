@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.model import Relation, Report, RoleOutcome, Status
+from gpuipc_doctor.model import Relation, Report, RoleOutcome
 from gpuipc_doctor.report import exits, sentences
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Profile
@@ -27,9 +27,6 @@ LIBRARIES = {
     "openmpi": "lib/libmpi.so.40",
     "impi": "lib/libmpi.so.12",
 }
-HIP_WITH = "mpich50"
-"""The library that is also tested with HIP's memory; libraries hardly depend on the GPU's vendor."""
-
 CXI_FRAMES = ("cxip_cq_eq_progress", "cxip_cq_progress", "ofi_cq_readfrom", "MPIR_Wait_impl")
 """Stack of a hang in libfabric's cxi provider, innermost first."""
 
@@ -63,11 +60,8 @@ nodes."""
 HISTORIES = "mpi-histories"
 """The check that searches for the shortest history that fails: twenty launches, half of a fault's time."""
 
-SEARCHED_IN_TURN = ("mpi-guard-overwritten",)
-"""Faults that `HISTORIES` meets only where marked `full`: test_mpi_histories.py has its fault in every run.
-
-Without it, the messages are tested on one device.
-"""
+OF_MESSAGES = "mpi-guard-overwritten"
+"""The fault that `HISTORIES` does not meet, on one device: test_mpi_histories.py shortens others."""
 
 COLLECTIVES = "mpi-collectives"
 """The check of collectives and windows. Intel MPI fails it with CUDA's memory also on healthy nodes (see
@@ -86,36 +80,20 @@ def at_once(library: str) -> pytest.MarkDecorator:
     return pytest.mark.xdist_group(f"mpi-faults-{list(LIBRARIES).index(library) % 2}")
 
 
-def combinations(number: int, stated: Profile) -> list[tuple[str, str]]:
-    """Libraries and vendors with which a fault is met: what MPI does wrong is injected into each in one way.
-
-    One of the libraries, by the fault's place in the list, and HIP's memory with one fault of four, of those
-    whose library with CUDA's memory is another. The drill has the others.
-    """
-    chosen = IN_EVERY_RUN.get(stated.name, list(LIBRARIES)[number % len(LIBRARIES)])
-    is_flawed = chosen == "impi" and COLLECTIVES in stated.expect["cuda"].checks  # by flaws of its own
-    return [(chosen, "hip" if is_flawed else "cuda"), *([(HIP_WITH, "hip")] if number % 4 == 2 else [])]
-
-
 def runs() -> list[object]:
-    """Faults with one library each in every run; `full`: all combinations."""
-    stated = {name: profile.load(name) for name in profile.names()}
-    faulty = [name for name, one in stated.items() if one.needs_mpi and not one.needs_fabric]
-    faulty.remove(MANY_RANKS)
-    return [
-        pytest.param(
-            *run, left_out, id="-".join(run) + also, marks=[at_once(library), *([pytest.mark.full] * rare)]
-        )
-        for number, name in enumerate(faulty)
-        for library, backend in combinations(number, stated[name])
-        for run in [(name, library, backend)]
-        for is_chosen in [backend == "cuda" and IN_EVERY_RUN.get(name) == library]
-        for left_out, also, rare in (
-            [(HISTORIES, "", False), ("", "-searched", True)]
-            if is_chosen and name in SEARCHED_IN_TURN
-            else [("", "", not is_chosen)]
-        )
-    ]
+    """Each fault with one library, by its place in the list: it is injected into each in the same way.
+
+    The drill has the others.
+    """
+    found = list[object]()
+    stated = (one for one in map(profile.load, profile.names()) if one.needs_mpi and not one.needs_fabric)
+    for number, one in enumerate(one for one in stated if one.name != MANY_RANKS):
+        library = IN_EVERY_RUN.get(one.name, list(LIBRARIES)[number % len(LIBRARIES)])
+        is_flawed = library == "impi" and COLLECTIVES in one.expect["cuda"].checks  # by flaws of its own
+        run = (one.name, library, "hip" if is_flawed else "cuda")
+        rare = [] if one.name in IN_EVERY_RUN else [pytest.mark.full]
+        found.append(pytest.param(*run, id="-".join(run), marks=[at_once(library), *rare]))
+    return found
 
 
 def without(check: str, stated: Profile) -> Profile:
@@ -128,17 +106,19 @@ def without(check: str, stated: Profile) -> Profile:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("library", [pytest.param(one, marks=at_once(one)) for one in ("mpich50", "openmpi")])
-def test_ranks_that_hang_if_there_are_many_are_told_and_pairs_pass(library: str) -> None:
+@at_once("mpich50")
+def test_ranks_that_hang_if_there_are_many_are_told_and_pairs_pass() -> None:
     stated = profile.load(MANY_RANKS)
-    command = ("mpi-small-message", "--simulate", MANY_RANKS, "--mpi-lib", path_of(library))
+    command = ("mpi-small-message", "--simulate", MANY_RANKS, "--mpi-lib", path_of("mpich50"))
     report, _ = check(*command, "--config", SMALL_MESSAGES, "--deadline", str(stated.deadline_s))
     holds(stated, "cuda", report)
 
 
-@pytest.mark.parametrize(("name", "library", "backend", "left_out"), runs())
-def test_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backend: str, left_out: str) -> None:
-    stated = without(left_out, profile.load(name))
+@pytest.mark.parametrize(("name", "library", "backend"), runs())
+def test_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backend: str) -> None:
+    stated, on = profile.load(name), tuple[str, ...]()
+    if name == OF_MESSAGES:
+        stated, on = without(HISTORIES, stated), ("--device", "0")
     deadline = ["--deadline", str(stated.deadline_s)] if stated.deadline_s else []
     expected = stated.expect[backend]
     checks = expected.checks or (GROWTH,)
@@ -146,7 +126,7 @@ def test_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backend
     report, _ = check(
         *checks,
         *("--simulate", name, "--backend", backend, "--mpi-lib", path_of(library)),
-        *("--config", config, "--no-workarounds", *deadline, *(("--device", "0") if left_out else ())),
+        *("--config", config, "--no-workarounds", *deadline, *on),
     )
     holds(stated, backend, report)
     told = [result for result in report.results if " #" in sentences.summary(result.finding)]
@@ -159,32 +139,6 @@ def test_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backend
         assert CXI_ISSUE in {join.issue for join in report.joins if join.relation is Relation.UNKNOWN}
         for result in told:
             assert any(line.endswith("cxil_map() failed: -22") for line in result.roles[0].log_tail)
-
-
-@pytest.mark.full  # unit tests have the same series
-@pytest.mark.parametrize(
-    ("buffers", "status", "says"),
-    [
-        (16, Status.WARN, "about 16 freed buffers are kept on the sender's device"),
-        (44, Status.FAIL, "used memory may level off at 44 freed buffers; "),
-    ],
-)
-def test_bound_is_reported_in_soak_only_if_exceeded_twice(
-    tmp_path: Path, buffers: int, status: Status, says: str
-) -> None:
-    """76 small buffers follow 12 large ones: with 44 kept, used memory ends at the large ones' level."""
-    node = tmp_path / "cache.yaml"
-    node.write_text(
-        "description: The sender keeps large buffers.\nextends: healthy-both\nmpi-faults:\n"
-        f"  - {{call: MPI_Send, memory: device, min: 1 MiB, do: leak, keeps: {buffers}}}\n"
-    )
-    report, _ = check(
-        *(GROWTH, "--tier", "soak", "--simulate", str(node), "--backend", "cuda"),
-        *("--mpi-lib", path_of("mpich50"), "--config", SMALL_SHARE, "--no-workarounds"),
-    )
-    [growing] = [result.finding for result in report.results if result.probe == "growing"]
-    assert growing.status is status
-    assert any(line.startswith(says) for line in (sentences.summary(growing), *sentences.evidence(growing)))
 
 
 def holds(stated: Profile, backend: str, report: Report) -> None:

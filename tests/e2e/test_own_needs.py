@@ -53,14 +53,9 @@ def with_library(name: str) -> tuple[str, str]:
     return "--mpi-lib", str(Path(os.environ["GPUIPC_TEST_MPI"], name, LIBRARIES[name]))
 
 
-def each_library(*, usual: str) -> list[object]:
-    """Each MPI library here; all but one are left to `make test-all`."""
-    return [pytest.param(name, marks=[] if name == usual else [pytest.mark.full]) for name in LIBRARIES]
-
-
 @pytest.mark.full
 @pytest.mark.mpi
-@pytest.mark.parametrize("library", each_library(usual="mpich50"))
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_ranks_of_each_library_start_without_a_host_name_or_a_route(library: str) -> None:
     run_and_pass(library, "mpi-start")
 
@@ -81,7 +76,7 @@ def run_and_pass(library: str, *checks: str) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.full
-@pytest.mark.parametrize("library", each_library(usual=""))
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_small_shared_memory_is_a_librarys_failure_only(library: str) -> None:
     """Ranks of a library may need more. Then /dev/shm stands first; no check's own code fails."""
     checks = ("mpi-start", "mpi-small-message")

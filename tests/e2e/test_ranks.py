@@ -17,6 +17,7 @@ from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame, keeper, tree
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
+from tests.e2e.conftest import full
 from tests.waiting import LIMIT_S, until
 
 FILE = Path(__file__).parent.parent / "fixtures" / "ranks.py"
@@ -41,15 +42,7 @@ def launch(name: str, mpiexec_of: str = "") -> Launch:
     return Launch((str(mpiexec), "-n", "{ranks}"), environment)
 
 
-LIBRARIES = ("impi", "mpich43", "mpich50", "openmpi")
-
-
-@pytest.fixture(
-    params=[
-        "openmpi",
-        *(pytest.param(name, marks=pytest.mark.full) for name in LIBRARIES if name != "openmpi"),
-    ]
-)
+@pytest.fixture(params=["openmpi", *map(full, ("impi", "mpich50"))])
 def mpi(request: pytest.FixtureRequest) -> Launch:
     return launch(request.param)
 
@@ -112,12 +105,9 @@ def test_hanging_rank_is_blamed_and_both_show_their_stacks(
     assert blame.conclude(outcome).status is Status.FAIL
 
 
-@pytest.mark.parametrize("library", ["mpich50", pytest.param("openmpi", marks=pytest.mark.full)])
-def test_either_of_two_ranks_in_the_same_call_is_blamed(
-    session: Session, roles: ModuleType, library: str
-) -> None:
+def test_either_of_two_ranks_in_the_same_call_is_blamed(session: Session, roles: ModuleType) -> None:
     ranks = ("sleep_in_a_call", "sleep_in_a_call")
-    outcome = run(session, launch(library), roles, *ranks, deadline_s=2)
+    outcome = run(session, launch("mpich50"), roles, *ranks, deadline_s=2)
     assert sentences.summary(blame.conclude(outcome)) == "rank 0 or rank 1: MPI_Recv #1 hung (2 s)"
     assert [role.ending for role in outcome.roles.values()] == [Ending.HUNG] * 2
     assert all(role.native_stack for role in outcome.roles.values())
@@ -146,15 +136,8 @@ def test_error_of_mpi_is_reported(session: Session, mpi: Launch, roles: ModuleTy
     assert "MPI_Recv #1 returned" in sentences.summary(blame.conclude(outcome))
 
 
-@pytest.mark.parametrize(
-    ("library", "launcher"),
-    [("mpich50", "openmpi"), pytest.param("openmpi", "mpich50", marks=pytest.mark.full)],
-)
-def test_launcher_of_another_mpi_is_explained(
-    session: Session, roles: ModuleType, library: str, launcher: str
-) -> None:
-    outcome = run(session, launch(library, launcher), roles, "send", "receive")
-    finding = blame.conclude(outcome)
+def test_launcher_of_another_mpi_is_explained(session: Session, roles: ModuleType) -> None:
+    finding = blame.conclude(run(session, launch("mpich50", "openmpi"), roles, "send", "receive"))
     assert finding.status is Status.ERROR
     assert "belong to different MPIs" in sentences.summary(finding)
 
