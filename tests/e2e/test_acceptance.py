@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Command, full
+from tests.e2e.conftest import Command
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "acceptance.md"
 
-LOOKED_AT = "ipc-handles driver-init environment known-versions --device cuda:0"
 
 DOCTOR = f"""#!/bin/bash
 # What the page calls gpuipc-doctor: it looks at a simulated node, in a small share of its memory.
@@ -23,27 +22,15 @@ simulated="--simulate healthy-cuda"
 case "$1 $2" in
     "config new") $doctor "$@" $simulated && echo "memory: {{most_gib: 0.3}}" >> "$4" ;;
     "fleet check") exec $doctor fleet check --tool "$0" "${{@:3}}" ;;
-    "check --all") CHECK_ALL ;;
-    "compare --accept") COMPARE ;;
+    # Two repetitions, not ten: eight more would ask the same again, of 23 runs.
+    "check --all") exec $doctor "${{@/#10/2}}" $simulated ;;
     *) exec $doctor "$@" ;;
 esac
 """
 
-AS_TYPED = 'exec $doctor "${@/#10/2}" $simulated'
-"""But with two repetitions: eight more would ask the same again, of 23 runs."""
 AS_TYPED_S = 1800.0
 """Time limit of a command: `check --all` runs seven times, 140 s of processor time on a simulated node."""
 
-AS_COMPARED = 'exec $doctor "$@"'
-FEW_COMPARED = 'exec $doctor compare "${@:3}"'
-"""Without `--accept`, which asks for reports of `check --all`."""
-
-FEW_CHECKS_ONCE = f"""
-        case "$*" in
-            *--dry-run*) {AS_TYPED} ;;
-            *--repeat*) exec $doctor check {LOOKED_AT} $simulated "${{@:5}}" ;;
-            *) exec $doctor check {LOOKED_AT} $simulated "${{@:3}}" ;;
-        esac"""
 
 SSH = """#!/bin/bash
 # What is said to another node is done here.
@@ -81,16 +68,9 @@ def test_every_shown_command_is_executed() -> None:
 
 @pytest.mark.full
 @pytest.mark.cuda
-@pytest.mark.parametrize(
-    ("check_all", "compare"),
-    [
-        pytest.param(FEW_CHECKS_ONCE, FEW_COMPARED, id="few checks once"),
-        pytest.param(AS_TYPED, AS_COMPARED, id="as typed", marks=pytest.mark.timeout(AS_TYPED_S)),
-    ],
-)
-def test_every_line_of_the_page(tmp_path: Path, check_all: str, compare: str) -> None:
-    doctor = DOCTOR.replace("CHECK_ALL", check_all).replace("COMPARE", compare)
-    for name, text in (("gpuipc-doctor", doctor), ("ssh", SSH)):
+@pytest.mark.timeout(AS_TYPED_S)
+def test_every_line_of_the_page(tmp_path: Path) -> None:
+    for name, text in (("gpuipc-doctor", DOCTOR), ("ssh", SSH)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "COLUMNS": "80"}
@@ -127,19 +107,13 @@ def site(tmp_path: Path, new_config: str) -> Path:
 
 @pytest.mark.cuda
 @pytest.mark.hip
-@pytest.mark.parametrize(
-    ("node", "says"),
-    [
-        full("healthy-single", "FAIL  driver-init found 1 × NVIDIA H200; {site}:13 expects 2"),
-        ("nvidia-460.32.03", "WARN  known-versions nvidia-driver is 460.32.03"),
-    ],
-)
-def test_config_detects_a_lost_gpu_and_another_driver(
-    doctor: Command, site: Path, node: str, says: str
-) -> None:
+def test_config_detects_another_driver(doctor: Command, site: Path) -> None:
+    node = "nvidia-460.32.03"
     ended = doctor("check", "driver-init", "known-versions", "--simulate", node, "--config", str(site))
     assert ended.returncode == 12, ended.stdout
-    assert says.format(site=site).replace(" ", "") in re.sub(r"\s", "", ended.stdout)
+    assert "WARN known-versions nvidia-driver is 460.32.03".replace(" ", "") in re.sub(
+        r"\s", "", ended.stdout
+    )
 
 
 @pytest.mark.cuda

@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from gpuipc_doctor.simulator import profile
 from tests.e2e.conftest import Command, evidence, full
-from tests.e2e.test_moving_counter import MOVEMENTS
 
 ARRAYS = Path(__file__).parents[1] / "fixtures" / "arrays"
 CLAIMED = "/opt/arrays"
@@ -24,8 +21,6 @@ CHECKS = ("allocator-growth", "allocator-ipc", "allocator-pressure", "allocator-
 CUPY, TORCH = ("MemoryPool", "MemoryAsyncPool"), ("PyTorch",)
 ALL = (*CUPY, *TORCH)
 
-CANNOT_TELL = {"counter-moves", "unexplained-change"}
-"""Keys of the ERRORs about used memory that another cause may have changed."""
 CUPY_ALONE, TORCH_ALONE = "cupy_double-1.0", "torch-1.0"
 """The libraries on the node, for tests with the same result for both."""
 
@@ -154,23 +149,6 @@ def test_fault_of_the_allocator_is_found(
             assert not any(f"{guard}, 4 of 4 copies" in text for text in told(results).values())
 
 
-@pytest.mark.full  # unit tests of the meter have the movements; here each is met, and each loss once
-@pytest.mark.parametrize(
-    ("movement", "fault"),
-    [*((movement, "") for movement in MOVEMENTS), (MOVEMENTS[0], "leaks"), (MOVEMENTS[-1], "never trims")],
-)
-def test_counter_that_moves_by_itself_neither_feigns_nor_hides_a_loss(
-    check: Callable[..., Results], movement: str, fault: str
-) -> None:
-    moves = yaml.safe_load(profile.file_of(movement).read_text())["faults"]
-    results = check("allocator-growth", "allocator-pressure", fault=fault, driver_faults=moves)
-    for result in results:
-        finding = result["finding"]
-        assert finding["status"] != "FAIL" or fault, told(results)
-        assert finding["status"] != "PASS" or not fault, told(results)
-        assert finding["status"] != "ERROR" or finding["key"] in CANNOT_TELL, told(results)
-
-
 @pytest.mark.full
 def test_loss_in_one_of_two_runs_is_an_error(check: Callable[..., Results], tmp_path: Path) -> None:
     """Memory of another process would look the same. A loss in both runs is a FAIL, as tested above."""
@@ -190,15 +168,6 @@ def test_pool_that_never_trims_stays_within_the_memory_limit(
         for series in result["series"]:
             used, *_ = series["lines"]
             assert share / 4 < max(used["values"]) < 1.1 * share, result["probe"]
-
-
-@pytest.mark.full
-def test_race_that_cannot_be_provoked_proves_nothing(check: Callable[..., Results]) -> None:
-    fault = "never hands out again"
-    found = told(check("allocator-stream-reuse", fault=fault, claims=(TORCH_ALONE,)))
-    assert set(found) == set(TORCH)
-    assert found["PyTorch"].startswith("SKIP")
-    assert "even without a guard" in found["PyTorch"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,15 +74,6 @@ def test_memory_of_others_is_not_blamed_on_the_driver(check: str) -> None:
         found = findings(node, check)
     assert Status.PASS in found
     assert found.keys() <= {Status.PASS, Status.SKIP}
-
-
-@pytest.mark.full  # it measures with the same meter as the test above
-@pytest.mark.mpi
-def test_memory_of_others_is_not_blamed_on_mpi() -> None:
-    library = Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12")
-    with simulated_node("healthy-cuda") as node, stranger(node, 2 * MIB):
-        found = findings(node, "mpi-cache-growth", mpi=library, most_gib=0.3)
-    assert found.keys() == {Status.PASS}
 
 
 @pytest.mark.full

@@ -195,21 +195,7 @@ NOT_WRITTEN = "gpuipc-doctor: cannot write the output: "
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        "list",
-        *(
-            full(command)
-            for command in (
-                *("--help", "diagnose /dev/null", "check driver-init --simulate healthy-single"),
-                *(
-                    "check driver-init --simulate healthy-single --json",
-                    "inventory --simulate healthy-single",
-                ),
-                "memory --simulate healthy-single",
-            )
-        ),
-    ],
+    "arguments", ["list", *map(full, ("--help", "check driver-init --simulate healthy-single --json"))]
 )
 @pytest.mark.parametrize(
     ("to", "says"),
@@ -230,18 +216,11 @@ def test_unwritable_output_is_an_error(arguments: str, to: str, says: str) -> No
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("closed", "code"),
-    [
-        ("<&- >&- 2>&-", 1),  # the output is lost
-        *(full(one, code) for one, code in (("<&-", 0), (">&-", 1), ("2>&-", 0))),
-    ],
-)
-def test_closed_standard_streams_change_nothing_in_the_report(tmp_path: Path, closed: str, code: int) -> None:
+def test_closed_standard_streams_change_nothing_in_the_report(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     doctor = f"{sys.executable} -m gpuipc_doctor.cli.main check ipc-peer --simulate healthy-cuda"
-    ended = subprocess.run(["sh", "-c", f"{doctor} --output {report} {closed}"], timeout=LIMIT_S)
-    assert ended.returncode == code
+    ended = subprocess.run(["sh", "-c", f"{doctor} --output {report} <&- >&- 2>&-"], timeout=LIMIT_S)
+    assert ended.returncode == 1  # the output is lost
     assert json.loads(report.read_text())["exit_code"] == 0
 
 
@@ -249,32 +228,20 @@ def test_closed_standard_streams_change_nothing_in_the_report(tmp_path: Path, cl
 @pytest.mark.skipif(
     any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")), reason="this machine has a GPU"
 )
-@pytest.mark.parametrize(("compiler", "is_shown"), [("cc", True), full("/nowhere/cc", False)])
-def test_without_gpus_the_screen_suggests_a_simulated_node(
-    doctor: Command, compiler: str, is_shown: bool
-) -> None:
-    ended = doctor("check", "--all", env={**os.environ, "CC": compiler})
+def test_without_gpus_the_screen_suggests_a_simulated_node(doctor: Command) -> None:
+    ended = doctor("check", "--all")
     assert ended.returncode == 3
     last = ended.stdout.splitlines()[-1]
-    assert (
-        last == "no GPU here; to see an example, run `gpuipc-doctor check --all --simulate healthy-both`"
-    ) is (is_shown)
+    assert last == "no GPU here; to see an example, run `gpuipc-doctor check --all --simulate healthy-both`"
     assert "fabric-small-message: this check is only a control for" in ended.stdout
 
 
 @pytest.mark.skipif(
     any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")), reason="this machine has a GPU"
 )
-@pytest.mark.parametrize(
-    "checks",
-    [
-        ("driver-init", "ipc-reopen"),
-        *(full((one,)) for one in ("driver-init", "mpi-gpu-aware")),
-    ],
-)
-def test_no_gpu_found_means_nothing_was_tested(doctor: Command, checks: tuple[str, ...]) -> None:
+def test_no_gpu_found_means_nothing_was_tested(doctor: Command) -> None:
     """The exit code is 3 with --exit-style nagios as well as by default."""
-    ended = doctor("check", *checks, "--exit-style", "nagios")
+    ended = doctor("check", "driver-init", "ipc-reopen", "--exit-style", "nagios")
     assert (ended.returncode, "NOTHING WAS TESTED" in ended.stdout) == (3, True)
 
 
@@ -342,13 +309,12 @@ def test_inventory_is_compared_with_that_of_a_report(doctor: Command, tmp_path: 
     assert changes["nvidia-driver"] == ("450.102.04", "460.32.03")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, full(signal.SIGTERM)])
-def test_interrupted_run_reports_its_results(hanging: str, number: signal.Signals) -> None:
+def test_interrupted_run_reports_its_results(hanging: str) -> None:
     command = [sys.executable, "-m", "gpuipc_doctor.cli.main", "check", "ipc-peer", "ipc-handles"]
     command += ["--simulate", hanging, "--backend", "cuda", "--deadline", "60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         wait_for_workers(process.pid, 2)
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         printed, errors = process.communicate()
     assert process.returncode == 130
     assert "INTERRUPTED" in printed
@@ -356,10 +322,7 @@ def test_interrupted_run_reports_its_results(hanging: str, number: signal.Signal
     assert "Traceback" not in errors
 
 
-OTHERS = (signal.SIGTERM, signal.SIGHUP)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, *(full(one) for one in OTHERS)])
+@pytest.mark.parametrize("number", [signal.SIGINT, full(signal.SIGTERM), full(signal.SIGHUP)])
 def test_interrupt_before_the_first_probe_is_reported_and_leaves_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -458,7 +421,6 @@ def test_plots_without_measured_series_say_so(doctor: Command, tmp_path: Path) -
     [
         full("healthy-cuda", [], False),
         ("nvidia-460.32.03", [], True),
-        full("healthy-cuda", ["--json"], True),
     ],
 )
 def test_summary_is_one_line_after_the_full_report_if_needed(

@@ -165,7 +165,7 @@ def test_fault_is_found_and_nothing_is_left(
 @pytest.mark.parametrize(
     ("stated", "backend", "whole"),
     [
-        run(stated, backend, number % 3 == 0)
+        run(stated, backend, number % 9 == 0)
         for number, stated in enumerate(STATED)
         for place, backend in enumerate(stated.expect)
         if place == number % len(stated.expect) or differs(stated)
@@ -174,7 +174,7 @@ def test_fault_is_found_and_nothing_is_left(
 def test_checks_find_what_the_profile_expects_and_nothing_else(
     stated: Profile, backend: str, whole: bool, tmp_path: Path
 ) -> None:
-    """All checks on every third node, elsewhere those that must find something; one vendor's driver, in turn.
+    """All checks on every ninth node, elsewhere those that must find something; one vendor's driver, in turn.
 
     Both drivers are simulated by the same code. The drill runs all checks on all nodes with both.
     """

@@ -30,9 +30,6 @@ OTHERS = ("ipc-vmm", "ipc-histories")
 
 IN_EACH_RUN = {("counter-drifts", "ipc-pool"), ("counter-drifts-fast", "ipc-pool", "2 MiB")}
 
-SIZES = ("64 KiB", "2 MiB", "64 MiB")
-"""Of a leak with each round."""
-
 
 def case(movement: str, check: str, *size: str) -> Any:
     marks = [pytest.mark.mpi if check == MPI else pytest.mark.cuda]
@@ -42,23 +39,21 @@ def case(movement: str, check: str, *size: str) -> Any:
 
 
 def with_leaks() -> list[Any]:
-    """Each movement meets each size, and each check each movement. All judge with the same meter.
-
-    With MPI a round takes minutes, so that it meets one; tests/checks judges its series.
-    """
-    return [
-        *(
-            case(movement, check, SIZES[(number + place) % len(SIZES)])
-            for number, movement in enumerate(MOVEMENTS)
-            for place, check in enumerate(LEAKS_AT)
-        ),
-        case("counter-drifts", MPI, "2 MiB"),
-    ]
+    """Each movement, each size and each check once: all judge with the same meter."""
+    checks = (MPI, "ipc-pool", "driver-pool-release", "ipc-vmm-release", "ipc-release")
+    sizes = ("2 MiB", "2 MiB", "64 KiB", "64 MiB", "2 MiB")
+    return [case(*each) for each in zip(MOVEMENTS, checks, sizes, strict=True)]
 
 
 def healthy() -> list[Any]:
+    """Each movement, and each check on two of them."""
+    checks = (*LEAKS_AT, *OTHERS)
     return [
-        *(case(movement, check) for movement in MOVEMENTS for check in (*LEAKS_AT, *OTHERS)),
+        *(
+            case(MOVEMENTS[(place + more) % len(MOVEMENTS)], check)
+            for place, check in enumerate(checks)
+            for more in (0, 2)
+        ),
         case("counter-wanders", MPI),
     ]
 

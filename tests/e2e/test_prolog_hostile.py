@@ -103,13 +103,12 @@ def test_hostile_worker_costs_no_more_than_the_budget(site: Path, mark: str, do:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("on_error", "code"), [full("log", 0), ("drain", 11)])
-def test_clerk_answers_for_a_killed_supervisor(site: Path, mark: str, on_error: str, code: int) -> None:
-    write(site, "kill its supervisor", mark, on_error=on_error, log="log.jsonl")
+def test_clerk_answers_for_a_killed_supervisor(site: Path, mark: str) -> None:
+    write(site, "kill its supervisor", mark, on_error="drain", log="log.jsonl")
     ended, _ = run(site)
     assert "ERROR ended without a result while hostile on node ran" in ended.stdout
-    assert ended.returncode == code
-    assert json.loads((site / "log.jsonl").read_text())["exit_code"] == code
+    assert ended.returncode == 11
+    assert json.loads((site / "log.jsonl").read_text())["exit_code"] == 11
     assert left(mark) == []
 
 
@@ -184,18 +183,14 @@ def test_reader_that_does_not_read_delays_nothing(site: Path, mark: str) -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "closed",
-    ["<&- >&- 2>&-", *(full(stream) for stream in ("<&-", ">&-", "2>&-"))],
-)
-def test_closed_standard_streams_change_nothing(site: Path, mark: str, closed: str) -> None:
+def test_closed_standard_streams_change_nothing(site: Path, mark: str) -> None:
     write(site, "nothing", mark, log="log.jsonl")
-    shell = ["/bin/sh", "-c", f'"$@" {closed}', "sh", *COMMAND]  # as the hooks start it
+    shell = ["/bin/sh", "-c", '"$@" <&- >&- 2>&-', "sh", *COMMAND]  # as the hooks start it
     assert subprocess.run(shell, cwd=site, env={}, timeout=LIMIT_S, capture_output=True).returncode == 0
     assert json.loads((site / "log.jsonl").read_text())["exit_code"] == 0
 
 
-@pytest.mark.parametrize("to", [">&-", ">/dev/full", ">&- 2>&-", ">/dev/full 2>/dev/full"])
+@pytest.mark.parametrize("to", [">&- 2>&-", ">/dev/full 2>/dev/full"])
 def test_usage_mistake_with_unwritable_output_lets_the_job_start(to: str) -> None:
     shell = ["/bin/sh", "-c", f'"$@" --bugdet 5 {to}', "sh", *COMMAND]
     assert subprocess.run(shell, env={}, timeout=LIMIT_S, stderr=subprocess.DEVNULL).returncode == 0

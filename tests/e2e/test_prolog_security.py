@@ -67,21 +67,6 @@ def passed(ended: subprocess.CompletedProcess[str]) -> bool:
 
 @pytest.mark.full
 @pytest.mark.cuda
-def test_modules_in_the_working_directory(trap: Path, config: Path) -> None:
-    assert passed(prolog(AS_INSTALLED, config, cwd=trap, env={}))
-    assert sprung(trap) == []
-
-
-@pytest.mark.full
-@pytest.mark.cuda
-def test_modules_in_the_working_directory_and_on_pythonpath(trap: Path, config: Path) -> None:
-    hostile = {"PYTHONPATH": str(trap), "PYTHONHOME": str(trap), "PYTHONSTARTUP": str(trap / "os.py")}
-    assert passed(prolog(ISOLATED, config, cwd=trap, env=hostile))
-    assert sprung(trap) == []
-
-
-@pytest.mark.full
-@pytest.mark.cuda
 def test_interpreter_that_sets_a_loader_variable_at_each_start(tmp_path: Path, config: Path) -> None:
     """A wrapper that sets a loader variable at each start must not cause endless restarts."""
     python = tmp_path / "bin" / "python"

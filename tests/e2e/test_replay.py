@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.histories import c_program, documents
 from gpuipc_doctor.simulator.node import prepare
+from tests.e2e.conftest import full
 
 REOPEN: dict[str, Any] = {
     "version": 1,
@@ -136,16 +137,7 @@ FABRIC = {
         for do in [operation["do"]]
     ],
 }
-VMM_REPEATED = {
-    **REOPEN,
-    "times": 24,
-    "operations": [
-        {"do": "create", "by": 1, "makes": 1, "nbytes": 2 << 20},
-        {"do": "import", "by": 2, "on": 1, "makes": 2},
-        {"do": "release", "by": 2, "on": 2},
-        {"do": "release", "by": 1, "on": 1},
-    ],
-}
+
 POOL = {
     **REOPEN,
     "operations": [
@@ -178,23 +170,19 @@ FAULTS = {  # kind of fault → history, profile, failing step, what the program
     "crash": (TWICE, "segv-ipc-open", 4, "signal 11"),
     "hang": (TWICE, "hang-ipc-open", 4, "hangs"),
     "no-result": (OPENED, "open-without-result", 3, "returned success without a result"),
-    "zero-handle": (OPENED, "handle-of-zeros", 1, "returned success without a result"),
     "wrong-byte": (TWICE, "wrong-byte", 6, "wrong data"),
     "lost-write": (WRITTEN, "mapping-loses-writes", 4, "wrong data"),
     "snapshot": (SNAPSHOT, "mapping-snapshot", 5, "wrong data"),
     "stale": (STALE, "stale-data", 7, "wrong data"),
     "third-segment": (THIRD, "third-in-block-wrong", 6, "wrong data"),
     "other-closed": (OTHER_CLOSED, "close-ends-another", 6, "cuMemcpyDtoH_v2 returned 1"),
-    "count-ended": (TWICE, "close-ends-count", 6, "cuMemcpyDtoH_v2 returned 1"),
     "memory-kept": (REPEATED, "kept-on-close", 6, "leaves more used device memory"),
     "descriptors-kept": (REPEATED, "ipc-leaks-descriptors", 6, "leaves more descriptors"),
     "threads-kept": (REPEATED, "ipc-leaks-threads", 6, "leaves more threads"),
     "addresses-kept": (REPEATED, "ipc-leaks-addresses", 6, "leaves more reserved pages"),
     "vmm-wrong": (VMM, "vmm-wrong-byte", 12, "wrong data"),
     "vmm-unmapped": (VMM, "vmm-unmap-ends-another", 9, "cuMemcpyDtoH_v2 returned 1"),
-    "vmm-descriptors-kept": (VMM_REPEATED, "vmm-leaks-descriptors", 4, "leaves more descriptors"),
     "pool-wrong": (POOL, "pool-import-wrong", 7, "wrong data"),
-    "pool-hang": (POOL, "hang-pool-trim", 12, "hangs"),
     "pool-descriptors-kept": (POOL_REPEATED, "pool-leaks-descriptors", 4, "leaves more descriptors"),
 }
 
@@ -250,9 +238,7 @@ EACH_RESULT = ("error", "hang", "wrong-byte", "pool-wrong")
 
 
 @compiles
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if kind in EACH_RESULT else pytest.mark.full) for kind in FAULTS]
-)
+@pytest.mark.parametrize("kind", [kind if kind in EACH_RESULT else full(kind) for kind in FAULTS])
 def test_c_program_fails_at_the_same_step_and_passes_on_a_healthy_driver(kind: str, tmp_path: Path) -> None:
     history, profile, step, says = FAULTS[kind]
     program = compiled(history, tmp_path)
@@ -280,16 +266,7 @@ def test_race_of_two_processes_is_shown_by_a_replay_and_by_a_c_program(tmp_path:
 
 
 @compiles
-@pytest.mark.parametrize(
-    "history",
-    [
-        pytest.param(VMM, id="vmm"),
-        *(
-            pytest.param(history, id=id_, marks=pytest.mark.full)
-            for id_, history in (("open", OPENED), ("twice", TWICE), ("pool", POOL), ("loop", REPEATED))
-        ),
-    ],
-)
+@pytest.mark.parametrize("history", [VMM, *map(full, (OPENED, POOL, REPEATED))])
 def test_c_program_for_hip_passes_on_a_healthy_driver(history: dict[str, object], tmp_path: Path) -> None:
     program = compiled({**history, "backend": "hip"}, tmp_path)
     done = ran(program, "healthy-hip", tmp_path)
@@ -318,17 +295,13 @@ REPORTED = {  # check that fails → profile, what the program prints
     "ipc-histories": ("third-in-block-wrong", "wrong data"),
     "ipc-reopen": ("nvidia-460.32.03", "cuIpcOpenMemHandle_v2 returned 400"),
     "ipc-vmm": ("vmm-unmap-ends-another", ""),
-    "ipc-handles": ("close-ends-count", "cuMemcpyDtoH_v2 returned 1"),
 }
 
 
 @pytest.mark.full
 @compiles
 @pytest.mark.cuda
-@pytest.mark.parametrize(
-    "check",
-    [pytest.param(name, marks=[] if name == "ipc-handles" else pytest.mark.full) for name in REPORTED],
-)
+@pytest.mark.parametrize("check", REPORTED)
 def test_report_of_a_failure_becomes_a_c_program_that_fails(check: str, tmp_path: Path) -> None:
     profile, says = REPORTED[check]
     report = tmp_path / "report.json"

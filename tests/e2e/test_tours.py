@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Command, evidence
+from tests.e2e.conftest import Command, evidence, full
 from tests.e2e.test_prolog import Site
 
 pytestmark = pytest.mark.cuda
@@ -43,16 +43,12 @@ def worst(report: dict[str, Any], check: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param("{call: ipc-open, device: 2, from: 2, do: segv}", id="crash", marks=pytest.mark.full),
-        pytest.param(
-            "{call: ipc-open, device: 2, do: error, error: MAP_FAILED}", id="error", marks=pytest.mark.full
-        ),
-        pytest.param(
-            "{call: ipc-open, device: 2, do: corrupt-byte}", id="wrong-data", marks=pytest.mark.full
-        ),
-        pytest.param("{call: ipc-close, device: 2, do: hang-ignore-term}", id="hang", marks=pytest.mark.full),
-        pytest.param("{call: ipc-close, device: 2, do: lose-device}", id="lost", marks=pytest.mark.full),
+        full("{call: ipc-open, device: 2, from: 2, do: segv}"),
+        full("{call: ipc-open, device: 2, do: corrupt-byte}"),
+        full("{call: ipc-close, device: 2, do: hang-ignore-term}"),
+        full("{call: ipc-close, device: 2, do: lose-device}"),
     ],
+    ids=["crash", "wrong-data", "hang", "lost"],
 )
 def test_fault_of_one_gpu_blames_it_and_keeps_the_others_pass(
     doctor: Command, tmp_path: Path, fault: str
