@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from importlib import util
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gpuipc_doctor.cli import bindings, check_options, formats, options, run_as, saved
+from gpuipc_doctor.cli import bindings, check_options, formats, options, run_as
 from gpuipc_doctor.cli.check_options import CheckOptions
 from gpuipc_doctor.cli.progress import Silent, progress
 from gpuipc_doctor.cli.stdio import say
-from gpuipc_doctor.files.writing import OutputFile, make_directory
+from gpuipc_doctor.files import writing
 from gpuipc_doctor.model import Exit, Report
 from gpuipc_doctor.report import exits
 from gpuipc_doctor.run import engine, preview_content
@@ -47,9 +47,8 @@ def command(ctx: click.Context, /, **given: Any) -> None:
             preview = engine.dry_run(request, config, node, Silent())
             click.echo(preview_content.text(preview, full=asked.verbose))
         return
-    _prepare_directories(asked)
-    earlier = saved.report(asked.since) if asked.since else None
-    file = _output(asked.output)
+    file = _prepare_output(asked)
+    earlier = _saved(asked.since) if asked.since else None
     with options.node(asked.simulate) as node:
         with progress() as watcher:
             report = engine.run(request, config, node, watcher)
@@ -63,24 +62,29 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     ctx.exit(exit_code if written else exit_code or Exit.INTERNAL)
 
 
-def _prepare_directories(asked: CheckOptions) -> None:
-    """Refuse before the first probe what cannot be written; remove what killed runs left."""
+def _prepare_output(asked: CheckOptions) -> writing.OutputFile | None:
+    """Refuse before the first probe what cannot be written; remove what killed runs left. The file of
+    ``--output``."""
     if asked.keep_logs:  # new or empty, so that the logs of two runs do not mix
         with options.naming_option("--keep-logs", str(asked.keep_logs)):
-            make_directory(asked.keep_logs, mode=0o700)
+            writing.make_directory(asked.keep_logs, mode=0o700)
             if any(asked.keep_logs.iterdir()):
                 says = f"{asked.keep_logs} is not empty; name a new directory"
                 raise click.BadParameter(says, param_hint="--keep-logs")
     if asked.plots:
-        if find_spec("matplotlib") is None:
+        if util.find_spec("matplotlib") is None:
             raise click.UsageError("--plots needs matplotlib: pip install matplotlib")
         with options.naming_option("--plots", str(asked.plots)):
-            make_directory(asked.plots)
-            OutputFile(asked.plots / "picture.svg").close()
+            writing.make_directory(asked.plots)
+            writing.OutputFile(asked.plots / "picture.svg").close()
     if asked.summary:
         from gpuipc_doctor.supervise import leftovers, scratch
 
         leftovers.sweep(scratch.usual())
+    if asked.output is None:
+        return None
+    with options.naming_option("--output", f"cannot write {asked.output}"):
+        return writing.OutputFile(asked.output)
 
 
 def _name_example(report: Report) -> None:
@@ -90,6 +94,12 @@ def _name_example(report: Report) -> None:
     is_without_gpu = report.nothing_tested and not report.devices and not report.simulated
     if is_without_gpu and (shown := SHOWN.get(bindings.usable())) and has_compiler():
         click.echo(f"no GPU here; to see an example, run `gpuipc-doctor check --all --simulate {shown}`")
+
+
+def _saved(file: Path) -> Report:
+    from gpuipc_doctor.cli import saved
+
+    return saved.report(file)
 
 
 def _draw(report: Report, directory: Path | None) -> bool:
@@ -102,7 +112,7 @@ def _draw(report: Report, directory: Path | None) -> bool:
     try:
         for picture in plots.pictures(report):
             for suffix, data in (("svg", picture.svg), ("png", picture.png)):
-                OutputFile(directory / f"{picture.name}.{suffix}").write(data)
+                writing.OutputFile(directory / f"{picture.name}.{suffix}").write(data)
             names.append(picture.name)
     except (OSError, ImportError) as error:
         say(f"--plots: {error}")
@@ -112,14 +122,7 @@ def _draw(report: Report, directory: Path | None) -> bool:
     return True
 
 
-def _output(path: Path | None) -> OutputFile | None:
-    if path is None:
-        return None
-    with options.naming_option("--output", f"cannot write {path}"):
-        return OutputFile(path)
-
-
-def _write(report: Report, file: OutputFile | None, exit_code: int) -> bool:
+def _write(report: Report, file: writing.OutputFile | None, exit_code: int) -> bool:
     """Write the JSON report; a failure is reported, and the report is still printed."""
     if file is None:
         return True

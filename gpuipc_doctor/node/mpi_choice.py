@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpuipc_doctor.model import Fact, Json, Launch, MpiStack, Workaround
-from gpuipc_doctor.node import loaded, mpi_families, mpi_locate, mpi_verbosity
+from gpuipc_doctor.node import loaded, mpi_locate, mpi_verbosity
 from gpuipc_doctor.node.mpi_identity import identify
 from gpuipc_doctor.node.mpi_ranks import RankSetting
 
@@ -48,6 +48,8 @@ def stack(
 
     Simulated device memory is host memory, so on a simulated node every MPI accepts it.
     """
+    from gpuipc_doctor.node import mpi_families  # most runs have no MPI
+
     facts = seen["facts"]
     identity = identify(facts["version_text"])
     aware = {backend: mpi_families.gpu_aware(facts, backend) for backend in sorted(backends)}

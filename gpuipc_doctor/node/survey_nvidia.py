@@ -10,7 +10,6 @@ from gpuipc_doctor.api import DriverError, Worker
 from gpuipc_doctor.files.node_files import Tree, shown
 from gpuipc_doctor.node.file_facts import models
 from gpuipc_doctor.node.survey_records import FactRow, record
-from gpuipc_doctor.worker.nvml import Nvml
 
 
 def nvidia(w: Worker) -> None:
@@ -43,6 +42,8 @@ _MODES: Mapping[str, tuple[str, Mapping[int, str]]] = {
 
 
 def _modes(w: Worker) -> Iterator[FactRow]:
+    from gpuipc_doctor.worker.nvml import Nvml
+
     try:
         nvml = Nvml(w.armed)
         devices = [nvml.by_index(index) for index in range(nvml.count())]

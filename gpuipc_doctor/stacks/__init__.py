@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from gpuipc_doctor.stacks import perf_events, rights, sleeping
-from gpuipc_doctor.stacks.code import Code
-from gpuipc_doctor.stacks.proc_files import Gone, Reader, Stat
-from gpuipc_doctor.stacks.thread import Stack
+if TYPE_CHECKING:
+    from gpuipc_doctor.stacks.thread import Stack
 
 
 def stacks(
@@ -20,6 +19,12 @@ def stacks(
     ``asleep``: sleeping threads to read, by default all. ``samples``: stacks of running threads, by default
     taken now. Frames are innermost first; stacks are approximate, as those of `code`.
     """
+    from gpuipc_doctor.stacks import (  # every run imports this package for its list of processes
+        rights,
+        sleeping,
+    )
+    from gpuipc_doctor.stacks.code import Code
+
     refused: dict[str, str] = {}
     states = _states(pid) if asleep is None or samples is None else {}
     if samples is None:
@@ -41,6 +46,8 @@ def stacks(
 
 def _states(pid: int) -> dict[int, str]:
     """State of each thread; empty if the process has ended."""
+    from gpuipc_doctor.stacks.proc_files import Gone, Reader, Stat
+
     reader = Reader(pid)
     try:
         tids = [int(name) for name in reader.names("task") or () if name.isdecimal()]
@@ -50,6 +57,8 @@ def _states(pid: int) -> dict[int, str]:
 
 
 def _sampled(pid: int, running: Sequence[int], refused: dict[str, str]) -> dict[int, list[Stack]]:
+    from gpuipc_doctor.stacks import perf_events
+
     found: dict[int, list[Stack]] = {}
     try:
         for tid, stack in perf_events.sample([(pid, tid) for tid in running]):
