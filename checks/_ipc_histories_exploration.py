@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from gpuipc_doctor.api import Evidence, Finding, Json
 from gpuipc_doctor.api.gpu import WITHOUT_GPU_IPC, lacking
 from gpuipc_doctor.histories import results
+from gpuipc_doctor.histories.composed_case import FLOOR
 from gpuipc_doctor.histories.extent import REPLAY, is_complete
 from gpuipc_doctor.histories.leaks import WORDS
 from gpuipc_doctor.histories.memory_operations import DECLARED, families
-from gpuipc_doctor.histories.scenes import FLOOR
 from gpuipc_doctor.histories.steps import steps
 
 SAYS = {

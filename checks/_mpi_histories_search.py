@@ -22,8 +22,8 @@ def begin_search(ended: ProbeOutcome) -> Search | None:
     if found := met(ended, lambda _: run.operations_until(latest)):
         return searching.begin(run, found, figures(ended), ended.params["operations"])
     usages = [rank.get("usage", {}) for rank in ended.records.values()]
-    if ended.completed and (epoch := searching.losing_epoch(usages)) is not None:
-        return searching.repeat(run, epoch, {**figures(ended), "done": ended.records["rank 0"]["done"]})
+    if ended.completed and (phase := searching.losing_phase(usages)) is not None:
+        return searching.repeat(run, phase, {**figures(ended), "done": ended.records["rank 0"]["done"]})
     return None
 
 

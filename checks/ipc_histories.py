@@ -31,18 +31,18 @@ from gpuipc_doctor.api import (
 )
 from gpuipc_doctor.api.leak_report import LeakReport
 from gpuipc_doctor.histories import results
+from gpuipc_doctor.histories.composed_cases import sizes_without_room
 from gpuipc_doctor.histories.explore import Bench, explore, replay_once, without_permission
 from gpuipc_doctor.histories.extent import OPTIONS, extent, own_seed
 from gpuipc_doctor.histories.generator import Generator
 from gpuipc_doctor.histories.memory_draft import Limits
 from gpuipc_doctor.histories.memory_operations import harmful, unavailable, without_families, without_room
-from gpuipc_doctor.histories.scenes import sizes_without_room
 
 from ._ipc_histories_exploration import judge_exploration
 
 OPERATIONS, OPERATIONS_PER_DEVICE = 2800, 130
 """Operations in the acceptance tier on one device, and additional operations for each further device.
-The first 2,400 (8 devices: 3,300) are the scenes of `histories.scenes`."""
+The first 2,400 (8 devices: 3,300) are those of `histories.composed_cases`."""
 
 SEED = 99
 """Seed of the acceptance tier: it starts few processes and contexts, which take longest on a GPU."""
@@ -99,16 +99,16 @@ class IpcHistories(Check):
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         labels = [device.label for device in done.devices]
-        crew, watch = done.records["crew"], done.roles["watch"]
+        record, watch = done.records["crew"], done.roles["watch"]
         watched = [leak_report(watch, label if place else "") for place, label in enumerate(labels)]
-        first = crew["explored"]["first"]
+        first = record["explored"]["first"]
         grew = first and (first["what"], first["name"]) == ("leak", "device")
         moving = next((each for each in watched if each.idle.moves), None)
         if moving and grew:
             yield moving.moving(Evidence.seen("{says}", says=first["says"]))
             return
-        little = crew.get("little", {})
-        findings = list(judge_exploration(crew["explored"], done.params["left_out"], labels, little))
+        little = record.get("little", {})
+        findings = list(judge_exploration(record["explored"], done.params["left_out"], labels, little))
         yield from findings
         if findings[0].key != "leak":
             for label, each in zip(labels, watched, strict=True):
@@ -136,7 +136,7 @@ def probe(devices: tuple[Device, ...], params: Mapping[str, Json]) -> Probe:
 
 
 def group_by_peers(devices: Sequence[Device]) -> list[tuple[Device, ...]]:
-    """Groups of devices with peer access to each other: each group is tested by one crew."""
+    """Groups of devices with peer access to each other: each group is tested together."""
     found = list[list[Device]]()
     for device in devices:
         for group in found:
@@ -177,7 +177,7 @@ def perform(w: Worker) -> None:
         backend,
         params["devices"],
         seed,
-        Limits(room=room, wide=params["wide"], scenes=True),
+        Limits(room=room, wide=params["wide"], composed=True),
         without | without_families([*too_large, *not_given]),
         tuple((memory, device) for memory, device in params["peers"]),
     )

@@ -49,7 +49,7 @@ HANG_S = 2.5
 """Maximum seconds for a call in the replay of a history that hung."""
 
 USAGE = ("descriptors", "threads", "addresses")
-"""Figures of `api.process_leaks` that a rank notes after each epoch; if one rises, an epoch is repeated. The
+"""Figures of `api.process_leaks` that a rank notes after each phase; if one rises, a phase is repeated. The
 buffers of healthy ranks change host memory by some MiB, so only repetitions show leaks of it."""
 
 REPETITION = "repetition of a valid history of messages"
@@ -146,7 +146,7 @@ def explore(w: Worker) -> None:
     usage: dict[str, list[int]] = {}
     w.record(seed=seed)
     while performed < w.params["operations"]:
-        made = drawn.epoch()
+        made = drawn.phase()
         with w.step(f"operations from {performed + 1} on"):
             rank.perform(made, performed)
         performed += len(made)

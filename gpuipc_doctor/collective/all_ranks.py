@@ -7,7 +7,7 @@ from gpuipc_doctor.api import Collectives, Communicator, Json, Worker
 FIRST = "rank 0"
 
 
-class Crew:
+class AllRanks:
     """This rank among all roles of a launch, which talk over sockets: the first role with each of the others.
 
     A role's name ends with the number of its rank. ``others``: the roles with which the first one talks.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import combinations
 from statistics import median
 from typing import NamedTuple
 
-from gpuipc_doctor.api import Buffer, Communicator, GpuStream, Json, Worker
-from gpuipc_doctor.collective.all_ranks import Crew
+from gpuipc_doctor.api import Buffer, Communicator, Json, Worker
+from gpuipc_doctor.collective.all_ranks import AllRanks
 
 SMALL = 8
 SIZES = (1 << 20, 16 << 20, 256 << 20)
@@ -55,20 +55,20 @@ def bus(ranks: int, nbytes: int, seconds: float) -> float:
     return 2 * (ranks - 1) / ranks * nbytes / seconds
 
 
-def measure(w: Worker, crew: Crew, comm: Communicator, room: int) -> dict[str, Json]:
+def measure(w: Worker, ranks: AllRanks, comm: Communicator, room: int) -> dict[str, Json]:
     """The figures; equal on all ranks."""
-    stream = w.gpu.create_stream()
+    timer = _Timer(w, ranks, comm)
     figures: dict[str, Json] = {}
     with w.step(f"latency of an all-reduce of {SMALL} B"), w.gpu.alloc(SMALL) as buffer:
-        figures["latency"] = _latency(w, crew, comm, buffer, stream)
-    if crew.size == 1:
+        figures["latency"] = timer.latency(buffer)
+    if ranks.size == 1:
         return figures
     for size in (size for size in SIZES if size <= room):
         expected = figures["seconds"] * size / figures["nbytes"] if "seconds" in figures else 0.0
         if expected > TOO_LONG_S:
             break
         with w.step(f"bandwidth of an all-reduce of {size} B"), w.gpu.alloc(size) as buffer:
-            figures |= {"nbytes": size, "seconds": _all_reduce(w, crew, comm, buffer, stream)}
+            figures |= {"nbytes": size, "seconds": timer.all_reduce(buffer)}
     if "seconds" not in figures:
         return figures
     fast = figures["seconds"] * PAIR_BYTES / figures["nbytes"] < TOO_LONG_S and room >= 2 * PAIR_BYTES
@@ -76,77 +76,75 @@ def measure(w: Worker, crew: Crew, comm: Communicator, room: int) -> dict[str, J
     if nbytes > room:
         return figures
     with w.gpu.alloc(nbytes) as buffer:
-
-        def of(pair: tuple[int, int]) -> Pair:
-            with w.step(f"bandwidth between rank {pair[0]} and rank {pair[1]}"):
-                return _pair(w, crew, comm, pair, buffer, stream)
-
-        pairs = [of(pair) for pair in combinations(range(crew.size), 2)]
-        again = {(pair.a, pair.b) for pair in slow(pairs)}  # what was slow once may have been disturbed
+        pairs = [timer.pair(pair, buffer) for pair in combinations(range(ranks.size), 2)]
+        again = {pair[:2] for pair in slow(pairs)}  # what was slow once may have been disturbed
         pairs = [
-            max(pair, of(pair[:2]), key=lambda one: one.rate) if pair[:2] in again else pair for pair in pairs
+            max(pair, timer.pair(pair[:2], buffer), key=lambda one: one.rate) if pair[:2] in again else pair
+            for pair in pairs
         ]
     return {**figures, "pair_bytes": nbytes, "pairs": [list(pair) for pair in pairs]}
 
 
-def _slowest(crew: Crew, seconds: float) -> float:
-    """The time of the slowest rank, which all ranks then know."""
-    return float(max(crew.all_say(seconds)))
+class _Timer:
+    """Times operations of all ranks in one stream."""
 
+    def __init__(self, w: Worker, ranks: AllRanks, comm: Communicator) -> None:
+        self._w, self._ranks, self._comm = w, ranks, comm
+        self._stream = w.gpu.create_stream()
 
-def _timed(w: Worker, stream: GpuStream, times: int, queue: Callable[[], None]) -> float:
-    """Seconds of one operation, of many that are queued together."""
-    began = w.clock()
-    for _ in range(times):
-        queue()
-    stream.synchronize()
-    return (w.clock() - began) / times
+    def _once(self, times: int, queue: Callable[[], None]) -> float:
+        """Seconds of one operation, of many that are queued together."""
+        began = self._w.clock()
+        for _ in range(times):
+            queue()
+        self._stream.synchronize()
+        return (self._w.clock() - began) / times
 
+    def _slowest(self, seconds: float) -> float:
+        """The time of the slowest rank, which all ranks then know."""
+        return float(max(self._ranks.all_say(seconds)))
 
-def _passes(crew: Crew, once: Callable[[], float]) -> Iterator[float]:
-    for _ in range(PASSES):
-        crew.all_say(None)
-        yield _slowest(crew, once())
+    def _fastest_pass(self, once: Callable[[], float]) -> float:
+        def in_step() -> float:
+            self._ranks.all_say(None)
+            return self._slowest(once())
 
+        return min(in_step() for _ in range(PASSES))
 
-def _latency(w: Worker, crew: Crew, comm: Communicator, buffer: Buffer, stream: GpuStream) -> float:
-    def queue() -> None:
-        comm.all_reduce(buffer.address, buffer.address, SMALL // 4, "int32", stream)
+    def latency(self, buffer: Buffer) -> float:
+        def queue() -> None:
+            self._comm.all_reduce(buffer.address, buffer.address, SMALL // 4, "int32", self._stream)
 
-    _timed(w, stream, 10, queue)
-    return min(_passes(crew, lambda: _timed(w, stream, 20, queue)))
+        self._once(10, queue)
+        return self._fastest_pass(lambda: self._once(20, queue))
 
+    def all_reduce(self, buffer: Buffer) -> float:
+        def queue() -> None:
+            count = buffer.nbytes // 4
+            self._comm.all_reduce(buffer.address, buffer.address, count, "float32", self._stream)
 
-def _all_reduce(w: Worker, crew: Crew, comm: Communicator, buffer: Buffer, stream: GpuStream) -> float:
-    def queue() -> None:
-        comm.all_reduce(buffer.address, buffer.address, buffer.nbytes // 4, "float32", stream)
+        warm = self._slowest(self._once(1, queue))
+        times = max(1, min(10, int(0.05 / warm)))
+        return self._fastest_pass(lambda: self._once(times, queue))
 
-    warm = _slowest(crew, _timed(w, stream, 1, queue))
-    times = max(1, min(10, int(0.05 / warm)))
-    return min(_passes(crew, lambda: _timed(w, stream, times, queue)))
+    def pair(self, pair: tuple[int, int], buffer: Buffer) -> Pair:
+        """Send from each rank of the pair to the other; all other ranks wait."""
+        with self._w.step(f"bandwidth between rank {pair[0]} and rank {pair[1]}"):
+            return Pair(*pair, min(self._one_way(*way, buffer) for way in (pair, pair[::-1])))
 
+    def _one_way(self, source: int, target: int, buffer: Buffer) -> float:
+        """Bytes per second from one rank to another."""
+        rank, count = self._ranks.rank, buffer.nbytes // 4
+        times = 4 if buffer.nbytes == PAIR_BYTES else 1
 
-def _pair(
-    w: Worker, crew: Crew, comm: Communicator, pair: tuple[int, int], buffer: Buffer, stream: GpuStream
-) -> Pair:
-    """Send from each rank of the pair to the other; all other ranks wait."""
-    return Pair(*pair, min(_one_way(w, crew, comm, *way, buffer, stream) for way in (pair, pair[::-1])))
+        def queue() -> None:
+            if rank == source:
+                self._comm.send(buffer.address, count, "float32", target, self._stream)
+            else:
+                self._comm.recv(buffer.address, count, "float32", source, self._stream)
 
+        def once() -> float:
+            return self._once(times, queue) if rank in (source, target) else 0.0
 
-def _one_way(
-    w: Worker, crew: Crew, comm: Communicator, source: int, target: int, buffer: Buffer, stream: GpuStream
-) -> float:
-    """Bytes per second from one rank to another."""
-    times = 4 if buffer.nbytes == PAIR_BYTES else 1
-
-    def queue() -> None:
-        if crew.rank == source:
-            comm.send(buffer.address, buffer.nbytes // 4, "float32", target, stream)
-        else:
-            comm.recv(buffer.address, buffer.nbytes // 4, "float32", source, stream)
-
-    def once() -> float:
-        return _timed(w, stream, times, queue) if crew.rank in (source, target) else 0.0
-
-    once()  # connects the pair
-    return buffer.nbytes / min(_passes(crew, once))
+        once()  # connects the pair
+        return buffer.nbytes / self._fastest_pass(once)

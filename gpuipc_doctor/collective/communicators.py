@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from gpuipc_doctor.api import Collectives, Communicator, GpuStream, Json, Worker, watched
 from gpuipc_doctor.api.process_leaks import figures_of_process
-from gpuipc_doctor.collective.all_ranks import Crew
+from gpuipc_doctor.collective.all_ranks import AllRanks
 
 REGISTERED = 1 << 20
 """Bytes of the registered buffers."""
@@ -18,7 +18,7 @@ LEAST_DEVICE = 1 << 20
 """Bytes of device memory per communicator below which growth is ignored."""
 
 
-def cycles(w: Worker, crew: Crew, library: Collectives, times: int) -> dict[str, Json]:
+def cycles(w: Worker, ranks: AllRanks, library: Collectives, times: int) -> dict[str, Json]:
     """Start a communicator, use it and end it, ``times`` times; returns seconds and what is left behind.
 
     An earlier communicator has just ended: the first figures are those after it. If every second communicator
@@ -29,22 +29,22 @@ def cycles(w: Worker, crew: Crew, library: Collectives, times: int) -> dict[str,
     usage = {name: [figure] for name, figure in figures(w).items()}
     wrong = 0
     per_figure = 2 if w.params["aborts"] else 1
-    crew.all_say(None)
+    ranks.all_say(None)
     for number in watched(w, CYCLE, range(times)):
         with w.step(f"communicator {number + 1} of {times}"):
             began = w.clock()
-            comm = crew.begin(library)
+            comm = ranks.begin(library)
             wrong += not first_sum_is_right(w, comm, stream)
             seconds.append(w.clock() - began)
             if number % 2 and w.params["aborts"]:
                 _abort_in_the_middle(w, comm, stream)
             else:
                 comm.destroy()
-        crew.all_say(None)  # every rank has released its part
+        ranks.all_say(None)  # every rank has released its part
         if (number + 1) % per_figure == 0:
             for name, figure in figures(w).items():
                 usage[name].append(figure)
-        crew.all_say(None)
+        ranks.all_say(None)
     return {"cycles": seconds, "usage": usage, "wrong_starts": wrong}
 
 

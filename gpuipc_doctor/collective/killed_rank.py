@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpuipc_doctor.api import Collectives, Communicator, Context, GpuStream, Probe, Tier, Worker
-from gpuipc_doctor.collective.all_ranks import Crew
+from gpuipc_doctor.collective.all_ranks import AllRanks
 from gpuipc_doctor.collective.communicators import LEAST_DEVICE, figures, first_sum_is_right
 
 NAME = "killed rank"
@@ -37,29 +37,29 @@ def after_launch(ctx: Context, launch: Probe) -> Iterator[Probe]:
 
 def be_killed(w: Worker) -> None:
     """Be rank 0 until the others are about to queue an operation."""
-    crew = Crew(w)
+    ranks = AllRanks(w)
     library = w.collectives(w.params["library"])
     for _ in range(3):  # the others start and end a communicator, and look at what they hold
-        crew.all_say(None)
-    comm = _begin_with_killed(crew, library, library.unique_id())
+        ranks.all_say(None)
+    comm = _begin_with_killed(ranks, library, library.unique_id())
     first_sum_is_right(w, comm, w.gpu.create_stream())
-    crew.all_say(None)
+    ranks.all_say(None)
     w.die()
 
 
 def outlive(w: Worker) -> None:
     """Be a rank that outlives the killed one."""
-    crew = Crew(w)
+    ranks = AllRanks(w)
     library = w.collectives(w.params["library"])
     w.gpu.primary_context()
     stream = w.gpu.create_stream()
     with w.step("communicator before a rank is killed"):
-        _start_and_end(w, crew, library, stream)
+        _start_and_end(w, ranks, library, stream)
     before = figures(w)
-    crew.all_say(None)
-    abort_s = _lose_rank(w, crew, library, stream)
+    ranks.all_say(None)
+    abort_s = _lose_rank(w, ranks, library, stream)
     with w.step("communicator after a rank was killed"):
-        start_s, is_right = _start_and_end(w, crew, library, stream)
+        start_s, is_right = _start_and_end(w, ranks, library, stream)
     w.wait_until(lambda: not growth(before, figures(w)), SETTLES_S)
     w.record(abort_s=abort_s, start_s=start_s, wrong=not is_right, left=growth(before, figures(w)))
 
@@ -70,45 +70,45 @@ def growth(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     return {name: more for name, more in grown.items() if more >= LEAST[name]}
 
 
-def _begin_with_killed(crew: Crew, library: Collectives, unique_id: bytes | None = None) -> Communicator:
+def _begin_with_killed(ranks: AllRanks, library: Collectives, unique_id: bytes | None = None) -> Communicator:
     """A communicator in which the killed rank, the last role, is rank 0."""
-    return library.init(crew.size, crew.all_say(unique_id)[-1], crew.rank)
+    return library.init(ranks.size, ranks.all_say(unique_id)[-1], ranks.rank)
 
 
-def _begin_alone(crew: Crew, library: Collectives) -> Communicator:
-    crew.all_say(None)
+def _begin_alone(ranks: AllRanks, library: Collectives) -> Communicator:
+    ranks.all_say(None)
     return library.init(1, library.unique_id(), 0)
 
 
-def _lose_rank(w: Worker, crew: Crew, library: Collectives, stream: GpuStream) -> float:
+def _lose_rank(w: Worker, ranks: AllRanks, library: Collectives, stream: GpuStream) -> float:
     """Lose a rank in an operation; returns the seconds of the abort.
 
     Rank 0 makes the same calls with a communicator of its own, since hanging ranks are compared by them.
     """
     with w.step("communicator of a rank that will be killed"):
-        comm = (_begin_alone if crew.is_first else _begin_with_killed)(crew, library)
+        comm = (_begin_alone if ranks.is_first else _begin_with_killed)(ranks, library)
         first_sum_is_right(w, comm, stream)
-    crew.all_say(None)
-    if crew.is_first:
-        crew.others.pop().wait_gone()
+    ranks.all_say(None)
+    if ranks.is_first:
+        ranks.others.pop().wait_gone()
     with w.step("a rank is killed"), w.gpu.alloc(4) as buffer:
         # As large as the sum before: another size may first connect ranks, which waits for the killed one.
         comm.all_reduce(buffer.address, buffer.address, 1, "int32", stream)
-        crew.all_say(None)  # the rank is gone
+        ranks.all_say(None)  # the rank is gone
         began = w.clock()
         comm.abort()
         stream.synchronize()
         seconds = w.clock() - began
-    crew.all_say(None)
+    ranks.all_say(None)
     return seconds
 
 
-def _start_and_end(w: Worker, crew: Crew, library: Collectives, stream: GpuStream) -> tuple[float, bool]:
+def _start_and_end(w: Worker, ranks: AllRanks, library: Collectives, stream: GpuStream) -> tuple[float, bool]:
     """Seconds of the start of a communicator of all ranks, and whether its first sum is right."""
     began = w.clock()
-    comm = crew.begin(library)
+    comm = ranks.begin(library)
     is_right = first_sum_is_right(w, comm, stream)
     seconds = w.clock() - began
     comm.destroy()
-    crew.all_say(None)
+    ranks.all_say(None)
     return seconds, is_right

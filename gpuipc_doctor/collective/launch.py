@@ -18,7 +18,7 @@ from gpuipc_doctor.api import (
     Worker,
 )
 from gpuipc_doctor.collective import bandwidth, channels, communicators, data
-from gpuipc_doctor.collective.all_ranks import Crew
+from gpuipc_doctor.collective.all_ranks import AllRanks
 
 NAMES = {"cuda": "NCCL", "hip": "RCCL"}
 
@@ -92,38 +92,38 @@ def launches(ctx: Context) -> Iterator[Probe | Finding]:
 
 def take_part(w: Worker) -> None:
     """A rank's part in all collective checks."""
-    crew, room = Crew(w), w.params["room"]
+    ranks, room = AllRanks(w), w.params["room"]
     w.act_for("collective-start")
     library = w.collectives(w.params["library"])
     version = library.version
     w.record(version=version)
     w.tested(w.params["name"].lower(), version)
-    if crew.rank == 0:
+    if ranks.rank == 0:
         w.observe(Observed.LIBRARY, f"{w.params['name']} {version}, {w.params['file']}")
     w.gpu.primary_context()
     began = w.clock()
     with w.step("first communicator"):
-        comm = crew.begin(library)
+        comm = ranks.begin(library)
     first_s = w.clock() - began
 
     w.act_for("collective-data")
     results = data.Results()
     began = w.clock()
-    data.run(w, library, comm, [data.first_case(crew.size)], results)
+    data.run(w, library, comm, [data.first_case(ranks.size)], results)
     w.record(first=[first_s, w.clock() - began])
-    _tell_transports(w, crew, library)
-    data.run(w, library, comm, data.cases(crew.size, room), results)
+    _tell_transports(w, ranks, library)
+    data.run(w, library, comm, data.cases(ranks.size, room), results)
     data.run_on_two_streams(w, library, comm, room, results)
     missing = library.lacks("ncclCommSplit")
-    if not missing and crew.size > 1:
-        _split(w, crew, library, comm, room, results)
+    if not missing and ranks.size > 1:
+        _split(w, ranks, library, comm, room, results)
     w.record(**results.record, lacks=missing)
-    _tell_transports(w, crew, library)
+    _tell_transports(w, ranks, library)
 
     w.act_for("collective-speed")
-    figures = bandwidth.measure(w, crew, comm, room)
+    figures = bandwidth.measure(w, ranks, comm, room)
     if "seconds" in figures:
-        rate = bandwidth.bus(crew.size, figures["nbytes"], figures["seconds"])
+        rate = bandwidth.bus(ranks.size, figures["nbytes"], figures["seconds"])
         w.price(rate / 1e9, "GB/s bus bandwidth")
     w.record(speed=figures)
 
@@ -131,27 +131,27 @@ def take_part(w: Worker) -> None:
     w.record(registered=communicators.registered(w, library, comm))
     with w.step("end of the first communicator"):
         comm.destroy()
-    crew.all_say(None)
-    w.record(**communicators.cycles(w, crew, library, w.params["cycles"]))
+    ranks.all_say(None)
+    w.record(**communicators.cycles(w, ranks, library, w.params["cycles"]))
 
 
 def _split(
-    w: Worker, crew: Crew, library: Collectives, comm: Communicator, room: int, results: data.Results
+    w: Worker, ranks: AllRanks, library: Collectives, comm: Communicator, room: int, results: data.Results
 ) -> None:
     """Split the ranks into two communicators, and run operations in both at the same time. Of less than four
     ranks all are in one."""
-    colors = [rank % 2 if crew.size > 3 else 0 for rank in range(crew.size)]
-    color = colors[crew.rank]
-    members = [rank for rank in range(crew.size) if colors[rank] == color]
+    colors = [rank % 2 if ranks.size > 3 else 0 for rank in range(ranks.size)]
+    color = colors[ranks.rank]
+    members = [rank for rank in range(ranks.size) if colors[rank] == color]
     with w.step("split communicator"):
-        part = comm.split(color, crew.rank, len(members), members.index(crew.rank))
+        part = comm.split(color, ranks.rank, len(members), members.index(ranks.rank))
     data.run(w, library, part, data.cases_of_split(part.size, room), results)
     with w.step("end of the split communicator"):
         part.destroy()
 
 
-def _tell_transports(w: Worker, crew: Crew, library: Collectives) -> None:
+def _tell_transports(w: Worker, ranks: AllRanks, library: Collectives) -> None:
     found = channels.by_transport(library.log())
     w.record(channels=found)
-    if crew.rank == 0 and found:
+    if ranks.rank == 0 and found:
         w.observe(Observed.TRANSPORTS, channels.in_words(found))

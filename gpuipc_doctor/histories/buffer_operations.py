@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpuipc_doctor.api.gpu import KernelsUnavailable
 from gpuipc_doctor.histories import legality
 from gpuipc_doctor.histories.contents import WHOLE_BYTES, Part, glances, overlaid, unit_of, within
-from gpuipc_doctor.histories.memory_draft import Draft, Epoch
+from gpuipc_doctor.histories.memory_draft import Draft, Phase
 from gpuipc_doctor.histories.memory_operation import UNDRAWN, InThread, MemoryOperation
 from gpuipc_doctor.histories.memory_state import (
     FILLS,
@@ -48,8 +48,8 @@ class Allocate(MemoryOperation):
     def apply(self, m: State, op: Operation) -> None:
         m.add(op, "buffer", Storage(op.makes, op.by, m.processes[op.by].device, op.nbytes))
 
-    def draw(self, d: Draft, epoch: Epoch, nbytes: int = 0) -> Iterator[Operation]:
-        nbytes = nbytes or d.random.choice(epoch.sizes)
+    def draw(self, d: Draft, phase: Phase, nbytes: int = 0) -> Iterator[Operation]:
+        nbytes = nbytes or d.random.choice(phase.sizes)
         if d.has_room(nbytes):
             yield from d.attempt(self.do, d.process(), makes=d.number(), nbytes=nbytes)
 
@@ -112,7 +112,7 @@ class Open(MemoryOperation):
     def apply(self, m: State, op: Operation) -> None:
         m.add(op, "mapping", m.things[op.on].storage)
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
         buffers = d.state.of_kind("buffer")
         if buffers and not d.is_full:
             yield from d.elsewhere(self.do, d.random.choice(buffers))
@@ -215,7 +215,7 @@ class Write(Use):
             storage.parts = overlaid(storage.parts, first, last, [Part(first, last, op.stamp)])
         return Expected(op.stamp, storage.nbytes)
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
         if thing := d.usable(*USABLE):
             yield from d.attempt(self.do, thing.by, on=thing.number, stamp=d.number())
 
@@ -385,7 +385,7 @@ class Copy(Use):
         storage.parts = overlaid(storage.parts, begin, end, copied)
         return Expected(0, storage.nbytes)
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
         """Not to huge buffers, because a copy makes all their pages resident."""
         to, source = d.usable(*USABLE), d.usable(*USABLE)
         if to and source and to.storage.nbytes < HUGE[0]:

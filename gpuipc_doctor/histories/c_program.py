@@ -126,7 +126,7 @@ def _case(history: History, number: int, operation: Operation, parts: Sequence[P
         "value": int.from_bytes(unit_of(operation.stamp, width), "little"),
         "compared": _compared(on, parts),
         "device": f"device == devices[{exporter}]",
-        "asked": "int version; version(&version); " if is_hip else "",
+        "asked": "int version; cuDriverGetVersion(&version); " if is_hip else "",
         "imported": f"version < 70100000 ? (void *)&fd : {fd}" if is_hip else fd,
         "keeps_new": f" where[{makes}] = -1;" if is_hip else "",
         "keeps_exported": f" where[{on}] = fd;" if is_hip else "",

@@ -10,7 +10,7 @@ from functools import partial
 
 from gpuipc_doctor.api.gpu import NOT_PERMITTED
 from gpuipc_doctor.histories import leaks
-from gpuipc_doctor.histories.crew import Crew, Failed, Start, perform
+from gpuipc_doctor.histories.case_processes import Failed, Processes, Start, perform
 from gpuipc_doctor.histories.generator import Generator
 from gpuipc_doctor.histories.leaks import repeated
 from gpuipc_doctor.histories.memory_model import Model, legal
@@ -23,10 +23,10 @@ SHRINK_S = 40.0
 """Time limit for shrinking a failed history. On a busy node, 10 s left 25 steps of what needs 3."""
 
 LOOP = 40
-"""Repetitions of the failing epoch if it does not fail alone: some faults appear only at the 33rd import."""
+"""Repetitions of the failing phase if it does not fail alone: some faults appear only at the 33rd import."""
 
 LATEST = 10_000
-"""Operations from the end of the history that fresh processes repeat if the last epoch alone does not fail:
+"""Operations from the end of the history that fresh processes repeat if the last phase alone does not fail:
 25 s on an H200."""
 
 RACE_TRIES = 4
@@ -58,10 +58,10 @@ class Bench:
     lag_s: float = 0.0
     """Seconds after which the device's memory figures are stable."""
 
-    def crew(self, plans: dict[int, ProcessPlan]) -> Crew:
+    def started(self, plans: dict[int, ProcessPlan]) -> Processes:
         """Processes that will start as planned."""
         settle, idle = partial(self.wait, self.lag_s), partial(self.wait, IDLE_S)
-        return Crew(self.start, plans, self.limit_s, settle, idle)
+        return Processes(self.start, plans, self.limit_s, settle, idle)
 
 
 @dataclass
@@ -110,14 +110,14 @@ def replay(
                 performed.append(operation)
                 yield len(performed) - 1, operation, model.apply(operation)
 
-    crew = bench.crew(unrolled.processes)
-    disagreement = perform(crew, expected())
+    processes = bench.started(unrolled.processes)
+    disagreement = perform(processes, expected())
     if rests is not None:
-        rests += crew.rests
+        rests += processes.rests
     if disagreement:
-        crew.kill()
+        processes.kill()
         return disagreement, disagreement.end_of(performed)
-    crew.end()
+    processes.end()
     return None, performed
 
 
@@ -171,107 +171,107 @@ class _Exploration:
         self.explored = explored
         self._bench = bench
         self._generator = generator
-        self._crew = bench.crew(generator.plans)
+        self._processes = bench.started(generator.plans)
         self._performed: list[Operation] = []
         self._first_time = 0
-        """Number of operations generated so far, without those of repeated epochs."""
-        self._epoch_at = 0
+        """Number of operations generated so far, without those of repeated phases."""
+        self._phase_at = 0
         self._begins: list[int] = []
-        """Index of each epoch's first operation."""
+        """Index of each phase's first operation."""
         self._watch = leaks.Watch()
         self._dismissed: dict[str, set[str]] = {}
         """Figure → the kinds of operations that do not make it grow with each repetition."""
         self._leaking: History | None = None
-        """The repeated epoch with which a figure grows."""
+        """The repeated phase with which a figure grows."""
 
     def run(self, time_s: float) -> None:
         began = self._bench.clock()
-        explored, crew = self.explored, self._crew
-        explored.first = first = perform(crew, self._generate(began + time_s))
-        explored.operations, explored.compared = crew.performed, crew.compared
+        explored, processes = self.explored, self._processes
+        explored.first = first = perform(processes, self._generate(began + time_s))
+        explored.operations, explored.compared = processes.performed, processes.compared
         explored.elapsed_s = self._bench.clock() - began
         explored.dismissed = list(self._dismissed)
-        explored.done = dict(Counter(operation.do for operation in self._performed[: crew.performed]))
+        explored.done = dict(Counter(operation.do for operation in self._performed[: processes.performed]))
         if first is None:
-            crew.end()
+            processes.end()
         else:
-            crew.kill()
+            processes.kill()
             explored.history = self._leaking or self._history(0, first)
             since = next(begin for begin in self._begins if len(self._performed) - begin <= LATEST)
             latest = self._history(since, first)
-            _shorten(self._bench, explored, latest, self._leaking or self._history(self._epoch_at, first))
+            _shorten(self._bench, explored, latest, self._leaking or self._history(self._phase_at, first))
 
     def _generate(self, until: float) -> Iterator[tuple[int, Operation, Expected]]:
         before: Mapping[str, int] = {}
         while self._first_time < self.explored.wanted and self._bench.clock() < until:
-            self._epoch_at = len(self._performed)
-            self._begins.append(self._epoch_at)
-            yield from self._epoch(self._generator.epoch())
-            epoch = self._history(self._epoch_at)
-            self._first_time += len(epoch.operations)
-            rises = self._watch.rises(self._crew.rests)
+            self._phase_at = len(self._performed)
+            self._begins.append(self._phase_at)
+            yield from self._phase(self._generator.phase())
+            phase = self._history(self._phase_at)
+            self._first_time += len(phase.operations)
+            rises = self._watch.rises(self._processes.rests)
             suspects = {name: rise for name, rise in rises.items() if name in before or name in leaks.EXACT}
             before = rises
-            confirmed = yield from self._confirm(epoch, self._suspects(suspects, epoch))
+            confirmed = yield from self._confirm(phase, self._suspects(suspects, phase))
             for name in suspects.keys() - confirmed.keys() - {"device"}:
-                self._dismiss(name, epoch)
-            self._look_for_leaks(self._suspects(confirmed, epoch), epoch)
+                self._dismiss(name, phase)
+            self._look_for_leaks(self._suspects(confirmed, phase), phase)
 
     def _confirm(
-        self, epoch: History, rises: dict[str, int]
+        self, phase: History, rises: dict[str, int]
     ) -> abc.Generator[tuple[int, Operation, Expected], None, dict[str, int]]:
-        """Repeat an epoch in the same processes. Returns the latest rise of what rose each time."""
+        """Repeat a phase in the same processes. Returns the latest rise of what rose each time."""
         for _ in range(leaks.REPEATED):
             if not rises:
                 break
             began = self._bench.clock()
-            yield from self._epoch(self._generator.repeat(epoch.operations))
+            yield from self._phase(self._generator.repeat(phase.operations))
             took = max(self._bench.clock() - began, leaks.IDLE_S)
-            latest = self._watch.rises(self._crew.rests)
+            latest = self._watch.rises(self._processes.rests)
             rises = {name: latest[name] for name in rises if name in latest}
         if rise := rises.get("device"):
             yield from self._idle(leaks.IDLE_S)
-            if leaks.changed(self._crew.rests) * took / leaks.IDLE_S >= rise / 2:
+            if leaks.changed(self._processes.rests) * took / leaks.IDLE_S >= rise / 2:
                 self._dismissed["device"] = set(TYPES)
         return rises
 
-    def _epoch(
+    def _phase(
         self, generated: Iterable[tuple[Operation, Expected]]
     ) -> Iterator[tuple[int, Operation, Expected]]:
-        """Operations for the crew, all of which it has performed when this ends."""
-        self._crew.rests.clear()
+        """Operations for the processes, all of which they have performed when this ends."""
+        self._processes.rests.clear()
         for number, (operation, expected) in enumerate(generated):
             if number % SIGN_OF_LIFE == 0:
                 with self._bench.step(f"operations from {len(self._performed) + 1} on"):
                     pass
             self._performed.append(operation)
             yield len(self._performed) - 1, operation, expected
-        self._crew.flush()
+        self._processes.flush()
 
     def _idle(self, seconds: float) -> Iterator[tuple[int, Operation, Expected]]:
         """Have the processes rest, wait, and have them rest again."""
-        latest, repeat = list(self._crew.rests), self._generator.repeat
+        latest, repeat = list(self._processes.rests), self._generator.repeat
         with self._bench.step("wait without operations"):
             self._bench.wait(seconds)
-        yield from self._epoch(repeat(()))
-        self._crew.rests[:0] = latest
+        yield from self._phase(repeat(()))
+        self._processes.rests[:0] = latest
 
-    def _suspects(self, rises: Mapping[str, int], epoch: History) -> dict[str, int]:
+    def _suspects(self, rises: Mapping[str, int], phase: History) -> dict[str, int]:
         """The figures whose rise may be the fault of an operation for which they were not dismissed."""
-        kinds = {operation.do for operation in epoch.operations}
+        kinds = {operation.do for operation in phase.operations}
         return {name: rise for name, rise in rises.items() if kinds - self._dismissed.get(name, set())}
 
-    def _look_for_leaks(self, suspects: Mapping[str, int], epoch: History) -> None:
-        """Repeat the epoch in fresh processes; raises `Failed` if a suspicious figure grows each time."""
+    def _look_for_leaks(self, suspects: Mapping[str, int], phase: History) -> None:
+        """Repeat the phase in fresh processes; raises `Failed` if a suspicious figure grows each time."""
         for name, rise in suspects.items():
-            repeated = replace(epoch, times=leaks.repetitions(name, rise))
+            repeated = replace(phase, times=leaks.repetitions(name, rise))
             if found := replay_leak(self._bench, repeated, name):
                 self._leaking = repeated
                 raise Failed(found)
-            self._dismiss(name, epoch)
+            self._dismiss(name, phase)
 
-    def _dismiss(self, name: str, epoch: History) -> None:
-        self._dismissed.setdefault(name, set()).update(operation.do for operation in epoch.operations)
+    def _dismiss(self, name: str, phase: History) -> None:
+        self._dismissed.setdefault(name, set()).update(operation.do for operation in phase.operations)
 
     def _history(self, begin: int, failed: Disagreement | None = None) -> History:
         generator = self._generator
@@ -280,14 +280,14 @@ class _Exploration:
         return whole.of(operations[begin:])
 
 
-def _shorten(bench: Bench, explored: Explored, whole: History, epoch: History) -> None:
+def _shorten(bench: Bench, explored: Explored, whole: History, phase: History) -> None:
     """Replay the failing history and shrink it in fresh processes."""
     first, until = explored.first, bench.clock() + SHRINK_S
     assert first is not None
     if first.what == "hang":
         bench = replace(bench, limit_s=bench.limit_s * HANG_FRACTION)
-    others = [] if first.what == "leak" else [replace(epoch, times=LOOP), whole]
-    for candidate in (epoch, *others):
+    others = [] if first.what == "leak" else [replace(phase, times=LOOP), whole]
+    for candidate in (phase, *others):
 
         def fails(operations: Sequence[Operation], like: History = candidate) -> Sequence[Operation] | None:
             return _fails(bench, like.of(operations), first)

@@ -1,6 +1,6 @@
-"""Random valid histories: epochs with different weights; each epoch ends with everything released.
+"""Random valid histories: phases with different weights; each phase ends with everything released.
 
-With `Limits.scenes`, the composed histories of `scenes` come first, one an epoch; all others are drawn.
+With `Limits.composed`, the `composed_cases` come first, one a phase; all other phases are drawn.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from random import Random
 from typing import Any
 
 from gpuipc_doctor.histories.buffer_operations import HUGE, Allocate
-from gpuipc_doctor.histories.memory_draft import Draft, Epoch, Limits
+from gpuipc_doctor.histories.composed_cases import compose
+from gpuipc_doctor.histories.memory_draft import Draft, Limits, Phase
 from gpuipc_doctor.histories.memory_model import Model
 from gpuipc_doctor.histories.memory_operations import FAMILIES, MACROS, TYPES, WAYS, without_families
 from gpuipc_doctor.histories.memory_state import FILLS, NOTHING, USABLE, Expected
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
-from gpuipc_doctor.histories.scenes import play
 
 SMALL = (256, 512, 4096, 65536)
 ODD = (1, 8, 1000, 5000, 146064, 226656)
@@ -29,9 +29,9 @@ VARIED = 0.25
 PIECES = (1, 3, 64, 257, 4096, 65536 + 1, 1 << 20)
 """Bytes of the parts of memory that are written, read and copied."""
 
-EPOCH_OPERATIONS = (60, 160)
-AT_ONCE_EPOCHS = 0.5
-"""Probability that two processes of an epoch perform operations at the same time, where that is valid."""
+PHASE_OPERATIONS = (60, 160)
+AT_ONCE_PHASES = 0.5
+"""Probability that two processes of a phase perform operations at the same time, where that is valid."""
 
 _DRAWN = [operation for operation in TYPES.values() if operation.weight >= 0]
 _KILL = [operation.do for operation in _DRAWN].index("kill") + 1
@@ -40,14 +40,14 @@ WEIGHTS = {
     **MACROS,
     **{operation.do: operation.weight for operation in _DRAWN[_KILL:] if not operation.is_wide},
 }
-"""Base weight of each operation; each epoch multiplies it by a factor drawn from `SWARM`. The histories of
+"""Base weight of each operation; each phase multiplies it by a factor drawn from `SWARM`. The histories of
 seeds depend on the order."""
 
 WIDE_WEIGHTS = {operation.do: operation.weight for operation in _DRAWN if operation.is_wide}
 """Weights that wide histories have in addition."""
 
 SWARM = (0.0, 0.5, 1.0, 1.0, 3.0)
-"""Each epoch picks one of these factors for each weight (swarm testing: Groce et al., ISSTA 2012)."""
+"""Each phase picks one of these factors for each weight (swarm testing: Groce et al., ISSTA 2012)."""
 
 ALWAYS = (
     *("allocate", "open", "create", "create-fabric", "import", "import-fabric"),
@@ -56,16 +56,16 @@ ALWAYS = (
 """Operations that keep their base weight, since others need what they make."""
 
 FOCUS = 0.6
-"""Probability that an epoch uses only one sharing method, so that objects of this method interact often."""
+"""Probability that a phase uses only one sharing method, so that objects of this method interact often."""
 
-HUGE_EPOCHS = 0.1
-"""Probability that an epoch of a wide history (see `Limits`) also uses very large memory."""
+HUGE_PHASES = 0.1
+"""Probability that a phase of a wide history (see `Limits`) also uses very large memory."""
 
 OTHER_SIZE = 0.3
 """Probability, in a wide history, that freed memory is followed by memory of another size."""
 
-SAME_CREW = 0.75
-"""Probability that a process of an earlier epoch takes part, rather than a new process."""
+SAME_PROCESSES = 0.75
+"""Probability that a process of an earlier phase takes part, rather than a new process."""
 
 RELEASES = (
     ("destroy-event", "imported-event"),
@@ -100,21 +100,21 @@ class Generator(Draft):
         self.backend, self.seed, self.without, self.peers = backend, seed, without, peers
         self._chance = Random(~seed)
         """Chooses what does not affect the operations, so that a seed always gives the same operations."""
-        self._scenes = play(self) if limits.scenes else iter(())
-        self._follows_scenes = limits.scenes
-        """Whether the next epoch is the first after the scenes, in which processes act one by one: in it they
-        act at once, in however few epochs follow."""
+        self._composed = compose(self) if limits.composed else iter(())
+        self._follows_composed = limits.composed
+        """Whether the next phase is the first after the composed cases, in which processes act one by one: in
+        it they act at once, in however few phases follow."""
         self._at_once = False
-        self._epochs = 0
+        self._phases = 0
         self._expected = NOTHING
 
-    def epoch(self) -> Iterator[tuple[Operation, Expected]]:
-        """Generate one epoch: its operations with their expected data."""
+    def phase(self) -> Iterator[tuple[Operation, Expected]]:
+        """Generate one phase: its operations with their expected data."""
         for operation in self._operations():
             yield operation, self._expected
 
     def repeat(self, operations: Iterable[Operation]) -> Iterator[tuple[Operation, Expected]]:
-        """Generate an epoch's operations once more, with new objects, in those of its processes that live."""
+        """Generate a phase's operations once more, with new objects, in those of its processes that live."""
         numbers = defaultdict[int, int](self.number)
         for operation in self._valid(
             operation.renumbered(numbers.__getitem__)
@@ -122,37 +122,37 @@ class Generator(Draft):
             if operation.do not in ("kill", "rest")
         ):
             yield operation, self._expected
-        for operation in self._end_epoch():
+        for operation in self._end_phase():
             yield operation, self._expected
 
     def _operations(self) -> Iterator[Operation]:
-        if (scene := next(self._scenes, None)) is not None:
+        if (case := next(self._composed, None)) is not None:
             self._at_once = False
-            yield from self._first_rest({operation.by for operation in scene})
-            yield from self._valid(scene)
-            yield from self._end_epoch()
+            yield from self._first_rest({operation.by for operation in case})
+            yield from self._valid(case)
+            yield from self._end_phase()
             return
-        epoch = self._plan()
-        self._at_once = self._chance.random() < AT_ONCE_EPOCHS or self._follows_scenes
-        self._follows_scenes = False
-        self._choose_crew(self.random.randint(2, self.limits.processes))
-        yield from self._first_rest(set(self.crew))
-        for _ in range(epoch.operations):
-            yield from self._step(epoch)
-        yield from self._end_epoch()
+        phase = self._plan()
+        self._at_once = self._chance.random() < AT_ONCE_PHASES or self._follows_composed
+        self._follows_composed = False
+        self._choose_processes(self.random.randint(2, self.limits.processes))
+        yield from self._first_rest(set(self.processes))
+        for _ in range(phase.operations):
+            yield from self._step(phase)
+        yield from self._end_phase()
 
     def _valid(self, operations: Iterable[Operation]) -> Iterator[Operation]:
         for operation in operations:
             if operation.do not in self.without and not self.model.illegal(operation):
                 yield self._made(operation)
 
-    def _first_rest(self, crew: set[int]) -> Iterator[Operation]:
-        """Have all processes show their usage before an epoch, if new ones take part."""
-        if crew - self.model.processes.keys():
-            for process in sorted(crew | self.model.processes.keys()):
+    def _first_rest(self, chosen: set[int]) -> Iterator[Operation]:
+        """Have all processes show their usage before a phase, if new ones take part."""
+        if chosen - self.model.processes.keys():
+            for process in sorted(chosen | self.model.processes.keys()):
                 yield self._made(Operation("rest", process))
 
-    def _end_epoch(self) -> Iterator[Operation]:
+    def _end_phase(self) -> Iterator[Operation]:
         """Read through every address, release everything in random order, and have all processes rest."""
         for thing in sorted(self.model.of_kind(*USABLE), key=lambda thing: thing.by):
             yield from self.attempt("read", thing.by, on=thing.number)
@@ -167,7 +167,7 @@ class Generator(Draft):
         for number in list(self.model.processes):
             yield self._made(Operation("rest", number))
 
-    def _plan(self) -> Epoch:
+    def _plan(self) -> Phase:
         random = self.random
         possible = WEIGHTS | WIDE_WEIGHTS if self.limits.wide else WEIGHTS
         weights = {
@@ -185,30 +185,30 @@ class Generator(Draft):
             weights.pop("kill", None)
         kinds = [SMALL, SMALL, SMALL + ODD, ODD, SMALL + LARGE, LARGE]
         sizes = tuple(random.sample(kind := random.choice(kinds), min(len(kind), random.randint(1, 4))))
-        if self.limits.wide and random.random() < HUGE_EPOCHS:
+        if self.limits.wide and random.random() < HUGE_PHASES:
             sizes = (*sizes, *HUGE)
-        return Epoch(weights, sizes, random.randint(*EPOCH_OPERATIONS))
+        return Phase(weights, sizes, random.randint(*PHASE_OPERATIONS))
 
-    def _choose_crew(self, size: int) -> None:
-        """Choose an epoch's processes: first one on each device in turn, so that every device takes part.
+    def _choose_processes(self, size: int) -> None:
+        """Choose a phase's processes: first one on each device in turn, so that every device takes part.
 
-        Those of the scenes suffice, where there are scenes: starting a process takes long.
+        Those of the composed cases suffice, where there are composed cases: starting a process takes long.
         """
-        staff = self.alive()
-        device = self._epochs % self.devices
-        self._epochs += 1
-        here = [number for number in staff if self.plans[number].device == device]
-        self.crew = [self.random.choice(here) if here else self.hire(device)]
+        alive = self.alive()
+        device = self._phases % self.devices
+        self._phases += 1
+        here = [number for number in alive if self.plans[number].device == device]
+        self.processes = [self.random.choice(here) if here else self.plan_process(device)]
         if self.devices > 1:
-            self.latest = self.crew[0]  # it begins
-        most = self.devices + (0 if self.limits.scenes else self.limits.processes - 1)
-        while len(self.crew) < size:
-            others = [number for number in staff if number not in self.crew]
-            full = len(set(staff) | set(self.crew)) >= most
-            if others and (full or self.random.random() < SAME_CREW):
-                self.crew.append(self.random.choice(others))
+            self.latest = self.processes[0]  # it begins
+        most = self.devices + (0 if self.limits.composed else self.limits.processes - 1)
+        while len(self.processes) < size:
+            others = [number for number in alive if number not in self.processes]
+            full = len(set(alive) | set(self.processes)) >= most
+            if others and (full or self.random.random() < SAME_PROCESSES):
+                self.processes.append(self.random.choice(others))
             else:
-                self.crew.append(self.hire(self.random.randrange(self.devices)))
+                self.processes.append(self.plan_process(self.random.randrange(self.devices)))
 
     def _made(self, operation: Operation) -> Operation:
         if self._at_once and self.model.joins(operation):
@@ -217,19 +217,19 @@ class Generator(Draft):
         self.latest = operation.by
         return operation
 
-    def _step(self, epoch: Epoch) -> Iterator[Operation]:
+    def _step(self, phase: Phase) -> Iterator[Operation]:
         """One operation, or the operations of a macro; empty if the chosen operation is not valid now."""
-        self.crew = [
-            self.hire(self.plans[number].device) if number in self.model.ended else number
-            for number in self.crew
+        self.processes = [
+            self.plan_process(self.plans[number].device) if number in self.model.ended else number
+            for number in self.processes
         ]
-        (do,) = self.random.choices(list(epoch.weights), list(epoch.weights.values()))
+        (do,) = self.random.choices(list(phase.weights), list(phase.weights.values()))
         if do == "share":
-            yield from self._share(epoch)
+            yield from self._share(phase)
         elif do == "recycle":
-            yield from self._recycle(epoch)
+            yield from self._recycle(phase)
         else:
-            yield from TYPES[do].draw(self, epoch)
+            yield from TYPES[do].draw(self, phase)
 
     def attempt(self, do: str, by: int, **fields: Any) -> Iterator[Operation]:
         operation = Operation(do, by, **fields)
@@ -261,14 +261,14 @@ class Generator(Draft):
 
     # -- macros -------------------------------------------------------------------------------------------
 
-    def _share(self, epoch: Epoch, nbytes: int = 0, users: tuple[int, ...] = ()) -> Iterator[Operation]:
+    def _share(self, phase: Phase, nbytes: int = 0, users: tuple[int, ...] = ()) -> Iterator[Operation]:
         """Allocate a buffer, write it and have all other processes open and read it."""
-        made = list(Allocate().draw(self, epoch, nbytes))
+        made = list(Allocate().draw(self, phase, nbytes))
         yield from made
         for operation in made:
             buffer, owner = operation.makes, operation.by
             yield self._made(Operation("write", owner, on=buffer, stamp=self.number()))
-            others = [number for number in self.crew if number != owner]
+            others = [number for number in self.processes if number != owner]
             chosen = [user for user in users if user in others] or [self.random.choice(others)]
             for user in chosen:
                 opened = list(self.attempt("open", user, on=buffer, makes=self.number()))
@@ -276,13 +276,13 @@ class Generator(Draft):
                 for mapping in opened:
                     yield from self.attempt("read", user, on=mapping.makes)
 
-    def _recycle(self, epoch: Epoch) -> Iterator[Operation]:
+    def _recycle(self, phase: Phase) -> Iterator[Operation]:
         """Close and free memory, then give its users a new buffer of the same size."""
         if (buffer := self.pick("buffer")) is None:
             return
         mappings = [thing for thing in self.model.others_of(buffer) if thing.kind == "mapping"]
         users = tuple({mapping.by for mapping in mappings})
-        if epoch.weights.get("free-open") and self.random.random() < 0.7:
+        if phase.weights.get("free-open") and self.random.random() < 0.7:
             yield from self.attempt("free-open", buffer.by, on=buffer.number)
         else:
             for mapping in mappings:
@@ -291,5 +291,5 @@ class Generator(Draft):
         self.latest = buffer.by
         nbytes = buffer.storage.nbytes
         if self.limits.wide and self.random.random() < OTHER_SIZE:
-            nbytes = self.random.choice(epoch.sizes)
-        yield from self._share(epoch, nbytes, users)
+            nbytes = self.random.choice(phase.sizes)
+        yield from self._share(phase, nbytes, users)

@@ -12,14 +12,14 @@ NOISE = {"descriptors": 0, "threads": 0, "addresses": 0, "device": 0, "host": 5 
 """Figure → growth over the last third of the repetitions that counts as noise; see `api.process_leaks`."""
 
 SUSPECT = {"descriptors": 1, "threads": 1, "addresses": 64 << 10, "device": 64 << 10, "host": 1 << 20}
-"""Figure → rise since the last idle time from which the figure is suspicious. The epoch is repeated if the
-figure is `EXACT`, or rose in two epochs in a row."""
+"""Figure → rise since the last idle time from which the figure is suspicious. The phase is repeated if the
+figure is `EXACT`, or rose in two phases in a row."""
 
 EXACT = ("device", "descriptors", "threads")
 """Figures that one rise makes suspicious: operations alone change them."""
 
 REPEATED = 2
-"""Times that processes repeat an epoch in which a figure rose, before fresh ones do. A driver reserves memory
+"""Times that processes repeat a phase in which a figure rose, before fresh ones do. A driver reserves memory
 and addresses when a call is first made; a leak makes them rise each time."""
 
 WORDS = {

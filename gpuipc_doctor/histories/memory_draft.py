@@ -22,17 +22,17 @@ class Limits:
 
     room: int = 64 << 20
     processes: int = 3
-    """Maximum processes in an epoch on one device; each further device adds one."""
+    """Maximum processes in a phase on one device; each further device adds one."""
     objects: int = 24
     wide: bool = False
     """Whether to add second streams, idle time, huge memory and reuse with other sizes."""
-    scenes: bool = False
-    """Whether to begin with the composed histories of `scenes`."""
+    composed: bool = False
+    """Whether to begin with the composed histories of `composed_cases`."""
 
 
 @dataclass
-class Epoch:
-    """The weights of one epoch."""
+class Phase:
+    """The weights of one phase."""
 
     weights: dict[str, float]
     sizes: tuple[int, ...]
@@ -48,8 +48,8 @@ class Draft(ABC):
         self.random = Random(seed)
         self.vary = Random(f"vary {seed}")
         """Chooses the dimensions of an operation, so that a seed always gives the same operations."""
-        self.crew: list[int] = []
-        """The processes of the epoch."""
+        self.processes: list[int] = []
+        """The processes of the phase."""
         self.latest = 0
         self._numbers = 0
 
@@ -62,7 +62,7 @@ class Draft(ABC):
         self._numbers += 1
         return self._numbers
 
-    def hire(self, device: int) -> int:
+    def plan_process(self, device: int) -> int:
         """Plan a process; it exists from its first operation on."""
         number = len(self.plans) + 1
         self.plans[number] = ProcessPlan(device, self.random.random() < 0.5)
@@ -76,19 +76,19 @@ class Draft(ABC):
         new."""
         alive = self.alive()
         first = [number for number in alive if device is None or self.plans[number].device == device][:1]
-        crew = first or [self.hire(device or 0)]
-        crew += [number for number in alive if number not in crew][: size - 1]
-        while len(crew) < size:
-            staffed = Counter(self.plans[number].device for number in [*alive, *crew])
-            crew.append(self.hire(min(range(self.devices), key=staffed.__getitem__)))
-        return crew
+        chosen = first or [self.plan_process(device or 0)]
+        chosen += [number for number in alive if number not in chosen][: size - 1]
+        while len(chosen) < size:
+            of_devices = Counter(self.plans[number].device for number in [*alive, *chosen])
+            chosen.append(self.plan_process(min(range(self.devices), key=of_devices.__getitem__)))
+        return chosen
 
     # -- choosing -----------------------------------------------------------------------------------------
 
     def process(self) -> int:
-        if self.latest in self.crew and self.random.random() < STAYS:
+        if self.latest in self.processes and self.random.random() < STAYS:
             return self.latest
-        return self.random.choice(self.crew)
+        return self.random.choice(self.processes)
 
     def pick(self, *kinds: str) -> Thing | None:
         """A random object of these kinds, preferably of the current process."""
@@ -108,7 +108,7 @@ class Draft(ABC):
 
     def elsewhere(self, do: str, thing: Thing) -> Iterator[Operation]:
         """The operation on another process's object."""
-        others = [number for number in self.crew if number != thing.by]
+        others = [number for number in self.processes if number != thing.by]
         yield from self.attempt(do, self.random.choice(others), on=thing.number, makes=self.number())
 
     @property

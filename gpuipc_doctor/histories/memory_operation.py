@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from gpuipc_doctor.histories.memory_draft import Draft, Epoch
+from gpuipc_doctor.histories.memory_draft import Draft, Phase
 from gpuipc_doctor.histories.memory_state import USABLE, Expected, State
 from gpuipc_doctor.histories.operations import Operation
 from gpuipc_doctor.histories.performer import Performer
 
 UNDRAWN = -1.0
-"""Weight of operations that only scenes perform, and macros."""
+"""Weight of operations that only composed cases have, and macros."""
 
 
 class MemoryOperation:
@@ -31,7 +31,7 @@ class MemoryOperation:
     noun: ClassVar[str] = ""
     """What such an object is called; by default its kind."""
     weight: ClassVar[float] = UNDRAWN
-    """Base weight in a random epoch."""
+    """Base weight in a random phase."""
     is_wide: ClassVar[bool] = False
     """Whether only wide histories draw it."""
     needs: ClassVar[tuple[str, ...]] = ()
@@ -53,7 +53,7 @@ class MemoryOperation:
     harms: ClassVar[str] = ""
     """Step of `model.Probe.harms` that it includes."""
     rare: ClassVar[str] = ""
-    """Why the acceptance tier performs it less often than `scenes.FLOOR`."""
+    """Why the acceptance tier performs it less often than `composed_case.FLOOR`."""
 
     # -- the model ----------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class MemoryOperation:
 
     # -- drawing ------------------------------------------------------------------------------------------
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
         """The operation with random arguments; nothing if it is not valid now."""
         if not self.on:
             yield from d.attempt(self.do, d.process())

@@ -1,4 +1,4 @@
-"""An epoch of messages in the making: what its operations share, and the moves that complete each other."""
+"""A phase of messages in the making: what its operations share, and the moves that complete each other."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ MOST_IN_BLOCKS = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
-    """The weights of one epoch, one for each draw. Other fields of type float are probabilities."""
+class Phase:
+    """The weights of one phase, one for each draw. Other fields of type float are probabilities."""
 
     weights: tuple[float, ...]
     sizes: tuple[int, ...]
@@ -51,9 +51,9 @@ class Epoch:
 
 
 class Draft:
-    """The operations of an epoch so far, and the state of all ranks after them."""
+    """The operations of a phase so far, and the state of all ranks after them."""
 
-    epoch: Epoch
+    phase: Phase
 
     def __init__(self, model: Model, random: Random, lacks: tuple[str, ...], *, huge: bool) -> None:
         """``huge``: whether messages may be very large."""
@@ -83,7 +83,7 @@ class Draft:
 
     def size_for(self, to: int) -> int:
         """The size for which this rank has received the fewest messages."""
-        size = min(self.epoch.sizes, key=lambda size: (self._drawn[size, to], self.random.random()))
+        size = min(self.phase.sizes, key=lambda size: (self._drawn[size, to], self.random.random()))
         self._drawn[size, to] += 1
         return size
 
@@ -100,17 +100,17 @@ class Draft:
         return [message for message in self.model.unexpected if message.sent.peer in free]
 
     def size(self) -> int:
-        return self.random.choice(self.epoch.sizes)
+        return self.random.choice(self.phase.sizes)
 
     def tag(self) -> int:
-        return self.random.choice(self.epoch.tags)
+        return self.random.choice(self.phase.tags)
 
     def communicator(self) -> int:
         return self.random.choice(list(self.model.communicators))
 
     def kind(self, nbytes: int) -> str:
         """The layout of a message of this size."""
-        kind = self.random.choice(KINDS) if self.chance(self.epoch.derived) else ""
+        kind = self.random.choice(KINDS) if self.chance(self.phase.derived) else ""
         if LAYOUTS[kind].is_derived and not self._has_derived:
             return ""
         fits = nbytes <= MOST_IN_BLOCKS and nbytes and LAYOUTS[kind].fits(nbytes)
@@ -148,7 +148,7 @@ class Draft:
     def buffer(self, by: int, kind: str, nbytes: int, *, other: int = 0) -> int:
         """An unused buffer of a rank that has room for a message of this kind and size; may allocate it."""
         nbytes = LAYOUTS[kind].extent(nbytes)
-        where = WHERE[0] if self.chance(self.epoch.on_device) else WHERE[1]
+        where = WHERE[0] if self.chance(self.phase.on_device) else WHERE[1]
         excluded = self.model.in_use | {other}
         idle = [
             number
@@ -157,7 +157,7 @@ class Draft:
         ]
         if idle and self.chance(0.95):
             return self.random.choice(idle)
-        number, size = self.number(), max(nbytes, *self.epoch.sizes, 8)
+        number, size = self.number(), max(nbytes, *self.phase.sizes, 8)
         size = size if self.chance(0.7) else max(nbytes, 8)
         self._make_room(size)
         self.add(Operation("allocate", by, makes=number, nbytes=size, kind=where))
@@ -185,13 +185,13 @@ class Draft:
         return self.add(replace(plain, do=do, on=on, makes=makes, nbytes=nbytes, stamp=stamp, kind=kind))
 
     def receive(self, by: int, source: int, nbytes: int, tag: int, within: int, *, blocks: bool) -> bool:
-        source = ANY_SOURCE if self.chance(self.epoch.any_source) else source
-        tag = ANY_TAG if self.chance(self.epoch.any_tag) else tag
+        source = ANY_SOURCE if self.chance(self.phase.any_source) else source
+        tag = ANY_TAG if self.chance(self.phase.any_tag) else tag
         plain = Operation("recv", by, nbytes=nbytes, peer=source, tag=tag, within=within)
         if sent := self.model.partner(plain):
             nbytes = sent.nbytes
         room = nbytes
-        if self.chance(self.epoch.longer):
+        if self.chance(self.phase.longer):
             room = max(nbytes, self.size())
         kind = self.kind(room)
         on = self.buffer(by, kind, room)
@@ -263,8 +263,8 @@ class Draft:
             return False
         tag = wants.tag if wants.tag != ANY_TAG else self.tag()
         nbytes = wants.nbytes
-        shorter = [size for size in self.epoch.sizes if size < nbytes]
-        if shorter and self.chance(self.epoch.longer):
+        shorter = [size for size in self.phase.sizes if size < nbytes]
+        if shorter and self.chance(self.phase.longer):
             nbytes = self.random.choice(shorter)
         by = self.random.choice(senders)
         operation = Operation("send", by, peer=wants.by, tag=tag, within=receive.within, stamp=1)

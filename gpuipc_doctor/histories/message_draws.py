@@ -106,7 +106,7 @@ def probe(draft: Draft) -> None:
         return
     message = draft.random.choice(arrived)
     sent = message.sent
-    tag = ANY_TAG if draft.chance(draft.epoch.any_tag) else sent.tag
+    tag = ANY_TAG if draft.chance(draft.phase.any_tag) else sent.tag
     do = draft.random.choice(("probe", "iprobe", "matched-probe"))
     probed = Operation(do, sent.peer, peer=sent.by, tag=tag, within=message.within)
     if do != "matched-probe":
@@ -197,14 +197,14 @@ def truncate(draft: Draft) -> None:
 
 
 class Draw(NamedTuple):
-    """What can be drawn, with its base weight, which an epoch multiplies by a random factor."""
+    """What can be drawn, with its base weight, which a phase multiplies by a random factor."""
 
     draw: Callable[[Draft], None]
     weight: float
     always: bool = False
-    """Whether its weight is positive in every epoch."""
+    """Whether its weight is positive in every phase."""
     more: float = 0.0
-    """Added to its weight in epochs after the common ones."""
+    """Added to its weight in phases after the common ones."""
 
 
 DRAWS = (

@@ -1,4 +1,4 @@
-"""Random valid messages between ranks, in epochs with different weights; none outlasts its epoch."""
+"""Random valid messages between ranks, in phases with different weights; none outlasts its phase."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuipc_doctor.histories.group_cases import (
     ONE_SIDED,
 )
 from gpuipc_doctor.histories.group_cases import DERIVED as OF_DERIVED_TYPE
-from gpuipc_doctor.histories.message_draft import MIDDLE, Draft, Epoch
+from gpuipc_doctor.histories.message_draft import MIDDLE, Draft, Phase
 from gpuipc_doctor.histories.message_draws import DRAWS
 from gpuipc_doctor.histories.message_memories import DEVICE
 from gpuipc_doctor.histories.message_model import Model
@@ -32,13 +32,13 @@ LARGE = (256 << 10, 1 << 20, (1 << 20) + 40)
 HUGE = (4 << 20,)
 """Message sizes in bytes, beside those of `MIDDLE`."""
 
-EPOCH_OPERATIONS = (60, 160)
+PHASE_OPERATIONS = (60, 160)
 
-COMMON_EPOCHS = 18
-"""Number of first epochs that are the same for every library, given the same seed and number of ranks."""
+COMMON_PHASES = 18
+"""Number of first phases that are the same for every library, given the same seed and number of ranks."""
 
 MOST_ROUNDS = 1000
-"""Maximum rounds of matching pending operations at an epoch's end; a few are enough."""
+"""Maximum rounds of matching pending operations at a phase's end; a few are enough."""
 
 GROUP_CALL = 0.05
 """Probability that a call of all ranks follows an operation."""
@@ -49,7 +49,7 @@ GROUP_SIZES = (8, 1000, 4096, 16_384, 65_544)
 
 @dataclass
 class Generator:
-    """Makes a history, epoch by epoch; equal arguments give equal histories."""
+    """Makes a history, phase by phase; equal arguments give equal histories."""
 
     backend: str
     ranks: int
@@ -74,28 +74,28 @@ class Generator:
         self.plans = {number: ProcessPlan() for number in range(1, self.ranks + 1)}
         self.model = Model(History(self.backend, self.plans, check=MPI))
         self._draft = Draft(self.model, self.random, self.lacks, huge=self.huge)
-        self._epochs = 0
+        self._phases = 0
 
     @property
     def history(self) -> History:
         """A history of this generator's ranks, still without operations."""
         return History(self.backend, self.plans, seed=self.seed, check=MPI)
 
-    def epoch(self) -> list[tuple[Operation, Expected]]:
-        """Generate one epoch: its operations with the expected results."""
-        draft, epoch = self._draft, self._plan()
-        draft.made, draft.epoch = [], epoch
+    def phase(self) -> list[tuple[Operation, Expected]]:
+        """Generate one phase: its operations with the expected results."""
+        draft, phase = self._draft, self._plan()
+        draft.made, draft.phase = [], phase
         of_all_ranks = 0
-        while len(draft.made) - of_all_ranks < epoch.operations:
-            self._step(epoch)
+        while len(draft.made) - of_all_ranks < phase.operations:
+            self._step(phase)
             of_all_ranks += self._group_call()
         self._end()
         return draft.made
 
-    def _plan(self) -> Epoch:
+    def _plan(self) -> Phase:
         random = self.random
-        self._epochs += 1
-        is_common = self._epochs <= COMMON_EPOCHS
+        self._phases += 1
+        is_common = self._phases <= COMMON_PHASES
         weights = self._weigh(is_common)
         kinds = [SMALL, SMALL, SMALL + MIDDLE, MIDDLE, MIDDLE + LARGE]
         around = tuple(edge + step for edge in self.edges if edge < LARGE[-1] for step in (-1, 0, 1))
@@ -104,11 +104,11 @@ class Generator:
         if self.huge:
             kinds.append(LARGE + HUGE)
         sizes = self._deal_sizes(random.choice(kinds), random.randint(2, 6))
-        return Epoch(
+        return Phase(
             weights,
             (*sizes, 0) if random.random() < 0.2 else sizes,
             tuple(range(random.choice((1, 1, 2, 3)))),
-            random.randint(*EPOCH_OPERATIONS),
+            random.randint(*PHASE_OPERATIONS),
             on_device=random.choice((0.3, 0.5, 0.8, 1.0, 1.0)),
             derived=random.choice((0.0, 0.0, 0.2, 0.6)),
             any_source=random.choice((0.0, 0.0, 0.2, 0.6)) if self.ranks > 2 else 0.1,
@@ -117,7 +117,7 @@ class Generator:
         )
 
     def _weigh(self, is_common: bool) -> tuple[float, ...]:
-        """The weight of each draw in an epoch."""
+        """The weight of each draw in a phase."""
         weights = [draw.weight * self.random.choice(SWARM) for draw in DRAWS]
         for place, draw in enumerate(DRAWS):
             if draw.always:
@@ -136,11 +136,11 @@ class Generator:
                 dealt.append(size)
         return tuple(dealt)
 
-    def _step(self, epoch: Epoch) -> None:
+    def _step(self, phase: Phase) -> None:
         if self.model.blocked and self.random.random() < 0.5:
             self._draft.resolve()
             return
-        (drawn,) = self.random.choices(DRAWS, epoch.weights)
+        (drawn,) = self.random.choices(DRAWS, phase.weights)
         drawn.draw(self._draft)
 
     def _group_call(self) -> bool:

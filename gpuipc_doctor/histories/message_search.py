@@ -30,10 +30,10 @@ MOST_LAUNCHES = 30
 """Maximum launches of a search; the engine allows 40 follow-up probes."""
 
 LOOP = 20
-"""Repetitions of the failing epoch if it does not fail alone."""
+"""Repetitions of the failing phase if it does not fail alone."""
 
-LATEST_EPOCHS = 20
-"""Number of last epochs that are replayed together."""
+LATEST_PHASES = 20
+"""Number of last phases that are replayed together."""
 
 _WHAT = {
     Ending.HUNG: "hang",
@@ -252,41 +252,41 @@ def _used(operation: Operation) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RandomRun:
-    """The epochs of a random run, drawn again from its seed as far as they are needed."""
+    """The phases of a random run, drawn again from its seed as far as they are needed."""
 
     generator: Generator
     drawn: list[Steps] = field(default_factory=list)
 
-    def epochs(self, number: int) -> list[Steps]:
-        """The first ``number`` epochs."""
-        self.drawn.extend(self.generator.epoch() for _ in range(number - len(self.drawn)))
+    def phases(self, number: int) -> list[Steps]:
+        """The first ``number`` phases."""
+        self.drawn.extend(self.generator.phase() for _ in range(number - len(self.drawn)))
         return self.drawn[:number]
 
-    def epochs_until(self, at: int) -> list[Steps]:
-        """The epochs up to the one that contains the operation with this index."""
+    def phases_until(self, at: int) -> list[Steps]:
+        """The phases up to the one that contains the operation with this index."""
         number = performed = 0
         while performed <= at:
             number += 1
-            performed += len(self.epochs(number)[-1])
-        return self.epochs(number)
+            performed += len(self.phases(number)[-1])
+        return self.phases(number)
 
     def operations_until(self, at: int) -> Steps:
-        """The operations of these epochs."""
-        return list(chain.from_iterable(self.epochs_until(at)))
+        """The operations of these phases."""
+        return list(chain.from_iterable(self.phases_until(at)))
 
-    def history_of_last(self, epochs: Sequence[Steps], last: int) -> History:
-        """The last of these epochs, and the earlier operations that made objects used in it."""
-        made = [operation for operation, _ in chain.from_iterable(epochs)]
-        begin = sum(map(len, epochs[:-last]))
+    def history_of_last(self, phases: Sequence[Steps], last: int) -> History:
+        """The last of these phases, and the earlier operations that made objects used in it."""
+        made = [operation for operation, _ in chain.from_iterable(phases)]
+        begin = sum(map(len, phases[:-last]))
         places = _with_needs(made, set(range(begin, len(made))))
         return self.generator.history.of([made[place] for place in sorted(places)])
 
 
 def begin(run: RandomRun, found: Met, explored: Json, operations: int) -> Search:
     """Start a search after a random run of this many operations failed."""
-    epochs = run.epochs_until(min(found.disagreement.at, operations - 1))
-    epoch, latest = run.history_of_last(epochs, 1), run.history_of_last(epochs, LATEST_EPOCHS)
-    candidates = (epoch, replace(epoch, times=LOOP), *([latest] if latest != epoch else []))
+    phases = run.phases_until(min(found.disagreement.at, operations - 1))
+    phase, latest = run.history_of_last(phases, 1), run.history_of_last(phases, LATEST_PHASES)
+    candidates = (phase, replace(phase, times=LOOP), *([latest] if latest != phase else []))
     return Search(found.disagreement, explored, candidates)
 
 
@@ -294,14 +294,14 @@ def begin(run: RandomRun, found: Met, explored: Json, operations: int) -> Search
 
 
 FEWEST_RISES = 3
-"""A figure is suspicious if, in the last third of the epochs, it never falls and rises at least this
+"""A figure is suspicious if, in the last third of the phases, it never falls and rises at least this
 often."""
 
 
-def losing_epoch(usages: Collection[Mapping[str, Sequence[int]]]) -> int | None:
-    """Index of the epoch in which a rank's usage rose most; None if no usage keeps rising.
+def losing_phase(usages: Collection[Mapping[str, Sequence[int]]]) -> int | None:
+    """Index of the phase in which a rank's usage rose most; None if no usage keeps rising.
 
-    ``usages``: for each rank, name → the figures after each epoch.
+    ``usages``: for each rank, name → the figures after each phase.
     """
     for name in dict.fromkeys(name for usage in usages for name in usage):
         of_ranks = [usage[name] for usage in usages if name in usage]
@@ -326,7 +326,7 @@ def _keeps_rising(figures: Sequence[int]) -> bool:
     return min(last) > max(before) or never_falls
 
 
-def repeat(run: RandomRun, epoch: int, explored: Json) -> Search:
-    """Start a search that only repeats one epoch, `CERTAIN` times; ``epoch`` is its index."""
-    history = renumber(run.history_of_last(run.epochs(epoch + 1), 1), processes=False)
+def repeat(run: RandomRun, phase: int, explored: Json) -> Search:
+    """Start a search that only repeats one phase, `CERTAIN` times; ``phase`` is its index."""
+    history = renumber(run.history_of_last(run.phases(phase + 1), 1), processes=False)
     return Search(None, explored, (replace(history, times=CERTAIN),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from gpuipc_doctor.histories.memory_draft import Draft, Epoch
+from gpuipc_doctor.histories.memory_draft import Draft, Phase
 from gpuipc_doctor.histories.memory_operation import MemoryOperation
 from gpuipc_doctor.histories.memory_state import FIRST_CONTEXT, POOLED, State
 from gpuipc_doctor.histories.operations import Operation
@@ -50,7 +50,7 @@ class EndContext(MemoryOperation):
     def touches(self, m: State, op: Operation) -> tuple[set[int], set[int]]:
         return set(), {thing.storage.number for thing in m.in_context(op.by, op.on)}
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
         by = d.process()
         if process := d.state.processes.get(by):
             yield from d.attempt(self.do, by, on=d.random.choice(process.contexts))
@@ -83,7 +83,7 @@ class CreateContext(MemoryOperation):
             process.devices[op.makes] = op.device - 1
         process.current = op.makes
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
         by = d.process()
         process = d.state.processes.get(by)
         if process and process.contexts == [FIRST_CONTEXT]:
@@ -143,8 +143,8 @@ class Kill(MemoryOperation):
         del m.processes[op.by]
         m.ended.add(op.by)
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
-        yield from d.attempt(self.do, max(d.crew))  # mostly this process, or none lives long enough
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
+        yield from d.attempt(self.do, max(d.processes))  # mostly this process, or none lives long enough
 
 
 class Fork(MemoryOperation):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuipc_doctor.histories.buffer_operations import LEGACY, Close, Copy
-from gpuipc_doctor.histories.memory_draft import Draft, Epoch
+from gpuipc_doctor.histories.memory_draft import Draft, Phase
 from gpuipc_doctor.histories.memory_operation import UNDRAWN, MemoryOperation
 from gpuipc_doctor.histories.memory_state import GRANULE, Expected, State, Storage
 from gpuipc_doctor.histories.operations import Operation
@@ -31,7 +31,7 @@ class Create(MemoryOperation):
     def apply(self, m: State, op: Operation) -> None:
         m.add_shared(op, "physical", Storage(op.makes, op.by, m.plans[op.by].device, op.nbytes))
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
         nbytes = GRANULE * d.random.choice((1, 1, 1, 2, 4))
         if d.has_room(nbytes):
             yield from d.attempt(self.do, d.process(), makes=d.number(), nbytes=nbytes)
@@ -50,7 +50,7 @@ class CreateFabric(Create):
         super().apply(m, op)
         m.things[op.makes].storage.fabric = True
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
         if d.has_room(GRANULE):
             yield from d.attempt(self.do, d.process(), makes=d.number(), nbytes=GRANULE)
 
@@ -84,7 +84,7 @@ class Import(MemoryOperation):
         m.add_shared(op, "physical", storage)
         return Expected(0, storage.nbytes)
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
         if memory := d.pick("physical"):
             yield from d.elsewhere(self.do, memory)
 
@@ -133,7 +133,7 @@ class Map(MemoryOperation):
         m.add_shared(op, "view", storage)
         return Expected(0, storage.nbytes)
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
         if (memory := d.pick("physical")) and not d.is_full:
             yield from d.attempt(self.do, memory.by, on=memory.number, makes=d.number())
 
@@ -185,7 +185,7 @@ class CreatePool(MemoryOperation):
     def apply(self, m: State, op: Operation) -> None:
         m.add_shared(op, self.new, Storage(op.makes, op.by, m.plans[op.by].device, 0))
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
         if len(d.state.of_kind("pool")) < 2:
             yield from d.attempt(self.do, d.process(), makes=d.number())
 
@@ -221,7 +221,7 @@ class ImportPool(MemoryOperation):
         m.add_shared(op, "imported-pool", storage)
         return Expected(int(storage.device != m.plans[op.by].device), 0)
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
         if pool := d.pick("pool"):
             yield from d.elsewhere(self.do, pool)
 
@@ -249,8 +249,8 @@ class AllocateFromPool(MemoryOperation):
         storage = Storage(op.makes, op.by, m.plans[op.by].device, op.nbytes)
         m.add_shared(op, "pool-memory", storage, m.things[op.on].storage)
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
-        nbytes = d.random.choice(epoch.sizes)
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
+        nbytes = d.random.choice(phase.sizes)
         if (pool := d.pick("pool")) and d.has_room(nbytes):
             yield from d.attempt(self.do, pool.by, on=pool.number, makes=d.number(), nbytes=nbytes)
 
@@ -285,7 +285,7 @@ class ImportPointer(MemoryOperation):
         m.add_shared(op, "imported-memory", storage, m.things[op.of].storage)
         return Expected(0, storage.nbytes)
 
-    def draw(self, d: Draft, epoch: Epoch) -> Iterator[Operation]:
+    def draw(self, d: Draft, phase: Phase) -> Iterator[Operation]:
         if pool := d.pick("imported-pool"):
             memories = [memory for memory in d.state.of_kind("pool-memory") if memory.pool is pool.storage]
             if memories:

@@ -9,6 +9,8 @@ import pytest
 
 from gpuipc_doctor.api import Context, Device, Finding, Json
 from gpuipc_doctor.histories import results
+from gpuipc_doctor.histories.composed_case import FLOOR
+from gpuipc_doctor.histories.composed_cases import SIZES
 from gpuipc_doctor.histories.explore import Explored
 from gpuipc_doctor.histories.generator import Generator
 from gpuipc_doctor.histories.memory_draft import Limits
@@ -21,7 +23,6 @@ from gpuipc_doctor.histories.memory_operations import (
     without_room,
 )
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation, ProcessPlan
-from gpuipc_doctor.histories.scenes import FLOOR, SIZES
 from gpuipc_doctor.model import MemoryShare, Probe, Status, Tier
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import MIB, Kept, check, conclude, drifting, gpu, metered, outcome, plan
@@ -265,12 +266,12 @@ def test_acceptance_history_meets_its_floors_with_few_processes_and_contexts(
     """A GPU's driver needs half a second for a process, and a quarter for a context (H200)."""
     (probe,) = plan("ipc-histories", *(linked(number, devices) for number in range(devices)))
     peers = tuple((memory, device) for memory, device in probe.params["peers"])
-    limits = Limits(probe.params["room"], scenes=True)
+    limits = Limits(probe.params["room"], composed=True)
     generator = Generator("cuda", devices, probe.params["seed"], limits, peers=peers)
     made, sizes, on_each = Counter[str](), set[int](), [set[str]() for _ in range(devices)]
     at_once = 0
     while made.total() < probe.params["operations"]:
-        for operation, _ in generator.epoch():
+        for operation, _ in generator.phase():
             made[operation.do] += 1
             at_once += operation.beside
             sizes.add(operation.nbytes)

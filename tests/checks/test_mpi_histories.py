@@ -234,7 +234,7 @@ LEFT_BY_EACH = {"times": 1, "descriptors": [*range(34, 50)]}
 LEFT = {Kept("usage"): {"repetition of a valid history of messages": LEFT_BY_EACH}}
 
 
-def test_epoch_that_leaves_descriptors_is_repeated_and_judged() -> None:
+def test_phase_that_leaves_descriptors_is_repeated_and_judged() -> None:
     """Only fresh ranks show with certainty what repeated messages leave."""
     records = {rank: {**had, "usage": {"descriptors": RISING}} for rank, had in WELL.items()}
     (planned,) = plan("mpi-histories", *ONE)

@@ -44,9 +44,9 @@ WRONG, HEALTHY = "mpi-wrong-byte", "healthy-single"
 
 
 def history() -> History:
-    """An epoch that contains most operations."""
+    """A phase that contains most operations."""
     generator = Generator("cuda", 3, 4, (8192,))
-    return generator.history.of(operation for _ in range(3) for operation, _ in generator.epoch())
+    return generator.history.of(operation for _ in range(3) for operation, _ in generator.phase())
 
 
 def compiled(program: str, tmp_path: Path) -> Path:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from gpuipc_doctor.histories.crew import Crew, Failed
+from gpuipc_doctor.histories.case_processes import Failed, Processes
 from gpuipc_doctor.histories.generator import Generator
 from gpuipc_doctor.histories.memory_draft import Limits
 from gpuipc_doctor.histories.memory_model import Model
@@ -29,7 +29,7 @@ from gpuipc_doctor.worker import children, fork_server
 from gpuipc_doctor.worker.backends import open_backend
 
 SEEDS = range(1, 51)
-EPOCHS = 2
+PHASES = 2
 PROVOKED = 0.05
 """Fraction of operations that are followed by one that the driver must refuse."""
 
@@ -68,29 +68,29 @@ def record(device: Device, seed: int) -> list[Json]:
     """
     without = unavailable(device.capabilities) | {"kill"}
     generator = Generator(device.backend, 1, seed, Limits(room=32 << 20), without)
-    crew = Crew(lambda act: children.start(act, assignment(device)), generator.plans, LIMIT_S)
+    processes = Processes(lambda act: children.start(act, assignment(device)), generator.plans, LIMIT_S)
     random, answers, done = Random(seed), list[Json](), 0
     try:
-        for _ in range(EPOCHS):
-            for operation, expected in generator.epoch():
-                crew.add(done, operation, expected)
+        for _ in range(PHASES):
+            for operation, expected in generator.phase():
+                processes.add(done, operation, expected)
                 done += 1
                 if random.random() < PROVOKED and (possible := list(provocations(generator.model))):
                     provoked = random.choice(possible)
-                    crew.flush()
-                    answers.append([done, provoked.do, _answer(crew, provoked)])
-        crew.flush()
+                    processes.flush()
+                    answers.append([done, provoked.do, _answer(processes, provoked)])
+        processes.flush()
     except Failed as failed:
-        crew.kill()
+        processes.kill()
         return [*answers, [failed.disagreement.at, failed.disagreement.do, failed.disagreement.says]]
-    crew.end()
+    processes.end()
     return [*answers, [done, "", ""]]
 
 
-def _answer(crew: Crew, operation: Operation) -> str:
+def _answer(processes: Processes, operation: Operation) -> str:
     try:
-        crew.add(0, operation, NOTHING)
-        crew.flush()
+        processes.add(0, operation, NOTHING)
+        processes.flush()
     except Failed as failed:
         return failed.disagreement.name or failed.disagreement.says
     return "success"

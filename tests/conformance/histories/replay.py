@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-from gpuipc_doctor.histories.crew import Crew, Failed
+from gpuipc_doctor.histories.case_processes import Failed, Processes
 from gpuipc_doctor.histories.memory_model import Model
 from gpuipc_doctor.histories.memory_operations import unavailable
 from gpuipc_doctor.histories.memory_state import NOTHING
@@ -36,7 +36,7 @@ def answers(recorded: Json, backend: str, *, elsewhere: bool) -> tuple[int, list
     model = Model(History(backend, plans))
     device = first_device(backend)
     without = unavailable(device.capabilities)
-    crew = Crew(lambda act: children.start(act, assignment(device)), plans, LIMIT_S)
+    processes = Processes(lambda act: children.start(act, assignment(device)), plans, LIMIT_S)
     performed, refusals, differences = 0, list[Json](), list[Json]()
     for place, row in enumerate(recorded["operations"]):
         fields, wanted = row if isinstance(row[0], list) else (row, "")
@@ -49,11 +49,11 @@ def answers(recorded: Json, backend: str, *, elsewhere: bool) -> tuple[int, list
         at, answer = place, ""
         try:
             if wanted:
-                crew.flush()
-                crew.add(place, operation, NOTHING)
-                crew.flush()
+                processes.flush()
+                processes.add(place, operation, NOTHING)
+                processes.flush()
             else:
-                crew.add(place, operation, model.apply(operation))
+                processes.add(place, operation, model.apply(operation))
                 performed += 1
         except Failed as failed:
             answer = failed.disagreement.name or failed.disagreement.says
@@ -63,7 +63,7 @@ def answers(recorded: Json, backend: str, *, elsewhere: bool) -> tuple[int, list
         if answer != wanted and not (elsewhere and wanted and at == place):
             differences.append([at, operation.do, answer, wanted])
             break
-    crew.kill()
+    processes.kill()
     return performed, refusals, differences
 
 

@@ -98,7 +98,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "files/tables.py": "open",
         "ticket/bundle.py": "open",
     },
-    "no file: an operation of a history": {"histories/scenes.py": "open"},
+    "no file: an operation of a history": {"histories/composed_cases.py": "open"},
     "in an expendable process with a second for each source": {
         "run/causes/node_sources.py": "open",
     },

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api.worker import ChildGone, ChildHangs
-from gpuipc_doctor.histories.actor import Answer, Order
 from gpuipc_doctor.histories.explore import LATEST, LOOP, SHRINK_S, Bench, explore
 from gpuipc_doctor.histories.generator import Generator
 from gpuipc_doctor.histories.leaks import NOISE, changed
@@ -20,6 +19,7 @@ from gpuipc_doctor.histories.memory_draft import Limits
 from gpuipc_doctor.histories.memory_operations import unavailable
 from gpuipc_doctor.histories.operations import Operation
 from gpuipc_doctor.histories.performer import RESTED
+from gpuipc_doctor.histories.process_loop import Answer, Order
 from gpuipc_doctor.histories.steps import steps
 from tests.unit.histories.trivial_driver import TrivialDriver
 
@@ -174,7 +174,7 @@ def test_fault_of_one_process_is_shrunk_to_sequential_operations() -> None:
     assert not any(operation.beside for operation in explored.shortest.operations)
 
 
-SCENES = Limits(scenes=True)
+COMPOSED = Limits(composed=True)
 KIB = 1 << 10
 
 
@@ -205,7 +205,7 @@ def leaking(do: str, nbytes: int) -> Node:
     ],
 )
 def test_leak_of_one_kind_of_operation_is_found_in_its_scene(do: str, kib: int) -> None:
-    explored = explore(leaking(do, kib * KIB).bench, Generator("cuda", 1, 14, SCENES), 2600, 1e6)
+    explored = explore(leaking(do, kib * KIB).bench, Generator("cuda", 1, 14, COMPOSED), 2600, 1e6)
     assert explored.again is not None
     assert (explored.again.what, explored.again.name) == ("leak", "device")
     assert f"grow by {kib} KiB" in explored.again.says
@@ -234,7 +234,7 @@ def test_counter_that_moves_without_a_leak_is_no_leak(movement: str) -> None:
         "reserves": lambda: len(calls) << 21,
         "reserves later": lambda: sum(min(times, 12) for times in calls.values()) << 20,
     }[movement]
-    explored = explore(node.bench, Generator("cuda", 1, 14, SCENES), 2600, 1e6)
+    explored = explore(node.bench, Generator("cuda", 1, 14, COMPOSED), 2600, 1e6)
     assert explored.first is None
     assert node.now < 60
 
@@ -286,7 +286,7 @@ def test_long_history_that_fails_once_is_replayed_in_part_and_reported_as_a_whol
     assert explored.again is None
     assert explored.history is not None
     assert len(explored.history.operations) >= 30_000
-    assert orders - 30_000 < LATEST + (LOOP + 2) * 250  # the latest operations, and the epoch in a loop
+    assert orders - 30_000 < LATEST + (LOOP + 2) * 250  # the latest operations, and the phase in a loop
 
 
 def test_what_an_idle_counter_does_is_that_of_one_process() -> None:

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from gpuipc_doctor.histories.composed_case import FLOOR
+from gpuipc_doctor.histories.composed_cases import SIZES, sizes_without_room
 from gpuipc_doctor.histories.generator import Generator
 from gpuipc_doctor.histories.legality import DECLARED, ILLEGAL, LEGAL, rules
 from gpuipc_doctor.histories.memory_draft import Limits
@@ -18,7 +20,6 @@ from gpuipc_doctor.histories.memory_model import Model
 from gpuipc_doctor.histories.memory_operations import RARE, TYPES, without_families, without_room
 from gpuipc_doctor.histories.memory_state import Expected
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
-from gpuipc_doctor.histories.scenes import FLOOR, SIZES, sizes_without_room
 from gpuipc_doctor.histories.steps import step
 from tests.unit.histories.trivial_driver import TrivialDriver
 
@@ -77,7 +78,7 @@ def test_generated_history_is_legal_and_succeeds_on_the_trivial_driver(backend: 
     done = Counter[str]()
     judge = Model(History(backend, generator.plans))
     for _ in range(20):
-        for operation, expected in generator.epoch():
+        for operation, expected in generator.phase():
             assert judge.illegal(operation) == ""
             assert judge.apply(operation) == expected
             shown = driver.perform(operation)
@@ -105,7 +106,7 @@ def test_concurrent_operations_have_one_meaning_in_any_order(backend: str, seed:
             assert shown is None or shown.agrees(expected.parts)
 
     for _ in range(20):
-        for operation, expected in generator.epoch():
+        for operation, expected in generator.phase():
             if not expected.beside and {earlier.by for earlier, _ in group} != {operation.by}:
                 perform()
             group.append((operation, expected))
@@ -155,7 +156,7 @@ def test_wide_history_has_more_operations_and_is_legal() -> None:
     generator = Generator("cuda", 2, 1, Limits(room=9 << 30, wide=True), peers=((0, 1), (1, 0)))
     driver, done, sizes = TrivialDriver(), Counter[str](), set[int]()
     for _ in range(80):
-        for operation, expected in generator.epoch():
+        for operation, expected in generator.phase():
             shown = driver.perform(operation)
             assert shown is None or shown.agrees(expected.parts)
             done[operation.do] += 1
@@ -168,12 +169,12 @@ def test_wide_history_has_more_operations_and_is_legal() -> None:
 @pytest.mark.parametrize(("backend", "devices"), [("cuda", 1), ("hip", 1), ("cuda", 2), ("cuda", 8)])
 def test_scenes_perform_each_kind_of_operation_often_and_each_size_once(backend: str, devices: int) -> None:
     peers = tuple(permutations(range(devices), 2))
-    generator = Generator(backend, devices, 6, Limits(room=512 << 20, scenes=True), peers=peers)
+    generator = Generator(backend, devices, 6, Limits(room=512 << 20, composed=True), peers=peers)
     driver = TrivialDriver(contexts_own_memory=backend == "cuda")
     done, sizes, pairs = Counter[str](), set[int](), set[tuple[int, int]]()
     owner = dict[int, int]()
     for _ in range(15 + 3 * (devices > 1)):
-        for operation, expected in generator.epoch():
+        for operation, expected in generator.phase():
             shown = driver.perform(operation)
             assert shown is None or shown.agrees(expected.parts)
             done[operation.do] += 1
@@ -199,14 +200,14 @@ def test_no_scene_takes_more_memory_than_there_is_room(room: int, devices: int) 
     without = without_families(without_room(room, frozenset()))
     for seed in range(3):
         generator = Generator(
-            "cuda", devices, seed, Limits(room=room, scenes=True), without=without, peers=peers
+            "cuda", devices, seed, Limits(room=room, composed=True), without=without, peers=peers
         )
-        for scene in range(15 + 3 * (devices > 1)):
-            for _ in generator.epoch():
+        for case in range(15 + 3 * (devices > 1)):
+            for _ in generator.phase():
                 live = {thing.storage.number: thing.storage for thing in generator.model.things.values()}
                 for device in range(devices):
                     taken = sum(each.nbytes for each in live.values() if each.device == device)
-                    assert taken <= room, f"scene {scene}"
+                    assert taken <= room, f"case {case}"
 
 
 def test_sizes_without_room_are_named() -> None:
@@ -218,14 +219,14 @@ def test_sizes_without_room_are_named() -> None:
 def test_crew_uses_every_device(devices: int) -> None:
     generator = Generator("cuda", devices, 6)
     used = {
-        generator.plans[operation.by].device for _ in range(devices) for operation, _ in generator.epoch()
+        generator.plans[operation.by].device for _ in range(devices) for operation, _ in generator.phase()
     }
     assert used == set(range(devices))
     assert len(generator.model.processes) <= devices + 2
 
 
 def test_same_seed_generates_the_same_history() -> None:
-    first, second, other = (list(Generator("cuda", 1, seed).epoch()) for seed in (5, 5, 6))
+    first, second, other = (list(Generator("cuda", 1, seed).phase()) for seed in (5, 5, 6))
     assert first == second != other
 
 

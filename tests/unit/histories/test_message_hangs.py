@@ -88,7 +88,7 @@ def test_rank_in_an_earlier_history_of_the_launch_is_blamed_first() -> None:
 def test_operation_that_never_returns_is_named_in_any_order_of_ranks(seed: int) -> None:
     """In random histories, with sends that wait until they are matched."""
     random, generator = Random(seed), Generator("cuda", RANKS, seed, (8192, 65536))
-    drawn = [operation for _ in range(2) for operation, _ in generator.epoch() if operation.do != "wait-all"]
+    drawn = [operation for _ in range(2) for operation, _ in generator.phase() if operation.do != "wait-all"]
     made = generator.history.of(legal(generator.history.of(drawn)))
     operations, steps = made.operations, steps_of(made)
     calls = [at for at, one in enumerate(operations) if one.do not in ("allocate", "free")]

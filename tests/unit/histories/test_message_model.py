@@ -21,16 +21,16 @@ from gpuipc_doctor.histories.mpi_library_limits import DERIVED, GROUP_CALLS, SEL
 from gpuipc_doctor.histories.operations import MPI, History, Operation, ProcessPlan
 from tests.unit.histories.trivial_mpi import TrivialMpi
 
-EPOCHS = 6
+PHASES = 6
 
 
 def made(
-    ranks: int, seed: int, epochs: int = EPOCHS, group_calls: Sequence[str] = ()
+    ranks: int, seed: int, phases: int = PHASES, group_calls: Sequence[str] = ()
 ) -> tuple[Generator, list[Operation]]:
     generator = Generator(
         "cuda", ranks, seed, (8192, 65536), group_calls=tuple(group_calls), memories=MEMORIES
     )
-    return generator, [operation for _ in range(epochs) for operation, _ in generator.epoch()]
+    return generator, [operation for _ in range(phases) for operation, _ in generator.phase()]
 
 
 def expected(history: History) -> dict[int, list[int]]:
@@ -49,10 +49,10 @@ def expected(history: History) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("seed", [3, 18])
-def test_every_epoch_ends_and_messages_are_repeated(seed: int) -> None:
+def test_every_phase_ends_and_messages_are_repeated(seed: int) -> None:
     """No rank waits for a message from any source that no other rank can still send."""
     for ranks in (3, 4):
-        generator, operations = made(ranks, seed, epochs=40)
+        generator, operations = made(ranks, seed, phases=40)
         received = Counter(
             (operation.by, operation.on, operation.nbytes)
             for operation in operations
@@ -98,9 +98,9 @@ def test_generators_with_one_seed_make_the_same_history() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 3])
-def test_unsupported_operations_are_not_generated_and_every_epoch_ends(seed: int) -> None:
+def test_unsupported_operations_are_not_generated_and_every_phase_ends(seed: int) -> None:
     generator = Generator("cuda", 3, seed, (8192, 65536), lacks=(DERIVED, SELF))
-    drawn = [operation for _ in range(40) for operation, _ in generator.epoch()]
+    drawn = [operation for _ in range(40) for operation, _ in generator.phase()]
     assert not generator.model.unmatched()
     assert {operation.do for operation in drawn} >= {"send", "irecv", "sendrecv", "receive-matched"}
     kinds = {operation.kind for operation in drawn if operation.do != "allocate"}

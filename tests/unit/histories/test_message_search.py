@@ -19,7 +19,7 @@ from gpuipc_doctor.model import Ending, Json, ProbeOutcome, Reached, RoleOutcome
 Fault = Callable[[Sequence[Operation]], int | None]
 """The index of the operation that fails; None if none does."""
 
-EPOCHS = 10
+PHASES = 10
 
 
 def ended(
@@ -55,7 +55,7 @@ def launch(tries: Sequence[History], fault: Fault) -> ProbeOutcome:
 
 def found(fault: Fault) -> Search:
     generator = Generator("cuda", 3, 1, (8192,))
-    operations = [operation for _ in range(EPOCHS) for operation, _ in generator.epoch()]
+    operations = [operation for _ in range(PHASES) for operation, _ in generator.phase()]
     at = fault(operations)
     assert at is not None
     disagreement = Disagreement(at, "data", "recv", "", "MPI_Recv", "the message is wrong")
@@ -199,7 +199,7 @@ FLAT, LATE = [34] * 24, [34] * 16 + [35, 37, 36, 40, 40, 41, 44, 43]
 
 
 @pytest.mark.parametrize(
-    ("usages", "epoch"),
+    ("usages", "phase"),
     [
         ([{"descriptors": FLAT}, {"descriptors": LATE}], 19),
         ([{"descriptors": FLAT}, {"descriptors": [34] * 13 + [58, 61, 87] + [88] * 8}, {}], 15),
@@ -207,19 +207,19 @@ FLAT, LATE = [34] * 24, [34] * 16 + [35, 37, 36, 40, 40, 41, 44, 43]
         ([{"descriptors": FLAT, "addresses": [1 << 40, *[(1 << 40) + 4096] * 23]}], None),  # at the start
         ([{"descriptors": [34] * 20 + [40, 34, 40, 34]}], None),  # it also falls
         ([{"descriptors": [34] * 20 + [40] * 4}], None),  # only once
-        ([{"descriptors": [34, 40, 50]}], None),  # too few epochs
+        ([{"descriptors": [34, 40, 50]}], None),  # too few phases
         ([], None),
     ],
 )
-def test_epoch_is_repeated_if_the_usage_of_a_rank_rises(
-    usages: list[dict[str, list[int]]], epoch: int | None
+def test_phase_is_repeated_if_the_usage_of_a_rank_rises(
+    usages: list[dict[str, list[int]]], phase: int | None
 ) -> None:
-    assert searching.losing_epoch(usages) == epoch
+    assert searching.losing_phase(usages) == phase
 
 
-def test_repeated_epoch_is_a_history_that_needs_nothing_before_it() -> None:
-    epoch = searching.repeat(RandomRun(Generator("cuda", 3, 6, (8192,))), 5, {}).shortest
-    assert epoch is not None
-    assert epoch.times == 24
-    alone = replace(epoch, times=1)
-    assert [operation for operation, _ in steps_of(alone)] == list(epoch.operations)
+def test_repeated_phase_is_a_history_that_needs_nothing_before_it() -> None:
+    phase = searching.repeat(RandomRun(Generator("cuda", 3, 6, (8192,))), 5, {}).shortest
+    assert phase is not None
+    assert phase.times == 24
+    alone = replace(phase, times=1)
+    assert [operation for operation, _ in steps_of(alone)] == list(phase.operations)

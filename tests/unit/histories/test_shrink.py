@@ -70,7 +70,7 @@ class Node:
 def failing(fault: Fault, seed: int) -> tuple[Node, Sequence[Operation]]:
     generator = Generator("cuda", 1, seed)
     node = Node(History("cuda", generator.plans), fault)
-    operations = [operation for _ in range(40) for operation, _ in generator.epoch()]
+    operations = [operation for _ in range(40) for operation, _ in generator.phase()]
     found = node.fails(operations)
     assert found is not None
     return node, found

@@ -41,7 +41,7 @@ class Answer(NamedTuple):
     """The driver call that returned an error."""
 
 
-def act(child: Child) -> None:
+def serve(child: Child) -> None:
     """Receive orders, perform them, answer."""
     device, primary = child.recv()
     performer = Performer(child.gpus[device], primary=primary, gpus=child.gpus)

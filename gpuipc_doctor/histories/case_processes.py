@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from gpuipc_doctor.api.worker import Child, ChildGone, ChildHangs, ChildProcess
-from gpuipc_doctor.histories.actor import Answer, Order, act
 from gpuipc_doctor.histories.memory_operations import TYPES
 from gpuipc_doctor.histories.memory_state import Expected
 from gpuipc_doctor.histories.operations import Disagreement, Operation, ProcessPlan
 from gpuipc_doctor.histories.performer import RESTED
+from gpuipc_doctor.histories.process_loop import Answer, Order, serve
 
 Start = Callable[[Callable[[Child], None]], ChildProcess]
 
@@ -32,7 +32,7 @@ class Failed(Exception):
         self.disagreement = disagreement
 
 
-class Crew:
+class Processes:
     """Performs operations in order. Consecutive operations of one process are sent together.
 
     Operations that may be performed at the same time are sent to their processes before any has answered.
@@ -147,7 +147,7 @@ class Crew:
         if not answer.what:
             return None
         at, operation, _ = batch[answer.done]
-        call = answer.call or child.call  # after an error, the actor asks what kind of GPU this is
+        call = answer.call or child.call  # after an error, the process asks what kind of GPU this is
         return Disagreement(at, answer.what, operation.do, answer.name, call, answer.says)
 
     def _ended(self, batch: Batch, what: str, name: str) -> Disagreement:
@@ -161,7 +161,7 @@ class Crew:
 
     def _child(self, by: int) -> ChildProcess:
         if by not in self._children:
-            child = self._children[by] = self._start(act)
+            child = self._children[by] = self._start(serve)
             plan = self._plans[by]
             child.send((plan.device, plan.primary))
             child.recv(self._limit_s)
@@ -183,12 +183,14 @@ class Crew:
             child.kill()
 
 
-def perform(crew: Crew, operations: Iterable[tuple[int, Operation, Expected]]) -> Disagreement | None:
-    """Perform operations with a crew; returns the first disagreement with the model."""
+def perform(
+    processes: Processes, operations: Iterable[tuple[int, Operation, Expected]]
+) -> Disagreement | None:
+    """Perform operations with these processes; returns the first disagreement with the model."""
     try:
         for at, operation, expected in operations:
-            crew.add(at, operation, expected)
-        crew.flush()
+            processes.add(at, operation, expected)
+        processes.flush()
     except Failed as failed:
         return failed.disagreement
     return None
