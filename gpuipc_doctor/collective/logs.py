@@ -1,4 +1,4 @@
-"""Collectives in the lines of logs: PyTorch's watchdog, NCCL_DEBUG, gloo, MPI, and tables of failures."""
+"""Collectives in logs: PyTorch's watchdog, NCCL_DEBUG and its RAS, gloo, MPI, stacks, tables of failures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from gpuipc_doctor.collective import ras_counts
 from gpuipc_doctor.collective.call import Call, State
 from gpuipc_doctor.collective.judge import ADVICE, Judgement, Problem, in_words, judge
 
@@ -21,6 +22,8 @@ TOKENS = (
     b"exitcode  : ",
     b"Fatal error in ",
     b"error: ",
+    b"MPI_",
+    *ras_counts.TOKENS,
 )
 """Texts of which each line that is read has one, so that other lines cost nothing."""
 
@@ -32,6 +35,10 @@ some calls beyond one that hangs."""
 
 MOST_COMMUNICATORS = 1 << 12
 """Maximum communicators of one job's logs; of more, the latest ones are kept."""
+
+MOST_RAS_LINES = 1 << 12
+
+_AGAIN = "ask RAS again: if the counts stay, look at the processes of the ranks behind (gpuipc-doctor job)"
 
 _RANK = re.compile(r"\[rank(\d+)\]:?")
 """PyTorch's prefix with the job's rank number, which a rank within a process group may differ from."""
@@ -61,6 +68,11 @@ _FIRST_FAILURE = re.compile(r"observed failure")
 _FAILED_RANK = re.compile(r"rank      : (\d+)")
 _EXIT_CODE = re.compile(r"exitcode  : (-?\d+)")
 _MPI_ABORT = re.compile(r"Abort\(\d+\) on node (\d+).*?Fatal error in (?:internal_|P?)?(\w+)")
+_IN_STACK = re.compile(
+    r"#\d+ .*\bP?(MPI_(?:Barrier|Bcast|Reduce(?:_\w+)?|Allreduce|(?:Ex)?[Ss]can|(?:All)?[Gg]atherv?"
+    r"|Scatterv?|Alltoall[vw]?))\b"
+)
+_STACKS = "by their stacks"
 _SRUN = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+)$")
 
 
@@ -128,11 +140,17 @@ class Lines:
     """The first failure by torchrun's table."""
     _table: list[tuple[str, int, str]] = field(default_factory=list)
     """The line of a table that announces the first failure, and its rank when found."""
+    _stacks: dict[int, dict[str, _Seen]] = field(default_factory=dict)
+    """Rank → MPI's collectives in the stacks of its own log."""
+    _ras: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    """Log → lines of the last answer of NCCL's RAS."""
 
     def add(self, log: str, line: int, text: str, rank_of_log: str = "") -> None:
         """Read a line. ``rank_of_log``: the rank whose log it is, if the log's name says so."""
         for part in _PREFIX.split(text) if text.count("[rank") > 1 else (text,):
-            for read in (self._timeout, self._group, self._gloo, self._nccl, self._failure):
+            for read in (
+                self._timeout, self._group, self._gloo, self._nccl, self._failure, self._stack, self._answer
+            ):  # fmt: skip
                 read(log, line, part, rank_of_log)
 
     def _timeout(self, log: str, line: int, text: str, rank_of_log: str) -> None:
@@ -231,6 +249,30 @@ class Lines:
             do = "read the last lines of this rank's log; the other ranks' errors follow from its end"
             self._fail(Finding(says, ranks, log, line, text.strip(), do))
 
+    def _stack(self, log: str, line: int, text: str, rank_of_log: str) -> None:
+        if rank_of_log and (found := _IN_STACK.search(text)):
+            call = Call(rank=int(rank_of_log), operation=found[1], group=_STACKS)
+            self._stacks.setdefault(call.rank, {}).setdefault(found[1], _Seen(call, log, line, text))
+
+    def _answer(self, log: str, line: int, text: str, rank_of_log: str) -> None:
+        if any(token.decode() in text for token in ras_counts.TOKENS):
+            own = self._ras.setdefault(log, [])
+            if any(text == earlier for _, earlier in own) and ras_counts.begins(text):
+                own.clear()  # asked again: the later answer counts
+            own.append((line, text))
+            del own[:-MOST_RAS_LINES]
+
+    def _of_ras(self) -> Iterator[Finding]:
+        for log, lines in self._ras.items():
+            answer = ras_counts.of_text("\n".join(text for _, text in lines) + "\n")
+            shown = next(((line, text) for line, text in lines if ras_counts.is_mismatch(text)), lines[0])
+            for communicator in answer.communicators:
+                found = [one for one in judge(communicator.calls()) if one.culprits]
+                says = [one.sentence for one in found] or [*communicator.in_words()]
+                for number, sentence in enumerate(says):
+                    ranks = found[number].culprits if found else ()
+                    yield Finding(f"NCCL's RAS: {sentence}", ranks, log, shown[0], shown[1].strip(), _AGAIN)
+
     def findings(self, ranks: Iterable[int] = ()) -> Iterator[Finding]:
         """Conclusions that name ranks, the cause first. ``ranks``: ranks of which there is a log."""
         seen = [*self._all()]
@@ -241,6 +283,7 @@ class Lines:
         for judgement in judge((one.call for one in seen), members):
             if judgement.problem is not Problem.SAME or judgement.culprits:
                 yield _finding(judgement, seen)
+        yield from self._of_ras()
         if self._root:
             yield self._root
         elif self._first_failure and len(self._failed) > 1:
@@ -264,6 +307,8 @@ class Lines:
         yield from (seen for key, seen in self._enqueued.items() if key not in told)
         for calls in self._others.values():
             yield from calls.all()
+        # a log with several collectives has several stacks: which one counts is not known
+        yield from (next(iter(own.values())) for own in self._stacks.values() if len(own) == 1)
 
     def _known(self, group: str, seen: Iterable[_Seen], ranks: Iterable[int]) -> set[int]:
         """Ranks that must be in the default group, by the ranks that wrote and the logs that there are.
@@ -285,8 +330,9 @@ def _finding(judgement: Judgement, seen: Iterable[_Seen]) -> Finding:
     waits = [one for one in of_group if one.call.rank in judgement.waiting]
     shown = (own or waits)[0]
     silent = "" if own else f"; there is no such line of {in_words(judgement.culprits)}"
+    sentence = judgement.sentence.replace(f" of {_STACKS}", f" ({_STACKS})")
     return Finding(
-        f"{judgement.sentence}{silent}",
+        f"{sentence}{silent}",
         judgement.culprits,
         shown.log,
         shown.line,

@@ -22,6 +22,9 @@ _LONGEST_NAME = 40
 _MOST_LINES = 8
 _MOST_COUNT = 1 << 64
 
+TOKENS = (b"RUNNING ", b" MISMATCH", b"operation counts", b" launched", b" -- GPU ")
+"""Texts of which each line of an answer that is read has one."""
+
 _ROW = re.compile(r"^\s*(\d{1,9})\s+(\d+)\s+[\d-]+\s+[\d-]+\s+(?:\d+-)?(\d{1,9})\s+\d+\s+[A-Z]+\s+[A-Z, ]+$")
 """A communicator group in the table: number, communicators, ranks of each."""
 _HEAD = re.compile(r"^#(\d{1,9})-(\d{1,9}) \(([0-9a-f]+)\) ([A-Z, ]+)$")
@@ -49,6 +52,15 @@ class Communicator:
     pids: dict[int, int] = field(default_factory=dict)
     unnamed: int = 0
     """Number of ranks that differ and that RAS does not name."""
+    unlisted: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Operation → count → number of ranks, as RAS's lines on several ranks have them."""
+
+    def in_words(self) -> Iterator[str]:
+        """The counts of an operation that differ, if RAS names none of the ranks."""
+        for operation, by_count in self.unlisted.items():
+            if len(by_count) > 1:
+                some = ", ".join(f"{ranks} ranks at {count}" for count, ranks in sorted(by_count.items()))
+                yield f"{operation}: {some} in {self.name}"
 
     def calls(self) -> Iterator[Call]:
         """The last call of each rank, as far as the counts show it."""
@@ -117,7 +129,7 @@ def unchanged(first: Answer, second: Answer) -> tuple[Answer, bool]:
 def of_text(text: str) -> Answer:
     """The answer to ``STATUS`` or ``VERBOSE STATUS``. Damaged communicators are left out and remarked on."""
     nodes = _NODES.search(text)
-    sizes: dict[int, int] = {}
+    sizes = _sizes_of_blocks(text)
     found: dict[str, Communicator] = {}
     damaged: Counter[str] = Counter()
     now: Communicator | None = None
@@ -149,6 +161,7 @@ def of_text(text: str) -> Answer:
         elif now is not None and (some := _SOME.match(line)) and kind:
             _count_unnamed(now, kind, block)
             block, listed = (int(some[1]), int(some[2] or 0)), None
+            now.unlisted.setdefault(kind, {})[block[1]] = block[0]
         elif now is not None and (one := _RANK.match(line)):
             rank = int(one[1])
             process = _PROCESS.search(one[4])
@@ -166,6 +179,32 @@ def of_text(text: str) -> Answer:
     _count_unnamed(now, kind, block)
     remarks = [f"{lines} lines on invalid ranks of {name} ignored" for name, lines in damaged.items()]
     return _answer(found.values(), int(nodes[1]) if nodes else 1, remarks, ())
+
+
+def begins(text: str) -> bool:
+    """Whether a line begins what RAS says of a communicator."""
+    return _HEAD.match(text.strip()) is not None
+
+
+def is_mismatch(text: str) -> bool:
+    return _KIND.search(text.strip()) is not None
+
+
+def _sizes_of_blocks(text: str) -> dict[int, int]:
+    """Communicator group → ranks, by the lines on their counts: part of an answer may lack the table."""
+    sizes: dict[int, int] = {}
+    group, total = 0, 0
+    for line in map(str.strip, text.splitlines()):
+        if head := _HEAD.match(line):
+            group, total = int(head[1]), 0
+        elif _KIND.search(line):
+            total = 0
+        elif some := _SOME.match(line):
+            total += int(some[1])
+        elif (one := _RANK.match(line)) and one[2]:
+            total += 1
+        sizes[group] = max(sizes.get(group, 0), total)
+    return sizes
 
 
 def _answer(

@@ -169,7 +169,7 @@ def _head(diagnosis: Diagnosis, limits: Limits) -> Iterator[Block]:
 
 
 def _rank_files(one: RankFiles, limits: Limits) -> Entry:
-    alike = f"the same on {counted(one.alike, 'rank')}"
+    alike = f"the error lines are the same on {counted(one.alike, 'rank')}"
     some = [
         f"{_names('', seen.ranks, limits).strip()} differ{'s' * (len(seen.ranks) == 1)}"
         for seen in one.differences

@@ -117,12 +117,14 @@ def _no_rank(snapshot: Snapshot) -> str:
             nodes = f", which starts ranks on {process.nodes} nodes," if process.nodes else ""
             who = f"{process.program} ({process.pid}){nodes}"
             return f"{who} is in {agent}: it waits for the launchers of other nodes"
+        if process.threads and all(thread.state in ("T", "t") for thread in process.threads):
+            return f"{process.program} ({process.pid}) is stopped; kill -CONT {process.pid} continues it"
     names = [f"{process.program} ({process.pid})" for process in snapshot.processes]
     shown = ", ".join(names[:MOST_NAMES]) + (
         f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else ""
     )
     if any(process.refused for process in snapshot.processes):
-        return f"cannot read whether there is a rank among {shown}"
+        return f"cannot read whether there is a rank among {shown}: root and their user can"
     return f"no rank number, no open GPU and no PyTorch in {shown}"
 
 

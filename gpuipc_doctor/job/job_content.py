@@ -211,7 +211,9 @@ def blocks(report: JobReport) -> Iterator[Block]:
     if report.growth:
         yield Group((Lines((f"grew in {report.watched_s:.0f} s",)), *map(_growth, report.growth)))
     elif report.watched_s and not any(what.startswith(GROWTH) for what in report.unable):
-        yield Lines((f"nothing grew in {report.watched_s:.0f} s",))
+        seen = counted(len(report.ranks), "rank")
+        says = f"nothing grew in {report.watched_s:.0f} s ({seen} watched)"
+        yield Lines((says if report.ranks else "growth was not watched: no rank was found",))
     issues = sorted(report.issues, key=lambda issue: _RELATIONS.index(issue.relation))
     yield from map(_issue, issues[:MOST_ISSUES])
     yield Lines(tuple(f"{setting.name}={setting.value}: {setting.says}" for setting in report.wrong_settings))
@@ -227,7 +229,7 @@ def blocks(report: JobReport) -> Iterator[Block]:
 
 def _remedy(report: JobReport) -> str:
     if not report.ranks:
-        return "name a rank or its launcher with --pid, or the job with --slurm; root reads all processes"
+        return "name a rank or its launcher with --pid, or the job with --slurm"
     calls = {(rank.doing, rank.operation) for rank in report.ranks}
     if report.verdict.cause is Cause.ALL_WAIT and len(calls) == 1:
         (doing, call) = calls.pop()

@@ -31,7 +31,7 @@ def test_one_rank_of_many_differs(tmp_path: Path) -> None:
     (difference,) = ranks.differences
     assert (ranks.alike, difference.ranks) == (511, ("rank 17 (nid000004)",))
     page = diagnosis_content.screen(diagnosis, width=200, exit_code=0)
-    assert "the same on 511 ranks; rank 17 (nid000004) differs" in page
+    assert "the error lines are the same on 511 ranks; rank 17 (nid000004) differs" in page
     assert "has “[nid000004:1017] Signal: Segmentation fault (11)”; lacks “nid" in page
 
 

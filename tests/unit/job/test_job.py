@@ -560,7 +560,11 @@ def test_rank_with_only_its_script_left_has_ended(left: str, cause: Cause) -> No
     ("processes", "reason"),
     [
         ([process()], "no rank number, no open GPU and no PyTorch in app (7)"),
-        ([replace(process(), refused={"maps": ""})], "cannot read whether there is a rank among app (7)"),
+        (
+            [replace(process(), refused={"maps": ""})],
+            "cannot read whether there is a rank among app (7): root and their user can",
+        ),
+        ([process(state="T")], "app (7) is stopped; kill -CONT 7 continues it"),
         (
             [process()] * 4,
             "no rank number, no open GPU and no PyTorch in app (7), app (7), app (7) and 1 more",
@@ -575,4 +579,5 @@ def test_job_without_a_rank_says_why(processes: list[Process], reason: str) -> N
     screen = job_content.screen(report, width=80, color=False)
     assert "no rank found: cannot tell whether anything is stuck" in screen
     assert "name a rank or its launcher" in screen
+    assert "nothing grew" not in job_content.screen(replace(report, watched_s=20.0), width=80, color=False)
     assert "where the ranks are" not in screen
