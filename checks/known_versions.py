@@ -42,7 +42,13 @@ class KnownVersions(Check):
             )
         if not (ctx.version_matches or ctx.unexpected):
             known = [f"{fact.name} {fact.value}" for fact in ctx.inventory if fact.value]
-            yield Finding.ok("not-known-bad", "no known issue affects these versions", *known)
+            newer = [f"{fact.name} {fact.value}: {fact.source}" for fact in ctx.unread]
+            if newer:
+                says = "no known issue affects these versions, but the data ends before {versions}"
+                versions = ", ".join(f"{fact.name} {fact.value}" for fact in ctx.unread)
+                yield Finding.ok("newer-than-data", says, *newer, *known, versions=versions)
+            else:
+                yield Finding.ok("not-known-bad", "no known issue affects these versions", *known)
 
 
 CHECK = KnownVersions()

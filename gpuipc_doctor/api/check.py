@@ -57,6 +57,8 @@ class Context:
     """Settings missing on this node that would help diagnose a hanging job."""
     unexpected: tuple[Unexpected, ...] = ()
     """Versions of the node that differ from the site config's expectations."""
+    unread: tuple[Fact, ...] = ()
+    """Versions that are newer than what the database of known issues has read; their sources say so."""
     unmet: tuple[Finding, ...] = ()
     """Findings on the site config's other expectations of this node."""
     options: Mapping[str, Json] = field(default_factory=dict)

@@ -28,7 +28,8 @@ def judge(issue: KnownIssue, facts: Iterable[Fact]) -> tuple[Verdict, str]:
             lacking += f"; the issue also needs {need}: {why}"
         elif not need.is_mere_presence:
             held.append(need.found(facts))
-    conditions = f" with {', '.join(dict.fromkeys(held))}" if held else ""
+    shown = ", ".join(filter(None, dict.fromkeys(held)))
+    conditions = f" with {shown}" if shown else ""
     return verdict, reason + conditions + lacking
 
 

@@ -59,7 +59,7 @@ class Need:
     """The largest amount for which the condition holds: ``64 MiB``."""
 
     def judge(self, facts: Iterable[Fact]) -> Verdict:
-        """BAD if the condition holds on this node, UNKNOWN if the fact was not found, else FINE."""
+        """BAD if the condition holds or is `_PRESUMED`, UNKNOWN if the fact was not found, else FINE."""
         named = [fact.value for fact in self._facts(facts)]
         values = [value for value in named if value is not None]
         if self.absent:
@@ -69,7 +69,7 @@ class Need:
             if not (self.matches or self.switch or self.lacks):
                 return Verdict.FINE
         if not values:
-            return Verdict.UNKNOWN
+            return Verdict.BAD if self.fact in _PRESUMED else Verdict.UNKNOWN
         if self.range:
             return any_of(self.range.judge(value) for value in values)
         if self.switch:
@@ -103,12 +103,15 @@ class Need:
         return Verdict.BAD if found <= most else Verdict.FINE
 
     def found(self, facts: Iterable[Fact]) -> str:
-        """The facts as text: ``gpu-model NVIDIA GH200 120GB``, ``MPICH_GPU_IPC_ENABLED not set``."""
+        """The facts as text: ``gpu-model NVIDIA GH200 120GB``, ``MPICH_GPU_IPC_ENABLED not set``.
+        Empty if the condition is presumed."""
         facts = self._facts(facts)
         values = [fact.value for fact in facts if fact.value is not None]
         if self.is_env:
             name = (facts[0].name if values else self.fact).removeprefix(ENV)
             return " ".join(f"{name}={value}" for value in values) or f"{name} not set"
+        if not values and self.fact in _PRESUMED:
+            return ""
         return f"{self.fact} {', '.join(values)}" if values else f"no {self.fact}"
 
     @property
@@ -138,6 +141,9 @@ class Need:
 
 
 SWITCHES = ("on", "off", "unset or on", "unset or off")
+
+_PRESUMED = frozenset(["ucx-modules"])
+"""Facts whose conditions hold if the fact is unknown: a UCX may have its modules elsewhere, or built in."""
 
 _ALSO_READ = {f"{ENV}PYTORCH_ALLOC_CONF": (f"{ENV}PYTORCH_CUDA_ALLOC_CONF", f"{ENV}PYTORCH_HIP_ALLOC_CONF")}
 """Variable → its older names, which PyTorch 2.9 reads if it is not set (c10/core/AllocatorConfig.cpp)."""

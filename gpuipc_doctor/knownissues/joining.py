@@ -20,6 +20,10 @@ _LASTING = frozenset({"exports VMM memory"})
 whether the version is affected."""
 
 
+PAIRS = ("ipc-peer",)
+"""The check of two GPUs: what only it can show does not concern a node with one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Harm:
     """A step of our own probes (`model.Probe.harms`) that must not run on a device, and why."""
@@ -208,6 +212,8 @@ def _judge(
     If the verdict differs between devices, the worst verdict counts, and the devices with this verdict are
     affected.
     """
+    if len(parts) == 1 and issue.checks == PAIRS:
+        return Verdict.FINE, "one GPU has no peer", facts, []
     judged = [(*affected.judge(issue, part.facts), part) for part in parts if part.may_have(issue)]
     if not judged:
         if parts and not any(vendors.concerns(issue, backend) for backend in vendors.with_driver(facts)):

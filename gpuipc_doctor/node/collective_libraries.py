@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpuipc_doctor.files.node_files import Tree, shown
-from gpuipc_doctor.model import CollectiveLibrary, CollectiveStack
+from gpuipc_doctor.model import CollectiveLibrary, CollectiveStack, Fact
 from gpuipc_doctor.node.libraries import Libraries
 
 SONAMES = {"cuda": "libnccl.so.2", "hip": "librccl.so.1"}
@@ -90,3 +90,13 @@ def _of_wheel(tree: Tree, directory: str) -> str:
 def _numbers(name: str) -> list[int]:
     """The numbers in a path, to sort the newest SDK first."""
     return [int(digits) for digits in re.findall(r"[0-9]+", name)]
+
+
+def in_use(facts: Iterable[Fact], stack: CollectiveStack) -> tuple[Fact, ...]:
+    """The facts without the versions of NCCL and RCCL that no check tests: all but each backend's first."""
+    facts = tuple(facts)
+    for backend, name in (("cuda", "nccl"), ("hip", "rccl")):
+        if (first := next(iter(stack.of(backend)), None)) and first.version:
+            tested = Fact(name, first.version, first.file)
+            facts = (*(fact for fact in facts if fact.name != name), tested)
+    return facts

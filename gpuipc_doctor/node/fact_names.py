@@ -49,6 +49,7 @@ NAMES: Mapping[str, str] = {
     "other-mpi": "an MPI library of another family",
     "mpi4py": "why mpi4py finds no MPI; if it finds one, that MPI has its own row",
     "ucx": "UCX",
+    "ucx-modules": "transports that this UCX has as modules",
     "libfabric": "libfabric",
     "shs-libfabric": "libfabric of HPE's Slingshot host software",
     "libfabric-providers": "providers that libfabric lists",

@@ -165,6 +165,18 @@ def facts(tree: Tree, libraries: Libraries) -> Iterator[Fact]:
             if fact.value:
                 known.add(library.file)
             yield fact
+    yield _ucx_modules(tree, next(iter(libraries.matching("libucp.so.0")), None))
+
+
+def _ucx_modules(tree: Tree, library: Library | None) -> Fact:
+    """UCX loads its transports from a directory next to its libraries (UCX_MODULE_DIR's default)."""
+    if library is None:
+        return Fact("ucx-modules", None, "no libucp.so.0")
+    where = f"{tree.real_name(library.file).rpartition('/')[0]}/ucx"
+    files = tree.glob(f"{where}/libuct_*.so*")
+    modules = {file.rpartition("/libuct_")[2].partition(".so")[0] for file in files}
+    missing = f"no libuct_*.so in {where}"
+    return Fact("ucx-modules", " ".join(sorted(modules)) or None, where if modules else missing)
 
 
 def _told(tree: Tree, mark: _Mark, library: Library) -> Fact:

@@ -28,7 +28,15 @@ from gpuipc_doctor.model import (
     Tier,
     Workaround,
 )
-from gpuipc_doctor.node import arming, environment, gpus, inventory, mpi_choice, variables
+from gpuipc_doctor.node import (
+    arming,
+    collective_libraries,
+    environment,
+    gpus,
+    inventory,
+    mpi_choice,
+    variables,
+)
 from gpuipc_doctor.run import (
     causes,
     check_files,
@@ -135,6 +143,7 @@ class Run:
     ) -> Plan:
         """The plan for these devices and stacks. ``seen``: the limits and free space of this process."""
         facts = mpi_choice.relevant_facts(node_inventory.facts, stacks.mpi, self.log.loaded_in_ranks())
+        facts = collective_libraries.in_use(facts, stacks.collectives)
         matches = knownissues.match_versions(self.issues, facts, devices)
         unexpected = site_expectations.of_versions(
             self.planner.config, node_inventory.facts, surveyed=self.request.job_gpus is None
@@ -153,6 +162,7 @@ class Run:
             settings=node_inventory.settings,
             lacking=node_inventory.lacking,
             unexpected=tuple(unexpected),
+            unread=knownissues.newer_than_read(facts),
             unmet=tuple(
                 site_expectations.of_node(site, node_inventory.facts, self.discovery.node.root, seen)
             ),
