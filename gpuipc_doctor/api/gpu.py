@@ -205,12 +205,15 @@ class Memory(Protocol):
         """Copy ``nbytes`` bytes (None: all) from ``offset`` on."""
 
 
-class Buffer(Memory, Protocol):
-    """Device memory of this process.
+class Scoped(Protocol):
+    """What the end of a ``with`` block releases, unless an exception was raised: the process then ends."""
 
-    Leaving the ``with`` block frees the memory, unless an exception was raised: the process then ends. The
-    same holds for everything that a ``with`` block releases.
-    """
+    def __enter__(self: Made) -> Made: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Buffer(Memory, Scoped, Protocol):
+    """Device memory of this process. Leaving the ``with`` block frees it."""
 
     def ipc_handle(self, offset: int = 0) -> bytes:
         """The IPC handle for the address at ``offset``: `HANDLE_BYTES` bytes, which another process opens."""
@@ -218,11 +221,8 @@ class Buffer(Memory, Protocol):
     def free(self) -> None:
         """Free the memory; a second call does nothing."""
 
-    def __enter__(self) -> Buffer: ...
-    def __exit__(self, *_: object) -> None: ...
 
-
-class IpcMapping(Memory, Protocol):
+class IpcMapping(Memory, Scoped, Protocol):
     """Device memory of another process, opened here.
 
     Leaving the ``with`` block closes it. ``nbytes`` is the size of the exporter's allocation as reported by
@@ -231,9 +231,6 @@ class IpcMapping(Memory, Protocol):
 
     def close(self) -> None:
         """Close the mapping; a second call does nothing."""
-
-    def __enter__(self) -> IpcMapping: ...
-    def __exit__(self, *_: object) -> None: ...
 
 
 class Event(Protocol):
@@ -352,7 +349,7 @@ class ImportedPool(Protocol):
     def destroy(self) -> None: ...
 
 
-class PhysicalMemory(Protocol):
+class PhysicalMemory(Scoped, Protocol):
     """Physical memory, own or imported, which has no address until it is mapped.
 
     Leaving the ``with`` block releases the handle. The memory is freed when no process has a handle, a
@@ -373,11 +370,8 @@ class PhysicalMemory(Protocol):
     def release(self) -> None:
         """Release the handle; mappings stay. A second call does nothing."""
 
-    def __enter__(self) -> PhysicalMemory: ...
-    def __exit__(self, *_: object) -> None: ...
 
-
-class VmmMapping(Memory, Protocol):
+class VmmMapping(Memory, Scoped, Protocol):
     """Addresses at which physical memory is mapped. Leaving the ``with`` block unmaps it.
 
     The mapping belongs to no context and outlives the context that was current when it was created.
@@ -385,9 +379,6 @@ class VmmMapping(Memory, Protocol):
 
     def unmap(self) -> None:
         """Unmap and free the addresses; a second call does nothing."""
-
-    def __enter__(self) -> VmmMapping: ...
-    def __exit__(self, *_: object) -> None: ...
 
 
 Linear = tuple[int, int]

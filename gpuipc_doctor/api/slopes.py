@@ -16,6 +16,9 @@ BLOCK_BYTES = 2 << 20
 """Minimum bytes of a driver's memory blocks."""
 
 
+CONFIDENCE = 0.95
+"""Of the interval of a slope."""
+
 PARTS, EVEN = 8, 0.5
 """Parts of a series that grows, each of which must have this fraction of an equal share of the growth."""
 
@@ -61,7 +64,7 @@ def is_even(series: Sequence[float]) -> bool:
     return len(rises) > ONCE and all(after - before >= least for before, after in pairwise(bounds))
 
 
-def slope(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> Slope:
+def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
     """The Theil-Sen slope of ``y`` over ``x``, which is robust against a few outliers.
 
     The estimate is the median of the slopes of all pairs of points; the interval is Sen's, from the variance
@@ -74,7 +77,7 @@ def slope(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> S
     if n < 4 or n != len(y) or len(set(x)) != n:
         raise ValueError("a slope needs at least four points with distinct x")
     slopes = sorted((y[j] - y[i]) / (x[j] - x[i]) for i, j in combinations(range(n), 2))
-    reach = _reach(n, confidence)
+    reach = _reach(n)
     low = max(math.floor((len(slopes) - reach) / 2), 0)
     high = min(math.ceil((len(slopes) + reach) / 2), len(slopes) - 1)
     return Slope(median(slopes), slopes[low], slopes[high])
@@ -89,7 +92,7 @@ def smallest_found(x: Sequence[float], y: Sequence[float], above: float, block: 
         block * (math.floor((above * (x[j] - x[i]) - (y[j] - y[i])) / block) + 1) / (x[j] - x[i])
         for i, j in combinations(range(len(x)), 2)
     )
-    spared = max(math.floor((len(needed) - _reach(len(x), 0.95)) / 2), 0)
+    spared = max(math.floor((len(needed) - _reach(len(x))) / 2), 0)
     return max(math.ceil(needed[-1 - spared]), 0)
 
 
@@ -100,8 +103,8 @@ def block_of(figures: Iterable[float]) -> int:
     return max(changes & -changes, BLOCK_BYTES)
 
 
-def _reach(n: int, confidence: float) -> float:
+def _reach(n: int) -> float:
     """Number of the slopes between ``n`` points that the confidence interval contains."""
     from statistics import NormalDist
 
-    return NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    return NormalDist().inv_cdf(0.5 + CONFIDENCE / 2) * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)

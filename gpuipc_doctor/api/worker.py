@@ -59,10 +59,10 @@ class Mpi(Protocol):
     def library_version(self) -> str: ...
     def send(self, address: int, nbytes: int, to: int, tag: int = 0) -> None: ...
     def recv(self, address: int, nbytes: int, source: int, tag: int = 0) -> None: ...
-    def isend(self, address: int, nbytes: int, to: int, tag: int = 0) -> object:
+    def isend(self, address: int, nbytes: int, to: int) -> object:
         """Start sending; pass the result to ``wait``."""
 
-    def irecv(self, address: int, nbytes: int, source: int, tag: int = 0) -> object: ...
+    def irecv(self, address: int, nbytes: int, source: int) -> object: ...
     def wait(self, requests: Sequence[object]) -> None: ...
     @property
     def api(self) -> Any:
@@ -380,5 +380,5 @@ class Worker(Protocol):
     def wait_until(self, condition: Callable[[], bool], limit_s: float) -> bool:
         """Poll ``condition`` until it holds or ``limit_s`` seconds are over; returns whether it holds."""
 
-    def die(self, signal_name: str = "SIGKILL") -> NoReturn:
-        """End this process by a signal, as part of the test; the role counts as completed."""
+    def die(self) -> NoReturn:
+        """Kill this process, as part of the test; the role counts as completed."""

@@ -94,24 +94,19 @@ class Communicator:
         return node_name.full()
 
     def send(self, address: int, nbytes: int, to: int, tag: int = 0) -> None:
-        with self._armed("MPI_Send"):
-            self._world.Send(self._buffer(address, nbytes), to, tag)
+        self.call("MPI_Send", self._world.Send, self._buffer(address, nbytes), to, tag)
 
     def recv(self, address: int, nbytes: int, source: int, tag: int = 0) -> None:
-        with self._armed("MPI_Recv"):
-            self._world.Recv(self._buffer(address, nbytes), source, tag)
+        self.call("MPI_Recv", self._world.Recv, self._buffer(address, nbytes), source, tag)
 
-    def isend(self, address: int, nbytes: int, to: int, tag: int = 0) -> Request:
-        with self._armed("MPI_Isend"):
-            return self._world.Isend(self._buffer(address, nbytes), to, tag)
+    def isend(self, address: int, nbytes: int, to: int) -> Request:
+        return self.call("MPI_Isend", self._world.Isend, self._buffer(address, nbytes), to)
 
-    def irecv(self, address: int, nbytes: int, source: int, tag: int = 0) -> Request:
-        with self._armed("MPI_Irecv"):
-            return self._world.Irecv(self._buffer(address, nbytes), source, tag)
+    def irecv(self, address: int, nbytes: int, source: int) -> Request:
+        return self.call("MPI_Irecv", self._world.Irecv, self._buffer(address, nbytes), source)
 
     def wait(self, requests: Sequence[Request]) -> None:
-        with self._armed("MPI_Waitall"):
-            self._api.Request.Waitall(list(requests))
+        self.call("MPI_Waitall", self._api.Request.Waitall, list(requests))
 
     @property
     def api(self) -> Any:
@@ -128,8 +123,7 @@ class Communicator:
         return bool(self._api.Get_error_class(error.fault.code) == self._api.ERR_TRUNCATE)
 
     def barrier(self) -> None:
-        with self._armed("MPI_Barrier"):
-            self._world.Barrier()
+        self.call("MPI_Barrier", self._world.Barrier)
 
     def any_says(self, mine: bool) -> bool:
         ours, all_of_us, byte = bytearray([mine]), bytearray(1), self._api.BYTE
@@ -145,34 +139,27 @@ class Communicator:
     def ping_pong(self, address: int, nbytes: int, partner: int, rounds: int) -> list[float]:
         """Send back and forth; rank 0 begins. Returns half of each round trip's time, meaningful only in rank
         0."""
-        buffer, send, recv, clock = (
-            self._buffer(address, nbytes),
-            self._world.Send,
-            self._world.Recv,
-            perf_counter,
-        )
+        buffer, send, recv = self._buffer(address, nbytes), self._world.Send, self._world.Recv
         times = []
         with self._armed(f"MPI_Send and MPI_Recv, {rounds} rounds"):
             for _ in range(rounds):
-                started = clock()
+                started = perf_counter()
                 if self.rank == 0:
                     send(buffer, partner)
                     recv(buffer, partner)
                 else:
                     recv(buffer, partner)
                     send(buffer, partner)
-                times.append((clock() - started) / 2)
+                times.append((perf_counter() - started) / 2)
         return times
 
     def finalize(self) -> None:
         """End MPI, or only the communicator if it is a part; a second call does nothing."""
         if self._is_part:
             if self._world != self._api.COMM_NULL:
-                with self._armed("MPI_Comm_free"):
-                    self._world.Free()
+                self.call("MPI_Comm_free", self._world.Free)
         elif not self._api.Is_finalized():
-            with self._armed("MPI_Finalize"):
-                self._api.Finalize()
+            self.call("MPI_Finalize", self._api.Finalize)
 
     def _buffer(self, address: int, nbytes: int) -> list[Any]:
         return [self._api.memory.fromaddress(address, nbytes), nbytes, self._api.BYTE]

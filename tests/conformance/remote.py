@@ -197,13 +197,13 @@ def _forked(
 
 
 @cache
-def _server(enter: tuple[str, ...], backend: str, loads: frozenset[tuple[str, str]]) -> _Server:
-    server = _Server(enter, backend, dict(loads))
+def _server(enter: tuple[str, ...], backend: str, loads: frozenset[tuple[str, str]]) -> _ForkServer:
+    server = _ForkServer(enter, backend, dict(loads))
     atexit.register(server.end)
     return server
 
 
-class _Server:
+class _ForkServer:
     """The process from which others are forked."""
 
     def __init__(self, enter: Sequence[str], backend: str, loads: Mapping[str, str]) -> None:
@@ -236,7 +236,7 @@ class _Server:
 class _Fork:
     """A forked process with the part of `subprocess.Popen` that `Remote` uses."""
 
-    def __init__(self, server: _Server, pid: int) -> None:
+    def __init__(self, server: _ForkServer, pid: int) -> None:
         self.pid = pid
         self._server = server
         self._file: int | None = os.pidfd_open(pid)

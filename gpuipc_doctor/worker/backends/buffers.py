@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from gpuipc_doctor.worker.backends import hostmemory
 from gpuipc_doctor.worker.backends.contexts import DeviceContexts
@@ -16,12 +16,18 @@ def allocation_of(contexts: DeviceContexts, address: int) -> tuple[int, int]:
     return base, size
 
 
+Resource = TypeVar("Resource", bound="Scoped")
+
+
 class Scoped:
     """Resources that the end of a ``with`` block releases, unless an exception ends the block.
 
     After an exception the process ends with this first error as the finding: a release could hang or fail and
     hide it.
     """
+
+    def __enter__(self: Resource) -> Resource:
+        return self
 
     def __exit__(self, exception: object = None, *_: object) -> None:
         if exception is None:
@@ -88,11 +94,7 @@ class DriverBuffer(Scoped, DeviceMemory):
     def free(self) -> None:
         self._leave()
 
-    def __enter__(self) -> DriverBuffer:
-        return self
-
-    def _end(self) -> None:
-        self.free()
+    _end = free
 
 
 class DriverMapping(Scoped, DeviceMemory):
@@ -101,8 +103,4 @@ class DriverMapping(Scoped, DeviceMemory):
     def close(self) -> None:
         self._leave()
 
-    def __enter__(self) -> DriverMapping:
-        return self
-
-    def _end(self) -> None:
-        self.close()
+    _end = close

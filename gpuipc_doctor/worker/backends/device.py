@@ -61,21 +61,18 @@ class DriverGpu:
 
     def alloc(self, nbytes: int) -> DriverBuffer:
         self.contexts.enter()
-        driver = self.driver
-        address = driver.number("mem-alloc", nbytes)
-        return DriverBuffer(self.contexts, address, nbytes, partial(driver.call, "mem-free", address))
+        return self._buffer(self.driver.number("mem-alloc", nbytes), nbytes)
 
     def alloc_pinned(self, nbytes: int) -> DriverBuffer:
         self.contexts.enter()
-        driver = self.driver
-        address = driver.number("host-alloc", nbytes, 0)
-        return DriverBuffer(self.contexts, address, nbytes, partial(driver.call, "host-free", address))
+        return self._buffer(self.driver.number("host-alloc", nbytes, 0), nbytes, "host-free")
 
     def alloc_coherent(self, nbytes: int) -> DriverBuffer:
         self.contexts.enter()
-        driver = self.driver
-        address = driver.alloc_coherent(nbytes)
-        return DriverBuffer(self.contexts, address, nbytes, partial(driver.call, "mem-free", address))
+        return self._buffer(self.driver.alloc_coherent(nbytes), nbytes)
+
+    def _buffer(self, address: int, nbytes: int, freed_by: str = "mem-free") -> DriverBuffer:
+        return DriverBuffer(self.contexts, address, nbytes, partial(self.driver.call, freed_by, address))
 
     @property
     def plain_memory_is_coherent(self) -> bool:

@@ -27,15 +27,12 @@ def _pool(driver: Driver, _ordinal: int) -> Allocation:
     return address, NBYTES, give_back
 
 
-def _managed(driver: Driver, _ordinal: int) -> Allocation:
-    attach_global = 1
-    address = driver.number("managed-alloc", NBYTES, attach_global)
-    return address, NBYTES, partial(driver.call, "mem-free", address)
+def _allocated(operation: str, flag: int, freed_by: str) -> Callable[[Driver, int], Allocation]:
+    def allocate(driver: Driver, _ordinal: int) -> Allocation:
+        address = driver.number(operation, NBYTES, flag)
+        return address, NBYTES, partial(driver.call, freed_by, address)
 
-
-def _pinned_host(driver: Driver, _ordinal: int) -> Allocation:
-    address = driver.number("host-alloc", NBYTES, 0)
-    return address, NBYTES, partial(driver.call, "host-free", address)
+    return allocate
 
 
 def _vmm(driver: Driver, ordinal: int) -> Allocation:
@@ -56,7 +53,7 @@ def _vmm(driver: Driver, ordinal: int) -> Allocation:
 
 ALLOCATE: dict[str, Callable[[Driver, int], Allocation]] = {
     "async-pool": _pool,
-    "managed": _managed,
-    "pinned-host": _pinned_host,
+    "managed": _allocated("managed-alloc", 1, "mem-free"),  # 1: attached globally
+    "pinned-host": _allocated("host-alloc", 0, "host-free"),
     "vmm": _vmm,
 }

@@ -45,11 +45,7 @@ class DriverPhysicalMemory(Scoped):
             self._driver.call("vmm-release", self.handle)
             self._released = True
 
-    def __enter__(self) -> DriverPhysicalMemory:
-        return self
-
-    def _end(self) -> None:
-        self.release()
+    _end = release
 
 
 class DriverVmmMapping(Scoped, DeviceMemory):
@@ -77,8 +73,4 @@ class DriverVmmMapping(Scoped, DeviceMemory):
         self._driver.call("vmm-free", self.address, self.nbytes)
         self._unmapped = True
 
-    def __enter__(self) -> DriverVmmMapping:
-        return self
-
-    def _end(self) -> None:
-        self.unmap()
+    _end = unmap
