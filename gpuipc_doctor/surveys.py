@@ -17,13 +17,16 @@ DRIVERS, MPI_LIBRARY, RANKS = "driver-init", "mpi-gpu-aware", "mpi-start"
 
 
 def of_drivers(ctx: Context) -> Iterable[Probe]:
-    """A probe for each backend. Options: ``backends``, ``required``, ``links``, and ``alone``: PCI address →
-    the environment in which only this GPU is visible."""
+    """A probe for each backend. Options: ``backends``, ``required``, ``links``, ``environment``, and
+    ``alone``: PCI address → the environment in which only this GPU is visible."""
     for backend in ctx.options["backends"]:
         links = ctx.options.get("links", False)
         params = {"backend": backend, "required": ctx.options["required"], "links": links}
         # Without persistence mode, the first initialisation loads firmware: several seconds per GPU.
-        yield Probe(backend, {"driver": initialise}, params=params, deadline_s=30.0, imports=(backend,))
+        env = ctx.options.get("environment", {})
+        yield Probe(
+            backend, {"driver": initialise}, params=params, deadline_s=30.0, env=env, imports=(backend,)
+        )
         for pci, env in ctx.options.get("alone", {}).items():
             roles = {"driver": initialise}
             yield Probe(f"{backend}, only {pci}", roles, (), params, 15.0, env=env, imports=(backend,))

@@ -97,7 +97,9 @@ def _judge(one: SetVariable, variable: Variable, versions: Mapping[str, list[str
     for form, version in having:
         if form.takes(one.value):
             default = f" (default {form.default})" if form.default else ""
-            return _setting(one, Effect.WORKS, f"{_what(form, version)}: {form.does}{default}")
+            unsafe = variable.unsafe and variable.unsafe.has(one.value)
+            safety = "; this switches a safety off" if unsafe else ""
+            return _setting(one, Effect.WORKS, f"{_what(form, version)}: {form.does}{default}{safety}")
     if having:
         form, version = having[0]
         says = f"{_what(form, version)} does not accept {one.value!r}; it accepts {form.wanted}"

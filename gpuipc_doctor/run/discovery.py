@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,11 @@ from gpuipc_doctor.site import hosts
 from gpuipc_doctor.site.config import NodeGpus, SiteConfig
 from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import device_from_json
+from gpuipc_doctor.versions import Range, Verdict
+
+UNCHECKED = "CUDA_DISABLE_IOMMU_ACS_P2P_CAPABILITY_CHECK"
+CHECKING = Range("cuda-driver", "13.5")
+"""Versions of CUDA whose driver grants peer access over PCIe only if the IOMMU and ACS let it work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class Discovery:
             differences = site_expectations.check_backend_gpus(backends[0], expected, devices, os.environ)
         self._tell(*differences)
         self._tell(*site_expectations.of_links(expected, devices, traits, os.environ))
+        facts = (*facts, *self._ask_unchecked(devices, facts))
         return Found(devices, facts, site, tuple(self._hanging.left_out))
 
     def _find_job_gpus(self, job: JobGpus) -> Found:
@@ -95,6 +101,29 @@ class Discovery:
             says = "the driver does not list {gpus}"
             self._tell(Finding.error("gpu-not-shown", says, gpus=list(missing)))
         return Found(devices, facts, site)
+
+    def _ask_unchecked(self, devices: Sequence[Device], facts: Iterable[Fact]) -> Iterator[Fact]:
+        """Whether the driver would grant the peer access that it refuses, without its check of IOMMU and ACS.
+
+        CUDA 13.5 and newer make that check (CUDA Features Archive, 13.5). It only concerns the answer of
+        cuDeviceCanAccessPeer: nothing is copied here.
+        """
+        cuda = [device for device in devices if device.backend == "cuda"]
+        lacking = _pairs(cuda, {device.label for device in cuda})
+        checks = any(
+            fact.name == "cuda-driver" and fact.value and CHECKING.judge(fact.value) is Verdict.BAD
+            for fact in facts
+        )
+        if not (lacking and checks) or os.environ.get(UNCHECKED) == "1":
+            return
+        options = {"backends": ["cuda"], "required": False, "environment": {UNCHECKED: "1"}}
+        _, asked = self.planner.survey(loader.built_in_file(surveys.DRIVERS), options)
+        ended = self.surveys.run(asked).values()
+        answers = [outcome for outcome in ended if isinstance(outcome, ProbeOutcome)]
+        found = [record for outcome in answers for record in outcome.records.values()]
+        unchecked = [device_from_json(data) for record in found for data in record.get("devices", ())]
+        if unchecked and not lacking & _pairs(unchecked, {device.label for device in unchecked}):
+            yield Fact("peer-access", "refused by the check of IOMMU and ACS", f"{UNCHECKED}=1 grants it")
 
     def _tell(self, *findings: Finding) -> None:
         self.surveys.tell(_on_gpus(), *findings)
@@ -188,6 +217,11 @@ class Discovery:
 def _on_gpus() -> CheckInfo:
     """The survey to which findings on the GPUs belong, even if no driver was queried."""
     return CheckInfo(surveys.DRIVERS, "the job's GPUs are found", Tier.PROLOG)
+
+
+def _pairs(devices: Iterable[Device], labels: set[str]) -> set[tuple[str, str]]:
+    """The pairs of these devices of which the first has no peer access to the second."""
+    return {(device.label, other) for device in devices for other in labels - device.peers - {device.label}}
 
 
 def gpus_of(

@@ -276,7 +276,9 @@ class Planner:
                 if self.request.tier is Tier.SOAK:  # the environment that applications have
                     probe = replace(probe, concurrent=frozenset(probe.roles))
                 planned = PlannedProbe(next(self._numbers), check, file, probe)
-                if skip := skips.no_peer_access(check, asked) or skips.hidden_by_launcher(asked):
+                if skip := skips.no_peer_access(check, asked, context.inventory) or skips.hidden_by_launcher(
+                    asked
+                ):
                     results.append(_result(planned, skip))
                 else:
                     probes.append(planned)

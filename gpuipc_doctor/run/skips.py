@@ -11,6 +11,8 @@ from gpuipc_doctor.api.gpu import instead_of, words_of_lack
 from gpuipc_doctor.model import Device, Evidence, EvidenceKind, FabricStack, Fact, Finding, Probe
 from gpuipc_doctor.site.config import Waiver
 
+UNSAFE_TOPOLOGY = "the IOMMU or ACS redirects PCIe traffic"
+
 HIDDEN_PEERS = "cray-mpich-gpu-binding-hides-peers"
 """Id of the known issue of launchers that show each rank only one GPU."""
 
@@ -101,7 +103,17 @@ def _incapable(device: Device, lacking: list[str], inventory: Sequence[Fact]) ->
     )
 
 
-def no_peer_access(check: Check, probe: Probe) -> Finding | None:
+def redirection(inventory: Sequence[Fact]) -> tuple[str, str] | None:
+    """(what redirects traffic between GPUs, by the state that was read; how to end it)."""
+    known = {fact.name: fact.value for fact in inventory if fact.value is not None}
+    if known.get("iommu", "").startswith("translating"):
+        return "the IOMMU, which translates addresses between GPUs", "boot with iommu=pt"
+    if "redirects" in known.get("acs", ""):
+        return f"ACS of PCIe bridges ({known['acs']})", "switch ACS off in the BIOS"
+    return None
+
+
+def no_peer_access(check: Check, probe: Probe, inventory: Sequence[Fact]) -> Finding | None:
     """The SKIP for a pair whose importer has no peer access to the exporter's memory, else None."""
     if "legacy-ipc" not in check.requires or len(probe.devices) != 2:
         return None
@@ -109,8 +121,18 @@ def no_peer_access(check: Check, probe: Probe) -> Finding | None:
     if exporter.label in importer.peers:
         return None
     one, other = sorted(probe.devices, key=lambda device: device.index)
-    says = "no peer access between {from_device} and {to_device}"
-    return Finding.skip("no-peer-access", says, from_device=one.label, to_device=other.label)
+    says, evidence, remedy = "no peer access between {from_device} and {to_device}", [], ""
+    refused = next((fact for fact in inventory if fact.name == "peer-access" and fact.value), None)
+    if refused and one.backend == "cuda":
+        says += f": since CUDA 13.5 the driver refuses it where {UNSAFE_TOPOLOGY}"
+        words, cure = redirection(inventory) or ("", "boot with iommu=pt and switch ACS off in the BIOS")
+        evidence = [*([f"read on this node: {words}"] if words else []), f"asked again: {refused.source}"]
+        remedy = (
+            f"nothing to repair: NCCL and UCX copy through the host; for peer access, {cure} (in a virtual "
+            "machine, on its host); the variable that ends the check switches a safety off"
+        )
+    values = {"from_device": one.label, "to_device": other.label}
+    return Finding.skip("no-peer-access", says, *evidence, remedy=remedy, **values)
 
 
 def hidden_by_launcher(probe: Probe) -> Finding | None:

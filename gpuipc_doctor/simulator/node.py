@@ -126,9 +126,22 @@ def _records(profile: Profile) -> Iterator[str]:
         stated = asdict(device)
         yield _record("device", stated | stated.pop("nvml"))
     for backend, a, b in profile.peers:
-        yield _record("peer", {"backend": backend, "a": a, "b": b})
+        checked = {"checked": 1} if backend == "cuda" and _checks_topology(profile) else {}
+        yield _record("peer", {"backend": backend, "a": a, "b": b, **checked})
     for fault in profile.faults:
         yield _record("fault", fault)
+
+
+def _checks_topology(profile: Profile) -> bool:
+    """Whether the driver refuses peer access over PCIe: CUDA 13.5 does so behind an IOMMU that translates
+    (CUDA Features Archive, 13.5). GPUs are on PCIe alone if the profile states that they have no NVLink."""
+    version = tuple(_parts(profile.versions.get("cuda-driver", ""), 2))
+    translates = any(
+        name.startswith("/sys/kernel/iommu_groups/") and text.startswith("DMA")
+        for name, text in profile.files.items()
+    )
+    has_links = any(device.nvml.get("links") != 0 for device in profile.devices if device.backend == "cuda")
+    return version >= (13, 5) and translates and not has_links
 
 
 def _record(kind: str, values: Mapping[str, str | int]) -> str:
@@ -154,7 +167,7 @@ def driver_versions(versions: Mapping[str, str]) -> dict[str, str | int]:
 
 
 def _parts(version: str, count: int) -> list[int]:
-    return [int(part) for part in [*version.split("."), "0", "0"][:count]]
+    return [int(part or 0) for part in [*version.split("."), "0", "0"][:count]]
 
 
 def claimed_files(profile: Profile) -> dict[str, str]:

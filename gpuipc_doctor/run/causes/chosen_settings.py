@@ -146,6 +146,14 @@ def switched_off(failed: Entry, facts: NodeFacts, _: Trials) -> Iterator[Explana
     for name, variable in variables.load().items():
         if not (variable.unsafe and name in environ and variable.unsafe.has(environ[name])):
             continue
+        here = [
+            form.has(fact.value)
+            for form in variable.forms
+            for fact in facts.inventory
+            if fact.name == form.library and fact.value
+        ]
+        if here and not any(has is not False for has in here):
+            continue  # these versions do not read it
         concerns, then = CONCERNS.get(variable.libraries[0], is_of_ranks), variable.unsafe.then
         yield from shown(
             failed,

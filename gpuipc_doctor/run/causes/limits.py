@@ -16,6 +16,7 @@ from gpuipc_doctor.run.causes.failed_probe import (
 )
 from gpuipc_doctor.run.causes.node_state import PATIENCE_S, Seen, facts_of
 from gpuipc_doctor.run.results import Entry, Explanation
+from gpuipc_doctor.run.skips import redirection
 
 ROOM_BYTES = 64 << 20
 """Free shared memory with which two ranks of each known MPI start; Open MPI and NCCL need tens of MiB."""
@@ -174,22 +175,16 @@ def between_gpus(failed: Entry, facts: NodeFacts, _: Trials) -> Iterator[Explana
 
     It explains no failure between GPUs of a check that also fails on a single one.
     """
-    known = {fact.name: fact.value for fact in facts.inventory if fact.value is not None}
-    iommu, acs = known.get("iommu", ""), known.get("acs", "")
-    if iommu.startswith("translating"):
-        words = "this may be due to the IOMMU, which translates addresses between GPUs"
-        cure = "if the GPUs are connected by PCIe, boot with iommu=pt"
-    elif "redirects" in acs:
-        words = "this may be due to ACS of PCIe bridges ({state})"
-        cure = "if the GPUs are connected by PCIe, switch ACS off in the BIOS"
-    else:
+    if not (read := redirection(facts.inventory)):
         return
+    words, cure = read
     alone = {entry.planned.check.id for entry in facts.failed if len(labels_of(entry)) == 1}
     yield from shown(
         failed,
-        words,
-        {"state": acs},
-        f"{cure}; in a virtual machine, on its host; until then NCCL_P2P_DISABLE=1, UCX_TLS=^cuda_ipc",
+        f"this may be due to {words}",
+        {},
+        f"if the GPUs are connected by PCIe, {cure}; in a virtual machine, on its host; "
+        "until then NCCL_P2P_DISABLE=1, UCX_TLS=^cuda_ipc",
         lambda entry: len(labels_of(entry)) > 1 and entry.planned.check.id not in alone,
         of_data=True,
     )

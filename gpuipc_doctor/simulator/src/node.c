@@ -178,7 +178,7 @@ static void read_device(const char *key, const char *value, void *record)
 
 struct peer {
     int backend;
-    int64_t a, b;
+    int64_t a, b, checked;
 };
 
 static void read_peer(const char *key, const char *value, void *record)
@@ -190,6 +190,8 @@ static void read_peer(const char *key, const char *value, void *record)
         peer->a = number(key, value);
     else if (IS("b"))
         peer->b = number(key, value);
+    else if (IS("checked"))
+        peer->checked = number(key, value);
     else
         refuse("unknown key %s", key);
 }
@@ -264,9 +266,11 @@ static void read_line(char *line)
         device->links = device->link_speed = device->pcie_width = device->ecc = device->remap = device->slowdown = -1;
         read_fields(fields, read_device, device);
     } else if (!strcmp(line, "peer")) {
-        struct peer peer = {0, 0, 0};
+        struct peer peer = {0};
         read_fields(fields, read_peer, &peer);
-        the_node.peer[device_number(peer.backend, peer.a)][device_number(peer.backend, peer.b)] = true;
+        const char *unchecked = getenv("CUDA_DISABLE_IOMMU_ACS_P2P_CAPABILITY_CHECK");
+        if (!peer.checked || (unchecked && !strcmp(unchecked, "1")))
+            the_node.peer[device_number(peer.backend, peer.a)][device_number(peer.backend, peer.b)] = true;
     } else if (!strcmp(line, "fault")) {
         if (the_node.faults == MAX_FAULTS)
             refuse("more than %d faults", MAX_FAULTS);
