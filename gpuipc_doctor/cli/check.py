@@ -52,8 +52,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     with options.node(asked.simulate) as node:
         with progress() as watcher:
             report = engine.run(request, config, node, watcher)
-        style: exits.Style = "nagios" if asked.exit_style == "nagios" else "default"
-        exit_code = exits.code(report, strict=asked.strict, style=style)
+        exit_code = exits.code(report, strict=asked.strict, nagios=asked.exit_style == "nagios")
         written = _write(report, file, exit_code)
         click.echo(_text(asked, report, exit_code, earlier), nl=False)
         if asked.all_checks and not asked.for_programs and asked.exit_style == "default":

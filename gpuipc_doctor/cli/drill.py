@@ -81,7 +81,11 @@ def command(
     backends = [backend] if backend else _usable_backends()
     not_run = _not_run(asked, backends) if profiles else {}
     if check:
-        asked = drilling.of_check(check, asked if profiles else _that_concern(check, asked))
+        if not profiles:  # those on which this check may report something
+            with options.node("healthy-both") as node, progress() as watcher:
+                healthy = engine.run(Request(checks=(check,)), SiteConfig(), node, watcher)
+            asked = drilling.that_concern(check, asked, healthy)
+        asked = drilling.of_check(check, asked)
     tasks = [
         Task(name, stated, on, mpi_lib, check)
         for name, stated in asked.items()
@@ -97,7 +101,12 @@ def command(
         drill_content.as_json(done, left, not_run) if as_json else "\n".join(table.foot(done, left, not_run))
     )
     click.echo(foot)
-    could = _update_all(tasks, unstated) if update else all_good(done)
+    could = all_good(done)
+    if update:  # a profile of which all drills ended
+        drills = Counter(task.name for task in tasks)
+        ended = [name for name, found in unstated.items() if len(found) == drills[name]]
+        updated = [_update(name, unstated[name]) for name in ended]
+        could = all(updated)
     if left:
         ctx.exit(Exit.INTERRUPTED)
     if not (could or (not_run and not tasks)) or (update and any(run.verdict.missed for run in done)):
@@ -158,13 +167,6 @@ def _run(task: Task) -> tuple[Report, float]:
     return report, time.monotonic() - started
 
 
-def _that_concern(check: str, asked: Mapping[str, Profile]) -> dict[str, Profile]:
-    """Profiles on which this check may report something. Raises `UnknownName` for an unknown check."""
-    with options.node("healthy-both") as node, progress() as watcher:
-        healthy = engine.run(Request(checks=(check,)), SiteConfig(), node, watcher)
-    return drilling.that_concern(check, asked, healthy)
-
-
 def _usable_backends() -> list[str]:
     """Backends with an installed binding; prints the names of the others."""
     usable = bindings.usable()
@@ -186,14 +188,6 @@ def _not_run(asked: Mapping[str, Profile], backends: Collection[str]) -> dict[st
         for stated in asked.values()
         if not set(stated.expect) & set(backends)
     }
-
-
-def _update_all(tasks: Sequence[Task], unstated: Unstated) -> bool:
-    """Add the findings of each profile of which all drills ended; returns whether all had a place."""
-    drills = Counter(task.name for task in tasks)
-    whole = [name for name, found in unstated.items() if len(found) == drills[name]]
-    could = [_update(name, unstated[name]) for name in whole]
-    return all(could)
 
 
 def _update(name: str, unstated: Mapping[str, set[Expected]]) -> bool:

@@ -65,22 +65,11 @@ def _check_page(item: LoadedCheck, issues: Iterable[KnownIssue]) -> str:
 def facts(check: Check, issues: Iterable[KnownIssue]) -> Iterator[tuple[str, str]]:
     """(name, text) of what a check's page has beside the docstring: its tier, needs and known issues."""
     yield "tier", check.tier.label
-    yield "requires", ", ".join(_required(check)) or "nothing"
-    yield "detects", _detected(check, issues)
-
-
-def _required(check: Check) -> Iterator[str]:
-    yield from sorted(check.requires)
-    if check.needs_mpi:
-        yield "an MPI library that accepts device pointers"
-    if check.needs_allocators:
-        yield "CuPy or PyTorch"
-
-
-def _detected(check: Check, issues: Iterable[KnownIssue]) -> str:
-    if check.id == loader.VERSIONS:
-        return "every known issue with versions"
-    return ", ".join(issue.id for issue in issues if check.id in issue.checks) or "no known issue"
+    needs = [*sorted(check.requires), *["an MPI library that accepts device pointers"] * check.needs_mpi]
+    needs += ["CuPy or PyTorch"] * check.needs_allocators
+    yield "requires", ", ".join(needs) or "nothing"
+    found = ", ".join(issue.id for issue in issues if check.id in issue.checks) or "no known issue"
+    yield "detects", "every known issue with versions" if check.id == loader.VERSIONS else found
 
 
 def _reflowed(text: str) -> Iterator[str]:

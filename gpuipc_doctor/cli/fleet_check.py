@@ -222,7 +222,7 @@ def _ask(nodes: Sequence[str], way: LaunchOptions, progress: _Progress) -> None:
         states = slurm.states()
         by_readiness: dict[Readiness, list[str]] = {each: [] for each in Readiness}
         for node in nodes:
-            by_readiness[states[node].readiness if node in states else Readiness.BUSY].append(node)
+            by_readiness[states[node][0] if node in states else Readiness.BUSY].append(node)
         for node in by_readiness[Readiness.GONE]:
-            progress.finished(silent(node, State.NOT_LAUNCHED, states[node].words), b"")
+            progress.finished(silent(node, State.NOT_LAUNCHED, states[node][1]), b"")
         node_blocks.ask(by_readiness[Readiness.READY], way, progress, apart=by_readiness[Readiness.BUSY])

@@ -140,8 +140,8 @@ def _reports(directory: Path, *, or_none: bool = False) -> list[NodeReport]:
         reports, foreign = place.read(directory)
     except OSError as error:
         raise click.UsageError(f"{directory}: {error.strerror}") from None
-    for file in foreign[:SHOWN_FOREIGN]:
-        click.echo(f"gpuipc-doctor: {sanitise(f'{file.path.name}: {file.reason}')}", err=True)
+    for name, reason in foreign[:SHOWN_FOREIGN]:
+        click.echo(f"gpuipc-doctor: {sanitise(f'{name}: {reason}')}", err=True)
     if (more := len(foreign) - SHOWN_FOREIGN) > 0:
         click.echo(f"gpuipc-doctor: and {counted(more, 'more file')} that cannot be used", err=True)
     if not reports and not or_none:

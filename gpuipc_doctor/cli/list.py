@@ -21,7 +21,18 @@ def command(config_file: Path | None, as_json: bool) -> None:
     if as_json:
         import json
 
-        click.echo(json.dumps([_as_json(item) for item in loaded if isinstance(item, LoadedCheck)], indent=2))
+        checks = [
+            {
+                "id": item.check.id,
+                "tier": item.check.tier.label,
+                "title": item.check.title,
+                "requires": sorted(item.check.requires),
+                "file": str(item.file),
+            }
+            for item in loaded
+            if isinstance(item, LoadedCheck)
+        ]
+        click.echo(json.dumps(checks, indent=2))
     else:
         rows = [
             (item.check.id, item.check.tier.label, item.check.title)
@@ -30,14 +41,3 @@ def command(config_file: Path | None, as_json: bool) -> None:
             for item in loaded
         ]
         click.echo(table(rows, ("check", "tier", "asks whether"), wrapped=2))
-
-
-def _as_json(item: LoadedCheck) -> dict[str, object]:
-    check = item.check
-    return {
-        "id": check.id,
-        "tier": check.tier.label,
-        "title": check.title,
-        "requires": sorted(check.requires),
-        "file": str(item.file),
-    }

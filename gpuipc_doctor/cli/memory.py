@@ -19,8 +19,7 @@ from gpuipc_doctor.files import writing
 from gpuipc_doctor.model import Exit, Node, Status
 from gpuipc_doctor.node import memory_content, memory_watching
 from gpuipc_doctor.node.memory_content import Growth
-from gpuipc_doctor.node.memory_trend import History
-from gpuipc_doctor.node.memory_usage import Sample
+from gpuipc_doctor.node.memory_usage import History, Sample
 from gpuipc_doctor.present.terminal import table
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.request import Request

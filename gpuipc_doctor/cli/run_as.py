@@ -39,7 +39,9 @@ def user(ctx: click.Context, param: click.Parameter, name: str | None) -> None:
         os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)
     except OSError as error:  # in a user namespace, for example
         raise click.BadParameter(f"cannot become {name}: {error.strerror}", ctx, param) from None
-    if not all(map(_is_readable, (sys.executable, os.__file__, __file__))):
+    if not all(
+        os.access(file, os.R_OK, effective_ids=True) for file in (sys.executable, os.__file__, __file__)
+    ):
         raise click.BadParameter(f"{name} cannot read this Python or its packages ({sys.prefix})", ctx, param)
     import ctypes
 
@@ -47,10 +49,6 @@ def user(ctx: click.Context, param: click.Parameter, name: str | None) -> None:
     for variable in [each for each in os.environ if each in _OF_ROOT or each.startswith("XDG_")]:
         del os.environ[variable]
     os.environ.update(HOME=account.pw_dir, USER=name, LOGNAME=name, SHELL=account.pw_shell)
-
-
-def _is_readable(file: str) -> bool:
-    return os.access(file, os.R_OK, effective_ids=True)
 
 
 _OF_ROOT = ("TMPDIR", "TEMP", "TMP", "MAIL", "SUDO_USER", "SUDO_UID", "SUDO_GID", "SUDO_COMMAND")

@@ -77,7 +77,11 @@ def write(
     subject = _subject(file, checks, also, before)
     goes_to = components.load()[component] if component else components.concerned(subject)
     added = {path.name: _content(path) for path in add}
-    kept, left_out = _of_logs(logs) if logs else ({}, {})
+    kept: dict[str, bytes] = {}
+    left_out: dict[str, str] = {}
+    if logs:
+        with options.naming_option("--logs", f"cannot read {logs}"):
+            kept, left_out = archive.of_directory(logs)
     compress, place = _place(bundle) if bundle else (None, None)
     if anonymise:
         if unfit := [name for name, content in added.items() if not archive.is_text(content)]:
@@ -148,13 +152,6 @@ def _content(path: Path) -> bytes:
         return reading.read(path, MOST_BYTES)
     except reading.Unreadable as reason:
         raise BadFile([Mistake(path, 0, str(reason))]) from None
-
-
-def _of_logs(directory: Path) -> tuple[dict[str, bytes], dict[str, str]]:
-    from gpuipc_doctor.ticket import bundle
-
-    with options.naming_option("--logs", f"cannot read {directory}"):
-        return bundle.of_directory(directory)
 
 
 def _place(path: Path) -> tuple[Callable[[bytes], bytes], OutputFile]:

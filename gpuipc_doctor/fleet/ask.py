@@ -311,14 +311,11 @@ async def _ask_all(targets: Sequence[Target], way: LaunchOptions, listener: List
 
 async def ask_one_until(target: Target, way: LaunchOptions, ends: float) -> tuple[NodeReport, bytes]:
     """The answer of a target, limited by its deadline and by ``ends`` (monotonic clock)."""
-    left = ends - time.monotonic()
+    left, node = ends - time.monotonic(), target.name
     if left <= 0:
-        return silent(target.name, State.NO_ANSWER, NOT_ASKED), b""
-    return await _ask_one(target, replace(way, deadline_s=min(left, way.deadline_s)))
-
-
-async def _ask_one(target: Target, way: LaunchOptions) -> tuple[NodeReport, bytes]:
-    words, node = way.words(target), target.name
+        return silent(node, State.NO_ANSWER, NOT_ASKED), b""
+    way = replace(way, deadline_s=min(left, way.deadline_s))
+    words = way.words(target)
     try:
         ended = await run(words, way.deadline_s, way.stdin())
     except OSError as error:
@@ -396,7 +393,8 @@ def answer(node: str, data: bytes, code: int, said: str, via: Via) -> tuple[Node
         return silent(node, State.NO_ANSWER, f"the answer is longer than {MAX_ANSWER >> 20} MiB"), b""
     if start := _OBJECT.search(data):
         begin = start.start()
-        end = _line_start(data, SUMMARY_BEGINS)
+        # Login banners may precede the line of the summary.
+        end = 0 if data.startswith(SUMMARY_BEGINS) else data.find(b"\n" + SUMMARY_BEGINS) + 1 or -1
         try:
             if end >= 0:
                 line = data[end:].partition(b"\n")[0]
@@ -424,11 +422,6 @@ def answer(node: str, data: bytes, code: int, said: str, via: Via) -> tuple[Node
 
 def _first_line(data: bytes) -> str:
     return repr(data.partition(b"\n")[0].decode(errors="replace")[:SHOWN_OUTPUT])
-
-
-def _line_start(data: bytes, prefix: bytes) -> int:
-    """Offset of the first line with this prefix, which login banners may precede; -1 if there is none."""
-    return 0 if data.startswith(prefix) else data.find(b"\n" + prefix) + 1 or -1
 
 
 def _refusal(said: str) -> str:

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import enum
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
-from gpuipc_doctor.fleet.pair_runs import Outcome, Pair, Run
+Pair = tuple[str, str]
+
+
+class Outcome(enum.Enum):
+    """Result of a probe between two nodes."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    SILENT = "silent"
+    """No answer: the probe could not be started, or its report was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a probe between two nodes."""
+
+    pair: Pair
+    outcome: Outcome
+
 
 Topology = Mapping[str, str]
 """Node → the switch that it is connected to."""

@@ -12,7 +12,6 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,14 +43,6 @@ class InUse(Exception):
     """Another run writes to the directory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """A file that is not a node report, and the reason."""
-
-    path: Path
-    reason: str
-
-
 def save(directory: Path, summary: NodeReport, full: bytes = b"") -> None:
     """Write the full report, if there is room, and then the summary. Raises `OSError`."""
     packed = gzip.compress(dumps(summary), compresslevel=6, mtime=0)
@@ -71,8 +62,9 @@ def forget_silent(directory: Path, reports: Iterable[NodeReport]) -> None:
             (directory / f"{report.node}{SUMMARY}").unlink(missing_ok=True)
 
 
-def read(directory: Path) -> tuple[list[NodeReport], list[Foreign]]:
-    """The node reports (from full reports where summaries are missing), and the files that are not reports.
+def read(directory: Path) -> tuple[list[NodeReport], list[tuple[str, str]]]:
+    """The node reports (from full reports where summaries are missing), and the names of files that are not
+    reports, with the reasons.
 
     A node with only a damaged file has a report that says so. Of reports under a node's short and full name,
     the newer counts.
@@ -93,7 +85,7 @@ def read(directory: Path) -> tuple[list[NodeReport], list[Foreign]]:
         if node in reports:
             continue
         if not NAME.fullmatch(node):
-            foreign.append(Foreign(directory / name, "the file name is not a node name"))
+            foreign.append((name, "the file name is not a node name"))
             continue
         try:
             reports[node] = (
@@ -104,16 +96,14 @@ def read(directory: Path) -> tuple[list[NodeReport], list[Foreign]]:
             reports[node] = _sharing(reports[node], seen)
             files[node] = name
         except ForeignDocument as error:
-            foreign.append(Foreign(directory / name, str(error)))
+            foreign.append((name, str(error)))
         except (BadSummary, Unreadable, BadDocument, OSError) as error:
             damaged[node] = f"{name}: {error}"
     for node, reason in damaged.items():
         reports.setdefault(node, silent(node, State.UNREADABLE, reason))
     for older, newer in list(_same_nodes(reports)):
         reports.pop(older, None)
-        foreign.append(
-            Foreign(directory / files[older], f"not used: {newer} is a newer report of the same node")
-        )
+        foreign.append((files[older], f"not used: {newer} is a newer report of the same node"))
     return list(reports.values()), foreign
 
 

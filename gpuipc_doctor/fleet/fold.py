@@ -297,7 +297,8 @@ def _drifts(reports: Sequence[NodeReport]) -> Iterator[Drift]:
         held = _held((report.node, ", ".join(report.facts.get(name, ()))) for report in reports)
         if 1 < len(held) < max(len(reports), 3):  # a different value on each node is no drift
             found.append(Drift(name, tuple(replace(e, known_bad=_issues(name, e.nodes, bad)) for e in held)))
-    yield from sorted(found, key=_by_weight)
+    weights = {name: weight for weight, name in enumerate(MATTERS)}
+    yield from sorted(found, key=lambda d: (not d.is_known_bad, weights.get(d.name, len(MATTERS)), d.name))
 
 
 MATTERS = (
@@ -306,11 +307,6 @@ MATTERS = (
     *("libfabric", "shs-libfabric", "shs", "cxi-driver", "mlnx-ofed", "psm2", "kernel"),
 )
 """Components in the order in which their drift matters: drivers, MPI, fabric, kernel. All others follow."""
-
-
-def _by_weight(drift: Drift) -> tuple[bool, int, str]:
-    weight = MATTERS.index(drift.name) if drift.name in MATTERS else len(MATTERS)
-    return not drift.is_known_bad, weight, drift.name
 
 
 def _held(values: Iterable[tuple[str, str]]) -> tuple[FactValue, ...]:

@@ -15,6 +15,7 @@ from gpuipc_doctor.model import Status
 from gpuipc_doctor.present.text import counted, sanitise, shorten
 
 WELL = frozenset({Status.PASS, Status.WARN})
+_LETTERS = {Status.FAIL: "F", Status.ERROR: "E", Status.SKIP: "s"}
 
 FLAPS = 3
 """A node flaps if it has changed this often between healthy and not healthy in successive runs."""
@@ -60,19 +61,12 @@ def _of(node: str, reports: Sequence[NodeReport | None]) -> NodeHistory:
     answered = [report for report in after if report.state is State.REPORTED]
     return NodeHistory(
         node,
-        "".join(_mark(report) for report in reports),
+        "".join(_LETTERS.get(report.status, "p") if report else "-" for report in reports),
         there[places[-1]].started if places else "",
         sum(report.status is Status.FAIL for report in there),
         sum(one != other for one, other in pairwise(well)),
         tuple(_changed(there[places[-1]], answered[0])) if answered else (),
     )
-
-
-def _mark(report: NodeReport | None) -> str:
-    if report is None:
-        return "-"
-    letters = {Status.FAIL: "F", Status.ERROR: "E", Status.SKIP: "s"}
-    return letters.get(report.status, "p")
 
 
 def _changed(before: NodeReport, after: NodeReport) -> Iterator[str]:

@@ -9,8 +9,7 @@ from functools import cache
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.fleet.ask import LaunchOptions, Target, ask
-from gpuipc_doctor.fleet.crossings import Topology
-from gpuipc_doctor.fleet.pair_runs import Outcome, Pair, Run
+from gpuipc_doctor.fleet.crossings import Outcome, Pair, Run, Topology
 from gpuipc_doctor.fleet.partners import Blame, blame, next_round
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from gpuipc_doctor.model import Report, Status
@@ -74,15 +73,14 @@ def try_all(
     while pairs := next_round(nodes, told.runs, across=across, topology=topology):
         named = {f"{one}+{other}": (one, other) for one, other in pairs}
         listener = _Round(told, named, progress)
-        ask([_target(name, pair) for name, pair in named.items()], way, listener)
+        # A pair that hangs ends at its deadline and delays no other.
+        ask(
+            [Target(name, one, arguments(other), (one, other)) for name, (one, other) in named.items()],
+            way,
+            listener,
+        )
         told.runs.append(listener.runs)
     return blame(nodes, told.runs, topology), told
-
-
-def _target(name: str, pair: Pair) -> Target:
-    """A run for the pair on its first node. A pair that hangs ends at its deadline and delays no other."""
-    one, other = pair
-    return Target(name, one, arguments(other), uses=pair)
 
 
 def arguments(partner: str) -> tuple[str, ...]:

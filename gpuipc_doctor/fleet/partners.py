@@ -14,10 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gpuipc_doctor.fleet.crossings import Topology
-from gpuipc_doctor.fleet.pair_runs import Outcome, Pair, Run
-from gpuipc_doctor.fleet.switch_pairs import pairs_to_try
-from gpuipc_doctor.fleet.switches import Cut, Switches, judge_switches
+from gpuipc_doctor.fleet.crossings import Outcome, Pair, Run, Topology
+from gpuipc_doctor.fleet.switches import Cut, Switches, judge_switches, pairs_to_try
 
 MAX_ROUNDS = 8
 

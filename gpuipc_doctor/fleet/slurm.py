@@ -40,14 +40,6 @@ class Readiness(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
-    """sinfo's state of a node, with the reason."""
-
-    readiness: Readiness
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of a partition: nodes per job, and seconds per job."""
 
@@ -71,8 +63,8 @@ def nodes_of(*, partition: str | None, reservation: str | None, all_idle: bool) 
     return ",".join(dict.fromkeys(printed_by("sinfo", "-h", "-N", "-o", "%N", *words).split()))
 
 
-def states() -> dict[str, NodeState]:
-    """States of all nodes; empty if Slurm does not report any."""
+def states() -> dict[str, tuple[Readiness, str]]:
+    """Node → whether it would get a job, and sinfo's state in words; empty if Slurm does not report any."""
     try:
         lines = printed_by("sinfo", "-h", "-N", "-o", "%N|%T|%E").splitlines()
     except Refused:
@@ -87,7 +79,7 @@ def states() -> dict[str, NodeState]:
         elif _READY.match(state) and not state.endswith("*"):  # with *, the node does not respond
             readiness = Readiness.READY
         words = f"Slurm: it is {state}" + (f": {reason.strip()}" if reason not in ("", "none") else "")
-        found[node] = NodeState(readiness, words)
+        found[node] = readiness, words
     return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gpuipc_doctor.job.document import GROWTH, Growth, Process
 from gpuipc_doctor.job.selection import NoSuchJob
-from gpuipc_doctor.node.memory_trend import per_minute
+from gpuipc_doctor.node.memory_usage import per_minute
 from gpuipc_doctor.stacks.proc_files import Gone, Reader
 
 SAMPLES = 24

@@ -73,9 +73,11 @@ def _used() -> set[int] | None:
     """Inodes of the files in /dev/shm that some process has mapped or open, as far as permissions allow. None
     if the kernel does not even show this process's own files."""
     own = Reader(os.getpid())
-    with suppress(Gone):
+    try:
         if not (any(mappings(own.text("maps"))) and own.names("fd")):
             return None
+    except Gone:
+        return None
     used = set()
     for pid in processes():
         reader = Reader(pid)

@@ -41,12 +41,12 @@ def variables(facts: Iterable[Fact], environ: Iterable[str] = ()) -> Iterator[Va
             yield variable
 
 
-def script(facts: Iterable[Fact]) -> Iterator[str]:
+def script(facts: Iterable[Fact], sets: str = 'export {name}="{value}"') -> Iterator[str]:
     """Lines that set the variables in a job script."""
     facts = tuple(facts)
     for variable in variables(facts):
         yield f"# {_use(variable)}"
-        yield f'export {variable.name}="{variable.value}"'
+        yield sets.format(name=variable.name, value=variable.value)
     yield from (f"# {limit}" for limit in limits(facts))
 
 
@@ -54,12 +54,8 @@ def task_prolog(facts: Iterable[Fact]) -> Iterator[str]:
     """A TaskProlog for Slurm, which prints the variables for each task
     (slurm.schedmd.com/prolog_epilog.html).
     """
-    facts = tuple(facts)
     yield "#!/bin/sh"
-    for variable in variables(facts):
-        yield f"# {_use(variable)}"
-        yield f'echo "export {variable.name}={variable.value}"'
-    yield from (f"# {limit}" for limit in limits(facts))
+    yield from script(facts, 'echo "export {name}={value}"')
 
 
 def _use(variable: Variable) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from gpuipc_doctor.files import foreign
 from gpuipc_doctor.node.mpi_locate import NotFound
@@ -71,26 +71,18 @@ def _read(text: str) -> tuple[bool, list[tuple[str, str]]]:
     tree = ast.parse(text)
     done = False
     changes: dict[str, str] = {}
-    for target, value in _assigned(tree):
-        match target:
-            case ast.Name(id="_mlstatus"):
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="_mlstatus")], value=ast.Constant(value=value)):
                 done = value is True
-            case ast.Subscript(slice=ast.Constant(value=str(name))) if isinstance(value, str):
+            case ast.Assign(
+                targets=[ast.Subscript(slice=ast.Constant(value=str(name)))],
+                value=ast.Constant(value=str(value)),
+            ):
                 changes[name] = value
-            case _:
-                pass
     for node in ast.walk(tree):
         if isinstance(node, ast.Delete):
             for gone in node.targets:
                 if isinstance(gone, ast.Subscript) and isinstance(gone.slice, ast.Constant):
                     changes.pop(str(gone.slice.value), None)
     return done, list(changes.items())
-
-
-def _assigned(tree: ast.Module) -> Iterator[tuple[ast.expr, object]]:
-    for node in tree.body:
-        match node:
-            case ast.Assign(targets=[target], value=ast.Constant(value=value)):
-                yield target, value
-            case _:
-                pass

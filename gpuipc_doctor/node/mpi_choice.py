@@ -48,7 +48,8 @@ def stack(
 
     Simulated device memory is host memory, so on a simulated node every MPI accepts it.
     """
-    from gpuipc_doctor.node import mpi_families  # most runs have no MPI
+    from gpuipc_doctor.node import mpi_families, mpi_ipc_settings  # most runs have no MPI
+    from gpuipc_doctor.node.mpi_facts import Facts
 
     facts = seen["facts"]
     identity = identify(facts["version_text"])
@@ -56,8 +57,11 @@ def stack(
     unable = [verdict for verdict in aware.values() if not verdict.able]
     able = frozenset(backend for backend, verdict in aware.items() if verdict.able)
     some = next(iter(able or aware))
-    ucx = facts["ucx"]["version"] if aware[some].via == "ucx" and facts["ucx"] else ""
-    cache_bound, cache_buffers, cache_in_bytes = mpi_families.cache_bound(facts, some)
+    found, via = Facts(facts, some), aware[some].via
+    ucx = found.ucx_version if via == "ucx" else ""
+    settings = mpi_ipc_settings.suitable(found, via)
+    bound = mpi_ipc_settings.bounding(found, via)
+    buffers = found.environment.get(bound.variable, "") if bound and not bound.in_bytes else ""
     return MpiStack(
         family=identity.family,
         version=identity.version,
@@ -67,12 +71,12 @@ def stack(
         takes=able or (frozenset(aware) if simulated else frozenset()),
         why_not=unable[0].why_not if unable else "",
         remedy=unable[0].remedy if unable else "",
-        ipc_off=mpi_families.ipc_off(facts, some),
-        cache_bound=cache_bound,
-        cache_buffers=cache_buffers,
-        cache_in_bytes=cache_in_bytes,
-        workarounds=tuple(Workaround(s.env, s.cost) for s in mpi_families.switches(facts, some)),
-        edges=mpi_families.edges(facts, some),
+        ipc_off=next((setting.env for setting in settings if setting.no_ipc), {}),
+        cache_bound=bound.variable if bound else "",
+        cache_buffers=int(buffers) if buffers.isdecimal() else None,
+        cache_in_bytes=bool(bound and bound.in_bytes),
+        workarounds=tuple(Workaround(setting.env, setting.cost) for setting in settings),
+        edges=found.edges,
         louder=mpi_verbosity.raised(identity.family, over_ucx=bool(ucx), environment=environment),
         ucx=ucx,
         lacks=aware[some].lacks,

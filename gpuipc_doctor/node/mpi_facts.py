@@ -138,6 +138,10 @@ class Facts:
         return next(filter(None, [*reversed(values), *self.netmods]), "")
 
     @property
+    def ucx_version(self) -> str:
+        return str(self._ucx.get("version", ""))
+
+    @property
     def ucx_has_vendor(self) -> bool:
         return self.vendor.ucx_component in self._ucx["components"]
 

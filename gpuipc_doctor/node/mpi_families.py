@@ -9,7 +9,6 @@ from gpuipc_doctor.histories.mpi_library_limits import lacks
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.node.mpi_facts import Facts
 from gpuipc_doctor.node.mpi_identity import UNKNOWN
-from gpuipc_doctor.node.mpi_ipc_settings import IpcSetting, bounding, suitable
 from gpuipc_doctor.node.mpi_transports import ROUTES, Condition, Route
 
 
@@ -67,34 +66,3 @@ def _unmet(route: Route, facts: Facts) -> list[Condition]:
     """The unmet conditions; if some require another build, only the first of these."""
     unmet = [row for row in route.conditions if not row.holds(facts)]
     return next(([row] for row in unmet if not row.by_setting), unmet)
-
-
-def switches(seen: Mapping[str, Json], backend: str) -> tuple[IpcSetting, ...]:
-    """Settings for this library, version and environment, cheapest first."""
-    return suitable(Facts(seen, backend), gpu_aware(seen, backend).via)
-
-
-def ipc_off(seen: Mapping[str, Json], backend: str) -> Mapping[str, str]:
-    """The environment that stops this library from using IPC; empty if unknown."""
-    return next((switch.env for switch in switches(seen, backend) if switch.no_ipc), {})
-
-
-def cache_bound(seen: Mapping[str, Json], backend: str) -> tuple[str, int | None, bool]:
-    """(variable that limits the library's IPC mapping cache, number of buffers, whether the variable counts
-    bytes).
-
-    The name is empty if no such variable is known. The number is None if the variable is not set or counts
-    bytes.
-    """
-    facts, ucx = Facts(seen, backend), seen["ucx"] or {}
-    bound = bounding(facts, gpu_aware(seen, backend).via, ucx.get("version", ""))
-    if bound is None:
-        return "", None, False
-    value = facts.environment.get(bound.variable, "")
-    buffers = int(value) if value.isdecimal() and not bound.in_bytes else None
-    return bound.variable, buffers, bound.in_bytes
-
-
-def edges(seen: Mapping[str, Json], backend: str) -> tuple[int, ...]:
-    """Message sizes in bytes, ascending, at which the library may change its protocol."""
-    return Facts(seen, backend).edges

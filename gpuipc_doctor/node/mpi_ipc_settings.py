@@ -61,25 +61,26 @@ def table() -> Table:
     return msgspec.convert(tables.table(Path(__file__).with_name("ipc_settings.yaml")), Table)
 
 
-def bounding(facts: Facts, via: str, ucx: str) -> Bound | None:
+def bounding(facts: Facts, via: str) -> Bound | None:
     """The variable that limits a library's cache of mappings; None if unknown."""
-    version = ucx if via == "ucx" else facts.identity.version
+    version = facts.ucx_version if via == "ucx" else facts.identity.version
     return next((row for row in table().bounds if _is_of(row, facts, via, version)), None)
 
 
 def suitable(facts: Facts, via: str) -> tuple[IpcSetting, ...]:
-    """The IPC settings that the library reads and that are not set yet."""
+    """The IPC settings for this library, version and environment that it reads, cheapest first."""
     return tuple(
         replace(
-            row, env={name: _value(facts, name, row.env[name]) for name in row.env if _reads(facts, name)}
+            row,
+            env={
+                name: _value(facts, name, value)
+                for name, value in row.env.items()
+                if facts.identity.family == "openmpi" or not name.startswith("OMPI_")
+            },
         )
         for row in table().switches
         if _is_of(row, facts, via, facts.identity.version)
     )
-
-
-def _reads(facts: Facts, variable: str) -> bool:
-    return facts.identity.family == "openmpi" or not variable.startswith("OMPI_")
 
 
 def _is_of(row: IpcSetting | Bound, facts: Facts, via: str, version: str) -> bool:

@@ -13,9 +13,8 @@ from pathlib import Path
 from gpuipc_doctor.api import Check, Context, Finding, Json, Probe, ProbeOutcome, Worker
 from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.node.libraries import Libraries
+from gpuipc_doctor.node.survey_devices import bridges, nvidia
 from gpuipc_doctor.node.survey_libraries import MPI4PY, MPI_FACTS, libfabric, mpi, mpi4py, nccl, ucx
-from gpuipc_doctor.node.survey_nvidia import nvidia
-from gpuipc_doctor.node.survey_pci import bridges
 from gpuipc_doctor.node.survey_programs import PACKAGE_MANAGERS, PACKAGES, PROGRAMS, packages, version
 
 DEADLINE_S = 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuipc_doctor.model import Device
@@ -41,32 +41,24 @@ def match(before: Sequence[Device], after: Sequence[Device]) -> tuple[Match, ...
     for device in before:
         if device not in partners and (found := by_label.pop(device.label, None)):
             partners[device] = found
-    return tuple(_in_order(before, after, partners))
+    matched = set(partners.values())
+    return (
+        *(Match(device, partners.get(device), _change(device, partners.get(device))) for device in before),
+        *(Match(None, device, DeviceChange.NEW) for device in after if device not in matched),
+    )
 
 
-def _by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
-    times = Counter(device.uuid for device in devices)
-    return {device.uuid: device for device in devices if device.uuid and times[device.uuid] == 1}
-
-
-def _in_order(
-    before: Sequence[Device], after: Sequence[Device], partners: dict[Device, Device]
-) -> Iterator[Match]:
-    for device in before:
-        partner = partners.get(device)
-        yield Match(device, partner, _fate(device, partner))
-    found = set(partners.values())
-    for device in after:
-        if device not in found:
-            yield Match(None, device, DeviceChange.NEW)
-
-
-def _fate(before: Device, after: Device | None) -> DeviceChange:
+def _change(before: Device, after: Device | None) -> DeviceChange:
     if after is None:
         return DeviceChange.GONE
     if before.uuid != after.uuid:
         return DeviceChange.REPLACED
     return DeviceChange.SAME if before.label == after.label else DeviceChange.RENUMBERED
+
+
+def _by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
+    times = Counter(device.uuid for device in devices)
+    return {device.uuid: device for device in devices if device.uuid and times[device.uuid] == 1}
 
 
 def labels_now(matches: Sequence[Match]) -> dict[str, str | None]:

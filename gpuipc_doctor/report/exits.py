@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import enum
-from typing import Literal
 
 from gpuipc_doctor.model import Exit, Report, Status
-
-Style = Literal["default", "nagios"]
-
 
 MEANINGS = {
     Exit.OK: "at least one probe ran; nothing is worse than WARN",
@@ -31,12 +27,24 @@ class Nagios(enum.IntEnum):
     UNKNOWN = 3
 
 
-def code(report: Report, *, strict: bool = False, style: Style = "default") -> int:
-    """Exit code of a run with this report. ``strict``: in the default style, a WARN changes the code.
+def code(report: Report, *, strict: bool = False, nagios: bool = False) -> int:
+    """Exit code of a run with this report, or of a Nagios plugin. ``strict``: in the former, a WARN changes
+    the code.
 
     A FAIL during discovery (``cuInit`` hung) counts although no probe ran.
     """
-    return int(nagios_state(report) if style == "nagios" else _exit(report, strict))
+    worst = report.worst()
+    if nagios:
+        return nagios_state(report)
+    if report.interrupted:
+        return Exit.INTERRUPTED
+    if worst is Status.FAIL:
+        return Exit.FAIL
+    if report.nothing_tested:
+        return Exit.NOTHING
+    if worst is Status.ERROR:
+        return Exit.ERROR
+    return Exit.WARN if strict and worst is Status.WARN else Exit.OK
 
 
 def nagios_state(report: Report) -> Nagios:
@@ -47,16 +55,3 @@ def nagios_state(report: Report) -> Nagios:
     if worst is Status.ERROR or report.interrupted or report.nothing_tested:
         return Nagios.UNKNOWN
     return Nagios.WARNING if worst is Status.WARN else Nagios.OK
-
-
-def _exit(report: Report, strict: bool) -> Exit:
-    worst = report.worst()
-    if report.interrupted:
-        return Exit.INTERRUPTED
-    if worst is Status.FAIL:
-        return Exit.FAIL
-    if report.nothing_tested:
-        return Exit.NOTHING
-    if worst is Status.ERROR:
-        return Exit.ERROR
-    return Exit.WARN if strict and worst is Status.WARN else Exit.OK

@@ -194,7 +194,7 @@ class StackDiscovery:
         environ = {} if self.node.simulated else os.environ
         found = collective_libraries.find(self.node.root, environ, backends, named)
         least = site.node.least_bandwidth
-        return replace(found, least=least.gb_per_s, least_where=least.where)
+        return replace(found, least=least.values, least_where=least.where)
 
     def _across(self, mpi: MpiStack | None, site: SiteConfig) -> Launch | None:
         """How to start processes on several nodes, with or without MPI, if a selected check needs it."""

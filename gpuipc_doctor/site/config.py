@@ -100,14 +100,6 @@ class ExpectedGpus:
 
 
 @dataclass(frozen=True, slots=True)
-class LeastBandwidth:
-    """A site's own limits for collectives in GB/s: ``bus`` of an all-reduce, ``pair`` of two GPUs."""
-
-    gb_per_s: Mapping[str, float] = field(default_factory=dict)
-    where: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ExpectedVersion:
     """Accepted versions of a component."""
 
@@ -155,7 +147,8 @@ class NodeConfig:
     mpi: MpiConfig = MpiConfig()
     collectives: SourcedValue | None = None
     """Path of the NCCL or RCCL library of the jobs."""
-    least_bandwidth: LeastBandwidth = LeastBandwidth()
+    least_bandwidth: ExpectedValues = ExpectedValues()
+    """The site's own limits for collectives in GB/s: ``bus`` of an all-reduce, ``pair`` of two GPUs."""
 
     def over(self, site: NodeConfig) -> NodeConfig:
         """These settings, completed with those of ``site``."""
@@ -358,7 +351,10 @@ def load(path: Path | None = None, match: Find = lambda: None, known: Iterable[D
         required={check: where for check, where in required.items() if check not in SUBJECTS},
         required_subjects={Subject(word): where for word, where in required.items() if word in SUBJECTS},
         node=_node(found),
-        node_types=tuple(_node_type(found, name) for name in data.get("node_types", {})),
+        node_types=tuple(
+            NodeType(name, tuple(hosts.listed(said.get("hosts"))), _node(found, "node_types", name))
+            for name, said in data.get("node_types", {}).items()
+        ),
         prolog=PrologConfig.read(data.get("prolog", {})),
         memory=MemoryShare(**data.get("memory", {})),
         fleet=data.get("fleet", {}),
@@ -368,15 +364,15 @@ def load(path: Path | None = None, match: Find = lambda: None, known: Iterable[D
 
 
 def _waivers(found: Layers, section: str) -> dict[str, Waiver]:
-    return {
-        name: _waiver(said, found.where(section, name)) for name, said in found.data.get(section, {}).items()
-    }
-
-
-def _waiver(said: Json, where: str) -> Waiver:
-    if isinstance(said, str):
-        return Waiver(said, where)
-    return Waiver(said["reason"], where, date.fromisoformat(said["until"]))
+    waivers = {}
+    for name, said in found.data.get(section, {}).items():
+        where = found.where(section, name)
+        waivers[name] = (
+            Waiver(said, where)
+            if isinstance(said, str)
+            else Waiver(said["reason"], where, date.fromisoformat(said["until"]))
+        )
+    return waivers
 
 
 def _version(component: str, said: Json, where: str) -> ExpectedVersion:
@@ -466,15 +462,10 @@ def _node(found: Layers, *within: Key) -> NodeConfig:
         collectives=SourcedValue(library, where("collectives", "library"))
         if (library := data.get("collectives", {}).get("library"))
         else None,
-        least_bandwidth=LeastBandwidth(least, where("collectives", "least_gb_per_s"))
+        least_bandwidth=ExpectedValues(least, where("collectives", "least_gb_per_s"))
         if (least := data.get("collectives", {}).get("least_gb_per_s"))
-        else LeastBandwidth(),
+        else ExpectedValues(),
     )
-
-
-def _node_type(found: Layers, name: str) -> NodeType:
-    sets = hosts.listed(found.data["node_types"][name].get("hosts"))
-    return NodeType(name, tuple(sets), _node(found, "node_types", name))
 
 
 def of_nodes(found: Layers) -> Iterator[NodeConfig]:
@@ -601,7 +592,10 @@ def _mistakes(document: Document) -> Iterator[Mistake]:
         yield from _of_version(document, name, said)
     for section in ("disabled", "suppressed"):
         for name, said in data.get(section, {}).items():
-            if isinstance(said, dict) and not _is_day(said["until"]):
+            try:
+                if isinstance(said, dict):
+                    date.fromisoformat(said["until"])
+            except ValueError:
                 wrong = f"{section}.{name}: no such date: {said['until']}"
                 yield document.mistake(wrong, section, name, "until")
 
@@ -678,11 +672,3 @@ def of_directories(document: Document, key: str) -> Iterator[Mistake]:
         for path in (directory, *sorted(files), directory / "__pycache__", *cached):
             if reason := untrusted(path):
                 yield document.mistake(f"{key}: {path} {reason}", key, number)
-
-
-def _is_day(text: str) -> bool:
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True

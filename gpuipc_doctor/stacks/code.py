@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import struct
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -18,7 +19,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuipc_doctor.files import patience, reading
+from gpuipc_doctor.files import reading
 from gpuipc_doctor.stacks import arm64
 from gpuipc_doctor.stacks.mappings import Mapping, mappings
 from gpuipc_doctor.stacks.thread import MPI_LIBRARY, Stack
@@ -203,12 +204,28 @@ def wait_at_most(seconds: float) -> None:
 
 
 def _patiently(call: Callable[[], T]) -> T:
-    """The result of a call that may wait for a file system; after one did not answer, none is waited for."""
-    try:
-        return patience.within(_limits["wait_s"], call)
-    except patience.Silent:
+    """The result of a call that may wait for a file system, as one that hangs or that a user serves (FUSE).
+
+    After the limit, the call is left behind in its thread; after one did not answer, none is waited for.
+    Raises `reading.Unreadable` then, and what the call raises.
+    """
+    ended: list[T | BaseException] = []
+
+    def run() -> None:
+        try:
+            ended.append(call())
+        except BaseException as error:  # raised again in the caller's thread
+            ended.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_limits["wait_s"])
+    if not ended:
         _limits["wait_s"] = 0.1
-        raise
+        raise reading.Unreadable("cannot be read: its file system did not answer")
+    if isinstance(ended[0], BaseException):
+        raise ended[0]
+    return ended[0]
 
 
 class _Image:

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import ipaddress
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -178,7 +178,9 @@ class Pseudonyms:
             "value": names.values,
             "id": names.identifiers,
             "word": names.words,
-            "name": {name for name in files if not _is_public(name)},
+            "name": {
+                each for each in files if not (_LIBRARY.fullmatch(each) or _INTERPRETERS.fullmatch(each))
+            },
             "user": self._users,
         }
         self._kinds = {word: kind for kind, those in reversed(kinds.items()) for word in those if word}
@@ -324,18 +326,10 @@ def names(documents: Iterable[Report | JobReport], more: Iterable[Fact], here: N
 
 
 def _is_harmless(value: str) -> bool:
-    vocabulary = _vocabulary()
-    parts = re.split(r"[,;=\s]", value.lower().lstrip("^+"))
-    return all(_HARMLESS.fullmatch(part) or part in vocabulary for part in parts)
-
-
-def _vocabulary() -> Collection[str]:
     forms = (form for variable in variables.load().values() for form in variable.forms)
-    return {word.lower() for form in forms if isinstance(form.values, tuple) for word in form.values}
-
-
-def _is_public(name: str) -> bool:
-    return bool(not name or _LIBRARY.fullmatch(name) or _INTERPRETERS.fullmatch(name))
+    words = {word.lower() for form in forms if isinstance(form.values, tuple) for word in form.values}
+    parts = re.split(r"[,;=\s]", value.lower().lstrip("^+"))
+    return all(_HARMLESS.fullmatch(part) or part in words for part in parts)
 
 
 def _users_in(text: str) -> Iterator[str]:

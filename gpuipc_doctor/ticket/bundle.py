@@ -7,7 +7,7 @@ import os
 import re
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -80,22 +80,17 @@ def of_directory(directory: Path) -> tuple[Members, dict[str, str]]:
         directories.sort()
         for file in sorted(files):
             name = os.path.relpath(os.path.join(root, file), directory)  # noqa: PTH118 - bytes of any name
-            content = _read(file, fd)
-            if isinstance(content, bytes) and len(content) <= left:
+            try:
+                content = reading.read(file, MOST_BYTES, within=fd, follow=False)
+            except reading.Unreadable as reason:
+                absent[name] = str(reason)
+                continue
+            if len(content) <= left:
                 members[name] = content
                 left -= len(content)
             else:
-                absent[name] = (
-                    content if isinstance(content, str) else f"more than {MOST_TOTAL >> 30} GiB in all"
-                )
+                absent[name] = f"more than {MOST_TOTAL >> 30} GiB in all"
     return members, absent
-
-
-def _read(name: str, directory: int) -> bytes | str:
-    try:
-        return reading.read(name, MOST_BYTES, within=directory, follow=False)
-    except reading.Unreadable as reason:
-        return str(reason)
 
 
 def is_text(content: bytes) -> bool:
@@ -123,16 +118,10 @@ def rewritten(members: Mapping[str, bytes], rewrite: Callable[[str], str]) -> tu
 
 def pack(members: Mapping[str, bytes], compress: Callable[[bytes], bytes]) -> bytes:
     """The archive, without owner names."""
-    packed = io.BytesIO()
+    packed, now = io.BytesIO(), int(time.time())
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for info, content in _entries(members):
+        for name, content in members.items():
+            info = tarfile.TarInfo(f"{DIRECTORY}/{name}")
+            info.size, info.mtime, info.mode = len(content), now, 0o644
             archive.addfile(info, io.BytesIO(content))
     return compress(packed.getvalue())
-
-
-def _entries(members: Mapping[str, bytes]) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
-    now = int(time.time())
-    for name, content in members.items():
-        info = tarfile.TarInfo(f"{DIRECTORY}/{name}")
-        info.size, info.mtime, info.mode = len(content), now, 0o644
-        yield info, content

@@ -20,8 +20,7 @@ import pytest
 
 from gpuipc_doctor.node import memory_content
 from gpuipc_doctor.node import memory_watching as watching
-from gpuipc_doctor.node.memory_trend import History
-from gpuipc_doctor.node.memory_usage import ProcessUse, Sample
+from gpuipc_doctor.node.memory_usage import History, ProcessUse, Sample
 from gpuipc_doctor.supervise import tree
 from tests.conformance.conftest import simulated_node
 from tests.conformance.remote import Remote

@@ -20,7 +20,6 @@ PROGRAMS = re.compile(
 OF_MODULES = re.compile(r"subprocess\.run|shutil\.(copy2?|copyfile|move)")
 
 SECURE = {
-    "files/patience.py",
     "files/private.py",
     "files/python.py",
     "files/reading.py",

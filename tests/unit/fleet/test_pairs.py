@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.fleet import pairs_content
-from gpuipc_doctor.fleet.pair_runs import Outcome
+from gpuipc_doctor.fleet.crossings import Outcome
 from gpuipc_doctor.fleet.pairs import Rounds, outcome_of
 from gpuipc_doctor.fleet.partners import Blame
 from gpuipc_doctor.fleet.switches import Cut

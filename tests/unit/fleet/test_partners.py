@@ -10,8 +10,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.fleet.crossings import Topology
-from gpuipc_doctor.fleet.pair_runs import Outcome, Pair, Run
+from gpuipc_doctor.fleet.crossings import Outcome, Pair, Run, Topology
 from gpuipc_doctor.fleet.partners import MAX_ROUNDS, Blame, blame, next_round
 
 Fault = Callable[[Pair, int], Outcome]

@@ -16,8 +16,7 @@ import pytest
 
 from gpuipc_doctor.node import memory_content
 from gpuipc_doctor.node.memory_sysfs import Amdgpu
-from gpuipc_doctor.node.memory_trend import History
-from gpuipc_doctor.node.memory_usage import GpuUse, ProcessUse, Sample
+from gpuipc_doctor.node.memory_usage import GpuUse, History, ProcessUse, Sample
 from gpuipc_doctor.present.terminal import table
 from gpuipc_doctor.report import documents
 from tests import golden

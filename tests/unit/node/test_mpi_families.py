@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.node import mpi_families
+from gpuipc_doctor.model import Launch, MpiStack
+from gpuipc_doctor.node import mpi_choice, mpi_families
 from gpuipc_doctor.node.mpi_facts import Facts
 from gpuipc_doctor.node.mpi_identity import identify
 from gpuipc_doctor.node.mpi_ipc_settings import table
@@ -273,6 +274,16 @@ def test_network_module_is_the_first_unless_another_is_named(
     assert Facts(seen(MPICH_5, environment=environment), "cuda").netmod == netmod
 
 
+def stack(facts: dict[str, Any]) -> MpiStack:
+    survey = {"facts": {"library": "libmpi.so", **facts}}
+    return mpi_choice.stack(survey, ["cuda"], Launch(("mpiexec",)), {}, simulated=False)
+
+
+def _bound(facts: dict[str, Any]) -> tuple[str, int | None, bool]:
+    found = stack(facts)
+    return found.cache_bound, found.cache_buffers, found.cache_in_bytes
+
+
 def mpich(version: str) -> dict[str, Any]:
     return seen(f"MPICH Version:      {version}\nMPICH Device:       ch4:ofi", **MPICH_WITH_CUDA)
 
@@ -294,12 +305,12 @@ def mpich(version: str) -> dict[str, Any]:
 )
 def test_variable_has_the_values_of_the_librarys_version(version: str, caches: list[dict[str, str]]) -> None:
     off = {"MPIR_CVAR_CH4_IPC_GPU_P2P_THRESHOLD": "1000000000"}
-    assert [dict(switch.env) for switch in mpi_families.switches(mpich(version), "cuda")] == [*caches, off]
-    assert mpi_families.ipc_off(mpich(version), "cuda") == off
+    assert [dict(switch.env) for switch in stack(mpich(version)).workarounds] == [*caches, off]
+    assert stack(mpich(version)).ipc_off == off
 
 
 def test_settings_that_keep_ipc_precede_those_that_turn_it_off() -> None:
-    offered = mpi_families.switches(seen(INTEL, **INTEL_ON), "cuda")
+    offered = stack(seen(INTEL, **INTEL_ON)).workarounds
     assert [dict(switch.env) for switch in offered] == [
         {"I_MPI_OFFLOAD_CACHE_MAX_SIZE": "1"},
         {"I_MPI_OFFLOAD_IPC": "0"},
@@ -307,9 +318,9 @@ def test_settings_that_keep_ipc_precede_those_that_turn_it_off() -> None:
 
 
 def test_settings_without_effect_are_not_offered() -> None:
-    assert mpi_families.switches(mpich("3.3.2"), "cuda") == ()
-    assert mpi_families.ipc_off(seen("FUJITSU MPI"), "cuda") == {}
-    assert mpi_families.switches(seen(MVAPICH_4, **MVAPICH_4_ON), "cuda") == ()
+    assert stack(mpich("3.3.2")).workarounds == ()
+    assert stack(seen("FUJITSU MPI")).ipc_off == {}
+    assert stack(seen(MVAPICH_4, **MVAPICH_4_ON)).workarounds == ()
 
 
 @pytest.mark.parametrize(
@@ -324,12 +335,12 @@ def test_settings_without_effect_are_not_offered() -> None:
 )
 def test_turning_ipc_off_keeps_the_users_choice(set_already: str, off: str) -> None:
     facts = changed(MPICH_OVER_UCX, environment={"UCX_TLS": set_already})
-    assert mpi_families.ipc_off(seen(MPICH_5, **facts), "cuda")["UCX_TLS"] == off
+    assert stack(seen(MPICH_5, **facts)).ipc_off["UCX_TLS"] == off
 
 
 def test_settings_of_other_libraries_are_not_offered() -> None:
-    assert dict(mpi_families.ipc_off(seen(MPICH_5, **MPICH_OVER_UCX), "cuda")) == {"UCX_TLS": "^cuda_ipc"}
-    open_mpi = mpi_families.ipc_off(seen(OPEN_MPI_5, **OPEN_MPI_OVER_UCX), "cuda")
+    assert dict(stack(seen(MPICH_5, **MPICH_OVER_UCX)).ipc_off) == {"UCX_TLS": "^cuda_ipc"}
+    open_mpi = stack(seen(OPEN_MPI_5, **OPEN_MPI_OVER_UCX)).ipc_off
     assert open_mpi["OMPI_MCA_opal_common_ucx_tls"] == "any"
 
 
@@ -337,13 +348,13 @@ def test_protocol_thresholds_come_from_the_library_and_its_environment() -> None
     open_mpi = seen(
         OPEN_MPI_5, variables={"btl_sm_eager_limit": 4096, "btl_tcp_eager_limit": 65536, "pml": ""}
     )
-    assert mpi_families.edges(open_mpi, "cuda") == (4096, 65536)
+    assert stack(open_mpi).edges == (4096, 65536)
     never = seen(
         MPICH_5, variables={"MPIR_CVAR_CH4_OFI_EAGER_THRESHOLD": -1}, environment={"UCX_RNDV_THRESH": "8192"}
     )
-    assert mpi_families.edges(never, "cuda") == (8192,)
-    assert mpi_families.edges(seen(CRAY), "cuda") == (1024, 4096, 16384)
-    assert mpi_families.edges(seen(CRAY, environment={"MPICH_GPU_IPC_THRESHOLD": "8192"}), "cuda") == (
+    assert stack(never).edges == (8192,)
+    assert stack(seen(CRAY)).edges == (1024, 4096, 16384)
+    assert stack(seen(CRAY, environment={"MPICH_GPU_IPC_THRESHOLD": "8192"})).edges == (
         4096,
         8192,
         16384,
@@ -381,10 +392,10 @@ def test_every_row_has_a_source_and_no_open_values() -> None:
 def test_variable_that_limits_the_cache_and_its_number_of_buffers(
     text: str, facts: dict[str, Any], bound: tuple[str, int | None, bool]
 ) -> None:
-    assert mpi_families.cache_bound(seen(text, **facts), "cuda") == bound
+    assert _bound(seen(text, **facts)) == bound
 
 
 def test_limit_in_bytes_is_no_number_of_buffers() -> None:
     name = "OMPI_MCA_rcache_rgpusm_rcache_size_limit"
     facts = {"environment": {name: "1073741824"}, "ucx": None}
-    assert mpi_families.cache_bound(seen(OPEN_MPI_5, **facts), "cuda") == (name, None, True)
+    assert _bound(seen(OPEN_MPI_5, **facts)) == (name, None, True)

@@ -12,8 +12,8 @@ import pytest
 
 from gpuipc_doctor.model import Fact, Node, Tier
 from gpuipc_doctor.node import inventory
+from gpuipc_doctor.node.survey_devices import acs_control
 from gpuipc_doctor.node.survey_libraries import nccl_version
-from gpuipc_doctor.node.survey_pci import acs_control
 from gpuipc_doctor.node.survey_programs import PACKAGES, PROGRAMS, versions_in
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request

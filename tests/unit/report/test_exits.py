@@ -38,7 +38,7 @@ def ended(status: Status, **changes: Any) -> Report:
 def test_exit_codes(report: Report, code: int, strict_code: int, nagios_code: int) -> None:
     assert exits.code(report) == code
     assert exits.code(report, strict=True) == strict_code
-    assert exits.code(report, style="nagios") == nagios_code
+    assert exits.code(report, nagios=True) == nagios_code
 
 
 def test_every_code_has_a_meaning() -> None:
