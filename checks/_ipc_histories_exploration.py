@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpuipc_doctor.api import Evidence, Finding, Json
-from gpuipc_doctor.api.gpu import WITHOUT_GPU_IPC, lacking
+from gpuipc_doctor.api.capabilities import WITHOUT_GPU_IPC, lacking
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.composed_case import FLOOR
 from gpuipc_doctor.histories.extent import REPLAY, is_complete

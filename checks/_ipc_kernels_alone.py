@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpuipc_doctor.api import Evidence, Finding, Gpu, ProbeOutcome, Worker
-from gpuipc_doctor.api.gpu import KernelsUnavailable
+from gpuipc_doctor.api.driver_errors import KernelsUnavailable
 
 from ._ipc_kernels_side import ALONE, NBYTES, RESULTS_NBYTES, UNITS, Found, Side, add_units, make_data
 

@@ -19,24 +19,14 @@ from gpuipc_doctor.api.data_patterns import (
     wrong_glances,
     wrong_pattern,
 )
+from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError, unless_refused
 from gpuipc_doctor.api.exchange import (
     closing_order,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
 )
-from gpuipc_doctor.api.gpu import (
-    BackendUnavailable,
-    Buffer,
-    DriverError,
-    Gpu,
-    GpuStream,
-    IpcMapping,
-    Memory,
-    PhysicalMemory,
-    Pool,
-    unless_refused,
-)
+from gpuipc_doctor.api.gpu import Buffer, Gpu, GpuStream, IpcMapping, Memory, PhysicalMemory, Pool
 from gpuipc_doctor.api.leak_report import blind, leak_report, leak_reports
 from gpuipc_doctor.api.memory_counter import NOISE_BYTES, ODD_BYTES
 from gpuipc_doctor.api.memory_limit import share, share_of_free

@@ -8,187 +8,20 @@ bytes, addresses plain integers, data `bytes`.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from gpuipc_doctor.model import Device, DriverFault, Json
+from gpuipc_doctor.api.driver_errors import DriverError
+from gpuipc_doctor.model import Device, Json
 
 Made = TypeVar("Made")
 
 HANDLE_BYTES = 64
 """Size of an IPC memory handle in CUDA and HIP. Handles contain NUL bytes: they are `bytes`, not text."""
 
-CAPABILITIES = frozenset(
-    {"legacy-ipc", "multi-process", "contexts", "memory-pools", "vmm-ipc", "pool-ipc", "fabric-handles"}
-)
-"""Device capabilities, as listed in a check's ``requires``.
-
-``legacy-ipc``: `cuIpcGetMemHandle` or `hipIpcGetMemHandle` and related calls work; between two devices only
-with peer access (`Device.peers`). ``multi-process``: several processes may use the device at a time (no
-exclusive compute mode). ``contexts``: a process may create several contexts. ``memory-pools``: stream-ordered
-allocation from own pools (`cuMemAllocFromPoolAsync`, `hipMallocFromPoolAsync`). ``vmm-ipc``: physical memory
-(`cuMemCreate`, `hipMemCreate`) can be exported as a descriptor. ``pool-ipc``: pools can be exported as a
-descriptor. ``fabric-handles``: the device claims support for fabric handles; an H200 does so even if it
-refuses them without an IMEX channel.
-"""
-
 Arm = Callable[[str], AbstractContextManager[None]]
 """Journals an operation before it runs and clears it afterwards; backends wrap each driver call in it."""
-
-ALREADY_MAPPED = frozenset({"CUDA_ERROR_ALREADY_MAPPED", "hipErrorAlreadyMapped"})
-"""The driver's error if another mapping overlaps the requested one."""
-
-REFUSALS = ALREADY_MAPPED | {
-    "CUDA_ERROR_INVALID_VALUE",
-    "CUDA_ERROR_INVALID_CONTEXT",
-    "CUDA_ERROR_INVALID_HANDLE",
-    "CUDA_ERROR_NOT_SUPPORTED",
-    "hipErrorInvalidValue",
-    "hipErrorInvalidContext",
-    "hipErrorInvalidHandle",
-    "hipErrorInvalidDevicePointer",
-    "hipErrorNotSupported",
-}
-"""Errors with which a healthy driver refuses to export or open a handle.
-
-``INVALID_*`` are documented for ``cuIpcGetMemHandle``, ``cuIpcOpenMemHandle`` and their HIP counterparts (see
-``worker.backends.rules``). ``NOT_SUPPORTED`` means that the feature is missing; for ``ALREADY_MAPPED`` see
-MPICH's pull request 7862. ``OUT_OF_MEMORY`` and ``MAP_FAILED`` are documented, but indicate a fault.
-"""
-
-
-NOT_PERMITTED = frozenset({"CUDA_ERROR_NOT_PERMITTED"})
-"""Errors for a missing permission. Fabric handles, for example, need an IMEX channel."""
-
-NOT_SUPPORTED = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "hipErrorNotSupported"})
-"""Errors for a feature that the driver or this kind of GPU lacks."""
-
-_CAPABILITY_OF_CALL = (
-    ("Ipc", "legacy-ipc"),
-    ("MemPoolExport|MemPoolImport", "pool-ipc"),
-    ("MemPool|Async", "memory-pools"),
-    ("Mem(Create|Export|Import)", "vmm-ipc"),
-)
-
-
-def lacking(call: str) -> list[str]:
-    """The capability of `CAPABILITIES` that a GPU lacks if it does not support a driver's function."""
-    return [name for functions, name in _CAPABILITY_OF_CALL if re.search(functions, call)][:1]
-
-
-WITHOUT_GPU_IPC = (
-    "nothing to repair; run MPI and NCCL without GPU IPC: NCCL_P2P_DISABLE=1, UCX_TLS=^cuda_ipc, "
-    "MPICH_GPU_IPC_ENABLED=0"
-)
-"""What to do on a node whose GPUs have no IPC by design."""
-
-_INSTEAD = {
-    "multi-process": "nvidia-smi -c 0; or let jobs share the GPU through MPS",
-    "legacy-ipc": WITHOUT_GPU_IPC,
-    "vmm-ipc": "nothing to repair; set NCCL_CUMEM_ENABLE=0, and no expandable segments in PyTorch",
-    "memory-pools": "nothing to repair; jobs allocate with cudaMalloc or hipMalloc",
-    "pool-ipc": "nothing to repair; jobs share memory of cudaMalloc or hipMalloc, not of pools",
-    "fabric-handles": "nothing to repair; only NVLink between nodes needs them: NCCL_MNNVL_ENABLE=0",
-}
-
-
-def words_of_lack(lacking: Collection[str], mode: str = "") -> str:
-    """What a device cannot do, and how that was recognised. ``mode``: its compute mode, if known."""
-    if "multi-process" in lacking:
-        mode = mode or "exclusive or prohibited (CU_DEVICE_ATTRIBUTE_COMPUTE_MODE is not 0)"
-        return f"admits no second process: its compute mode is {mode}"
-    return f"lacks {', '.join(sorted(lacking))}, as its driver states"
-
-
-def instead_of(lacking: Collection[str]) -> str:
-    """What to use without these capabilities."""
-    return next((text for name, text in _INSTEAD.items() if name in lacking), "use another GPU or driver")
-
-
-TOO_MANY_PEERS = frozenset({"CUDA_ERROR_TOO_MANY_PEERS"})
-MOST_PEERS = 8
-"""Peers that a GPU can have at a time if no NVSwitch connects them (CUDA programming guide, "Peer-to-Peer
-Memory Access")."""
-
-WITH_FEWER_PEERS = (
-    "nothing to repair; give a job at most nine of these GPUs, or set NCCL_P2P_DISABLE=1 for it"
-)
-
-OPENS_MEMORY = re.compile("IpcOpen|Mem(Pool)?Import|EnablePeer")
-"""Calls that map memory of another process or GPU."""
-
-OUT_OF_MEMORY = frozenset({"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"})
-"""Errors for exhausted memory."""
-
-CONTEXT_CREATIONS = frozenset({"cuDevicePrimaryCtxRetain", "cuCtxCreate"})
-CONTEXT_BYTES = 640 << 20
-"""Free bytes from which a first context of an H200 (518 MiB) can be created. With less, the call returns
-``CUDA_ERROR_OUT_OF_MEMORY``, or at times ``CUDA_ERROR_UNKNOWN`` (driver 580.159.04)."""
-
-INITIALISATIONS = frozenset({"cuInit", "hipInit"})
-"""The driver's calls that initialise it."""
-
-
-class DriverError(Exception):
-    """A driver call did not return success. ``fault`` has the call, its code and the code's name."""
-
-    def __init__(self, fault: DriverFault, occurrence: int = 0) -> None:
-        super().__init__(str(fault))
-        self.fault = fault
-        self.occurrence = occurrence
-        """Number of the call among the process's calls of this function, from 1; 0 if unknown."""
-
-    @property
-    def is_refusal(self) -> bool:
-        """Whether the driver refused the call rather than failed."""
-        return self.fault.name in REFUSALS
-
-    @property
-    def is_already_mapped(self) -> bool:
-        """Whether the driver refused a mapping because of another open mapping."""
-        return self.fault.name in ALREADY_MAPPED
-
-    @property
-    def is_not_permitted(self) -> bool:
-        return self.fault.name in NOT_PERMITTED
-
-    @property
-    def is_not_supported(self) -> bool:
-        return self.fault.name in NOT_SUPPORTED
-
-    @property
-    def is_out_of_memory(self) -> bool:
-        return self.fault.name in OUT_OF_MEMORY
-
-    @property
-    def may_be_out_of_memory(self) -> bool:
-        """Whether little free memory may be the reason, although the error does not say so."""
-        return self.fault.call in CONTEXT_CREATIONS and self.fault.name == "CUDA_ERROR_UNKNOWN"
-
-
-def unless_refused(call: Callable[[], Made]) -> Made | DriverError:
-    """Result of a call, or the driver's refusal; other errors are raised."""
-    try:
-        return call()
-    except DriverError as error:
-        if not error.is_refusal:
-            raise
-        return error
-
-
-class BackendUnavailable(Exception):
-    """This backend cannot be used here. ``reason`` says why, ``remedy`` what to do.
-
-    ``broken``: the node has GPUs of this backend, so the result is an ERROR rather than a SKIP.
-    """
-
-    def __init__(self, reason: str, remedy: str, *, broken: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.remedy = remedy
-        self.broken = broken
 
 
 class Memory(Protocol):
@@ -383,10 +216,6 @@ class VmmMapping(Memory, Scoped, Protocol):
 
 Linear = tuple[int, int]
 """Data of 32-bit elements as (a, b): element number i is ``a * i + b``, without the bits that do not fit."""
-
-
-class KernelsUnavailable(Exception):
-    """The kernels cannot be compiled, loaded or launched here; the message is the driver's reason."""
 
 
 class Kernels(Protocol):

@@ -18,7 +18,7 @@ from types import MappingProxyType, ModuleType
 
 import gpuipc_doctor
 from gpuipc_doctor.api import Check
-from gpuipc_doctor.api.gpu import CAPABILITIES
+from gpuipc_doctor.api.capabilities import CAPABILITIES
 from gpuipc_doctor.files.near_miss import did_you_mean
 from gpuipc_doctor.model import Role, Tier
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from gpuipc_doctor.api.allocator import Allocator, Block, Stream
 from gpuipc_doctor.api.data_patterns import mib
-from gpuipc_doctor.api.gpu import DriverError
+from gpuipc_doctor.api.driver_errors import DriverError
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Json, MemoryShare
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from gpuipc_doctor.api.allocator import Allocator
-from gpuipc_doctor.api.gpu import Buffer, DriverError, Gpu, GpuStream, Memory
+from gpuipc_doctor.api.driver_errors import DriverError
+from gpuipc_doctor.api.gpu import Buffer, Gpu, GpuStream, Memory
 from gpuipc_doctor.model import Baseline, Json, Observed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuipc_doctor.api.gpu import KernelsUnavailable
+from gpuipc_doctor.api.driver_errors import KernelsUnavailable
 from gpuipc_doctor.histories import legality
 from gpuipc_doctor.histories.contents import WHOLE_BYTES, Part, glances, overlaid, unit_of, within
 from gpuipc_doctor.histories.memory_draft import Draft, Phase

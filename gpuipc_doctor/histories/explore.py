@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from gpuipc_doctor.api.gpu import NOT_PERMITTED
+from gpuipc_doctor.api.driver_errors import NOT_PERMITTED
 from gpuipc_doctor.histories import leaks
 from gpuipc_doctor.histories.case_processes import Failed, Processes, Start, perform
 from gpuipc_doctor.histories.generator import Generator

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from gpuipc_doctor.api.gpu import DriverError, Memory
+from gpuipc_doctor.api.driver_errors import DriverError
+from gpuipc_doctor.api.gpu import Memory
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.histories.contents import contents, first_difference, stamp_at
 from gpuipc_doctor.histories.group_calls import GroupCalls

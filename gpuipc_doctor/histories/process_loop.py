@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gpuipc_doctor.api.gpu import DriverError
+from gpuipc_doctor.api.driver_errors import DriverError
 from gpuipc_doctor.api.worker import Child
 from gpuipc_doctor.histories.contents import Part
 from gpuipc_doctor.histories.memory_operations import TYPES

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 
-from gpuipc_doctor.api.gpu import CAPABILITIES
+from gpuipc_doctor.api.capabilities import CAPABILITIES
 from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, matching, quietly, shown
 from gpuipc_doctor.model import Device
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Check, Context
 from gpuipc_doctor.api.allocator import installed
-from gpuipc_doctor.api.gpu import instead_of, words_of_lack
+from gpuipc_doctor.api.capabilities import instead_of, words_of_lack
 from gpuipc_doctor.model import Device, Evidence, EvidenceKind, FabricStack, Fact, Finding, Probe
 from gpuipc_doctor.site.config import Waiver
 

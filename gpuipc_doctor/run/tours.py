@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from gpuipc_doctor.api import Check, loader
-from gpuipc_doctor.api.gpu import INITIALISATIONS
+from gpuipc_doctor.api.driver_errors import INITIALISATIONS
 from gpuipc_doctor.model import Device, Ending, Finding, Launch, Probe, ProbeOutcome, Status, Tier
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Confirmation, Doubt

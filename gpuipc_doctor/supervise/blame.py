@@ -12,15 +12,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpuipc_doctor.api.gpu import (
+from gpuipc_doctor.api.capabilities import WITHOUT_GPU_IPC, instead_of, lacking
+from gpuipc_doctor.api.driver_errors import (
     CONTEXT_BYTES,
     OUT_OF_MEMORY,
     TOO_MANY_PEERS,
     WITH_FEWER_PEERS,
-    WITHOUT_GPU_IPC,
     DriverError,
-    instead_of,
-    lacking,
 )
 from gpuipc_doctor.api.leak_report import holders
 from gpuipc_doctor.api.loop_growth import filled

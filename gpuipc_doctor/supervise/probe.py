@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
-from gpuipc_doctor.api.gpu import INITIALISATIONS
+from gpuipc_doctor.api.driver_errors import INITIALISATIONS
 from gpuipc_doctor.model import (
     Baseline,
     Device,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
+from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
 from gpuipc_doctor.model import DriverFault
 from gpuipc_doctor.worker.backends.buffers import DriverBuffer
 from gpuipc_doctor.worker.backends.device import DriverGpu

@@ -14,7 +14,8 @@ from time import perf_counter
 from typing import Any
 
 from gpuipc_doctor import node_name
-from gpuipc_doctor.api.gpu import Arm, BackendUnavailable, DriverError
+from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
+from gpuipc_doctor.api.gpu import Arm
 from gpuipc_doctor.model import DriverFault
 
 Request = Any

@@ -13,7 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuipc_doctor.api.gpu import Arm, BackendUnavailable
+from gpuipc_doctor.api.driver_errors import BackendUnavailable
+from gpuipc_doctor.api.gpu import Arm
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.node import elf, mpi_families, mpi_locate
 from gpuipc_doctor.node.loaded import mapped_files

@@ -15,7 +15,8 @@ from ctypes import POINTER, byref, c_int, c_size_t, c_void_p
 from functools import partial
 from pathlib import Path
 
-from gpuipc_doctor.api.gpu import Arm, BackendUnavailable, DriverError, GpuStream, Memory
+from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
+from gpuipc_doctor.api.gpu import Arm, GpuStream, Memory
 from gpuipc_doctor.model import DriverFault, Observed
 from gpuipc_doctor.worker.backends.buffers import DriverBuffer
 from gpuipc_doctor.worker.backends.device import DriverGpu

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from gpuipc_doctor.api.driver_errors import DriverError
 from gpuipc_doctor.api.equal_gpus import LINKS
-from gpuipc_doctor.api.gpu import Arm, DriverError
+from gpuipc_doctor.api.gpu import Arm
 from gpuipc_doctor.model import DriverFault
 
 LIBRARY = "libnvidia-ml.so.1"

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn
 from gpuipc_doctor import node_name
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.allocator import Allocator
+from gpuipc_doctor.api.capabilities import words_of_lack
+from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
 from gpuipc_doctor.api.equal_gpus import FEWEST
-from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError, words_of_lack
 from gpuipc_doctor.api.memory_counter import NOISE_BYTES
 from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.model import Baseline, Device, Json, Observed

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Context, Probe, loader
-from gpuipc_doctor.api.gpu import CAPABILITIES
+from gpuipc_doctor.api.capabilities import CAPABILITIES
 from gpuipc_doctor.model import Device, Status
 from tests.checks.judging import check, conclude, gpu, outcome
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
+from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
 from gpuipc_doctor.model import Node
 from gpuipc_doctor.worker.backends import rules
 from tests.conformance import departures

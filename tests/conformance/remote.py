@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
+from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
 from gpuipc_doctor.model import Device, DriverFault
 from gpuipc_doctor.supervise.assignment import device_from_json, device_to_json
 from gpuipc_doctor.worker import descriptors

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.api.gpu import BackendUnavailable
+from gpuipc_doctor.api.driver_errors import BackendUnavailable
 from tests.conformance.remote import Remote
 from tests.conftest import AMDHIP
 from tests.waiting import LIMIT_S

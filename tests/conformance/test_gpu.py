@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gpuipc_doctor.api import pattern
-from gpuipc_doctor.api.gpu import DriverError
+from gpuipc_doctor.api.driver_errors import DriverError
 from gpuipc_doctor.worker.backends import CAPABILITIES
 from tests.conformance.conftest import Start, on_backends
 from tests.conformance.remote import Remote

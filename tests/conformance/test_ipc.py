@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.api import pattern
-from gpuipc_doctor.api.gpu import HANDLE_BYTES, DriverError
+from gpuipc_doctor.api.driver_errors import DriverError
+from gpuipc_doctor.api.gpu import HANDLE_BYTES
 from gpuipc_doctor.worker.backends.driver import LAZY_ENABLE_PEER_ACCESS
 from tests.conformance.conftest import Start, on_backends, on_documented
 from tests.conformance.remote import Remote

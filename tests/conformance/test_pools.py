@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import pattern
-from gpuipc_doctor.api.gpu import REUSES, DriverError
+from gpuipc_doctor.api.driver_errors import DriverError
+from gpuipc_doctor.api.gpu import REUSES
 from tests.conformance.conftest import on_backends
 from tests.conformance.remote import Remote
 

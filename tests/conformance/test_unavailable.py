@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.api.gpu import BackendUnavailable
+from gpuipc_doctor.api.driver_errors import BackendUnavailable
 from gpuipc_doctor.model import Node
 from tests.conformance.conftest import REAL, on_simulated, simulated_node
 from tests.conformance.remote import Remote

@@ -156,7 +156,7 @@ if __name__ != "__main__":
 
 def main(what: str, library: str = "") -> None:
     if what == "survey":
-        from gpuipc_doctor.api.gpu import BackendUnavailable
+        from gpuipc_doctor.api.driver_errors import BackendUnavailable
         from gpuipc_doctor.worker import mpi_survey as survey
 
         try:

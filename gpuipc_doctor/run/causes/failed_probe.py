@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from gpuipc_doctor.api.gpu import OUT_OF_MEMORY
+from gpuipc_doctor.api.driver_errors import OUT_OF_MEMORY
 from gpuipc_doctor.model import Ending, RoleOutcome
 from gpuipc_doctor.run.results import Entry
 

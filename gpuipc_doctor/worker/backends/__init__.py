@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from gpuipc_doctor.api.gpu import CAPABILITIES, Arm, BackendUnavailable, DriverError
+from gpuipc_doctor.api.capabilities import CAPABILITIES
+from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
+from gpuipc_doctor.api.gpu import Arm
 from gpuipc_doctor.model import Device, DriverFault, Fact
 from gpuipc_doctor.worker.backends.absence import NO_DEVICE
 from gpuipc_doctor.worker.backends.device import DriverGpu, without_strangers

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuipc_doctor.api.driver_errors import BackendUnavailable
 from gpuipc_doctor.api.equal_gpus import POWER_CYCLE
-from gpuipc_doctor.api.gpu import Arm, BackendUnavailable
+from gpuipc_doctor.api.gpu import Arm
 from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, is_off_bus, is_passed_through, matching
 from gpuipc_doctor.model import DriverFault
 from gpuipc_doctor.node.gpus import entries_in_force

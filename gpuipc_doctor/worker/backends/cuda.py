@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
+from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
 from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import Device, Fact, Json
 from gpuipc_doctor.node.gpus import NVIDIA_ON_BUS

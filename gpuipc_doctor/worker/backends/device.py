@@ -7,14 +7,8 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import cast
 
-from gpuipc_doctor.api.gpu import (
-    MOST_PEERS,
-    OPENS_MEMORY,
-    TOO_MANY_PEERS,
-    DriverError,
-    Gpu,
-    PhysicalMemory,
-)
+from gpuipc_doctor.api.driver_errors import MOST_PEERS, OPENS_MEMORY, TOO_MANY_PEERS, DriverError
+from gpuipc_doctor.api.gpu import Gpu, PhysicalMemory
 from gpuipc_doctor.model import Device, Json
 from gpuipc_doctor.worker.backends import rules, unexportable, vmm
 from gpuipc_doctor.worker.backends.buffers import DriverBuffer, DriverMapping, allocation_of

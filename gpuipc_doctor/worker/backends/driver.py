@@ -16,7 +16,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gpuipc_doctor.api.gpu import HANDLE_BYTES, Arm, DriverError
+from gpuipc_doctor.api.driver_errors import DriverError
+from gpuipc_doctor.api.gpu import HANDLE_BYTES, Arm
 from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import Device, DriverFault, Fact, Json
 from gpuipc_doctor.worker.backends import hostmemory

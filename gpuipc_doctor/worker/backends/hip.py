@@ -9,7 +9,8 @@ from functools import cached_property
 from inspect import signature
 from typing import Any
 
-from gpuipc_doctor.api.gpu import HANDLE_BYTES, BackendUnavailable, DriverError, KernelsUnavailable
+from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError, KernelsUnavailable
+from gpuipc_doctor.api.gpu import HANDLE_BYTES
 from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import Device, Fact, Json
 from gpuipc_doctor.worker.backends import calls, hostmemory, kernel_sources

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpuipc_doctor.api.gpu import DriverError, KernelsUnavailable
+from gpuipc_doctor.api.driver_errors import DriverError, KernelsUnavailable
 
 REFUSALS = frozenset(
     {

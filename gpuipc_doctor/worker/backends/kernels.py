@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from gpuipc_doctor.api.gpu import DriverError, GpuStream, Linear
+from gpuipc_doctor.api.driver_errors import DriverError
+from gpuipc_doctor.api.gpu import GpuStream, Linear
 from gpuipc_doctor.worker.backends import hostmemory, kernel_sources
 from gpuipc_doctor.worker.backends.contexts import DeviceContexts
 from gpuipc_doctor.worker.backends.streams import DriverStream

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpuipc_doctor.api.gpu import DriverError
+from gpuipc_doctor.api.driver_errors import DriverError
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.stacks.process_list import MARKER
 from gpuipc_doctor.supervise.tree import carried, name_of

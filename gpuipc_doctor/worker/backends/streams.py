@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuipc_doctor.api.gpu import DriverError, GpuStream, Memory
+from gpuipc_doctor.api.driver_errors import DriverError
+from gpuipc_doctor.api.gpu import GpuStream, Memory
 from gpuipc_doctor.worker.backends.contexts import DeviceContexts
 from gpuipc_doctor.worker.backends.driver import NON_BLOCKING
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuipc_doctor.api import DriverError, unless_refused
-from gpuipc_doctor.api.gpu import instead_of, lacking, words_of_lack
+from gpuipc_doctor.api.capabilities import instead_of, lacking, words_of_lack
 from gpuipc_doctor.model import DriverFault
 
 

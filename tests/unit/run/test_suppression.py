@@ -7,7 +7,7 @@ from datetime import date
 import pytest
 
 from gpuipc_doctor.api import Finding
-from gpuipc_doctor.api.gpu import lacking
+from gpuipc_doctor.api.capabilities import lacking
 from gpuipc_doctor.model import Result, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.results import demand, suppress

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api.gpu import BackendUnavailable
+from gpuipc_doctor.api.driver_errors import BackendUnavailable
 from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import DriverFault
 from gpuipc_doctor.worker.backends import open_backend

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
+from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
 from gpuipc_doctor.model import Device, DriverFault
 from gpuipc_doctor.stacks.process_list import MARKER
 from gpuipc_doctor.worker.backends import CAPABILITIES, Backend, hostmemory, nvml, open_backend, rules
@@ -414,9 +414,9 @@ def test_unknown_backend_is_named(journal: Journal) -> None:
 def test_the_documentation_names_every_capability() -> None:
     import inspect
 
-    from gpuipc_doctor.api import gpu
+    from gpuipc_doctor.api import capabilities
 
-    assert all(f"``{word}``" in inspect.getsource(gpu) for word in CAPABILITIES)
+    assert all(f"``{word}``" in inspect.getsource(capabilities) for word in CAPABILITIES)
 
 
 # -- memory of other processes -------------------------------------------------------------------------

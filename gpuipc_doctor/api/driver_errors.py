@@ -1,0 +1,126 @@
+"""What a driver's call that does not return success means: the error, and which kind it is of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from gpuipc_doctor.model import DriverFault
+
+Made = TypeVar("Made")
+
+ALREADY_MAPPED = frozenset({"CUDA_ERROR_ALREADY_MAPPED", "hipErrorAlreadyMapped"})
+"""The driver's error if another mapping overlaps the requested one."""
+
+REFUSALS = ALREADY_MAPPED | {
+    "CUDA_ERROR_INVALID_VALUE",
+    "CUDA_ERROR_INVALID_CONTEXT",
+    "CUDA_ERROR_INVALID_HANDLE",
+    "CUDA_ERROR_NOT_SUPPORTED",
+    "hipErrorInvalidValue",
+    "hipErrorInvalidContext",
+    "hipErrorInvalidHandle",
+    "hipErrorInvalidDevicePointer",
+    "hipErrorNotSupported",
+}
+"""Errors with which a healthy driver refuses to export or open a handle.
+
+``INVALID_*`` are documented for ``cuIpcGetMemHandle``, ``cuIpcOpenMemHandle`` and their HIP counterparts (see
+``worker.backends.rules``). ``NOT_SUPPORTED`` means that the feature is missing; for ``ALREADY_MAPPED`` see
+MPICH's pull request 7862. ``OUT_OF_MEMORY`` and ``MAP_FAILED`` are documented, but indicate a fault.
+"""
+
+
+NOT_PERMITTED = frozenset({"CUDA_ERROR_NOT_PERMITTED"})
+"""Errors for a missing permission. Fabric handles, for example, need an IMEX channel."""
+
+NOT_SUPPORTED = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "hipErrorNotSupported"})
+"""Errors for a feature that the driver or this kind of GPU lacks."""
+
+TOO_MANY_PEERS = frozenset({"CUDA_ERROR_TOO_MANY_PEERS"})
+MOST_PEERS = 8
+"""Peers that a GPU can have at a time if no NVSwitch connects them (CUDA programming guide, "Peer-to-Peer
+Memory Access")."""
+
+WITH_FEWER_PEERS = (
+    "nothing to repair; give a job at most nine of these GPUs, or set NCCL_P2P_DISABLE=1 for it"
+)
+
+OPENS_MEMORY = re.compile("IpcOpen|Mem(Pool)?Import|EnablePeer")
+"""Calls that map memory of another process or GPU."""
+
+OUT_OF_MEMORY = frozenset({"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"})
+"""Errors for exhausted memory."""
+
+CONTEXT_CREATIONS = frozenset({"cuDevicePrimaryCtxRetain", "cuCtxCreate"})
+CONTEXT_BYTES = 640 << 20
+"""Free bytes from which a first context of an H200 (518 MiB) can be created. With less, the call returns
+``CUDA_ERROR_OUT_OF_MEMORY``, or at times ``CUDA_ERROR_UNKNOWN`` (driver 580.159.04)."""
+
+INITIALISATIONS = frozenset({"cuInit", "hipInit"})
+"""The driver's calls that initialise it."""
+
+
+class DriverError(Exception):
+    """A driver call did not return success. ``fault`` has the call, its code and the code's name."""
+
+    def __init__(self, fault: DriverFault, occurrence: int = 0) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+        self.occurrence = occurrence
+        """Number of the call among the process's calls of this function, from 1; 0 if unknown."""
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the driver refused the call rather than failed."""
+        return self.fault.name in REFUSALS
+
+    @property
+    def is_already_mapped(self) -> bool:
+        """Whether the driver refused a mapping because of another open mapping."""
+        return self.fault.name in ALREADY_MAPPED
+
+    @property
+    def is_not_permitted(self) -> bool:
+        return self.fault.name in NOT_PERMITTED
+
+    @property
+    def is_not_supported(self) -> bool:
+        return self.fault.name in NOT_SUPPORTED
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        return self.fault.name in OUT_OF_MEMORY
+
+    @property
+    def may_be_out_of_memory(self) -> bool:
+        """Whether little free memory may be the reason, although the error does not say so."""
+        return self.fault.call in CONTEXT_CREATIONS and self.fault.name == "CUDA_ERROR_UNKNOWN"
+
+
+def unless_refused(call: Callable[[], Made]) -> Made | DriverError:
+    """Result of a call, or the driver's refusal; other errors are raised."""
+    try:
+        return call()
+    except DriverError as error:
+        if not error.is_refusal:
+            raise
+        return error
+
+
+class BackendUnavailable(Exception):
+    """This backend cannot be used here. ``reason`` says why, ``remedy`` what to do.
+
+    ``broken``: the node has GPUs of this backend, so the result is an ERROR rather than a SKIP.
+    """
+
+    def __init__(self, reason: str, remedy: str, *, broken: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+        self.broken = broken
+
+
+class KernelsUnavailable(Exception):
+    """The kernels cannot be compiled, loaded or launched here; the message is the driver's reason."""
