@@ -101,12 +101,7 @@ def command(
         drill_content.as_json(done, left, not_run) if as_json else "\n".join(table.foot(done, left, not_run))
     )
     click.echo(foot)
-    could = all_good(done)
-    if update:  # a profile of which all drills ended
-        drills = Counter(task.name for task in tasks)
-        ended = [name for name, found in unstated.items() if len(found) == drills[name]]
-        updated = [_update(name, unstated[name]) for name in ended]
-        could = all(updated)
+    could = _update_all(tasks, unstated) if update else all_good(done)
     if left:
         ctx.exit(Exit.INTERRUPTED)
     if not (could or (not_run and not tasks)) or (update and any(run.verdict.missed for run in done)):
@@ -188,6 +183,13 @@ def _not_run(asked: Mapping[str, Profile], backends: Collection[str]) -> dict[st
         for stated in asked.values()
         if not set(stated.expect) & set(backends)
     }
+
+
+def _update_all(tasks: Sequence[Task], unstated: Unstated) -> bool:
+    """Add the findings of each profile of which all drills ended; returns whether all had a place."""
+    drills = Counter(task.name for task in tasks)
+    could = [_update(name, found) for name, found in unstated.items() if len(found) == drills[name]]
+    return all(could)
 
 
 def _update(name: str, unstated: Mapping[str, set[Expected]]) -> bool:

@@ -438,7 +438,7 @@ def test_other_files_of_the_directory_are_reported(tmp_path: Path) -> None:
     (tmp_path / f"n8{directory.SUMMARY}").write_bytes(gzip.compress(bytes(directory.MAX_SUMMARY + 1)))
     (tmp_path / "package.json").write_text('{"name": "x"}')
     reports, foreign = directory.read(tmp_path)
-    assert [file.path.name for file in foreign] == ["package.json"]
+    assert [name for name, _ in foreign] == ["package.json"]
     assert {report.node: report.state for report in reports} == {
         "n1": State.REPORTED,
         **dict.fromkeys(["n2", "n4", "n5", "n6", "n7", "n8"], State.UNREADABLE),
@@ -502,8 +502,8 @@ def test_newer_report_of_a_node_with_two_names_counts(tmp_path: Path, newer: str
     directory.save(tmp_path, named(HEALTHY, "n1.other"))
     reports, foreign = directory.read(tmp_path)
     assert (newer in [report.node for report in reports], fold.fold(reports).sets["fail"]) == (True, ())
-    assert foreign[0].reason == f"not used: {newer} is a newer report of the same node"
-    assert foreign[0].path.exists()
+    assert foreign[0][1] == f"not used: {newer} is a newer report of the same node"
+    assert (tmp_path / foreign[0][0]).exists()
 
 
 def test_one_of_two_equally_old_reports_of_a_node_counts(tmp_path: Path) -> None:
