@@ -64,7 +64,7 @@ class LaunchedTour(Tour):
             self._make(end, until, stop)
         finally:
             self._end_tree()
-            keeper.remove_abandoned(since=started_on)
+            keeper.remove_abandoned(started_on, self._ended)
         at_end = self._told_of(visits[-1])
         return replace(outcome, launcher=at_end.launcher) if at_end.completed else at_end
 

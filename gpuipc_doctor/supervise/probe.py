@@ -101,6 +101,8 @@ class Execution:
     initialisations: int = 0
     """Workers started so far, and driver initialisations in them."""
     _roles: dict[str, RunningRole] = field(default_factory=dict)
+    _ended: dict[int, float] = field(default_factory=dict)
+    """Pids of workers, and of processes that were ended with them; 0: started with the probe, or later."""
     _tour: tuple[Device, ...] = ()
     _culprit: RunningRole | None = None
     _stopped: str = ""
@@ -126,7 +128,7 @@ class Execution:
                 self._end_tree()
                 if self._inbox:
                     self._inbox.close()
-                keeper.remove_abandoned(since=started_on)
+                keeper.remove_abandoned(started_on, self._ended)
         self._count_initialisations()
         return self._conclude()
 
@@ -320,7 +322,11 @@ class Execution:
         def left() -> list[Process]:
             # Ranks that srun starts on this node are not our children, but Slurm's.
             among = processes().values() if self.probe.launch else descendants(os.getpid())
-            return [process for process in among if tree.carries(process.pid, self.marker)]
+            ours = [process for process in among if tree.carries(process.pid, self.marker)]
+            self._note_pids(process.pid for process in ours)
+            return ours
+
+        self._note_pids(role.process.pid for role in self._roles.values())
 
         if self._roles and all(role.ending is Ending.COMPLETED for role in self._roles.values()):
             self._await_launcher()
@@ -342,6 +348,10 @@ class Execution:
             if role.ending is None:
                 role.ending = Ending.STOPPED
                 role.result = RoleResult.read(role.files.result)
+
+    def _note_pids(self, pids: Iterable[int]) -> None:
+        """Remember processes of this probe, which may leave files behind."""
+        self._ended |= {pid: 0.0 for pid in pids if pid and pid not in self._ended}
 
     def _await_launcher(self) -> None:
         """Wait for the launcher to end. It is not killed, because it would then report a failure."""

@@ -69,10 +69,11 @@ class Tour(Execution):
             for roles in self._ahead.values():
                 for role in roles.values():
                     role.process.collect(self.limits.kill_s)
-            keeper.remove_abandoned(since=started_on)
+            keeper.remove_abandoned(started_on, self._ended)
         return self._conclude()
 
     def _enter(self, visit: Visit) -> None:
+        self._note_pids(role.process.pid for role in self._roles.values())
         self._began = time.monotonic()
         self.probe, self.check_file, self.directory = visit.probe, visit.check_file, visit.directory
 

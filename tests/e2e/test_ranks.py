@@ -116,7 +116,7 @@ def test_either_of_two_ranks_in_the_same_call_is_blamed(session: Session, roles:
 def test_crashed_rank_is_blamed_and_leaves_nothing(session: Session, mpi: Launch, roles: ModuleType) -> None:
     started = time.time()
     outcome = run(session, mpi, roles, "crash", "wait_for_it")
-    until("nothing is left", lambda: not keeper.abandoned(started))  # ranks of other tests also crash
+    until("nothing is left", lambda: not keeper.abandoned(started, {}))  # ranks of other tests also crash
     assert outcome.blamed == "rank 0"
     assert outcome.roles["rank 0"].signal == "SIGSEGV"
 

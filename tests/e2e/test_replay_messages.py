@@ -72,7 +72,7 @@ def performed(binary: Path, ranks: int, node: str, tmp_path: Path) -> subprocess
         waiting.until(
             "the ranks ended", lambda: all(named not in said for _, said in keeper._of_processes("cmdline"))
         )
-        keeper.remove_abandoned(began)  # what MPICH leaves after MPI_Abort
+        keeper.remove_abandoned(began, {})  # what MPICH leaves after MPI_Abort
 
 
 @pytest.mark.full

@@ -785,6 +785,17 @@ def test_role_leaves_no_shared_memory(session: Session, roles: ModuleType) -> No
     assert not Path(outcome.records["leave_shared_memory"]["left"]).exists()
 
 
+def test_files_of_cuda_go_with_their_worker_and_no_others(session: Session, roles: ModuleType) -> None:
+    own, foreign = map(
+        Path, run(session, roles, "die_with_files_of_cuda").records["die_with_files_of_cuda"]["left"]
+    )
+    try:
+        assert not own.exists()
+        assert foreign.exists()
+    finally:
+        foreign.unlink()
+
+
 @pytest.mark.parametrize(
     "name",
     [f"mpich_shm_{uuid.uuid4()}", f"{1 << 23}:0:0", f"0x{uuid.uuid4().hex[:12]}"],
