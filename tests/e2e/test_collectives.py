@@ -58,6 +58,7 @@ def test_fault_is_found_and_blamed(stated: Profile, backend: str, tmp_path: Path
     assert verdict.invented == ()
 
 
+@pytest.mark.full  # tests/checks/test_collective_speed.py judges its figures
 @pytest.mark.cuda
 def test_slow_pair_is_the_slowest(tmp_path: Path) -> None:
     """On a busy machine others may be far from the usual pair as well, and none is reported: the cross above.

@@ -50,7 +50,6 @@ OUTSIDERS: tuple[PlantedJob, ...] = (
 PLANTED_JOBS: tuple[PlantedJob, ...] = (
     ("mpich43", "mismatch", 3, Cause.MISMATCH, ()),
     ("mpich50", "child-computes", 3, Cause.UNKNOWN, (0,)),
-    ("mpich50", "downloads", 3, Cause.UNKNOWN, (0,)),
 )
 """MPI library, kind, ranks, and the expected cause and ranks."""
 
@@ -71,6 +70,7 @@ OTHERS: tuple[PlantedJob, ...] = (
     ("impi", "only-reduce", 3, Cause.RUNS, ()),
     ("openmpi", "child-sleeps", 3, Cause.HOST_LATE, (0,)),
     ("openmpi", "compresses", 3, Cause.UNKNOWN, (0,)),
+    ("mpich50", "downloads", 3, Cause.UNKNOWN, (0,)),
     *OUTSIDERS,
 )
 """Marked ``full``: other jobs show the same cause, and sixteen ranks that poll leave two cores no time."""
