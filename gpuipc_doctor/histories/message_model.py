@@ -20,13 +20,13 @@ class Model(State):
         known = TYPES.get(op.do)
         if known is None:
             return f"unknown operation {op.do!r}"
-        if known.of_all:
-            return "another rank is blocked in an operation" if self.blocked else known.refuse(self, op)
-        if op.by not in self.ranks:
+        if known.of_all and self.blocked:
+            return "another rank is blocked in an operation"
+        if not known.of_all and op.by not in self.ranks:
             return f"no process {op.by}"
-        if op.by in self.blocked:
+        if not known.of_all and op.by in self.blocked:
             return f"process {op.by} is blocked in its latest operation"
-        return known.refuse(self, op)
+        return f"needs a new {known.new}" if known.new and not op.makes else known.refuse(self, op)
 
     def apply(self, op: Operation) -> Expected:
         """Update the state for a valid operation; returns its result, which a later match may complete."""

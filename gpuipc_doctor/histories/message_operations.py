@@ -1,11 +1,11 @@
-"""All operations of message histories: one class for each, with all that is known of it."""
+"""All operations of message histories."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
+from gpuipc_doctor.histories.message_operation import MessageOperation
 from gpuipc_doctor.histories.message_rank import Rank
 from gpuipc_doctor.histories.message_state import (
     WHERE,
@@ -20,37 +20,10 @@ from gpuipc_doctor.histories.message_state import (
 )
 from gpuipc_doctor.histories.operations import Operation
 
+MOST_COMMUNICATORS = 4
+
 _SENDS = "{nbytes} B (contents {stamp}){kind} from buffer {on} to {peer}, {tag}{within}"
 _RECEIVES = "{nbytes} B{kind} into buffer {on} from {source}, {tag}{within}"
-_NEEDS_REQUEST = "needs a new request"
-
-
-class MessageOperation:
-    """An operation of a rank: when it may happen, what it changes, how it is performed, said and printed in
-    C. It is drawn by `message_draws`."""
-
-    do: ClassVar[str]
-    """Its name in histories."""
-    says: ClassVar[str]
-    """Its sentence, with the values of `message_steps`."""
-    c: ClassVar[str]
-    """Its C statements, with the values of `mpi_program`."""
-    simpler: ClassVar[str] = ""
-    """An operation with the same effect that a shrunk history should rather have."""
-    of_all: ClassVar[bool] = False
-    """Whether all ranks perform it together."""
-
-    def refuse(self, m: State, op: Operation) -> str:
-        """Why it is not valid now; empty if it is valid."""
-        return ""
-
-    def apply(self, m: State, op: Operation) -> Expected | None:
-        """Update the state; returns the result, if there is one."""
-        return None
-
-    def perform(self, r: Rank, op: Operation, expected: Expected) -> None:
-        """Perform this rank's part."""
-        raise NotImplementedError(self.do)
 
 
 class Allocate(MessageOperation):
@@ -108,12 +81,9 @@ class Ssend(Send):
     c = Send.c.replace("Send", "Ssend")
 
 
-class Isend(MessageOperation):
+class Isend(Send):
     do, says, simpler = "isend", f"{{by}} starts sending {_SENDS}: request {{makes}}", "send"
-    c = "{fill} try(MPI_Isend({out}, &request[{makes}]));"
-
-    def refuse(self, m: State, op: Operation) -> str:
-        return m.refuse_send(op) if op.makes else _NEEDS_REQUEST
+    c, new = "{fill} try(MPI_Isend({out}, &request[{makes}]));", "request"
 
     def apply(self, m: State, op: Operation) -> Expected:
         return m.begin(op, m.offer(op))
@@ -138,17 +108,13 @@ class Recv(MessageOperation):
         return m.block(op.by, m.post(op))
 
     def perform(self, r: Rank, op: Operation, expected: Expected) -> None:
-        status = r.status()
-        arguments = r.prepare_receive(op, op.on), *r.source(op), status
-        r.complete("MPI_Recv", r.communicators[op.within].Recv, arguments, expected, status)
+        arguments = r.prepare_receive(op, op.on), *r.source(op)
+        r.complete("MPI_Recv", r.communicators[op.within].Recv, arguments, expected)
 
 
-class Irecv(MessageOperation):
+class Irecv(Recv):
     do, says, simpler = "irecv", f"{{by}} starts receiving {_RECEIVES}: request {{makes}}", "recv"
-    c = "clear({on}); try(MPI_Irecv({out}, &request[{makes}]));"
-
-    def refuse(self, m: State, op: Operation) -> str:
-        return m.refuse_receive(op) if op.makes else _NEEDS_REQUEST
+    c, new = "clear({on}); try(MPI_Irecv({out}, &request[{makes}]));", "request"
 
     def apply(self, m: State, op: Operation) -> Expected:
         return m.begin(op, m.post(op))
@@ -178,9 +144,8 @@ class Sendrecv(MessageOperation):
 
     def perform(self, r: Rank, op: Operation, expected: Expected) -> None:
         buffer, peer, tag = r.prepare_send(op, op.on, op.stamp)
-        into, status = r.prepare_receive(op, op.of), r.status()
-        arguments = buffer, peer, tag, into, peer, tag, status
-        r.complete("MPI_Sendrecv", r.communicators[op.within].Sendrecv, arguments, expected, status)
+        arguments = buffer, peer, tag, r.prepare_receive(op, op.of), peer, tag
+        r.complete("MPI_Sendrecv", r.communicators[op.within].Sendrecv, arguments, expected)
 
 
 # -- requests ------------------------------------------------------------------------------------------------
@@ -189,10 +154,10 @@ class Sendrecv(MessageOperation):
 class MakeSend(MessageOperation):
     do = "make-send"
     says = "{by} makes persistent request {makes}: {nbytes} B{kind} from buffer {on} to {peer}, {tag}{within}"
-    c = "try(MPI_Send_init({out}, &request[{makes}]));"
+    c, new = "try(MPI_Send_init({out}, &request[{makes}]));", "request"
 
     def refuse(self, m: State, op: Operation) -> str:
-        return m.refuse_offer(op) if op.makes else _NEEDS_REQUEST
+        return m.refuse_offer(op)
 
     def apply(self, m: State, op: Operation) -> None:
         m.requests[op.makes] = Request(op.by, again=op)
@@ -210,7 +175,7 @@ class MakeReceive(MakeSend):
     def refuse(self, m: State, op: Operation) -> str:
         if op.peer not in m.ranks:
             return "the receive has no source"
-        return m.refuse_use(op, op.on, op.nbytes) if op.makes else _NEEDS_REQUEST
+        return m.refuse_use(op, op.on, op.nbytes)
 
     def perform(self, r: Rank, op: Operation, expected: Expected) -> None:
         buffer = r.prepare_receive(op, op.on)
@@ -285,10 +250,8 @@ class Test(Wait):
     c = "for (flag = 0; !flag;) try(MPI_Test(&request[{on}], &flag, &status)); {looks}"
 
     def perform(self, r: Rank, op: Operation, expected: Expected) -> None:
-        request = r.requests[op.on]
-        r.complete_request(
-            "MPI_Test", lambda status: r.try_until(lambda: request.Test(status)), op.on, expected
-        )
+        test = r.requests[op.on].Test
+        r.complete_request("MPI_Test", lambda status: r.try_until(lambda: test(status)), op.on, expected)
 
 
 class WaitAll(MessageOperation):
@@ -337,9 +300,7 @@ class Probe(MessageOperation):
         return Expected((m.candidates(op)[0],))
 
     def perform(self, r: Rank, op: Operation, expected: Expected) -> None:
-        status = r.status()
-        r.call("MPI_Probe", r.communicators[op.within].Probe, *r.source(op), status)
-        r.look_at_status(expected.message, status)
+        r.probe("MPI_Probe", r.communicators[op.within].Probe, op, expected)
 
 
 class Iprobe(Probe):
@@ -347,17 +308,13 @@ class Iprobe(Probe):
     c = "for (flag = 0; !flag;) try(MPI_Iprobe({from_}, &flag, &status));"
 
     def perform(self, r: Rank, op: Operation, expected: Expected) -> None:
-        status, source, probe = r.status(), r.source(op), r.communicators[op.within].Iprobe
-        r.call("MPI_Iprobe", lambda: r.try_until(lambda: probe(*source, status)))
-        r.look_at_status(expected.message, status)
+        probe = r.communicators[op.within].Iprobe
+        r.probe("MPI_Iprobe", lambda *asked: r.try_until(lambda: probe(*asked)), op, expected)
 
 
 class MatchedProbe(Probe):
     do, says = "matched-probe", "{by} matches a message from {source}, {tag}{within}: matched message {makes}"
-    c = "try(MPI_Mprobe({from_}, &message[{makes}], &status));"
-
-    def refuse(self, m: State, op: Operation) -> str:
-        return super().refuse(m, op) if op.makes else "needs a new message"
+    c, new = "try(MPI_Mprobe({from_}, &message[{makes}], &status));", "message"
 
     def apply(self, m: State, op: Operation) -> Expected:
         message = m.candidates(op)[0]
@@ -367,9 +324,8 @@ class MatchedProbe(Probe):
         return Expected((message,))
 
     def perform(self, r: Rank, op: Operation, expected: Expected) -> None:
-        status, probe = r.status(), r.communicators[op.within].Mprobe
-        r.messages[op.makes] = r.call("MPI_Mprobe", probe, *r.source(op), status)
-        r.look_at_status(expected.message, status)
+        probe = r.communicators[op.within].Mprobe
+        r.messages[op.makes] = r.probe("MPI_Mprobe", probe, op, expected)
 
 
 class ReceiveMatched(MessageOperation):
@@ -390,9 +346,8 @@ class ReceiveMatched(MessageOperation):
         return m.block(op.by, receive)
 
     def perform(self, r: Rank, op: Operation, expected: Expected) -> None:
-        status = r.status()
-        arguments = r.prepare_receive(op, op.on), status
-        r.complete("MPI_Mrecv", r.messages.pop(op.of).Recv, arguments, expected, status)
+        receive = r.messages.pop(op.of).Recv
+        r.complete("MPI_Mrecv", receive, (r.prepare_receive(op, op.on),), expected)
 
 
 # -- all ranks -----------------------------------------------------------------------------------------------
@@ -412,10 +367,10 @@ class Barrier(MessageOperation):
 class Duplicate(MessageOperation):
     do, says, of_all = "duplicate", "all ranks duplicate MPI_COMM_WORLD: communicator {makes}", True
     c = "try(MPI_Comm_dup(MPI_COMM_WORLD, &comm[{makes}])); turned[{makes}] = 0;"
-    is_reversed = False
+    is_reversed, new = False, "communicator"
 
     def refuse(self, m: State, op: Operation) -> str:
-        return "" if op.makes and len(m.communicators) < 4 else "needs a new communicator"
+        return "" if len(m.communicators) < MOST_COMMUNICATORS else "there are four communicators"
 
     def apply(self, m: State, op: Operation) -> None:
         m.communicators[op.makes] = self.is_reversed

@@ -197,8 +197,7 @@ class Rank:
     def complete_request(
         self, name: str, wait: Callable[[Any], Any], number: int, expected: Expected
     ) -> None:
-        status = self.status()
-        self.complete(name, wait, (status,), expected, status)
+        self.complete(name, wait, (), expected)
         self.parts.pop(number, None)
         self.forget(number)
 
@@ -208,17 +207,14 @@ class Rank:
             del self.requests[number]
 
     def complete(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        arguments: Sequence[Any],
-        expected: Expected,
-        status: Any,
+        self, name: str, function: Callable[..., Any], arguments: Sequence[Any], expected: Expected
     ) -> None:
-        """Call MPI and compare what has come. If truncation is expected, the call must return that error."""
+        """Call MPI with these arguments and a status, and compare what has come. If truncation is expected,
+        the call must return that error."""
+        status = self.status()
         truncated = any(isinstance(part, Receive) and part.truncates for part in expected.parts)
         try:
-            self.call(name, function, *arguments)
+            self.call(name, function, *arguments, status)
         except DriverError as error:
             if not (truncated and self.mpi.is_truncation(error)):
                 raise
@@ -237,6 +233,13 @@ class Rank:
         if results.wrong:
             self._call = case.call
             self.wrong(f"on rank {self.mpi.rank}, {results.wrong.pop()[1]}")
+
+    def probe(self, name: str, function: Callable[..., Any], op: Operation, expected: Expected) -> Any:
+        """Probe for a message, and compare what its status says."""
+        status = self.status()
+        found = self.call(name, function, *self.source(op), status)
+        self.look_at_status(expected.message, status)
+        return found
 
     # -- what has come ------------------------------------------------------------------------------------
 
