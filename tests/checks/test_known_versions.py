@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from gpuipc_doctor import knownissues
 from gpuipc_doctor.api import Context, Finding
 from gpuipc_doctor.model import Fact, Join, Relation, Status, Tier, Unexpected
 from gpuipc_doctor.report import sentences
@@ -36,3 +39,25 @@ def test_version_unexpected_by_the_site_is_a_warning_with_its_line() -> None:
         "nvidia-driver is 460.32.03 (/proc); site.yaml:7 expects 535 and later"
     )
     assert sentences.evidence(finding) == ("ticket 4711",)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "newer"),
+    [
+        ("nvidia-driver", "620.70.06", True),
+        ("nvidia-driver", "610.57.04", False),
+        ("nvidia-driver", "580.159.04", False),
+        ("nccl", "2.32.6", True),
+        ("nccl", "2.32.3", False),
+        ("mpich", "6.0", True),
+        ("slurm", "99.1", False),  # no entry depends on its version
+        ("nvidia-driver", "of unknown form", False),
+    ],
+)
+def test_version_beyond_the_data_is_named_with_the_datas_date(name: str, version: str, newer: bool) -> None:
+    facts = (Fact(name, version, "/proc"),)
+    unread = knownissues.newer_than_read(facts)
+    (finding,) = findings(Context(inventory=facts, unread=unread))
+    assert finding.status is Status.PASS
+    assert (finding.key == "newer-than-data") == newer
+    assert ("newer than our data of 20" in "".join(sentences.evidence(finding))) == newer

@@ -237,3 +237,50 @@ def test_rank_with_another_dtype_is_named() -> None:
     (found,) = findings([fingerprint(0, "Float"), fingerprint(1, "Float"), fingerprint(2, "Half")])
     assert found.ranks == (2,)
     assert "[4] Half" in found.says
+
+
+RAS = """\
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different AllGather operation counts
+  {} ranks have launched up to operation 640
+  2 ranks have launched up to operation 641
+"""
+LISTED = "  Rank {0} -- GPU 0 managed by process {0} on node 192.0.2.1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "says"),
+    [
+        (RAS.format(30), (), "AllGather: 30 ranks at 640, 2 ranks at 641 in communicator 0"),
+        (RAS.format(2) + LISTED.format(1) + LISTED.format(3), (0, 2), "ranks 0,2 did not call AllGather"),
+        ("\n".join(nccl_recordings.ras("late").splitlines()), (5,), "rank 5 did not call AllReduce"),
+        ("\n".join(nccl_recordings.ras("mismatch").splitlines()), (3,), "rank 3 called AllGather, where"),
+        (RAS.format(30) + RAS.format(30).replace("641", "640"), (), ""),
+    ],
+)
+def test_counts_in_a_posted_answer_of_ras_name_who_is_behind(
+    text: str, ranks: tuple[int, ...], says: str
+) -> None:
+    found = findings(text.splitlines())
+    assert [one.ranks for one in found] == ([ranks] if says else [])
+    assert all(says in one.says and "ask RAS again" in one.do for one in found)
+
+
+@pytest.mark.parametrize(
+    ("calls", "ranks"),
+    [
+        (["Alltoallv", "Allreduce", "Allreduce", "Allreduce"], [(0,)]),
+        (["Bcast", "Bcast", "Barrier"], [(2,)]),
+        (["Allreduce"] * 4, []),
+        (["Recv", "Barrier", "Barrier"], []),  # who is elsewhere may still come
+        (["Bcast\n#9 0x1 in PMPI_Allgatherv", "Bcast", "Bcast"], []),  # one collective within another
+    ],
+)
+def test_ranks_whose_stacks_are_in_different_collectives_are_named(
+    calls: list[str], ranks: list[tuple[int, ...]]
+) -> None:
+    read = Lines()
+    for rank, call in enumerate(calls):
+        for line in f"#2 0x1 in opal_progress ()\n#7 0x1 in PMPI_{call} () from libmpi.so".splitlines():
+            read.add(f"rank{rank}.txt", 1, line, str(rank))
+    assert [one.ranks for one in read.findings()] == ranks

@@ -64,7 +64,8 @@ def test_first_event_of_a_severity_comes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "issue"),
     [
-        *((number, "nvidia-application-fault") for number in (13, 31, 32, 43, 69)),
+        *((number, "nvidia-application-fault") for number in (13, 31, 43, 69)),
+        (32, "nvidia-push-buffer-corrupt"),
         (45, "nvidia-channel-removed"),
         *((number, "nvidia-uncorrected-memory-error") for number in (48, 95, 140)),
         *((number, "nvidia-engine-timeout") for number in (61, 62)),

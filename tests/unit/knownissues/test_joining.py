@@ -235,3 +235,26 @@ def test_history_that_ends_otherwise_does_not_confirm(last: str) -> None:
     joins = knownissues.join([known], FACTS, [Result("mpi-histories", hang)])
     relations = [join.relation for join in joins]
     assert (Relation.CONFIRMED in relations) is (last == "receive-from-any-source")
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"), [("cma ib rocm", True), ("cma cuda ib", False), (None, True)]
+)
+def test_issue_of_a_transport_needs_its_module_where_the_modules_are_known(
+    modules: str | None, expected: bool
+) -> None:
+    (known,) = (one for one in knownissues.load() if one.id == "ucx-rocm-ipc-cache-growth")
+    facts = (Fact("ucx", "1.18.1", "x"), Fact("rocm", "7.2", "x"), Fact("amdgpu", "6.14", "x"))
+    facts += (Fact("env:UCX_ROCM_IPC_CACHE_IPC_HANDLES", None, "x"), Fact("ucx-modules", modules, "x"))
+    device = Device("hip", 0, "GPU", "uuid", "", 1 << 30)
+    (join,) = knownissues.match_versions([known], facts, [device]) or (None,)
+    assert bool(join) == expected
+    assert join is None or "no ucx-modules" not in join.reason
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(1, False), (2, True)])
+def test_issue_of_pairs_is_not_expected_of_one_gpu(gpus: int, expected: bool) -> None:
+    (known,) = (one for one in knownissues.load() if one.id == "cuda-135-peer-access-iommu-acs")
+    facts = (Fact("cuda-driver", "13.5", "x"), Fact("iommu", "translating", "x"))
+    devices = [Device("cuda", number, "NVIDIA L40S", "uuid", "", 1 << 30) for number in range(gpus)]
+    assert bool(knownissues.match_versions([known], facts, devices)) == expected

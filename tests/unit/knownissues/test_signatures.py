@@ -135,7 +135,7 @@ LOGS = {
         "cxi-list-entries-exhausted",
     },
     "event RC != RC_OK: CANCELED": set(),
-    "[2026-01-02 15:30:37][error][7] Unable to map CUDA IPC memory, error=201": {"cuda-ipc-api-rules"},
+    "[2026-01-02 15:30:37][error][7] Unable to map CUDA IPC memory, error=201": {"cuda-context-gone"},
     "[2026-01-02 15:30:37][error][7] Unable to map CUDA IPC memory, error=1": set(),
     "[CUDA_ERROR_NOT_PERMITTED] operation not permitted in expression cuMemCreate(&handle, "
     "roundedUpAllocationSize, &prop, 0 ) on node-0, rank = 3 in Unicast() : memory.cpp:71": {

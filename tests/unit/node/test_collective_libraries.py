@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor.model import CollectiveLibrary, CollectiveStack, Fact
 from gpuipc_doctor.node import collective_libraries
 
 
@@ -67,3 +68,11 @@ def test_node_without_library_says_where_it_was_searched(tmp_path: Path) -> None
     found = collective_libraries.find(str(tmp_path), {}, ("cuda",))
     assert found.found == ()
     assert "/opt/rocm*" in found.searched
+
+
+def test_version_of_another_nccl_on_the_node_is_no_fact_of_the_tested_one() -> None:
+    first = CollectiveLibrary("cuda", "/venv/libnccl.so.2", "/venv/libnccl.so.2", "2.28.9", "PyTorch")
+    facts = (Fact("nccl", "2.26.2", "/usr"), Fact("nccl", "2.28.9", "/venv"), Fact("ucx", "1.18.1", "/usr"))
+    found = collective_libraries.in_use(facts, CollectiveStack((first,)))
+    assert [(fact.name, fact.value) for fact in found] == [("ucx", "1.18.1"), ("nccl", "2.28.9")]
+    assert collective_libraries.in_use(facts, CollectiveStack()) == facts

@@ -171,3 +171,9 @@ def test_search_order_of_mpi_libraries(tmp_path: Path) -> None:
         "/opt/cray/pe/mpich/8.1.30/ofi/gnu/12.3/lib/libmpi_gnu_123.so.12",
         "/usr/lib64/libmpi.so.12",
     ]
+
+
+def test_modules_of_a_ucx_lie_next_to_its_library(tmp_path: Path) -> None:
+    for name in ("libucp.so.0", "ucx/libuct_cma.so.0", "ucx/libuct_cma.so.0.0.0", "ucx/libuct_rocm.so"):
+        plant(tmp_path, f"/opt/x/lib/{name}", "")
+    assert fact(tmp_path, "ucx-modules", LD_LIBRARY_PATH="/opt/x/lib") == ["cma rocm"]

@@ -1,0 +1,190 @@
+"""A message claims no more than its text holds: neighbours of texts that were told too much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.diagnose import diagnosis_content
+from gpuipc_doctor.diagnose.examination import Examination
+from gpuipc_doctor.diagnose.readers import diagnose
+from gpuipc_doctor.knownissues import load, load_messages
+
+ENTRIES = [*load(()), *load_messages()]
+
+CASES = {
+    "a reset that fails is no reset": (
+        "amdgpu 0000:e3:00.0: amdgpu: GPU reset(2) failed",
+        "reset of an AMD GPU failed",
+        "the driver reset an AMD GPU",
+    ),
+    "a page may be mapped and not writable": (
+        "Memory access fault by GPU node-4 on address 0x7f2c. Reason: Write access to a read-only page.",
+        "not mapped or not allowed",
+        "that is not mapped\n",
+    ),
+    "No ROCm runtime is not /dev/kfd": (
+        "No ROCm runtime is found, using ROCM_HOME='/opt/rocm'",
+        "finds no GPU",
+        "/dev/kfd",
+    ),
+    "status 9 is an invalid request": (
+        "NCCL WARN NET/IB: Got completion from peer 10.0.0.2<41> with status=9 opcode=1",
+        "refuses work",
+        "receive buffers",
+    ),
+    "status 13 is receiver not ready": (
+        " Completion with error at client\n Failed status 13: wr_id 0 syndrom 0x81",
+        "receive buffers",
+        "acknowledgement",
+    ),
+    "a local QP error is no access error": (
+        "Failed status 2: IBV_WC_LOC_QP_OP_ERR local QP operation error",
+        "refuses work",
+        "refused access",
+    ),
+    "gdr_pin_buffer 22 with NCCL is no missing module": (
+        "NCCL WARN gdr_pin_buffer(addr 7f12, size 65536) failed: 22",
+        "a call of GDRCopy fails",
+        "missing, too old",
+    ),
+    "cuMemCreate 800 does not name fabric handles": (
+        "cuMemCreate failed: 800",
+        "as for fabric handles",
+        "memory for fabric handles cannot",
+    ),
+    "illegal state 401 is no fabric manager": (
+        "CUDA error 401: the operation cannot be performed in the present state",
+        "401",
+        "fabric manager does not start",
+    ),
+    "999 in the middle of a run is no start": (
+        "cudaMemcpyAsync failed: CUDA_ERROR_UNKNOWN",
+        "unknown error",
+        "CUDA does not start",
+    ),
+    "205 does not name a peer": (
+        "cudaGraphicsMapResources failed: cudaErrorMapBufferObjectFailed",
+        "cannot map",
+        "peer access is reported",
+    ),
+    "804 is not an old driver": (
+        "CUDA error 804: forward compatibility was attempted on non supported HW",
+        "compatibility",
+        "driver is too old",
+    ),
+    "a brand that an image requires is no driver": (
+        "nvidia-container-cli: requirement error: unsatisfied condition: brand = tesla",
+        "kind",
+        "driver is too old",
+    ),
+    "a handle's unknown error is not off the bus": (
+        "Unable to determine the device handle for GPU 0000:41:00.0: Unknown Error",
+        "NVML",
+        "has fallen off the bus",
+    ),
+    "a required reset is not off the bus": (
+        'level=fatal msg="error getting device handle: ERROR_RESET_REQUIRED"',
+        "needs a reset",
+        "has fallen off the bus",
+    ),
+    "Xid 154 back to none needs nothing": (
+        "NVRM: Xid (PCI:0000:01:00): 154, recovery action changed from 0x1 (Reset) to 0x0 (None)",
+        "",
+        "needs a reset",
+    ),
+    "Xid 32 is a push buffer": (
+        "NVRM: Xid (PCI:0000:01:00): 32, pid=77, name=a.out, Channel ID 00000008 intr 00040000",
+        "push buffer",
+        "illegal access",
+    ),
+    "zero uncorrectable errors are none": (
+        "GPU 3: uncorrectable ECC errors: 0, double bit errors: 0",
+        "",
+        "uncorrectable error",
+    ),
+    "a logged machine check may be corrected": (
+        "mce: [Hardware Error]: Machine check events logged",
+        "corrected or not",
+        "processor or memory reports a hardware error",
+    ),
+    "a status of AER is not uncorrected": (
+        "pcieport 0000:15:01.0: AER: aer_status: 0x00000001, aer_mask: 0x00002000",
+        "",
+        "uncorrected error",
+    ),
+    "std::bad_alloc is no killed process": (
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "cannot allocate host memory",
+        "ran out",
+    ),
+    "a bus error is not always /dev/shm": (
+        "*** Process received signal ***\nSignal: Bus error (7)",
+        "bus error",
+        "not a GPU's fault: a bus error",
+    ),
+    "an IPC open of 201 is a context": (
+        "cuda_ipc_cache.c:284  UCX  ERROR cuIpcOpenMemHandle() failed: invalid device context",
+        "context",
+        "opens twice",
+    ),
+    "an assertion of PSM is no adapter": (
+        "Assertion failure at psm_ep.c:832: ep->epid != 0",
+        "assertion of PSM",
+        "cannot open the network adapter",
+    ),
+    "PMIx errors are not versions": (
+        "[n1:4711] PMIX ERROR: PMIX TEMPORARILY UNAVAILABLE in file ptl_tcp.c at line 688",
+        "PMIx reports an error",
+        "have different versions",
+    ),
+    "a conflict of modules is no missing module": (
+        'Lmod has detected the following error: Cannot load module "cuda/12" beside "gcc/4"',
+        "cannot be loaded",
+        "does not exist on this system",
+    ),
+    "an expired credential is no lost node": (
+        "srun: error: Task launch for StepId=3991.0 failed on node node07: Job credential expired",
+        "cannot start a task",
+        "lost a node",
+    ),
+    "an unrecoverable open does not continue": (
+        "The call to cuIpcOpenMemHandle failed. This is an unrecoverable error and will",
+        "cannot create or open",
+        "continues without",
+    ),
+    "EFAULT of CMA is a buffer, not a permission": (
+        "MPIDI_CMA_copy_data(54): \ncopy_iovs(201).........: process_vm_readv failed (errno 14)",
+        "copies a buffer",
+        "CMA is not permitted",
+    ),
+    "Cray's PCIe errors may abort no read": (
+        "cxi_ss1 0000:41:00.0: cxi0[hsn0]: PCIe error: correctable error rate exceeds the specification",
+        "PCIe",
+        "corrected PCIe",
+    ),
+    "GTL asserts more than its start": (
+        "Assertion failed in file ../src/mpid/common/cray/cray_gpu_ops.c at line 136: 0",
+        "GTL",
+        "no GPU is visible",
+    ),
+    "nvidia-smi that is not found is no container": (
+        "bash: nvidia-smi: command not found",
+        "nvidia-smi",
+        "container runtime cannot",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_message_claims_no_more_than_its_text(name: str, tmp_path: Path) -> None:
+    text, says, never = CASES[name]
+    (tmp_path / "job.log").write_text(f"{text}\n")
+    diagnosis = diagnose([str(tmp_path / "job.log")], Examination(ENTRIES))
+    found = [f"{one.issue.title}\n" for one in diagnosis.recognised]
+    assert not says or any(says in title for title in found), found
+    assert not any(never in title for title in found), found
+    if not says:
+        assert not found
+    assert diagnosis_content.screen(diagnosis, width=100, exit_code=0)
