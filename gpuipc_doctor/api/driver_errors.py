@@ -54,9 +54,18 @@ OUT_OF_MEMORY = frozenset({"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"})
 """Errors for exhausted memory."""
 
 CONTEXT_CREATIONS = frozenset({"cuDevicePrimaryCtxRetain", "cuCtxCreate"})
+TEST_CONTEXTS = 2
+"""Contexts that a test has on a GPU: the exporter's and the importer's."""
+
 CONTEXT_BYTES = 640 << 20
-"""Free bytes from which a first context of an H200 (518 MiB) can be created. With less, the call returns
-``CUDA_ERROR_OUT_OF_MEMORY``, or at times ``CUDA_ERROR_UNKNOWN`` (driver 580.159.04)."""
+"""Free bytes from which a context of an H200 (518 MiB) with 64 MiB of data can be created. With less, the
+call returns ``CUDA_ERROR_OUT_OF_MEMORY``, or at times ``CUDA_ERROR_UNKNOWN`` (driver 580.159.04)."""
+
+
+def room_for(contexts: int, total_bytes: int) -> int:
+    """Free bytes that contexts need on a GPU of this size (0: unknown). Small GPUs have small contexts."""
+    return contexts * min(CONTEXT_BYTES, total_bytes // 32 or CONTEXT_BYTES)
+
 
 INITIALISATIONS = frozenset({"cuInit", "hipInit"})
 """The driver's calls that initialise it."""
@@ -96,7 +105,7 @@ class DriverError(Exception):
     @property
     def may_be_out_of_memory(self) -> bool:
         """Whether little free memory may be the reason, although the error does not say so."""
-        return self.fault.call in CONTEXT_CREATIONS and self.fault.name == "CUDA_ERROR_UNKNOWN"
+        return self.fault.name == "CUDA_ERROR_UNKNOWN"
 
 
 def unless_refused(call: Callable[[], Made]) -> Made | DriverError:

@@ -53,7 +53,8 @@ class Nvidia:
 
     def _memory(self, device: Any) -> tuple[int, int] | tuple[None, None]:
         try:
-            return self._nvml.memory(device)
+            total, used, *_ = self._nvml.memory(device)
+            return total, used
         except DriverError as error:
             if error.fault.code != NOT_SUPPORTED:
                 raise

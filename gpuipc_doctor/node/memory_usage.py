@@ -61,6 +61,38 @@ class Sample:
                     yield (gpu.label, process.pid), process.used
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that NVML lists as holding memory of a GPU; empty texts and None are unknown.
+
+    ``has_parent`` is False if init is its parent: it is a service, or its own parent has ended. ``managed``:
+    most bytes of managed memory that it may have, which NVML does not count for it.
+    """
+
+    pid: int
+    held: int | None
+    name: str = ""
+    is_alive: bool = True
+    user: str = ""
+    job: str = ""
+    age_s: float | None = None
+    has_parent: bool = True
+    managed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Free memory of a GPU. Of a GPU with too little for tests: its ``holders``, and the bytes that are
+    ``nobodys``; ``hidden``: why there may be more holders, so that nothing follows from the latter."""
+
+    pci: str
+    total: int
+    free: int
+    nobodys: int = 0
+    holders: tuple[Holder, ...] = ()
+    hidden: str = ""
+
+
 # -- growth ------------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,8 @@ from gpuipc_doctor.present.text import counted, fold_devices
 from gpuipc_doctor.prolog.decision import Concern, Kind
 from gpuipc_doctor.report import digest, sentences
 from gpuipc_doctor.run.conclusions import IN_COMPANY
+from gpuipc_doctor.run.room import MEMORY_LOST
+from gpuipc_doctor.supervise.blame import NO_ROOM
 
 _CAPABILITY_VERDICTS = ("not-supported", "incapable", "unfit")
 """Keys of SKIPs of what this kind of node cannot do, which is no fault."""
@@ -131,6 +133,8 @@ def _kind(results: Sequence[Result]) -> Kind | None:
         return Kind.BUDGET  # a worker that cannot be killed is no proof of a hang either
     if any(role.ending is Ending.UNKILLABLE for result in results for role in result.roles):
         return Kind.UNKILLABLE
+    if results[0].finding.key in (NO_ROOM, MEMORY_LOST):
+        return Kind.BUSY
     return {Status.FAIL: Kind.FAIL, Status.ERROR: Kind.ERROR}.get(results[0].finding.status)
 
 
@@ -151,7 +155,7 @@ def _text(kind: Kind, group: Sequence[Result], devices: Iterable[Device], joins:
 def _holder(finding: Finding) -> Iterator[str]:
     """The processes with most memory on the device, if relevant; largest first, since the line may be cut."""
     for item in finding.evidence:
-        if item.kind is EvidenceKind.HOLDER and "pid" in item.values:
+        if item.kind is EvidenceKind.HOLDER and "pid" in item.values and "pid" not in finding.values:
             yield sentences.fill("pid {pid}{name:aside} holds {held:mib}", item.values)
             return
 

@@ -25,6 +25,7 @@ class Kind(enum.Enum):
     MISSING = "missing"
     UNKILLABLE = "unkillable"
     ERROR = "error"
+    BUSY = "busy"
     BUDGET = "budget"
 
     @property

@@ -11,6 +11,9 @@ from gpuipc_doctor.model import Ending, Finding, Join, Relation, Report, Result,
 from gpuipc_doctor.present.text import fold_subjects
 from gpuipc_doctor.report import sentences
 
+NOT_BEGUN = "not-begun"
+"""Key of the SKIP of a check for which no GPU has free memory."""
+
 _CASUALTIES = {Ending.COMPLETED, Ending.PEER_LOST, Ending.STOPPED}
 
 

@@ -198,7 +198,7 @@ def _totals(report: Report, exit_code: int) -> Iterator[Block]:
 def _matrix(report: Report) -> Iterator[Grid]:
     """The matrix of results. On a narrow page, devices with equal results share a column (``cuda:0-2,4-7``).
     A few pairs that failed have columns of their own."""
-    checks = by_check(report)
+    checks = {check: found for check, found in by_check(report).items() if not _is_not_begun(found)}
     if not checks:
         return
     labels = [device.label for device in report.devices]
@@ -211,6 +211,11 @@ def _matrix(report: Report) -> Iterator[Grid]:
         alike.setdefault((device_key(column.title)[0], column.cells), []).append(column.title)
     folded = (Column(fold_devices(titles), cells) for (_, cells), titles in alike.items())
     yield Grid("check", tuple(checks), (*devices, *pairs, *others), (*folded, *pairs, *others))
+
+
+def _is_not_begun(results: Sequence[Result]) -> bool:
+    """Whether a check was not begun because no GPU has room: a paragraph lists all such checks."""
+    return bool(results) and all(result.finding.key == digest.NOT_BEGUN for result in results)
 
 
 def device_columns(checks: Mapping[str, Sequence[Result]], labels: Iterable[str]) -> tuple[Column, ...]:

@@ -40,6 +40,9 @@ UNCHECKED = "CUDA_DISABLE_IOMMU_ACS_P2P_CAPABILITY_CHECK"
 CHECKING = Range("cuda-driver", "13.5")
 """Versions of CUDA whose driver grants peer access over PCIe only if the IOMMU and ACS let it work."""
 
+ON_GPUS = CheckInfo(surveys.DRIVERS, "the job's GPUs are found", Tier.PROLOG)
+"""The survey to which findings on the GPUs belong, even if no driver was queried."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -126,7 +129,7 @@ class Discovery:
             yield Fact("peer-access", "refused by the check of IOMMU and ACS", f"{UNCHECKED}=1 grants it")
 
     def _tell(self, *findings: Finding) -> None:
-        self.surveys.tell(_on_gpus(), *findings)
+        self.surveys.tell(ON_GPUS, *findings)
 
     def _settle_config(self, gpus: NodeGpus) -> SiteConfig:
         config, host = self.planner.config, node_name.short()
@@ -212,11 +215,6 @@ class Discovery:
 
     def _list_intel(self, devices: Collection[Device]) -> list[str]:
         return [] if devices else of_intel(self.node.root)
-
-
-def _on_gpus() -> CheckInfo:
-    """The survey to which findings on the GPUs belong, even if no driver was queried."""
-    return CheckInfo(surveys.DRIVERS, "the job's GPUs are found", Tier.PROLOG)
 
 
 def _pairs(devices: Iterable[Device], labels: set[str]) -> set[tuple[str, str]]:

@@ -43,17 +43,19 @@ from gpuipc_doctor.run import (
     conclusions,
     planner,
     reruns,
+    room,
     site_expectations,
     workarounds,
 )
 from gpuipc_doctor.run.causes import controls, node_state, recognition
 from gpuipc_doctor.run.conclusions import Doubt, Ended, NotRun
-from gpuipc_doctor.run.discovery import Discovery, Found
+from gpuipc_doctor.run.discovery import ON_GPUS, Discovery, Found
 from gpuipc_doctor.run.open_drivers import OpenDrivers
 from gpuipc_doctor.run.planner import Plan, PlannedProbe, Planner, TooManyFollowUps
 from gpuipc_doctor.run.preview import Preview, of_ranks
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.run.results import ResultLog, blamed_first
+from gpuipc_doctor.run.room import RoomSurvey
 from gpuipc_doctor.run.schedule import MAX_JOBS, Schedule, Watcher
 from gpuipc_doctor.run.stack_discovery import StackDiscovery, Stacks
 from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
@@ -91,6 +93,7 @@ class Run:
     stack_discovery: StackDiscovery
     schedule: Schedule
     log: ResultLog
+    room: RoomSurvey
     facts_from_files: Future[tuple[Fact, ...]]
     """Facts from files, read while drivers initialise."""
     issues: Sequence[KnownIssue] = ()
@@ -172,6 +175,15 @@ class Run:
         )
         harmful = {(harm.step, harm.device): _harm_skip(harm) for harm in harms}
         return self.planner.plan_probes(context, already=self.log.checks, harmful=harmful)
+
+    def with_room(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """The devices that have free memory for tests. The others are reported, and not tested."""
+        full = self.room.full(devices) if self.planner.uses_device_memory else {}
+        for device, finding in full.items():
+            self.log.announce(ON_GPUS)
+            self.log.say(Result(surveys.DRIVERS, finding, (device.label,)))
+            self.log.probes_run += 1  # an answer about the GPU
+        return tuple(device for device in devices if device not in full)
 
     def report_missing(self, site: SiteConfig) -> None:
         """Report the checks that the site config requires and that this whole run did not include."""
@@ -348,6 +360,8 @@ def run(
         numbering = aside.submit(knownissues.edition, config.known_issues_dirs)
         if request.tier > Tier.PROLOG:
             resources.enter_context(run.discovery.open_drivers)
+        if run.planner.uses_device_memory:
+            resources.enter_context(run.room.begin())
         before = aside.submit(node_state.look) if request.tier > Tier.PROLOG else None
         aside.submit(run.import_libraries)
         found = run.discovery.drivers()
@@ -355,9 +369,11 @@ def run(
         # If no device is found, the result is that of the discovery.
         devices = request.select_devices(found.devices, found.left_out) if found.devices else ()
         node_inventory = run.collect_inventory(found)
-        stacks = run.stack_discovery.stacks(devices, found.site, start_ranks=True)
+        able = run.with_room(devices)
+        stacks = run.stack_discovery.stacks(able, found.site, start_ranks=True)
         seen = before.result() if before else {}
-        run.execute(run.plan_probes(node_inventory, devices, stacks, found.site, seen), devices)
+        plan = run.plan_probes(node_inventory, able, stacks, found.site, seen)
+        run.execute(plan if able or not devices else room.without_probes(plan), able)
         facts, stack = run.with_tested_collectives(node_inventory.facts), tuple[Fact, ...]()
         if mpi := stacks.mpi:
             in_ranks = run.log.loaded_in_ranks()
@@ -438,4 +454,6 @@ def _started(
         surveys = SurveyRunner(planned, schedule, log)
         discovery = Discovery(node, job, planned, surveys, OpenDrivers(session, request.backends))
         stack_discovery = StackDiscovery(node, planned, surveys)
-        yield Run(planned, discovery, stack_discovery, schedule, log, facts_from_files)
+        addresses = [gpu.pci for gpu in job.devices] if job else None
+        free = RoomSurvey(session, node, request.tier, addresses)
+        yield Run(planned, discovery, stack_discovery, schedule, log, free, facts_from_files)

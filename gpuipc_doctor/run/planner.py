@@ -117,6 +117,14 @@ class Planner:
         return any(check.requires and not self._is_disabled(check.id) for check in self.checks)
 
     @property
+    def uses_device_memory(self) -> bool:
+        """Whether a requested check will allocate memory of NVIDIA's GPUs."""
+        return "cuda" in self.request.backends and any(
+            check.requires or check.needs_mpi or check.needs_allocators or check.uses_collectives
+            for check in self.checks
+        )
+
+    @property
     def asks_for_mpi(self) -> bool:
         return any(check.needs_mpi or check.id == surveys.MPI_LIBRARY for check in self.checks)
 

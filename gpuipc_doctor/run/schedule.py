@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from gpuipc_doctor.model import Ending, Finding, ProbeOutcome, Result, Status, Tier
+from gpuipc_doctor.report.digest import NOT_BEGUN
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Confirmation, Doubt, Ended, NotRun
 from gpuipc_doctor.run.idle_wait import IdleDevices
@@ -80,6 +81,8 @@ class Schedule:
     interrupted: bool = False
     _hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Hangs by device and call."""
+    _full: set[str] = field(default_factory=set)
+    """Labels of devices without room for tests, as a call that failed showed."""
     _stuck: list[PlannedProbe] = field(default_factory=list)
     """Probes of one GPU whose start hung alone."""
     _witness: PlannedProbe | None = None
@@ -262,6 +265,8 @@ class Schedule:
     def _take_alone(self, planned: PlannedProbe, ended: Ended, take: Take) -> list[Tour]:
         """Take the outcome of a probe alone, and remember if it hung."""
         more = take(planned, ended)
+        if not isinstance(ended, NotRun):
+            self._full.update(device.label for device in blame.without_room(ended))
         if isinstance(ended, NotRun) or more:  # a check that continues after a hang has its own limit
             return singles(more)
         self._remember_hang(planned, ended)
@@ -392,6 +397,9 @@ class Schedule:
 
     def _reason_not_to_run(self, planned: PlannedProbe | Tour, until: float) -> NotRun | None:
         for device in planned.probe.devices:
+            if device.label in self._full:
+                says = "not begun, because {device} has no room"
+                return NotRun(Finding.skip(NOT_BEGUN, says, device=device.label))
             for (label, call), count in self._hangs.items():
                 if label == device.label and count >= HANGS_BEFORE_GIVING_UP:
                     says = "{call} already hung {count} times on {device}"

@@ -40,8 +40,9 @@ _ARCH = {"cuda": "9.0", "hip": "gfx90a"}
 class SimulatedDevice:
     """One GPU of the simulated node.
 
-    Sizes are in bytes. ``held``: memory that another process holds permanently. ``granule``: unit of physical
-    memory. ``addresses``: freed addresses are reused after this many bytes of address space; 0: never.
+    Sizes are in bytes. ``held``: memory that the process ``holder`` holds permanently (0: none, the driver
+    lost it; -1: NVML lists no processes). ``granule``: unit of physical memory.
+    ``addresses``: freed addresses are reused after this many bytes of address space; 0: never.
     """
 
     backend: str
@@ -51,6 +52,7 @@ class SimulatedDevice:
     pci: str
     memory: int
     held: int
+    holder: int
     granule: int
     addresses: int
     arch: str
@@ -264,6 +266,7 @@ class _Reader:
                     pci=entry.get("pci", f"0000:{0x11 + 8 * position:02x}:00.0"),
                     memory=memory,
                     held=held,
+                    holder=entry.get("holder", 0),
                     granule=parse_size(entry.get("granule", "2 MiB")),
                     addresses=parse_size(entry.get("addresses", "0 B")),
                     arch=entry.get("arch", _ARCH[backend]),

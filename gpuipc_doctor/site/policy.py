@@ -47,6 +47,7 @@ class PrologConfig(NamedTuple):
     on_budget: Action = Action.LOG
     on_unkillable: Action = Action.DRAIN
     on_missing: Action = Action.DRAIN
+    on_busy: Action = Action.LOG
     gpus: int = 0
     """Number of GPUs of the node; 0 if the site does not state it."""
     shadow: bool = False

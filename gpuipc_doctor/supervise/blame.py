@@ -14,16 +14,20 @@ from dataclasses import replace
 
 from gpuipc_doctor.api.capabilities import WITHOUT_GPU_IPC, instead_of, lacking
 from gpuipc_doctor.api.driver_errors import (
-    CONTEXT_BYTES,
+    CONTEXT_CREATIONS,
     OUT_OF_MEMORY,
+    TEST_CONTEXTS,
     TOO_MANY_PEERS,
     WITH_FEWER_PEERS,
     DriverError,
+    room_for,
 )
 from gpuipc_doctor.api.leak_report import holders
 from gpuipc_doctor.api.loop_growth import filled
+from gpuipc_doctor.api.meter import THIS_RUN
 from gpuipc_doctor.log_lines import reason_of_abort
 from gpuipc_doctor.model import (
+    Device,
     Ending,
     Evidence,
     EvidenceKind,
@@ -40,6 +44,9 @@ from gpuipc_doctor.supervise.rank import COMPLAINT
 
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU")
 """Signals that say nothing about a driver: sent by a user or by a limit of the system."""
+
+NO_ROOM = "no-room"
+"""Key of the ERROR about a GPU on which other processes leave too little memory for any test."""
 
 PLENTY = 0.25
 """Fraction of a device's memory, far larger than what a check may use."""
@@ -62,7 +69,8 @@ def conclude(outcome: ProbeOutcome) -> Finding:
         return _stopped(outcome)
     found = _of_failure(outcome)
     limit = process_limits.reached(outcome)
-    if not limit or found.status not in (Status.FAIL, Status.ERROR) or found.key == "out-of-memory":
+    is_short = found.key in ("out-of-memory", NO_ROOM)
+    if not limit or found.status not in (Status.FAIL, Status.ERROR) or is_short:
         return found
     cause = Evidence(EvidenceKind.CAUSE, process_limits.words(limit), {"limit": outcome.limits[limit]})
     return replace(
@@ -107,7 +115,7 @@ def _of_failure(outcome: ProbeOutcome) -> Finding:  # noqa: C901 - a branch for 
                     full = Evidence.seen(f"then {_CALL} returned {{error}} ({{code}})", **_of(role), **fault)
                     return replace(grows, evidence=(*grows.evidence, full, *so_far))
                 return Finding.error(
-                    "out-of-memory",
+                    NO_ROOM if without_room(outcome) else "out-of-memory",
                     f"{_CALL} returned {{error}} ({{code}}): too little device memory is free for the test",
                     *holders(role.holders),
                     *so_far,
@@ -228,10 +236,27 @@ def _stopped(outcome: ProbeOutcome) -> Finding:
 
 
 def _has_no_room(role: RoleOutcome) -> bool:
-    """Whether a context could not be created on a device with less free memory than a context takes."""
+    """Whether a call failed as a context without memory fails, and less is free than a context takes."""
     assert role.fault is not None
-    is_context = DriverError(role.fault).may_be_out_of_memory
-    return is_context and any(free < CONTEXT_BYTES for free, _ in role.memory)
+    is_unclear = DriverError(role.fault).may_be_out_of_memory
+    return is_unclear and any(free < room_for(1, total) for free, total in role.memory)
+
+
+def without_room(outcome: ProbeOutcome) -> tuple[Device, ...]:
+    """The devices on which other processes leave too little free memory for any test, as far as is known."""
+    role = outcome.roles.get(outcome.blamed or "")
+    if role is None or role.fault is None:
+        return ()
+    if not role.memory and role.fault.call in CONTEXT_CREATIONS and role.fault.name in OUT_OF_MEMORY:
+        return outcome.devices if len(outcome.devices) == 1 else ()
+    if len(role.memory) != len(outcome.devices):
+        return ()
+    ours = sum(holder["held"] for holder in role.holders if holder["whose"] == THIS_RUN)
+    return tuple(
+        device
+        for device, (free, total) in zip(outcome.devices, role.memory, strict=True)
+        if free + ours < room_for(TEST_CONTEXTS, total)
+    )
 
 
 def _plenty(role: RoleOutcome) -> int:

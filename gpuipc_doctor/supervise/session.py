@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from gpuipc_doctor.model import Node, Probe, ProbeOutcome
@@ -198,11 +199,18 @@ class Session:
                 shutil.rmtree(made, ignore_errors=True)
 
     @contextmanager
-    def beside(self, check: str, check_file: Path, probe: Probe) -> Iterator[None]:
-        """Run a probe during a ``with`` block, then end it; its outcome is dropped."""
-        over = threading.Event()
+    def beside(
+        self, check: str, check_file: Path, probe: Probe, listener: Listener | None = None
+    ) -> Iterator[None]:
+        """Run a probe during a ``with`` block, then end it; its outcome is dropped.
+
+        ``listener`` is as in `run`, and also called with None when the probe ends.
+        """
+        over, run = threading.Event(), partial(self.run, check, check_file, probe, listener=listener)
         with ThreadPoolExecutor(1) as thread:
-            thread.submit(self.run, check, check_file, probe, until=math.inf, stop=over)
+            ended = thread.submit(run, until=math.inf, stop=over)
+            if listener:
+                ended.add_done_callback(lambda _: listener(None))
             try:
                 yield
             finally:

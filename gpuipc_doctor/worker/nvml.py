@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuipc_doctor.api.driver_errors import DriverError
 from gpuipc_doctor.api.equal_gpus import LINKS
@@ -31,6 +31,15 @@ _SLOWDOWN = 0x8 | 0x20 | 0x40 | 0x80
 _FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _ON_OFF = {0: "off", 1: "on"}
+
+
+class GpuMemory(NamedTuple):
+    """Bytes of a GPU. ``used`` is without the driver's own reservation, unless ``has_reservation``."""
+
+    total: int
+    used: int
+    free: int
+    has_reservation: bool = False
 
 
 class Nvml:
@@ -74,6 +83,9 @@ class Nvml:
     def by_index(self, index: int) -> Any:
         return self.call("nvmlDeviceGetHandleByIndex", index)
 
+    def by_pci(self, address: str) -> Any:
+        return self.call("nvmlDeviceGetHandleByPciBusId", address.encode())
+
     def by_uuid(self, uuid: str) -> Any:
         return self.call("nvmlDeviceGetHandleByUUID", uuid.encode())
 
@@ -85,16 +97,16 @@ class Nvml:
         pci = self.call("nvmlDeviceGetPciInfo", device)
         return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
-    def memory(self, device: Any) -> tuple[int, int]:
-        """Total and used bytes, without the driver's own reservation if NVML reports that. Raises
-        `DriverError`."""
+    def memory(self, device: Any) -> GpuMemory:
+        """Raises `DriverError`."""
         try:
             memory = self.call("nvmlDeviceGetMemoryInfo", device, self._api.nvmlMemory_v2)
         except DriverError as error:
             if error.fault.code != _FUNCTION_NOT_FOUND:  # before driver 510
                 raise
             memory = self.call("nvmlDeviceGetMemoryInfo", device)
-        return memory.total, memory.used
+            return GpuMemory(memory.total, memory.used, memory.free, has_reservation=True)
+        return GpuMemory(memory.total, memory.used, memory.free)
 
     def processes(self, device: Any) -> list[tuple[int, int | None]] | None:
         """Processes with a context on the GPU → their bytes; None if this driver does not list them."""
@@ -105,6 +117,13 @@ class Nvml:
                 if error.fault.code != _FUNCTION_NOT_FOUND:
                     return None
         return None
+
+    def drawing_processes(self, device: Any) -> list[tuple[int, int | None]]:
+        """Processes that draw with the GPU, such as an X server, → their bytes."""
+        with suppress(DriverError):
+            found = self.call("nvmlDeviceGetGraphicsRunningProcesses", device)
+            return [(process.pid, process.usedGpuMemory) for process in found]
+        return []
 
     def load(self, device: Any) -> tuple[int | None, float | None]:
         """Utilisation in percent and power in watts; None for what the GPU does not report."""

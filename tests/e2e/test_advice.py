@@ -40,7 +40,7 @@ def advice(report: dict[str, Any]) -> Iterator[str]:
             ("allocator-growth", "mpi-gpu-aware", "known-versions"),
             {"no-allocator", "known-bad"},
         ),
-        ("out-of-memory", ("ipc-reopen",), {"out-of-memory"}),
+        ("out-of-memory", ("ipc-reopen",), {"no-room"}),
     ],
 )
 def test_remedies_on_an_amd_node_are_not_about_nvidia(

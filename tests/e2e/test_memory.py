@@ -63,13 +63,13 @@ def test_processes_and_their_growth_are_shown() -> None:
 
 
 def test_once(doctor: Doctor) -> None:
-    ended = doctor("memory", "--simulate", "out-of-memory", "--backend", "cuda")
+    ended = doctor("memory", "--simulate", "memory-lost", "--backend", "cuda")
     assert ended.stdout.splitlines() == [
-        "SIMULATED (profile out-of-memory): no real GPU was read",
+        "SIMULATED (profile memory-lost): no real GPU was read",
         "GPU       what          used        of",
         "--------  ------------  ----------  ----------",
-        "nvidia:0  NVIDIA H200   139.00 GiB  139.00 GiB",
-        "          (no process)  139.00 GiB",
+        "nvidia:0  NVIDIA H200   138.95 GiB  139.00 GiB",
+        "          (no process)  138.95 GiB",
     ]
     assert (ended.stderr, ended.returncode) == ("", 0)
 

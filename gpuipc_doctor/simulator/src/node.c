@@ -148,6 +148,8 @@ static void read_device(const char *key, const char *value, void *record)
         device->memory = (uint64_t)number(key, value);
     else if (IS("held"))
         device->held = (uint64_t)number(key, value);
+    else if (IS("holder"))
+        device->holder = (int)number(key, value);
     else if (IS("granule"))
         device->granule = (uint64_t)number(key, value);
     else if (IS("addresses"))

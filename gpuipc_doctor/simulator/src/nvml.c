@@ -309,6 +309,11 @@ int nvml_device_processes(void *gpu, unsigned *count, struct nvml_process *proce
     if (code)
         return code;
     struct list list = {.room = processes ? *count : 0, .to = processes};
+    const struct device *device = gpu;
+    if (device->holder < 0)
+        return NVML_NOT_SUPPORTED;
+    if (device->holder && device->held)
+        add_process(device->holder, device->held, &list);
     state_lock();
     state_each_user(number_of(gpu), add_process, &list);
     state_unlock();

@@ -53,6 +53,7 @@ struct device {
     char pci[32];
     char arch[32];
     uint64_t memory, held; /* bytes */
+    int holder;            /* pid that NVML lists for what is held; 0: none, -1: it lists no processes */
     uint64_t granule;      /* of physical memory, bytes */
     uint64_t addresses;    /* bytes that allocations take before freed ones; 0: all */
     bool imex;             /* fabric handles are permitted: there is an IMEX channel */

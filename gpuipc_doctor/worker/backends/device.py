@@ -192,10 +192,10 @@ class DriverGpu:
         try:
             return self.memory_info()
         except DriverError:
-            used = self.driver.process_memory.used(self.device.uuid)
-            if used is None:
+            left = self.driver.process_memory.left(self.device.uuid)
+            if left is None:
                 raise
-            return self.device.total_bytes - used, self.device.total_bytes
+            return left
 
     def memory_used(self) -> int:
         def used() -> int:

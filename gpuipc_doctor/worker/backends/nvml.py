@@ -41,7 +41,15 @@ class ProcessMemory:
         """Bytes of a GPU in use by all processes together; None if NVML does not report them."""
         with suppress(DriverError):
             if self._nvml:
-                return self._nvml.memory(self._gpu(self._nvml, uuid))[1]
+                return self._nvml.memory(self._gpu(self._nvml, uuid)).used
+        return None
+
+    def left(self, uuid: str) -> tuple[int, int] | None:
+        """(free, total) bytes of a GPU; None if NVML does not report them."""
+        with suppress(DriverError):
+            if self._nvml:
+                memory = self._nvml.memory(self._gpu(self._nvml, uuid))
+                return memory.free, memory.total
         return None
 
     def of_strangers(self, uuid: str, *, has_context: bool) -> int:

@@ -70,7 +70,7 @@ def run(check: Check, ends: ProbeOutcome | Exception | Session, *probes: Planned
     schedule = Schedule(session, Silent(), until=float("inf"))
     log = ResultLog()
     log.announce(CheckInfo(check.id, check.title, check.tier))
-    run = Run(Planner(Request(), SiteConfig()), nothing, nothing, schedule, log, Future())
+    run = Run(Planner(Request(), SiteConfig()), nothing, nothing, schedule, log, nothing, Future())
     run.execute(Plan((), probes or (planned(check),), ()), [])
     return run
 
@@ -240,7 +240,7 @@ def test_share_of_the_budget_is_reserved_for_reruns_of_ranks(launch: Launch | No
     session: Any = Clock(outcome())
     now = time.monotonic()
     schedule = Schedule(session, Silent(), until=now + 1000)
-    run = Run(Planner(Request(), SiteConfig()), session, session, schedule, ResultLog(), Future())
+    run = Run(Planner(Request(), SiteConfig()), session, session, schedule, ResultLog(), session, Future())
     run.log.announce(CheckInfo("odd", "odd", Tier.ACCEPTANCE))
     of_ranks = planned(Odd(), probe=replace(PROBE, launch=launch))
     run.execute(Plan((), (of_ranks,), ()), [])

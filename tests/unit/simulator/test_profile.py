@@ -219,7 +219,8 @@ def test_drivers_read_one_record_per_line(tmp_path: Path) -> None:
         "sim format=1 profile=site",
         "version nvidia-driver=460.32.03 cuda-driver=11020",
         f"device backend=cuda index=0 name=Tesla%20V100%20100%25 uuid={loaded.devices[0].uuid} "
-        "pci=0000:11:00.0 memory=17179869184 held=0 granule=2097152 addresses=0 arch=9.0 imex=0 mode=usual",
+        "pci=0000:11:00.0 memory=17179869184 held=0 holder=0 granule=2097152 addresses=0 arch=9.0 imex=0 "
+        "mode=usual",
         "fault backend=any nth=2 from=0 every=0 least=0 min=0 max=0 device=0 exporter=-1 when=always peer=0 "
         "code=400 bytes=0 ms=0 call=ipc-open do=error",
     ]

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from gpuipc_doctor.model import DriverFault, Ending, Launch, LauncherEnd, ProbeOutcome, RoleOutcome, Status
+from gpuipc_doctor.model import (
+    Device,
+    DriverFault,
+    Ending,
+    Launch,
+    LauncherEnd,
+    ProbeOutcome,
+    RoleOutcome,
+    Status,
+)
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame
 
@@ -49,7 +58,8 @@ def test_out_of_memory_fails_only_if_far_more_is_free(memory: list[list[int]], s
         ("cuDevicePrimaryCtxRetain", "CUDA_ERROR_UNKNOWN", [GIB], Status.FAIL),
         ("cuDevicePrimaryCtxRetain", "CUDA_ERROR_UNKNOWN", [], Status.FAIL),  # no figure
         ("cuDevicePrimaryCtxRetain", "CUDA_ERROR_ILLEGAL_ADDRESS", [0], Status.FAIL),
-        ("cuIpcOpenMemHandle", "CUDA_ERROR_UNKNOWN", [0], Status.FAIL),
+        ("cuIpcOpenMemHandle", "CUDA_ERROR_UNKNOWN", [0], Status.ERROR),
+        ("cuIpcOpenMemHandle", "CUDA_ERROR_UNKNOWN", [GIB], Status.FAIL),
     ],
 )
 def test_context_that_has_no_room_is_no_fault_of_the_device(
@@ -64,6 +74,35 @@ def test_context_that_has_no_room_is_no_fault_of_the_device(
         memory=[(each, 139 * GIB) for each in free],
     )
     assert blame.conclude(ProbeOutcome("", (), {}, {"exporter": role}, "exporter", 1.0)).status is status
+
+
+@pytest.mark.parametrize(
+    ("call", "free", "ours", "key"),
+    [
+        ("cuMemAlloc", [GIB >> 4], 0, "no-room"),
+        ("cuMemAlloc", [GIB >> 4], 2 * GIB, "out-of-memory"),  # without this run, a test would have room
+        ("cuMemAlloc", [2 * GIB], 0, "out-of-memory"),
+        ("cuMemAlloc", [], 0, "out-of-memory"),
+        ("cuDevicePrimaryCtxRetain", [], 0, "no-room"),  # no figures; not even a context has room
+    ],
+)
+def test_gpu_without_room_for_any_test_is_told_from_one_that_a_test_filled(
+    call: str, free: list[int], ours: int, key: str
+) -> None:
+    held = [{"pid": 1, "name": "", "held": ours, "whose": "possibly part of this run"}] * bool(ours)
+    fault = DriverFault(call, 2, "CUDA_ERROR_OUT_OF_MEMORY")
+    role = RoleOutcome(
+        "exporter",
+        Ending.DRIVER_ERROR,
+        operation=call,
+        fault=fault,
+        memory=[(each, 139 * GIB) for each in free],
+        holders=held,
+    )
+    device = Device("cuda", 0, "GPU-1", "", "", 139 * GIB)
+    outcome = ProbeOutcome("", (device,), {}, {"exporter": role}, "exporter", 1.0)
+    assert blame.conclude(outcome).key == key
+    assert bool(blame.without_room(outcome)) == (key == "no-room")
 
 
 VGPU = "cuda:0 is a vGPU (its name is …), which has no such feature"

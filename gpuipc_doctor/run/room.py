@@ -1,0 +1,154 @@
+"""GPUs without room for tests: full of other processes' memory, or of memory that the driver lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gpuipc_doctor import surveys
+from gpuipc_doctor.api.driver_errors import TEST_CONTEXTS, room_for
+from gpuipc_doctor.model import (
+    Device,
+    Evidence,
+    EvidenceKind,
+    Finding,
+    Json,
+    Node,
+    Probe,
+    Result,
+    Tier,
+)
+from gpuipc_doctor.node import survey_room
+from gpuipc_doctor.node.memory_usage import Holder, Room
+from gpuipc_doctor.report import documents
+from gpuipc_doctor.report.digest import NOT_BEGUN
+from gpuipc_doctor.run.open_drivers import DAY_S
+from gpuipc_doctor.run.planner import Plan
+from gpuipc_doctor.supervise.blame import NO_ROOM
+from gpuipc_doctor.supervise.session import Session
+
+WAIT_S = {Tier.PROLOG: 2.0}
+"""Seconds to wait for NVML before the first probe. Without its answer, a call that fails tells."""
+
+MEMORY_LOST = "memory-lost"
+
+NOISE_BYTES = 64 << 20
+"""Bytes by which the figures of a device and of its processes may differ."""
+
+
+@dataclass
+class RoomSurvey:
+    """Asks NVML, in a worker beside the run, how much memory of each GPU is free.
+
+    ``pci``: addresses of the GPUs; None: all.
+    """
+
+    session: Session
+    node: Node
+    tier: Tier
+    pci: Sequence[str] | None = None
+    _rooms: dict[str, Room] = field(default_factory=dict)
+    _told: threading.Event = field(default_factory=threading.Event)
+
+    def begin(self) -> AbstractContextManager[None]:
+        """Ask; NVML stays open during the ``with`` block."""
+        before_job = self.tier is Tier.PROLOG
+        params = {"pci": self.pci, "root": self.node.root, "names": not before_job}
+        params["sees_all"] = bool(self.node.simulated)
+        probe = Probe("room", {"nvml": survey_room.look}, params=params, deadline_s=DAY_S)
+        file = Path(survey_room.__file__)
+        return self.session.beside(surveys.DRIVERS, file, probe, self._hear)
+
+    def _hear(self, news: Json) -> None:
+        rooms = (documents.load(Room, room) for room in (news or {}).get("rooms", ()))
+        self._rooms.update((room.pci, room) for room in rooms)
+        self._told.set()
+
+    def full(self, devices: Sequence[Device]) -> dict[Device, Finding]:
+        """The GPUs that have no room, and the finding about each."""
+        self._told.wait(WAIT_S.get(self.tier, 10.0))
+        found = {}
+        for device in devices:  # NVML's figures are of whole GPUs, not of MIG instances
+            room = None if device.uuid.startswith("MIG-") else self._rooms.get(device.pci)
+            if finding := room and judge(room, self.tier):
+                found[device] = finding
+        return found
+
+
+def judge(room: Room, tier: Tier = Tier.ACCEPTANCE) -> Finding | None:
+    """The finding about a GPU that has no room. Memory that the driver lost is a fault of the node; before a
+    job it is an ERROR, since the job's GPU could not be tested."""
+    need = room_for(TEST_CONTEXTS, room.total)
+    if room.free >= need:
+        return None
+    values: dict[str, Json] = {"free": room.free, "need": need}
+    lacks = "{free:mib} free, the tests need {need:mib}"
+    holders = sorted(room.holders, key=lambda one: (not one.is_alive, -(one.held or 0)))
+    evidence = [_evidence(one) for one in holders]
+    if not room.hidden and room.nobodys > NOISE_BYTES and room.free + room.nobodys >= need:
+        conclude = Finding.error if tier is Tier.PROLOG else Finding.fail
+        return conclude(
+            MEMORY_LOST,
+            f"memory lost: {{lost:mib}} belong to no living process; {lacks}",
+            *evidence,
+            remedy="check dmesg for Xid; reset the GPU (nvidia-smi -r) or reboot, then rerun",
+            lost=room.nobodys,
+            **values,
+        )
+    if hidden := room.hidden or ("" if holders else "NVML lists none"):
+        says = f"no room: {lacks}; not all processes that hold the rest are known: {{hidden}}"
+        remedy = "find them with nvidia-smi on the node, as root"
+        return Finding.error(NO_ROOM, says, *evidence, remedy=remedy, hidden=hidden, **values)
+    first, others = holders[0], len(holders) - 1
+    about = {"name": first.name, "user": first.user, "job": int(first.job or 0)}
+    known = {name: value for name, value in about.items() if value}
+    says = ", ".join("job {job}" if name == "job" else f"{{{name}}}" for name in known)
+    says = f"no room: process {{pid}} ({says})" if known else "no room: process {pid}"
+    says += f" and {others} more hold" if others else " holds"
+    return Finding.error(
+        NO_ROOM,
+        f"{says} {{held:mib}}; {lacks}",
+        *evidence,
+        remedy="rerun when the memory is free: wait for these processes, or stop them",
+        pid=first.pid,
+        held=sum(one.held or 0 for one in holders),
+        **known,
+        **values,
+    )
+
+
+def without_probes(plan: Plan) -> Plan:
+    """The plan on a node none of whose GPUs has room, with a SKIP for each check that needs one."""
+    about = {result.check for result in plan.concluded} | {planned.check.id for planned in plan.probes}
+    skip = Finding.skip(NOT_BEGUN, "not begun, because no GPU has room")
+    skips = (Result(check.id, skip) for check in plan.checks if check.id not in about)
+    return replace(plan, concluded=(*plan.concluded, *skips))
+
+
+def _evidence(holder: Holder) -> Evidence:
+    about = ", ".join(_about(holder))
+    values: dict[str, Json] = {"pid": holder.pid, "name": holder.name, "held": holder.held, "about": about}
+    says = "process {pid}{name:aside} holds {held:mib}: {about}"
+    return Evidence(EvidenceKind.HOLDER, says, values)
+
+
+def _about(holder: Holder) -> Iterator[str]:
+    if not holder.is_alive:
+        yield "it has ended"
+        return
+    yield f"of {holder.user}" if holder.user else "hidden from this process"
+    if holder.job:
+        yield f"Slurm job {holder.job}"
+    if holder.age_s is not None:
+        yield f"{age(holder.age_s)} old"
+        yield "its parent is alive" if holder.has_parent else "no parent is left but init"
+
+
+def age(seconds: float) -> str:
+    """A duration in its largest unit: ``3.2 h``."""
+    units = (("days", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+    unit, length = next((each for each in units if seconds >= each[1]), units[-1])
+    return f"{seconds / length:.1f} {unit}"
