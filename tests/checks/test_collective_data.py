@@ -98,11 +98,3 @@ def test_node_that_cannot_run_collectives_is_skipped(
         (finding,) = check(each).probes(Context(devices, collectives=stack, tier=Tier.SOAK))
         assert isinstance(finding, Finding)
         assert (finding.status, finding.key, summary(finding)) == (Status.SKIP, key, says)
-
-
-def test_every_control_switches_one_transport_off() -> None:
-    assert [dict(each.env) for each in check("collective-data").workarounds] == [
-        {"NCCL_CUMEM_ENABLE": "0"},
-        {"NCCL_P2P_DISABLE": "1"},
-        {"NCCL_SHM_DISABLE": "1"},
-    ]

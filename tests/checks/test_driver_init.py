@@ -271,11 +271,6 @@ def test_trait_that_one_gpu_does_not_report_is_no_finding() -> None:
     assert equal_gpus(usual={"ECC": "on"}) == []
 
 
-def test_one_gpu_with_less_memory_is_named() -> None:
-    (finding,) = equal_gpus(total_bytes=70 << 30)
-    assert (finding.status, finding.key, finding.values["trait"]) == (Status.WARN, "differs", "memory")
-
-
 def test_peers_of_four_gpus_or_more_are_pictured() -> None:
     devices = [gpu(index) for index in range(4)]
     linked = [replace(device, peers=frozenset({"cuda:0", "cuda:1", "cuda:2"})) for device in devices]

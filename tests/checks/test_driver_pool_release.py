@@ -75,12 +75,6 @@ def test_loop_is_drawn_if_there_was_room_for_one() -> None:
     assert drawn("driver-pool-release", {"allocator": {"room": 40 * MIB}}) == []
 
 
-def test_pool_that_leaks_each_round_is_one_finding_with_its_rate() -> None:
-    (finding,) = pool(trimmed=10 * MIB, destroyed=106 * MIB, growing=LOSES)
-    assert finding.status is Status.FAIL
-    assert "by 2 MiB with each allocation that is freed" in sentences.summary(finding)
-
-
 def test_holders_of_the_memory_are_reported_if_too_little_is_free() -> None:
     holder = {"pid": 4711, "name": "train", "held": 9 << 30, "whose": "not part of this run"}
     (finding,) = pool(room=40 * MIB, holders=[holder])

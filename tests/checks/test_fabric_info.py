@@ -207,12 +207,6 @@ def test_adapters_listed_instead_of_the_stated_fabric_are_reported_and_not_probe
     assert probe.params["stated"] is None
 
 
-def test_stated_adapter_is_probed_if_nothing_else_is_found() -> None:
-    [probe] = planned("verbs", verbs=("mlx5_0",))
-    assert isinstance(probe, Probe)
-    assert probe.params["stated"] == ["verbs", "x.yaml:3", ("mlx5_0",)]
-
-
 @pytest.mark.parametrize("stated", ["tcp", "cxi"])
 def test_tcp_needs_no_adapter(stated: str) -> None:
     keys = [finding.key for finding in planned(stated) if isinstance(finding, Finding)]

@@ -16,7 +16,6 @@ from gpuipc_doctor.model import (
     Launch,
     Program,
     RoleOutcome,
-    StatedFabric,
     Status,
     Tier,
 )
@@ -70,17 +69,6 @@ def test_correct_messages_pass_with_their_times() -> None:
     assert len(finding.measured) == 4
 
 
-def test_messages_without_times_pass() -> None:
-    [finding] = told(one(1) | {"us": None}, one(65536) | {"us": None})
-    assert finding.status is Status.PASS
-    assert sentences.evidence(finding) == ()
-
-
-def test_data_that_ucx_does_not_compare_is_only_called_delivered() -> None:
-    [finding] = told(*(one(size, route="host") for size in SIZES), program="ucx_perftest")
-    assert "delivered" in sentences.summary(finding)
-
-
 @pytest.mark.parametrize(
     ("ended", "key"), [("wrong", "wrong-data"), ("crashed", "crashed"), ("failed", "failed")]
 )
@@ -120,12 +108,6 @@ def test_variables_that_select_the_stated_fabric_are_evidence() -> None:
     sent = one(16, route="host") | {"chosen": {"UCX_TLS": "tcp,sm,self"}}
     [finding] = told(sent, sent, program="ucx_perftest", stated=("tcp", "x.yaml:3"))
     assert sentences.evidence(finding) == ("UCX_TLS=tcp,sm,self, for x.yaml:3 says tcp",)
-
-
-def test_roles_get_the_stated_fabric() -> None:
-    stack = FabricStack(PROGRAMS, stated=StatedFabric("tcp", "x.yaml:3"))
-    probes = [probe for probe in planned(stack) if isinstance(probe, Probe)]
-    assert {tuple(probe.params["stated"]) for probe in probes} == {("tcp", "x.yaml:3")}
 
 
 def planned(fabric: FabricStack, **context: Any) -> list[Probe | Finding]:
@@ -174,15 +156,6 @@ def test_messages_untested_for_lack_of_a_program_are_reported() -> None:
     roles = {role: {"tries": [one(16)], "node": "n1"} for role in ROLES}
     [finding] = conclude("fabric-small-message", roles, (), "libfabric", **probe.params)
     assert any(line.startswith("ucx_perftest was not found") for line in sentences.evidence(finding))
-
-
-def test_a_site_may_choose_the_sizes() -> None:
-    [probe, *_] = [
-        finding
-        for finding in planned(FabricStack(PROGRAMS), options={"sizes": [16]})
-        if isinstance(finding, Probe)
-    ]
-    assert probe.params["sizes"] == [16]
 
 
 def test_rerun_leaves_out_the_message_that_hung() -> None:

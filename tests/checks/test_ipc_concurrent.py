@@ -66,23 +66,6 @@ def able(index: int, *peers: str) -> Device:
     return replace(gpu(index), capabilities=ABLE, peers=frozenset(peers))
 
 
-def test_pairs_with_peer_access_are_probed_and_other_devices_alone() -> None:
-    def subjects(*devices: Device, tier: Tier = Tier.ACCEPTANCE) -> set[str]:
-        return {probe.subject for probe in planned(*devices, tier=tier)}
-
-    near = able(1, "cuda:0")
-    assert subjects(able(0)) == {"cuda:0"}
-    assert subjects(able(0), near) == {"cuda:0 > cuda:1"}
-    assert subjects(able(0), able(1)) == {"cuda:0", "cuda:1"}
-    assert subjects(able(0), near, tier=Tier.SOAK) == {"cuda:0", "cuda:1", "cuda:0 > cuda:1"}
-
-
-def test_descriptors_are_shared_if_the_device_can() -> None:
-    assert {probe.name for probe in planned(able(0))} == {"handles", "descriptors"}
-    legacy = replace(gpu(0), capabilities=ABLE - {"vmm-ipc"})
-    assert {probe.name for probe in planned(legacy)} == {"handles"}
-
-
 @pytest.mark.parametrize(("most_gib", "largest"), [(2.0, 0), (2.1, 2), (4.1, 4)])
 def test_large_segments_are_shared_as_far_as_the_share_of_memory_reaches(
     most_gib: float, largest: int

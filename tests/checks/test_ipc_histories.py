@@ -17,8 +17,6 @@ from gpuipc_doctor.histories.memory_draft import Limits
 from gpuipc_doctor.histories.memory_operations import (
     RARE,
     TYPES,
-    families,
-    harmful,
     unavailable,
     without_room,
 )
@@ -114,16 +112,6 @@ def test_families_are_listed_with_those_skipped_for_lack_of_memory() -> None:
     assert sentences.evidence(finding)[1] == "fewer than 8 times: trim 3"
     says = "omitted because the limit of device memory is only 4 MiB: vmm-ipc, pool-ipc"
     assert sentences.evidence(finding)[-1] == says
-
-
-def test_families_with_shared_operations_are_named_by_their_own_operations() -> None:
-    assert unavailable({"contexts", "legacy-ipc", "vmm-ipc", "pool-ipc"}) == {
-        "create-fabric",
-        "import-fabric",
-    }
-    assert families({"create-fabric": 2, "map": 1, "unmap": 1}) == {"fabric-handles": 2}
-    assert families({"create": 3, "map": 1, "unmap": 1}) == {"vmm-ipc": 3}
-    assert {"create", "create-fabric", "map"} <= harmful({"exports VMM memory"})
 
 
 def test_history_that_fails_again_is_a_failure_with_its_steps() -> None:
@@ -230,20 +218,6 @@ def test_each_tier_has_its_work(
     (planned,) = check("ipc-histories").probes(asked)
     assert isinstance(planned, Probe)
     assert [planned.params[name] for name in ("operations", "seed")] == [5, 9]
-
-
-def test_a_soak_ends_before_the_run_does() -> None:
-    """A soak must end before the run's budget, or its results are lost."""
-    (planned,) = check("ipc-histories").probes(Context((gpu(0),), tier=Tier.SOAK, time_left_s=100.0))
-    assert isinstance(planned, Probe)
-    assert planned.params["time_s"] == 60.0
-
-
-def test_harmful_operations_are_left_out() -> None:
-    context = Context((gpu(0),), harmful=frozenset({"kills an importer"}))
-    (probe,) = check("ipc-histories").probes(context)
-    assert isinstance(probe, Probe)
-    assert probe.params["left_out"] == ["kill"]
 
 
 def test_history_of_more_devices_than_there_are_is_an_error() -> None:

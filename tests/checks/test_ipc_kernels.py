@@ -75,14 +75,6 @@ def test_kernels_that_are_wrong_alone_blame_a_gpu_only_beside_a_right_one(
     assert finding.values.get("device") == blamed
 
 
-def test_every_fault_has_a_sentence_of_its_own(module: ModuleType) -> None:
-    for key in module.FAULTS:
-        records = {"exporter": record(wrong=[[key, "observed"]]), "importer": record()}
-        (finding,) = conclude("ipc-kernels", records, kinds=KINDS)
-        assert (finding.key, finding.status) == (key, Status.FAIL)
-    assert len(set(module.FAULTS.values())) == len(module.FAULTS)
-
-
 def test_every_device_and_ordered_pair_is_probed_by_all_its_kinds() -> None:
     without_pools = CAPABILITIES - {"pool-ipc"}
     devices = tuple(

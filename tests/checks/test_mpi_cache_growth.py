@@ -189,44 +189,38 @@ def test_cache_limited_above_the_number_sent_is_a_warning(
         )
 
 
-@pytest.mark.parametrize("buffers", [1, 16, 128])
-def test_a_cache_that_small_buffers_fill_is_a_warning_with_its_bound(buffers: int) -> None:
-    finding = growth(keeps(buffers), bounded_by="MAX_REGIONS")
+def test_a_cache_that_small_buffers_fill_is_a_warning_with_its_bound() -> None:
+    finding = growth(keeps(16), bounded_by="MAX_REGIONS")
     assert (finding.status, finding.key) == (Status.WARN, "keeps-many")
     assert sentences.summary(finding) == (
-        f"about {buffers} freed buffers are kept on the sender's device (growing), and used memory levels off"
+        "about 16 freed buffers are kept on the sender's device (growing), and used memory levels off"
     )
     replaced, reach = sentences.evidence(finding)
     assert replaced == (
         "192 further buffers of 2 MiB evicted the earlier, larger buffers from MPI's cache; "
         "no address was reused"
     )
-    assert reach == f"{buffers} kept buffers of {139 / buffers:.1f} GiB each would fill this device"
+    assert reach == "16 kept buffers of 8.7 GiB each would fill this device"
     assert "set MAX_REGIONS" in finding.remedy
-    assert growth(keeps(buffers)).remedy == ""
+    assert growth(keeps(16)).remedy == ""
 
 
-def followed_as_planned(
-    cache: Cache, tier: Tier, most_gib: float, devices: tuple[Device, ...] = TWO, leak: int = 0
+def as_planned(
+    probe: str,
+    cache: Cache,
+    tier: Tier,
+    most_gib: float,
+    devices: tuple[Device, ...] = TWO,
+    leak: int = 0,
 ) -> Finding:
-    """The finding for a sender with this cache, when it sends the buffers planned for this memory limit."""
+    """The finding of a probe for a sender with this cache, when it sends what is planned for this memory."""
     stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")))
     context = Context(devices, mpi=stack, tier=tier, memory=MemoryShare(most_gib=most_gib))
-    planned = check("mpi-cache-growth").probes(context)
-    params = next(probe.params for probe in planned if isinstance(probe, Probe) and probe.name == "growing")
+    planned = (one for one in check("mpi-cache-growth").probes(context) if isinstance(one, Probe))
+    params = next(one.params for one in planned if one.name == probe)
     sent = followed(cache, params["sizes"], params["small"], leak)
     received = followed(nothing, params["sizes"], params["small"]) if len(devices) > 1 else sent
     return growth(sent, received, devices, **params)
-
-
-def of_one_size(cache: Cache, tier: Tier, most_gib: float, leak: int = 0) -> Finding:
-    """As `followed_as_planned`, for the probe with buffers of one size, on one device."""
-    stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")))
-    context = Context(ONE, mpi=stack, tier=tier, memory=MemoryShare(most_gib=most_gib))
-    planned = check("mpi-cache-growth").probes(context)
-    params = next(probe.params for probe in planned if isinstance(probe, Probe) and probe.name == "one size")
-    sent = followed(cache, params["sizes"], 0, leak)
-    return growth(sent, sent, ONE, **params)
 
 
 def set_up(*when: int) -> Cache:
@@ -239,32 +233,6 @@ def set_up(*when: int) -> Cache:
         return [8 * MIB] * sum(count >= each for each in when)
 
     return keep
-
-
-@pytest.mark.parametrize(
-    ("cache", "most_gib", "acceptance", "soak"),
-    [
-        (lambda: lost(16), 0.3, Status.WARN, Status.FAIL),
-        (lambda: lost(16, newest(16)), 0.3, Status.WARN, Status.FAIL),
-        (lambda: lost(16, emptied(8)), 0.3, Status.WARN, Status.FAIL),
-        (lambda: lost(32), 2, Status.WARN, Status.FAIL),
-        (lambda: newest(16), 0.3, Status.PASS, Status.PASS),
-        (lambda: newest(40), 0.3, Status.PASS, Status.PASS),
-        (lambda: newest(52), 0.3, Status.PASS, Status.PASS),
-        (lambda: newest(60), 0.3, Status.PASS, Status.PASS),
-        (lambda: emptied(16), 0.3, Status.PASS, Status.PASS),
-        (lambda: in_slots(16), 0.3, Status.PASS, Status.PASS),
-        (lambda: set_up(5), 0.3, Status.PASS, Status.PASS),
-        (lambda: set_up(2, 30, 70), 0.3, Status.PASS, Status.PASS),
-    ],
-)
-def test_loss_of_a_few_buffers_is_distinguished_from_a_cache(
-    cache: Callable[[], Cache], most_gib: float, acceptance: Status, soak: Status
-) -> None:
-    """With 0.3 GiB, 76 buffers are sent, and a library that loses one in 16 loses 4."""
-    for tier, status in ((Tier.ACCEPTANCE, acceptance), (Tier.SOAK, soak)):
-        finding = of_one_size(cache(), tier, most_gib)
-        assert finding.status is status, sentences.summary(finding)
 
 
 @dataclass
@@ -329,96 +297,77 @@ def test_more_buffers_are_sent_if_used_memory_rose_by_a_block(
 
 NO_BOUND = newest(10**6)
 
+Run = tuple[str, Tier, float, tuple[Device, ...]]
+"""Probe, tier, GiB and devices. With 0.3 GiB, 76 buffers of one size are sent: one in 16 are 4."""
+A: Run = ("growing", Tier.ACCEPTANCE, 2, TWO)
+A_SMALL: Run = ("growing", Tier.ACCEPTANCE, 0.3, TWO)
+S: Run = ("growing", Tier.SOAK, 2, TWO)
+S_SMALL: Run = ("growing", Tier.SOAK, 0.3, TWO)
+EQUAL_A: Run = ("one size", Tier.ACCEPTANCE, 0.3, ONE)
+EQUAL_S: Run = ("one size", Tier.SOAK, 0.3, ONE)
 
-@pytest.mark.parametrize(
-    ("cache", "acceptance", "soak", "small_share_in_soak"),
-    [
-        (newest(3), "about 3", "about 3", "about 3"),
-        (newest(16), "about 16", "about 16", "about 16"),
-        (newest(30), "about 30", "about 30", "about 30"),
-        (newest(44), "about 44", "about 44", "used memory may level off at 44"),
-        (newest(50), "about 50", "about 50", "used memory may level off at 50"),
-        (newest(64), "about 64", "about 64", "at least 64"),
-        (newest(100), "about 100", "about 100", "at least 88"),
-        (NO_BOUND, "at least 225", "at least 407", "at least 88"),
-        (emptied(32), "about 32", "about 32", "at least 32"),
-        (emptied(64, left=32), "about 64", "about 64", "at least 64"),
-        (emptied(100), "at least 100", "about 100", "at least 88"),
-        (of_bytes(50 * MIB), "", "about 50 MiB", ""),
-        (of_bytes(100 * MIB), "", "", "about 100 MiB"),
-        (of_bytes(650 * MIB), "", "at least 49", "at least 88"),
-    ],
-)
-def test_bound_is_reported_if_the_cache_has_one_that_was_exceeded(
-    cache: Cache, acceptance: str, soak: str, small_share_in_soak: str
-) -> None:
-    """If no bound can be shown, growth is a FAIL. Without growth, no bound is reported."""
-    runs = ((Tier.ACCEPTANCE, 2, acceptance), (Tier.SOAK, 2, soak), (Tier.SOAK, 0.3, small_share_in_soak))
-    for tier, most_gib, says in runs:
-        finding = followed_as_planned(cache, tier, most_gib)
-        claimed = says.startswith("about")
-        assert (finding.status is Status.WARN) is claimed
-        assert (finding.status is Status.FAIL) is (bool(says) and not claimed)
+RELEASED, LOST, FEW = "PASS memory is released", "FAIL grows by", "WARN grows by"
+
+CACHES: list[tuple[Callable[[], Cache], int, dict[Run, str]]] = [
+    (lambda: newest(2), 0, {A_SMALL: "WARN about 2 freed buffers"}),
+    (lambda: newest(16), 0, dict.fromkeys((A, S, S_SMALL), "WARN about 16 freed buffers")),
+    (lambda: newest(44), 0, {A: "WARN about 44 ", S_SMALL: "FAIL used memory may level off at 44 "}),
+    (lambda: newest(60), 0, dict.fromkeys((EQUAL_A, EQUAL_S), RELEASED)),
+    (lambda: newest(64), 0, {S: "WARN about 64 ", S_SMALL: "FAIL at least 64 "}),
+    (lambda: newest(100), 0, {A: "WARN about 100 ", S_SMALL: "FAIL at least 88 "}),
+    (lambda: NO_BOUND, 0, {A: "FAIL at least 225 ", S: "FAIL at least 407 ", S_SMALL: "FAIL at least 88 "}),
+    (lambda: emptied(16), 0, {EQUAL_A: RELEASED}),
+    (lambda: emptied(64, left=32), 0, {A: "WARN about 64 ", S_SMALL: "FAIL at least 64 "}),
+    (lambda: emptied(100), 0, {A: "FAIL at least 100 ", S: "WARN about 100 "}),
+    (
+        lambda: of_bytes(50 * MIB),
+        0,
+        {A: RELEASED, S: "WARN about 50 MiB ", S_SMALL: "SKIP no buffer was kept"},
+    ),
+    (lambda: of_bytes(100 * MIB), 0, {S: RELEASED, S_SMALL: "WARN about 100 MiB "}),
+    (lambda: of_bytes(650 * MIB), 0, {A: RELEASED, S: "FAIL at least 49 ", S_SMALL: "FAIL at least 88 "}),
+    (lambda: in_slots(16), 0, {A: "WARN about 16 ", EQUAL_A: RELEASED}),
+    (lambda: set_up(2, 30, 70), 0, dict.fromkeys((EQUAL_A, EQUAL_S), RELEASED)),
+    (lambda: lambda sent: [] if len(sent) > 2 else sent, 0, {A: RELEASED}),
+    (lambda: lost(3), 0, {A_SMALL: LOST}),
+    (lambda: lost(16), 0, {A: LOST, S: LOST, EQUAL_A: "WARN rose 4 times in 76 iterations", EQUAL_S: LOST}),
+    (lambda: lost(1, first=30), 0, {A: LOST}),
+    (lambda: lost(16, emptied(16)), 0, {A: LOST, S: LOST}),
+    (lambda: lost(16, emptied(8)), 0, {EQUAL_A: FEW, EQUAL_S: LOST}),
+    (lambda: lost(16, newest(16)), 0, {A: LOST, S: LOST, EQUAL_A: FEW}),
+    (lambda: nothing, 64 * KIB, {S: LOST}),
+    (lambda: newest(16), 16 * KIB, {A: "WARN about 16 freed buffers"}),
+    (lambda: newest(16), 64 * KIB, {A: "WARN grows by 72 KiB with each message", S: LOST}),
+]
+"""A library's cache, the bytes that it also loses with each buffer → run → status and words of the finding.
+
+If no bound can be shown, growth is a FAIL. Without growth, no bound is reported.
+"""
+
+
+@pytest.mark.parametrize(("cache", "leak", "said"), CACHES)
+def test_outcome_of_a_cache(cache: Callable[[], Cache], leak: int, said: dict[Run, str]) -> None:
+    for (probe, tier, most_gib, devices), expected in said.items():
+        finding = as_planned(probe, cache(), tier, most_gib, devices, leak)
+        status, _, words = expected.partition(" ")
         text = " ".join((sentences.summary(finding), *sentences.evidence(finding)))
-        assert f"{says} " in text, text
-
-
-ACCEPTANCE, SOAK = Tier.ACCEPTANCE, Tier.SOAK
-
-
-@pytest.mark.parametrize(
-    ("cache", "leak", "tier", "most_gib", "status", "says"),
-    [
-        (lambda: lost(16), 0, ACCEPTANCE, 2, Status.FAIL, "grows by"),
-        (lambda: lost(16), 0, SOAK, 2, Status.FAIL, "grows by"),
-        (lambda: lost(16), 0, SOAK, 0.3, Status.FAIL, "grows by"),
-        (lambda: lost(3), 0, ACCEPTANCE, 0.3, Status.FAIL, "grows by"),
-        (lambda: lost(2), 0, ACCEPTANCE, 0.3, Status.FAIL, "grows by"),
-        (lambda: lost(1, first=30), 0, ACCEPTANCE, 2, Status.FAIL, "grows by"),
-        (lambda: lost(16, emptied(16)), 0, ACCEPTANCE, 2, Status.FAIL, "grows by"),
-        (lambda: lost(16, emptied(16)), 0, SOAK, 2, Status.FAIL, "grows by"),
-        (lambda: lost(16, newest(16)), 0, ACCEPTANCE, 2, Status.FAIL, "grows by"),
-        (lambda: lost(16, newest(16)), 0, SOAK, 2, Status.FAIL, "grows by"),
-        (lambda: newest(16), 64 * KIB, ACCEPTANCE, 2, Status.WARN, "grows by"),
-        (lambda: newest(16), 64 * KIB, SOAK, 2, Status.FAIL, "grows by"),
-        (lambda: newest(16), 16 * KIB, ACCEPTANCE, 2, Status.WARN, "about 16 freed buffers"),
-        (lambda: nothing, 64 * KIB, SOAK, 2, Status.FAIL, "grows by"),
-        (lambda: in_slots(16), 0, ACCEPTANCE, 2, Status.WARN, "about 16 freed buffers"),
-        (lambda: in_slots(16), 0, SOAK, 0.3, Status.WARN, "about 16 freed buffers"),
-        (lambda: newest(2), 0, ACCEPTANCE, 0.3, Status.WARN, "about 2 freed buffers"),
-        (
-            lambda: lambda sent: [] if len(sent) > 2 else sent,
-            0,
-            ACCEPTANCE,
-            2,
-            Status.PASS,
-            "memory is released",
-        ),
-    ],
-)
-def test_neighbours_of_an_unbounded_cache(
-    cache: Callable[[], Cache], leak: int, tier: Tier, most_gib: float, status: Status, says: str
-) -> None:
-    """Some of the buffers are lost, or a part of each, with and without a cache."""
-    finding = followed_as_planned(cache(), tier, most_gib, leak=leak)
-    assert finding.status is status, sentences.summary(finding)
-    assert says in sentences.summary(finding)
+        assert (finding.status, words in text) == (Status(status), True), (probe, tier, text)
 
 
 @pytest.mark.parametrize("cache", [newest(16), NO_BOUND])
 def test_without_room_for_small_buffers_a_cache_looks_like_a_leak(cache: Cache) -> None:
-    finding = followed_as_planned(cache, Tier.ACCEPTANCE, 0.3, ONE)
+    finding = as_planned("growing", cache, Tier.ACCEPTANCE, 0.3, ONE)
     assert (finding.status, finding.key) == (Status.ERROR, "too-few-to-tell")
     assert sentences.summary(finding) == (
         "cannot tell a cache from a leak after 12 buffers: 12 are kept on the device of both ranks (growing)"
     )
     assert finding.remedy == "raise `memory` in the site config to 1024 MiB of device memory"
     for like_it in (*map(newest, (1, 2, 3, 4, 8)), *map(lost, (3, 2))):
-        assert followed_as_planned(like_it, Tier.ACCEPTANCE, 0.3, ONE).key == "too-few-to-tell"
-    assert followed_as_planned(nothing, Tier.ACCEPTANCE, 0.3, ONE, leak=4 * MIB).key == "too-few-to-tell"
-    assert of_one_size(nothing, Tier.ACCEPTANCE, 0.3, leak=4 * MIB).key == "grows"
-    assert followed_as_planned(newest(16), Tier.ACCEPTANCE, 1, ONE).key == "keeps-many"
-    assert followed_as_planned(NO_BOUND, Tier.ACCEPTANCE, 1, ONE).key == "grows"
+        assert as_planned("growing", like_it, Tier.ACCEPTANCE, 0.3, ONE).key == "too-few-to-tell"
+    assert as_planned("growing", nothing, Tier.ACCEPTANCE, 0.3, ONE, leak=4 * MIB).key == "too-few-to-tell"
+    assert as_planned("one size", nothing, Tier.ACCEPTANCE, 0.3, ONE, leak=4 * MIB).key == "grows"
+    assert as_planned("growing", newest(16), Tier.ACCEPTANCE, 1, ONE).key == "keeps-many"
+    assert as_planned("growing", NO_BOUND, Tier.ACCEPTANCE, 1, ONE).key == "grows"
 
 
 def test_growth_with_time_also_occurs_without_messages() -> None:
@@ -428,16 +377,14 @@ def test_growth_with_time_also_occurs_without_messages() -> None:
     assert growth({**grows, "seconds": 1.0}).status is Status.PASS
 
 
-@pytest.mark.parametrize(("buffers", "decides"), [(96, True), (97, True), (128, False)])
-def test_in_soak_a_bound_must_be_exceeded_twice(buffers: int, decides: bool) -> None:
-    finding = growth(keeps(buffers), decides=decides)
-    passed = not decides or 2 * buffers <= SMALL
-    assert finding.status is (Status.WARN if passed else Status.FAIL)
-    if not passed:
-        assert sentences.evidence(finding)[1] == (
-            f"used memory may level off at {buffers} freed buffers; "
-            "226 iterations did not fill such a cache twice"
-        )
+def test_in_soak_a_bound_must_be_exceeded_twice() -> None:
+    assert growth(keeps(96), decides=True).status is Status.WARN
+    assert growth(keeps(128)).status is Status.WARN
+    finding = growth(keeps(97), decides=True)
+    assert finding.status is Status.FAIL
+    assert sentences.evidence(finding)[1] == (
+        "used memory may level off at 97 freed buffers; 226 iterations did not fill such a cache twice"
+    )
 
 
 def test_bound_is_not_reported_if_addresses_were_reused() -> None:
@@ -478,7 +425,6 @@ def test_loss_that_stopped_is_not_said_to_go_on() -> None:
     ("buffers", "least", "rose"),
     [
         (160, 160, "rose until about iteration 158 of 226"),
-        (192, 192, "rose until about iteration 190 of 226"),
         (210, 210, "still rose after 226 iterations"),
         (256, 225, "still rose after 226 iterations"),
     ],
@@ -486,10 +432,9 @@ def test_loss_that_stopped_is_not_said_to_go_on() -> None:
 def test_cache_that_small_buffers_do_not_fill_is_reported_with_its_least_size(
     buffers: int, least: int, rose: str
 ) -> None:
-    finding = growth(keeps(buffers), bounded_by="MAX_REGIONS")
+    finding = growth(keeps(buffers))
     assert finding.status is Status.FAIL
-    assert sentences.evidence(finding)[1] == (f"used memory {rose}: at least {least} freed buffers are kept")
-    assert "set MAX_REGIONS" in finding.remedy
+    assert sentences.evidence(finding)[1] == f"used memory {rose}: at least {least} freed buffers are kept"
 
 
 def test_leak_that_fills_the_memory_limit_is_not_a_cache() -> None:
@@ -681,21 +626,6 @@ def test_uneven_growth_is_told_with_its_sum() -> None:
     assert "rose by 305 MiB in 33 iterations, but not evenly" in sentences.evidence(found)[0]
 
 
-@pytest.mark.parametrize(
-    ("found", "growth", "says"),
-    [
-        (lambda: followed_as_planned(newest(16), ACCEPTANCE, 2, leak=64 * KIB), "72 KiB", "each of the last"),
-        (lambda: of_one_size(lost(16), ACCEPTANCE, 0.3), "369 KiB", "rose 4 times in 76 iterations"),
-    ],
-)
-def test_slow_growth_is_told_by_small_buffers_or_by_steps(
-    found: Callable[[], Finding], growth: str, says: str
-) -> None:
-    finding = found()
-    assert f"grows by {growth} with each message" in sentences.summary(finding)
-    assert says in sentences.evidence(finding)[0]
-
-
 def test_growth_without_messages_is_subtracted() -> None:
     assert growth(grows_by(MIB, control=MIB)).status is Status.PASS
     assert growth(grows_by(2 * MIB, control=MIB)).status is Status.WARN
@@ -716,14 +646,6 @@ def test_no_growth_proves_nothing_if_no_message_exceeded_the_limit() -> None:
 def test_counter_that_does_not_move_is_an_error() -> None:
     assert growth(memory([0] * 33, moves=False)).status is Status.ERROR
     assert growth(FLAT, memory([0] * 33, moves=False)).status is Status.ERROR
-
-
-def test_number_of_buffers_fits_the_memory_limit() -> None:
-    planned = ((139, 33, 137, 128), (24, 25, 73, 128), (16, 20, 42, 128), (4, 12, 0, 51), (1, 12, 0, 12))
-    for total_gib, large, small, equal in planned:
-        growing, same = plan("mpi-cache-growth", gpu(0, total_bytes=total_gib << 30))
-        assert (len(growing.params["sizes"]), growing.params["small"]) == (large, small)
-        assert (len(same.params["sizes"]), same.params["small"]) == (equal, 0)
 
 
 def test_each_of_two_devices_has_room_for_one_ranks_small_buffers() -> None:

@@ -251,17 +251,6 @@ def test_what_crashes_in_every_launch_leaves_the_other_completions_tested(
     assert {form for _, form in every - made} == untested
 
 
-def test_usual_cases_of_a_call_come_before_its_rare_forms_and_zero_elements() -> None:
-    (probe,) = plan(ID, gpu(0))
-    calls = module().calls
-    rare = (calls.SPLIT, calls.AGAIN, calls.TO_HOST, calls.FLUSH_LOCAL, calls.DYNAMIC, calls.NEGATIVE)
-    turns: dict[str, list[bool]] = {}
-    for case in cases(probe):
-        turns.setdefault(case.call, []).append(case.form in rare or not case.nbytes)
-    assert any(map(any, turns.values()))
-    assert all(turn == sorted(turn) for turn in turns.values())
-
-
 class Bytes:
     """Device memory of the test's own."""
 
@@ -390,11 +379,6 @@ def test_memory_that_a_library_cannot_share_is_tried_last_and_its_wrong_data_is_
     assert in_turn == sorted(in_turn)
     found = judged(rank(), rank([WRONG]), unsupported=list(cannot))
     assert found[0].status is (Status.SKIP if kinds else Status.FAIL)
-
-
-def test_nothing_is_unsupported_in_simulated_memory_without_a_gpu_path() -> None:
-    stack = replace(_stack(), family="openmpi", ucx="1.22.0", has_gpu_path=False)
-    assert not unsupported_calls(stack, "cuda")
 
 
 def _stack() -> Any:

@@ -66,12 +66,6 @@ def test_wrong_data_outweighs_the_time() -> None:
     assert first_touch([500.0] * 5, [1.0] * 5, wrong=["from buffer 1: 1 B wrong"]).status is Status.FAIL
 
 
-def test_only_a_pair_is_timed_if_there_is_one() -> None:
-    probes = plan("mpi-first-touch", gpu(0), gpu(1), gpu(0, "hip"))
-    assert {probe.subject for probe in probes} == {"cuda:0 > cuda:1", "hip:0"}
-    assert all(probe.exclusive for probe in probes)
-
-
 @pytest.mark.parametrize("total_gib", [10, 24, 80, 139])
 def test_buffers_stay_within_the_limit_even_if_none_is_released(total_gib: int) -> None:
     (probe,) = plan("mpi-first-touch", gpu(0, total_bytes=total_gib << 30))

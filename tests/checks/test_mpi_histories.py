@@ -125,11 +125,6 @@ def test_history_that_does_not_fail_again_is_a_warning(stopped: str, says: str) 
     assert results.history_from_json(finding.values["history"]) == SHORT
 
 
-def test_shortest_history_that_does_not_fail_alone_is_replaced_by_the_failing_one() -> None:
-    (finding,) = concluded(search(), again=False)
-    assert finding.status is Status.FAIL
-
-
 PRINTED = replace(WRONG, printed=("Error: failure in cuIpcOpenMemHandle 1",))
 """A disagreement whose rank said why; the last launch's ranks said nothing."""
 

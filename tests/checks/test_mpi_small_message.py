@@ -73,11 +73,6 @@ def test_probe_between_nodes_needs_ranks_on_two_nodes() -> None:
     assert sentences.summary(finding) == "the launcher did not put the ranks on one node: they ran on n1, n2"
 
 
-def test_a_site_may_choose_the_sizes() -> None:
-    (probe,) = plan("mpi-small-message", *ONE, options={"sizes": [256, 16]})
-    assert probe.params["sizes"] == [16, 256]
-
-
 def test_first_device_of_each_backend_sends_to_another_node_on_request() -> None:
     across = Launch(("srun", "-N2", "-n{ranks}"), nodes=2)
     planned = plan("mpi-small-message", *TWO, gpu(0, "hip"), across=across)
@@ -170,11 +165,6 @@ def test_size_much_slower_than_both_neighbours_is_a_finding(us: float, status: S
 
 def test_step_in_latency_passes() -> None:
     assert statuses(small_message(medians={0: 1.0, 8: 1.1, 16: 150.0, 64: 151.0, 256: 152.0})) == GOOD
-
-
-def test_pair_is_probed_once_from_its_first_device() -> None:
-    planned = [[device.label for device in probe.devices] for probe in plan("mpi-small-message", *TWO)]
-    assert planned == [["cuda:0"], ["cuda:1"], ["cuda:0", "cuda:1"]]
 
 
 @pytest.mark.parametrize(

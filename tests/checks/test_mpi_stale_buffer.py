@@ -65,12 +65,6 @@ def test_one_device_and_one_pair_of_each_backend_are_probed() -> None:
     assert len(probes) == 4
 
 
-def test_every_size_follows_every_size() -> None:
-    module = loader.module(loader.built_in_dir() / "mpi_stale_buffer.py")
-    followed = set(zip(module.ROUNDS, module.ROUNDS[1:], strict=False))
-    assert followed >= {(size, other) for size in module.SIZES for other in module.SIZES}
-
-
 def test_address_is_reused_if_any_part_of_it_is() -> None:
     overlaps = loader.module(loader.built_in_dir() / "mpi_stale_buffer.py").overlaps
     past = [(1000, 100)]
