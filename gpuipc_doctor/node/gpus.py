@@ -94,10 +94,15 @@ class JobGpus:
         if not self.listed:
             return tuple(found), ()
         missing = {(gpu.backend, gpu.pci): gpu for gpu in self.chosen}
-        devices = tuple(
-            replace(device, index=gpu.index)
+        numbered = {
+            device: replace(device, index=gpu.index)
             for device in found
             if (gpu := missing.pop((device.backend, device.pci), None))
+        }
+        labels = {device.label: gpu.label for device, gpu in numbered.items()}
+        devices = tuple(
+            replace(gpu, peers=frozenset(labels[label] for label in gpu.peers & labels.keys()))
+            for gpu in numbered.values()
         )
         return devices, tuple(f"{gpu.backend}:{gpu.index} ({gpu.pci})" for gpu in missing.values())
 

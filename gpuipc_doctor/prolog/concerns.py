@@ -125,7 +125,11 @@ def passed(report: Report) -> str:
     if lacking and not any(r.devices and r.finding.status is Status.PASS for r in report.results):
         return f"SKIP on {where}: {sentences.summary(lacking[0], brief=True)}"
     warned = f", {totals[Status.WARN]} WARN" if totals[Status.WARN] else ""
-    return f"PASS {counted(totals[Status.PASS], 'check')}{warned} on {where}, {report.elapsed_s:.1f} s"
+    line = f"PASS {counted(totals[Status.PASS], 'check')}{warned} on {where}, {report.elapsed_s:.1f} s"
+    worst, *_ = [*digest.grouped(report.results), None]
+    if worst and worst[0].finding.status is Status.WARN:
+        line += f"; WARN {worst[0].check}: {sentences.summary(worst[0].finding, brief=True)}"
+    return line
 
 
 def _kind(results: Sequence[Result]) -> Kind | None:

@@ -44,6 +44,10 @@ ON_GPUS = CheckInfo(surveys.DRIVERS, "the job's GPUs are found", Tier.PROLOG)
 """The survey to which findings on the GPUs belong, even if no driver was queried."""
 
 
+_JobGpus = tuple[tuple[Device, ...], tuple[Fact, ...], tuple[str, ...], Traits]
+_NOTHING: _JobGpus = ((), (), (), {})
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """The devices to test, the facts from drivers and libraries, and this node's config."""
@@ -94,8 +98,12 @@ class Discovery:
         lost = [gpu.pci for gpu in job.chosen if is_off_bus(bus / gpu.pci)]
         self._tell(*off_bus(lost))
         job = replace(job, chosen=tuple(gpu for gpu in job.chosen if gpu.pci not in lost))
-        devices, facts, missing = self._number_job_gpus(job) if job.chosen or not lost else ((), (), ())
         site = self._settle_config(gpus_of(job.of_node, self.node.root))
+        expected = site.node.gpus
+        asks_links = bool(expected.nvlinks or expected.peers != 0)
+        numbered = self._number_job_gpus(job, asks_links=asks_links) if job.chosen or not lost else _NOTHING
+        devices, facts, missing, traits = numbered
+        self._tell(*site_expectations.of_job(expected, job, devices, traits))
         if job.unknown:
             ids = ", ".join(job.unknown)
             says = "this node has no GPU {ids}; it lists {known}"
@@ -141,19 +149,22 @@ class Discovery:
             self.surveys.log.required = site.required
         return site
 
-    def _number_job_gpus(self, job: JobGpus) -> tuple[tuple[Device, ...], tuple[Fact, ...], tuple[str, ...]]:
-        """(GPUs of a job, facts from their driver if it was queried, GPUs that the driver does not list).
+    def _number_job_gpus(self, job: JobGpus, *, asks_links: bool) -> _JobGpus:
+        """(GPUs of a job, facts from their driver if it was queried, GPUs that the driver does not list,
+        traits of the GPUs).
 
         If the kernel identifies the GPUs and the checks will open them anyway, no driver is queried, since
-        each initialisation takes time.
+        each initialisation takes time; with ``asks_links`` it is, because the kernel does not list links.
         """
-        if job.is_identified and self.planner.opens_devices:
-            return job.devices, (), ()
+        if job.is_identified and self.planner.opens_devices and not asks_links:
+            return job.devices, (), (), {}
         if job.unknown and not job.chosen:
-            return (), (), ()
-        found, facts, _, _ = self._ask_drivers(job.backends or self.planner.request.backends)
+            return _NOTHING
+        found, facts, _, traits = self._ask_drivers(job.backends or self.planner.request.backends)
         devices, missing = job.numbered(found)
-        return devices, facts, missing if found else ()  # otherwise the driver has given the reason
+        labels = {device.identity: device.label for device in devices}
+        traits = {labels.get(device.identity, ""): traits.get(device.label, {}) for device in found}
+        return devices, facts, missing if found else (), traits  # otherwise the driver has given the reason
 
     def _plan_inventory(self) -> tuple[PlannedProbe, ...]:
         """Query drivers and libraries for inventory facts; the findings are not reported."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gpuipc_doctor.api.equal_gpus import CHECK_LINKS, LINKS, Traits
@@ -21,6 +22,7 @@ from gpuipc_doctor.model import (
     Unexpected,
 )
 from gpuipc_doctor.node import fabric_devices
+from gpuipc_doctor.node.gpus import JobGpus
 from gpuipc_doctor.site.config import ExpectedGpus, ExpectedValues, NodeGpus, NodeType, SiteConfig
 from gpuipc_doctor.supervise.start import hides_gpus
 from gpuipc_doctor.versions import Verdict
@@ -31,7 +33,19 @@ def of_gpus(
 ) -> Iterator[Finding]:
     """Findings on the GPUs that the drivers list; GPUs that the environment hides do not count as missing."""
     fitting = [device for device in devices if expected.are(device.name)]
+    others = [device for device in devices if not expected.are(device.name)]
     values = {"expected": expected.count, "model": expected.model or "GPU", "where": expected.where}
+    if not fitting and others and len(others) >= expected.count > 0:  # none is lost
+        yield Finding.of(
+            expected.otherwise or Status.FAIL,
+            "other-model",
+            "found {others} and no {model}; {where} expects {expected} × {model}",
+            remedy=f"correct {expected.where}, or check whether the hardware was changed",
+            others=_counted(others),
+            found=0,
+            **values,
+        )
+        return
     if len(fitting) < expected.count and not hides_gpus(environment):
         yield Finding.of(
             expected.otherwise or Status.FAIL,
@@ -51,7 +65,6 @@ def of_gpus(
             found=len(fitting),
             **values,
         )
-    others = [device for device in devices if not expected.are(device.name)]
     if others and not (expected.count and len(fitting) < expected.count):
         yield Finding.of(
             expected.otherwise or Status.WARN,
@@ -75,10 +88,10 @@ def of_links(
         yield Finding.of(
             status,
             "no-peer-access",
-            "{lacking} of {pairs} pairs of GPUs have no peer access; {where} expects it between all",
+            "{missing} of {pairs} pairs of GPUs have no peer access; {where} expects it between all",
             *(f"{label} to {', '.join(sorted(others))}" for label, others in lacking.items() if others),
             remedy=f"{CHECK_LINKS}; in a container, check /dev/shm and which GPUs it was given",
-            lacking=sum(map(len, lacking.values())),
+            missing=sum(map(len, lacking.values())),
             pairs=len(labels) * (len(labels) - 1),
             where=expected.where,
         )
@@ -96,6 +109,26 @@ def of_links(
             )
     if expected.nvlinks:
         yield from _of_nvlinks(expected, fitting, traits, status)
+
+
+def of_job(
+    expected: ExpectedGpus, job: JobGpus, devices: Sequence[Device], traits: Traits
+) -> Iterator[Finding]:
+    """Findings on the GPUs before a job; ``devices``: the job's, ``traits``: if their driver was asked.
+
+    Too few are reported by the prolog itself (`SiteConfig.gpus_before_job`), unless they are only a WARN.
+    """
+    are_named = all(gpu.name for gpu in job.listed)
+    listed, of_listed = (job.of_node, expected) if are_named else (devices, replace(expected, count=0))
+    for finding in of_gpus(of_listed, listed, {}):
+        if finding.key != "fewer-than-expected" or finding.status is Status.WARN:
+            yield finding
+    others, peers = len(job.listed) - 1, expected.peers
+    if peers is not None and peers >= others:
+        peers = None
+    elif peers and len(devices) <= others:
+        peers = 0  # a job's GPUs may be those that do not reach each other
+    yield from of_links(replace(expected, peers=peers), devices, traits, {})
 
 
 def _of_nvlinks(
@@ -165,7 +198,7 @@ def check_backend_gpus(
     if not devices:  # the driver's own check reports that
         return
     for finding in of_gpus(expected, devices, environment):
-        if finding.key != "fewer-than-expected":
+        if finding.key == "more-than-expected" or "found" not in finding.values:
             continue
         if expected.model and finding.values["found"]:
             yield finding

@@ -277,8 +277,9 @@ class SiteConfig:
 
     @property
     def gpus_before_job(self) -> int:
-        """The number of GPUs that the prolog expects; 0 if not set."""
-        return self.prolog.gpus or self.node.gpus.count
+        """The number of GPUs without which the prolog says that one is missing; 0 if not set."""
+        expected = self.node.gpus
+        return self.prolog.gpus or (0 if expected.otherwise is Status.WARN else expected.count)
 
     def types_of(self, host: str, node: NodeGpus) -> Sequence[NodeType]:
         """The node's possible types, sorted by the number of GPUs that the node would then lack.

@@ -333,3 +333,53 @@ def test_pass_with_a_missing_gpu_is_not_remembered(site: Site) -> None:
     assert "ago" in site.prolog(*AMPLE, gpus="0,1")[1]
     code, line, _ = site.prolog(*AMPLE, gpus="2")
     assert (code, "FAIL GPU 2 of the job is missing: the kernel lists 2 GPUs (0, 1)" in line) == (12, True)
+
+
+LINKS = """\
+description: The last of four GPUs has 17 of 18 links.
+extends: healthy-cuda
+devices:
+  - {backend: cuda, name: NVIDIA H200, memory: 139 GiB, count: 3, nvml: {links: 18}}
+  - {backend: cuda, name: NVIDIA H200, memory: 139 GiB, nvml: {links: 17}}
+"""
+TOO_FEW = "cuda:3 has 17; site.yaml:1 expects 18 active NVLinks"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("expected", "of_job", "code", "says"),
+    [
+        ({"model": "H200", "count": 4, "peers": "all", "nvlinks": 18, "else": "fail"}, "", 12, TOO_FEW),
+        ({"nvlinks": 18, "peers": "all", "else": "fail"}, "2,3", 12, TOO_FEW),
+        ({"nvlinks": 18, "peers": "all", "else": "fail"}, "1,2", 0, "PASS"),
+        ({"nvlinks": 18, "else": "warn"}, "2,3", 0, "WARN driver-init: cuda:3 has 17"),
+        ({"nvlinks": 17, "peers": 3, "else": "fail"}, "3", 0, "PASS"),
+        ({"model": "H100", "count": 4, "else": "fail"}, "", 12, "found 4 × NVIDIA H200 and no H100"),
+        ({"model": "H100"}, "0", 0, "WARN driver-init: found 4 × NVIDIA H200"),
+        full({"model": "H200", "count": 3, "else": "fail"}, "0", 12, "found 4 × H200; site.yaml:1 expects 3"),
+        full({"count": 5, "else": "warn"}, "0", 0, "WARN driver-init: found 4 × GPU"),
+        full({"count": 5}, "0", 12, "the kernel lists 4 GPUs; the site config says 5"),
+        full({"model": "H200", "count": 4}, "0", 0, "PASS 2 checks"),
+    ],
+)
+def test_site_expectations_of_gpus_hold_before_a_job(
+    site: Site, expected: dict[str, object], of_job: str, code: int, says: str
+) -> None:
+    site.config.with_name("links.yaml").write_text(LINKS)
+    site.write("./links.yaml", gpus=expected)
+    exit_code, line, said = site.prolog(*AMPLE, gpus=of_job)
+    assert says in line
+    assert (exit_code, said) == (code, "")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("peers", "of_job", "code"), [("all", "", 12), (1, "", 12), full("all", "0", 0), full(1, "0", 0)]
+)
+def test_peer_access_that_a_site_expects_is_asked_before_a_job(
+    site: Site, peers: object, of_job: str, code: int
+) -> None:
+    site.write("no-peer-access", gpus={"peers": peers, "else": "fail"})
+    exit_code, line, _ = site.prolog(*AMPLE, gpus=of_job)
+    assert ("have no peer access" in line or "have peer access to fewer than 1" in line) == bool(code)
+    assert exit_code == code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,8 @@ def test_devices_of_the_driver_are_numbered_as_on_the_whole_node(amd: Path) -> N
         Device("hip", 0, "GPU-a", "0001:0b:00.0", "MI300A", 1),
         Device("hip", 1, "", "0009:01:00.0", "", 1),
     ]
-    devices, missing = job.numbered(found)
+    devices, missing = job.numbered([replace(found[0], peers=frozenset({"hip:0", "hip:1"})), found[1]])
+    assert devices[0].peers == {"hip:10"}
     assert [device.label for device in devices] == ["hip:10"]  # and the foreign one is left out
     assert missing == ("hip:2 (0001:03:00.0)",)
 

@@ -41,6 +41,13 @@ A100, H100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100"
         ("A100", 4, [A100, A100], ["fewer-than-expected: found 2 × A100; x.yaml:1 expects 4"]),
         ("", 4, [], ["fewer-than-expected: found 0 × GPU; x.yaml:1 expects 4"]),
         ("A100", 2, [A100, H100], ["fewer-than-expected: found 1 × A100; x.yaml:1 expects 2"]),
+        ("A100", 3, [H100, H100], ["fewer-than-expected: found 0 × A100; x.yaml:1 expects 3"]),
+        (  # none is lost
+            "A100",
+            2,
+            [H100, H100, H100],
+            ["other-model: found 3 × NVIDIA H100 and no A100; x.yaml:1 expects 2 × A100"],
+        ),
         ("A100", 1, [A100, A100], ["more-than-expected: found 2 × A100; x.yaml:1 expects 1"]),
         ("A100", 1, [A100, H100], ["other-model: found 1 × NVIDIA H100; x.yaml:1 expects A100"]),
         ("A100", 0, [H100], ["other-model: found 1 × NVIDIA H100; x.yaml:1 expects A100"]),
