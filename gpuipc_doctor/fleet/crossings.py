@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from gpuipc_doctor.grouping import by_key
+
 Pair = tuple[str, str]
 
 
@@ -100,10 +102,7 @@ class Crossings:
     @cached_property
     def below(self) -> dict[str, list[str]]:
         """Switch → its nodes."""
-        below: dict[str, list[str]] = {}
-        for node, switch in self.switches.items():
-            below.setdefault(switch, []).append(node)
-        return below
+        return by_key((switch, node) for node, switch in self.switches.items())
 
     def failed_partners(self, switch: str, considered: Collection[str]) -> dict[str, set[str]]:
         """Node below ``switch`` → the ``considered`` nodes below other switches with which it failed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from gpuipc_doctor.fleet.fold import (
     Problem,
 )
 from gpuipc_doctor.fleet.summary import MatchedIssue, State
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.present import blocks, markdown, terminal
 from gpuipc_doctor.present.blocks import (
@@ -246,9 +247,7 @@ def _skipped(fleet: Fleet, most: int) -> Section:
 
 def skipped_together(fleet: Fleet) -> Iterator[tuple[str, str, str]]:
     """(checks, nodes that skipped them, reason), by number of nodes."""
-    together: dict[tuple[tuple[str, ...], str], list[str]] = defaultdict(list)
-    for skip in fleet.skipped:
-        together[skip.nodes, skip.says].append(skip.check)
+    together = by_key(((skip.nodes, skip.says), skip.check) for skip in fleet.skipped)
     for (nodes, says), checks in together.items():
         everywhere = len(nodes) == len(fleet.answered) > 1
         yield ", ".join(checks), f"all {len(nodes)}" if everywhere else fleet.folder.brief(nodes), says

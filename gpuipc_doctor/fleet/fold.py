@@ -12,6 +12,7 @@ from statistics import median
 
 from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
 from gpuipc_doctor.fleet.summary import Figure, FindingSummary, MatchedIssue, NodeReport, State
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Exit, Relation, Status
 
 OF_A_NODE = frozenset({"hostname", "gpu-uuid", "boot-id"})
@@ -225,9 +226,7 @@ def fold(reports: Iterable[NodeReport]) -> Fleet:
 
 
 def _groups(reports: Iterable[NodeReport]) -> Iterator[Group]:
-    alike: dict[object, list[NodeReport]] = defaultdict(list)
-    for report in reports:
-        alike[report.likeness].append(report)
+    alike = by_key((report.likeness, report) for report in reports)
     for group in alike.values():
         first = group[0]
         yield Group(tuple(report.node for report in group), first.state, first.status, first.checks)
@@ -272,10 +271,9 @@ def _causes(places: Iterable[tuple[NodeReport, FindingSummary]]) -> Iterator[Iss
 
 def silences(reports: Iterable[NodeReport]) -> Iterator[MissingReports]:
     """Nodes without a report, grouped by state and cause, the largest group first."""
-    silent: dict[tuple[State, str], list[NodeReport]] = defaultdict(list)
-    for report in reports:
-        if report.state is not State.REPORTED:
-            silent[report.state, _cause(report)].append(report)
+    silent = by_key(
+        ((report.state, _cause(report)), report) for report in reports if report.state is not State.REPORTED
+    )
     for (state, _), those in sorted(silent.items(), key=lambda item: -len(item[1])):
         nodes = tuple(report.node for report in those)
         yield MissingReports(state, those[0].reason, nodes, REMEDIES[state].format(node=nodes[0]))
@@ -311,9 +309,7 @@ MATTERS = (
 
 def _held(values: Iterable[tuple[str, str]]) -> tuple[FactValue, ...]:
     """Values and the nodes that have them, most common first."""
-    nodes: dict[str, list[str]] = defaultdict(list)
-    for node, value in values:
-        nodes[value].append(node)
+    nodes = by_key((value, node) for node, value in values)
     commonest = sorted(nodes.items(), key=lambda item: (-len(item[1]), item[0]))
     return tuple(FactValue(value, tuple(those)) for value, those in commonest)
 

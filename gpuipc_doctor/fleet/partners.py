@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from gpuipc_doctor.fleet.crossings import Outcome, Pair, Run, Topology
 from gpuipc_doctor.fleet.switches import Cut, Switches, judge_switches, pairs_to_try
+from gpuipc_doctor.grouping import by_key
 
 MAX_ROUNDS = 8
 
@@ -147,10 +148,7 @@ def _with_proven(
     used."""
     uses = {node: record.uses[node] for node in nodes if node in record.proven}
     idle = _LeastUsed(uses)
-    beside: dict[str, list[str]] = defaultdict(list)
-    for node in uses:
-        if switch := topology.get(node):
-            beside[switch].append(node)
+    beside = by_key((switch, node) for node in uses if (switch := topology.get(node)))
     pairs = []
     for node in open_nodes:
         near = beside.get(topology.get(node, ""), [])

@@ -6,11 +6,11 @@ import enum
 import math
 import re
 import subprocess
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuipc_doctor.files import foreign
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.site import hosts
 
 PATIENCE_S = 60.0
@@ -131,9 +131,7 @@ def leaves(nodes: Sequence[str], topology: str) -> dict[str, str]:
 def ordered(nodes: Sequence[str], topology: str) -> list[str]:
     """Nodes in pairs below the same switch; then nodes left over; then nodes outside the topology."""
     switches = _switches(topology)
-    below: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for node in nodes:
-        below[switches.get(node, ())].append(node)
+    below = by_key((switches.get(node, ()), node) for node in nodes)
     unknown = below.pop((), [])
     even, left = [], []
     for _, those in sorted(below.items()):
@@ -145,11 +143,12 @@ def ordered(nodes: Sequence[str], topology: str) -> list[str]:
 
 def _switches(topology: str) -> Mapping[str, tuple[int, ...]]:
     """Node → the switches above it, highest first, as line numbers of the topology."""
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for place, line in enumerate(topology.splitlines()):
-        if (said := _LINE.match(line)) and said["nodes"] != "(null)":
-            for node in _expanded(said["nodes"]):
-                found[node].append((-int(said["level"] or 0), place))
+    found = by_key(
+        (node, (-int(said["level"] or 0), place))
+        for place, line in enumerate(topology.splitlines())
+        if (said := _LINE.match(line)) and said["nodes"] != "(null)"
+        for node in _expanded(said["nodes"])
+    )
     return {node: tuple(place for _, place in sorted(above)) for node, above in found.items()}
 
 

@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 
 import msgspec  # noqa: TID253 - who imports a module of the fleet reads node reports
 
-from gpuipc_doctor.model import Relation, Report, Result, Status
+from gpuipc_doctor.grouping import by_key
+from gpuipc_doctor.model import Relation, Report, Status
 from gpuipc_doctor.present.text import fold_subjects
 from gpuipc_doctor.report import digest, sentences
 
@@ -191,10 +192,11 @@ def _state(report: Report) -> tuple[State, str]:
 
 
 def _told(report: Report) -> Iterator[FindingSummary]:
-    groups: dict[tuple[str, tuple[str, ...]], list[Result]] = {}
-    for result in report.results:
-        if result.finding.status is not Status.PASS:
-            groups.setdefault((result.check, result.finding.identity), []).append(result)
+    groups = by_key(
+        ((result.check, result.finding.identity), result)
+        for result in report.results
+        if result.finding.status is not Status.PASS
+    )
     for (check, identity), results in groups.items():
         finding = results[0].finding
         yield FindingSummary(

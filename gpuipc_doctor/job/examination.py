@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from gpuipc_doctor.collective.call import Call
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.job import loaded, shared_memory
 from gpuipc_doctor.job.activity import activity
 from gpuipc_doctor.job.document import JobReport, Process, Rank, Snapshot
@@ -85,10 +86,9 @@ def _ended(
 
     Such a rank has no process with MPI although other ranks are past MPI_Init, which needs every rank.
     """
-    left: dict[int, list[str]] = {}
-    for process in snapshot.processes:
-        if process.rank is not None:
-            left.setdefault(process.rank, []).append(process.program)
+    left = by_key(
+        (process.rank, process.program) for process in snapshot.processes if process.rank is not None
+    )
     is_past_init = any(
         activities[rank].kind.waits_for_ranks and activities[rank].kind is not Kind.STARTS and process.has_mpi
         for rank, process in ranks.items()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.selection import NoSuchJob
 from gpuipc_doctor.model import Node
@@ -95,10 +96,7 @@ def _index(process: Process) -> int | None:
 
 def holders(gpus: Sequence[GpuUse]) -> dict[int, tuple[str, ...]]:
     """Pid → the GPUs on which the process has memory, numbered as by `nvidia-smi` and `rocm-smi`."""
-    held: dict[int, list[str]] = {}
-    for gpu in gpus:
-        for process in gpu.processes or ():
-            held.setdefault(process.pid, []).append(gpu.label)
+    held = by_key((process.pid, gpu.label) for gpu in gpus for process in gpu.processes or ())
     return {pid: tuple(labels) for pid, labels in held.items()}
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import groupby
 
 from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.job.document import (
     GROWTH,
     Cause,
@@ -159,9 +160,7 @@ def _doing(report: JobReport) -> str:
 
 def _calls(report: JobReport) -> str:
     """Each call and the ranks in it; the call with the fewest ranks comes first."""
-    found: dict[str, list[int]] = {}
-    for rank in report.ranks:
-        found.setdefault(rank.operation, []).append(rank.rank)
+    found = by_key((rank.operation, rank.rank) for rank in report.ranks)
     ordered = sorted(found, key=lambda call: len(found[call]))
     return ", ".join(f"{_ranks(found[call])} in {call}" for call in ordered)
 
@@ -382,10 +381,7 @@ def fold(paths: Mapping[int, Sequence[str]]) -> list[Branch]:
 
 
 def _branches(ranks: Iterable[int], paths: Mapping[int, tuple[str, ...]], depth: int) -> list[Branch]:
-    groups: dict[str, list[int]] = {}
-    for rank in ranks:
-        if len(paths[rank]) > depth:
-            groups.setdefault(paths[rank][depth], []).append(rank)
+    groups = by_key((paths[rank][depth], rank) for rank in ranks if len(paths[rank]) > depth)
     branches = [_branch(group, paths, depth) for group in groups.values()]
     return sorted(branches, key=lambda branch: (-len(branch.ranks), branch.ranks))
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.job.document import GROWTH, Difference, JobReport, Rank
 from gpuipc_doctor.job.gpu_waits import Evidence
 from gpuipc_doctor.job.verdict import judge, with_growth
@@ -80,9 +81,7 @@ def differences(ranks: Sequence[Rank]) -> Iterator[Difference]:
     for kind in ("settings", "versions"):
         each = {rank.rank: getattr(rank, kind) for rank in ranks if "environ" not in rank.refused}
         for name in sorted({name for values in each.values() for name in values}):
-            found: dict[str, list[int]] = {}
-            for number, values in each.items():
-                found.setdefault(values.get(name, ""), []).append(number)
+            found = by_key((values.get(name, ""), number) for number, values in each.items())
             # Every rank may have a value of its own, such as the network interface next to its GPU.
             is_own = "" not in found and len(found) == len(each) > 2
             if len(found) > 1 and (name in BINDING or not is_own):

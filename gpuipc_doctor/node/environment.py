@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuipc_doctor.files import reading
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Effect, Fact, Setting
 from gpuipc_doctor.node.variables import Form, Variable
 
@@ -72,10 +73,7 @@ def judge(
     found: Mapping[str, SetVariable], variables: Mapping[str, Variable], inventory: Iterable[Fact]
 ) -> Iterator[Setting]:
     """The effect of each variable that is set and known, and of each probable misspelling."""
-    versions: dict[str, list[str]] = {}
-    for fact in inventory:
-        if fact.value is not None:
-            versions.setdefault(fact.name, []).append(fact.value)
+    versions = by_key((fact.name, fact.value) for fact in inventory if fact.value is not None)
     for name in sorted(found):
         one, variable = found[name], variables.get(name)
         here = variable and any(library in versions for library in variable.libraries)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Fact, Setting
 from gpuipc_doctor.present import terminal
 from gpuipc_doctor.present.terminal import COLUMNS
@@ -18,10 +19,7 @@ def page(facts: Iterable[Fact], settings: Iterable[Setting]) -> str:
     """Facts, environment variables, then facts not found and where they were searched."""
     shown = [fact for fact in facts if not fact.name.startswith("env:")]
     found = [(fact.name, fact.value, fact.source) for fact in shown if fact.value is not None]
-    sought: dict[str, list[str]] = {}
-    for fact in shown:
-        if fact.value is None:
-            sought.setdefault(fact.source, []).append(fact.name)
+    sought = by_key((fact.source, fact.name) for fact in shown if fact.value is None)
     missing = [(", ".join(names), source) for source, names in sought.items()]
     blocks = [_table(found, ("name", "value", "source"))]
     if lines := [line for setting in settings for line in _setting(setting)]:

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Finding, Result, Status
 from gpuipc_doctor.report import digest
 
@@ -59,10 +60,7 @@ Place = tuple[str, Subject]
 
 
 def _cells(results: Sequence[Result]) -> dict[Place, list[Result]]:
-    cells: dict[Place, list[Result]] = {}
-    for result in results:
-        cells.setdefault((result.check, result.devices), []).append(result)
-    return cells
+    return by_key(((result.check, result.devices), result) for result in results)
 
 
 def _verdict(place: Place, before: Sequence[Result], after: Sequence[Result]) -> CheckChange:

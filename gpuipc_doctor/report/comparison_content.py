@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Device, Relation, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
@@ -183,9 +184,10 @@ def statuses(*sides: Status | Relation | None) -> Iterator[str]:
 
 def _speeds(speeds: Sequence[Speed]) -> Iterator[tuple[str, ...]]:
     """For each quantity of a check, the row of the subject that changed most; largest change first."""
-    groups: dict[tuple[str, str], list[Speed]] = {}
-    for speed in sorted(speeds, key=_change, reverse=True):
-        groups.setdefault((speed.quantity.name, speed.quantity.check), []).append(speed)
+    groups = by_key(
+        ((speed.quantity.name, speed.quantity.check), speed)
+        for speed in sorted(speeds, key=_change, reverse=True)
+    )
     for (name, check), group in groups.items():
         first = group[0]
         where = fold_subjects(speed.quantity.subject for speed in group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Fact
 
 
@@ -27,8 +28,4 @@ def changes(before: Iterable[Fact], after: Iterable[Fact]) -> Iterator[Change]:
 
 
 def _values(facts: Iterable[Fact]) -> dict[str, list[str]]:
-    values: dict[str, list[str]] = {}
-    for fact in facts:
-        if fact.value is not None:
-            values.setdefault(fact.name, []).append(fact.value)
-    return values
+    return by_key((fact.name, fact.value) for fact in facts if fact.value is not None)

@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.log_lines import most_telling
 from gpuipc_doctor.model import EvidenceKind, Report, Result, RoleOutcome, Status
 from gpuipc_doctor.present import markdown, terminal
@@ -206,9 +207,7 @@ def _matrix(report: Report) -> Iterator[Grid]:
     devices = device_columns(checks, dict.fromkeys(labels))
     others = tuple(column for column in other_columns(checks) if set(column.cells) != {EMPTY})
     pairs = pair_columns(checks)
-    alike: dict[tuple[str, tuple[Cell, ...]], list[str]] = {}
-    for column in devices:
-        alike.setdefault((device_key(column.title)[0], column.cells), []).append(column.title)
+    alike = by_key(((device_key(column.title)[0], column.cells), column.title) for column in devices)
     folded = (Column(fold_devices(titles), cells) for (_, cells), titles in alike.items())
     yield Grid("check", tuple(checks), (*devices, *pairs, *others), (*folded, *pairs, *others))
 
@@ -254,10 +253,7 @@ def _cell(results: Iterable[Result]) -> Cell:
 
 def _pairs_cell(results: Sequence[Result]) -> Cell:
     """The cell for pairs: ``12/12`` if all pass, else the number with the worst status (``FAIL 2/12``)."""
-    pairs: dict[tuple[str, ...], list[Result]] = {}
-    for result in results:
-        if len(result.devices) == 2:
-            pairs.setdefault(result.devices, []).append(result)
+    pairs = by_key((result.devices, result) for result in results if len(result.devices) == 2)
     statuses = Counter(status for status in map(digest.worst, pairs.values()) if status)
     if not statuses:
         return EMPTY

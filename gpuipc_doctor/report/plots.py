@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Report, Result, Series
 from gpuipc_doctor.present.text import sanitise
 from gpuipc_doctor.report import sentences
@@ -48,10 +49,11 @@ class Picture:
 
 def pictures(report: Report) -> Iterator[Picture]:
     """A picture for each check and subject with a recorded series."""
-    groups: dict[tuple[str, str], list[tuple[Result, Series]]] = {}
-    for result in report.results:
-        for series in result.series:
-            groups.setdefault((result.check, result.subject), []).append((result, series))
+    groups = by_key(
+        ((result.check, result.subject), (result, series))
+        for result in report.results
+        for series in result.series
+    )
     for (check, subject), drawn in groups.items():
         title = f"{check} on {subject}" + (" · SIMULATED" if report.simulated else "")
         name = f"{check}-{subject}".replace(":", "").replace(" > ", "-")

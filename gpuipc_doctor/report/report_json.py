@@ -12,6 +12,7 @@ import json
 import re
 from typing import Any
 
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Report, Result, Status, Subject
 from gpuipc_doctor.report import acceptance, digest, documents, exits
 from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
@@ -48,9 +49,7 @@ def dumps(report: Report, *, exit_code: int | None = None) -> str:
 
 
 def _row(results: list[Result]) -> dict[str, Status]:
-    subjects: dict[str, list[Result]] = {}
-    for result in results:
-        subjects.setdefault(result.subject, []).append(result)
+    subjects = by_key((result.subject, result) for result in results)
     return {subject: status for subject, of in subjects.items() if (status := digest.worst(of))}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.histories import documents as histories
 from gpuipc_doctor.job import job_content
 from gpuipc_doctor.job.document import Cause
@@ -120,13 +121,12 @@ def _settings(subject: Subject) -> Iterator[Block]:
         name = fact.name.removeprefix("env:")
         if name != fact.name and fact.value is not None:
             found[f"{name}={fact.value}"] = None
-    ranks: dict[str, list[int]] = {}
-    for rank in subject.job.ranks if subject.job else ():
-        for name, value in rank.settings.items():
-            ranks.setdefault(f"{name}={value}", []).append(rank.rank)
-    everywhere = len(subject.job.ranks) if subject.job else 0
+    settings = ((rank.rank, item) for rank in subject.ranks for item in rank.settings.items())
+    ranks = by_key((f"{name}={value}", rank) for rank, (name, value) in settings)
     for setting, numbers in ranks.items():
-        found[setting if len(numbers) == everywhere else f"{setting}  # ranks {ranges(numbers)}"] = None
+        found[setting if len(numbers) == len(subject.ranks) else f"{setting}  # ranks {ranges(numbers)}"] = (
+            None
+        )
     if found:
         yield Verbatim(tuple(found))
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpuipc_doctor.job.document import JobReport
+from gpuipc_doctor.grouping import by_key
+from gpuipc_doctor.job.document import JobReport, Rank
 from gpuipc_doctor.model import Fact, Relation, Report, RoleOutcome, Status
 from gpuipc_doctor.present.text import ranges
 from gpuipc_doctor.report import digest
@@ -32,6 +33,10 @@ class Subject:
     @property
     def job(self) -> JobReport | None:
         return next((each for each in (self.about, *self.also) if isinstance(each, JobReport)), None)
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        return self.job.ranks if self.job else ()
 
     @cached_property
     def bad(self) -> tuple[Paragraph, ...]:
@@ -75,10 +80,7 @@ class Subject:
                     found[f"{kind} stack of {role.role} in {role.operation or 'no call'} ({number + 1})"] = (
                         frames
                     )
-        places: dict[tuple[str, ...], list[int]] = {}
-        for rank in self.job.ranks if self.job else ():
-            if rank.path:
-                places.setdefault(tuple(reversed(rank.path)), []).append(rank.rank)
+        places = by_key((tuple(reversed(rank.path)), rank.rank) for rank in self.ranks if rank.path)
         return found | {
             f"rank{'s' * (len(those) > 1)} {ranges(those)}": path for path, those in places.items()
         }
@@ -95,10 +97,7 @@ class Subject:
         yield from self.inventory
 
     def _loaded(self, name: str) -> Iterator[Fact]:
-        ranks: dict[str, list[int]] = {}
-        for rank in self.job.ranks if self.job else ():
-            if name in rank.versions:
-                ranks.setdefault(rank.versions[name], []).append(rank.rank)
+        ranks = by_key((rank.versions[name], rank.rank) for rank in self.ranks if name in rank.versions)
         yield from (
             Fact(name, value, f"loaded in ranks {ranges(numbers)}") for value, numbers in ranks.items()
         )
