@@ -18,6 +18,7 @@ from gpuipc_doctor.node import mpi_ranks
 from gpuipc_doctor.present.text import sanitise
 from gpuipc_doctor.run import check_files, finding_keys
 from gpuipc_doctor.site import config, hosts, layers
+from gpuipc_doctor.site import mistakes as site_mistakes
 from gpuipc_doctor.site.layers import Layers
 from gpuipc_doctor.site.show import rendered
 
@@ -37,11 +38,13 @@ command.add_command(new_config.command)
 @click.option("--all", "with_defaults", is_flag=True, help="Also show the defaults.")
 def show(config_file: Path | None, *, origin: bool, with_defaults: bool) -> None:
     """Print the settings in force on this node, as a site config."""
-    found, mistakes = config.examine(layers.of_option(config_file) if config_file else None, options.matching)
+    found, mistakes = site_mistakes.examine(
+        layers.of_option(config_file) if config_file else None, options.matching
+    )
     if mistakes:
         raise BadFile(mistakes)
     if with_defaults:
-        defaults, _ = config.examine(layers.shipped() / "generic.yaml")
+        defaults, _ = site_mistakes.examine(layers.shipped() / "generic.yaml")
         found = Layers((*found.documents, *defaults.documents))
     click.echo(rendered(found, origin=origin), nl=False)
 
@@ -50,7 +53,7 @@ def show(config_file: Path | None, *, origin: bool, with_defaults: bool) -> None
 @click.argument("files", nargs=-1, required=True, type=options.FilePath(), metavar="FILE...")
 def validate(files: tuple[Path, ...]) -> None:
     """Report every mistake in these site configs, and in the checks and known issues that they add."""
-    examined = {file: config.examine(layers.of_option(file), options.matching) for file in files}
+    examined = {file: site_mistakes.examine(layers.of_option(file), options.matching) for file in files}
     mistakes = [mistake for found, wrong in examined.values() for mistake in _mistakes(found, wrong)]
     for mistake in dict.fromkeys(mistakes):
         say(mistake)
@@ -87,19 +90,19 @@ def _mistakes(found: Layers, wrong: Iterable[Mistake]) -> list[str]:
     if _is_of_this_node(found):
         said += _absent(found)
     for document in found.documents:
-        can_load = not list(config.of_directories(document, "checks_dirs"))
-        loaded = check_files.load(config.directories(document, "checks_dirs") if can_load else ())
+        can_load = not list(site_mistakes.of_directories(document, "checks_dirs"))
+        loaded = check_files.load(site_mistakes.directories(document, "checks_dirs") if can_load else ())
         broken = [item.reason for item in loaded if isinstance(item, BrokenCheck)]
         checks = {item.check.id: item for item in loaded if isinstance(item, LoadedCheck)}
         if can_load:
-            said += map(str, config.unknown_checks(document, checks))
+            said += map(str, site_mistakes.unknown_checks(document, checks))
         options = {id_: item.check.options for id_, item in checks.items()}
-        said += map(str, config.bad_options(document, options))
+        said += map(str, site_mistakes.bad_options(document, options))
         suppressed = {str(name).partition(".")[0] for name in document.written("suppressed")}
         keys = {id_: finding_keys.of_check(checks[id_].file) for id_ in suppressed & checks.keys()}
-        said += map(str, config.unknown_keys(document, keys))
-        issues = config.directories(document, "known_issues_dirs")
-        if issues and not list(config.of_directories(document, "known_issues_dirs")):
+        said += map(str, site_mistakes.unknown_keys(document, keys))
+        issues = site_mistakes.directories(document, "known_issues_dirs")
+        if issues and not list(site_mistakes.of_directories(document, "known_issues_dirs")):
             own = knownissues.files(issues)[len(knownissues.files()) :]  # tests lint the package's
             said += map(str, find_mistakes(own, checks.keys()))
         said += broken

@@ -161,16 +161,18 @@ def _sound(document: Document, validator: Any) -> Document | None:
     if not isinstance(document.data, dict):
         return None
     data, marks = copy.deepcopy(document.data), dict(document._marks)
-    while errors := [error for error in validator.iter_errors(data) if not _is_left_out(error)]:
+
+    def is_left_out(error: Any) -> bool:
+        return error.instance is None and any(isinstance(key, int) for key in [*error.absolute_path][-1:])
+
+    while errors := [error for error in validator.iter_errors(data) if not is_left_out(error)]:
         left_out = set[tuple[Key, ...]]()
         for error in reversed(errors):  # last items of a list first, so that the others keep their numbers
             path = list(error.absolute_path)
             if error.validator == "additionalProperties":
                 inner = _at(data, path)
-                known, patterns = (
-                    error.schema.get("properties", {}),
-                    error.schema.get("patternProperties", {}),
-                )
+                known = error.schema.get("properties", {})
+                patterns = error.schema.get("patternProperties", {})
                 for key in list(inner or ()):
                     if key not in known and not any(re.search(pattern, key) for pattern in patterns):
                         del inner[key]
@@ -182,10 +184,6 @@ def _sound(document: Document, validator: Any) -> Document | None:
                 left_out.add(tuple(path))
                 marks = _leave_out(data, path, marks)
     return Document(document.path, data, marks)
-
-
-def _is_left_out(error: Any) -> bool:
-    return error.instance is None and bool(error.absolute_path) and isinstance(error.absolute_path[-1], int)
 
 
 def _at(data: Json, path: Iterable[Key]) -> Json:
@@ -282,9 +280,8 @@ class _Builder:
             next(self._events)  # the document's end
             after: Any = next(self._events)
             if not isinstance(after, yaml.StreamEndEvent):
-                self._refuse(
-                    after.start_mark.line + 1, "a second document begins; write one document per file"
-                )
+                says = "a second document begins; write one document per file"
+                self._refuse(after.start_mark.line + 1, says)
         except yaml.MarkedYAMLError as error:
             self._refuse(*_syntax(error, text))
         except yaml.YAMLError as error:
@@ -305,7 +302,10 @@ class _Builder:
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(path)
         if isinstance(event, yaml.SequenceStartEvent):
-            return self._sequence(path)
+            items: list[Json] = []
+            while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+                items.append(self._value(event, (*path, len(items))))
+            return items
         quoted = event.style not in (None, "")
         return event.value if quoted else _plain(event.value)
 
@@ -321,17 +321,8 @@ class _Builder:
             key: str = event.value
             here = (*path, key)
             if key in data:
-                first = self._marks[here].line
-                self._note(line, f"key {key!r} was given before, on line {first}")
+                self._note(line, f"key {key!r} was given before, on line {self._marks[here].line}")
             data[key] = self._value(next(self._events), here, line)
-        return data
-
-    def _sequence(self, path: tuple[Key, ...]) -> list[Json]:
-        import yaml
-
-        data: list[Json] = []
-        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            data.append(self._value(event, (*path, len(data))))
         return data
 
     def _vet(self, event: Any, line: int) -> bool:
@@ -399,7 +390,7 @@ _KINDS = {
 def _explain(document: Document, error: Any) -> Iterator[Mistake]:  # noqa: C901 - a branch a mistake
     """A schema error as text with the key, its value, and a suggestion."""
     keys = tuple(error.absolute_path)
-    name = _dotted(keys)
+    name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
     what = f"{name}: " if name else ""
     shown = _shown(error.instance)
     limit = error.validator_value
@@ -446,10 +437,6 @@ def _explain(document: Document, error: Any) -> Iterator[Mistake]:  # noqa: C901
     else:
         text = f"{what}{' '.join(error.message.split())[:200]}"
     yield document.mistake(text, *keys)
-
-
-def _dotted(keys: tuple[Key, ...]) -> str:
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
 
 
 def _shown(value: Json) -> str:
