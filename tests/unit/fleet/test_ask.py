@@ -235,13 +235,6 @@ def test_full_directory_is_reported_and_the_run_continues(node: Path) -> None:
     ]
 
 
-def test_node_that_does_not_answer_ends_at_its_deadline(node: Path) -> None:
-    recorder = Recorder()
-    way = LaunchOptions(Via.SSH, ("sleep", "4711"), deadline_s=0.3)
-    ask([Target.of_node("n1")], way, recorder)
-    assert recorder.reports["n1"].state is State.DEADLINE
-
-
 def test_budget_stops_running_nodes_and_leaves_out_the_rest(node: Path) -> None:
     recorder = Recorder()
     way = LaunchOptions(Via.SSH, ("sleep", "4711"), fanout=1, budget_s=0.3)

@@ -47,11 +47,6 @@ def test_nodes_that_got_worse_better_or_lost() -> None:
     assert [len(row.nodes) for row in driver.changes] == [29, 2, 1, 1, 1, 1]
 
 
-def test_figures_that_changed_everywhere() -> None:
-    found = changes.compare(timed(a_fleet()), timed(upgraded(), 2.9))
-    assert [(pace.before, pace.after, pace.is_slower) for pace in found.figures] == [(2.0, 2.9, True)]
-
-
 def one(status: Status | None, key: str = "", **more: object) -> NodeReport:
     checks = {"other": "PASS"} | ({"ipc-stale": status.value} if status else {})
     told = FindingSummary("ipc-stale", key, status.value, (key,), "", key, "") if status and key else None

@@ -15,7 +15,7 @@ from gpuipc_doctor.fleet import fleet_content, fleet_exports, fold
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from gpuipc_doctor.model import Relation, Status
 from tests import golden, schemas
-from tests.sample_fleets import HEALTHY, a_fleet, fleets, named, timed
+from tests.sample_fleets import a_fleet, fleets, timed
 from tests.sample_reports import PROPERTY
 
 SCHEMA = schemas.beside(fleet_exports, "fleet")
@@ -58,14 +58,6 @@ def test_any_fleet_fits_the_schema_and_every_format(reports: list[NodeReport]) -
     assert sum(sample.value for sample in metrics(fleet)["fleet_nodes"].samples) == len(reports)
     for text in (fleet_content.screen(fleet), fleet_content.ticket(fleet), fleet_exports.html(fleet)):
         assert "\x1b" not in text
-
-
-def test_singular_and_plural() -> None:
-    fleet = fold.fold([named(HEALTHY, "n1")])
-    assert "<h1>1 node</h1>" in fleet_exports.html(fleet)
-    assert ">1 report · from 2026-" in fleet_exports.html(fleet)
-    assert fleet_content.ticket(fleet).startswith("## 1 node: 1 PASS")
-    assert fleet_content.screen(fleet).startswith("ACCEPT 1\n1 node · 1 report ·")
 
 
 def metrics(fleet: fold.Fleet) -> dict[str, Metric]:

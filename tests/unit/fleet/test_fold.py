@@ -49,20 +49,6 @@ def test_documented_screen() -> None:
     assert now == shown
 
 
-def test_bad_different_and_silent_nodes() -> None:
-    fleet = fold.fold(a_fleet())
-    assert fleet.nodes(Status.FAIL) == ("nid0035", "nid0036")
-    assert sorted(fleet.nodes(Status.ERROR)) == ["nid0037", "nid0038", "nid0039"]
-    assert {missing.state: missing.nodes for missing in fleet.silent} == {
-        State.UNREACHABLE: ("nid0037", "nid0038"),
-        State.DEADLINE: ("nid0039",),
-    }
-    [driver] = [drift for drift in fleet.drift if drift.name == "nvidia-driver"]
-    assert ("nid0007",) in [held.nodes for held in driver.values]
-    known_bad = {held.value: held.known_bad for held in driver.values if held.known_bad}
-    assert known_bad == {"460.32.03": ("nvidia-ipc-reopen",)}
-
-
 @pytest.mark.parametrize(("width", "checks"), [(60, 30), (80, 1), (120, 1)])
 def test_screen_has_at_most_60_lines(width: int, checks: int) -> None:
     """Each node has its own findings, facts and group, in long sentences; each silent one its own reason."""
@@ -114,16 +100,6 @@ def test_slow_nodes() -> None:
     )
 
 
-def test_fact_that_some_nodes_lack() -> None:
-    fleet = fold.fold([named(HEALTHY, "n1"), named(HEALTHY, "n2", facts={}), named(HEALTHY, "n3")])
-    assert "DRIFT nvidia-driver: not found on n2; 450.102.04 on the other 2" in fleet_content.screen(fleet)
-
-
-def test_gpus_that_differ() -> None:
-    fleet = fold.fold([named(HEALTHY, f"n{n}", devices={"GH200": n}) for n in (1, 2, 2)])
-    assert "DRIFT GPUs: 1 × GH200 on n1; 2 × GH200 on the other 2" in fleet_content.screen(fleet)
-
-
 KNOWN = BAD.known[0]
 
 
@@ -166,11 +142,6 @@ def test_nodes_with_different_relations_to_an_issue_are_separate() -> None:
         "Known issue nvidia-ipc-reopen NEW on n3: nvidia-driver 580.95.05 is not",
     ]
     assert remedies == [KNOWN.remedy]
-
-
-def test_findings_remedy_is_shown_with_that_of_a_known_issue() -> None:
-    told = tuple(msgspec.structs.replace(finding, remedy="drain it") for finding in BAD.findings)
-    assert judged(named(BAD, "n1", findings=told))[0][2] == [KNOWN.remedy, "drain it"]
 
 
 def test_summary_matches_its_schema() -> None:
@@ -302,11 +273,6 @@ def test_summary_is_read_as_the_node_wrote_it(banner: bytes, sent: bytes) -> Non
     assert full + summary.dumps(HEALTHY) in (summary.dumps(HEALTHY), sent)
 
 
-def test_banner_before_a_full_report_is_skipped() -> None:
-    data = report_json.dumps(seed_002()).encode()
-    assert answer("n1", BANNER + data, 12, "", Via.SSH) == answer("n1", data, 12, "", Via.SSH)
-
-
 @pytest.mark.parametrize("before", [b"", b"{ welcome to n1 }\n", b"{motd}\n", b"\x1b[31mn1\x1b[0m\n"])
 @pytest.mark.parametrize("behind", [b"", b"logout\n"])
 @pytest.mark.parametrize(
@@ -316,24 +282,6 @@ def test_banners_of_any_kind_are_skipped(before: bytes, behind: bytes, sent: byt
     found, full = answer("n1", before + sent + b"\n" + behind, 12, "", Via.SSH)
     assert (found.state, found.checks["ipc-reopen"]) == (State.REPORTED, "FAIL")
     assert full.rstrip() in (b"", sent)
-
-
-@pytest.mark.parametrize(
-    ("checks", "status", "where"),
-    [
-        ({"a": "PASS", "b": "SKIP"}, Status.PASS, "pass"),
-        ({"a": "WARN", "b": "SKIP"}, Status.WARN, "pass"),
-        ({"a": "SKIP"}, Status.SKIP, "unknown"),
-        ({"a": "ERROR", "b": "SKIP"}, Status.ERROR, "unknown"),
-        ({"a": "FAIL", "b": "SKIP"}, Status.FAIL, "fail"),
-    ],
-)
-def test_status_of_a_node_is_the_worst_of_its_tested_checks(
-    checks: dict[str, str], status: Status, where: str
-) -> None:
-    found = named(HEALTHY, "n1", checks=checks)
-    assert found.status is status
-    assert fold.fold([found]).sets[where] == ("n1",)
 
 
 SKIPPED = {
@@ -381,13 +329,6 @@ def test_checks_skipped_for_one_reason_are_one_line() -> None:
     assert fleet.exit_code == 0
 
 
-def test_full_report_is_kept_and_summarised() -> None:
-    data = report_json.dumps(seed_002()).encode()
-    found, full = answer("n1", data, 12, "", Via.SSH)
-    assert (full, found.exit_code, found.checks["ipc-reopen"]) == (data, 12, "FAIL")
-    assert len(summary.dumps(found)) < 8192
-
-
 @pytest.mark.parametrize(
     ("changes", "state", "status"),
     [
@@ -405,10 +346,6 @@ def test_node_on_which_nothing_was_tested_has_not_passed(
     fleet = fold.fold([found])
     assert fleet.sets["unknown" if status is Status.ERROR else "pass"] == ("n1",)
     assert ("nothing was tested on n1" in fleet_content.screen(fleet)) is (state is State.UNTESTED)
-
-
-def test_fail_is_an_answer_however_the_run_ended() -> None:
-    assert summary.of(replace(seed_002(), interrupted=True, probes_run=0), "n1", 130).status is Status.FAIL
 
 
 def test_command_for_each_launcher() -> None:
@@ -607,16 +544,6 @@ def test_node_that_refused_the_command_is_not_silent() -> None:
     assert "ERROR n2 refused the command\n      n2: --mpi-lib: file not found: /mpi.so; name" in shown
     assert "no report" not in shown
     assert "no report" not in fleet_exports.html(fold.fold(reports))
-
-
-@pytest.mark.parametrize(("of_all", "code", "total"), [("fail", 12, "40 FAIL"), ("unknown", 11, "40 ERROR")])
-def test_fleet_without_a_healthy_node(of_all: str, code: int, total: str) -> None:
-    nodes = [f"n{number}" for number in range(40)]
-    deadline = summary.silent("", State.DEADLINE, "no answer within 600 s")
-    fleet = fold.fold(named(BAD if of_all == "fail" else deadline, node) for node in nodes)
-    assert (fleet.sets[of_all], int(fleet.exit_code)) == (tuple(sorted(nodes)), code)
-    assert total in fleet_content.screen(fleet)
-    assert "n[0-39]" in fleet_content.screen(fleet)
 
 
 def test_drift_that_is_known_bad_is_first_and_never_left_out() -> None:

@@ -144,21 +144,6 @@ def test_other_pairs_are_tried_if_each_first_pair_has_a_bad_node() -> None:
     assert not set(found.unclear) - bad
 
 
-@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.full)])
-def test_bad_nodes_and_pairs_are_found_in_few_runs(count: int) -> None:
-    nodes = fleet(count)
-    chaos = random.Random(0)
-    bad = set(chaos.sample(nodes, count // 50))
-    healthy = [node for node in nodes if node not in bad]
-    links = {frozenset((one, other)) for one, other in zip(nodes[::2], nodes[1::2], strict=True)}
-    pairs = {link for link in links if link <= set(healthy) and chaos.random() < 0.01}
-    found, rounds = play(nodes, deterministic(bad, pairs, set()))
-    assert set(found.nodes) == bad
-    assert {frozenset(pair) for pair in found.pairs} == pairs
-    assert len(rounds) <= MAX_ROUNDS
-    assert sum(map(len, rounds)) <= 3 * len(nodes)
-
-
 # -- switches and nodes that fail at random --------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuipc_doctor.model import Report, Result, Status
+from gpuipc_doctor.model import Report, Status
 from gpuipc_doctor.report import digest, exits, node_exports
 from tests import golden
 from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
@@ -76,13 +76,6 @@ def test_any_report_is_junit_with_a_case_per_probe(report: Report) -> None:
     assert any(case.find("failure") is not None for case in found) is (worst is Status.FAIL)
 
 
-def test_worst_finding_of_a_probe_is_its_outcome_with_the_remedy() -> None:
-    known_versions = [case for case in cases(seed_002()) if "known-versions" in case.attrib["classname"]]
-    [warned] = known_versions
-    assert [outcome.tag for outcome in warned] == ["system-out"]
-    assert "Do: install driver 450.102.04" in (warned[0].text or "")
-
-
 def test_check_that_was_not_reached_is_skipped() -> None:
     base = healthy(gpus(1))
     cut = replaced(base, results=tuple(r for r in base.results if r.check != "ipc-stale"), interrupted=True)
@@ -134,12 +127,3 @@ def test_quotes_and_backslashes_in_a_label_survive() -> None:
 
 def test_invalid_start_time_is_left_out() -> None:
     assert "run_start_timestamp_seconds" not in metrics(replaced(healthy(gpus(1)), started="soon"))
-
-
-def test_no_result_of_a_probe_is_lost() -> None:
-    """Two findings of one probe are one case, with the text of the worse one."""
-    base = healthy(gpus(1))
-    two = [r for r in base.results if r.check == "ipc-stale"]
-    finding = seed_002().results[-1].finding
-    both = replaced(base, results=(*base.results, Result("ipc-stale", finding, two[0].devices)))
-    assert len(cases(both)) == len(cases(base))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor.api.equal_gpus import picture
-from gpuipc_doctor.model import Device, Ending, Fact, Finding, Join, Relation, Report, Result, RoleOutcome
+from gpuipc_doctor.model import Ending, Fact, Finding, Join, Relation, Report, Result, RoleOutcome
 from gpuipc_doctor.present.text import columns, sanitise
 from gpuipc_doctor.report import digest, node_content, node_exports
 from tests import golden
@@ -232,20 +232,10 @@ def test_colour_changes_nothing_else() -> None:
     assert "\x1b" not in plain
 
 
-def test_exit_code_of_another_style_is_shown() -> None:
-    assert node_content.screen(seed_002(), exit_code=2).endswith(" exit 2\n")
-
-
 def test_checks_without_gpus_do_not_count_as_nothing_tested() -> None:
     told = Result("known-versions", Finding.ok("not-known-bad", "no known issue has these versions"))
     assert "NOTHING WAS TESTED" in node_content.screen(report((), [told], probes_run=0))
     assert "NOTHING WAS TESTED" not in node_content.screen(report((), [told], probes_run=0, needs_gpu=False))
-
-
-def test_header_names_the_libraries_that_moved_the_messages() -> None:
-    stack = (Fact("cray-mpich", "8.1.28", "/opt/libmpi.so.12"), Fact("libfabric", "1.15.2.0", ""))
-    screen = node_content.screen(replaced(healthy(gpus(1)), stack=stack), width=120)
-    assert "Cray MPICH 8.1.28 · libfabric 1.15.2.0" in " ".join(screen.split())
 
 
 @pytest.mark.parametrize(
@@ -285,14 +275,6 @@ def test_control_that_passed_on_some_devices_only_is_no_control() -> None:
     assert "Passed here" not in node_content.screen(spoilt)
 
 
-def test_occurrences_of_a_call_distinguish_findings() -> None:
-    hangs = [
-        Finding.fail("hung", "{call} #{occurrence} hung", call="cuMemFree", occurrence=n) for n in (2, 3)
-    ]
-    second, third = (Result("ipc-stale", one, (f"cuda:{n}",)) for n, one in enumerate(hangs))
-    assert len(digest.paragraphs(replaced(healthy(gpus(2)), second, third))) == 2
-
-
 def test_known_issue_is_shown_only_where_it_was_seen() -> None:
     report_ = seed_002()
     [shown] = report_.joins
@@ -301,12 +283,6 @@ def test_known_issue_is_shown_only_where_it_was_seen() -> None:
     first = digest.paragraphs(report_)[0]
     assert first.checks == ("ipc-reopen",)
     assert first.joins == ()
-
-
-def test_device_without_results_has_a_column() -> None:
-    lonely = Device("hip", 0, "", "", "MI300A", 1)
-    base = healthy(gpus(1))
-    assert "hip:0" in node_content.screen(replaced(base, devices=(*base.devices, lonely)))
 
 
 @PROPERTY

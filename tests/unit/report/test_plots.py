@@ -68,17 +68,6 @@ def test_simulated_node_is_marked_on_its_picture() -> None:
     assert "SIMULATED (leaky)" in texts(picture.svg)
 
 
-@pytest.mark.full
-def test_probes_of_a_check_share_a_picture() -> None:
-    whole = recorded(
-        result(), result("allocator-growth", "PyTorch", series("PyTorch")), result("ipc-release", "kill")
-    )
-    first, second = plots.pictures(whole)
-    assert [first.name, second.name] == ["allocator-growth-cuda0", "ipc-release-cuda0"]
-    assert "PyTorch" in texts(first.svg)
-    assert "PyTorch" not in texts(second.svg)
-
-
 def test_report_without_series_has_no_picture() -> None:
     assert list(plots.pictures(recorded(Result("ipc-reopen", Finding.ok("right", "3 segments"))))) == []
 
@@ -90,11 +79,6 @@ def test_report_without_series_has_no_picture() -> None:
 def test_unit_fits_the_figures(most: float, unit: str) -> None:
     (picture,) = plots.pictures(recorded(result("a", "b", series(most=most))))
     assert unit in texts(picture.svg).splitlines()
-
-
-@pytest.mark.full
-def test_pictures_of_one_report_are_reproducible() -> None:
-    assert list(plots.pictures(recorded(result()))) == list(plots.pictures(recorded(result())))
 
 
 def test_text_of_a_driver_is_neither_markup_nor_a_formula() -> None:

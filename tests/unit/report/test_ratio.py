@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.report.ratio import Ratio, ratio, samples_needed
+from gpuipc_doctor.report.ratio import ratio, samples_needed
 
 TIMES = st.lists(st.floats(1e-6, 1e6), min_size=4, max_size=12)
 DOUBT = 0.05
@@ -44,15 +44,6 @@ def test_swapped_samples_have_the_inverse_ratio(before: list[float], after: list
     )
 
 
-def test_bounds_without_noise_have_no_width() -> None:
-    assert ratio([2.0] * 4, [3.0] * 4, DOUBT) == Ratio(1.5, 1.5, 1.5)
-
-
-def test_outlier_does_not_change_the_ratio() -> None:
-    found = ratio([1.0] * 10, [1.0] * 9 + [1000.0], DOUBT)
-    assert found == Ratio(1.0, 1.0, 1.0)
-
-
 @pytest.mark.parametrize(("m", "n"), [(4, 4), (5, 5), (4, 7)])
 @pytest.mark.parametrize("doubt", [0.2, 0.05, 0.03])
 def test_bounds_miss_as_rarely_as_stated_over_all_orders(m: int, n: int, doubt: float) -> None:
@@ -80,19 +71,3 @@ def test_many_samples_have_bounds_about_as_wide_as_exact_ones(n: int) -> None:
     found = ratio(before, after, DOUBT)
     assert found is not None
     assert 0.04 < found.high - found.low < 0.14  # 2 · 1.96 · 0.1 · √(2/40) is 0.088
-
-
-@pytest.mark.parametrize("noise", ["even", "skewed", "two speeds"])
-def test_noise_exceeds_the_bounds_as_rarely_as_stated(noise: str) -> None:
-    rng = random.Random(noise)
-    draw = {
-        "even": lambda: rng.uniform(1, 2),
-        "skewed": lambda: rng.lognormvariate(0, 1),
-        "two speeds": lambda: rng.choice([1, 3]) * rng.uniform(1, 1.1),
-    }[noise]
-    misses = 0
-    for _ in range(1000):
-        found = ratio([draw() for _ in range(8)], [draw() for _ in range(8)], DOUBT)
-        assert found is not None
-        misses += not found.low <= 1 <= found.high
-    assert misses <= 70  # 50 are expected, plus three standard deviations

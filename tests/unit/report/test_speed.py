@@ -65,53 +65,12 @@ def found(before: list[Result], after: list[Result]) -> set[tuple[str, SpeedVerd
     return {(s.quantity.name, s.pace) for s in speeds.all if s.pace is not SpeedVerdict.SAME}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "much",
-        *(
-            pytest.param(kind, marks=pytest.mark.full)
-            for kind in ("little", "now and then a lot", "two speeds")
-        ),
-    ],
-)
-def test_equal_runs_have_no_false_alarms(kind: str) -> None:
-    rng = random.Random(kind)
-    noise = dict(noises(rng))[kind]
-    alarms = sum(bool(found(run(noise), run(noise))) for _ in range(100))
-    assert alarms <= 5  # in a hundred comparisons of 61 quantities each
-
-
-def test_without_bounds_equal_runs_would_have_false_alarms() -> None:
-    """The control of the test above: with the same noise, medians differ by more than the tolerance."""
-    rng = random.Random(0)
-    noise = dict(noises(rng))["much"]
-    speeds = speed.compare(run(noise), run(noise), TOLERANCE)
-    assert sum(not 1 / (1 + TOLERANCE) < s.after / s.before < 1 + TOLERANCE for s in speeds.all) > 10
-
-
 @pytest.mark.parametrize(("factor", "pace"), [(1.5, SpeedVerdict.SLOWER), (0.5, SpeedVerdict.FASTER)])
 def test_one_changed_call_is_found_among_many(factor: float, pace: SpeedVerdict) -> None:
     rng = random.Random(factor)
     noise = dict(noises(rng))["little"]
     changed = run(noise, slower={"cuIpcOpenMemHandle": factor})
     assert found(run(noise), changed) == {("cuIpcOpenMemHandle", pace)}
-
-
-def test_less_bandwidth_is_slower() -> None:
-    rng = random.Random(3)
-    noise = dict(noises(rng))["little"]
-    halved = [
-        replace(
-            r,
-            finding=Finding.ok(
-                "", "fine", measured=[replace(m, value=m.value / 2) for m in r.finding.measured]
-            ),
-        )
-        for r in run(noise)
-    ]
-    assert found(run(noise), halved) == {("bandwidth", SpeedVerdict.SLOWER)}
 
 
 def test_busy_node_is_not_a_slow_driver() -> None:
