@@ -30,6 +30,7 @@ class CollectiveSpeed(CollectiveCheck):
     id = "collective-speed"
     title = "latency and bandwidth of NCCL or RCCL, together and by pair"
     subject = Subject.COLLECTIVES
+    disturbed = frozenset({"slow-pair", "below-site-limit"})
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         figures = done.records["rank 0"]["speed"]

@@ -57,6 +57,7 @@ class MpiFirstTouch(Check):
     subject = Subject.MPI
     requires = frozenset({"multi-process"})
     needs_mpi = True
+    disturbed = frozenset({"slow-first-message"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         assert ctx.mpi is not None

@@ -57,6 +57,7 @@ class MpiSmallMessage(Check):
     subject = Subject.MPI
     requires = frozenset({"multi-process"})
     needs_mpi = True
+    disturbed = frozenset({"out-of-line"})
     across = True
     options: ClassVar = {"sizes": SIZES_OPTION}
 

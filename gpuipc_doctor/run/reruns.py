@@ -1,4 +1,4 @@
-"""Rerun an MPI probe that hung or crashed, with the libraries' debug logs.
+"""Rerun an MPI probe that hung or crashed, with the libraries' debug logs; and a probe that was slow.
 
 The first run has no debug logs because writing them changes the timing and thus the fault.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpuipc_doctor.log_lines import how_telling
@@ -44,12 +45,59 @@ def rerun_with_logs(log: ResultLog, schedule: Schedule, planner: Planner, louder
                 _blame_load(entry)
 
 
-def _blame_load(entry: Entry) -> None:
-    """Decide that a hang which did not recur in the rerun is a warning, if the node was overloaded."""
+MOST_MEASURED = 4
+"""Maximum measurements that are made again in a run."""
+
+
+def measure_again(log: ResultLog, schedule: Schedule, planner: Planner) -> None:
+    """Make measurements again whose findings are in `Check.disturbed`; a finding that does not come again is
+    replaced by the second measurement's."""
+    doubtful = (
+        (entry, finding)
+        for entry in log.entries
+        if entry.outcome and entry.outcome.completed
+        for finding in entry.findings
+        if finding.key in entry.planned.check.disturbed
+    )
+    for entry, first in list(doubtful)[:MOST_MEASURED]:
+        others = tuple(each for each in entry.standing if each is not first)
+        again = schedule.run_one(planner.rerun(entry.planned, {}))
+        if isinstance(again, NotRun) or not again.completed:
+            told = (
+                again.finding if isinstance(again, NotRun) else conclusions.conclude(entry.planned, again)[0]
+            )
+            note = Evidence.seen("not measured again: {why}", why=sentences.summary(told))
+            entry.decided = (*others, _noted(first, note))
+            continue
+        second = conclusions.conclude(entry.planned, again)
+        if same := next((each for each in second if each.key == first.key), None):
+            places = [{*each.values.get("slow", ())} for each in (first, same)]
+            is_disturbed = _overload() or (any(places) and not places[0] & places[1])
+            remedy = f"rerun on an idle node; if it stays slow, {first.remedy}"
+            kept = replace(first, remedy=remedy) if is_disturbed and first.remedy else first
+            note = Evidence.seen("measured again: {found}", found=sentences.summary(same))
+            entry.decided = (*others, _noted(kept, note))
+        else:
+            note = Evidence.seen("measured before: {found}", found=sentences.summary(first))
+            entry.decided = others or tuple(_noted(each, note) for each in second)
+
+
+def _noted(finding: Finding, *notes: Evidence) -> Finding:
+    return replace(finding, evidence=(*finding.evidence, *notes))
+
+
+def _overload() -> tuple[float, int] | None:
+    """The node's load and its processors, if it is overloaded."""
     processors = os.cpu_count() or 1  # of the node, as its load is; this process may have few of them
     load = os.getloadavg()[0]
-    if load <= OVERLOAD * processors:
+    return (load, processors) if load > OVERLOAD * processors else None
+
+
+def _blame_load(entry: Entry) -> None:
+    """Decide that a hang which did not recur in the rerun is a warning, if the node was overloaded."""
+    if not (overload := _overload()):
         return
+    load, processors = overload
     says = "hung once on an overloaded node, and passed when rerun (load {load}, {processors} processors)"
     hung = {number for number, each in enumerate(entry.findings) if each.key == "hung"}
     entry.decided = tuple(

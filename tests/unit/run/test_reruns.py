@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api import Finding, Probe, ProbeOutcome, loader
+from gpuipc_doctor.api import Check, Finding, Probe, ProbeOutcome, loader
 from gpuipc_doctor.model import CheckInfo, Ending, Evidence, EvidenceKind, Launch, RoleOutcome, Status, Tier
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import reruns
@@ -137,3 +138,73 @@ def test_hang_of_an_overloaded_node_that_does_not_recur_is_a_warning(
     (result,) = log.results()
     assert result.finding.status is status
     assert "MPI_Recv hung" in sentences.summary(result.finding) + "".join(sentences.evidence(result.finding))
+
+
+class Slow(Check):
+    id, title = "slow", "a measurement"
+    disturbed = frozenset({"slow-pair"})
+
+    def probes(self, ctx: Any) -> list[Probe]:
+        return []
+
+    def judge(self, done: ProbeOutcome) -> list[Finding]:
+        return measured(done.probe)
+
+
+def measured(said: str) -> list[Finding]:
+    """``1-2 120 wrong``: this pair, its GB/s, and whether data were wrong too."""
+    if not said:
+        return [Finding.ok("measured", "200 GB/s")]
+    pair, rate, *wrong = said.split()
+    slow = Finding.warn("slow-pair", "{slow}: {rate} GB/s", remedy="reseat", slow=[pair], rate=int(rate))
+    return [*(Finding.fail("wrong", "wrong data") for _ in wrong), slow]
+
+
+def done(said: str) -> ProbeOutcome:
+    return ProbeOutcome(said, (), {}, {}, None, 1.0)
+
+
+IDLE = "rerun on an idle node; if it stays slow"
+
+
+@pytest.mark.parametrize(
+    ("first", "answer", "load", "found"),
+    [
+        ("1-2 120", done(""), 1.0, ["PASS 200 GB/s|measured before: 1-2: 120 GB/s|"]),
+        ("1-2 120", done("1-2 119"), 1.0, ["WARN 1-2: 120 GB/s|measured again: 1-2: 119 GB/s|reseat"]),
+        (
+            "1-2 120",
+            done("1-2 119"),
+            64.0,
+            [f"WARN 1-2: 120 GB/s|measured again: 1-2: 119 GB/s|{IDLE}, reseat"],
+        ),
+        (
+            "1-2 120",
+            done("0-3 119"),
+            1.0,
+            [f"WARN 1-2: 120 GB/s|measured again: 0-3: 119 GB/s|{IDLE}, reseat"],
+        ),
+        ("1-2 120", BUDGET, 1.0, ["WARN 1-2: 120 GB/s|not measured again: budget; run it alone|reseat"]),
+        ("1-2 120 wrong", done(""), 1.0, ["FAIL wrong data||"]),  # wrong data are no measurement
+        ("", done("1-2 120"), 1.0, ["PASS 200 GB/s||"]),  # nothing to make again
+    ],
+)
+def test_measurement_that_warns_is_made_again(
+    first: str,
+    answer: ProbeOutcome | NotRun,
+    load: float,
+    found: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reruns.os, "getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr(reruns.os, "cpu_count", lambda: 4)
+    log = ResultLog()
+    log.announce(CheckInfo("slow", "", Tier.ACCEPTANCE))
+    log.keep(PlannedProbe(0, Slow(), FILE, Probe(first, {})), done(first), measured(first))
+    schedule: Any = SimpleNamespace(run_one=lambda planned: answer)
+    reruns.measure_again(log, schedule, Planner(Request(), SiteConfig()))
+    said = [
+        f"{each.status.value} {sentences.summary(each)}|{'; '.join(sentences.evidence(each))}|{each.remedy}"
+        for each in (result.finding for result in log.results())
+    ]
+    assert said == found
