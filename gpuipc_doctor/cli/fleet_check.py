@@ -122,15 +122,13 @@ def command(
 def _end(into: Path, interrupted: bool, shown: bool) -> None:
     """Say how to go on after an interruption."""
     if interrupted:
-        say(f"interrupted; for the nodes without a report, run: {_resuming(sys.argv[1:])}")
+        words = sys.argv[1:]
+        again = shlex.join(
+            ["gpuipc-doctor", *words[:2], *["--resume"] * ("--resume" not in words), *words[2:]]
+        )
+        say(f"interrupted; for the nodes without a report, run: {again}")
     elif not shown:
         say(f"interrupted; to see the reports, run: gpuipc-doctor fleet report {shlex.quote(str(into))}")
-
-
-def _resuming(words: Sequence[str]) -> str:
-    behind = words.index("check") + 1
-    resume = () if "--resume" in words else ("--resume",)
-    return shlex.join(["gpuipc-doctor", *words[:behind], *resume, *words[behind:]])
 
 
 class _Progress:

@@ -108,7 +108,7 @@ class Reach:
             raise click.UsageError("`fleet` has no --dry-run; use it with `check` on one node")
         site = options.site_config(asked.config_file)
         _look_up(asked.request(site), site)
-        via = self._via
+        via = ask.Via(via_of(self.via))
         job = os.environ.get("SLURM_JOB_ID", "") if via is via.SLURM else ""
         return ask.LaunchOptions(
             via=via,
@@ -129,12 +129,6 @@ class Reach:
 
         return options.site_config(check_options.parsed(command).config_file)
 
-    @property
-    def _via(self) -> Via:
-        from gpuipc_doctor.fleet.ask import Via
-
-        return Via(via_of(self.via))
-
     def _of_site(self, site: SiteConfig, via: Via, *, in_job: bool) -> Iterator[str]:
         """Options for ssh, Flux or a job from the site config; for a job, also partition and reservation."""
         if via is not via.SLURM:
@@ -148,10 +142,9 @@ class Reach:
     def wanted(self) -> list[str]:
         """The selected nodes. Raises `click.UsageError`."""
         from gpuipc_doctor.fleet import nodeset
-        from gpuipc_doctor.fleet.ask import Via
         from gpuipc_doctor.site import hosts
 
-        if self._via is Via.FLUX:
+        if via_of(self.via) == "flux":
             named = self.nodes or _fluxs_nodes(self.partition, self.reservation, self.all_idle)
         else:
             named = self.nodes or _slurms_nodes(self.partition, self.reservation, self.all_idle)

@@ -190,7 +190,11 @@ def _reports(asked: JobOptions) -> Iterator[list[JobReport]]:
     """The report, or one for each job on this node if a screen is asked for; again with --watch."""
     from gpuipc_doctor.job.selection import Request, SeveralJobs
 
-    earlier = _saved(asked.since_file) if asked.since_file else None
+    earlier = None
+    if asked.since_file:
+        from gpuipc_doctor.cli import saved
+
+        earlier = saved.job(asked.since_file)
     while True:
         try:
             yield [_examined(asked, Request(asked.pids, asked.slurm, asked.user), earlier)]
@@ -258,12 +262,6 @@ def _exit(report: JobReport) -> Exit:
 
     cause = report.verdict.cause
     return Exit.OK if cause is Cause.RUNS else Exit.ERROR if cause.is_open else Exit.FAIL
-
-
-def _saved(file: Path) -> JobReport:
-    from gpuipc_doctor.cli import saved
-
-    return saved.job(file)
 
 
 def _with_issues(report: JobReport) -> JobReport:

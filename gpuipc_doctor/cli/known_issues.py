@@ -126,7 +126,7 @@ def show(id_: str, config_file: Path | None, as_json: bool) -> None:
     if id_ in issues:
         click.echo(_json(_entry(issues[id_])) if as_json else page(issues[id_]))
     elif id_ in messages:
-        click.echo(_json(_message(messages[id_])) if as_json else message_page(messages[id_]))
+        click.echo(_json(_entry(messages[id_])) if as_json else message_page(messages[id_]))
     else:
         raise UnknownName("known issue", id_, [*issues, *messages], "gpuipc-doctor known-issues list")
 
@@ -157,25 +157,20 @@ def _check_ids(site: SiteConfig) -> set[str]:
     return {item.check.id for item in loaded if isinstance(item, LoadedCheck)}
 
 
-def _entry(issue: KnownIssue) -> dict[str, object]:
-    entry = asdict(issue)
-    for signature in entry["signatures"]:
+def _entry(entry: Entry) -> dict[str, object]:
+    """A known issue, or a message with an issue's names for its title and class, so that a list has both."""
+    shown = asdict(entry)
+    for signature in shown["signatures"]:
         signature["confidence"] = signature["confidence"].label
-    return {"class" if name == "kind" else name: value for name, value in entry.items()}
-
-
-def _message(message: Message) -> dict[str, object]:
-    """A message with an issue's names for its title and class, so that a list has both."""
-    entry = asdict(message)
-    for signature in entry["signatures"]:
-        signature["confidence"] = signature["confidence"].label
-    entry["title"], entry["class"] = entry.pop("says"), entry.pop("severity").value
-    return {"message": True, **entry}
+    if isinstance(entry, KnownIssue):
+        return {"class" if name == "kind" else name: value for name, value in shown.items()}
+    shown["title"], shown["class"] = shown.pop("says"), shown.pop("severity").value
+    return {"message": True, **shown}
 
 
 def _answer(answer: Answer) -> dict[str, object]:
     entry = answer.entry
-    shown = _entry(entry) if isinstance(entry, KnownIssue) else _message(entry)
+    shown = _entry(entry)
     if answer.verdict:
         shown |= {"verdict": answer.verdict.value, "why": answer.why}
     if answer.change:

@@ -140,23 +140,26 @@ def compare(before: Iterable[NodeReport], after: Iterable[NodeReport]) -> Change
     pairs = [(old[node], one) for node, one in new.items() if node in old]
     newly = [(None, one) for node, one in new.items() if node not in old]
     slow_before = {(outlier.name, outlier.node) for outlier in was.slow}
+    there = {report.node: report for report in now.reports}
+    gone = [node for node in old if node not in new]
+    lost = (there.get(node) or silent(node, State.NO_ANSWER, NOT_ASKED) for node in gone)
+
+    def weight(move: CheckTransition) -> tuple[object, ...]:
+        severity = move.after.severity if move.after else 0
+        return list(ChangeKind).index(move.turn), -severity, -len(move.nodes), move.check, move.key
+
     return Changes(
         was,
         now,
         len(pairs),
-        tuple(sorted(_moves([*pairs, *newly]), key=_weight)),
-        tuple(_lost([node for node in old if node not in new], now.reports)),
+        tuple(sorted(_moves([*pairs, *newly]), key=weight)),
+        tuple(fold.silences(lost)),
         tuple(one.node for _, one in newly),
         tuple(_shifts(pairs)),
         tuple(sorted(_paces(pairs), key=lambda pace: -pace.ratio)),
         tuple(outlier for outlier in now.slow if (outlier.name, outlier.node) not in slow_before),
         NodeSetFormatter(sorted({report.node for fleet in (was, now) for report in fleet.reports})),
     )
-
-
-def _weight(move: CheckTransition) -> tuple[object, ...]:
-    severity = move.after.severity if move.after else 0
-    return list(ChangeKind).index(move.turn), -severity, -len(move.nodes), move.check, move.key
 
 
 _Pairs = Sequence[tuple[NodeReport, NodeReport]]
@@ -209,11 +212,6 @@ def _telling(
     fresh = {key: told for key, told in found.items() if key not in known}
     gone = turn in (ChangeKind.BETTER, ChangeKind.NEWLY_TESTED)
     return {**((known if gone else fresh) or found or known)} or {"": None}
-
-
-def _lost(nodes: Iterable[str], after: Iterable[NodeReport]) -> Iterator[MissingReports]:
-    there = {report.node: report for report in after}
-    return fold.silences(there.get(node) or silent(node, State.NO_ANSWER, NOT_ASKED) for node in nodes)
 
 
 def _shifts(pairs: _Pairs) -> Iterator[FactChange]:

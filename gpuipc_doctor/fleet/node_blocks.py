@@ -16,7 +16,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
@@ -234,11 +234,12 @@ class _Asking:
         minutes = min(way.job_limit_s, 2 * way.deadline_s + way.patience_s) / 60
         limits = [way.immediate, f"--time={math.ceil(minutes)}", "--no-kill", "--job-name=gpuipc-doctor"]
         words = ["salloc", *limits, f"-N{len(nodes)}", "-w", ",".join(nodes), *way.options, "sh", "-c", _HOLD]
+        # srun's options are salloc's, unless those are set.
+        of_srun = {f"SALLOC_{name[6:]}": value for name, value in os.environ.items() if name[:6] == "SLURM_"}
         await self._pace.turn()
         try:
-            transport, channel = await start(
-                _Job, words, stdin=asyncio.subprocess.PIPE, env=_as_salloc_reads_it()
-            )
+            environment = {**of_srun, **os.environ}
+            transport, channel = await start(_Job, words, stdin=asyncio.subprocess.PIPE, env=environment)
         except OSError:
             yield "", False
             return
@@ -410,11 +411,3 @@ async def _send(nodes: Sequence[str], way: LaunchOptions) -> bool:
 async def _remove(nodes: Sequence[str], way: LaunchOptions) -> None:
     """Remove the shipped file from nodes on which it did not start; a file that started removes itself."""
     await run([*_step(nodes, way, REMOVAL_S), "rm", "-f", "--", _sent(way)], REMOVAL_S)
-
-
-def _as_salloc_reads_it() -> Mapping[str, str]:
-    """The environment, with srun's ``SLURM_*`` options copied to ``SALLOC_*`` unless these are set."""
-    of_srun = (
-        (name.removeprefix("SLURM_"), value) for name, value in os.environ.items() if name[:6] == "SLURM_"
-    )
-    return {**{f"SALLOC_{name}": value for name, value in of_srun}, **os.environ}

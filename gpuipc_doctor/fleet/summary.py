@@ -134,6 +134,8 @@ def of(report: Report, node: str, exit_code: int) -> NodeReport:
     worst = {check: digest.worst(results) for check, results in digest.by_check(report).items()}
     state, reason = _state(report)
     findings = tuple(_told(report))
+    affected = (join for join in report.joins if join.relation in (Relation.CONFIRMED, Relation.LATENT))
+    bad = by_key((join.component, join.issue) for join in affected if join.component)
     return NodeReport(
         node=node,
         state=state,
@@ -150,16 +152,8 @@ def of(report: Report, node: str, exit_code: int) -> NodeReport:
         findings=findings,
         figures=_figures(report),
         known=tuple(_known(report, {issue for told in findings for issue in told.issues})),
-        bad=_bad(report),
+        bad={component: tuple(issues) for component, issues in bad.items()},
     )
-
-
-def _bad(report: Report) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    for join in report.joins:
-        if join.component and join.relation in (Relation.CONFIRMED, Relation.LATENT):
-            found[join.component] = (*found.get(join.component, ()), join.issue)
-    return found
 
 
 def named(report: NodeReport, node: str) -> NodeReport:

@@ -120,16 +120,10 @@ def _no_rank(snapshot: Snapshot) -> str:
         if process.threads and all(thread.state in ("T", "t") for thread in process.threads):
             return f"{process.program} ({process.pid}) is stopped; kill -CONT {process.pid} continues it"
     names = [f"{process.program} ({process.pid})" for process in snapshot.processes]
-    shown = ", ".join(names[:MOST_NAMES]) + (
-        f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else ""
-    )
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
     if any(process.refused for process in snapshot.processes):
         return f"cannot read whether there is a rank among {shown}: root and their user can"
     return f"no rank number, no open GPU and no PyTorch in {shown}"
-
-
-MOST_NAMES = 3
-"""Maximum processes that the reason names."""
 
 
 def _rank(number: int, process: Process, doing: Activity, host: str) -> Rank:

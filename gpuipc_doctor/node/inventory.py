@@ -53,12 +53,10 @@ def merged(
 
 def _not_asked(told: Collection[str], foreign: bool, surveyed: bool) -> Iterator[Fact]:
     """A row for each fact that no worker could read."""
-    for name, where in LOOKED_FOR.items():
-        if name not in told:
-            yield Fact(name, None, where if surveyed else "not queried in a prolog")
-    for name, where in LOOKED_FOR_FOREIGN.items():
-        if name not in told:
-            yield Fact(name, None, where if foreign else "queried only on a real node, and not in a prolog")
+    elsewhere = "queried only on a real node, and not in a prolog"
+    reasons = {name: where if surveyed else "not queried in a prolog" for name, where in LOOKED_FOR.items()}
+    reasons |= {name: where if foreign else elsewhere for name, where in LOOKED_FOR_FOREIGN.items()}
+    yield from (Fact(name, None, why) for name, why in reasons.items() if name not in told)
 
 
 def facts_from_surveys(outcomes: Iterable[ProbeOutcome]) -> Iterator[Fact]:

@@ -10,7 +10,7 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -54,10 +54,7 @@ class Libraries:
 
     def all(self, soname: str) -> list[Library]:
         """Every file with this name that the loader knows, in the order of its search."""
-        files: dict[str, Library] = {}
-        for library in self._all(soname):
-            files.setdefault(self._tree.real_name(library.file), library)
-        return list(files.values())
+        return self._distinct(self._all(soname))
 
     def matching(self, pattern: str) -> list[Library]:
         """The file that a process loads for each matching soname (``*`` matches any text), without
@@ -66,8 +63,11 @@ class Libraries:
         sonames: dict[str, Library] = {}
         for library in self._all(pattern):
             sonames.setdefault(library.file.rpartition("/")[2], library)
+        return self._distinct(sonames.values())
+
+    def _distinct(self, libraries: Iterable[Library]) -> list[Library]:
         files: dict[str, Library] = {}
-        for library in sonames.values():
+        for library in libraries:
             files.setdefault(self._tree.real_name(library.file), library)
         return list(files.values())
 

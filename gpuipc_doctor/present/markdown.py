@@ -58,24 +58,16 @@ def _draw(block: Block) -> Iterator[str]:
         case Lines(lines):
             yield from (f"- {_escaped(line)}" for line in lines)
         case Verbatim(lines):
-            yield from _fenced([_as_it_stands(line) for line in lines])
+            # Fences that are longer than any fence in the lines (CommonMark 4.5); indents are kept.
+            longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
+            fence = "`" * max(3, longest + 1)
+            indents = (line[: len(line) - len(line.lstrip(" "))] for line in lines)
+            yield from (fence, *map(str.__add__, indents, map(sanitise, lines)), fence)
         case Parts(parts):
             yield f"- {_escaped(' · '.join(parts))}"
         case Group(blocks):
             for one in blocks:
                 yield from _draw(one)
-
-
-def _fenced(lines: Sequence[str]) -> Iterator[str]:
-    """Lines between fences that are longer than any fence in the lines (CommonMark 4.5)."""
-    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
-    fence = "`" * max(3, longest + 1)
-    yield from (fence, *lines, fence)
-
-
-def _as_it_stands(line: str) -> str:
-    """The line with its indentation, but without control sequences."""
-    return line[: len(line) - len(line.lstrip(" "))] + sanitise(line)
 
 
 def _row(cells: Sequence[str]) -> str:

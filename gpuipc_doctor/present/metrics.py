@@ -35,7 +35,8 @@ def exposition(metrics: Iterable[Metric], simulated: str) -> str:
     for name, about, samples in metrics:
         if known := {_labels(labels): value for labels, value in samples}:
             lines += [f"# HELP {_PREFIX}{name} {about}", f"# TYPE {_PREFIX}{name} gauge"]
-            lines += [f"{_PREFIX}{name}{labels} {_number(value)}" for labels, value in known.items()]
+            shown = {labels: f"{n:.15g}" if math.isfinite(n) else "NaN" for labels, n in known.items()}
+            lines += [f"{_PREFIX}{name}{labels} {number}" for labels, number in shown.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -56,10 +57,6 @@ def moment(started: str) -> list[Sample]:
 def _labels(labels: Mapping[str, str]) -> str:
     within = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
     return f"{{{within}}}" if labels else ""
-
-
-def _number(value: float) -> str:
-    return f"{value:.15g}" if math.isfinite(value) else "NaN"
 
 
 def _escaped(text: str) -> str:

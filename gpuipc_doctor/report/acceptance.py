@@ -23,12 +23,6 @@ LOOKS = {Verdict.ACCEPT: "PASS", Verdict.REJECT: "FAIL", Verdict.CANNOT_TELL: "E
 """Verdict → the status whose colour it has."""
 
 
-NOT_WHOLE = (
-    "the later report does not say that it has all checks of the acceptance tier: "
-    "write it with `gpuipc-doctor check --all`, of 0.3.0 or newer"
-)
-
-
 def applies(report: Report) -> bool:
     """Whether the report has the checks that accepting a node takes: `check --all`, above tier prolog."""
     return report.whole and report.tier > Tier.PROLOG
@@ -86,10 +80,6 @@ def reason(report: Report) -> str:
         return "no probe ran on a GPU"
     if left := cut_off(report):
         return f"the time budget ended before {counted(len(left), 'check')}: give the run a longer --budget"
-    return _accepted(report)
-
-
-def _accepted(report: Report) -> str:
     counts, lacking = digest.totals(report), dict(untested(report.checks, report.results))
     about = ", ".join(subject.title for subject in Subject if subject not in lacking)
     passed = f"{counted(counts[Status.PASS], 'check')} passed"
@@ -97,5 +87,7 @@ def _accepted(report: Report) -> str:
         passed += f", {counts[Status.WARN]} with a warning"
     if any(result.finding.key == "no-fabric" for result in report.results):
         lacking.pop(Subject.FABRIC, None)  # there is none to test
-    told = ", ".join(f"{subject.title} ({why})" for subject, why in lacking.items())
-    return f"{about or 'each GPU within one process'} ({passed})" + (f". Not tested: {told}" if told else "")
+    left_out = ", ".join(f"{subject.title} ({why})" for subject, why in lacking.items())
+    return f"{about or 'each GPU within one process'} ({passed})" + (
+        f". Not tested: {left_out}" if left_out else ""
+    )

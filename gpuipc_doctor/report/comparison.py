@@ -131,7 +131,10 @@ def _accepted(report: Report, required: Collection[Subject]) -> tuple[Verdict, s
     """The verdict on the node and its reason. Few checks can reject a node but not accept it."""
     verdict = acceptance.verdict(report)
     if verdict is Verdict.ACCEPT and not acceptance.applies(report):
-        return Verdict.CANNOT_TELL, acceptance.NOT_WHOLE
+        return Verdict.CANNOT_TELL, (
+            "the later report does not say that it has all checks of the acceptance tier: "
+            "write it with `gpuipc-doctor check --all`, of 0.3.0 or newer"
+        )
     untested = acceptance.untested(report.checks, report.results)
     lacking = [f"{subject.title} ({why})" for subject, why in untested.items() if subject in required]
     if verdict is Verdict.ACCEPT and lacking:

@@ -98,14 +98,13 @@ def _sides(before: Side, after: Side) -> Table:
             ("", "before", "after"),
             ("node", before.host, after.host),
             ("run at", *(side.started.replace("T", " ")[:19] for side in (before, after))),
-            ("tier", *(_tier(side) for side in (before, after))),
+            (
+                "tier",
+                *(s.tier.label + f", {s.repetitions} times" * (s.repetitions > 1) for s in (before, after)),
+            ),
             ("gpuipc-doctor", before.tool_version, after.tool_version),
         )
     )
-
-
-def _tier(side: Side) -> str:
-    return f"{side.tier.label}, {side.repetitions} times" if side.repetitions > 1 else side.tier.label
 
 
 def _devices(comparison: Comparison) -> Iterator[tuple[str, ...]]:

@@ -220,7 +220,11 @@ def _is_not_begun(results: Sequence[Result]) -> bool:
 def device_columns(checks: Mapping[str, Sequence[Result]], labels: Iterable[str]) -> tuple[Column, ...]:
     """The worst status of each check on each device and on the groups that contain it."""
     return tuple(
-        Column(label, tuple(_cell(r for r in c if _is_of(r, label)) for c in checks.values()))
+        # Pairs have columns of their own.
+        Column(
+            label,
+            tuple(_cell(r for r in c if label in r.devices and len(r.devices) != 2) for c in checks.values()),
+        )
         for label in labels
     )
 
@@ -235,10 +239,6 @@ def pair_columns(checks: Mapping[str, Sequence[Result]]) -> tuple[Column, ...]:
         Column(" > ".join(pair), tuple(_cell(r for r in c if r.devices == pair) for c in checks.values()))
         for pair in bad
     )
-
-
-def _is_of(result: Result, label: str) -> bool:
-    return label in result.devices and len(result.devices) != 2  # pairs have a column of their own
 
 
 def other_columns(checks: Mapping[str, Sequence[Result]]) -> tuple[Column, Column]:
@@ -351,7 +351,7 @@ def _remains(role: RoleOutcome, result: Result) -> Iterator[Item | Chain]:
         if frames:
             more = ["…"] if len(frames) > FRAMES else []
             yield Chain((f"{kind} stack of {role.role}: {frames[0]}", *frames[1:FRAMES], *more))
-    said = _said(result)
+    said = "\n".join((sentences.summary(result.finding), *sentences.evidence(result.finding)))
     if not role.native_stack:
         yield from (Item(f"kernel: {line}") for line in role.kernel[:PROCESSES] if line not in said)
     log = [line for line in role.log_tail if line.strip()]
@@ -361,10 +361,6 @@ def _remains(role: RoleOutcome, result: Result) -> Iterator[Item | Chain]:
     if log and log[-1] not in said:
         yield Item(f"{role.role} printed, among other lines:")
         yield from (Item(shorten(sanitise(line), LOG_COLUMNS), depth=2) for line in log)
-
-
-def _said(result: Result) -> str:
-    return "\n".join((sentences.summary(result.finding), *sentences.evidence(result.finding)))
 
 
 def evidence(paragraph: Paragraph, told: Container[str]) -> list[str]:

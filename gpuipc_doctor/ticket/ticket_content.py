@@ -37,7 +37,10 @@ def ticket(subject: Subject, component: Component | None, bundled: Sequence[str]
         said = list(_joined(chain.from_iterable(answer(subject) for answer in says)))
         parts.append(markdown.render(heading, said or [Lines(("nothing in the documents",))]))
     if absent:
-        parts.append(markdown.render("Still missing", [_wanted(ask, subject) for ask in absent]))
+        checks = " ".join(subject.checks) or "--all"
+        wanted = [(ask.what, ask.command.replace("CHECK", checks)) for ask in absent]
+        blocks = [Group((Entry("Missing", what), Verbatim((command,)))) for what, command in wanted]
+        parts.append(markdown.render("Still missing", blocks))
     parts.append(markdown.render("Where such reports go", _place(component, subject)))
     if bundled:
         parts.append(markdown.render("Bundle", [Lines(tuple(bundled))]))
@@ -64,11 +67,6 @@ def _preface(subject: Subject, absent: int) -> Iterator[str]:
         yield f"SIMULATED (profile {simulated[0]}): no real GPU was tested. Do not send it."
     yield f"{counted(absent, 'answer')} missing: see Still missing." if absent else "Nothing is missing."
     yield f"Made by gpuipc-doctor {__version__}. Read it before you send it, and delete this section."
-
-
-def _wanted(ask: Ask, subject: Subject) -> Block:
-    command = ask.command.replace("CHECK", " ".join(subject.checks) or "--all")
-    return Group((Entry("Missing", ask.what), Verbatim((command,))))
 
 
 def _place(component: Component | None, subject: Subject) -> Iterator[Block]:
