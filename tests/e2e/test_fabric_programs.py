@@ -48,20 +48,14 @@ def run(doctor: Command, tmp_path: Path) -> Run:
 @pytest.mark.parametrize(
     ("fi_info", "status", "words"),
     [
-        full(GOOD_INFO, "PASS", "libfabric 2.1.0"),
         (f'echo "libfabric:1:core: a warning" >&2; {GOOD_INFO}', "PASS", "libfabric 2.1.0"),
-        full(CRASH, "FAIL", "fi_info crashed: SIGSEGV"),
         ("exit 5", "FAIL", "fi_info failed: exit code 5: no output"),
         full(ENODATA, "WARN", "libfabric has no usable provider"),
         full("exit 0", "ERROR", "fi_info: exit code 0, but unreadable output: no output"),
         full("echo Kauderwelsch", "ERROR", "unreadable output: Kauderwelsch"),
-        full("echo provider:", "ERROR", "unreadable output: provider:"),
-        full(f"{GOOD_INFO}; exit 1", "FAIL", "fi_info failed: exit code 1"),
         full(LOADER, "ERROR", "error while loading shared libraries"),
         full(b"\x7fELF nonsense", "ERROR", "fi_info cannot start: Exec format error"),
-        full(r"printf '\377\376\377'", "ERROR", "unreadable output"),
         full(f"[ $1 = -v ] || kill -SEGV $$; {GOOD_INFO}", "FAIL", "fi_info crashed: SIGSEGV"),
-        full(f"[ $1 = -v ] || exit 3; {GOOD_INFO}", "FAIL", "fi_info failed: exit code 3"),
         full(f"[ $1 = -v ] || exec echo 2.1; {GOOD_INFO}", "ERROR", "unreadable output: 2.1"),
     ],
 )
@@ -96,7 +90,6 @@ END
     ("pingpong", "status", "words"),
     [
         (MEETS, "FAIL", "no result for 2 messages"),
-        full("exit 0", "FAIL", "no result for 2 messages"),
         full(LOADER, "ERROR", "fi_pingpong cannot start"),
         full(b"\x7fELF nonsense", "ERROR", "fi_pingpong cannot start: Exec format error"),
         full(CRASH, "FAIL", "fi_pingpong crashed"),

@@ -211,29 +211,20 @@ def watching_on_a_terminal() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("fault", "says", "code"),
+    ("fault", "says"),
     [
         (
             "{call: nvml-device-memory, nth: 3, do: lose-device}",
             "FAIL sampler: nvmlDeviceGetMemoryInfo #3 returned GPU is lost (15)",
-            12,
-        ),
-        (
-            "{call: nvml-device-memory, nth: 3, do: hang}",
-            "FAIL sampler: nvmlDeviceGetMemoryInfo #3 hung (10.1 s)",
-            12,
         ),
         (
             "{call: nvml-device-processes, nth: 2, do: segv}",
             "FAIL sampler: nvmlDeviceGetComputeRunningProcesses #2 ended the process by SIGSEGV",
-            12,
         ),
-        ("{call: nvml-init, do: hang}", "FAIL sampler: nvmlInit #1 hung (10.1 s)", 12),
+        ("{call: nvml-init, do: hang}", "FAIL sampler: nvmlInit #1 hung (10.1 s)"),
     ],
 )
-def test_lost_driver_is_one_clear_line(
-    doctor: Doctor, tmp_path: Path, fault: str, says: str, code: int
-) -> None:
+def test_lost_driver_is_one_clear_line(doctor: Doctor, tmp_path: Path, fault: str, says: str) -> None:
     profile = tmp_path / "ours.yaml"
     profile.write_text(
         "description: ours\n"
@@ -242,7 +233,7 @@ def test_lost_driver_is_one_clear_line(
         f"faults: [{fault}]\n"
     )
     ended = doctor("memory", "--simulate", str(profile), "--watch", "--interval", "0.1")
-    assert (ended.stderr, ended.returncode) == (f"gpuipc-doctor: {says}\n", code)
+    assert (ended.stderr, ended.returncode) == (f"gpuipc-doctor: {says}\n", 12)
 
 
 def test_lost_gpu_is_reported_and_the_other_watched_on(doctor: Doctor, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from gpuipc_doctor import node_name
-from gpuipc_doctor.site import config, layers
+from gpuipc_doctor.site import config
 from tests import golden
 from tests.e2e.conftest import Command, full
 from tests.unit.cli.test_pages import own_check
@@ -144,10 +144,7 @@ files: {files}
 @pytest.mark.parametrize(
     ("listed", "gres", "on_bus", "says"),
     [
-        full(8, 0, 0, ["PASS initialised"]),
-        full(7, 0, 0, ["FAIL fewer-than-expected", "PASS initialised"]),
         (4, 0, 0, ["WARN node-type-unclear", "PASS initialised"]),
-        full(4, 4, 0, ["PASS initialised"]),
         (4, 8, 0, ["FAIL fewer-than-expected", "PASS initialised"]),
         full(4, 0, 8, ["FAIL fewer-than-expected", "PASS initialised", "WARN not-listed"]),
     ],
@@ -175,33 +172,15 @@ def test_file_of_a_cluster_is_found_by_its_name(doctor: Command) -> None:
     assert shown.stdout.startswith(head)
 
 
-def test_values_of_a_node_type_apply_to_it() -> None:
-    perlmutter = config.load(layers.shipped() / "nersc-perlmutter.yaml")
-    assert perlmutter.of_node("login01", config.NodeGpus()).node.environment == {}
-    assert perlmutter.gpus_before_job == 0  # unknown for some of its nodes
-    delta = config.load(layers.shipped() / "ncsa-delta.yaml")
-    assert "MPICH_GPU_SUPPORT_ENABLED" in delta.node.environment
-    assert delta.of_node("cn001", config.NodeGpus()).node.environment == {}
-
-
 @pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.cuda
-@pytest.mark.parametrize(
-    ("name", "library"),
-    [
-        ("generic-openmpi-ucx", "openmpi/lib/libmpi.so.40"),
-        pytest.param("generic-pbs", "mpich50/lib/libmpi.so.12", marks=pytest.mark.full),
-    ],
-)
-def test_ranks_start_under_the_launcher_of_each_kind_of_site(
-    doctor: Command, name: str, library: str
-) -> None:
-    prefix = Path(os.environ["GPUIPC_TEST_MPI"]).resolve() / Path(library).parent.parent
-    command = ["check", "mpi-start", "--device", "cuda:0", "--no-workarounds", "--config", name]
+def test_ranks_start_under_the_launcher_of_a_generic_site(doctor: Command) -> None:
+    prefix = Path(os.environ["GPUIPC_TEST_MPI"]).resolve() / "openmpi"
+    command = ["check", "mpi-start", "--device", "cuda:0", "--no-workarounds"]
     environment = {**os.environ, "PATH": f"{prefix}/bin:{os.environ['PATH']}", "OPAL_PREFIX": str(prefix)}
-    library = str(prefix.parent / library)
-    ended = doctor(*command, "--simulate", "healthy-single", "--mpi-lib", library, env=environment)
+    command += ["--config", "generic-openmpi-ucx", "--mpi-lib", f"{prefix}/lib/libmpi.so.40"]
+    ended = doctor(*command, "--simulate", "healthy-single", env=environment)
     assert ended.returncode == 0, ended.stdout
 
 
