@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _ERROR = re.compile(r"error|fail|abort|assert|fatal", re.IGNORECASE)
 _WARNING = re.compile(r"warn", re.IGNORECASE)
@@ -25,6 +25,24 @@ _SIGNAL = re.compile(
 """The signal that ended a process, as Python's faulthandler, Open MPI, and MPICH or Intel MPI name it."""
 
 _IN_ERROR_STACK = re.compile(r"[\w@]+\(\d+\)\.*: ?(.*)$")
+
+
+_VARIES = re.compile(r"0x[0-9a-f]+|\d+")
+
+
+def shape(line: str) -> str:
+    """The line without what differs between processes that print the same: times, pids, ranks, addresses."""
+    return _VARIES.sub("#", line).strip()
+
+
+def by_shape(lines: Iterable[str]) -> dict[str, int]:
+    """The first line of each `shape`, with the number of lines of that shape."""
+    first: dict[str, str] = {}
+    times: dict[str, int] = {}
+    for line in lines:
+        same = first.setdefault(shape(line), line)
+        times[same] = times.get(same, 0) + 1
+    return times
 
 
 def how_telling(line: str) -> int:

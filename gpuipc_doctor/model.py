@@ -179,12 +179,24 @@ class EvidenceKind(enum.Enum):
     """The result of rerunning the probe with a workaround. ``values`` have ``outcome`` (a `Trial`), and
     ``env`` or ``without``."""
     CAUSE = "cause"
-    """What on this node explains the failure (`run.causes`); the summary begins with it."""
+    """What on this node explains the failure (`run.causes`); the summary begins with it. ``values`` have
+    ``shown`` (a `Shown`): see `Evidence.cause`."""
     RECOGNISED = "recognised"
     """A known issue or message that a failure's texts show (`recognition`): ``values`` have ``entry`` and
     ``confidence``."""
     ISSUE = "issue"
     """A related known issue; ``values["issue"]`` is its id."""
+
+
+class Shown(enum.Enum):
+    """How a cause was shown. What was shown in none of these ways is no cause."""
+
+    TRIED = "tried"
+    """The probe passes without it, and fails again with it."""
+    STATED = "stated"
+    """The failed call's code or own words name it."""
+    MEASURED = "measured"
+    """A limit that was reached, or a lack of what the failed step needs, was seen on this node."""
 
 
 class Trial(enum.Enum):
@@ -211,6 +223,10 @@ class Evidence:
     @classmethod
     def seen(cls, says: str, /, **values: Json) -> Evidence:
         return cls(EvidenceKind.SEEN, says, values)
+
+    @classmethod
+    def cause(cls, shown: Shown, says: str, values: Mapping[str, Json]) -> Evidence:
+        return cls(EvidenceKind.CAUSE, says, {**values, "shown": shown.value})
 
     @classmethod
     def control(cls, says: str, /, **values: Json) -> Evidence:
@@ -526,6 +542,8 @@ class Probe:
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the probe's workers if no launcher starts them: libraries read it when they
     are loaded."""
+    unset: frozenset[str] = frozenset()
+    """Variables that are removed from the environment of the probe's workers, launcher and ranks."""
     fresh: str = ""
     """``context`` if the probe needs contexts that no other probe used, because it ends them; else empty.
     Other probes of a tour share contexts."""

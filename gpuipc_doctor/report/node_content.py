@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from gpuipc_doctor.grouping import by_key
-from gpuipc_doctor.log_lines import most_telling
+from gpuipc_doctor.log_lines import by_shape, most_telling
 from gpuipc_doctor.model import EvidenceKind, Report, Result, RoleOutcome, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import (
@@ -347,20 +347,27 @@ def _is_unexplained(paragraph: Paragraph) -> bool:
 
 def _remains(role: RoleOutcome, result: Result) -> Iterator[Item | Chain]:
     python = tuple(takewhile(lambda frame: not frame.startswith(OUTERMOST), role.python_stack))
-    for kind, frames in (("python", python), ("native", role.native_stack)):
-        if frames:
-            more = ["…"] if len(frames) > FRAMES else []
-            yield Chain((f"{kind} stack of {role.role}: {frames[0]}", *frames[1:FRAMES], *more))
+    yield from _stack("native", role, role.native_stack)
     said = "\n".join((sentences.summary(result.finding), *sentences.evidence(result.finding)))
     if not role.native_stack:
         yield from (Item(f"kernel: {line}") for line in role.kernel[:PROCESSES] if line not in said)
-    log = [line for line in role.log_tail if line.strip()]
+    times = by_shape(line for line in role.log_tail if line.strip())
+    log = list(times)
     half = LOG_LINES // 2
     before, end = log[:-half], log[-half:]
     log = [*(most_telling(before, half) or before[:half]), *end]
     if log and log[-1] not in said:
         yield Item(f"{role.role} printed, among other lines:")
-        yield from (Item(shorten(sanitise(line), LOG_COLUMNS), depth=2) for line in log)
+        for line in log:
+            often = f" ×{times[line]}" if times[line] > 1 else ""
+            yield Item(f"{shorten(sanitise(line), LOG_COLUMNS)}{often}", depth=2)
+    yield from _stack("python", role, python)  # the checks' own code
+
+
+def _stack(kind: str, role: RoleOutcome, frames: Sequence[str]) -> Iterator[Chain]:
+    if frames:
+        more = ["…"] if len(frames) > FRAMES else []
+        yield Chain((f"{kind} stack of {role.role}: {frames[0]}", *frames[1:FRAMES], *more))
 
 
 def evidence(paragraph: Paragraph, told: Container[str]) -> list[str]:

@@ -47,7 +47,7 @@ from gpuipc_doctor.run import (
     site_expectations,
     workarounds,
 )
-from gpuipc_doctor.run.causes import controls, node_state, recognition
+from gpuipc_doctor.run.causes import controls, node_state, recognition, setting_trials
 from gpuipc_doctor.run.conclusions import Doubt, Ended, NotRun
 from gpuipc_doctor.run.discovery import ON_GPUS, Discovery, Found
 from gpuipc_doctor.run.open_drivers import OpenDrivers
@@ -384,9 +384,13 @@ def run(
             run.rerun_failures(mpi, facts, devices)
         else:
             run.try_what_may_help(facts, devices)
-        stated = {name: said.value for name, said in found.site.node.environment.items()}
-        environ, checks = {**os.environ, **stated}, run.planner.checks
-        causes.explain(run.log, seen, node_state.look, environ, facts, checks)
+        may_try = request.workarounds and request.tier > Tier.PROLOG
+        causes.explain(
+            *(run.log, seen, node_state.look, os.environ, facts, run.planner.checks),
+            of_site=found.site.node.environment,
+            mpi=stacks.mpi.family if stacks.mpi else "",
+            rerun=setting_trials.rerunning(run.schedule, run.planner) if may_try else None,
+        )
         if not request.checks:
             run.report_missing(found.site)
         run.report_untested(found.site)

@@ -200,10 +200,14 @@ class Planner:
         return Plan(tuple(infos), (*probes, *itertools.chain.from_iterable(rounds)), tuple(concluded))
 
     def rerun(
-        self, planned: PlannedProbe, env: Mapping[str, str], shorter: Probe | None = None
+        self,
+        planned: PlannedProbe,
+        env: Mapping[str, str],
+        shorter: Probe | None = None,
+        unset: frozenset[str] = frozenset(),
     ) -> PlannedProbe:
-        """The same probe, or a shorter replacement, with additional environment."""
-        probe = planned.probe
+        """The same probe, or a shorter replacement, with additional environment, or without variables."""
+        probe = replace(planned.probe, unset=unset)
         if shorter:
             probe = replace(shorter, env={**shorter.env, **env}, deadline_s=probe.deadline_s)
         elif launch := probe.launch:

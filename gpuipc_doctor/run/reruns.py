@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpuipc_doctor.log_lines import how_telling
+from gpuipc_doctor.log_lines import by_shape, how_telling, shape
 from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Finding, ProbeOutcome, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import conclusions
@@ -155,14 +155,13 @@ def _news(first: ProbeOutcome, second: ProbeOutcome) -> Iterator[Evidence]:
 
     Only the last `LINES` are reported, so the most relevant lines and the failed role's lines come last.
     """
-    said = {line for role in first.roles.values() for line in role.log_tail}
-    new = [
-        (role.role, line)
-        for role in sorted(second.roles.values(), key=lambda role: role.role == second.blamed)
-        for line in role.log_tail
-        if line.strip() and line not in said
-    ]
+    said = {shape(line) for role in first.roles.values() for line in role.log_tail}
+    by_role = sorted(second.roles.values(), key=lambda role: role.role == second.blamed)
+    by_line = {line: role.role for role in reversed(by_role) for line in role.log_tail if line.strip()}
+    times = by_shape(line for role in by_role for line in role.log_tail if line in by_line)
+    new = [(by_line[line], line) for line in times if shape(line) not in said]
     telling = [(role, line) for role, line in new if how_telling(line)]
     telling.sort(key=lambda told: how_telling(told[1]))
     for role, line in (telling if telling or any(map(how_telling, said)) else new)[-LINES:]:
-        yield Evidence(EvidenceKind.RERUN, "{role}: {line}", {"role": role, "line": line})
+        says = "{role}: {line} ×{times}" if times[line] > 1 else "{role}: {line}"
+        yield Evidence(EvidenceKind.RERUN, says, {"role": role, "line": line, "times": times[line]})

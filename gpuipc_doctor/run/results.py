@@ -19,6 +19,7 @@ from gpuipc_doctor.model import (
     RoleOutcome,
     Series,
     Status,
+    Trial,
 )
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.site.config import ExpectedGpus, Waiver
@@ -26,8 +27,8 @@ from gpuipc_doctor.site.config import ExpectedGpus, Waiver
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What is attached beside a finding: a ``cause`` in front of its evidence, with a ``remedy`` in place of
-    its own; or further ``evidence``, with a remedy if the finding has none."""
+    """What is attached beside a finding: a ``cause`` (`Evidence.cause`) in front of its evidence, with a
+    ``remedy`` in place of its own; or further ``evidence``, with a remedy if the finding has none."""
 
     cause: Evidence | None = None
     remedy: str = ""
@@ -54,6 +55,8 @@ class Entry:
     """Whether the findings are about a visit of a tour whose probe passes alone."""
     trials: list[Evidence] = field(default_factory=list)
     """What reruns, tried workarounds and controls showed of the findings in `to_cure`."""
+    without: dict[str, Trial] = field(default_factory=dict)
+    """Setting → what a rerun without it showed."""
     explanations: list[Explanation] = field(default_factory=list)
     decided: tuple[Finding, ...] = ()
     """The findings after a completed repetition, if it decides otherwise than `findings`."""
@@ -94,14 +97,14 @@ class Entry:
     def reported(self) -> list[Finding]:
         """The findings with what is attached beside them: trials, further evidence, and the first cause."""
         curable, found = self.to_cure, []
-        further = tuple(item for each in self.explanations for item in each.evidence)
+        further = tuple(item for each in self.explanations if not each.cause for item in each.evidence)
         cause = next((each for each in self.explanations if each.cause), None)
         completed = self.outcome is not None and self.outcome.completed
         for finding in self.standing:
             one = finding
-            if finding in curable:
-                one = Explanation(evidence=(*self.trials, *further)).beside(one)
             is_bad = finding.status in (Status.FAIL, Status.ERROR)
+            if finding in curable or is_bad:
+                one = Explanation(evidence=(*self.trials, *further)).beside(one)
             if cause and is_bad and (not completed or is_of_data(finding)):
                 one = cause.beside(one)
             found.append(one)

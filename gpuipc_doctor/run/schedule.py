@@ -338,9 +338,10 @@ class Schedule:
             if isinstance(again, ProbeOutcome) and self.tours.passes(planned, again):
                 take(planned, again)
 
-    def run_one(self, planned: PlannedProbe) -> Ended:
-        """Run a probe alone, with the whole budget."""
-        return self._reason_not_to_run(planned, self.until) or self._run_alone(planned, self.until)
+    def run_one(self, planned: PlannedProbe, most_s: float = math.inf) -> Ended:
+        """Run a probe alone, with the whole budget or ``most_s`` seconds of it."""
+        until = min(self.until, time.monotonic() + most_s)
+        return self._reason_not_to_run(planned, until) or self._run_alone(planned, until)
 
     def _run_alone(self, planned: PlannedProbe, until: float) -> Ended:
         if reason := self._reason_to_end(planned.check.id, until):

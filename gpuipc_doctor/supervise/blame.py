@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -36,6 +37,7 @@ from gpuipc_doctor.model import (
     Observed,
     ProbeOutcome,
     RoleOutcome,
+    Shown,
     Status,
 )
 from gpuipc_doctor.supervise import process_limits
@@ -72,7 +74,7 @@ def conclude(outcome: ProbeOutcome) -> Finding:
     is_short = found.key in ("out-of-memory", NO_ROOM)
     if not limit or found.status not in (Status.FAIL, Status.ERROR) or is_short:
         return found
-    cause = Evidence(EvidenceKind.CAUSE, process_limits.words(limit), {"limit": outcome.limits[limit]})
+    cause = Evidence.cause(Shown.STATED, process_limits.words(limit), {"limit": outcome.limits[limit]})
     return replace(
         found,
         key=process_limits.LIMITED,
@@ -329,14 +331,18 @@ def _explanation(log: Sequence[str]) -> str:
 
 
 def _so_far(outcome: ProbeOutcome) -> tuple[Evidence, ...]:
-    """What the roles observed before the failure; some of these observations are controls."""
-    return tuple(
-        Evidence(
-            EvidenceKind.CONTROL if name is Observed.CONTROL else EvidenceKind.BEFORE,
-            "before the failure ({role}, {name}): {said}",
-            {"role": role.role, "name": name.value, "said": said},
-        )
-        for role in outcome.roles.values()
-        for name in Observed
-        if (said := role.observed.get(name.value))
-    )
+    """What the roles observed before the failure; some of these observations are controls. What several roles
+    observed alike is one item."""
+    found: dict[tuple[str, str], Evidence] = {}
+    times: Counter[tuple[str, str]] = Counter()
+    for role in outcome.roles.values():
+        for name in Observed:
+            if said := role.observed.get(name.value):
+                kind = EvidenceKind.CONTROL if name is Observed.CONTROL else EvidenceKind.BEFORE
+                same = (name.value, said)
+                times[same] += 1
+                often = f" ×{times[same]}" if times[same] > 1 else ""
+                first = found[same].values if same in found else None
+                values = first or {"role": role.role, "name": name.value, "said": said}
+                found[same] = Evidence(kind, "before the failure ({role}, {name}): {said}" + often, values)
+    return tuple(found.values())

@@ -29,6 +29,11 @@ FEW = 256
 """Open files, and processes beside those of the same user, with which ranks of each MPI start."""
 
 
+_OUT_OF_REACH = {"address space": 16 << 40, "data": 64 << 30}
+"""Bytes that no worker reaches: a driver reserves addresses for the memory of the node and of its GPUs, some
+TiB; a worker itself writes some GiB."""
+
+
 class _Kind(NamedTuple):
     which: int
     says: str
@@ -48,7 +53,11 @@ _MEMORY = (
     r"can.t start new thread|pthread_create"
 )
 _OF_MEMORY = "OUT_OF_MEMORY|OutOfMemory|OPERATING_SYSTEM"
-_NO_PROCESS = r"Resource temporarily unavailable|can.t start new thread|pthread_create"
+NO_PROCESS = (
+    r"can.t start new thread|pthread_create|"
+    r"(fork|clone|spawn|exec|thread|process)\w*\b.*[Rr]esource temporarily unavailable"
+)
+"""Expression for what a program prints that may start no further process; a socket's EAGAIN reads alike."""
 
 _KINDS = {
     "address space": _Kind(
@@ -82,7 +91,7 @@ _KINDS = {
         "[Tt]oo many open files|EMFILE|Errno 24",
     ),
     "processes": _Kind(
-        resource.RLIMIT_NPROC, "this user's processes limited to {limit}", "-u", "NPROC", _NO_PROCESS
+        resource.RLIMIT_NPROC, "this user's processes limited to {limit}", "-u", "NPROC", NO_PROCESS
     ),
 }
 
@@ -122,7 +131,7 @@ def present() -> dict[str, int]:
     for name, kind in _KINDS.items():
         soft, hard = resource.getrlimit(kind.which)
         limit = soft if kind.which == resource.RLIMIT_CPU else hard
-        if limit == resource.RLIM_INFINITY:
+        if limit == resource.RLIM_INFINITY or limit >= _OUT_OF_REACH.get(name, limit + 1):
             continue
         if kind.which == resource.RLIMIT_NOFILE and limit >= FEW:
             continue

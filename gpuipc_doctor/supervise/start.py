@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,13 +52,17 @@ def imports(probe: Probe) -> set[str]:
     return {device.backend for device in probe.devices} | set(probe.imports)
 
 
-def environment_with(*additions: Mapping[str, str]) -> dict[str, str]:
-    """Our environment plus additions. Workers start elsewhere, so paths in PYTHONPATH become absolute."""
-    environment = dict(os.environ)
+def environment_with(*additions: Mapping[str, str], unset: Collection[str] = frozenset()) -> dict[str, str]:
+    """Our environment plus additions. Workers start elsewhere, so paths in PYTHONPATH become absolute.
+
+    ``unset``: variables to leave out; of lists only our own environment's part.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
     for addition in additions:
         for name, value in addition.items():
             present = environment.get(name) if name in _LISTS else None
-            environment[name] = f"{value}:{present}" if present else value
+            if name in _LISTS or name not in unset:
+                environment[name] = f"{value}:{present}" if present else value
     if paths := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(
             str(Path(path).absolute()) for path in paths.split(os.pathsep) if path
@@ -123,7 +127,7 @@ class Starter:
 
     def _child(self, role: str, peers: Sequence[socket.socket], *, is_later: bool = False) -> RunningRole:
         files = self._assign(role, is_later=is_later)
-        environment = environment_with(self.probe.env, self.node.env)
+        environment = environment_with(self.probe.env, self.node.env, unset=self.probe.unset)
         own = self._own(environment, role)
         if not any(name in visit.probe.concurrent for visit, name in self._stops_of(role)):
             own |= one_queue(self.probe.devices, environment)
@@ -144,7 +148,8 @@ class Starter:
         common = {"TMPDIR": str(self.temporary)} if self.temporary else dict[str, str]()
         files_of = {role: self._assign(role, ranks=len(self.probe.roles)) for role in self.probe.roles}
         preload = {"LD_PRELOAD": ":".join(launch.preload)} if launch.preload else {}
-        wanted = environment_with(common, launch.env, preload, self.node.env, self.node.rank_env)
+        additions = (common, launch.env, preload, self.node.env, self.node.rank_env)
+        wanted = environment_with(*additions, unset=self.probe.unset)
         wanted |= self._own(wanted)
         changes = {name: value for name, value in wanted.items() if os.environ.get(name) != value}
         plan = {
@@ -157,7 +162,7 @@ class Starter:
         command = launch.with_ranks(len(files_of))
         starter = python.script(rank.__file__, str(self.directory))
         log = self.directory / LAUNCHER_LOG
-        environment = environment_with(common, launch.env)
+        environment = environment_with(common, launch.env, unset=self.probe.unset)
         environment |= self._own(environment)
         for name in filter(_OF_ONE_PROCESS.match, os.environ):  # this process may itself be a rank
             environment.pop(name, None)

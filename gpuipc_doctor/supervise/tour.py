@@ -135,7 +135,7 @@ class Tour(Execution):
         return role.progress.waiting or is_late or role.process.poll()
 
     def _has_imported(self, probe: Probe) -> bool:
-        environment = environment_with(probe.env, self.node.env)
+        environment = environment_with(probe.env, self.node.env, unset=probe.unset)
         return self.servers.of(imports(probe), environment).has_imported()
 
     def _announce(self, baselines: Sequence[Baseline]) -> None:

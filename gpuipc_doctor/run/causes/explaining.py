@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuipc_doctor.api import Check
-from gpuipc_doctor.model import Evidence, EvidenceKind, Fact, Json
-from gpuipc_doctor.run.causes.node_state import Seen, list_of
+from gpuipc_doctor.model import Evidence, Fact, Json, Shown
+from gpuipc_doctor.run.causes.node_state import Seen
 from gpuipc_doctor.run.results import Entry, Explanation
 
 Trials = Sequence[Evidence]
@@ -25,28 +25,19 @@ class NodeFacts:
     entries: Sequence[Entry] = ()
     """All probes that ended."""
     failed: Sequence[Entry] = ()
-
-    @property
-    def _of_files(self) -> dict[str, tuple[str, str]]:
-        """Variable → value and place, of files of parameters."""
-        return {n: (value, where) for where, n, value in list_of(self.seen, "parameters") if n.isupper()}
-
-    @property
-    def environ(self) -> Mapping[str, str]:
-        """The variables that are set, also in files of parameters."""
-        return {**{name: value for name, (value, _) in self._of_files.items()}, **self.stated}
-
-    @property
-    def undo(self) -> Mapping[str, str]:
-        """Variable that is set in a file → what to do to unset it."""
-        files = self._of_files
-        return {name: f"remove {name} from {files[name][1]}" for name in files if name not in self.stated}
+    before: Seen = field(default_factory=dict)
+    """The node's state before the first probe; ``seen`` may be a later one."""
+    of_site: Mapping[str, str] = field(default_factory=dict)
+    """Variable of ``stated`` that the site config sets → ``file:line``."""
+    mpi: str = ""
+    """The family of the tested MPI (``openmpi``); empty without one."""
 
 
 Explainer = Callable[[Entry, NodeFacts, Trials], Iterator[Explanation]]
 
 
 def shown(
+    how: Shown,
     failed: Entry,
     says: str,
     values: Mapping[str, Json],
@@ -61,4 +52,4 @@ def shown(
     """
     completed = bool(failed.outcome and failed.outcome.completed)
     if (of_data or not completed) and explains(failed):
-        yield Explanation(cause=Evidence(EvidenceKind.CAUSE, says, values), remedy=remedy)
+        yield Explanation(cause=Evidence.cause(how, says, values), remedy=remedy)

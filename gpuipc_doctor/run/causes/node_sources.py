@@ -30,6 +30,9 @@ PRELOAD_FILE = "/etc/ld.so.preload"
 
 GROUP_FILE, GROUPS = "/proc/self/cgroup", "/sys/fs/cgroup"
 MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")  # of cgroup v2 and v1: cgroups(7)
+_COUNTS = {"oom_kill": "killed", "max": "full"}
+"""Lines of memory.events."""
+
 UNLIMITED_BYTES = 1 << 60
 """Larger limits of memory are none; v1 states 2^63 without the last page."""
 
@@ -60,8 +63,8 @@ def space(name: str) -> dict[str, object]:
 
 def job_step() -> object:
     """What holds for this job or container: its control groups' least ``memory`` in bytes and ``processes``
-    that it may still start, each with the group, how many of its processes the kernel has ``killed`` for want
-    of memory, and slurm.conf's ``propagated`` limits."""
+    that it may still start, each with the group; how many of its processes the kernel has ``killed`` for want
+    of memory, how often it was ``full``, and slurm.conf's ``propagated`` limits."""
     found: dict[str, object] = {}
     for group in _control_groups():
         for name in MEMORY_LIMITS:
@@ -70,8 +73,10 @@ def job_step() -> object:
             _keep_least(found, "processes", most - (_number(group / "pids.current") or 0), group)
         for line in (*lines_of(group / "memory.events"), *lines_of(group / "memory.oom_control")):
             name, _, times = line.partition(" ")
-            if name == "oom_kill" and times.isdigit():
-                found.setdefault("killed", int(times))
+            if name in _COUNTS and times.isdigit():
+                found.setdefault(_COUNTS[name], int(times))
+        if (failures := _number(group / "memory.failcnt")) is not None:
+            found.setdefault("full", failures)
     for file in SLURM_FILES:
         for line in lines_of(Path(file)):
             key, stated, value = line.partition("#")[0].partition("=")

@@ -80,6 +80,7 @@ def test_limit_that_was_reached_is_an_error_that_names_it(
         ({}, "mmap: Cannot allocate memory", {}),
         ({}, "", {"ending": Ending.DRIVER_ERROR, "fault": OOM}),
         ({"address space": 1 << 32}, "Too many open files", {}),
+        ({"processes": 50}, "socket: Resource temporarily unavailable", {}),
     ],
 )
 def test_failure_that_no_limit_explains_stays_a_fail(
@@ -110,6 +111,7 @@ print(resource.getrlimit(kind)[0], process_limits.started_with()[name], process_
     [
         ("-v", 1 << 30, -1, f"-1 {1 << 30} None"),
         ("-v", 1 << 30, 1 << 32, f"{1 << 32} {1 << 30} {1 << 32}"),
+        ("-v", 57 << 40, 57 << 40, f"{57 << 40} {57 << 40} None"),  # out of reach
         ("-f", 100, -1, "-1 100 None"),
         ("-n", 64, 128, "128 64 128"),
         ("-n", 64, 512, "512 64 None"),
