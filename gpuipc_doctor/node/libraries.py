@@ -175,8 +175,8 @@ def _ucx_modules(tree: Tree, library: Library | None) -> Fact:
     where = f"{tree.real_name(library.file).rpartition('/')[0]}/ucx"
     files = tree.glob(f"{where}/libuct_*.so*")
     modules = {file.rpartition("/libuct_")[2].partition(".so")[0] for file in files}
-    missing = f"no libuct_*.so in {where}"
-    return Fact("ucx-modules", " ".join(sorted(modules)) or None, where if modules else missing)
+    source = f"{where} of {library.file}" if modules else f"no libuct_*.so in {where}"
+    return Fact("ucx-modules", " ".join(sorted(modules)) or None, source)
 
 
 def _told(tree: Tree, mark: _Mark, library: Library) -> Fact:

@@ -13,6 +13,7 @@ LIBRARIES = {
     "libfabric-providers": "libfabric.so",
     "shs-libfabric": "libfabric.so",
     "ucx": "libucp.so",
+    "ucx-modules": "libucp.so",
     "psm2": "libpsm2.so",
 }
 """Inventory fact → prefix of its library's file name."""

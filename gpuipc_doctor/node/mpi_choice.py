@@ -92,7 +92,10 @@ def in_use(
     ``in_ranks``: the fabric libraries (`loaded.fabric`) that ranks had loaded, if known.
     """
     used = {stack.family: stack.version, "ucx": stack.ucx}
-    others = tuple(fact for fact in facts if fact.name not in COMPONENTS)
+    facts = tuple(facts)
+    is_only = {fact.value for fact in facts if fact.name == "ucx" and fact.value} == {stack.ucx}
+    left_out = COMPONENTS if is_only or in_ranks else COMPONENTS | {"ucx-modules"}  # perhaps of another UCX
+    others = tuple(fact for fact in facts if fact.name not in left_out)
     found = (*others, *(Fact(name, version, stack.library) for name, version in used.items() if version))
     return found if in_ranks is None else loaded.facts_of_loaded(found, in_ranks)
 

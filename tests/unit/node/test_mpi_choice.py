@@ -32,6 +32,20 @@ def test_ucx_in_use_is_the_one_of_the_mpi() -> None:
     assert values(stack) == {"nvidia-driver": "580.159.04", "mpich": "5.0.2", "ucx": "1.22.0"}
 
 
+def test_modules_are_those_of_the_ucx_in_use() -> None:
+    stack = MpiStack("mpich", "5.0.2", "/mpich/libmpi.so.12", Launch(()), ucx="1.22.0")
+    modules = Fact("ucx-modules", "cma ib", "/usr/lib/ucx of /usr/lib/libucp.so.0")
+    other, own = Fact("ucx", "1.18.1", "/usr"), Fact("ucx", "1.22.0", "/usr")
+    mine, theirs = ["/usr/lib/libucp.so.0"], ["/opt/libucp.so.0"]
+    for node, in_ranks, kept in (
+        ([own, modules], None, True),
+        ([own, other, modules], None, False),
+        ([own, other, modules], mine, True),
+        ([own, modules], theirs, False),
+    ):
+        assert (modules in in_use(node, stack, in_ranks)) is kept, (node, in_ranks)
+
+
 def test_mpi_without_device_memory_support_has_no_such_issues() -> None:
     stack = MpiStack("mpich", "5.0.2", "/mpich/libmpi.so.12", Launch(()), ucx="1.22.0")
     assert [fact.name for fact in relevant_facts(NODE, stack)] == ["nvidia-driver"]
