@@ -19,7 +19,7 @@ from gpuipc_doctor.files import writing
 from gpuipc_doctor.model import Exit, Node, Status
 from gpuipc_doctor.node import memory_content, memory_watching
 from gpuipc_doctor.node.memory_content import Growth
-from gpuipc_doctor.node.memory_usage import History, Sample
+from gpuipc_doctor.node.memory_usage import GpuUsers, History, Sample
 from gpuipc_doctor.present.terminal import table
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.request import Request
@@ -40,6 +40,7 @@ Show = Callable[[Sample, Growth], None]
     metavar="FILE",
     help="Append each sample of --watch to this file, as a line of JSON.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: one sample.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -50,31 +51,45 @@ def command(
     watch: bool,
     interval: float | None,
     log_file: Path | None,
+    as_json: bool,
 ) -> None:
     """Show how much memory of each GPU is in use, and by which processes.
 
     Reads NVML for NVIDIA GPUs, and the kernel for AMD GPUs. No context is created, so no device memory is
-    used. With --watch, growth is per minute over the last 30 samples; "level" means that no growth is
+    used. Also lists processes with device files open but without memory on a GPU, and files of CUDA, NCCL,
+    vLLM, PyTorch and UCX in /dev/shm that no process has open. Nothing is removed. GPUs are numbered in PCI
+    order. With --watch, growth is per minute over the last 30 samples; "level" means that no growth is
     distinguishable.
     """
     if not watch and (interval or log_file):
         raise click.UsageError("--interval and --log need --watch", ctx)
+    if watch and as_json:
+        raise click.UsageError("--json prints one sample; to write each of --watch, use --log", ctx)
     config = options.site_config(config_file)
     backends = Request(backend=backend).backends
     seconds = (interval or DEFAULT_INTERVAL_S) if watch else 0.0
     with options.node(simulate) as node, _log(log_file) as file, _screen(node, watch) as show:
-        history = History()
+        history, samples = History(), list[Sample]()
+        names = {"host": node_name.below(node.root), "simulated": node.simulated}
 
         def listen(sample: Sample) -> None:
             history.add(sample)
             if file:
-                line = memory_content.log_line(
-                    sample, history.growth, host=node_name.below(node.root), simulated=node.simulated
-                )
-                file.write(f"{line}\n")
-            show(sample, history.growth)
+                file.write(f"{memory_content.log_line(sample, history.growth, **names)}\n")
+            if watch:
+                show(sample, history.growth)
+            else:
+                samples.append(sample)
 
-        end = memory_watching.watch(node, backends, seconds, listen, start_up_s=config.start_up_s)
+        start_up_s = config.start_up_s
+        end = memory_watching.watch(node, backends, seconds, listen, start_up_s=start_up_s, users=not watch)
+    for sample in samples:
+        if as_json:
+            click.echo(memory_content.dumps(sample, history.growth, users=end.users, **names))
+        else:
+            _once(sample, history.growth, end.users, node)
+    if not as_json:
+        click.echo("".join(f"{line}\n" for line in memory_content.beside(end.users)), nl=False)
     if end.trouble:
         remedy = f"; {end.trouble.remedy}" if end.trouble.remedy else ""
         click.echo(
@@ -93,22 +108,28 @@ def _log(path: Path | None) -> AbstractContextManager[IO[str] | None]:
         return os.fdopen(writing.open_to_append(path), "a", buffering=1, encoding="utf-8")
 
 
+def _heading(node: Node) -> str:
+    return f"SIMULATED (profile {node.simulated}): no real GPU was read" if node.simulated else ""
+
+
 @contextmanager
 def _screen(node: Node, watch: bool) -> Iterator[Show]:
-    """A function that shows samples: as a table, redrawn while watching on a terminal; otherwise as lines."""
-    heading = f"SIMULATED (profile {node.simulated}): no real GPU was read" if node.simulated else ""
+    """A function that shows the samples of --watch: as a table, redrawn on a terminal; otherwise as lines."""
+    heading = _heading(node)
     if watch and can_redraw(sys.stdout):
         with _redrawn(heading) as show:
             yield show
         return
-    if heading:
+    if watch and heading:
         click.echo(heading)
-    yield _lines if watch else _once
+    yield _lines
 
 
-def _once(sample: Sample, growth: Growth) -> None:
+def _once(sample: Sample, growth: Growth, users: GpuUsers | None, node: Node) -> None:
+    if heading := _heading(node):
+        click.echo(heading)
     columns = len(memory_content.HEADERS) - 1  # one sample shows no growth
-    rows = [row[:columns] for row in memory_content.rows(sample, growth)]
+    rows = [row[:columns] for row in memory_content.rows(sample, growth, users)]
     click.echo(table(rows, memory_content.HEADERS[:columns], wrapped=1))
 
 

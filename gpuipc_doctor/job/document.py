@@ -55,7 +55,7 @@ class Process:
     settings: dict[str, str] = field(default_factory=dict)
     descriptors: int | None = None
     gpu: str = ""
-    """The one GPU on which the process has memory, as ``nvidia:3``; empty if unknown."""
+    """The one GPU on which the process has memory, as ``cuda:3``; empty if unknown."""
     gpu_busy: int | None = None
     """Utilisation of the process's GPU in percent; None if unknown."""
     gpu_watts: float | None = None
@@ -143,7 +143,7 @@ class Rank:
     helpers: tuple[str, ...] = ()
     """What the rank's helper processes do, such as a DataLoader's workers."""
     gpus: tuple[str, ...] = ()
-    """GPUs on which the process has memory, numbered as by the vendor's tools: ``nvidia:3``."""
+    """GPUs on which the process has memory, numbered as by the vendor's tools: ``cuda:3``."""
 
 
 class Cause(Enum):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LABEL = re.compile(r"(cuda|nvidia|hip|amd):\d+")
 
-_VENDORS = {"cuda": "nvidia", "hip": "amd"}
+_VENDORS = {"nvidia": "cuda", "amd": "hip"}
 
 START_UP_S = 60.0
 SHORT_START_UP_S = 8.0
@@ -31,7 +31,7 @@ def pids(label: str, node: Node) -> tuple[int, ...]:
     """
     vendor, _, number = label.partition(":")
     wanted = f"{_VENDORS.get(vendor, vendor)}:{number}"
-    gpus = _gpus(("cuda",) if wanted.startswith("nvidia") else ("hip",), node)
+    gpus = _gpus(("cuda",) if wanted.startswith("cuda") else ("hip",), node)
     found = next((gpu for gpu in gpus if gpu.label == wanted), None)
     if found is None:
         raise NoSuchJob(f"GPU {label} not found; found: {', '.join(gpu.label for gpu in gpus) or 'none'}")
@@ -77,7 +77,7 @@ def of_ranks(gpus: Sequence[GpuUse], ranks: Mapping[int, Process]) -> dict[int, 
     held = {pid: labels for pid, labels in holders(gpus).items() if len(labels) == 1}
     if all(process.pid in held for process in ranks.values()):
         return {rank: known[held[process.pid][0]] for rank, process in ranks.items()}
-    found = {rank: known.get(f"nvidia:{_index(process)}") for rank, process in ranks.items()}
+    found = {rank: known.get(f"cuda:{_index(process)}") for rank, process in ranks.items()}
     own = {rank: gpu for rank, gpu in found.items() if gpu}
     return own if len({gpu.label for gpu in own.values()}) == len(ranks) else {}
 

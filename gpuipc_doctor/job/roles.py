@@ -98,7 +98,7 @@ def roles(snapshot: Snapshot) -> Roles:
 
 
 def _number(gpu: str) -> tuple[str, int]:
-    """Sort key of a GPU such as ``nvidia:3``."""
+    """Sort key of a GPU such as ``cuda:3``."""
     vendor, _, number = gpu.partition(":")
     return vendor, int(number)
 

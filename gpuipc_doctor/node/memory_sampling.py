@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpuipc_doctor.api import DriverError, Worker
+from gpuipc_doctor.node import gpu_users
 from gpuipc_doctor.node.memory_sysfs import Amdgpu
 from gpuipc_doctor.node.memory_usage import GpuUse, ProcessUse, Sample
 from gpuipc_doctor.supervise.tree import name_of
@@ -35,7 +37,7 @@ class Nvidia:
                 gpus.append(self._gpu(index))
             except DriverError as error:
                 failed = error
-                gpus.append(GpuUse(f"nvidia:{index}", "", "", trouble=str(error)))
+                gpus.append(GpuUse(f"cuda:{index}", "", "", trouble=str(error)))
         if failed and all(gpu.trouble for gpu in gpus):
             raise failed
         return gpus
@@ -45,11 +47,9 @@ class Nvidia:
         name, pci = nvml.name(device), nvml.pci(device)
         total, used = self._memory(device)
         held = nvml.processes(device)
-        processes = (
-            None if held is None else tuple(ProcessUse(pid, name_of(pid), nbytes) for pid, nbytes in held)
-        )
+        processes = None if held is None else tuple(_of_each([*held, *nvml.drawing_processes(device)], total))
         busy, watts = nvml.load(device) if self._loads else (None, None)
-        return GpuUse(f"nvidia:{index}", pci, name, used, total, processes, busy=busy, watts=watts)
+        return GpuUse(f"cuda:{index}", pci, name, used, total, processes, busy=busy, watts=watts)
 
     def _memory(self, device: Any) -> tuple[int, int] | tuple[None, None]:
         try:
@@ -61,6 +61,19 @@ class Nvidia:
             return None, None
 
 
+def _of_each(held: Iterable[tuple[int, int | None]], total: int | None) -> Iterator[ProcessUse]:
+    """The use of each process, which may be listed for several MIG instances, and for drawing also.
+
+    A figure above the device's memory is none.
+    """
+    of_pid: dict[int, list[int | None]] = {}
+    for pid, used in held:
+        of_pid.setdefault(pid, []).append(None if used is None or used > (total or used) else used)
+    for pid, figures in of_pid.items():
+        known = [each for each in figures if each is not None]
+        yield ProcessUse(pid, name_of(pid), sum(known) if len(known) == len(figures) else None)
+
+
 def sample(w: Worker) -> None:
     """Record a `Sample` every ``interval`` seconds, or only one sample if that is 0. If no GPU can be read,
     record the reason (``absent``) and end."""
@@ -69,9 +82,13 @@ def sample(w: Worker) -> None:
     while gpus := [gpu for source in sources for gpu in source.read()]:
         w.tell(asdict(Sample(time.time(), tuple(gpus))))
         if not interval:
-            return
+            absent = []
+            break
         time.sleep(interval - (time.monotonic() - began) % interval)
     w.record(absent=absent)
+    if w.params.get("users"):
+        pids = {process.pid for gpu in gpus for process in gpu.processes or ()}
+        w.record(users=asdict(gpu_users.look(w, Path(w.params["root"]), pids)))
 
 
 def _sources(w: Worker) -> tuple[list[Source], list[str]]:

@@ -32,7 +32,7 @@ class Amdgpu:
         return [self._gpu(index, device) for index, device in enumerate(self._devices)]
 
     def _gpu(self, index: int, device: Path) -> GpuUse:
-        label, pci = f"amd:{index}", device.name
+        label, pci = f"hip:{index}", device.name
         name = self._text(device / "product_name")
         used, total = (self._number(device / f"mem_info_vram_{what}") for what in ("used", "total"))
         if used is None or total is None:

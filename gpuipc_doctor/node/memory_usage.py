@@ -25,7 +25,7 @@ class ProcessUse:
 class GpuUse:
     """A GPU with its used and total bytes.
 
-    ``label`` has the vendor tools' number (``nvidia:0``: `nvidia-smi`), which may differ from CUDA's or
+    ``label`` has the vendor tools' number (``cuda:0``: `nvidia-smi`), which may differ from CUDA's or
     HIP's. ``used`` and ``total`` are None if the driver has no such figures of this GPU, ``processes`` if the
     driver does not report them. ``trouble`` says why nothing else is known. ``busy`` (percent) and ``watts``
     are None unless asked for and reported by the driver.
@@ -78,6 +78,57 @@ class Holder:
     age_s: float | None = None
     has_parent: bool = True
     managed: int | None = None
+
+    @property
+    def about(self) -> Iterator[str]:
+        """What is known of the process, in words."""
+        if not self.is_alive:
+            yield "it has ended"
+            return
+        yield f"of {self.user}" if self.user else "hidden from this process"
+        if self.job:
+            yield f"Slurm job {self.job}"
+        if self.age_s is not None:
+            yield f"{age(self.age_s)} old"
+            yield "its parent is alive" if self.has_parent else "no parent is left but init"
+
+
+def age(seconds: float) -> str:
+    """A duration in its largest unit: ``3.2 h``."""
+    units = (("days", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+    unit, length = next((each for each in units if seconds >= each[1]), units[-1])
+    return f"{seconds / length:.1f} {unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUser:
+    """A process with device files of GPUs open, although it has memory on none."""
+
+    process: Holder
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftFile:
+    """A file in ``/dev/shm`` that no process has open; ``pid``: of its ended owner, if its name has one."""
+
+    name: str
+    held: int
+    user: str
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUsers:
+    """Who uses GPUs: the ``holders`` of memory, and others; and files that were left behind.
+
+    ``hidden``: why there may be more processes, and fewer files.
+    """
+
+    holders: tuple[Holder, ...] = ()
+    others: tuple[DeviceUser, ...] = ()
+    left: tuple[LeftFile, ...] = ()
+    hidden: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuipc_doctor.model import Finding, Node, Probe
 from gpuipc_doctor.node import memory_sampling
-from gpuipc_doctor.node.memory_usage import Sample
+from gpuipc_doctor.node.memory_usage import GpuUsers, Sample
 from gpuipc_doctor.report import documents
 from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.probe import Limits
@@ -33,6 +33,7 @@ class End:
     trouble: Finding | None = None
     absent: tuple[str, ...] = ()
     """Why no GPU could be read."""
+    users: GpuUsers | None = None
 
 
 def watch(
@@ -43,12 +44,14 @@ def watch(
     *,
     start_up_s: float,
     loads: bool = False,
+    users: bool = False,
 ) -> End:
     """Sample at this interval, or once if it is 0, until interrupted or the listener returns `ENOUGH`.
 
-    ``loads``: also read the GPUs' utilisation and power.
+    ``loads``: also read the GPUs' utilisation and power. ``users``: look who uses GPUs, after one sample.
     """
     params = {"interval": interval_s, "backends": list(backends), "root": node.root, "loads": loads}
+    params["users"] = users
     probe = Probe("", {"sampler": memory_sampling.sample}, params=params, deadline_s=interval_s + DEADLINE_S)
     with (
         Session(node, Limits(start_up_s=start_up_s)) as session,
@@ -70,4 +73,6 @@ def watch(
         return End()
     if not outcome.completed:
         return End(blame.conclude(outcome))
-    return End(absent=tuple(outcome.records["sampler"].get("absent", ())))
+    told = outcome.records["sampler"]
+    found = documents.load(GpuUsers, told["users"]) if "users" in told else None
+    return End(absent=tuple(told.get("absent", ())), users=found)

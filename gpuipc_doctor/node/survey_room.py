@@ -57,7 +57,7 @@ def _room(w: Worker, nvml: Nvml, device: Any) -> Iterator[Room]:
         return
     held: dict[int, int | None] = {**dict(nvml.drawing_processes(device)), **dict(listed)}
     with w.armed("read /proc"):
-        holders = tuple(_holder(root, pid, nbytes, w.params["names"]) for pid, nbytes in held.items())
+        holders = tuple(holder_of(root, pid, nbytes, w.params["names"]) for pid, nbytes in held.items())
     hidden = "" if w.params["sees_all"] else rights.hiding()
     if any(nbytes is None for nbytes in held.values()):
         hidden = "NVML does not tell how much each of them holds"
@@ -77,13 +77,14 @@ def _is_numa(root: Path, pci: str) -> bool:
     return "online" in quietly(root / f"proc/driver/nvidia/gpus/{pci}/numa_status").lower()
 
 
-def _holder(root: Path, pid: int, held: int | None, may_look_up: bool) -> Holder:
+def holder_of(root: Path, pid: int, held: int | None, may_look_up: bool) -> Holder:
+    """What ``/proc`` tells of a process. ``may_look_up``: see `look`."""
     of_node = root / "proc" / str(pid)
     proc = of_node if of_node.is_dir() else Path("/proc") / str(pid)
     name, _, rest = quietly(proc / "stat").partition("(")[2].rpartition(")")
     fields = rest.split()
     if len(fields) < 20:
-        return Holder(pid, held, is_alive=_is_alive(pid))
+        return Holder(pid, held, is_alive=is_alive(pid))
     up_s = (quietly(root / "proc/uptime") or quietly(Path("/proc/uptime"))).partition(" ")[0]
     age_s = float(up_s or 0) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     parent = int(fields[1])
@@ -93,7 +94,7 @@ def _holder(root: Path, pid: int, held: int | None, may_look_up: bool) -> Holder
         pid,
         held,
         name,
-        user=_user(root, int(uid[1]), may_look_up) if uid else "",
+        user=user_of(root, int(uid[1]), may_look_up) if uid else "",
         job=job[1] if job else "",
         age_s=max(age_s, 0.0),
         has_parent=parent > 1,
@@ -101,7 +102,7 @@ def _holder(root: Path, pid: int, held: int | None, may_look_up: bool) -> Holder
     )
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -111,7 +112,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _user(root: Path, uid: int, may_look_up: bool) -> str:
+def user_of(root: Path, uid: int, may_look_up: bool) -> str:
     if may_look_up and root == Path("/"):
         with suppress(KeyError):
             return pwd.getpwuid(uid).pw_name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -129,26 +129,7 @@ def without_probes(plan: Plan) -> Plan:
 
 
 def _evidence(holder: Holder) -> Evidence:
-    about = ", ".join(_about(holder))
+    about = ", ".join(holder.about)
     values: dict[str, Json] = {"pid": holder.pid, "name": holder.name, "held": holder.held, "about": about}
     says = "process {pid}{name:aside} holds {held:mib}: {about}"
     return Evidence(EvidenceKind.HOLDER, says, values)
-
-
-def _about(holder: Holder) -> Iterator[str]:
-    if not holder.is_alive:
-        yield "it has ended"
-        return
-    yield f"of {holder.user}" if holder.user else "hidden from this process"
-    if holder.job:
-        yield f"Slurm job {holder.job}"
-    if holder.age_s is not None:
-        yield f"{age(holder.age_s)} old"
-        yield "its parent is alive" if holder.has_parent else "no parent is left but init"
-
-
-def age(seconds: float) -> str:
-    """A duration in its largest unit: ``3.2 h``."""
-    units = (("days", 86_400), ("h", 3600), ("min", 60), ("s", 1))
-    unit, length = next((each for each in units if seconds >= each[1]), units[-1])
-    return f"{seconds / length:.1f} {unit}"

@@ -47,6 +47,9 @@ def prepare(profile: str, state_dir: Path) -> Node:
     for name, text in claimed_files(described).items():
         path = root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
+        if re.fullmatch(r"/proc/\d+/fd/\d+", name):
+            path.symlink_to(text)  # what the process has open
+            continue
         path.write_text(text)
         if text.startswith("#!"):
             path.chmod(0o755)

@@ -32,6 +32,9 @@ _FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _ON_OFF = {0: "off", 1: "on"}
 
+_INSTANCE = ("gpuInstanceId", "computeInstanceId")
+"""Fields of ``nvmlProcessInfo_t`` that name the MIG instance, since version 2."""
+
 
 class GpuMemory(NamedTuple):
     """Bytes of a GPU. ``used`` is without the driver's own reservation, unless ``has_reservation``."""
@@ -109,13 +112,23 @@ class Nvml:
         return GpuMemory(memory.total, memory.used, memory.free)
 
     def processes(self, device: Any) -> list[tuple[int, int | None]] | None:
-        """Processes with a context on the GPU → their bytes; None if this driver does not list them."""
+        """Processes with a context on the GPU → their bytes; None if this driver does not list them.
+
+        A process is listed once for each MIG instance. If listed twice for one, the larger figure counts.
+        """
         for function in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2"):
             try:
-                return [(process.pid, process.usedGpuMemory) for process in self.call(function, device)]
+                found = self.call(function, device)
             except DriverError as error:
                 if error.fault.code != _FUNCTION_NOT_FOUND:
                     return None
+                continue
+            once: dict[tuple[int, ...], int | None] = {}
+            for process in found:
+                key = process.pid, *(getattr(process, name, 0) for name in _INSTANCE)
+                figures = [once.get(key), process.usedGpuMemory]
+                once[key] = max((each for each in figures if each is not None), default=None)
+            return [(pid, used) for (pid, *_), used in once.items()]
         return None
 
     def drawing_processes(self, device: Any) -> list[tuple[int, int | None]]:

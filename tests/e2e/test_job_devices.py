@@ -46,7 +46,7 @@ def test_growth_of_device_memory_has_a_rank_and_a_slope(library: str, tmp_path: 
     messages = grown["descriptors"].per_minute
     assert grown["device memory"].per_minute == pytest.approx(4 * MIB * messages, rel=0.05)
     assert grown["device memory"].low <= 4 * MIB * messages <= grown["device memory"].high * 1.05
-    assert [rank.gpus for rank in report.ranks] == [("nvidia:0",), ("nvidia:1",)]
+    assert [rank.gpus for rank in report.ranks] == [("cuda:0",), ("cuda:1",)]
 
 
 @pytest.mark.full
@@ -68,4 +68,4 @@ def test_jobs_are_found_by_their_gpu(tmp_path: Path) -> None:
         with pytest.raises(NoSuchJob, match="GPU cuda:7 not found"):
             here.report(Request(), "cuda:7", tmp_path, node=node)
     assert [rank.rank for rank in report.ranks] in ([0, 1], [1]), "the job of the process on the GPU"
-    assert report.ranks[-1].gpus == ("nvidia:1",)
+    assert report.ranks[-1].gpus == ("cuda:1",)

@@ -56,7 +56,7 @@ def test_processes_and_their_growth_are_shown() -> None:
         end = watching.watch(node, ("cuda", "hip"), 0.1, listen, start_up_s=60)
         remote.exit()
     assert end == watching.End()
-    for key in ("nvidia:0", 0), ("nvidia:0", remote.pid):
+    for key in ("cuda:0", 0), ("cuda:0", remote.pid):
         growth = history.growth(key)
         assert growth is not None
         assert growth > 0
@@ -66,10 +66,10 @@ def test_once(doctor: Doctor) -> None:
     ended = doctor("memory", "--simulate", "memory-lost", "--backend", "cuda")
     assert ended.stdout.splitlines() == [
         "SIMULATED (profile memory-lost): no real GPU was read",
-        "GPU       what          used        of",
-        "--------  ------------  ----------  ----------",
-        "nvidia:0  NVIDIA H200   138.95 GiB  139.00 GiB",
-        "          (no process)  138.95 GiB",
+        "GPU     what          used        of",
+        "------  ------------  ----------  ----------",
+        "cuda:0  NVIDIA H200   138.95 GiB  139.00 GiB",
+        "        (no process)  138.95 GiB",
     ]
     assert (ended.stderr, ended.returncode) == ("", 0)
 
@@ -78,12 +78,32 @@ def test_gpu_without_memory_figures_is_shown_with_what_is_known(doctor: Doctor) 
     ended = doctor("memory", "--simulate", "gb10", "--backend", "cuda")
     assert ended.stdout.splitlines() == [
         "SIMULATED (profile gb10): no real GPU was read",
-        "GPU       what                   used     of",
-        "--------  ---------------------  -------  -------",
-        "nvidia:0  NVIDIA GB10            unknown  unknown",
-        "          (not counted by NVML)",
+        "GPU     what                   used     of",
+        "------  ---------------------  -------  -------",
+        "cuda:0  NVIDIA GB10            unknown  unknown",
+        "        (not counted by NVML)",
     ]
     assert (ended.stderr, ended.returncode) == ("", 0)
+
+
+def test_one_sample_tells_who_uses_gpus_in_json(doctor: Doctor) -> None:
+    ended = doctor("memory", "--simulate", "gpu-users", "--json")
+    told = json.loads(ended.stdout)
+    jsonschema.validate(told, json.loads(memory_content.SCHEMA.read_text()))
+    users = told["users"]
+    assert [(holder["pid"], holder["user"], holder["has_parent"]) for holder in users["holders"]] == [
+        (4711, "alice", False)
+    ]
+    assert [(each["process"]["pid"], each["files"]) for each in users["others"]] == [
+        (4800, ["/dev/nvidia1", "/dev/nvidiactl"])
+    ]
+    assert [(left["name"], left["pid"]) for left in users["left"]] == [
+        ("/dev/shm/cuda.shm.1000.3d0901.1", 4000001),
+        ("/dev/shm/nccl-Ab12Cd", None),
+        ("/dev/shm/torch_4000002_123_0", 4000002),
+    ]
+    refused = doctor("memory", "--simulate", "gpu-users", "--json", "--watch")
+    assert (refused.returncode, "--json prints one sample" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -103,7 +123,7 @@ def test_watching_ends_cleanly_on_a_signal(tmp_path: Path, number: signal.Signal
     assert (complaints, watching.returncode) == ("", 0)
     heading, *told = printed.splitlines()
     assert heading == "SIMULATED (profile healthy-cuda): no real GPU was read"
-    assert all(re.fullmatch(r"\S+ nvidia:[01] NVIDIA H200: 0 MiB of 139\.00 GiB.*", line) for line in told)
+    assert all(re.fullmatch(r"\S+ cuda:[01] NVIDIA H200: 0 MiB of 139\.00 GiB.*", line) for line in told)
     schema = json.loads(memory_content.SCHEMA.read_text())
     for line in lines.read_text().splitlines():
         jsonschema.validate(json.loads(line), schema)
@@ -244,8 +264,8 @@ def test_lost_gpu_is_reported_and_the_other_watched_on(doctor: Doctor, tmp_path:
     )
     ended = doctor("memory", "--simulate", str(profile))
     shown = " ".join(ended.stdout.split())
-    assert "nvidia:0 nvmlDeviceGetMemoryInfo returned GPU is lost (15)" in shown
-    assert "nvidia:1 NVIDIA H200 0 MiB 139.00 GiB" in shown
+    assert "cuda:0 nvmlDeviceGetMemoryInfo returned GPU is lost (15)" in shown
+    assert "cuda:1 NVIDIA H200 0 MiB 139.00 GiB" in shown
     assert (ended.stderr, ended.returncode) == ("", 0)
 
 

@@ -31,6 +31,7 @@ BLOCK = re.compile(r"```console\n\$ gpuipc-doctor (?P<arguments>.*)\n(?P<screen>
 PASSING = (
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"), "2026-11-20 12:00:00"),
     (re.compile(r"\b\d+\.\d s ·"), "3.2 s ·"),
+    (re.compile(r"\bof uid \d+\b"), "of uid 0"),
     (re.compile(r"((?:caught|invented).* {2,})\d+\.\d$", re.MULTILINE), r"\g<1>2.0"),
     (re.compile(r"drills in \d+ s"), "drills in 30 s"),
     (re.compile(r"(3\.2 s · 2026-11-20 12:00:00) ·\n  (gpuipc-doctor \S+)$", re.MULTILINE), r"\1 · \2"),

@@ -92,8 +92,8 @@ def test_memory_has_what_another_process_holds(node: EmulatedNode) -> None:
         assert holder.stdout.readline() == "held\n"
         ended = run(node, *DOCTOR, "memory")
         holder.communicate()
-    used = re.findall(r"^(amd:\d) .* (\d\.\d\d) GiB +3.00 GiB$", ended.stdout, re.MULTILINE)
-    assert [(gpu, float(gib) >= 1) for gpu, gib in used] == [("amd:0", True)], ended.stdout
+    used = re.findall(r"^(hip:\d) .* (\d\.\d\d) GiB +3.00 GiB$", ended.stdout, re.MULTILINE)
+    assert [(gpu, float(gib) >= 1) for gpu, gib in used] == [("hip:0", True)], ended.stdout
 
 
 @pytest.mark.full  # test_prolog_passes… starts checks as well; fleets are tested on simulated nodes

@@ -40,13 +40,11 @@ def used(label: str, *pids: int) -> GpuUse:
 
 
 def test_late_rank_is_shown_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver_says(monkeypatch, used("nvidia:0", 4000, 77), used("nvidia:3", 4001), used("nvidia:4", 4001))
+    driver_says(monkeypatch, used("cuda:0", 4000, 77), used("cuda:3", 4001), used("cuda:4", 4001))
     held = gpu_holders.holders(gpu_holders.now(Node()))
     found = replace(LATE, ranks=tuple(replace(rank, gpus=held[rank.pid]) for rank in LATE.ranks))
-    assert [each.gpus for each in found.ranks] == [("nvidia:0",), ("nvidia:3", "nvidia:4")]
-    assert "rank 1: n1, pid 4001 (app), nvidia:3, nvidia:4" in job_content.screen(
-        found, width=80, color=False
-    )
+    assert [each.gpus for each in found.ranks] == [("cuda:0",), ("cuda:3", "cuda:4")]
+    assert "rank 1: n1, pid 4001 (app), cuda:3, cuda:4" in job_content.screen(found, width=80, color=False)
 
 
 def test_driver_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +56,7 @@ def test_driver_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch
 
 
 def test_gpu_whose_processes_are_not_listed_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver_says(monkeypatch, GpuUse("nvidia:0", "", "H200", processes=None))
+    driver_says(monkeypatch, GpuUse("cuda:0", "", "H200", processes=None))
     assert gpu_holders.holders(gpu_holders.now(Node())) == {}
     driver_says(monkeypatch)
     with pytest.raises(NoSuchJob, match=r"no libnvidia-ml\.so\.1"):
@@ -66,7 +64,7 @@ def test_gpu_whose_processes_are_not_listed_is_no_answer(monkeypatch: pytest.Mon
 
 
 def test_gpu_of_a_rank_is_found_by_its_pid_else_by_its_number_on_the_node() -> None:
-    gpus = [replace(used(f"nvidia:{n}", 500 + n), busy=100, watts=170.0 + n) for n in range(4)]
+    gpus = [replace(used(f"cuda:{n}", 500 + n), busy=100, watts=170.0 + n) for n in range(4)]
 
     def ranks(first: int, visible: str = "") -> dict[int, Process]:
         settings = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
@@ -78,8 +76,8 @@ def test_gpu_of_a_rank_is_found_by_its_pid_else_by_its_number_on_the_node() -> N
     def found(ranks: dict[int, Process]) -> list[str]:
         return [gpu.label for gpu in gpu_holders.of_ranks(gpus, ranks).values()]
 
-    assert found(ranks(502)) == ["nvidia:2", "nvidia:3"]
-    assert found(ranks(40)) == ["nvidia:0", "nvidia:1"]  # pids of a container
-    assert found(ranks(40, "3,1")) == ["nvidia:3", "nvidia:1"]
+    assert found(ranks(502)) == ["cuda:2", "cuda:3"]
+    assert found(ranks(40)) == ["cuda:0", "cuda:1"]  # pids of a container
+    assert found(ranks(40, "3,1")) == ["cuda:3", "cuda:1"]
     assert found(ranks(40, "3")) == []  # two ranks on one GPU: whose load it is cannot be told
     assert found(ranks(40, "GPU-8f2c")) == []

@@ -104,7 +104,7 @@ def test_parent_and_child_that_both_use_gpus_are_two_ranks() -> None:
 
 
 def on_gpu(number: int, of: Process) -> Process:
-    return replace(of, gpu=f"nvidia:{number}")
+    return replace(of, gpu=f"cuda:{number}")
 
 
 def test_ranks_of_ray_are_numbered_by_their_gpus() -> None:

@@ -35,17 +35,17 @@ def sample(number: int = 0) -> Sample:
         NOON + 2 * number,
         (
             GpuUse(
-                "nvidia:0",
+                "cuda:0",
                 "0000:65:00.0",
                 "NVIDIA H200",
                 leaking + 3 * GIB,
                 H200,
                 (ProcessUse(41213, "python3", leaking), ProcessUse(41377, "ucx_perftest\x1b[31m", 520 * MIB)),
             ),
-            GpuUse("nvidia:1", "0000:75:00.0", "NVIDIA H200", 512 * MIB, H200, None),
-            GpuUse("nvidia:2", "", "", trouble="nvmlDeviceGetMemoryInfo_v2 returned GPU is lost (15)"),
-            GpuUse("nvidia:3", "000f:01:00.0", "NVIDIA GB10", None, None, (ProcessUse(512, "vllm", GIB),)),
-            GpuUse("amd:0", "0000:c1:00.0", "", GIB, 128 * GIB, (ProcessUse(99, "", None),)),
+            GpuUse("cuda:1", "0000:75:00.0", "NVIDIA H200", 512 * MIB, H200, None),
+            GpuUse("cuda:2", "", "", trouble="nvmlDeviceGetMemoryInfo_v2 returned GPU is lost (15)"),
+            GpuUse("cuda:3", "000f:01:00.0", "NVIDIA GB10", None, None, (ProcessUse(512, "vllm", GIB),)),
+            GpuUse("hip:0", "0000:c1:00.0", "", GIB, 128 * GIB, (ProcessUse(99, "", None),)),
         ),
     )
 
@@ -59,29 +59,29 @@ def watched() -> History:
 
 
 def test_growth_is_reported_per_minute(watched: History) -> None:
-    assert watched.growth(("nvidia:0", 0)) == pytest.approx(270 * MIB)
-    assert watched.growth(("nvidia:0", 41213)) == pytest.approx(270 * MIB)
-    assert watched.growth(("nvidia:0", 41377)) == 0.0
-    assert watched.growth(("nvidia:1", 0)) == 0.0
-    assert watched.growth(("nvidia:2", 0)) is None
-    assert watched.growth(("nvidia:3", 0)) is None
-    assert watched.growth(("nvidia:3", 512)) == 0.0
-    assert watched.growth(("amd:0", 99)) is None
+    assert watched.growth(("cuda:0", 0)) == pytest.approx(270 * MIB)
+    assert watched.growth(("cuda:0", 41213)) == pytest.approx(270 * MIB)
+    assert watched.growth(("cuda:0", 41377)) == 0.0
+    assert watched.growth(("cuda:1", 0)) == 0.0
+    assert watched.growth(("cuda:2", 0)) is None
+    assert watched.growth(("cuda:3", 0)) is None
+    assert watched.growth(("cuda:3", 512)) == 0.0
+    assert watched.growth(("hip:0", 99)) is None
 
 
 def test_few_jumps_are_no_growth() -> None:
     history = History()
     for number in range(30):
         used = GIB + (512 * MIB if number in (7, 8, 20) else 0)
-        history.add(Sample(NOON + number, (GpuUse("nvidia:0", "", "", used, 2 * GIB),)))
-    assert history.growth(("nvidia:0", 0)) == 0.0
+        history.add(Sample(NOON + number, (GpuUse("cuda:0", "", "", used, 2 * GIB),)))
+    assert history.growth(("cuda:0", 0)) == 0.0
 
 
 def test_ended_processes_are_forgotten(watched: History) -> None:
-    watched.add(Sample(NOON + 90, (GpuUse("nvidia:0", "", "", GIB, 2 * GIB, ()),)))
-    assert watched.growth(("nvidia:0", 41213)) is None
+    watched.add(Sample(NOON + 90, (GpuUse("cuda:0", "", "", GIB, 2 * GIB, ()),)))
+    assert watched.growth(("cuda:0", 41213)) is None
     watched.add(sample(46))
-    assert watched.growth(("nvidia:0", 41213)) is None  # another process with the same pid
+    assert watched.growth(("cuda:0", 41213)) is None  # another process with the same pid
 
 
 def test_table(watched: History) -> None:
@@ -109,7 +109,7 @@ def test_log_line_matches_its_schema(watched: History) -> None:
     assert (shared["used_bytes"], shared["total_bytes"], shared["trouble"]) == (None, None, "")
     assert shared["processes"][0]["used_bytes"] == GIB
     assert amd["processes"] == [{"pid": 99, "name": "", "used_bytes": None, "growth_bytes_per_minute": None}]
-    for wrong in ({"format": 2}, {"gpus": []}, {"gpus": [{**first, "used_bytes": -1}]}):
+    for wrong in ({"format": 1}, {"gpus": []}, {"gpus": [{**first, "used_bytes": -1}]}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**line, **wrong}, schema)
 
@@ -153,7 +153,7 @@ def test_amd_gpus_are_read_from_the_kernels_files(
     }.items():
         write(name, f"{text}\n")
     assert Amdgpu(worker, tmp_path).read() == [
-        GpuUse("amd:0", "0000:c1:00.0", "", GIB, 128 * GIB, (ProcessUse(nobody, "", 512 * MIB),))
+        GpuUse("hip:0", "0000:c1:00.0", "", GIB, 128 * GIB, (ProcessUse(nobody, "", 512 * MIB),))
     ]
 
 
@@ -165,7 +165,7 @@ def test_apu_without_memory_of_its_own_has_no_figures_instead_of_zeros(
     for name, text in {"vendor": "0x1002", "class": "0x120000", "mem_info_vram_total": "0"}.items():
         write(f"{device}/{name}", f"{text}\n")
     write(f"{device}/mem_info_vram_used", "0\n")
-    assert Amdgpu(worker, tmp_path).read() == [GpuUse("amd:0", "0000:c1:00.0", "", None, None)]
+    assert Amdgpu(worker, tmp_path).read() == [GpuUse("hip:0", "0000:c1:00.0", "", None, None)]
 
 
 def test_amd_gpu_without_its_driver_reports_the_missing_part(
