@@ -40,7 +40,6 @@ ODD = {
 FAULTY = {
     "abort-ipc-open": ("cuda", "ipc-histories"),
     "amd-vmm-context-import": ("hip", "ipc-vmm"),
-    "close-ends-block": ("cuda", "ipc-handles"),
     "close-leaks-odd-size": ("cuda", "ipc-release"),
     "close-snapshots": ("hip", "ipc-pool", "ipc-concurrent"),
     "copy-on-device-skipped": ("cuda", "ipc-peer", "driver-pool-reuse"),
@@ -53,7 +52,6 @@ FAULTY = {
     "nvidia-455.32.00": ("cuda", "known-versions"),
     "pool-never-trims": ("hip", "driver-pool-release"),
     "stale-part": ("hip", "ipc-stale"),
-    "third-in-block-wrong": ("hip", "ipc-reopen"),
     "unmap-wipes-later": ("cuda", "ipc-vmm-release"),
 }
 """Faulty nodes → the driver and checks that meet the fault in every run.

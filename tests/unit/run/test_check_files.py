@@ -22,7 +22,6 @@ CHECK = Ours()
 """
 
 HOSTILE = {
-    "while True: pass": "did not import within 5 s",
     "import time; time.sleep(600)": "did not import within 5 s",
     "import os; os._exit(0)": "ended the process that imported the file",
     "import os; os.abort()": "ended the process that imported the file",
