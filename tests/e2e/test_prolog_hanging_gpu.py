@@ -18,7 +18,7 @@ ALWAYS = (
 )
 """The rows of every run: a start and a visit, told by the first job and by the second, and a pair."""
 
-DRAWN = 40
+DRAWN = 21
 
 
 @pytest.mark.cuda

@@ -70,14 +70,6 @@ def test_fault_of_one_gpu_blames_it_and_keeps_the_others_pass(
 
 
 @pytest.mark.full
-def test_fault_of_one_pair_of_twelve_blames_it(doctor: Command, tmp_path: Path) -> None:
-    fault = "{call: ipc-open, device: 3, exporter: 1, do: corrupt-byte}"
-    row = worst(check(doctor, tmp_path, 4, fault, "ipc-peer", *SEED), "ipc-peer")
-    assert [subject for subject, status in row.items() if status != "PASS"] == ["cuda:1 > cuda:3"]
-    assert len(row) == 12
-
-
-@pytest.mark.full
 def test_fault_at_a_call_that_no_probe_reaches_alone_is_found_with_its_history(
     doctor: Command, tmp_path: Path
 ) -> None:
