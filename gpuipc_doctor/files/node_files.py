@@ -115,16 +115,24 @@ def is_passed_through(device: Path) -> bool:
     return kernel_driver(device) == "vfio-pci"
 
 
+_HEADER_BYTES = 64
+"""Bytes of a PCI configuration that every user can read."""
+
+
 def is_off_bus(device: Path) -> bool:
-    """Whether a PCI device answers no more: all bytes of its configuration read as ff, which `lspci` shows as
-    revision ff. A suspended device is not asked."""
-    if quietly(device / "power/runtime_status") == "suspended":
+    """Whether a PCI device answers no more: its whole configuration reads as ff, which `lspci` shows as
+    revision ff.
+
+    A device that sleeps, or that a virtual machine was given, is not asked. Of a virtual function only the
+    first four bytes are ff (PCI Express, "Single Root I/O Virtualization").
+    """
+    if quietly(device / "power/runtime_status") == "suspended" or is_passed_through(device):
         return False
     try:
-        begins = reading.sample(device / "config", 4)
+        header = reading.sample(device / "config", _HEADER_BYTES)
     except reading.Unreadable:
-        begins = b""
-    return begins == b"\xff" * 4 or quietly(device / "revision") == "0xff"
+        header = b""
+    return header == b"\xff" * _HEADER_BYTES or quietly(device / "revision") == "0xff"
 
 
 def kernel_driver(device: Path) -> str:

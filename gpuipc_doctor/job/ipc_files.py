@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,9 +11,9 @@ from pathlib import Path
 
 from gpuipc_doctor.files.node_files import matching, quietly
 from gpuipc_doctor.job.document import MemoryFile, Process
+from gpuipc_doctor.stacks import open_files
 from gpuipc_doctor.stacks.mappings import mappings
-from gpuipc_doctor.stacks.proc_files import Gone, Reader
-from gpuipc_doctor.stacks.process_list import PROC, processes
+from gpuipc_doctor.stacks.process_list import PROC
 
 SHM = Path("/dev/shm")  # noqa: S108 - it is only looked at
 SYSV = PROC / "sysvipc/shm"
@@ -55,40 +56,22 @@ def _shared(pid: int, maps: str) -> Iterator[tuple[str, int, str]]:
 
 
 def _left_behind(host: str, segments: Mapping[int, tuple[int, int]]) -> Iterator[MemoryFile]:
-    used = None
-    for file in matching(SHM, "*"):
-        with suppress(FileNotFoundError):  # other jobs remove theirs meanwhile
-            status = file.lstat()
-            if os.geteuid() not in (0, status.st_uid) or not file.is_file() or file.is_symlink():
-                continue
-            used = _used() if used is None else used
-            if used is not None and status.st_ino not in used:
-                yield MemoryFile(host=host, name=str(file), held=status.st_blocks * 512, ranks=None)
+    ours = list(_of_this_user())
+    used = open_files.look(PROC, str(SHM)).inodes if ours and open_files.shows_own(PROC) else None
+    for file, status in ours:
+        if used is not None and status.st_ino not in used:
+            yield MemoryFile(host=host, name=str(file), held=status.st_blocks * 512, ranks=None)
     for number, (held, users) in segments.items():
         if users == 0:
             yield MemoryFile(host=host, name=f"System V {number}", held=held, ranks=None)
 
 
-def _used() -> set[int] | None:
-    """Inodes of the files in /dev/shm that some process has mapped or open, as far as permissions allow. None
-    if the kernel does not even show this process's own files."""
-    own = Reader(os.getpid())
-    try:
-        if not (any(mappings(own.text("maps"))) and own.names("fd")):
-            return None
-    except Gone:
-        return None
-    used = set()
-    for pid in processes():
-        reader = Reader(pid)
-        with suppress(Gone):
-            used |= {inode for _, inode, _ in _shared(pid, reader.text("maps"))}
-            for name in reader.names("fd") or ():
-                link = PROC / str(pid) / "fd" / name
-                with suppress(OSError):
-                    if str(link.readlink()).startswith(f"{SHM}/"):
-                        used.add(link.stat().st_ino)
-    return used
+def _of_this_user() -> Iterator[tuple[Path, os.stat_result]]:
+    for file in matching(SHM, "*"):
+        with suppress(FileNotFoundError):  # other jobs remove theirs meanwhile
+            status = file.lstat()
+            if os.geteuid() in (0, status.st_uid) and stat.S_ISREG(status.st_mode):
+                yield file, status
 
 
 def _held(place: str) -> int | None:

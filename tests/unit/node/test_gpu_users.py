@@ -16,7 +16,7 @@ import pytest
 from gpuipc_doctor.node import gpu_users, memory_content
 from gpuipc_doctor.node.memory_sampling import Nvidia
 from gpuipc_doctor.node.memory_usage import GpuUse, ProcessUse
-from gpuipc_doctor.stacks import rights
+from gpuipc_doctor.stacks import open_files, rights
 from gpuipc_doctor.worker.nvml import GpuMemory, Nvml
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -126,18 +126,19 @@ def test_holder_that_proc_does_not_show_has_ended_unless_processes_are_hidden(
     assert any(hidden in line for line in memory_content.beside(users)) or not hidden
 
 
-def test_process_whose_files_may_not_be_read_is_counted(
-    worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_whose_files_may_not_be_read_is_counted(worker: Any, tmp_path: Path) -> None:
     process(tmp_path, DEAD, "/dev/nvidia0")
-
-    def refuse(operation: str) -> None:
-        raise PermissionError(13, operation)
-
-    worker.armed.side_effect = refuse
-    seen = gpu_users._Seen()
-    gpu_users._read(worker, tmp_path / f"proc/{DEAD}", seen, maps=True)
+    worker.armed.side_effect = PermissionError(13, "Permission denied")
+    seen = open_files.look(tmp_path / "proc", "/dev/shm", arm=worker.armed)
     assert (seen.unread, seen.devices) == (1, {})
+
+
+def test_no_file_is_left_where_the_kernel_shows_no_open_files(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_files, "shows_own", lambda proc: False)
+    users = gpu_users.look(worker, Path("/"), ())
+    assert (users.left, "does not show" in users.hidden) == ((), True)
 
 
 # Files

@@ -308,6 +308,9 @@ ALIVE = b"\xde\x10\x35\x23"
         ({"config": ALIVE, "revision": b"0xa1\n"}, False),
         ({}, False),  # a sandbox shows no configuration
         ({"config": b"\xff" * 64, "power/runtime_status": b"suspended\n"}, False),
+        ({"config": b"\xff" * 64, "uevent": b"DRIVER=vfio-pci\n"}, False),
+        ({"config": b"\xff" * 4 + b"\x07\x00" * 30}, False),  # a virtual function
+        ({"config": b"\xff" * 20}, False),
     ],
 )
 def test_gpu_that_answers_no_more_is_named_by_its_address(
