@@ -27,23 +27,34 @@ from gpuipc_doctor.worker.nvml import Nvml
 CONTEXT_OVERHEAD = 6 << 20
 """Bytes of the device, counted for no process, for each context of an H200 (5.5 to 8.8 MiB)."""
 
+ENDING_S = 0.5
+"""Seconds until a second look, since a process that is ending may hold its memory a little longer."""
+
 
 def look(w: Worker) -> None:
     """Tell each GPU without room for tests, then keep NVML: without persistence mode, GPUs shut down with it.
 
-    Parameters: ``pci``: the GPUs' addresses, None: all; ``root``; ``names``: whether users' names may be
-    looked up, which can take long; ``sees_all``: whether this process certainly sees all processes.
+    Parameters: ``uuids``: of the GPUs; empty: all; ``root``; ``names``: whether to look up users' names,
+    which can take long; ``sees_all``: whether this process certainly sees all processes.
     """
     rooms: list[Room] = []
     with suppress(OSError, DriverError):
         nvml = Nvml(w.armed)
-        addresses = w.params["pci"]
-        for gpu in range(nvml.count()) if addresses is None else addresses:
-            with suppress(DriverError):
-                device = nvml.by_index(gpu) if addresses is None else nvml.by_pci(str(gpu))
-                rooms += _room(w, nvml, device)
+        rooms = _rooms(w, nvml)
+        if rooms:
+            time.sleep(ENDING_S)
+            rooms = _rooms(w, nvml)
     w.tell({"rooms": [asdict(room) for room in rooms]})
     time.sleep(float(1 << 30))
+
+
+def _rooms(w: Worker, nvml: Nvml) -> list[Room]:
+    uuids, rooms = w.params["uuids"], list[Room]()
+    for number in range(len(uuids) or nvml.count()):
+        with suppress(DriverError):
+            device = nvml.by_uuid(uuids[number]) if uuids else nvml.by_index(number)
+            rooms += _room(w, nvml, device)
+    return rooms
 
 
 def _room(w: Worker, nvml: Nvml, device: Any) -> Iterator[Room]:

@@ -459,6 +459,6 @@ def _started(
         surveys = SurveyRunner(planned, schedule, log)
         discovery = Discovery(node, job, planned, surveys, OpenDrivers(session, request.backends))
         stack_discovery = StackDiscovery(node, planned, surveys)
-        addresses = [gpu.pci for gpu in job.devices] if job else None
-        free = RoomSurvey(session, node, request.tier, addresses)
+        uuids = [gpu.uuid for gpu in job.devices] if job and job.is_identified else []
+        free = RoomSurvey(session, node, request.tier, uuids)
         yield Run(planned, discovery, stack_discovery, schedule, log, free, facts_from_files)

@@ -43,20 +43,20 @@ NOISE_BYTES = 64 << 20
 class RoomSurvey:
     """Asks NVML, in a worker beside the run, how much memory of each GPU is free.
 
-    ``pci``: addresses of the GPUs; None: all.
+    ``uuids``: of the GPUs; empty: all.
     """
 
     session: Session
     node: Node
     tier: Tier
-    pci: Sequence[str] | None = None
+    uuids: Sequence[str] = ()
     _rooms: dict[str, Room] = field(default_factory=dict)
     _told: threading.Event = field(default_factory=threading.Event)
 
     def begin(self) -> AbstractContextManager[None]:
         """Ask; NVML stays open during the ``with`` block."""
         before_job = self.tier is Tier.PROLOG
-        params = {"pci": self.pci, "root": self.node.root, "names": not before_job}
+        params = {"uuids": self.uuids, "root": self.node.root, "names": not before_job}
         params["sees_all"] = bool(self.node.simulated)
         probe = Probe("room", {"nvml": survey_room.look}, params=params, deadline_s=DAY_S)
         file = Path(survey_room.__file__)

@@ -86,9 +86,6 @@ class Nvml:
     def by_index(self, index: int) -> Any:
         return self.call("nvmlDeviceGetHandleByIndex", index)
 
-    def by_pci(self, address: str) -> Any:
-        return self.call("nvmlDeviceGetHandleByPciBusId", address.encode())
-
     def by_uuid(self, uuid: str) -> Any:
         return self.call("nvmlDeviceGetHandleByUUID", uuid.encode())
 
