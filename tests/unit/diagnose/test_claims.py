@@ -214,6 +214,27 @@ CASES = {
         "as device memory",
         "cannot register device memory",
     ),
+    "a stuck watchdog is no late rank": (
+        "[PG 0 Rank 25] ProcessGroupNCCL's watchdog got stuck for 600 seconds without making progress",
+        "watchdog itself",
+        "a rank was late",
+    ),
+    "another program's provider is none of libfabric's": ("Storage provider s3 not found", "", "libfabric"),
+    "another module's version magic is none of NVIDIA's": (
+        "zfs: version magic '5.4.0-100' should be '5.4.0-105'",
+        "",
+        "NVIDIA",
+    ),
+    "SIGSEGV in Fortran has no place": (
+        "forrtl: severe (174): SIGSEGV, segmentation fault occurred",
+        "as far as its lines show",
+        "not in a library",
+    ),
+    "a QP number of EFA is no region": (
+        "efa_rdm_txe()<warn> Bad queue pair (QP) number (QP does not exist or is in error state)",
+        "queue pair is not valid",
+        "refused access",
+    ),
 }
 
 
