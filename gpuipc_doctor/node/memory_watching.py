@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuipc_doctor.model import Finding, Node, Probe
-from gpuipc_doctor.node import memory_sampling
 from gpuipc_doctor.node.memory_usage import GpuUsers, Sample
-from gpuipc_doctor.report import documents
 from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
@@ -50,6 +48,9 @@ def watch(
 
     ``loads``: also read the GPUs' utilisation and power. ``users``: look who uses GPUs, after one sample.
     """
+    from gpuipc_doctor.node import memory_sampling  # with NVML, which most runs do not read
+    from gpuipc_doctor.report import documents
+
     params = {"interval": interval_s, "backends": list(backends), "root": node.root, "loads": loads}
     params["users"] = users
     probe = Probe("", {"sampler": memory_sampling.sample}, params=params, deadline_s=interval_s + DEADLINE_S)
