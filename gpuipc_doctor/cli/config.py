@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
-from gpuipc_doctor import knownissues, node_name
+from gpuipc_doctor import knownissues, node_name, surveys
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.cli import hooks, new_config, options
+from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.known_issues import find_mistakes
+from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.cli.stdio import say
+from gpuipc_doctor.files import reading
+from gpuipc_doctor.files.trust import untrusted
+from gpuipc_doctor.files.writing import OutputFile
 from gpuipc_doctor.files.yamlfile import BadFile, Mistake
-from gpuipc_doctor.node import mpi_ranks
+from gpuipc_doctor.node import first_config, mpi_ranks
 from gpuipc_doctor.present.text import sanitise
-from gpuipc_doctor.run import check_files, finding_keys
-from gpuipc_doctor.site import config, hosts, layers
-from gpuipc_doctor.site import mistakes as site_mistakes
+from gpuipc_doctor.prolog.hooks import HOOKS
+from gpuipc_doctor.run import check_files, engine, finding_keys
+from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.site import config, config_mistakes, hosts, layers
 from gpuipc_doctor.site.layers import Layers
-from gpuipc_doctor.site.show import rendered
+from gpuipc_doctor.site.show import rendered, shown
 
 
 @click.group("config")
 def command() -> None:
     """Create, check, show and install site configs."""
-
-
-command.add_command(hooks.command)
-command.add_command(new_config.command)
 
 
 @command.command()
@@ -38,13 +41,13 @@ command.add_command(new_config.command)
 @click.option("--all", "with_defaults", is_flag=True, help="Also show the defaults.")
 def show(config_file: Path | None, *, origin: bool, with_defaults: bool) -> None:
     """Print the settings in force on this node, as a site config."""
-    found, mistakes = site_mistakes.examine(
+    found, mistakes = config_mistakes.examine(
         layers.of_option(config_file) if config_file else None, options.matching
     )
     if mistakes:
         raise BadFile(mistakes)
     if with_defaults:
-        defaults, _ = site_mistakes.examine(layers.shipped() / "generic.yaml")
+        defaults, _ = config_mistakes.examine(layers.shipped() / "generic.yaml")
         found = Layers((*found.documents, *defaults.documents))
     click.echo(rendered(found, origin=origin), nl=False)
 
@@ -53,7 +56,7 @@ def show(config_file: Path | None, *, origin: bool, with_defaults: bool) -> None
 @click.argument("files", nargs=-1, required=True, type=options.FilePath(), metavar="FILE...")
 def validate(files: tuple[Path, ...]) -> None:
     """Report every mistake in these site configs, and in the checks and known issues that they add."""
-    examined = {file: site_mistakes.examine(layers.of_option(file), options.matching) for file in files}
+    examined = {file: config_mistakes.examine(layers.of_option(file), options.matching) for file in files}
     mistakes = [mistake for found, wrong in examined.values() for mistake in _mistakes(found, wrong)]
     for mistake in dict.fromkeys(mistakes):
         say(mistake)
@@ -90,20 +93,122 @@ def _mistakes(found: Layers, wrong: Iterable[Mistake]) -> list[str]:
     if _is_of_this_node(found):
         said += _absent(found)
     for document in found.documents:
-        can_load = not list(site_mistakes.of_directories(document, "checks_dirs"))
-        loaded = check_files.load(site_mistakes.directories(document, "checks_dirs") if can_load else ())
+        can_load = not list(config_mistakes.of_directories(document, "checks_dirs"))
+        loaded = check_files.load(config_mistakes.directories(document, "checks_dirs") if can_load else ())
         broken = [item.reason for item in loaded if isinstance(item, BrokenCheck)]
         checks = {item.check.id: item for item in loaded if isinstance(item, LoadedCheck)}
         if can_load:
-            said += map(str, site_mistakes.unknown_checks(document, checks))
+            said += map(str, config_mistakes.unknown_checks(document, checks))
         options = {id_: item.check.options for id_, item in checks.items()}
-        said += map(str, site_mistakes.bad_options(document, options))
+        said += map(str, config_mistakes.bad_options(document, options))
         suppressed = {str(name).partition(".")[0] for name in document.written("suppressed")}
         keys = {id_: finding_keys.of_check(checks[id_].file) for id_ in suppressed & checks.keys()}
-        said += map(str, site_mistakes.unknown_keys(document, keys))
-        issues = site_mistakes.directories(document, "known_issues_dirs")
-        if issues and not list(site_mistakes.of_directories(document, "known_issues_dirs")):
+        said += map(str, config_mistakes.unknown_keys(document, keys))
+        issues = config_mistakes.directories(document, "known_issues_dirs")
+        if issues and not list(config_mistakes.of_directories(document, "known_issues_dirs")):
             own = knownissues.files(issues)[len(knownissues.files()) :]  # tests lint the package's
             said += map(str, find_mistakes(own, checks.keys()))
         said += broken
     return said
+
+
+# -- the files that run the prolog before every job --------------------------------------------------------
+
+
+_OURS = b"Written by `gpuipc-doctor config hooks"
+
+MAX_BYTES = 1 << 20
+
+
+@command.command()
+@click.argument("which", type=options.Choice(list(HOOKS)))
+@options.config("Site config for the prolog.", required=True)
+@click.option(
+    "--to",
+    "directory",
+    type=options.FilePath(exists=True, file_okay=False),
+    metavar="DIR",
+    help="Write the file into this directory instead of printing it.",
+)
+@click.option("--scontrol", metavar="FILE", help="Path of Slurm's scontrol, if it is not in PATH.")
+def hooks(which: str, config_file: Path, directory: Path | None, scontrol: str | None) -> None:
+    """Run `gpuipc-doctor prolog` before every job.
+
+    slurm is a Prolog, Epilog and HealthCheckProgram for Slurm; nhc is a check for LBNL's Node Health Check;
+    monitor is a plug-in for Kubernetes' node-problem-detector and a preflight check for NVSentinel. The file
+    has the paths of this Python, of the site config and of scontrol, and SLURM_CONF if that is set. Its first
+    lines say how to use it.
+    """
+    config.load(config_file)
+    hook = HOOKS[which]
+    file = directory.absolute() / hook.name if directory else None
+    text = hook.written(
+        file,
+        python=sys.executable,
+        config=config_file.absolute(),
+        scontrol=_scontrol(scontrol) if which == "slurm" else "",
+        slurm_conf=os.environ.get("SLURM_CONF", ""),
+    )
+    if file is None:
+        click.echo(text, nl=False)
+        return
+    for path in (Path(sys.executable), Path(__file__)):
+        if reason := untrusted(path):
+            click.echo(f"gpuipc-doctor: warning: {path} {reason}", err=True)
+    if file.exists() and not _is_ours(file):
+        raise click.UsageError(f"{file} exists and was not written by this tool; move it away")
+    try:
+        OutputFile(file, hook.mode).write(text)
+    except OSError as error:
+        raise click.UsageError(f"cannot write {file}: {error.strerror}") from None
+    click.echo(f"{file}: written; its first lines say how to use it")
+
+
+def _is_ours(file: Path) -> bool:
+    try:
+        return _OURS in reading.read(file, MAX_BYTES)
+    except reading.Unreadable:
+        return False
+
+
+def _scontrol(named: str | None) -> str:
+    found = shutil.which(named or "scontrol")
+    if not found:
+        what = f"program not found: {named}" if named else "scontrol not found on PATH"
+        raise click.UsageError(f"{what}; name it with --scontrol FILE")
+    return str(Path(found).absolute())
+
+
+# -- a first site config from the facts of this node -------------------------------------------------------
+
+
+@command.command()
+@options.node_options
+@options.mpi_library("The jobs' MPI library.")
+@click.option(
+    "--to", type=options.FilePath(), metavar="FILE", help="Write the config to FILE instead of printing it."
+)
+def new(
+    *, simulate: str | None, config_file: Path | None, backend: str, mpi_lib: str | None, to: Path | None
+) -> None:
+    """Write a first site config from the facts of this node, with comments.
+
+    Run the command on one of the nodes to check, with the jobs' modules loaded.
+    """
+    options.require_mpi_library(mpi_lib)
+    if to is not None and to.exists():
+        raise click.UsageError(f"{to} exists; name another file, or move it away")
+    config = options.site_config(config_file)
+    base = options.matching() if config_file is None else config_file
+    request = Request(checks=(surveys.MPI_LIBRARY,), backend=backend, mpi_lib=mpi_lib)
+    with options.node(simulate) as node:
+        devices, inventory, mpi = engine.survey_node(request, config, node, Silent())
+        text = shown("\n".join(first_config.lines(node, base, devices, inventory.facts, mpi)))
+    if to is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        OutputFile(to, 0o644).write(text)
+    except OSError as error:
+        raise click.UsageError(f"cannot write {to}: {error.strerror}") from None
+    click.echo(f"{to}: written; read it, then: gpuipc-doctor config validate {to}")

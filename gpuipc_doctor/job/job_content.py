@@ -403,7 +403,8 @@ _SHOWN = 2
 
 
 def readable(frame: str) -> str:
-    """A frame with the last two names of a mangled function; only the file in brackets if no name is left.
+    """A frame with the last two names of a mangled function (Itanium C++ ABI, "External Names"); only the
+    file in brackets if no name is left.
 
     Arguments and templates are left out: ``Work::wait (libtorch_cpu.so)``.
     """

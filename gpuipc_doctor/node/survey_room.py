@@ -15,14 +15,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuipc_doctor.api import DriverError, Worker
 from gpuipc_doctor.api.driver_errors import TEST_CONTEXTS, room_for
 from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.node.memory_usage import Holder, Room
 from gpuipc_doctor.stacks import rights
-from gpuipc_doctor.worker.nvml import Nvml
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.worker.nvml import Nvml
 
 CONTEXT_OVERHEAD = 6 << 20
 """Bytes of the device, counted for no process, for each context of an H200 (5.5 to 8.8 MiB)."""
@@ -37,6 +39,8 @@ def look(w: Worker) -> None:
     Parameters: ``uuids``: of the GPUs; empty: all; ``root``; ``names``: whether to look up users' names,
     which can take long; ``sees_all``: whether this process certainly sees all processes.
     """
+    from gpuipc_doctor.worker.nvml import Nvml
+
     rooms: list[Room] = []
     with suppress(OSError, DriverError):
         nvml = Nvml(w.armed)

@@ -12,8 +12,7 @@ from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Tab
 from gpuipc_doctor.present.text import counted, fold_subjects, quantity
 from gpuipc_doctor.report import acceptance, documents, sentences
 from gpuipc_doctor.report.check_changes import ChangeKind, CheckChange
-from gpuipc_doctor.report.comparison import MEANINGS, Comparison, Side
-from gpuipc_doctor.report.devices import DeviceChange, Match
+from gpuipc_doctor.report.comparison import MEANINGS, Comparison, DeviceChange, Match, Side
 from gpuipc_doctor.report.speed import DOUBT, Speed, SpeedVerdict
 
 MOST_ROWS = 20

@@ -27,7 +27,7 @@ from gpuipc_doctor.model import (
 from gpuipc_doctor.run import check_files, skips
 from gpuipc_doctor.run.request import NothingToSend, Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig
-from gpuipc_doctor.site.mistakes import bad_options
+from gpuipc_doctor.site.config_mistakes import bad_options
 
 MAX_FOLLOW_UPS = 40
 """Maximum follow-up probes of a check on one subject."""

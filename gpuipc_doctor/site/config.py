@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from gpuipc_doctor.files.yamlfile import BadFile, Document, Key
 from gpuipc_doctor.model import Json, MemoryShare, Status, Subject, Tier
 from gpuipc_doctor.site import hosts, policy
+from gpuipc_doctor.site.config_mistakes import SUBJECTS, accepted_versions, examine
 from gpuipc_doctor.site.layers import Find, Layers
-from gpuipc_doctor.site.mistakes import SUBJECTS, accepted_versions, examine
 from gpuipc_doctor.site.policy import PrologConfig
 from gpuipc_doctor.versions import Range
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpuipc_doctor.present.text import sanitise
-from gpuipc_doctor.site import layers, mistakes
+from gpuipc_doctor.site import config_mistakes, layers
 from gpuipc_doctor.site.layers import Layers
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def rendered(found: Layers, *, origin: bool) -> str:
     head = f"# layers, topmost first: {', '.join(files)}"
     if not files:
         return "# no file sets anything: the defaults apply; --all shows them\n"
-    order = mistakes.schema()["properties"]
+    order = config_mistakes.schema()["properties"]
     lines = [line for key in order if key in found.data for line in _section(found, key, origin=origin)]
     return shown("\n".join([head, *lines]))
 

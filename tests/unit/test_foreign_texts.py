@@ -47,7 +47,7 @@ PLACES = {
     "build.py": PACKAGE,
     "profile.py": PACKAGE,
     "vocabulary.py": PACKAGE,
-    "config.py": PACKAGE,
+    "config_mistakes.py": PACKAGE,
     "hosts.py": PACKAGE,
     "kernel_sources.py": PACKAGE,
     "python.py": OWN,

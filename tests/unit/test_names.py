@@ -27,7 +27,6 @@ SAME_MEANING = {
     "examination": "what a room looks at, from its start to its end",
     "exits": "exit codes",
     "fabric_programs": "the test programs of libfabric and UCX, found or simulated",
-    "hooks": "what runs before every job, the command",
     "inventory": "of a node, the command",
     "loaded": "the libraries that a process has loaded",
     "nvml": "the library, the backend's use of it",

@@ -64,7 +64,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "run/finding_keys.py": "read_text",
         "simulator/profile.py": "read_text",
         "simulator/vocabulary.py": "read_text",
-        "site/mistakes.py": "read_text",
+        "site/config_mistakes.py": "read_text",
         "site/hosts.py": "read_text",
         "files/tables.py": "open read_bytes",
     },

@@ -28,8 +28,7 @@ from gpuipc_doctor.model import (
 from gpuipc_doctor.present.text import columns, sanitise
 from gpuipc_doctor.report import comparison_content, sentences
 from gpuipc_doctor.report.check_changes import ChangeKind
-from gpuipc_doctor.report.comparison import compare
-from gpuipc_doctor.report.devices import DeviceChange
+from gpuipc_doctor.report.comparison import DeviceChange, compare
 from tests import golden, schemas
 from tests.sample_reports import PROPERTY, REOPEN_ISSUE, gpus, healthy, hung, replaced, reports, seed_002
 

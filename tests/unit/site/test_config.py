@@ -13,8 +13,7 @@ from gpuipc_doctor import site_configs
 from gpuipc_doctor.cli.config import command
 from gpuipc_doctor.files.yamlfile import BadFile
 from gpuipc_doctor.model import MemoryShare, Tier
-from gpuipc_doctor.site import config
-from gpuipc_doctor.site import mistakes as site_mistakes
+from gpuipc_doctor.site import config, config_mistakes
 from gpuipc_doctor.site.config import SiteConfig, Waiver
 from gpuipc_doctor.site.policy import Action, PrologConfig
 
@@ -43,7 +42,7 @@ def test_generic_yaml_has_the_defaults_and_every_key(tmp_path: Path) -> None:
     assert (
         config.load(write(tmp_path / "x.yaml", text)) == SiteConfig()
     )  # a copy: the source may not be owned by root
-    keys = site_mistakes.schema()["properties"]
+    keys = config_mistakes.schema()["properties"]
     assert [key for key in keys if f"\n{key}:" not in text.replace("\n# ", "\n").replace("\n  ", "\n")] == []
     prolog = keys["prolog"]["properties"]
     stated = text.replace("\n  #   ", "\n  ")
@@ -405,8 +404,8 @@ def test_mistakes_beyond_the_schema_are_reported_with_those_of_the_schema(tmp_pa
     "text", ["[]", "prolog: []\nchecks_dirs: {a: 1}\n", "checks_dirs: [1]\n", "disabled: [{}]\n"]
 )
 def test_section_of_the_wrong_type_hides_no_other_mistake(tmp_path: Path, text: str) -> None:
-    found, mistakes = site_mistakes.examine(write(tmp_path / "x.yaml", text))
+    found, mistakes = config_mistakes.examine(write(tmp_path / "x.yaml", text))
     assert mistakes
     assert [
-        wrong for document in found.documents for wrong in site_mistakes.unknown_checks(document, ())
+        wrong for document in found.documents for wrong in config_mistakes.unknown_checks(document, ())
     ] == []
