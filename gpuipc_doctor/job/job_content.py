@@ -65,11 +65,11 @@ _SENTENCES = {
     Cause.RANK_ENDED: "{blamed} {has} ended or never started; {waiting} {wait} for {it} in {waits_in}",
     Cause.STOPPED: "{blamed} {is_} stopped by a signal or a debugger",
     Cause.DEVICE_BUSY: "{blamed} {wait} for the GPU in {operation}",
-    Cause.MESSAGE_LOST: "{blamed} {wait} in {operation} for a message that no rank sends",
+    Cause.MESSAGE_LOST: "{blamed} {wait} in {operation} for a message that {none} sends",
     Cause.MISMATCH: "the ranks are in different collectives: {calls}",
-    Cause.ALL_WAIT: "every rank waits in MPI for another rank: {waits_in}",
-    Cause.FINALIZE: "every rank waits in MPI_Finalize",
-    Cause.GPU_WAIT: "every rank waits for its GPU, in {waits_in}{but}: cannot tell whether they are stuck",
+    Cause.ALL_WAIT: "{every} in MPI for another rank: {waits_in}",
+    Cause.FINALIZE: "{every} in MPI_Finalize",
+    Cause.GPU_WAIT: "{every} for the GPU, in {waits_in}{but}: cannot tell whether they are stuck",
     Cause.GROWS: "growth of {operation} in {blamed}",
     Cause.RUNS: "nothing is stuck",
     Cause.UNKNOWN: "cannot tell",
@@ -122,14 +122,19 @@ def sentence(report: JobReport) -> str:
             "{blamed} {is_} late, and working at {operation}: look again; {waiting} {wait} in {waits_in}"
         )
     elif verdict.cause is Cause.UNKNOWN and len({*verdict.blamed, *verdict.waiting}) == len(report.ranks):
-        template = "every rank waits in {waits_in}{but}: cannot tell whether they are stuck"
+        template = "{every} in {waits_in}{but}: cannot tell whether they are stuck"
     if verdict.cause is Cause.MISMATCH and verdict.blamed and verdict.waits_in:
         template = "{blamed} called {operation}, where {waiting} called {waits_in}"
     if verdict.cause is Cause.ALL_WAIT and verdict.blamed:
         template = _PARTNERS
     elif verdict.cause is Cause.RUNS and verdict.waiting:
         template = "some ranks make progress; {waiting} {wait} in {waits_in}"
+    seen = len(report.ranks)
+    is_part = seen < (report.size or 0)
+    every = f"the {seen} of {report.size} ranks seen wait" if is_part else "every rank waits"
     return template.format(
+        every=every,
+        none="no rank seen" if is_part else "no rank",
         blamed=_ranks(verdict.blamed) if verdict.blamed else "no rank",
         waiting=_ranks(verdict.waiting),
         wait="waits" if len(subject) == 1 else "wait",

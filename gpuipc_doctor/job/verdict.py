@@ -169,7 +169,7 @@ def _at_socket(ranks: RankFacts, cause: Cause) -> Verdict:
 
 
 def _asleep(ranks: RankFacts, cause: Cause) -> Verdict:
-    why = "nothing moved: every rank sleeps, and none is known to have woken up between the snapshots"
+    why = "nothing moved: all of them sleep, and none is known to have woken up between the snapshots"
     odd = gpu_waits.odd_place(ranks.activities, sorted(ranks.activities))
     return ranks.verdict(cause, sorted(odd), sorted(ranks.activities), reasons=(*odd.values(), why))
 
@@ -178,7 +178,7 @@ def _asleep(ranks: RankFacts, cause: Cause) -> Verdict:
 
 
 def _stuck_or_looping(ranks: RankFacts, cause: Cause) -> Verdict:
-    loop = "every rank is in the same collective: stuck, or calling it repeatedly in a Python loop"
+    loop = "all of them are in the same collective: stuck, or calling it repeatedly in a Python loop"
     odd = gpu_waits.odd_place(ranks.activities, ranks.waiting)
     return ranks.verdict(cause, sorted(odd), ranks.waiting, reasons=(*odd.values(), loop))
 
@@ -197,7 +197,7 @@ def _partners_may_send(ranks: RankFacts, cause: Cause) -> Verdict:
 
 
 def _nobody_sends(ranks: RankFacts, cause: Cause) -> Verdict:
-    reasons = ["no rank is sending", _went_on(ranks)]
+    reasons = ["none of them is sending", _went_on(ranks)]
     if ranks.partner_calls - {"MPI_Recv", "MPI_Mrecv", "MPI_Probe", "MPI_Mprobe"}:
         reasons.insert(1, "a request may belong to a send that no rank receives")
     return ranks.verdict(cause, ranks.for_partners, ranks.waiting, reasons=tuple(reasons))
@@ -213,7 +213,7 @@ def _different_collectives(ranks: RankFacts, cause: Cause) -> Verdict:
 
 
 def _same_collective(ranks: RankFacts, cause: Cause) -> Verdict:
-    why = "all ranks are in the same collective: its root, communicator or sizes may differ between them"
+    why = "all of them are in the same collective: its root, communicator or sizes may differ between them"
     return _all_wait(ranks, cause, (), why)
 
 
@@ -284,7 +284,7 @@ RULES = (
     Rule(
         lambda r: not r.in_collectives,
         Cause.ALL_WAIT,
-        lambda r, cause: _all_wait(r, cause, (), "every rank waits in MPI for another rank"),
+        lambda r, cause: _all_wait(r, cause, (), "all of them wait in MPI for another rank"),
     ),
     Rule(lambda r: r.for_partners and r.may_send, Cause.ALL_WAIT, _partners_may_send),
     Rule(lambda r: r.for_partners, Cause.MESSAGE_LOST, _nobody_sends),

@@ -8,6 +8,8 @@ from itertools import groupby
 
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message, Signature, Suppression, Workaround
 from gpuipc_doctor.knownissues.questions import Answer, Change, Question
+from gpuipc_doctor.knownissues.releases import newer_than_read
+from gpuipc_doctor.model import Fact
 from gpuipc_doctor.node.inventory import NAMES
 from gpuipc_doctor.present.terminal import COLUMNS
 from gpuipc_doctor.present.text import counted, wrap
@@ -165,7 +167,8 @@ def listing(answers: Iterable[Answer], question: Question) -> str:
         count += f", {counted(len(answers) - issues, 'message')}"
     elif perhaps := sum(answer.verdict is Verdict.UNKNOWN for answer in answers):
         count += f"; of {perhaps} the versions do not tell"
-    return "\n".join([*parts, count])
+    newer = newer_than_read([Fact(question.component, question.version, "")])
+    return "\n".join([*parts, count, *(f"{fact.name} {fact.value} is {fact.source}" for fact in newer)])
 
 
 def _heading(change: Change, question: Question) -> str:

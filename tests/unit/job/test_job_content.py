@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.job import job_content
-from gpuipc_doctor.job.document import Difference, Growth, JobReport, MatchedIssue, Progress, Rank
+from gpuipc_doctor.job.document import (
+    Cause,
+    Difference,
+    Growth,
+    JobReport,
+    MatchedIssue,
+    Progress,
+    Rank,
+    Verdict,
+)
 from gpuipc_doctor.job.merging import merge
 from gpuipc_doctor.job.roles import BY_GPU, IN_ORDER
 from gpuipc_doctor.job.waits import Kind
@@ -132,3 +141,13 @@ def test_page_has_the_verdict_and_every_part() -> None:
 def test_screen_says_how_ranks_were_numbered(numbered: str, says: str) -> None:
     some = replace(ONE_LATE, ranks=tuple(replace(rank, numbered=numbered) for rank in ONE_LATE.ranks))
     assert says in job_content.screen(some, width=80, color=False)
+
+
+@pytest.mark.parametrize(("seen", "says"), [(16, "every rank waits"), (8, "the 8 of 16 ranks seen wait")])
+def test_sentence_on_all_ranks_is_about_those_that_were_seen(seen: int, says: str) -> None:
+    ranks = (
+        rank(n, Kind.ENDS, ("PMPI_Finalize (libmpi.so.12)",), operation="MPI_Finalize") for n in range(seen)
+    )
+    verdict = Verdict(cause=Cause.FINALIZE, waiting=tuple(range(seen)))
+    seen_here = replace(EMPTY, ranks=tuple(ranks), size=16, verdict=verdict)
+    assert job_content.sentence(seen_here) == f"{says} in MPI_Finalize"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor import knownissues
+from gpuipc_doctor.knownissues import issue_content
 from gpuipc_doctor.knownissues.questions import Change, Question, ask
 from gpuipc_doctor.versions import Verdict
 
@@ -87,3 +88,9 @@ def test_component_also_finds_issues_that_need_it_and_messages_about_it() -> Non
     of_driver = [answer.entry for answer in ask(Question(component="nvidia-driver"), entries)]
     assert {"nvidia-driver"} < {entry.component for entry in of_driver}
     assert {isinstance(entry, knownissues.Message) for entry in of_driver} == {True, False}
+
+
+@pytest.mark.parametrize(("version", "newer"), [("630.10", True), ("610.57.04", False)])
+def test_answer_on_a_version_beyond_the_data_says_so(version: str, newer: bool) -> None:
+    page = issue_content.listing([], Question(component="nvidia-driver", version=version))
+    assert ("is newer than our data of 20" in page) is newer
