@@ -24,6 +24,7 @@ class DriverInit(SurveyCheck):
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         seen = done.records["driver"]
+        yield from off_bus(lost := seen.get("off_bus", []))
         if "unavailable" not in seen:
             names = [device["name"] for device in seen["devices"]]
             counts = [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
@@ -39,7 +40,6 @@ class DriverInit(SurveyCheck):
             told = [*names, *(value for _, value, _ in seen["facts"] if value)]
             yield from without_version(seen["facts"])
             yield from not_text([text for text in told if "\N{REPLACEMENT CHARACTER}" in text])
-            yield from off_bus(lost := seen.get("off_bus", []))
             answer = seen["on_bus"] - len(lost)
             yield from missing(len(names), answer, seen["hiding"], seen.get("mistakes", []))
             yield from not_shown(devices, seen.get("instances", 0))

@@ -39,6 +39,7 @@ def initialise(w: Worker) -> None:
         w.record(**w.compare_gpus(w.params["backend"], seen["devices"], few=w.params.get("links", False)))
     except BackendUnavailable as absent:
         w.record(unavailable=absent.reason, remedy=absent.remedy, broken=absent.broken)
+        w.record(off_bus=list(absent.off_bus))
 
 
 def keep_open(w: Worker) -> None:

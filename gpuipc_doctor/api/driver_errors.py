@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gpuipc_doctor.model import DriverFault
@@ -121,14 +121,18 @@ def unless_refused(call: Callable[[], Made]) -> Made | DriverError:
 class BackendUnavailable(Exception):
     """This backend cannot be used here. ``reason`` says why, ``remedy`` what to do.
 
-    ``broken``: the node has GPUs of this backend, so the result is an ERROR rather than a SKIP.
+    ``broken``: the node has GPUs of this backend, so the result is an ERROR rather than a SKIP. ``off_bus``:
+    PCI addresses of those that answer no more.
     """
 
-    def __init__(self, reason: str, remedy: str, *, broken: bool = False) -> None:
+    def __init__(
+        self, reason: str, remedy: str, *, broken: bool = False, off_bus: Sequence[str] = ()
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.remedy = remedy
         self.broken = broken
+        self.off_bus = off_bus
 
 
 class KernelsUnavailable(Exception):

@@ -25,10 +25,6 @@ CHECK_LINKS = (
     "check dmesg for Xid errors of NVLink and the GPU's cables or bridge; reset the GPU, else replace it"
 )
 
-POWER_CYCLE = (
-    "power the node off and on; if the GPU is lost again, reseat or replace it; dmesg says since when"
-)
-
 Traits = Mapping[str, Mapping[str, str]]
 """Label of a device → trait → value, for example ``active NVLinks`` → ``18``."""
 
@@ -46,7 +42,12 @@ def off_bus(addresses: Sequence[str]) -> Iterator[Finding]:
     """The FAIL for GPUs that answer no more; ``addresses``: on the PCI bus."""
     if addresses:
         says = "{addresses} answers no more on the PCI bus: its configuration reads as ff; not tested"
-        yield Finding.fail("off-bus", says, remedy=POWER_CYCLE, addresses=list(addresses))
+        yield Finding.fail(
+            "off-bus",
+            says,
+            remedy="power the node off and on; if the GPU is lost again, reseat or replace it",
+            addresses=list(addresses),
+        )
 
 
 def _lost_peers(equal: Sequence[Device]) -> Iterator[Finding]:

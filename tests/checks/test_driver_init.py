@@ -136,11 +136,24 @@ def test_a_gpu_that_a_variable_hides_is_a_skip_that_names_it() -> None:
 def test_gpu_off_the_bus_fails_by_its_address_and_is_not_counted_again(
     on_bus: int, off_bus: list[str], hiding: list[str], keys: list[str]
 ) -> None:
-    _, *found = initialised(on_bus=on_bus, hiding=hiding, seen={"off_bus": off_bus})
+    found = [
+        finding
+        for finding in initialised(on_bus, hiding, seen={"off_bus": off_bus})
+        if finding.status is not Status.PASS
+    ]
     assert [finding.key for finding in found] == keys
     if off_bus:
         assert found[0].status is Status.FAIL
         assert sentences.summary(found[0]).startswith("0000:1c:00.0 answers no more")
+
+
+def test_gpu_off_the_bus_fails_although_the_driver_does_not_initialise() -> None:
+    seen = {"unavailable": "cuInit returned …", "remedy": "", "broken": True, "off_bus": ["0000:1c:00.0"]}
+    found = conclude("driver-init", {"driver": seen}, (), "cuda", backend="cuda", required=False)
+    assert [(finding.key, finding.status) for finding in found] == [
+        ("off-bus", Status.FAIL),
+        ("unavailable", Status.ERROR),
+    ]
 
 
 @pytest.mark.parametrize(("given", "warned"), [(0, False), (1, False), (2, False), (3, True)])

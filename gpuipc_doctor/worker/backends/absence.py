@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuipc_doctor.api.driver_errors import BackendUnavailable
-from gpuipc_doctor.api.equal_gpus import POWER_CYCLE
 from gpuipc_doctor.api.gpu import Arm
 from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, is_off_bus, is_passed_through, matching
 from gpuipc_doctor.model import DriverFault
@@ -164,7 +163,6 @@ class Absence:
         causes = (
             *(look(Tree(self.root)) for look in self.vendor.looks.get(fault.code, ())),
             self.vendor.known_codes.get(fault.code),
-            self._lost(),
             self._denied_device_files(),
         )
         if cause := next(filter(None, causes), None):
@@ -196,13 +194,6 @@ class Absence:
             return self._unavailable(reason, f"run in the virtual machine that was given the {vendor.gpu}")
         absent = f"{fault}: this node has no {vendor.gpu}"
         return self._unavailable(absent, f"run on a node with an {vendor.gpu}")
-
-    def _lost(self) -> Cause | None:
-        """GPUs that answer no more, if no other is on the bus."""
-        lost = self.off_bus()
-        if not lost or len(lost) < self.on_bus():
-            return None
-        return Cause(f"{' and '.join(lost)} answers no more on the PCI bus (revision ff)", POWER_CYCLE)
 
     def _denied_device_files(self) -> Cause | None:
         """The device files that must be opened and cannot be, for example in a container.
@@ -267,4 +258,4 @@ class Absence:
         return f"join the group of the file: usermod -aG {group} USER, then log in again"
 
     def _unavailable(self, reason: str, remedy: str) -> BackendUnavailable:
-        return BackendUnavailable(reason, remedy, broken=self.node_has_gpu())
+        return BackendUnavailable(reason, remedy, broken=self.node_has_gpu(), off_bus=self.off_bus())
