@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from gpuipc_doctor.api.reduction_data import Segment, fill
@@ -110,6 +110,7 @@ def _two_threads(group: GroupCalls, case: Case) -> str:
         both = [Buffers(group, case._replace(number=case.number - n), resources) for n in range(2)]
         comms = [w.mpi.call("MPI_Comm_dup", group.world.Dup) for _ in both]
         failed: list[BaseException] = []
+        has_context = Event()
 
         def exchange(place: int) -> None:
             buffers, comm = both[place], comms[place]
@@ -119,13 +120,16 @@ def _two_threads(group: GroupCalls, case: Case) -> str:
         def beside() -> None:
             try:
                 w.gpu.primary_context()
+                has_context.set()
                 exchange(1)
             except BaseException as error:
                 failed.append(error)
+                has_context.set()
 
         thread = Thread(target=beside, daemon=True)
+        thread.start()
+        has_context.wait()  # the end of its own call would disarm the exchange
         with w.armed(SENDRECV):
-            thread.start()
             exchange(0)
             thread.join()
         if failed:
