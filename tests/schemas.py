@@ -13,7 +13,7 @@ import msgspec
 
 from gpuipc_doctor.fleet import summary
 from gpuipc_doctor.model import Json
-from gpuipc_doctor.report.documents import _SENTENCES, _UNREPORTED
+from gpuipc_doctor.report.json_documents import _SENTENCES, _UNREPORTED
 from tests import golden
 
 

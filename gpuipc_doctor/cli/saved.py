@@ -9,7 +9,7 @@ from gpuipc_doctor.files import reading
 from gpuipc_doctor.files.yamlfile import BadFile, Mistake
 from gpuipc_doctor.model import Fact, Report
 from gpuipc_doctor.report import report_json
-from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
+from gpuipc_doctor.report.json_documents import BadDocument, ForeignDocument
 
 if TYPE_CHECKING:
     from gpuipc_doctor.job.document import JobReport

@@ -182,12 +182,12 @@ def _pseudonyms(subject: Subject, files: list[bytes], words: tuple[str, ...]) ->
     """Pseudonyms for this node's names and for names in the documents and files."""
     import json
 
-    from gpuipc_doctor.report import documents
+    from gpuipc_doctor.report import json_documents
     from gpuipc_doctor.ticket import anonymise
     from gpuipc_doctor.ticket.bundle import is_text
 
     known = (subject.about, *subject.also, *([subject.before] if subject.before else []))
-    texts = [json.dumps(documents.encode(document), ensure_ascii=False) for document in known]
+    texts = [json.dumps(json_documents.encode(document), ensure_ascii=False) for document in known]
     texts += [content.decode() for content in files if is_text(content)]
     return anonymise.Pseudonyms(anonymise.names(known, subject.inventory, _names_here(words)), texts)
 

@@ -18,7 +18,7 @@ from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Group, Item, Lines, Parts, actions, table
 from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.text import counted, sanitise, shorten
-from gpuipc_doctor.report import documents
+from gpuipc_doctor.report import json_documents
 
 DO_COLUMNS = 60
 """Columns of a remedy in the table of issues."""
@@ -303,11 +303,11 @@ class Content:
     flights: tuple[Difference, ...]
 
 
-KIND = documents.Kind(
+KIND = json_documents.Kind(
     "gpuipc-doctor/diagnosis/4",
     Content,
     "What gpuipc-doctor diagnose --json prints.",
-    {"known_issues": str, "exit_code": documents.codes(MEANINGS)},
+    {"known_issues": str, "exit_code": json_documents.codes(MEANINGS)},
 )
 
 

@@ -35,7 +35,7 @@ from gpuipc_doctor.fleet.summary import (
 )
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import report_json
-from gpuipc_doctor.report.documents import BadDocument, NotJson
+from gpuipc_doctor.report.json_documents import BadDocument, NotJson
 from gpuipc_doctor.supervise import tree
 
 MAX_ANSWER = 64 << 20

@@ -14,7 +14,7 @@ from gpuipc_doctor.model import Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
 from gpuipc_doctor.present.text import quantity, shorten
-from gpuipc_doctor.report import documents
+from gpuipc_doctor.report import json_documents
 from gpuipc_doctor.report.check_changes import ChangeKind
 from gpuipc_doctor.report.comparison_content import DESCRIBED, NOT_RUN, statuses, was
 
@@ -64,8 +64,8 @@ def nodeset(changes: Changes) -> str:
 
 _SETS = TypedDict("Sets", {"lost": str, "new": str, **{turn.value: str for turn in ChangeKind}})  # type: ignore[misc]
 _ABOUT = "Comparison of two runs over a fleet."
-_HEAD = {"exit_code": documents.codes(MEANINGS), "nodes": _SETS}
-KIND = documents.Kind("gpuipc-doctor/fleet-changes/2", Content, _ABOUT, _HEAD)
+_HEAD = {"exit_code": json_documents.codes(MEANINGS), "nodes": _SETS}
+KIND = json_documents.Kind("gpuipc-doctor/fleet-changes/2", Content, _ABOUT, _HEAD)
 
 
 def dumps(changes: Changes) -> str:

@@ -23,7 +23,7 @@ from gpuipc_doctor.files.reading import Unreadable
 from gpuipc_doctor.fleet.nodeset import NAME
 from gpuipc_doctor.fleet.summary import BadSummary, NodeReport, State, dumps, loads, of, silent
 from gpuipc_doctor.report import exits, report_json
-from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
+from gpuipc_doctor.report.json_documents import BadDocument, ForeignDocument
 
 SUMMARY, FULL, LOCK = ".summary.json.gz", ".json", ".lock"
 """Suffixes of a node's summary and full report, and the lock's name. A compressed summary takes one block of

@@ -26,7 +26,7 @@ from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.junit import case, document
 from gpuipc_doctor.present.metrics import SEVERITIES, Metric, by, exposition, moment
 from gpuipc_doctor.present.text import counted
-from gpuipc_doctor.report import documents
+from gpuipc_doctor.report import json_documents
 
 Sets = TypedDict("Sets", {"pass": str, "fail": str, "unknown": str})
 
@@ -54,7 +54,7 @@ def nodeset(fleet: Fleet) -> str:
     return "".join(f"{name}: {fleet.folder.fold(nodes)}\n" for name, nodes in fleet.sets.items())
 
 
-KIND = documents.Kind("gpuipc-doctor/fleet/3", Content, "The merged node reports of a fleet.")
+KIND = json_documents.Kind("gpuipc-doctor/fleet/3", Content, "The merged node reports of a fleet.")
 
 
 def dumps(fleet: Fleet) -> str:

@@ -16,7 +16,7 @@ import msgspec  # noqa: TID253 - who imports a module of the fleet reads node re
 from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Relation, Report, Status
 from gpuipc_doctor.present.text import fold_subjects
-from gpuipc_doctor.report import digest, sentences
+from gpuipc_doctor.report import merged_results, sentences
 
 SCHEMA = "gpuipc-doctor/node/1"
 
@@ -131,7 +131,9 @@ def of(report: Report, node: str, exit_code: int) -> NodeReport:
     devices: dict[str, int] = {}
     for device in report.devices:
         devices[device.name] = devices.get(device.name, 0) + 1
-    worst = {check: digest.worst(results) for check, results in digest.by_check(report).items()}
+    worst = {
+        check: merged_results.worst(results) for check, results in merged_results.by_check(report).items()
+    }
     state, reason = _state(report)
     findings = tuple(_told(report))
     affected = (join for join in report.joins if join.relation in (Relation.CONFIRMED, Relation.LATENT))
@@ -201,7 +203,7 @@ def _told(report: Report) -> Iterator[FindingSummary]:
             fold_subjects(result.devices for result in results),
             sentences.summary(finding)[:MAX_TEXT],
             finding.remedy[:MAX_TEXT] if finding.status is not Status.SKIP else "",
-            tuple(join.issue for join in digest.joins_of(report.joins, results)),
+            tuple(join.issue for join in merged_results.joins_of(report.joins, results)),
         )
 
 

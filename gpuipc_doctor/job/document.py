@@ -11,7 +11,7 @@ from enum import Enum
 
 from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.model import Relation, Setting
-from gpuipc_doctor.report import documents
+from gpuipc_doctor.report import json_documents
 from gpuipc_doctor.stacks.thread import MPI_LIBRARY, Stack, Thread
 
 SCHEMA = "gpuipc-doctor/job/2"
@@ -293,24 +293,24 @@ class JobReport:
     since: Progress | None = None
 
 
-KIND = documents.Kind(SCHEMA, JobReport, "Which rank of a running job waits for which.")
+KIND = json_documents.Kind(SCHEMA, JobReport, "Which rank of a running job waits for which.")
 dumps = KIND.dumps
 
 
 def is_of_job(text: str | bytes) -> bool:
-    """Whether a text is a job document of any version. Raises `documents.BadDocument`."""
-    document = documents.parse(text)
+    """Whether a text is a job document of any version. Raises `json_documents.BadDocument`."""
+    document = json_documents.parse(text)
     return isinstance(document, dict) and str(document.get("schema")).startswith(
         SCHEMA.rpartition("/")[0] + "/"
     )
 
 
 def loads(text: str | bytes) -> JobReport:
-    """Parse a job document. Raises `documents.BadDocument`."""
-    document = documents.parse(text)
+    """Parse a job document. Raises `json_documents.BadDocument`."""
+    document = json_documents.parse(text)
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         what = (
             "was written by another version of gpuipc-doctor" if is_of_job(text) else "is not a job's report"
         )
-        raise documents.BadDocument(f'this {what}: "schema" is not "{SCHEMA}"')
-    return documents.load(JobReport, document, ("schema",))
+        raise json_documents.BadDocument(f'this {what}: "schema" is not "{SCHEMA}"')
+    return json_documents.load(JobReport, document, ("schema",))

@@ -13,7 +13,7 @@ from gpuipc_doctor.job.document import JobReport
 from gpuipc_doctor.job.merging import merge
 from gpuipc_doctor.job.selection import NoSuchJob
 from gpuipc_doctor.model import Exit
-from gpuipc_doctor.report.documents import BadDocument
+from gpuipc_doctor.report.json_documents import BadDocument
 from gpuipc_doctor.site import hosts
 
 PATIENCE_S = 20.0

@@ -49,7 +49,7 @@ def watch(
     ``loads``: also read the GPUs' utilisation and power. ``users``: look who uses GPUs, after one sample.
     """
     from gpuipc_doctor.node import memory_sampling  # with NVML, which most runs do not read
-    from gpuipc_doctor.report import documents
+    from gpuipc_doctor.report import json_documents
 
     params = {"interval": interval_s, "backends": list(backends), "root": node.root, "loads": loads}
     params["users"] = users
@@ -60,7 +60,7 @@ def watch(
     ):
 
         def pass_on(news: dict[str, Any]) -> None:
-            if listener(documents.load(Sample, news)) is ENOUGH:
+            if listener(json_documents.load(Sample, news)) is ENOUGH:
                 session.stop()
 
         outcome = session.run(
@@ -75,5 +75,5 @@ def watch(
     if not outcome.completed:
         return End(blame.conclude(outcome))
     told = outcome.records["sampler"]
-    found = documents.load(GpuUsers, told["users"]) if "users" in told else None
+    found = json_documents.load(GpuUsers, told["users"]) if "users" in told else None
     return End(absent=tuple(told.get("absent", ())), users=found)

@@ -18,7 +18,7 @@ from gpuipc_doctor.model import (
 from gpuipc_doctor.node.gpus import JobGpus
 from gpuipc_doctor.present.text import counted, fold_devices
 from gpuipc_doctor.prolog.decision import Concern, Kind
-from gpuipc_doctor.report import digest, sentences
+from gpuipc_doctor.report import merged_results, sentences
 from gpuipc_doctor.run.conclusions import IN_COMPANY
 from gpuipc_doctor.run.room import MEMORY_LOST
 from gpuipc_doctor.supervise.blame import NO_ROOM
@@ -35,7 +35,7 @@ def concerns(report: Report) -> list[Concern]:
     """
     results = (
         result
-        for of_check in digest.by_check(report).values()
+        for of_check in merged_results.by_check(report).values()
         for result in of_check
         if not _is_excused(result, report)
     )
@@ -82,7 +82,7 @@ def of_results(
     """Concerns from single results, for these devices. ``joins``: known issues that may explain them."""
     return [
         Concern(kind, _text(kind, group, devices, joins))
-        for group in digest.grouped(results)
+        for group in merged_results.grouped(results)
         if (kind := _kind(group))
     ]
 
@@ -116,7 +116,7 @@ def missing(job: JobGpus, expected: int) -> list[Concern]:
 
 def passed(report: Report) -> str:
     """The line for a node without a concern."""
-    totals = digest.totals(report)
+    totals = merged_results.totals(report)
     late = {label for result in report.results if _is_excused(result, report) for label in result.devices}
     where = fold_devices(device.label for device in report.devices if device.label not in late)
     if late:
@@ -126,7 +126,7 @@ def passed(report: Report) -> str:
         return f"SKIP on {where}: {sentences.summary(lacking[0], brief=True)}"
     warned = f", {totals[Status.WARN]} WARN" if totals[Status.WARN] else ""
     line = f"PASS {counted(totals[Status.PASS], 'check')}{warned} on {where}, {report.elapsed_s:.1f} s"
-    worst, *_ = [*digest.grouped(report.results), None]
+    worst, *_ = [*merged_results.grouped(report.results), None]
     if worst and worst[0].finding.status is Status.WARN:
         line += f"; WARN {worst[0].check}: {sentences.summary(worst[0].finding, brief=True)}"
     return line
@@ -145,7 +145,9 @@ def _kind(results: Sequence[Result]) -> Kind | None:
 def _text(kind: Kind, group: Sequence[Result], devices: Iterable[Device], joins: Sequence[Join]) -> str:
     """Equal results as ``FAIL ipc-reopen on cuda:0 GPU-8f3a… and 3 more [nvidia-ipc-reopen]: …``."""
     labels = {label for result in group for label in result.devices}
-    issues = [join.issue for join in digest.joins_of(joins, group) if join.relation is not Relation.LATENT]
+    issues = [
+        join.issue for join in merged_results.joins_of(joins, group) if join.relation is not Relation.LATENT
+    ]
     parts = (
         kind.word,
         ", ".join(dict.fromkeys(result.check for result in group)),

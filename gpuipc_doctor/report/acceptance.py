@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from gpuipc_doctor.model import CheckInfo, Report, Result, Status, Subject, Tier
 from gpuipc_doctor.present.blocks import Entry
 from gpuipc_doctor.present.text import counted
-from gpuipc_doctor.report import digest, sentences
+from gpuipc_doctor.report import merged_results, sentences
 
 
 class Verdict(enum.Enum):
@@ -44,7 +44,7 @@ def heading(found: Verdict, why: str) -> Entry:
 def cut_off(report: Report) -> list[str]:
     """The checks that the run's end left untested, in part or as a whole."""
     stopped = dict.fromkeys(result.check for result in report.results if result.stopped)
-    return [*stopped, *(check for check in digest.not_reached(report) if check not in stopped)]
+    return [*stopped, *(check for check in merged_results.not_reached(report) if check not in stopped)]
 
 
 def untested(checks: Iterable[CheckInfo], results: Iterable[Result]) -> Mapping[Subject, str]:
@@ -68,7 +68,7 @@ def reason(report: Report) -> str:
     """The worst finding and its place; why nothing is known; or what was tested and what was not."""
     worst = report.worst()
     if worst in (Status.FAIL, Status.ERROR):
-        found = [paragraph for paragraph in digest.paragraphs(report) if paragraph.status is worst]
+        found = [paragraph for paragraph in merged_results.paragraphs(report) if paragraph.status is worst]
         told = next((paragraph for paragraph in found if paragraph.joins), found[0])
         where = f" on {told.where}" if told.where else ""
         known = f" (known issue {told.joins[0].issue})" if told.joins else ""
@@ -80,7 +80,7 @@ def reason(report: Report) -> str:
         return "no probe ran on a GPU"
     if left := cut_off(report):
         return f"the time budget ended before {counted(len(left), 'check')}: give the run a longer --budget"
-    counts, lacking = digest.totals(report), dict(untested(report.checks, report.results))
+    counts, lacking = merged_results.totals(report), dict(untested(report.checks, report.results))
     about = ", ".join(subject.title for subject in Subject if subject not in lacking)
     passed = f"{counted(counts[Status.PASS], 'check')} passed"
     if counts[Status.WARN]:

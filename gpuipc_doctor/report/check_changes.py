@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Finding, Result, Status
-from gpuipc_doctor.report import digest
+from gpuipc_doctor.report import merged_results
 
 Subject = tuple[str, ...]
 """The labels of no device (for the node), of one device, or of a pair."""
@@ -65,7 +65,7 @@ def _cells(results: Sequence[Result]) -> dict[Place, list[Result]]:
 
 def _verdict(place: Place, before: Sequence[Result], after: Sequence[Result]) -> CheckChange:
     before, after = _not_skipped(before), _not_skipped(after)
-    was, now = digest.worst(before), digest.worst(after)
+    was, now = merged_results.worst(before), merged_results.worst(after)
     turn = _turn_of_failures(before, after) if was is now is Status.FAIL else turn_of(was, now)
     telling = next(_telling(after, before), None)
     return CheckChange(place[0], (place[1],), was, now, turn, telling)
@@ -109,7 +109,9 @@ def _telling(after: Sequence[Result], before: Sequence[Result]) -> Iterator[Find
     known = _failures(before)
     yield from (finding for kind, finding in _failures(after).items() if kind not in known)
     for results in (after, before):
-        yield from (result.finding for result in results if result.finding.status is digest.worst(results))
+        yield from (
+            result.finding for result in results if result.finding.status is merged_results.worst(results)
+        )
 
 
 def _together(group: Sequence[CheckChange]) -> CheckChange:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpuipc_doctor.model import Device, Exit, Join, Relation, Report, Result, Status, Subject, Tier
-from gpuipc_doctor.report import acceptance, check_changes, digest, inventory_changes, speed
+from gpuipc_doctor.report import acceptance, check_changes, inventory_changes, merged_results, speed
 from gpuipc_doctor.report.acceptance import Verdict
 from gpuipc_doctor.report.check_changes import ChangeKind, CheckChange
 from gpuipc_doctor.report.inventory_changes import Change
@@ -153,7 +153,7 @@ def _side(report: Report) -> Side:
         interrupted=report.interrupted,
         probes_run=report.probes_run,
         nothing_tested=report.nothing_tested,
-        repetitions=digest.repetitions(report),
+        repetitions=merged_results.repetitions(report),
     )
 
 

@@ -10,7 +10,7 @@ from gpuipc_doctor.model import Device, Relation, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
 from gpuipc_doctor.present.text import counted, fold_subjects, quantity
-from gpuipc_doctor.report import acceptance, documents, sentences
+from gpuipc_doctor.report import acceptance, json_documents, sentences
 from gpuipc_doctor.report.check_changes import ChangeKind, CheckChange
 from gpuipc_doctor.report.comparison import MEANINGS, Comparison, DeviceChange, Match, Side
 from gpuipc_doctor.report.speed import DOUBT, Speed, SpeedVerdict
@@ -28,11 +28,11 @@ _CHANGED = (SpeedVerdict.SLOWER, SpeedVerdict.FASTER)
 DESCRIBED = (ChangeKind.WORSE, ChangeKind.NO_LONGER_TESTED, ChangeKind.FAILS_OTHERWISE)
 """Changes that get an entry with their finding."""
 
-KIND = documents.Kind(
+KIND = json_documents.Kind(
     "gpuipc-doctor/comparison/3",
     Comparison,
     "Changes from one report to another.",
-    {"exit_code": documents.codes(MEANINGS)},
+    {"exit_code": json_documents.codes(MEANINGS)},
 )
 dumps = KIND.dumps
 

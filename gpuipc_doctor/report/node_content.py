@@ -28,8 +28,8 @@ from gpuipc_doctor.present.blocks import (
     do,
 )
 from gpuipc_doctor.present.text import counted, device_key, fold_devices, sanitise, shorten
-from gpuipc_doctor.report import acceptance, digest, exits, first_aid, sentences
-from gpuipc_doctor.report.digest import Paragraph, by_check, culprits
+from gpuipc_doctor.report import acceptance, exits, first_aid, merged_results, sentences
+from gpuipc_doctor.report.merged_results import Paragraph, by_check, culprits
 
 # Maximum items shown; the JSON report has all.
 FRAMES = 6
@@ -118,7 +118,7 @@ def nagios(report: Report, *, width: int = 80) -> str:
     A bar begins performance data (https://nagios-plugins.org/doc/guidelines.html), so bars in all other text
     are replaced.
     """
-    state, counts = exits.nagios_state(report), digest.totals(report)
+    state, counts = exits.nagios_state(report), merged_results.totals(report)
     simulated = "SIMULATED " if report.simulated else ""
     first = sanitise(f"GPUIPC {state.name} - {simulated}{_reason(report, counts)}")
     figures = [*(f"{s.value.lower()}={counts[s]}" for s in Status), f"time={report.elapsed_s:.1f}s"]
@@ -127,7 +127,7 @@ def nagios(report: Report, *, width: int = 80) -> str:
 
 
 def _reason(report: Report, counts: Counter[Status]) -> str:
-    if shown := [p for p in digest.paragraphs(report) if p.status is not Status.SKIP]:
+    if shown := [p for p in merged_results.paragraphs(report) if p.status is not Status.SKIP]:
         where = f" on {shown[0].where}" if shown[0].where else ""
         return f"{', '.join(shown[0].checks)}{where}: {sentences.summary(shown[0].finding)}"
     if report.interrupted:
@@ -173,7 +173,7 @@ def _header(report: Report) -> Iterator[Block]:
     names = Counter(device.name for device in report.devices)
     devices = " + ".join(f"{n} × {name}" if n > 1 else name for name, n in names.items())
     yield Parts((report.host, devices or "no GPU found", *software(report)))
-    times = digest.repetitions(report)
+    times = merged_results.repetitions(report)
     size = f"{report.tier.label} tier, {counted(len(by_check(report)), 'check')}"
     size += f" {times} times" * (times > 1) + f", {report.elapsed_s:.1f} s"
     yield Parts((size, report.started.replace("T", " ")[:19], f"gpuipc-doctor {report.tool_version}"))
@@ -184,9 +184,9 @@ def _totals(report: Report, exit_code: int) -> Iterator[Block]:
         yield Notice("INTERRUPTED: only the results before the interruption.", "FAIL")
     if report.nothing_tested:
         yield Notice("NOTHING WAS TESTED: no probe ran on a GPU.", "FAIL")
-    counts = digest.totals(report)
+    counts = merged_results.totals(report)
     words = [f"{counts[status]} {status.value}" for status in sorted(counts, key=lambda s: -s.severity)]
-    if missing := len(digest.not_reached(report)):
+    if missing := len(merged_results.not_reached(report)):
         words.append(f"{missing} not run")
     if report.simulated:
         words.insert(0, f"SIMULATED ({report.simulated})")
@@ -214,7 +214,7 @@ def _matrix(report: Report) -> Iterator[Grid]:
 
 def _is_not_begun(results: Sequence[Result]) -> bool:
     """Whether a check was not begun because no GPU has room: a paragraph lists all such checks."""
-    return bool(results) and all(result.finding.key == digest.NOT_BEGUN for result in results)
+    return bool(results) and all(result.finding.key == merged_results.NOT_BEGUN for result in results)
 
 
 def device_columns(checks: Mapping[str, Sequence[Result]], labels: Iterable[str]) -> tuple[Column, ...]:
@@ -247,14 +247,14 @@ def other_columns(checks: Mapping[str, Sequence[Result]]) -> tuple[Column, Colum
 
 
 def _cell(results: Iterable[Result]) -> Cell:
-    status = digest.worst(results)
+    status = merged_results.worst(results)
     return (status.value, status.value) if status else EMPTY
 
 
 def _pairs_cell(results: Sequence[Result]) -> Cell:
     """The cell for pairs: ``12/12`` if all pass, else the number with the worst status (``FAIL 2/12``)."""
     pairs = by_key((result.devices, result) for result in results if len(result.devices) == 2)
-    statuses = Counter(status for status in map(digest.worst, pairs.values()) if status)
+    statuses = Counter(status for status in map(merged_results.worst, pairs.values()) if status)
     if not statuses:
         return EMPTY
     bad = max(statuses, key=lambda status: status.severity)
@@ -270,7 +270,7 @@ def _findings(report: Report) -> Iterator[Block]:
 
     In a whole run, SKIPs are one paragraph without remedies; who names a check gets these.
     """
-    shown = digest.paragraphs(report)
+    shown = merged_results.paragraphs(report)
     skips: list[Entry] = []
     reasons: list[str] = []
     for paragraph, told in described(shown):
@@ -284,7 +284,7 @@ def _findings(report: Report) -> Iterator[Block]:
             yield Entry(paragraph.status.value, heading, tuple(_body(report, paragraph, told)))
     if report.whole and (aid := first_aid.of_report(report)):
         yield aid
-    for join in digest.loose_joins(report, shown):
+    for join in merged_results.loose_joins(report, shown):
         about = Item("; ".join(filter(None, (join.title, join.reason))), hang=0)
         yield Entry(join.relation.value.upper(), join.issue, (about, do(join.remedy)))
     if report.whole and len(reasons) > 1:
@@ -392,7 +392,7 @@ def known_issues(report: Report, paragraph: Paragraph, told: Container[str]) -> 
     finding = paragraph.finding
     for join in paragraph.joins:
         head = f"Known issue {join.issue} {join.relation.value.upper()}"
-        shown_by = digest.showing(join, paragraph.results)
+        shown_by = merged_results.showing(join, paragraph.results)
         if 0 < len(shown_by) < len(paragraph.results):
             head += f" ({title(report, replace(paragraph, results=shown_by))})"
         if join.issue in told:

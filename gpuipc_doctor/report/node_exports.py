@@ -15,14 +15,14 @@ from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.junit import case, document
 from gpuipc_doctor.present.metrics import SEVERITIES, Metric, by, exposition, moment
 from gpuipc_doctor.present.text import device_key, sanitise
-from gpuipc_doctor.report import acceptance, digest, exits, node_content, sentences
+from gpuipc_doctor.report import acceptance, exits, merged_results, node_content, sentences
 
 # -- HTML -------------------------------------------------------------------------------------------------
 
 
 def html(report: Report) -> str:
     """The page, ending in a newline."""
-    counts, checks = digest.totals(report), digest.by_check(report)
+    counts, checks = merged_results.totals(report), merged_results.by_check(report)
     verdict = acceptance.verdict(report)
     look = acceptance.LOOKS[verdict]
     word = verdict.value if acceptance.applies(report) else look
@@ -45,7 +45,7 @@ def html(report: Report) -> str:
         exit_code=exits.code(report),
         columns=[column.title for column in shown],
         rows=[(check, [column.cells[row] for column in shown]) for row, check in enumerate(checks)],
-        findings=list(node_content.described(digest.paragraphs(report))),
+        findings=list(node_content.described(merged_results.paragraphs(report))),
         content=node_content,
         summary=sentences.summary,
         folded=_folded,
@@ -86,7 +86,7 @@ def junit(report: Report) -> str:
     for result in report.results:
         probe = (result.check, result.devices, result.probe, result.repetition)
         probes.setdefault(probe, []).append(result)
-    missing = digest.not_reached(report)
+    missing = merged_results.not_reached(report)
     cases = [*map(_case, probes.values())]
     cases += [case(check, "node", 0, Status.SKIP, "the run ended before this check") for check in missing]
     facts = {fact.name: fact.value for fact in report.inventory if fact.value is not None}
@@ -95,7 +95,7 @@ def junit(report: Report) -> str:
 
 
 def _case(results: Sequence[Result]) -> ElementTree.Element:
-    first, worst = results[0], digest.worst(results)
+    first, worst = results[0], merged_results.worst(results)
     words = [first.subject, first.probe, f"#{first.repetition}" if first.repetition > 1 else ""]
     told = [result.finding for result in results if result.finding.status is worst]
     lines = [line for finding in told for line in _lines(finding)]
@@ -119,7 +119,7 @@ def prometheus(report: Report) -> str:
 
 
 def _metrics(report: Report) -> Iterator[Metric]:
-    totals = digest.totals(report)
+    totals = merged_results.totals(report)
     models = Counter((device.backend, sanitise(device.name)) for device in report.devices)
     labels = {"version": report.tool_version, "tier": report.tier.label, "simulated": report.simulated}
     yield "run_info", "What ran; simulated is empty on a real node.", [(labels, 1)]

@@ -14,8 +14,8 @@ from typing import Any
 
 from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Report, Result, Status, Subject
-from gpuipc_doctor.report import acceptance, digest, documents, exits
-from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
+from gpuipc_doctor.report import acceptance, exits, json_documents, merged_results
+from gpuipc_doctor.report.json_documents import BadDocument, ForeignDocument
 
 SCHEMA = "gpuipc-doctor/report/2"
 HEAD: dict[str, Any] = {
@@ -30,7 +30,7 @@ device or pair; what of `Subject` was not tested, and why."""
 _LABEL = re.compile(r"[a-z]+:[0-9]{1,9}")
 
 
-KIND = documents.Kind(SCHEMA, Report, "The results of one run on one node.", HEAD)
+KIND = json_documents.Kind(SCHEMA, Report, "The results of one run on one node.", HEAD)
 
 
 def dumps(report: Report, *, exit_code: int | None = None) -> str:
@@ -38,31 +38,31 @@ def dumps(report: Report, *, exit_code: int | None = None) -> str:
 
     ``exit_code`` is the run's exit code; if it is not given, it is that of the default style.
     """
-    totals = digest.totals(report)
+    totals = merged_results.totals(report)
     return KIND.dumps(
         report,
         exit_code=exits.code(report) if exit_code is None else exit_code,
         totals={status: totals[status] for status in Status},
         untested=acceptance.untested(report.checks, report.results),
-        matrix={check: _row(results) for check, results in digest.by_check(report).items()},
+        matrix={check: _row(results) for check, results in merged_results.by_check(report).items()},
     )
 
 
 def _row(results: list[Result]) -> dict[str, Status]:
     subjects = by_key((result.subject, result) for result in results)
-    return {subject: status for subject, of in subjects.items() if (status := digest.worst(of))}
+    return {subject: status for subject, of in subjects.items() if (status := merged_results.worst(of))}
 
 
 def loads(text: str | bytes) -> Report:
     """Parse a report. Raises `BadDocument` for anything else."""
-    document = documents.parse(text)
+    document = json_documents.parse(text)
     found = document.get("schema") if isinstance(document, dict) else None
     if found != SCHEMA:
         is_report = isinstance(found, str) and found.startswith(SCHEMA.rpartition("/")[0])
         what = "report was written by another version of gpuipc-doctor" if is_report else "is not a report"
         kind = BadDocument if is_report else ForeignDocument
         raise kind(f'this {what}: "schema" is {json.dumps(found)[:80]}, not "{SCHEMA}"')
-    report = documents.load(Report, document, ("schema", *HEAD))
+    report = json_documents.load(Report, document, ("schema", *HEAD))
     labels = [device.label for device in report.devices]
     for label in (*labels, *(label for result in report.results for label in result.devices)):
         if not _LABEL.fullmatch(label):

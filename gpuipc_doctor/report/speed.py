@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from gpuipc_doctor.model import Result, Status
-from gpuipc_doctor.report import digest
+from gpuipc_doctor.report import merged_results
 from gpuipc_doctor.report.check_changes import Subject
 from gpuipc_doctor.report.ratio import Ratio, ratio, samples_needed
 
@@ -164,7 +164,9 @@ def _completed(results: Iterable[Result]) -> dict[ProbeOf, dict[int, list[Result
             repetitions = runs.setdefault((result.check, result.devices, result.probe), {})
             repetitions.setdefault(result.repetition, []).append(result)
     for probe, repetitions in list(runs.items()):
-        good = {n: of for n, of in repetitions.items() if digest.worst(of) in (Status.PASS, Status.WARN)}
+        good = {
+            n: of for n, of in repetitions.items() if merged_results.worst(of) in (Status.PASS, Status.WARN)
+        }
         if good:
             runs[probe] = good
         else:

@@ -23,8 +23,8 @@ from gpuipc_doctor.model import (
 )
 from gpuipc_doctor.node import survey_room
 from gpuipc_doctor.node.memory_usage import Holder, Room
-from gpuipc_doctor.report import documents
-from gpuipc_doctor.report.digest import NOT_BEGUN
+from gpuipc_doctor.report import json_documents
+from gpuipc_doctor.report.merged_results import NOT_BEGUN
 from gpuipc_doctor.run.open_drivers import DAY_S
 from gpuipc_doctor.run.planner import Plan
 from gpuipc_doctor.supervise.blame import NO_ROOM
@@ -63,7 +63,7 @@ class RoomSurvey:
         return self.session.beside(surveys.DRIVERS, file, probe, self._hear)
 
     def _hear(self, news: Json) -> None:
-        rooms = (documents.load(Room, room) for room in (news or {}).get("rooms", ()))
+        rooms = (json_documents.load(Room, room) for room in (news or {}).get("rooms", ()))
         self._rooms.update((room.pci, room) for room in rooms)
         self._told.set()
 

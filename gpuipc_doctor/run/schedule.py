@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from gpuipc_doctor.model import Ending, Finding, ProbeOutcome, Result, Status, Tier
-from gpuipc_doctor.report.digest import NOT_BEGUN
+from gpuipc_doctor.report.merged_results import NOT_BEGUN
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Confirmation, Doubt, Ended, NotRun
 from gpuipc_doctor.run.idle_wait import IdleDevices

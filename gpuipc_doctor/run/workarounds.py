@@ -24,7 +24,7 @@ from gpuipc_doctor.model import (
     Trial,
     Workaround,
 )
-from gpuipc_doctor.report import digest, sentences
+from gpuipc_doctor.report import merged_results, sentences
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Ended, NotRun
 from gpuipc_doctor.run.planner import Planner
@@ -82,7 +82,7 @@ def candidates(
     )
 
     def of(failure: Entry) -> list[Workaround]:
-        concerned = [by_id[join.issue] for join in shown if digest.showing(join, failure.results())]
+        concerned = [by_id[join.issue] for join in shown if merged_results.showing(join, failure.results())]
         known = [
             Workaround(setting.env, setting.cost)
             for issue in concerned

@@ -14,7 +14,7 @@ from gpuipc_doctor.model import EvidenceKind, Report
 from gpuipc_doctor.node.inventory import NAMES
 from gpuipc_doctor.present.blocks import Block, Lines, Verbatim
 from gpuipc_doctor.present.text import ranges
-from gpuipc_doctor.report import digest, node_content, sentences
+from gpuipc_doctor.report import merged_results, node_content, sentences
 from gpuipc_doctor.report.comparison import compare
 from gpuipc_doctor.ticket.subject import Subject
 
@@ -54,7 +54,7 @@ def fails(subject: Subject) -> Iterator[Block]:
         for paragraph in subject.bad[:FINDINGS]:
             says = sentences.summary(paragraph.finding)
             lines = [f"{paragraph.status.value} {node_content.title(subject.about, paragraph)}: {says}"]
-            for role in digest.culprits(paragraph.results[0]):
+            for role in merged_results.culprits(paragraph.results[0]):
                 if role.operation and role.operation not in says:
                     lines.append(f"{role.role} was in {role.operation}")
             yield Lines(tuple(lines))
@@ -74,7 +74,7 @@ def incidence(subject: Subject) -> Iterator[Block]:
     """How often it failed, if the checks were repeated."""
     if not isinstance(subject.about, Report):
         return
-    ran = digest.repetitions(subject.about)
+    ran = merged_results.repetitions(subject.about)
     for paragraph in subject.bad if ran > 1 else ():
         word = "Always" if paragraph.times == ran else "Once" if paragraph.times == 1 else "Sometimes"
         yield Lines(
@@ -214,7 +214,7 @@ def other_reports(subject: Subject) -> Iterator[Block]:
     lines = []
     for report in subject.reports if len(subject.reports) > 1 else ():
         of_checks = [result for result in report.results if result.check in subject.checks]
-        if status := digest.worst(of_checks):
+        if status := merged_results.worst(of_checks):
             module = _module(report)
             lines.append(f"{report.host}{f' ({module} kernel module)' if module else ''}: {status.value}")
     if lines:

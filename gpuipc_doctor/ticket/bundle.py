@@ -14,7 +14,7 @@ from pathlib import Path
 from gpuipc_doctor.files import reading
 from gpuipc_doctor.job import document, job_content
 from gpuipc_doctor.model import Report
-from gpuipc_doctor.report import documents, node_exports, report_json
+from gpuipc_doctor.report import json_documents, node_exports, report_json
 from gpuipc_doctor.ticket import answers
 from gpuipc_doctor.ticket.subject import Subject
 
@@ -49,7 +49,7 @@ def of_documents(subject: Subject) -> tuple[Members, dict[str, str]]:
         members["earlier-report.json"] = report_json.dumps(subject.before).encode()
     facts = subject.inventory or tuple(fact for report in subject.reports[:1] for fact in report.inventory)
     if facts:
-        members["inventory.json"] = documents.dumps({"facts": documents.encode(facts)}).encode()
+        members["inventory.json"] = json_documents.dumps({"facts": json_documents.encode(facts)}).encode()
     else:
         absent["inventory.json"] = "run gpuipc-doctor inventory --json > i.json, then add --also i.json"
     for name, frames in subject.stacks.items():

@@ -10,8 +10,8 @@ from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.job.document import JobReport, Rank
 from gpuipc_doctor.model import Fact, Relation, Report, RoleOutcome, Status
 from gpuipc_doctor.present.text import ranges
-from gpuipc_doctor.report import digest
-from gpuipc_doctor.report.digest import Paragraph
+from gpuipc_doctor.report import merged_results
+from gpuipc_doctor.report.merged_results import Paragraph
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Subject:
         """The paragraphs that failed; if none failed, those with an ERROR or a WARN."""
         if not isinstance(self.about, Report):
             return ()
-        shown = [each for each in digest.paragraphs(self.about) if each.status is not Status.SKIP]
+        shown = [each for each in merged_results.paragraphs(self.about) if each.status is not Status.SKIP]
         failed = [each for each in shown if each.status is Status.FAIL]
         return tuple(failed or shown)
 
@@ -64,7 +64,7 @@ class Subject:
 
     @property
     def culprits(self) -> list[RoleOutcome]:
-        return [role for each in self.bad for role in digest.culprits(each.results[0])]
+        return [role for each in self.bad for role in merged_results.culprits(each.results[0])]
 
     @property
     def stacks(self) -> Mapping[str, tuple[str, ...]]:

@@ -24,7 +24,7 @@ from gpuipc_doctor.model import (
     RoleOutcome,
     Trial,
 )
-from gpuipc_doctor.report import digest, node_content, report_json
+from gpuipc_doctor.report import merged_results, node_content, report_json
 from gpuipc_doctor.versions import Range
 from tests.sample_reports import gpus, healthy, replaced
 
@@ -82,10 +82,10 @@ def confirmed(report: Report) -> set[tuple[str, str]]:
     """(issue, finding) for each finding of which the screen says that an issue is confirmed."""
     return {
         (join.issue, described(result))
-        for paragraph in digest.paragraphs(report)
+        for paragraph in merged_results.paragraphs(report)
         for join in paragraph.joins
         if join.relation is Relation.CONFIRMED
-        for result in digest.showing(join, paragraph.results)
+        for result in merged_results.showing(join, paragraph.results)
     }
 
 
@@ -234,7 +234,7 @@ def test_issue_of_all_equal_findings_is_named_without_place() -> None:
 def test_finding_beside_the_issue_is_not_explained_by_it() -> None:
     """An earlier version printed "leak CONFIRMED, see above" for wrong data."""
     report = report_of([LEAK], [on(0, finding=LEFT), on(0, finding=WRONG)])
-    leak, wrong = digest.paragraphs(report)
+    leak, wrong = merged_results.paragraphs(report)
     assert ([join.issue for join in leak.joins], wrong.joins) == (["leak"], ())
     assert node_content.screen(report).count("leak CONFIRMED") == 1
     assert node_content.REPORT_IT.split()[0] in node_content.screen(report)

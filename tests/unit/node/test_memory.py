@@ -18,7 +18,7 @@ from gpuipc_doctor.node import memory_content
 from gpuipc_doctor.node.memory_sysfs import Amdgpu
 from gpuipc_doctor.node.memory_usage import GpuUse, History, ProcessUse, Sample
 from gpuipc_doctor.present.terminal import table
-from gpuipc_doctor.report import documents
+from gpuipc_doctor.report import json_documents
 from tests import golden
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -95,7 +95,7 @@ def test_lines(watched: History) -> None:
 
 
 def test_sample_survives_a_json_round_trip() -> None:
-    assert documents.load(Sample, json.loads(json.dumps(asdict(sample())))) == sample()
+    assert json_documents.load(Sample, json.loads(json.dumps(asdict(sample())))) == sample()
 
 
 def test_log_line_matches_its_schema(watched: History) -> None:

@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuipc_doctor.model import Report, Status
-from gpuipc_doctor.report import digest, exits, node_exports
+from gpuipc_doctor.report import exits, merged_results, node_exports
 from tests import golden
 from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
 
@@ -71,7 +71,7 @@ def cases(report: Report) -> list[ElementTree.Element]:
 def test_any_report_is_junit_with_a_case_per_probe(report: Report) -> None:
     found = cases(report)
     probes = {(r.check, r.devices, r.probe, r.repetition) for r in report.results}
-    assert len(found) == len(probes) + len(digest.not_reached(report))
+    assert len(found) == len(probes) + len(merged_results.not_reached(report))
     worst = report.worst()
     assert any(case.find("failure") is not None for case in found) is (worst is Status.FAIL)
 
@@ -102,7 +102,7 @@ def test_any_report_is_read_by_prometheus(report: Report) -> None:
     found = metrics(report)
     assert found["run_exit_code"].samples[0].value == exits.code(report)
     assert found["run_info"].samples[0].labels["simulated"] == report.simulated
-    assert sum(s.value for s in found["checks"].samples) == sum(digest.totals(report).values())
+    assert sum(s.value for s in found["checks"].samples) == sum(merged_results.totals(report).values())
     severities = [s.value for s in found["check_severity"].samples] if report.results else [1]
     assert max(severities) == report.worst().severity
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuipc_doctor.api.equal_gpus import picture
 from gpuipc_doctor.model import Ending, Fact, Finding, Join, Relation, Report, Result, RoleOutcome
 from gpuipc_doctor.present.text import columns, sanitise
-from gpuipc_doctor.report import digest, node_content, node_exports
+from gpuipc_doctor.report import merged_results, node_content, node_exports
 from tests import golden
 from tests.sample_reports import (
     PER_SUBJECT,
@@ -138,7 +138,7 @@ def test_rank_that_a_finding_blames_is_shown_in_place_of_the_one_that_was_overdu
     roles = [RoleOutcome("rank 2", Ending.HUNG), RoleOutcome("rank 0", Ending.STOPPED)]
     finding = Finding.fail("hang", "{call} hung", call="MPI_Wait", role="rank 0")
     result = Result("mpi-histories", finding, ("cuda:0",), roles=tuple(roles))
-    assert [role.role for role in digest.culprits(result)] == ["rank 0"]
+    assert [role.role for role in merged_results.culprits(result)] == ["rank 0"]
 
 
 def nasty() -> Report:
@@ -280,7 +280,7 @@ def test_known_issue_is_shown_only_where_it_was_seen() -> None:
     [shown] = report_.joins
     elsewhere = tuple(replace(ref, subject="cuda:9") for ref in shown.findings)
     report_ = replaced(report_, joins=(replace(shown, findings=elsewhere),))
-    first = digest.paragraphs(report_)[0]
+    first = merged_results.paragraphs(report_)[0]
     assert first.checks == ("ipc-reopen",)
     assert first.joins == ()
 
@@ -307,12 +307,12 @@ def test_totals_add_up(any_report: Report) -> None:
 @PROPERTY
 @given(reports)
 def test_every_finding_except_pass_has_a_paragraph(any_report: Report) -> None:
-    shown = digest.paragraphs(any_report)
+    shown = merged_results.paragraphs(any_report)
     told = [id(result) for paragraph in shown for result in paragraph.results]
     not_passed = [id(r) for r in any_report.results if r.finding.status.value != "PASS"]
     assert sorted(told) == sorted(not_passed)
     issues = {join.issue for p in shown for join in p.joins}
-    issues |= {join.issue for join in digest.loose_joins(any_report, shown)}
+    issues |= {join.issue for join in merged_results.loose_joins(any_report, shown)}
     wanted = {join.issue for join in any_report.joins if join.relation is not Relation.LATENT}
     assert wanted <= issues <= {join.issue for join in any_report.joins}
 

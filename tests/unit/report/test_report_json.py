@@ -22,7 +22,7 @@ from gpuipc_doctor.model import (
     Tier,
 )
 from gpuipc_doctor.report import report_json, sentences
-from gpuipc_doctor.report.documents import BadDocument, encode
+from gpuipc_doctor.report.json_documents import BadDocument, encode
 from tests import schemas
 from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuipc_doctor.job import document
 from gpuipc_doctor.model import Fact, Report
-from gpuipc_doctor.report import documents, report_json
+from gpuipc_doctor.report import json_documents, report_json
 from gpuipc_doctor.ticket import anonymise, bundle, components, ticket_content
 from gpuipc_doctor.ticket.anonymise import Names, Pseudonyms
 from gpuipc_doctor.ticket.subject import Subject
@@ -192,7 +192,7 @@ def test_no_planted_name_is_in_the_bundle(
         differences=(document.Difference(name="UCX_NET_DEVICES", ranks={value: (1,), "": (0,)}),),
     )  # fmt: skip
     subject = Subject(report, also=(job,))
-    text = json.dumps([documents.encode(report), documents.encode(job)])
+    text = json.dumps([json_documents.encode(report), json_documents.encode(job)])
     made = Pseudonyms(anonymise.names([report, job], [], Names()), [text, *log])
     hidden = made.of(subject)
     members, absent = bundle.of_documents(hidden)
