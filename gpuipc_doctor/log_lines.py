@@ -27,6 +27,17 @@ _SIGNAL = re.compile(
 _IN_ERROR_STACK = re.compile(r"[\w@]+\(\d+\)\.*: ?(.*)$")
 
 
+OF_KILLED = re.compile(
+    r"(?:KILLED BY SIGNAL: |exited on signal |SIGNAL NUMBER: |exit code )(?:9|15|137|143)\b"
+    r"|EXIT STRING: (?:Killed|Terminated)"
+)
+"""What launchers print of a rank that was killed: after another rank's failure, they themselves killed it."""
+
+CHATTER = re.compile(
+    r"\s(?:INFO|DIAG|DEBUG|TRACE|DATA|REQ|FUNC)\s|<(?:info|debug|trace)>|cannot be preloaded"
+)
+"""Lines of UCX, libfabric and NCCL below their warnings, and ld.so's line about a library that it ignores."""
+
 _VARIES = re.compile(r"0x[0-9a-f]+|\d+")
 
 

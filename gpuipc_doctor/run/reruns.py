@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpuipc_doctor.log_lines import by_shape, how_telling, shape
+from gpuipc_doctor.log_lines import CHATTER, OF_KILLED, by_shape, how_telling, shape
 from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Finding, ProbeOutcome, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import conclusions
@@ -146,22 +146,37 @@ def _told(
     elif news:
         yield rerun("same", "Rerun with {env:env}: same failure, new log lines:")
     else:
-        yield rerun("same", "Rerun with {env:env}: same failure, no new log lines")
+        what = "log" if _is_hang(second) else "error"
+        yield rerun("same", f"Rerun with {{env:env}}: same failure, no new {what} lines")
     yield from news
 
 
 def _news(first: ProbeOutcome, second: ProbeOutcome) -> Iterator[Evidence]:
-    """The new error lines in the second run's logs; if there are none, the last lines.
+    """The new error lines in the second run's logs; of a hang without any, the last lines.
 
     Only the last `LINES` are reported, so the most relevant lines and the failed role's lines come last.
     """
     said = {shape(line) for role in first.roles.values() for line in role.log_tail}
     by_role = sorted(second.roles.values(), key=lambda role: role.role == second.blamed)
-    by_line = {line: role.role for role in reversed(by_role) for line in role.log_tail if line.strip()}
+    signal = second.roles[second.blamed].signal if second.blamed and not _is_hang(second) else ""
+    by_line = {
+        line: role.role
+        for role in reversed(by_role)
+        for line in role.log_tail
+        if line.strip() and (signal == "SIGKILL" or not OF_KILLED.search(line))
+    }
     times = by_shape(line for role in by_role for line in role.log_tail if line in by_line)
+    if signal:  # of one rank: what all print says nothing of it
+        of_all = set.intersection(*({shape(line) for line in role.log_tail} for role in by_role))
+        said |= {shape(line) for line in times if shape(line) in of_all and CHATTER.search(line)}
     new = [(by_line[line], line) for line in times if shape(line) not in said]
     telling = [(role, line) for role, line in new if how_telling(line)]
     telling.sort(key=lambda told: how_telling(told[1]))
-    for role, line in (telling if telling or any(map(how_telling, said)) else new)[-LINES:]:
+    only_errors = telling or any(map(how_telling, said)) or not _is_hang(second)
+    for role, line in (telling if only_errors else new)[-LINES:]:
         says = "{role}: {line} ×{times}" if times[line] > 1 else "{role}: {line}"
         yield Evidence(EvidenceKind.RERUN, says, {"role": role, "line": line, "times": times[line]})
+
+
+def _is_hang(outcome: ProbeOutcome) -> bool:
+    return any(role.ending is Ending.HUNG for role in outcome.roles.values())

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from gpuipc_doctor.api import Check
 from gpuipc_doctor.model import Fact
-from gpuipc_doctor.run.causes import chosen_settings, controls, limits, passing_lines, setting_trials
+from gpuipc_doctor.run.causes import chosen_settings, controls, innocent_lines, limits, setting_trials
 from gpuipc_doctor.run.causes.explaining import Explainer, NodeFacts
 from gpuipc_doctor.run.causes.node_state import Seen
 from gpuipc_doctor.run.causes.setting_trials import Rerun
@@ -58,12 +58,13 @@ def explain(
         for entry in log.unsuccessful()
         if entry.outcome and not any(finding.key == process_limits.LIMITED for finding in entry.standing)
     ]
-    passing_lines.leave_out(log.entries if failed else (), failed)
+    innocent_lines.leave_out((entry.outcome for entry in log.entries if failed), failed)
     stated = {**environ, **{name: said.value for name, said in of_site.items()}}
     places = {name: said.where for name, said in of_site.items()}
     facts = NodeFacts(before, stated, inventory, checks, log.entries, failed, before, places, mpi)
     if rerun:
-        setting_trials.try_without(failed, facts, rerun)
+        passed = setting_trials.try_without(failed, facts, rerun)
+        innocent_lines.leave_out(passed, failed)
     every = (facts, replace(facts, seen=after())) if failed else (facts,)
     for entry in {id(entry): entry for entry in (*failed, *log.to_cure())}.values():
         found: list[Explanation] = []

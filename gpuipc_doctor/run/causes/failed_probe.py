@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from gpuipc_doctor.api.driver_errors import OUT_OF_MEMORY
-from gpuipc_doctor.log_lines import how_telling
+from gpuipc_doctor.log_lines import CHATTER, how_telling
 from gpuipc_doctor.model import Ending, Observed, RoleOutcome
 from gpuipc_doctor.run.results import Entry
 from gpuipc_doctor.supervise.evidence import EXPLANATION
@@ -27,11 +27,6 @@ _SAYS_WHY = re.compile(
     r"unreachable|refused|timed out|not found|known|unexpected|invalid",
     re.IGNORECASE,
 )
-_CHATTER = re.compile(
-    r"\s(?:INFO|DIAG|DEBUG|TRACE|DATA|REQ|FUNC)\s|<(?:info|debug|trace)>|cannot be preloaded"
-)
-"""Lines of UCX, libfabric and NCCL below their warnings, and ld.so's line about a library that it ignores."""
-
 _MESSAGE = re.compile(
     r"ncclCommInit|MPI_(?:I?[bsr]?send|I?recv|I?barrier|I?bcast|I?all|I?reduce|I?gather|I?scatter|I?e?x?scan|"
     r"R?put|R?get$|R?get_acc|R?acc|fetch|compare|win_)",
@@ -66,7 +61,7 @@ def own_words(entry: Entry) -> list[str]:
     for role in _roles(entry):
         if role.ending in _AT_FAULT:
             said += [role.exception, *role.native_stack, role.observed.get(Observed.WARNED.value, "")]
-    return [line for line in said if line and not _CHATTER.search(line)]
+    return [line for line in said if line and not CHATTER.search(line)]
 
 
 def says(expression: str) -> Callable[[Entry], bool]:
@@ -126,8 +121,10 @@ def ran_out_of_host_memory(entry: Entry) -> bool:
 
 
 def was_killed(entry: Entry) -> bool:
-    """Whether a role was killed, but not by this tool, which ends roles that hang or lost their partner."""
-    return any(role.ending is Ending.CRASHED and role.signal == "SIGKILL" for role in _roles(entry))
+    """Whether the blamed role was killed, but not by this tool, which ends roles that hang. Launchers kill
+    the other ranks."""
+    role = blamed(entry)
+    return bool(role and role.ending is Ending.CRASHED and role.signal == "SIGKILL")
 
 
 CONCERNS: Mapping[str, Callable[[Entry], bool]] = {

@@ -34,14 +34,21 @@ def rerunning(schedule: Schedule, planner: Planner) -> Rerun:
     )
 
 
-def try_without(failed: Iterable[Entry], facts: NodeFacts, rerun: Rerun) -> None:
-    """Note in each failed entry what trials without its likeliest settings showed. What is shown of one
-    device also holds for the others with the same findings."""
+def try_without(failed: Iterable[Entry], facts: NodeFacts, rerun: Rerun) -> list[ProbeOutcome]:
+    """Note in each failed entry what trials without its likeliest settings showed; returns the reruns that
+    passed. What is shown of one device also holds for the others with the same findings."""
+    passed: list[ProbeOutcome] = []
     until = time.monotonic() + TRIALS_S
 
     def outcome_of(entry: Entry, env: Mapping[str, str], unset: frozenset[str]) -> Trial:
         left_s = min(TRIAL_S, until - time.monotonic())
-        return _judge(entry, rerun(entry.planned, env, unset, left_s)) if left_s > 0 else Trial.UNKNOWN
+        if left_s <= 0:
+            return Trial.UNKNOWN
+        ended = rerun(entry.planned, env, unset, left_s)
+        outcome = _judge(entry, ended)
+        if outcome is Trial.HELPS and isinstance(ended, ProbeOutcome):
+            passed.append(ended)
+        return outcome
 
     kinds: dict[object, list[Entry]] = {}
     for entry in failed:
@@ -60,6 +67,7 @@ def try_without(failed: Iterable[Entry], facts: NodeFacts, rerun: Rerun) -> None
                 entry.without[candidate.name] = outcome
             if outcome is Trial.HELPS:
                 break
+    return passed
 
 
 def _judge(failed: Entry, ended: Ended) -> Trial:

@@ -208,3 +208,30 @@ def test_measurement_that_warns_is_made_again(
         for each in (result.finding for result in log.results())
     ]
     assert said == found
+
+
+DIAG = "[17.2] [n1:4] rdmacm_cm.c:953  UCX  DIAG  rdma_create_event_channel failed: No such device"
+ERROR = "[17.2] [n1:4] mm_iface.c:817  UCX  ERROR failed to allocate"
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "lines"),
+    [
+        ((ERROR,), (ERROR.replace("4", "5"),), [f"rank 0: {ERROR} ×2"]),
+        ((DIAG,), (DIAG.replace("4", "5"), ERROR), [f"rank 1: {ERROR}"]),
+        ((), (DIAG,), [f"rank 1: {DIAG}"]),
+        ((), ("=   KILLED BY SIGNAL: 9 (Killed)", ERROR), [f"rank 1: {ERROR}"]),
+        ((), ("I_MPI_DEBUG=6",), []),
+    ],
+)
+def test_line_of_a_crash_is_evidence_if_it_is_its_own(
+    others: tuple[str, ...], own: tuple[str, ...], lines: list[str]
+) -> None:
+    """Ranks that crashed: the innocent one's lines, and those of rank 1, which is blamed."""
+    roles = {
+        "rank 0": RoleOutcome("rank 0", Ending.PEER_LOST, log_tail=others),
+        "rank 1": RoleOutcome("rank 1", Ending.CRASHED, operation="MPI_Recv", signal="SIGSEGV", log_tail=own),
+    }
+    crashed = ProbeOutcome("", (), {}, roles, "rank 1", 1.0)
+    _, [told] = heard(crashed, outcome(ending=Ending.CRASHED))
+    assert [sentences.line(item) for item in told[1:]] == lines

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,3 +111,21 @@ def test_all_trials_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
     failed = entry("abort at start")
     assert not list(explain({"FI_PROVIDER": PASSES}, failed))
     assert summary(failed) == "it failed"
+
+
+def test_line_that_a_passing_process_also_prints_is_no_evidence(tmp_path: Path) -> None:
+    (tmp_path / "rank 0.log").write_text("pid 7: Failed to initialize hmem iface FI_HMEM_ZE\n")
+    failed = entry(
+        "abort at start", "pid 8: Failed to initialize hmem iface FI_HMEM_ZE\nprovider x is unknown"
+    )
+    list(explain({"FI_PROVIDER": replace(PASSES, logs=str(tmp_path))}, failed))
+    assert failed.outcome
+    assert failed.outcome.roles["rank 0"].log_tail == ("provider x is unknown",)
+
+
+@pytest.mark.parametrize(("failure", "kept"), [("isend", 0), ("killed", 1), ("hang at start", 0)])
+def test_signal_by_which_a_launcher_ends_the_other_ranks_is_no_evidence(failure: str, kept: int) -> None:
+    failed = entry(failure, "=   KILLED BY SIGNAL: 9 (Killed)")
+    list(explain({}, failed))
+    assert failed.outcome
+    assert len(failed.outcome.roles["rank 0"].log_tail) == kept
