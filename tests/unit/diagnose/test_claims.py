@@ -235,6 +235,11 @@ CASES = {
         "queue pair is not valid",
         "refused access",
     ),
+    "a program that cannot open a device is no container runtime": (
+        "open /dev/nvidiactl: no such file or directory",
+        "device files are not there",
+        "container runtime",
+    ),
 }
 
 
