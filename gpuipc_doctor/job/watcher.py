@@ -23,8 +23,8 @@ from gpuipc_doctor.stacks import (
     perf_events,
     python_stacks,
     sampling,
+    sleeping,
     sockets,
-    stacks,
     stopping,
 )
 from gpuipc_doctor.stacks.python_stacks import PythonStack, is_python
@@ -298,7 +298,8 @@ def _asleep(process: Process) -> set[int]:
 
 
 def _with_stacks(process: Process, samples: Mapping[int, Sequence[Stack]]) -> Process:
-    found, refused = stacks(process.pid, _asleep(process), samples)
+    found, refused = sleeping.stacks(process.pid, _asleep(process) - samples.keys())
+    found |= {tid: tuple(own) for tid, own in samples.items()}
     threads = [replace(thread, approximate=found.get(thread.tid, ())) for thread in process.threads]
     fingerprint = ""
     if process.has_mpi:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
+from gpuipc_doctor.stacks import rights
 from gpuipc_doctor.stacks.code import Code
 from gpuipc_doctor.stacks.thread import Stack
 
@@ -25,6 +27,21 @@ sleeps, because it wakes up during the attempt."""
 
 _POINTERS = re.compile(r" (0x[0-9a-f]{1,15}) (0x[0-9a-f]{1,16})$", re.MULTILINE)
 """Stack pointer and instruction pointer, the last fields of ``syscall`` (proc(5))."""
+
+
+def stacks(pid: int, tids: Iterable[int]) -> tuple[dict[int, tuple[Stack, ...]], dict[str, str]]:
+    """Approximate stacks of these threads, and what could not be read → the reason."""
+    found: dict[int, tuple[Stack, ...]] = {}
+    refused: dict[str, str] = {}
+    code = None
+    for tid in tids:
+        try:
+            code = code or Code(pid)
+            found[tid] = tuple(filter(None, [stack(pid, tid, code)]))
+        except OSError as error:
+            denied = isinstance(error, PermissionError)
+            refused["stack of a sleeping thread"] = rights.reason(pid) if denied else str(error)
+    return found, refused
 
 
 def stack(pid: int, tid: int, code: Code | None = None) -> Stack:

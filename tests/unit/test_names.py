@@ -21,7 +21,6 @@ FOREIGN = re.compile(r"(MPIX?_|cuda|cu|hip|fi_|nvml)\w+|dlopen|ps|yaml\.compose"
 SAME_MEANING = {
     "check": "the class, the command",
     "config": "the site config, the command",
-    "documents": "what one room writes as JSON",
     "drill": "the drill, the command",
     "environment": "the variables, the check of them",
     "examination": "what a room looks at, from its start to its end",
