@@ -7,8 +7,35 @@ from typing import Any
 
 import click
 
-from gpuipc_doctor.cli import formats, options, saved, ticket
+from gpuipc_doctor.cli import formats, options, saved
 from gpuipc_doctor.files.writing import OutputFile
+
+COMPONENTS = ["nvidia", "amd", "ucx", "openmpi", "mpich", "libfabric", "nccl", "hpe"]
+_OF_TICKET = (
+    click.option("--for", "component", type=options.Choice(COMPONENTS),
+                 help="Component whose maintainers get it.  [default: from the failed call and stacks]"),
+    click.option("--check", "checks", multiple=True, metavar="CHECK",
+                 help="Only findings of this check; may be repeated.  [default: all failures]"),
+    click.option("--also", type=options.FilePath(), multiple=True, metavar="FILE",
+                 help="An additional report, job or inventory, for example the other node's."),
+    click.option("--before", type=options.FilePath(), metavar="FILE",
+                 help="An earlier report, without the failure."),
+    click.option("--add", type=options.FilePath(), multiple=True, metavar="FILE",
+                 help="A file to attach, such as nvidia-bug-report.log.gz."),
+    click.option("--logs", type=options.FilePath(), metavar="DIR",
+                 help="The directory given to check --keep-logs."),
+    click.option("--bundle", type=options.FilePath(), metavar="FILE",
+                 help="Also write a .tar.zst or .tar.gz with ticket, documents, stacks and logs."),
+    click.option("--anonymise", is_flag=True, help="Replace hosts, users, addresses and paths, everywhere."),
+    click.option("--hide", "words", multiple=True, metavar="WORD",
+                 help="With --anonymise, also replace this word."),
+)  # fmt: skip
+
+
+def _with_ticket(command: options.Command) -> Any:
+    for option in reversed(_OF_TICKET):
+        command = option(command)
+    return command
 
 
 @click.command()
@@ -25,7 +52,7 @@ from gpuipc_doctor.files.writing import OutputFile
     metavar="FILE",
     help="Write to FILE instead of printing, completely or not at all.",
 )
-@ticket.with_options
+@_with_ticket
 @click.pass_context
 def command(ctx: click.Context, /, *, file: Path, form: str, output: Path | None, **asked: Any) -> None:
     """Print a saved report.
@@ -38,6 +65,8 @@ def command(ctx: click.Context, /, *, file: Path, form: str, output: Path | None
     if form == "ticket":
         if output is not None:
             raise click.UsageError("--output does not go with --format ticket; use --bundle, or > FILE", ctx)
+        from gpuipc_doctor.cli import ticket
+
         ticket.write(ctx, file, **asked)
         return
     if given := [each for each in ctx.command.params if asked.get(each.name or "")]:

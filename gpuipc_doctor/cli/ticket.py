@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
+import pwd
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuipc_doctor import node_name
 from gpuipc_doctor.cli import options, saved
+from gpuipc_doctor.diagnose.decompress import ZSTD
+from gpuipc_doctor.files import reading
 from gpuipc_doctor.files.near_miss import did_you_mean
+from gpuipc_doctor.files.writing import OutputFile
+from gpuipc_doctor.files.yamlfile import BadFile, Mistake
+from gpuipc_doctor.job.document import JobReport
+from gpuipc_doctor.model import Fact, Report
+from gpuipc_doctor.report import json_documents
+from gpuipc_doctor.ticket import anonymise, components, ticket_content
+from gpuipc_doctor.ticket import bundle as archive
+from gpuipc_doctor.ticket.anonymise import GENERIC_USERS, Names, Pseudonyms
+from gpuipc_doctor.ticket.bundle import MOST_BYTES, is_text
+from gpuipc_doctor.ticket.subject import Subject
 
-if TYPE_CHECKING:
-    from gpuipc_doctor.files.writing import OutputFile
-    from gpuipc_doctor.job.document import JobReport
-    from gpuipc_doctor.model import Fact, Report
-    from gpuipc_doctor.ticket.anonymise import Names, Pseudonyms
-    from gpuipc_doctor.ticket.subject import Subject
-
-COMPONENTS = ["nvidia", "amd", "ucx", "openmpi", "mpich", "libfabric", "nccl", "hpe"]
 _SUFFIXES = (".tar.zst", ".tar.gz")
-
-_OPTIONS = (
-    click.option("--for", "component", type=options.Choice(COMPONENTS),
-                 help="Component whose maintainers get it.  [default: from the failed call and stacks]"),
-    click.option("--check", "checks", multiple=True, metavar="CHECK",
-                 help="Only findings of this check; may be repeated.  [default: all failures]"),
-    click.option("--also", type=options.FilePath(), multiple=True, metavar="FILE",
-                 help="An additional report, job or inventory, for example the other node's."),
-    click.option("--before", type=options.FilePath(), metavar="FILE",
-                 help="An earlier report, without the failure."),
-    click.option("--add", type=options.FilePath(), multiple=True, metavar="FILE",
-                 help="A file to attach, such as nvidia-bug-report.log.gz."),
-    click.option("--logs", type=options.FilePath(), metavar="DIR",
-                 help="The directory given to check --keep-logs."),
-    click.option("--bundle", type=options.FilePath(), metavar="FILE",
-                 help="Also write a .tar.zst or .tar.gz with ticket, documents, stacks and logs."),
-    click.option("--anonymise", is_flag=True, help="Replace hosts, users, addresses and paths, everywhere."),
-    click.option("--hide", "words", multiple=True, metavar="WORD",
-                 help="With --anonymise, also replace this word."),
-)  # fmt: skip
-
-
-def with_options(command: options.Command) -> Any:
-    """Add the options of a bug report, whose values are the arguments of `write`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def write(
@@ -67,9 +47,6 @@ def write(
     words: tuple[str, ...],
 ) -> None:
     """Print the bug report, and write its bundle. Raises `click.UsageError` and `BadFile`."""
-    from gpuipc_doctor.ticket import bundle as archive
-    from gpuipc_doctor.ticket import components, ticket_content
-
     if words and not anonymise:
         raise click.UsageError("--hide needs --anonymise", ctx)
     if logs and not bundle:
@@ -112,9 +89,6 @@ def write(
 
 
 def _subject(file: Path, checks: tuple[str, ...], also: tuple[Path, ...], before: Path | None) -> Subject:
-    from gpuipc_doctor.model import Report
-    from gpuipc_doctor.ticket.subject import Subject
-
     about = saved.report_or_job(file)
     if checks:
         if not isinstance(about, Report):
@@ -144,10 +118,6 @@ def _narrowed(report: Report, checks: tuple[str, ...]) -> Report:
 
 
 def _content(path: Path) -> bytes:
-    from gpuipc_doctor.files import reading
-    from gpuipc_doctor.files.yamlfile import BadFile, Mistake
-    from gpuipc_doctor.ticket.bundle import MOST_BYTES
-
     try:
         return reading.read(path, MOST_BYTES)
     except reading.Unreadable as reason:
@@ -156,11 +126,6 @@ def _content(path: Path) -> bytes:
 
 def _place(path: Path) -> tuple[Callable[[bytes], bytes], OutputFile]:
     """The compressor for the path's suffix, and the file to write. Raises `click.BadParameter`."""
-    import importlib
-
-    from gpuipc_doctor.diagnose.decompress import ZSTD
-    from gpuipc_doctor.files.writing import OutputFile
-
     if not path.name.endswith(_SUFFIXES):
         raise click.BadParameter(
             f"{path.name!r} does not end in {' or '.join(_SUFFIXES)}", param_hint="--bundle"
@@ -180,12 +145,6 @@ def _place(path: Path) -> tuple[Callable[[bytes], bytes], OutputFile]:
 
 def _pseudonyms(subject: Subject, files: list[bytes], words: tuple[str, ...]) -> Pseudonyms:
     """Pseudonyms for this node's names and for names in the documents and files."""
-    import json
-
-    from gpuipc_doctor.report import json_documents
-    from gpuipc_doctor.ticket import anonymise
-    from gpuipc_doctor.ticket.bundle import is_text
-
     known = (subject.about, *subject.also, *([subject.before] if subject.before else []))
     texts = [json.dumps(json_documents.encode(document), ensure_ascii=False) for document in known]
     texts += [content.decode() for content in files if is_text(content)]
@@ -193,11 +152,6 @@ def _pseudonyms(subject: Subject, files: list[bytes], words: tuple[str, ...]) ->
 
 
 def _names_here(words: tuple[str, ...]) -> Names:
-    import pwd
-    from contextlib import suppress
-
-    from gpuipc_doctor.ticket.anonymise import GENERIC_USERS, Names
-
     users = {os.environ.get(name, "") for name in ("LOGNAME", "SUDO_USER", "USER")}
     with suppress(KeyError):
         users.add(pwd.getpwuid(os.getuid()).pw_name)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuipc_doctor.cli.ticket import COMPONENTS
+from gpuipc_doctor.cli.report import COMPONENTS
 from gpuipc_doctor.files.tables import table
 from gpuipc_doctor.job.document import Cause
 from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Fact, Finding, Join, Relation, Result
