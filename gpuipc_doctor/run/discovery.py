@@ -29,6 +29,7 @@ from gpuipc_doctor.run import site_expectations
 from gpuipc_doctor.run.hanging_gpus import HangingGpus, has_hung
 from gpuipc_doctor.run.open_drivers import OpenDrivers
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
+from gpuipc_doctor.run.skips import UNCHECKED, UNSAFE
 from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
 from gpuipc_doctor.site import hosts
 from gpuipc_doctor.site.config import NodeGpus, SiteConfig
@@ -36,7 +37,6 @@ from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import device_from_json
 from gpuipc_doctor.versions import Range, Verdict
 
-UNCHECKED = "CUDA_DISABLE_IOMMU_ACS_P2P_CAPABILITY_CHECK"
 CHECKING = Range("cuda-driver", "13.5")
 """Versions of CUDA whose driver grants peer access over PCIe only if the IOMMU and ACS let it work."""
 
@@ -114,26 +114,29 @@ class Discovery:
         return Found(devices, facts, site)
 
     def _ask_unchecked(self, devices: Sequence[Device], facts: Iterable[Fact]) -> Iterator[Fact]:
-        """Whether the driver would grant the peer access that it refuses, without its check of IOMMU and ACS.
+        """Whether peer access depends on the driver's check of IOMMU and ACS, which CUDA 13.5 and newer make
+        (CUDA Features Archive, 13.5): the driver is asked again, with or without it.
 
-        CUDA 13.5 and newer make that check (CUDA Features Archive, 13.5). It only concerns the answer of
-        cuDeviceCanAccessPeer: nothing is copied here.
+        That only concerns the answer of cuDeviceCanAccessPeer: nothing is copied here.
         """
         cuda = [device for device in devices if device.backend == "cuda"]
-        lacking = _pairs(cuda, {device.label for device in cuda})
+        lacking, is_unchecked = _pairs_without_access(cuda), os.environ.get(UNCHECKED) == "1"
         checks = any(
             fact.name == "cuda-driver" and fact.value and CHECKING.judge(fact.value) is Verdict.BAD
             for fact in facts
         )
-        if not (lacking and checks) or os.environ.get(UNCHECKED) == "1":
+        if len(cuda) < 2 or not checks or bool(lacking) is is_unchecked:
             return
-        options = {"backends": ["cuda"], "required": False, "environment": {UNCHECKED: "1"}}
+        environment = {UNCHECKED: "0" if is_unchecked else "1"}
+        options = {"backends": ["cuda"], "required": False, "environment": environment}
         _, asked = self.planner.survey(loader.built_in_file(surveys.DRIVERS), options)
         ended = self.surveys.run(asked).values()
         answers = [outcome for outcome in ended if isinstance(outcome, ProbeOutcome)]
         found = [record for outcome in answers for record in outcome.records.values()]
-        unchecked = [device_from_json(data) for record in found for data in record.get("devices", ())]
-        if unchecked and not lacking & _pairs(unchecked, {device.label for device in unchecked}):
+        again = [device_from_json(data) for record in found for data in record.get("devices", ())]
+        if is_unchecked and _pairs_without_access(again):
+            yield Fact("peer-access", UNSAFE, f"{UNCHECKED}=0 takes it away")
+        elif not is_unchecked and again and not lacking & _pairs_without_access(again):
             yield Fact("peer-access", "refused by the check of IOMMU and ACS", f"{UNCHECKED}=1 grants it")
 
     def _tell(self, *findings: Finding) -> None:
@@ -228,8 +231,9 @@ class Discovery:
         return [] if devices else of_intel(self.node.root)
 
 
-def _pairs(devices: Iterable[Device], labels: set[str]) -> set[tuple[str, str]]:
+def _pairs_without_access(devices: Collection[Device]) -> set[tuple[str, str]]:
     """The pairs of these devices of which the first has no peer access to the second."""
+    labels = {device.label for device in devices}
     return {(device.label, other) for device in devices for other in labels - device.peers - {device.label}}
 
 

@@ -11,7 +11,9 @@ from gpuipc_doctor.api.capabilities import instead_of, words_of_lack
 from gpuipc_doctor.model import Device, Evidence, EvidenceKind, FabricStack, Fact, Finding, Probe
 from gpuipc_doctor.site.config import Waiver
 
-UNSAFE_TOPOLOGY = "the IOMMU or ACS redirects PCIe traffic"
+UNCHECKED = "CUDA_DISABLE_IOMMU_ACS_P2P_CAPABILITY_CHECK"
+UNSAFE = "granted only without the check of IOMMU and ACS"
+"""Value of the fact ``peer-access`` if this variable alone makes the driver grant peer access."""
 
 HIDDEN_PEERS = "cray-mpich-gpu-binding-hides-peers"
 """Id of the known issue of launchers that show each rank only one GPU."""
@@ -124,7 +126,7 @@ def no_peer_access(check: Check, probe: Probe, inventory: Sequence[Fact]) -> Fin
     says, evidence, remedy = "no peer access between {from_device} and {to_device}", [], ""
     refused = next((fact for fact in inventory if fact.name == "peer-access" and fact.value), None)
     if refused and one.backend == "cuda":
-        says += f": since CUDA 13.5 the driver refuses it where {UNSAFE_TOPOLOGY}"
+        says += ": since CUDA 13.5 the driver refuses it where the IOMMU or ACS redirects PCIe traffic"
         words, cure = redirection(inventory) or ("", "boot with iommu=pt and switch ACS off in the BIOS")
         evidence = [*([f"read on this node: {words}"] if words else []), f"asked again: {refused.source}"]
         remedy = (

@@ -132,7 +132,8 @@ CONCERNS: Mapping[str, Callable[[Entry], bool]] = {
     "pytorch": is_of_collectives,
     "rocm": lambda entry: any(device.backend == "hip" for device in entry.planned.probe.devices),
     "nvidia-driver": lambda entry: True,
-    "cuda-driver": lambda entry: len(labels_of(entry)) > 1,  # its only such variable is about peers
+    # without the only such variable no probe can run: see `limits.between_gpus`
+    "cuda-driver": lambda entry: False,
 }
 """Library → whether a probe uses it; other libraries are MPI's."""
 

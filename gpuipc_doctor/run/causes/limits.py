@@ -17,7 +17,7 @@ from gpuipc_doctor.run.causes.failed_probe import (
 )
 from gpuipc_doctor.run.causes.node_state import PATIENCE_S, Seen, facts_of
 from gpuipc_doctor.run.results import Entry, Explanation, is_of_data
-from gpuipc_doctor.run.skips import redirection
+from gpuipc_doctor.run.skips import UNCHECKED, UNSAFE, redirection
 from gpuipc_doctor.supervise import process_limits
 
 ROOM_BYTES = 64 << 20
@@ -209,17 +209,22 @@ def between_gpus(failed: Entry, facts: NodeFacts, _: Trials) -> Iterator[Explana
 
     It explains wrong data and hangs between GPUs, of checks that do not also fail on a single one.
     """
-    if not (read := redirection(facts.inventory)):
+    if any(fact.name == "peer-access" and fact.value == UNSAFE for fact in facts.inventory):
+        words = f"{UNCHECKED}=1, without which the driver refuses peer access for the IOMMU or ACS"
+        cure = f"unset {UNCHECKED}"
+    elif read := redirection(facts.inventory):
+        words = read[0]
+        cure = f"if the GPUs are connected by PCIe, {read[1]}; in a virtual machine, on its host; until then "
+        cure += "NCCL_P2P_DISABLE=1, UCX_TLS=^cuda_ipc"
+    else:
         return
-    words, cure = read
     alone = {entry.planned.check.id for entry in facts.failed if len(labels_of(entry)) == 1}
     yield from shown(
         Shown.MEASURED,
         failed,
         f"this may be due to {words}",
         {},
-        f"if the GPUs are connected by PCIe, {cure}; in a virtual machine, on its host; "
-        "until then NCCL_P2P_DISABLE=1, UCX_TLS=^cuda_ipc",
+        cure,
         lambda entry: (
             len(labels_of(entry)) > 1
             and entry.planned.check.id not in alone
