@@ -53,29 +53,8 @@ CREEP = CYCLE[:16] + [32.0 * MIB + n // 8 * 2.0 * MIB for n in range(83)]
 """The same, but one of eight buffers is lost in addition."""
 
 
-UNEVEN_SMALL = [MIB * ((n >= 54) * 4.0 + sum(n >= at for at in (58, 60, 66)) * 64) for n in range(99)]
-UNEVEN_CLIMB = [MIB * (6.0 * ((n >= 3) + (n >= 9)) + 60.0 * ((n >= 20) + (n >= 22))) for n in range(24)]
-
 BURSTS = [*FLAT[:15], *(MIB * more for more in (40.0, 40.0, 50.0, 140.0, 155.0, 155.0, 200.0, 235.0, 300.0))]
 """What other processes take: it comes late, and not in equal parts."""
-
-
-@pytest.mark.parametrize(
-    ("fields", "even"),
-    [
-        ({"used": FLAT}, True),
-        ({"used": BURSTS}, False),
-        ({"used": ONES}, True),
-        ({}, True),  # by the sizes, of which the first buffers have too little for even growth in bytes
-        ({"used": [4.0 * MIB * n for n in range(24)]}, True),  # in bytes
-        ({"used": SLOW}, True),
-        ({"used": FLAT, "small": with_small(99, 0.0)}, True),
-        ({"used": FLAT, "small": UNEVEN_SMALL}, False),
-        ({"used": UNEVEN_CLIMB, "sizes": [40 * MIB] * 24}, False),
-    ],
-)
-def test_growth_is_even_if_it_goes_on_in_all_parts_of_its_series(fields: dict[str, Any], even: bool) -> None:
-    assert replace(ALL_KEPT, **{"each": 2 * MIB, "apart": True, **fields}).is_even is even
 
 
 @pytest.mark.parametrize(
@@ -146,16 +125,6 @@ def test_release_for_an_overlapping_buffer_does_not_hide_later_ones() -> None:
     kept = followed_by(over_the_first_ten).at_least
     assert 89 <= kept <= 14 + 99
     assert followed_by(over_the_first_ten).displacement.bound is None
-
-
-def test_first_buffer_is_counted_in_blocks() -> None:
-    """A driver allocates 4 MiB for a buffer of 2.048 MiB; the bound was too low by one buffer."""
-    sizes = [int((2.048 + 1.024 * n) * MIB) for n in range(12)]
-    costs = [-(-size // (2 * MIB)) * 2 * MIB for size in sizes]
-    sent = costs + [2 * MIB] * 48
-    used = [float(sum(sent[max(0, n - 16) : n])) for n in range(1, 61)]
-    growth = BufferGrowth(sizes, used[:12], [0.0] * 4, used[12:], 2 * MIB, apart=True)
-    assert growth.displacement.bound == 16 * 2 * MIB
 
 
 @pytest.mark.parametrize(("period", "given_up"), [(2, 1), (5, 3), (33, 40)])

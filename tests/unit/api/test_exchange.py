@@ -74,18 +74,6 @@ def test_correct_mapping_passes(offset: int) -> None:
     assert exchanged(Bytes, offset) == ([], [])
 
 
-def test_mapping_that_shows_a_copy_is_found_by_the_importer() -> None:
-    exporter, importer = exchanged(lambda data: Bytes(data, shows=bytes(data)))
-    assert exporter == []
-    assert turns(importer) == [2, 4]
-
-
-def test_mapping_that_loses_writes_is_found_by_the_exporter() -> None:
-    exporter, importer = exchanged(lambda data: Bytes(data, loses_writes=True))
-    assert turns(exporter) == [1, 3, 5]
-    assert importer == []
-
-
 def test_lost_byte_in_the_middle_is_found_when_all_is_written() -> None:
     exporter, importer = exchanged(lambda data: Bytes(data, loses_middle=True))
     assert (turns(exporter), turns(importer)) == ([1], [])

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api import meter as module
 from gpuipc_doctor.api.leak_report import Entry, blind, leak_reports
 from gpuipc_doctor.api.loop_growth import FEWEST_SAMPLES, filled
 from gpuipc_doctor.api.memory_counter import ODD_BYTES
-from gpuipc_doctor.api.meter import Meter, Reading, look_on
+from gpuipc_doctor.api.meter import Meter
 from gpuipc_doctor.model import Ending, Json, RoleOutcome
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import ONE, TWO, metered, outcome
@@ -80,29 +78,6 @@ def test_each_devices_role_with_a_meter_has_a_report() -> None:
     assert [each.device for each in leak_reports(outcome(records, TWO, ""))] == ["cuda:1"]
 
 
-def test_partner_is_told_the_longest_lag_and_the_fewest_free_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered: list[tuple[Any, ...]] = []
-    sent: list[Any] = []
-
-    def opened(_: object, gpu: Any) -> object:
-        return SimpleNamespace(
-            lag_s=gpu.lag_s, mark=lambda: Reading(gpu.used, 0.0), enter=lambda *one: entered.append(one)
-        )
-
-    monkeypatch.setattr(module, "Meter", opened)
-    first = SimpleNamespace(lag_s=0.2, used=7, memory_info=lambda: (9 * MIB, 10 * MIB))
-    second = SimpleNamespace(lag_s=0.5, used=8, memory_info=lambda: (3 * MIB, 10 * MIB))
-    peer = SimpleNamespace(send=sent.append, recv_or_end=lambda: None, wait_gone=lambda: sent.append("gone"))
-    w: Any = SimpleNamespace(gpus=[first, second], peer=peer, kept={})
-    look_on(w)
-    assert sent == [[0.5, 3 * MIB], "gone"]
-    assert [(end, mark.nbytes) for end, mark in entered] == [
-        (module.PROGRAM_ENDED, 7),
-        (module.PROGRAM_ENDED, 8),
-    ]
-    assert not w.kept
-
-
 class Delayed(Device):
     """A device whose counter shows the first changes after these seconds, and later ones at once."""
 
@@ -125,18 +100,6 @@ class Delayed(Device):
         self.memory_used()
         self.allocated += nbytes
         self._until = self.now + next(self._delays_s, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("delays_s", "rises"), [((), 1), ((0.5, 0.5), 1), ((0.0, 0.5, 0.5, 0.5), 2), ((0.5, 0.0), 2)]
-)
-def test_delays_are_timed_again_only_if_one_change_was_shown_at_once(
-    delays_s: tuple[float, ...], rises: int
-) -> None:
-    w: Any = Worker(Delayed(*delays_s))
-    lag_s = Meter(w).lag_s
-    assert len(w.meters[""]["rises"]) == rises
-    assert lag_s == pytest.approx(1.25 * 0.5 if delays_s else 0.0, abs=0.05)
 
 
 def test_rounds_of_a_loop_are_recorded_while_it_runs() -> None:

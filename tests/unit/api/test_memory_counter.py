@@ -15,13 +15,6 @@ def window(of: Callable[[float], float], seconds: float = 2.0, since: float = 0.
     return window_of([(at := since + number * 0.02, of(at)) for number in range(int(seconds / 0.02) + 1)])
 
 
-def test_still_counter_expects_no_change() -> None:
-    idle = IdleCounter([window(lambda _: 500 * MIB)])
-    assert not idle.moves
-    assert idle.change_within(8.0) == (0, 0)
-    assert idle.without([1, 2], [0.0, 1.0]) == [1, 2]
-
-
 def test_start_of_another_process_is_no_movement_by_itself() -> None:
     """It allocates a few times within a moment."""
     assert not IdleCounter([window(lambda at: 500 * MIB * (at > 0.5) + 2 * MIB * (at > 0.6))]).moves

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from itertools import accumulate
 from random import Random
 from types import SimpleNamespace
@@ -14,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api.leak_report import SETTLE_S, Entry, LeakReport, blind, leak_report
+from gpuipc_doctor.api.leak_report import SETTLE_S, Entry, LeakReport, leak_report
 from gpuipc_doctor.api.loop_growth import CREEP_BYTES, Loop
 from gpuipc_doctor.api.memory_counter import ODD_BYTES
 from gpuipc_doctor.api.meter import (
     LOADED,
-    PATIENCE_S,
     QUIET_S,
     THIS_RUN,
     TRIES,
@@ -31,7 +29,7 @@ from gpuipc_doctor.api.meter import (
 from gpuipc_doctor.api.program_memory import MemorySamples, series
 from gpuipc_doctor.model import EvidenceKind, Finding, Json, Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import ONE, completed, drifting, gpu, metered, outcome
+from tests.checks.judging import completed, drifting, gpu, metered
 
 MIB = 1 << 20
 STRANGER = {"pid": 4711, "name": "train", "held": 9 << 30, "whose": "not part of this run"}
@@ -178,31 +176,6 @@ class Lagging(Device):
 
 
 @pytest.mark.parametrize("interval_s", [0.02, 0.05, 0.1, 0.5, 0.9])
-def test_lagging_counter_is_exact_if_refreshed_during_an_allocation(interval_s: float) -> None:
-    for percent in range(0, 100, 4):
-        device = Lagging(interval_s)
-        device.now = percent / 100 * interval_s
-        device.alloc = partial(slowly, device, device.alloc)  # type: ignore[method-assign]
-        _, meter = opened(device)
-        before = meter.used()
-        for _ in range(8):
-            device.allocated += MIB
-            device.now += 0.003
-        assert meter.used().nbytes == before.nbytes + 8 * MIB, f"refreshed first after {percent} %"
-
-
-@contextmanager
-def slowly(
-    device: Device, alloc: Callable[[int], AbstractContextManager[None]], nbytes: int
-) -> Iterator[None]:
-    """Allocate with calls that take 4 ms each."""
-    with alloc(nbytes):
-        device.now += 0.004
-        yield
-    device.now += 0.004
-
-
-@pytest.mark.parametrize("interval_s", [0.02, 0.05, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("kept", [0, ODD_BYTES])
 def test_lagging_counter_is_waited_for_and_then_trusted(interval_s: float, kept: int) -> None:
     device = Lagging(interval_s)
@@ -299,25 +272,6 @@ def test_loss_of_an_odd_size_is_a_fail_if_it_repeats(losses: list[int], status: 
     assert any("process 4711 (train)" in line for line in sentences.evidence(finding))
 
 
-@pytest.mark.parametrize(
-    ("losses", "status"), [([21, 21], Status.FAIL), ([21, 0], Status.ERROR), ([0], None)]
-)
-def test_spare_process_repeats_an_exit_that_left_memory_missing(
-    losses: list[int], status: Status | None
-) -> None:
-    device, ends = Device(), iter(losses)
-    w, meter = opened(device)
-
-    def end_one() -> None:
-        device.allocated += next(ends) * MIB
-
-    before = meter.mark()
-    end_one()
-    assert meter.enter("the importer was killed", before, end_one) is (len(losses) > 1)
-    assert [finding.status for finding in leak_report(w).judge(ODD_BYTES)] == ([status] if status else [])
-    assert list(ends) == []
-
-
 def test_loss_of_an_odd_size_after_an_exit_is_an_error_with_the_holders() -> None:
     device = Device()
     w, meter = opened(device)
@@ -332,21 +286,6 @@ def test_loss_of_an_odd_size_after_an_exit_is_an_error_with_the_holders() -> Non
         once == "seen once, after the importer was killed with it open; the check does not repeat this step"
     )
     assert any("process 4711 (train)" in line for line in held_by)
-
-
-def test_mark_waits_until_used_memory_is_constant() -> None:
-    _, meter = opened(Device(lambda now: int(500 * MIB - min(now, 1.0) * 400 * MIB)))
-    assert meter.mark().nbytes == 100 * MIB
-
-
-def test_memory_equal_to_the_last_mark_counts_as_constant_since() -> None:
-    device = Device()
-    _, meter = opened(device)
-    before, began = meter.mark(), device.now
-    assert (meter.mark().nbytes, device.now) == (before.nbytes, began)
-    with device.alloc(ODD_BYTES):
-        assert meter.mark().nbytes == before.nbytes + ODD_BYTES
-        assert device.now >= began + QUIET_S
 
 
 def entered(seconds_late: float, nbytes: int = ODD_BYTES) -> LeakReport:
@@ -364,23 +303,6 @@ def test_late_release_is_a_warning_with_the_time() -> None:
     (finding,) = entered(5.0).judge(ODD_BYTES)
     assert finding.status is Status.WARN
     assert sentences.summary(finding) == "device memory was released only 5 s after the end"
-
-
-def test_unreleased_memory_fails_and_shortens_the_next_wait() -> None:
-    device = Device()
-    w, meter = opened(device)
-    mark = meter.mark()
-    device.allocated = ODD_BYTES
-    meter.enter("the first end", mark)
-    device.allocated = 2 * ODD_BYTES
-    meter.enter("the second end", mark)
-    first, second = leak_report(w).entries
-    assert first.waited_s >= PATIENCE_S
-    assert SETTLE_S <= second.waited_s < SETTLE_S + 1
-    failed, error = leak_report(w).judge(ODD_BYTES)
-    assert (failed.status, failed.key, failed.values["end"]) == (Status.FAIL, "not-returned", "the first end")
-    assert error.status is Status.ERROR  # two segments, one of which was released
-    assert leak_report(w).judge(ODD_BYTES, 2)[1].status is Status.FAIL
 
 
 @pytest.mark.parametrize(
@@ -468,10 +390,6 @@ def test_growing_loop_fails_with_its_rate() -> None:
     assert sentences.summary(finding) == "used memory of cuda:0 grows by 2 MiB with each open and close"
 
 
-def test_wavering_loop_does_not_grow() -> None:
-    assert not creeps([IDLE + 38 * MIB + (done % 16) * 1024 for done in ROUNDS])
-
-
 def test_only_growth_faster_than_the_control_counts() -> None:
     assert not creeps(CREEPS, CREEPS)
     assert creeps(CREEPS, [IDLE + 38 * MIB + MIB * done for done in ROUNDS])
@@ -524,31 +442,6 @@ class Partner:
 
     def wait_gone(self) -> None:
         self._device.allocated += self._kept - 600 * MIB
-
-
-@pytest.mark.parametrize(("kept", "is_theirs"), [(0, True), (30 * MIB, False)])
-def test_memory_still_used_after_the_partners_end_is_foreign(kept: int, is_theirs: bool) -> None:
-    w: Any = Worker(Device())
-    w.peer = Partner(w.gpu, kept)
-    look_on(w)
-    (entry,) = leak_report(w).entries
-    bad = Finding.fail("grows", "it grows")
-    found = entry.trust(bad)
-    assert found is not None
-    assert (found is bad, found.key == "unexplained-change") == (is_theirs, not is_theirs)
-    assert entry.trust(None) is None
-
-
-@pytest.mark.parametrize("said", [None, True, 30 * MIB, [1, 2], "loaded"])
-def test_message_of_a_sites_program_does_not_hide_its_loss(said: Json) -> None:
-    """Any message was taken for `tell_loaded`, so what it had allocated then was not missed."""
-    w: Any = Worker(Device())
-    w.peer = Partner(w.gpu, 30 * MIB)
-    w.peer.recv_or_end = lambda: said
-    look_on(w)
-    (entry,) = leak_report(w).entries
-    assert entry.missing == 30 * MIB
-    assert not w.kept
 
 
 class Staying(Partner):
@@ -725,22 +618,6 @@ def test_ranks_that_may_share_a_device_test_the_counter_in_turn(rank: int) -> No
 MOVES, STUCK = metered(), metered(moves=False)
 
 
-@pytest.mark.parametrize(
-    ("records", "is_blind"),
-    [
-        ({"exporter": MOVES, "importer": {}}, False),
-        ({"exporter": {}, "importer": STUCK}, True),
-        ({"exporter": MOVES, "importer": STUCK}, True),
-        ({"exporter": {}}, False),
-    ],
-)
-def test_one_role_with_an_unreliable_counter_is_enough(records: Any, is_blind: bool) -> None:
-    found = blind(outcome(records, ONE, ""))
-    assert (found is not None) == is_blind
-    if found:
-        assert (found.status, found.key) == (Status.ERROR, "counter-does-not-follow")
-
-
 def test_loops_are_drawn_with_their_controls_from_the_first_samples() -> None:
     (drawn,) = LeakReport("cuda:0", FOLLOWS, [], [loop(CREEPS)]).series()
     assert drawn.title == "change of used memory of cuda:0 since the first sample"
@@ -815,22 +692,6 @@ def test_counter_that_moves_by_itself_is_blamed_on_nothing(movement: str, phase:
     assert told <= {(Status.ERROR, "counter-moves"), (Status.ERROR, "unexplained-change")}
     assert not (found and movement == "drift")
     assert movement == "bursts" or (Status.ERROR, "unexplained-change") not in told
-
-
-@pytest.mark.parametrize(
-    ("repeated", "key"),
-    [
-        ({}, "counter-moves"),  # the role that watched did not suspect a loss
-        ({"repeated": -80 * MIB, "repeated_s": 2.0}, "counter-moves"),
-        ({"repeated": 31 * MIB, "repeated_s": 2.0}, "not-returned"),
-    ],
-)
-def test_loss_on_a_counter_that_turns_must_recur(repeated: dict[str, Json], key: str) -> None:
-    """It fell by 40 MiB/s while idle, and rose while the check worked."""
-    entry = {"missing": 31 * MIB, "seconds": 2.0, **repeated}
-    role = completed("a", metered({"the act": entry}, idle=drifting(-40)))
-    (finding,) = leak_report(role).judge(ODD_BYTES, 4)
-    assert finding.key == key
 
 
 def test_growth_on_a_counter_that_turns_is_an_error() -> None:

@@ -25,30 +25,6 @@ def judge(**figures: Callable[[int], float]) -> list[Finding]:
     return list(judge_processes(outcome(records, ONE, "")))
 
 
-LOSSES = [
-    ("descriptors", 1, Status.FAIL, "importer: open descriptors grow by 1 with each open"),
-    ("threads", 1, Status.WARN, "importer: threads grow by 1 with each open"),
-    ("addresses", 4096, Status.FAIL, "importer: reserved addresses grow by 4 KiB with each open"),
-    ("host", MIB, Status.WARN, "importer: host memory grows by 1 MiB with each open"),
-]
-
-
-@pytest.mark.parametrize(("figure", "each", "status", "says"), LOSSES)
-def test_loss_with_each_repetition_is_found(figure: str, each: int, status: Status, says: str) -> None:
-    (finding,) = judge(**{figure: lambda number: 100 + each * number})
-    assert (finding.status, sentences.summary(finding)) == (status, says)
-    assert finding.remedy
-
-
-@pytest.mark.parametrize(("figure", "each", "status", "_says"), LOSSES)
-@pytest.mark.parametrize("phase", range(3))
-def test_loss_with_every_third_repetition_is_found(
-    figure: str, each: int, status: Status, _says: str, phase: int
-) -> None:
-    (finding,) = judge(**{figure: lambda number: each * ((number + phase) // 3)})
-    assert (finding.status, finding.values["growth"]) == (status, pytest.approx(each / 3, rel=0.15))
-
-
 def test_loss_with_every_twentieth_repetition_of_many_is_found() -> None:
     records = {"importer": each_round("open", 256, descriptors=lambda number: number // 20)}
     (finding,) = judge_processes(outcome(records, ONE, ""))
@@ -104,11 +80,6 @@ def test_several_losses_of_one_kind_are_one_finding_with_the_largest() -> None:
         "rank 0: open descriptors grow by 0.1 with each message",
         "rank 1: open descriptors grow by 0.1 with each message",
     )
-
-
-def test_too_few_rounds_are_not_judged() -> None:
-    records = {"importer": each_round("open", 9, descriptors=lambda number: number)}
-    assert list(judge_processes(outcome(records, ONE, ""))) == []
 
 
 @pytest.fixture

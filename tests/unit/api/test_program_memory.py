@@ -9,7 +9,6 @@ import pytest
 from gpuipc_doctor.api import Finding, Json, ProbeOutcome
 from gpuipc_doctor.api.program_memory import judge_hidden, judge_loss, repeat_if_lost, used_since_the_start
 from gpuipc_doctor.model import RoleOutcome, Status
-from gpuipc_doctor.report import sentences
 from tests.checks.judging import JUMPING, MIB, ONE, completed, drifting, metered
 
 
@@ -110,16 +109,6 @@ def test_loss_is_blamed_only_if_both_runs_had_it(
         assert (found and found.status, found.key if found else "") == (status, key)
     if not again:
         assert judge_loss(run(*first), kept) is None
-
-
-def test_loss_that_could_not_be_repeated_is_an_error_with_the_first_sentence() -> None:
-    (probe,) = repeat_if_lost(run(30, 0), ROLES, kept)
-    stopped = ProbeOutcome("PyTorch", ONE, probe.params, {}, None, 0.0, stopped="budget")
-    found = judge_loss(stopped, kept)
-    assert found
-    assert found.status is Status.ERROR
-    assert "which was not repeated (budget)" in sentences.summary(found)
-    assert sentences.evidence(found) == ("30 MiB kept",)
 
 
 def test_crash_of_the_second_run_is_its_finding() -> None:

@@ -49,15 +49,6 @@ def test_written_segments_are_correct(kind: Kind, count: int) -> None:
     assert reduction_data.wrong_segments(written(kind, segments, count), kind, segments, count, 0) == ""
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-def test_one_wrong_element_at_the_end_is_found_and_placed(kind: Kind) -> None:
-    count, segments = 150 * PERIOD, [Segment("a", 1), Segment("b", 2)]
-    memory = written(kind, segments, count)
-    memory.content[-kind.nbytes] ^= 1
-    says = reduction_data.wrong_segments(memory, kind, segments, count, 0)
-    assert says.startswith(f"1 of {2 * count * kind.nbytes} B wrong, first element {2 * count - 1}: ")
-
-
 def test_first_wrong_element_is_described_and_all_wrong_bytes_are_counted() -> None:
     segments = [Segment("a", 1)]
     memory = written(FLOAT, segments, 3 * PERIOD)
@@ -94,12 +85,6 @@ def test_data_shifted_by_a_page_is_wrong() -> None:
     memory = written(FLOAT, segments, count)
     memory.content[:] = memory.content[4096:] + memory.content[:4096]
     assert reduction_data.wrong_segments(memory, FLOAT, segments, count, 0)
-
-
-def test_short_floats_are_encoded_as_their_format_says() -> None:
-    values = reduction_data.Random("x").choices(range(8), k=PERIOD)
-    wide = [struct.pack("<f", value)[2:] for value in values]
-    assert block(BF16, Segment("x", 1)) == b"".join(wide)
 
 
 def test_numbers_are_as_drawn_and_those_of_a_byte_wrap() -> None:
