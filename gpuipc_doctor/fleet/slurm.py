@@ -65,12 +65,8 @@ def nodes_of(*, partition: str | None, reservation: str | None, all_idle: bool) 
 
 def states() -> dict[str, tuple[Readiness, str]]:
     """Node → whether it would get a job, and sinfo's state in words; empty if Slurm does not report any."""
-    try:
-        lines = printed_by("sinfo", "-h", "-N", "-o", "%N|%T|%E").splitlines()
-    except Refused:
-        return {}
     found = {}
-    for line in lines:
+    for line in _printed_if_any("sinfo", "-h", "-N", "-o", "%N|%T|%E").splitlines():
         node, _, said = line.partition("|")
         state, _, reason = said.partition("|")
         readiness = Readiness.BUSY
@@ -85,13 +81,8 @@ def states() -> dict[str, tuple[Readiness, str]]:
 
 def limits(partition: str | None) -> Limits:
     """Limits of a partition (default: Slurm's default partition); none if Slurm does not report any."""
-    try:
-        lines = printed_by(
-            "scontrol", "-o", "show", "partition", *([partition] if partition else [])
-        ).splitlines()
-    except Refused:
-        return Limits()
-    for line in lines:
+    words = ("scontrol", "-o", "show", "partition", *filter(None, [partition]))
+    for line in _printed_if_any(*words).splitlines():
         fields = dict(field.partition("=")[::2] for field in line.split())
         if partition or fields.get("Default") == "YES":
             nodes = fields.get("MaxNodes", "")
@@ -114,10 +105,7 @@ def _seconds(limit: str) -> float:
 
 def topology() -> str:
     """Slurm's topology, as printed by scontrol; empty if there is none."""
-    try:
-        return printed_by("scontrol", "-o", "show", "topology")
-    except Refused:
-        return ""
+    return _printed_if_any("scontrol", "-o", "show", "topology")
 
 
 def leaves(nodes: Sequence[str], topology: str) -> dict[str, str]:
@@ -157,6 +145,13 @@ def _expanded(nodes: str) -> Iterable[str]:
         return hosts.expand(nodes)
     except hosts.BadNodes:
         return ()
+
+
+def _printed_if_any(*words: str) -> str:
+    try:
+        return printed_by(*words)
+    except Refused:
+        return ""
 
 
 def printed_by(*words: str, limit_s: float = PATIENCE_S) -> str:

@@ -70,20 +70,20 @@ def select(request: Request) -> tuple[int, ...]:
 
 def _refuse_several(found: Iterable[int], everyone: Mapping[int, Process]) -> None:
     """Raise `SeveralJobs` if ranks of two jobs have the same number."""
-    jobs: dict[object, dict[int, str]] = {}
+    jobs: dict[int | str, dict[int, str]] = {}
     for pid in found:
         with suppress(Gone):
             environ = environment(Reader(pid))
             rank = next((environ[name] for name in RANKS if name in environ), None)
             if rank is not None and (job := _job_of(pid, environ, everyone)):
                 jobs.setdefault(job, {})[pid] = rank
-    ranks = {job: {*numbers.values()} for job, numbers in jobs.items()}
-    if len(jobs) > 1 and sum(map(len, ranks.values())) > len(set().union(*ranks.values())):
-        chosen = sorted((job,) if isinstance(job, int) else tuple(sorted(jobs[job])) for job in jobs)
-        sizes = {(job if isinstance(job, int) else min(jobs[job])): len(ranks[job]) for job in jobs}
-        names = (f"{pid} ({everyone[pid].name}, {sizes[pid]} ranks)" for pid, *_ in chosen)
+    ranks = [{*numbers.values()} for numbers in jobs.values()]
+    if len(jobs) > 1 and sum(map(len, ranks)) > len(set().union(*ranks)):
+        pids = ((job,) if isinstance(job, int) else tuple(sorted(jobs[job])) for job in jobs)
+        chosen = sorted(zip(pids, map(len, ranks), strict=True))
+        names = (f"{first} ({everyone[first].name}, {size} ranks)" for (first, *_), size in chosen)
         says = f"{len(jobs)} jobs run on this node; name one with --pid: {', '.join(names)}"
-        raise SeveralJobs(says, tuple(chosen))
+        raise SeveralJobs(says, tuple(job for job, _ in chosen))
 
 
 def _job_of(pid: int, environ: Mapping[str, str], everyone: Mapping[int, Process]) -> int | str:

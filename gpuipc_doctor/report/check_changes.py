@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Finding, Result, Status
@@ -52,7 +52,10 @@ def verdicts(before: Sequence[Result], after: Sequence[Result]) -> list[CheckCha
         one = _verdict(place, old.get(place, ()), new.get(place, ()))
         says = one.finding.identity if one.finding and one.turn is not ChangeKind.SAME else None
         groups.setdefault((one.check, one.before, one.after, one.turn, says), []).append(one)
-    return [_together(group) for group in groups.values()]
+    return [
+        replace(group[0], subjects=tuple(subject for change in group for subject in change.subjects))
+        for group in groups.values()
+    ]
 
 
 Place = tuple[str, Subject]
@@ -112,9 +115,3 @@ def _telling(after: Sequence[Result], before: Sequence[Result]) -> Iterator[Find
         yield from (
             result.finding for result in results if result.finding.status is merged_results.worst(results)
         )
-
-
-def _together(group: Sequence[CheckChange]) -> CheckChange:
-    first = group[0]
-    subjects = tuple(subject for change in group for subject in change.subjects)
-    return CheckChange(first.check, subjects, first.before, first.after, first.turn, first.finding)
