@@ -27,11 +27,6 @@ def test_variables_depend_on_the_versions() -> None:
     assert {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "CUDA_COREDUMP_PIPE"} <= old
 
 
-def test_variable_that_is_already_set_is_left_out() -> None:
-    facts = [Fact("nccl", "2.29.2", "a test")]
-    assert "NCCL_DEBUG" not in {each.name for each in arming.variables(facts, ["NCCL_DEBUG"])}
-
-
 @pytest.mark.parametrize("scope", [0, 1])
 def test_lines_are_a_shell_script(scope: int) -> None:
     versions = {"nccl": "2.29.2", "libcuda": "580.1", "mpich": "5.0.0", "ptrace-scope": str(scope)}

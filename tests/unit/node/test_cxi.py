@@ -61,11 +61,5 @@ def test_adapter_without_a_network_interface(tmp_path: Path) -> None:
     assert read(tmp_path, files)[0].left_out == "the adapter has no network interface"
 
 
-def test_adapters_are_ordered_by_number(tmp_path: Path) -> None:
-    for number in (10, 2, 0):
-        (tmp_path / f"sys/class/cxi/cxi{number}/device").mkdir(parents=True)
-    assert [adapter.name for adapter in cxi_adapters(tmp_path)] == ["cxi0", "cxi2", "cxi10"]
-
-
 def test_no_adapter(tmp_path: Path) -> None:
     assert cxi_adapters(tmp_path) == []

@@ -53,18 +53,6 @@ def test_each_range_can_contain_a_version() -> None:
             assert form.takes(form.default) or not form.default, name
 
 
-def test_forms_of_one_library_do_not_overlap() -> None:
-    for variable in VARIABLES.values():
-        for form in variable.forms:
-            if form.versions.introduced not in ("0", "unknown"):
-                having = [
-                    other
-                    for other in variable.forms
-                    if other.library == form.library and other.has(form.versions.introduced)
-                ]
-                assert having == [form], variable.name
-
-
 def test_every_variable_that_a_workaround_sets_is_in_the_table() -> None:
     named = {
         name for issue in knownissues.load() for workaround in issue.workarounds for name in workaround.env
@@ -133,13 +121,6 @@ def test_message_about_a_variable_without_effect() -> None:
 def test_message_about_a_wrong_value() -> None:
     [setting] = judge({"MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE": "8"}, mpich="5.0.2")
     assert setting.says == "mpich 5.0.2 does not accept '8'; it accepts unlimited, limited or disabled"
-
-
-def test_one_of_two_versions_that_reads_it_is_enough() -> None:
-    facts = [Fact("ucx", "1.15.0", "system"), Fact("ucx", "1.22.0", "beside Open MPI")]
-    found = environment.read("/nowhere", {"UCX_CUDA_IPC_CACHE_MAX_REGIONS": "8"})
-    [setting] = environment.judge(found, VARIABLES, facts)
-    assert setting.effect is Effect.WORKS
 
 
 RIGHT = """

@@ -66,11 +66,6 @@ def test_both_systems_are_parsed(program: Program, tmp_path: Path, text: str, va
     assert (tmp_path / "asked").read_text() == "python load base craympich/8.1.28\n"
 
 
-def test_program_on_path_is_used(program: Program, tmp_path: Path) -> None:
-    program(LMOD)
-    assert "PATH" in environment_modules.load(["base"], {"PATH": f"{tmp_path}:/bin"})
-
-
 def test_output_is_not_executed(program: Program, tmp_path: Path) -> None:
     text = f"import os\nos.mkdir('{tmp_path}/planted')\nos.environ['A'] = str(1)\n_mlstatus = True\n"
     assert environment_modules.load(["base"], program(text)) == {}

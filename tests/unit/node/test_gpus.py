@@ -63,11 +63,6 @@ def test_slurm_names_nvidia_gpus_by_their_device_files(nvidia: Path) -> None:
     assert job.unknown == ()
 
 
-@pytest.mark.parametrize("ids", ["", " ", ","])
-def test_without_ids_all_gpus_are_used(nvidia: Path, ids: str) -> None:
-    assert indices(gpus.of_job(str(nvidia), ids)) == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("ids", "unknown"),
     [
@@ -127,12 +122,6 @@ def test_node_without_lists(tmp_path: Path) -> None:
     assert (job.chosen, job.unknown, job.known) == ((), ("0",), "none")
     found = [Device("cuda", 0, UUIDS[0], "0000:10:00.0", "H200", 1)]
     assert gpus.of_job(str(tmp_path), "").numbered(found) == (tuple(found), ())
-
-
-def test_gpu_is_missing_if_all_gpus_have_other_numbers(nvidia: Path) -> None:
-    assert gpus.of_job(str(nvidia), "0,7").missing == ("7",)
-    assert gpus.of_job(str(nvidia), "").missing == ()
-    assert gpus.of_job(str(nvidia), "0,GPU-x").missing == ()  # not the naming of Slurm
 
 
 def test_amd_gpu_is_missing(amd: Path) -> None:

@@ -24,10 +24,6 @@ OPEN = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (dvs-builder@U16)\n"
     "GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)\n"
 )
-PROPRIETARY = (
-    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  460.32.03  Sun Dec 27 19:00:34 UTC 2020\n"
-    "GCC version:  gcc version 8.3.1 20191121 (Red Hat 8.3.1-5) (GCC)\n"
-)
 LIMITS = (
     "Limit                     Soft Limit           Hard Limit           Units     \n"
     "Max locked memory         {}              {}            bytes     \n"
@@ -140,32 +136,12 @@ def test_no_change() -> None:
 # -- rows -----------------------------------------------------------------------------------------------
 
 
-def test_sources_that_agree_are_named_together(node: Path) -> None:
-    files = f"{NVRM}; /sys/module/nvidia/version"
-    assert rows(node, "nvidia-driver") == [("580.159.04", files)]
-    nvml = Fact("nvidia-driver", "580.159.04", "NVML")
-    assert rows(node, "nvidia-driver", nvml) == [("580.159.04", f"NVML; {files}")]
-
-
-def test_kernel_module_of_another_version_has_its_own_row(node: Path) -> None:
-    nvml = Fact("nvidia-driver", "590.44.01", "NVML")
-    assert rows(node, "nvidia-driver", nvml) == [
-        ("590.44.01", "NVML"),
-        ("580.159.04", f"{NVRM}; /sys/module/nvidia/version"),
-    ]
-
-
 def test_version_with_fewer_numbers_is_equal(tmp_path: Path) -> None:
     link(tmp_path, "/usr/lib64/libmpi_gnu_123.so.12", "../../opt/cray/pe/mpich/8.1.30/lib/libmpi.so.12.0.0")
     said = Fact("cray-mpich", "8.1.30.16", "MPI_Get_library_version")
     [(found, source)] = rows(tmp_path, "cray-mpich", said)
     assert found == "8.1.30.16"
     assert source == "MPI_Get_library_version; /usr/lib64/libmpi_gnu_123.so.12 (default)"
-
-
-def test_facts_missing_from_the_driver_are_read_from_files(node: Path) -> None:
-    silent = Fact("nvidia-driver", None, "NVML: nvmlInit returned NVML_ERROR_DRIVER_NOT_LOADED")
-    assert rows(node, "nvidia-driver", silent) == rows(node, "nvidia-driver")
 
 
 @pytest.mark.parametrize(
@@ -182,17 +158,6 @@ def test_facts_missing_from_the_driver_are_read_from_files(node: Path) -> None:
 def test_processor_has_its_model_if_the_kernel_lists_it(tmp_path: Path, text: str, model: str) -> None:
     plant(tmp_path, "/proc/cpuinfo", text)
     assert value(tmp_path, "cpu") == f"{model}{os.uname().machine}"
-
-
-@pytest.mark.parametrize("line", ["PRETTY_NAME=Arch\n", "PRETTY_NAME='Arch'\n", 'ID=x\nPRETTY_NAME="Arch"\n'])
-def test_distribution_is_the_pretty_name(tmp_path: Path, line: str) -> None:
-    plant(tmp_path, "/etc/os-release", line)
-    assert value(tmp_path, "os") == "Arch"
-
-
-def test_fact_that_could_not_be_queried_has_the_reason(node: Path) -> None:
-    [(found, source)] = rows(node, "persistence", *ASKED)
-    assert (found, source) == (None, "nvidia: nvmlDeviceGetPersistenceMode #1 hung (5 s)")
 
 
 def test_missing_fact_has_the_places_searched(tmp_path: Path) -> None:
@@ -225,25 +190,6 @@ def test_names_are_a_closed_set_in_the_order_of_the_rows(node: Path) -> None:
 
 
 # -- files ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "version", "module"),
-    [
-        (OPEN, "580.159.04", "open"),
-        (PROPRIETARY, "460.32.03", "proprietary"),
-        (
-            "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  540.4.0  Release Build\n",
-            "540.4.0",
-            "open",
-        ),
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  384.81  Wed Aug 17\n", "384.81", "proprietary"),
-    ],
-)
-def test_both_kernel_modules_are_distinguished(tmp_path: Path, text: str, version: str, module: str) -> None:
-    plant(tmp_path, NVRM, text)
-    assert rows(tmp_path, "nvidia-driver") == [(version, NVRM)]
-    assert rows(tmp_path, "nvidia-module") == [(module, NVRM)]
 
 
 @pytest.mark.parametrize(
@@ -310,12 +256,6 @@ def test_imex_daemon_is_found_by_its_process(
     assert rows(tmp_path, "imex-daemon") == [found]
 
 
-def test_channels_are_ordered_by_number(tmp_path: Path) -> None:
-    for number in (10, 0, 2):
-        plant(tmp_path, f"/dev/nvidia-caps-imex-channels/channel{number}", "")
-    assert value(tmp_path, "imex-channels") == "channel0, channel2, channel10"
-
-
 def test_own_namespaces(tmp_path: Path) -> None:
     directory = tmp_path / "proc/self/ns"
     directory.mkdir(parents=True)
@@ -379,10 +319,6 @@ def test_simulated_node_has_no_fact_of_this_machine(tmp_path: Path) -> None:
     environ = {**os.environ, "LD_LIBRARY_PATH": "/usr/lib:/usr/lib64", "APPTAINER_CONTAINER": "x.sif"}
     facts = facts_of(tmp_path, (), environ)
     assert [(fact.name, fact.value) for fact in facts if fact.value] == [("container", "none")]
-
-
-def test_kernel_of_this_machine() -> None:
-    assert rows(Path("/"), "kernel") == [(os.uname().release, "/proc/sys/kernel/osrelease")]
 
 
 @given(st.binary())

@@ -75,12 +75,6 @@ def test_removed_file_is_not_found(node: Path) -> None:
     assert found(node, "libgone.so.1") is None
 
 
-def test_cache_after_one_in_the_old_format(node: Path) -> None:
-    entries = [(X86_64, "libcuda.so.1", "/usr/lib/aarch64-linux-gnu/libcuda.so.1")]
-    plant(node, CACHE, cache(entries, before=b"ld.so-1.7.0" + bytes(37)))
-    assert found(node, "libcuda.so.1") == ("/usr/lib/aarch64-linux-gnu/libcuda.so.1", CACHE)
-
-
 def test_without_a_cache_default_directories_are_searched(tmp_path: Path) -> None:
     link(tmp_path, "/usr/lib64/libcudart.so.12", "libcudart.so.12.4.127")
     link(tmp_path, "/usr/lib64/libcudart.so.11.0", "libcudart.so.11.8.89")
@@ -104,23 +98,11 @@ def test_stub_or_wsl_library_has_no_driver_version(tmp_path: Path) -> None:
     assert (one.value, one.source) == (None, "no version in the name of /usr/lib64/libcuda.so.1 (default)")
 
 
-def test_rocm_version_is_the_librarys_and_not_the_default_links(tmp_path: Path) -> None:
-    plant(tmp_path, "/opt/rocm/.info/version", "7.2.4-93\n")
-    plant(tmp_path, "/opt/rocm-6.4.3/.info/version", "6.4.3-128\n")
-    plant(tmp_path, "/opt/rocm-6.4.3/lib/libamdhip64.so.6", "")
-    assert fact(tmp_path, "rocm", LD_LIBRARY_PATH="/opt/rocm-6.4.3/lib") == ["7.2.4-93", "6.4.3-128"]
-
-
 def test_rocm_version_of_a_distribution_is_in_its_librarys_name(tmp_path: Path) -> None:
     """Debian's libamdhip64-7 has no /opt/rocm, and no .info/version in its library's directory."""
     plant(tmp_path, "/usr/lib64/libamdhip64.so.7.2.53211", "")
     (tmp_path / "usr/lib64/libamdhip64.so.7").symlink_to("libamdhip64.so.7.2.53211")
     assert fact(tmp_path, "rocm") == ["7.2"]
-
-
-def test_rocm_without_a_version_file_or_name_is_unknown(tmp_path: Path) -> None:
-    plant(tmp_path, "/usr/lib64/libamdhip64.so.7", "")
-    assert fact(tmp_path, "rocm") == [None]
 
 
 def test_libfabric_of_hpe_is_not_upstreams(tmp_path: Path) -> None:
@@ -129,21 +111,6 @@ def test_libfabric_of_hpe_is_not_upstreams(tmp_path: Path) -> None:
     plant(tmp_path, f"{directory}/pkgconfig/libfabric.pc", "Version: 1.15.2.0\n")
     assert fact(tmp_path, "shs-libfabric", LD_LIBRARY_PATH=directory) == ["1.15.2.0"]
     assert fact(tmp_path, "libfabric", LD_LIBRARY_PATH=directory) == [None]
-
-
-@pytest.mark.parametrize(
-    ("soname", "package", "name"),
-    [
-        ("libmpi.so.40", "ompi", "openmpi"),
-        ("libmpi.so.12", "mpich", "mpich"),
-        ("libucp.so.0", "ucx", "ucx"),
-        ("libfabric.so.1", "libfabric", "libfabric"),
-    ],
-)
-def test_package_description_near_the_library(tmp_path: Path, soname: str, package: str, name: str) -> None:
-    plant(tmp_path, f"/opt/x/lib/{soname}", "")
-    plant(tmp_path, f"/opt/x/lib/pkgconfig/{package}.pc", "prefix=/opt/x\nName: x\nVersion: 5.0.9\n")
-    assert fact(tmp_path, name, LD_LIBRARY_PATH="/opt/x/lib") == ["5.0.9"]
 
 
 def test_link_out_of_a_simulated_node_is_not_followed(tmp_path: Path) -> None:

@@ -58,30 +58,12 @@ def watched() -> History:
     return history
 
 
-def test_growth_is_reported_per_minute(watched: History) -> None:
-    assert watched.growth(("cuda:0", 0)) == pytest.approx(270 * MIB)
-    assert watched.growth(("cuda:0", 41213)) == pytest.approx(270 * MIB)
-    assert watched.growth(("cuda:0", 41377)) == 0.0
-    assert watched.growth(("cuda:1", 0)) == 0.0
-    assert watched.growth(("cuda:2", 0)) is None
-    assert watched.growth(("cuda:3", 0)) is None
-    assert watched.growth(("cuda:3", 512)) == 0.0
-    assert watched.growth(("hip:0", 99)) is None
-
-
 def test_few_jumps_are_no_growth() -> None:
     history = History()
     for number in range(30):
         used = GIB + (512 * MIB if number in (7, 8, 20) else 0)
         history.add(Sample(NOON + number, (GpuUse("cuda:0", "", "", used, 2 * GIB),)))
     assert history.growth(("cuda:0", 0)) == 0.0
-
-
-def test_ended_processes_are_forgotten(watched: History) -> None:
-    watched.add(Sample(NOON + 90, (GpuUse("cuda:0", "", "", GIB, 2 * GIB, ()),)))
-    assert watched.growth(("cuda:0", 41213)) is None
-    watched.add(sample(46))
-    assert watched.growth(("cuda:0", 41213)) is None  # another process with the same pid
 
 
 def test_table(watched: History) -> None:

@@ -18,20 +18,6 @@ NODE = (
 )
 
 
-def values(stack: MpiStack) -> dict[str, str | None]:
-    return {fact.name: fact.value for fact in in_use(NODE, stack)}
-
-
-def test_other_mpi_of_the_node_is_not_in_use() -> None:
-    stack = MpiStack("intel-mpi", "2021.17", "/impi/libmpi.so.12", Launch(()))
-    assert values(stack) == {"nvidia-driver": "580.159.04", "intel-mpi": "2021.17"}
-
-
-def test_ucx_in_use_is_the_one_of_the_mpi() -> None:
-    stack = MpiStack("mpich", "5.0.2", "/mpich/libmpi.so.12", Launch(()), ucx="1.22.0")
-    assert values(stack) == {"nvidia-driver": "580.159.04", "mpich": "5.0.2", "ucx": "1.22.0"}
-
-
 def test_modules_are_those_of_the_ucx_in_use() -> None:
     stack = MpiStack("mpich", "5.0.2", "/mpich/libmpi.so.12", Launch(()), ucx="1.22.0")
     modules = Fact("ucx-modules", "cma ib", "/usr/lib/ucx of /usr/lib/libucp.so.0")

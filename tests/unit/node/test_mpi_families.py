@@ -241,39 +241,6 @@ def test_unknown_library_has_no_assumptions() -> None:
     assert "does not know FUJITSU MPI Library 4.0.1" in aware.why_not
 
 
-@pytest.mark.parametrize(
-    ("tls", "lets"),
-    [
-        ("", True),
-        ("all", True),
-        ("sm,self,cuda", True),
-        ("rc,cuda_copy", True),
-        ("sm,self", False),
-        ("cuda_ipc,sm", False),
-        ("^cuda_ipc", True),
-        ("^cuda", False),
-        ("^tcp,cuda_copy", False),
-    ],
-)
-def test_transports_of_ucx(tls: str, lets: bool) -> None:
-    assert Facts(seen(MPICH_5, environment={"UCX_TLS": tls}), "cuda").ucx_lets_vendor == lets
-
-
-@pytest.mark.parametrize(
-    ("environment", "netmod"),
-    [
-        ({}, "ucx"),
-        ({"MPICH_CH4_NETMOD": "ofi"}, "ofi"),
-        ({"MPICH_CH4_NETMOD": "ofi", "MPIR_CVAR_CH4_NETMOD": "ucx"}, "ucx"),
-        ({"MPIR_CVAR_CH4_NETMOD": ""}, "ucx"),
-    ],
-)
-def test_network_module_is_the_first_unless_another_is_named(
-    environment: dict[str, str], netmod: str
-) -> None:
-    assert Facts(seen(MPICH_5, environment=environment), "cuda").netmod == netmod
-
-
 def stack(facts: dict[str, Any]) -> MpiStack:
     survey = {"facts": {"library": "libmpi.so", **facts}}
     return mpi_choice.stack(survey, ["cuda"], Launch(("mpiexec",)), {}, simulated=False)
@@ -393,9 +360,3 @@ def test_variable_that_limits_the_cache_and_its_number_of_buffers(
     text: str, facts: dict[str, Any], bound: tuple[str, int | None, bool]
 ) -> None:
     assert _bound(seen(text, **facts)) == bound
-
-
-def test_limit_in_bytes_is_no_number_of_buffers() -> None:
-    name = "OMPI_MCA_rcache_rgpusm_rcache_size_limit"
-    facts = {"environment": {name: "1073741824"}, "ucx": None}
-    assert _bound(seen(OPEN_MPI_5, **facts)) == (name, None, True)
