@@ -38,7 +38,12 @@ MOST_COMMUNICATORS = 1 << 12
 
 MOST_RAS_LINES = 1 << 12
 
-_AGAIN = "ask RAS again: if the counts stay, look at the processes of the ranks behind (gpuipc-doctor job)"
+_AGAIN = "ask RAS again: in a job that runs, counts also differ; ranks whose counts stay are late"
+
+_STACKS_AGAIN = (
+    "take the stacks again: ranks of a job that runs also differ for a moment; "
+    "if they stay, find the condition by which this rank makes another call"
+)
 
 _RANK = re.compile(r"\[rank(\d+)\]:?")
 """PyTorch's prefix with the job's rank number, which a rank within a process group may differ from."""
@@ -142,8 +147,8 @@ class Lines:
     """The line of a table that announces the first failure, and its rank when found."""
     _stacks: dict[int, dict[str, _Seen]] = field(default_factory=dict)
     """Rank → MPI's collectives in the stacks of its own log."""
-    _ras: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
-    """Log → lines of the last answer of NCCL's RAS."""
+    _ras: dict[str, list[list[tuple[int, str]]]] = field(default_factory=dict)
+    """Log → lines of the last two answers of NCCL's RAS."""
 
     def add(self, log: str, line: int, text: str, rank_of_log: str = "") -> None:
         """Read a line. ``rank_of_log``: the rank whose log it is, if the log's name says so."""
@@ -256,22 +261,30 @@ class Lines:
 
     def _answer(self, log: str, line: int, text: str, rank_of_log: str) -> None:
         if any(token.decode() in text for token in ras_counts.TOKENS):
-            own = self._ras.setdefault(log, [])
-            if any(text == earlier for _, earlier in own) and ras_counts.begins(text):
-                own.clear()  # asked again: the later answer counts
-            own.append((line, text))
-            del own[:-MOST_RAS_LINES]
+            own = self._ras.setdefault(log, [[]])
+            key = ras_counts.key(text)
+            if key and any(key == ras_counts.key(earlier) for _, earlier in own[-1]):
+                own.append([])
+                del own[:-2]
+            own[-1].append((line, text))
+            del own[-1][:-MOST_RAS_LINES]
 
     def _of_ras(self) -> Iterator[Finding]:
-        for log, lines in self._ras.items():
-            answer = ras_counts.of_text("\n".join(text for _, text in lines) + "\n")
+        """The ranks behind by RAS's last answer; if it was asked twice, those whose counts did not change."""
+        for log, answers in self._ras.items():
+            *before, now = (
+                ras_counts.of_text("".join(f"{text}\n" for _, text in lines)) for lines in answers
+            )
+            for earlier in before:
+                now, _ = ras_counts.unchanged(earlier, now)
+            lines = answers[-1]
             shown = next(((line, text) for line, text in lines if ras_counts.is_mismatch(text)), lines[0])
-            for communicator in answer.communicators:
-                found = [one for one in judge(communicator.calls()) if one.culprits]
-                says = [one.sentence for one in found] or [*communicator.in_words()]
-                for number, sentence in enumerate(says):
-                    ranks = found[number].culprits if found else ()
-                    yield Finding(f"NCCL's RAS: {sentence}", ranks, log, shown[0], shown[1].strip(), _AGAIN)
+            for communicator in now.communicators:
+                found = [(one.sentence, one.culprits) for one in judge(communicator.calls()) if one.culprits]
+                for says, ranks in found or [(each, ()) for each in communicator.in_words()]:
+                    asked, do = ("twice", ADVICE[Problem.BEHIND]) if before else ("once", _AGAIN)
+                    says = f"NCCL's RAS, asked {asked}: {says}"
+                    yield Finding(says, ranks, log, shown[0], shown[1].strip(), do)
 
     def findings(self, ranks: Iterable[int] = ()) -> Iterator[Finding]:
         """Conclusions that name ranks, the cause first. ``ranks``: ranks of which there is a log."""
@@ -337,7 +350,7 @@ def _finding(judgement: Judgement, seen: Iterable[_Seen]) -> Finding:
         shown.log,
         shown.line,
         shown.text.strip(),
-        ADVICE[judgement.problem],
+        _STACKS_AGAIN if judgement.group == _STACKS else ADVICE[judgement.problem],
     )
 
 

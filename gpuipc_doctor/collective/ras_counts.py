@@ -181,9 +181,11 @@ def of_text(text: str) -> Answer:
     return _answer(found.values(), int(nodes[1]) if nodes else 1, remarks, ())
 
 
-def begins(text: str) -> bool:
-    """Whether a line begins what RAS says of a communicator."""
-    return _HEAD.match(text.strip()) is not None
+def key(text: str) -> str:
+    """What an answer has once: a group's row of the table, or a communicator's heading; else empty."""
+    if row := _ROW.match(text):
+        return row[1]
+    return text.strip() if _HEAD.match(text.strip()) else ""
 
 
 def is_mismatch(text: str) -> bool:
