@@ -66,7 +66,8 @@ def facts_from_surveys(outcomes: Iterable[ProbeOutcome]) -> Iterator[Fact]:
     for outcome in outcomes:
         if "facts" not in outcome.params:
             continue
-        found = [Fact(*fact) for records in outcome.records.values() for fact in records.values()]
+        rows = (row for records in outcome.records.values() for row in records.items())
+        found = [Fact(*fact) for name, fact in rows if name != "rooms"]
         yield from found
         if not outcome.completed:
             why = sentences.summary(blame.conclude(outcome))

@@ -10,6 +10,7 @@ from gpuipc_doctor.api import DriverError, Worker
 from gpuipc_doctor.files.node_files import Tree, shown
 from gpuipc_doctor.node.file_facts import models
 from gpuipc_doctor.node.survey_records import FactRow, record
+from gpuipc_doctor.node.survey_room import rooms
 
 
 def nvidia(w: Worker) -> None:
@@ -28,6 +29,8 @@ def nvidia(w: Worker) -> None:
     record(w, (fact.name, fact.value, fact.source))
     for told in _modes(w):
         record(w, told)
+    if w.params["rooms"]:
+        w.record(rooms=rooms(w))
 
 
 _MODES: Mapping[str, tuple[str, Mapping[int, str]]] = {

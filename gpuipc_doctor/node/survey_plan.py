@@ -32,7 +32,8 @@ _PACKAGE_SIGNS = ("/sys/class/cxi", "/sys/module/xe", "/sys/module/i915")
 
 class Surveys(Check):
     """The surveys of a node. Options: ``root``; ``foreign``: whether to load and run libraries and programs
-    that the environment names; ``mpi``: an MPI library that is queried even on a simulated node."""
+    that the environment names; ``mpi``: an MPI library that is queried even on a simulated node; ``rooms``:
+    see `survey_room.rooms`, None if the run needs no device memory."""
 
     id = "inventory"
     title = "versions that drivers and libraries report"
@@ -41,7 +42,7 @@ class Surveys(Check):
         tree = Tree(Path(ctx.options["root"]))
         if tree.exists("/proc/driver/nvidia"):
             facts = ("gpu-model", "mig", "compute-mode", "persistence")
-            yield _probe("nvidia", nvidia, facts, root=str(tree.root))
+            yield _probe("nvidia", nvidia, facts, root=str(tree.root), rooms=ctx.options["rooms"])
         if next(tree.glob("/sys/bus/pci/devices/*/config"), None):
             yield _probe("pci", bridges, ("acs",), root=str(tree.root))
         if ctx.options["foreign"] and (named := ctx.options["mpi"]):

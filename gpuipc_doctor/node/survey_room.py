@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gpuipc_doctor.api import DriverError, Worker
 from gpuipc_doctor.api.driver_errors import TEST_CONTEXTS, room_for
 from gpuipc_doctor.files.node_files import quietly
+from gpuipc_doctor.model import Json
 from gpuipc_doctor.node.memory_usage import Holder, Room
 from gpuipc_doctor.stacks import rights
 
@@ -34,36 +35,42 @@ ENDING_S = 0.5
 
 
 def look(w: Worker) -> None:
-    """Tell each GPU without room for tests, then keep NVML: without persistence mode, GPUs shut down with it.
-
-    Parameters: ``uuids``: of the GPUs; empty: all; ``root``; ``names``: whether to look up users' names,
-    which can take long; ``sees_all``: whether this process certainly sees all processes.
-    """
-    from gpuipc_doctor.worker.nvml import Nvml
-
-    rooms: list[Room] = []
-    with suppress(OSError, DriverError):
-        nvml = Nvml(w.armed)
-        rooms = _rooms(w, nvml)
-        if rooms:
-            time.sleep(ENDING_S)
-            rooms = _rooms(w, nvml)
-    w.tell({"rooms": [asdict(room) for room in rooms]})
+    """Tell the `rooms`, then keep NVML: without persistence mode, GPUs shut down with it."""
+    w.tell({"rooms": rooms(w)})
     time.sleep(float(1 << 30))
 
 
+def rooms(w: Worker) -> list[dict[str, Json]]:
+    """Each GPU without room for tests, as a `Room`; empty if NVML tells nothing.
+
+    Parameters, in ``rooms``: ``uuids`` of the GPUs, empty for all; ``root``; ``names``: whether to look up
+    users' names, which can take long; ``sees_all``: whether this process certainly sees all processes.
+    """
+    from gpuipc_doctor.worker.nvml import Nvml
+
+    try:
+        nvml = Nvml(w.armed)
+        found = _rooms(w, nvml)
+        if found:
+            time.sleep(ENDING_S)
+            found = _rooms(w, nvml)
+    except (OSError, DriverError):
+        return []
+    return [asdict(room) for room in found]
+
+
 def _rooms(w: Worker, nvml: Nvml) -> list[Room]:
-    uuids, rooms = w.params["uuids"], list[Room]()
-    for number in range(len(uuids) or nvml.count()):
+    told, found = w.params["rooms"], list[Room]()
+    for number in range(len(told["uuids"]) or nvml.count()):
         with suppress(DriverError):
-            device = nvml.by_uuid(uuids[number]) if uuids else nvml.by_index(number)
-            rooms += _room(w, nvml, device)
-    return rooms
+            device = nvml.by_uuid(told["uuids"][number]) if told["uuids"] else nvml.by_index(number)
+            found += _room(w, nvml, device)
+    return found
 
 
 def _room(w: Worker, nvml: Nvml, device: Any) -> Iterator[Room]:
-    memory, pci = nvml.memory(device), nvml.pci(device)
-    root = Path(w.params["root"])
+    memory, pci, told = nvml.memory(device), nvml.pci(device), w.params["rooms"]
+    root = Path(told["root"])
     if memory.free >= room_for(TEST_CONTEXTS, memory.total) or _is_numa(root, pci):
         return
     listed = nvml.processes(device)
@@ -72,8 +79,8 @@ def _room(w: Worker, nvml: Nvml, device: Any) -> Iterator[Room]:
         return
     held: dict[int, int | None] = {**dict(nvml.drawing_processes(device)), **dict(listed)}
     with w.armed("read /proc"):
-        holders = tuple(holder_of(root, pid, nbytes, w.params["names"]) for pid, nbytes in held.items())
-    hidden = "" if w.params["sees_all"] else rights.hiding()
+        holders = tuple(holder_of(root, pid, nbytes, told["names"]) for pid, nbytes in held.items())
+    hidden = "" if told["sees_all"] else rights.hiding()
     if any(nbytes is None for nbytes in held.values()):
         hidden = "NVML does not tell how much each of them holds"
     elif memory.has_reservation:

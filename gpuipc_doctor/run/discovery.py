@@ -29,6 +29,7 @@ from gpuipc_doctor.run import site_expectations
 from gpuipc_doctor.run.hanging_gpus import HangingGpus, has_hung
 from gpuipc_doctor.run.open_drivers import OpenDrivers
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
+from gpuipc_doctor.run.room import RoomSurvey
 from gpuipc_doctor.run.skips import UNCHECKED, UNSAFE
 from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
 from gpuipc_doctor.site import hosts
@@ -71,6 +72,7 @@ class Discovery:
     planner: Planner
     surveys: SurveyRunner
     open_drivers: OpenDrivers
+    room: RoomSurvey
 
     def __post_init__(self) -> None:
         self._hanging = HangingGpus(self.planner, self.surveys, self.open_drivers)
@@ -176,6 +178,7 @@ class Discovery:
             "root": self.node.root,
             "foreign": asks_foreign(request.tier),
             "mpi": request.mpi_lib or config.mpi.library or "",
+            "rooms": self.room.params if self.planner.uses_device_memory else None,
         }
         return self.planner.survey(inventory.SURVEYS, options)[1]
 
@@ -199,6 +202,8 @@ class Discovery:
                 told.append(one.probe.name)
         answers = [outcome for outcome in ended.values() if isinstance(outcome, ProbeOutcome)]
         found = [record for outcome in answers for record in outcome.records.values()]
+        for record in (record for record in found if "rooms" in record):
+            self.room.hear(record)
         devices = [device_from_json(data) for record in found for data in record.get("devices", ())]
         devices.sort(key=lambda device: (device.backend, device.index))
         devices = _testable(devices)

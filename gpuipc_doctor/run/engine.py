@@ -360,7 +360,7 @@ def run(
         numbering = aside.submit(knownissues.edition, config.known_issues_dirs)
         if request.tier > Tier.PROLOG:
             resources.enter_context(run.discovery.open_drivers)
-        if run.planner.uses_device_memory:
+        if request.tier is Tier.PROLOG and run.planner.uses_device_memory:
             resources.enter_context(run.room.begin())
         before = aside.submit(node_state.look) if request.tier > Tier.PROLOG else None
         aside.submit(run.import_libraries)
@@ -457,8 +457,9 @@ def _started(
             keeps_logs=bool(request.keep_logs), suppressed=config.suppressed, tell=watcher.concluded
         )
         surveys = SurveyRunner(planned, schedule, log)
-        discovery = Discovery(node, job, planned, surveys, OpenDrivers(session, request.backends))
-        stack_discovery = StackDiscovery(node, planned, surveys)
         uuids = [gpu.uuid for gpu in job.devices] if job and job.is_identified else []
         free = RoomSurvey(session, node, request.tier, uuids)
+        drivers = OpenDrivers(session, request.backends)
+        discovery = Discovery(node, job, planned, surveys, drivers, free)
+        stack_discovery = StackDiscovery(node, planned, surveys)
         yield Run(planned, discovery, stack_discovery, schedule, log, free, facts_from_files)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,8 +30,8 @@ from gpuipc_doctor.run.planner import Plan
 from gpuipc_doctor.supervise.blame import NO_ROOM
 from gpuipc_doctor.supervise.session import Session
 
-WAIT_S = {Tier.PROLOG: 2.0}
-"""Seconds to wait for NVML before the first probe. Without its answer, a call that fails tells."""
+WAIT_S = 2.0
+"""Seconds to wait for NVML before a job. Without its answer, a call that fails tells."""
 
 MEMORY_LOST = "memory-lost"
 
@@ -41,7 +41,8 @@ NOISE_BYTES = 64 << 20
 
 @dataclass
 class RoomSurvey:
-    """Asks NVML, in a worker beside the run, how much memory of each GPU is free.
+    """What NVML tells of the GPUs' free memory: in the inventory's survey, or before a job in a worker beside
+    the run.
 
     ``uuids``: of the GPUs; empty: all.
     """
@@ -53,23 +54,32 @@ class RoomSurvey:
     _rooms: dict[str, Room] = field(default_factory=dict)
     _told: threading.Event = field(default_factory=threading.Event)
 
-    def begin(self) -> AbstractContextManager[None]:
-        """Ask; NVML stays open during the ``with`` block."""
-        before_job = self.tier is Tier.PROLOG
-        params = {"uuids": self.uuids, "root": self.node.root, "names": not before_job}
-        params["sees_all"] = bool(self.node.simulated)
-        probe = Probe("room", {"nvml": survey_room.look}, params=params, deadline_s=DAY_S)
-        file = Path(survey_room.__file__)
-        return self.session.beside(surveys.DRIVERS, file, probe, self._hear)
+    @property
+    def params(self) -> Mapping[str, Json]:
+        """See `survey_room.rooms`."""
+        return {
+            "uuids": self.uuids,
+            "root": self.node.root,
+            "names": self.tier > Tier.PROLOG,
+            "sees_all": bool(self.node.simulated),
+        }
 
-    def _hear(self, news: Json) -> None:
-        rooms = (json_documents.load(Room, room) for room in (news or {}).get("rooms", ()))
+    def begin(self) -> AbstractContextManager[None]:
+        """Ask in a worker; NVML stays open during the ``with`` block."""
+        params = {"rooms": self.params}
+        probe = Probe("room", {"nvml": survey_room.look}, params=params, deadline_s=DAY_S)
+        return self.session.beside(surveys.DRIVERS, Path(survey_room.__file__), probe, self.hear)
+
+    def hear(self, records: Mapping[str, Json] | None) -> None:
+        """Take what `survey_room.rooms` told; None: nothing will be told."""
+        rooms = (json_documents.load(Room, room) for room in (records or {}).get("rooms", ()))
         self._rooms.update((room.pci, room) for room in rooms)
         self._told.set()
 
     def full(self, devices: Sequence[Device]) -> dict[Device, Finding]:
         """The GPUs that have no room, and the finding about each."""
-        self._told.wait(WAIT_S.get(self.tier, 10.0))
+        if self.tier is Tier.PROLOG:
+            self._told.wait(WAIT_S)
         found = {}
         for device in devices:  # NVML's figures are of whole GPUs, not of MIG instances
             room = None if device.uuid.startswith("MIG-") else self._rooms.get(device.pci)
@@ -88,22 +98,25 @@ def judge(room: Room, tier: Tier = Tier.ACCEPTANCE) -> Finding | None:
     lacks = "{free:mib} free, the tests need {need:mib}"
     holders = sorted(room.holders, key=lambda one: (not one.is_alive, -(one.held or 0)))
     evidence = [_evidence(one) for one in holders]
-    if not room.hidden and room.nobodys > NOISE_BYTES and room.free + room.nobodys >= need:
+    may_be_lost = room.nobodys > NOISE_BYTES and room.free + room.nobodys >= need
+    if may_be_lost and not room.hidden:
         conclude = Finding.error if tier is Tier.PROLOG else Finding.fail
+        first = "stop the processes that use the GPU; " if any(one.is_alive for one in holders) else ""
         return conclude(
             MEMORY_LOST,
             f"memory lost: {{lost:mib}} belong to no living process; {lacks}",
             *evidence,
-            remedy="check dmesg for Xid; reset the GPU (nvidia-smi -r) or reboot, then rerun",
+            remedy=f"{first}check dmesg for Xid; reset the GPU (nvidia-smi -r) or reboot, then rerun",
             lost=room.nobodys,
             **values,
         )
-    if hidden := room.hidden or ("" if holders else "NVML lists none"):
+    if may_be_lost or not holders:
+        hidden = room.hidden or "NVML lists none"
         says = f"no room: {lacks}; not all processes that hold the rest are known: {{hidden}}"
         remedy = "find them with nvidia-smi on the node, as root"
         return Finding.error(NO_ROOM, says, *evidence, remedy=remedy, hidden=hidden, **values)
-    first, others = holders[0], len(holders) - 1
-    about = {"name": first.name, "user": first.user, "job": int(first.job or 0)}
+    most, others = holders[0], len(holders) - 1
+    about = {"name": most.name, "user": most.user, "job": int(most.job or 0)}
     known = {name: value for name, value in about.items() if value}
     says = ", ".join("job {job}" if name == "job" else f"{{{name}}}" for name in known)
     says = f"no room: process {{pid}} ({says})" if known else "no room: process {pid}"
@@ -113,7 +126,7 @@ def judge(room: Room, tier: Tier = Tier.ACCEPTANCE) -> Finding | None:
         f"{says} {{held:mib}}; {lacks}",
         *evidence,
         remedy="rerun when the memory is free: wait for these processes, or stop them",
-        pid=first.pid,
+        pid=most.pid,
         held=sum(one.held or 0 for one in holders),
         **known,
         **values,

@@ -14,6 +14,7 @@ import pytest
 from gpuipc_doctor.model import Tier
 from gpuipc_doctor.node import survey_room
 from gpuipc_doctor.node.memory_usage import Holder, Room
+from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import room
 from gpuipc_doctor.worker.nvml import GpuMemory
 
@@ -30,6 +31,7 @@ def look(
     maps: str | None = "",
     drawing: Mapping[int, int] | None = None,
     has_reservation: bool = False,
+    sees_all: bool = True,
 ) -> Room:
     """What the survey tells of a GPU with 50 MiB free; ``held``: its processes → bytes."""
     for pid in [*(held or ()), *(drawing or ())]:
@@ -44,8 +46,8 @@ def look(
         processes=lambda _: None if held is None else list(held.items()),
         drawing_processes=lambda _: list((drawing or {}).items()),
     )
-    params = {"root": str(root), "names": False, "sees_all": True}
-    w: Any = SimpleNamespace(params=params, armed=lambda _: contextlib.nullcontext())
+    params = {"root": str(root), "names": False, "sees_all": sees_all}
+    w: Any = SimpleNamespace(params={"rooms": params}, armed=lambda _: contextlib.nullcontext())
     (found,) = survey_room._room(w, nvml, None)
     return found
 
@@ -58,6 +60,8 @@ def look(
         ({"held": {4711: 16 << 30}, "maps": UVM.format(0x2)}, "memory-lost"),  # 128 KiB, as each program has
         ({"held": {4711: 16 << 30}, "maps": None}, "no-room"),  # of another user
         ({"held": {4711: 142200 * MIB}}, "no-room"),
+        ({"held": {4711: 142200 * MIB}, "maps": None}, "no-room: process 4711"),
+        ({"held": {4711: 16 << 30}, "maps": None}, "no-room: not all processes"),
         ({"held": {4711: 142286 * MIB, 4712: None}}, "no-room"),
         ({"held": {}}, "memory-lost"),
         ({"held": {}, "drawing": {1200: 142286 * MIB}}, "no-room"),  # an X server
@@ -71,7 +75,9 @@ def test_memory_is_lost_only_if_no_living_process_may_have_it(
 ) -> None:
     finding = room.judge(look(tmp_path, **told))
     assert finding
+    key, _, says = key.partition(": ")
     assert finding.key == key
+    assert says in sentences.summary(finding)
     before_job = room.judge(look(tmp_path / "2", **told), Tier.PROLOG)
     assert before_job
     assert (before_job.key, before_job.status.value) == (key, "ERROR")
@@ -80,11 +86,21 @@ def test_memory_is_lost_only_if_no_living_process_may_have_it(
 def test_process_that_has_ended_holds_nothing(tmp_path: Path) -> None:
     reaped = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(reaped, 0)
-    (holder,) = (survey_room._holder(tmp_path, reaped, 5, False),)
+    holder = survey_room.holder_of(tmp_path, reaped, 5, False)
     assert not holder.is_alive
-    assert survey_room._holder(tmp_path, os.getpid(), 5, False).is_alive
+    assert survey_room.holder_of(tmp_path, os.getpid(), 5, False).is_alive
 
 
 def test_small_gpu_needs_less_room() -> None:
     assert room.judge(Room("", 4 << 30, 300 * MIB)) is None
     assert room.judge(Room("", 4 << 30, 200 * MIB, holders=(Holder(1, 3 << 30),)))
+
+
+@pytest.mark.parametrize(("hiding", "key"), [("", "memory-lost"), ("a container", "no-room")])
+def test_memory_is_not_lost_where_processes_are_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hiding: str, key: str
+) -> None:
+    monkeypatch.setattr(survey_room.rights, "hiding", lambda: hiding)
+    finding = room.judge(look(tmp_path, {}, sees_all=False))
+    assert finding
+    assert (finding.key, hiding in sentences.summary(finding)) == (key, True)
