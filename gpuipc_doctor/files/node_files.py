@@ -120,7 +120,7 @@ _HEADER_BYTES = 64
 
 
 def is_off_bus(device: Path) -> bool:
-    """Whether a PCI device answers no more: its whole configuration reads as ff, which `lspci` shows as
+    """Whether a PCI device answers no more: its whole configuration reads as ff, which ``lspci`` shows as
     revision ff.
 
     A device that sleeps, or that a virtual machine was given, is not asked. Of a virtual function only the

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuipc_doctor.files.node_files import matching
+from gpuipc_doctor.files.node_files import matching, quietly
 from gpuipc_doctor.stacks.mappings import mappings
 
 _NONE = re.compile(r"(?!)")
@@ -31,7 +31,7 @@ def shows_own(proc: Path) -> bool:
     """Whether the kernel shows at least this process's files; else nothing follows from what it shows."""
     own = proc / str(os.getpid())
     with suppress(OSError):
-        return any(mappings(_maps(own))) and next((own / "fd").iterdir(), None) is not None
+        return any(mappings(quietly(own / "maps"))) and next((own / "fd").iterdir(), None) is not None
     return False
 
 
@@ -55,7 +55,11 @@ def look(
             if opened:
                 found.devices[int(process.name)] = opened
             with arm(f"read {process}/maps"):
-                mapped = [each for each in mappings(_maps(process)) if each.file.startswith(f"{directory}/")]
+                mapped = [
+                    each
+                    for each in mappings(quietly(process / "maps"))
+                    if each.file.startswith(f"{directory}/")
+                ]
             found.inodes |= {each.inode for each in mapped}
         except PermissionError:
             found.unread += 1
@@ -74,7 +78,3 @@ def _opened(process: Path, directory: str, devices: re.Pattern[str], found: Open
             elif name.startswith(f"{directory}/"):
                 found.inodes.add(link.stat().st_ino)
     return tuple(sorted(names))
-
-
-def _maps(process: Path) -> str:
-    return (process / "maps").read_text(errors="replace")
