@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuipc_doctor.api import DriverError, Worker
 from gpuipc_doctor.api.driver_errors import TEST_CONTEXTS, room_for
+from gpuipc_doctor.files import reading
 from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.node.memory_usage import Holder, Room
@@ -26,6 +27,9 @@ from gpuipc_doctor.stacks import rights
 
 if TYPE_CHECKING:
     from gpuipc_doctor.worker.nvml import Nvml
+
+_MAPS_BYTES = 32 << 20
+"""Most bytes read of a process's mappings: it may have 65,530, each with a path."""
 
 CONTEXT_OVERHEAD = 6 << 20
 """Bytes of the device, counted for no process, for each context of an H200 (5.5 to 8.8 MiB)."""
@@ -145,8 +149,8 @@ def user_of(root: Path, uid: int, may_look_up: bool) -> str:
 def _managed(maps: Path) -> int | None:
     """Bytes that a process maps of ``/dev/nvidia-uvm``; None if they cannot be read."""
     try:
-        text = maps.read_text(errors="replace")
-    except OSError:
+        text = reading.sample(maps, _MAPS_BYTES).decode(errors="replace")
+    except reading.Unreadable:
         return None
     return sum(_sizes(text))
 

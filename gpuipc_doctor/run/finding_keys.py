@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -30,7 +30,9 @@ def _shared() -> frozenset[str]:
         for source in files("gpuipc_doctor").joinpath(package).iterdir()
         if source.name.endswith(".py")
     )
-    return frozenset(text for source in sources for text in _arguments(ast.parse(source)))
+    trees = list(map(ast.parse, sources))
+    constants = {name: text for tree in trees for name, text in _constants(tree)}
+    return frozenset(text for tree in trees for text in _arguments(tree, constants))
 
 
 def _texts(tree: ast.AST) -> Iterator[str]:
@@ -39,8 +41,17 @@ def _texts(tree: ast.AST) -> Iterator[str]:
             yield node.value
 
 
-def _arguments(tree: ast.AST) -> Iterator[str]:
-    """Texts passed as positional arguments, as finding keys are."""
+def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            for text in _texts(node.value) if isinstance(node.value, ast.Constant) else ():
+                yield node.targets[0].id, text
+
+
+def _arguments(tree: ast.AST, constants: Mapping[str, str]) -> Iterator[str]:
+    """Texts passed as positional arguments, as finding keys are, or as the names of such texts."""
     for node in ast.walk(tree):
         for argument in node.args if isinstance(node, ast.Call) else ():
+            if isinstance(argument, ast.Name) and argument.id in constants:
+                yield constants[argument.id]
             yield from _texts(argument) if isinstance(argument, ast.Constant) else ()
