@@ -48,12 +48,12 @@ def stack(
 
     Simulated device memory is host memory, so on a simulated node every MPI accepts it.
     """
-    from gpuipc_doctor.node import mpi_families, mpi_ipc_settings  # most runs have no MPI
+    from gpuipc_doctor.node import mpi_ipc_settings, mpi_transports  # most runs have no MPI
     from gpuipc_doctor.node.mpi_facts import Facts
 
     facts = seen["facts"]
     identity = identify(facts["version_text"])
-    aware = {backend: mpi_families.gpu_aware(facts, backend) for backend in sorted(backends)}
+    aware = {backend: mpi_transports.gpu_aware(facts, backend) for backend in sorted(backends)}
     unable = [verdict for verdict in aware.values() if not verdict.able]
     able = frozenset(backend for backend, verdict in aware.items() if verdict.able)
     some = next(iter(able or aware))

@@ -1,6 +1,6 @@
 """Examine an MPI library without initialising it or passing it a device pointer.
 
-Runs in a worker: it loads the library and its dependencies and queries them; `mpi_families` draws the
+Runs in a worker: it loads the library and its dependencies and queries them; `mpi_transports` draws the
 conclusions.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpuipc_doctor.api.driver_errors import BackendUnavailable
 from gpuipc_doctor.api.gpu import Arm
 from gpuipc_doctor.model import Json
-from gpuipc_doctor.node import elf, mpi_families, mpi_locate
+from gpuipc_doctor.node import elf, mpi_locate, mpi_transports
 from gpuipc_doctor.node.loaded import mapped_files
 from gpuipc_doctor.node.mpi_facts import EDGES, ENVIRONMENT, VARIABLES
 from gpuipc_doctor.node.mpi_identity import identify
@@ -76,7 +76,7 @@ def report(library: str | None, backends: Sequence[str], arm: Arm) -> dict[str, 
     return {
         "facts": seen,
         "mpi": identify(seen["version_text"]).title,
-        "aware": {backend: asdict(mpi_families.gpu_aware(seen, backend)) for backend in backends},
+        "aware": {backend: asdict(mpi_transports.gpu_aware(seen, backend)) for backend in backends},
     }
 
 

@@ -26,7 +26,7 @@ if __name__ != "__main__":
     import pytest
 
     from gpuipc_doctor.model import Node
-    from gpuipc_doctor.node import mpi_families
+    from gpuipc_doctor.node import mpi_transports
     from gpuipc_doctor.node.mpi_identity import identify
     from gpuipc_doctor.node.mpi_locate import find_launcher
     from gpuipc_doctor.simulator.node import prepare
@@ -63,14 +63,14 @@ if __name__ != "__main__":
     def test_each_library_is_identified_and_alone_accepts_no_device_pointers(name: str) -> None:
         seen = survey(path_of(name))
         assert identify(seen["version_text"]).title == LIBRARIES[name][1]
-        assert not mpi_families.gpu_aware(seen, "cuda").able
-        assert not mpi_families.gpu_aware(seen, "hip").able
+        assert not mpi_transports.gpu_aware(seen, "cuda").able
+        assert not mpi_transports.gpu_aware(seen, "hip").able
 
     @pytest.mark.parametrize(
         "name", ["impi", *(pytest.param(one, marks=pytest.mark.full) for one in LIBRARIES if one != "impi")]
     )
     def test_driver_alone_makes_no_library_gpu_aware(name: str, node: Node) -> None:
-        aware = mpi_families.gpu_aware(survey(path_of(name), node), "cuda")
+        aware = mpi_transports.gpu_aware(survey(path_of(name), node), "cuda")
         assert not aware.able
         if name == "impi":
             assert aware.why_not == "GPU support is disabled (I_MPI_OFFLOAD is not 1)"
@@ -78,12 +78,12 @@ if __name__ != "__main__":
             assert "has no CUDA transports" in aware.why_not
 
     def test_intel_mpi_with_gpu_support_on_accepts_device_pointers(node: Node) -> None:
-        aware = mpi_families.gpu_aware(survey(path_of("impi"), node, I_MPI_OFFLOAD="1"), "cuda")
+        aware = mpi_transports.gpu_aware(survey(path_of("impi"), node, I_MPI_OFFLOAD="1"), "cuda")
         assert (aware.able, aware.via) == (True, "own")
 
     def test_intel_mpi_without_a_driver_library_accepts_no_device_pointers() -> None:
         seen = survey(path_of("impi"), I_MPI_OFFLOAD="1", I_MPI_OFFLOAD_CUDA_LIBRARY="/nowhere/libcuda.so.1")
-        aware = mpi_families.gpu_aware(seen, "cuda")
+        aware = mpi_transports.gpu_aware(seen, "cuda")
         assert aware.why_not.startswith("/nowhere/libcuda.so.1, which MPI_Init loads, cannot")
 
     @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ if __name__ != "__main__":
     ) -> None:
         seen = survey(path_of(name), node, **cuda_ucx(), **settings)
         assert seen["ucx"]["version"] == "1.22.0"
-        aware = mpi_families.gpu_aware(seen, "cuda")
+        aware = mpi_transports.gpu_aware(seen, "cuda")
         assert (aware.able, aware.via, aware.remedy) == (not remedy, "ucx", remedy)
 
     def test_without_a_driver_that_ucx_has_no_cuda() -> None:
         seen = survey(path_of("openmpi"), OMPI_MCA_pml="ucx", **cuda_ucx())
-        assert "has no CUDA transports" in mpi_families.gpu_aware(seen, "cuda").why_not
+        assert "has no CUDA transports" in mpi_transports.gpu_aware(seen, "cuda").why_not
 
     def test_library_of_mpi4py_is_surveyed_if_none_is_named() -> None:
         seen = survey("", MPI4PY_LIBMPI=path_of("openmpi"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.model import Launch, MpiStack
-from gpuipc_doctor.node import mpi_choice, mpi_families
+from gpuipc_doctor.node import mpi_choice, mpi_transports
 from gpuipc_doctor.node.mpi_facts import Facts
 from gpuipc_doctor.node.mpi_identity import identify
 from gpuipc_doctor.node.mpi_ipc_settings import table
@@ -111,7 +111,7 @@ MVAPICH_4_ON = {"needs": ["libcudart.so.12"], "variables": {"MVP_ENABLE_GPU": 1}
     ],
 )
 def test_gpu_aware_libraries_are_recognised(text: str, facts: dict[str, Any], via: str) -> None:
-    aware = mpi_families.gpu_aware(seen(text, **facts), "cuda")
+    aware = mpi_transports.gpu_aware(seen(text, **facts), "cuda")
     assert (aware.able, aware.via, aware.why_not, aware.remedy) == (True, via, "", "")
 
 
@@ -199,13 +199,13 @@ def changed(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_missing_setting_is_reported_with_its_remedy(text: str, facts: dict[str, Any], remedy: str) -> None:
-    aware = mpi_families.gpu_aware(seen(text, **facts), "cuda")
+    aware = mpi_transports.gpu_aware(seen(text, **facts), "cuda")
     assert (aware.able, aware.remedy) == (False, remedy)
     assert aware.why_not
 
 
 def test_another_build_is_recommended_if_much_is_missing() -> None:
-    aware = mpi_families.gpu_aware(seen(MPICH_5, ucx=PLAIN_UCX, variables={"MPIR_CVAR_NOLOCAL": 0}), "hip")
+    aware = mpi_transports.gpu_aware(seen(MPICH_5, ucx=PLAIN_UCX, variables={"MPIR_CVAR_NOLOCAL": 0}), "hip")
     assert aware.why_not == (
         "UCX 1.20.1 (/opt/mpi/libucp.so.0) has no ROCm transports; "
         "within a node, MPICH copies buffers without UCX, and this build has no ROCm"
@@ -226,17 +226,17 @@ def test_another_build_is_recommended_if_much_is_missing() -> None:
     ],
 )
 def test_support_is_per_vendor(text: str, facts: dict[str, Any]) -> None:
-    assert mpi_families.gpu_aware(seen(text, **facts), "hip").able
-    assert not mpi_families.gpu_aware(seen(text, **facts), "cuda").able
+    assert mpi_transports.gpu_aware(seen(text, **facts), "hip").able
+    assert not mpi_transports.gpu_aware(seen(text, **facts), "cuda").able
 
 
 def test_intel_mpi_has_no_support_for_amd() -> None:
-    aware = mpi_families.gpu_aware(seen(INTEL, **INTEL_ON), "hip")
+    aware = mpi_transports.gpu_aware(seen(INTEL, **INTEL_ON), "hip")
     assert (aware.able, aware.why_not) == (False, "Intel MPI 2021.17 does not support ROCm")
 
 
 def test_unknown_library_has_no_assumptions() -> None:
-    aware = mpi_families.gpu_aware(seen("FUJITSU MPI Library 4.0.1", needs=["libcuda.so.1"]), "cuda")
+    aware = mpi_transports.gpu_aware(seen("FUJITSU MPI Library 4.0.1", needs=["libcuda.so.1"]), "cuda")
     assert not aware.able
     assert "does not know FUJITSU MPI Library 4.0.1" in aware.why_not
 
