@@ -43,6 +43,8 @@ def look(w: Worker, root: Path, holders: Collection[int]) -> GpuUsers:
         hidden = rights.hiding(seen.unread)
         if not open_files.shows_own(proc):
             hidden, left = "the kernel does not show which files processes have open", []
+    if hidden:  # their owners may live
+        left = [replace(each, pid=None) for each in left]
 
     def described(pid: int) -> Holder:
         process = holder_of(root, pid, None, True)

@@ -89,7 +89,7 @@ def beside(users: GpuUsers | None) -> Iterator[str]:
         about = sanitise(", ".join((f"{process.pid} {process.name}", *process.about)))
         yield f"  {about}: {' '.join(other.files)}"
     if users.left:
-        yield "Left in /dev/shm, which no process has open:"
+        yield f"Left in /dev/shm, which no {'visible ' if users.hidden else ''}process has open:"
     for left in users.left:
         ended = f"; process {left.pid} has ended" if left.pid else ""
         yield f"  {sanitise(left.name)}: {size(left.held)}, of {left.user}{ended}"

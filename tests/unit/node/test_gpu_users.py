@@ -133,6 +133,22 @@ def test_process_whose_files_may_not_be_read_is_counted(worker: Any, tmp_path: P
     assert (seen.unread, seen.devices) == (1, {})
 
 
+def test_owner_of_a_file_is_not_said_to_have_ended_where_processes_are_hidden(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Path(f"/dev/shm/torch_{DEAD}_{os.getpid()}_0")
+    file.touch()
+    try:
+        for hidden in ("", "a pid namespace of its own"):
+            monkeypatch.setattr(rights, "hiding", lambda unread, hidden=hidden: hidden)
+            users = gpu_users.look(worker, Path("/"), ())
+            (pid,) = [left.pid for left in users.left if left.name == str(file)]
+            assert pid == (None if hidden else DEAD)
+            assert any("no visible process" in line for line in memory_content.beside(users)) is bool(hidden)
+    finally:
+        file.unlink()
+
+
 def test_no_file_is_left_where_the_kernel_shows_no_open_files(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
