@@ -339,9 +339,10 @@ class Schedule:
                 take(planned, again)
 
     def run_one(self, planned: PlannedProbe, most_s: float = math.inf) -> Ended:
-        """Run a probe alone, with the whole budget or ``most_s`` seconds of it."""
+        """Run a probe alone, with the whole budget; or for ``most_s`` seconds, also where others hung."""
         until = min(self.until, time.monotonic() + most_s)
-        return self._reason_not_to_run(planned, until) or self._run_alone(planned, until)
+        reason = self._reason_not_to_run(planned, until) if most_s == math.inf else None
+        return reason or self._run_alone(planned, until)
 
     def _run_alone(self, planned: PlannedProbe, until: float) -> Ended:
         if reason := self._reason_to_end(planned.check.id, until):
