@@ -119,10 +119,13 @@ class Planner:
 
     @property
     def uses_device_memory(self) -> bool:
-        """Whether a requested check will allocate memory of NVIDIA's GPUs."""
-        return "cuda" in self.request.backends and any(
-            check.requires or check.needs_mpi or check.needs_allocators or check.uses_collectives
-            for check in self.checks
+        """Whether a requested check will allocate memory of NVIDIA's GPUs, or is the one that tells of it."""
+        return "cuda" in self.request.backends and (
+            surveys.DRIVERS in self.request.checks
+            or any(
+                check.requires or check.needs_mpi or check.needs_allocators or check.uses_collectives
+                for check in self.checks
+            )
         )
 
     @property
