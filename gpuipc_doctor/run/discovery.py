@@ -30,7 +30,7 @@ from gpuipc_doctor.run.hanging_gpus import HangingGpus, has_hung
 from gpuipc_doctor.run.open_drivers import OpenDrivers
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.room import RoomSurvey
-from gpuipc_doctor.run.skips import UNCHECKED, UNSAFE
+from gpuipc_doctor.run.skips import REFUSED, UNCHECKED, UNSAFE, refusal_of_peers
 from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
 from gpuipc_doctor.site import hosts
 from gpuipc_doctor.site.config import NodeGpus, SiteConfig
@@ -91,8 +91,9 @@ class Discovery:
         else:
             differences = site_expectations.check_backend_gpus(backends[0], expected, devices, os.environ)
         self._tell(*differences)
-        self._tell(*site_expectations.of_links(expected, devices, traits, os.environ))
         facts = (*facts, *self._ask_unchecked(devices, facts))
+        refusal = refusal_of_peers(facts)
+        self._tell(*site_expectations.of_links(expected, devices, traits, os.environ, refusal))
         return Found(devices, facts, site, tuple(self._hanging.left_out))
 
     def _find_job_gpus(self, job: JobGpus) -> Found:
@@ -139,7 +140,7 @@ class Discovery:
         if is_unchecked and _pairs_without_access(again):
             yield Fact("peer-access", UNSAFE, f"{UNCHECKED}=0 takes it away")
         elif not is_unchecked and again and not lacking & _pairs_without_access(again):
-            yield Fact("peer-access", "refused by the check of IOMMU and ACS", f"{UNCHECKED}=1 grants it")
+            yield Fact("peer-access", REFUSED, f"{UNCHECKED}=1 grants it")
 
     def _tell(self, *findings: Finding) -> None:
         self.surveys.tell(ON_GPUS, *findings)

@@ -23,6 +23,7 @@ from gpuipc_doctor.model import (
 )
 from gpuipc_doctor.node import fabric_devices
 from gpuipc_doctor.node.gpus import JobGpus
+from gpuipc_doctor.run.skips import PeerRefusal
 from gpuipc_doctor.site.config import ExpectedGpus, ExpectedValues, NodeGpus, NodeType, SiteConfig
 from gpuipc_doctor.supervise.start import hides_gpus
 from gpuipc_doctor.versions import Verdict
@@ -77,9 +78,18 @@ def of_gpus(
 
 
 def of_links(
-    expected: ExpectedGpus, devices: Sequence[Device], traits: Traits, environment: Mapping[str, str]
+    expected: ExpectedGpus,
+    devices: Sequence[Device],
+    traits: Traits,
+    environment: Mapping[str, str],
+    refusal: PeerRefusal | None = None,
 ) -> Iterator[Finding]:
-    """Findings on peer access and NVLinks between the GPUs of the expected model."""
+    """Findings on peer access and NVLinks between the GPUs of the expected model.
+
+    ``refusal``: by which the driver lacks peer access.
+    """
+    why = (refusal.why, *refusal.shown_by) if refusal else ()
+    remedy = f"{refusal.cure}; or correct {expected.where}" if refusal else ""
     fitting = [device for device in devices if expected.are(device.name)]
     status = expected.otherwise or Status.FAIL
     labels = {device.label for device in fitting}
@@ -90,7 +100,8 @@ def of_links(
             "no-peer-access",
             "{missing} of {pairs} pairs of GPUs have no peer access; {where} expects it between all",
             *(f"{label} to {', '.join(sorted(others))}" for label, others in lacking.items() if others),
-            remedy=f"{CHECK_LINKS}; in a container, check /dev/shm and which GPUs it was given",
+            *why,
+            remedy=remedy or f"{CHECK_LINKS}; in a container, check /dev/shm and which GPUs it was given",
             missing=sum(map(len, lacking.values())),
             pairs=len(labels) * (len(labels) - 1),
             where=expected.where,
@@ -102,7 +113,8 @@ def of_links(
                 status,
                 "no-peer-access",
                 "{devices} have peer access to fewer than {peers} GPUs, which {where} expects",
-                remedy=CHECK_LINKS,
+                *why,
+                remedy=remedy or CHECK_LINKS,
                 devices=few,
                 peers=expected.peers,
                 where=expected.where,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Check, Context
@@ -12,8 +13,9 @@ from gpuipc_doctor.model import Device, Evidence, EvidenceKind, FabricStack, Fac
 from gpuipc_doctor.site.config import Waiver
 
 UNCHECKED = "CUDA_DISABLE_IOMMU_ACS_P2P_CAPABILITY_CHECK"
+REFUSED = "refused by the check of IOMMU and ACS"
 UNSAFE = "granted only without the check of IOMMU and ACS"
-"""Value of the fact ``peer-access`` if this variable alone makes the driver grant peer access."""
+"""Values of the fact ``peer-access``: the driver would grant it with that variable, or refuse it without."""
 
 HIDDEN_PEERS = "cray-mpich-gpu-binding-hides-peers"
 """Id of the known issue of launchers that show each rank only one GPU."""
@@ -115,6 +117,28 @@ def redirection(inventory: Sequence[Fact]) -> tuple[str, str] | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class PeerRefusal:
+    """Why the driver refuses peer access, what shows that, and what would end it."""
+
+    why: str
+    shown_by: tuple[str, ...]
+    cure: str
+
+
+def refusal_of_peers(inventory: Sequence[Fact]) -> PeerRefusal | None:
+    """The driver's refusal, if asking it again without its check has shown that."""
+    refused = next((fact for fact in inventory if fact.name == "peer-access" and fact.value == REFUSED), None)
+    if refused is None:
+        return None
+    words, cure = redirection(inventory) or ("", "boot with iommu=pt and switch ACS off in the BIOS")
+    return PeerRefusal(
+        "since CUDA 13.5 the driver refuses it where the IOMMU or ACS redirects PCIe traffic",
+        (*([f"read on this node: {words}"] if words else []), f"asked again: {refused.source}"),
+        f"{cure} (in a virtual machine, on its host)",
+    )
+
+
 def no_peer_access(check: Check, probe: Probe, inventory: Sequence[Fact]) -> Finding | None:
     """The SKIP for a pair whose importer has no peer access to the exporter's memory, else None."""
     if "legacy-ipc" not in check.requires or len(probe.devices) != 2:
@@ -123,15 +147,13 @@ def no_peer_access(check: Check, probe: Probe, inventory: Sequence[Fact]) -> Fin
     if exporter.label in importer.peers:
         return None
     one, other = sorted(probe.devices, key=lambda device: device.index)
-    says, evidence, remedy = "no peer access between {from_device} and {to_device}", [], ""
-    refused = next((fact for fact in inventory if fact.name == "peer-access" and fact.value), None)
-    if refused and one.backend == "cuda":
-        says += ": since CUDA 13.5 the driver refuses it where the IOMMU or ACS redirects PCIe traffic"
-        words, cure = redirection(inventory) or ("", "boot with iommu=pt and switch ACS off in the BIOS")
-        evidence = [*([f"read on this node: {words}"] if words else []), f"asked again: {refused.source}"]
+    says = "no peer access between {from_device} and {to_device}"
+    evidence, remedy = tuple[str, ...](), ""
+    if one.backend == "cuda" and (refusal := refusal_of_peers(inventory)):
+        says, evidence = f"{says}: {refusal.why}", refusal.shown_by
         remedy = (
-            f"nothing to repair: NCCL and UCX copy through the host; for peer access, {cure} (in a virtual "
-            "machine, on its host); the variable that ends the check switches a safety off"
+            f"nothing to repair: NCCL and UCX copy through the host; for peer access, {refusal.cure}; the "
+            "variable that ends the check switches a safety off"
         )
     values = {"from_device": one.label, "to_device": other.label}
     return Finding.skip("no-peer-access", says, *evidence, remedy=remedy, **values)

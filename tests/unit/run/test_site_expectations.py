@@ -10,7 +10,7 @@ import pytest
 from gpuipc_doctor.api.equal_gpus import LINKS
 from gpuipc_doctor.model import CheckInfo, Device, Fact, Finding, Result, Status, Subject, Tier
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.run import results, site_expectations
+from gpuipc_doctor.run import results, site_expectations, skips
 from gpuipc_doctor.site import config, layers
 from gpuipc_doctor.site.config import (
     ExpectedGpus,
@@ -195,6 +195,36 @@ def test_links_between_gpus(
         *site_expectations.of_links(expected, here, traits, {}),
     ]
     assert [f"{finding.status.value} {finding.key}" for finding in said] == found
+
+
+@pytest.mark.parametrize("peers", ["all", "1"])
+@pytest.mark.parametrize(
+    ("facts", "remedy", "never"),
+    [
+        ((), "Xid errors", "iommu"),
+        ((Fact("peer-access", skips.REFUSED, "asked"),), "iommu=pt and switch ACS off", "Xid"),
+        (
+            (Fact("peer-access", skips.REFUSED, "asked"), Fact("iommu", "translating", "")),
+            "boot with iommu=pt (",
+            "ACS",
+        ),
+        ((Fact("peer-access", skips.UNSAFE, "asked"),), "Xid errors", "iommu"),
+        (
+            (Fact("iommu", "translating", ""),),
+            "Xid errors",
+            "iommu",
+        ),  # it was not asked, or did not change the answer
+    ],
+)
+def test_peer_access_that_the_driver_refuses_is_no_broken_link(
+    tmp_path: Path, peers: str, facts: tuple[Fact, ...], remedy: str, never: str
+) -> None:
+    expected = read(tmp_path, f"gpus: {{peers: {peers}, else: fail}}").node.gpus
+    here = [Device("cuda", n, f"GPU-{n}", "", H100, 0) for n in range(2)]
+    (finding,) = site_expectations.of_links(expected, here, {}, {}, skips.refusal_of_peers(facts))
+    assert (finding.status.value, finding.key) == ("FAIL", "no-peer-access")
+    assert remedy in finding.remedy
+    assert never not in finding.remedy
 
 
 def test_required_check_that_was_not_tested_is_an_error(tmp_path: Path) -> None:
