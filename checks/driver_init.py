@@ -1,7 +1,8 @@
 """Initialise each driver and list its devices: the first calls of every GPU program, which can hang.
 
 Four or more equal GPUs are compared: one that differs from all others is a finding without any site config.
-So is a GPU that no longer answers on the PCI bus.
+So is a GPU that no longer answers on the PCI bus, and one without free memory: other processes hold it
+(`no-room`), or the driver lost it (`memory-lost`). Such a GPU is not tested.
 """
 
 from __future__ import annotations

@@ -47,7 +47,11 @@ class Nvidia:
         name, pci = nvml.name(device), nvml.pci(device)
         total, used = self._memory(device)
         held = nvml.processes(device)
-        processes = None if held is None else tuple(_of_each([*held, *nvml.drawing_processes(device)], total))
+        processes = (
+            None
+            if held is None
+            else tuple(_of_each([*held, *(nvml.processes(device, "Graphics") or ())], total))
+        )
         busy, watts = nvml.load(device) if self._loads else (None, None)
         return GpuUse(f"cuda:{index}", pci, name, used, total, processes, busy=busy, watts=watts)
 

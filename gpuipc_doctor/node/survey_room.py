@@ -81,7 +81,7 @@ def _room(w: Worker, nvml: Nvml, device: Any) -> Iterator[Room]:
     if listed is None:
         yield Room(pci, memory.total, memory.free, hidden="NVML does not list them for this GPU")
         return
-    held: dict[int, int | None] = {**dict(nvml.drawing_processes(device)), **dict(listed)}
+    held: dict[int, int | None] = {**dict(nvml.processes(device, "Graphics") or ()), **dict(listed)}
     with w.armed("read /proc"):
         holders = tuple(holder_of(root, pid, nbytes, told["names"]) for pid, nbytes in held.items())
     hidden = "" if told["sees_all"] else rights.hiding()

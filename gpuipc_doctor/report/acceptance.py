@@ -69,7 +69,7 @@ def reason(report: Report) -> str:
     worst = report.worst()
     if worst in (Status.FAIL, Status.ERROR):
         found = [paragraph for paragraph in merged_results.paragraphs(report) if paragraph.status is worst]
-        told = next((paragraph for paragraph in found if paragraph.joins), found[0])
+        told = next((each for each in found if each.joins or each.finding.key == "no-room"), found[0])
         where = f" on {told.where}" if told.where else ""
         known = f" (known issue {told.joins[0].issue})" if told.joins else ""
         more = f"; {counted(len(found) - 1, 'more finding')}" if len(found) > 1 else ""

@@ -108,32 +108,17 @@ class Nvml:
             return GpuMemory(memory.total, memory.used, memory.free, has_reservation=True)
         return GpuMemory(memory.total, memory.used, memory.free)
 
-    def processes(self, device: Any) -> list[tuple[int, int | None]] | None:
+    def processes(self, device: Any, kind: str = "Compute") -> list[tuple[int, int | None]] | None:
         """Processes with a context on the GPU → their bytes; None if this driver does not list them.
-
-        A process is listed once for each MIG instance. If listed twice for one, the larger figure counts.
-        """
-        for function in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2"):
+        ``kind``: ``Graphics`` for those that draw, such as an X server."""
+        for version in ("", "_v2"):
             try:
-                found = self.call(function, device)
+                found = self.call(f"nvmlDeviceGet{kind}RunningProcesses{version}", device)
+                return [(process.pid, process.usedGpuMemory) for process in found]
             except DriverError as error:
                 if error.fault.code != _FUNCTION_NOT_FOUND:
                     return None
-                continue
-            once: dict[tuple[int, ...], int | None] = {}
-            for process in found:
-                key = process.pid, *(getattr(process, name, 0) for name in _INSTANCE)
-                figures = [once.get(key), process.usedGpuMemory]
-                once[key] = max((each for each in figures if each is not None), default=None)
-            return [(pid, used) for (pid, *_), used in once.items()]
         return None
-
-    def drawing_processes(self, device: Any) -> list[tuple[int, int | None]]:
-        """Processes that draw with the GPU, such as an X server, → their bytes."""
-        with suppress(DriverError):
-            found = self.call("nvmlDeviceGetGraphicsRunningProcesses", device)
-            return [(process.pid, process.usedGpuMemory) for process in found]
-        return []
 
     def load(self, device: Any) -> tuple[int | None, float | None]:
         """Utilisation in percent and power in watts; None for what the GPU does not report."""

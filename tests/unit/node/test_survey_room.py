@@ -43,8 +43,9 @@ def look(
     nvml: Any = SimpleNamespace(
         memory=lambda _: GpuMemory(TOTAL, used, 50 * MIB, has_reservation),
         pci=lambda _: "0000:11:00.0",
-        processes=lambda _: None if held is None else list(held.items()),
-        drawing_processes=lambda _: list((drawing or {}).items()),
+        processes=lambda _, kind="Compute": (
+            None if held is None else list((held if kind == "Compute" else drawing or {}).items())
+        ),
     )
     params = {"root": str(root), "names": False, "sees_all": sees_all}
     w: Any = SimpleNamespace(params={"rooms": params}, armed=lambda _: contextlib.nullcontext())
