@@ -110,14 +110,23 @@ class Nvml:
 
     def processes(self, device: Any, kind: str = "Compute") -> list[tuple[int, int | None]] | None:
         """Processes with a context on the GPU → their bytes; None if this driver does not list them.
-        ``kind``: ``Graphics`` for those that draw, such as an X server."""
+        ``kind``: ``Graphics`` for those that draw, such as an X server.
+
+        A process is listed once for each MIG instance. If listed twice for one, the larger figure counts.
+        """
         for version in ("", "_v2"):
             try:
                 found = self.call(f"nvmlDeviceGet{kind}RunningProcesses{version}", device)
-                return [(process.pid, process.usedGpuMemory) for process in found]
             except DriverError as error:
                 if error.fault.code != _FUNCTION_NOT_FOUND:
                     return None
+                continue
+            once: dict[tuple[int, ...], int | None] = {}
+            for process in found:
+                key = process.pid, *(getattr(process, name, 0) for name in _INSTANCE)
+                figures = [once.get(key), process.usedGpuMemory]
+                once[key] = max((each for each in figures if each is not None), default=None)
+            return [(pid, used) for (pid, *_), used in once.items()]
         return None
 
     def load(self, device: Any) -> tuple[int | None, float | None]:
