@@ -140,8 +140,17 @@ def _same_nodes(reports: Mapping[str, NodeReport]) -> Iterator[tuple[str, str]]:
 
 
 def _summary(path: str, node: str) -> NodeReport:
-    """Parse a summary file. Raises `BadSummary`, `OSError`."""
-    found = loads(_bytes(path))
+    """Parse a summary file of a plausible size. Raises `BadSummary`, `OSError`."""
+    unpacking = zlib.decompressobj(GZIP)
+    try:
+        data = unpacking.decompress(reading.sample(path, MAX_SUMMARY + 1), MAX_SUMMARY + 1)
+    except zlib.error as error:
+        raise BadSummary(f"cannot be decompressed: {error}") from None
+    if len(data) > MAX_SUMMARY:
+        raise BadSummary(f"is longer than {MAX_SUMMARY >> 10} KiB")
+    if not unpacking.eof:
+        raise BadSummary(f"was cut after {len(data)} bytes")
+    found = loads(data)
     if found.node != node:
         raise BadSummary(f"is the report of another node, {found.node[:80]}")
     return found
@@ -151,24 +160,6 @@ def _full(path: Path, node: str) -> NodeReport:
     """The summary of a full report, as written by `check --output`. Raises `Unreadable`, `BadDocument`."""
     report = report_json.loads(reading.read(path, MAX_FULL).decode(errors="replace"))
     return of(report, node, exits.code(report))
-
-
-def _bytes(path: str) -> bytes:
-    """Contents of a regular file of a plausible size."""
-    data = reading.sample(path, MAX_SUMMARY + 1)
-    is_whole = True
-    if path.endswith(SUMMARY):
-        unpacking = zlib.decompressobj(GZIP)
-        try:
-            data = unpacking.decompress(data, MAX_SUMMARY + 1)
-        except zlib.error as error:
-            raise BadSummary(f"cannot be decompressed: {error}") from None
-        is_whole = unpacking.eof
-    if len(data) > MAX_SUMMARY:
-        raise BadSummary(f"is longer than {MAX_SUMMARY >> 10} KiB")
-    if not is_whole:
-        raise BadSummary(f"was cut after {len(data)} bytes")
-    return data
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +12,9 @@ from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.node import libraries
+from gpuipc_doctor.node.collective_libraries import wheel_version
 from gpuipc_doctor.node.libraries import Libraries, Library
+from gpuipc_doctor.stacks import rights
 
 
 class _Loaded(Libraries):
@@ -41,7 +42,7 @@ def facts(paths: tuple[str, ...], root: str = "/") -> tuple[Fact, ...]:
 
 def versions(process: Process) -> dict[str, str]:
     """Component → version. A container's files are read in the process's own root."""
-    namespaces = [_namespace(pid) for pid in (str(process.pid), "self")]
+    namespaces = [rights.namespace(pid, "mnt") for pid in (process.pid, os.getpid())]
     root = "/" if namespaces[0] in ("", namespaces[1]) else f"/proc/{process.pid}/root"
     found = {fact.name: fact.value for fact in facts(process.libraries, root) if fact.value}
     if "nccl" not in found and (version := _nccl_of_wheel(process.libraries, root)):
@@ -57,12 +58,5 @@ def _nccl_of_wheel(paths: tuple[str, ...], root: str) -> str:
     """The version of NCCL that PyTorch's wheels bring, whose file is libnccl.so.2: that of its metadata."""
     for path in paths:
         if found := _WHEEL.match(path):
-            for info in Path(root + found[1]).glob("nvidia_nccl_cu*-*.dist-info"):
-                return info.name.removesuffix(".dist-info").rpartition("-")[2]
-    return ""
-
-
-def _namespace(pid: str) -> str:
-    with suppress(OSError):
-        return os.readlink(f"/proc/{pid}/ns/mnt")  # noqa: PTH115 - it is no path
+            return wheel_version(Tree(Path(root)), found[1])
     return ""

@@ -61,7 +61,7 @@ def _candidates(
         for pattern in _IN_WHEELS[backend]:
             for directory in dict.fromkeys(path for path in sys.path if path.startswith("/")):
                 for file in tree.glob(f"{directory}/{pattern}"):
-                    yield _library(tree, backend, file, "PyTorch's wheel", _of_wheel(tree, directory))
+                    yield _library(tree, backend, file, "PyTorch's wheel", wheel_version(tree, directory))
         for pattern in _IN_SDKS[backend]:
             for file in sorted(tree.glob(pattern), key=_numbers, reverse=True):
                 yield _library(tree, backend, file, "ROCm" if backend == "hip" else "NVIDIA HPC SDK")
@@ -80,7 +80,7 @@ def _version_in(name: str) -> str:
     return stated[1] if stated else ""
 
 
-def _of_wheel(tree: Tree, directory: str) -> str:
+def wheel_version(tree: Tree, directory: str) -> str:
     """The version of the wheel ``nvidia-nccl-cu12`` or ``-cu13``, if exactly one is installed."""
     names = [name.rpartition("/")[2] for name in tree.glob(f"{directory}/nvidia_nccl_cu*.dist-info")]
     versions = {name.removesuffix(".dist-info").rpartition("-")[2] for name in names}

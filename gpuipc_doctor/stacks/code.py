@@ -80,36 +80,36 @@ class Code:
 
     def called(self, address: int) -> str:
         """The imported function that is called just before this address; empty if unknown."""
-        segment = self._segment(address)
-        return _called(self._image(segment), address - segment.begin + segment.offset) if segment else ""
+        return _called(*self._place(address))
 
     def returns_to_mpi(self, address: int) -> bool:
         """Whether an address follows a call instruction in MPI's library."""
         for segment in self._mpi:
             if segment.begin <= address < segment.end:
-                image = self._image(segment)
-                return image is not None and image.is_after_call(address - segment.begin + segment.offset)
+                return self.is_return(address)
         return False
 
     def is_return(self, address: int) -> bool:
         """Whether an address follows a call instruction in any file."""
-        segment = self._segment(address)
-        image = self._image(segment) if segment else None
-        return bool(segment and image and image.is_after_call(address - segment.begin + segment.offset))
+        image, offset = self._place(address)
+        return image is not None and image.is_after_call(offset)
 
     def saved_registers(self, address: int) -> int:
         """Number of registers that the function at an address saves on the stack first."""
-        segment = self._segment(address)
-        image = self._image(segment) if segment else None
-        return image.saved_registers(address - segment.begin + segment.offset) if segment and image else 0
+        image, offset = self._place(address)
+        return image.saved_registers(offset) if image else 0
 
     def file(self, address: int) -> str:
         """Name of the mapped file at an address; empty if the address is not in code."""
         segment = self._segment(address)
         return Path(segment.file).name if segment else ""
 
-    def _image(self, segment: Mapping) -> _Image | None:
-        return _image(segment.file, segment, self._pid)
+    def _place(self, address: int) -> tuple[_Image | None, int]:
+        """The file at an address, and the offset in it."""
+        segment = self._segment(address)
+        if segment is None:
+            return None, 0
+        return _image(segment.file, segment, self._pid), address - segment.begin + segment.offset
 
     def _segment(self, address: int) -> Mapping | None:
         place = bisect_right(self._segments, address, key=lambda segment: segment.begin) - 1
@@ -119,14 +119,10 @@ class Code:
     def _frame(self, address: int, *, returns: bool) -> str:
         """A frame as ``function (file)``; ``[file]`` if the function has no name; empty if the address is no
         code."""
-        segment = self._segment(address)
-        if segment is None:
-            return ""
-        image = self._image(segment)
-        offset = address - segment.begin + segment.offset
+        image, offset = self._place(address)
         if image is None or (returns and not image.is_after_call(offset)):
             return ""
-        name, function = Path(segment.file).name, image.function(offset - 1 if returns else offset)
+        name, function = self.file(address), image.function(offset - 1 if returns else offset)
         return f"{function} ({name})" if function else f"[{name}]"
 
 

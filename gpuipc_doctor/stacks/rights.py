@@ -19,7 +19,7 @@ def reason(pid: int) -> str:
     try:
         owner = (PROC / str(pid)).stat().st_uid
         real = _real_uid(pid)
-        same_users = _namespace(pid, "user") in ("", _namespace(os.getpid(), "user"))
+        same_users = namespace(pid, "user") in ("", namespace(os.getpid(), "user"))
     except OSError:
         return "the process has ended"
     if real not in (os.geteuid(), None) and os.geteuid() != 0:
@@ -44,7 +44,7 @@ def hiding(unread: int = 0) -> str:
 
     ``unread``: how many of the listed processes cannot be read.
     """
-    if _namespace(os.getpid(), "pid") not in ("", _FIRST_PIDS):
+    if namespace(os.getpid(), "pid") not in ("", _FIRST_PIDS):
         return (
             "this is a pid namespace of its own (a container), which hides the node's; run this on the node"
         )
@@ -60,7 +60,7 @@ def _real_uid(pid: int) -> int | None:
     return int(found[1]) if found else None
 
 
-def _namespace(pid: int, kind: str) -> str:
+def namespace(pid: int, kind: str) -> str:
     with suppress(OSError):
         return os.readlink(f"/proc/{pid}/ns/{kind}")  # noqa: PTH115 - it is no path
     return ""

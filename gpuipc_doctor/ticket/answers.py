@@ -221,16 +221,6 @@ def other_reports(subject: Subject) -> Iterator[Block]:
         yield Lines(tuple(lines))
 
 
-def other_node(subject: Subject) -> Iterator[Block]:
-    if len({report.host for report in subject.reports}) > 1:
-        yield from other_reports(subject)
-
-
-def other_module(subject: Subject) -> Iterator[Block]:
-    if len({_module(report) for report in subject.reports} - {None}) > 1:
-        yield from other_reports(subject)
-
-
 def _module(report: Report) -> str | None:
     """Which of NVIDIA's kernel modules the report's node had."""
     return next((fact.value for fact in report.inventory if fact.name == "nvidia-module"), None)
@@ -240,8 +230,12 @@ ANSWERS: Mapping[str, Answer] = {
     "fails": fails,
     "gpus": gpus,
     "incidence": incidence,
-    "other-module": other_module,
-    "other-node": other_node,
+    "other-module": lambda subject: (
+        other_reports(subject) if len({_module(each) for each in subject.reports} - {None}) > 1 else ()
+    ),
+    "other-node": lambda subject: (
+        other_reports(subject) if len({each.host for each in subject.reports}) > 1 else ()
+    ),
     "program": program,
     "worked": worked,
 }

@@ -166,7 +166,7 @@ def test_code_is_read_from_what_is_mapped(tmp_path: Path) -> None:
         library.write_text("no ELF file")
         found = code.Code(process.pid)
         (segment,) = (each for each in found._segments if each.file == str(library))
-        image = found._image(segment)
+        image, _ = found._place(segment.begin)
         process.communicate()
     assert image is not None
 

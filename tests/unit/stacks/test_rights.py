@@ -51,7 +51,7 @@ def test_yama_is_named_if_it_forbids_reading(
 
 
 def test_process_in_a_container_is_reported_as_such(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rights, "_namespace", lambda pid, kind: f"user:[{pid}]")
+    monkeypatch.setattr(rights, "namespace", lambda pid, kind: f"user:[{pid}]")
     assert "container" in rights.reason(pid)
 
 
