@@ -119,6 +119,11 @@ def judged(*reports: NodeReport) -> list[tuple[str, list[str], list[str]]]:
     ]
 
 
+def test_gpus_that_differ() -> None:
+    fleet = fold.fold([named(HEALTHY, f"n{n}", devices={"GH200": n}) for n in (1, 2, 2)])
+    assert "DRIFT GPUs: 1 × GH200 on n1; 2 × GH200 on the other 2" in fleet_content.screen(fleet)
+
+
 def test_finding_has_its_known_issue_once_and_a_remedy() -> None:
     head = "Known issue nvidia-ipc-reopen CONFIRMED"
     assert judged(named(BAD, "n1"), named(BAD, "n2")) == [
