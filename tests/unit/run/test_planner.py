@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from datetime import date
@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor import surveys
-from gpuipc_doctor.api import Check, Context, Finding, Probe, loader
+from gpuipc_doctor.api import Context, Finding, Probe, loader
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.model import Device, Fact, Launch, MemoryShare, MpiStack, Status, Tier
+from gpuipc_doctor.model import Device, Fact, Launch, MpiStack, Status, Tier
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.planner import Plan, Planner, sharing
 from gpuipc_doctor.run.request import AmbiguousName, Request, UnknownName
@@ -66,14 +66,6 @@ class Own(Check):
 def role(w): ...
 CHECK = Own()
 """
-
-
-def test_all_checks_of_a_tier_without_the_discovery() -> None:
-    chosen = Planner(Request(tier=Tier.PROLOG), SiteConfig()).selected
-    assert {item.check.id for item in chosen if isinstance(item, LoadedCheck)} == {
-        "ipc-reopen",
-        "known-versions",
-    }
 
 
 def test_unknown_check_suggests_the_nearest_name() -> None:
@@ -214,14 +206,6 @@ def test_file_that_does_not_load_is_an_error(tmp_path: Path, text: str, says: st
     assert says in sentences.summary(result.finding)
 
 
-def test_disabled_check_is_a_skip_with_the_config_line() -> None:
-    [item] = Planner(Request(checks=("ipc-reopen",)), SiteConfig()).selected
-    config = SiteConfig(disabled={"ipc-reopen": Waiver("ticket 4711", "site.yaml:12")})
-    [result] = plan_probes(item, config=config).concluded
-    assert result.finding.key == "disabled"
-    assert sentences.summary(result.finding) == "disabled at site.yaml:12: ticket 4711"
-
-
 def test_check_runs_after_the_last_day_of_its_disabling_and_says_so() -> None:
     (item,) = Planner(Request(checks=("ipc-reopen",)), SiteConfig()).selected
 
@@ -354,19 +338,6 @@ def test_only_requested_built_in_checks_are_imported(tmp_path: Path) -> None:
         "ipc-reopen",
         "gpuipc_doctor.checks.ipc_reopen gpuipc_doctor.checks.driver_init",
     ]
-
-
-def test_site_config_reaches_the_check(tmp_path: Path) -> None:
-    class Curious(Check):
-        id = "curious"
-        title = "curious"
-
-        def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
-            yield Finding.ok("told", f"{ctx.options}, {ctx.memory.of(100)} B")
-
-    config = SiteConfig(options={"curious": {"x": 1}}, memory=MemoryShare(fraction=0.5))
-    layout = plan_probes(LoadedCheck(Curious(), Path(__file__)), config=config)
-    assert sentences.summary(layout.concluded[0].finding) == "{'x': 1}, 50 B"
 
 
 CONTROL = OWN_CHECK.replace("import Check,", "import Check, Control,").replace(

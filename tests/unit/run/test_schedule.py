@@ -146,26 +146,10 @@ class Still:
     def after(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None: ...
 
 
-def test_pairs_without_a_common_device_run_at_the_same_time() -> None:
-    ring = [gpu(number) for number in range(4)]
-    pairs = [
-        planned(f"{a}{b}", ring[a], ring[b], exclusive=True) for a, b in ((0, 1), (1, 2), (2, 3), (3, 0))
-    ]
-    shares = planned("shares", ring[0])
-    assert startable([*pairs, shares], [], jobs=4) == ["01", "23"]
-    assert startable([pairs[1], pairs[3], shares], [pairs[0]], jobs=4) == []
-
-
 def test_sharing_probes_start_together_but_not_with_an_exclusive_one() -> None:
     running = [planned("alone", FIRST, exclusive=True)]
     waiting = [planned("a", FIRST), planned("b", SECOND), planned("c", SECOND), planned("d", SECOND)]
     assert startable(waiting, running, jobs=3) == ["b", "c"]
-
-
-def test_waiting_pair_does_not_block_its_other_device() -> None:
-    running = [planned("alone", FIRST, exclusive=True)]
-    waiting = [planned("pair", FIRST, SECOND), planned("shares", SECOND)]
-    assert startable(waiting, running, jobs=4) == ["shares"]
 
 
 def test_waiting_exclusive_probe_runs_before_later_ones() -> None:

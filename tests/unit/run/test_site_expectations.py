@@ -11,7 +11,7 @@ from gpuipc_doctor.api.equal_gpus import LINKS
 from gpuipc_doctor.model import CheckInfo, Device, Fact, Finding, Result, Status, Subject, Tier
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import results, site_expectations, skips
-from gpuipc_doctor.site import config, layers
+from gpuipc_doctor.site import config
 from gpuipc_doctor.site.config import (
     ExpectedGpus,
     ExpectedVersion,
@@ -250,19 +250,6 @@ def test_required_subject_that_no_check_tested_is_an_error(tmp_path: Path) -> No
     assert sentences.summary(missing[1].finding).startswith("not tested, but ")
 
 
-def test_shipped_example_rejects_what_it_says(tmp_path: Path) -> None:
-    """Eight H200, 580.x and NVLink; the file is copied, because the source may not be owned by root."""
-    site = read(tmp_path, (layers.shipped() / "example-eight-h200.yaml").read_text())
-    driver = site.versions["nvidia-driver"]
-    assert [driver.range.judge(version).name for version in ("580.65.06", "575.1", "590.1")] == [
-        "BAD",  # in the range, which holds the accepted versions
-        "FINE",
-        "FINE",
-    ]
-    assert {driver.otherwise, site.node.gpus.otherwise} == {Status.FAIL}
-    assert (site.node.gpus.count, site.node.gpus.peers, site.node.gpus.nvlinks) == (8, None, 18)
-
-
 # -- types of nodes -------------------------------------------------------------------------------------
 
 SITE = SiteConfig(
@@ -362,25 +349,6 @@ def of_types(**kinds: ExpectedGpus) -> SiteConfig:
     return SiteConfig(
         node_types=tuple(NodeType(name, (), NodeConfig(gpus=kind)) for name, kind in kinds.items())
     )
-
-
-@pytest.mark.parametrize(
-    ("kinds", "here", "says"),
-    [
-        ({"any": ("A100", 0), "eight": ("A100", 8)}, 8, []),
-        ({"any": ("A100", 0), "eight": ("A100", 8)}, 7, ["any, or eight with 1 missing"]),
-        ({"any": ("A100", 0)}, 3, []),
-        ({"four": ("", 4), "eight": ("", 8)}, 7, ["found 7 × GPU; x.yaml:1 expects 8"]),
-        ({"small": ("A100", 4), "large": ("A100", 4)}, 4, ["small, or large"]),
-    ],
-)
-def test_types_without_a_count_without_a_model_and_of_one_kind(
-    kinds: dict[str, tuple[str, int]], here: int, says: list[str]
-) -> None:
-    site = of_types(**{name: ExpectedGpus(*kind, "x.yaml:1") for name, kind in kinds.items()})
-    found = judged([A100] * here, types=site)
-    assert len(found) == len(says)
-    assert all(one.endswith(said) for one, said in zip(found, says, strict=True))
 
 
 def test_node_without_gpus_has_a_type_without_unless_slurm_lists_some() -> None:

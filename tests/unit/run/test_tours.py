@@ -22,7 +22,7 @@ from gpuipc_doctor.run import check_files, conclusions
 from gpuipc_doctor.run.conclusions import Doubt, Ended, NotRun
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.results import ResultLog
-from gpuipc_doctor.run.schedule import Schedule, _priority
+from gpuipc_doctor.run.schedule import Schedule
 from gpuipc_doctor.run.tours import Tour, Tours, can_share
 from gpuipc_doctor.supervise.launched_tour import NotTogether
 from tests.checks.judging import gpu
@@ -81,12 +81,6 @@ def test_probe_that_needs_processes_of_its_own_runs_alone(needs: dict[str, Any])
     assert not can_share(planned(GPUS[0], **needs))
 
 
-def test_checks_of_a_site_probes_of_the_node_and_follow_ups_run_alone() -> None:
-    assert not can_share(replace(planned(GPUS[0]), file=Path("/etc/site/ipc_stale.py")))
-    assert not can_share(planned())
-    assert not can_share(replace(planned(GPUS[0]), follows=1))
-
-
 def test_probes_with_other_roles_queues_environment_or_vendor_do_not_share() -> None:
     other = replace(GPUS[0], backend="hip")
     probes = [
@@ -102,14 +96,6 @@ def test_probes_with_other_roles_queues_environment_or_vendor_do_not_share() -> 
     assert subjects(items) == [["cuda:0", "cuda:1"], *[["cuda:0"]] * 4, ["hip:0"]]
 
 
-def test_first_device_rotates_with_the_seed_and_checks_keep_their_order() -> None:
-    probes = [planned(device, check=check) for check in (Other(), Reads()) for device in GPUS[:3]]
-    orders = [subjects(Tours(seed=seed).plan(probes, 1))[0] for seed in range(3)]
-    assert [order[0] for order in orders] == ["cuda:0", "cuda:2", "cuda:1"]
-    (tour,) = Tours(seed=1).plan(probes, 1)
-    assert [each.check.id for each in tour.visits] == ["other"] * 3 + ["reads"] * 3
-
-
 def test_pairs_of_ranks_share_a_launch_within_a_check() -> None:
     def ranks(*devices: Device, check: Check | None = None) -> PlannedProbe:
         roles = {"rank 0": role, "rank 1": role}
@@ -122,14 +108,6 @@ def test_pairs_of_ranks_share_a_launch_within_a_check() -> None:
     assert together[0] == "cuda:1"
     assert ">" in alone[0]  # a pair of two devices, as two ranks alone have them
     assert len(Tours().plan([ranks(GPUS[0]), ranks(GPUS[1])], 4)) == 2  # too few to pay
-
-
-def test_large_group_is_divided_by_the_exporters_device() -> None:
-    probes = [planned(a, b) for a, b in itertools.permutations(GPUS, 2)]
-    shares = subjects(Tours().plan(probes, 2))
-    assert [len(share) for share in shares] == [6, 6]
-    assert not {label[:6] for label in shares[0]} & {label[:6] for label in shares[1]}
-    assert len(Tours(most=1).plan(probes, 2)) == 1
 
 
 def test_pairs_of_two_devices_are_divided_although_one_device_exports() -> None:
@@ -182,18 +160,6 @@ def test_visits_with_one_array_library_follow_each_other(exclusive: bool) -> Non
     assert list(map(initialisations, items)) == ([3, 2] if exclusive else [2, 2, 2])
 
 
-def test_visits_at_which_processes_end_come_last() -> None:
-    for exclusive in (True, False):
-        probes = [
-            planned(device, exclusive=exclusive, ends=frozenset(ends))
-            for ends in (["importer"], [])
-            for device in GPUS
-        ]
-        for tour in Tours().plan(probes, 2):
-            ends = [bool(visit.probe.ends) for visit in tour.visits]
-            assert ends == sorted(ends)
-
-
 def all_checks(count: int) -> list[PlannedProbe]:
     """The plan of all checks for a healthy node with CuPy and PyTorch, without surveys, MPI and NCCL."""
     checks = [
@@ -221,18 +187,6 @@ def all_checks(count: int) -> list[PlannedProbe]:
 def test_initialisations_of_all_checks(count: int, most: int) -> None:
     """Without the 12 processes of ipc-histories. Alone, the probes need 71, 140, 356 and 816."""
     assert sum(map(initialisations, Tours().plan(all_checks(count), 4))) <= most
-
-
-def test_what_most_applications_use_is_known_first() -> None:
-    first = sorted(Tours().plan(all_checks(8), 4), key=_priority)[:4]
-    for tour in first:
-        checks = list(dict.fromkeys(visit.check.id for visit in tour.visits))
-        assert checks[:4] == ["ipc-reopen", "ipc-handles", "ipc-kernels", "ipc-peer"]
-    subjects_of_peer = {
-        visit.probe.subject for tour in first for visit in tour.visits if visit.check.id == "ipc-peer"
-    }
-    assert len(subjects_of_peer) == 56
-    assert sum(len(tour.probe.roles) for tour in first) == 8
 
 
 def initialisations(tour: Tour) -> int:
@@ -541,7 +495,6 @@ def outcome_of(probe: Probe, how: str) -> ProbeOutcome:
 
 
 TOGETHER = [device.label for device in GPUS]
-FAILS = dict.fromkeys(TOGETHER, Status.FAIL)
 PASSES = dict.fromkeys(TOGETHER, Status.PASS)
 
 
@@ -560,13 +513,6 @@ def test_start_that_fails_in_company_only_is_repeated_there(again: str, status: 
     assert start(ends) == dict.fromkeys(TOGETHER, status)
 
 
-def test_start_of_which_nothing_more_is_known_stands() -> None:
-    """It was a PASS without these GPUs."""
-    assert start(lambda seen, ran: "cut" if ran else "no start") == FAILS
-    found = start(lambda seen, ran: "no start" if not ran else "cut" if seen == ["cuda:3"] else "right")
-    assert found["cuda:3"] is Status.FAIL
-
-
 def test_start_that_the_budget_cut_is_no_failure() -> None:
     assert start(lambda seen, ran: "cut") == dict.fromkeys(TOGETHER, Status.ERROR)
 
@@ -579,18 +525,6 @@ def test_gpu_that_waited_behind_another_is_cleared() -> None:
         return "no start" if "cuda:0" in seen or ("cuda:1" in seen and not is_free) else "right"
 
     assert start(ends) == {**PASSES, "cuda:0": Status.FAIL}
-
-
-def test_pairs_start_after_the_gpus_of_which_one_is_bad() -> None:
-    probes = [planned(device) for device in GPUS[:3]] + [planned(*GPUS[:2]), planned(*GPUS[1:3])]
-    found = start(lambda seen, _: "no start" if any("cuda:2" in each for each in seen) else "right", probes)
-    assert found == {
-        "cuda:0": Status.PASS,
-        "cuda:1": Status.PASS,
-        "cuda:2": Status.FAIL,
-        "cuda:0 > cuda:1": Status.PASS,
-        "cuda:1 > cuda:2": Status.SKIP,  # cuInit already hung twice on cuda:2
-    }
 
 
 def test_hang_is_not_lost_when_its_repetition_is_stopped() -> None:

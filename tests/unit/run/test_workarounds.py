@@ -36,8 +36,6 @@ from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.site.config import SiteConfig
-from gpuipc_doctor.versions import Range
-from tests.sample_reports import gpus
 
 
 class Leaky(Check):
@@ -180,15 +178,6 @@ def test_no_workaround_is_tried_on_a_follow_up() -> None:
     assert stage.tried == [("node", "1")]
 
 
-def test_each_kind_of_failure_is_tried_once_with_the_likeliest_cure_first() -> None:
-    stage = Stage({"1": outcome(leaks=True), "2": outcome(leaks=False)})
-    log = failed(*gpus(2))
-    other = PlannedProbe(9, Leaky(), Path(__file__), Probe("other", {}, launch=LAUNCH))
-    log.keep(other, outcome(leaks=True), [Finding.fail("hung", "hung")])
-    after(log, stage, Workaround({"X": "1"}, ""), Workaround({"X": "2"}, ""))
-    assert stage.tried == [("cuda:0", "1"), ("node", "1"), ("cuda:0", "2"), ("node", "2")]
-
-
 def issue(*workarounds: Remedy) -> KnownIssue:
     return KnownIssue("x", "x", "mpich", "leak", "open", "it leaks", (), workarounds=workarounds)
 
@@ -215,13 +204,6 @@ def test_workarounds_of_an_issue_that_another_finding_of_the_probe_shows_are_not
     assert [of(failure) for failure in workarounds.worth_trying(log)] == [[]]
 
 
-def test_workarounds_of_a_confirmed_issue_come_first_without_duplicates() -> None:
-    known = issue(Remedy("a", {"A": "1"}, cost="dear"), Remedy("downgrade"))
-    built_in = Workaround({"B": "1"}, ""), Workaround({"A": "1"}, "cheap")
-    assert tried(known, Relation.UNKNOWN, *built_in) == [({"A": "1"}, "dear"), ({"B": "1"}, "")]
-    assert tried(known, Relation.LATENT, *built_in) == [({"B": "1"}, ""), ({"A": "1"}, "cheap")]
-
-
 def test_without_ranks_only_settings_of_the_driver_are_tried() -> None:
     """NCCL's settings do nothing in a process without NCCL, so "does not help" would be wrong."""
     known = issue(
@@ -232,12 +214,6 @@ def test_without_ranks_only_settings_of_the_driver_are_tried() -> None:
     built_in = Workaround({"HIP_X": "1"}, "")
     offered = tried(known, Relation.CONFIRMED, built_in, launch=None)
     assert offered == [({"HSA_ENABLE_IPC_MODE_LEGACY": "1"}, "")]
-
-
-def test_only_workarounds_for_the_version_are_tried() -> None:
-    number = Remedy("a", {"A": "0"}, Range("mpich", "3.4", fixed="4.2.0"))
-    word = Remedy("a", {"A": "disabled"}, Range("mpich", "4.2.0"))
-    assert tried(issue(number, word), Relation.CONFIRMED) == [({"A": "disabled"}, "")]
 
 
 @pytest.mark.parametrize(("made", "offered"), [("MPI_Init_thread", ["IPC"]), ("dlopen libmpi", [])])

@@ -100,15 +100,6 @@ def test_simultaneous_builds_agree_leave_nothing_and_are_reused(
     assert build() == built[0]
 
 
-def test_another_compiler_makes_another_build(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[list[str]] = []
-    monkeypatch.setattr(build_module, "_compile", lambda compiler, _: compiled.append(compiler))
-    first = build()
-    monkeypatch.setenv("CC", "cc -O1")
-    assert build() != first
-    assert compiled == [["cc"], ["cc", "-O1"]]
-
-
 def test_no_compiler_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(SimulatorUnavailable, match=r"^no C compiler \(no-such-compiler\).*set CC$"):
