@@ -81,7 +81,8 @@ def _room(w: Worker, nvml: Nvml, device: Any) -> Iterator[Room]:
     if listed is None:
         yield Room(pci, memory.total, memory.free, hidden="NVML does not list them for this GPU")
         return
-    held: dict[int, int | None] = {**dict(nvml.processes(device, "Graphics") or ()), **dict(listed)}
+    figures = (*(nvml.processes(device, "Graphics") or ()), *listed)
+    held = {pid: None if (nbytes or 0) > memory.total else nbytes for pid, nbytes in figures}
     with w.armed("read /proc"):
         holders = tuple(holder_of(root, pid, nbytes, told["names"]) for pid, nbytes in held.items())
     hidden = "" if told["sees_all"] else rights.hiding()

@@ -144,5 +144,6 @@ def without_probes(plan: Plan) -> Plan:
 def _evidence(holder: Holder) -> Evidence:
     about = ", ".join(holder.about)
     values: dict[str, Json] = {"pid": holder.pid, "name": holder.name, "held": holder.held, "about": about}
-    says = "process {pid}{name:aside} holds {held:mib}: {about}"
+    share = "an unknown part" if holder.held is None else "{held:mib}"
+    says = f"process {{pid}}{{name:aside}} holds {share}: {{about}}"
     return Evidence(EvidenceKind.HOLDER, says, values)

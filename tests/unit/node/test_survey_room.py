@@ -64,6 +64,7 @@ def look(
         ({"held": {4711: 142200 * MIB}, "maps": None}, "no-room: process 4711"),
         ({"held": {4711: 16 << 30}, "maps": None}, "no-room: not all processes"),
         ({"held": {4711: 142286 * MIB, 4712: None}}, "no-room"),
+        ({"held": {4711: (1 << 64) - 1}}, "no-room: not all processes"),  # garbage
         ({"held": {}}, "memory-lost"),
         ({"held": {}, "drawing": {1200: 142286 * MIB}}, "no-room"),  # an X server
         ({"held": {}, "has_reservation": True}, "no-room"),  # a driver before 510
