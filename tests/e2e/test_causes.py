@@ -115,6 +115,11 @@ def test_what_is_merely_set_is_not_named(
         mounted("mpich50", {}, shm("size=64k"), "/dev/shm has 0.1 MiB free", "measured"),
         mounted("impi", {"I_MPI_FABRICS": "shm"}, shm("size=64k"), "/dev/shm has 0.1 MiB free", "measured"),
         mounted("mpich50", {}, shm("ro"), "/dev/shm is mounted read-only", "measured"),
+        mounted("openmpi", {}, ("unshare", "--net"), "the loopback interface is down", "measured"),
+        mounted("mpich43", {"MPIR_CVAR_CH4_NETMOD": "ofi"}, ("unshare", "--net"), "the loopback interface is",
+                "measured"),
+        full("openmpi", {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,tcp",
+                         "OMPI_MCA_btl_tcp_if_include": "eth7"}, (), "OMPI_MCA_btl_tcp_if_include=", "tried"),
     ],
 )  # fmt: skip
 @pytest.mark.mpi

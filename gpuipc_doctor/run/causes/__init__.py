@@ -22,7 +22,6 @@ from gpuipc_doctor.supervise import process_limits
 EXPLAINERS: Sequence[Explainer] = (
     controls.part_at_fault,
     controls.other_check,
-    chosen_settings.chosen,
     limits.hanging_sources,
     limits.not_writable,
     limits.no_room,
@@ -30,9 +29,10 @@ EXPLAINERS: Sequence[Explainer] = (
     limits.limited_locked_memory,
     limits.loopback_is_down,
     limits.host_name,
+    chosen_settings.chosen,
     limits.between_gpus,
 )
-"""The most certain first: of several causes the first one counts."""
+"""Of several causes the first one counts: a defect of the node before a setting that would avoid it."""
 
 
 def explain(

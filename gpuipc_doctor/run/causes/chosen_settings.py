@@ -192,8 +192,9 @@ def _unknown_interfaces(failed: Entry, facts: NodeFacts, settings: Settings) -> 
                 f"{_undo(variable, settings[variable])}, or name one of them",
                 {"names": names},
                 **_without(variable, settings[variable]),
-                named_by=rf"{variable}|(?<![\w/]){re.escape(wanted[0])}(?!\w)|no (?:socket )?interface found",
-                hinted_by="interface|device|socket|No such device",
+                named_by=rf"{variable.removeprefix('OMPI_MCA_')}|(?<![\w/]){re.escape(wanted[0])}(?!\w)"
+                r"|no (?:socket )?interface found",
+                hinted_by="",  # it cannot be right
             )
 
 
@@ -242,18 +243,32 @@ def _components(failed: Entry, facts: NodeFacts, settings: Settings) -> Iterator
             is_met = not choice.at_start or is_before_messages(failed)
             if not (re.fullmatch(choice.names, name) and is_met and _is_read(name, failed, facts)):
                 continue
+            told, remedy = f"{{variable}}={{value}} ({{where}}) chooses {choice.what}", _undo(name, setting)
+            if (
+                name == "UCX_TLS"
+                and not is_before_messages(failed)
+                and _takes_no_device_memory(setting.value)
+            ):
+                told = "{variable}={value} has no transport for device memory (cuda_copy, rocm_copy)"
+                remedy = f"add cuda_copy,cuda_ipc (AMD: rocm_copy,rocm_ipc) to UCX_TLS, or {remedy}"
             first = setting.value.lstrip("^").partition(",")[0]
             is_name = re.fullmatch(r"[\w-]{3,}", first) and not _NOT_NAMES.fullmatch(first)
             named_by = rf"\b{name}\b|(?<![\w/]){re.escape(first)}(?![\w/])" if is_name else rf"\b{name}\b"
             yield Candidate(
                 name,
                 *setting[:2],
-                f"{{variable}}={{value}} ({{where}}) chooses {choice.what}",
-                _undo(name, setting),
+                told,
+                remedy,
                 **_without(name, setting),
                 named_by="" if name in _NEEDED else named_by,
                 hinted_by=choice.hinted_by,
             )
+
+
+def _takes_no_device_memory(transports: str) -> bool:
+    chosen = {part.strip() for part in transports.split(",")}
+    with_it = {"all", "cuda", "cuda_copy", "rocm", "rocm_copy"}
+    return not transports.startswith("^") and not chosen & with_it
 
 
 _OF_SITES = re.compile(r"libmpi_gtl_|libxpmem|libdarshan")

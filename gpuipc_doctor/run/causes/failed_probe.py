@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gpuipc_doctor.api.driver_errors import OUT_OF_MEMORY
 from gpuipc_doctor.log_lines import CHATTER, how_telling
-from gpuipc_doctor.model import Ending, Observed, RoleOutcome
+from gpuipc_doctor.model import Ending, Observed, RoleOutcome, Trial
 from gpuipc_doctor.run.results import Entry
 from gpuipc_doctor.supervise.evidence import EXPLANATION
 
@@ -90,14 +90,20 @@ def is_before_messages(entry: Entry) -> bool:
     return is_of_ranks(entry) and not any(map(_MESSAGE.match, done))
 
 
+def is_untried(entry: Entry) -> bool:
+    """Whether no trial without a setting helped: then what only makes a failure likely may be its cause."""
+    return Trial.HELPS not in entry.without.values()
+
+
 def lacks_room(expression: str) -> Callable[[Entry], bool]:
     """Whether a probe failed as one does without room for its files: its words say so; or at the start of
     ranks, by SIGBUS or without a word."""
 
     def explains(entry: Entry) -> bool:
         role = blamed(entry)
-        silent = bool(role and role.signal == "SIGBUS") or not own_words(entry)
-        return says(expression)(entry) or (is_before_messages(entry) and silent)
+        has_bus_error = bool(role and role.signal == "SIGBUS")
+        is_likely = has_bus_error or (not own_words(entry) and is_untried(entry))
+        return says(expression)(entry) or (is_before_messages(entry) and is_likely)
 
     return explains
 

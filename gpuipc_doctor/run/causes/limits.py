@@ -9,6 +9,7 @@ from gpuipc_doctor.run.causes.explaining import NodeFacts, Trials, shown
 from gpuipc_doctor.run.causes.failed_probe import (
     has,
     is_before_messages,
+    is_untried,
     labels_of,
     lacks_room,
     ran_out_of_host_memory,
@@ -41,7 +42,10 @@ def hanging_sources(failed: Entry, facts: NodeFacts, _: Trials) -> Iterator[Expl
                 "reading {source} takes more than {limit:s}: a file system or name server hangs",
                 {"source": name, "limit": PATIENCE_S},
                 "find it with `df` and `getent hosts $(hostname)`",
-                lambda entry: _NOT_STARTED(entry) or (has(Ending.HUNG)(entry) and is_before_messages(entry)),
+                lambda entry: (
+                    _NOT_STARTED(entry)
+                    or (has(Ending.HUNG)(entry) and is_before_messages(entry) and is_untried(entry))
+                ),
             )
 
 
@@ -174,11 +178,18 @@ def loopback_is_down(failed: Entry, facts: NodeFacts, _: Trials) -> Iterator[Exp
             "the loopback interface is down (127.0.0.1 cannot be used)",
             {},
             "ip link set lo up",
-            lambda entry: is_before_messages(entry) and (_NOT_STARTED(entry) or says(_NOT_CONNECTED)(entry)),
+            lambda entry: (
+                is_before_messages(entry)
+                and (
+                    _NOT_STARTED(entry)
+                    or says(r"nic=lo\b|127\.0\.0\.1")(entry)
+                    or (says(_NOT_CONNECTED)(entry) and is_untried(entry))
+                )
+            ),
         )
 
 
-_NOT_CONNECTED = r"[Cc]onnect|refused|timed out|[Nn]o route|unreachable|127\.0\.0\.1|interface|[Hh]ost ?name"
+_NOT_CONNECTED = r"[Cc]onnect|refused|timed out|[Nn]o route|unreachable|interface|[Hh]ost ?name"
 
 
 def host_name(failed: Entry, facts: NodeFacts, _: Trials) -> Iterator[Explanation]:
@@ -191,7 +202,7 @@ def host_name(failed: Entry, facts: NodeFacts, _: Trials) -> Iterator[Explanatio
             "this host's name, {name}, has another host's address ({elsewhere})",
             said,
             remedy,
-            lambda entry: is_before_messages(entry) and says(_NOT_CONNECTED)(entry),
+            lambda entry: is_before_messages(entry) and says(_NOT_CONNECTED)(entry) and is_untried(entry),
         )
     if said.get("error"):
         yield from shown(
@@ -229,6 +240,7 @@ def between_gpus(failed: Entry, facts: NodeFacts, _: Trials) -> Iterator[Explana
             len(labels_of(entry)) > 1
             and entry.planned.check.id not in alone
             and (has(Ending.HUNG)(entry) or any(map(is_of_data, entry.standing)))
+            and is_untried(entry)
         ),
         of_data=True,
     )

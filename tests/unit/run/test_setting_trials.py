@@ -15,6 +15,8 @@ from gpuipc_doctor.run import causes
 from gpuipc_doctor.run.causes import setting_trials
 from gpuipc_doctor.run.conclusions import Ended, NotRun
 from gpuipc_doctor.run.results import Entry, ResultLog
+from gpuipc_doctor.site.config import SourcedValue
+from gpuipc_doctor.supervise.start import environment_with
 from tests.unit.run.test_causes import ROOMY, entry
 
 SET = {"UCX_TLS": "rc_verb", "FI_PROVIDER": "psm2", "MPIR_CVAR_CH4_NETMOD": "ofi"}
@@ -46,6 +48,27 @@ def explain(answers: Mapping[str, Ended], *failed: Entry, control: Ended = CRASH
         log._add(each)
     causes.explain(log, ROOMY, lambda: ROOMY, SET, rerun=rerun)
     return iter(left_out)
+
+
+def test_setting_of_the_site_is_removed_from_its_config() -> None:
+    failed, log = entry("abort at start"), ResultLog()
+    log._add(failed)
+    of_site = {"UCX_TLS": SourcedValue("rc_verb", "site.yaml:4")}
+    causes.explain(
+        *(log, ROOMY, lambda: ROOMY, {}),
+        of_site=of_site,
+        rerun=lambda planned, env, unset, most_s: PASSES if "UCX_TLS" in unset else CRASHES,
+    )
+    assert failed.reported[0].remedy == "remove UCX_TLS from site.yaml:4"
+
+
+def test_process_is_started_without_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "rc")
+    monkeypatch.setenv("LD_PRELOAD", "hook.so")
+    additions = {"UCX_TLS": "sm", "LD_PRELOAD": "simulated.so", "OTHER": "1"}
+    found = environment_with(additions, unset=frozenset(["UCX_TLS", "LD_PRELOAD"]))
+    assert "UCX_TLS" not in found
+    assert (found["LD_PRELOAD"], found["OTHER"]) == ("simulated.so", "1")  # the tool's own part stays
 
 
 def summary(failed: Entry) -> str:
