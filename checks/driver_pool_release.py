@@ -73,7 +73,14 @@ class DriverPoolRelease(Check):
                 says = "{device}: the site allows {room:mib}, too little for the test"
                 yield Finding.skip("share-too-small", says, device=device.label, room=room)
             else:
-                yield Probe("", {"allocator": give_back}, (device,), share(ctx.memory), exclusive=True)
+                yield Probe(
+                    "",
+                    {"allocator": give_back},
+                    (device,),
+                    share(ctx.memory),
+                    exclusive=True,
+                    by_process=True,
+                )
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         seen = done.records["allocator"]

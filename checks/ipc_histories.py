@@ -132,7 +132,7 @@ def judge_end(label: str, watched: LeakReport) -> Iterable[Finding]:
 
 def probe(devices: tuple[Device, ...], params: Mapping[str, Json]) -> Probe:
     roles = {"watch": look_on, "crew": perform}
-    return Probe("", roles, devices, params, exclusive=True, starters=frozenset({"crew"}))
+    return Probe("", roles, devices, params, exclusive=True, by_process=True, starters=frozenset({"crew"}))
 
 
 def group_by_peers(devices: Sequence[Device]) -> list[tuple[Device, ...]]:
@@ -160,7 +160,7 @@ def perform(w: Worker) -> None:
         if seconds:
             w.wait_until(lambda: False, seconds)
 
-    bench = Bench(w.start, w.clock, LIMIT * w.deadline_s, w.step, wait, lag_s)
+    bench = Bench(w.start, w.clock, LIMIT * w.deadline_s, w.step, wait, alone=not w.by_process, lag_s=lag_s)
     params = w.params
     if params["history"]:
         history = results.history_from_json(params["history"])

@@ -53,13 +53,13 @@ class IpcRelease(Check):
         importers, ends = dict.fromkeys(IMPORTERS, do_as_asked), frozenset(IMPORTERS)
         for devices in ctx.subjects:
             roles = {"exporter": watch_close, **importers}
-            yield Probe("close and exit", roles, devices, exclusive=True, ends=ends)
+            yield Probe("close and exit", roles, devices, exclusive=True, by_process=True, ends=ends)
             if ctx.tier is Tier.SOAK:
                 roles = {"exporter": watch_exits, "starter": start_importers}
                 yield Probe("many exits", roles, devices, exclusive=True, starters=frozenset({"starter"}))
         for devices in ctx.exporters:
             roles = {"exporter": watch_kill, **importers}
-            yield Probe("kill", roles, devices, exclusive=True, harms=HARMS, ends=ends)
+            yield Probe("kill", roles, devices, exclusive=True, by_process=True, harms=HARMS, ends=ends)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         if failed := list(judge_failed(done)):

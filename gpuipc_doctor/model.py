@@ -523,6 +523,9 @@ class Probe:
     """Seconds for each operation, not for the whole probe: loading a library takes longer than a call."""
     exclusive: bool = False
     """The probe measures the total use of its devices, so no other probe runs on them."""
+    by_process: bool = False
+    """What it measures may be what its own processes hold. Where a driver tells that, the engine clears
+    ``exclusive``: other probes may run on the devices."""
     together: bool = False
     """The roles busy-wait for each other, as ranks do: one that lacks a processor makes others look hung."""
     concurrent: frozenset[str] = frozenset()
@@ -725,6 +728,8 @@ class ProbeOutcome:
     launcher: LauncherEnd | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
     """If the probe failed, the limits of the tool's own processes by name: see `supervise.process_limits`."""
+    began: float = 0.0
+    """`time.monotonic` at its start."""
 
     @property
     def completed(self) -> bool:
@@ -912,6 +917,8 @@ class Result:
     """Why the probe was not run or not completed: ``budget`` or ``interrupted``; empty otherwise."""
     series: tuple[Series, ...] = ()
     """Time series of the result's probe, stored with the first of the probe's results."""
+    started_s: float = 0.0
+    """Seconds from the start of the run to that of the probe; 0 if it was not started."""
 
     @property
     def key(self) -> str:

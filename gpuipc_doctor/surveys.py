@@ -51,7 +51,7 @@ def keep_open(w: Worker) -> None:
 def read_baselines(w: Worker) -> None:
     """Read each device's used memory once the device is idle or the waiting time is over."""
     used, outside = w.wait_for_baseline([Baseline(*each) for each in w.params["baselines"]])
-    w.record(used=used, outside=outside)
+    w.record(used=used, outside=outside, nobodys=w.memory_of_nobody())
 
 
 def of_mpi_library(ctx: Context) -> Iterable[Probe]:

@@ -67,6 +67,7 @@ def probe(
         params,
         DEADLINE_S,
         exclusive=exclusive,
+        by_process=exclusive,
         concurrent=concurrent,
         imports=imports,
         library=_LIBRARIES.get(name, name),

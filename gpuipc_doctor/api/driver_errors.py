@@ -108,6 +108,10 @@ class DriverError(Exception):
         return self.fault.name == "CUDA_ERROR_UNKNOWN"
 
 
+class NotAlone(Exception):
+    """This cannot be told while other probes run on the device: the engine repeats the probe alone."""
+
+
 def unless_refused(call: Callable[[], Made]) -> Made | DriverError:
     """Result of a call, or the driver's refusal; other errors are raised."""
     try:

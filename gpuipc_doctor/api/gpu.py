@@ -270,6 +270,14 @@ class Gpu(Protocol):
 
     @property
     def device(self) -> Device: ...
+    @property
+    def by_process(self) -> bool:
+        """Whether other probes run on the device, so that `memory_used` is that of this probe's processes.
+
+        What is mapped counts for its owner and, once the owner has freed it, for the process that still maps
+        it. Memory that only a descriptor or an imported pool keeps is nobody's (H200, driver 580).
+        """
+
     def refuses_by_design(self, error: DriverError) -> str:
         """Why the device refuses this call by design, for example ``is a MIG instance, which has no such
         feature``; empty if a whole GPU of a usual node should not refuse it."""
@@ -367,10 +375,11 @@ class Gpu(Protocol):
         """(free, total) bytes of the whole device, for all processes together."""
 
     def memory_used(self) -> int:
-        """Bytes in use on the whole device, by all processes.
+        """Bytes in use on the whole device, by all processes; if `by_process`, those that the processes of
+        this probe hold.
 
         Memory of processes outside this run is subtracted if NVML lists the processes and this process may
-        examine them. Only root may examine the processes of other users.
+        examine them. Only root may examine the processes of other users. Raises `NotAlone`.
         """
 
     def memory_of_this_process(self) -> int | None:

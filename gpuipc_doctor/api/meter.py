@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from gpuipc_doctor.api.driver_errors import NotAlone
 from gpuipc_doctor.api.gpu import Gpu
 from gpuipc_doctor.api.leak_report import SETTLE_S, follows
 from gpuipc_doctor.api.loop_growth import Loop
@@ -29,6 +30,10 @@ QUIET_S = 0.04
 
 PATIENCE_S = 8.0
 """Seconds after which missing memory counts as lost; after one loss a role waits for `SETTLE_S` only."""
+
+PROMPT_PATIENCE_S = 0.5
+"""The same beside other probes: what processes hold is told without a lag, and a loss is looked for anew, by
+the probe alone."""
 
 LATEST_S = 8.0
 """Seconds for which a counter that missed a change is watched once more, to say how late it is."""
@@ -68,7 +73,8 @@ class Reading:
 
 
 class Meter:
-    """One role's measurements of the used memory of one device.
+    """One role's measurements of the used memory of one device; beside other probes, of what the processes
+    of this probe hold.
 
     Opening a meter allocates `ODD_BYTES` and waits for the memory counter to rise, so roles that share a
     device take turns. If the counter lags, each later read waits for the lag.
@@ -85,7 +91,7 @@ class Meter:
         self._idle: list[Window] = []
         self._is_suspect = False
         """Whether used memory changed by less than noise, which it may do by itself."""
-        self._patience_s = PATIENCE_S
+        self._patience_s = PROMPT_PATIENCE_S if self._gpu.by_process else PATIENCE_S
         self.lag_s = 0.0
         """Seconds after which the memory counter shows a change; 0 if it does so at once."""
         self._late_s = 0.0
@@ -96,6 +102,7 @@ class Meter:
         with w.step("check that used memory rises by the allocated amount"):
             while len(self._rises) < TRIES and not self._see_rise():
                 pass
+        self._leave_if(not follows(self._rises), "used memory did not rise by what was allocated")
         if self._is_suspect or self.lag_s or self._missed:
             self.watch_idle()
             self.lag_s = 0.0 if self.moves else self.lag_s
@@ -206,6 +213,7 @@ class Meter:
         was called.
         """
         missing, at, waited_s = self._missing_after_wait(mark)
+        self._leave_if(missing > NOISE_BYTES, f"{missing} B are missing after {end}")
         if self._is_suspect or abs(missing) > NOISE_BYTES or waited_s > SETTLE_S:
             self.watch_idle(0 if self.moves else IDLE_S)
         ours = None if mark.ours is None else self._held_by_this_run()
@@ -239,6 +247,7 @@ class Meter:
             "used": [each.nbytes for each in used],
             "control": [each.nbytes for each in control],
         }
+        self._leave_if(bool(Loop(what, **loop).judge("")), f"used memory grows with each {what}")
         if self.may_move(used) or len(set(loop["control"])) > 1 or Loop(what, **loop).judge(""):
             self.watch_idle(used[-1].at - used[0].at)
         self._loops[what] = {
@@ -249,6 +258,11 @@ class Meter:
         self._running = {}
         self._w.keep_loop(None)
         self._record()
+
+    def _leave_if(self, is_suspect: bool, why: str) -> None:
+        """Beside other probes: leave what is suspect to the probe alone, whose device's memory is watched."""
+        if is_suspect and self._gpu.by_process:
+            raise NotAlone(why)
 
     def _read(self) -> Reading:
         """Used memory, read again if this process was interrupted, so that its time is known."""
@@ -279,7 +293,7 @@ class Meter:
 
         with self._gpu.alloc(ODD_BYTES):
             rise_s = seconds_until(before + ODD_BYTES)
-            self._rises.append([before, self._gpu.memory_used()])
+            self._rises.append([before, self._read().nbytes])
         fall_s = seconds_until(before)
         self.lag_s = max(self.lag_s, 1.25 * max(rise_s, fall_s))
         return follows(self._rises) and bool(rise_s) == bool(fall_s)
@@ -314,7 +328,7 @@ class Meter:
             return False
 
         if not self._w.wait_until(is_back, self._patience_s):
-            self._patience_s, last = SETTLE_S, self._w.clock()
+            self._patience_s, last = min(self._patience_s, SETTLE_S), self._w.clock()
         waited_s = last - began - (self._w.without_processor_s() - without_processor_s)
         now = self._read()
         return now.nbytes - mark.nbytes, now.at, max(waited_s, 0.0)

@@ -273,6 +273,10 @@ class Worker(Protocol):
         context is created on each device whose bytes NVML does not report.
         """
 
+    def memory_of_nobody(self) -> list[tuple[int, list[int]] | None]:
+        """For each device the bytes in use that no process holds, and the pids of those that hold some; None
+        if unknown. Creates no context."""
+
     def host_memory(self, nbytes: int) -> Memory:
         """Ordinary memory of this process, as zeros."""
 
@@ -284,6 +288,10 @@ class Worker(Protocol):
 
     def without_processor_s(self) -> float:
         """Seconds for which this process was ready to run but had no processor; 0 if unknown."""
+
+    @property
+    def by_process(self) -> bool:
+        """Whether other probes run on the devices: see `Gpu.by_process`."""
 
     @property
     def goes_on(self) -> bool:

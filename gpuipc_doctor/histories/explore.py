@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from gpuipc_doctor.api.driver_errors import NOT_PERMITTED
+from gpuipc_doctor.api.driver_errors import NOT_PERMITTED, NotAlone
 from gpuipc_doctor.histories import leaks
 from gpuipc_doctor.histories.case_processes import Failed, Processes, Start, perform
 from gpuipc_doctor.histories.generator import Generator
@@ -55,6 +55,8 @@ class Bench:
     step: Callable[[str], AbstractContextManager[None]]
     wait: Callable[[float], object] = lambda seconds: None
     """Function that waits for so many seconds."""
+    alone: bool = True
+    """Whether no other probe runs on the devices."""
     lag_s: float = 0.0
     """Seconds after which the device's memory figures are stable."""
 
@@ -264,6 +266,8 @@ class _Exploration:
     def _look_for_leaks(self, suspects: Mapping[str, int], phase: History) -> None:
         """Repeat the phase in fresh processes; raises `Failed` if a suspicious figure grows each time."""
         for name, rise in suspects.items():
+            if name == "device" and not self._bench.alone:
+                raise NotAlone(f"used memory rose by {rise} B in a phase")
             repeated = replace(phase, times=leaks.repetitions(name, rise))
             if found := replay_leak(self._bench, repeated, name):
                 self._leaking = repeated

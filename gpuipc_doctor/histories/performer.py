@@ -199,7 +199,8 @@ class Performer:
     def rest(self) -> None:
         """Note what an idle process uses."""
         free, total = self.gpu.memory_info()
-        self.made[RESTED] = {**figures_of_process(), "device": total - free}
+        used = self.gpu.memory_used() if self.gpu.by_process else total - free
+        self.made[RESTED] = {**figures_of_process(), "device": used}
 
 
 def _difference(found: bytes, expected: bytes, part: Part) -> str:

@@ -56,7 +56,7 @@ from gpuipc_doctor.run.preview import Preview, of_ranks
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.run.results import ResultLog, blamed_first
 from gpuipc_doctor.run.room import RoomSurvey
-from gpuipc_doctor.run.schedule import MAX_JOBS, Schedule, Watcher
+from gpuipc_doctor.run.schedule import MAX_JOBS, MAX_JOBS_OF_ONE, Schedule, Watcher
 from gpuipc_doctor.run.stack_discovery import StackDiscovery, Stacks
 from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
 from gpuipc_doctor.run.tours import Tours
@@ -218,6 +218,12 @@ class Run:
         shared = {each.number for others in self._sharing.values() for each in others}
         probes = [planned for planned in layout.probes if planned.number not in shared]
         self.schedule.run(probes, self._jobs(devices), self._take_shared, spare_s=spare_s)
+        for device, (nbytes, again) in self.schedule.lost.items():
+            if all(map(self.log.passed, again)):
+                says = "{missing:mib} of {device} are held by no process since the first test; tests alone "
+                says += "lost none: cannot tell which did"
+                found = Finding.error("unexplained-change", says, missing=nbytes, device=device.label)
+                self.log.say(Result(again[0].check.id, found, (device.label,)))
         for outcome, finding in self.schedule.tours.not_together:
             self.log.say(Result(surveys.RANKS, finding, roles=blamed_first(outcome)))
 
@@ -293,7 +299,10 @@ class Run:
     def _jobs(self, devices: Sequence[Device]) -> int:
         """Maximum number of concurrent probes; before a job, one for each GPU."""
         in_front_of_job = self.request.job_gpus is not None
-        return len(devices) if in_front_of_job else min(MAX_JOBS, len(os.sched_getaffinity(0)))
+        if in_front_of_job:
+            return len(devices)
+        most = MAX_JOBS_OF_ONE if len(devices) == 1 else MAX_JOBS
+        return min(most, len(os.sched_getaffinity(0)))
 
 
 def _harm_skip(harm: Harm) -> Finding:

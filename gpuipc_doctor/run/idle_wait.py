@@ -21,6 +21,12 @@ from gpuipc_doctor.supervise.session import Session
 
 _UNKNOWN = Baseline(None, PATIENCE_S)
 
+NOBODY_BYTES = 6 << 20
+"""Change of the memory that no process holds to ignore: the share of one context (H200: 5.5 to 8.8 MiB)."""
+
+Nobodys = tuple[int, frozenset[int]]
+"""Bytes of a device that no process holds, and the pids of those that hold some."""
+
 
 @dataclass
 class IdleDevices:
@@ -30,6 +36,8 @@ class IdleDevices:
     _baselines: dict[Device, Baseline] = field(default_factory=dict)
     _seen_from_outside: set[Device] = field(default_factory=set)
     """Devices whose memory usage can be read by a process that does not use these devices."""
+    _nobodys: dict[Device, Nobodys] = field(default_factory=dict)
+    """Of devices whose driver tells memory by process, before the first probe."""
 
     def learn(self, probes: Sequence[PlannedProbe], until: float) -> None:
         """Record the used memory of the devices that these probes will measure, before any of them runs."""
@@ -39,6 +47,26 @@ class IdleDevices:
             devices = [device for device in new if device.backend == backend]
             deadline_s = min(planned.probe.deadline_s for planned in probes if _watched(planned))
             self._look(devices, "anybody", deadline_s, until)
+
+    def tells_by_process(self, planned: PlannedProbe) -> bool:
+        """Whether the driver told what each process holds of the probe's devices."""
+        return self._nobodys.keys() >= set(planned.probe.devices)
+
+    def lost(self, devices: Iterable[Device], until: float) -> dict[Device, int]:
+        """Bytes of these devices that no process holds now and that were not nobody's before the first probe.
+
+        Nothing is said of a device whose other users have changed, or whose figure moves by itself.
+        """
+        before, lost = dict(self._nobodys), dict[Device, int]()
+        for device in devices:
+            self._look([device], "the end", PATIENCE_S, until)
+            used, users = self._nobodys[device]
+            if used <= before[device][0] + NOBODY_BYTES or users != before[device][1]:
+                continue
+            self._look([device], "the end, again", PATIENCE_S, until)
+            if self._nobodys[device][0] == used:
+                lost[device] = used - before[device][0]
+        return lost
 
     def waits_itself(self, planned: PlannedProbe | Tour) -> bool:
         """Whether the probe waits for idle devices itself. To do so, its first role must read their memory
@@ -86,6 +114,8 @@ class IdleDevices:
         if found.get("outside"):
             self._seen_from_outside.update(devices)
         self._note(zip(devices, found.get("used") or [None] * len(devices), strict=True))
+        nobodys = zip(devices, found.get("nobodys", ()), strict=False)
+        self._nobodys |= {device: (told[0], frozenset(told[1])) for device, told in nobodys if told}
 
     def _note(self, found: Iterable[tuple[Device, int | None]]) -> None:
         for device, used in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -51,6 +52,7 @@ class Entry:
     stopped: str = ""
     series: tuple[Series, ...] = ()
     logs: str = ""
+    started_s: float = 0.0
     in_company: bool = False
     """Whether the findings are about a visit of a tour whose probe passes alone."""
     trials: list[Evidence] = field(default_factory=list)
@@ -124,6 +126,7 @@ class Entry:
                 repetition=planned.repetition,
                 stopped=self.stopped,
                 series=() if number else self.series,
+                started_s=self.started_s,
             )
             for number, finding in enumerate(self.reported)
         ]
@@ -148,6 +151,8 @@ class ResultLog:
     """Checks by id, in report order."""
     probes_run: int = 0
     """Number of probes that tested something."""
+    began: float = field(default_factory=time.monotonic)
+    """Start of the run."""
     recognised: Mapping[object, Explanation] = field(default_factory=dict)
     """`kind_of_failure` → what its texts show."""
     _entries: dict[int, Entry] = field(default_factory=dict)
@@ -172,7 +177,12 @@ class ResultLog:
     ) -> None:
         """Add the findings of a probe, or (``in_company``) of its visit in a tour."""
         logs = Path(outcome.logs).name if self.keeps_logs else ""
-        self._add(Entry(planned, tuple(findings), outcome, outcome.stopped, series, logs, in_company))
+        at_s = max(outcome.began - self.began, 0.0)
+        self._add(
+            Entry(
+                planned, tuple(findings), outcome, outcome.stopped, series, logs, at_s, in_company=in_company
+            )
+        )
 
     def keep_unrun(self, planned: PlannedProbe, finding: Finding, stopped: str = "") -> None:
         """Add the reason why a probe was not run."""
@@ -184,6 +194,12 @@ class ResultLog:
         self._entries[entry.planned.number] = entry
         for result in entry.results():
             self.tell(self._as_wished(result))
+
+    def passed(self, planned: PlannedProbe) -> bool:
+        """Whether nothing is wrong with a probe."""
+        return all(
+            each.status in (Status.PASS, Status.SKIP) for each in self._entries[planned.number].standing
+        )
 
     def count(self, outcome: ProbeOutcome) -> None:
         """Count a probe as a test, unless it was stopped or had nothing to test."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from gpuipc_doctor.model import Ending, Finding, ProbeOutcome, Result, Status, Tier
+from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result, Status, Tier
 from gpuipc_doctor.report.merged_results import NOT_BEGUN
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Confirmation, Doubt, Ended, NotRun
@@ -43,9 +43,9 @@ takes a whole deadline."""
 GIVEN_UP = "given-up"
 """Key of the SKIP for these probes."""
 
-MAX_JOBS = 4
-"""Maximum probes at a time. Drivers initialise one process at a time, so with more probes, processes would
-wait for each other and might exceed their deadlines."""
+MAX_JOBS, MAX_JOBS_OF_ONE = 4, 6
+"""Maximum probes at a time, and on a single GPU. Drivers initialise one process at a time, so with more
+probes, processes would wait for each other and might exceed their deadlines."""
 
 CLEARING_S = 2.0
 """Least seconds for a GPU's start to show that it only waited for another's."""
@@ -85,6 +85,10 @@ class Schedule:
     """Labels of devices without room for tests, as a call that failed showed."""
     _stuck: list[PlannedProbe] = field(default_factory=list)
     """Probes of one GPU whose start hung alone."""
+    lost: dict[Device, tuple[int, Sequence[PlannedProbe]]] = field(default_factory=dict)
+    """Bytes that nobody holds since probes ran beside each other, and these probes, which then ran alone."""
+    _beside: set[int] = field(default_factory=set)
+    """Numbers of the probes that ran beside others on their devices."""
     _witness: PlannedProbe | None = None
     """A probe of one GPU that passed alone."""
 
@@ -100,7 +104,31 @@ class Schedule:
                 self.session.expect(imports(planned.probe))
         until = self.until - spare_s
         self._quiet.learn(probes, until)
-        jobs = self._jobs = max(jobs, 1)
+        self._jobs = max(jobs, 1)
+        several = len({planned.check.id for planned in probes}) > 1
+        planned_so = [self._beside_others(planned) for planned in probes] if several else probes
+        self._run_all(planned_so, until, take)
+        self._clear_those_behind(until, take)
+        if not self._beside:
+            return
+        watched = [planned for planned in probes if planned.number in self._beside]
+        devices = dict.fromkeys(device for planned in watched for device in planned.probe.devices)
+        for device, nbytes in self._quiet.lost(devices, until).items():
+            again = [each for each in watched if device in each.probe.devices]
+            self.lost[device] = (nbytes, again)
+            watched = [each for each in watched if each not in again]
+        self._run_all([each for _, again in self.lost.values() for each in again], until, take)
+
+    def _beside_others(self, planned: PlannedProbe) -> PlannedProbe:
+        """The probe, beside others on its devices if it may."""
+        probe = planned.probe
+        if not (probe.by_process and self._quiet.tells_by_process(planned)) or self.tours.isolate:
+            return planned
+        self._beside.add(planned.number)
+        return replace(planned, probe=replace(probe, exclusive=False))
+
+    def _run_all(self, probes: Sequence[PlannedProbe], until: float, take: Take) -> None:
+        jobs = self._jobs
         waiting = sorted(self.tours.plan(probes, jobs), key=_priority)
         running: dict[Future[ProbeOutcome | None], Tour] = {}
         with ThreadPoolExecutor(jobs) as pool:
@@ -121,7 +149,6 @@ class Schedule:
                         self._tell_started(tour.visit)
                 if self.tours.isolate or self.tours.ranks_apart:
                     waiting = [each for tour in waiting for each in self.tours.separate(tour)]
-        self._clear_those_behind(until, take)
 
     def _fit(self, tour: Tour, until: float, take: Take) -> tuple[Tour | None, list[Tour]]:
         """The part of a tour that may run now, and what follows from the probes that may not."""
@@ -218,6 +245,11 @@ class Schedule:
             return []
         if are_apart and not ended.stopped:
             return singles(tour.end())
+        if isinstance(ended, ProbeOutcome) and _must_be_alone(planned, ended):
+            first, *rest = tour.end()
+            self._beside.discard(first.number)
+            alone = replace(first, probe=replace(first.probe, exclusive=True))
+            return [*singles([alone]), *([Tour(tuple(rest))] if rest else [])]
         if len(tour.visits) == 1:
             tour.end()
             return self._settle(planned, ended, take)
@@ -420,15 +452,24 @@ class Schedule:
             yield
 
 
+def _must_be_alone(planned: PlannedProbe, ended: ProbeOutcome) -> bool:
+    """Whether a probe that ran beside others on its devices must be repeated alone: it could not tell, or
+    failed."""
+    was_beside = planned.probe.by_process and not planned.probe.exclusive
+    return was_beside and not (ended.completed or ended.stopped or is_unkillable(ended))
+
+
 def _key(planned: PlannedProbe) -> str:
     return f"{planned.check.id} {planned.probe.subject} {planned.probe.name}"
 
 
-def _priority(planned: Tour) -> tuple[Tier, int, int]:
-    """Sort key: checks of the prolog first, then other shared probes, which run beside these. Then come
-    exclusive probes, those with most devices first. MPI jobs run in the gaps."""
+def _priority(planned: Tour) -> tuple[Tier, int, bool, int]:
+    """Sort key: checks of the prolog first, then other shared probes, which run beside these: of these first
+    the one that takes longest, which starts processes. Then come exclusive probes, those with most devices
+    first. MPI jobs run in the gaps."""
     probe = planned.probe
-    return planned.check.tier, _turn(planned), -len(probe.devices) if probe.exclusive else 0
+    most_first = -len(probe.devices) if probe.exclusive else 0
+    return planned.check.tier, _turn(planned), not probe.starters, most_first
 
 
 def _turn(planned: Tour) -> int:

@@ -126,7 +126,11 @@ class Tours:
         role without partners can run its probes one after the other.
         """
         probe = planned.probe
-        how = (probe.exclusive, probe.concurrent) if len(probe.roles) > 1 else ()
+        how = (
+            (probe.exclusive, probe.by_process and not probe.exclusive, probe.concurrent)
+            if len(probe.roles) > 1
+            else ()
+        )
         library = bool(probe.library) if probe.exclusive else probe.library
         on = probe.devices if planned.check.needs_allocators or self.by_gpu else ()
         backends = tuple(dict.fromkeys(device.backend for device in probe.devices))

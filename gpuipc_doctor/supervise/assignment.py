@@ -55,7 +55,8 @@ class Assignment:
     end with the visit. ``rendezvous``: number of roles that connect at the start, 0 if they are already
     connected. ``ends``: the role's process ends in this probe, and initialises the driver when it needs
     it. ``nodes``: the number of nodes on which the roles run. ``among``: the ranks of the launch that
-    make this visit of a tour, in the order of its roles; empty if all do.
+    make this visit of a tour, in the order of its roles; empty if all do. ``by_process``: used memory is
+    what the probe's own processes hold, since others run on the devices.
     """
 
     check_file: str
@@ -74,6 +75,7 @@ class Assignment:
     ends: bool = False
     nodes: int = 1
     among: Sequence[int] = ()
+    by_process: bool = False
 
     def write(self, path: Path) -> None:
         data = {

@@ -151,6 +151,7 @@ class Execution:
             launch=self.probe.launch,
             launcher=self._launcher,
             limits=process_limits.present() if self._culprit and stays else {},
+            began=self._began,
         )
 
     def _start(self, until: float, stop: threading.Event) -> None:

@@ -211,6 +211,7 @@ class Starter:
                 rendezvous=len(probe.roles) if number or is_later else 0,
                 ends=name in probe.ends,
                 among=visit.ranks,
+                by_process=probe.by_process and not probe.exclusive,
             ).write(RoleFiles(visit.directory, name).assignment)
         return RoleFiles(self.directory, role)
 

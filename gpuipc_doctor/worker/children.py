@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from gpuipc_doctor.api.worker import ChildGone, ChildHangs
 from gpuipc_doctor.model import Calls, Json
-from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise import keeper, tree
 from gpuipc_doctor.supervise.assignment import Assignment
 from gpuipc_doctor.supervise.journal import PROCESS_EXIT
 from gpuipc_doctor.worker import process
@@ -57,7 +57,10 @@ class Child:
             name: open_backend(name, self.armed, self._assignment.root)
             for name in sorted({device.backend for device in devices})
         }
-        return tuple(backends[device.backend].gpu(device) for device in devices)
+        gpus = tuple(backends[device.backend].gpu(device) for device in devices)
+        for gpu in gpus:
+            gpu.by_process = self._assignment.by_process
+        return gpus
 
     @contextmanager
     def armed(self, operation: str) -> Iterator[None]:
@@ -105,6 +108,7 @@ class ChildProcess:
         self._channel = channel
         self._call = call
         self._ended: int | None = None
+        self._began = time.time()
 
     @property
     def call(self) -> str:
@@ -165,12 +169,24 @@ class ChildProcess:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self._ended = os.waitstatus_to_exitcode(status)
+                if self._ended < 0:
+                    _killed[self.pid] = self._began
                 self._channel.close()
             elif time.monotonic() > until:
                 raise ChildHangs
             else:
                 time.sleep(0.0005)
         return signal.Signals(-self._ended).name if self._ended < 0 else f"exit {self._ended}"
+
+
+_killed: dict[int, float] = {}
+"""Children of this process that a signal ended, and when they were started (`time.time()`)."""
+
+
+def remove_files_of_killed() -> None:
+    """Remove what CUDA left in shared memory for the children that a signal ended, once nobody maps it."""
+    if _killed:
+        keeper.remove_abandoned(min(_killed.values()), _killed)
 
 
 def start(
@@ -189,6 +205,9 @@ def start(
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
     rules.cases()  # read once here instead of in thousands of forks
+    if assignment.by_process:
+        with contextlib.suppress(ImportError):
+            import pynvml  # noqa: F401
     pid = os.fork()
     if pid == 0:
         _be_child(theirs, call, act, assignment)

@@ -142,6 +142,7 @@ class Worker:
         if check and check.requires and (lacking := check.requires - gpu.capabilities):
             self._journal.keep("lacking", sorted(lacking))
             raise Unfit(f"{device.label} {words_of_lack(lacking)}")
+        gpu.by_process = self._assignment.by_process
         return gpu
 
     @property
@@ -219,6 +220,9 @@ class Worker:
         used = [backend.memory_used_from_outside(device) for backend, device in devices]
         return used, all(backend.is_seen_from_outside(device) for backend, device in devices)
 
+    def memory_of_nobody(self) -> list[tuple[int, list[int]] | None]:
+        return [backend.memory_of_nobody(device) for backend, device in self._unopened]
+
     @property
     def _unopened(self) -> list[tuple[Backend, Device]]:
         return [(self._backend(device.backend), device) for device in self._assignment.devices]
@@ -244,6 +248,10 @@ class Worker:
         allocator = open_allocator(name, self.gpu)
         self._allocators.append(allocator)
         return allocator
+
+    @property
+    def by_process(self) -> bool:
+        return self._assignment.by_process
 
     @property
     def goes_on(self) -> bool:
@@ -280,6 +288,7 @@ class Worker:
     def finish(self) -> None:
         """The worker's last steps after its role function returned."""
         self._journal.tell_returned()
+        children.remove_files_of_killed()
         if self._assignment.then:
             for allocator in self._allocators:
                 allocator.leave()

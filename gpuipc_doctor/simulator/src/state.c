@@ -37,6 +37,7 @@ enum { NOBODY = UINT16_MAX };
 struct process {
     uint64_t started; /* clock ticks since boot; tells two processes of one pid apart */
     uint64_t exports; /* so often it has exported something */
+    uint64_t leaked[MAX_DEVICES]; /* by its calls: its own until it ends, then nobody's */
     int32_t pid;
     bool present[MAX_DEVICES]; /* it has a context there */
     bool taken;
@@ -161,6 +162,7 @@ static int take_entry(void)
         process->pid = getpid();
         process->exports = 0;
         process->lost_importer = false;
+        memset(process->leaked, 0, sizeof process->leaked);
         process->started = start_time_of_this_process();
         memset(process->present, 0, sizeof process->present);
         PUBLISH(process->taken, true);
@@ -683,9 +685,9 @@ void segment_pin(uint64_t serial, uint64_t pool)
 void state_each_user(int device, void (*each)(int32_t pid, uint64_t bytes, void *data), void *data)
 {
     for (int i = 0; i < PROCESSES; i++) {
-        uint64_t bytes = 0;
         if (!shared->process[i].taken)
             continue;
+        uint64_t bytes = shared->process[i].leaked[device];
         for (uint32_t j = 0; j < shared->segments; j++) {
             const struct segment *segment = &shared->segment[j];
             if (segment->serial && !segment->freed && segment->owner == i && segment->device == device)
@@ -707,8 +709,11 @@ void state_each_user(int device, void (*each)(int32_t pid, uint64_t bytes, void 
 
 void state_leak(int device, uint64_t bytes)
 {
-    if (shared)
-        __atomic_fetch_add(&shared->leaked[device], bytes, __ATOMIC_SEQ_CST);
+    if (!shared)
+        return;
+    __atomic_fetch_add(&shared->leaked[device], bytes, __ATOMIC_SEQ_CST);
+    if (my_process != NOBODY)
+        __atomic_fetch_add(&shared->process[my_process].leaked[device], bytes, __ATOMIC_SEQ_CST);
 }
 
 void state_present(int device, bool is_there)

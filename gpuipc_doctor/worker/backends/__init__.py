@@ -126,6 +126,11 @@ class Backend:
             driver, device, lambda: driver.process_memory.used(device.uuid) or 0, has_context=False
         )
 
+    def memory_of_nobody(self, device: Device) -> tuple[int, list[int]] | None:
+        """Bytes in use on a device that no process holds, and the pids of those that hold some; None if
+        unknown."""
+        return self.driver.process_memory.of_nobody(device.uuid)
+
     def versions(self) -> list[Fact]:
         """Versions reported by this backend's libraries, each with the call that reported it."""
         return self.driver.versions()

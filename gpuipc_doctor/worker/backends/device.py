@@ -7,7 +7,13 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import cast
 
-from gpuipc_doctor.api.driver_errors import MOST_PEERS, OPENS_MEMORY, TOO_MANY_PEERS, DriverError
+from gpuipc_doctor.api.driver_errors import (
+    MOST_PEERS,
+    OPENS_MEMORY,
+    TOO_MANY_PEERS,
+    DriverError,
+    NotAlone,
+)
 from gpuipc_doctor.api.gpu import Gpu, PhysicalMemory
 from gpuipc_doctor.model import Device, Json
 from gpuipc_doctor.worker.backends import rules, unexportable, vmm
@@ -45,6 +51,7 @@ class DriverGpu:
         self.driver = driver
         self.device = device
         self.ordinal = ordinal
+        self.by_process = False
         self.contexts = DeviceContexts(driver, ordinal)
 
     def create_context(self) -> DriverContext:
@@ -198,6 +205,13 @@ class DriverGpu:
             return left
 
     def memory_used(self) -> int:
+        if self.by_process:
+            self.contexts.enter()
+            held = self.driver.process_memory.of_this_probe(self.device.uuid)
+            if held is None:
+                raise NotAlone(f"the driver does not tell what this process holds of {self.device.label}")
+            return held
+
         def used() -> int:
             free, total = self.memory_info()
             return total - free

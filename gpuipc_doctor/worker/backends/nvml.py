@@ -11,7 +11,7 @@ from typing import Any
 from gpuipc_doctor.api.driver_errors import DriverError
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.stacks.process_list import MARKER
-from gpuipc_doctor.supervise.tree import carried, name_of
+from gpuipc_doctor.supervise.tree import carried, carries, name_of
 from gpuipc_doctor.worker.nvml import Nvml
 
 _MPS_SERVER = "nvidia-cuda-mps"
@@ -24,6 +24,8 @@ class ProcessMemory:
     def __init__(self, nvml: Nvml | None = None) -> None:
         self._nvml = nvml
         self._handles: dict[str, Any] = {}
+        self._ours: set[int] = set()
+        """Pids of this probe's processes that were seen to hold memory."""
 
     @property
     def is_confidential(self) -> bool:
@@ -36,6 +38,25 @@ class ProcessMemory:
         None if NVML does not report them: in a container, NVML may know the process by another pid.
         """
         return self._held(uuid).get(os.getpid())
+
+    def of_this_probe(self, uuid: str) -> int | None:
+        """Bytes of a GPU held by the processes that have this process's marker; None if NVML does not list
+        this process."""
+        held, marker = self._held(uuid), os.environ.get(MARKER, "")
+        if os.getpid() not in held:
+            return None
+        self._ours |= {pid for pid in held.keys() - self._ours if carries(pid, marker)}
+        return sum(held[pid] for pid in self._ours)
+
+    def of_nobody(self, uuid: str) -> tuple[int, list[int]] | None:
+        """Bytes in use that no process holds, and the pids of all holders; None if NVML does not tell the
+        bytes of each."""
+        with suppress(DriverError):
+            found = self._nvml.processes(self._gpu(self._nvml, uuid)) if self._nvml else None
+            used = self.used(uuid)
+            if found is not None and used is not None and all(nbytes is not None for _, nbytes in found):
+                return used - self._held(uuid).total(), [pid for pid, _ in found]
+        return None
 
     def used(self, uuid: str) -> int | None:
         """Bytes of a GPU in use by all processes together; None if NVML does not report them."""
@@ -81,7 +102,7 @@ class ProcessMemory:
         held: Counter[int] = Counter()
         with suppress(DriverError):
             found = self._nvml.processes(self._gpu(self._nvml, uuid)) if self._nvml else None
-            for pid, nbytes in found or ():
+            for pid, nbytes in set(found or ()):  # at times one is listed twice
                 if nbytes is not None:
                     held[pid] += nbytes
         return held

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 from random import Random
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gpuipc_doctor.api.driver_errors import NotAlone
 from gpuipc_doctor.api.leak_report import SETTLE_S, Entry, LeakReport, leak_report
 from gpuipc_doctor.api.loop_growth import CREEP_BYTES, Loop
 from gpuipc_doctor.api.memory_counter import ODD_BYTES
@@ -40,6 +42,7 @@ class Device:
     """A device with ``base`` bytes in use at each time, which the driver counts with ``counts``."""
 
     device = gpu(0)
+    by_process = False
 
     def __init__(
         self, base: Callable[[float], int] = lambda _: 500 * MIB, counts: Callable[[int], int] = int
@@ -100,6 +103,36 @@ class Worker:
 def opened(device: Device) -> tuple[Any, Any]:
     w: Any = Worker(device)
     return w, Meter(w)
+
+
+def lose_at_once(device: Device, meter: Meter) -> None:
+    before = meter.mark()
+    device.allocated += 8 * MIB
+    meter.enter("the end", before)
+
+
+def lose_with_each_round(device: Device, meter: Meter) -> None:
+    used = [replace(meter.used(), nbytes=number * MIB) for number in range(1, 33)]
+    meter.enter_loop("round", range(1, 33), used, [replace(each, nbytes=0) for each in used])
+
+
+@pytest.mark.parametrize("lose", [lose_at_once, lose_with_each_round])
+def test_beside_other_probes_a_loss_is_left_to_the_probe_alone(
+    lose: Callable[[Device, Meter], None],
+) -> None:
+    device = Device()
+    device.by_process = True
+    _, meter = opened(device)
+    with pytest.raises(NotAlone):
+        lose(device, meter)
+    assert device.now < SETTLE_S
+
+
+def test_beside_other_probes_a_figure_that_does_not_follow_is_left_to_the_probe_alone() -> None:
+    device = Device(counts=lambda _: 0)
+    device.by_process = True
+    with pytest.raises(NotAlone):
+        opened(device)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.api import Check, Context, Device, Probe, ProbeOutcome, Worker
-from gpuipc_doctor.model import Ending, RoleOutcome
+from gpuipc_doctor.model import Ending, Json, RoleOutcome
 from gpuipc_doctor.run.idle_wait import IdleDevices
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.supervise.session import Session
@@ -38,6 +38,7 @@ class Node:
     def __init__(self, *used: int | None, outside: bool = True) -> None:
         self.used = used
         self.outside = outside
+        self.nobodys: list[tuple[int, list[int]] | None] = []
         self.looked_at: list[Sequence[Device]] = []
 
     def run(self, check: str, file: Path, probe: Probe, *, until: float) -> ProbeOutcome:
@@ -46,7 +47,10 @@ class Node:
         if None in used:
             roles = {"onlooker": RoleOutcome("onlooker", Ending.DRIVER_ERROR)}
             return ProbeOutcome(probe.name, probe.devices, {}, roles, "onlooker", 0.0, 1.0, "")
-        records = {"used": used, "outside": self.outside}
+        records: dict[str, Json] = {"used": used, "outside": self.outside}
+        if self.nobodys:
+            told = self.nobodys.pop(0)
+            records["nobodys"] = [told for _ in probe.devices]
         roles = {"onlooker": RoleOutcome("onlooker", Ending.COMPLETED, records=records)}
         return ProbeOutcome(probe.name, probe.devices, {}, roles, None, 0.0, 1.0, "")
 
@@ -87,3 +91,22 @@ def test_device_is_not_read_again() -> None:
         roles = {"role": RoleOutcome("role", Ending.COMPLETED, baselines=[found])}
         quiet.after(probe, ProbeOutcome("", (FIRST,), {}, roles, None, 0.0, 1.0, ""))
         assert [rest.used for rest in quiet.baselines(probe)] == [then]
+
+
+@pytest.mark.parametrize(
+    ("later", "lost"),
+    [
+        ([(615, [7])], {}),
+        ([(621, [7])], {}),  # a context's share
+        ([(655, [7]), (655, [7])], {FIRST: 40 << 20}),
+        ([(655, [7]), (656, [7])], {}),  # it moves by itself
+        ([(655, [7, 8])], {}),  # another user has come
+        ([None], {}),
+    ],
+)
+def test_memory_of_nobody(later: list[tuple[int, list[int]] | None], lost: dict[Device, int]) -> None:
+    node = Node(10, 20)
+    node.nobodys = [each and (each[0] << 20, each[1]) for each in [(615, [7]), *later]]
+    quiet = learned(node, exclusive(FIRST))
+    assert quiet.tells_by_process(exclusive(FIRST))
+    assert quiet.lost([FIRST], math.inf) == lost

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,20 @@ def test_child_answers_and_exits(start: Start) -> None:
     child.send({"of": b"\0bytes"})
     assert child.recv(LIMIT_S) == {"of": b"\0bytes"}
     assert child.end(LIMIT_S) == "exit 0"
+
+
+def test_killed_child_leaves_no_file_of_cuda(start: Start) -> None:
+    child = start(echo)
+    left = Path(f"/dev/shm/cuda.shm.{os.geteuid()}.{child.pid:x}.1")
+    left.touch()
+    other = Path(f"/dev/shm/cuda.shm.{os.geteuid()}.{os.getpid():x}.1")
+    other.touch()
+    try:
+        child.kill()
+        children.remove_files_of_killed()
+        assert (left.exists(), other.exists()) == (False, True)
+    finally:
+        other.unlink()
 
 
 def test_calls_that_returned_come_with_the_next_message(start: Start, returned: list[Calls]) -> None:

@@ -1,0 +1,122 @@
+"""What watches memory runs beside other probes where the driver tells memory by process."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any as Anything
+
+import pytest
+
+from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutcome
+from gpuipc_doctor.cli.progress import Silent
+from gpuipc_doctor.model import Ending, RoleOutcome
+from gpuipc_doctor.run.conclusions import Doubt, Ended
+from gpuipc_doctor.run.planner import PlannedProbe
+from gpuipc_doctor.run.schedule import Schedule
+from gpuipc_doctor.supervise.session import Session
+from tests.checks.judging import gpu
+
+NUMBERS = itertools.count(1)
+FIRST, SECOND = gpu(0), gpu(1)
+
+
+class Passes(Check):
+    title = "any"
+
+    def __init__(self, id_: str) -> None:
+        self.id = id_
+
+    def probes(self, ctx: Context) -> list[Probe]:
+        return []
+
+    def judge(self, done: ProbeOutcome) -> list[Finding]:
+        return [Finding.ok("right", "it is right")]
+
+
+def watches(check: str, device: Device = FIRST) -> PlannedProbe:
+    probe = Probe("", {"role": print}, (device,), exclusive=True, by_process=True)  # type: ignore[dict-item]
+    return PlannedProbe(next(NUMBERS), Passes(check), Path(__file__), probe)
+
+
+@dataclass
+class Fake:
+    """A session in which checks end so beside others, and pass alone; also the devices' idle memory."""
+
+    beside: Mapping[str, Ending] = field(default_factory=dict)
+    tells: bool = True
+    nobodys: Mapping[Device, int] = field(default_factory=dict)
+    ran: list[tuple[str, bool]] = field(default_factory=list)
+    """Each check, and whether it ran alone."""
+
+    unkillable = ""
+
+    def run(self, check: str, file: Path, probe: Probe, **_: Anything) -> ProbeOutcome:
+        self.ran.append((check, probe.exclusive))
+        ending = Ending.COMPLETED if probe.exclusive else self.beside.get(check, Ending.COMPLETED)
+        role = RoleOutcome("role", ending)
+        blamed = None if ending is Ending.COMPLETED else "role"
+        return ProbeOutcome("", probe.devices, {}, {"role": role}, blamed, 0.0)
+
+    def learn(self, *_: Anything) -> None: ...
+    def tells_by_process(self, planned: PlannedProbe) -> bool:
+        return self.tells
+
+    def lost(self, devices: Iterable[Device], until: float) -> dict[Device, int]:
+        return {device: self.nobodys[device] for device in devices if device in self.nobodys}
+
+    def waits_itself(self, _: Anything) -> bool:
+        return False
+
+    def before(self, *_: Anything) -> None: ...
+    def after(self, *_: Anything) -> None: ...
+
+
+def taken(
+    fake: Fake, *probes: PlannedProbe, isolate: bool = False
+) -> tuple[Schedule, dict[str, Ended | Doubt]]:
+    session: Session = fake  # type: ignore[assignment]
+    schedule = Schedule(session, Silent(), time.monotonic() + 60)
+    schedule.tours.isolate = isolate
+    schedule._quiet = fake  # type: ignore[assignment]
+    ends: dict[str, Ended | Doubt] = {}
+
+    def take(planned: PlannedProbe, ended: Ended | Doubt) -> list[PlannedProbe]:
+        ends[planned.check.id] = ended
+        return []
+
+    schedule.run(probes, 2, take)
+    return schedule, ends
+
+
+def test_where_the_driver_tells_them_apart_they_run_beside_others() -> None:
+    taken(fake := Fake(), watches("a"), watches("b"))
+    assert sorted(fake.ran) == [("a", False), ("b", False)]
+
+
+@pytest.mark.parametrize(
+    ("tells", "isolate", "checks"),
+    [(False, False, "ab"), (True, True, "ab"), (True, False, "aa")],
+    ids=["not told", "isolated", "one check, which has nobody beside it"],
+)
+def test_otherwise_they_run_alone(tells: bool, isolate: bool, checks: str) -> None:
+    taken(fake := Fake(tells=tells), *map(watches, checks), isolate=isolate)
+    assert sorted(fake.ran) == [(check, True) for check in checks]
+
+
+@pytest.mark.parametrize("ending", [Ending.EXCEPTION, Ending.DRIVER_ERROR, Ending.CRASHED, Ending.HUNG])
+def test_what_fails_beside_others_is_repeated_alone_and_only_that_counts(ending: Ending) -> None:
+    _, ends = taken(fake := Fake({"a": ending}), watches("a"), watches("b"))
+    assert sorted(fake.ran) == [("a", False), ("a", True), ("b", False)]
+    assert all(isinstance(end, ProbeOutcome) and end.completed for end in ends.values())
+
+
+def test_memory_that_nobody_holds_repeats_alone_what_was_not_alone_on_that_device() -> None:
+    fake = Fake({"a": Ending.EXCEPTION}, nobodys={FIRST: 8 << 20})
+    schedule, _ = taken(fake, watches("a"), watches("b"), watches("c", SECOND))
+    assert sorted(fake.ran) == [("a", False), ("a", True), ("b", False), ("b", True), ("c", False)]
+    ((nbytes, again),) = schedule.lost.values()
+    assert (nbytes, [planned.check.id for planned in again]) == (8 << 20, ["b"])
