@@ -40,15 +40,12 @@ class KnownVersions(Check):
                 where=version.where,
                 wanted=version.wanted,
             )
-        if not (ctx.version_matches or ctx.unexpected):
+        if ctx.unread:
+            newer = (f"{fact.name} {fact.value} is {fact.source}" for fact in ctx.unread)
+            yield Finding.ok("newer-than-data", "{versions}", versions="; ".join(newer))
+        elif not (ctx.version_matches or ctx.unexpected):
             known = [f"{fact.name} {fact.value}" for fact in ctx.inventory if fact.value]
-            newer = [f"{fact.name} {fact.value}: {fact.source}" for fact in ctx.unread]
-            if newer:
-                says = "no known issue affects these versions, but the data ends before {versions}"
-                versions = ", ".join(f"{fact.name} {fact.value}" for fact in ctx.unread)
-                yield Finding.ok("newer-than-data", says, *newer, *known, versions=versions)
-            else:
-                yield Finding.ok("not-known-bad", "no known issue affects these versions", *known)
+            yield Finding.ok("not-known-bad", "no known issue affects these versions", *known)
 
 
 CHECK = KnownVersions()

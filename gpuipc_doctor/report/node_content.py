@@ -22,6 +22,7 @@ from gpuipc_doctor.present.blocks import (
     Grid,
     Group,
     Item,
+    Lines,
     Notice,
     Parts,
     Table,
@@ -184,6 +185,8 @@ def _totals(report: Report, exit_code: int) -> Iterator[Block]:
         yield Notice("INTERRUPTED: only the results before the interruption.", "FAIL")
     if report.nothing_tested:
         yield Notice("NOTHING WAS TESTED: no probe ran on a GPU.", "FAIL")
+    newer = (result.finding for result in report.results if result.finding.key == "newer-than-data")
+    yield Lines(tuple(map(sentences.summary, newer)))
     counts = merged_results.totals(report)
     words = [f"{counts[status]} {status.value}" for status in sorted(counts, key=lambda s: -s.severity)]
     if missing := len(merged_results.not_reached(report)):

@@ -60,4 +60,4 @@ def test_version_beyond_the_data_is_named_with_the_datas_date(name: str, version
     (finding,) = findings(Context(inventory=facts, unread=unread))
     assert finding.status is Status.PASS
     assert (finding.key == "newer-than-data") == newer
-    assert ("newer than our data of 20" in "".join(sentences.evidence(finding))) == newer
+    assert ("newer than our data of 20" in sentences.summary(finding)) == newer

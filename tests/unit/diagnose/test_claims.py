@@ -240,6 +240,13 @@ CASES = {
         "device files are not there",
         "container runtime",
     ),
+    "any program's shm_open is not MPICH's": (
+        "shm_open(/psm2_shm.1) failed: Permission denied",
+        "a program cannot use shared memory",
+        "MPICH",
+    ),
+    "any program's connection is not NCCL's": ("Connect to db:5432 failed: Connection refused", "", "NCCL"),
+    "any program's value is not UCX's": ("Invalid value for port: 'abc'", "", "UCX"),
 }
 
 

@@ -330,3 +330,9 @@ def test_ways_between_gpus_are_shown_on_request_and_on_the_page() -> None:
     ]
     assert "NV18" not in node_content.screen(told)
     assert "<td>NV18</td>" in node_exports.html(told)
+
+
+def test_version_beyond_the_data_is_a_line_above_the_totals() -> None:
+    newer = Finding.ok("newer-than-data", "{versions}", versions="nccl 2.99 is newer than our data")
+    page = node_content.screen(report((), [Result("known-versions", newer)]))
+    assert "\nnccl 2.99 is newer than our data\n1 PASS" in page
