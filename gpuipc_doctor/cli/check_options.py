@@ -16,7 +16,7 @@ from gpuipc_doctor.model import Subject, Tier
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.site.config import SiteConfig
 
-_OPTIONS = (
+add = options.table(
     click.argument("checks", nargs=-1, metavar="[CHECK]..."),
     click.option("--all", "all_checks", is_flag=True, help="Run every check of the tier."),
     click.option("--tier", type=options.Choice([tier.label for tier in Tier]),
@@ -69,13 +69,7 @@ _OPTIONS = (
                  show_default=True, help="Exit codes: this tool's, or those of a Nagios plugin."),
     click.option("--dry-run", is_flag=True, help="List the devices and the planned probes, and stop."),
 )  # fmt: skip
-
-
-def add(command: options.Command) -> Any:
-    """Add the options, whose values are the fields of `CheckOptions`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+"""Adds the options, whose values are the fields of `CheckOptions`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,60 +20,57 @@ if TYPE_CHECKING:
     from gpuipc_doctor.site.config import SiteConfig
 
 
-def options_of(command: options.Command) -> options.Command:
-    """Add the options that select nodes and the way to reach them."""
-    for option in (
-        click.option(
-            "--tool",
-            metavar="PATH",
-            help="Path of gpuipc-doctor on the nodes.  [default: same path as on this node]",
-        ),
-        click.option(
-            "--launch-option",
-            "launch_options",
-            multiple=True,
-            metavar="OPTION",
-            help="Option for srun or ssh, added unchanged after the site config's options.",
-        ),
-        options.seconds(
-            "--patience",
-            "Seconds to wait for a node that is busy, drained or down.",
-            default=30.0,
-            show_default=True,
-        ),
-        options.seconds("--deadline", "Time limit for each node.", default=600.0, show_default=True),
-        click.option(
-            "--rate",
-            type=click.FloatRange(0.01),
-            default=10.0,
-            show_default=True,
-            help="Jobs and steps to start per second with Slurm or Flux.",
-        ),
-        options.seconds("--budget", "Time limit for the whole fleet.  [default: none]"),
-        click.option(
-            "--fanout",
-            type=click.IntRange(1, 4096),
-            default=64,
-            show_default=True,
-            help="Number of commands (ssh, srun) at a time.",
-        ),
-        click.option(
-            "--via",
-            type=click.Choice(["auto", "slurm", "flux", "ssh"]),
-            default="auto",
-            show_default=True,
-            help="How to reach the nodes. auto uses flux inside a Flux instance, "
-            "otherwise slurm if srun is found, otherwise ssh.",
-        ),
-        click.option("--all-idle", is_flag=True, help="All nodes that are idle in Slurm."),
-        click.option("--reservation", metavar="NAME", help="The nodes of this reservation."),
-        click.option("-p", "--partition", metavar="NAME", help="The nodes of this Slurm partition."),
-        click.option(
-            "-w", "--nodes", "nodes", metavar="NODES", help="A node set: nid[0001-0128], @gpu, x[1-3]c[0-7]."
-        ),
-    ):
-        command = option(command)
-    return command
+options_of = options.table(
+    click.option(
+        "-w", "--nodes", "nodes", metavar="NODES", help="A node set: nid[0001-0128], @gpu, x[1-3]c[0-7]."
+    ),
+    click.option("-p", "--partition", metavar="NAME", help="The nodes of this Slurm partition."),
+    click.option("--reservation", metavar="NAME", help="The nodes of this reservation."),
+    click.option("--all-idle", is_flag=True, help="All nodes that are idle in Slurm."),
+    click.option(
+        "--via",
+        type=click.Choice(["auto", "slurm", "flux", "ssh"]),
+        default="auto",
+        show_default=True,
+        help="How to reach the nodes. auto uses flux inside a Flux instance, "
+        "otherwise slurm if srun is found, otherwise ssh.",
+    ),
+    click.option(
+        "--fanout",
+        type=click.IntRange(1, 4096),
+        default=64,
+        show_default=True,
+        help="Number of commands (ssh, srun) at a time.",
+    ),
+    options.seconds("--budget", "Time limit for the whole fleet.  [default: none]"),
+    click.option(
+        "--rate",
+        type=click.FloatRange(0.01),
+        default=10.0,
+        show_default=True,
+        help="Jobs and steps to start per second with Slurm or Flux.",
+    ),
+    options.seconds("--deadline", "Time limit for each node.", default=600.0, show_default=True),
+    options.seconds(
+        "--patience",
+        "Seconds to wait for a node that is busy, drained or down.",
+        default=30.0,
+        show_default=True,
+    ),
+    click.option(
+        "--launch-option",
+        "launch_options",
+        multiple=True,
+        metavar="OPTION",
+        help="Option for srun or ssh, added unchanged after the site config's options.",
+    ),
+    click.option(
+        "--tool",
+        metavar="PATH",
+        help="Path of gpuipc-doctor on the nodes.  [default: same path as on this node]",
+    ),
+)
+"""The options that select nodes and the way to reach them."""
 
 
 @dataclass(frozen=True)

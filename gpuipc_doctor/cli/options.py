@@ -149,23 +149,29 @@ def require_nccl_library(name: str | None) -> None:
         raise click.BadParameter(f"{name}: no such file", param_hint="'--nccl-lib'")
 
 
-def node_options(command: Command) -> Command:
-    """Add ``--config``, ``--simulate`` and ``--backend``: the node, and the drivers to use."""
-    for option in (
-        click.option(
-            "--backend",
-            type=Choice(["auto", "cuda", "hip", "all"]),
-            default="auto",
-            show_default=True,
-            help="Driver to probe; auto: every driver found.",
-        ),
-        click.option(
-            "--simulate", metavar="PROFILE", help="Probe a simulated node: a profile's name or file."
-        ),
-        config("Site config, or a shipped one's name; overrides /etc/gpuipc-doctor/site.yaml."),
-    ):
-        command = option(command)
-    return command
+def table(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """A decorator that adds these options, in the order of the help."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+node_options = table(
+    config("Site config, or a shipped one's name; overrides /etc/gpuipc-doctor/site.yaml."),
+    click.option("--simulate", metavar="PROFILE", help="Probe a simulated node: a profile's name or file."),
+    click.option(
+        "--backend",
+        type=Choice(["auto", "cuda", "hip", "all"]),
+        default="auto",
+        show_default=True,
+        help="Driver to probe; auto: every driver found.",
+    ),
+)
+"""``--config``, ``--simulate`` and ``--backend``: the node, and the drivers to use."""
 
 
 def site_config(file: Path | None) -> SiteConfig:

@@ -11,7 +11,7 @@ from gpuipc_doctor.cli import formats, options, saved
 from gpuipc_doctor.files.writing import OutputFile
 
 COMPONENTS = ["nvidia", "amd", "ucx", "openmpi", "mpich", "libfabric", "nccl", "hpe"]
-_OF_TICKET = (
+_of_ticket = options.table(
     click.option("--for", "component", type=options.Choice(COMPONENTS),
                  help="Component whose maintainers get it.  [default: from the failed call and stacks]"),
     click.option("--check", "checks", multiple=True, metavar="CHECK",
@@ -32,12 +32,6 @@ _OF_TICKET = (
 )  # fmt: skip
 
 
-def _with_ticket(command: options.Command) -> Any:
-    for option in reversed(_OF_TICKET):
-        command = option(command)
-    return command
-
-
 @click.command()
 @click.argument("file", type=options.FilePath())
 @formats.options(
@@ -52,7 +46,7 @@ def _with_ticket(command: options.Command) -> Any:
     metavar="FILE",
     help="Write to FILE instead of printing, completely or not at all.",
 )
-@_with_ticket
+@_of_ticket
 @click.pass_context
 def command(ctx: click.Context, /, *, file: Path, form: str, output: Path | None, **asked: Any) -> None:
     """Print a saved report.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuipc_doctor.files import reading
 from gpuipc_doctor.files.yamlfile import BadFile, Mistake
@@ -66,26 +66,28 @@ def _mistake(path: Path, text: str) -> BadFile:
     return BadFile([Mistake(path, 0, text)])
 
 
-def is_inventory(path: Path) -> bool:
-    """Whether the file is an inventory (``inventory --json``). Raises `BadFile`."""
+def _json(path: Path) -> Any:
     try:
-        document = reading.read_json(path, MAX_BYTES)
+        return reading.read_json(path, MAX_BYTES)
     except reading.Unreadable as reason:
         raise _mistake(path, str(reason)) from None
+
+
+def is_inventory(path: Path) -> bool:
+    """Whether the file is an inventory (``inventory --json``). Raises `BadFile`."""
+    document = _json(path)
     return isinstance(document, dict) and "facts" in document
 
 
 def inventory(path: Path) -> tuple[Fact, ...]:
     """The facts in a file from ``inventory --json`` or ``check --output``. Raises `BadFile`."""
+    document = _json(path)
     try:
-        document = reading.read_json(path, MAX_BYTES)
         facts = document["inventory" if "inventory" in document else "facts"]
         return tuple(_fact(fact["name"], fact["value"], fact["source"]) for fact in facts)
-    except reading.Unreadable as reason:
-        raise BadFile([Mistake(path, 0, str(reason))]) from None
     except (LookupError, TypeError):
         text = "has no inventory; write one with `gpuipc-doctor inventory --json`"
-        raise BadFile([Mistake(path, 0, text)]) from None
+        raise _mistake(path, text) from None
 
 
 def _fact(name: object, value: object, source: object) -> Fact:

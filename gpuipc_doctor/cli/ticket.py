@@ -16,17 +16,16 @@ import click
 from gpuipc_doctor import node_name
 from gpuipc_doctor.cli import options, saved
 from gpuipc_doctor.diagnose.decompress import ZSTD
-from gpuipc_doctor.files import reading
+from gpuipc_doctor.files import yamlfile
 from gpuipc_doctor.files.near_miss import did_you_mean
 from gpuipc_doctor.files.writing import OutputFile
-from gpuipc_doctor.files.yamlfile import BadFile, Mistake
 from gpuipc_doctor.job.document import JobReport
 from gpuipc_doctor.model import Fact, Report
 from gpuipc_doctor.report import json_documents
 from gpuipc_doctor.ticket import anonymise, components, ticket_content
 from gpuipc_doctor.ticket import bundle as archive
 from gpuipc_doctor.ticket.anonymise import GENERIC_USERS, Names, Pseudonyms
-from gpuipc_doctor.ticket.bundle import MOST_BYTES, is_text
+from gpuipc_doctor.ticket.bundle import is_text
 from gpuipc_doctor.ticket.subject import Subject
 
 _SUFFIXES = (".tar.zst", ".tar.gz")
@@ -53,7 +52,7 @@ def write(
         raise click.UsageError("--logs needs --bundle", ctx)
     subject = _subject(file, checks, also, before)
     goes_to = components.load()[component] if component else components.concerned(subject)
-    added = {path.name: _content(path) for path in add}
+    added = {path.name: yamlfile.content(path, archive.MOST_BYTES) for path in add}
     kept: dict[str, bytes] = {}
     left_out: dict[str, str] = {}
     if logs:
@@ -115,13 +114,6 @@ def _narrowed(report: Report, checks: tuple[str, ...]) -> Report:
         checks=tuple(each for each in report.checks if each.id in checks),
         results=tuple(each for each in report.results if each.check in checks),
     )
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return reading.read(path, MOST_BYTES)
-    except reading.Unreadable as reason:
-        raise BadFile([Mistake(path, 0, str(reason))]) from None
 
 
 def _place(path: Path) -> tuple[Callable[[bytes], bytes], OutputFile]:

@@ -229,10 +229,10 @@ def _renumbered(
     return renumbered
 
 
-def content(path: Path) -> bytes:
+def content(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Bytes of a file of a plausible size. Raises `BadFile`."""
     try:
-        return reading.read(path, MAX_BYTES)
+        return reading.read(path, max_bytes)
     except reading.Unreadable as reason:
         raise BadFile([Mistake(path, 0, str(reason))]) from None
 
