@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gpuipc_doctor import node_name
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.site import config, hosts, layers
 
@@ -249,18 +248,6 @@ def test_shipped_site_is_valid_on_any_machine(name: str) -> None:
     ended = run("validate", name)
     assert (ended.exit_code, ended.stderr) == (0, "")
     assert ended.stdout.startswith(f"{name}: fine")
-
-
-def test_paths_of_other_nodes_are_not_checked_here(directory: Path) -> None:
-    write(
-        directory / "other.yaml", WRONG.split("mpi:")[0].replace('"n[1-"', "n[1-9]").replace(": 1}", ": '1'}")
-    )
-    ended = run("validate", "other.yaml")
-    assert (ended.exit_code, ended.stdout) == (
-        0,
-        f"other.yaml: fine; {node_name.short()} is not one of its nodes, "
-        "so modules and libraries were not checked\n",
-    )
 
 
 # -- new ------------------------------------------------------------------------------------------------

@@ -47,20 +47,6 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(drill.command, ["--backend", "cuda", *arguments], terminal_width=80)
 
 
-def test_expected_findings_exit_with_0() -> None:
-    ran = invoke("already-mapped", "healthy-cuda")
-    assert ran.exit_code == 0
-    assert "already-mapped  cuda  ipc-stale FAIL" in ran.output
-    assert ran.output.splitlines()[-1] == "2 drills in 2 s: 2 as expected, 0 not"
-
-
-def test_missed_finding_is_reported_in_full_and_exits_with_12() -> None:
-    ran = invoke("stale-data")
-    assert ran.exit_code == 12
-    assert "MISSED    stale-data on cuda: ipc-stale FAIL mentioning 'the old data'" in ran.output
-    assert "MISSED    stale-data on cuda: exit 12 (it was 0)" in ran.output
-
-
 def test_findings_missed_in_some_repetitions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = iter([OVERLAPPING, HEALTHY, OVERLAPPING])
     monkeypatch.setattr(drill, "_run", lambda *_: (next(outcomes), 1.0))
@@ -93,23 +79,6 @@ def by_check(monkeypatch: pytest.MonkeyPatch, everything: Report, alone: Report)
 CALL = {"call": "cuMemImportFromShareableHandle"}
 HUNG = ReportResult("ipc-new", Finding.fail("hung", "{call} hung", **CALL))
 GIVEN_UP = ReportResult("ipc-vmm", Finding.skip("given-up", "it had hung in {call}", **CALL))
-FOUND_ALONE = ReportResult("ipc-vmm", Finding.fail("hung", "{call} #1 hung", **CALL))
-
-
-def test_skipped_check_is_rerun_alone_and_follow_ups_are_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    others = replace(HEALTHY, results=(HUNG, GIVEN_UP))
-    asked = by_check(monkeypatch, others, replace(HEALTHY, results=(FOUND_ALONE,)))
-    ran = invoke("vmm-hang-import")
-    assert asked == [None, "ipc-vmm"]
-    assert ran.exit_code == 0, ran.output
-    assert "caught 1, accepted" in ran.output
-    assert "ACCEPTED  vmm-hang-import on cuda: ipc-new FAIL: cuMemImportFromShareableHandle" in ran.output
-    assert ran.output.splitlines()[-2:] == [
-        "1 finding accepted: not in 'expect', but caused by a fault",
-        "1 drill in 2 s: 1 as expected, 0 not",
-    ]
 
 
 @pytest.mark.parametrize("alone", [(GIVEN_UP, HUNG), HEALTHY.results])
@@ -127,13 +96,6 @@ def test_ctrl_c_ends_the_drill_with_its_results() -> None:
     ran = invoke("healthy-cuda", "hang-init", "healthy-both")
     assert ran.exit_code == 130
     assert ran.output.splitlines()[-1] == "1 drill in 1 s: 1 as expected, 0 not, 2 not completed"
-
-
-def test_run_on_one_backend_leaves_out_the_others_profiles() -> None:
-    ran = invoke("healthy-cuda", "healthy-hip")
-    assert [line.split()[0] for line in ran.output.splitlines() if "nothing invented" in line] == [
-        "healthy-cuda"
-    ]
 
 
 def test_named_profile_that_cannot_run_is_reported_and_exits_with_11(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,12 +168,6 @@ def test_faults_of_mpi_are_drilled_with_an_mpi_only(monkeypatch: pytest.MonkeyPa
 def test_mpi_is_passed_for_faults_of_mpi_and_healthy_nodes(name: str, is_given: bool) -> None:
     request = drilling.request(profile.load(name), "cuda", "/opt/mpi/lib/libmpi.so.12", None)
     assert bool(request.mpi_lib) is is_given
-
-
-def test_healthy_mpi_profile_is_drilled_with_an_mpi_check() -> None:
-    stated = profile.load("mpi-fixed-loss")
-    assert stated.expect["cuda"].findings == ()
-    assert drilling.request(stated, "cuda", "/opt/mpi/lib/libmpi.so.12", None).checks == ("mpi-cache-growth",)
 
 
 def test_named_faults_of_mpi_require_an_mpi() -> None:

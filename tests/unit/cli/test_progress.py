@@ -35,21 +35,6 @@ def shown(screen: int, until: str) -> str:
     return text
 
 
-def test_terminal_shows_running_probes(terminal: tuple[IO[str], int]) -> None:
-    stream, screen = terminal
-    with progress(stream) as display:
-        display.started("find", "finding devices", 5.0)
-        display.finished("find")
-        display.planned(["ipc-stale"] * 3)
-        display.started("a", "ipc-reopen on cuda:0 \x1b]0;owned\x07[bold]", 10.0)
-        display.started("b", "ipc-stale on cuda:0", 2.5)
-        display.finished("b")
-        text = shown(screen, "1/3 probes done")
-        text += shown(screen, "deadline 10 s a call")
-    assert re.search(r"ipc-reopen on cuda:0 \[bold\] +\d\.\d s +deadline 10 s a call", text)
-    assert "\x1b]0" not in text
-
-
 @pytest.mark.parametrize(
     ("finished", "head"),
     [
@@ -66,16 +51,6 @@ def test_display_does_not_say_that_all_is_done_while_probes_are_repeated(finishe
     for number in range(finished):
         display.finished(str(number))
     assert display.text(100).splitlines()[0] == head
-
-
-def test_probes_that_find_devices_are_not_counted(terminal: tuple[IO[str], int]) -> None:
-    stream, screen = terminal
-    with progress(stream) as display:
-        shown(screen, "looking for devices")
-        display.started("find", "finding devices", 5.0)
-        display.finished("find")
-        display.planned(["ipc-stale"] * 7)
-        shown(screen, "0/7 probes done")
 
 
 def test_time_left_follows_what_checks_took_and_the_pace_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

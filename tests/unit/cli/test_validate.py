@@ -87,22 +87,6 @@ def test_options_of_checks_are_validated(tmp_path: Path, options: str, wrong: li
     assert all(part in line for part, line in zip(wrong, said, strict=True)), said
 
 
-@pytest.mark.parametrize(
-    ("key", "wrong"),
-    [
-        ("ipc-handles.refused", ""),
-        ("ipc-reopen.hung", ""),  # a key of every check
-        ("driver-init.node-type-unclear", ""),
-        ("ipc-handles.refusd", "ipc-handles has no finding 'refusd'; did you mean 'refused'?"),
-        ("ipc-reopen.stated-not-offered", "ipc-reopen has no finding 'stated-not-offered'"),
-        ("ipc-reopne.hung", "no check 'ipc-reopne'; did you mean 'ipc-reopen'?"),
-    ],
-)
-def test_suppressed_findings_must_exist(tmp_path: Path, key: str, wrong: str) -> None:
-    said = mistakes(tmp_path, f"suppressed: {{{key}: ticket 1}}\n")
-    assert said == ([f"1: suppressed: {wrong}"] if wrong else [])
-
-
 def test_every_key_that_a_profile_expects_may_be_suppressed() -> None:
     expected = {
         (finding.check, finding.key)

@@ -39,16 +39,6 @@ def test_rank_that_may_advance_is_named_but_not_called_stuck() -> None:
     assert verdict(SPINS, SPINS, Activity(Kind.LOOPS, "f (a.py:1)")) == (Cause.UNKNOWN, (2,))
 
 
-def test_absent_rank_is_to_blame_unless_others_move() -> None:
-    assert verdict(SPINS, SPINS, SPINS, size=4) == (Cause.RANK_ENDED, (3,))
-    assert verdict(SPINS, SPINS, MOVES, size=4)[0] is Cause.RUNS
-
-
-def test_stopped_rank_has_all_others_waiting() -> None:
-    found = judge({0: SPINS, 1: Activity(Kind.STOPPED), 2: SPINS})
-    assert (found.cause, found.blamed, found.waiting) == (Cause.STOPPED, (1,), (0, 2))
-
-
 def test_ranks_that_all_wait_are_open_until_nothing_moved_for_long() -> None:
     assert verdict(SPINS, SPINS, SPINS) == (Cause.GPU_WAIT, ())
     assert verdict(SPINS, SPINS, SPINS, seconds=LONG_S) == (Cause.DEVICE_BUSY, ())
@@ -128,7 +118,3 @@ def test_ranks_that_all_sleep_and_never_woke_up_are_no_pass() -> None:
     assert verdict(SLEEPS, naps)[0] is Cause.RUNS
     not_known = replace(SLEEPS, reason=f"sleeps{STILL[1]}")
     assert verdict(SLEEPS, not_known) == (Cause.UNKNOWN, ())
-
-
-def test_gpu_for_which_mpis_ranks_wait_is_to_blame_as_before() -> None:
-    assert verdict(Activity(Kind.COLLECTIVE, "MPI_Allreduce"), SPINS) == (Cause.DEVICE_BUSY, (1,))

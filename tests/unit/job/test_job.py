@@ -104,35 +104,14 @@ def test_frames_of_torch_cuda_are_distinguished_from_the_programs() -> None:
     assert frame("/home/u/app/__init__.py") == "synchronize (__init__.py:1162)"
 
 
-def test_gpu_call_made_by_mpi_is_a_wait_for_mpi() -> None:
-    stack = ("cuStreamSynchronize (libcuda.so.1)", "PMPI_Recv (libmpi.so.12)", "main (app)")
-    assert activity([process(stack)]).kind is Kind.RECEIVES
-
-
-def test_rank_whose_calls_differ_makes_progress() -> None:
-    assert activity([process(IN_RECEIVE), process(COMPUTING)]).kind is Kind.MOVES
-
-
 def test_stack_that_ends_in_a_transport_is_unknown() -> None:
     cut = ("__sched_yield (libc.so.6)", "opal_progress (libopen-pal.so.80)")
     assert activity([process(IN_RECEIVE), process(cut)]).kind is Kind.RECEIVES
 
 
-@pytest.mark.parametrize("state", ["R", "S"])
-@pytest.mark.parametrize("native", [(), (("__sched_yield (libc.so.6)",),)])
-def test_rank_without_a_stack_up_to_the_program_is_unknown(state: str, native: tuple[Stack, ...]) -> None:
-    """A rank that sleeps between two polls of MPI wakes while its stack is read."""
-    assert activity([process(*native, state=state)] * 2).kind is Kind.UNKNOWN
-
-
 def test_sleeping_rank_with_stale_mpi_frames_further_out_sleeps_outside_mpi() -> None:
     remains = ("clock_nanosleep (libc.so.6)", "nap (app)", "PMPI_Recv (libmpi.so.12)", "main (app)")
     assert activity([process(state="S", approximate=remains)]).kind is Kind.SLEEPS
-
-
-def test_rank_that_sleeps_inside_mpi_waits_in_mpi() -> None:
-    asleep = ("clock_nanosleep (libc.so.6)", "[libucs.so.0]", "[libmpi.so.40]", "PMPI_Recv (libmpi.so.40)")
-    assert activity([process(state="S", approximate=asleep)]).kind is Kind.RECEIVES
 
 
 @pytest.mark.parametrize(
@@ -230,14 +209,6 @@ def requests(operation: str) -> Activity:
     return doing(Kind.PROGRESSES, operation)
 
 
-@pytest.mark.parametrize("late", [{3}, {*range(1, 16)}, {0, 15}])
-def test_late_ranks_are_blamed_whether_few_or_most(late: set[int]) -> None:
-    """NVIDIA/nccl#1911: fifteen of sixteen ranks lagged, and the report named the sixteenth."""
-    verdict = judge({rank: SLEEPS if rank in late else REDUCES for rank in range(16)})
-    assert (verdict.cause, {*verdict.blamed}) == (Cause.HOST_LATE, late)
-    assert {*verdict.waiting} == {*range(16)} - late
-
-
 @pytest.mark.parametrize(
     ("activities", "cause", "blamed"),
     [
@@ -300,15 +271,6 @@ def test_ranks_between_which_messages_move_do_not_wait(
     activities: list[Activity], messages: bool | None, cause: Cause
 ) -> None:
     assert judge(dict(enumerate(activities)), messages=messages).cause is cause
-
-
-def test_absent_rank_has_ended() -> None:
-    verdict = judge({0: REDUCES, 2: REDUCES}, size=3)
-    assert (verdict.cause, verdict.blamed, verdict.waiting) == (Cause.RANK_ENDED, (1,), (0, 2))
-
-
-def test_no_rank_has_no_verdict() -> None:
-    assert judge({}).cause is Cause.UNKNOWN
 
 
 paths = st.dictionaries(st.integers(0, 40), st.lists(st.sampled_from("abc"), max_size=6), max_size=12)
@@ -505,17 +467,6 @@ def test_rank_whose_variables_change_between_two_receives_makes_progress() -> No
     assert (
         activity([replace(each, threads=process(COMPUTING).threads) for each in seen]).kind is Kind.COMPUTES
     )
-
-
-def test_rank_that_counts_in_one_function_is_late_or_in_a_loop() -> None:
-    main = Thread(tid=7, name="app", state="R", busy=1.0, native=(("main (app)",),))
-    seen = Process(pid=7, parent=1, uid=0, program="app", threads=(main,))
-    assert activity([seen, seen]).kind is Kind.COMPUTES
-    counting = activity([seen, replace(seen, counts=True)])
-    assert counting.kind is Kind.COUNTS
-    verdict = judge({0: counting, 1: REDUCES})
-    assert (verdict.cause, verdict.blamed) == (Cause.UNKNOWN, (0,))
-    assert judge({0: counting, 1: REDUCES, 2: doing(Kind.COMPUTES)}).cause is Cause.HOST_LATE
 
 
 def test_ranks_that_wait_at_a_socket_without_mpi_have_no_verdict() -> None:

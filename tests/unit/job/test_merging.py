@@ -24,15 +24,6 @@ def report(*ranks: Rank, size: int | None = 4) -> JobReport:
     return JobReport(taken=1.0, seconds=5.0, looks=4, size=size, ranks=ranks, verdict=runs)
 
 
-NAPS = (rank(2, "n2"), rank(3, "n2", Kind.SLEEPS, reason="it sleeps"))
-
-
-def test_verdict_is_on_the_ranks_of_all_nodes() -> None:
-    merged = merge([report(rank(0, "n1"), rank(1, "n1")), report(*NAPS)], {})
-    assert (merged.verdict.cause, merged.verdict.blamed) == (Cause.HOST_LATE, (3,))
-    assert merged.verdict.reasons == ("it sleeps",)
-
-
 def test_absent_rank_has_ended_only_if_every_node_answered() -> None:
     here = report(rank(0, "n1"), rank(1, "n1"), rank(2, "n1"))
     assert merge([here], {}).verdict.blamed == (3,)
