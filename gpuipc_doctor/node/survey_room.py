@@ -73,9 +73,12 @@ def _rooms(w: Worker, nvml: Nvml) -> list[Room]:
 
 
 def _room(w: Worker, nvml: Nvml, device: Any) -> Iterator[Room]:
-    memory, pci, told = nvml.memory(device), nvml.pci(device), w.params["rooms"]
+    memory = nvml.memory(device)
+    if memory.free >= room_for(TEST_CONTEXTS, memory.total):
+        return
+    pci, told = nvml.pci(device), w.params["rooms"]
     root = Path(told["root"])
-    if memory.free >= room_for(TEST_CONTEXTS, memory.total) or _is_numa(root, pci):
+    if _is_numa(root, pci):
         return
     listed = nvml.processes(device)
     if listed is None:
