@@ -22,7 +22,8 @@ TOKENS = (
     b"exitcode  : ",
     b"Fatal error in ",
     b"error: ",
-    b"MPI_",
+    b" PMPI_",
+    b" in MPI_",
     *ras_counts.TOKENS,
 )
 """Texts of which each line that is read has one, so that other lines cost nothing."""

@@ -22,7 +22,15 @@ _LONGEST_NAME = 40
 _MOST_LINES = 8
 _MOST_COUNT = 1 << 64
 
-TOKENS = (b"RUNNING ", b" MISMATCH", b"operation counts", b" launched", b" -- GPU ")
+TOKENS = (
+    b"   RUNNING  ",
+    b") MISMATCH",
+    b") INCOMPLETE",
+    b" operation counts",
+    b" launched up to ",
+    b"not launched any",
+    b" -- GPU ",
+)
 """Texts of which each line of an answer that is read has one."""
 
 _ROW = re.compile(r"^\s*(\d{1,9})\s+(\d+)\s+[\d-]+\s+[\d-]+\s+(?:\d+-)?(\d{1,9})\s+\d+\s+[A-Z]+\s+[A-Z, ]+$")

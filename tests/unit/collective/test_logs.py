@@ -259,6 +259,7 @@ LISTED = "  Rank {0} -- GPU 0 managed by process {0} on node 192.0.2.1\n"
         (RAS.format(30) + RAS.format(30).replace("64", "65"), (), ""),  # it runs
         (nccl_recordings.ras("late") * 2, (5,), "asked twice: rank 5 did not call AllReduce"),
         (nccl_recordings.ras("healthy"), (3,), "asked once: rank 3"),
+        (nccl_recordings.ras("dead"), (2,), "asked once: rank 2 did not call"),
         (nccl_recordings.ras("healthy") + nccl_recordings.ras("healthy").replace("3120", "3154"), (), ""),
     ],
 )
