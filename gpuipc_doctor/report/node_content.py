@@ -29,7 +29,7 @@ from gpuipc_doctor.present.blocks import (
     do,
 )
 from gpuipc_doctor.present.text import counted, device_key, fold_devices, sanitise, shorten
-from gpuipc_doctor.report import acceptance, exits, first_aid, merged_results, sentences
+from gpuipc_doctor.report import acceptance, exits, first_aid, merged_results, run_times, sentences
 from gpuipc_doctor.report.merged_results import Paragraph, by_check, culprits
 
 # Maximum items shown; the JSON report has all.
@@ -39,6 +39,7 @@ LOG_LINES = 4
 LOG_COLUMNS = 240
 EVIDENCE_LINES = 8
 BAD_PAIRS = 2
+LONGEST = 6
 
 REPORT_IT = "write a bug report: gpuipc-doctor report --format ticket FILE (the JSON report)"
 """Remedy for a FAIL that has no other remedy and matches no known issue."""
@@ -85,13 +86,25 @@ def screen(
     """The screen in lines of at most ``width`` columns, ending in a newline.
 
     ``exit_code`` is the run's exit code; if it is not given, it is that of the default style. ``verbose``:
-    also how each GPU reaches the others. ``news``: what is new since an earlier report, for the top.
+    also how each GPU reaches the others, and what the run waited for. ``news``: what is new since an earlier
+    report, for the top.
     """
     code = exits.code(report) if exit_code is None else exit_code
     shown = [*blocks(report, code, news)]
     if verbose:
-        shown[-1:-1] = [Table(tuple(rows)) for rows in gpu_ways(report)]
+        shown[-1:-1] = [*(Table(tuple(rows)) for rows in gpu_ways(report)), *_waits(report)]
     return terminal.screen(shown, width=width, color=color)
+
+
+def _waits(report: Report) -> Iterator[Block]:
+    """The seconds of the checks that the run waited for, one after the other."""
+    seconds: dict[str, float] = {}
+    for ran in run_times.waited_for(report):
+        seconds[ran.check] = seconds.get(ran.check, 0.0) + ran.end - ran.start
+    longest = sorted(seconds.items(), key=lambda item: -item[1])[:LONGEST]
+    if longest:
+        named = ", ".join(f"{check} {took:.1f} s" for check, took in longest)
+        yield Lines((f"Of {report.elapsed_s:.1f} s the run waited for: {named}",))
 
 
 def gpu_ways(report: Report) -> Iterator[list[tuple[str, ...]]]:

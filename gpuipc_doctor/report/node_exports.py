@@ -73,8 +73,10 @@ def _pictures(report: Report) -> Iterator[tuple[str, str]]:
     from gpuipc_doctor.report import plots
 
     failed = tuple(one for one in report.results if one.finding.status not in (Status.PASS, Status.SKIP))
-    for picture in plots.pictures(replace(report, results=failed)):
-        yield picture.name, f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
+    of_run = plots.of_run(report)
+    for picture in (*plots.pictures(replace(report, results=failed)), *([of_run] if of_run else [])):
+        name = "when each check ran" if picture is of_run else picture.name
+        yield name, f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
 
 
 # -- JUnit ------------------------------------------------------------------------------------------------

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Report, Result, Series
 from gpuipc_doctor.present.text import sanitise
-from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report import run_times, sentences
+from gpuipc_doctor.report.run_times import Ran
 
 _COLUMNS = 2
 _PANEL = 5.6, 3.4
@@ -34,6 +36,9 @@ _QUIET = "#57606a"
 _FACTS = {"nvidia-driver": "NVIDIA {}", "cuda-driver": "CUDA {}", "rocm": "ROCm {}"}
 _LIBRARIES = {"cupy": "CuPy {}", "pytorch": "PyTorch {}"}
 """Additional facts in the footer for checks of allocators."""
+
+_MOST_SUBJECTS = 10
+"""Subjects that a legend names; with more, pairs of eight GPUs, colours would tell nothing."""
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 
@@ -60,14 +65,48 @@ def pictures(report: Report) -> Iterator[Picture]:
         yield Picture(name, *_formats(report, title, drawn))
 
 
+def of_run(report: Report) -> Picture | None:
+    """When each check ran on which device; None if nothing ran."""
+    ran = run_times.probes(report)
+    return Picture("run", *_saved(partial(_timeline, report, ran))) if ran else None
+
+
+def _timeline(report: Report, ran: Sequence[Ran]) -> Any:
+    from matplotlib.figure import Figure
+
+    checks = list(dict.fromkeys(each.check for each in ran))
+    subjects = list(dict.fromkeys(each.subject for each in ran))
+    height = 0.2 * len(checks) + 1.2
+    figure = Figure((2 * _PANEL[0], height), layout="constrained", facecolor="white")
+    panel = figure.subplots()
+    for number, subject in enumerate(subjects):
+        of = [each for each in ran if each.subject == subject]
+        rows, widths = [checks.index(each.check) for each in of], [each.end - each.start for each in of]
+        colour = f"C{number % 10}" if len(subjects) > 1 else _LOOKS[1][0]
+        panel.barh(rows, widths, left=[each.start for each in of], height=0.7, color=colour, label=subject)
+    panel.set_yticks(range(len(checks)), checks, fontsize=8)
+    panel.invert_yaxis()
+    panel.set_xlim(0, report.elapsed_s)
+    panel.set_xlabel(sanitise(f"seconds of {report.elapsed_s:.1f} · {_footer(report, '', 99)}"), fontsize=8)
+    panel.grid(axis="x", color="#d0d7de", linewidth=0.5)
+    panel.spines[["top", "right"]].set_visible(False)
+    if 1 < len(subjects) <= _MOST_SUBJECTS:
+        panel.legend(fontsize=8, frameon=False, ncols=2)
+    return figure
+
+
 def _formats(report: Report, title: str, drawn: Sequence[tuple[Result, Series]]) -> tuple[bytes, bytes]:
+    return _saved(partial(_figure, report, title, drawn))
+
+
+def _saved(draw: Callable[[], Any]) -> tuple[bytes, bytes]:
     import matplotlib
 
     # Text stays text; dates and random names are removed so that equal reports give equal pictures.
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "gpuipc-doctor", "text.parse_math": False}
     svg, png = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context(settings):
-        figure = _figure(report, title, drawn)
+        figure = draw()
         figure.savefig(svg, format="svg", metadata={"Date": None})
         figure.savefig(png, format="png", dpi=120)
     return svg.getvalue(), png.getvalue()
