@@ -1,7 +1,8 @@
 """Look up this node's versions in the database of known issues; tests nothing.
 
 ``gpuipc-doctor known-issues list`` prints the database. A version that differs from what the site config
-expects gets the status that the config states.
+expects gets the status that the config states. The database has read each component's notes until
+a version (``knownissues/read_until.yaml``): a newer one passes, and is named as newer than the data.
 """
 
 from __future__ import annotations

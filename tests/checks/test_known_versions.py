@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import pytest
 
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.api import Context, Finding
+from gpuipc_doctor.knownissues import releases
 from gpuipc_doctor.model import Fact, Join, Relation, Status, Tier, Unexpected
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.versions import parse
 from tests.checks.judging import check
 
 FACTS = (Fact("nvidia-driver", "460.32.03", "/proc"), Fact("mpich", None, "nowhere"))
@@ -39,6 +43,12 @@ def test_version_unexpected_by_the_site_is_a_warning_with_its_line() -> None:
         "nvidia-driver is 460.32.03 (/proc); site.yaml:7 expects 535 and later"
     )
     assert sentences.evidence(finding) == ("ticket 4711",)
+
+
+def test_versions_until_which_the_data_has_read_can_be_compared() -> None:
+    until = {**releases.read_until()}
+    date.fromisoformat(until.pop("date"))
+    assert all(parse(name, version) for name, version in until.items())
 
 
 @pytest.mark.parametrize(
