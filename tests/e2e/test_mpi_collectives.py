@@ -151,9 +151,14 @@ def test_fault_of_the_soak_tier_is_found(found: Any, tmp_path: Path, fault: str)
 @pytest.mark.full  # its own flaws: in the first it makes no driver call, in the second it copies one block
 def test_intel_mpi_fails_in_two_calls_in_place_only_and_shares_no_pools(found: Any) -> None:
     results = found("impi", "healthy-single", "cuda", 4, "[1000, 65544]")
-    (failed,) = (text for status, _, text in results if status == "FAIL")
-    assert failed.startswith("MPI_Alltoall, MPI_Reduce_scatter_block delivered wrong data: ")
-    assert "all wrong results are of calls with in place" in failed
+    failed = {key: text for status, key, text in results if status == "FAIL"}
+    wrong = failed.pop("wrong-data")
+    assert wrong.startswith("MPI_Alltoall, MPI_Reduce_scatter_block delivered wrong data: ")
+    assert "all wrong results are of calls with in place" in wrong
+    if failed:  # often it also copies from address 0x58000003, its handle of MPI_SUM: an error or an abort
+        assert failed.pop("some-failed")
+        (ended,) = failed.values()
+        assert "(MPI_Alltoall of 65544 B, uint8, " in ended
     skipped = [text for status, key, text in results if (status, key) == ("SKIP", "unsupported")]
     assert skipped
     assert all("does not support memory of a pool" in text or "VMM" in text for text in skipped)
