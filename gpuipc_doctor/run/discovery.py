@@ -103,6 +103,8 @@ class Discovery:
         job = replace(job, chosen=tuple(gpu for gpu in job.chosen if gpu.pci not in lost))
         site = self._settle_config(gpus_of(job.of_node, self.node.root))
         expected = site.node.gpus
+        if self.planner.request.by_gpu:  # a start with all GPUs may hang again
+            expected = replace(expected, nvlinks=0, peers=0)
         asks_links = bool(expected.nvlinks or expected.peers != 0)
         numbered = self._number_job_gpus(job, asks_links=asks_links) if job.chosen or not lost else _NOTHING
         devices, facts, missing, traits = numbered
