@@ -84,6 +84,8 @@ INTERRUPTED = replaced(healthy(gpus(1)), interrupted=True)
         (BUDGET, Kind.BUDGET, 11),
         (NOT_REACHED, Kind.BUDGET, 11),
         (ERROR, Kind.ERROR, 11),
+        (ended(Finding.error("no-room", "no room: process 4711 holds 138 GiB")), Kind.BUSY, 11),
+        (ended(Finding.error("memory-lost", "memory lost")), Kind.BUSY, 11),
         (NOTHING, Kind.ERROR, 11),
         (INTERRUPTED, Kind.ERROR, 11),
     ],
