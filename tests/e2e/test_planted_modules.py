@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import py_compile
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -158,10 +159,10 @@ def test_root_imports_nothing_that_others_can_write(trap: Path, tmp_path: Path) 
     assert sprung(trap) == []
 
 
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def packed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The single file's start and package; what it needs beside comes from this Python."""
-    path = tmp_path / "gpuipc-doctor.pyz"
+    path = tmp_path_factory.mktemp("packed") / "gpuipc-doctor.pyz"
     with zipfile.ZipFile(path, "w") as packed:
         packed.write(REPOSITORY / "ship/__main__.py", "__main__.py")
         for module in (REPOSITORY / "gpuipc_doctor").rglob("*.py"):
@@ -169,6 +170,12 @@ def archive(tmp_path: Path) -> Path:
         for name in ("rpds.py", "msgspec.py"):
             packed.writestr(name, "")
     return path
+
+
+@pytest.fixture
+def archive(packed_once: Path, tmp_path: Path) -> Path:
+    """The single file's archive, in the test's own directory."""
+    return Path(shutil.copy(packed_once, tmp_path))
 
 
 @pytest.fixture(params=["theirs", "link to theirs", "vanished", "full", "relative"])
@@ -225,10 +232,10 @@ STANDARD = sorted(sys.stdlib_module_names - set(sys.builtin_module_names))
 SITE_PACKAGES = f"lib/python3.{sys.version_info[1]}/site-packages"
 
 
-@pytest.fixture
-def ambush(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def ambush(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of another user with all modules of Python's library, and what its variables may name."""
-    directory = tmp_path / "trap"
+    directory = tmp_path_factory.mktemp("ambush") / "trap"
     (directory / SITE_PACKAGES).mkdir(parents=True)
     said = f"open({str(directory / 'sprung')!r}, 'a').write({{!r}} + '\\n')\n"
     for place in (directory, directory / SITE_PACKAGES, directory / SITE_PACKAGES / ".."):

@@ -152,14 +152,6 @@ def test_shadow_mode_never_drains() -> None:
         assert answer.line.startswith("gpuipc-doctor: would drain, but shadow mode is on: ")
 
 
-def test_line_shows_the_finding_that_drains() -> None:
-    found = [Concern(Kind.ERROR, "ERROR a"), Concern(Kind.FAIL, "FAIL b"), Concern(Kind.BUDGET, "ERROR c")]
-    policy = PrologConfig(on_fail=Action.LOG, on_error=Action.IGNORE, on_budget=Action.DRAIN)
-    answer = decision.decide(found, policy)
-    assert (answer.text, answer.exit_code) == ("ERROR c", 11)
-    assert [concern.action for concern in answer.weighed] == [Action.DRAIN, Action.LOG, Action.IGNORE]
-
-
 def test_lines() -> None:
     """The lines with uuids of their real length."""
     simulated = POLICY._replace(simulate="hang-init")
@@ -187,14 +179,6 @@ def test_stated_share_of_the_nodes_may_drain() -> None:
     may = [decision.place(f"node{number:04}") < 0.1 for number in range(2000)]
     assert 120 < sum(may) < 280
     assert all(0 <= decision.place(f"node{number:04}") < 1 for number in range(10))
-
-
-def test_node_outside_the_share_only_loses_the_drain() -> None:
-    nobody = DRAIN_ALL._replace(breaker={"share": 0.0})
-    assert [decided(FAIL, nobody).exit_code, decided(FAIL, DRAIN_ALL).exit_code] == [0, 12]
-    assert decided(healthy(gpus(1)), nobody).withheld == ""
-    assert decided(FAIL, nobody._replace(on_fail=Action.LOG)).withheld == ""
-    assert decided(FAIL, nobody._replace(shadow=True)).withheld == "shadow mode is on"
 
 
 @PROPERTY

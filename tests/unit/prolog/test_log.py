@@ -179,11 +179,6 @@ def test_line_is_sent_to_syslog(
     assert heard == f"<{priority}>gpuipc-doctor[{os.getpid()}]: FAIL ipc-reopen: 100 % bad"
 
 
-def test_without_a_syslog_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuipc_doctor.prolog.log.SYSLOG", tmp_path / "log")
-    tell_syslog("gpuipc-doctor: FAIL", drains=True)
-
-
 def test_unread_syslog_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuipc_doctor.prolog.log.SYSLOG", tmp_path / "log")
     with (

@@ -82,15 +82,6 @@ def test_pass_counts_while_it_is_fresh() -> None:
     )  # of the future: not of this clock
 
 
-@pytest.mark.parametrize("what", list(NODE))
-def test_pass_of_another_node_does_not_count_and_the_change_is_named(what: str) -> None:
-    changed = {**NODE, what: "another"}
-    known = after((ALL, 900.0)).begun(["1"])
-    assert age(known, node=changed) == f"changed since the last pass: {what}"
-    assert known.of(changed) == State(changed, {})
-    assert known.of(NODE) == known
-
-
 @pytest.mark.parametrize(
     ("passed", "asked", "answer"),
     [
@@ -123,15 +114,6 @@ def test_started_test_is_unfinished_until_one_of_its_gpus_finishes() -> None:
     assert [ended.is_unfinished(gpus) for gpus in ("", "0", "1,2", "2")] == [True, False, True, False]
 
 
-@pytest.mark.full
-def test_stored_state_stays_within_the_readable_size() -> None:
-    remembered = NOTHING
-    for number in range(4 * state.MAX_GPUS):
-        remembered = remembered.passed([str(number)], number).begun([str(number)])
-    assert len(remembered.passed_at) == len(remembered.unfinished) == state.MAX_GPUS
-    assert len(state.dumps(remembered)) < state.MAX_BYTES
-
-
 # -- the file -------------------------------------------------------------------------------------------
 
 
@@ -159,11 +141,6 @@ def test_change_starts_from_the_stored_state(place: Path) -> None:
     (place / "state.json").write_text("{")
     state.update(place, lambda before: before.of(NODE).begun(["2"]))
     assert state.read(place) == after().begun(["2"])
-
-
-def test_without_a_directory_nothing_is_stored_or_created(place: Path) -> None:
-    assert state.read(place) == NOTHING
-    assert not place.exists()
 
 
 def test_hard_link_is_refused(place: Path, tmp_path: Path) -> None:
@@ -216,12 +193,6 @@ def remember(config: Path) -> None:
         Path(found.policy.state_dir),
         lambda before: before.of(found.identity).passed([ALL], node_identity.now()),
     )
-
-
-def test_passed_config_is_an_answer(config: Path) -> None:
-    assert state.look_up(config, "").why_not == "not used: no earlier pass is stored"
-    remember(config)
-    assert state.look_up(config, "").why_not == ""
 
 
 @pytest.mark.parametrize("word", ["config", "gpuipc-doctor", "boot"])

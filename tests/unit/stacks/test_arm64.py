@@ -32,11 +32,6 @@ PAD = struct.pack("<I", 0xD503245F)
 SLOT = 0x21000 + 2600
 
 
-def test_signature_of_a_return_address_is_removed() -> None:
-    assert arm64.address(0x0042_AAAA_DEAD_BEE0) == 0xAAAA_DEAD_BEE0
-    assert arm64.address(0xAAAA_DEAD_BEE0) == 0xAAAA_DEAD_BEE0
-
-
 @pytest.mark.parametrize(
     ("word", "calls"),
     [(0x97FFFC00, True), (0xD63F0220, True), (0xD63F0A3F, True), (0xD73F0A30, True), (0xD61F0220, False),
@@ -70,13 +65,6 @@ def frames(monkeypatch: pytest.MonkeyPatch, words: list[int], link: int) -> tupl
     )
     monkeypatch.setattr(Code, "called", lambda self, address: "")
     return found.frames(0x1000, struct.pack(f"<{len(words)}Q", *words), link)
-
-
-def test_leaf_functions_caller_is_in_the_link_register_and_signatures_are_ignored(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    signed = 0x0042_0000_0000_3000
-    assert frames(monkeypatch, [signed, 1 << 40], link=0x2000) == ("1000", "2000", "3000")
 
 
 IN_MPI, IN_PROGRAM = 0xAAAA_0000_1000, 0xAAAA_0000_2000

@@ -24,10 +24,6 @@ def read(path: Path) -> Progress:
     return progress
 
 
-def test_empty_journal_means_not_started(path: Path) -> None:
-    assert not read(path).started
-
-
 def test_armed_operation_is_read_with_its_occurrence(path: Path) -> None:
     journal = Journal(path)
     for _ in range(2):
@@ -52,13 +48,6 @@ def test_returned_calls_are_counted_and_timed(path: Path, monkeypatch: pytest.Mo
     seen = read(path)
     assert seen.returned == {"open": Calls("open", 2, 4.0)}
     assert seen.first_at == 100.0
-
-
-def test_exception_leaves_the_operation_armed(path: Path) -> None:
-    journal = Journal(path)
-    with pytest.raises(KeyError), journal.step("step"), journal.armed("call"):
-        raise KeyError
-    assert (read(path).operation, read(path).step) == ("call", "step")
 
 
 def test_records_are_merged(path: Path) -> None:

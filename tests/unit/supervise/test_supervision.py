@@ -214,21 +214,6 @@ def test_call_is_starved_if_any_thread_it_may_wait_for_is(
     assert seconds == starved_s
 
 
-def test_first_failure_is_blamed_although_seen_last(tmp_path: Path) -> None:
-    """An exporter's call fails, and so does its importer, which under load is seen to end first."""
-    exporter = _failed(tmp_path, "exporter", at=1.0, ended_at=3.0)
-    importer = _failed(tmp_path, "importer", at=2.0, ended_at=2.5)
-    assert first_wrong([exporter, importer]) is exporter
-    assert first_wrong([importer, exporter]) is exporter
-
-
-def test_first_of_two_failures_within_a_tick_is_blamed(tmp_path: Path) -> None:
-    """An importer finds the device lost, and then its exporter cannot free its memory there."""
-    exporter = _failed(tmp_path, "exporter", at=1.0012, ended_at=1.01)
-    importer = _failed(tmp_path, "importer", at=1.0003, ended_at=1.01)
-    assert first_wrong([exporter, importer]) is importer
-
-
 def test_crash_is_blamed_for_an_error_that_it_may_have_caused(tmp_path: Path) -> None:
     """A crash is only known to lie between the last journal line and the observed end."""
     exporter = _crashed(tmp_path, "exporter", last_at=1.0, ended_at=3.0)
@@ -236,17 +221,6 @@ def test_crash_is_blamed_for_an_error_that_it_may_have_caused(tmp_path: Path) ->
     assert first_wrong([importer, exporter]) is exporter
     exporter.progress.last_at = 2.1
     assert first_wrong([exporter, importer]) is importer
-
-
-def test_stack_file_of_a_crash_shows_its_time(tmp_path: Path) -> None:
-    """The time of the stack file shows which came first: the crash or its partner's failure."""
-    exporter = _failed(tmp_path, "exporter", at=2.0, ended_at=3.0)
-    importer = _crashed(tmp_path, "importer", last_at=1.0, ended_at=3.0)
-    ahead = time.time() - time.monotonic()
-    for written_at, first in ((2.5, exporter), (1.5, importer)):
-        importer.files.python_stack.write_text("Fatal Python error: Segmentation fault")
-        os.utime(importer.files.python_stack, (ahead + written_at,) * 2)
-        assert first_wrong([importer, exporter]) is first
 
 
 def test_rank_ended_by_its_library_is_ordered_by_its_observed_end(tmp_path: Path) -> None:
@@ -384,17 +358,6 @@ def test_process_without_a_processor_is_seen_to_wait_unless_it_yields() -> None:
             rival.kill()
             rival.communicate()
     assert tree.timeslices_of(rivals[0].pid) == {}
-
-
-def test_every_thread_of_a_process_has_its_timeslices() -> None:
-    release = threading.Event()
-    thread = threading.Thread(target=release.wait)
-    thread.start()
-    try:
-        assert {os.getpid(), thread.native_id} <= tree.timeslices_of(os.getpid()).keys()
-    finally:
-        release.set()
-        thread.join()
 
 
 def test_orphans_are_adopted_only_during_a_session() -> None:

@@ -62,17 +62,6 @@ def driver_of(
 # Calls
 
 
-@pytest.mark.parametrize(
-    ("returned", "value"),
-    [((CUresult.SUCCESS,), None), ((CUresult.SUCCESS, 7), 7), ((CUresult.SUCCESS, 7, 8), [7, 8])],
-)
-def test_call_returns_the_values_after_the_error(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch, returned: tuple[Any, ...], value: object
-) -> None:
-    driver = driver_of(journal, monkeypatch, cuMemGetInfo=lambda: returned)
-    assert driver.call("mem-info") == value
-
-
 def test_call_is_armed_under_its_own_name_while_it_runs(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,12 +220,6 @@ def test_without_a_context_the_primary_one_is_retained_once() -> None:
         ("mem-info",),
         ("mem-info",),
     ]
-
-
-def test_created_context_is_made_current() -> None:
-    machine = Machine()
-    gpu_of(machine).create_context()
-    assert machine.calls == [("context-create", 0), ("context-set", "context 1")]
 
 
 def test_each_gpu_uses_its_own_latest_context() -> None:
