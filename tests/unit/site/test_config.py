@@ -114,10 +114,6 @@ def test_all_values_of_a_config(tmp_path: Path) -> None:
     )
 
 
-def test_empty_mapping_means_the_defaults(tmp_path: Path) -> None:
-    assert config.load(write(tmp_path / "x.yaml", "{}\n")) == SiteConfig()
-
-
 @pytest.mark.parametrize(
     ("text", "lines"),
     [

@@ -45,10 +45,6 @@ def test_gres_in_an_included_file(tmp_path: Path, name: str) -> None:
     assert hosts.gpus_by_slurm("gpu07", {}, tmp_path) == 4
 
 
-def test_gres_without_slurm(tmp_path: Path) -> None:
-    assert hosts.gpus_by_slurm("gpu07", {"SLURM_CONF": "/none"}, tmp_path) == 0
-
-
 @pytest.mark.parametrize(
     "text",
     [

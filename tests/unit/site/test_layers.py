@@ -44,17 +44,6 @@ def refused(top: Path, match: layers.Find = lambda: None) -> list[str]:
     return [f"{wrong.path.name}:{wrong.line}: {wrong.text}" for wrong in caught.value.mistakes]
 
 
-def test_order_is_config_then_sites_file_then_matching_shipped_file(write: Write) -> None:
-    top, shipped = write("top.yaml", "tier: soak\n"), write("shipped/lake.yaml", "cluster: lake\n")
-    assert names(top) == ["top.yaml"]
-    assert names(None) == []
-    assert names(top, lambda: shipped) == ["top.yaml", "lake.yaml"]
-    site = write("site.yaml", "tier: prolog\n")
-    assert names(top, lambda: shipped) == ["top.yaml", "site.yaml", "lake.yaml"]
-    assert names(None, lambda: shipped) == ["site.yaml", "lake.yaml"]
-    assert names(site, lambda: shipped) == ["site.yaml", "lake.yaml"]  # as named by the prolog's hook
-
-
 def test_extended_file_replaces_all_following_layers(write: Write) -> None:
     write("site.yaml", "tier: prolog\n")
     write("shipped/generic.yaml", "tier: acceptance\n")
@@ -118,15 +107,6 @@ def test_loop_of_extends_is_reported_at_its_last_line(write: Write) -> None:
     assert refused(top) == [f"sea.yaml:1: extends: 'lake' {back}"]
     assert refused(write("own.yaml", "extends: ./own.yaml\n")) == [
         f"own.yaml:1: extends: './own.yaml' {back}"
-    ]
-
-
-def test_unknown_base_is_reported_with_the_nearest_name_and_all_mistakes(write: Write) -> None:
-    write("shipped/lake.yaml", "cluster: lake\n")
-    top = write("top.yaml", "teir: soak\nextends: laek\n")
-    assert refused(top) == [
-        "top.yaml:1: unknown key 'teir'; did you mean 'tier'?",
-        "top.yaml:2: extends: no shipped site 'laek'; did you mean 'lake'?",
     ]
 
 

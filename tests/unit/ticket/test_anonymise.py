@@ -129,10 +129,6 @@ def test_same_name_has_the_same_pseudonym_everywhere() -> None:
     assert made.text("anna on n1, anna on n2") == "user-1 on host-1, user-1 on host-2"
 
 
-def test_words_of_the_user_are_replaced() -> None:
-    assert pseudonyms(words=frozenset({"Blue Flood"})).text("Blue Flood's run") == "word-1's run"
-
-
 @pytest.mark.parametrize(
     "value", ["1", "rc,cuda_ipc", "^ucx", "64M", "mlx5_0:1,mlx5_1:1", "DEBUG", "limited", ""]
 )
