@@ -4,15 +4,19 @@ probes."""
 from __future__ import annotations
 
 import enum
+import errno
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpuipc_doctor.api import Check
 from gpuipc_doctor.api.process_leaks import judge_processes
 from gpuipc_doctor.model import Ending, Evidence, Finding, ProbeOutcome, Series, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.planner import PlannedProbe, TooManyFollowUps
-from gpuipc_doctor.supervise import blame
+from gpuipc_doctor.supervise import blame, process_limits
 from gpuipc_doctor.supervise.journal import MPI_PREFIX, PROCESS_EXIT
+from gpuipc_doctor.supervise.launched_tour import NotTogether
 
 SAYS_NOTHING = "says-nothing"
 
@@ -195,3 +199,20 @@ def left_out(many: TooManyFollowUps) -> Finding:
     """The SKIP for follow-up probes that exceed the limit."""
     says = "{more} follow-up probes were not run, because {asked} had already run"
     return Finding.skip("left-out", says, asked=many.asked, more=many.more)
+
+
+def result_of(future: Future[Any]) -> Any:
+    try:
+        return future.result()
+    except NotTogether as apart:
+        return apart.outcome
+    except OSError as error:
+        return not_started(error)
+
+
+def not_started(error: OSError) -> NotRun:
+    """The ERROR for a probe that the system could not start (disk full, process limit): not a GPU fault."""
+    remedy = "raise the limit of this user's processes (ulimit -u)" if error.errno == errno.EAGAIN else ""
+    says = "the probe could not be run: {error}{limits}"
+    told = {"error": error.strerror or str(error), "limits": process_limits.in_words()}
+    return NotRun(Finding.error("not-run", says, remedy=remedy, **told))

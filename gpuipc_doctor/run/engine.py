@@ -16,8 +16,6 @@ from gpuipc_doctor.api import Context, allocator, loader
 from gpuipc_doctor.knownissues import Harm, KnownIssue
 from gpuipc_doctor.model import (
     Device,
-    Evidence,
-    EvidenceKind,
     Fact,
     Finding,
     MpiStack,
@@ -41,10 +39,12 @@ from gpuipc_doctor.run import (
     causes,
     check_files,
     conclusions,
+    order,
     planner,
     reruns,
     room,
     site_expectations,
+    skips,
     workarounds,
 )
 from gpuipc_doctor.run.causes import controls, node_state, recognition, setting_trials
@@ -56,7 +56,7 @@ from gpuipc_doctor.run.preview import Preview, of_ranks
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.run.results import ResultLog, blamed_first
 from gpuipc_doctor.run.room import RoomSurvey
-from gpuipc_doctor.run.schedule import MAX_JOBS, MAX_JOBS_OF_ONE, Schedule, Watcher
+from gpuipc_doctor.run.schedule import Schedule, Watcher
 from gpuipc_doctor.run.stack_discovery import StackDiscovery, Stacks
 from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
 from gpuipc_doctor.run.tours import Tours
@@ -173,7 +173,7 @@ class Run:
             simulated=bool(self.discovery.node.simulated),
             time_left_s=max(self.schedule.until - time.monotonic(), 0.0),
         )
-        harmful = {(harm.step, harm.device): _harm_skip(harm) for harm in harms}
+        harmful = {(harm.step, harm.device): skips.would_harm(harm) for harm in harms}
         return self.planner.plan_probes(context, already=self.log.checks, harmful=harmful)
 
     def with_room(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
@@ -226,15 +226,6 @@ class Run:
                 self.log.say(Result(again[0].check.id, found, (device.label,)))
         for outcome, finding in self.schedule.tours.not_together:
             self.log.say(Result(surveys.RANKS, finding, roles=blamed_first(outcome)))
-
-    def with_tested_collectives(self, facts: Sequence[Fact]) -> tuple[Fact, ...]:
-        """The facts with the versions of NCCL and RCCL that were tested, instead of those that only lie on
-        the node."""
-        tested = self.log.collectives_tested()
-        return (
-            *(fact for fact in facts if fact.name not in tested),
-            *(Fact(name, version, "the library that was tested") for name, version in tested.items()),
-        )
 
     def rerun_failures(self, mpi: MpiStack, facts: Sequence[Fact], devices: Sequence[Device]) -> None:
         """Rerun failed MPI probes: with workarounds, then with debug logs, then with the workarounds that the
@@ -299,22 +290,7 @@ class Run:
     def _jobs(self, devices: Sequence[Device]) -> int:
         """Maximum number of concurrent probes; before a job, one for each GPU."""
         in_front_of_job = self.request.job_gpus is not None
-        if in_front_of_job:
-            return len(devices)
-        most = MAX_JOBS_OF_ONE if len(devices) == 1 else MAX_JOBS
-        return min(most, len(os.sched_getaffinity(0)))
-
-
-def _harm_skip(harm: Harm) -> Finding:
-    return Finding.skip(
-        "would-harm",
-        "the probe {step}, which may harm this node ({issue}: {reason})",
-        Evidence(EvidenceKind.ISSUE, harm.title, {"issue": harm.issue}),
-        remedy="to take the risk, run with --accept-harm",
-        step=harm.step,
-        issue=harm.issue,
-        reason=harm.reason,
-    )
+        return len(devices) if in_front_of_job else order.jobs(devices)
 
 
 def collect_inventory(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> NodeInventory:
@@ -384,7 +360,7 @@ def run(
         plan = run.plan_probes(node_inventory, able, stacks, found.site, seen)
         run.execute(plan if able or not devices else room.without_probes(plan), able)
         reruns.measure_again(run.log, run.schedule, run.planner)
-        facts, stack = run.with_tested_collectives(node_inventory.facts), tuple[Fact, ...]()
+        facts, stack = run.log.with_tested_collectives(node_inventory.facts), tuple[Fact, ...]()
         if mpi := stacks.mpi:
             in_ranks = run.log.loaded_in_ranks()
             facts = mpi_choice.in_use(facts, mpi, in_ranks)
@@ -459,7 +435,7 @@ def _started(
             seed=secrets.randbelow(1 << 16) if request.seed is None else request.seed,
             isolate=request.isolate or request.tier is Tier.SOAK,
             by_gpu=request.by_gpu,
-            most=1 if request.tier is Tier.PROLOG else MAX_JOBS,
+            most=1 if request.tier is Tier.PROLOG else order.MAX_JOBS,
         )
         schedule = Schedule(session, watcher, until, tours)
         log = ResultLog(

@@ -13,6 +13,7 @@ from gpuipc_doctor.model import (
     Ending,
     Evidence,
     EvidenceKind,
+    Fact,
     Finding,
     Json,
     ProbeOutcome,
@@ -218,15 +219,20 @@ class ResultLog:
         ]
         return frozenset(name for names in told for name in names) if told else None
 
-    def collectives_tested(self) -> dict[str, str]:
-        """Library of collectives → its version, as ranks reported it."""
-        return {
+    def with_tested_collectives(self, facts: Sequence[Fact]) -> tuple[Fact, ...]:
+        """The facts with the versions of NCCL and RCCL that ranks reported, instead of those that only lie on
+        the node."""
+        tested = {
             library: version
             for entry in self._entries.values()
             if entry.outcome
             for role in entry.outcome.roles.values()
             for library, version in role.tested.items()
         }
+        return (
+            *(fact for fact in facts if fact.name not in tested),
+            *(Fact(name, version, "the library that was tested") for name, version in tested.items()),
+        )
 
     @property
     def entries(self) -> list[Entry]:

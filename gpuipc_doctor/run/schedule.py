@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import time
 from collections import Counter
@@ -11,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result, Status, Tier
 from gpuipc_doctor.report.merged_results import NOT_BEGUN
-from gpuipc_doctor.run import conclusions
+from gpuipc_doctor.run import conclusions, order
 from gpuipc_doctor.run.conclusions import Confirmation, Doubt, Ended, NotRun
 from gpuipc_doctor.run.idle_wait import IdleDevices
 from gpuipc_doctor.run.planner import PlannedProbe
@@ -27,9 +26,10 @@ from gpuipc_doctor.run.tours import (
     is_harmless,
     is_of_start,
     is_unkillable,
+    must_be_alone,
     singles,
 )
-from gpuipc_doctor.supervise import blame, process_limits
+from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import StartSignal
 from gpuipc_doctor.supervise.launched_tour import NotTogether
 from gpuipc_doctor.supervise.session import Session
@@ -43,9 +43,6 @@ takes a whole deadline."""
 GIVEN_UP = "given-up"
 """Key of the SKIP for these probes."""
 
-MAX_JOBS, MAX_JOBS_OF_ONE = 4, 6
-"""Maximum probes at a time, and on a single GPU. Drivers initialise one process at a time, so with more
-probes, processes would wait for each other and might exceed their deadlines."""
 
 CLEARING_S = 2.0
 """Least seconds for a GPU's start to show that it only waited for another's."""
@@ -105,15 +102,13 @@ class Schedule:
         until = self.until - spare_s
         self._quiet.learn(probes, until)
         self._jobs = max(jobs, 1)
-        several = len({planned.check.id for planned in probes}) > 1
-        planned_so = [self._beside_others(planned) for planned in probes] if several else probes
-        self._run_all(planned_so, until, take)
+        if len({planned.check.id for planned in probes}) > 1:
+            probes = [self._beside_others(planned) for planned in probes]
+        self._run_all(probes, until, take)
         self._clear_those_behind(until, take)
-        if not self._beside:
-            return
-        watched = [planned for planned in probes if planned.number in self._beside]
+        watched = [self._alone(planned) for planned in probes if planned.number in self._beside]
         devices = dict.fromkeys(device for planned in watched for device in planned.probe.devices)
-        for device, nbytes in self._quiet.lost(devices, until).items():
+        for device, nbytes in self._quiet.lost(devices, until).items() if devices else ():
             again = [each for each in watched if device in each.probe.devices]
             self.lost[device] = (nbytes, again)
             watched = [each for each in watched if each not in again]
@@ -127,13 +122,16 @@ class Schedule:
         self._beside.add(planned.number)
         return replace(planned, probe=replace(probe, exclusive=False))
 
+    def _alone(self, planned: PlannedProbe) -> PlannedProbe:
+        self._beside.discard(planned.number)
+        return replace(planned, probe=replace(planned.probe, exclusive=True))
+
     def _run_all(self, probes: Sequence[PlannedProbe], until: float, take: Take) -> None:
-        jobs = self._jobs
-        waiting = sorted(self.tours.plan(probes, jobs), key=_priority)
+        waiting = sorted(self.tours.plan(probes, jobs := self._jobs), key=order.priority)
         running: dict[Future[ProbeOutcome | None], Tour] = {}
         with ThreadPoolExecutor(jobs) as pool:
             while waiting or running:
-                for tour in _startable(self._in_line(waiting), list(running.values()), jobs):
+                for tour in order.startable(self._in_line(waiting), list(running.values()), jobs):
                     waiting.remove(tour)
                     able, more = self._fit(tour, until, take)
                     waiting[:0] = more
@@ -224,7 +222,7 @@ class Schedule:
             self.tours.note_apart(first, Confirmation.CAME_AGAIN, why)
             raise
         except OSError as error:
-            self.tours.note_apart(first, None, _not_started(error).finding)
+            self.tours.note_apart(first, None, conclusions.not_started(error).finding)
             raise
         self.tours.note_apart(first, Confirmation.CAME_ONCE)
         return outcome
@@ -233,7 +231,7 @@ class Schedule:
         """Handle the outcome of a tour's visit; returns what is to run next."""
         planned = tour.visit
         self.watcher.finished(_key(planned))
-        ended, are_apart = _result_of(future), isinstance(future.exception(), NotTogether)
+        ended, are_apart = conclusions.result_of(future), isinstance(future.exception(), NotTogether)
         if tour.confirms:
             is_last = tour.made == tour.confirms - 1
             if isinstance(ended, ProbeOutcome) and (are_apart or not (is_last or ended.completed)):
@@ -245,11 +243,9 @@ class Schedule:
             return []
         if are_apart and not ended.stopped:
             return singles(tour.end())
-        if isinstance(ended, ProbeOutcome) and _must_be_alone(planned, ended):
+        if isinstance(ended, ProbeOutcome) and must_be_alone(planned, ended):
             first, *rest = tour.end()
-            self._beside.discard(first.number)
-            alone = replace(first, probe=replace(first.probe, exclusive=True))
-            return [*singles([alone]), *([Tour(tuple(rest))] if rest else [])]
+            return [*singles([self._alone(first)]), *([Tour(tuple(rest))] if rest else [])]
         if len(tour.visits) == 1:
             tour.end()
             return self._settle(planned, ended, take)
@@ -383,7 +379,7 @@ class Schedule:
         self._tell_started(planned)
         self._make_visits(tour, until)
         self.watcher.finished(_key(planned))
-        ended: Ended = _result_of(tour.outcome)
+        ended: Ended = conclusions.result_of(tour.outcome)
         return ended
 
     # -- order ------------------------------------------------------------------------------------------
@@ -396,7 +392,7 @@ class Schedule:
         """
 
         def place(tour: Tour) -> tuple[bool, ...]:
-            comes_later = bool(_turn(tour)) and tour.check.tier is not Tier.PROLOG
+            comes_later = bool(order.turn(tour)) and tour.check.tier is not Tier.PROLOG
             return not self.tours.is_in_doubt(tour), self._still_imports(tour), comes_later
 
         return sorted(waiting, key=place)
@@ -452,70 +448,5 @@ class Schedule:
             yield
 
 
-def _must_be_alone(planned: PlannedProbe, ended: ProbeOutcome) -> bool:
-    """Whether a probe that ran beside others on its devices must be repeated alone: it could not tell, or
-    failed."""
-    was_beside = planned.probe.by_process and not planned.probe.exclusive
-    return was_beside and not (ended.completed or ended.stopped or is_unkillable(ended))
-
-
 def _key(planned: PlannedProbe) -> str:
     return f"{planned.check.id} {planned.probe.subject} {planned.probe.name}"
-
-
-def _priority(planned: Tour) -> tuple[Tier, int, bool, int]:
-    """Sort key: checks of the prolog first, then other shared probes, which run beside these: of these first
-    the one that takes longest, which starts processes. Then come exclusive probes, those with most devices
-    first. MPI jobs run in the gaps."""
-    probe = planned.probe
-    most_first = -len(probe.devices) if probe.exclusive else 0
-    return planned.check.tier, _turn(planned), not probe.starters, most_first
-
-
-def _turn(planned: Tour) -> int:
-    """0 for a probe that shares its devices, 1 for an exclusive one, 2 for an MPI job."""
-    return 1 if planned.probe.exclusive else 2 if planned.probe.launch else 0
-
-
-def _result_of(future: Future[Any]) -> Any:
-    try:
-        return future.result()
-    except NotTogether as apart:
-        return apart.outcome
-    except OSError as error:
-        return _not_started(error)
-
-
-def _not_started(error: OSError) -> NotRun:
-    """The ERROR for a probe that the system could not start (disk full, process limit): not a GPU fault."""
-    remedy = "raise the limit of this user's processes (ulimit -u)" if error.errno == errno.EAGAIN else ""
-    says = "the probe could not be run: {error}{limits}"
-    told = {"error": error.strerror or str(error), "limits": process_limits.in_words()}
-    return NotRun(Finding.error("not-run", says, remedy=remedy, **told))
-
-
-def _startable(waiting: Sequence[Tour], running: Sequence[Tour], jobs: int) -> list[Tour]:
-    """Probes that may start now, in order: an exclusive probe needs unused devices.
-
-    At most half are MPI jobs, since two busy-waiting ranks use two processors.
-    """
-    used = {device for planned in running for device in planned.probe.devices}
-    closed = {device for planned in running if planned.probe.exclusive for device in planned.probe.devices}
-    chosen: list[Tour] = []
-    for planned in waiting:
-        if len(running) + len(chosen) >= jobs:
-            break
-        launched = sum(item.probe.launch is not None for item in (*running, *chosen))
-        if planned.probe.launch and launched >= max(jobs // 2, 1):
-            continue
-        devices = set(planned.probe.devices)
-        if planned.probe.exclusive and devices & used:
-            closed |= devices  # the probe is earlier than those that share its devices
-            continue
-        if not planned.probe.exclusive and devices & closed:
-            continue
-        chosen.append(planned)
-        used |= devices
-        if planned.probe.exclusive:
-            closed |= devices
-    return chosen

@@ -9,6 +9,7 @@ from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Check, Context
 from gpuipc_doctor.api.allocator import installed
 from gpuipc_doctor.api.capabilities import instead_of, words_of_lack
+from gpuipc_doctor.knownissues import Harm
 from gpuipc_doctor.model import Device, Evidence, EvidenceKind, FabricStack, Fact, Finding, Probe
 from gpuipc_doctor.site.config import Waiver
 
@@ -186,3 +187,16 @@ def harmful_step(probe: Probe, harmful: Mapping[tuple[str, str], Finding]) -> Fi
     """The SKIP for a probe with a harmful step, else None; ``harmful``: (step, device's label) → the SKIP."""
     steps = ((step, device.label) for step in sorted(probe.harms) for device in probe.devices)
     return next((harmful[step] for step in steps if step in harmful), None)
+
+
+def would_harm(harm: Harm) -> Finding:
+    """The SKIP of a probe with a step that may harm this node."""
+    return Finding.skip(
+        "would-harm",
+        "the probe {step}, which may harm this node ({issue}: {reason})",
+        Evidence(EvidenceKind.ISSUE, harm.title, {"issue": harm.issue}),
+        remedy="to take the risk, run with --accept-harm",
+        step=harm.step,
+        issue=harm.issue,
+        reason=harm.reason,
+    )

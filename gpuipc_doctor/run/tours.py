@@ -317,3 +317,10 @@ def has_hung(outcome: ProbeOutcome) -> bool:
 
 def is_unkillable(outcome: ProbeOutcome) -> bool:
     return any(role.ending is Ending.UNKILLABLE for role in outcome.roles.values())
+
+
+def must_be_alone(planned: PlannedProbe, ended: ProbeOutcome) -> bool:
+    """Whether a probe that ran beside others on its devices must be repeated alone: it could not tell, or
+    failed."""
+    was_beside = planned.probe.by_process and not planned.probe.exclusive
+    return was_beside and not (ended.completed or ended.stopped or is_unkillable(ended))

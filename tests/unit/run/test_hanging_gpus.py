@@ -15,11 +15,10 @@ from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Device, ProbeOutcome, loader
 from gpuipc_doctor.model import Ending, Node, RoleOutcome
 from gpuipc_doctor.run import conclusions
-from gpuipc_doctor.run.conclusions import NotRun
+from gpuipc_doctor.run.conclusions import NotRun, not_started
 from gpuipc_doctor.run.hanging_gpus import HangingGpus
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.request import Request
-from gpuipc_doctor.run.schedule import _not_started
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.supervise.assignment import device_to_json
 from tests.checks.judging import gpu
@@ -45,7 +44,7 @@ class Driver:
         env = {**planned.probe.env, **self.schedule.session.node.env}
         entries = env["CUDA_VISIBLE_DEVICES"].split(",")
         if (hung := self.hangs(entries, self.asked)) is None:
-            return _not_started(OSError(1, "no"))
+            return not_started(OSError(1, "no"))
         self.asked.append(",".join(entries))
         seen = [one for entry in entries for one in self.gpus if entry in (one.uuid, str(one.index))]
         labels = [f"cuda:{place}" for place in range(len(seen))]

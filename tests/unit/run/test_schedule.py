@@ -13,7 +13,7 @@ import pytest
 from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutcome
 from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.model import Baseline, Ending, Launch, RoleOutcome
-from gpuipc_doctor.run import schedule
+from gpuipc_doctor.run import order, schedule
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import Tour, singles
 from gpuipc_doctor.supervise.assignment import StartSignal
@@ -59,7 +59,7 @@ def names(tours: Iterable[Tour]) -> list[str]:
 
 
 def startable(waiting: list[PlannedProbe], running: list[PlannedProbe], jobs: int) -> list[str]:
-    return names(schedule._startable(singles(waiting), singles(running), jobs))
+    return names(order.startable(singles(waiting), singles(running), jobs))
 
 
 def test_sharing_probes_start_first_then_exclusive_pairs_and_devices_then_ranks() -> None:
@@ -72,7 +72,7 @@ def test_sharing_probes_start_first_then_exclusive_pairs_and_devices_then_ranks(
         planned("shares", FIRST),
         planned("pair", FIRST, SECOND),
     ]
-    line = sorted(singles(probes), key=schedule._priority)
+    line = sorted(singles(probes), key=order.priority)
     assert names(line) == ["shares", "pair", "pair, alone", "alone", "ranks"]
 
 
