@@ -83,6 +83,21 @@ def test_busy_node_is_not_a_slow_driver() -> None:
     assert found(run(noise), slow_too) == {("cuInit", SpeedVerdict.SLOWER)}
 
 
+def test_less_bandwidth_is_slower() -> None:
+    rng = random.Random(3)
+    noise = dict(noises(rng))["little"]
+    halved = [
+        replace(
+            r,
+            finding=Finding.ok(
+                "", "fine", measured=[replace(m, value=m.value / 2) for m in r.finding.measured]
+            ),
+        )
+        for r in run(noise)
+    ]
+    assert found(run(noise), halved) == {("bandwidth", SpeedVerdict.SLOWER)}
+
+
 def test_delay_of_short_calls_on_a_busy_node_is_no_slow_driver() -> None:
     """Each wait for a processor takes as long, however short the call is: cuInit of 1 ms took 16 ms."""
 
