@@ -46,8 +46,8 @@ SLOW_TICK_S, SLOW_AFTER_S = 0.02, 1.0
 
 JOURNAL_EVERY_S = 0.1
 
-LISTEN_S = 0.5
-"""Seconds between polls of a probe with a listener, which may run for days."""
+LISTEN_S = 0.05
+"""Seconds between polls of a probe with a listener, which may run for days; so long its end may take."""
 
 STALLED_S = 1.0
 """Seconds. At the end of the budget, an operation that has run for longer is reported as a possible hang."""

@@ -169,8 +169,7 @@ class ChildProcess:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self._ended = os.waitstatus_to_exitcode(status)
-                if self._ended < 0:
-                    _killed[self.pid] = self._began
+                _ended[self.pid] = self._began
                 self._channel.close()
             elif time.monotonic() > until:
                 raise ChildHangs
@@ -179,14 +178,14 @@ class ChildProcess:
         return signal.Signals(-self._ended).name if self._ended < 0 else f"exit {self._ended}"
 
 
-_killed: dict[int, float] = {}
-"""Children of this process that a signal ended, and when they were started (`time.time()`)."""
+_ended: dict[int, float] = {}
+"""Children of this process that have ended, and when they were started (`time.time()`)."""
 
 
-def remove_files_of_killed() -> None:
-    """Remove what CUDA left in shared memory for the children that a signal ended, once nobody maps it."""
-    if _killed:
-        keeper.remove_abandoned(min(_killed.values()), _killed)
+def remove_files_of_ended() -> None:
+    """Remove what CUDA left in shared memory for children that were killed, or exited without clean-up."""
+    if _ended:
+        keeper.remove_abandoned(min(_ended.values()), _ended)
 
 
 def start(

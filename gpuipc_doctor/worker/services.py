@@ -288,7 +288,7 @@ class Worker:
     def finish(self) -> None:
         """The worker's last steps after its role function returned."""
         self._journal.tell_returned()
-        children.remove_files_of_killed()
+        children.remove_files_of_ended()
         if self._assignment.then:
             for allocator in self._allocators:
                 allocator.leave()

@@ -63,7 +63,7 @@ def test_killed_child_leaves_no_file_of_cuda(start: Start) -> None:
     other.touch()
     try:
         child.kill()
-        children.remove_files_of_killed()
+        children.remove_files_of_ended()
         assert (left.exists(), other.exists()) == (False, True)
     finally:
         other.unlink()
