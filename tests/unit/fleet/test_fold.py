@@ -124,6 +124,11 @@ def test_gpus_that_differ() -> None:
     assert "DRIFT GPUs: 1 × GH200 on n1; 2 × GH200 on the other 2" in fleet_content.screen(fleet)
 
 
+def test_fact_that_some_nodes_lack() -> None:
+    fleet = fold.fold([named(HEALTHY, "n1"), named(HEALTHY, "n2", facts={}), named(HEALTHY, "n3")])
+    assert "DRIFT nvidia-driver: not found on n2; 450.102.04 on the other 2" in fleet_content.screen(fleet)
+
+
 def test_finding_has_its_known_issue_once_and_a_remedy() -> None:
     head = "Known issue nvidia-ipc-reopen CONFIRMED"
     assert judged(named(BAD, "n1"), named(BAD, "n2")) == [
