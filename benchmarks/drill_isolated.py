@@ -25,8 +25,8 @@ from typing import Any
 
 from drill_table import OUTCOMES, asked, callers, cells, check
 
-from gpuipc_doctor.model import Report
 from gpuipc_doctor.report import exits
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Profile
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gpuipc_doctor.model import Report
 from gpuipc_doctor.report import exits, report_json
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.drilling import COLLECTIVES
 from gpuipc_doctor.simulator.profile import Profile

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from gpuipc_doctor.fleet import summary
 from gpuipc_doctor.fleet.summary import Figure, FindingSummary, MatchedIssue, NodeReport, State
-from gpuipc_doctor.model import Relation, Status
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.report_types import Relation
 from tests import golden
 
 CHECKS = ("known-versions", "ipc-reopen")

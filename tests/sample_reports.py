@@ -9,29 +9,19 @@ from hypothesis import strategies as st
 
 from gpuipc_doctor.api import Context
 from gpuipc_doctor.model import (
-    Calls,
-    CheckInfo,
     Device,
     DriverFault,
-    Ending,
     Evidence,
     EvidenceKind,
     Fact,
     Finding,
-    Join,
-    Line,
-    Mark,
     Measurement,
-    ProbeOutcome,
-    Relation,
-    Report,
-    Result,
-    RoleOutcome,
-    Series,
     Status,
     Subject,
     Tier,
 )
+from gpuipc_doctor.probe_types import Calls, Ending, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.report_types import CheckInfo, Join, Line, Mark, Relation, Report, Result, Series
 from gpuipc_doctor.supervise import blame
 
 TITLES = {

@@ -35,27 +35,28 @@ from gpuipc_doctor.api.node_placement import misplaced
 from gpuipc_doctor.api.process_leaks import watched
 from gpuipc_doctor.api.worker import Collectives, Communicator, Fabric, Mpi, Peer, Worker
 from gpuipc_doctor.model import (
-    Baseline,
     Device,
     Evidence,
     EvidenceKind,
-    FabricStack,
     Finding,
     Json,
-    Launch,
-    Line,
     Measurement,
+    Status,
+    Subject,
+    Tier,
+)
+from gpuipc_doctor.probe_types import (
+    Baseline,
+    FabricStack,
+    Launch,
     MpiStack,
     Observed,
     Probe,
     ProbeOutcome,
     RoleOutcome,
-    Series,
     StatedFabric,
-    Status,
-    Subject,
-    Tier,
 )
+from gpuipc_doctor.report_types import Line, Series
 
 __all__ = [  # noqa: RUF022 (by purpose)
     # A check, its probes, what it concludes

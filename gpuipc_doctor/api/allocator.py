@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from gpuipc_doctor.api.gpu import Buffer
-from gpuipc_doctor.model import Device, Fact, Json, Probe, Role
+from gpuipc_doctor.model import Device, Fact, Json
+from gpuipc_doctor.probe_types import Probe, Role
 
 _OF = {
     ("cupy", "cuda"): ("MemoryPool", "MemoryAsyncPool"),

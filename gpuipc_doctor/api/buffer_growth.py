@@ -21,7 +21,8 @@ from gpuipc_doctor.api.slopes import (
     slope,
     smallest_found,
 )
-from gpuipc_doctor.model import Evidence, EvidenceKind, ProbeOutcome
+from gpuipc_doctor.model import Evidence, EvidenceKind
+from gpuipc_doctor.probe_types import ProbeOutcome
 
 FEWEST = 12
 """Minimum number of buffers: the last third of them must suffice for a slope."""

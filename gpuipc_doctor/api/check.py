@@ -10,26 +10,17 @@ from itertools import pairwise, permutations
 from typing import ClassVar
 
 from gpuipc_doctor.api.allocator import installed
-from gpuipc_doctor.model import (
+from gpuipc_doctor.model import Device, Fact, Finding, Json, MemoryShare, Setting, Subject, Tier, Unexpected
+from gpuipc_doctor.probe_types import (
     CollectiveStack,
-    Device,
     FabricStack,
-    Fact,
-    Finding,
-    Join,
-    Json,
     Launch,
-    MemoryShare,
     MpiStack,
     Probe,
     ProbeOutcome,
-    Series,
-    Setting,
-    Subject,
-    Tier,
-    Unexpected,
     Workaround,
 )
+from gpuipc_doctor.report_types import Join, Series
 
 SEARCH_FRACTION = 0.6
 """Fraction of the remaining time for a search; the rest is for replaying its result."""

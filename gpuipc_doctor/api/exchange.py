@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from gpuipc_doctor.api.data_patterns import write_glances, write_pattern, wrong_glances, wrong_pattern
 from gpuipc_doctor.api.gpu import Memory
 from gpuipc_doctor.api.worker import Worker
-from gpuipc_doctor.model import Finding, ProbeOutcome
+from gpuipc_doctor.model import Finding
+from gpuipc_doctor.probe_types import ProbeOutcome
 
 TURNS, WHOLE_TURNS = 5, 2
 """Number of turns, and number of turns that write and verify all of the memory: one in each direction. The

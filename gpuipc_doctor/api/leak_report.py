@@ -16,7 +16,9 @@ from itertools import chain
 from gpuipc_doctor.api.loop_growth import CREEP_BYTES, RERUN_IDLE, Loop
 from gpuipc_doctor.api.memory_counter import LAG_S, NOISE_BYTES, ODD_BYTES, STILL, IdleCounter
 from gpuipc_doctor.api.slopes import block_of
-from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, ProbeOutcome, RoleOutcome, Series
+from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json
+from gpuipc_doctor.probe_types import ProbeOutcome, RoleOutcome
+from gpuipc_doctor.report_types import Series
 
 SETTLE_S = 2.0
 """Seconds for a driver's cleanup after a process has ended."""

@@ -20,7 +20,8 @@ import gpuipc_doctor
 from gpuipc_doctor.api import Check
 from gpuipc_doctor.api.capabilities import CAPABILITIES
 from gpuipc_doctor.files.near_miss import did_you_mean
-from gpuipc_doctor.model import Role, Tier
+from gpuipc_doctor.model import Tier
+from gpuipc_doctor.probe_types import Role
 
 BUILT_IN = "gpuipc_doctor.checks"
 

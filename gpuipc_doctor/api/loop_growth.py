@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 from gpuipc_doctor.api.memory_counter import NOISE_BYTES, PROMPT_S, WIDER, IdleCounter
 from gpuipc_doctor.api.slopes import Slope, is_even, slope, smallest_found
-from gpuipc_doctor.model import Evidence, Finding, Line, RoleOutcome, Series
+from gpuipc_doctor.model import Evidence, Finding
+from gpuipc_doctor.probe_types import RoleOutcome
+from gpuipc_doctor.report_types import Line, Series
 
 CREEP_BYTES = 64 << 10
 """Bytes by which used memory may grow from the first round of a loop to its last."""

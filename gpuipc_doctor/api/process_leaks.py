@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from gpuipc_doctor.api.slopes import last_third, slope
 from gpuipc_doctor.api.worker import Worker
-from gpuipc_doctor.model import Evidence, Finding, Json, ProbeOutcome
+from gpuipc_doctor.model import Evidence, Finding, Json
+from gpuipc_doctor.probe_types import ProbeOutcome
 
 Round = TypeVar("Round")
 

@@ -16,18 +16,9 @@ from gpuipc_doctor.api.loop_growth import RERUN_IDLE
 from gpuipc_doctor.api.memory_counter import NOISE_BYTES
 from gpuipc_doctor.api.meter import Meter, tell_loaded
 from gpuipc_doctor.api.worker import Worker
-from gpuipc_doctor.model import (
-    Evidence,
-    Finding,
-    Json,
-    Line,
-    Mark,
-    Probe,
-    ProbeOutcome,
-    Role,
-    RoleOutcome,
-    Series,
-)
+from gpuipc_doctor.model import Evidence, Finding, Json
+from gpuipc_doctor.probe_types import Probe, ProbeOutcome, Role, RoleOutcome
+from gpuipc_doctor.report_types import Line, Mark, Series
 
 LOST = "lost"
 """Parameter of the second run: the bytes that the first run lost."""

@@ -10,7 +10,8 @@ from typing import Any, NoReturn, Protocol
 from gpuipc_doctor.api.allocator import Allocator
 from gpuipc_doctor.api.driver_errors import DriverError
 from gpuipc_doctor.api.gpu import Buffer, Gpu, GpuStream, Memory
-from gpuipc_doctor.model import Baseline, Json, Observed
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.probe_types import Baseline, Observed
 
 
 class Peer(Protocol):
@@ -372,7 +373,7 @@ class Worker(Protocol):
         """Keep a figure that shows the cost of a workaround if the probe is rerun with one."""
 
     def reach(self, trying: int, at: int, do: str, waits_for: int | None = None) -> None:
-        """Keep how far this rank has come in its history. See `model.Reached`."""
+        """Keep how far this rank has come in its history. See `probe_types.Reached`."""
 
     def keep_meter(self, device: str, entries: Json) -> None:
         """For `api.meter`: keep the entries of a device, empty for the role's own."""

@@ -13,8 +13,9 @@ from gpuipc_doctor.cli.check_options import CheckOptions
 from gpuipc_doctor.cli.progress import Silent, progress
 from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.files import writing
-from gpuipc_doctor.model import Exit, Report
+from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import exits
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.run import engine, preview_content
 
 SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "healthy-hip"}

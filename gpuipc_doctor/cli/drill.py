@@ -15,7 +15,8 @@ import click
 from gpuipc_doctor.cli import bindings, options
 from gpuipc_doctor.cli.bindings import BINDINGS
 from gpuipc_doctor.cli.progress import progress
-from gpuipc_doctor.model import Exit, Report
+from gpuipc_doctor.model import Exit
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.simulator import drill_content, drilling, expectations, fabric_programs, profile

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import IO
 
 from gpuipc_doctor.cli.stdio import can_redraw
-from gpuipc_doctor.model import Result
 from gpuipc_doctor.present.text import sanitise, shorten
+from gpuipc_doctor.report_types import Result
 from gpuipc_doctor.run.schedule import Watcher
 
 REFRESHES_PER_SECOND = 8

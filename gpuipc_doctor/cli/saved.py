@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpuipc_doctor.files import reading
 from gpuipc_doctor.files.yamlfile import BadFile, Mistake
-from gpuipc_doctor.model import Fact, Report
+from gpuipc_doctor.model import Fact
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.report.json_documents import BadDocument, ForeignDocument
+from gpuipc_doctor.report_types import Report
 
 if TYPE_CHECKING:
     from gpuipc_doctor.job.document import JobReport

@@ -20,8 +20,9 @@ from gpuipc_doctor.files import yamlfile
 from gpuipc_doctor.files.near_miss import did_you_mean
 from gpuipc_doctor.files.writing import OutputFile
 from gpuipc_doctor.job.document import JobReport
-from gpuipc_doctor.model import Fact, Report
+from gpuipc_doctor.model import Fact
 from gpuipc_doctor.report import json_documents
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.ticket import anonymise, components, ticket_content
 from gpuipc_doctor.ticket import bundle as archive
 from gpuipc_doctor.ticket.anonymise import GENERIC_USERS, Names, Pseudonyms

@@ -6,7 +6,7 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html; RCCL reads t
 
 from __future__ import annotations
 
-from gpuipc_doctor.model import Workaround
+from gpuipc_doctor.probe_types import Workaround
 
 CONTROLS = (
     Workaround({"NCCL_CUMEM_ENABLE": "0"}, "by legacy IPC instead of CUMEM", part="CUMEM"),

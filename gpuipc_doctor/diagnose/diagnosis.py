@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from gpuipc_doctor.diagnose.occurrences import Occurrences
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message
 from gpuipc_doctor.knownissues.entry import Lookalike
-from gpuipc_doctor.model import Fact, Relation
+from gpuipc_doctor.model import Fact
+from gpuipc_doctor.report_types import Relation
 
 
 @dataclass(frozen=True, slots=True)

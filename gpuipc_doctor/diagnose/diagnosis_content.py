@@ -13,12 +13,13 @@ from gpuipc_doctor.diagnose.occurrences import MOST, Occurrences, Place
 from gpuipc_doctor.knownissues import Confidence, Message
 from gpuipc_doctor.knownissues import KnownIssue as Issue
 from gpuipc_doctor.knownissues.entry import Lookalike
-from gpuipc_doctor.model import Fact, Relation
+from gpuipc_doctor.model import Fact
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Group, Item, Lines, Parts, actions, table
 from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.text import counted, sanitise, shorten
 from gpuipc_doctor.report import json_documents
+from gpuipc_doctor.report_types import Relation
 
 DO_COLUMNS = 60
 """Columns of a remedy in the table of issues."""

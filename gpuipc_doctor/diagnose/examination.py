@@ -25,7 +25,8 @@ from gpuipc_doctor.knownissues.entry import Lookalike
 from gpuipc_doctor.knownissues.literals import Needs, bare
 from gpuipc_doctor.knownissues.patterns import Index, Pattern
 from gpuipc_doctor.knownissues.scanner import Hit, Reading, spanned
-from gpuipc_doctor.model import Fact, Relation
+from gpuipc_doctor.model import Fact
+from gpuipc_doctor.report_types import Relation
 from gpuipc_doctor.versions import Verdict
 
 MOST_LOGS = 1 << 14

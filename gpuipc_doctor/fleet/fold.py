@@ -13,7 +13,8 @@ from statistics import median
 from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
 from gpuipc_doctor.fleet.summary import Figure, FindingSummary, MatchedIssue, NodeReport, State
 from gpuipc_doctor.grouping import by_key
-from gpuipc_doctor.model import Exit, Relation, Status
+from gpuipc_doctor.model import Exit, Status
+from gpuipc_doctor.report_types import Relation
 
 OF_A_NODE = frozenset({"hostname", "gpu-uuid", "boot-id"})
 """Facts that are meant to differ between nodes."""

@@ -12,8 +12,9 @@ from gpuipc_doctor.fleet.ask import LaunchOptions, Target, ask
 from gpuipc_doctor.fleet.crossings import Outcome, Pair, Run, Topology
 from gpuipc_doctor.fleet.partners import Blame, blame, next_round
 from gpuipc_doctor.fleet.summary import NodeReport, State
-from gpuipc_doctor.model import Report, Status
+from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import report_json
+from gpuipc_doctor.report_types import Report
 
 BETWEEN = "between nodes"
 """Part of the name of every probe that runs on two nodes, in all checks."""

@@ -14,9 +14,10 @@ from datetime import datetime, timedelta
 import msgspec  # noqa: TID253 - who imports a module of the fleet reads node reports
 
 from gpuipc_doctor.grouping import by_key
-from gpuipc_doctor.model import Relation, Report, Status
+from gpuipc_doctor.model import Status
 from gpuipc_doctor.present.text import fold_subjects
 from gpuipc_doctor.report import merged_results, sentences
+from gpuipc_doctor.report_types import Relation, Report
 
 SCHEMA = "gpuipc-doctor/node/1"
 

@@ -17,7 +17,8 @@ from gpuipc_doctor.histories import (
     steps,
 )
 from gpuipc_doctor.histories.operations import IPC, MPI, VERSION, History
-from gpuipc_doctor.model import Report, Status
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.report_types import Report
 
 MOST_BYTES = 64 << 20
 """Maximum size of a history file."""

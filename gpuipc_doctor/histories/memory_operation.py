@@ -51,7 +51,7 @@ class MemoryOperation:
     declared: ClassVar[bool] = False
     """Whether it breaks a rule of the driver's documentation, as applications do."""
     harms: ClassVar[str] = ""
-    """Step of `model.Probe.harms` that it includes."""
+    """Step of `probe_types.Probe.harms` that it includes."""
     rare: ClassVar[str] = ""
     """Why the acceptance tier performs it less often than `composed_case.FLOOR`."""
 

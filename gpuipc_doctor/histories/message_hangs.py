@@ -12,7 +12,7 @@ from functools import cache
 from gpuipc_doctor.histories.message_operations import OF_ALL
 from gpuipc_doctor.histories.message_performer import END, Steps
 from gpuipc_doctor.histories.message_state import Message, Part
-from gpuipc_doctor.model import ProbeOutcome, Reached, RoleOutcome
+from gpuipc_doctor.probe_types import ProbeOutcome, Reached, RoleOutcome
 
 _LOCAL = frozenset({"isend", "issend", "irecv", "start"})
 """Operations that return before their messages are matched."""

@@ -21,7 +21,8 @@ from gpuipc_doctor.histories.message_state import Message, Receive
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
 from gpuipc_doctor.histories.shrink import Shrinker, renumber
 from gpuipc_doctor.log_lines import signal_named
-from gpuipc_doctor.model import Ending, Json, ProbeOutcome
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.probe_types import Ending, ProbeOutcome
 
 SEARCH_S = 40.0
 """Seconds after which only the shortest failing history is retried."""

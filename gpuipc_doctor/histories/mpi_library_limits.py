@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gpuipc_doctor.histories.group_cases import ATOMIC, COLLECTIVES, NONBLOCKING, ONE_SIDED, SENDRECV_REPLACE
 from gpuipc_doctor.histories.message_memories import POOL, STRADDLING, VMM
-from gpuipc_doctor.model import MpiStack
+from gpuipc_doctor.probe_types import MpiStack
 
 DERIVED = "derived types"
 SELF = "messages of a rank to itself"

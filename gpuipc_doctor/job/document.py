@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gpuipc_doctor.collective.call import Call
-from gpuipc_doctor.model import Relation, Setting
+from gpuipc_doctor.model import Setting
 from gpuipc_doctor.report import json_documents
+from gpuipc_doctor.report_types import Relation
 from gpuipc_doctor.stacks.thread import MPI_LIBRARY, Stack, Thread
 
 SCHEMA = "gpuipc-doctor/job/2"

@@ -25,11 +25,11 @@ from gpuipc_doctor.job.document import (
 from gpuipc_doctor.job.process_facts import VFORK_WAITS
 from gpuipc_doctor.job.roles import BY_GPU
 from gpuipc_doctor.job.waits import Kind
-from gpuipc_doctor.model import Relation
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Parts, do
 from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.text import counted, ranges, shorten
+from gpuipc_doctor.report_types import Relation
 
 COLUMNS = 10
 """Columns for the ranks, to the left of their common frames."""

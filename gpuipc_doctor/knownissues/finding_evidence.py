@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from gpuipc_doctor.knownissues.affected import describe_env
 from gpuipc_doctor.knownissues.entry import KnownIssue
-from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Result, Trial
+from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Trial
+from gpuipc_doctor.report_types import Result
 
 
 def shows(issue: KnownIssue, result: Result) -> bool:

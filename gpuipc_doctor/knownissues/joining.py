@@ -12,7 +12,8 @@ from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression
 from gpuipc_doctor.knownissues.relation import relation
 from gpuipc_doctor.knownissues.signatures import Confidence, result_text
-from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Fact, Finding, Join, Relation, Result, Status
+from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Fact, Finding, Status
+from gpuipc_doctor.report_types import Join, Relation, Result
 from gpuipc_doctor.versions import Verdict, all_of, any_of
 
 _LASTING = frozenset({"exports VMM memory"})
@@ -26,7 +27,7 @@ PAIRS = ("ipc-peer",)
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """A step of our own probes (`model.Probe.harms`) that must not run on a device, and why."""
+    """A step of our own probes (`probe_types.Probe.harms`) that must not run on a device, and why."""
 
     step: str
     device: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuipc_doctor.model import Relation
+from gpuipc_doctor.report_types import Relation
 from gpuipc_doctor.versions import Verdict
 
 _RELATIONS = {

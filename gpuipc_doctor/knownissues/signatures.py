@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from gpuipc_doctor.knownissues import stacks
 from gpuipc_doctor.knownissues.conditions import NamedFacts, Need
-from gpuipc_doctor.model import EvidenceKind, Fact, Result, RoleOutcome
+from gpuipc_doctor.model import EvidenceKind, Fact
+from gpuipc_doctor.probe_types import RoleOutcome
+from gpuipc_doctor.report_types import Result
 from gpuipc_doctor.versions import Verdict, all_of
 
 

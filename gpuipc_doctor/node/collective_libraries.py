@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpuipc_doctor.files.node_files import Tree, shown
-from gpuipc_doctor.model import CollectiveLibrary, CollectiveStack, Fact
+from gpuipc_doctor.model import Fact
 from gpuipc_doctor.node.libraries import Libraries
+from gpuipc_doctor.probe_types import CollectiveLibrary, CollectiveStack
 
 SONAMES = {"cuda": "libnccl.so.2", "hip": "librccl.so.1"}
 """Backend → its library."""

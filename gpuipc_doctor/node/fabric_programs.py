@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpuipc_doctor.model import Program
+from gpuipc_doctor.probe_types import Program
 
 NAMES = ("fi_info", "fi_pingpong", "ucx_info", "ucx_perftest")
 

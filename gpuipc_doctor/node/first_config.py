@@ -10,8 +10,9 @@ from pathlib import Path
 
 from gpuipc_doctor import node_name
 from gpuipc_doctor.files.node_files import Tree
-from gpuipc_doctor.model import Device, Fact, MpiStack, Node
+from gpuipc_doctor.model import Device, Fact, Node
 from gpuipc_doctor.node import fabric_devices
+from gpuipc_doctor.probe_types import MpiStack
 from gpuipc_doctor.site import hosts
 from gpuipc_doctor.site.show import flow
 from gpuipc_doctor.versions import parse

@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gpuipc_doctor.files.node_files import Tree
-from gpuipc_doctor.model import Fact, ProbeOutcome
+from gpuipc_doctor.model import Fact
 from gpuipc_doctor.node import file_facts, libraries
 from gpuipc_doctor.node.fact_names import NAMES
 from gpuipc_doctor.node.libraries import Libraries
 from gpuipc_doctor.node.survey_plan import LOOKED_FOR, LOOKED_FOR_FOREIGN
+from gpuipc_doctor.probe_types import ProbeOutcome
 from gpuipc_doctor.report import sentences
 
 __all__ = ["CHECK", "NAMES", "SURVEYS", "facts_from_files", "facts_from_surveys", "merged", "of_modules"]

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuipc_doctor.model import Finding, Node, Probe
+from gpuipc_doctor.model import Finding, Node
 from gpuipc_doctor.node.memory_usage import GpuUsers, Sample
+from gpuipc_doctor.probe_types import Probe
 from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session

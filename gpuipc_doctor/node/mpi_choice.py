@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gpuipc_doctor.model import Fact, Json, Launch, MpiStack, Workaround
+from gpuipc_doctor.model import Fact, Json
 from gpuipc_doctor.node import loaded, mpi_locate, mpi_verbosity
 from gpuipc_doctor.node.mpi_identity import identify
 from gpuipc_doctor.node.mpi_ranks import RankSetting
+from gpuipc_doctor.probe_types import Launch, MpiStack, Workaround
 
 COMPONENTS = frozenset({"mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "ucx"})
 """Names of facts about the node's MPI libraries and UCX."""

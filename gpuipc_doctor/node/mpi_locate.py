@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuipc_doctor.model import Launch
 from gpuipc_doctor.node import elf, mpi_flux, mpi_slurm, mpi_verbosity
 from gpuipc_doctor.node.mpi_identity import Identity
+from gpuipc_doctor.probe_types import Launch
 from gpuipc_doctor.site.launcher import literal, words
 
 _OPEN_MPI_SONAMES = ("libmpi.so.40", "libmpi.so.20")

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpuipc_doctor.model import (
-    Device,
-    Ending,
-    EvidenceKind,
-    Finding,
-    Join,
-    Relation,
-    Report,
-    Result,
-    Status,
-)
+from gpuipc_doctor.model import Device, EvidenceKind, Finding, Status
 from gpuipc_doctor.node.gpus import JobGpus
 from gpuipc_doctor.present.text import counted, fold_devices
+from gpuipc_doctor.probe_types import Ending
 from gpuipc_doctor.prolog.decision import Concern, Kind
 from gpuipc_doctor.report import merged_results, sentences
+from gpuipc_doctor.report_types import Join, Relation, Report, Result
 from gpuipc_doctor.run.conclusions import IN_COMPANY
 from gpuipc_doctor.run.room import MEMORY_LOST
 from gpuipc_doctor.supervise.blame import NO_ROOM

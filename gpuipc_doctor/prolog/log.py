@@ -14,7 +14,8 @@ from gpuipc_doctor.files.private import NotOurs
 from gpuipc_doctor.files.trust import untrusted
 
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
-    from gpuipc_doctor.model import Json, Result
+    from gpuipc_doctor.model import Json
+    from gpuipc_doctor.report_types import Result
 
 ROTATED = ".1"
 

@@ -13,7 +13,8 @@ from gpuipc_doctor.site.policy import PrologConfig
 if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from collections.abc import Sequence
 
-    from gpuipc_doctor.model import Device, Json, Result
+    from gpuipc_doctor.model import Device, Json
+    from gpuipc_doctor.report_types import Result
 
 
 class KnownSoFar(NamedTuple):

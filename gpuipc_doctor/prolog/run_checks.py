@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from gpuipc_doctor.files.trust import untrusted
 from gpuipc_doctor.files.writing import make_directory
-from gpuipc_doctor.model import Node, Report, Tier
+from gpuipc_doctor.model import Node, Tier
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.run.schedule import Watcher

@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 
-from gpuipc_doctor.model import CheckInfo, Report, Result, Status, Subject, Tier
+from gpuipc_doctor.model import Status, Subject, Tier
 from gpuipc_doctor.present.blocks import Entry
 from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.report import merged_results, sentences
+from gpuipc_doctor.report_types import CheckInfo, Report, Result
 
 
 class Verdict(enum.Enum):

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuipc_doctor.grouping import by_key
-from gpuipc_doctor.model import Finding, Result, Status
+from gpuipc_doctor.model import Finding, Status
 from gpuipc_doctor.report import merged_results
+from gpuipc_doctor.report_types import Result
 
 Subject = tuple[str, ...]
 """The labels of no device (for the node), of one device, or of a pair."""

@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gpuipc_doctor.model import Device, Exit, Join, Relation, Report, Result, Status, Subject, Tier
+from gpuipc_doctor.model import Device, Exit, Status, Subject, Tier
 from gpuipc_doctor.report import acceptance, check_changes, inventory_changes, merged_results, speed
 from gpuipc_doctor.report.acceptance import Verdict
 from gpuipc_doctor.report.check_changes import ChangeKind, CheckChange
 from gpuipc_doctor.report.inventory_changes import Change
 from gpuipc_doctor.report.speed import Speeds, SpeedVerdict
+from gpuipc_doctor.report_types import Join, Relation, Report, Result
 
 TOLERANCE = 0.10
 """A change of speed up to this fraction is not reported."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpuipc_doctor.grouping import by_key
-from gpuipc_doctor.model import Device, Relation, Status
+from gpuipc_doctor.model import Device, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
 from gpuipc_doctor.present.text import counted, fold_subjects, quantity
@@ -14,6 +14,7 @@ from gpuipc_doctor.report import acceptance, json_documents, sentences
 from gpuipc_doctor.report.check_changes import ChangeKind, CheckChange
 from gpuipc_doctor.report.comparison import MEANINGS, Comparison, DeviceChange, Match, Side
 from gpuipc_doctor.report.speed import DOUBT, Speed, SpeedVerdict
+from gpuipc_doctor.report_types import Relation
 
 MOST_ROWS = 20
 """Maximum rows of slower or faster quantities; the JSON has all."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 
-from gpuipc_doctor.model import Exit, Report, Status
+from gpuipc_doctor.model import Exit, Status
+from gpuipc_doctor.report_types import Report
 
 MEANINGS = {
     Exit.OK: "at least one probe ran; nothing is worse than WARN",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from gpuipc_doctor.model import Ending, Report, Status
+from gpuipc_doctor.model import Status
 from gpuipc_doctor.present.blocks import Entry, Item
+from gpuipc_doctor.probe_types import Ending
+from gpuipc_doctor.report_types import Report
 
 KEYS = frozenset({"hung", "unkillable"})
 """Keys of the findings on calls that hung (`supervise.blame`)."""

@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, TypeVar, get_type_hints
 
-from gpuipc_doctor.model import Evidence, EvidenceKind, Exit, Finding, Json, RoleOutcome
+from gpuipc_doctor.model import Evidence, EvidenceKind, Exit, Finding, Json
+from gpuipc_doctor.probe_types import RoleOutcome
 from gpuipc_doctor.report import sentences
 
 T = TypeVar("T")

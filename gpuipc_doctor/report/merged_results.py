@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpuipc_doctor.model import Ending, Finding, Join, Relation, Report, Result, RoleOutcome, Status
+from gpuipc_doctor.model import Finding, Status
 from gpuipc_doctor.present.text import fold_subjects
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import Join, Relation, Report, Result
 
 NOT_BEGUN = "not-begun"
 """Key of the SKIP of a check for which no GPU has free memory."""

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.log_lines import by_shape, most_telling
-from gpuipc_doctor.model import EvidenceKind, Report, Result, RoleOutcome, Status
+from gpuipc_doctor.model import EvidenceKind, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import (
     EMPTY,
@@ -29,8 +29,10 @@ from gpuipc_doctor.present.blocks import (
     do,
 )
 from gpuipc_doctor.present.text import counted, device_key, fold_devices, sanitise, shorten
+from gpuipc_doctor.probe_types import RoleOutcome
 from gpuipc_doctor.report import acceptance, exits, first_aid, merged_results, run_times, sentences
 from gpuipc_doctor.report.merged_results import Paragraph, by_check, culprits
+from gpuipc_doctor.report_types import Report, Result
 
 # Maximum items shown; the JSON report has all.
 FRAMES = 6

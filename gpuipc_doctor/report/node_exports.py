@@ -9,13 +9,14 @@ from dataclasses import replace
 from importlib.util import find_spec
 from xml.etree import ElementTree
 
-from gpuipc_doctor.model import Finding, Report, Result, Status
+from gpuipc_doctor.model import Finding, Status
 from gpuipc_doctor.present.blocks import EMPTY
 from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.junit import case, document
 from gpuipc_doctor.present.metrics import SEVERITIES, Metric, by, exposition, moment
 from gpuipc_doctor.present.text import device_key, sanitise
 from gpuipc_doctor.report import acceptance, exits, merged_results, node_content, sentences
+from gpuipc_doctor.report_types import Report, Result
 
 # -- HTML -------------------------------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from gpuipc_doctor.grouping import by_key
-from gpuipc_doctor.model import Report, Result, Series
 from gpuipc_doctor.present.text import sanitise
 from gpuipc_doctor.report import run_times, sentences
 from gpuipc_doctor.report.run_times import Ran
+from gpuipc_doctor.report_types import Report, Result, Series
 
 _COLUMNS = 2
 _PANEL = 5.6, 3.4

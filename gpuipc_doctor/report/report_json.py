@@ -2,7 +2,7 @@
 
 ``report.schema.json`` describes the document. A field may be added, and earlier reports are read with that
 field's default, so that reports can be compared across an upgrade of this tool; any other change raises the
-number at the end of `SCHEMA`. Beside the fields of `model.Report`, the document has derived fields (`HEAD`)
+number at the end of `SCHEMA`. Beside the fields of `Report`, the document has derived ones (`HEAD`)
 for scripts, which the parser ignores.
 """
 
@@ -13,9 +13,10 @@ import re
 from typing import Any
 
 from gpuipc_doctor.grouping import by_key
-from gpuipc_doctor.model import Report, Result, Status, Subject
+from gpuipc_doctor.model import Status, Subject
 from gpuipc_doctor.report import acceptance, exits, json_documents, merged_results
 from gpuipc_doctor.report.json_documents import BadDocument, ForeignDocument
+from gpuipc_doctor.report_types import Report, Result
 
 SCHEMA = "gpuipc-doctor/report/2"
 HEAD: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpuipc_doctor.model import Report
+from gpuipc_doctor.report_types import Report
 
 GAP_S = 0.1
 """Seconds within which a probe that starts after another one's end waited for it."""

@@ -16,10 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from gpuipc_doctor.model import Result, Status
+from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import merged_results
 from gpuipc_doctor.report.check_changes import Subject
 from gpuipc_doctor.report.ratio import Ratio, ratio, samples_needed
+from gpuipc_doctor.report_types import Result
 
 DOUBT = 0.05
 """Probability that any bound of a comparison misses the true ratio."""

@@ -11,8 +11,10 @@ from typing import Any
 
 from gpuipc_doctor.api import Check
 from gpuipc_doctor.api.process_leaks import judge_processes
-from gpuipc_doctor.model import Ending, Evidence, Finding, ProbeOutcome, Series, Status
+from gpuipc_doctor.model import Evidence, Finding, Status
+from gpuipc_doctor.probe_types import Ending, ProbeOutcome
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import Series
 from gpuipc_doctor.run.planner import PlannedProbe, TooManyFollowUps
 from gpuipc_doctor.supervise import blame, process_limits
 from gpuipc_doctor.supervise.journal import MPI_PREFIX, PROCESS_EXIT

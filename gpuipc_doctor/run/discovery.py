@@ -13,18 +13,12 @@ from gpuipc_doctor import node_name, surveys
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.equal_gpus import Traits, off_bus
 from gpuipc_doctor.files.node_files import is_off_bus
-from gpuipc_doctor.model import (
-    CheckInfo,
-    Device,
-    Fact,
-    Finding,
-    Node,
-    ProbeOutcome,
-    Tier,
-)
+from gpuipc_doctor.model import Device, Fact, Finding, Node, Tier
 from gpuipc_doctor.node import inventory
 from gpuipc_doctor.node.gpus import JobGpus, of_intel
+from gpuipc_doctor.probe_types import ProbeOutcome
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import CheckInfo
 from gpuipc_doctor.run import site_expectations
 from gpuipc_doctor.run.hanging_gpus import HangingGpus, has_hung
 from gpuipc_doctor.run.open_drivers import OpenDrivers

@@ -14,18 +14,7 @@ from datetime import datetime
 from gpuipc_doctor import __version__, knownissues, node_name, surveys
 from gpuipc_doctor.api import Context, allocator, loader
 from gpuipc_doctor.knownissues import Harm, KnownIssue
-from gpuipc_doctor.model import (
-    Device,
-    Fact,
-    Finding,
-    MpiStack,
-    Node,
-    Report,
-    Result,
-    Setting,
-    Tier,
-    Workaround,
-)
+from gpuipc_doctor.model import Device, Fact, Finding, Node, Setting, Tier
 from gpuipc_doctor.node import (
     arming,
     collective_libraries,
@@ -35,6 +24,8 @@ from gpuipc_doctor.node import (
     mpi_choice,
     variables,
 )
+from gpuipc_doctor.probe_types import MpiStack, Workaround
+from gpuipc_doctor.report_types import Report, Result
 from gpuipc_doctor.run import (
     causes,
     check_files,

@@ -15,8 +15,10 @@ from typing import TypeGuard
 
 from gpuipc_doctor import surveys
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import CheckInfo, Device, Finding, Json, ProbeOutcome
+from gpuipc_doctor.model import Device, Finding, Json
 from gpuipc_doctor.node.gpus import NVIDIA_ON_BUS, entries_in_force, of_node
+from gpuipc_doctor.probe_types import ProbeOutcome
+from gpuipc_doctor.report_types import CheckInfo
 from gpuipc_doctor.run import tours
 from gpuipc_doctor.run.conclusions import Ended, NotRun
 from gpuipc_doctor.run.open_drivers import OpenDrivers

@@ -14,7 +14,8 @@ from gpuipc_doctor import surveys
 from gpuipc_doctor.api import NOISE_BYTES
 from gpuipc_doctor.api.leak_report import SETTLE_S
 from gpuipc_doctor.api.meter import PATIENCE_S
-from gpuipc_doctor.model import Baseline, Device, Probe, ProbeOutcome
+from gpuipc_doctor.model import Device
+from gpuipc_doctor.probe_types import Baseline, Probe, ProbeOutcome
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import Tour
 from gpuipc_doctor.supervise.session import Session

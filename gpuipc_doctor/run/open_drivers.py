@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from gpuipc_doctor import surveys
-from gpuipc_doctor.model import Probe
+from gpuipc_doctor.probe_types import Probe
 from gpuipc_doctor.supervise.session import Session
 
 DAY_S = 86_400.0

@@ -13,17 +13,9 @@ from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Check, Context, loader
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.files.yamlfile import BadFile
-from gpuipc_doctor.model import (
-    CheckInfo,
-    Device,
-    Finding,
-    Json,
-    MpiStack,
-    Probe,
-    ProbeOutcome,
-    Result,
-    Tier,
-)
+from gpuipc_doctor.model import Device, Finding, Json, Tier
+from gpuipc_doctor.probe_types import MpiStack, Probe, ProbeOutcome
+from gpuipc_doctor.report_types import CheckInfo, Result
 from gpuipc_doctor.run import check_files, skips
 from gpuipc_doctor.run.request import NothingToSend, Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gpuipc_doctor.model import Device, MpiStack
+from gpuipc_doctor.model import Device
+from gpuipc_doctor.probe_types import MpiStack
 from gpuipc_doctor.run.planner import Plan
 from gpuipc_doctor.site.config import NodeConfig
 from gpuipc_doctor.site.launcher import words

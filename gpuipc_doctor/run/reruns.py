@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpuipc_doctor.log_lines import CHATTER, OF_KILLED, by_shape, how_telling, shape
-from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Finding, ProbeOutcome, Status
+from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Status
+from gpuipc_doctor.probe_types import Ending, ProbeOutcome
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import NotRun

@@ -8,21 +8,9 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
-from gpuipc_doctor.model import (
-    CheckInfo,
-    Ending,
-    Evidence,
-    EvidenceKind,
-    Fact,
-    Finding,
-    Json,
-    ProbeOutcome,
-    Result,
-    RoleOutcome,
-    Series,
-    Status,
-    Trial,
-)
+from gpuipc_doctor.model import Evidence, EvidenceKind, Fact, Finding, Json, Status, Trial
+from gpuipc_doctor.probe_types import Ending, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.report_types import CheckInfo, Result, Series
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.site.config import ExpectedGpus, Waiver
 

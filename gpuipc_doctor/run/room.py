@@ -10,21 +10,13 @@ from pathlib import Path
 
 from gpuipc_doctor import surveys
 from gpuipc_doctor.api.driver_errors import TEST_CONTEXTS, room_for
-from gpuipc_doctor.model import (
-    Device,
-    Evidence,
-    EvidenceKind,
-    Finding,
-    Json,
-    Node,
-    Probe,
-    Result,
-    Tier,
-)
+from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Finding, Json, Node, Tier
 from gpuipc_doctor.node import survey_room
 from gpuipc_doctor.node.memory_usage import Holder, Room
+from gpuipc_doctor.probe_types import Probe
 from gpuipc_doctor.report import json_documents
 from gpuipc_doctor.report.merged_results import NOT_BEGUN
+from gpuipc_doctor.report_types import Result
 from gpuipc_doctor.run.open_drivers import DAY_S
 from gpuipc_doctor.run.planner import Plan
 from gpuipc_doctor.supervise.blame import NO_ROOM

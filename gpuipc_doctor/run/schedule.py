@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result, Status, Tier
+from gpuipc_doctor.model import Device, Finding, Status, Tier
+from gpuipc_doctor.probe_types import Ending, ProbeOutcome
 from gpuipc_doctor.report.merged_results import NOT_BEGUN
+from gpuipc_doctor.report_types import Result
 from gpuipc_doctor.run import conclusions, order
 from gpuipc_doctor.run.conclusions import Confirmation, Doubt, Ended, NotRun
 from gpuipc_doctor.run.idle_wait import IdleDevices

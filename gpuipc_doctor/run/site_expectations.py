@@ -9,20 +9,10 @@ from pathlib import Path
 
 from gpuipc_doctor.api.equal_gpus import CHECK_LINKS, LINKS, Traits
 from gpuipc_doctor.files.node_files import Tree
-from gpuipc_doctor.model import (
-    CheckInfo,
-    Device,
-    Fact,
-    Finding,
-    Json,
-    Result,
-    Status,
-    Subject,
-    Tier,
-    Unexpected,
-)
+from gpuipc_doctor.model import Device, Fact, Finding, Json, Status, Subject, Tier, Unexpected
 from gpuipc_doctor.node import fabric_devices
 from gpuipc_doctor.node.gpus import JobGpus
+from gpuipc_doctor.report_types import CheckInfo, Result
 from gpuipc_doctor.run.skips import PeerRefusal
 from gpuipc_doctor.site.config import ExpectedGpus, ExpectedValues, NodeGpus, NodeType, SiteConfig
 from gpuipc_doctor.supervise.start import hides_gpus

@@ -10,7 +10,8 @@ from gpuipc_doctor.api import Check, Context
 from gpuipc_doctor.api.allocator import installed
 from gpuipc_doctor.api.capabilities import instead_of, words_of_lack
 from gpuipc_doctor.knownissues import Harm
-from gpuipc_doctor.model import Device, Evidence, EvidenceKind, FabricStack, Fact, Finding, Probe
+from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Fact, Finding
+from gpuipc_doctor.probe_types import FabricStack, Probe
 from gpuipc_doctor.site.config import Waiver
 
 UNCHECKED = "CUDA_DISABLE_IOMMU_ACS_P2P_CAPABILITY_CHECK"

@@ -8,19 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuipc_doctor import node_name, surveys
-from gpuipc_doctor.model import (
-    CheckInfo,
-    CollectiveStack,
-    Device,
-    FabricStack,
-    Finding,
-    Json,
-    Launch,
-    MpiStack,
-    Node,
-    StatedFabric,
-    Tier,
-)
+from gpuipc_doctor.model import Device, Finding, Json, Node, Tier
 from gpuipc_doctor.node import (
     collective_libraries,
     fabric_devices,
@@ -31,6 +19,8 @@ from gpuipc_doctor.node import (
     mpi_slurm,
 )
 from gpuipc_doctor.node.mpi_ranks import RankSetting
+from gpuipc_doctor.probe_types import CollectiveStack, FabricStack, Launch, MpiStack, StatedFabric
+from gpuipc_doctor.report_types import CheckInfo
 from gpuipc_doctor.run.planner import Planner, info
 from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
 from gpuipc_doctor.site.config import SiteConfig

@@ -6,17 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import (
-    CheckInfo,
-    Device,
-    Finding,
-    Json,
-    MpiStack,
-    ProbeOutcome,
-    Result,
-    Status,
-    Tier,
-)
+from gpuipc_doctor.model import Device, Finding, Json, Status, Tier
+from gpuipc_doctor.probe_types import MpiStack, ProbeOutcome
+from gpuipc_doctor.report_types import CheckInfo, Result
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Doubt, Ended, NotRun
 from gpuipc_doctor.run.planner import PlannedProbe, Planner

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 
 from gpuipc_doctor.api import Check, loader
 from gpuipc_doctor.api.driver_errors import INITIALISATIONS
-from gpuipc_doctor.model import Device, Ending, Finding, Launch, Probe, ProbeOutcome, Status, Tier
+from gpuipc_doctor.model import Device, Finding, Status, Tier
+from gpuipc_doctor.probe_types import Ending, Launch, Probe, ProbeOutcome
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Confirmation, Doubt
 from gpuipc_doctor.run.planner import PlannedProbe

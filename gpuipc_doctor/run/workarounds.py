@@ -10,21 +10,10 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from gpuipc_doctor.knownissues import KnownIssue, affected, cures
-from gpuipc_doctor.model import (
-    Evidence,
-    EvidenceKind,
-    Fact,
-    Finding,
-    Join,
-    Json,
-    Probe,
-    ProbeOutcome,
-    Relation,
-    Status,
-    Trial,
-    Workaround,
-)
+from gpuipc_doctor.model import Evidence, EvidenceKind, Fact, Finding, Json, Status, Trial
+from gpuipc_doctor.probe_types import Probe, ProbeOutcome, Workaround
 from gpuipc_doctor.report import merged_results, sentences
+from gpuipc_doctor.report_types import Join, Relation
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import Ended, NotRun
 from gpuipc_doctor.run.planner import Planner

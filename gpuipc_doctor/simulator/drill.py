@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from gpuipc_doctor import surveys
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import Exit, Report, Status
+from gpuipc_doctor.model import Exit, Status
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.simulator import vocabulary
 from gpuipc_doctor.simulator.profile import Expectation, Expected
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from gpuipc_doctor.model import Report
 from gpuipc_doctor.report import exits
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.simulator import drill
 from gpuipc_doctor.simulator.drill import Row

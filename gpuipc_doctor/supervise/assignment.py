@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from gpuipc_doctor.model import Baseline, Device, DriverFault, Ending, Json
+from gpuipc_doctor.model import Device, DriverFault, Json
+from gpuipc_doctor.probe_types import Baseline, Ending
 from gpuipc_doctor.supervise.rank import write_whole
 
 

@@ -27,19 +27,8 @@ from gpuipc_doctor.api.leak_report import holders
 from gpuipc_doctor.api.loop_growth import filled
 from gpuipc_doctor.api.meter import THIS_RUN
 from gpuipc_doctor.log_lines import reason_of_abort
-from gpuipc_doctor.model import (
-    Device,
-    Ending,
-    Evidence,
-    EvidenceKind,
-    Finding,
-    Json,
-    Observed,
-    ProbeOutcome,
-    RoleOutcome,
-    Shown,
-    Status,
-)
+from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Finding, Json, Shown, Status
+from gpuipc_doctor.probe_types import Ending, Observed, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise import process_limits
 from gpuipc_doctor.supervise.evidence import EXPLANATION
 from gpuipc_doctor.supervise.rank import COMPLAINT

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuipc_doctor.model import Calls, Json
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.probe_types import Calls
 
 CANNOT_WRITE = os.EX_IOERR
 """Exit code of a worker that cannot write its journal."""

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gpuipc_doctor import surveys
-from gpuipc_doctor.model import Device, Probe, ProbeOutcome, Role
+from gpuipc_doctor.model import Device
+from gpuipc_doctor.probe_types import Probe, ProbeOutcome, Role
 from gpuipc_doctor.supervise import evidence, keeper
 from gpuipc_doctor.supervise.assignment import RoleFiles, announce
 from gpuipc_doctor.supervise.start import Visit, devices_of

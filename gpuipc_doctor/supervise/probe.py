@@ -14,17 +14,8 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from gpuipc_doctor.api.driver_errors import INITIALISATIONS
-from gpuipc_doctor.model import (
-    Baseline,
-    Device,
-    Ending,
-    LauncherEnd,
-    Node,
-    Probe,
-    ProbeOutcome,
-    Reached,
-    RoleOutcome,
-)
+from gpuipc_doctor.model import Device, Node
+from gpuipc_doctor.probe_types import Baseline, Ending, LauncherEnd, Probe, ProbeOutcome, Reached, RoleOutcome
 from gpuipc_doctor.stacks.process_list import Process, descendants, processes
 from gpuipc_doctor.supervise import evidence, keeper, process_limits, tree
 from gpuipc_doctor.supervise.assignment import (

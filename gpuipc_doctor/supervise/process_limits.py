@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # the prolog's guard and the first lines of the command use this, too
-    from gpuipc_doctor.model import ProbeOutcome, RoleOutcome
+    from gpuipc_doctor.probe_types import ProbeOutcome, RoleOutcome
 
 MOST_FILES = 65536
 """The most open files to which a soft limit is raised. Programs that close every possible descriptor, as some

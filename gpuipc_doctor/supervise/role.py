@@ -9,7 +9,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 
-from gpuipc_doctor.model import Ending
+from gpuipc_doctor.probe_types import Ending
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
 from gpuipc_doctor.supervise.journal import CANNOT_WRITE, PROCESS_EXIT, Progress

@@ -19,7 +19,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from gpuipc_doctor.model import Node, Probe, ProbeOutcome
+from gpuipc_doctor.model import Node
+from gpuipc_doctor.probe_types import Probe, ProbeOutcome
 from gpuipc_doctor.stacks.process_list import Process, descendants
 from gpuipc_doctor.supervise import leftovers, scratch, tree
 from gpuipc_doctor.supervise.assignment import Listener, StartSignal

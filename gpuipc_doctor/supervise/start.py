@@ -15,7 +15,8 @@ from pathlib import Path
 
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.files import python
-from gpuipc_doctor.model import Device, Launch, Node, Probe
+from gpuipc_doctor.model import Device, Node
+from gpuipc_doctor.probe_types import Launch, Probe
 from gpuipc_doctor.stacks.proc_files import RANK_VARIABLES
 from gpuipc_doctor.stacks.process_list import MARKER
 from gpuipc_doctor.supervise import rank, tree

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpuipc_doctor.model import Baseline, Ending, Probe, ProbeOutcome
+from gpuipc_doctor.probe_types import Baseline, Ending, Probe, ProbeOutcome
 from gpuipc_doctor.supervise import evidence, keeper
 from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult, announce
 from gpuipc_doctor.supervise.journal import Progress

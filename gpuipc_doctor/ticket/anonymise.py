@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gpuipc_doctor.job.document import JobReport
-from gpuipc_doctor.model import Fact, Report
+from gpuipc_doctor.model import Fact
 from gpuipc_doctor.node import variables
+from gpuipc_doctor.report_types import Report
 
 T = TypeVar("T")
 

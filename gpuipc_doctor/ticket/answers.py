@@ -10,12 +10,13 @@ from gpuipc_doctor.histories import documents as histories
 from gpuipc_doctor.job import job_content
 from gpuipc_doctor.job.document import Cause
 from gpuipc_doctor.log_lines import most_telling
-from gpuipc_doctor.model import EvidenceKind, Report
+from gpuipc_doctor.model import EvidenceKind
 from gpuipc_doctor.node.inventory import NAMES
 from gpuipc_doctor.present.blocks import Block, Lines, Verbatim
 from gpuipc_doctor.present.text import ranges
 from gpuipc_doctor.report import merged_results, node_content, sentences
 from gpuipc_doctor.report.comparison import compare
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.ticket.subject import Subject
 
 Answer = Callable[[Subject], Iterable[Block]]

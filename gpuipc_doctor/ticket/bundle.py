@@ -13,8 +13,8 @@ from pathlib import Path
 
 from gpuipc_doctor.files import reading
 from gpuipc_doctor.job import document, job_content
-from gpuipc_doctor.model import Report
 from gpuipc_doctor.report import json_documents, node_exports, report_json
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.ticket import answers
 from gpuipc_doctor.ticket.subject import Subject
 

@@ -8,10 +8,12 @@ from functools import cached_property
 
 from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.job.document import JobReport, Rank
-from gpuipc_doctor.model import Fact, Relation, Report, RoleOutcome, Status
+from gpuipc_doctor.model import Fact, Status
 from gpuipc_doctor.present.text import ranges
+from gpuipc_doctor.probe_types import RoleOutcome
 from gpuipc_doctor.report import merged_results
 from gpuipc_doctor.report.merged_results import Paragraph
+from gpuipc_doctor.report_types import Relation, Report
 
 
 @dataclass(frozen=True)

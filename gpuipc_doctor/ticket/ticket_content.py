@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 from itertools import chain, groupby
 
 from gpuipc_doctor import __version__
-from gpuipc_doctor.model import Report
 from gpuipc_doctor.present import markdown
 from gpuipc_doctor.present.blocks import Block, Entry, Group, Lines, Verbatim
 from gpuipc_doctor.present.text import counted, sanitise, shorten
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.ticket import answers, components
 from gpuipc_doctor.ticket.components import Ask, Component
 from gpuipc_doctor.ticket.subject import Subject

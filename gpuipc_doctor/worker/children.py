@@ -18,7 +18,8 @@ from struct import pack
 from typing import NoReturn
 
 from gpuipc_doctor.api.worker import ChildGone, ChildHangs
-from gpuipc_doctor.model import Calls, Json
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.probe_types import Calls
 from gpuipc_doctor.supervise import keeper, tree
 from gpuipc_doctor.supervise.assignment import Assignment
 from gpuipc_doctor.supervise.journal import PROCESS_EXIT

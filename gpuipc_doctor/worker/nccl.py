@@ -17,7 +17,8 @@ from pathlib import Path
 
 from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
 from gpuipc_doctor.api.gpu import Arm, GpuStream, Memory
-from gpuipc_doctor.model import DriverFault, Observed
+from gpuipc_doctor.model import DriverFault
+from gpuipc_doctor.probe_types import Observed
 from gpuipc_doctor.worker.backends.buffers import DriverBuffer
 from gpuipc_doctor.worker.backends.device import DriverGpu
 

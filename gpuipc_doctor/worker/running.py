@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
-from gpuipc_doctor.model import Ending
+from gpuipc_doctor.probe_types import Ending
 from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, RoleResult
 from gpuipc_doctor.supervise.journal import CANNOT_WRITE, PROCESS_EXIT, Journal
 from gpuipc_doctor.worker.peer import PeerLost

@@ -20,7 +20,8 @@ from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
 from gpuipc_doctor.api.equal_gpus import FEWEST
 from gpuipc_doctor.api.memory_counter import NOISE_BYTES
 from gpuipc_doctor.files.node_files import quietly
-from gpuipc_doctor.model import Baseline, Device, Json, Observed
+from gpuipc_doctor.model import Device, Json
+from gpuipc_doctor.probe_types import Baseline, Observed
 from gpuipc_doctor.supervise.assignment import (
     Assignment,
     RoleFiles,

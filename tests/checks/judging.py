@@ -24,7 +24,8 @@ from gpuipc_doctor.api import (
     Tier,
     loader,
 )
-from gpuipc_doctor.model import Ending, Launch, RoleOutcome, Status
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.probe_types import Ending, Launch, RoleOutcome
 from gpuipc_doctor.report.sentences import evidence, summary
 from gpuipc_doctor.run.conclusions import found_by
 

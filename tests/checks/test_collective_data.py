@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Context, Device, Finding, Tier
-from gpuipc_doctor.model import CollectiveLibrary, CollectiveStack, Status
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.probe_types import CollectiveLibrary, CollectiveStack
 from gpuipc_doctor.report.sentences import evidence, summary
 from tests.checks.collective_records import FOUR, PARAMS, ranks
 from tests.checks.judging import ONE, check, conclude

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Context
-from gpuipc_doctor.model import FabricStack, Fact, Finding, Probe, Program, StatedFabric, Status
+from gpuipc_doctor.model import Fact, Finding, Status
+from gpuipc_doctor.probe_types import FabricStack, Probe, Program, StatedFabric
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import GOOD, check, conclude, statuses
 

@@ -8,17 +8,8 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Context, Probe, ProbeOutcome
-from gpuipc_doctor.model import (
-    Ending,
-    FabricStack,
-    Finding,
-    Json,
-    Launch,
-    Program,
-    RoleOutcome,
-    Status,
-    Tier,
-)
+from gpuipc_doctor.model import Finding, Json, Status, Tier
+from gpuipc_doctor.probe_types import Ending, FabricStack, Launch, Program, RoleOutcome
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import TWO, check, conclude
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpuipc_doctor.api import Context, Finding, Json, Probe
-from gpuipc_doctor.model import Launch, Status
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.probe_types import Launch
 from tests.checks.judging import TWO, check, conclude
 
 REFUSAL = "cuMemCreate returned CUDA_ERROR_NOT_PERMITTED (800)"

@@ -21,7 +21,8 @@ from gpuipc_doctor.histories.memory_operations import (
     without_room,
 )
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation, ProcessPlan
-from gpuipc_doctor.model import MemoryShare, Probe, Status, Tier
+from gpuipc_doctor.model import MemoryShare, Status, Tier
+from gpuipc_doctor.probe_types import Probe
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import MIB, Kept, check, conclude, drifting, gpu, metered, outcome, plan
 

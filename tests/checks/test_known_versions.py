@@ -9,8 +9,9 @@ import pytest
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.api import Context, Finding
 from gpuipc_doctor.knownissues import releases
-from gpuipc_doctor.model import Fact, Join, Relation, Status, Tier, Unexpected
+from gpuipc_doctor.model import Fact, Status, Tier, Unexpected
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import Join, Relation
 from gpuipc_doctor.versions import parse
 from tests.checks.judging import check
 

@@ -13,7 +13,8 @@ import pytest
 from gpuipc_doctor.api import Context, Device, Finding, Json, MpiStack, Probe
 from gpuipc_doctor.api.memory_counter import STILL
 from gpuipc_doctor.api.meter import Reading
-from gpuipc_doctor.model import Launch, MemoryShare, Status, Tier
+from gpuipc_doctor.model import MemoryShare, Status, Tier
+from gpuipc_doctor.probe_types import Launch
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import (
     JUMPING,

@@ -14,7 +14,8 @@ from gpuipc_doctor.api import Context, Finding, Json, Probe, Tier
 from gpuipc_doctor.histories.group_calls import GroupCalls
 from gpuipc_doctor.histories.message_memories import DEVICE, KINDS, PINNED, POOL, STRADDLING, VMM
 from gpuipc_doctor.histories.mpi_library_limits import unsupported_calls, unsupported_memory
-from gpuipc_doctor.model import Ending, MemoryShare, RoleOutcome, Status
+from gpuipc_doctor.model import MemoryShare, Status
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame
 from tests.checks.judging import check, conclude, gpu, outcome, plan
@@ -382,6 +383,6 @@ def test_memory_that_a_library_cannot_share_is_tried_last_and_its_wrong_data_is_
 
 
 def _stack() -> Any:
-    from gpuipc_doctor.model import Launch, MpiStack
+    from gpuipc_doctor.probe_types import Launch, MpiStack
 
     return MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")))

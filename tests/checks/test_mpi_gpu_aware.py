@@ -9,7 +9,8 @@ import pytest
 
 from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Context, Device, Finding, Probe, ProbeOutcome, loader
-from gpuipc_doctor.model import Ending, RoleOutcome, Status
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.report import sentences
 
 CHECK = loader.load_file(loader.built_in_dir() / "mpi_gpu_aware.py").check

@@ -11,7 +11,8 @@ from gpuipc_doctor.api import Finding, Json, Tier
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.message_search import Search
 from gpuipc_doctor.histories.operations import MPI, Disagreement, History, Operation, ProcessPlan
-from gpuipc_doctor.model import Ending, ProbeOutcome, Reached, RoleOutcome, Status
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.probe_types import Ending, ProbeOutcome, Reached, RoleOutcome
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.conclusions import found_by
 from tests.checks.judging import ONE, TWO, Kept, check, conclude, outcome, plan

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.api import Finding, Json, ProbeOutcome, loader
-from gpuipc_doctor.model import Ending, Launch, RoleOutcome, Status
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.probe_types import Ending, Launch, RoleOutcome
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import GOOD, ONE, TWO, check, conclude, gpu, plan, statuses
 

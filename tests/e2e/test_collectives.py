@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.model import Report, Status
+from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Profile
 from tests.e2e.conftest import Command

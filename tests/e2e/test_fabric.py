@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.model import Finding, Report, Status
+from gpuipc_doctor.model import Finding, Status
 from gpuipc_doctor.report import exits, sentences
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.simulator import drill, fabric_programs, profile
 from gpuipc_doctor.supervise import tree
 from tests.e2e.conftest import full

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import Exit, MemoryShare, Report, Status
+from gpuipc_doctor.model import Exit, MemoryShare, Status
 from gpuipc_doctor.report import report_json
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Expectation, Profile
 from tests.command_server import SERVER

@@ -11,9 +11,11 @@ import pytest
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.model import Probe, Report, Status, Tier
+from gpuipc_doctor.model import Status, Tier
 from gpuipc_doctor.node import gpus
+from gpuipc_doctor.probe_types import Probe
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.site.config import SiteConfig, Waiver

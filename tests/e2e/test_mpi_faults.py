@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.model import Relation, Report, RoleOutcome
+from gpuipc_doctor.probe_types import RoleOutcome
 from gpuipc_doctor.report import exits, sentences
+from gpuipc_doctor.report_types import Relation, Report
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Profile
 from tests.e2e.conftest import FEW_MESSAGES, SMALL_MESSAGES, SMALL_SHARE

@@ -12,7 +12,8 @@ from types import ModuleType
 import pytest
 
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import Ending, Launch, Node, Probe, ProbeOutcome, Status
+from gpuipc_doctor.model import Node, Status
+from gpuipc_doctor.probe_types import Ending, Launch, Probe, ProbeOutcome
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame, keeper, tree
 from gpuipc_doctor.supervise.probe import Limits

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.model import Relation, Status
+from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import Relation
 from tests.e2e.conftest import SMALL_SHARE
 from tests.e2e.test_faults import check
 

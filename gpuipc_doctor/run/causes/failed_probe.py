@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gpuipc_doctor.api.driver_errors import OUT_OF_MEMORY
 from gpuipc_doctor.log_lines import CHATTER, how_telling
-from gpuipc_doctor.model import Ending, Observed, RoleOutcome, Trial
+from gpuipc_doctor.model import Trial
+from gpuipc_doctor.probe_types import Ending, Observed, RoleOutcome
 from gpuipc_doctor.run.results import Entry
 from gpuipc_doctor.supervise.evidence import EXPLANATION
 

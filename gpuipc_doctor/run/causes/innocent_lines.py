@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuipc_doctor.log_lines import OF_KILLED, shape
-from gpuipc_doctor.model import Ending, ProbeOutcome
+from gpuipc_doctor.probe_types import Ending, ProbeOutcome
 from gpuipc_doctor.run.causes.failed_probe import was_killed
 from gpuipc_doctor.run.results import Entry
 from gpuipc_doctor.supervise import evidence

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuipc_doctor.model import Ending, Shown
+from gpuipc_doctor.model import Shown
+from gpuipc_doctor.probe_types import Ending
 from gpuipc_doctor.run.causes.explaining import NodeFacts, Trials, shown
 from gpuipc_doctor.run.causes.failed_probe import (
     has,

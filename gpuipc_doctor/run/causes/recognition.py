@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message
 from gpuipc_doctor.knownissues.signatures import result_text
-from gpuipc_doctor.model import Evidence, EvidenceKind, Fact, Join, Relation, Result, Status
+from gpuipc_doctor.model import Evidence, EvidenceKind, Fact, Status
+from gpuipc_doctor.report_types import Join, Relation, Result
 from gpuipc_doctor.run.results import Explanation, kind_of_failure
 
 if TYPE_CHECKING:

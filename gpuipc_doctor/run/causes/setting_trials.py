@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from gpuipc_doctor.model import Ending, EvidenceKind, ProbeOutcome, Status, Trial
+from gpuipc_doctor.model import EvidenceKind, Status, Trial
+from gpuipc_doctor.probe_types import Ending, ProbeOutcome
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.causes.chosen_settings import candidates
 from gpuipc_doctor.run.causes.explaining import NodeFacts

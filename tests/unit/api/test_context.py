@@ -8,7 +8,8 @@ import pytest
 
 from gpuipc_doctor.api import Context
 from gpuipc_doctor.api.check import SEARCH_FRACTION
-from gpuipc_doctor.model import Launch, MemoryShare, MpiStack, Probe, Tier
+from gpuipc_doctor.model import MemoryShare, Tier
+from gpuipc_doctor.probe_types import Launch, MpiStack, Probe
 from tests.checks.judging import gpu
 
 DEVICES = tuple(gpu(index, backend) for backend in ("cuda", "hip") for index in range(2))

@@ -12,7 +12,8 @@ from gpuipc_doctor.api.leak_report import Entry, blind, leak_reports
 from gpuipc_doctor.api.loop_growth import FEWEST_SAMPLES, filled
 from gpuipc_doctor.api.memory_counter import ODD_BYTES
 from gpuipc_doctor.api.meter import Meter
-from gpuipc_doctor.model import Ending, Json, RoleOutcome
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import ONE, TWO, metered, outcome
 from tests.unit.api.test_meter import Device, Worker

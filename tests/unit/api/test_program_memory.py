@@ -8,7 +8,8 @@ import pytest
 
 from gpuipc_doctor.api import Finding, Json, ProbeOutcome
 from gpuipc_doctor.api.program_memory import judge_hidden, judge_loss, repeat_if_lost, used_since_the_start
-from gpuipc_doctor.model import RoleOutcome, Status
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.probe_types import RoleOutcome
 from tests.checks.judging import JUMPING, MIB, ONE, completed, drifting, metered
 
 

@@ -12,8 +12,9 @@ from click.testing import CliRunner, Result
 
 from gpuipc_doctor.cli import drill
 from gpuipc_doctor.cli.bindings import BINDINGS
-from gpuipc_doctor.model import Finding, Report, Tier
-from gpuipc_doctor.model import Result as ReportResult
+from gpuipc_doctor.model import Finding, Tier
+from gpuipc_doctor.report_types import Report
+from gpuipc_doctor.report_types import Result as ReportResult
 from gpuipc_doctor.simulator import drilling, profile
 
 HEALTHY = Report(

@@ -12,7 +12,8 @@ from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.knownissues.literals import bare
 from gpuipc_doctor.knownissues.signatures import Confidence
-from gpuipc_doctor.model import Fact, Relation
+from gpuipc_doctor.model import Fact
+from gpuipc_doctor.report_types import Relation
 
 LOGS = Path(__file__).parents[2] / "logs"
 ISSUES = [*knownissues.load(), *knownissues.load_messages()]

@@ -15,9 +15,10 @@ from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, Workaround
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.entry import Reference
-from gpuipc_doctor.model import Exit, Fact, Relation
+from gpuipc_doctor.model import Exit, Fact
 from gpuipc_doctor.present import terminal
 from gpuipc_doctor.present.text import columns
+from gpuipc_doctor.report_types import Relation
 from gpuipc_doctor.versions import Range
 from tests import golden, schemas
 

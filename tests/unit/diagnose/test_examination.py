@@ -15,7 +15,8 @@ from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, Workaro
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.releases import released
 from gpuipc_doctor.knownissues.scanner import MANY
-from gpuipc_doctor.model import Fact, Relation
+from gpuipc_doctor.model import Fact
+from gpuipc_doctor.report_types import Relation
 from gpuipc_doctor.versions import Range
 
 

@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpuipc_doctor.fleet import fleet_content, fleet_exports, fold
 from gpuipc_doctor.fleet.summary import NodeReport, State
-from gpuipc_doctor.model import Relation, Status
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.report_types import Relation
 from tests import golden, schemas
 from tests.sample_fleets import a_fleet, fleets, timed
 from tests.sample_reports import PROPERTY

@@ -20,14 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from gpuipc_doctor import model
+from gpuipc_doctor import report_types
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.fleet import directory, fleet_content, fleet_exports, fold, nodeset, summary
 from gpuipc_doctor.fleet.ask import MAX_ANSWER, LaunchOptions, Target, Via, answer
 from gpuipc_doctor.fleet.summary import Figure, FindingSummary, NodeReport, State
-from gpuipc_doctor.model import Finding, Measurement, Relation, Status
+from gpuipc_doctor.model import Finding, Measurement, Status
 from gpuipc_doctor.present.blocks import do
 from gpuipc_doctor.report import report_json
+from gpuipc_doctor.report_types import Relation
 from gpuipc_doctor.site import hosts
 from tests import golden, schemas
 from tests.sample_fleets import BAD, HEALTHY, a_fleet, named, timed
@@ -651,9 +652,9 @@ def test_second_run_into_a_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_slow_pair_of_a_node_is_not_hidden_by_the_nodes_median() -> None:
-    def measured(pair: int, value: float) -> model.Result:
+    def measured(pair: int, value: float) -> report_types.Result:
         latency = Measurement("latency", value, "µs")
-        return model.Result(
+        return report_types.Result(
             "mpi-small-message", Finding.ok("x", "x", measured=[latency]), (f"cuda:{pair}", "x")
         )
 

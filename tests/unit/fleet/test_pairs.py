@@ -15,8 +15,9 @@ from gpuipc_doctor.fleet.crossings import Outcome
 from gpuipc_doctor.fleet.pairs import Rounds, outcome_of
 from gpuipc_doctor.fleet.partners import Blame
 from gpuipc_doctor.fleet.switches import Cut
-from gpuipc_doctor.model import Finding, Report, Result, Status, Tier
+from gpuipc_doctor.model import Finding, Status, Tier
 from gpuipc_doctor.report import report_json
+from gpuipc_doctor.report_types import Report, Result
 
 ACROSS = {
     "mpi": ("mpi-small-message", "between nodes"),

@@ -14,7 +14,7 @@ from gpuipc_doctor.histories.message_operations import OF_ALL
 from gpuipc_doctor.histories.message_performer import END
 from gpuipc_doctor.histories.message_search import steps_of
 from gpuipc_doctor.histories.operations import MPI, History, Operation, ProcessPlan
-from gpuipc_doctor.model import Ending, ProbeOutcome, Reached, RoleOutcome
+from gpuipc_doctor.probe_types import Ending, ProbeOutcome, Reached, RoleOutcome
 from tests.unit.histories.trivial_mpi import Deadlock, TrivialMpi
 
 RANKS = 3

@@ -14,7 +14,8 @@ from gpuipc_doctor.histories.message_model import legal
 from gpuipc_doctor.histories.message_performer import END, Steps
 from gpuipc_doctor.histories.message_search import MOST_LAUNCHES, Met, RandomRun, Search, met, steps_of
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
-from gpuipc_doctor.model import Ending, Json, ProbeOutcome, Reached, RoleOutcome
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.probe_types import Ending, ProbeOutcome, Reached, RoleOutcome
 
 Fault = Callable[[Sequence[Operation]], int | None]
 """The index of the operation that fails; None if none does."""

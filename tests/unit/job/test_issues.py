@@ -11,7 +11,8 @@ from gpuipc_doctor.job.issues import matching, wrong_settings
 from gpuipc_doctor.job.waits import Kind
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, load
 from gpuipc_doctor.knownissues.entry import Reference, Workaround
-from gpuipc_doctor.model import Effect, Relation
+from gpuipc_doctor.model import Effect
+from gpuipc_doctor.report_types import Relation
 from gpuipc_doctor.versions import Range
 
 ISSUE = KnownIssue(

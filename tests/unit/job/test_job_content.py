@@ -20,7 +20,7 @@ from gpuipc_doctor.job.document import (
 from gpuipc_doctor.job.merging import merge
 from gpuipc_doctor.job.roles import BY_GPU, IN_ORDER
 from gpuipc_doctor.job.waits import Kind
-from gpuipc_doctor.model import Relation
+from gpuipc_doctor.report_types import Relation
 from tests import golden
 
 HOSTILE = "\x1b[31m<script>alert(1)</script>`|\n# x"

@@ -12,19 +12,10 @@ import pytest
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.knownissues import KnownIssue, Workaround
 from gpuipc_doctor.knownissues.signatures import Confidence, Signature
-from gpuipc_doctor.model import (
-    Ending,
-    Evidence,
-    EvidenceKind,
-    Fact,
-    Finding,
-    Relation,
-    Report,
-    Result,
-    RoleOutcome,
-    Trial,
-)
+from gpuipc_doctor.model import Evidence, EvidenceKind, Fact, Finding, Trial
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.report import merged_results, node_content, report_json
+from gpuipc_doctor.report_types import Relation, Report, Result
 from gpuipc_doctor.versions import Range
 from tests.sample_reports import gpus, healthy, replaced
 

@@ -10,19 +10,9 @@ from gpuipc_doctor import knownissues
 from gpuipc_doctor.knownissues import KnownIssue, Workaround
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.signatures import Call, Confidence, Signature
-from gpuipc_doctor.model import (
-    Device,
-    Ending,
-    Evidence,
-    EvidenceKind,
-    Fact,
-    Finding,
-    Join,
-    Relation,
-    Result,
-    RoleOutcome,
-    Trial,
-)
+from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Fact, Finding, Trial
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
+from gpuipc_doctor.report_types import Join, Relation, Result
 from gpuipc_doctor.versions import Range
 
 FACTS = (Fact("mpich", "4.2.0", "here"),)

@@ -29,20 +29,10 @@ from gpuipc_doctor.knownissues import (
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.entry import KINDS
 from gpuipc_doctor.knownissues.issue_content import page
-from gpuipc_doctor.model import (
-    Device,
-    DriverFault,
-    Ending,
-    Evidence,
-    Fact,
-    Finding,
-    Join,
-    Relation,
-    Result,
-    RoleOutcome,
-    Status,
-)
+from gpuipc_doctor.model import Device, DriverFault, Evidence, Fact, Finding, Status
 from gpuipc_doctor.node import inventory
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
+from gpuipc_doctor.report_types import Join, Relation, Result
 from gpuipc_doctor.run.request import UnknownName
 from gpuipc_doctor.versions import ORDERS, Range, Verdict
 from tests import golden

@@ -12,7 +12,8 @@ from gpuipc_doctor.cli import explain
 from gpuipc_doctor.files.yamlfile import BadFile
 from gpuipc_doctor.knownissues import database, relation, vendors
 from gpuipc_doctor.knownissues.message import Message, Severity
-from gpuipc_doctor.model import Fact, Relation
+from gpuipc_doctor.model import Fact
+from gpuipc_doctor.report_types import Relation
 from gpuipc_doctor.versions import Verdict
 
 ISSUES = knownissues.load()

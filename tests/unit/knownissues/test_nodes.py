@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from gpuipc_doctor import knownissues
-from gpuipc_doctor.model import Device, Fact, Join, Relation
+from gpuipc_doctor.model import Device, Fact
 from gpuipc_doctor.node.inventory import NAMES
+from gpuipc_doctor.report_types import Join, Relation
 from tests import golden
 
 ISSUES = knownissues.load()

@@ -14,7 +14,8 @@ from gpuipc_doctor.cli.explain import command as explain
 from gpuipc_doctor.cli.known_issues import command as known_issues
 from gpuipc_doctor.files.yamlfile import BadFile
 from gpuipc_doctor.knownissues import KnownIssue
-from gpuipc_doctor.model import Fact, Finding, Join, Relation, Result
+from gpuipc_doctor.model import Fact, Finding
+from gpuipc_doctor.report_types import Join, Relation, Result
 
 DRIVER = (Fact("nvidia-driver", "460.32.03", "NVML"),)
 FAILED = Result(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.model import CollectiveLibrary, CollectiveStack, Fact
+from gpuipc_doctor.model import Fact
 from gpuipc_doctor.node import collective_libraries
+from gpuipc_doctor.probe_types import CollectiveLibrary, CollectiveStack
 
 
 @pytest.fixture

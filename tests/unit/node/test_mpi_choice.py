@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpuipc_doctor.model import Fact, Launch, MpiStack
+from gpuipc_doctor.model import Fact
 from gpuipc_doctor.node import loaded
 from gpuipc_doctor.node.mpi_choice import COMPONENTS, in_use, messages_went_through, relevant_facts
+from gpuipc_doctor.probe_types import Launch, MpiStack
 
 NODE = (
     Fact("nvidia-driver", "580.159.04", "NVML"),

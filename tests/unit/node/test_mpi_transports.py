@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.model import Launch, MpiStack
 from gpuipc_doctor.node import mpi_choice, mpi_transports
 from gpuipc_doctor.node.mpi_facts import Facts
 from gpuipc_doctor.node.mpi_identity import identify
 from gpuipc_doctor.node.mpi_ipc_settings import table
 from gpuipc_doctor.node.mpi_transports import ROUTES
+from gpuipc_doctor.probe_types import Launch, MpiStack
 
 MPICH_5 = (
     "MPICH Version:      5.0.2\n"

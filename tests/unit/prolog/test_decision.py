@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor.api.leak_report import holders
-from gpuipc_doctor.model import Ending, Finding, Report, Result, RoleOutcome, Status
+from gpuipc_doctor.model import Finding, Status
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.prolog import concerns, decision
 from gpuipc_doctor.prolog.decision import MAX_LINE, Concern, Decision, Kind
+from gpuipc_doctor.report_types import Report, Result
 from gpuipc_doctor.run.conclusions import IN_COMPANY
 from gpuipc_doctor.site.policy import Action, PrologConfig
 from tests import golden

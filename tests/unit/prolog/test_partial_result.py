@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.model import Ending, Finding, Json, Result, RoleOutcome
+from gpuipc_doctor.model import Finding, Json
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.prolog.decision import Concern, Kind
 from gpuipc_doctor.prolog.guard import Answers, Channel
 from gpuipc_doctor.prolog.partial_result import KnownSoFar, PartialResult
+from gpuipc_doctor.report_types import Result
 from gpuipc_doctor.site.policy import Action, PrologConfig
 
 BAD = KnownSoFar(bad=(Concern(Kind.FAIL, "FAIL it is bad"),))

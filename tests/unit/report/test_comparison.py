@@ -10,25 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from gpuipc_doctor.model import (
-    Calls,
-    Device,
-    Ending,
-    Exit,
-    Fact,
-    Finding,
-    Join,
-    Relation,
-    Report,
-    Result,
-    RoleOutcome,
-    Status,
-    Tier,
-)
+from gpuipc_doctor.model import Device, Exit, Fact, Finding, Status, Tier
 from gpuipc_doctor.present.text import columns, sanitise
+from gpuipc_doctor.probe_types import Calls, Ending, RoleOutcome
 from gpuipc_doctor.report import comparison_content, sentences
 from gpuipc_doctor.report.check_changes import ChangeKind
 from gpuipc_doctor.report.comparison import DeviceChange, compare
+from gpuipc_doctor.report_types import Join, Relation, Report, Result
 from tests import golden, schemas
 from tests.sample_reports import PROPERTY, REOPEN_ISSUE, gpus, healthy, hung, replaced, reports, seed_002
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from gpuipc_doctor.model import Exit, Finding, Report, Result, Status
+from gpuipc_doctor.model import Exit, Finding, Status
 from gpuipc_doctor.report import exits, node_content
+from gpuipc_doctor.report_types import Report, Result
 from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
 
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuipc_doctor.model import Report, Status
+from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import exits, merged_results, node_exports
+from gpuipc_doctor.report_types import Report
 from tests import golden
 from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
 

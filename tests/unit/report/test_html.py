@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 
 from gpuipc_doctor.fleet import fleet_exports, fold
-from gpuipc_doctor.model import Fact, Finding, Report, Result
+from gpuipc_doctor.model import Fact, Finding
 from gpuipc_doctor.report import node_exports
+from gpuipc_doctor.report_types import Report, Result
 from tests.sample_fleets import a_fleet
 from tests.sample_reports import PROPERTY, REOPEN_ISSUE, gpus, healthy, replaced, reports, seed_002
 from tests.waiting import LIMIT_S

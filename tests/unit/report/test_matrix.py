@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor.api.equal_gpus import picture
-from gpuipc_doctor.model import Ending, Fact, Finding, Join, Relation, Report, Result, RoleOutcome
+from gpuipc_doctor.model import Fact, Finding
 from gpuipc_doctor.present.text import columns, sanitise
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.report import merged_results, node_content, node_exports
+from gpuipc_doctor.report_types import Join, Relation, Report, Result
 from tests import golden
 from tests.sample_reports import (
     PER_SUBJECT,

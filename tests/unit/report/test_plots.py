@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from gpuipc_doctor.cli.check import command
-from gpuipc_doctor.model import Finding, Line, Mark, Report, Result, Series
+from gpuipc_doctor.model import Finding
 from gpuipc_doctor.report import plots
+from gpuipc_doctor.report_types import Line, Mark, Report, Result, Series
 from tests.sample_reports import gpus, report
 
 MIB = 1 << 20

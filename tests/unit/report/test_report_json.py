@@ -8,21 +8,12 @@ import pytest
 from hypothesis import given
 from jsonschema import Draft202012Validator
 
-from gpuipc_doctor import model
-from gpuipc_doctor.model import (
-    Ending,
-    Evidence,
-    EvidenceKind,
-    Finding,
-    Relation,
-    Report,
-    Result,
-    RoleOutcome,
-    Status,
-    Tier,
-)
+from gpuipc_doctor import model, probe_types, report_types
+from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Status, Tier
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.report import report_json, sentences
 from gpuipc_doctor.report.json_documents import BadDocument, encode
+from gpuipc_doctor.report_types import Relation, Report, Result
 from tests import schemas
 from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
 
@@ -52,19 +43,19 @@ def test_real_report_survives_a_round_trip() -> None:
 KINDS = (
     model.Device,
     model.Fact,
-    model.CheckInfo,
-    model.Result,
+    report_types.CheckInfo,
+    report_types.Result,
     model.Finding,
     model.Evidence,
     model.Measurement,
-    model.Series,
-    model.Line,
-    model.Mark,
-    model.RoleOutcome,
-    model.Calls,
+    report_types.Series,
+    report_types.Line,
+    report_types.Mark,
+    probe_types.RoleOutcome,
+    probe_types.Calls,
     model.DriverFault,
-    model.Join,
-    model.FindingRef,
+    report_types.Join,
+    report_types.FindingRef,
 )
 
 

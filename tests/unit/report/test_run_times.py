@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuipc_doctor.model import Ending, Finding, Report, Result, RoleOutcome
+from gpuipc_doctor.model import Finding
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.report import node_content, plots, run_times
+from gpuipc_doctor.report_types import Report, Result
 from tests.sample_reports import gpus, healthy, report
 
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpuipc_doctor.model import Calls, Ending, Finding, Measurement, Result, RoleOutcome
+from gpuipc_doctor.model import Finding, Measurement
+from gpuipc_doctor.probe_types import Calls, Ending, RoleOutcome
 from gpuipc_doctor.report import speed
 from gpuipc_doctor.report.comparison import TOLERANCE
 from gpuipc_doctor.report.speed import CONTROL, SpeedVerdict
+from gpuipc_doctor.report_types import Result
 
 CALLS = {"cuInit": 0.6, "cuCtxCreate": 0.08, "cuIpcOpenMemHandle": 120e-6, "cuMemcpyDtoH": 4e-3}
 """Seconds, similar to an H200."""

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.model import CheckInfo, Ending, Finding, Report, Result, RoleOutcome, Status, Subject, Tier
+from gpuipc_doctor.model import Finding, Status, Subject, Tier
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.report import acceptance, comparison_content, node_content, node_exports
 from gpuipc_doctor.report.comparison import compare
+from gpuipc_doctor.report_types import CheckInfo, Report, Result
 from tests.sample_reports import gpus, healthy, replaced, seed_002
 
 MEMORY = "GPU memory between processes"

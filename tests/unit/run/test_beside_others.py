@@ -13,7 +13,7 @@ import pytest
 
 from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutcome
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.model import Ending, RoleOutcome
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.run.conclusions import Doubt, Ended
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.schedule import Schedule

@@ -15,21 +15,8 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.model import (
-    Calls,
-    Device,
-    DriverFault,
-    Ending,
-    EvidenceKind,
-    Fact,
-    Finding,
-    Json,
-    Launch,
-    Probe,
-    ProbeOutcome,
-    RoleOutcome,
-    Shown,
-)
+from gpuipc_doctor.model import Device, DriverFault, EvidenceKind, Fact, Finding, Json, Shown
+from gpuipc_doctor.probe_types import Calls, Ending, Launch, Probe, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import causes
 from gpuipc_doctor.run.causes import node_sources, node_state

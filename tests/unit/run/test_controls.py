@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.api import Check, Context, Control, Finding, Probe
-from gpuipc_doctor.model import CheckInfo, EvidenceKind, Launch, ProbeOutcome, Tier
+from gpuipc_doctor.model import EvidenceKind, Tier
+from gpuipc_doctor.probe_types import Launch, ProbeOutcome
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import CheckInfo
 from gpuipc_doctor.run import causes
 from gpuipc_doctor.run.causes import controls
 from gpuipc_doctor.run.planner import PlannedProbe

@@ -13,7 +13,8 @@ import pytest
 
 from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Device, ProbeOutcome, loader
-from gpuipc_doctor.model import Ending, Node, RoleOutcome
+from gpuipc_doctor.model import Node
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.run import conclusions
 from gpuipc_doctor.run.conclusions import NotRun, not_started
 from gpuipc_doctor.run.hanging_gpus import HangingGpus

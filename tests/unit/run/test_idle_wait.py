@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.api import Check, Context, Device, Probe, ProbeOutcome, Worker
-from gpuipc_doctor.model import Ending, Json, RoleOutcome
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
 from gpuipc_doctor.run.idle_wait import IdleDevices
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.supervise.session import Session

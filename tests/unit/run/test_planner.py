@@ -15,7 +15,8 @@ import pytest
 from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Context, Finding, Probe, loader
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.model import Device, Fact, Launch, MpiStack, Status, Tier
+from gpuipc_doctor.model import Device, Fact, Status, Tier
+from gpuipc_doctor.probe_types import Launch, MpiStack
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.planner import Plan, Planner, sharing
 from gpuipc_doctor.run.request import AmbiguousName, Request, UnknownName

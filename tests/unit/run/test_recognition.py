@@ -8,23 +8,10 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor import knownissues
-from gpuipc_doctor.model import (
-    DriverFault,
-    Ending,
-    Evidence,
-    EvidenceKind,
-    Fact,
-    Finding,
-    Launch,
-    LauncherEnd,
-    ProbeOutcome,
-    Report,
-    Result,
-    RoleOutcome,
-    Status,
-    Tier,
-)
+from gpuipc_doctor.model import DriverFault, Evidence, EvidenceKind, Fact, Finding, Status, Tier
+from gpuipc_doctor.probe_types import Ending, Launch, LauncherEnd, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.report import node_content
+from gpuipc_doctor.report_types import Report, Result
 from gpuipc_doctor.run.causes import recognition
 from gpuipc_doctor.run.results import Explanation, kind_of_failure
 from gpuipc_doctor.supervise import blame

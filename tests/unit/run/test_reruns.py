@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Check, Finding, Probe, ProbeOutcome, loader
-from gpuipc_doctor.model import CheckInfo, Ending, Evidence, EvidenceKind, Launch, RoleOutcome, Status, Tier
+from gpuipc_doctor.model import Evidence, EvidenceKind, Status, Tier
+from gpuipc_doctor.probe_types import Ending, Launch, RoleOutcome
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import CheckInfo
 from gpuipc_doctor.run import reruns
 from gpuipc_doctor.run.conclusions import NotRun
 from gpuipc_doctor.run.planner import PlannedProbe, Planner

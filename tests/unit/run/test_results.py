@@ -13,8 +13,10 @@ import pytest
 
 from gpuipc_doctor.api import Check, Context, Finding, Probe, ProbeOutcome, loader
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.model import CheckInfo, Ending, Launch, RoleOutcome, Status, Tier
+from gpuipc_doctor.model import Status, Tier
+from gpuipc_doctor.probe_types import Ending, Launch, RoleOutcome
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import CheckInfo
 from gpuipc_doctor.run.conclusions import conclude, judge
 from gpuipc_doctor.run.engine import RERUN_BUDGET_FRACTION, Run
 from gpuipc_doctor.run.planner import MAX_FOLLOW_UPS, Plan, PlannedProbe, Planner

@@ -12,7 +12,7 @@ import pytest
 
 from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutcome
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.model import Baseline, Ending, Launch, RoleOutcome
+from gpuipc_doctor.probe_types import Baseline, Ending, Launch, RoleOutcome
 from gpuipc_doctor.run import order, schedule
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.tours import Tour, singles

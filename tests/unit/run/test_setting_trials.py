@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Finding, ProbeOutcome, RoleOutcome, Trial
+from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Trial
+from gpuipc_doctor.probe_types import Ending, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run import causes
 from gpuipc_doctor.run.causes import setting_trials

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api.equal_gpus import LINKS
-from gpuipc_doctor.model import CheckInfo, Device, Fact, Finding, Result, Status, Subject, Tier
+from gpuipc_doctor.model import Device, Fact, Finding, Status, Subject, Tier
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import CheckInfo, Result
 from gpuipc_doctor.run import results, site_expectations, skips
 from gpuipc_doctor.site import config
 from gpuipc_doctor.site.config import (

@@ -8,8 +8,9 @@ import pytest
 
 from gpuipc_doctor.api import Finding
 from gpuipc_doctor.api.capabilities import lacking
-from gpuipc_doctor.model import Result, Status
+from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import Result
 from gpuipc_doctor.run.results import demand, suppress
 from gpuipc_doctor.site.config import ExpectedGpus, Waiver
 

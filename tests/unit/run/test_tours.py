@@ -16,8 +16,10 @@ from gpuipc_doctor import surveys
 from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutcome, loader
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.model import CheckInfo, DriverFault, Ending, Fact, Launch, RoleOutcome, Status, Tier
+from gpuipc_doctor.model import DriverFault, Fact, Status, Tier
+from gpuipc_doctor.probe_types import Ending, Launch, RoleOutcome
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import CheckInfo
 from gpuipc_doctor.run import check_files, conclusions
 from gpuipc_doctor.run.conclusions import Doubt, Ended, NotRun
 from gpuipc_doctor.run.planner import PlannedProbe

@@ -12,24 +12,10 @@ import pytest
 from gpuipc_doctor.api import Check, Context, Finding, Probe, ProbeOutcome
 from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.knownissues import Workaround as Remedy
-from gpuipc_doctor.model import (
-    Calls,
-    CheckInfo,
-    Device,
-    Ending,
-    EvidenceKind,
-    Fact,
-    Join,
-    Json,
-    Launch,
-    Relation,
-    RoleOutcome,
-    Status,
-    Tier,
-    Trial,
-    Workaround,
-)
+from gpuipc_doctor.model import Device, EvidenceKind, Fact, Json, Status, Tier, Trial
+from gpuipc_doctor.probe_types import Calls, Ending, Launch, RoleOutcome, Workaround
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report_types import CheckInfo, Join, Relation
 from gpuipc_doctor.run import causes, workarounds
 from gpuipc_doctor.run.conclusions import NotRun
 from gpuipc_doctor.run.planner import PlannedProbe, Planner

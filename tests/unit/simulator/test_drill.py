@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpuipc_doctor.model import Calls, Ending, Finding, Report, Result, RoleOutcome, Status, Tier
+from gpuipc_doctor.model import Finding, Status, Tier
+from gpuipc_doctor.probe_types import Calls, Ending, RoleOutcome
+from gpuipc_doctor.report_types import Report, Result
 from gpuipc_doctor.simulator.drill import DrillResult, Row, callers, judge
 from gpuipc_doctor.simulator.profile import Expectation, Expected
 

@@ -6,16 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpuipc_doctor.model import (
-    Device,
-    DriverFault,
-    Ending,
-    Launch,
-    LauncherEnd,
-    ProbeOutcome,
-    RoleOutcome,
-    Status,
-)
+from gpuipc_doctor.model import Device, DriverFault, Status
+from gpuipc_doctor.probe_types import Ending, Launch, LauncherEnd, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame
 

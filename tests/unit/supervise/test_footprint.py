@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import Node, Probe
+from gpuipc_doctor.model import Node
+from gpuipc_doctor.probe_types import Probe
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.start import one_queue, visible_devices

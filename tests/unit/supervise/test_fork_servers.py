@@ -15,7 +15,8 @@ import pytest
 
 from gpuipc_doctor import surveys
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import Ending, Json, Node, Probe, ProbeOutcome
+from gpuipc_doctor.model import Json, Node
+from gpuipc_doctor.probe_types import Ending, Probe, ProbeOutcome
 from gpuipc_doctor.simulator.node import prepare
 from gpuipc_doctor.stacks import process_list
 from gpuipc_doctor.supervise import tree

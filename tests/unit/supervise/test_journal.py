@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.model import Calls
+from gpuipc_doctor.probe_types import Calls
 from gpuipc_doctor.supervise.journal import Journal, Progress
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.model import DriverFault, Ending, LauncherEnd, ProbeOutcome, RoleOutcome, Status
+from gpuipc_doctor.model import DriverFault, Status
+from gpuipc_doctor.probe_types import Ending, LauncherEnd, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame, process_limits
 

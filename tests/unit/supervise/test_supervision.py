@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import Ending, Launch, Node, Probe, ProbeOutcome, Status
+from gpuipc_doctor.model import Node, Status
+from gpuipc_doctor.probe_types import Ending, Launch, Probe, ProbeOutcome
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.stacks import process_list
 from gpuipc_doctor.supervise import blame, evidence, keeper, tree

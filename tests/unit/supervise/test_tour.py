@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import loader
-from gpuipc_doctor.model import Baseline, Device, Ending, Node, Probe, ProbeOutcome
+from gpuipc_doctor.model import Device, Node
+from gpuipc_doctor.probe_types import Baseline, Ending, Probe, ProbeOutcome
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.assignment import Order, RoleFiles, RoleResult, StartSignal
 from gpuipc_doctor.supervise.fork_servers import ForkServer

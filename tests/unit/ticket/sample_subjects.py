@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuipc_doctor.job.document import JobReport
-from gpuipc_doctor.model import Ending, Fact, Finding, Report, Result, RoleOutcome
+from gpuipc_doctor.model import Fact, Finding
+from gpuipc_doctor.probe_types import Ending, RoleOutcome
+from gpuipc_doctor.report_types import Report, Result
 from gpuipc_doctor.ticket.subject import Subject
 from tests.sample_reports import gpus, healthy, replaced, seed_002
 from tests.unit.job.test_job_content import ONE_LATE, STUCK

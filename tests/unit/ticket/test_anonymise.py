@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor.job import document
-from gpuipc_doctor.model import Fact, Report
+from gpuipc_doctor.model import Fact
 from gpuipc_doctor.report import json_documents, report_json
+from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.ticket import anonymise, bundle, components, ticket_content
 from gpuipc_doctor.ticket.anonymise import Names, Pseudonyms
 from gpuipc_doctor.ticket.subject import Subject

@@ -10,8 +10,10 @@ import pytest
 from gpuipc_doctor.cli.report import COMPONENTS
 from gpuipc_doctor.files.tables import table
 from gpuipc_doctor.job.document import Cause
-from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Finding, Join, Relation, Result
+from gpuipc_doctor.model import Evidence, EvidenceKind, Finding
 from gpuipc_doctor.node.fact_names import NAMES
+from gpuipc_doctor.probe_types import Ending
+from gpuipc_doctor.report_types import Join, Relation, Result
 from gpuipc_doctor.ticket import answers, components, ticket_content
 from gpuipc_doctor.ticket.subject import Subject
 from tests import golden

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.api.worker import ChildGone, ChildHangs
-from gpuipc_doctor.model import Calls
+from gpuipc_doctor.probe_types import Calls
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.assignment import Assignment
 from gpuipc_doctor.worker import children
