@@ -48,6 +48,10 @@ class PlannedProbe:
     def place(self) -> tuple[str, str]:
         return self.check.id, self.probe.subject
 
+    @property
+    def key(self) -> str:
+        return f"{self.check.id} {self.probe.subject} {self.probe.name}"
+
     def unfinished(self, stopped: str) -> ProbeOutcome:
         """The outcome for a probe that was not run; ``stopped`` is the reason."""
         probe = self.probe

@@ -45,7 +45,6 @@ takes a whole deadline."""
 GIVEN_UP = "given-up"
 """Key of the SKIP for these probes."""
 
-
 CLEARING_S = 2.0
 """Least seconds for a GPU's start to show that it only waited for another's."""
 
@@ -232,7 +231,7 @@ class Schedule:
     def _after_visit(self, tour: Tour, future: Future[ProbeOutcome | None], take: Take) -> list[Tour]:
         """Handle the outcome of a tour's visit; returns what is to run next."""
         planned = tour.visit
-        self.watcher.finished(_key(planned))
+        self.watcher.finished(planned.key)
         ended, are_apart = conclusions.result_of(future), isinstance(future.exception(), NotTogether)
         if tour.confirms:
             is_last = tour.made == tour.confirms - 1
@@ -380,7 +379,7 @@ class Schedule:
         tour = Tour((planned,))
         self._tell_started(planned)
         self._make_visits(tour, until)
-        self.watcher.finished(_key(planned))
+        self.watcher.finished(planned.key)
         ended: Ended = conclusions.result_of(tour.outcome)
         return ended
 
@@ -406,7 +405,7 @@ class Schedule:
 
     def _tell_started(self, planned: PlannedProbe) -> None:
         probe = planned.probe
-        self.watcher.started(_key(planned), f"{planned.check.id} on {probe.subject}", probe.deadline_s)
+        self.watcher.started(planned.key, f"{planned.check.id} on {probe.subject}", probe.deadline_s)
 
     def _remember_hang(self, planned: PlannedProbe, ended: ProbeOutcome) -> None:
         role = ended.roles.get(ended.blamed or "")
@@ -448,7 +447,3 @@ class Schedule:
 
         with interruptible(interrupt):
             yield
-
-
-def _key(planned: PlannedProbe) -> str:
-    return f"{planned.check.id} {planned.probe.subject} {planned.probe.name}"
