@@ -173,7 +173,7 @@ LEFT = {
 }
 
 
-@pytest.mark.parametrize("name", LEFT)
+@pytest.mark.parametrize("name", LEFT, ids=map(str, range(len(LEFT))))
 @pytest.mark.parametrize("use", ["", "mapped", "link"])
 def test_files_are_left_if_no_process_has_them_and_no_owner_lives(
     name: str, use: str, worker: Any, tmp_path: Path
