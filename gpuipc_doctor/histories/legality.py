@@ -12,7 +12,7 @@ from gpuipc_doctor.files.tables import Ruling, rulings
 
 LEGAL, ILLEGAL, DECLARED = "legal", "illegal", "declared"
 """Values of a ruling. ``declared``: applications perform the operation, although the vendor's documentation
-does not allow it. Only operations in `generator.DECLARED` have this value."""
+does not allow it. Only operations in `memory_operations.DECLARED` have this value."""
 
 
 def rules() -> Mapping[str, Mapping[str, Ruling]]:

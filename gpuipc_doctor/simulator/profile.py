@@ -201,8 +201,10 @@ def file_of(profile: str) -> Path:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size in the schema's format: ``16 GiB``."""
-    number, unit = text.split()
+    """Bytes of a size in the schema's format: ``16 GiB``. Raises `ValueError`."""
+    number, _, unit = str(text).partition(" ")
+    if unit not in _UNITS:
+        raise ValueError(f"{text!r} is no size: it needs a unit, such as '4098 B' or '16 GiB'")
     return int(float(number) * _UNITS[unit])
 
 

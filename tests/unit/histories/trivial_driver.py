@@ -145,6 +145,10 @@ class TrivialDriver:
                 for process, number in list(self.pointers):
                     if process == by:
                         self._drop(process, number)
+            case "export" | "fork" | "idle" | "rest" | "trim":
+                pass
+            case unknown:
+                raise KeyError(unknown)
         return None
 
     def _live(self, by: int, number: int) -> Cell:

@@ -312,3 +312,9 @@ def test_profile_may_set_a_larger_memory_limit_for_its_drill(tmp_path: Path) -> 
     assert profile.load(write(tmp_path, ONE_GPU)).memory == MemoryShare()
     more = profile.load(write(tmp_path, f"{ONE_GPU}options: {{most_gib: 3}}\n"))
     assert more.memory == MemoryShare(most_gib=3)
+
+
+@pytest.mark.parametrize("size", [4098, "4098", "4098B", "4 MB", ""])
+def test_size_without_a_unit_says_what_it_needs(size: object) -> None:
+    with pytest.raises(ValueError, match="it needs a unit, such as '4098 B'"):
+        profile.parse_size(size)  # type: ignore[arg-type]
