@@ -30,7 +30,7 @@ from gpuipc_doctor.present.blocks import (
 )
 from gpuipc_doctor.present.text import counted, device_key, fold_devices, sanitise, shorten
 from gpuipc_doctor.probe_types import RoleOutcome
-from gpuipc_doctor.report import acceptance, exits, first_aid, merged_results, run_times, sentences
+from gpuipc_doctor.report import acceptance, exits, first_aid, merged_results, sentences
 from gpuipc_doctor.report.merged_results import Paragraph, by_check, culprits
 from gpuipc_doctor.report_types import Report, Result
 
@@ -100,6 +100,8 @@ def screen(
 
 def _waits(report: Report) -> Iterator[Block]:
     """The seconds of the checks that the run waited for, one after the other."""
+    from gpuipc_doctor.report import run_times
+
     seconds: dict[str, float] = {}
     for ran in run_times.waited_for(report):
         seconds[ran.check] = seconds.get(ran.check, 0.0) + ran.end - ran.start
