@@ -35,7 +35,7 @@ def told(code: str, env: dict[str, str]) -> list[str]:
     """The output of a program that has the backend's driver as ``driver``, parsed as JSON."""
     begin = (
         "import json, pathlib; from contextlib import nullcontext\n"
-        "from gpuipc_doctor.api.gpu import BackendUnavailable\n"
+        "from gpuipc_doctor.api.driver_errors import BackendUnavailable\n"
         "from gpuipc_doctor.worker.backends.hip import HipDriver\n"
         "driver = HipDriver(lambda operation: nullcontext(), pathlib.Path('/'))\n"
     )

@@ -235,7 +235,7 @@ def test_deadline_of_the_command_line_takes_precedence() -> None:
 @pytest.mark.parametrize(("partner", "names"), [("", {"here", "both"}), ("n2", {"both"})])
 def test_with_a_partner_only_probes_between_nodes_run(tmp_path: Path, partner: str, names: set[str]) -> None:
     lines = (
-        "from gpuipc_doctor.model import Launch",
+        "from gpuipc_doctor.probe_types import Launch",
         'yield Probe("here", {"role": role}, ctx.devices[:1], launch=Launch(("mpiexec",)))',
         'yield Probe("both", {"role": role}, ctx.devices[:1], launch=Launch(("srun",), nodes=2))',
     )

@@ -180,7 +180,7 @@ def test_killed_supervisor_leaves_no_stem(tmp_path: Path, module: str) -> None:
         "import sys, time\n"
         "from pathlib import Path\n"
         "from gpuipc_doctor.api import loader\n"
-        "from gpuipc_doctor.model import Node, Probe\n"
+        "from gpuipc_doctor.model import Node\nfrom gpuipc_doctor.probe_types import Probe\n"
         "from gpuipc_doctor.supervise.probe import Limits\n"
         "from gpuipc_doctor.supervise.session import Session\n"
         "file, imports = Path(sys.argv[1]), tuple(sys.argv[2:])\n"

@@ -662,7 +662,7 @@ def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
         "import sys, tempfile, threading, time\n"
         "from pathlib import Path\n"
         "from gpuipc_doctor.api import loader\n"
-        "from gpuipc_doctor.model import Node, Probe\n"
+        "from gpuipc_doctor.model import Node\nfrom gpuipc_doctor.probe_types import Probe\n"
         "from gpuipc_doctor.supervise.probe import Execution, Limits\n"
         "from gpuipc_doctor.supervise.session import Session\n"
         "file = Path(sys.argv[1])\n"
