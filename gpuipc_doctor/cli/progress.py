@@ -12,7 +12,7 @@ from typing import IO
 from gpuipc_doctor.cli.stdio import can_redraw
 from gpuipc_doctor.present.text import sanitise, shorten
 from gpuipc_doctor.report_types import Result
-from gpuipc_doctor.run.schedule import Watcher
+from gpuipc_doctor.run.request import Watcher
 
 REFRESHES_PER_SECOND = 8
 

@@ -15,8 +15,7 @@ from gpuipc_doctor.files.writing import make_directory
 from gpuipc_doctor.model import Node, Tier
 from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.run import engine
-from gpuipc_doctor.run.request import Request
-from gpuipc_doctor.run.schedule import Watcher
+from gpuipc_doctor.run.request import Request, Watcher
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.supervise import scratch
 from gpuipc_doctor.supervise.probe import Limits

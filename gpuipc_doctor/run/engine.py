@@ -44,10 +44,10 @@ from gpuipc_doctor.run.discovery import ON_GPUS, Discovery, Found
 from gpuipc_doctor.run.open_drivers import OpenDrivers
 from gpuipc_doctor.run.planner import Plan, PlannedProbe, Planner, TooManyFollowUps
 from gpuipc_doctor.run.preview import Preview, of_ranks
-from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.run.request import Request, Watcher
 from gpuipc_doctor.run.results import ResultLog, blamed_first
 from gpuipc_doctor.run.room import RoomSurvey
-from gpuipc_doctor.run.schedule import Schedule, Watcher
+from gpuipc_doctor.run.schedule import Schedule
 from gpuipc_doctor.run.stack_discovery import StackDiscovery, Stacks
 from gpuipc_doctor.run.survey_runner import SurveyRunner, asks_foreign
 from gpuipc_doctor.run.tours import Tours

@@ -1,13 +1,15 @@
-"""The request of a run, and the errors for unknown names."""
+"""The request of a run, who is told of its progress, and the errors for unknown names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from gpuipc_doctor.files.near_miss import did_you_mean
 from gpuipc_doctor.model import Device, Subject, Tier
+from gpuipc_doctor.report_types import Result
 
 BACKENDS = ("cuda", "hip")
 
@@ -103,3 +105,17 @@ class Request:
 
 def _names(device: Device) -> tuple[str, ...]:
     return device.label, device.uuid, str(device.index)
+
+
+class Watcher(Protocol):
+    """Called for each start and end of a probe. ``key`` identifies the probe; it is not shown."""
+
+    def planned(self, checks: Sequence[str]) -> None:
+        """The check of each probe that will run from now on."""
+
+    def started(self, key: str, text: str, deadline_s: float) -> None:
+        """A probe starts; each of its operations may take ``deadline_s`` seconds."""
+
+    def finished(self, key: str) -> None: ...
+    def concluded(self, result: Result) -> None:
+        """The results of a probe."""

@@ -10,21 +10,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 from gpuipc_doctor.model import Device, Finding, Status, Tier
 from gpuipc_doctor.probe_types import Ending, ProbeOutcome
 from gpuipc_doctor.report.merged_results import NOT_BEGUN
-from gpuipc_doctor.report_types import Result
 from gpuipc_doctor.run import conclusions, order
 from gpuipc_doctor.run.conclusions import Confirmation, Doubt, Ended, NotRun
 from gpuipc_doctor.run.idle_wait import IdleDevices
 from gpuipc_doctor.run.planner import PlannedProbe
+from gpuipc_doctor.run.request import Watcher
 from gpuipc_doctor.run.tours import (
+    LIKE_FAILURES,
     Tour,
     Tours,
     first_of_each_gpu,
     has_hung,
+    is_beside,
     is_harmless,
     is_of_start,
     is_unkillable,
@@ -47,20 +48,6 @@ GIVEN_UP = "given-up"
 
 CLEARING_S = 2.0
 """Least seconds for a GPU's start to show that it only waited for another's."""
-
-
-class Watcher(Protocol):
-    """Called for each start and end of a probe. ``key`` identifies the probe; it is not shown."""
-
-    def planned(self, checks: Sequence[str]) -> None:
-        """The check of each probe that will run from now on."""
-
-    def started(self, key: str, text: str, deadline_s: float) -> None:
-        """A probe starts; each of its operations may take ``deadline_s`` seconds."""
-
-    def finished(self, key: str) -> None: ...
-    def concluded(self, result: Result) -> None:
-        """The results of a probe."""
 
 
 Take = Callable[[PlannedProbe, Ended | Doubt], Sequence[PlannedProbe]]
@@ -87,6 +74,7 @@ class Schedule:
     """Bytes that nobody holds since probes ran beside each other, and these probes, which then ran alone."""
     _beside: set[int] = field(default_factory=set)
     """Numbers of the probes that ran beside others on their devices."""
+    _failed_beside: int = 0
     _witness: PlannedProbe | None = None
     """A probe of one GPU that passed alone."""
 
@@ -107,13 +95,14 @@ class Schedule:
             probes = [self._beside_others(planned) for planned in probes]
         self._run_all(probes, until, take)
         self._clear_those_behind(until, take)
-        watched = [self._alone(planned) for planned in probes if planned.number in self._beside]
+        watched = [planned for planned in probes if planned.number in self._beside]
         devices = dict.fromkeys(device for planned in watched for device in planned.probe.devices)
         for device, nbytes in self._quiet.lost(devices, until).items() if devices else ():
             again = [each for each in watched if device in each.probe.devices]
             self.lost[device] = (nbytes, again)
             watched = [each for each in watched if each not in again]
-        self._run_all([each for _, again in self.lost.values() for each in again], until, take)
+        again = [self._alone([each]).visits[0] for _, those in self.lost.values() for each in those]
+        self._run_all(again, until, take)
 
     def _beside_others(self, planned: PlannedProbe) -> PlannedProbe:
         """The probe, beside others on its devices if it may."""
@@ -123,9 +112,11 @@ class Schedule:
         self._beside.add(planned.number)
         return replace(planned, probe=replace(probe, exclusive=False))
 
-    def _alone(self, planned: PlannedProbe) -> PlannedProbe:
-        self._beside.discard(planned.number)
-        return replace(planned, probe=replace(planned.probe, exclusive=True))
+    def _alone(self, visits: Iterable[PlannedProbe]) -> Tour:
+        """These visits, with their devices to themselves."""
+        alone = tuple(replace(each, probe=replace(each.probe, exclusive=True)) for each in visits)
+        self._beside.difference_update(each.number for each in alone)
+        return Tour(alone)
 
     def _run_all(self, probes: Sequence[PlannedProbe], until: float, take: Take) -> None:
         waiting = sorted(self.tours.plan(probes, jobs := self._jobs), key=order.priority)
@@ -146,6 +137,8 @@ class Schedule:
                     if tour.goes_on:
                         running[tour.outcome] = tour
                         self._tell_started(tour.visit)
+                if self._failed_beside >= LIKE_FAILURES:  # in a container, NVML may hide our processes
+                    waiting = [self._alone(t.visits) if is_beside(t) else t for t in waiting]
                 if self.tours.isolate or self.tours.ranks_apart:
                     waiting = [each for tour in waiting for each in self.tours.separate(tour)]
 
@@ -245,8 +238,9 @@ class Schedule:
         if are_apart and not ended.stopped:
             return singles(tour.end())
         if isinstance(ended, ProbeOutcome) and must_be_alone(planned, ended):
+            self._failed_beside += 1
             first, *rest = tour.end()
-            return [*singles([self._alone(first)]), *([Tour(tuple(rest))] if rest else [])]
+            return [self._alone([first]), *([Tour(tuple(rest))] if rest else [])]
         if len(tour.visits) == 1:
             tour.end()
             return self._settle(planned, ended, take)

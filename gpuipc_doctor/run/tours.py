@@ -320,8 +320,12 @@ def is_unkillable(outcome: ProbeOutcome) -> bool:
     return any(role.ending is Ending.UNKILLABLE for role in outcome.roles.values())
 
 
+def is_beside(planned: PlannedProbe | Tour) -> bool:
+    """Whether a probe that measures memory has others beside it on its devices."""
+    return planned.probe.by_process and not planned.probe.exclusive
+
+
 def must_be_alone(planned: PlannedProbe, ended: ProbeOutcome) -> bool:
     """Whether a probe that ran beside others on its devices must be repeated alone: it could not tell, or
     failed."""
-    was_beside = planned.probe.by_process and not planned.probe.exclusive
-    return was_beside and not (ended.completed or ended.stopped or is_unkillable(ended))
+    return is_beside(planned) and not (ended.completed or ended.stopped or is_unkillable(ended))
