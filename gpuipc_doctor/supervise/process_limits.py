@@ -142,6 +142,8 @@ def present() -> dict[str, int]:
 
 
 _SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_UNREAD = re.compile(f"cannot be read: ({'|'.join(map(os.strerror, _SCARCE))})")
+"""In the text of a `BadFile`, which collects the mistakes of several files."""
 
 
 def is_scarcity(error: BaseException) -> bool:
@@ -154,6 +156,7 @@ def is_scarcity(error: BaseException) -> bool:
             isinstance(error, RuntimeError | ImportError | SystemError)
             and bool(re.search(_MEMORY, str(error)))
         )
+        or bool(_UNREAD.search(str(error)))
         or (behind is not None and is_scarcity(behind))
     )
 
@@ -161,6 +164,9 @@ def is_scarcity(error: BaseException) -> bool:
 def of_error(error: BaseException) -> str:
     """One line about a scarcity."""
     while not (isinstance(error, MemoryError | OSError) or re.search(_MEMORY, str(error))):
+        if unread := _UNREAD.search(str(error)):
+            error = OSError(0, unread[1])
+            break
         error = error.__cause__ or error.__context__ or MemoryError()
     why = error.strerror if isinstance(error, OSError) else str(error) or "no memory"
     return f"out of system resources: {why}{in_words()}; see `ulimit -a`"
