@@ -210,7 +210,7 @@ class Run:
         probes = [planned for planned in layout.probes if planned.number not in shared]
         self.schedule.run(probes, self._jobs(devices), self._take_shared, spare_s=spare_s)
         for device, (nbytes, again) in self.schedule.lost.items():
-            if all(map(self.log.passed, again)):
+            if self.log.passed(device):
                 says = "{missing:mib} of {device} are held by no process since the first test; tests alone "
                 says += "lost none: cannot tell which did"
                 found = Finding.error("unexplained-change", says, missing=nbytes, device=device.label)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
-from gpuipc_doctor.model import Evidence, EvidenceKind, Fact, Finding, Json, Status, Trial
+from gpuipc_doctor.model import Device, Evidence, EvidenceKind, Fact, Finding, Json, Status, Trial
 from gpuipc_doctor.probe_types import Ending, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.report_types import CheckInfo, Result, Series
 from gpuipc_doctor.run.planner import PlannedProbe
@@ -184,11 +184,10 @@ class ResultLog:
         for result in entry.results():
             self.tell(self._as_wished(result))
 
-    def passed(self, planned: PlannedProbe) -> bool:
-        """Whether nothing is wrong with a probe."""
-        return all(
-            each.status in (Status.PASS, Status.SKIP) for each in self._entries[planned.number].standing
-        )
+    def passed(self, device: Device) -> bool:
+        """Whether no probe of a device found anything wrong."""
+        of = (each for each in self._entries.values() if device in each.planned.probe.devices)
+        return all(one.status in (Status.PASS, Status.SKIP) for each in of for one in each.standing)
 
     def count(self, outcome: ProbeOutcome) -> None:
         """Count a probe as a test, unless it was stopped or had nothing to test."""

@@ -163,8 +163,6 @@ class Schedule:
     def _make_visits(self, tour: Tour, until: float) -> None:
         """Make a tour's visits, in a thread, up to the first that does not pass, or the one to confirm."""
         untold = iter(zip(tour.visits, tour.outcomes, strict=True))
-        waits_itself = self._quiet.waits_itself(tour)
-        turn = StartSignal(self._quiet.baselines(tour)) if waits_itself else None
 
         def tell(outcome: ProbeOutcome) -> None:
             planned, future = next(untold)
@@ -181,6 +179,8 @@ class Schedule:
             return True
 
         try:
+            waits_itself = self._quiet.waits_itself(tour)
+            turn = StartSignal(self._quiet.baselines(tour)) if waits_itself else None
             if turn is None:
                 self._quiet.before(tour, until)
             tell(self._supervise(tour, until, goes_on, turn))

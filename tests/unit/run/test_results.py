@@ -25,7 +25,7 @@ from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import Schedule
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.supervise import blame
-from tests.checks.judging import completed, each_round
+from tests.checks.judging import completed, each_round, gpu
 
 FILE = Path(__file__).parents[2] / "fixtures" / "misbehaving.py"
 
@@ -284,3 +284,26 @@ def test_worker_that_did_not_start_is_explained(log: list[str], said: str) -> No
     roles = {"rank 0": RoleOutcome("rank 0", Ending.NOT_STARTED, log_tail=tuple(log))}
     finding = blame.conclude(ProbeOutcome("", (), {}, roles, "rank 0", 0.1))
     assert sentences.summary(finding) == f"rank 0: the worker did not start: {said}"
+
+
+@pytest.mark.parametrize(
+    ("found", "keys"),
+    [
+        (Finding.ok("right", "it is right"), ["unexplained-change", "right"]),
+        (Finding.fail("not-returned", "memory was lost"), ["not-returned"]),
+    ],
+)
+def test_memory_that_nobody_holds_is_unexplained_only_if_no_probe_found_anything(
+    found: Finding, keys: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Finds(Odd):
+        def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+            return [found]
+
+    device = gpu(0)
+    probe = planned(Finds(), probe=Probe("", {"a": role}, (device,)))
+    ran = run(Finds(), outcome(), probe)
+    ran.schedule.lost[device] = (8 << 20, [probe])
+    monkeypatch.setattr(ran.schedule, "run", lambda *_, **__: None)
+    ran.execute(Plan((), (), ()), [])
+    assert [result.finding.key for result in ran.log.results()] == keys
