@@ -54,8 +54,9 @@ class ProcessMemory:
         with suppress(DriverError):
             found = self._nvml.processes(self._gpu(self._nvml, uuid)) if self._nvml else None
             used = self.used(uuid)
-            if found is not None and used is not None and all(nbytes is not None for _, nbytes in found):
-                return used - self._held(uuid).total(), [pid for pid, _ in found]
+            if found is not None and used is not None:
+                held = [nbytes for _, nbytes in found if nbytes is not None]
+                return (used - sum(held), [pid for pid, _ in found]) if len(held) == len(found) else None
         return None
 
     def used(self, uuid: str) -> int | None:
