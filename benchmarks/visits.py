@@ -102,7 +102,7 @@ static void say_file(int descriptor)
     fstat(descriptor, &status);
     say(" f%lx", status.st_dev);
     say(":%lx", status.st_ino);
-    say(":%lx", (uint64_t)lseek(descriptor, 0, SEEK_CUR)); /* all are of one file: see `export_new` in state.c */
+    say(":%lx", (uint64_t)lseek(descriptor, 0, SEEK_CUR)); /* of one file: `export_new` in state.c */
 }
 
 static void *beat(void *nothing)
