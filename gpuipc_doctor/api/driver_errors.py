@@ -7,23 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gpuipc_doctor.model import DriverFault
+from gpuipc_doctor.vendors import TESTED
 
 Made = TypeVar("Made")
 
-ALREADY_MAPPED = frozenset({"CUDA_ERROR_ALREADY_MAPPED", "hipErrorAlreadyMapped"})
+_ERRORS = tuple(vendor.errors for vendor in TESTED.values())
+
+ALREADY_MAPPED = frozenset().union(*(errors.already_mapped for errors in _ERRORS))
 """The driver's error if another mapping overlaps the requested one."""
 
-REFUSALS = ALREADY_MAPPED | {
-    "CUDA_ERROR_INVALID_VALUE",
-    "CUDA_ERROR_INVALID_CONTEXT",
-    "CUDA_ERROR_INVALID_HANDLE",
-    "CUDA_ERROR_NOT_SUPPORTED",
-    "hipErrorInvalidValue",
-    "hipErrorInvalidContext",
-    "hipErrorInvalidHandle",
-    "hipErrorInvalidDevicePointer",
-    "hipErrorNotSupported",
-}
+REFUSALS = ALREADY_MAPPED.union(*(errors.refused for errors in _ERRORS))
 """Errors with which a healthy driver refuses to export or open a handle.
 
 ``INVALID_*`` are documented for ``cuIpcGetMemHandle``, ``cuIpcOpenMemHandle`` and their HIP counterparts (see
@@ -31,14 +24,13 @@ REFUSALS = ALREADY_MAPPED | {
 MPICH's pull request 7862. ``OUT_OF_MEMORY`` and ``MAP_FAILED`` are documented, but indicate a fault.
 """
 
-
-NOT_PERMITTED = frozenset({"CUDA_ERROR_NOT_PERMITTED"})
+NOT_PERMITTED = frozenset().union(*(errors.not_permitted for errors in _ERRORS))
 """Errors for a missing permission. Fabric handles, for example, need an IMEX channel."""
 
-NOT_SUPPORTED = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "hipErrorNotSupported"})
+NOT_SUPPORTED = frozenset().union(*(errors.not_supported for errors in _ERRORS))
 """Errors for a feature that the driver or this kind of GPU lacks."""
 
-TOO_MANY_PEERS = frozenset({"CUDA_ERROR_TOO_MANY_PEERS"})
+TOO_MANY_PEERS = frozenset().union(*(errors.too_many_peers for errors in _ERRORS))
 MOST_PEERS = 8
 """Peers that a GPU can have at a time if no NVSwitch connects them (CUDA programming guide, "Peer-to-Peer
 Memory Access")."""
@@ -50,7 +42,7 @@ WITH_FEWER_PEERS = (
 OPENS_MEMORY = re.compile("IpcOpen|Mem(Pool)?Import|EnablePeer")
 """Calls that map memory of another process or GPU."""
 
-OUT_OF_MEMORY = frozenset({"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"})
+OUT_OF_MEMORY = frozenset(errors.out_of_memory for errors in _ERRORS)
 """Errors for exhausted memory."""
 
 CONTEXT_CREATIONS = frozenset({"cuDevicePrimaryCtxRetain", "cuCtxCreate"})
@@ -105,7 +97,7 @@ class DriverError(Exception):
     @property
     def may_be_out_of_memory(self) -> bool:
         """Whether little free memory may be the reason, although the error does not say so."""
-        return self.fault.name == "CUDA_ERROR_UNKNOWN"
+        return any(self.fault.name in errors.vague for errors in _ERRORS)
 
 
 class NotAlone(Exception):

@@ -1,50 +1,13 @@
-"""Which vendor's GPUs an entry, a fact or a variable is about: one table."""
+"""Which vendor's GPUs an entry, a fact or a variable is about. Adapters and MPI libraries are no vendor's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.model import Fact
-
-
-@dataclass(frozen=True, slots=True)
-class _Vendor:
-    facts: frozenset[str]
-    """Components and facts that concern only this vendor's GPUs."""
-    drivers: frozenset[str]
-    """Facts that show the vendor's driver on a node."""
-    word: str
-    """Part of the names of environment variables that only this vendor's software reads."""
-
-
-_OF = {
-    "cuda": _Vendor(
-        frozenset(
-            {
-                *(
-                    "nvidia-driver",
-                    "nvidia-module",
-                    "nvidia-peermem",
-                    "libcuda",
-                    "cuda-driver",
-                    "cuda-runtime",
-                ),
-                *("gdrcopy", "mig", "nccl"),
-            }
-        ),
-        frozenset(["nvidia-driver", "cuda-driver"]),
-        "CUDA",
-    ),
-    "hip": _Vendor(
-        frozenset(["amdgpu", "rocm", "hip-driver", "hip-runtime", "rccl"]),
-        frozenset(["amdgpu", "hip-driver"]),
-        "ROC",
-    ),
-}
-"""Backend → vendor. Adapters and MPI libraries are no vendor's: they work with both."""
+from gpuipc_doctor.vendors import VENDORS
 
 
 class Entry(Protocol):
@@ -60,7 +23,7 @@ class Entry(Protocol):
 
 def foreign_to(backend: str) -> frozenset[str]:
     """Names of facts that concern only other vendors' GPUs."""
-    return frozenset().union(*(vendor.facts for name, vendor in _OF.items() if name != backend))
+    return frozenset().union(*(vendor.facts for vendor in VENDORS if vendor.backend != backend))
 
 
 def concerns(entry: Entry, backend: str) -> bool:
@@ -77,7 +40,7 @@ def concerns(entry: Entry, backend: str) -> bool:
 def here(facts: Iterable[Fact]) -> set[str]:
     """The backends of which a fact was found."""
     there = {fact.name for fact in facts if fact.value is not None}
-    return {name for name, vendor in _OF.items() if there & vendor.facts}
+    return {vendor.backend for vendor in VENDORS if there & vendor.facts}
 
 
 def may_concern(entry: Entry, facts: Iterable[Fact]) -> bool:
@@ -89,15 +52,15 @@ def may_concern(entry: Entry, facts: Iterable[Fact]) -> bool:
 def with_driver(facts: Iterable[Fact]) -> set[str]:
     """The backends whose driver was found."""
     found = {fact.name for fact in facts if fact.value}
-    return {name for name, vendor in _OF.items() if found & vendor.drivers}
+    return {vendor.backend for vendor in VENDORS if found & vendor.drivers}
 
 
 def is_for_another(env: Mapping[str, str], facts: Iterable[Fact]) -> bool:
     """Whether all variables are for a vendor without a driver here, while another vendor has one."""
     drivers = with_driver(facts)
-    others = [vendor.word for name, vendor in _OF.items() if name not in drivers]
+    others = [vendor.word for vendor in VENDORS if vendor.backend not in drivers]
     return bool(env and drivers) and all(any(word in name for word in others) for name in env)
 
 
 def _is_bound(name: str) -> bool:
-    return any(name in vendor.facts for vendor in _OF.values())
+    return any(name in vendor.facts for vendor in VENDORS)

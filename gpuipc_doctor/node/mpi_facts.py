@@ -4,35 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
-from gpuipc_doctor.files.tables import table
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.node.mpi_identity import identify
-
-
-@dataclass(frozen=True, slots=True)
-class Vendor:
-    """One vendor's names in MPI libraries and their dependencies."""
-
-    name: str
-    driver: str
-    """Regular expression for libraries that all programs for this vendor's GPUs link with."""
-    configure: str
-    """Open MPI's configure option for the vendor; MPICH's is ``mpich_configure``."""
-    mpich_configure: str
-    accelerator: str
-    """Name of Open MPI's accelerator component for the vendor; also UCX's alias for the vendor's
-    transports."""
-    ucx_component: str
-    ucx_copy: str
-    """The transport by which UCX recognises this vendor's device memory."""
-    ucx_ipc: str
-    gtl: str
-    """Cray MPICH's GPU transport library."""
-    cray_module: str
-
+from gpuipc_doctor.vendors import TESTED
 
 VARIABLES = (
     "MPIR_CVAR_ENABLE_GPU",
@@ -88,7 +63,7 @@ class Facts:
 
     def __init__(self, seen: Mapping[str, Json], backend: str) -> None:
         self.backend = backend
-        self.vendor = Vendor(**table(Path(__file__).with_name("vendors.yaml"))[backend])
+        self.platform, self.vendor = TESTED[backend].platform, TESTED[backend].mpi
         self.identity = identify(seen["version_text"])
         self.environment: Mapping[str, str] = seen["environment"]
         self.cannot_load: Mapping[str, str] = seen["cannot_load"]
@@ -168,7 +143,7 @@ class Facts:
         unloadable, reason = next(iter(self.cannot_load.items()), ("", ""))
         return template.format(
             mpi=self.identity.title,
-            gpu=vendor.name,
+            gpu=self.platform,
             configure=vendor.configure if self.identity.family == "openmpi" else vendor.mpich_configure,
             ucx=f"UCX {self._ucx['version']} ({self._ucx['library']})",
             ucx_tls=self.ucx_tls,

@@ -228,7 +228,7 @@ _MVAPICH = (
             Condition(
                 lambda facts: (
                     facts.identity.major != 2
-                    or facts.environment.get(f"MV2_USE_{facts.vendor.name.upper()}") == "1"
+                    or facts.environment.get(f"MV2_USE_{facts.platform.upper()}") == "1"
                 ),
                 "GPU support is disabled",
                 "set MV2_USE_CUDA=1, or MV2_USE_ROCM=1 for AMD's GPUs",
@@ -290,7 +290,7 @@ def gpu_aware(seen: Mapping[str, Json], backend: str) -> Awareness:
     if not unmet:
         return Awareness(
             False,
-            why_not=f"{facts.identity.title} does not support {facts.vendor.name}",
+            why_not=f"{facts.identity.title} does not support {facts.platform}",
             remedy="use another MPI on this node and name its library with --mpi-lib",
         )
     via = min(unmet, key=lambda name: (any(not row.by_setting for row in unmet[name]), len(unmet[name])))

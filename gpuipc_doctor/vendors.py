@@ -1,0 +1,302 @@
+"""One record per vendor of GPUs: all that the tool must know of it outside its backend and the simulator.
+
+No other module names a vendor's backend, library, variable or tool to tell vendors apart
+(`tests/unit/test_vendors.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """The Python package by which workers call the driver."""
+
+    package: str
+    requirement: str
+    """Argument of ``pip install``, as in this package's extra."""
+    modules: tuple[str, ...]
+    """What workers import; the first shows whether the package is installed."""
+
+    @property
+    def top(self) -> str:
+        return self.modules[0].partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Names of the driver's errors, by what they mean."""
+
+    out_of_memory: str
+    already_mapped: frozenset[str]
+    """Another mapping overlaps the requested one."""
+    refused: frozenset[str]
+    """A healthy driver refuses to export or open a handle in this way; all of ``already_mapped`` also."""
+    not_supported: frozenset[str]
+    """The driver or this kind of GPU lacks the feature."""
+    not_permitted: frozenset[str] = frozenset()
+    too_many_peers: frozenset[str] = frozenset()
+    vague: frozenset[str] = frozenset()
+    """Little free memory may be the reason, although the error does not say so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How this tool shows a process some GPUs only."""
+
+    variable: str
+    by_uuid: bool
+    """Whether it takes uuids, whatever renumbers the GPUs, rather than indices among those that are left."""
+    order: Mapping[str, str] = field(default_factory=dict)
+    """What numbers GPUs in the order of the PCI bus."""
+    one_queue: Mapping[str, str] = field(default_factory=dict)
+    """What gives a process one queue between host and GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveFamily:
+    """The vendor's library of collectives."""
+
+    name: str
+    fact: str
+    soname: str
+    in_wheels: tuple[str, ...]
+    """Where PyTorch's wheels have the library, below a directory of Python's path."""
+    in_sdks: tuple[str, ...]
+    sdk: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpiNames:
+    """The vendor's names in MPI libraries and what they use."""
+
+    driver: str
+    """Regular expression for libraries that all programs for this vendor's GPUs link with."""
+    configure: str
+    """Open MPI's configure option for the vendor; MPICH's is ``mpich_configure``."""
+    mpich_configure: str
+    accelerator: str
+    """Name of Open MPI's accelerator component for the vendor; also UCX's alias for the vendor's
+    transports, and its name for the vendor's memory."""
+    ucx_component: str
+    ucx_copy: str
+    """The transport by which UCX recognises this vendor's device memory."""
+    ucx_ipc: str
+    gtl: str
+    """Cray MPICH's GPU transport library."""
+    cray_module: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vendor:
+    """A vendor whose GPUs the tool knows, tested or not."""
+
+    backend: str
+    """The backend's name, with which labels of devices begin: ``cuda:0``."""
+    name: str
+    pci: str
+    """The vendor's number on the PCI bus."""
+    hides: Mapping[str, bool]
+    """Each environment variable that hides GPUs → whether its empty value hides all."""
+    facts: frozenset[str]
+    """Components and facts that concern only this vendor's GPUs."""
+    drivers: frozenset[str]
+    """Those of them that show the vendor's driver on a node."""
+    word: str
+    """Part of the names of environment variables that only this vendor's software reads."""
+
+    @property
+    def gpu(self) -> str:
+        return f"{self.name} GPU"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupportedVendor(Vendor):
+    """A vendor with a backend."""
+
+    platform: str
+    """The vendor's programming model, as MPI libraries call it."""
+    library: str
+    """The driver library, by the name with which programs load it."""
+    library_remedy: str
+    binding: Binding
+    errors: Errors
+    kernel_marks: tuple[str, ...]
+    """Files below the root that all exist if the kernel driver is loaded."""
+    control_files: tuple[str, ...]
+    """Glob patterns of the device files that every process must be able to open for reading and writing."""
+    gpu_files: str
+    """Glob pattern of the GPUs' own device files, of which a confined job may open some only."""
+    choice: Choice
+    renumbering: tuple[str, str] | None = None
+    """Two variables of ``hides`` of which the second counts the GPUs that the first leaves, from 0."""
+    instances: tuple[str, ...] = ()
+    """Variables that give a process or a container instances of divided GPUs."""
+    has_uuids: bool = False
+    """Whether each GPU has a uuid, which the kernel driver also lists."""
+    tool: str
+    """The command that lists GPUs with the processes that use them."""
+    collectives: CollectiveFamily
+    mpi: MpiNames
+    component: str
+    """To whom bug reports go (`ticket`)."""
+    site: str
+    """The shipped site config for a Slurm cluster with these GPUs."""
+    allocators: Mapping[str, tuple[str, ...]]
+    """Array library (its fact) → its allocators that can be tested."""
+    allocators_from: str
+    """How to install one."""
+
+
+NVIDIA = SupportedVendor(
+    backend="cuda",
+    name="NVIDIA",
+    component="nvidia",
+    platform="CUDA",
+    pci="0x10de",
+    library="libcuda.so.1",
+    library_remedy="install the NVIDIA driver, or in a container make its libraries visible (--gpus, --nv)",
+    kernel_marks=("proc/driver/nvidia/version",),
+    control_files=("dev/nvidiactl", "dev/nvidia-uvm"),
+    gpu_files="dev/nvidia[0-9]*",
+    facts=frozenset(
+        [
+            "nvidia-driver",
+            "nvidia-module",
+            "nvidia-peermem",
+            "libcuda",
+            "cuda-driver",
+            "cuda-runtime",
+            "gdrcopy",
+            "mig",
+            "nccl",
+        ]
+    ),
+    drivers=frozenset({"nvidia-driver", "cuda-driver"}),
+    word="CUDA",
+    hides={"CUDA_VISIBLE_DEVICES": True},
+    instances=("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+    choice=Choice(
+        variable="CUDA_VISIBLE_DEVICES",
+        by_uuid=True,
+        order={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+        one_queue={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+    ),
+    tool="nvidia-smi",
+    has_uuids=True,
+    binding=Binding(
+        package="cuda-bindings",
+        requirement="cuda-bindings>=12.9,<13",
+        modules=("cuda.bindings.driver", "pynvml", "ctypes"),
+    ),
+    errors=Errors(
+        out_of_memory="CUDA_ERROR_OUT_OF_MEMORY",
+        already_mapped=frozenset({"CUDA_ERROR_ALREADY_MAPPED"}),
+        refused=frozenset(
+            {
+                "CUDA_ERROR_INVALID_VALUE",
+                "CUDA_ERROR_INVALID_CONTEXT",
+                "CUDA_ERROR_INVALID_HANDLE",
+                "CUDA_ERROR_NOT_SUPPORTED",
+            }
+        ),
+        not_supported=frozenset({"CUDA_ERROR_NOT_SUPPORTED"}),
+        not_permitted=frozenset({"CUDA_ERROR_NOT_PERMITTED"}),
+        too_many_peers=frozenset({"CUDA_ERROR_TOO_MANY_PEERS"}),
+        vague=frozenset({"CUDA_ERROR_UNKNOWN"}),
+    ),
+    collectives=CollectiveFamily(
+        name="NCCL",
+        fact="nccl",
+        soname="libnccl.so.2",
+        in_wheels=("nvidia/nccl/lib/libnccl.so.2",),
+        in_sdks=("/opt/nvidia/hpc_sdk/Linux_*/*/comm_libs/nccl/lib/libnccl.so.2",),
+        sdk="NVIDIA HPC SDK",
+    ),
+    mpi=MpiNames(
+        driver=r"libcuda(rt)?\.so",
+        configure="--with-cuda",
+        mpich_configure="--with-cuda",
+        accelerator="cuda",
+        ucx_component="cuda_cpy",
+        ucx_copy="cuda_copy",
+        ucx_ipc="cuda_ipc",
+        gtl="libmpi_gtl_cuda.so",
+        cray_module="craype-accel-nvidia90",
+    ),
+    site="generic-slurm-nvidia",
+    allocators={"cupy": ("MemoryPool", "MemoryAsyncPool"), "pytorch": ("PyTorch",)},
+    allocators_from="`pip install cupy-cuda12x` or `pip install torch` (for CUDA 13: cupy-cuda13x)",
+)
+
+AMD = SupportedVendor(
+    backend="hip",
+    name="AMD",
+    component="amd",
+    platform="ROCm",
+    pci="0x1002",
+    library="libamdhip64.so",
+    library_remedy="install ROCm's HIP runtime, or add its directory (/opt/rocm/lib) to LD_LIBRARY_PATH",
+    kernel_marks=("sys/module/amdgpu", "dev/kfd"),
+    control_files=("dev/kfd",),
+    gpu_files="dev/dri/renderD*",
+    facts=frozenset(["amdgpu", "rocm", "hip-driver", "hip-runtime", "rccl"]),
+    drivers=frozenset({"amdgpu", "hip-driver"}),
+    word="ROC",
+    # ROCr tests whether its variable is set (flag.h), HIP whether its own are not empty (rocdevice.cpp).
+    hides={
+        "ROCR_VISIBLE_DEVICES": True,
+        "HIP_VISIBLE_DEVICES": False,
+        "CUDA_VISIBLE_DEVICES": False,
+        "GPU_DEVICE_ORDINAL": False,
+    },
+    choice=Choice(variable="HIP_VISIBLE_DEVICES", by_uuid=False),
+    renumbering=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    tool="rocm-smi",
+    binding=Binding(package="hip-python", requirement="hip-python", modules=("hip.hip", "ctypes")),
+    errors=Errors(
+        out_of_memory="hipErrorOutOfMemory",
+        already_mapped=frozenset({"hipErrorAlreadyMapped"}),
+        refused=frozenset(
+            {
+                "hipErrorInvalidValue",
+                "hipErrorInvalidContext",
+                "hipErrorInvalidHandle",
+                "hipErrorInvalidDevicePointer",
+                "hipErrorNotSupported",
+            }
+        ),
+        not_supported=frozenset({"hipErrorNotSupported"}),
+    ),
+    collectives=CollectiveFamily(
+        name="RCCL",
+        fact="rccl",
+        soname="librccl.so.1",
+        in_wheels=("torch/lib/librccl.so*",),
+        in_sdks=("/opt/rocm/lib/librccl.so.1", "/opt/rocm-*/lib/librccl.so.1"),
+        sdk="ROCm",
+    ),
+    mpi=MpiNames(
+        driver=r"lib(amdhip64|hsa-runtime64)\.so",
+        configure="--with-rocm",
+        mpich_configure="--with-hip",
+        accelerator="rocm",
+        ucx_component="rocm_cpy",
+        ucx_copy="rocm_copy",
+        ucx_ipc="rocm_ipc",
+        gtl="libmpi_gtl_hsa.so",
+        cray_module="craype-accel-amd-gfx90a",
+    ),
+    site="generic-slurm-amd",
+    # CuPy's second pool is refused on HIP (``is_async_alloc_supported`` in cupy/cuda/memory.pyx, 14.2).
+    allocators={"cupy": ("MemoryPool",), "pytorch": ("PyTorch",)},
+    allocators_from="install PyTorch or CuPy for the node's ROCm version",
+)
+
+VENDORS: tuple[Vendor, ...] = (NVIDIA, AMD)
+"""All vendors, in the order in which the tool lists their GPUs."""
+
+TESTED = {vendor.backend: vendor for vendor in VENDORS if isinstance(vendor, SupportedVendor)}
+"""Backend → its vendor."""
