@@ -232,7 +232,9 @@ def _examined(asked: JobOptions, request: Request, earlier: JobReport | None) ->
         report = replace(report, unable={**report.unable, **alone})
     if report.ranks and not asked.part:  # of a merged report, they are found in the whole
         report = _with_issues(report)
-    return with_second_look(earlier, report) if earlier else report
+    if earlier is None:
+        return report
+    return with_second_look(earlier, report, options.site_config(None).job.late_after_s)
 
 
 def _print(asked: JobOptions, found: list[JobReport]) -> None:

@@ -26,15 +26,11 @@ def since(earlier: JobReport, now: JobReport) -> Progress:
     )
 
 
-LATE_AFTER_S = 30 * 60.0
-"""Seconds between two looks after which a rank that works in one function counts as late."""
-
-
-def with_second_look(earlier: JobReport, now: JobReport) -> JobReport:
+def with_second_look(earlier: JobReport, now: JobReport, late_after_s: float) -> JobReport:
     """The report with its progress, and with late ranks blamed that are still where they were.
 
     A rank that works may arrive. It is blamed if it is in the same function, and those that wait for it have
-    made no other call, for `LATE_AFTER_S`.
+    made no other call, for ``late_after_s``.
     """
     progress = since(earlier, now)
     now = replace(now, since=progress)
@@ -42,7 +38,7 @@ def with_second_look(earlier: JobReport, now: JobReport) -> JobReport:
     ranks = {rank.rank: rank for rank in now.ranks}
     before = {rank.rank: rank for rank in earlier.ranks}
     late = [ranks[rank] for rank in verdict.blamed if rank in ranks]
-    if verdict.cause is not Cause.UNKNOWN or not late or seconds < LATE_AFTER_S:
+    if verdict.cause is not Cause.UNKNOWN or not late or seconds < late_after_s:
         return now
     is_outside = all(Kind(rank.doing).is_outside for rank in late)
     is_same = {*verdict.blamed, *verdict.waiting} <= {*progress.still}

@@ -197,6 +197,14 @@ class NodeType:
 
 
 @dataclass(frozen=True, slots=True)
+class JobConfig:
+    """A site's settings for ``job``."""
+
+    late_after_s: float = 1800.0
+    """Seconds between two looks after which a rank that works in one function counts as late."""
+
+
+@dataclass(frozen=True, slots=True)
 class SiteConfig:
     """A site's settings; without a file, the defaults. All times are seconds."""
 
@@ -238,6 +246,7 @@ class SiteConfig:
     node_types: tuple[NodeType, ...] = ()
     prolog: PrologConfig = field(default_factory=PrologConfig)
     memory: MemoryShare = field(default_factory=MemoryShare)
+    job: JobConfig = field(default_factory=JobConfig)
     fleet: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Additional options for starting a fleet's nodes, by launcher: ``srun``, ``flux`` or ``ssh``."""
     topology: Mapping[str, str] = field(default_factory=dict)
@@ -344,6 +353,7 @@ def load(path: Path | None = None, match: Find = lambda: None, known: Iterable[D
         ),
         prolog=PrologConfig.read(data.get("prolog", {})),
         memory=MemoryShare(**data.get("memory", {})),
+        job=JobConfig(**data.get("job", {})),
         fleet=data.get("fleet", {}),
         topology=data.get("topology", {}),
         files=found,

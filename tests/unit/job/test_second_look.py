@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.job.document import Cause, JobReport, Rank, Verdict
-from gpuipc_doctor.job.progress import LATE_AFTER_S, with_second_look
+from gpuipc_doctor.job.progress import with_second_look
 from gpuipc_doctor.job.waits import Kind
+from gpuipc_doctor.site.config import SiteConfig
+
+LATE_AFTER_S = SiteConfig().job.late_after_s
 
 WAITS = Rank(
     rank=0, host="n1", pid=10, program="app", doing=Kind.COLLECTIVE.value, operation="MPI_Allreduce",
@@ -45,5 +48,10 @@ OTHER_LINE = replace(WORKS, operation="svd (linalg.py:9)", path=("main (train.py
     ],
 )
 def test_second_look_blames_only_who_is_where_it_was(later: JobReport, cause: Cause) -> None:
-    seen = with_second_look(report(0.0), later)
+    seen = with_second_look(report(0.0), later, LATE_AFTER_S)
     assert (seen.verdict.cause, seen.since is not None) == (cause, True)
+
+
+@pytest.mark.parametrize(("late_after_s", "cause"), [(3600.0, Cause.UNKNOWN), (600.0, Cause.HOST_LATE)])
+def test_site_states_how_long_a_rank_may_work(late_after_s: float, cause: Cause) -> None:
+    assert with_second_look(report(0.0), report(1500.0), late_after_s).verdict.cause is cause

@@ -120,6 +120,7 @@ def test_all_values_of_a_config(tmp_path: Path) -> None:
         ("deadlin_s: 3\n", ["x.yaml:1: unknown key 'deadlin_s'; did you mean 'deadline_s'?"]),
         ("tier: acceptence\n", ["x.yaml:1: tier: 'acceptence' is not known; did you mean 'acceptance'?"]),
         ("budget_s: {prolog: 0}\n", ["x.yaml:1: budget_s.prolog must be more than 0, not 0"]),
+        ("job: {late_after_s: 5}\n", ["x.yaml:1: job.late_after_s must be at least 60, not 5"]),
         ("memory: {fraction: 5}\n", ["x.yaml:1: memory.fraction must be at most 0.9, not 5"]),
         ("deadline_s: 1000000\n", ["x.yaml:1: deadline_s must be at most 604800, not 1000000"]),
         (
