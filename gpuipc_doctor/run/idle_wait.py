@@ -53,21 +53,32 @@ class IdleDevices:
         """Whether the driver told what each process holds of the probe's devices."""
         return self._nobodys.keys() >= set(planned.probe.devices)
 
-    def lost(self, devices: Iterable[Device], until: float) -> dict[Device, int]:
-        """Bytes of these devices that no process holds now and that were not nobody's before the first probe.
+    def lost(self, devices: Iterable[Device], until: float) -> dict[Device, int | str]:
+        """Bytes of these devices that no process holds now and that were not nobody's before the first probe,
+        or why the two cannot be compared.
 
-        Nothing is said of a device whose other users have changed, or whose figure moves by itself.
+        Users that came only add to what is nobody's; one that went may hide a loss.
         """
-        before, lost = dict(self._nobodys), dict[Device, int]()
+        lost = dict[Device, int | str]()
         for device in devices:
-            self._look([device], "the end", PATIENCE_S, until)
-            used, users = self._nobodys[device]
-            if used <= before[device][0] + NOBODY_BYTES or users != before[device][1]:
-                continue
-            self._look([device], "the end, again", PATIENCE_S, until)
-            if self._nobodys[device][0] == used:
-                lost[device] = used - before[device][0]
+            was, users = self._nobodys[device]
+            now = self._look_at_nobodys(device, "the end", until)
+            if now and now[0] > was + NOBODY_BYTES and now[1] == users:
+                used, now = now[0], self._look_at_nobodys(device, "the end, again", until)
+                if now == (used, users):
+                    lost[device] = used - was
+                    continue
+            if not now:
+                lost[device] = "the driver does not report it now"
+            elif now[0] > was + NOBODY_BYTES or not now[1] >= users:
+                came_or_went = now[1] != users
+                lost[device] = "other processes came or went" if came_or_went else "it changes by itself"
         return lost
+
+    def _look_at_nobodys(self, device: Device, before: str, until: float) -> Nobodys | None:
+        self._nobodys.pop(device, None)
+        self._look([device], before, PATIENCE_S, until)
+        return self._nobodys.get(device)
 
     def waits_itself(self, planned: PlannedProbe | Tour) -> bool:
         """Whether the probe waits for idle devices itself. To do so, its first role must read their memory

@@ -70,8 +70,9 @@ class Schedule:
     """Labels of devices without room for tests, as a call that failed showed."""
     _stuck: list[PlannedProbe] = field(default_factory=list)
     """Probes of one GPU whose start hung alone."""
-    lost: dict[Device, tuple[int, Sequence[PlannedProbe]]] = field(default_factory=dict)
-    """Bytes that nobody holds since probes ran beside each other, and these probes, which then ran alone."""
+    lost: dict[Device, tuple[int | str, Sequence[PlannedProbe]]] = field(default_factory=dict)
+    """Bytes that nobody holds since probes ran beside each other, or why that is unknown; and these probes,
+    which ran again alone if there were such bytes."""
     _beside: set[int] = field(default_factory=set)
     """Numbers of the probes that ran beside others on their devices."""
     _failed_beside: int = 0
@@ -97,12 +98,12 @@ class Schedule:
         self._clear_those_behind(until, take)
         watched = [planned for planned in probes if planned.number in self._beside]
         devices = dict.fromkeys(device for planned in watched for device in planned.probe.devices)
-        for device, nbytes in self._quiet.lost(devices, until).items() if devices else ():
-            again = [each for each in watched if device in each.probe.devices]
-            self.lost[device] = (nbytes, again)
-            watched = [each for each in watched if each not in again]
-        again = [self._alone([each]).visits[0] for _, those in self.lost.values() for each in those]
-        self._run_all(again, until, take)
+        lost = self._quiet.lost(devices, until) if devices else {}
+        for device, found in lost.items():
+            self.lost[device] = found, [each for each in watched if device in each.probe.devices]
+        blamed = {device for device, found in lost.items() if isinstance(found, int)}
+        again = [each for each in watched if not blamed.isdisjoint(each.probe.devices)]
+        self._run_all([self._alone([each]).visits[0] for each in again], until, take)
 
     def _beside_others(self, planned: PlannedProbe) -> PlannedProbe:
         """The probe, beside others on its devices if it may."""

@@ -58,10 +58,8 @@ class Child:
             name: open_backend(name, self.armed, self._assignment.root)
             for name in sorted({device.backend for device in devices})
         }
-        gpus = tuple(backends[device.backend].gpu(device) for device in devices)
-        for gpu in gpus:
-            gpu.by_process = self._assignment.by_process
-        return gpus
+        by_process = self._assignment.by_process
+        return tuple(backends[device.backend].gpu(device, by_process=by_process) for device in devices)
 
     @contextmanager
     def armed(self, operation: str) -> Iterator[None]:

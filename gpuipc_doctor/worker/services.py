@@ -133,7 +133,7 @@ class Worker:
     def _open(self, device: Device) -> DriverGpu:
         backend = self._backend(device.backend)
         try:
-            gpu = backend.gpu(device)
+            gpu = backend.gpu(device, by_process=self.by_process)
         except BackendUnavailable:
             if not self._assignment.ranks or device == self._own_device:
                 raise
@@ -143,7 +143,6 @@ class Worker:
         if check and check.requires and (lacking := check.requires - gpu.capabilities):
             self._journal.keep("lacking", sorted(lacking))
             raise Unfit(f"{device.label} {words_of_lack(lacking)}")
-        gpu.by_process = self._assignment.by_process
         return gpu
 
     @property

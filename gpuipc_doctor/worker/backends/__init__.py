@@ -74,13 +74,15 @@ class Backend:
             for ordinal in range(count)
         ]
 
-    def gpu(self, device: Device) -> DriverGpu:
+    def gpu(self, device: Device, *, by_process: bool = False) -> DriverGpu:
         """This process's GPU ``device``, found by uuid; if it has none, by PCI address; otherwise by number.
+        ``by_process``: see `Gpu.by_process`.
 
         Raises `BackendUnavailable` if this process does not see it.
         """
         if device not in self._gpus:
             self._gpus[device] = self._find(device)
+        self._gpus[device].by_process = by_process
         return self._gpus[device]
 
     def end_contexts(self, keep: Collection[str]) -> None:

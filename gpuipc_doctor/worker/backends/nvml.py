@@ -103,7 +103,7 @@ class ProcessMemory:
         held: Counter[int] = Counter()
         with suppress(DriverError):
             found = self._nvml.processes(self._gpu(self._nvml, uuid)) if self._nvml else None
-            for pid, nbytes in set(found or ()):  # at times one is listed twice
+            for pid, nbytes in found or ():  # once for each MIG instance
                 if nbytes is not None:
                     held[pid] += nbytes
         return held

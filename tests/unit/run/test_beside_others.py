@@ -37,8 +37,8 @@ class Passes(Check):
         return [Finding.ok("right", "it is right")]
 
 
-def watches(check: str, device: Device = FIRST) -> PlannedProbe:
-    probe = Probe("", {"role": print}, (device,), exclusive=True, by_process=True)  # type: ignore[dict-item]
+def watches(check: str, *devices: Device) -> PlannedProbe:
+    probe = Probe("", {"role": print}, devices or (FIRST,), exclusive=True, by_process=True)  # type: ignore[dict-item]
     return PlannedProbe(next(NUMBERS), Passes(check), Path(__file__), probe)
 
 
@@ -48,7 +48,7 @@ class Fake:
 
     beside: Mapping[str, Ending] = field(default_factory=dict)
     tells: bool = True
-    nobodys: Mapping[Device, int] = field(default_factory=dict)
+    nobodys: Mapping[Device, int | str] = field(default_factory=dict)
     ran: list[tuple[str, bool]] = field(default_factory=list)
     """Each check, and whether it ran alone."""
 
@@ -65,7 +65,7 @@ class Fake:
     def tells_by_process(self, planned: PlannedProbe) -> bool:
         return self.tells
 
-    def lost(self, devices: Iterable[Device], until: float) -> dict[Device, int]:
+    def lost(self, devices: Iterable[Device], until: float) -> dict[Device, int | str]:
         return {device: self.nobodys[device] for device in devices if device in self.nobodys}
 
     def waits_itself(self, _: Anything) -> bool:
@@ -130,3 +130,13 @@ def test_memory_that_nobody_holds_repeats_alone_what_was_not_alone_on_that_devic
     assert sorted(fake.ran) == [("a", False), ("a", True), ("b", False), ("b", True), ("c", False)]
     ((nbytes, again),) = schedule.lost.values()
     assert (nbytes, [planned.check.id for planned in again]) == (8 << 20, ["b"])
+
+
+@pytest.mark.parametrize(("second", "runs"), [(8 << 20, 2), ("it changes by itself", 1)])
+def test_pair_whose_two_devices_are_in_doubt_runs_again_once_and_only_for_a_loss(
+    second: int | str, runs: int
+) -> None:
+    fake = Fake(nobodys={FIRST: 8 << 20 if runs > 1 else "it changes by itself", SECOND: second})
+    schedule, _ = taken(fake, watches("a", FIRST, SECOND), watches("b", SECOND))
+    assert fake.ran.count(("a", True)) == fake.ran.count(("b", True)) == runs - 1
+    assert [[planned.check.id for planned in of] for _, of in schedule.lost.values()] == [["a"], ["a", "b"]]

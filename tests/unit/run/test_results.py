@@ -287,14 +287,20 @@ def test_worker_that_did_not_start_is_explained(log: list[str], said: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("found", "keys"),
+    ("found", "lost", "keys"),
     [
-        (Finding.ok("right", "it is right"), ["unexplained-change", "right"]),
-        (Finding.fail("not-returned", "memory was lost"), ["not-returned"]),
+        (Finding.ok("right", "it is right"), 8 << 20, ["unexplained-change", "right"]),
+        (Finding.fail("not-returned", "memory was lost"), 8 << 20, ["not-returned"]),
+        (Finding.ok("right", "it is right"), "it changes by itself", ["not-compared", "right"]),
+        (
+            Finding.fail("not-returned", "memory was lost"),
+            "it changes by itself",
+            ["not-compared", "not-returned"],
+        ),
     ],
 )
-def test_memory_that_nobody_holds_is_unexplained_only_if_no_probe_found_anything(
-    found: Finding, keys: list[str], monkeypatch: pytest.MonkeyPatch
+def test_memory_that_no_process_holds_is_unexplained_only_if_no_probe_found_anything(
+    found: Finding, lost: int | str, keys: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Finds(Odd):
         def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
@@ -303,7 +309,7 @@ def test_memory_that_nobody_holds_is_unexplained_only_if_no_probe_found_anything
     device = gpu(0)
     probe = planned(Finds(), probe=Probe("", {"a": role}, (device,)))
     ran = run(Finds(), outcome(), probe)
-    ran.schedule.lost[device] = (8 << 20, [probe])
+    ran.schedule.lost[device] = (lost, [probe])
     monkeypatch.setattr(ran.schedule, "run", lambda *_, **__: None)
     ran.execute(Plan((), (), ()), [])
     assert [result.finding.key for result in ran.log.results()] == keys

@@ -43,7 +43,7 @@ def _partner_is_of_this_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     ("processes", "held"),
     [
         ([(ME, 518 * MIB), (PARTNER, 20 * MIB), (OTHER, 7 * MIB)], 538 * MIB),
-        ([(ME, 518 * MIB), (ME, 518 * MIB)], 518 * MIB),  # listed twice
+        ([(ME, 518 * MIB), (ME, 518 * MIB)], 1036 * MIB),  # of two MIG instances
         ([(PARTNER, 20 * MIB)], None),  # this process is hidden, or has another pid
         ([(ME, None)], None),  # N/A
         ([], None),
