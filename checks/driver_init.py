@@ -70,7 +70,7 @@ def misdescribed(devices: list[Device]) -> Iterable[Finding]:
                 what=value,
                 devices=lacking,
             )
-    nameless = [device.label for device in devices if device.backend == "cuda" and not device.uuid]
+    nameless = [device.label for device in devices if device.vendor.choice.by_uuid and not device.uuid]
     if len(nameless) > 1:
         yield Finding.warn(
             "no-uuid",

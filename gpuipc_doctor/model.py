@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import total_ordering
 from typing import Any
 
+from gpuipc_doctor.vendors import SUPPORTED, SupportedVendor
+
 Json = Any
 """A JSON value: None, bool, int, float, str, lists and string-keyed dicts of these."""
 
@@ -84,6 +86,10 @@ class Device:
     total_bytes: int
     capabilities: frozenset[str] = frozenset()
     peers: frozenset[str] = frozenset()
+
+    @property
+    def vendor(self) -> SupportedVendor:
+        return SUPPORTED[self.backend]
 
     @property
     def label(self) -> str:

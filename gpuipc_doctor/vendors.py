@@ -48,7 +48,8 @@ class Choice:
 
     variable: str
     by_uuid: bool
-    """Whether it takes uuids, whatever renumbers the GPUs, rather than indices among those that are left."""
+    """Whether it takes uuids, which each GPU has and nothing renumbers, rather than indices among the GPUs
+    that are left."""
     order: Mapping[str, str] = field(default_factory=dict)
     """What numbers GPUs in the order of the PCI bus."""
     one_queue: Mapping[str, str] = field(default_factory=dict)
@@ -134,8 +135,10 @@ class SupportedVendor(Vendor):
     """Two variables of ``hides`` of which the second counts the GPUs that the first leaves, from 0."""
     instances: tuple[str, ...] = ()
     """Variables that give a process or a container instances of divided GPUs."""
-    has_uuids: bool = False
-    """Whether each GPU has a uuid, which the kernel driver also lists."""
+    handles_have_numbers: bool = False
+    """Whether a handle names its GPU by number, so that its opener must see the same GPUs."""
+    unchecked_peers: str = ""
+    """The variable that ends the driver's check of IOMMU and ACS before it grants peer access."""
     tool: str
     """The command that lists GPUs with the processes that use them."""
     collectives: CollectiveFamily
@@ -185,7 +188,7 @@ NVIDIA = SupportedVendor(
         one_queue={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
     ),
     tool="nvidia-smi",
-    has_uuids=True,
+    unchecked_peers="CUDA_DISABLE_IOMMU_ACS_P2P_CAPABILITY_CHECK",
     binding=Binding(
         package="cuda-bindings",
         requirement="cuda-bindings>=12.9,<13",
@@ -254,6 +257,7 @@ AMD = SupportedVendor(
     },
     choice=Choice(variable="HIP_VISIBLE_DEVICES", by_uuid=False),
     renumbering=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    handles_have_numbers=True,
     tool="rocm-smi",
     binding=Binding(package="hip-python", requirement="hip-python", modules=("hip.hip", "ctypes")),
     errors=Errors(
@@ -298,5 +302,5 @@ AMD = SupportedVendor(
 VENDORS: tuple[Vendor, ...] = (NVIDIA, AMD)
 """All vendors, in the order in which the tool lists their GPUs."""
 
-TESTED = {vendor.backend: vendor for vendor in VENDORS if isinstance(vendor, SupportedVendor)}
+SUPPORTED = {vendor.backend: vendor for vendor in VENDORS if isinstance(vendor, SupportedVendor)}
 """Backend → its vendor."""

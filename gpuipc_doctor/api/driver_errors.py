@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gpuipc_doctor.model import DriverFault
-from gpuipc_doctor.vendors import TESTED
+from gpuipc_doctor.vendors import SUPPORTED
 
 Made = TypeVar("Made")
 
-_ERRORS = tuple(vendor.errors for vendor in TESTED.values())
+_ERRORS = tuple(vendor.errors for vendor in SUPPORTED.values())
 
 ALREADY_MAPPED = frozenset().union(*(errors.already_mapped for errors in _ERRORS))
 """The driver's error if another mapping overlaps the requested one."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+from importlib.util import find_spec
 
-BINDINGS = {"cuda": ("cuda", "cuda-bindings"), "hip": ("hip", "hip-python")}
-"""Backend → (module that its workers import, package that contains it)."""
+from gpuipc_doctor.vendors import SUPPORTED
 
 
 def usable() -> tuple[str, ...]:
     """Backends that can be tested on a real or simulated node."""
-    return tuple(backend for backend, (module, _) in BINDINGS.items() if importlib.util.find_spec(module))
+    return tuple(backend for backend, vendor in SUPPORTED.items() if find_spec(vendor.binding.top))

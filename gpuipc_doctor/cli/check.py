@@ -18,9 +18,6 @@ from gpuipc_doctor.report import exits
 from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.run import engine, preview_content
 
-SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "healthy-hip"}
-"""Installed bindings → the simulated node to suggest."""
-
 
 @click.command()
 @check_options.add
@@ -92,7 +89,8 @@ def _name_example(report: Report) -> None:
     from gpuipc_doctor.simulator.build import has_compiler
 
     is_without_gpu = report.nothing_tested and not report.devices and not report.simulated
-    if is_without_gpu and (shown := SHOWN.get(bindings.usable())) and has_compiler():
+    if is_without_gpu and (usable := bindings.usable()) and has_compiler():
+        shown = "healthy-both" if len(usable) > 1 else f"healthy-{usable[0]}"
         click.echo(f"no GPU here; to see an example, run `gpuipc-doctor check --all --simulate {shown}`")
 
 

@@ -13,7 +13,6 @@ from itertools import islice, takewhile
 import click
 
 from gpuipc_doctor.cli import bindings, options
-from gpuipc_doctor.cli.bindings import BINDINGS
 from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report_types import Report
@@ -25,12 +24,13 @@ from gpuipc_doctor.simulator.drilling import Drill, Task
 from gpuipc_doctor.simulator.profile import Expected, Profile
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.supervise.side_by_side import side_by_side
+from gpuipc_doctor.vendors import SUPPORTED
 
 
 @click.command()
 @click.argument("profiles", nargs=-1, metavar="[PROFILE]...")
 @click.option(
-    "--backend", type=options.Choice(list(BINDINGS)), help="Drill only this backend.  [default: both]"
+    "--backend", type=options.Choice(list(SUPPORTED)), help="Drill only this backend.  [default: both]"
 )
 @click.option(
     "--check", metavar="ID", help="Drill only this check, on profiles with faults in the check's calls."
@@ -166,8 +166,9 @@ def _run(task: Task) -> tuple[Report, float]:
 def _usable_backends() -> list[str]:
     """Backends with an installed binding; prints the names of the others."""
     usable = bindings.usable()
-    for backend, (_, package) in BINDINGS.items():
+    for backend, vendor in SUPPORTED.items():
         if backend not in usable:
+            package = vendor.binding.package
             click.echo(f"gpuipc-doctor: {backend} is skipped: {package} is not installed", err=True)
     return list(usable)
 
@@ -176,7 +177,7 @@ def _not_run(asked: Mapping[str, Profile], backends: Collection[str]) -> dict[st
     """Profile → reason, for each profile that can run on none of these backends."""
     return {
         stated.name: "; ".join(
-            f"the profile needs {on}, but {BINDINGS[on][1]} is not installed"
+            f"the profile needs {on}, but {SUPPORTED[on].binding.package} is not installed"
             if on not in bindings.usable()
             else f"the profile needs {on}, which --backend excludes"
             for on in stated.expect

@@ -14,6 +14,7 @@ import click
 
 from gpuipc_doctor import node_name
 from gpuipc_doctor.files.near_miss import did_you_mean
+from gpuipc_doctor.vendors import SUPPORTED
 
 if TYPE_CHECKING:  # the prolog shares these options and has no time for unneeded imports
     from gpuipc_doctor.model import Node
@@ -165,7 +166,7 @@ node_options = table(
     click.option("--simulate", metavar="PROFILE", help="Probe a simulated node: a profile's name or file."),
     click.option(
         "--backend",
-        type=Choice(["auto", "cuda", "hip", "all"]),
+        type=Choice(["auto", *SUPPORTED, "all"]),
         default="auto",
         show_default=True,
         help="Driver to probe; auto: every driver found.",

@@ -11,13 +11,15 @@ from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.job.selection import NoSuchJob
 from gpuipc_doctor.model import Node
 from gpuipc_doctor.stacks.process_list import PROC
+from gpuipc_doctor.vendors import SUPPORTED, SupportedVendor
 
 if TYPE_CHECKING:
     from gpuipc_doctor.node.memory_usage import GpuUse, Sample
 
-LABEL = re.compile(r"(cuda|nvidia|hip|amd):\d+")
+_BACKENDS = {word: backend for backend, vendor in SUPPORTED.items() for word in (backend, vendor.component)}
+"""What may stand before a GPU's number → its backend."""
 
-_VENDORS = {"nvidia": "cuda", "amd": "hip"}
+LABEL = re.compile(rf"({'|'.join(_BACKENDS)}):\d+")
 
 START_UP_S = 60.0
 SHORT_START_UP_S = 8.0
@@ -30,8 +32,9 @@ def pids(label: str, node: Node) -> tuple[int, ...]:
     Drivers list pids of the node, which differ from those inside a container.
     """
     vendor, _, number = label.partition(":")
-    wanted = f"{_VENDORS.get(vendor, vendor)}:{number}"
-    gpus = _gpus(("cuda",) if wanted.startswith("cuda") else ("hip",), node)
+    backend = _BACKENDS[vendor]
+    wanted = f"{backend}:{number}"
+    gpus = _gpus((backend,), node)
     found = next((gpu for gpu in gpus if gpu.label == wanted), None)
     if found is None:
         raise NoSuchJob(f"GPU {label} not found; found: {', '.join(gpu.label for gpu in gpus) or 'none'}")
@@ -65,7 +68,7 @@ def _gpus(
 def now(node: Node) -> Sequence[GpuUse]:
     """The node's GPUs with their processes, utilisation and power. Raises `NoSuchJob` if none can be
     listed."""
-    return _gpus(("cuda", "hip"), node, start_up_s=SHORT_START_UP_S, loads=True)
+    return _gpus(tuple(SUPPORTED), node, start_up_s=SHORT_START_UP_S, loads=True)
 
 
 def of_ranks(gpus: Sequence[GpuUse], ranks: Mapping[int, Process]) -> dict[int, GpuUse]:
@@ -77,15 +80,18 @@ def of_ranks(gpus: Sequence[GpuUse], ranks: Mapping[int, Process]) -> dict[int, 
     held = {pid: labels for pid, labels in holders(gpus).items() if len(labels) == 1}
     if all(process.pid in held for process in ranks.values()):
         return {rank: known[held[process.pid][0]] for rank, process in ranks.items()}
-    found = {rank: known.get(f"cuda:{_index(process)}") for rank, process in ranks.items()}
-    own = {rank: gpu for rank, gpu in found.items() if gpu}
-    return own if len({gpu.label for gpu in own.values()}) == len(ranks) else {}
+    for backend, vendor in SUPPORTED.items():
+        labels = {rank: f"{backend}:{_index(process, vendor)}" for rank, process in ranks.items()}
+        if len({*labels.values()} & known.keys()) == len(ranks):
+            return {rank: known[label] for rank, label in labels.items()}
+    return {}
 
 
-def _index(process: Process) -> int | None:
+def _index(process: Process, vendor: SupportedVendor) -> int | None:
     """The number of a process's GPU by its number on the node and the GPUs that it may see."""
-    visible = [part for part in process.settings.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
-    if not all(map(str.isdecimal, visible)):
+    lists = {name: value for name in vendor.hides if (value := process.settings.get(name))}
+    visible = [part for part in lists.pop(vendor.choice.variable, "").split(",") if part]
+    if lists or not all(map(str.isdecimal, visible)):  # a second list renumbers the first one's
         return None
     if len(visible) == 1:
         return int(visible[0])
@@ -125,7 +131,7 @@ def watch(node: Node, interval_s: float, is_over: Callable[[Sequence[GpuUse]], b
         over = is_over(sample.gpus)
         return memory_watching.ENOUGH if over else None
 
-    end = memory_watching.watch(node, ("cuda", "hip"), interval_s, listen, start_up_s=START_UP_S)
+    end = memory_watching.watch(node, tuple(SUPPORTED), interval_s, listen, start_up_s=START_UP_S)
     if end.trouble:
         raise NoSuchJob(f"cannot list GPUs: {sentences.summary(end.trouble)}")
     if end.absent:

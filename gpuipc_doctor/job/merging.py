@@ -11,11 +11,9 @@ from gpuipc_doctor.job.document import GROWTH, Difference, JobReport, Rank
 from gpuipc_doctor.job.gpu_waits import Evidence
 from gpuipc_doctor.job.verdict import judge, with_growth
 from gpuipc_doctor.job.waits import Activity, Kind
+from gpuipc_doctor.vendors import VENDORS
 
-BINDING = frozenset(
-    {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
-     "ZE_AFFINITY_MASK"}
-)  # fmt: skip
+BINDING = frozenset({"ZE_AFFINITY_MASK"}).union(*(vendor.hides for vendor in VENDORS))
 """Variables by which launchers assign a GPU to each rank."""
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 
 from gpuipc_doctor.api.capabilities import CAPABILITIES
 from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, matching, quietly, shown
 from gpuipc_doctor.model import Device
+from gpuipc_doctor.vendors import AMD, NVIDIA, SUPPORTED, Choice, SupportedVendor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,10 @@ class ListedGpu:
     """Uuid in the driver's spelling; empty if unknown."""
     pci: str
     name: str
+
+    @property
+    def choice(self) -> Choice:
+        return SUPPORTED[self.backend].choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class JobGpus:
     def is_identified(self) -> bool:
         """Whether each GPU can be selected by uuid without querying a driver. False for AMD, because it is
         not known whether the kernel and the driver give a GPU the same uuid."""
-        return bool(self.chosen) and all(gpu.uuid and gpu.backend == "cuda" for gpu in self.chosen)
+        return bool(self.chosen) and all(gpu.uuid and gpu.choice.by_uuid for gpu in self.chosen)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -82,11 +87,10 @@ class JobGpus:
         """Variables that hide all GPUs but the selected ones from a process."""
         own: dict[str, list[str]] = {}
         for gpu in self.chosen:
-            if gpu.backend == "cuda":
-                own.setdefault("CUDA_VISIBLE_DEVICES", []).append(gpu.uuid or str(gpu.index))
-            else:
-                own.setdefault("HIP_VISIBLE_DEVICES", []).append(str(gpu.index))
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | {name: ",".join(gpus) for name, gpus in own.items()}
+            uuid = gpu.uuid if gpu.choice.by_uuid else ""
+            own.setdefault(gpu.choice.variable, []).append(uuid or str(gpu.index))
+        orders = (vendor.choice.order.items() for vendor in SUPPORTED.values())
+        return dict(chain(*orders)) | {name: ",".join(gpus) for name, gpus in own.items()}
 
     def numbered(self, found: Iterable[Device]) -> tuple[tuple[Device, ...], tuple[str, ...]]:
         """(the driver's devices, numbered as in the kernel's list; selected GPUs that the driver does not
@@ -150,7 +154,7 @@ def _nvidia(tree: Tree) -> Iterator[ListedGpu]:
         # For a GPU not initialised since boot, the driver writes "GPU-????????-…".
         uuid = said.get("GPU UUID", "")
         yield ListedGpu(
-            backend="cuda",
+            backend=NVIDIA.backend,
             index=index,
             numbers=frozenset({int(minor)} if minor.isdecimal() else ()),
             uuid="" if "?" in uuid or split else uuid,
@@ -178,20 +182,17 @@ def _amd(tree: Tree) -> Iterator[ListedGpu]:
         serial = said.get("unique_id", 0)
         numbers = {index, said.get("drm_render_minor", index)}
         name = shown(tree.line(f"/sys/bus/pci/devices/{pci}/product_name"))
-        yield ListedGpu("hip", index, frozenset(numbers), f"GPU-{serial:016x}" if serial else "", pci, name)
+        uuid = f"GPU-{serial:016x}" if serial else ""
+        yield ListedGpu(AMD.backend, index, frozenset(numbers), uuid, pci, name)
 
 
-NVIDIA_ON_BUS = "0x10de"
-"""NVIDIA's number on the PCI bus."""
-
-
-def entries_in_force(root: Path, pci_vendor: str, value: str) -> tuple[list[str], str]:
+def entries_in_force(root: Path, vendor: SupportedVendor, value: str) -> tuple[list[str], str]:
     """(the entries of a variable such as ``CUDA_VISIBLE_DEVICES`` that select GPUs, what is wrong in it).
 
-    For both vendors, the list ends before the first entry that names no GPU, such as -1, and a GPU named
+    For all vendors, the list ends before the first entry that names no GPU, such as -1, and a GPU named
     twice hides all.
     """
-    count, uuids = len(gpus_on_bus(root, pci_vendor)), _nvidia_uuids(root)
+    count, uuids = len(gpus_on_bus(root, vendor.pci)), _nvidia_uuids(root) if vendor.choice.by_uuid else []
     selected: dict[str, str] = {}  # GPU → its entry
     for entry in map(str.strip, value.split(",") if value else ()):
         if re.fullmatch(r"-\d+", entry):

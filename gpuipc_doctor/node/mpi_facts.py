@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.node.mpi_identity import identify
-from gpuipc_doctor.vendors import TESTED
+from gpuipc_doctor.vendors import SUPPORTED
 
 VARIABLES = (
     "MPIR_CVAR_ENABLE_GPU",
@@ -63,7 +63,7 @@ class Facts:
 
     def __init__(self, seen: Mapping[str, Json], backend: str) -> None:
         self.backend = backend
-        self.platform, self.vendor = TESTED[backend].platform, TESTED[backend].mpi
+        self.platform, self.vendor = SUPPORTED[backend].platform, SUPPORTED[backend].mpi
         self.identity = identify(seen["version_text"])
         self.environment: Mapping[str, str] = seen["environment"]
         self.cannot_load: Mapping[str, str] = seen["cannot_load"]

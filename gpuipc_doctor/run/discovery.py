@@ -193,8 +193,8 @@ class Discovery:
         ended = self.surveys.run((*asked, *beside))
         told = list[str]()  # that GPUs are hidden, and which
         for one in asked:
-            is_cuda = one.probe.name == "cuda" and self.planner.request.tier > Tier.PROLOG
-            if is_cuda and has_hung(ended[one.number]) and (others := self._hanging.ask_others(one)):
+            may_ask = self.planner.request.tier > Tier.PROLOG
+            if may_ask and has_hung(ended[one.number]) and (others := self._hanging.ask_others(one)):
                 ended[one.number] = others
                 told.append(one.probe.name)
         answers = [outcome for outcome in ended.values() if isinstance(outcome, ProbeOutcome)]

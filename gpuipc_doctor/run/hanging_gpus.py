@@ -16,7 +16,7 @@ from typing import TypeGuard
 from gpuipc_doctor import surveys
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Device, Finding, Json
-from gpuipc_doctor.node.gpus import NVIDIA_ON_BUS, entries_in_force, of_node
+from gpuipc_doctor.node.gpus import entries_in_force, of_node
 from gpuipc_doctor.probe_types import ProbeOutcome
 from gpuipc_doctor.report_types import CheckInfo
 from gpuipc_doctor.run import tours
@@ -25,8 +25,9 @@ from gpuipc_doctor.run.open_drivers import OpenDrivers
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.survey_runner import SurveyRunner
 from gpuipc_doctor.supervise.assignment import device_from_json
+from gpuipc_doctor.vendors import NVIDIA
 
-HIDING, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+HIDING = NVIDIA.choice.variable
 
 BUDGET_FRACTION = 0.5
 """Fraction of the remaining budget for initialising each GPU alone, and then for repetitions."""
@@ -56,11 +57,11 @@ class HangingGpus:
         if the run ended before the others answered."""
         session = self.surveys.schedule.session
         gpus = _visible(session.node.root, {**os.environ, **session.node.env})
-        if len(gpus) < 2:
+        if len(gpus) < 2 or planned.probe.name != NVIDIA.backend:  # no hang of HIP was seen
             return None
         with self.open_drivers.paused():
-            order = {} if HIDING in {**os.environ, **session.node.env} else {ORDER: "PCI_BUS_ID"}
-            options: dict[str, Json] = {**planned.probe.params, "backends": ("cuda",)}
+            order = {} if HIDING in {**os.environ, **session.node.env} else NVIDIA.choice.order
+            options: dict[str, Json] = {**planned.probe.params, "backends": (NVIDIA.backend,)}
             options["alone"] = {gpu.name: {**order, HIDING: gpu.entry} for gpu in gpus}
             info, (_, *probes) = self.planner.survey(loader.built_in_file(surveys.DRIVERS), options)
             alone = dict(zip(gpus, probes, strict=True))
@@ -120,22 +121,22 @@ def _visible(root: str, environ: Mapping[str, str]) -> list[VisibleGpu]:
     The kernel knows no uuid of a GPU that was not initialised since boot. Numbers and uuids are not mixed.
     """
     if (chosen := environ.get(HIDING)) is not None:
-        entries, _ = entries_in_force(Path(root), NVIDIA_ON_BUS, chosen)
+        entries, _ = entries_in_force(Path(root), NVIDIA, chosen)
         return [
             VisibleGpu(
                 f"{HIDING}={entry}",
                 entry,
-                Device("cuda", number, entry if entry.startswith("GPU-") else "", "", "", 0),
+                Device(NVIDIA.backend, number, entry if entry.startswith("GPU-") else "", "", "", 0),
             )
             for number, entry in enumerate(entries)
         ]
-    gpus = [gpu for gpu in of_node(root) if gpu.backend == "cuda"]
+    gpus = [gpu for gpu in of_node(root) if gpu.backend == NVIDIA.backend]
     have_uuids = all(gpu.uuid for gpu in gpus)
     return [
         VisibleGpu(
             gpu.pci,
             gpu.uuid if have_uuids else str(gpu.index),
-            Device("cuda", gpu.index, gpu.uuid, gpu.pci, gpu.name, 0),
+            Device(NVIDIA.backend, gpu.index, gpu.uuid, gpu.pci, gpu.name, 0),
         )
         for gpu in gpus
     ]

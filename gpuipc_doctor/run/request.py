@@ -10,8 +10,7 @@ from typing import Protocol
 from gpuipc_doctor.files.near_miss import did_you_mean
 from gpuipc_doctor.model import Device, Subject, Tier
 from gpuipc_doctor.report_types import Result
-
-BACKENDS = ("cuda", "hip")
+from gpuipc_doctor.vendors import SUPPORTED
 
 
 class UnknownName(Exception):
@@ -76,7 +75,7 @@ class Request:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        return BACKENDS if self.backend in ("auto", "all") else (self.backend,)
+        return tuple(SUPPORTED) if self.backend in ("auto", "all") else (self.backend,)
 
     def select_devices(
         self, devices: Sequence[Device], left_out: Sequence[Device] = ()

@@ -29,6 +29,7 @@ from gpuipc_doctor.supervise.role import (
     RunningRole,
     WorkerProcess,
 )
+from gpuipc_doctor.vendors import SUPPORTED
 
 LAUNCHER_LOG = "launcher.log"
 """The launcher's output, in the probe's directory."""
@@ -235,7 +236,7 @@ class Starter:
         own = {MARKER: self.marker}
         if self._stays and not (self.probe.launch and self.probe.launch.shows):
             visited = devices_of(visit for visit, _ in self._stops_of(role))
-            if any(device.backend == "hip" for device in visited):  # a handle names a GPU by its number
+            if any(device.vendor.handles_have_numbers for device in visited):
                 visited = self.tour or visited
             own |= visible_devices(visited, environment) or self.node.visible
         return own
@@ -295,34 +296,31 @@ def _running(process: WorkerProcess, files: RoleFiles, *, same_clock: bool = Tru
 # Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; ROCm documentation, "GPU isolation
 # techniques".
 
-_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_HIDING = frozenset().union(*(vendor.hides for vendor in SUPPORTED.values()))
 
 
 def hides_gpus(environment: Mapping[str, str]) -> bool:
     """Whether the process that started this tool, such as a batch system, selected GPUs of the node."""
-    return any(name in environment for name in _HIDING)
+    return not _HIDING.isdisjoint(environment)
 
 
 def visible_devices(devices: Sequence[Device], environment: Mapping[str, str]) -> dict[str, str]:
     """Variables for a worker that needs ``devices``, all of one backend."""
     if not devices:
         return {}
-    if devices[0].backend == "cuda":
-        if not all(device.uuid for device in devices):
-            return {}
-        return {"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in devices)}
-    chosen = environment.get("HIP_VISIBLE_DEVICES")
-    numbers = chosen.split(",") if chosen else None
-    return {
-        "HIP_VISIBLE_DEVICES": ",".join(
-            numbers[device.index] if numbers else str(device.index) for device in devices
-        )
-    }
+    choice = devices[0].vendor.choice
+    if choice.by_uuid and not all(device.uuid for device in devices):
+        return {}
+    chosen = environment.get(choice.variable)
+    numbers = chosen.split(",") if chosen and not choice.by_uuid else None
+    names = [
+        device.uuid if choice.by_uuid else numbers[device.index] if numbers else str(device.index)
+        for device in devices
+    ]
+    return {choice.variable: ",".join(names)}
 
 
 def one_queue(devices: Sequence[Device], environment: Mapping[str, str]) -> dict[str, str]:
-    """Variable that gives a worker one queue if its streams need not run concurrently; empty if already
-    set."""
-    name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    chosen = name in environment or all(device.backend != "cuda" for device in devices)
-    return {} if chosen else {name: "1"}
+    """Variables that give a worker one queue if its streams need not run concurrently, unless already set."""
+    variables = (item for device in devices for item in device.vendor.choice.one_queue.items())
+    return {name: value for name, value in variables if name not in environment}

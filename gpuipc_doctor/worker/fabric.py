@@ -24,6 +24,7 @@ from gpuipc_doctor.files.node_files import quietly
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.node import fabric_devices as devices
 from gpuipc_doctor.node.fabric_programs import environment
+from gpuipc_doctor.vendors import SUPPORTED
 from gpuipc_doctor.worker import cxi_healthcheck, fabric_interfaces, message_pair
 
 Armed = Callable[[str], AbstractContextManager[None]]
@@ -191,7 +192,7 @@ class Fabric:
     def _visible(self) -> dict[str, str]:
         """Variables that list this role's own device first, because a program uses the first device."""
         rotated = {}
-        for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        for name in [vendor.choice.variable for vendor in SUPPORTED.values()]:
             if devices := os.environ.get(name, "").split(","):
                 first = self._place % len(devices)
                 rotated[name] = ",".join([*devices[first:], *devices[:first]])

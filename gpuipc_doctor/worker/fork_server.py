@@ -25,11 +25,12 @@ from gpuipc_doctor.stacks.process_list import MARKER
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.assignment import GO, ForkServerOrder, Order, receive_order
 from gpuipc_doctor.supervise.tree import carried, carry
+from gpuipc_doctor.vendors import SUPPORTED
 from gpuipc_doctor.worker import process, running
 
 BINDINGS = {
-    "cuda": ("gpuipc_doctor.worker.backends.cuda", "cuda.bindings.driver", "pynvml", "ctypes"),
-    "hip": ("gpuipc_doctor.worker.backends.hip", "hip.hip", "ctypes"),
+    backend: (f"gpuipc_doctor.worker.backends.{backend}", *vendor.binding.modules)
+    for backend, vendor in SUPPORTED.items()
 }
 """Backend → modules that its workers import. An order may also name a module itself."""
 

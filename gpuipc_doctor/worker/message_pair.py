@@ -14,13 +14,14 @@ from pathlib import Path
 
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.supervise.tree import signal_name
+from gpuipc_doctor.vendors import SUPPORTED
 
 RIGHT = "right"
 
 _WORST_FIRST = ("wrong", "crashed", "cannot start", "unable", "failed", RIGHT)
 """Results, worst first. The worse result of the two ends counts: an end also fails if its partner crashes."""
 
-MEMORY = {"cuda": "cuda", "hip": "rocm"}
+MEMORY = {backend: vendor.mpi.accelerator for backend, vendor in SUPPORTED.items()}
 """Backend → UCX's name for its devices' memory."""
 
 _TRANSPORTS = {"tcp": ("tcp", "sm", "self"), "verbs": ("ib",)}

@@ -1,4 +1,4 @@
-"""CUDA and HIP behind one protocol, so that callers need not distinguish them.
+"""Each vendor's driver behind one protocol, so that callers need not distinguish them.
 
 `open_backend` loads the driver and the binding, so only workers call it.
 """
@@ -6,39 +6,31 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from importlib import import_module
 from pathlib import Path
 
 from gpuipc_doctor.api.capabilities import CAPABILITIES
 from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
 from gpuipc_doctor.api.gpu import Arm
 from gpuipc_doctor.model import Device, DriverFault, Fact
+from gpuipc_doctor.vendors import SUPPORTED
 from gpuipc_doctor.worker.backends.absence import NO_DEVICE
 from gpuipc_doctor.worker.backends.device import DriverGpu, without_strangers
 from gpuipc_doctor.worker.backends.driver import Driver
 
-__all__ = ["BACKENDS", "CAPABILITIES", "Backend", "open_backend"]
-
-BACKENDS = ("cuda", "hip")
+__all__ = ["CAPABILITIES", "Backend", "open_backend"]
 
 
 def open_backend(name: str, arm: Arm, root: str = "/") -> Backend:
     """Load one backend's binding and driver library.
 
     ``root`` is put before ``/proc``, ``/sys`` and ``/dev`` to find the reason for a missing GPU. Raises
-    `BackendUnavailable`, and `ValueError` for a name not in `BACKENDS`.
+    `BackendUnavailable`, and `ValueError` for a name not in `SUPPORTED`.
     """
-    driver: Driver
-    if name == "cuda":
-        from gpuipc_doctor.worker.backends.cuda import CudaDriver
-
-        driver = CudaDriver(arm, Path(root))
-    elif name == "hip":
-        from gpuipc_doctor.worker.backends.hip import HipDriver
-
-        driver = HipDriver(arm, Path(root))
-    else:
-        raise ValueError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
-    return Backend(driver)
+    if name not in SUPPORTED:
+        raise ValueError(f"no backend {name!r}; there are {', '.join(SUPPORTED)}")
+    driver: type[Driver] = import_module(f"{__name__}.{name}").DRIVER
+    return Backend(driver(arm, Path(root)))
 
 
 class Backend:
@@ -104,7 +96,7 @@ class Backend:
         raise BackendUnavailable(
             f"{device.label} ({device.uuid or device.pci}) is not visible to this process",
             "check dmesg for a lost GPU, and check whether the GPU is hidden by "
-            f"{' or '.join(driver.absence.vendor.hiding_variables)}",
+            f"{' or '.join(driver.vendor.hides)}",
             broken=True,
         )
 

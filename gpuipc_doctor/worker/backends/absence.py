@@ -20,6 +20,7 @@ from gpuipc_doctor.api.gpu import Arm
 from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, is_off_bus, is_passed_through, matching
 from gpuipc_doctor.model import DriverFault
 from gpuipc_doctor.node.gpus import entries_in_force
+from gpuipc_doctor.vendors import SupportedVendor
 
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv", "/.singularity.d", "/run/host/container-manager")
 
@@ -43,35 +44,15 @@ Look = Callable[[Tree], Cause | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Vendor:
-    """Requirements on a node for one vendor's GPUs."""
+class Causes:
+    """Why a vendor's driver may not initialise."""
 
-    gpu: str
-    """Name for users: ``NVIDIA GPU``."""
-    binding: str
-    requirement: str
-    """Argument of ``pip install`` for the binding, as in this package's extra."""
-    library: str
-    library_remedy: str
-    kernel_marks: tuple[str, ...]
-    """Files below the root that all exist if the kernel driver is loaded."""
-    pci_vendor: str
-    control_files: tuple[str, ...]
-    """Glob patterns of the device files that every process must be able to open for reading and writing."""
-    gpu_files: str
-    """Glob pattern of the GPUs' own device files, of which a confined job may open some only."""
-    hiding_variables: Mapping[str, bool]
-    """Environment variable that hides devices → whether the empty value hides all."""
     known_codes: Mapping[int, Cause]
     """Error code of initialisation → its cause."""
     looks: Mapping[int, tuple[Look, ...]]
     """Error code of initialisation → causes to look for on the node, before the code's general one."""
     withheld_by: Callable[[Mapping[str, str]], Cause | None] = lambda environ: None
     """The container's variable because of which the driver library is missing; None if there is none."""
-    renumbering: tuple[str, str] | None = None
-    """Two hiding variables of which the second counts the devices that the first leaves, from 0."""
-    instance_variables: tuple[str, ...] = ()
-    """Variables that give a process or a container instances of divided GPUs."""
     no_device_codes: frozenset[int] = frozenset({NO_DEVICE})
     """Codes with which initialising or counting devices fails because there is no device."""
 
@@ -80,7 +61,8 @@ class Vendor:
 class Absence:
     """Explains, for one vendor on one node, why its GPUs cannot be used."""
 
-    vendor: Vendor
+    vendor: SupportedVendor
+    causes: Causes
     root: Path
     arm: Arm
 
@@ -90,18 +72,18 @@ class Absence:
 
     def on_bus(self) -> int:
         """Number of this vendor's GPUs on the PCI bus, without those that virtual machines were given."""
-        gpus = gpus_on_bus(self.root, self.vendor.pci_vendor)
+        gpus = gpus_on_bus(self.root, self.vendor.pci)
         return sum(not is_passed_through(gpu) for gpu in gpus)
 
     def off_bus(self) -> list[str]:
         """PCI addresses of this vendor's GPUs that answer no more."""
-        gpus = gpus_on_bus(self.root, self.vendor.pci_vendor)
+        gpus = gpus_on_bus(self.root, self.vendor.pci)
         with self.arm("read /sys/bus/pci/devices/*/config") if gpus else nullcontext():
             return [gpu.name for gpu in gpus if is_off_bus(gpu)]
 
     def instances_given(self) -> int:
         """Number of MIG instances that this process or its container was given by name; 0 if by none."""
-        for name in self.vendor.instance_variables:
+        for name in self.vendor.instances:
             entries = {entry.strip() for entry in os.environ.get(name, "").split(",")}
             if given := [entry for entry in entries if re.match(r"MIG-|\d+:\d", entry)]:
                 return len(given)
@@ -111,7 +93,7 @@ class Absence:
         """Variables that hide devices from this process, as ``NAME=value``."""
         return [
             f"{name}={os.environ[name]}"
-            for name, empty_hides in self.vendor.hiding_variables.items()
+            for name, empty_hides in self.vendor.hides.items()
             if os.environ.get(name) or (empty_hides and name in os.environ)
         ]
 
@@ -119,20 +101,20 @@ class Absence:
         """What is wrong in the lists of GPUs that variables hold: the first such entry ends the list."""
         return [
             f"{name} {wrong}"
-            for name in self.vendor.hiding_variables
-            if (wrong := entries_in_force(self.root, self.vendor.pci_vendor, os.environ.get(name, ""))[1])
+            for name in self.vendor.hides
+            if (wrong := entries_in_force(self.root, self.vendor, os.environ.get(name, ""))[1])
         ]
 
     def binding_missing(self, error: ImportError) -> BackendUnavailable:
         what = "is not installed" if isinstance(error, ModuleNotFoundError) else f"does not import: {error}"
-        remedy = f"pip install '{self.vendor.requirement}'"
-        return self._unavailable(f"{self.vendor.binding} {what}", remedy)
+        remedy = f"pip install '{self.vendor.binding.requirement}'"
+        return self._unavailable(f"{self.vendor.binding.package} {what}", remedy)
 
     def library_missing(self, error: OSError) -> BackendUnavailable:
         reason = f"cannot load the driver library: {error}"
         if remedy := self._loader_remedy(str(error)):
             return self._unavailable(reason, remedy)
-        if cause := self.vendor.withheld_by(os.environ):
+        if cause := self.causes.withheld_by(os.environ):
             return self._unavailable(f"{reason}; {cause.meaning}", cause.remedy)
         return self._unavailable(reason, self.vendor.library_remedy)
 
@@ -153,20 +135,20 @@ class Absence:
         return ""
 
     def entry_point_missing(self, call: str, error: Exception) -> BackendUnavailable:
-        reason = f"{self.vendor.library} has no {call}, which {self.vendor.binding} needs: {error}"
-        remedy = f"update the driver, or install the {self.vendor.binding} release for this driver"
+        reason = f"{self.vendor.library} has no {call}, which {self.vendor.binding.package} needs: {error}"
+        remedy = f"update the driver, or install the {self.vendor.binding.package} release for this driver"
         return self._unavailable(reason, remedy)
 
     def initialising_failed(self, fault: DriverFault) -> BackendUnavailable:
         """The reason for an error of initialising or of counting devices: the code's own cause first."""
         causes = (
-            *(look(Tree(self.root)) for look in self.vendor.looks.get(fault.code, ())),
-            self.vendor.known_codes.get(fault.code),
+            *(look(Tree(self.root)) for look in self.causes.looks.get(fault.code, ())),
+            self.causes.known_codes.get(fault.code),
             self._denied_device_files(),
         )
         if cause := next(filter(None, causes), None):
             return self._unavailable(f"{fault}: {cause.meaning}", cause.remedy)
-        if fault.code in self.vendor.no_device_codes:
+        if fault.code in self.causes.no_device_codes:
             return self._no_device(fault)
         return self._unavailable(str(fault), "check dmesg for driver messages")
 
@@ -188,7 +170,7 @@ class Absence:
         if self.node_has_gpu():
             reason = f"{fault}, although this node has an {vendor.gpu}"
             return self._unavailable(reason, "check dmesg for why the driver lost the GPU")
-        if passed := len(gpus_on_bus(self.root, vendor.pci_vendor)):
+        if passed := len(gpus_on_bus(self.root, vendor.pci)):
             reason = f"{fault}: this node's {passed} {vendor.gpu}s are assigned to vfio-pci"
             return self._unavailable(reason, f"run in the virtual machine that was given the {vendor.gpu}")
         absent = f"{fault}: this node has no {vendor.gpu}"

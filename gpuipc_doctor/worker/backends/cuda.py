@@ -11,9 +11,9 @@ from typing import Any
 from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError
 from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import Device, Fact, Json
-from gpuipc_doctor.node.gpus import NVIDIA_ON_BUS
+from gpuipc_doctor.vendors import NVIDIA
 from gpuipc_doctor.worker.backends import calls, hostmemory, kernel_sources
-from gpuipc_doctor.worker.backends.absence import NO_DEVICE, Cause, Vendor
+from gpuipc_doctor.worker.backends.absence import NO_DEVICE, Cause, Causes
 from gpuipc_doctor.worker.backends.causes import (
     limited_process,
     module_not_loaded,
@@ -39,7 +39,7 @@ _LOG_BYTES = 4096
 """Of the compiler's log."""
 
 _MODULE = module_not_loaded("nvidia", "/proc/driver/nvidia/version")
-_NOUVEAU = other_driver(NVIDIA_ON_BUS, ("nvidia",))
+_NOUVEAU = other_driver(NVIDIA.pci, ("nvidia",))
 
 
 def _withheld(environ: Mapping[str, str]) -> Cause | None:
@@ -57,19 +57,8 @@ def _withheld(environ: Mapping[str, str]) -> Cause | None:
     return None
 
 
-NVIDIA = Vendor(
-    gpu="NVIDIA GPU",
-    binding="cuda-bindings",
-    requirement="cuda-bindings>=12.9,<13",
-    library="libcuda.so.1",
-    library_remedy="install the NVIDIA driver, or in a container make its libraries visible (--gpus, --nv)",
-    kernel_marks=("proc/driver/nvidia/version",),
-    pci_vendor=NVIDIA_ON_BUS,
-    control_files=("dev/nvidiactl", "dev/nvidia-uvm"),
-    gpu_files="dev/nvidia[0-9]*",
+_CAUSES = Causes(
     withheld_by=_withheld,
-    hiding_variables={"CUDA_VISIBLE_DEVICES": True},
-    instance_variables=("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
     known_codes={
         34: Cause("the loaded libcuda.so.1 is the toolkit's stub", "remove lib64/stubs from LD_LIBRARY_PATH"),
         # Seen on an H200 in a new pid namespace that still had the old /proc.
@@ -111,8 +100,7 @@ NVIDIA = Vendor(
 
 
 class CudaDriver(Driver):
-    backend = "cuda"
-    vendor = NVIDIA
+    vendor, causes = NVIDIA, _CAUSES
     contexts_own_memory = True
     pools_have_one_descriptor = False
     plain_memory_is_coherent = True
@@ -310,3 +298,6 @@ class CudaDriver(Driver):
             return Fact("nvidia-driver", Nvml(self.arm).driver_version(), source)
         except (OSError, DriverError) as error:
             return Fact("nvidia-driver", None, f"{source}: {error}")
+
+
+DRIVER = CudaDriver

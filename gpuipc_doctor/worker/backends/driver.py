@@ -20,8 +20,9 @@ from gpuipc_doctor.api.driver_errors import DriverError
 from gpuipc_doctor.api.gpu import HANDLE_BYTES, Arm
 from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import Device, DriverFault, Fact, Json
+from gpuipc_doctor.vendors import SupportedVendor
 from gpuipc_doctor.worker.backends import hostmemory
-from gpuipc_doctor.worker.backends.absence import Absence, Vendor
+from gpuipc_doctor.worker.backends.absence import Absence, Causes
 from gpuipc_doctor.worker.backends.nvml import ProcessMemory
 
 LAZY_ENABLE_PEER_ACCESS = 1
@@ -54,8 +55,8 @@ class HandleType(IntEnum):
 class Driver(ABC):
     """A vendor's driver calls by operation; one object per process, used by one thread."""
 
-    backend: ClassVar[str]
-    vendor: ClassVar[Vendor]
+    vendor: ClassVar[SupportedVendor]
+    causes: ClassVar[Causes]
     calls: ClassVar[Mapping[str, str]]
     """Operation → name of the C function, which is also the name in the binding and in the journal."""
     names: ClassVar[Mapping[str, str]]
@@ -82,7 +83,7 @@ class Driver(ABC):
         """Load the binding and the driver library. Raises `BackendUnavailable` if either is missing."""
         self.arm = arm
         self._made: Counter[str] = Counter()
-        self.absence = Absence(self.vendor, root, arm)
+        self.absence = Absence(self.vendor, self.causes, root, arm)
         self.current: object = None
         """The context made current last, of any device; None if unknown."""
         try:
@@ -96,6 +97,10 @@ class Driver(ABC):
                 ctypes.CDLL(self.vendor.library)
         except OSError as error:
             raise self.absence.library_missing(error) from error
+
+    @property
+    def backend(self) -> str:
+        return self.vendor.backend
 
     def call(self, operation: str, *arguments: Any) -> Any:
         """Make one driver call; returns None, one value, or a list of values.

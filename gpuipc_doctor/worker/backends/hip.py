@@ -13,8 +13,9 @@ from gpuipc_doctor.api.driver_errors import BackendUnavailable, DriverError, Ker
 from gpuipc_doctor.api.gpu import HANDLE_BYTES
 from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import Device, Fact, Json
+from gpuipc_doctor.vendors import AMD
 from gpuipc_doctor.worker.backends import calls, hostmemory, kernel_sources
-from gpuipc_doctor.worker.backends.absence import NO_DEVICE, Cause, Vendor
+from gpuipc_doctor.worker.backends.absence import NO_DEVICE, Cause, Causes
 from gpuipc_doctor.worker.backends.causes import (
     limited_process,
     module_not_loaded,
@@ -47,23 +48,7 @@ _NO_DEVICE_CODES = frozenset({NO_DEVICE, 101})
 
 _MODULE = module_not_loaded("amdgpu", "/sys/module/amdgpu")
 
-AMD = Vendor(
-    gpu="AMD GPU",
-    binding="hip-python",
-    requirement="hip-python",
-    library="libamdhip64.so",
-    library_remedy="install ROCm's HIP runtime, or add its directory (/opt/rocm/lib) to LD_LIBRARY_PATH",
-    kernel_marks=("sys/module/amdgpu", "dev/kfd"),
-    pci_vendor="0x1002",
-    control_files=("dev/kfd",),
-    gpu_files="dev/dri/renderD*",
-    # ROCr tests whether its variable is set (flag.h), HIP whether its own are not empty (rocdevice.cpp).
-    hiding_variables={
-        "ROCR_VISIBLE_DEVICES": True,
-        "HIP_VISIBLE_DEVICES": False,
-        "CUDA_VISIBLE_DEVICES": False,
-        "GPU_DEVICE_ORDINAL": False,
-    },
+_CAUSES = Causes(
     known_codes={
         35: Cause(
             "the kernel driver is older than the HIP runtime needs", "update amdgpu, or load an older ROCm"
@@ -74,13 +59,11 @@ AMD = Vendor(
         **dict.fromkeys((*_NO_DEVICE_CODES, 999), (_MODULE, no_kernel_fusion_driver)),
     },
     no_device_codes=_NO_DEVICE_CODES,
-    renumbering=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
 )
 
 
 class HipDriver(Driver):
-    backend = "hip"
-    vendor = AMD
+    vendor, causes = AMD, _CAUSES
     # A HIP context is its device: creating takes a reference, destroying drops it (rules.yaml, HIP_CONTEXT).
     contexts_own_memory = False
     pools_have_one_descriptor = True
@@ -350,3 +333,6 @@ def _properties(tree: Tree, name: str) -> dict[str, str]:
     except OSError:
         return {}
     return {key: value for key, _, value in (line.partition(" ") for line in lines) if value.isdigit()}
+
+
+DRIVER = HipDriver

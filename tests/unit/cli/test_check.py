@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.cli import check
-from gpuipc_doctor.cli.bindings import BINDINGS
 from gpuipc_doctor.simulator import build, profile
+from gpuipc_doctor.vendors import SUPPORTED
 from tests.sample_reports import healthy
 
 
@@ -19,9 +19,9 @@ from tests.sample_reports import healthy
 def test_suggested_simulated_node_can_be_tested_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], absent: tuple[str, ...], shown: str
 ) -> None:
-    for backend in ("cuda", "hip"):
-        there = "json" if backend not in absent else "no_such_module"
-        monkeypatch.setitem(BINDINGS, backend, (there, f"{backend}-bindings"))
+    for backend, vendor in SUPPORTED.items():
+        binding = replace(vendor.binding, modules=("no_such_module" if backend in absent else "json",))
+        monkeypatch.setitem(SUPPORTED, backend, replace(vendor, binding=binding))
     monkeypatch.setattr(build, "has_compiler", lambda: True)
     bare = replace(healthy(()), devices=(), probes_run=0)
     check._name_example(bare)

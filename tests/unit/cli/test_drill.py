@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpuipc_doctor.cli import drill
-from gpuipc_doctor.cli.bindings import BINDINGS
 from gpuipc_doctor.model import Finding, Tier
 from gpuipc_doctor.report_types import Report
 from gpuipc_doctor.report_types import Result as ReportResult
 from gpuipc_doctor.simulator import drilling, profile
+from gpuipc_doctor.vendors import AMD, SUPPORTED
 
 HEALTHY = Report(
     host="node",
@@ -33,6 +33,9 @@ OVERLAP = Finding.fail(
     "", "a stale mapping overlaps it", "cuIpcOpenMemHandle returned CUDA_ERROR_ALREADY_MAPPED (208)"
 )
 OVERLAPPING = replace(HEALTHY, results=(ReportResult("ipc-stale", OVERLAP),))
+
+NO_BINDING = replace(AMD, binding=replace(AMD.binding, modules=("no_such_module",)))
+"""AMD, with a binding that is not installed."""
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +103,7 @@ def test_ctrl_c_ends_the_drill_with_its_results() -> None:
 
 
 def test_named_profile_that_cannot_run_is_reported_and_exits_with_11(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BINDINGS, "hip", ("no_such_module", "hip-python"))
+    monkeypatch.setitem(SUPPORTED, "hip", NO_BINDING)
     ran = CliRunner().invoke(drill.command, ["amd-ipc-reopen", "healthy-single"])
     assert ran.exit_code == 11
     assert ran.stdout.splitlines()[-2:] == [
@@ -178,7 +181,7 @@ def test_named_faults_of_mpi_require_an_mpi() -> None:
 
 
 def test_backend_without_its_binding_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BINDINGS, "hip", ("no_such_module", "hip-python"))
+    monkeypatch.setitem(SUPPORTED, "hip", NO_BINDING)
     ran = CliRunner().invoke(drill.command, ["healthy-both"])
     assert "hip is skipped: hip-python is not installed" in ran.stderr
     assert [line.split()[1] for line in ran.stdout.splitlines() if line.startswith("healthy-both")] == [

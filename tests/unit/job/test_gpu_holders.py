@@ -81,3 +81,23 @@ def test_gpu_of_a_rank_is_found_by_its_pid_else_by_its_number_on_the_node() -> N
     assert found(ranks(40, "3,1")) == ["cuda:3", "cuda:1"]
     assert found(ranks(40, "3")) == []  # two ranks on one GPU: whose load it is cannot be told
     assert found(ranks(40, "GPU-8f2c")) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "labels"),
+    [
+        ({}, ["hip:0", "hip:1"]),
+        ({"HIP_VISIBLE_DEVICES": "3,1"}, ["hip:3", "hip:1"]),
+        ({"HIP_VISIBLE_DEVICES": "1,0", "ROCR_VISIBLE_DEVICES": "2,3"}, []),  # counts among 2 and 3
+        ({"CUDA_VISIBLE_DEVICES": "3,1"}, []),  # which HIP reads also, unless HIP's own is set
+    ],
+)
+def test_amd_gpu_of_a_rank_is_found_unless_two_lists_choose(
+    settings: dict[str, str], labels: list[str]
+) -> None:
+    gpus = [used(f"hip:{n}", 500 + n) for n in range(4)]
+    ranks = {
+        n: Process(pid=40 + n, parent=1, uid=0, program="python3", local=n, settings=settings)
+        for n in range(2)
+    }
+    assert [gpu.label for gpu in gpu_holders.of_ranks(gpus, ranks).values()] == labels

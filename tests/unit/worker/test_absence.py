@@ -14,13 +14,12 @@ import pytest
 from gpuipc_doctor.api.driver_errors import BackendUnavailable
 from gpuipc_doctor.files.node_files import Tree
 from gpuipc_doctor.model import DriverFault
-from gpuipc_doctor.worker.backends import open_backend
+from gpuipc_doctor.vendors import SUPPORTED
+from gpuipc_doctor.worker.backends import cuda, hip, open_backend
 from gpuipc_doctor.worker.backends.absence import NO_DEVICE, Absence
-from gpuipc_doctor.worker.backends.cuda import NVIDIA
-from gpuipc_doctor.worker.backends.hip import AMD
 
 BUS = "sys/bus/pci/devices/0000:65:00.0"
-VENDORS = {"cuda": NVIDIA, "hip": AMD}
+CAUSES = {"cuda": cuda.CudaDriver.causes, "hip": hip.HipDriver.causes}
 BINDING = {"cuda": "cuda.bindings", "hip": "hip"}
 MODULE_FILES = {"cuda": ("proc/driver/nvidia/version",), "hip": ("sys/module/amdgpu/version", "dev/kfd")}
 DEVICE_FILE = {"cuda": "dev/nvidiactl", "hip": "dev/kfd"}
@@ -28,8 +27,8 @@ DEVICE_FILE = {"cuda": "dev/nvidiactl", "hip": "dev/kfd"}
 
 @pytest.fixture(params=["cuda", "hip"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    for vendor in VENDORS.values():
-        for variable in vendor.hiding_variables:
+    for vendor in SUPPORTED.values():
+        for variable in vendor.hides:
             monkeypatch.delenv(variable, raising=False)
     return str(request.param)
 
@@ -43,7 +42,7 @@ def tree(root: Path, *names: str, text: str = "") -> Path:
 
 
 def absence(backend: str, root: Path) -> Absence:
-    return Absence(VENDORS[backend], root, lambda operation: nullcontext())
+    return Absence(SUPPORTED[backend], CAUSES[backend], root, lambda operation: nullcontext())
 
 
 def no_device(backend: str) -> DriverFault:
@@ -66,7 +65,7 @@ def test_a_pci_device_of_the_vendor_shows_a_gpu(
     backend: str, tmp_path: Path, pci_class: str, is_gpu: bool
 ) -> None:
     device = "sys/bus/pci/devices/0000:65:00.0"
-    tree(tmp_path, f"{device}/vendor", text=f"{VENDORS[backend].pci_vendor}\n")
+    tree(tmp_path, f"{device}/vendor", text=f"{SUPPORTED[backend].pci}\n")
     tree(tmp_path, f"{device}/class", text=f"{pci_class}\n")
     assert absence(backend, tmp_path).node_has_gpu() is is_gpu
     other = {"cuda": "hip", "hip": "cuda"}[backend]
@@ -98,7 +97,7 @@ def test_no_device_is_an_error_only_if_the_node_has_a_gpu(
 
 def test_required_bindings_equal_those_of_pyproject() -> None:
     pyproject = (Path(__file__).parents[3] / "pyproject.toml").read_text()
-    assert all(f'"{vendor.requirement}"' in pyproject for vendor in VENDORS.values())
+    assert all(f'"{vendor.binding.requirement}"' in pyproject for vendor in SUPPORTED.values())
 
 
 def test_missing_binding_is_reported_with_the_package(
@@ -107,8 +106,8 @@ def test_missing_binding_is_reported_with_the_package(
     monkeypatch.setitem(sys.modules, BINDING[backend], None)
     with pytest.raises(BackendUnavailable) as caught:
         open_backend(backend, lambda operation: nullcontext(), str(tmp_path))
-    assert caught.value.reason == f"{VENDORS[backend].binding} is not installed"
-    assert caught.value.remedy == f"pip install '{VENDORS[backend].requirement}'"
+    assert caught.value.reason == f"{SUPPORTED[backend].binding.package} is not installed"
+    assert caught.value.remedy == f"pip install '{SUPPORTED[backend].binding.requirement}'"
     assert not caught.value.broken
 
 
@@ -121,7 +120,7 @@ def test_binding_that_does_not_import_is_reported_with_the_reason(backend: str, 
 def test_variable_that_hides_every_device_is_named(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    variable = next(iter(VENDORS[backend].hiding_variables))
+    variable = next(iter(SUPPORTED[backend].hides))
     monkeypatch.setenv(variable, value)
     unavailable = absence(backend, tree(tmp_path, *MODULE_FILES[backend])).initialising_failed(
         no_device(backend)
@@ -156,7 +155,9 @@ def test_device_file_without_permission_is_named(
         opened.append(operation)
         return nullcontext()
 
-    unavailable = Absence(VENDORS[backend], root, arm).initialising_failed(no_device(backend))
+    unavailable = Absence(SUPPORTED[backend], CAUSES[backend], root, arm).initialising_failed(
+        no_device(backend)
+    )
     assert f"no permission to open {root / DEVICE_FILE[backend]}" in unavailable.reason
     assert unavailable.broken
     assert opened == [f"open {root / DEVICE_FILE[backend]}"]  # opening a device file can also hang
@@ -265,7 +266,7 @@ def test_job_that_slurm_gave_no_gpu_must_request_one(
     unavailable = absence(backend, tree(tmp_path, *MODULE_FILES[backend])).initialising_failed(
         no_device(backend)
     )
-    concerned = name in VENDORS[backend].hiding_variables
+    concerned = name in SUPPORTED[backend].hides
     assert (remedy in unavailable.remedy) is concerned
     assert ("Slurm gave this job no GPU" in unavailable.reason) is (concerned and "gres" in remedy)
 
@@ -289,7 +290,7 @@ MIG = [f"MIG-{digit * 8}-1111-1111-1111-111111111111" for digit in "123"]
 def test_instances_that_a_process_was_given_are_counted(
     environ: dict[str, str], given: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in NVIDIA.instance_variables:
+    for name in SUPPORTED["cuda"].instances:
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -317,7 +318,7 @@ def test_gpu_that_answers_no_more_is_named_by_its_address(
     backend: str, files: dict[str, bytes], lost: bool, tmp_path: Path
 ) -> None:
     root = tree(tmp_path, *MODULE_FILES[backend])
-    tree(root, f"{BUS}/vendor", text=f"{VENDORS[backend].pci_vendor}\n")
+    tree(root, f"{BUS}/vendor", text=f"{SUPPORTED[backend].pci}\n")
     tree(root, f"{BUS}/class", text="0x030200\n")
     for name, content in files.items():
         tree(root, f"{BUS}/{name}")
@@ -376,7 +377,7 @@ def test_kernel_module_that_is_not_loaded_is_named(
     backend: str, tmp_path: Path, modules: str, words: str
 ) -> None:
     device = "sys/bus/pci/devices/0000:65:00.0"
-    tree(tmp_path, f"{device}/vendor", text=f"{VENDORS[backend].pci_vendor}\n")
+    tree(tmp_path, f"{device}/vendor", text=f"{SUPPORTED[backend].pci}\n")
     tree(tmp_path, f"{device}/class", text="0x030200\n")
     tree(tmp_path, "proc/sys/kernel/osrelease", text="6.1.0-1\n")
     tree(tmp_path, "lib/modules/6.1.0-1/modules.dep", text=modules)
@@ -391,7 +392,7 @@ def test_kernel_module_that_is_not_loaded_is_named(
 
 def test_gpus_given_to_virtual_machines_are_no_fault_of_the_node(backend: str, tmp_path: Path) -> None:
     device = "sys/bus/pci/devices/0000:65:00.0"
-    tree(tmp_path, f"{device}/vendor", text=f"{VENDORS[backend].pci_vendor}\n")
+    tree(tmp_path, f"{device}/vendor", text=f"{SUPPORTED[backend].pci}\n")
     tree(tmp_path, f"{device}/class", text="0x030200\n")
     tree(tmp_path, f"{device}/uevent", text="DRIVER=vfio-pci\nPCI_CLASS=30200\n")
     assert absence(backend, tmp_path).on_bus() == 0
@@ -497,7 +498,7 @@ OF_CODES: dict[str, tuple[str, int, dict[str, str], str, str]] = {
 def test_code_is_explained_by_the_nodes_files(
     tmp_path: Path, backend: str, code: int, files: dict[str, str], reason: str, remedy: str
 ) -> None:
-    for name, text in {f"{BUS}/vendor": VENDORS[backend].pci_vendor, f"{BUS}/class": "0x030200"}.items():
+    for name, text in {f"{BUS}/vendor": SUPPORTED[backend].pci, f"{BUS}/class": "0x030200"}.items():
         tree(tmp_path, name, text=text)
     for name, text in files.items():
         tree(tmp_path, name, text=text)
@@ -581,3 +582,11 @@ def test_uuid_is_no_mistake_if_that_of_a_gpu_is_unknown(
     for number, uuid in enumerate(("GPU-8c101110-0000", "GPU-????????-????")):  # not initialised since boot
         tree(tmp_path, f"proc/driver/nvidia/gpus/{number}/information", text=f"GPU UUID: \t {uuid}\n")
     assert absence("cuda", tmp_path).mistakes() == []
+
+
+def test_uuid_of_an_amd_gpu_is_no_mistake_beside_nvidia_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-0123456789abcdef")
+    tree(tmp_path, "proc/driver/nvidia/gpus/0/information", text="GPU UUID: \t GPU-8c101110-0000\n")
+    assert absence("hip", tmp_path).mistakes() == []

@@ -50,7 +50,7 @@ def test_refusals_are_errors_of_the_bindings(driver: type[CudaDriver | HipDriver
     prefix, enum, module = {
         "cuda": ("CUDA_ERROR_", "CUresult", "cuda.bindings.driver"),
         "hip": ("hipError", "hipError_t", "hip"),
-    }[driver.backend]
+    }[driver.vendor.backend]
     binding = pytest.importorskip(module)
     binding = getattr(binding, "hip", binding)
     names = {name for name in kernel_sources.REFUSALS if name.startswith(prefix)}
