@@ -30,6 +30,7 @@ class Errors:
     """Names of the driver's errors, by what they mean."""
 
     out_of_memory: str
+    out_of_memory_code: int
     already_mapped: frozenset[str]
     """Another mapping overlaps the requested one."""
     refused: frozenset[str]
@@ -88,6 +89,12 @@ class MpiNames:
     gtl: str
     """Cray MPICH's GPU transport library."""
     cray_module: str
+    intel_mode: str = ""
+    """The value of I_MPI_OFFLOAD_MODE; empty: Intel MPI does not support the vendor."""
+    open_mpi_built: str = ""
+    """Open MPI 4's variable for whether it was built for the vendor."""
+    open_mpi_switch: str = ""
+    """Open MPI's variable that is 0 if its code for the vendor is switched off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +144,10 @@ class SupportedVendor(Vendor):
     """Variables that give a process or a container instances of divided GPUs."""
     handles_have_numbers: bool = False
     """Whether a handle names its GPU by number, so that its opener must see the same GPUs."""
-    unchecked_peers: str = ""
-    """The variable that ends the driver's check of IOMMU and ACS before it grants peer access."""
+    checks_topology: bool = False
+    """Whether the driver may refuse peer access because of IOMMU and ACS."""
+    manages: bool = False
+    """Whether its management library is asked: NVML. AMD's is not, since no AMD GPU was there to try it."""
     tool: str
     """The command that lists GPUs with the processes that use them."""
     collectives: CollectiveFamily
@@ -151,6 +160,10 @@ class SupportedVendor(Vendor):
     """Array library (its fact) → its allocators that can be tested."""
     allocators_from: str
     """How to install one."""
+    wheels: str = ""
+    """Part of the names or versions of distributions built for this vendor; empty: those without a mark."""
+    forks_after_import: bool = False
+    """Whether importing an array library leaves the driver alone, so that workers may be forked after it."""
 
 
 NVIDIA = SupportedVendor(
@@ -188,7 +201,8 @@ NVIDIA = SupportedVendor(
         one_queue={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
     ),
     tool="nvidia-smi",
-    unchecked_peers="CUDA_DISABLE_IOMMU_ACS_P2P_CAPABILITY_CHECK",
+    checks_topology=True,
+    manages=True,
     binding=Binding(
         package="cuda-bindings",
         requirement="cuda-bindings>=12.9,<13",
@@ -196,6 +210,7 @@ NVIDIA = SupportedVendor(
     ),
     errors=Errors(
         out_of_memory="CUDA_ERROR_OUT_OF_MEMORY",
+        out_of_memory_code=2,
         already_mapped=frozenset({"CUDA_ERROR_ALREADY_MAPPED"}),
         refused=frozenset(
             {
@@ -228,9 +243,13 @@ NVIDIA = SupportedVendor(
         ucx_ipc="cuda_ipc",
         gtl="libmpi_gtl_cuda.so",
         cray_module="craype-accel-nvidia90",
+        intel_mode="cuda",
+        open_mpi_built="mpi_built_with_cuda_support",
+        open_mpi_switch="opal_cuda_support",
     ),
     site="generic-slurm-nvidia",
     allocators={"cupy": ("MemoryPool", "MemoryAsyncPool"), "pytorch": ("PyTorch",)},
+    forks_after_import=True,
     allocators_from="`pip install cupy-cuda12x` or `pip install torch` (for CUDA 13: cupy-cuda13x)",
 )
 
@@ -262,6 +281,7 @@ AMD = SupportedVendor(
     binding=Binding(package="hip-python", requirement="hip-python", modules=("hip.hip", "ctypes")),
     errors=Errors(
         out_of_memory="hipErrorOutOfMemory",
+        out_of_memory_code=2,
         already_mapped=frozenset({"hipErrorAlreadyMapped"}),
         refused=frozenset(
             {
@@ -296,6 +316,7 @@ AMD = SupportedVendor(
     site="generic-slurm-amd",
     # CuPy's second pool is refused on HIP (``is_async_alloc_supported`` in cupy/cuda/memory.pyx, 14.2).
     allocators={"cupy": ("MemoryPool",), "pytorch": ("PyTorch",)},
+    wheels="rocm",
     allocators_from="install PyTorch or CuPy for the node's ROCm version",
 )
 

@@ -13,18 +13,7 @@ from typing import Protocol
 from gpuipc_doctor.api.gpu import Buffer
 from gpuipc_doctor.model import Device, Fact, Json
 from gpuipc_doctor.probe_types import Probe, Role
-
-_OF = {
-    ("cupy", "cuda"): ("MemoryPool", "MemoryAsyncPool"),
-    ("cupy", "hip"): ("MemoryPool",),
-    ("pytorch", "cuda"): ("PyTorch",),
-    ("pytorch", "hip"): ("PyTorch",),
-}
-"""(Inventory fact, backend) → the library's allocators.
-
-CuPy's second pool is refused on HIP (``is_async_alloc_supported`` in cupy/cuda/memory.pyx, 14.2).
-"""
-
+from gpuipc_doctor.vendors import SUPPORTED
 
 _LIBRARIES = {"MemoryPool": "CuPy", "MemoryAsyncPool": "CuPy"}
 """Allocator → its library, where the names differ. PyTorch has one kind of memory in a process."""
@@ -36,9 +25,11 @@ DEADLINE_S = 60.0
 def installed(inventory: Iterable[Fact], backend: str) -> tuple[tuple[str, ...], ...]:
     """The allocators of the array libraries found that can be tested on a backend's devices."""
     return tuple(
-        _OF[fact.name, backend]
+        SUPPORTED[backend].allocators[fact.name]
         for fact in inventory
-        if fact.value is not None and backend in _built_for(fact) and (fact.name, backend) in _OF
+        if fact.value is not None
+        and fact.name in SUPPORTED[backend].allocators
+        and backend == _built_for(fact)
     )
 
 
@@ -78,7 +69,7 @@ def probe(
 def _imports(allocator: str, backend: str) -> tuple[str, ...]:
     """Modules to import before the workers start (`Probe.imports`).
 
-    Empty on HIP: it is untested whether importing these libraries starts the driver.
+    Empty where it is untested whether importing these libraries starts the driver.
     """
     modules = {
         "MemoryPool": "cupy",
@@ -86,14 +77,16 @@ def _imports(allocator: str, backend: str) -> tuple[str, ...]:
         "PyTorch": "torch",
         "PyTorch expandable": "gpuipc_doctor.worker.torch_expandable",
     }
-    return (modules[allocator],) if backend == "cuda" else ()
+    return (modules[allocator],) if SUPPORTED[backend].forks_after_import else ()
 
 
 def _built_for(fact: Fact) -> str:
     """The backend for which a distribution is built, derived from its name: ``cupy_rocm_5_0``,
     ``torch-2.5.1+rocm6.2`` or ``torch-2.5.1+cpu``."""
     told = f"{fact.value} {fact.source}"
-    return "" if "+cpu" in told else "hip" if "rocm" in told else "cuda"
+    named = (backend for backend, vendor in SUPPORTED.items() if vendor.wheels and vendor.wheels in told)
+    unnamed = next(backend for backend, vendor in SUPPORTED.items() if not vendor.wheels)
+    return "" if "+cpu" in told else next(named, unnamed)
 
 
 class Stream(Protocol):

@@ -20,8 +20,6 @@ from gpuipc_doctor.api import (
 from gpuipc_doctor.collective import bandwidth, channels, communicators, data
 from gpuipc_doctor.collective.all_ranks import AllRanks
 
-NAMES = {"cuda": "NCCL", "hip": "RCCL"}
-
 DEADLINE_S = 30.0
 """Limit of one call. On eight H200s the first communicator takes 2.4 s."""
 
@@ -50,9 +48,10 @@ def by_rank(done: ProbeOutcome) -> dict[str, Mapping[str, Json]]:
 
 def launches(ctx: Context) -> Iterator[Probe | Finding]:
     """A probe for each vendor's GPUs, equal for all collective checks, or the reason why there is none."""
-    for backend in dict.fromkeys(device.backend for device in ctx.devices):
+    for vendor in {device.backend: device.vendor for device in ctx.devices}.values():
+        backend, name = vendor.backend, vendor.collectives.name
         devices = tuple(device for device in ctx.devices if device.backend == backend)
-        name, found = NAMES[backend], ctx.collectives.of(backend)
+        found = ctx.collectives.of(backend)
         if any(device.uuid.startswith(MIG) for device in devices):
             says = "{name} does not work between the instances of a GPU (MIG)"
             remedy = "switch MIG off (nvidia-smi -mig 0) on nodes whose jobs use several GPUs"

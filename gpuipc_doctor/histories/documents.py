@@ -19,6 +19,7 @@ from gpuipc_doctor.histories import (
 from gpuipc_doctor.histories.operations import IPC, MPI, VERSION, History
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report_types import Report
+from gpuipc_doctor.vendors import SUPPORTED
 
 MOST_BYTES = 64 << 20
 """Maximum size of a history file."""
@@ -53,8 +54,8 @@ def read(document: Any) -> History:
         raise BadHistory(f"version {history.version} of the format; this gpuipc-doctor reads {VERSION}")
     if history.check not in (IPC, MPI):
         raise BadHistory(f"check {history.check!r} performs no histories; use {IPC} or {MPI}")
-    if history.backend not in ("cuda", "hip"):
-        raise BadHistory(f"unknown backend {history.backend!r}; use cuda or hip")
+    if history.backend not in SUPPORTED:
+        raise BadHistory(f"unknown backend {history.backend!r}; use {' or '.join(SUPPORTED)}")
     _verify(history)
     return history
 

@@ -15,17 +15,7 @@ from gpuipc_doctor.files.node_files import Tree, shown
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.node.libraries import Libraries
 from gpuipc_doctor.probe_types import CollectiveLibrary, CollectiveStack
-
-SONAMES = {"cuda": "libnccl.so.2", "hip": "librccl.so.1"}
-"""Backend → its library."""
-
-_IN_WHEELS = {"cuda": ("nvidia/nccl/lib/libnccl.so.2",), "hip": ("torch/lib/librccl.so*",)}
-"""Backend → where PyTorch's wheels have the library, below a directory of Python's path."""
-
-_IN_SDKS = {
-    "cuda": ("/opt/nvidia/hpc_sdk/Linux_*/*/comm_libs/nccl/lib/libnccl.so.2",),
-    "hip": ("/opt/rocm/lib/librccl.so.1", "/opt/rocm-*/lib/librccl.so.1"),
-}
+from gpuipc_doctor.vendors import SUPPORTED
 
 
 def find(
@@ -55,18 +45,21 @@ def _candidates(
     tree: Tree, environ: Mapping[str, str], backends: Sequence[str], named: Sequence[tuple[str, str]]
 ) -> Iterator[CollectiveLibrary]:
     for file, where in named:
-        backend = "hip" if "rccl" in Path(file).name else "cuda" if "nccl" in Path(file).name else backends[0]
+        name = Path(file).name
+        named_so = (each.backend for each in SUPPORTED.values() if each.collectives.fact in name)
+        backend = next(named_so, backends[0])
         path = tree.path(file) if not tree.is_real and tree.exists(file) else Path(file)
         yield CollectiveLibrary(backend, file, str(path), _version_in(tree.real_name(file)), where)
     for backend in backends:
-        for pattern in _IN_WHEELS[backend]:
+        family = SUPPORTED[backend].collectives
+        for pattern in family.in_wheels:
             for directory in dict.fromkeys(path for path in sys.path if path.startswith("/")):
                 for file in tree.glob(f"{directory}/{pattern}"):
                     yield _library(tree, backend, file, "PyTorch's wheel", wheel_version(tree, directory))
-        for pattern in _IN_SDKS[backend]:
+        for pattern in family.in_sdks:
             for file in sorted(tree.glob(pattern), key=_numbers, reverse=True):
-                yield _library(tree, backend, file, "ROCm" if backend == "hip" else "NVIDIA HPC SDK")
-        for library in Libraries(tree, environ).all(SONAMES[backend]):
+                yield _library(tree, backend, file, family.sdk)
+        for library in Libraries(tree, environ).all(family.soname):
             yield _library(tree, backend, library.file, library.via)
 
 
@@ -96,8 +89,8 @@ def _numbers(name: str) -> list[int]:
 def in_use(facts: Iterable[Fact], stack: CollectiveStack) -> tuple[Fact, ...]:
     """The facts without the versions of NCCL and RCCL that no check tests: all but each backend's first."""
     facts = tuple(facts)
-    for backend, name in (("cuda", "nccl"), ("hip", "rccl")):
+    for backend, vendor in SUPPORTED.items():
         if (first := next(iter(stack.of(backend)), None)) and first.version:
-            tested = Fact(name, first.version, first.file)
-            facts = (*(fact for fact in facts if fact.name != name), tested)
+            tested = Fact(vendor.collectives.fact, first.version, first.file)
+            facts = (*(fact for fact in facts if fact.name != tested.name), tested)
     return facts

@@ -15,6 +15,7 @@ from gpuipc_doctor.node import fabric_devices
 from gpuipc_doctor.probe_types import MpiStack
 from gpuipc_doctor.site import hosts
 from gpuipc_doctor.site.show import flow
+from gpuipc_doctor.vendors import SUPPORTED
 from gpuipc_doctor.versions import parse
 
 _TOLD = ("nvidia-driver", "rocm", "cray-mpich", "libfabric", "shs-libfabric", "ucx")
@@ -63,10 +64,9 @@ def _base(base: Path | None, devices: Sequence[Device]) -> Iterator[str]:
         yield f"extends: {flow(base.stem)}"
     else:
         backends = {device.backend for device in devices}
-        fitting = {"cuda": "generic-slurm-nvidia", "hip": "generic-slurm-amd"}
-        names = [name for backend, name in fitting.items() if backend in backends]
+        names = [vendor.site for backend, vendor in SUPPORTED.items() if backend in backends]
         yield "# No shipped config matches this node. If its cluster uses Slurm, try:"
-        yield from (f"# extends: {name}" for name in names or fitting.values())
+        yield from (f"# extends: {name}" for name in names or [vendor.site for vendor in SUPPORTED.values()])
     yield ""
 
 

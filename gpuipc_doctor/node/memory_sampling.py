@@ -13,6 +13,7 @@ from gpuipc_doctor.node import gpu_users
 from gpuipc_doctor.node.memory_sysfs import Amdgpu
 from gpuipc_doctor.node.memory_usage import GpuUse, ProcessUse, Sample
 from gpuipc_doctor.supervise.tree import name_of
+from gpuipc_doctor.vendors import AMD, NVIDIA
 from gpuipc_doctor.worker.nvml import DRIVER_NOT_LOADED, NOT_SUPPORTED, Nvml
 
 
@@ -37,7 +38,7 @@ class Nvidia:
                 gpus.append(self._gpu(index))
             except DriverError as error:
                 failed = error
-                gpus.append(GpuUse(f"cuda:{index}", "", "", trouble=str(error)))
+                gpus.append(GpuUse(f"{NVIDIA.backend}:{index}", "", "", trouble=str(error)))
         if failed and all(gpu.trouble for gpu in gpus):
             raise failed
         return gpus
@@ -53,7 +54,7 @@ class Nvidia:
             else tuple(_of_each([*held, *(nvml.processes(device, "Graphics") or ())], total))
         )
         busy, watts = nvml.load(device) if self._loads else (None, None)
-        return GpuUse(f"cuda:{index}", pci, name, used, total, processes, busy=busy, watts=watts)
+        return GpuUse(f"{NVIDIA.backend}:{index}", pci, name, used, total, processes, busy=busy, watts=watts)
 
     def _memory(self, device: Any) -> tuple[int, int] | tuple[None, None]:
         try:
@@ -98,7 +99,7 @@ def sample(w: Worker) -> None:
 def _sources(w: Worker) -> tuple[list[Source], list[str]]:
     sources: list[Source] = []
     absent: list[str] = []
-    if "cuda" in w.params["backends"]:
+    if NVIDIA.backend in w.params["backends"]:
         try:
             nvidia = Nvidia(Nvml(w.armed), loads=bool(w.params.get("loads")))
         except OSError as error:
@@ -112,8 +113,8 @@ def _sources(w: Worker) -> tuple[list[Source], list[str]]:
                 sources.append(nvidia)
             else:
                 absent.append("NVIDIA: NVML lists no GPU")
-    if "hip" in w.params["backends"]:
-        amd = Amdgpu(w, Path(w.params["root"]))
+    if AMD.backend in w.params["backends"]:
+        amd = Amdgpu(w, Path(w.params["root"]), AMD)
         known = amd.read()
         if any(not gpu.trouble for gpu in known):
             sources.append(amd)

@@ -15,24 +15,24 @@ from gpuipc_doctor.api import Worker
 from gpuipc_doctor.files.node_files import gpus_on_bus, matching, number, quietly
 from gpuipc_doctor.node.memory_usage import GpuUse, ProcessUse
 from gpuipc_doctor.supervise.tree import name_of
-
-VENDOR = "0x1002"
+from gpuipc_doctor.vendors import Vendor
 
 
 class Amdgpu:
     """GPUs below ``root`` that amdgpu may drive, ordered by PCI address."""
 
-    def __init__(self, w: Worker, root: Path) -> None:
+    def __init__(self, w: Worker, root: Path, vendor: Vendor) -> None:
         self._worker = w
         self._root = root
-        self._devices = gpus_on_bus(root, VENDOR, self._text)
+        self._vendor = vendor
+        self._devices = gpus_on_bus(root, vendor.pci, self._text)
         self._numbers = dict(self._topology())
 
     def read(self) -> list[GpuUse]:
         return [self._gpu(index, device) for index, device in enumerate(self._devices)]
 
     def _gpu(self, index: int, device: Path) -> GpuUse:
-        label, pci = f"hip:{index}", device.name
+        label, pci = f"{self._vendor.backend}:{index}", device.name
         name = self._text(device / "product_name")
         used, total = (self._number(device / f"mem_info_vram_{what}") for what in ("used", "total"))
         if used is None or total is None:

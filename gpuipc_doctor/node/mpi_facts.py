@@ -151,6 +151,7 @@ class Facts:
             ucx_ipc=vendor.ucx_ipc,
             gtl=f"{environment.get('CRAY_MPICH_ROOTDIR', '$CRAY_MPICH_ROOTDIR')}/gtl/lib/{vendor.gtl}",
             cray_module=vendor.cray_module,
+            intel_mode=vendor.intel_mode,
             unloadable=unloadable,
             reason=reason,
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpuipc_doctor.files import tables
 from gpuipc_doctor.node.mpi_facts import Facts
+from gpuipc_doctor.vendors import SUPPORTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class IpcSetting:
     source: str
     via: str = "own"
     no_ipc: bool = False
-    backends: tuple[str, ...] = ("cuda", "hip")
+    backends: tuple[str, ...] = tuple(SUPPORTED)
     introduced: str = ""
     fixed: str = ""
 
@@ -42,7 +43,7 @@ class Bound:
     via: str = "own"
     introduced: str = ""
     fixed: str = ""
-    backends: tuple[str, ...] = ("cuda", "hip")
+    backends: tuple[str, ...] = tuple(SUPPORTED)
     in_bytes: bool = False
 
 

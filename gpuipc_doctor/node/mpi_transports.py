@@ -16,6 +16,7 @@ from gpuipc_doctor.histories.mpi_library_limits import lacks
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.node.mpi_facts import Facts
 from gpuipc_doctor.node.mpi_identity import UNKNOWN
+from gpuipc_doctor.vendors import SUPPORTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Route:
 
     via: str
     conditions: tuple[Condition, ...]
-    backends: tuple[str, ...] = ("cuda", "hip")
+    backends: tuple[str, ...] = tuple(SUPPORTED)
 
 
 _ANOTHER_BUILD = "use a build of this MPI with {gpu} (configure {configure})"
@@ -139,9 +140,8 @@ _OPEN_MPI = (
                 lambda facts: (
                     facts.variable(f"accelerator_{facts.vendor.accelerator}_major_version") is not None
                     or (
-                        facts.backend == "cuda"
-                        and facts.identity.major < 5
-                        and bool(facts.variable("mpi_built_with_cuda_support"))
+                        facts.identity.major < 5
+                        and bool(facts.vendor.open_mpi_built and facts.variable(facts.vendor.open_mpi_built))
                     )
                 ),
                 "{mpi} has no {gpu} component: built without it, or the component does not load here",
@@ -151,7 +151,7 @@ _OPEN_MPI = (
                 by_setting=False,
             ),
             Condition(
-                lambda facts: facts.backend != "cuda" or facts.variable("opal_cuda_support") != 0,
+                lambda facts: not (switch := facts.vendor.open_mpi_switch) or facts.variable(switch) != 0,
                 "CUDA support is disabled (opal_cuda_support=0)",
                 "set OMPI_MCA_opal_cuda_support=1",
                 "opal/mca/accelerator/cuda/accelerator_cuda_component.c; conda-forge's builds have it off",
@@ -204,9 +204,11 @@ _INTEL_MPI = (
                 "Intel MPI developer reference, I_MPI_OFFLOAD: 0 is the default",
             ),
             Condition(
-                lambda facts: facts.environment.get("I_MPI_OFFLOAD_MODE", "auto") in ("auto", "cuda"),
+                lambda facts: (
+                    facts.environment.get("I_MPI_OFFLOAD_MODE", "auto") in ("auto", facts.vendor.intel_mode)
+                ),
                 "I_MPI_OFFLOAD_MODE chooses another vendor's GPUs",
-                "set I_MPI_OFFLOAD_MODE=cuda",
+                "set I_MPI_OFFLOAD_MODE={intel_mode}",
                 "Intel MPI developer reference, I_MPI_OFFLOAD_MODE",
             ),
             Condition(
@@ -216,7 +218,7 @@ _INTEL_MPI = (
                 "MPI_T of 2021.17, description of MPIR_CVAR_OFFLOAD_CUDA_LIBRARY: libcuda.so is the default",
             ),
         ),
-        backends=("cuda",),
+        backends=tuple(backend for backend, vendor in SUPPORTED.items() if vendor.mpi.intel_mode),
     ),
 )
 

@@ -16,6 +16,7 @@ from gpuipc_doctor.node.libraries import Libraries
 from gpuipc_doctor.node.survey_devices import bridges, nvidia
 from gpuipc_doctor.node.survey_libraries import MPI4PY, MPI_FACTS, libfabric, mpi, mpi4py, nccl, ucx
 from gpuipc_doctor.node.survey_programs import PACKAGE_MANAGERS, PACKAGES, PROGRAMS, packages, version
+from gpuipc_doctor.vendors import SUPPORTED
 
 DEADLINE_S = 5.0
 """Seconds for each call of a driver or library, and for each program."""
@@ -54,6 +55,8 @@ class Surveys(Check):
         yield Finding.ok("asked", "asked")
 
 
+_COLLECTIVES = [vendor.collectives for vendor in SUPPORTED.values()]
+
 LOOKED_FOR: Mapping[str, str] = {
     **dict.fromkeys(
         ("mig", "compute-mode", "persistence"), "no /proc/driver/nvidia, so NVML was not queried"
@@ -65,7 +68,7 @@ LOOKED_FOR: Mapping[str, str] = {
 LOOKED_FOR_FOREIGN: Mapping[str, str] = {
     **dict.fromkeys(MPI_FACTS, "no MPI found by mpi4py, by the loader, next to mpiexec or in CRAY_MPICH_DIR"),
     "libfabric-providers": "no libfabric.so.1",
-    "rccl": "no librccl.so.1",
+    **{each.fact: f"no {each.soname}" for each in _COLLECTIVES},
     **{fact: f"no {', '.join(names)} on PATH" for fact, (names, _, _) in PROGRAMS.items()},
     **dict.fromkeys(PACKAGES.values(), f"packages were not queried: no {', '.join(_PACKAGE_SIGNS)}"),
 }
@@ -87,8 +90,7 @@ def _foreign(tree: Tree, environ: Mapping[str, str]) -> Iterator[Probe]:
     for name, role, soname, facts in (
         ("ucx", ucx, "libucp.so.0", ("ucx",)),
         ("libfabric", libfabric, "libfabric.so.1", ("libfabric", "shs-libfabric", "libfabric-providers")),
-        ("nccl", nccl, "libnccl.so.2", ("nccl",)),
-        ("rccl", nccl, "librccl.so.1", ("rccl",)),
+        *((each.fact, nccl, each.soname, (each.fact,)) for each in _COLLECTIVES),
     ):
         if library := libraries.find(soname):
             yield _probe(name, role, facts, library=library.file)

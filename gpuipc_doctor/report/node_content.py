@@ -33,6 +33,7 @@ from gpuipc_doctor.probe_types import RoleOutcome
 from gpuipc_doctor.report import acceptance, exits, first_aid, merged_results, sentences
 from gpuipc_doctor.report.merged_results import Paragraph, by_check, culprits
 from gpuipc_doctor.report_types import Report, Result
+from gpuipc_doctor.vendors import VENDORS
 
 # Maximum items shown; the JSON report has all.
 FRAMES = 6
@@ -59,9 +60,6 @@ _FACTS = {
     "gpu-model": "the kernel lists {}",
 }
 """Facts in the header, with their format; `gpuipc-doctor inventory` shows all."""
-
-_OF_AMD = frozenset({"rocm", "hip-runtime"})
-"""Facts that are not shown for a node without AMD's GPUs, on which such a library may lie."""
 
 _STACK = {
     "mpich": "MPICH {}",
@@ -176,9 +174,10 @@ def software(report: Report) -> list[str]:
     left_out = set[str]()
     if report.devices:
         left_out.add("gpu-model")
-        has_amd = any(fact.name == "amdgpu" and fact.value for fact in report.inventory)
-        if not has_amd and all(device.backend != "hip" for device in report.devices):
-            left_out |= _OF_AMD
+        found = {fact.name for fact in report.inventory if fact.value}
+        found |= {device.backend for device in report.devices}
+        others = (vendor for vendor in VENDORS if not found & {vendor.backend, *vendor.drivers})
+        left_out.update(*(vendor.facts for vendor in others))  # of libraries, which lie on any node
     facts = [
         _FACTS[fact.name].format(fact.value)
         for fact in report.inventory

@@ -118,16 +118,16 @@ class Discovery:
 
         That only concerns the answer of cuDeviceCanAccessPeer: nothing is copied here.
         """
-        cuda = [device for device in devices if device.backend == "cuda"]
-        lacking, is_unchecked = _pairs_without_access(cuda), os.environ.get(UNCHECKED) == "1"
+        checked = [device for device in devices if device.vendor.checks_topology]
+        lacking, is_unchecked = _pairs_without_access(checked), os.environ.get(UNCHECKED) == "1"
         checks = any(
             fact.name == "cuda-driver" and fact.value and CHECKING.judge(fact.value) is Verdict.BAD
             for fact in facts
         )
-        if len(cuda) < 2 or not checks or bool(lacking) is is_unchecked:
+        if len(checked) < 2 or not checks or bool(lacking) is is_unchecked:
             return
         environment = {UNCHECKED: "0" if is_unchecked else "1"}
-        options = {"backends": ["cuda"], "required": False, "environment": environment}
+        options = {"backends": [checked[0].backend], "required": False, "environment": environment}
         _, asked = self.planner.survey(loader.built_in_file(surveys.DRIVERS), options)
         ended = self.surveys.run(asked).values()
         answers = [outcome for outcome in ended if isinstance(outcome, ProbeOutcome)]

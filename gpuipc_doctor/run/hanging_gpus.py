@@ -171,10 +171,14 @@ def _numbered(ended: ProbeOutcome, numbers: Mapping[str, int]) -> ProbeOutcome:
     }
 
     def label(of: str) -> str:
-        return f"cuda:{index[of]}"
+        return f"{NVIDIA.backend}:{index[of]}"
 
     records["devices"] = [
-        {**device, "index": index[f"cuda:{device['index']}"], "peers": [*map(label, device["peers"])]}
+        {
+            **device,
+            "index": index[device_from_json(device).label],
+            "peers": [*map(label, device["peers"])],
+        }
         for device in records.get("devices", ())
     ]
     for name in ("traits", "ways"):

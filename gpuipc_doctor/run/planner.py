@@ -20,6 +20,7 @@ from gpuipc_doctor.run import check_files, skips
 from gpuipc_doctor.run.request import NothingToSend, Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.site.config_mistakes import bad_options
+from gpuipc_doctor.vendors import SUPPORTED
 
 MAX_FOLLOW_UPS = 40
 """Maximum follow-up probes of a check on one subject."""
@@ -116,7 +117,7 @@ class Planner:
     @property
     def uses_device_memory(self) -> bool:
         """Whether a requested check will allocate memory of NVIDIA's GPUs, or is the one that tells of it."""
-        return "cuda" in self.request.backends and (
+        return any(SUPPORTED[backend].manages for backend in self.request.backends) and (
             surveys.DRIVERS in self.request.checks
             or any(
                 check.requires or check.needs_mpi or check.needs_allocators or check.uses_collectives

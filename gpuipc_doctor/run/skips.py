@@ -22,11 +22,6 @@ UNSAFE = "granted only without the check of IOMMU and ACS"
 HIDDEN_PEERS = "cray-mpich-gpu-binding-hides-peers"
 """Id of the known issue of launchers that show each rank only one GPU."""
 
-_BRINGS_ALLOCATORS = {
-    "cuda": "`pip install cupy-cuda12x` or `pip install torch` (for CUDA 13: cupy-cuda13x)",
-    "hip": "install PyTorch or CuPy for the node's ROCm version",
-}
-
 
 def disabled(waiver: Waiver) -> Finding:
     """The SKIP of a check that the site config disables."""
@@ -91,7 +86,7 @@ def missing_requirement(check: Check, device: Device, context: Context) -> Findi
         return Finding.skip(
             "no-allocator",
             "no CuPy or PyTorch found for this vendor's GPUs",
-            remedy=_BRINGS_ALLOCATORS[device.backend],
+            remedy=device.vendor.allocators_from,
         )
     return None
 
@@ -151,7 +146,7 @@ def no_peer_access(check: Check, probe: Probe, inventory: Sequence[Fact]) -> Fin
     one, other = sorted(probe.devices, key=lambda device: device.index)
     says = "no peer access between {from_device} and {to_device}"
     evidence, remedy = tuple[str, ...](), ""
-    if one.backend == "cuda" and (refusal := refusal_of_peers(inventory)):
+    if one.vendor.checks_topology and (refusal := refusal_of_peers(inventory)):
         says, evidence = f"{says}: {refusal.why}", refusal.shown_by
         remedy = (
             f"nothing to repair: NCCL and UCX copy through the host; for peer access, {refusal.cure}; the "

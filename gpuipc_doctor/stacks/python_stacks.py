@@ -22,7 +22,7 @@ _INTEGER = re.compile(r"-?\d{1,18}")
 _OF_LIBRARY = re.compile(r"/lib(64)?/python3[\d.]*/|(^|/)(site|dist)-packages/|^<frozen ")
 """Pattern for files of Python's own library and of installed packages."""
 
-_MODULES = (("torch", "cuda"), ("torch", "distributed"))
+_MODULES = ("torch.cuda", "torch.distributed")
 """Packages whose functions are labelled with the package's name: what waits for a GPU or for other ranks."""
 
 
@@ -102,8 +102,8 @@ def label(frame: Mapping[str, Any]) -> str:
     """A py-spy frame as ``function (file.py:line)``, with the prefix ``torch.cuda.`` or
     ``torch.distributed.`` for functions of these packages."""
     path = Path(frame["filename"])
-    module = ".".join(path.parts[-3:-1]) + "." if path.parts[-3:-1] in _MODULES else ""
-    return f"{module}{frame['name']} ({path.name}:{frame['line']})"
+    package = ".".join(path.parts[-3:-1])
+    return f"{f'{package}.' if package in _MODULES else ''}{frame['name']} ({path.name}:{frame['line']})"
 
 
 def is_python(process: Program) -> bool:

@@ -32,6 +32,7 @@ from gpuipc_doctor.probe_types import Ending, Observed, ProbeOutcome, RoleOutcom
 from gpuipc_doctor.supervise import process_limits
 from gpuipc_doctor.supervise.evidence import EXPLANATION
 from gpuipc_doctor.supervise.rank import COMPLAINT
+from gpuipc_doctor.vendors import SUPPORTED
 
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU")
 """Signals that say nothing about a driver: sent by a user or by a limit of the system."""
@@ -205,9 +206,8 @@ def _who_aborted(outcome: ProbeOutcome) -> tuple[RoleOutcome, str] | None:
 
 
 def _memory_tool(outcome: ProbeOutcome) -> str:
-    tools = {"cuda": "nvidia-smi", "hip": "rocm-smi"}
-    backends = dict.fromkeys(device.backend for device in outcome.devices) or tools
-    return ", ".join(tools[backend] for backend in backends)
+    tools = [device.vendor.tool for device in outcome.devices]
+    return ", ".join(dict.fromkeys(tools or [vendor.tool for vendor in SUPPORTED.values()]))
 
 
 def _stopped(outcome: ProbeOutcome) -> Finding:

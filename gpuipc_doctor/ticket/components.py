@@ -12,13 +12,13 @@ from pathlib import Path
 from gpuipc_doctor.files.tables import table
 from gpuipc_doctor.job.document import Cause, JobReport
 from gpuipc_doctor.ticket.subject import Subject
+from gpuipc_doctor.vendors import SUPPORTED
 
 SHIPPED = Path(__file__).with_name("components.yaml")
 
 _OF_A_LIBRARY = {Cause.KERNEL, Cause.DEVICE_BUSY, Cause.MESSAGE_LOST, Cause.ALL_WAIT, Cause.FINALIZE}
 """What can be a library's fault. Of other jobs a rank is late, ended or in another call by its own code."""
 
-_OF_BACKEND = {"cuda": "nvidia", "hip": "amd"}
 _FAMILIES = ("cray-mpich", "openmpi", "mpich")
 _IN_LIBRARY = re.compile(r"\(([\w.+-]+\.so[\w.]*)\)|^\[([\w.+-]+\.so[\w.]*)\]")
 """The library in a frame: ``function (file)`` or ``[file]``."""
@@ -108,7 +108,12 @@ def _candidates(subject: Subject) -> Iterator[Component | None]:
         yield _owner("libfabric")
     elif not any(check.startswith("allocator-") for check in subject.checks):
         labels = [device for each in subject.bad for result in each.results for device in result.devices]
-        yield from (load().get(_OF_BACKEND.get(label.partition(":")[0], "")) for label in labels)
+        yield from (load().get(_component(label)) for label in labels)
+
+
+def _component(label: str) -> str:
+    vendor = SUPPORTED.get(label.partition(":")[0])
+    return vendor.component if vendor else ""
 
 
 def _owner(fact: str) -> Component | None:

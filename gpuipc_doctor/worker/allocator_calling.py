@@ -13,9 +13,6 @@ from gpuipc_doctor.model import DriverFault
 from gpuipc_doctor.worker.backends.buffers import DriverBuffer
 from gpuipc_doctor.worker.backends.device import DriverGpu
 
-_OUT_OF_MEMORY = {"cuda": (2, "CUDA_ERROR_OUT_OF_MEMORY"), "hip": (2, "hipErrorOutOfMemory")}
-"""Backend → the driver's error that replaces a library's own exception for exhausted memory."""
-
 
 @contextmanager
 def importing(library: str, module: str) -> Iterator[None]:
@@ -37,7 +34,9 @@ def calling(gpu: DriverGpu, name: str, out_of_memory: type[Exception]) -> Iterat
         with gpu.driver.arm(name):
             yield
     except out_of_memory as error:
-        raise DriverError(DriverFault(name, *_OUT_OF_MEMORY[gpu.driver.backend])) from error
+        errors = gpu.driver.vendor.errors
+        fault = DriverFault(name, errors.out_of_memory_code, errors.out_of_memory)
+        raise DriverError(fault) from error
     except RuntimeError as error:  # driver errors in both libraries; other errors are raised unchanged
         told = re.search(r"\b(?:cuda|hip)Error\w+|(?:CUDA|HIP) error: [^\n]*", str(error))
         if told is None:

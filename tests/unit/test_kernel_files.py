@@ -33,6 +33,7 @@ from gpuipc_doctor.stacks.mappings import Mapping, mappings
 from gpuipc_doctor.stacks.proc_files import Gone, Reader, Stat
 from gpuipc_doctor.stacks.thread import UNREAD, Thread
 from gpuipc_doctor.supervise import rank, tree
+from gpuipc_doctor.vendors import AMD
 from gpuipc_doctor.worker import children, fabric, fork_server, mpi_communicator
 
 PID = 4_000_077
@@ -300,7 +301,7 @@ def test_amd_gpu_without_a_number_is_named(tmp_path: Path, text: bytes | None) -
     for name, stated in (("vendor", b"0x1002\n"), ("class", b"0x030000\n"), ("mem_info_vram_used", b"7\n")):
         write(device / name, stated)
     write(device / "mem_info_vram_total", text)
-    (gpu,) = Amdgpu(MagicMock(), tmp_path).read()
+    (gpu,) = Amdgpu(MagicMock(), tmp_path, AMD).read()
     why = "No such file or directory" if text is None else "not a number"
     assert gpu.trouble == f"/sys/bus/pci/devices/0000:c1:00.0/mem_info_vram_total: {why}"
 

@@ -27,6 +27,7 @@ from gpuipc_doctor.run.causes.failed_probe import (
 )
 from gpuipc_doctor.run.causes.node_state import facts_of, list_of
 from gpuipc_doctor.run.results import Entry, Explanation, is_of_data
+from gpuipc_doctor.vendors import SUPPORTED
 
 MOST_MENTIONED = 3
 
@@ -267,7 +268,8 @@ def _components(failed: Entry, facts: NodeFacts, settings: Settings) -> Iterator
 
 def _takes_no_device_memory(transports: str) -> bool:
     chosen = {part.strip() for part in transports.split(",")}
-    with_it = {"all", "cuda", "cuda_copy", "rocm", "rocm_copy"}
+    names = [vendor.mpi for vendor in SUPPORTED.values()]
+    with_it = {"all", *(each.accelerator for each in names), *(each.ucx_copy for each in names)}
     return not transports.startswith("^") and not chosen & with_it
 
 

@@ -137,7 +137,7 @@ def was_killed(entry: Entry) -> bool:
 CONCERNS: Mapping[str, Callable[[Entry], bool]] = {
     "nccl": is_of_collectives,
     "pytorch": is_of_collectives,
-    "rocm": lambda entry: any(device.backend == "hip" for device in entry.planned.probe.devices),
+    "rocm": lambda entry: any("rocm" in device.vendor.facts for device in entry.planned.probe.devices),
     "nvidia-driver": lambda entry: True,
     # without the only such variable no probe can run: see `limits.between_gpus`
     "cuda-driver": lambda entry: False,

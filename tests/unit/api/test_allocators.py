@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 
 from gpuipc_doctor.api import Context
-from gpuipc_doctor.api.allocator import _OF, modules, probe
+from gpuipc_doctor.api.allocator import modules, probe
 from gpuipc_doctor.model import Fact, Tier
+from gpuipc_doctor.vendors import SUPPORTED
 from tests.checks.judging import gpu
 
 
 def test_early_imports_are_installed() -> None:
-    for allocator in (*itertools.chain(*_OF.values()), "PyTorch expandable"):
+    for allocator in (*SUPPORTED["cuda"].allocators["cupy"], "PyTorch", "PyTorch expandable"):
         (module,) = probe(allocator, gpu(0), {}).imports
         assert module in ("cupy", "torch") or importlib.util.find_spec(module)
         assert probe(allocator, gpu(0, "hip"), {}).imports == ()

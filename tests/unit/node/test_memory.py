@@ -19,6 +19,7 @@ from gpuipc_doctor.node.memory_sysfs import Amdgpu
 from gpuipc_doctor.node.memory_usage import GpuUse, History, ProcessUse, Sample
 from gpuipc_doctor.present.terminal import table
 from gpuipc_doctor.report import json_documents
+from gpuipc_doctor.vendors import AMD
 from tests import golden
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -134,7 +135,7 @@ def test_amd_gpus_are_read_from_the_kernels_files(
         f"sys/class/kfd/kfd/proc/{nobody}/vram_666": "1",
     }.items():
         write(name, f"{text}\n")
-    assert Amdgpu(worker, tmp_path).read() == [
+    assert Amdgpu(worker, tmp_path, AMD).read() == [
         GpuUse("hip:0", "0000:c1:00.0", "", GIB, 128 * GIB, (ProcessUse(nobody, "", 512 * MIB),))
     ]
 
@@ -147,7 +148,7 @@ def test_apu_without_memory_of_its_own_has_no_figures_instead_of_zeros(
     for name, text in {"vendor": "0x1002", "class": "0x120000", "mem_info_vram_total": "0"}.items():
         write(f"{device}/{name}", f"{text}\n")
     write(f"{device}/mem_info_vram_used", "0\n")
-    assert Amdgpu(worker, tmp_path).read() == [GpuUse("hip:0", "0000:c1:00.0", "", None, None)]
+    assert Amdgpu(worker, tmp_path, AMD).read() == [GpuUse("hip:0", "0000:c1:00.0", "", None, None)]
 
 
 def test_amd_gpu_without_its_driver_reports_the_missing_part(
@@ -155,5 +156,5 @@ def test_amd_gpu_without_its_driver_reports_the_missing_part(
 ) -> None:
     write("sys/bus/pci/devices/0000:c1:00.0/vendor", "0x1002\n")
     write("sys/bus/pci/devices/0000:c1:00.0/class", "0x038000\n")
-    (gpu,) = Amdgpu(worker, tmp_path).read()
+    (gpu,) = Amdgpu(worker, tmp_path, AMD).read()
     assert gpu.trouble == ("/sys/bus/pci/devices/0000:c1:00.0/mem_info_vram_used: No such file or directory")
