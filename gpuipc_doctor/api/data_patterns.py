@@ -24,6 +24,9 @@ GLANCE = 16 << 10
 """Bytes sampled at each end of a segment and around each power of two in it. A power of two is the first
 boundary of a page size, and the first offset that needs one more bit."""
 
+TURNS = 3
+"""Rounds in which all parts of a segment are sampled, if they take turns."""
+
 BOUNDARIES = (2 << 30, 4 << 30)
 """Smallest offsets that do not fit into 31 and into 32 bits."""
 
@@ -145,15 +148,21 @@ def differences(what: str, found: bytes, expected: bytes) -> list[str]:
     return [f"{what}: {wrong}"] if wrong else []
 
 
-def write_glances(memory: Memory, nbytes: int, *key: int, offset: int = 0) -> None:
-    """Write the sampled parts of ``nbytes`` bytes from ``offset`` on; the data depends on the offset."""
-    for at, data in _glances(nbytes, key):
+def write_glances(memory: Memory, nbytes: int, *key: int, offset: int = 0, turn: int | None = None) -> None:
+    """Write the sampled parts of ``nbytes`` bytes from ``offset`` on; the data depends on the offset.
+
+    ``turn``: number of a round, of which each samples both ends and one in `TURNS` of the other parts: a copy
+    waits for milliseconds on a busy GPU.
+    """
+    for at, data in _glances(nbytes, key, turn):
         memory.write(data, offset + at)
 
 
-def wrong_glances(what: str, memory: Memory, nbytes: int, *key: int, offset: int = 0) -> list[str]:
+def wrong_glances(
+    what: str, memory: Memory, nbytes: int, *key: int, offset: int = 0, turn: int | None = None
+) -> list[str]:
     """The `differences` between the data of `write_glances` and the memory."""
-    return _unlike(what, memory, _glances(nbytes, key), offset)
+    return _unlike(what, memory, _glances(nbytes, key, turn), offset)
 
 
 def reader_of(w: Worker, what: str, memory: Memory, nbytes: int, *key: int) -> Callable[[str], list[str]]:
@@ -177,17 +186,17 @@ def _unlike(what: str, memory: Memory, written: list[tuple[int, bytes]], offset:
     ]
 
 
-def glanced_at(nbytes: int) -> int:
+def glanced_at(nbytes: int, turn: int | None = None) -> int:
     """Number of bytes that `write_glances` writes to a segment of this size."""
-    return sum(len(data) for _, data in _glances(nbytes, ()))
+    return sum(len(data) for _, data in _glances(nbytes, (), turn))
 
 
-def _glances(nbytes: int, key: tuple[int, ...]) -> list[tuple[int, bytes]]:
+def _glances(nbytes: int, key: tuple[int, ...], turn: int | None = None) -> list[tuple[int, bytes]]:
     """(offset, data) of the sampled parts of a segment: one `pattern`, shifted by a byte per part."""
     if nbytes <= 2 * GLANCE:
         return [(0, pattern(nbytes, *key))]
     powers = (1 << bits for bits in range(GLANCE.bit_length(), nbytes.bit_length()))
     inner = [power - GLANCE // 2 for power in powers if power + GLANCE // 2 <= nbytes - GLANCE]
-    offsets = [0, *inner, nbytes - GLANCE]
+    offsets = [0, *(inner if turn is None else inner[turn % TURNS :: TURNS]), nbytes - GLANCE]
     data = pattern(GLANCE + len(offsets), *key)
     return [(offset, data[number : number + GLANCE]) for number, offset in enumerate(offsets)]

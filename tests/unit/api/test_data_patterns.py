@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gpuipc_doctor.api.data_patterns import (
     GLANCE,
     PIECE,
+    TURNS,
     difference,
     glanced_at,
     pattern,
@@ -93,6 +94,16 @@ def test_samples_are_at_the_ends_and_across_powers_of_two(nbytes: int, offsets: 
     assert wrong_glances("it", memory, nbytes, 1) == []
     lines = wrong_glances("it", memory, nbytes, 2)
     assert [line.partition(":")[0] for line in lines] == [f"it, at {offset}" for offset in offsets]
+
+
+def test_samples_of_rounds_that_take_turns_are_at_the_ends_and_together_everywhere() -> None:
+    whole, memories = Sparse(), [Sparse() for _ in range(TURNS)]
+    write_glances(whole, 4 << 20)  # type: ignore[arg-type]
+    for turn, memory in enumerate(memories, 7):
+        write_glances(memory, 4 << 20, turn=turn)  # type: ignore[arg-type]
+        assert {0, (4 << 20) - GLANCE} <= memory.parts.keys() < whole.parts.keys()
+        assert wrong_glances("it", memory, 4 << 20, turn=turn) == []  # type: ignore[arg-type]
+    assert {offset for memory in memories for offset in memory.parts} == whole.parts.keys()
 
 
 def test_remaining_memory_is_read_in_a_step_that_names_the_previous_close() -> None:
