@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuipc_doctor.api import Json, Meter, ProbeOutcome, Reading, leak_report
-from gpuipc_doctor.api.buffer_growth import BufferGrowth, Outcome, share_no_address
+from gpuipc_doctor.api.buffer_growth import FEWEST, BufferGrowth, Outcome, share_no_address
 from gpuipc_doctor.api.slopes import last_third
 
 from ._mpi_cache_growth_buffers import SMALL
@@ -46,7 +46,7 @@ def growth_so_far(
 ) -> BufferGrowth:
     """Growth until now: of this process if used memory moves by itself and the driver counts processes."""
     idle = meter.idle
-    if idle.moves and (ours := add_up_processes(held)):
+    if idle.moves and (ours := add_up_processes(held[:-1])):
         return BufferGrowth(sizes, ours, [0.0] * len(control))
     steady, quiet = (
         idle.without([reading.nbytes for reading in each], [reading.at for reading in each])
@@ -54,6 +54,12 @@ def growth_so_far(
     )
     seconds = (used[-1].at - used[0].at) * len(last_third(steady)) / len(used)
     return BufferGrowth(sizes, steady, quiet, doubt=idle.change_within(seconds)[1])
+
+
+def is_lost(held: Sequence[Sequence[int | None]]) -> bool:
+    """Whether ever more belongs to no process, which may also be the work of other probes."""
+    nobodys = [nbytes for nbytes in held[-1] if nbytes is not None]
+    return len(nobodys) >= FEWEST and BufferGrowth([1], nobodys, [0.0] * FEWEST).rate.grows
 
 
 def measure_devices(done: ProbeOutcome) -> list[DeviceGrowth]:

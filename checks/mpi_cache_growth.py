@@ -3,10 +3,11 @@
 The pattern is that of eth-cscs/alps-gh200-reproducers (gpudirect-oom): each iteration allocates a large
 buffer, a little larger than the last, and a small one that stays; the large buffer is sent and freed. An MPI
 library that keeps IPC handles or mappings of freed buffers then loses about one large buffer each iteration.
-With two devices, the device whose used memory grows shows whose memory is lost. Controls: the same iterations
-without messages; buffers of one size; and this MPI's own setting that turns IPC off. If used memory changed,
-it is watched while no rank works, and what it then does is subtracted; if it moves by itself, growth in
-bursts is not blamed on MPI.
+Where the driver tells memory by process, that shows who keeps it: sender, receiver or, if only a descriptor
+does, nobody; elsewhere, of two devices, the one whose used memory grows. Controls: the same iterations
+without messages; buffers of one size; and this MPI's own setting that turns IPC off. If used memory of the
+whole device changed, it is watched while no rank works, and what it then does is subtracted; if it moves by
+itself, growth in bursts is not blamed on MPI.
 
 Only the last third of the iterations counts. If used memory grew, as many small buffers follow as the memory
 limit allows, since most caches limit the number of buffers, and then a large one. All are allocated before
@@ -41,6 +42,7 @@ from gpuipc_doctor.api import (
     watched,
 )
 from gpuipc_doctor.api.buffer_growth import Outcome
+from gpuipc_doctor.api.driver_errors import NotAlone
 from gpuipc_doctor.api.latency import record_bandwidth
 from gpuipc_doctor.api.meter import meter_in_turn
 
@@ -55,7 +57,7 @@ from ._mpi_cache_growth_buffers import (
     take_from,
 )
 from ._mpi_cache_growth_findings import JUDGES, judge_flat
-from ._mpi_cache_growth_series import growth_so_far, measure_devices
+from ._mpi_cache_growth_series import growth_so_far, is_lost, measure_devices
 
 
 class MpiCacheGrowth(Check):
@@ -86,7 +88,7 @@ class MpiCacheGrowth(Check):
             ]
             for name, params, env in planned if ctx.mpi.ipc_off else planned[:2]:
                 launch = ctx.mpi.with_env(env)
-                yield Probe(name, roles, devices, params, exclusive=True, launch=launch)
+                yield Probe(name, roles, devices, params, exclusive=True, by_process=True, launch=launch)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         if unsure := blind(done):
@@ -149,6 +151,8 @@ def iterate(w: Worker) -> None:
         w.record(
             then=[each.nbytes for each in then], then_held=then_held, at=[each.at for each in (*used, *then)]
         )
+    if w.by_process and w.mpi.any_says(is_lost(held)):
+        raise NotAlone("memory that no process holds grows")
     record_bandwidth(w, sizes[-1])
     w.mpi.finalize()
 
@@ -164,10 +168,10 @@ def send_and_free(
     """Send each buffer and free it.
 
     Returns used memory after each iteration, less the ``alive`` buffers of this node's ranks, and this
-    process's usage of each device.
+    process's usage of each device; last what no process holds of this rank's.
     """
     partner, ranks, used = 1 - w.mpi.rank, w.mpi.size // len(w.gpus), list[Reading]()
-    held: list[list[int | None]] = [[] for _ in w.gpus]
+    held: list[list[int | None]] = [[] for _ in (*w.gpus, "nobody")]
     for number, buffer in enumerate(buffers, 1):
         with buffer, w.step(f"iteration {number}, {buffer.nbytes} B"):
             if communicates and w.role == "sender":
@@ -178,9 +182,11 @@ def send_and_free(
         w.mpi.barrier()
         ours = sum(buffer.nbytes for buffer in alive)
         used.append(meter.used().less(ours * ranks))
-        for series, each in zip(held, w.gpus, strict=True):
+        for series, each in zip(held, w.gpus, strict=False):
             theirs = each.memory_of_this_process()
             series.append(theirs if theirs is None or each is not w.gpu else theirs - ours)
+        nobodys = w.memory_of_nobody()[w.gpus.index(w.gpu)]
+        held[-1].append(nobodys and nobodys[0])
     return used, held
 
 

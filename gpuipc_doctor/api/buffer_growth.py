@@ -370,18 +370,21 @@ class BufferGrowth:
 
 
 def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
-    """Evidence: which roles' processes hold the growth, if usage by process is known.
+    """Evidence: which roles' processes hold the growth, or that none does, if usage by process is known.
 
-    If the exporter has freed memory, the driver attributes it to the processes that still map it.
+    If the exporter has freed memory, the driver attributes it to the processes that still map it, and to none
+    if a descriptor of it is open.
     """
     says = "the {role}'s process holds {growth:mib} more after each iteration"
-    found = []
-    for role, record in done.records.items():
-        held = record["held"][place]
-        is_reported = None not in held[len(held) // 2 :]
-        if is_reported and (theirs := lasting(held)).low > growth.low / 2:
-            found.append(Evidence(EvidenceKind.HOLDER, says, {"role": role, "growth": theirs.estimate}))
-    return found
+    series = [(says, role, record["held"][place]) for role, record in done.records.items()]
+    _, own = list(done.records.items())[place]
+    if len(own["held"]) > len(done.devices):
+        series.append(("no process holds {growth:mib} more after each iteration", "", own["held"][-1]))
+    return [
+        Evidence(EvidenceKind.HOLDER, says, {"role": role, "growth": theirs.estimate})
+        for says, role, held in series
+        if None not in held[len(held) // 2 :] and (theirs := lasting(held)).low > growth.low / 2
+    ]
 
 
 def share_no_address(buffers: Sequence[Sequence[int]], freed: Sequence[Sequence[int]]) -> bool:

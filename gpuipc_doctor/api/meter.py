@@ -121,8 +121,9 @@ class Meter:
         return IdleCounter(self._idle)
 
     def may_move(self, *series: Sequence[Reading]) -> bool:
-        """Whether used memory may move by itself, as these ``series`` of it or an earlier reading suggest."""
-        return self._is_suspect or self.moves or any(map(_varies, series))
+        """Whether used memory may move by itself, as these ``series`` of it or an earlier reading suggest;
+        what processes hold does not."""
+        return not self._gpu.by_process and (self._is_suspect or self.moves or any(map(_varies, series)))
 
     def watch_idle(self, seconds: float = IDLE_S) -> None:
         """Watch used memory while no process of this run works on the device."""

@@ -108,7 +108,8 @@ class Schedule:
     def _beside_others(self, planned: PlannedProbe) -> PlannedProbe:
         """The probe, beside others on its devices if it may."""
         probe = planned.probe
-        if not (probe.by_process and self._quiet.tells_by_process(planned)) or self.tours.isolate:
+        is_here = probe.launch is None or probe.launch.nodes == 1
+        if self.tours.isolate or not (probe.by_process and is_here and self._quiet.tells_by_process(planned)):
             return planned
         self._beside.add(planned.number)
         return replace(planned, probe=replace(probe, exclusive=False))

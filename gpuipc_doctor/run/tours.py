@@ -223,7 +223,7 @@ def _is_pair_of_ranks(probe: Probe, launch: Launch) -> bool:
     """Whether two ranks of a launch on this node can make the probe. A launcher that binds devices might give
     more ranks other ones."""
     is_here = launch.nodes == 1 and not launch.shows
-    return is_here and len(probe.roles) == PAIR and not (probe.exclusive or probe.fresh)
+    return is_here and len(probe.roles) == PAIR and not (probe.exclusive or probe.by_process or probe.fresh)
 
 
 def _importance(planned: PlannedProbe) -> tuple[Tier, bool]:

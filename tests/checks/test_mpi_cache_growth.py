@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpuipc_doctor.api import Context, Device, Finding, Json, MpiStack, Probe
+from gpuipc_doctor.api.driver_errors import NotAlone
 from gpuipc_doctor.api.memory_counter import STILL
 from gpuipc_doctor.api.meter import Reading
 from gpuipc_doctor.model import MemoryShare, Status, Tier
@@ -245,23 +246,16 @@ class FakeBuffer(AbstractContextManager[None]):
         return
 
 
-@pytest.mark.parametrize(
-    ("leak", "most_gib", "sent", "status"),
-    [
-        (0, 4, 128, Status.PASS),
-        (8 * KIB, 4, 128, Status.PASS),  # half a block of the driver
-        (32 * KIB, 4, 400, Status.PASS),
-        (64 * KIB, 4, 400, Status.WARN),
-        (64 * KIB, 0.3, 400, Status.WARN),
-        (128 * KIB, 4, 400, Status.WARN),
-        (512 * KIB, 4, 128, Status.WARN),
-        (4 * MIB, 4, 128, Status.FAIL),
-    ],
-)
-def test_more_buffers_are_sent_if_used_memory_rose_by_a_block(
-    monkeypatch: pytest.MonkeyPatch, leak: int, most_gib: float, sent: int, status: Status
-) -> None:
-    """A sender that loses ``leak`` bytes per message, on a driver that counts blocks of 2 MiB."""
+def sent_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+    leak: int,
+    most_gib: float = 4,
+    *,
+    lost: int = 0,
+    by_process: bool = False,
+) -> tuple[Probe, dict[str, Json], int]:
+    """The probe of one size, its sender's records, and the messages sent. Each message costs the sender
+    ``leak`` bytes, which the driver counts in blocks of 2 MiB, and leaves ``lost`` bytes to nobody."""
     stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")))
     context = Context(ONE, mpi=stack, memory=MemoryShare(most_gib=most_gib))
     planned = [probe for probe in check("mpi-cache-growth").probes(context) if isinstance(probe, Probe)]
@@ -285,6 +279,7 @@ def test_more_buffers_are_sent_if_used_memory_rose_by_a_block(
     w = SimpleNamespace(
         **{"mpi": mpi, "gpu": gpu_, "gpus": [gpu_], "params": probe.params, "role": "sender"},
         **{"clock": lambda: float(next(clock)), "step": nullcontext, "record": records.update},
+        **{"by_process": by_process, "memory_of_nobody": lambda: [(messages * lost, [])]},
         keep_usage=lambda *_: None,
     )
     watch = SimpleNamespace(used=used, may_move=lambda *_: False, idle=STILL)
@@ -292,8 +287,44 @@ def test_more_buffers_are_sent_if_used_memory_rose_by_a_block(
     monkeypatch.setitem(iterate.__globals__, "meter_in_turn", lambda _: watch)
     monkeypatch.setitem(iterate.__globals__, "record_bandwidth", lambda *_: None)
     iterate(w)  # type: ignore[arg-type]
+    return probe, records, messages
+
+
+@pytest.mark.parametrize(
+    ("leak", "most_gib", "sent", "status"),
+    [
+        (0, 4, 128, Status.PASS),
+        (8 * KIB, 4, 128, Status.PASS),  # half a block of the driver
+        (32 * KIB, 4, 400, Status.PASS),
+        (64 * KIB, 4, 400, Status.WARN),
+        (64 * KIB, 0.3, 400, Status.WARN),
+        (128 * KIB, 4, 400, Status.WARN),
+        (512 * KIB, 4, 128, Status.WARN),
+        (4 * MIB, 4, 128, Status.FAIL),
+    ],
+)
+def test_more_buffers_are_sent_if_used_memory_rose_by_a_block(
+    monkeypatch: pytest.MonkeyPatch, leak: int, most_gib: float, sent: int, status: Status
+) -> None:
+    probe, records, messages = sent_by_one(monkeypatch, leak, most_gib)
     assert messages == sent
     assert growth(records, records, ONE, **{**probe.params, "sizes": records["sizes"]}).status is status
+
+
+@pytest.mark.parametrize(("lost", "by_process"), [(MIB, True), (MIB, False), (0, True)])
+def test_memory_that_nobody_holds_beside_others_is_left_to_the_probe_alone(
+    monkeypatch: pytest.MonkeyPatch, lost: int, by_process: bool
+) -> None:
+    """What an open descriptor keeps is in no process's figure, and may be another probe's."""
+    with pytest.raises(NotAlone) if lost and by_process else nullcontext():
+        sent_by_one(monkeypatch, 0, lost=lost, by_process=by_process)
+
+
+def test_growth_of_nobodys_memory_is_said_to_be_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of the probe alone, whose device's memory is watched."""
+    probe, records, _ = sent_by_one(monkeypatch, 4 * MIB, lost=4 * MIB)
+    finding = growth(records, FLAT, ONE, **{**probe.params, "sizes": records["sizes"]})
+    assert "no process holds 4 MiB more after each iteration" in sentences.evidence(finding)
 
 
 NO_BOUND = newest(10**6)

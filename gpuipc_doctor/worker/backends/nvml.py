@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,22 +40,23 @@ class ProcessMemory:
 
     def of_this_probe(self, uuid: str) -> int | None:
         """Bytes of a GPU held by the processes that have this process's marker; None if NVML does not list
-        this process."""
-        held, marker = self._held(uuid), os.environ.get(MARKER, "")
-        if os.getpid() not in held:
-            return None
-        self._ours |= {pid for pid in held.keys() - self._ours if carries(pid, marker)}
-        return sum(held[pid] for pid in self._ours)
+        this process, or does not tell the bytes of one of them."""
+        listed, marker = self._listed(uuid), os.environ.get(MARKER, "")
+        self._ours |= {pid for pid in listed.keys() - self._ours if carries(pid, marker)}
+        held = [listed[pid] for pid in self._ours & listed.keys()]
+        known = [nbytes for nbytes in held if nbytes is not None]
+        return sum(known) if os.getpid() in listed and len(known) == len(held) else None
 
     def of_nobody(self, uuid: str) -> tuple[int, list[int]] | None:
         """Bytes in use that no process holds, and the pids of all holders; None if NVML does not tell the
-        bytes of each."""
+        bytes of each, or tells more than are in use."""
         with suppress(DriverError):
             found = self._nvml.processes(self._gpu(self._nvml, uuid)) if self._nvml else None
             used = self.used(uuid)
             if found is not None and used is not None:
                 held = [nbytes for _, nbytes in found if nbytes is not None]
-                return (used - sum(held), [pid for pid, _ in found]) if len(held) == len(found) else None
+                is_told = len(held) == len(found) and sum(held) <= used
+                return (used - sum(held), [pid for pid, _ in found]) if is_told else None
         return None
 
     def used(self, uuid: str) -> int | None:
@@ -98,15 +98,19 @@ class ProcessMemory:
             if nbytes
         ]
 
-    def _held(self, uuid: str) -> Counter[int]:
-        """Process id → bytes of a GPU that the process holds."""
-        held: Counter[int] = Counter()
+    def _held(self, uuid: str) -> dict[int, int]:
+        """Process id → bytes of a GPU that the process holds, where NVML tells them."""
+        return {pid: nbytes for pid, nbytes in self._listed(uuid).items() if nbytes is not None}
+
+    def _listed(self, uuid: str) -> dict[int, int | None]:
+        """Process id → bytes of a GPU that the process holds; None if NVML does not tell them."""
+        listed: dict[int, int | None] = {}
         with suppress(DriverError):
             found = self._nvml.processes(self._gpu(self._nvml, uuid)) if self._nvml else None
             for pid, nbytes in found or ():  # once for each MIG instance
-                if nbytes is not None:
-                    held[pid] += nbytes
-        return held
+                before = listed.get(pid, 0)
+                listed[pid] = None if nbytes is None or before is None else before + nbytes
+        return listed
 
     def _gpu(self, nvml: Nvml, uuid: str) -> Any:
         if uuid not in self._handles:

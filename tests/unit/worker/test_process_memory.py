@@ -46,6 +46,10 @@ def _partner_is_of_this_probe(monkeypatch: pytest.MonkeyPatch) -> None:
         ([(ME, 518 * MIB), (ME, 518 * MIB)], 1036 * MIB),  # of two MIG instances
         ([(PARTNER, 20 * MIB)], None),  # this process is hidden, or has another pid
         ([(ME, None)], None),  # N/A
+        ([(ME, 518 * MIB), (PARTNER, None)], None),
+        ([(ME, 518 * MIB), (ME, None)], None),
+        ([(ME, 518 * MIB), (OTHER, None)], 518 * MIB),
+        ([(ME, 518 * MIB), (0, 7 * MIB), (2**31, 7 * MIB)], 518 * MIB),  # pids of another namespace
         ([], None),
         (None, None),
     ],
@@ -67,6 +71,7 @@ def test_process_that_ended_holds_nothing() -> None:
         ([(ME, 300 * MIB), (OTHER, 100 * MIB)], 1000 * MIB, (600 * MIB, [ME, OTHER])),
         ([], 615 * MIB, (615 * MIB, [])),
         ([(OTHER, None)], 1000 * MIB, None),
+        ([(ME, 300 * MIB), (OTHER, 2**63)], 1000 * MIB, None),  # garbage
         (None, 1000 * MIB, None),
         ([], -1, None),
     ],
