@@ -13,26 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpuipc_doctor.histories.c_drivers import DRIVERS
 from gpuipc_doctor.histories.contents import Part, unit_of
 from gpuipc_doctor.histories.memory_model import Model
 from gpuipc_doctor.histories.memory_operations import TYPES
 from gpuipc_doctor.histories.memory_state import FILLS
 from gpuipc_doctor.histories.operations import History, Operation
 from gpuipc_doctor.histories.steps import steps
-
-LIBRARIES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
-
-_OF_HIP = {
-    "cuDeviceGetCount": "hipGetDeviceCount",
-    "cuDriverGetVersion": "hipRuntimeGetVersion",
-    "cuCtxSynchronize": "hipDeviceSynchronize",
-    "cuMemAlloc_v2": "hipMalloc",
-    "cuMemFree_v2": "hipFree",
-    "cuMemAllocFromPoolAsync": "hipMallocFromPoolAsync",
-    "cuMemFreeAsync": "hipFreeAsync",
-}
-"""CUDA's symbol, by which C statements call a function → HIP's, if not the same name after ``hip``. CUDA 13's
-header redefines some plain names: the symbols with a version are called."""
+from gpuipc_doctor.vendors import SUPPORTED
 
 _TEMPLATE = Path(__file__).with_name("program.c")
 """The C program: ``@name@`` stands for parts that vary by history, ``//@ WORD`` precedes optional parts."""
@@ -63,7 +51,7 @@ def source(history: History) -> str:
     goes_on = [*(each.beside for each in expected[1:]), False]
     exporters = (owners[each.on] if TYPES[each.do].exports else 0 for each in operations)
     values = {
-        "library": LIBRARIES[history.backend],
+        "library": SUPPORTED[history.backend].library,
         "steps": len(operations),
         "things": max([0, *objects]) + 1,
         "processes": len(places),
@@ -103,18 +91,15 @@ def _named(backend: str, program: str) -> str:
     """The program with the vendor's functions, each called by ``call``."""
 
     def call(found: re.Match[str]) -> str:
-        symbol = found[1]
-        if backend == "hip":
-            symbol = _OF_HIP.get(symbol) or re.sub(r"^cu(.*?)(_v\d)?$", r"hip\1", symbol)
-        return f'call("{symbol}", '
+        return f'call("{DRIVERS[backend].symbol(found[1])}", '
 
     return re.sub(r"\b(cu[A-Z]\w+)\(", call, program).replace(", )", ")")
 
 
 def _case(history: History, number: int, operation: Operation, parts: Sequence[Part], exporter: int) -> str:
     on, makes = operation.on, operation.makes
-    is_hip, fd = history.backend == "hip", "(void *)(intptr_t)fd"
-    # HIP returns the pool's one descriptor each time, so it stays open until the pool is destroyed.
+    driver = DRIVERS[history.backend]
+    keeps = driver.pools_have_one_descriptor
     width = FILLS.get(operation.kind, 4)
     values = {name: getattr(operation, name) for name in Operation.__slots__} | {
         "number": number,
@@ -126,12 +111,12 @@ def _case(history: History, number: int, operation: Operation, parts: Sequence[P
         "value": int.from_bytes(unit_of(operation.stamp, width), "little"),
         "compared": _compared(on, parts),
         "device": f"device == devices[{exporter}]",
-        "asked": "int version; cuDriverGetVersion(&version); " if is_hip else "",
-        "imported": f"version < 70100000 ? (void *)&fd : {fd}" if is_hip else fd,
-        "keeps_new": f" where[{makes}] = -1;" if is_hip else "",
-        "keeps_exported": f" where[{on}] = fd;" if is_hip else "",
-        "posted": "dup(fd)" if is_hip else "fd",
-        "closes": f" close(where[{on}]);" if is_hip else "",
+        "asked": driver.asks_version,
+        "imported": driver.imported,
+        "keeps_new": f" where[{makes}] = -1;" if keeps else "",
+        "keeps_exported": f" where[{on}] = fd;" if keeps else "",
+        "posted": "dup(fd)" if keeps else "fd",
+        "closes": f" close(where[{on}]);" if keeps else "",
     }
     statements = TYPES[operation.do].c
     if not statements or operation.device:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpuipc_doctor.histories.c_drivers import DRIVERS
 from gpuipc_doctor.histories.message_layouts import BLANK, LAYOUTS
 from gpuipc_doctor.histories.message_model import Model, legal
 from gpuipc_doctor.histories.message_operations import OF_ALL, TYPES
@@ -16,26 +17,10 @@ from gpuipc_doctor.histories.message_rank import MARGIN, PAGE
 from gpuipc_doctor.histories.message_state import ANY_SOURCE, ANY_TAG, WHERE, Part, Receive
 from gpuipc_doctor.histories.message_steps import steps
 from gpuipc_doctor.histories.operations import History, Operation
+from gpuipc_doctor.vendors import SUPPORTED
 
 _TEMPLATE = Path(__file__).with_name("mpi_program.c")
 """The C program: ``@name@`` stands for parts that vary by history."""
-
-_CUDA = """
-    void *context;
-    driver("cuInit")(0);
-    driver("cuDevicePrimaryCtxRetain")(&context, 0); driver("cuCtxSetCurrent")(context);"""
-
-DRIVERS = {
-    "cuda": (
-        "libcuda.so.1",
-        "cuMemAlloc_v2",
-        "cuMemFree_v2",
-        'driver("cuMemcpy")((uint64_t)to, (uint64_t)from, nbytes)',
-        _CUDA,
-    ),
-    "hip": ("libamdhip64.so", "hipMalloc", "hipFree", 'driver("hipMemcpy")(to, from, nbytes, 4)', ""),
-}
-"""Backend → driver library, its functions that allocate, free and copy, and the initialisation."""
 
 _KINDS = list(LAYOUTS)
 
@@ -58,7 +43,7 @@ def source(history: History) -> str:
         if request.parts
     ]
     layouts = (f"{{ {one.begin}, {one.block}, {one.stride}, {one.split} }}" for one in LAYOUTS.values())
-    library, allocate, free, copy, begin = DRIVERS[history.backend]
+    driver = DRIVERS[history.backend]
     values = {
         "ranks": max(2, *history.processes),
         "things": 1 + max((operation.makes for operation in operations), default=0),
@@ -69,11 +54,11 @@ def source(history: History) -> str:
         "times": history.times,
         "steps": "\n".join(body),
         "left": "\n".join(left),
-        "library": library,
-        "allocate": allocate,
-        "free": free,
-        "copy": copy,
-        "begin": begin,
+        "library": SUPPORTED[history.backend].library,
+        "allocate": driver.allocate,
+        "free": driver.free,
+        "copy": driver.copy,
+        "begin": driver.begin,
     }
     text = _TEMPLATE.read_text(encoding="utf-8")
     for name, value in values.items():
