@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuipc_doctor.files.trust import changeable
+from gpuipc_doctor.simulator.vocabulary import PREFIXES
+from gpuipc_doctor.vendors import SUPPORTED
 
 SOURCES = Path(__file__).with_name("src")
 
@@ -48,9 +50,12 @@ class SimulatedLibrary:
 
 
 FACES = (
-    SimulatedLibrary("cuda.c", "cu", "libcuda.so.1", ("libcuda.so",)),
+    SimulatedLibrary("cuda.c", PREFIXES["cuda"], SUPPORTED["cuda"].library, ("libcuda.so",)),
     SimulatedLibrary(
-        "hip.c", "hip", "libamdhip64.so", ("libamdhip64.so.6", "libamdhip64.so.7", "libhiprtc.so")
+        "hip.c",
+        PREFIXES["hip"],
+        SUPPORTED["hip"].library,
+        ("libamdhip64.so.6", "libamdhip64.so.7", "libhiprtc.so"),
     ),
     SimulatedLibrary("nvml.c", "nvml", "libnvidia-ml.so.1", ("libnvidia-ml.so",)),
 )

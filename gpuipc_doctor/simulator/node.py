@@ -20,13 +20,13 @@ from gpuipc_doctor.files.tables import table
 from gpuipc_doctor.model import Node
 from gpuipc_doctor.simulator import fabric_programs, software
 from gpuipc_doctor.simulator.profile import FAULTS, Profile, SimulatedDevice, load
+from gpuipc_doctor.vendors import SUPPORTED
 
 NO_KERNELS = {"I_MPI_ADJUST_ALLREDUCE_OFFLOAD": "4"}
 """Variables with which MPI libraries reduce without kernels of their own, which the simulated drivers cannot
 play. Otherwise Intel MPI 2021.17 loads a binary module in MPI_Allreduce from 32 KiB on, and crashes if that
 fails; 4 copies through the host."""
 
-_PCI_VENDOR = {"cuda": "0x10de", "hip": "0x1002"}
 _PCI_CLASS = {"cuda": "0x030200", "hip": "0x038000"}  # a 3D controller: a display controller without a port
 
 
@@ -189,7 +189,7 @@ def claimed_files(profile: Profile) -> dict[str, str]:
     if "rocm" in versions:
         files["/opt/rocm/.info/version"] = f"{versions['rocm']}\n"
     for device in profile.devices:
-        files[f"/sys/bus/pci/devices/{device.pci}/vendor"] = f"{_PCI_VENDOR[device.backend]}\n"
+        files[f"/sys/bus/pci/devices/{device.pci}/vendor"] = f"{SUPPORTED[device.backend].pci}\n"
         files[f"/sys/bus/pci/devices/{device.pci}/class"] = f"{_PCI_CLASS[device.backend]}\n"
         if device.backend == "hip":
             files[f"/sys/bus/pci/devices/{device.pci}/product_name"] = f"{device.name}\n"

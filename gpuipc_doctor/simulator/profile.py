@@ -22,6 +22,7 @@ from gpuipc_doctor.files.tables import table
 from gpuipc_doctor.files.yamlfile import BadFile, Document, Mistake, read
 from gpuipc_doctor.model import Json, MemoryShare, Status
 from gpuipc_doctor.simulator import vocabulary
+from gpuipc_doctor.vendors import SUPPORTED
 
 PROFILES = Path(__file__).with_name("profiles")
 SCHEMA = Path(__file__).with_name("profile.schema.json")
@@ -248,7 +249,7 @@ class _Reader:
         self._mistakes.append(document.mistake(text, *keys))
 
     def _devices(self, profile: str) -> Iterator[SimulatedDevice]:
-        indices = {"cuda": 0, "hip": 0}
+        indices = dict.fromkeys(SUPPORTED, 0)
         position = 0
         for number, entry in enumerate(self._data.get("devices", [])):
             backend = entry["backend"]
@@ -281,7 +282,7 @@ class _Reader:
 
     def _peers(self, devices: tuple[SimulatedDevice, ...]) -> Iterator[tuple[str, int, int]]:
         """(backend, device, its peer): all pairs of a backend's devices, unless the profile states them."""
-        for backend in ("cuda", "hip"):
+        for backend in SUPPORTED:
             count = sum(device.backend == backend for device in devices)
             stated = self._data.get("peers", {}).get(backend, "all")
             every = [[a, b] for a in range(count) for b in range(count) if a != b]

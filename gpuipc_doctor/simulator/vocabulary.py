@@ -1,6 +1,6 @@
 """Names shared by profiles and simulated drivers, from the tables used to build the drivers.
 
-A call has one name for both vendors: ``ipc-open`` is ``cuIpcOpenMemHandle`` and ``hipIpcOpenMemHandle``. An
+A call has one name for all vendors: ``ipc-open`` is ``cuIpcOpenMemHandle`` and ``hipIpcOpenMemHandle``. An
 error also has one name: ``INVALID_HANDLE`` is ``CUDA_ERROR_INVALID_HANDLE`` and ``hipErrorInvalidHandle``.
 """
 
@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 
 _SOURCES = Path(__file__).with_name("src")
-_PREFIXES = {"cuda": "cu", "hip": "hip"}
+PREFIXES = {"cuda": "cu", "hip": "hip"}
+"""Backend → prefix of its symbols in ``calls.table``, in the order of the columns of ``errors.def``."""
 
 
 @cache
@@ -27,7 +28,7 @@ def calls() -> Mapping[str, Mapping[str, str]]:
         elif line.startswith(" "):
             for symbol in line.split():
                 name = re.sub(r"(_v\d+)?(@.*)?$", "", symbol)
-                for backend, prefix in _PREFIXES.items():
+                for backend, prefix in PREFIXES.items():
                     if name.startswith(prefix):
                         names[call].setdefault(backend, name)
     return names
@@ -35,15 +36,19 @@ def calls() -> Mapping[str, Mapping[str, str]]:
 
 @cache
 def errors() -> Mapping[str, tuple[int, Mapping[str, str]]]:
-    """Error → (code, backend → the driver's name). Both vendors use the same codes, HIP not all of them.
+    """Error → (code, backend → the driver's name). All vendors use CUDA's codes, HIP not all of them.
 
     The key is CUDA's name without its common prefix: ``INVALID_HANDLE``.
     """
     text = (_SOURCES / "errors.def").read_text()
-    rows = re.findall(r'^ERROR\(\w+, (\d+), "(\w+)", (?:"(\w+)"|NULL),', text, re.M)
+    rows = re.findall(r'^ERROR\(\w+, (\d+), "[^"]*",\s+("\w+".*)\)$', text, re.M)
+    columns = ((code, re.findall(r'"(\w+)"|NULL', names)) for code, names in rows)
     return {
-        cuda.removeprefix("CUDA_ERROR_"): (int(code), {"cuda": cuda} | ({"hip": hip} if hip else {}))
-        for code, cuda, hip in rows
+        names[0].removeprefix("CUDA_ERROR_"): (
+            int(code),
+            {backend: name for backend, name in zip(PREFIXES, names, strict=False) if name},
+        )
+        for code, names in columns
     }
 
 

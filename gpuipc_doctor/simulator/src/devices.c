@@ -296,9 +296,9 @@ int sim_can_access_peer(int *yes, int device, int peer)
 
 static const struct {
     int code;
-    const char *name[2], *text;
+    const char *text, *name[BACKENDS];
 } errors[] = {
-#define ERROR(constant, number, cuda, hip, text) {number, {cuda, hip}, text},
+#define ERROR(constant, number, text, ...) {number, text, {__VA_ARGS__}},
 #include "errors.def"
 #undef ERROR
 };

@@ -14,12 +14,12 @@
 #define EXPORT __attribute__((visibility("default")))
 
 enum error {
-#define ERROR(constant, number, cuda, hip, text) constant = number,
+#define ERROR(constant, number, ...) constant = number,
 #include "errors.def"
 #undef ERROR
 };
 
-enum backend { CUDA, HIP };
+enum backend { CUDA, HIP, BACKENDS };
 
 /* 64 bytes, by value, as both vendors pass it. ipc.c says what the words mean. */
 struct ipc_handle {
