@@ -64,6 +64,10 @@ class Process:
     """How often the main thread has gone to sleep so far; None if unknown."""
     transferred: int | None = None
     """Bytes that the main thread has read and written so far."""
+    io: int | None = None
+    """The same of all threads, and of the children for which the process has waited."""
+    children_s: float = 0.0
+    """Processor seconds of the children for which the process has waited."""
     carried: dict[int, int] = field(default_factory=dict)
     """Inode of an open TCP socket → bytes that it has sent and received."""
     nodes: str = ""

@@ -39,6 +39,10 @@ _NOISE_THREADS = re.compile(
 """Names of threads that libraries start for themselves."""
 
 MOST_PLACES, HALF = 3, 0.5
+FEWEST_SAMPLES = 8
+_EVALUATES = "_PyEval_EvalFrame"
+"""Begin of the function in which Python's interpreter runs a function of the program."""
+
 MUCH_BYTES = 1 << 20
 """If a main thread reads and writes more bytes than this over all snapshots, it makes progress."""
 
@@ -47,6 +51,10 @@ MOST_THREADS = 3
 
 VFORK_WAITS = ("kernel_clone", "_do_fork", "wait_for_vfork_done")
 """Kernel functions in which the parent of a vfork() waits, in state D but killable (Linux, kernel/fork.c)."""
+
+SOCKET_READS = ("wait_woken", "sk_wait_data", "unix_stream_data_wait", "__skb_wait_for_more_packets")
+"""Kernel functions in which a read from a network socket sleeps (Linux, net/core/sock.c,
+net/unix/af_unix.c)."""
 
 _FUSE_WAIT = "request_wait_answer"
 """Kernel function in which a thread waits for a FUSE server, in state S until a signal comes (Linux,
@@ -117,13 +125,26 @@ class ProcessFacts:
         """Why a thread that reads or writes counts as making progress; empty if no bytes move."""
         if thread is None:
             return ""
-        counts = [each.transferred for each in self.snapshots if each.transferred is not None]
+        is_main = thread.tid == self.last.pid
+        read = [each.transferred if is_main else each.io for each in self.snapshots]
+        counts = [count for count in read if count is not None]
         moved = counts[-1] - counts[0] if counts else 0
         if moved >= MUCH_BYTES:
             return f"reads and writes: {moved / 2**20:.1f} MiB between first and last snapshot"
         waits_for_data = thread.state == "D" or thread.wchan.endswith(("pipe_read", "pipe_write"))
         says = f"reads and writes {moved} bytes between first and last snapshot"
         return says if moved and waits_for_data else ""
+
+    @property
+    def receives(self) -> str:
+        """Evidence that the socket from which the main thread reads delivers; empty if there is none.
+
+        Such a read wakes up for data only: one with a time limit sleeps in poll().
+        """
+        counts = [each.switches for each in self.snapshots if each.switches is not None]
+        woken = counts[-1] - counts[0] if counts else 0
+        in_read = all(each.main and each.main.wchan in SOCKET_READS for each in self.snapshots)
+        return f"its read from a socket woke up {woken} times" if woken > 1 and in_read else ""
 
     @cached_property
     def moves(self) -> str:
@@ -262,10 +283,18 @@ class ProcessFacts:
     def computing(self) -> list[str]:
         """The places of libraries in which Python's main thread computes, if they change.
 
-        The interpreter's own places change in an endless loop as well, and are left out.
+        The interpreter's own places change in an endless loop as well. They count if all of many samples are
+        within one call, such as that of a sort: a loop is seen between its calls, too.
         """
-        called = [self._called(stack) for stack in self.native(self.last.pid)] if self.pythons else []
+        stacks = self.native(self.last.pid) if self.pythons else []
+        called = [self._called(stack) for stack in stacks]
         places = [frames for frames in called if frames and not is_of_library(frames[-1])]
+        inside = [[*takewhile(lambda frame: not frame.startswith(_EVALUATES), stack)] for stack in stacks]
+        outer = {
+            own[-1] if 0 < len(own) < len(stack) else "[" for own, stack in zip(inside, stacks, strict=True)
+        }
+        if len(stacks) >= FEWEST_SAMPLES and len(outer) == 1 and not min(outer).startswith("["):
+            places += inside
         inner = dict.fromkeys(" < ".join(frames) for frames in places)
         return [*inner] if len(inner) > 1 else []
 

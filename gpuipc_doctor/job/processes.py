@@ -57,6 +57,8 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
             descriptors=None if (descriptors := reader.names("fd")) is None else len(descriptors),
             switches=_switches(reader.text(f"task/{pid}/status")),
             transferred=_transferred(reader.text(f"task/{pid}/io")),
+            io=_transferred(reader.text("io")),
+            children_s=stat.children_s,
             nodes=_nodes(reader.text("cmdline"), environ),
             refused=reader.refused,
         )
@@ -93,9 +95,10 @@ def _switches(text: str) -> int | None:
 
 
 def _transferred(text: str) -> int | None:
-    """Bytes moved by read(2) and write(2), pipes and terminals included (``io``, proc(5))."""
-    counts = re.findall(r"^[rw]char: ([0-9]+)$", text, re.MULTILINE)
-    return sum(map(int, counts)) if len(counts) == 2 else None
+    """Bytes moved by read(2) and write(2), pipes and terminals included, and again those that reached a disk,
+    which also rise during one long write and by page faults (``io``, proc(5))."""
+    counts = re.findall(r"^(?:[rw]char|(?:read|write)_bytes): ([0-9]+)$", text, re.MULTILINE)
+    return sum(map(int, counts)) if len(counts) == 4 else None
 
 
 def _nodes(command: str, environ: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from gpuipc_doctor.collective.judge import Judgement
 from gpuipc_doctor.collective.judge import judge as judge_collectives
 from gpuipc_doctor.job.document import Cause, Verdict
 from gpuipc_doctor.job.gpu_waits import Evidence
-from gpuipc_doctor.job.process_facts import STILL
+from gpuipc_doctor.job.process_facts import SOCKET_READS, STILL
 from gpuipc_doctor.job.waits import Activity, Kind, is_poll
 
 _FOR_PARTNERS = (Kind.RECEIVES, Kind.SENDS, Kind.PROGRESSES)
@@ -19,15 +19,6 @@ _FOR_PARTNERS = (Kind.RECEIVES, Kind.SENDS, Kind.PROGRESSES)
 not among them: it waits for the ranks that make progress."""
 
 _IN_COLLECTIVES = (Kind.COLLECTIVE, Kind.STARTS, Kind.ENDS, Kind.JOINS)
-
-_AT_SOCKET = (
-    ("wait_woken",),
-    ("sk_wait_data",),
-    ("unix_stream_data_wait",),
-    ("__skb_wait_for_more_packets",),
-)
-"""Kernel functions in which a read from a network socket sleeps (Linux, net/core/sock.c,
-net/unix/af_unix.c)."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +104,7 @@ class RankFacts:
     def at_socket(self) -> list[int]:
         """Ranks that sleep in a read from a network socket."""
         asleep = self.doing(Kind.SLEEPS)
-        return [rank for rank in asleep if self.activities[rank].path[-1:] in _AT_SOCKET]
+        return [rank for rank in asleep if {*self.activities[rank].path[-1:]} & {*SOCKET_READS}]
 
     @property
     def all_asleep(self) -> bool:

@@ -88,10 +88,9 @@ class Watcher:
             for process in seen
         ]
         if chosen and (carried := sockets.carried_bytes()):
-            own = {each.pid: sockets.sockets_of(each.pid) & carried.keys() for each in ranks}
+            own = {each.pid: sockets.sockets_of(each.pid) & carried.keys() for each in seen}
             seen = [
-                replace(each, carried={inode: carried[inode] for inode in own.get(each.pid, ())})
-                for each in seen
+                replace(each, carried={inode: carried[inode] for inode in own[each.pid]}) for each in seen
             ]
         if self.stops:
             seen = [_stopped(process) if process.pid in chosen else process for process in seen]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from gpuipc_doctor.job.document import Process, Snapshot
@@ -18,7 +18,7 @@ FEWEST = 3
 """Snapshots in which a thread must be ready to run."""
 
 BYTES_PER_S = 64 << 10
-"""Bytes a second through TCP connections, beyond those of the waiting ranks."""
+"""Bytes a second through TCP connections, or read and written, beyond those of the waiting ranks."""
 
 
 def find_work(
@@ -31,46 +31,78 @@ def find_work(
     ``ranks``: the process of each rank in each snapshot. The processor time of the main thread itself is no
     work: an endless loop uses it, too.
     """
-    waiting = [rank for rank, activity in activities.items() if activity.kind.waits]
     pids = {processes[-1].pid for processes in ranks.values() if processes}
-    shares = {rank: _shares(snapshots, processes, pids) for rank, processes in ranks.items() if processes}
-    speeds = {rank: _bytes_per_s(snapshots, processes) for rank, processes in ranks.items() if processes}
-    usual_share = max((sum(shares[rank].values()) for rank in waiting if rank in shares), default=0.0)
-    usual_speed = max((speeds[rank] for rank in waiting if rank in speeds), default=0.0)
+    seconds = max(snapshots[-1].at - snapshots[0].at, 1.0)
+    families = {
+        rank: [_family(own[-1].pid, each.processes, pids) for each in snapshots]
+        for rank, own in ranks.items()
+        if own
+    }
+    shares = {rank: _shares(family, seconds) for rank, family in families.items()}
+    figures = {
+        rank: (
+            sum(shares[rank].values()),
+            _carried(family) / seconds,
+            _grown(family, lambda process: process.io or 0) / seconds,
+        )
+        for rank, family in families.items()
+    }
+    waiting = [figures[rank] for rank in figures if activities[rank].kind.waits]
+    usual = [max(column) for column in zip(*waiting, strict=True)] or [0.0] * 3
     found = {}
-    for rank in shares:
+    for rank, (share, carried, moved) in figures.items():
         if not activities[rank].kind.is_outside:
             continue
-        if sum(shares[rank].values()) > usual_share + SHARE:
+        facts = ProcessFacts(ranks[rank])
+        if share > usual[0] + SHARE:
             busiest = max(shares[rank], key=shares[rank].__getitem__)
-            found[rank] = f"{busiest} uses {sum(shares[rank].values()):.0%} of a processor"
-        elif speeds[rank] > usual_speed + BYTES_PER_S:
-            found[rank] = f"its connections carry {speeds[rank] / 2**20:.1f} MiB a second"
-        elif activities[rank].kind is Kind.COMPUTES and (places := ProcessFacts(ranks[rank]).computing):
+            found[rank] = f"{busiest} uses {share:.0%} of a processor"
+        elif carried > usual[1] + BYTES_PER_S:
+            found[rank] = f"its connections carry {carried / 2**20:.1f} MiB a second"
+        elif moved > usual[2] + BYTES_PER_S:
+            found[rank] = f"it and its children read and write {moved / 2**20:.1f} MiB a second"
+        elif activities[rank].kind is Kind.COMPUTES and (places := facts.computing):
             found[rank] = f"computes in {places[0]}, then in {places[1]}"
+        elif facts.receives:
+            found[rank] = facts.receives
     return found
 
 
-def _shares(snapshots: Sequence[Snapshot], rank: Sequence[Process], pids: Iterable[int]) -> dict[str, float]:
+Family = Sequence[Sequence[Process]]
+"""A rank's process and those below it, in each snapshot."""
+
+
+def _shares(family: Family, seconds: float) -> dict[str, float]:
     """Thread or helper of a rank → its mean processor share, without that of the main thread.
 
-    A thread that is ready to run in every snapshot counts whole: on a busy node, it may get no processor.
+    A thread that is ready to run in every snapshot counts whole: on a busy node, it may get no processor. So
+    do short-lived children of which one is ready in every snapshot.
     """
-    pid, others = rank[-1].pid, {*pids} - {rank[-1].pid}
-    seen: dict[tuple[str, int], list[Thread]] = {}
-    for snapshot in snapshots[1:]:
-        for process in _family(pid, snapshot.processes, others):
-            helper = f"{process.program} ({process.pid})"
+    lasting = set.intersection(*({process.pid for process in look} for look in family))
+    seen: dict[tuple[str, int], list[list[Thread]]] = {}
+    for number, look in enumerate(family[1:]):
+        for process in look:
+            own = process is look[0]
+            helper = f"{process.program} ({process.pid})" if process.pid in lasting else process.program
             for thread in process.threads:
-                if process.pid != pid or thread.tid != pid:
-                    own = f"thread {thread.name}" if process.pid == pid else helper
-                    seen.setdefault((own, thread.tid), []).append(thread)
+                if not own or thread.tid != process.pid:
+                    key = f"thread {thread.name}" if own else helper, thread.tid * (process.pid in lasting)
+                    seen.setdefault(key, [[] for _ in family[1:]])[number].append(thread)
     shares: dict[str, float] = {}
-    for (own, _), threads in seen.items():
-        is_ready = len(threads) >= FEWEST and all(thread.state == "R" for thread in threads)
-        mean = sum(thread.busy for thread in threads) / (len(snapshots) - 1)
-        shares[own] = shares.get(own, 0.0) + (1.0 if is_ready else mean)
-    return shares
+    for (own_name, _), looks in seen.items():
+        is_ready = len(looks) >= FEWEST and all(any(each.state == "R" for each in look) for look in looks)
+        mean = sum(each.busy for look in looks for each in look) / len(looks)
+        shares[own_name] = shares.get(own_name, 0.0) + (1.0 if is_ready else mean)
+    ended = _grown(family, lambda process: process.children_s) / seconds
+    return {**shares, "the sum of its short-lived children": ended} if ended > 0 else shares
+
+
+def _grown(family: Family, count: Callable[[Process], float]) -> float:
+    """By how much a count of the processes of a family rose while they were seen."""
+    seen: dict[int, list[float]] = {}
+    for process in (process for look in family for process in look):
+        seen.setdefault(process.pid, []).append(count(process))
+    return sum(max(0.0, counts[-1] - counts[0]) for counts in seen.values())
 
 
 def _family(pid: int, processes: Sequence[Process], others: set[int]) -> list[Process]:
@@ -84,10 +116,11 @@ def _family(pid: int, processes: Sequence[Process], others: set[int]) -> list[Pr
     return found
 
 
-def _bytes_per_s(snapshots: Sequence[Snapshot], rank: Sequence[Process]) -> float:
-    """Bytes a second of the connections that a rank had in two snapshots in succession."""
-    carried = 0
-    for earlier, later in pairwise(rank):
-        both = earlier.carried.keys() & later.carried.keys()
-        carried += sum(max(0, later.carried[inode] - earlier.carried[inode]) for inode in both)
-    return carried / max(snapshots[-1].at - snapshots[0].at, 1.0)
+def _carried(family: Family) -> float:
+    """Bytes of the connections that a family had in two snapshots in succession."""
+    looks = [{inode: sent for process in look for inode, sent in process.carried.items()} for look in family]
+    return sum(
+        max(0, later[inode] - earlier[inode])
+        for earlier, later in pairwise(looks)
+        for inode in earlier.keys() & later.keys()
+    )

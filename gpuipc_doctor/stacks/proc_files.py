@@ -100,6 +100,7 @@ class Stat:
         numbers = [int(field) for field in found[3].split()] if found else [0] * _FIELDS
         self.parent = numbers[0]
         self.used_s = (numbers[10] + numbers[11]) * _TICK_S
+        self.children_s = (numbers[12] + numbers[13]) * _TICK_S
         self.started_ticks = numbers[18]
         self.stack_begin = numbers[24]
         """Highest address of the main thread's stack, from which it grows down; 0 if hidden."""

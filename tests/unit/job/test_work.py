@@ -124,10 +124,81 @@ UFUNC = ("outer (_umath.cpython-311.so)",)
 def test_library_in_which_python_goes_on_is_work_and_the_interpreter_is_not(
     places: tuple[Stack, ...], cause: Cause
 ) -> None:
-    interpreter = ("_PyEval_EvalFrameDefault (python3.11)", "main (python3.11)")
-    stacks = [(*place, *interpreter) for place in places]
+    stacks = [(*place, *INTERPRETER) for place in places]
     late = [process(1, thread(20, stack, busy=1.0), python=PYTHON) for stack in stacks]
     assert examined(*[(waiting(), look) for look in late]).verdict.cause is cause
+
+
+INTERPRETER = ("_PyEval_EvalFrameDefault (python3.11)", "main (python3.11)")
+COLLECTS = ("gc_collect (python3.11)", "PyObject_Vectorcall (python3.11)")
+
+
+@pytest.mark.parametrize(
+    ("inner", "seldom", "cause"),
+    [
+        ((("visit_decref (python3.11)", *COLLECTS), COLLECTS), COLLECTS, Cause.UNKNOWN),
+        ((("visit_decref (python3.11)", *COLLECTS), COLLECTS), (), Cause.HOST_LATE),  # between two calls
+        ((("list_sort (python3.11)", "[python3.11]"), ("[python3.11]",)), ("[python3.11]",), Cause.HOST_LATE),
+        ((COLLECTS, COLLECTS), COLLECTS, Cause.HOST_LATE),
+        ((("long_add (python3.11)",), ("long_mod (python3.11)",)), (), Cause.HOST_LATE),
+    ],
+)
+def test_one_long_call_of_the_interpreter_is_work_and_a_loop_is_not(
+    inner: tuple[Stack, Stack], seldom: Stack, cause: Cause
+) -> None:
+    stacks = [(*inner[n % 2], *INTERPRETER) for n in range(8)] + [(*seldom, *INTERPRETER)]
+    late = [process(1, thread(20, stack, busy=1.0), python=PYTHON) for stack in stacks]
+    assert examined(*[(waiting(), look) for look in late]).verdict.cause is cause
+
+
+def test_short_lived_children_are_work() -> None:
+    """They are seen once each, or not at all: the kernel counts their time when their parent waits."""
+
+    def looks(children_s: float, state: str) -> list[tuple[Process, ...]]:
+        rank = process(1, thread(20, SLEEPS))
+        child = process(None, thread(100, name="cc1"), parent=20)
+        return [
+            (
+                waiting(),
+                replace(rank, children_s=children_s * n),
+                replace(child, pid=100 + n, threads=(replace(child.threads[0], tid=100 + n, state=state),)),
+            )
+            for n in range(4)
+        ]
+
+    assert examined(*looks(0.5, "S")).verdict.cause is Cause.UNKNOWN
+    assert examined(*looks(0.02, "R")).verdict.cause is Cause.UNKNOWN
+    assert examined(*looks(0.02, "S")).verdict.cause is Cause.HOST_LATE
+
+
+@pytest.mark.parametrize("who", ["rank", "child"])
+@pytest.mark.parametrize(
+    ("io", "carried", "cause"),
+    [(1 << 20, 0, Cause.UNKNOWN), (0, 1 << 20, Cause.UNKNOWN), (4096, 4096, Cause.HOST_LATE)],
+)
+def test_bytes_of_threads_and_children_are_work(who: str, io: int, carried: int, cause: Cause) -> None:
+    def look(n: int) -> tuple[Process, ...]:
+        more = {"io": n * io, "carried": {7: n * carried}}
+        own, childs = (more, {}) if who == "rank" else ({}, more)
+        child = process(None, thread(30, name="curl"), parent=20, **childs)
+        return waiting(), process(1, thread(20, SLEEPS), **own), child
+
+    assert examined(*map(look, range(4))).verdict.cause is cause
+
+
+@pytest.mark.parametrize(
+    ("wchan", "wakes", "cause"),
+    [
+        ("unix_stream_data_wait", 4, Cause.UNKNOWN),
+        ("unix_stream_data_wait", 0, Cause.HOST_LATE),
+        ("hrtimer_nanosleep", 4, Cause.HOST_LATE),
+        ("do_poll", 4, Cause.HOST_LATE),
+    ],
+)
+def test_socket_that_wakes_its_reader_delivers(wchan: str, wakes: int, cause: Cause) -> None:
+    late = process(1, replace(thread(20, SLEEPS), wchan=wchan))
+    looks = [(waiting(), replace(late, switches=n * wakes)) for n in range(4)]
+    assert examined(*looks).verdict.cause is cause
 
 
 def test_bytes_of_a_connection_are_those_that_it_carried() -> None:
@@ -150,3 +221,10 @@ def test_bytes_of_a_connection_are_those_that_it_carried() -> None:
 @pytest.mark.parametrize("answer", [b"", b"\x10", b"\x00" * 64, b"\xff" * 200])
 def test_damaged_answer_of_the_kernel_has_no_counts(answer: bytes) -> None:
     assert [*counts(answer)] == []
+
+
+@pytest.mark.parametrize(("io", "cause"), [(1 << 16, Cause.RUNS), (0, Cause.KERNEL)])
+def test_thread_in_state_d_that_writes_a_checkpoint_is_not_stuck(io: int, cause: Cause) -> None:
+    writes = Thread(tid=21, name="save", state="D", wchan="folio_wait_bit")
+    looks = [(waiting(), process(1, thread(20, SLEEPS), writes, io=n * io)) for n in range(4)]
+    assert examined(*looks).verdict.cause is cause
