@@ -66,6 +66,8 @@ class Process:
     """Bytes that the main thread has read and written so far."""
     io: int | None = None
     """The same of all threads, and of the children for which the process has waited."""
+    resident: int = 0
+    """Bytes of memory in use; 0 if unknown."""
     children_s: float = 0.0
     """Processor seconds of the children for which the process has waited."""
     carried: dict[int, int] = field(default_factory=dict)

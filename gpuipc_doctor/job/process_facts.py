@@ -39,10 +39,6 @@ _NOISE_THREADS = re.compile(
 """Names of threads that libraries start for themselves."""
 
 MOST_PLACES, HALF = 3, 0.5
-FEWEST_SAMPLES = 8
-_EVALUATES = "_PyEval_EvalFrame"
-"""Begin of the function in which Python's interpreter runs a function of the program."""
-
 MUCH_BYTES = 1 << 20
 """If a main thread reads and writes more bytes than this over all snapshots, it makes progress."""
 
@@ -52,7 +48,14 @@ MOST_THREADS = 3
 VFORK_WAITS = ("kernel_clone", "_do_fork", "wait_for_vfork_done")
 """Kernel functions in which the parent of a vfork() waits, in state D but killable (Linux, kernel/fork.c)."""
 
-SOCKET_READS = ("wait_woken", "sk_wait_data", "unix_stream_data_wait", "__skb_wait_for_more_packets")
+SOCKET_READS = (
+    "wait_woken",
+    "sk_wait_data",
+    "tcp_recvmsg_locked",
+    "unix_stream_data_wait",
+    "unix_stream_read_generic",
+    "__skb_wait_for_more_packets",
+)
 """Kernel functions in which a read from a network socket sleeps (Linux, net/core/sock.c,
 net/unix/af_unix.c)."""
 
@@ -134,17 +137,6 @@ class ProcessFacts:
         waits_for_data = thread.state == "D" or thread.wchan.endswith(("pipe_read", "pipe_write"))
         says = f"reads and writes {moved} bytes between first and last snapshot"
         return says if moved and waits_for_data else ""
-
-    @property
-    def receives(self) -> str:
-        """Evidence that the socket from which the main thread reads delivers; empty if there is none.
-
-        Such a read wakes up for data only: one with a time limit sleeps in poll().
-        """
-        counts = [each.switches for each in self.snapshots if each.switches is not None]
-        woken = counts[-1] - counts[0] if counts else 0
-        in_read = all(each.main and each.main.wchan in SOCKET_READS for each in self.snapshots)
-        return f"its read from a socket woke up {woken} times" if woken > 1 and in_read else ""
 
     @cached_property
     def moves(self) -> str:
@@ -264,7 +256,7 @@ class ProcessFacts:
             return [*dict.fromkeys(stack[0].partition(" (")[0] for stack in python)]
         stacks = self.native(self.last.pid)
         if python:
-            called = (self._called(stack) for stack in stacks)
+            called = (self.called(stack) for stack in stacks)
             inner = (stack[-1] for stack in called if stack and not is_of_library(stack[-1]))
         else:
             inner = (next((frame for frame in stack if not is_shared(frame)), "[") for stack in stacks)
@@ -275,28 +267,9 @@ class ProcessFacts:
         return [*names, f"recursion at {len(depths)} depths"] if len(depths) > 1 < max(depths) else names
 
     @staticmethod
-    def _called(stack: Stack) -> list[str]:
+    def called(stack: Stack) -> list[str]:
         """The frames below Python's interpreter."""
         return [*takewhile(lambda frame: not is_of_interpreter(frame), stack)]
-
-    @cached_property
-    def computing(self) -> list[str]:
-        """The places of libraries in which Python's main thread computes, if they change.
-
-        The interpreter's own places change in an endless loop as well. They count if all of many samples are
-        within one call, such as that of a sort: a loop is seen between its calls, too.
-        """
-        stacks = self.native(self.last.pid) if self.pythons else []
-        called = [self._called(stack) for stack in stacks]
-        places = [frames for frames in called if frames and not is_of_library(frames[-1])]
-        inside = [[*takewhile(lambda frame: not frame.startswith(_EVALUATES), stack)] for stack in stacks]
-        outer = {
-            own[-1] if 0 < len(own) < len(stack) else "[" for own, stack in zip(inside, stacks, strict=True)
-        }
-        if len(stacks) >= FEWEST_SAMPLES and len(outer) == 1 and not min(outer).startswith("["):
-            places += inside
-        inner = dict.fromkeys(" < ".join(frames) for frames in places)
-        return [*inner] if len(inner) > 1 else []
 
     # -- Python's stack, and the operation of PyTorch in it -----------------------------------------------
 
@@ -380,7 +353,7 @@ class ProcessFacts:
             return ()
         python = self.python if thread.tid == self.last.pid else ()
         native = [frame for frame in _common(self.samples(thread.tid)) if not is_wrapper(frame)]
-        shown = self._called(tuple(native)) if python else native
+        shown = self.called(tuple(native)) if python else native
         named = dropwhile(lambda frame: frame.startswith("["), shown)
         kernel = thread.kernel[:1] if thread.state != "R" else ()
         return (*reversed(python), *reversed(list(named)), *kernel)

@@ -58,6 +58,7 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
             switches=_switches(reader.text(f"task/{pid}/status")),
             transferred=_transferred(reader.text(f"task/{pid}/io")),
             io=_transferred(reader.text("io")),
+            resident=stat.resident,
             children_s=stat.children_s,
             nodes=_nodes(reader.text("cmdline"), environ),
             refused=reader.refused,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from gpuipc_doctor.job.document import Process, Snapshot
-from gpuipc_doctor.job.process_facts import ProcessFacts
-from gpuipc_doctor.job.waits import Activity, Kind
+from gpuipc_doctor.job.process_facts import MUCH_BYTES, SOCKET_READS, ProcessFacts
+from gpuipc_doctor.job.waits import Activity, Kind, is_of_library
 from gpuipc_doctor.stacks.thread import Thread
 
 SHARE = 0.1
 """Processors that threads and helpers must use beyond those of the waiting ranks, whose heartbeats, watchdogs
 and idle loaders also wake up."""
+
+FEWEST_SAMPLES = 8
+_EVALUATES = "_PyEval_EvalFrame"
+"""Begin of the function in which Python's interpreter runs a function of the program."""
 
 FEWEST = 3
 """Snapshots in which a thread must be ready to run."""
@@ -43,7 +47,7 @@ def find_work(
         rank: (
             sum(shares[rank].values()),
             _carried(family) / seconds,
-            _grown(family, lambda process: process.io or 0) / seconds,
+            _grown(family, lambda process: process.io) / seconds,
         )
         for rank, family in families.items()
     }
@@ -61,10 +65,10 @@ def find_work(
             found[rank] = f"its connections carry {carried / 2**20:.1f} MiB a second"
         elif moved > usual[2] + BYTES_PER_S:
             found[rank] = f"it and its children read and write {moved / 2**20:.1f} MiB a second"
-        elif activities[rank].kind is Kind.COMPUTES and (places := facts.computing):
+        elif activities[rank].kind is Kind.COMPUTES and (places := _computing(facts)):
             found[rank] = f"computes in {places[0]}, then in {places[1]}"
-        elif facts.receives:
-            found[rank] = facts.receives
+        elif why := _receives(facts) or _fills(facts):
+            found[rank] = why
     return found
 
 
@@ -97,11 +101,12 @@ def _shares(family: Family, seconds: float) -> dict[str, float]:
     return {**shares, "the sum of its short-lived children": ended} if ended > 0 else shares
 
 
-def _grown(family: Family, count: Callable[[Process], float]) -> float:
+def _grown(family: Family, count: Callable[[Process], float | None]) -> float:
     """By how much a count of the processes of a family rose while they were seen."""
     seen: dict[int, list[float]] = {}
     for process in (process for look in family for process in look):
-        seen.setdefault(process.pid, []).append(count(process))
+        if (known := count(process)) is not None:
+            seen.setdefault(process.pid, []).append(known)
     return sum(max(0.0, counts[-1] - counts[0]) for counts in seen.values())
 
 
@@ -124,3 +129,41 @@ def _carried(family: Family) -> float:
         for earlier, later in pairwise(looks)
         for inode in earlier.keys() & later.keys()
     )
+
+
+def _receives(facts: ProcessFacts) -> str:
+    """Evidence that the socket from which the main thread reads delivers; empty if there is none.
+
+    Such a read wakes up for data only: one with a time limit sleeps in poll().
+    """
+    counts = [each.switches for each in facts.snapshots if each.switches is not None]
+    woken = counts[-1] - counts[0] if counts else 0
+    in_read = all(each.main and each.main.wchan in SOCKET_READS for each in facts.snapshots)
+    return f"its read from a socket woke up {woken} times" if woken > 1 and in_read else ""
+
+
+def _fills(facts: ProcessFacts) -> str:
+    """Evidence that the process fills memory, as one that loads a file does; empty if there is none.
+
+    An endless loop that frees what it allocates has a few sizes in turn.
+    """
+    steps = [later.resident - earlier.resident for earlier, later in pairwise(facts.snapshots)]
+    grows = sum(steps) >= MUCH_BYTES and min(steps) >= 0 and sum(step > 0 for step in steps) > 1
+    return f"its memory grew by {sum(steps) / 2**20:.0f} MiB" if grows else ""
+
+
+def _computing(facts: ProcessFacts) -> list[str]:
+    """The places of libraries in which Python's main thread computes, if they change.
+
+    The interpreter's own places change in an endless loop as well. They count if all of many samples are
+    within one call, such as that of a sort: a loop is seen between its calls, too.
+    """
+    stacks = facts.native(facts.last.pid) if facts.pythons else []
+    called = [facts.called(stack) for stack in stacks]
+    places = [frames for frames in called if frames and not is_of_library(frames[-1])]
+    inside = [[*takewhile(lambda frame: not frame.startswith(_EVALUATES), stack)] for stack in stacks]
+    outer = {own[-1] if 0 < len(own) < len(stack) else "[" for own, stack in zip(inside, stacks, strict=True)}
+    if len(stacks) >= FEWEST_SAMPLES and len(outer) == 1 and not min(outer).startswith("["):
+        places += inside
+    inner = dict.fromkeys(" < ".join(frames) for frames in places)
+    return [*inner] if len(inner) > 1 else []

@@ -24,6 +24,7 @@ RANK_VARIABLES = (
 )
 """Variables in which launchers pass the rank: PRRTE, Hydra, Open MPI, MVAPICH, Slurm, Flux."""
 
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _LARGEST = 32 << 20
 """Maximum bytes read from one file of ``/proc``: a process may have 65,530 mappings, each with a path."""
@@ -102,5 +103,6 @@ class Stat:
         self.used_s = (numbers[10] + numbers[11]) * _TICK_S
         self.children_s = (numbers[12] + numbers[13]) * _TICK_S
         self.started_ticks = numbers[18]
+        self.resident = numbers[20] * _PAGE
         self.stack_begin = numbers[24]
         """Highest address of the main thread's stack, from which it grows down; 0 if hidden."""

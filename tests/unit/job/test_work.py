@@ -228,3 +228,18 @@ def test_thread_in_state_d_that_writes_a_checkpoint_is_not_stuck(io: int, cause:
     writes = Thread(tid=21, name="save", state="D", wchan="folio_wait_bit")
     looks = [(waiting(), process(1, thread(20, SLEEPS), writes, io=n * io)) for n in range(4)]
     assert examined(*looks).verdict.cause is cause
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cause"),
+    [
+        ((0, 40, 80, 90), Cause.UNKNOWN),
+        ((0, 40, 40, 80), Cause.UNKNOWN),
+        ((0, 40, 0, 40), Cause.HOST_LATE),
+        ((0, 40, 40, 40), Cause.HOST_LATE),
+        ((7, 7, 7, 7), Cause.HOST_LATE),
+    ],
+)
+def test_memory_that_fills_is_work(sizes: tuple[int, ...], cause: Cause) -> None:
+    looks = [(waiting(), process(1, thread(20, SLEEPS), resident=size << 20)) for size in sizes]
+    assert examined(*looks).verdict.cause is cause
