@@ -163,6 +163,8 @@ class Cause(Enum):
     DEVICE_BUSY = "device-busy"
     MESSAGE_LOST = "message-lost"
     MISMATCH = "collective-mismatch"
+    ORDER = "collective-order"
+    """Ranks are in collectives of different communicators, and wait for each other."""
     ALL_WAIT = "all-wait"
     FINALIZE = "finalize"
     GPU_WAIT = "gpu-wait"

@@ -13,7 +13,7 @@ from statistics import median
 from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.collective.judge import Judgement, Problem
 from gpuipc_doctor.job.document import Cause, Verdict
-from gpuipc_doctor.job.waits import Activity
+from gpuipc_doctor.job.waits import Activity, program_frames
 from gpuipc_doctor.present.text import ranges
 
 LONG_S = 30.0
@@ -102,12 +102,19 @@ def _odd_power(watts: Mapping[int, float], waiting: Sequence[int]) -> dict[int, 
     return found if len(found) == 1 else {}
 
 
+def ways_of(activities: Mapping[int, Activity], ranks: Sequence[int]) -> dict[int, tuple[str, ...]]:
+    """Rank → its way through the program to its call: the program's own frames, outermost first."""
+    found = {}
+    for rank in ranks:
+        path = activities[rank].path
+        own = [each for each in path if ".py:" in each and not each.startswith("torch.")]
+        found[rank] = tuple(own or program_frames(path)) or (activities[rank].operation,)
+    return found
+
+
 def odd_place(activities: Mapping[int, Activity], waiting: Sequence[int]) -> dict[int, str]:
     """Ranks that came to their wait by another way through the program than most ranks → the evidence."""
-    ways = {}
-    for rank in waiting:  # the program's Python frames, outermost first
-        own = (each for each in activities[rank].path if ".py:" in each and not each.startswith("torch."))
-        ways[rank] = tuple(own) or (activities[rank].operation,)
+    ways = ways_of(activities, waiting)
     (usual, number), *_ = Counter(ways.values()).most_common(1) or [((), 0)]
     others = [rank for rank in waiting if ways[rank] != usual]
     if not 0 < len(others) < max(2, number / 2) or len(others) >= number:

@@ -67,6 +67,7 @@ _SENTENCES = {
     Cause.DEVICE_BUSY: "{blamed} {wait} for the GPU in {operation}",
     Cause.MESSAGE_LOST: "{blamed} {wait} in {operation} for a message that {none} sends",
     Cause.MISMATCH: "the ranks are in different collectives: {calls}",
+    Cause.ORDER: "{every} in {waits_in}, called at different places{but}",
     Cause.ALL_WAIT: "{every} in MPI for another rank: {waits_in}",
     Cause.FINALIZE: "{every} in MPI_Finalize",
     Cause.GPU_WAIT: "{every} for the GPU, in {waits_in}{but}: cannot tell whether they are stuck",
@@ -102,11 +103,20 @@ _REMEDIES = {
     "Recorder's dumps to gpuipc-doctor diagnose; if the step may only be long, ask again with --for 60s",
     Cause.MESSAGE_LOST: "compare the receive's tag, communicator and source with the sends",
     Cause.MISMATCH: "call collectives in the same order on all ranks of a communicator",
+    Cause.ORDER: "call collectives of communicators that share ranks in the same order on all of them; "
+    "of one communicator, compare root and sizes",
     Cause.ALL_WAIT: f"look for a cycle of sends and receives; or {_ON_A_FREE_NODE}",
     Cause.GROWS: "list what the process holds (ls -l /proc/PID/fd, pmap PID); if the program frees it, "
     f"{_ON_A_FREE_NODE}: mpi-cache-growth and other checks find the leak",
     Cause.FINALIZE: "look for requests that were never completed",
 }
+
+
+_ONE_WAY = {
+    Kind.RECEIVES.value: "let a rank send before it receives, or use MPI_Sendrecv",
+    Kind.SENDS.value: "let a rank receive before it sends, or use MPI_Sendrecv",
+}
+"""Remedies if every rank waits in the same kind of message."""
 
 
 def sentence(report: JobReport) -> str:
@@ -238,6 +248,13 @@ def _remedy(report: JobReport) -> str:
         (doing, call) = calls.pop()
         if doing == Kind.COLLECTIVE.value:
             return f"compare root, communicator and sizes of {call} on all ranks; or {_ON_A_FREE_NODE}"
+        if doing in _ONE_WAY:
+            return _ONE_WAY[doing]
+    doing_of_waiting = {rank.doing for rank in report.ranks if rank.rank in report.verdict.waiting}
+    if report.verdict.cause is Cause.MESSAGE_LOST and doing_of_waiting == {Kind.COLLECTIVE.value}:
+        blamed = report.verdict.blamed
+        to = "it" if len(blamed) == 1 else "them"
+        return f"call {report.verdict.waits_in} on {_ranks(blamed)}, or send to {to}: same tag, communicator"
     if report.verdict.cause is Cause.GPU_WAIT and report.collectives:
         return _BELOW
     if report.verdict.cause is Cause.KERNEL and report.verdict.operation in VFORK_WAITS:

@@ -9,9 +9,10 @@ from functools import cached_property
 
 from gpuipc_doctor.collective.judge import Judgement
 from gpuipc_doctor.collective.judge import judge as judge_collectives
+from gpuipc_doctor.job import gpu_waits
 from gpuipc_doctor.job.document import Cause, Verdict
 from gpuipc_doctor.job.gpu_waits import Evidence
-from gpuipc_doctor.job.process_facts import SOCKET_READS, STILL
+from gpuipc_doctor.job.process_facts import SOCKET_READS, STILL, without_line
 from gpuipc_doctor.job.waits import Activity, Kind, is_poll
 
 _FOR_PARTNERS = (Kind.RECEIVES, Kind.SENDS, Kind.PROGRESSES)
@@ -170,6 +171,30 @@ class RankFacts:
     @property
     def in_one_collective(self) -> bool:
         return len(self.calls) == 1 and all(kind is Kind.COLLECTIVE for kind, _ in self.calls)
+
+    @property
+    def kinds(self) -> set[Kind]:
+        """Kinds of the waits for ranks."""
+        return {self.activities[rank].kind for rank in self.waiting}
+
+    @property
+    def carrying(self) -> list[int]:
+        """Waiting ranks whose connections carry data: a long collective does not end between snapshots."""
+        return [rank for rank in self.waiting if self.activities[rank].works]
+
+    @cached_property
+    def forks(self) -> dict[int, str]:
+        """Ranks that called their collective at another place than the first rank → both places. Stacks that
+        begin elsewhere are truncated."""
+        ways = gpu_waits.ways_of(self.activities, self.waiting)
+        first = ways[self.waiting[0]]
+        found = {}
+        for rank in self.waiting[1:]:
+            pairs = zip(ways[rank], first, strict=False)
+            own, other = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+            if own and (own != ways[rank][0] or without_line(own) == without_line(other)):
+                found[rank] = f"rank {rank} waits in {own}, rank {self.waiting[0]} in {other}"
+        return found
 
     @property
     def wait_in_python(self) -> bool:

@@ -68,9 +68,8 @@ def _has_culprit(ranks: RankFacts) -> bool:
     return bool(ranks.all_waiting and ranks.collectives)
 
 
-def _called_another(ranks: RankFacts) -> bool:
-    problem = ranks.collectives.problem if ranks.all_waiting and ranks.collectives else None
-    return problem in (Problem.OPERATION, Problem.SIZES, Problem.ORDER)
+def _shows(*problems: Problem) -> Callable[[RankFacts], object]:
+    return lambda ranks: ranks.all_waiting and ranks.collectives and ranks.collectives.problem in problems
 
 
 def _by_collectives(ranks: RankFacts, cause: Cause) -> Verdict:
@@ -79,7 +78,7 @@ def _by_collectives(ranks: RankFacts, cause: Cause) -> Verdict:
     verdict = ranks.verdict(cause, ranks.culprits, ranks.all_waiting)
     return replace(
         verdict,
-        operation=judgement.called if cause is Cause.MISMATCH else verdict.operation,
+        operation=judgement.called if cause in (Cause.MISMATCH, Cause.ORDER) else verdict.operation,
         waits_in=gpu_waits.operation_of(judgement) or verdict.waits_in,
         reasons=(judgement.sentence, *verdict.reasons),
     )
@@ -177,6 +176,19 @@ def _asleep(ranks: RankFacts, cause: Cause) -> Verdict:
 # -- ranks that all wait in MPI ---------------------------------------------------------------------------
 
 
+def _still_carried(ranks: RankFacts, cause: Cause) -> Verdict:
+    works = dict.fromkeys(f"rank {rank}: {ranks.activities[rank].works}" for rank in ranks.carrying)
+    return ranks.verdict(cause, (), ranks.waiting, reasons=(*works, "a long collective, or another thread's"))
+
+
+def _other_places(ranks: RankFacts, cause: Cause) -> Verdict:
+    odd = gpu_waits.odd_place(ranks.activities, ranks.waiting)
+    why = "calls at different places of one communicator would meet: these are of two, in two orders"
+    verdict = ranks.verdict(cause, sorted(odd), ranks.waiting)
+    reasons = (*(odd or ranks.forks).values(), why)
+    return replace(verdict, operation=ranks.name_operations(ranks.waiting), reasons=reasons)
+
+
 def _stuck_or_looping(ranks: RankFacts, cause: Cause) -> Verdict:
     loop = "all of them are in the same collective: stuck, or calling it repeatedly in a Python loop"
     odd = gpu_waits.odd_place(ranks.activities, ranks.waiting)
@@ -217,6 +229,12 @@ def _same_collective(ranks: RankFacts, cause: Cause) -> Verdict:
     return _all_wait(ranks, cause, (), why)
 
 
+_ONE_WAY: Mapping[tuple[Kind, ...], str] = {
+    (Kind.RECEIVES,): "every rank receives, and none sends",
+    (Kind.SENDS,): "every rank sends, and none receives",
+}
+
+
 def _all_wait(ranks: RankFacts, cause: Cause, blamed: Sequence[int], why: str) -> Verdict:
     still = ("the memory that ranks share does not change",) if ranks.messages is False else ()
     verdict = ranks.verdict(cause, blamed, ranks.waiting)
@@ -242,7 +260,8 @@ RULES = (
     ),
     Rule(lambda r: r.evidence.collectives_move, Cause.RUNS, _say("NCCL counts new collectives")),
     # Ranks wait, and the counts of their collectives name a culprit.
-    Rule(_called_another, Cause.MISMATCH, _by_collectives),
+    Rule(_shows(Problem.ORDER), Cause.ORDER, _by_collectives),
+    Rule(_shows(Problem.OPERATION, Problem.SIZES), Cause.MISMATCH, _by_collectives),
     Rule(
         lambda r: _has_culprit(r) and r.activities.keys().isdisjoint(r.culprits),
         Cause.RANK_ENDED,
@@ -276,6 +295,8 @@ RULES = (
     # All ranks wait in MPI.
     Rule(lambda r: r.messages and len(r.calls) == 1, Cause.RUNS, _say(_MOVE)),
     Rule(lambda r: r.messages, Cause.UNKNOWN, _say(_MOVE)),
+    Rule(lambda r: r.carrying, Cause.UNKNOWN, _still_carried),
+    Rule(lambda r: r.in_one_collective and r.forks, Cause.ORDER, _other_places),
     Rule(
         lambda r: r.messages is None and r.in_one_collective and r.wait_in_python,
         Cause.UNKNOWN,
@@ -284,7 +305,9 @@ RULES = (
     Rule(
         lambda r: not r.in_collectives,
         Cause.ALL_WAIT,
-        lambda r, cause: _all_wait(r, cause, (), "all of them wait in MPI for another rank"),
+        lambda r, cause: _all_wait(
+            r, cause, (), _ONE_WAY.get(tuple(r.kinds), "all of them wait in MPI for another rank")
+        ),
     ),
     Rule(lambda r: r.for_partners and r.may_send, Cause.ALL_WAIT, _partners_may_send),
     Rule(lambda r: r.for_partners, Cause.MESSAGE_LOST, _nobody_sends),

@@ -30,7 +30,7 @@ def find_work(
     ranks: Mapping[int, Sequence[Process]],
     activities: Mapping[int, Activity],
 ) -> dict[int, str]:
-    """Rank outside of waits → the work that it, its children or its connections do.
+    """Rank → the work that it, its children or its connections do; of one that waits, what these carry.
 
     ``ranks``: the process of each rank in each snapshot. The processor time of the main thread itself is no
     work: an endless loop uses it, too.
@@ -55,6 +55,8 @@ def find_work(
     usual = [max(column) for column in zip(*waiting, strict=True)] or [0.0] * 3
     found = {}
     for rank, (share, carried, moved) in figures.items():
+        if activities[rank].kind.waits_for_ranks and carried > BYTES_PER_S:
+            found[rank] = f"its connections carry {carried / 2**20:.1f} MiB a second"
         if not activities[rank].kind.is_outside:
             continue
         facts = ProcessFacts(ranks[rank])

@@ -118,3 +118,12 @@ def test_ranks_that_all_sleep_and_never_woke_up_are_no_pass() -> None:
     assert verdict(SLEEPS, naps)[0] is Cause.RUNS
     not_known = replace(SLEEPS, reason=f"sleeps{STILL[1]}")
     assert verdict(SLEEPS, not_known) == (Cause.UNKNOWN, ())
+
+
+def test_two_communicators_that_wait_for_each_other_are_in_two_orders() -> None:
+    calls = [
+        Call(rank=rank, group=group, operation="AllReduce", number=number)
+        for rank in range(3)
+        for group, number in (("a", 4 - (rank == 1)), ("b", 3 + (rank == 1)))
+    ]
+    assert verdict(*[SPINS] * 3, calls=tuple(calls)) == (Cause.ORDER, (1,))

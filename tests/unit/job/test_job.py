@@ -248,6 +248,37 @@ def test_verdict_from_the_ranks_activities(
     assert (verdict.cause, verdict.blamed) == (cause, blamed)
 
 
+def reduces_at(*path: str, **more: str) -> Activity:
+    return replace(REDUCES, path=(*path, "PMPI_Allreduce (libmpi.so.12)"), **more)  # type: ignore[arg-type]
+
+
+ONE, TWO = reduces_at("main (app)", "one (app)"), reduces_at("main (app)", "two (app)")
+LINE_3, LINE_5 = reduces_at("<module> (train.py:3)"), reduces_at("<module> (train.py:5)")
+CARRIES = reduces_at("main (app)", "one (app)", works="its connections carry 9.0 MiB a second")
+
+
+@pytest.mark.parametrize(
+    ("activities", "cause", "blamed"),
+    [
+        ([ONE, TWO, ONE], Cause.ORDER, (1,)),
+        ([ONE, TWO], Cause.ORDER, ()),
+        ([LINE_3, LINE_3, LINE_5], Cause.ORDER, (2,)),
+        ([ONE, ONE, ONE], Cause.ALL_WAIT, ()),
+        ([ONE, reduces_at("main (app)"), ONE], Cause.ALL_WAIT, ()),  # a stack cut inside
+        ([ONE, reduces_at("one (app)"), ONE], Cause.ALL_WAIT, ()),  # and outside
+        ([ONE, TWO, doing(Kind.SLEEPS, "nap")], Cause.HOST_LATE, (2,)),
+        ([ONE, replace(TWO, operation="MPI_Barrier"), ONE], Cause.MISMATCH, ()),
+        ([CARRIES, TWO, ONE], Cause.UNKNOWN, ()),
+        ([CARRIES, ONE, ONE], Cause.UNKNOWN, ()),
+    ],
+)
+def test_one_collective_called_at_two_places_is_of_two_communicators(
+    activities: list[Activity], cause: Cause, blamed: tuple[int, ...]
+) -> None:
+    verdict = judge(dict(enumerate(activities)), messages=False)
+    assert (verdict.cause, verdict.blamed) == (cause, blamed)
+
+
 IN_PYTHON = replace(REDUCES, path=("<module> (train.py:3)", "PMPI_Allreduce (libmpi.so.12)"))
 
 
