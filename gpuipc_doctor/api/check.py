@@ -204,8 +204,8 @@ class Check(ABC):
     curable_warnings: ClassVar[frozenset[str]] = frozenset()
     """Keys of WARN findings for which workarounds are tried, as for a FAIL: they are a fault with a cure."""
     disturbed: ClassVar[frozenset[str]] = frozenset()
-    """Keys of findings about slowness, which another program on the node also causes: before one is
-    reported, the probe is made again, with nothing of this run beside it."""
+    """Keys of findings that may pass by themselves, such as slowness that another program causes: before one
+    is reported, the probe is made again at the end, with nothing of this run beside it."""
     searches: ClassVar[bool] = False
     """Whether follow-up probes search for a cause, or repeat a run, so that only the last one has the result.
 

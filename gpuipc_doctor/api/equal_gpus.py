@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from gpuipc_doctor.api.health_rows import LINKS as EXPECTED
 from gpuipc_doctor.model import Device, Evidence, Finding
 
 FEWEST = 4
@@ -121,6 +122,8 @@ def _different(equal: Sequence[Device], traits: Traits) -> Iterator[Finding]:
         }
         if trait == LINKS and int(values[odd[0]] or 0) > int(usual):
             continue  # the others need none: a pair is bridged
+        if trait == LINKS and 0 < int(values[odd[0]] or 0) < EXPECTED.get(odd[0].name, 0):
+            continue  # gpu-health reports it
         if trait == LINKS and not BRIDGED.search(odd[0].name):
             says = "{device} has {found} {trait}; the other {others} equal GPUs have {usual}"
             yield Finding.fail("lost-links", says, remedy=CHECK_LINKS, **told)
@@ -137,10 +140,7 @@ REMEDIES = {
     "PCIe link": "reseat the GPU; check the riser and the BIOS settings of its slot",
     "memory": "check dmesg for retired memory; if it is the same model, replace the GPU",
     "ECC": "set the same mode on all GPUs: nvidia-smi -e 1, then reset the GPU",
-    "row remapping": "reset the idle GPU, which completes a remapping; if that failed, replace the GPU",
     "VBIOS": "update the firmware of the GPU or of its baseboard",
-    "clocks": "check cooling and power of the GPU: nvidia-smi -q -d PERFORMANCE",
-    "NVLink fabric": "check the fabric manager's log; reset the GPU",
     "compute partition": "set the same mode on all GPUs: amd-smi set --compute-partition",
 }
 """Trait → what to do if one GPU differs in it."""

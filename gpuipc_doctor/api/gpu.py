@@ -389,5 +389,9 @@ class Gpu(Protocol):
         """Processes that hold memory of the device: ``pid``, ``name``, ``held`` (bytes), ``whose`` (whether
         the process is part of this run). Empty if unknown."""
 
+    def pcie_link(self) -> dict[str, Json] | None:
+        """``generation`` and ``lanes`` of the PCIe link now; ``generations`` and ``slot``: what GPU and slot
+        allow. None if the driver does not report them."""
+
     def expects(self, case: str) -> str:
         """This backend's documented behaviour where vendors differ; see ``worker.backends.rules``."""

@@ -342,6 +342,9 @@ class Worker(Protocol):
         one reaches the other, such as ``NV18``. See `equal_gpus`.
         """
 
+    def gpu_health(self, gpus: Sequence[Sequence[str]]) -> dict[str, Json]:
+        """Figures of GPUs' health, read without a context; see `worker.gpu_health.read`."""
+
     def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:
         """Load an MPI library, by default the one that mpi4py finds, without initialising it. See
         `worker.mpi_survey.report`. Raises `BackendUnavailable`."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.collective.ras_counts import unchanged
-from gpuipc_doctor.job import gpu_holders, ipc_files, kernel_log, ras, selection
+from gpuipc_doctor.job import gpu_holders, ipc_files, ras, selection
 from gpuipc_doctor.job.document import Cause, JobReport, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
 from gpuipc_doctor.job.processes import read_process
@@ -20,7 +20,7 @@ from gpuipc_doctor.job.selection import NoSuchJob, Request
 from gpuipc_doctor.job.verdict import with_growth
 from gpuipc_doctor.job.watcher import MORE, Watcher, take_snapshots
 from gpuipc_doctor.model import Node
-from gpuipc_doctor.node import variables
+from gpuipc_doctor.node import kernel_log, variables
 from gpuipc_doctor.stacks import python_stacks
 
 if TYPE_CHECKING:

@@ -73,8 +73,9 @@ def measure_again(log: ResultLog, schedule: Schedule, planner: Planner) -> None:
         second = conclusions.conclude(entry.planned, again)
         if same := next((each for each in second if each.key == first.key), None):
             places = [{*each.values.get("slow", ())} for each in (first, same)]
-            is_disturbed = _overload() or (any(places) and not places[0] & places[1])
+            is_disturbed = bool(_overload()) or (any(places) and not places[0] & places[1])
             remedy = f"rerun on an idle node; if it stays slow, {first.remedy}"
+            is_disturbed &= entry.planned.check.subject is not None  # else a state, which load does not change
             kept = replace(first, remedy=remedy) if is_disturbed and first.remedy else first
             note = Evidence.seen("measured again: {found}", found=sentences.summary(same))
             entry.decided = (*others, _noted(kept, note))

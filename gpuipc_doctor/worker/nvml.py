@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gpuipc_doctor.api.driver_errors import DriverError
 from gpuipc_doctor.api.equal_gpus import LINKS
 from gpuipc_doctor.api.gpu import Arm
-from gpuipc_doctor.model import DriverFault
+from gpuipc_doctor.model import DriverFault, Json
 
 LIBRARY = "libnvidia-ml.so.1"
 
@@ -25,10 +25,13 @@ NOT_SUPPORTED = 3
 
 _FUNCTION_NOT_FOUND = 13
 
-_SLOWDOWN = 0x8 | 0x20 | 0x40 | 0x80
-"""``nvmlClocksThrottleReason…``: HwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown."""
+LOST = (15, 16)
+"""``NVML_ERROR_GPU_IS_LOST``, ``NVML_ERROR_RESET_REQUIRED``."""
 
-_FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}
+_SLOWDOWNS = {0x8: "hardware", 0x20: "heat, by the driver", 0x40: "heat", 0x80: "the power supply's brake"}
+"""Bit of ``nvmlClocksEventReasons`` → what holds the clocks down: HwSlowdown, SwThermalSlowdown,
+HwThermalSlowdown, HwPowerBrakeSlowdown."""
+
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _ON_OFF = {0: "off", 1: "on"}
 
@@ -148,10 +151,7 @@ class Nvml:
             ("NVLink speed", self._link_speed),
             ("PCIe link", self._pcie_link),
             ("ECC", lambda gpu: _named(_ON_OFF, self.call("nvmlDeviceGetEccMode", gpu)[0])),
-            ("row remapping", self._row_remapping),
             ("VBIOS", lambda gpu: self._text("nvmlDeviceGetVbiosVersion", gpu)),
-            ("clocks", self._clocks),
-            ("NVLink fabric", self._fabric),
         ):
             with suppress(DriverError):
                 found[trait] = read(device)
@@ -178,31 +178,83 @@ class Nvml:
 
     def _link_speed(self, device: Any) -> str:
         """Of the active links."""
-        fields = [self._api.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
-        (field,) = self.call("nvmlDeviceGetFieldValues", device, fields)
-        speed = field.value.uiVal
-        return f"{speed} MB/s" if not field.nvmlReturn and speed else ""
+        speed = self._field(device, "NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON")
+        return f"{speed} MB/s" if speed else ""
 
     def _pcie_link(self, device: Any) -> str:
-        """Width now, and the highest generation: the current one falls when the GPU is idle."""
-        width = self.call("nvmlDeviceGetCurrPcieLinkWidth", device)
-        return f"generation {self.call('nvmlDeviceGetMaxPcieLinkGeneration', device)} x{width}"
+        """What GPU and slot allow; whether the link has that is `health`'s."""
+        link = self.pcie_link(device)
+        return f"generation {link['generations']} x{link['slot']}"
 
-    def _row_remapping(self, device: Any) -> str:
-        _, _, pending, failed = self.call("nvmlDeviceGetRemappedRows", device)
-        return "failed" if failed else "pending" if pending else "none pending"
+    def health(self, device: Any) -> dict[str, Json]:
+        """Figures that need no other GPU to compare with (`api.health_rows`), without those that the GPU does
+        not report. Raises `DriverError` for a GPU that is lost or must be reset."""
+        found: dict[str, Json] = {}
+        for name, read in (
+            ("recovery", lambda gpu: self._field(gpu, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")),
+            ("remapped", lambda gpu: self.call("nvmlDeviceGetRemappedRows", gpu)[2:]),
+            ("uncorrected", self._uncorrected),
+            ("slowdown", self._slowdown),
+            ("links", self._active_links),
+            ("pcie", self.pcie_link),
+            ("fabric", self._fabric),
+        ):
+            try:
+                found[name] = read(device)
+            except DriverError as error:
+                if error.fault.code in LOST:
+                    raise
+        return {name: value for name, value in found.items() if value not in (None, "")}
 
-    def _clocks(self, device: Any) -> str:
+    def pcie_link(self, device: Any) -> dict[str, Json]:
+        """The link now, and what GPU and slot allow. An idle GPU may lower both."""
+        return {
+            "generation": self.call("nvmlDeviceGetCurrPcieLinkGeneration", device),
+            "generations": self.call("nvmlDeviceGetMaxPcieLinkGeneration", device),
+            "lanes": self.call("nvmlDeviceGetCurrPcieLinkWidth", device),
+            "slot": self.call("nvmlDeviceGetMaxPcieLinkWidth", device),
+        }
+
+    def _uncorrected(self, device: Any) -> int:
+        """ECC errors since the driver was loaded."""
+        what = self._api.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self._api.NVML_VOLATILE_ECC
+        return int(self.call("nvmlDeviceGetTotalEccErrors", device, *what))
+
+    def _field(self, device: Any, name: str) -> int | None:
+        if not hasattr(self._api, name):
+            return None
+        (field,) = self.call("nvmlDeviceGetFieldValues", device, [getattr(self._api, name)])
+        return None if field.nvmlReturn else field.value.uiVal
+
+    def _slowdown(self, device: Any) -> list[str]:
+        """What holds the clocks down although the GPU has no work."""
         reasons = self.call("nvmlDeviceGetCurrentClocksThrottleReasons", device)
-        return "limited by heat or power" if reasons & _SLOWDOWN else "not limited"
+        held = [words for bit, words in _SLOWDOWNS.items() if reasons & bit]
+        return held if held and not self.load(device)[0] else []
 
-    def _fabric(self, device: Any) -> str:
+    def _fabric(self, device: Any) -> dict[str, Json]:
+        """``nvmlGpuFabricInfo``, in the newest version that this driver has: version 1 has no health."""
         import ctypes
 
-        info = self._api.c_nvmlGpuFabricInfo_t()
-        self.call("nvmlDeviceGetGpuFabricInfo", device, ctypes.byref(info))
-        error = f", error {info.status}" if info.status else ""
-        return f"{_named(_FABRIC_STATES, info.state)}{error}" if info.state else ""
+        versions = ((f"c_nvmlGpuFabricInfo_v{number}_t", "V") for number in (3, 2))
+        for structure, suffix in (*versions, ("c_nvmlGpuFabricInfo_t", "")):
+            if made := getattr(self._api, structure, None):
+                info = made()
+                try:
+                    self.call(f"nvmlDeviceGetGpuFabricInfo{suffix}", device, ctypes.byref(info))
+                except DriverError as error:
+                    if error.fault.code in LOST:
+                        raise
+                    continue
+                return {
+                    "state": info.state & 0xFF,
+                    "status": info.status,
+                    "error": str(self._api.NVMLError(info.status)) if info.status else "",
+                    "health": getattr(info, "healthMask", 0),
+                    "cluster": bytes(info.clusterUuid).hex(),
+                    "clique": info.cliqueId,
+                }
+        return {}
 
     def is_confidential(self) -> bool:
         """Whether confidential computing is on; False also if the driver does not know it."""

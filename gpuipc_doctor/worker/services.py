@@ -357,6 +357,11 @@ class Worker:
         enough = few or len(devices) >= FEWEST
         return self._backend(backend).driver.compare_gpus(devices) if enough else {}
 
+    def gpu_health(self, gpus: Sequence[Sequence[str]]) -> dict[str, Json]:
+        from gpuipc_doctor.worker import gpu_health
+
+        return gpu_health.read(self.armed, self._assignment.root, gpus)
+
     def armed(self, operation: str) -> AbstractContextManager[None]:
         self._timer.renew()
         return self._journal.armed(operation)

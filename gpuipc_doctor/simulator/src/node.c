@@ -164,6 +164,26 @@ static void read_device(const char *key, const char *value, void *record)
         device->link_speed = (int)number(key, value);
     else if (IS("pcie-width"))
         device->pcie_width = (int)number(key, value);
+    else if (IS("pcie-slot"))
+        device->pcie_slot = (int)number(key, value);
+    else if (IS("pcie-generation"))
+        device->pcie_generation = (int)number(key, value);
+    else if (IS("pcie-idle"))
+        device->pcie_idle = (int)number(key, value);
+    else if (IS("uncorrected"))
+        device->uncorrected = (int)number(key, value);
+    else if (IS("recovery"))
+        device->recovery = (int)number(key, value);
+    else if (IS("fabric"))
+        device->fabric = (int)number(key, value);
+    else if (IS("fabric-status"))
+        device->fabric_status = (int)number(key, value);
+    else if (IS("fabric-health"))
+        device->fabric_health = (int)number(key, value);
+    else if (IS("clique"))
+        device->clique = (int)number(key, value);
+    else if (IS("cluster"))
+        device->cluster = (int)number(key, value);
     else if (IS("ecc"))
         device->ecc = (int)number(key, value);
     else if (IS("remap"))
@@ -266,6 +286,8 @@ static void read_line(char *line)
             refuse("more than %d devices", MAX_DEVICES);
         struct device *device = &the_node.device[the_node.devices++];
         device->links = device->link_speed = device->pcie_width = device->ecc = device->remap = device->slowdown = -1;
+        device->pcie_slot = 16;
+        device->pcie_generation = device->pcie_idle = 5;
         read_fields(fields, read_device, device);
     } else if (!strcmp(line, "peer")) {
         struct peer peer = {0};

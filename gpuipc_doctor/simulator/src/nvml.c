@@ -13,6 +13,7 @@ enum {
     NVML_INSUFFICIENT_SIZE = 7,
     NVML_DRIVER_NOT_LOADED = 9,
     NVML_GPU_IS_LOST = 15,
+    NVML_VERSION_MISMATCH = 25,
     NVML_UNKNOWN = 999,
 };
 
@@ -363,11 +364,75 @@ int nvml_pcie_width(void *gpu, unsigned *width)
     return give_number(gpu, width, number_of(gpu) < 0 ? -1 : ((struct device *)gpu)->pcie_width);
 }
 
+int nvml_pcie_slot(void *gpu, unsigned *width)
+{
+    int code = nvml_pcie_width(gpu, width);
+    if (!code)
+        *width = (unsigned)((struct device *)gpu)->pcie_slot;
+    return code;
+}
+
 int nvml_pcie_generation(void *gpu, unsigned *generation)
 {
     int code = nvml_pcie_width(gpu, generation);
     if (!code)
         *generation = 5;
+    return code;
+}
+
+/* A GPU without a context is idle, and may lower its link. */
+int nvml_pcie_generation_now(void *gpu, unsigned *generation)
+{
+    int code = nvml_pcie_width(gpu, generation);
+    if (code)
+        return code;
+    struct list users = {0};
+    state_lock();
+    state_each_user(number_of(gpu), add_process, &users);
+    state_unlock();
+    const struct device *device = gpu;
+    *generation = (unsigned)(users.count ? device->pcie_generation : device->pcie_idle);
+    return SUCCESS;
+}
+
+struct nvml_fabric { /* nvmlGpuFabricInfo_v3_t; version 2 ends with the mask */
+    unsigned version;
+    unsigned char cluster[16];
+    int status;
+    unsigned clique;
+    unsigned char state;
+    unsigned mask;
+    unsigned char summary;
+};
+
+int nvml_fabric(void *gpu, struct nvml_fabric *info)
+{
+    enum { VERSION_2 = 0x02000024, VERSION_3 = 0x03000028 };
+    int code = check(gpu, info);
+    if (code)
+        return code;
+    if (info->version != VERSION_2 && info->version != VERSION_3)
+        return NVML_VERSION_MISMATCH;
+    const struct device *device = gpu;
+    memset(info->cluster, device->cluster, sizeof info->cluster);
+    info->status = device->fabric_status;
+    info->clique = (unsigned)device->clique;
+    info->state = (unsigned char)device->fabric;
+    info->mask = (unsigned)device->fabric_health;
+    if (info->version == VERSION_3)
+        info->summary = 0;
+    return SUCCESS;
+}
+
+int nvml_uncorrected(void *gpu, int type, int counter, unsigned long long *errors)
+{
+    enum { UNCORRECTED = 1, VOLATILE = 0 };
+    unsigned count;
+    int code = give_number(gpu, errors ? &count : NULL, number_of(gpu) < 0 ? -1 : ((struct device *)gpu)->uncorrected);
+    if (!code && (type != UNCORRECTED || counter != VOLATILE))
+        return NVML_NOT_SUPPORTED;
+    if (!code)
+        *errors = count;
     return code;
 }
 
@@ -413,14 +478,16 @@ struct nvml_field { /* nvmlFieldValue_t */
 
 int nvml_field_values(void *gpu, int count, struct nvml_field *fields)
 {
-    enum { NVLINK_SPEED_MBPS_COMMON = 90, UNSIGNED_INT = 1 };
+    enum { NVLINK_SPEED_MBPS_COMMON = 90, RECOVERY_ACTION = 230, UNSIGNED_INT = 1 };
     int code = check(gpu, fields);
     for (int i = 0; !code && i < count; i++) {
-        int speed = ((struct device *)gpu)->link_speed;
-        int is_known = fields[i].field == NVLINK_SPEED_MBPS_COMMON && speed >= 0;
-        fields[i].code = is_known ? 0 : NVML_NOT_SUPPORTED;
+        const struct device *device = gpu;
+        int value = fields[i].field == NVLINK_SPEED_MBPS_COMMON ? device->link_speed
+                    : fields[i].field == RECOVERY_ACTION        ? device->recovery
+                                                                : -1;
+        fields[i].code = value < 0 ? NVML_NOT_SUPPORTED : 0;
         fields[i].type = UNSIGNED_INT;
-        fields[i].value = is_known ? (uint64_t)speed : 0;
+        fields[i].value = value < 0 ? 0 : (uint64_t)value;
     }
     return code;
 }

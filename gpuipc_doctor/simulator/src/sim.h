@@ -60,6 +60,9 @@ struct device {
     enum device_mode mode;
     /* What NVML reports of it; -1 or an empty text: it reports none. */
     int links, link_speed, pcie_width, ecc, remap, slowdown; /* remap: 0 none, 1 pending, 2 failed */
+    int pcie_slot, pcie_generation, pcie_idle;               /* idle: the generation without a context */
+    int uncorrected, recovery;                               /* ECC errors; nvmlDeviceGpuRecoveryAction_t */
+    int fabric, fabric_status, fabric_health, clique, cluster;
     char vbios[64];
 };
 

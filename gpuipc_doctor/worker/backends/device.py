@@ -224,5 +224,8 @@ class DriverGpu:
     def memory_holders(self) -> list[dict[str, Json]]:
         return self.driver.process_memory.holders(self.device.uuid)
 
+    def pcie_link(self) -> dict[str, Json] | None:
+        return self.driver.process_memory.pcie_link(self.device.uuid)
+
     def expects(self, case: str) -> str:
         return rules.expects(self.driver.backend, case, self.driver.generation)

@@ -74,6 +74,13 @@ class ProcessMemory:
                 return memory.free, memory.total
         return None
 
+    def pcie_link(self, uuid: str) -> dict[str, Json] | None:
+        """See `Nvml.pcie_link`; None if NVML does not report it."""
+        with suppress(DriverError):
+            if self._nvml:
+                return self._nvml.pcie_link(self._gpu(self._nvml, uuid))
+        return None
+
     def of_strangers(self, uuid: str, *, has_context: bool) -> int:
         """Bytes of a GPU held by processes outside this run; 0 if NVML does not report them.
 

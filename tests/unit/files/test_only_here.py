@@ -38,7 +38,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "stacks/callers.py": "open",
         "stacks/code.py": "open",
         "stacks/counting.py": "open",
-        "job/kernel_log.py": "os.open",
+        "node/kernel_log.py": "os.open",
         "stacks/proc_files.py": "open",
         "stacks/sleeping.py": "open read_text",
         "stacks/stopping.py": "read_text",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.job import kernel_log
+from gpuipc_doctor.node import kernel_log
 
 RECORDS = (
     b"6,1,1000000,-;Out of memory: Killed process 7 (python3) of an earlier job\n",
