@@ -64,22 +64,21 @@ def rows(gpu: Mapping[str, Json], loaded_s: float | None, *, quick: bool) -> Ite
     found, links = int(gpu.get("links", 0)), LINKS.get(gpu.get("name", ""), 0)
     if 0 < found < links:  # without any, this GPU is not connected: a virtual machine, MIG
         yield "links-down", {"found": found, "links": links}
-    pcie = gpu.get("pcie")
-    if quick and pcie and pcie["generation"] == pcie["generations"]:  # not lowered for idleness
-        yield from of_width(pcie)
+    if pcie := gpu.get("pcie"):
+        idle = quick and pcie["generation"] < pcie["generations"]  # which may lower the width also
+        yield from () if idle else of_link(pcie)
     if fabric := gpu.get("fabric"):
         yield from of_fabric(fabric, loaded_s, quick=quick)
 
 
-def of_width(pcie: Mapping[str, int]) -> Iterator[Row]:
-    if pcie["lanes"] < pcie["slot"]:
-        yield "pcie-narrow", {"lanes": pcie["lanes"], "slot": pcie["slot"]}
-
-
 def of_link(pcie: Mapping[str, int]) -> list[Row]:
-    """The faults of a PCIe link under a copy."""
-    slow: Row = ("pcie-slow", {name: pcie[name] for name in ("generation", "generations")})
-    return [*of_width(pcie), *([slow] if pcie["generation"] < pcie["generations"] else [])]
+    """The faults of a PCIe link that is not idle."""
+    found: list[Row] = []
+    if pcie["lanes"] < pcie["slot"]:
+        found.append(("pcie-narrow", {"lanes": pcie["lanes"], "slot": pcie["slot"]}))
+    if pcie["generation"] < pcie["generations"]:
+        found.append(("pcie-slow", {name: pcie[name] for name in ("generation", "generations")}))
+    return found
 
 
 def of_fabric(fabric: Mapping[str, Json], loaded_s: float | None, *, quick: bool) -> Iterator[Row]:

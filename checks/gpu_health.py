@@ -33,7 +33,9 @@ from gpuipc_doctor.api.health_rows import FAULTS, WARNINGS
 
 from ._gpu_health_rows import COMPLETED, Row, beyond_belief, of_link, rows
 
-COPY = "copy"
+ROLE = "allocator"
+"""As in other checks of single processes, which then run in the same one."""
+
 NBYTES = 4 << 20
 
 RAISES_S = 0.5
@@ -59,122 +61,106 @@ class GpuHealth(Check):
     disturbed = frozenset({"fabric-in-progress", "fabric-stuck", "clocks-held"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
-        gpus = [[device.label, device.backend, device.uuid, device.pci] for device in ctx.devices]
         imex = {fact.name: fact.value for fact in ctx.inventory if fact.name.startswith("imex-")}
-        params = {"gpus": gpus, "imex": imex, "quick": ctx.tier is Tier.PROLOG}
-        yield Probe("", {"reader": read}, params=params)
-        if ctx.tier > Tier.PROLOG:
-            for device in ctx.devices:
-                yield Probe(COPY, {"copier": copy}, (device,))
+        params = {"imex": imex, "quick": ctx.tier is Tier.PROLOG}
+        for device in ctx.devices:
+            gpu = [device.label, device.backend, device.uuid, device.pci]
+            yield Probe("", {ROLE: read}, (device,), {**params, "gpus": [gpu]})
+        if not ctx.devices:  # a driver whose fabric is not ready lists none; NVML does
+            yield Probe("", {ROLE: read}, params={**params, "quick": True, "gpus": []})
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        if done.probe == COPY:
-            yield from self._of_copy(done.records["copier"])
-            return
-        told = done.records["reader"]
-        gpus: dict[str, Json] = told["gpus"]
-        strange = {label: lines for label, gpu in gpus.items() if (lines := beyond_belief(gpu))}
-        found = list(_of_all(told, done.params))
-        bad = [*findings(found, gpus)]
-        if strange:
-            says = "impossible figures of {devices}: {figures}"
-            figures = next(iter(strange.values()))
-            bad.append(Finding.error("impossible-figures", says, devices=list(strange), figures=figures))
-        if told["silent"]:
-            says = "NVML does not answer for {devices}: {reason}"
-            reason = next(iter(told["silent"].values()))
-            bad.append(Finding.error("no-answer", says, devices=list(told["silent"]), reason=reason))
-        known = [name for figure, name in FIGURES.items() if any(figure in gpu for gpu in gpus.values())]
+        told = done.records[ROLE]
+        bad = list(_impossible(told)) + list(findings(told, done.params))
+        known = [
+            name for figure, name in FIGURES.items() if any(figure in gpu for gpu in told["gpus"].values())
+        ]
         if not (bad or known):
             reason = told["why"] or "this driver reports none of the figures"
             bad.append(Finding.skip("no-figures", "{reason}", reason=reason))
-        says = "{count} GPUs report no fault: {figures}" if len(gpus) > 1 else "no fault reported: {figures}"
-        yield from bad or [
-            Finding.ok("no-fault", says, *notes(told, done.params), count=len(gpus), figures=known)
-        ]
-
-    def _of_copy(self, told: Mapping[str, Json]) -> Iterator[Finding]:
-        if told["wrong"]:
-            yield Finding.fail("wrong-copy", "wrong data after copies from the host", told["wrong"])
-        link = told["link"]
-        bad = of_link(link) if link and not beyond_belief({"pcie": link}) else []
-        yield from findings([("", row) for row in bad], {})
-        if not (told["wrong"] or bad):
-            seen = "generation {generation}, {lanes} lanes" if link else "the driver does not report the link"
-            says = "{nbytes:mib} copied from the host; PCIe link: " + seen
-            yield Finding.ok("link-right", says, nbytes=NBYTES, **(link or {}))
+        says = "no fault reported: {figures}"
+        yield from bad or [Finding.ok("no-fault", says, *notes(told, done.params), figures=known)]
 
 
-def findings(found: Iterable[tuple[str, Row]], gpus: Mapping[str, Json]) -> Iterator[Finding]:
-    """A finding for each key and values, about all GPUs that have them."""
+def _impossible(told: Mapping[str, Json]) -> Iterator[Finding]:
+    """Findings on what is no answer. A GPU that its driver gave up is in `findings`."""
+    if told["wrong"]:
+        yield Finding.fail("wrong-copy", "wrong data after a copy from the host", told["wrong"])
+    for label, gpu in told["gpus"].items():
+        if figures := beyond_belief(gpu):
+            says = "NVML reports impossible figures of {device}: {figures}"
+            yield Finding.error("impossible-figures", says, device=label, figures=figures)
+    for label, reason in told["silent"].items():
+        says = "NVML does not answer for {device}: {reason}"
+        yield Finding.error("no-answer", says, device=label, reason=reason)
+
+
+def findings(told: Mapping[str, Json], params: Mapping[str, Json]) -> Iterator[Finding]:
+    """A finding for each fault: of this GPU or, without devices, of all GPUs that have it."""
     alike: dict[str, tuple[Row, list[str]]] = {}
-    for label, row in found:
+    for label, row in _faults(told, params):
         alike.setdefault(repr(row), (row, []))[1].append(label)
     for (name, values), labels in alike.values():
-        known = {"devices": labels, **values} if any(labels) else {"devices": "this GPU", **values}
-        seen = [Evidence.seen("{text}", text=text) for label in labels for text in _xids(gpus, label)]
-        for key, said in FAULTS.items():
-            if key == name:
-                yield Finding.fail(key, said["says"], *seen, remedy=_do(said, values), **known)
-        for key, said in WARNINGS.items():
-            if key == name:
-                yield Finding.warn(key, said["says"], *seen, remedy=_do(said, values), **known)
+        known = {"where": "" if params["gpus"] else ", ".join(labels), **values}
+        xids = [text for label in labels for text in _xids(told["gpus"].get(label, {}))]
+        for fault, said in FAULTS.items():
+            if fault == name:
+                yield Finding.fail(fault, said["says"], *xids, remedy=_do(said, values), **known)
+        for oddity, said in WARNINGS.items():
+            if oddity == name:
+                yield Finding.warn(oddity, said["says"], *xids, remedy=_do(said, values), **known)
+
+
+def _faults(told: Mapping[str, Json], params: Mapping[str, Json]) -> Iterator[tuple[str, Row]]:
+    """(label, row) of each fault."""
+    for label, reason in told["lost"].items():
+        yield label, ("gpu-lost", {"reason": reason})
+    for label, gpu in told["gpus"].items():
+        if not beyond_belief(gpu):
+            yield from ((label, row) for row in rows(gpu, told["loaded_s"], quick=params["quick"]))
+        if told["imex_nodes"] > 1 and not params["imex"].get("imex-daemon"):
+            yield label, ("imex-down", {"nodes": told["imex_nodes"]})
 
 
 def _do(said: Mapping[str, str], values: Mapping[str, Json]) -> str:
     return said["do"].replace("{action}", str(values.get("action", "")))
 
 
-def _xids(gpus: Mapping[str, Json], label: str) -> list[str]:
-    return [text for _, text in gpus.get(label, {}).get("xids", ())][-3:]
+def _xids(gpu: Mapping[str, Json]) -> list[str]:
+    return [text.replace("{", "(") for _, text in gpu.get("xids", ())][-3:]
 
 
-def _of_all(told: Mapping[str, Json], params: Mapping[str, Json]) -> Iterator[tuple[str, Row]]:
-    """(label, row) of each fault."""
-    for label, reason in told["lost"].items():
-        yield label, ("gpu-lost", {"reason": reason})
-    cliques: dict[tuple[str, int], list[str]] = {}
-    for label, gpu in told["gpus"].items():
-        if not beyond_belief(gpu):
-            yield from ((label, row) for row in rows(gpu, told["loaded_s"], quick=params["quick"]))
-        fabric = gpu.get("fabric", {})
-        if fabric.get("state") == COMPLETED and not fabric["status"]:
-            cliques.setdefault((fabric["cluster"], fabric["clique"]), []).append(label)
-    if len(cliques) > 1:
-        members = "; ".join(", ".join(labels) for labels in cliques.values())
-        yield "", ("fabric-split", {"cliques": len(cliques), "members": members})
-    nodes = told["imex_nodes"]
-    if nodes > 1 and not params["imex"].get("imex-daemon"):
-        yield "", ("imex-down", {"nodes": nodes})
-
-
-def notes(told: Mapping[str, Json], params: Mapping[str, Json]) -> Iterator[Evidence]:
+def notes(told: Mapping[str, Json], params: Mapping[str, Json]) -> Iterator[Evidence | str]:
     """What else was seen, and what was not."""
-    for label, gpu in told["gpus"].items():
-        fabric = gpu.get("fabric", {})
-        if fabric.get("state") == COMPLETED:
-            says = "{device}: clique {clique} of cluster {cluster}"
-            yield Evidence.seen(says, device=label, clique=fabric["clique"], cluster=fabric["cluster"])
-        yield from (Evidence.seen("{text}", text=text) for text in _xids(told["gpus"], label))
+    for gpu in told["gpus"].values():
+        if pcie := gpu.get("pcie"):
+            yield Evidence.seen("PCIe: generation {generation}, {lanes} lanes", **pcie)
+        if (fabric := gpu.get("fabric", {})).get("state") == COMPLETED:
+            yield Evidence.seen("NVLink fabric: clique {clique} of cluster {cluster}", **fabric)
+        yield from _xids(gpu)
     for name, value in params["imex"].items():
         if value:
             yield Evidence.seen("{name}: {value}", name=name, value=value)
     if not told["has_log"]:
-        yield Evidence.seen("the kernel's log cannot be read: Xids are unknown")
+        yield "the kernel's log cannot be read: Xids are unknown"
 
 
 def read(w: Worker) -> None:
-    w.record(**w.gpu_health(w.params["gpus"]))
+    told, wrong = w.gpu_health(w.params["gpus"]), ""
+    if not w.params["quick"] and [gpu for gpu in told["gpus"].values() if "pcie" in gpu]:
+        wrong, link = copy(w)
+        next(iter(told["gpus"].values()))["pcie"] = link
+    w.record(**told, wrong=wrong)
 
 
-def copy(w: Worker) -> None:
+def copy(w: Worker) -> tuple[str, Json]:
     """Copy from the host until the PCIe link is up, and read it between copies."""
-    data, end, link, copies = pattern(NBYTES), w.clock() + RAISES_S, None, 0
+    data, end, link = pattern(NBYTES), w.clock() + RAISES_S, None
     with w.gpu.alloc(NBYTES) as buffer:
-        while not copies or (link and of_link(link) and w.clock() < end):
+        while not link or (of_link(link) and w.clock() < end):
             buffer.write(data)
-            link, copies = w.gpu.pcie_link(), copies + 1
-        w.record(wrong=difference(buffer.read(), data), link=link)
+            link = w.gpu.pcie_link() or {}
+        return difference(buffer.read(), data), link
 
 
 CHECK = GpuHealth()

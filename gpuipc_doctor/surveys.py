@@ -15,6 +15,9 @@ FILE = Path(__file__)
 DRIVERS, MPI_LIBRARY, RANKS = "driver-init", "mpi-gpu-aware", "mpi-start"
 """The check that judges each survey."""
 
+HEALTH = "gpu-health"
+"""The check that reads GPUs without requiring one."""
+
 
 def of_drivers(ctx: Context) -> Iterable[Probe]:
     """A probe for each backend. Options: ``backends``, ``required``, ``links``, ``environment``, and

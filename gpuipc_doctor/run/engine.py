@@ -267,7 +267,8 @@ class Run:
         if isinstance(ended, NotRun):
             self.log.keep_unrun(planned, ended.finding, ended.stopped)
             return ()
-        if ended.devices or not (planned.check.uses_fabric and self.planner.needs_gpu):
+        without = planned.check.uses_fabric or planned.check.id == surveys.HEALTH
+        if ended.devices or not (without and self.planner.needs_gpu):
             self.log.count(ended)  # messages in host memory do not test a GPU
         more, wrong = list[PlannedProbe](), []
         try:

@@ -146,7 +146,7 @@ class Planner:
         """Whether the request needs a GPU. A whole tier always does."""
         return (
             not self.request.checks
-            or any(id_ in self.request.checks for id_ in surveys.PROBES)
+            or any(id_ in self.request.checks for id_ in (*surveys.PROBES, surveys.HEALTH))
             or any(check.requires or check.needs_mpi or check.needs_allocators for check in self.checks)
         )
 

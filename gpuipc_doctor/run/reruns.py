@@ -46,7 +46,7 @@ def rerun_with_logs(log: ResultLog, schedule: Schedule, planner: Planner, louder
                 _blame_load(entry)
 
 
-MOST_MEASURED = 4
+MOST_MEASURED = 8
 """Maximum measurements that are made again in a run."""
 
 
@@ -75,7 +75,9 @@ def measure_again(log: ResultLog, schedule: Schedule, planner: Planner) -> None:
             places = [{*each.values.get("slow", ())} for each in (first, same)]
             is_disturbed = bool(_overload()) or (any(places) and not places[0] & places[1])
             remedy = f"rerun on an idle node; if it stays slow, {first.remedy}"
-            is_disturbed &= entry.planned.check.subject is not None  # else a state, which load does not change
+            is_disturbed &= (
+                entry.planned.check.subject is not None
+            )  # else a state, which load does not change
             kept = replace(first, remedy=remedy) if is_disturbed and first.remedy else first
             note = Evidence.seen("measured again: {found}", found=sentences.summary(same))
             entry.decided = (*others, _noted(kept, note))
