@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gpuipc_doctor.api import Evidence, Finding, Json
-from gpuipc_doctor.api.capabilities import WITHOUT_GPU_IPC, lacking
+from gpuipc_doctor.api import Device, Evidence, Finding, Json
+from gpuipc_doctor.api.capabilities import instead_of, lacking
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.composed_case import FLOOR
 from gpuipc_doctor.histories.extent import REPLAY, is_complete
@@ -31,13 +31,14 @@ FIGURES = ("operations", "wanted", "compared", "seed", "elapsed_s")
 
 
 def judge_exploration(
-    explored: Json, left_out: Sequence[str], labels: Sequence[str], little: Json
+    explored: Json, left_out: Sequence[str], devices: Sequence[Device], little: Json
 ) -> Iterable[Finding]:
     """Findings about an exploration, which is the JSON of `results.to_json`.
 
-    ``left_out``: the omitted harmful operations. ``labels``: names of the probe's devices. ``little``: the
+    ``left_out``: the omitted harmful operations. ``devices``: the probe's. ``little``: the
     ``room`` in bytes and the operations that need more, by capability; empty if all had enough.
     """
+    labels = [device.label for device in devices]
     figures = {name: explored[name] for name in FIGURES}
     first = explored["first"]
     if first is None:
@@ -56,7 +57,7 @@ def judge_exploration(
         yield Finding.skip(
             "not-supported",
             "{says}",
-            remedy=WITHOUT_GPU_IPC,
+            remedy=instead_of(devices, ["legacy-ipc"]),
             says=first["says"],
             lacking=lacking(first["call"]),
         )

@@ -108,7 +108,7 @@ class IpcHistories(Check):
             yield moving.moving(Evidence.seen("{says}", says=first["says"]))
             return
         little = record.get("little", {})
-        findings = list(judge_exploration(record["explored"], done.params["left_out"], labels, little))
+        findings = list(judge_exploration(record["explored"], done.params["left_out"], done.devices, little))
         yield from findings
         if findings[0].key != "leak":
             for label, each in zip(labels, watched, strict=True):

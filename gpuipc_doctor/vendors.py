@@ -44,6 +44,23 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """Names of the driver's functions, by what they do."""
+
+    initialise: str
+    create_context: frozenset[str] = frozenset()
+    opens_memory: str = "IpcOpen|Mem(Pool)?Import|EnablePeer"
+    """Regular expression for those that map memory of another process or GPU."""
+    capabilities: tuple[tuple[str, str], ...] = (
+        ("Ipc", "legacy-ipc"),
+        ("MemPoolExport|MemPoolImport", "pool-ipc"),
+        ("MemPool|Async", "memory-pools"),
+        ("Mem(Create|Export|Import)", "vmm-ipc"),
+    )
+    """Regular expression → the capability that a GPU lacks if it does not support such a function."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """How this tool shows a process some GPUs only."""
 
@@ -131,6 +148,11 @@ class SupportedVendor(Vendor):
     library_remedy: str
     binding: Binding
     errors: Errors
+    calls: Calls
+    lacks: frozenset[str] = frozenset()
+    """Capabilities (`api.capabilities`) that no device has, because the API has no such calls."""
+    instead: Mapping[str, str]
+    """Capability → what to use on a GPU without it."""
     kernel_marks: tuple[str, ...]
     """Files below the root that all exist if the kernel driver is loaded."""
     control_files: tuple[str, ...]
@@ -165,6 +187,12 @@ class SupportedVendor(Vendor):
     forks_after_import: bool = False
     """Whether importing an array library leaves the driver alone, so that workers may be forked after it."""
 
+
+_WITHOUT_IPC = (
+    "nothing to repair; run MPI and NCCL without GPU IPC: NCCL_P2P_DISABLE=1, UCX_TLS=^{}, "
+    "MPICH_GPU_IPC_ENABLED=0"
+)
+"""What to do on a node whose GPUs have no IPC by design."""
 
 NVIDIA = SupportedVendor(
     backend="cuda",
@@ -225,6 +253,15 @@ NVIDIA = SupportedVendor(
         too_many_peers=frozenset({"CUDA_ERROR_TOO_MANY_PEERS"}),
         vague=frozenset({"CUDA_ERROR_UNKNOWN"}),
     ),
+    calls=Calls(initialise="cuInit", create_context=frozenset({"cuDevicePrimaryCtxRetain", "cuCtxCreate"})),
+    instead={
+        "multi-process": "nvidia-smi -c 0; or let jobs share the GPU through MPS",
+        "legacy-ipc": _WITHOUT_IPC.format("cuda_ipc"),
+        "vmm-ipc": "nothing to repair; set NCCL_CUMEM_ENABLE=0, and no expandable segments in PyTorch",
+        "memory-pools": "nothing to repair; jobs allocate with cudaMalloc",
+        "pool-ipc": "nothing to repair; jobs share memory of cudaMalloc, not of pools",
+        "fabric-handles": "nothing to repair; only NVLink between nodes needs them: NCCL_MNNVL_ENABLE=0",
+    },
     collectives=CollectiveFamily(
         name="NCCL",
         fact="nccl",
@@ -294,6 +331,14 @@ AMD = SupportedVendor(
         ),
         not_supported=frozenset({"hipErrorNotSupported"}),
     ),
+    calls=Calls(initialise="hipInit"),
+    instead={
+        "legacy-ipc": _WITHOUT_IPC.format("rocm_ipc"),
+        "vmm-ipc": "nothing to repair; set NCCL_CUMEM_ENABLE=0, and no expandable segments in PyTorch",
+        "memory-pools": "nothing to repair; jobs allocate with hipMalloc",
+        "pool-ipc": "nothing to repair; jobs share memory of hipMalloc, not of pools",
+        "fabric-handles": "nothing to repair; no library uses them on AMD's GPUs",
+    },
     collectives=CollectiveFamily(
         name="RCCL",
         fact="rccl",

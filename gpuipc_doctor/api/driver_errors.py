@@ -39,13 +39,13 @@ WITH_FEWER_PEERS = (
     "nothing to repair; give a job at most nine of these GPUs, or set NCCL_P2P_DISABLE=1 for it"
 )
 
-OPENS_MEMORY = re.compile("IpcOpen|Mem(Pool)?Import|EnablePeer")
+OPENS_MEMORY = re.compile("|".join(vendor.calls.opens_memory for vendor in SUPPORTED.values()))
 """Calls that map memory of another process or GPU."""
 
 OUT_OF_MEMORY = frozenset(errors.out_of_memory for errors in _ERRORS)
 """Errors for exhausted memory."""
 
-CONTEXT_CREATIONS = frozenset({"cuDevicePrimaryCtxRetain", "cuCtxCreate"})
+CONTEXT_CREATIONS = frozenset().union(*(vendor.calls.create_context for vendor in SUPPORTED.values()))
 TEST_CONTEXTS = 2
 """Contexts that a test has on a GPU: the exporter's and the importer's."""
 
@@ -59,7 +59,7 @@ def room_for(contexts: int, total_bytes: int) -> int:
     return contexts * min(CONTEXT_BYTES, total_bytes // 32 or CONTEXT_BYTES)
 
 
-INITIALISATIONS = frozenset({"cuInit", "hipInit"})
+INITIALISATIONS = frozenset(vendor.calls.initialise for vendor in SUPPORTED.values())
 """The driver's calls that initialise it."""
 
 

@@ -112,9 +112,8 @@ class JobGpus:
 
 
 def _devices(listed: Iterable[ListedGpu]) -> tuple[Device, ...]:
-    return tuple(
-        Device(gpu.backend, gpu.index, gpu.uuid, gpu.pci, gpu.name, 0, CAPABILITIES) for gpu in listed
-    )
+    devices = (Device(gpu.backend, gpu.index, gpu.uuid, gpu.pci, gpu.name, 0) for gpu in listed)
+    return tuple(replace(each, capabilities=CAPABILITIES - each.vendor.lacks) for each in devices)
 
 
 def of_node(root: str) -> tuple[ListedGpu, ...]:

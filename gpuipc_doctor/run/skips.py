@@ -97,9 +97,9 @@ def _incapable(device: Device, lacking: list[str], inventory: Sequence[Fact]) ->
     return Finding.skip(
         "incapable",
         "{device} {lack}",
-        remedy=instead_of(lacking),
+        remedy=instead_of((device,), lacking),
         device=device.label,
-        lack=words_of_lack(lacking, mode),
+        lack=words_of_lack(device.vendor, lacking, mode),
         lacking=lacking,
     )
 

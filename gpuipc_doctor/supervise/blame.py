@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpuipc_doctor.api.capabilities import WITHOUT_GPU_IPC, instead_of, lacking
+from gpuipc_doctor.api.capabilities import instead_of, lacking
 from gpuipc_doctor.api.driver_errors import (
     CONTEXT_CREATIONS,
     OUT_OF_MEMORY,
@@ -96,7 +96,7 @@ def _of_failure(outcome: ProbeOutcome) -> Finding:  # noqa: C901 - a branch for 
                 return Finding.skip(
                     "not-supported",
                     f"{_CALL} returned {{error}} ({{code}}): {{by_design}}",
-                    remedy=WITH_FEWER_PEERS if is_limit else WITHOUT_GPU_IPC,
+                    remedy=WITH_FEWER_PEERS if is_limit else instead_of(outcome.devices, ["legacy-ipc"]),
                     by_design=role.by_design,
                     lacking=[] if is_limit else lacking(role.operation),
                     **_of(role),
@@ -159,7 +159,7 @@ def _of_failure(outcome: ProbeOutcome) -> Finding:  # noqa: C901 - a branch for 
             return Finding.error("unavailable", says, *so_far, remedy=remedy, role=role.role, reason=reason)
         case Ending.UNFIT:
             lack = list(role.lacking)
-            remedy = instead_of(lack) if lack else ""
+            remedy = instead_of(outcome.devices, lack) if lack else ""
             return Finding.skip("unfit", "{reason}", remedy=remedy, reason=role.exception, lacking=lack)
         case Ending.UNRECORDED:
             return Finding.error(

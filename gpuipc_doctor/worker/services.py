@@ -142,7 +142,7 @@ class Worker:
         # Also tested here: a prolog has not tested before, and an administrator can change the mode.
         if check and check.requires and (lacking := check.requires - gpu.capabilities):
             self._journal.keep("lacking", sorted(lacking))
-            raise Unfit(f"{device.label} {words_of_lack(lacking)}")
+            raise Unfit(f"{device.label} {words_of_lack(device.vendor, lacking)}")
         return gpu
 
     @property

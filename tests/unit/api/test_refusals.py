@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuipc_doctor.api import DriverError, unless_refused
 from gpuipc_doctor.api.capabilities import instead_of, lacking, words_of_lack
 from gpuipc_doctor.model import DriverFault
+from gpuipc_doctor.vendors import AMD, NVIDIA
+from tests.checks.judging import gpu
 
 
 def raising(name: str) -> None:
@@ -76,5 +80,17 @@ def test_unsupported_call_shows_which_capability_is_lacking(call: str, capabilit
 def test_lack_is_told_with_what_to_use_instead(
     capabilities: set[str], mode: str, says: str, instead: str
 ) -> None:
-    assert says in words_of_lack(capabilities, mode)
-    assert instead in instead_of(capabilities)
+    assert says in words_of_lack(NVIDIA, capabilities, mode)
+    assert instead in instead_of((), capabilities)
+
+
+def test_what_to_use_instead_is_the_vendors() -> None:
+    amd = gpu(0, "hip")
+    assert "UCX_TLS=^rocm_ipc" in instead_of((amd,), ["legacy-ipc"])
+    assert "UCX_TLS=^cuda_ipc" in instead_of((gpu(0),), ["legacy-ipc"])
+
+
+def test_what_no_device_of_a_backend_has_is_no_fault_of_the_device() -> None:
+    bare = replace(AMD, lacks=frozenset({"memory-pools", "pool-ipc"}))
+    lacks = words_of_lack(bare, {"pool-ipc", "memory-pools", "vmm-ipc"})
+    assert lacks == "lacks memory-pools, pool-ipc: ROCm has no such calls"
