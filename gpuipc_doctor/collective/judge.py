@@ -16,6 +16,9 @@ _EQUAL_SIZES = frozenset(
 )
 """Operations whose sizes must be equal on all ranks. PyTorch allows an ``all_gather`` of unequal tensors."""
 
+_ENDS_TOGETHER = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
+"""Operations that end on no rank before all ranks have called them."""
+
 _SHOWN = 3
 
 
@@ -25,6 +28,8 @@ class Problem(Enum):
     OPERATION = "another operation"
     SIZES = "other sizes"
     ORDER = "another order of communicators"
+    MESSAGE = "no partner"
+    """Ranks that have not called the send of a receive, or the receive of a send."""
     MISSING = "missing"
     """Ranks that have called nothing in this communicator, or have not joined it."""
     BEHIND = "behind"
@@ -40,6 +45,7 @@ ADVICE: Mapping[Problem, str] = {
     Problem.OPERATION: _DIFFERENT,
     Problem.SIZES: "compare the tensor's shape on this rank with the others': unequal batches, or padding",
     Problem.ORDER: "call the communicators' collectives in the same order on all ranks",
+    Problem.MESSAGE: _LATE,
     Problem.MISSING: _LATE,
     Problem.BEHIND: _LATE,
     Problem.SAME: "",
@@ -81,6 +87,8 @@ class Judgement:
             return (
                 f"{others} {verb} in {self.operation}{of} for {who}, which {wait} in {self.called} for them"
             )
+        if self.problem is Problem.MESSAGE:
+            return f"{who} did not call {self.called}{of}, for which {others} {verb} in {self.operation}"
         last = f"; last seen in {self.called}{place}" if self.called else ""
         return f"{who} did not call {self.operation}{at}{of}, in which {others} {verb}{last}"
 
@@ -89,11 +97,13 @@ Members = Mapping[str, Collection[int]]
 """Communicator → its ranks."""
 
 
-def judge(calls: Iterable[Call], members: Members | None = None) -> tuple[Judgement, ...]:
+def judge(
+    calls: Iterable[Call], members: Members | None = None, messages: Iterable[Judgement] = ()
+) -> tuple[Judgement, ...]:
     """The conclusion on each communicator with a call that is not known to be done, causes first.
 
-    A communicator that waits for ranks which themselves wait in another one is left out, unless both wait for
-    each other.
+    A communicator that waits for ranks which themselves wait in another one, or for a message, is left out,
+    unless both wait for each other. ``messages``: conclusions on sends and receives.
     """
     groups: defaultdict[str, list[Call]] = defaultdict(list)
     for call in calls:
@@ -103,10 +113,17 @@ def judge(calls: Iterable[Call], members: Members | None = None) -> tuple[Judgem
         for group, own in groups.items()
         for judgement in _of_group(own, frozenset((members or {}).get(group, ())))
     ]
+    found += messages
     if order := _crossed(found):
         return (order,)
     waits = {rank for judgement in found if judgement.culprits for rank in judgement.waiting}
-    causes = [judgement for judgement in found if not judgement.culprits or {*judgement.culprits} - waits]
+    causes = [
+        replace(judgement, culprits=tuple(rank for rank in judgement.culprits if rank not in waits))
+        if judgement.problem in (Problem.MISSING, Problem.BEHIND)
+        else judgement
+        for judgement in found
+        if not judgement.culprits or {*judgement.culprits} - waits
+    ]
     blames = [judgement for judgement in causes if judgement.culprits]
     return tuple(sorted(blames or causes, key=lambda judgement: [*Problem].index(judgement.problem)))
 
@@ -130,8 +147,9 @@ def _of_group(calls: Sequence[Call], members: frozenset[int]) -> Iterator[Judgem
                 waits = [call for call in at.values() if call.rank not in different.culprits]
                 yield _judgement(Problem.MISSING, [Call(rank=rank) for rank in absent], waits)
             return
-    last = {rank: own[max(own)] for rank, own in by_rank.items()}
-    furthest = max(call.number or 0 for call in last.values())
+    completed = _completed(calls)
+    last = {rank: own[max(own)] for rank, own in by_rank.items() if not _is_older(own, completed)}
+    furthest = max((call.number or 0 for call in last.values()), default=0)
     ahead = [call for call in last.values() if (call.number or 0) == furthest]
     behind = [call for call in last.values() if (call.number or 0) < furthest]
     waiting = [call for call in ahead if call.state is not State.DONE]
@@ -150,8 +168,26 @@ def _of_group(calls: Sequence[Call], members: frozenset[int]) -> Iterator[Judgem
             called=f"{first.operation or 'operation'} {first.number}" if first and first.number else "",
             where=first.where if first else "",
         )
-    elif any(call.state is not State.DONE for call in last.values()):
+    elif last.keys() == by_rank.keys():
         yield shared
+
+
+def _completed(calls: Iterable[Call]) -> int:
+    """The number up to which all ranks must have called."""
+    done = (
+        call.number or 0
+        for call in calls
+        if call.state is State.DONE and _name(call).lstrip("i").startswith(_ENDS_TOGETHER)
+    )
+    return max(done, default=-1)
+
+
+def _is_older(own: Mapping[int, Call], completed: int) -> bool:
+    """Whether a rank's calls were recorded before those of the others, which have completed more."""
+    last = own[max(own)]
+    return (last.number or 0) < completed or (
+        completed in own and own[completed].state is not State.DONE and last.number == completed
+    )
 
 
 def _different(at: Mapping[int, Call]) -> Judgement | None:

@@ -1,45 +1,50 @@
-"""Collectives in logs: PyTorch's watchdog, NCCL_DEBUG and its RAS, gloo, MPI, stacks, tables of failures."""
+"""Collectives in logs: PyTorch's watchdog, NCCL_DEBUG and its RAS, gloo, stacks; and who failed first."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from gpuipc_doctor.collective import ras_counts
-from gpuipc_doctor.collective.call import Call, State
+from gpuipc_doctor.collective import failures, ras_counts
+from gpuipc_doctor.collective.call import Call, State, plain
+from gpuipc_doctor.collective.failures import Failures
 from gpuipc_doctor.collective.judge import ADVICE, Judgement, Problem, in_words, judge
+from gpuipc_doctor.present.text import ranges
 
-TOKENS = (
-    b"WorkNCCL(",
-    b"ast enqueued ",
-    b"monitoredBarrier",
-    b"CollectiveFingerPrint(",
-    b" opCount ",
-    b" commId ",
-    b"observed failure",
-    b"rank      : ",
-    b"exitcode  : ",
-    b"Fatal error in ",
-    b"error: ",
-    b" PMPI_",
-    b" in MPI_",
-    *ras_counts.TOKENS,
+LAUNCH = b" opCount "
+"""Text of NCCL_DEBUG's lines on calls, which may be all lines of a log."""
+
+_RESTARTS = "will restart worker"
+_STACK = (" PMPI_", " in MPI_")
+_GLOO = ("monitoredBarrier", "CollectiveFingerPrint(")
+_WATCHDOG = ("WorkNCCL(", "ast enqueued ")
+_RAS = tuple(map(bytes.decode, ras_counts.TOKENS))
+TOKENS = tuple(
+    text.encode()
+    for text in dict.fromkeys((*_WATCHDOG, *_GLOO, *_STACK, *_RAS, *failures.TOKENS, " commId ", _RESTARTS))
 )
-"""Texts of which each line that is read has one, so that other lines cost nothing."""
+"""Texts of which each other line that is read has one, so that other lines cost nothing."""
 
 MOST_RANKS = 1 << 16
 
-WINDOW = 64
-"""Calls before the last one of a communicator that are kept to compare the ranks' operations. Ranks enqueue
-some calls beyond one that hangs."""
+MOST_ATTEMPTS = 16
+"""Maximum attempts of a job that are told apart; of more, the first and the latest ones."""
 
-MOST_COMMUNICATORS = 1 << 12
-"""Maximum communicators of one job's logs; of more, the latest ones are kept."""
+WINDOW = 64
+"""Calls of each rank and communicator that are kept to compare the ranks' operations: the last ones. Ranks
+enqueue some calls beyond one that hangs."""
+
+LAST_CALLS = 4
+"""Calls that are kept if there are more than `WIDE` ranks and communicators, which bounds the memory."""
+WIDE = 1 << 11
 
 MOST_RAS_LINES = 1 << 12
 
 _AGAIN = "ask RAS again: in a job that runs, counts also differ; ranks whose counts stay are late"
+
+_COPIED = "copy the log again: if the job ran, the counts have changed; ranks whose count stays are late"
 
 _STACKS_AGAIN = (
     "take the stacks again: ranks of a job that runs also differ for a moment; "
@@ -65,21 +70,20 @@ _FINGERPRINT = re.compile(
     r"(?:, TensorShape=(\[[^\]]*\]))?(?:, TensorDtypes=(\w+))?"
 )
 _INIT = re.compile(
-    r"^.*?([\w.-]+:\d+):\d+ \[\d+\] NCCL INFO .*comm (0x\w+) rank (\d+) n[rR]anks (\d+) .*commId (0x\w+)"
+    r"([\w.-]+:\d+):\d+ \[\d+\] NCCL INFO .*comm (0x\w+) rank (\d+) n[rR]anks (\d+) .*commId (0x\w+)"
 )
 _LAUNCH = re.compile(
-    r"^.*?([\w.-]+:\d+):\d+ \[\d+\] NCCL INFO (\w+): opCount (\w+) .*?count (\d+) .*?comm (0x\w+)"
+    rb".*?([\w.-]+:\d+):\d+ \[\d+\] NCCL INFO (\w+): opCount (\w+) .*? count (\d+) .*?comm (0x\w+)"
 )
-_FIRST_FAILURE = re.compile(r"observed failure")
-_FAILED_RANK = re.compile(r"rank      : (\d+)")
-_EXIT_CODE = re.compile(r"exitcode  : (-?\d+)")
-_MPI_ABORT = re.compile(r"Abort\(\d+\) on node (\d+).*?Fatal error in (?:internal_|P?)?(\w+)")
 _IN_STACK = re.compile(
     r"#\d+ .*\bP?(MPI_(?:Barrier|Bcast|Reduce(?:_\w+)?|Allreduce|(?:Ex)?[Ss]can|(?:All)?[Gg]atherv?"
     r"|Scatterv?|Alltoall[vw]?))\b"
 )
 _STACKS = "by their stacks"
-_SRUN = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+)$")
+_LAUNCHER = re.compile(r"^(?:\[\d+,(\d+)\]<std\w+>: ?|\[(\d+)\] (?=\S)| *(\d+): )")
+"""Rank before each line: Open MPI's --tag-output, Hydra's -l, srun -l."""
+_ONE_SIDED = frozenset({"send", "recv", "coalesced"})
+"""Operations of PyTorch's watchdog in which two ranks of a group are, or several in other directions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,8 @@ class Finding:
     text: str
     """The line of the first culprit, or of a rank that waits if the culprit wrote none."""
     do: str = ""
+    blames: bool = True
+    """False if the job may only have been between two calls when this was written."""
 
 
 @dataclass(slots=True)
@@ -103,66 +109,53 @@ class _Seen:
     text: str
 
 
-@dataclass(slots=True)
-class _Calls:
-    """The last call of each rank of a communicator, and all calls of the last `WINDOW` numbers."""
-
-    last: dict[int, _Seen] = field(default_factory=dict)
-    window: dict[int, dict[int, _Seen]] = field(default_factory=dict)
-
-    def add(self, seen: _Seen) -> None:
-        rank, number = seen.call.rank, seen.call.number or 0
-        newest = max(self.window, default=0)
-        if number > newest:
-            for old in [each for each in self.window if each <= number - WINDOW]:
-                del self.window[old]
-        if number > newest - WINDOW:
-            self.window.setdefault(number, {})[rank] = seen
-        if rank not in self.last or number >= (self.last[rank].call.number or 0):
-            self.last[rank] = seen
-
-    def all(self) -> Iterator[_Seen]:
-        old = [seen for seen in self.last.values() if (seen.call.number or 0) not in self.window]
-        yield from old
-        for number in sorted(self.window):
-            yield from self.window[number].values()
+Launch = tuple[str, int, bytes, tuple[bytes, ...]]
+"""Log, number of the line, the line, and what `_LAUNCH` finds in it."""
 
 
 @dataclass(slots=True)
-class Lines:
-    """What the lines of all logs say about collectives."""
+class _Attempt:
+    """What the lines of all logs say about the collectives of one attempt of a job."""
 
-    _timeouts: dict[int, list[_Seen]] = field(default_factory=dict)
+    failures: Failures = field(default_factory=Failures)
+    _timeouts: dict[int, deque[_Seen]] = field(default_factory=lambda: defaultdict(_last))
     _enqueued: dict[tuple[str, int], _Seen] = field(default_factory=dict)
-    _others: dict[str, _Calls] = field(default_factory=dict)
-    """Calls that other lines report, by communicator."""
-    _communicators: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
-    """NCCL's (process, address of the communicator) → (its id, rank)."""
+    _others: dict[tuple[str, int], deque[_Seen]] = field(default_factory=lambda: defaultdict(_last))
+    """Calls that gloo's lines report, by communicator and rank."""
+    launches: dict[tuple[bytes, bytes], deque[Launch]] = field(default_factory=dict)
+    """NCCL's (process, address of the communicator) → its calls."""
+    _communicators: dict[tuple[bytes, bytes], tuple[str, int]] = field(default_factory=dict)
+    """NCCL's (process, address of the communicator) → (its name, rank)."""
     _members: dict[str, set[int]] = field(default_factory=dict)
-    _first_failure: Finding | None = None
-    """What the first rank that ended left in the log."""
-    _failed: set[int] = field(default_factory=set)
-    _root: Finding | None = None
-    """The first failure by torchrun's table."""
-    _table: list[tuple[str, int, str]] = field(default_factory=list)
-    """The line of a table that announces the first failure, and its rank when found."""
     _stacks: dict[int, dict[str, _Seen]] = field(default_factory=dict)
     """Rank → MPI's collectives in the stacks of its own log."""
     _ras: dict[str, list[list[tuple[int, str]]]] = field(default_factory=dict)
     """Log → lines of the last two answers of NCCL's RAS."""
 
-    def add(self, log: str, line: int, text: str, rank_of_log: str = "") -> None:
-        """Read a line. ``rank_of_log``: the rank whose log it is, if the log's name says so."""
-        for part in _PREFIX.split(text) if text.count("[rank") > 1 else (text,):
-            for read in (
-                self._timeout, self._group, self._gloo, self._nccl, self._failure, self._stack, self._answer
-            ):  # fmt: skip
-                read(log, line, part, rank_of_log)
+    def add(self, log: str, line: int, text: str, rank_of_log: str) -> None:
+        rank, text = _writer(text, rank_of_log)
+        if rank is not None and any(token in text for token in _WATCHDOG):
+            self._timeout(log, line, text, rank)
+            self._group(log, line, text, rank)
+        if any(token in text for token in _GLOO):
+            self._gloo(log, line, text, rank)
+        if " commId " in text:
+            self._join(text)
+        if any(token in text for token in _STACK):
+            self._stack(log, line, text, rank_of_log)
+        if any(token in text for token in _RAS):
+            self._answer(log, line, text)
+        if any(token in text for token in failures.TOKENS):
+            self.failures.add(log, line, text, rank)
 
-    def _timeout(self, log: str, line: int, text: str, rank_of_log: str) -> None:
+    def is_over_for(self, text: str) -> bool:
+        """Whether a rank that timed out joins a communicator again: it was started anew."""
+        found = _INIT.search(text)
+        return found is not None and int(found[3]) in self._timeouts
+
+    def _timeout(self, log: str, line: int, text: str, rank: int) -> None:
         found = _TIMEOUT.search(text)
-        rank = _rank(text, rank_of_log)
-        if found is None or rank is None:
+        if found is None or plain(found[2]) in _ONE_SIDED:
             return
         sizes = f"{found[3]} to {found[4]} elements" if found[3] else found[5] or ""
         seconds = int(found[6]) / 1000 if found[6] else None
@@ -170,25 +163,14 @@ class Lines:
         call = Call(
             rank=rank, operation=found[2], group=group, number=int(found[1]), sizes=sizes, seconds=seconds
         )
-        own = self._timeouts.setdefault(rank, [])
+        own = self._timeouts[rank]
         if not any(seen.call.number == call.number and seen.call.operation == call.operation for seen in own):
             own.append(_Seen(call, log, line, text))
-            del own[:-WINDOW]
 
-    def _add(self, call: Call, log: str, line: int, text: str) -> None:
-        calls = self._others.setdefault(call.group, _Calls())
-        calls.add(_Seen(call, log, line, text))
-        if len(self._others) > MOST_COMMUNICATORS:
-            del self._others[next(iter(self._others))]
-
-    def _fail(self, finding: Finding) -> None:
-        self._first_failure = self._first_failure or finding
-        self._failed.update(finding.ranks)
-
-    def _group(self, log: str, line: int, text: str, rank_of_log: str) -> None:
+    def _group(self, log: str, line: int, text: str, rank: int) -> None:
         """Lines with a process group: they also tell the group of the rank's timeout of that number."""
-        found, rank = _ENQUEUED.search(text), _rank(text, rank_of_log)
-        if found is None or rank is None:
+        found = _ENQUEUED.search(text)
+        if found is None:
             return
         group, enqueued, done = _group_of(text), int(found[1]), int(found[2])
         at = _AT.search(text)
@@ -199,14 +181,15 @@ class Lines:
         call = Call(rank=rank, group=group, number=min(enqueued, done + 1), state=state)
         self._enqueued.setdefault((group, rank), _Seen(call, log, line, text))
 
-    def _gloo(self, log: str, line: int, text: str, rank_of_log: str) -> None:
+    def _gloo(self, log: str, line: int, text: str, rank: int | None) -> None:
         if found := _MONITORED.search(text):
-            missing = {int(rank) for rank in re.findall(r"\d+", found[1])}
-            self._members.setdefault("monitored_barrier", set()).update(missing)
-            waits = _rank(text, rank_of_log)
-            if waits is not None and waits not in missing:
-                call = Call(rank=waits, operation="monitored_barrier", group="monitored_barrier")
-                self._add(call, log, line, text)
+            missing = {int(number) for number in re.findall(r"\d+", found[1])}
+            group = "monitored_barrier"
+            self._members.setdefault(group, set()).update(missing)
+            if rank is not None and rank not in missing:
+                self._others[group, rank].append(
+                    _Seen(Call(rank=rank, operation=group, group=group), log, line, text)
+                )
         for found in _FINGERPRINT.finditer(text):
             call = Call(
                 rank=int(found[1]),
@@ -215,60 +198,39 @@ class Lines:
                 number=int(found[2]),
                 sizes=" ".join(filter(None, (found[4], found[5]))),
             )
-            self._add(call, log, line, text)
+            self._others["gloo", call.rank].append(_Seen(call, log, line, text))
 
-    def _nccl(self, log: str, line: int, text: str, rank_of_log: str) -> None:
+    def _join(self, text: str) -> None:
         if found := _INIT.search(text):
-            self._communicators[found[1], found[2]] = (found[5], int(found[3]))
-            if len(self._communicators) > MOST_RANKS:
-                del self._communicators[next(iter(self._communicators))]
-            self._members.setdefault(_short(found[5]), set()).update(range(min(int(found[4]), MOST_RANKS)))
-        elif found := _LAUNCH.search(text):
-            communicator = self._communicators.get((found[1], found[5]))
-            if communicator:
-                call = Call(
-                    rank=communicator[1],
-                    operation=found[2],
-                    group=_short(communicator[0]),
-                    number=int(found[3], 16),
-                    sizes=f"{found[4]} elements",
-                )
-                self._add(call, log, line, text)
+            name, key = f"communicator {found[5][-6:]}", (found[1].encode(), found[2].encode())
+            self.launches.pop(key, None)  # an address is used again
+            if len(self._communicators) < MOST_RANKS:
+                self._communicators[key] = name, int(found[3])
+                self._members.setdefault(name, set()).update(range(min(int(found[4]), MOST_RANKS)))
 
-    def _failure(self, log: str, line: int, text: str, rank_of_log: str) -> None:
-        if _FIRST_FAILURE.search(text):
-            self._table = [(log, line, "")]
-        elif self._table and (found := _FAILED_RANK.search(text)) and not self._table[0][2]:
-            self._table = [(*self._table[0][:2], found[1])]
-        elif self._table and self._table[0][2] and (found := _EXIT_CODE.search(text)):
-            (where, at, rank), self._table = self._table[0], []
-            says = f"rank {rank} failed first, with exit code {found[1]}{_signal(int(found[1]))} (torchrun)"
-            do = f"read the last lines of rank {rank}'s log; the other ranks' errors follow from its end"
-            self._root = Finding(says, (int(rank),), where, at, text.strip(), do)
-        elif found := _MPI_ABORT.search(text):
-            says = f"rank {found[1]} aborted first, in {found[2]}"
-            do = f"read the error stack of rank {found[1]}; later aborts of other ranks follow from it"
-            self._fail(Finding(says, (int(found[1]),), log, line, text.strip(), do))
-        elif found := _SRUN.search(text):
-            ranks = tuple(_numbers(found[2]))
-            says = f"{in_words(ranks)} failed first: {found[3].strip()} on {found[1]} (Slurm)"
-            do = "read the last lines of this rank's log; the other ranks' errors follow from its end"
-            self._fail(Finding(says, ranks, log, line, text.strip(), do))
+    def _launched(self) -> Iterator[_Seen]:
+        for key, calls in self.launches.items():
+            if key in self._communicators:
+                group, rank = self._communicators[key]
+                for log, line, text, found in calls:
+                    name, number, count = (found[place].decode() for place in (1, 2, 3))
+                    sizes = f"{count} elements"
+                    call = Call(rank=rank, operation=name, group=group, number=int(number, 16), sizes=sizes)
+                    yield _Seen(call, log, line, text.decode("utf-8", "replace"))
 
     def _stack(self, log: str, line: int, text: str, rank_of_log: str) -> None:
         if rank_of_log and (found := _IN_STACK.search(text)):
             call = Call(rank=int(rank_of_log), operation=found[1], group=_STACKS)
             self._stacks.setdefault(call.rank, {}).setdefault(found[1], _Seen(call, log, line, text))
 
-    def _answer(self, log: str, line: int, text: str, rank_of_log: str) -> None:
-        if any(token.decode() in text for token in ras_counts.TOKENS):
-            own = self._ras.setdefault(log, [[]])
-            key = ras_counts.key(text)
-            if key and any(key == ras_counts.key(earlier) for _, earlier in own[-1]):
-                own.append([])
-                del own[:-2]
-            own[-1].append((line, text))
-            del own[-1][:-MOST_RAS_LINES]
+    def _answer(self, log: str, line: int, text: str) -> None:
+        own = self._ras.setdefault(log, [[]])
+        key = ras_counts.key(text)
+        if key and any(key == ras_counts.key(earlier) for _, earlier in own[-1]):
+            own.append([])
+            del own[:-2]
+        own[-1].append((line, text))
+        del own[-1][:-MOST_RAS_LINES]
 
     def _of_ras(self) -> Iterator[Finding]:
         """The ranks behind by RAS's last answer; if it was asked twice, those whose counts did not change."""
@@ -285,28 +247,40 @@ class Lines:
                 for says, ranks in found or [(each, ()) for each in communicator.in_words()]:
                     asked, do = ("twice", ADVICE[Problem.BEHIND]) if before else ("once", _AGAIN)
                     says = f"NCCL's RAS, asked {asked}: {says}"
-                    yield Finding(says, ranks, log, shown[0], shown[1].strip(), do)
+                    yield Finding(says, ranks, log, shown[0], shown[1].strip(), do, bool(before and ranks))
 
-    def findings(self, ranks: Iterable[int] = ()) -> Iterator[Finding]:
+    def findings(self, ranks: Iterable[int]) -> Iterator[Finding]:
         """Conclusions that name ranks, the cause first. ``ranks``: ranks of which there is a log."""
+        first = self.failures.first()
+        failed = first and Finding(
+            first.says, first.ranks, first.log, first.line, first.text.strip(), first.do
+        )
+        for finding in self._of_calls(ranks):
+            if failed and not (failed.log == finding.log and failed.line > finding.line):
+                yield failed
+                failed = None
+            if first is None or not finding.ranks or {*finding.ranks} - {*first.ranks}:  # not told twice
+                yield finding
+        if failed:
+            yield failed
+
+    def _of_calls(self, ranks: Iterable[int]) -> Iterator[Finding]:
         seen = [*self._all()]
         groups = {one.call.group for one in seen}
         members = {
             group: self._members.get(group, set()) | self._known(group, seen, ranks) for group in groups
         }
+        ran = not self._timeouts and not self._enqueued and not self.failures.is_known
         for judgement in judge((one.call for one in seen), members):
             if judgement.problem is not Problem.SAME or judgement.culprits:
-                yield _finding(judgement, seen)
+                finding = _finding(judgement, seen)
+                late = judgement.problem in (Problem.BEHIND, Problem.MISSING)
+                if ran and late and judgement.group.startswith("communicator "):
+                    finding = replace(
+                        finding, says=f"at the end of the log, {finding.says}", do=_COPIED, blames=False
+                    )
+                yield finding
         yield from self._of_ras()
-        if self._root:
-            yield self._root
-        elif self._first_failure and len(self._failed) > 1:
-            yield self._first_failure
-
-    @staticmethod
-    def is_read(text: str) -> bool:
-        """Whether the conclusions are drawn from lines such as this one."""
-        return _TIMEOUT.search(text) is not None or _ENQUEUED.search(text) is not None
 
     def _all(self) -> Iterator[_Seen]:
         """Each rank's calls; a timed-out call stands for the line on what is enqueued."""
@@ -320,7 +294,8 @@ class Lines:
                 yield replace(seen, call=call)
         yield from (seen for key, seen in self._enqueued.items() if key not in told)
         for calls in self._others.values():
-            yield from calls.all()
+            yield from calls
+        yield from self._launched()
         # a log with several collectives has several stacks: which one counts is not known
         yield from (next(iter(own.values())) for own in self._stacks.values() if len(own) == 1)
 
@@ -334,6 +309,82 @@ class Lines:
         wrote = {one.call.rank for one in seen if one.call.group == group}
         every = set(range(max(wrote, default=-1) + 1))
         return {*ranks} | (every if len(wrote) > len(every) / 2 else wrote)
+
+
+@dataclass(slots=True)
+class Lines:
+    """What the lines of all logs of a job say about collectives, in each of its attempts."""
+
+    _attempts: list[_Attempt] = field(default_factory=lambda: [_Attempt()])
+    _at: dict[str, int] = field(default_factory=dict)
+    """Log → the attempt that its lines are of."""
+    _unread: dict[str, Finding] = field(default_factory=dict)
+
+    def add(self, log: str, line: int, text: str, rank_of_log: str = "") -> None:
+        """Read a line. ``rank_of_log``: the rank whose log it is, if the log's name says so."""
+        for part in _PREFIX.split(text) if text.count("[rank") > 1 else (text,):
+            attempt = self._attempt(log)
+            if _RESTARTS in part or (" commId " in part and attempt.is_over_for(part)):
+                attempt.failures.is_over = True
+                self._at[log] = self._at.get(log, 0) + 1
+                attempt = self._attempt(log)
+            if LAUNCH.decode() in part:
+                self.launches(log, [(line, part.encode())])
+            attempt.add(log, line, part, rank_of_log)
+
+    def _attempt(self, log: str) -> _Attempt:
+        if (at := self._at.get(log, 0)) >= MOST_ATTEMPTS:
+            at = MOST_ATTEMPTS - 1
+            self._leave_out(
+                f"more than {MOST_ATTEMPTS} attempts: the later ones were read as one", log, 1, ""
+            )
+        while len(self._attempts) <= at:
+            self._attempts.append(_Attempt())
+        return self._attempts[at]
+
+    def launches(self, log: str, lines: Iterable[tuple[int, bytes]]) -> None:
+        """Read numbered lines of NCCL_DEBUG on calls, of which there may be millions."""
+        launches = self._attempt(log).launches
+        for line, text in lines:
+            if found := _LAUNCH.match(text):
+                key = found[1], found[5]
+                if key not in launches:
+                    if len(launches) == MOST_RANKS:
+                        says = f"calls of more than {MOST_RANKS} ranks and communicators were not read"
+                        self._leave_out(says, log, line, text.decode("utf-8", "replace"))
+                        continue
+                    launches[key] = deque(maxlen=WINDOW if len(launches) < WIDE else LAST_CALLS)
+                launches[key].append((log, line, text, found.groups()))
+
+    def _leave_out(self, says: str, log: str, line: int, text: str) -> None:
+        self._unread.setdefault(says, Finding(says, (), log, line, text, blames=False))
+
+    def findings(self, ranks: Iterable[int] = ()) -> Iterator[Finding]:
+        """Conclusions that name ranks, the cause first, of each attempt in turn; those of several once.
+        ``ranks``: ranks of which there is a log."""
+        last = len(self._attempts)
+        of: dict[str, list[int]] = {}
+        found = [
+            (number, finding)
+            for number, attempt in enumerate(self._attempts, 1)
+            for finding in attempt.findings(ranks if number == last else ())
+        ]
+        for number, finding in found:
+            of.setdefault(finding.says, []).append(number)
+        for number, finding in found:
+            if of[finding.says][0] == number:
+                attempts = ranges(of[finding.says])
+                yield (
+                    finding
+                    if last == 1
+                    else replace(finding, says=f"{finding.says} [attempt {attempts} of {last}]")
+                )
+        yield from self._unread.values()
+
+
+def is_read(text: str) -> bool:
+    """Whether the conclusions are drawn from lines such as this one."""
+    return _TIMEOUT.search(text) is not None or _ENQUEUED.search(text) is not None
 
 
 def _finding(judgement: Judgement, seen: Iterable[_Seen]) -> Finding:
@@ -355,29 +406,21 @@ def _finding(judgement: Judgement, seen: Iterable[_Seen]) -> Finding:
     )
 
 
-def _rank(text: str, rank_of_log: str) -> int | None:
-    """The rank that wrote a line, by the job's numbers."""
+def _writer(text: str, rank_of_log: str) -> tuple[int | None, str]:
+    """The rank that wrote a line, by the job's numbers, and the line without a launcher's prefix."""
+    before = _LAUNCHER.match(text)
+    text = text[before.end() :] if before else text
     for pattern, place in ((_RANK, 1), (_PG, 3), (_OWN_RANK, 1)):
         if found := pattern.search(text):
-            return int(found[place])
-    return int(rank_of_log) if rank_of_log else None
+            return int(found[place]), text
+    rank = rank_of_log or next(filter(None, before.groups()), "") if before else rank_of_log
+    return (int(rank) if rank else None), text
+
+
+def _last() -> deque[_Seen]:
+    return deque(maxlen=WINDOW)
 
 
 def _group_of(text: str) -> str:
     found = _PG.search(text)
     return (found[2] or f"PG {found[1]}") if found else ""
-
-
-def _short(commid: str) -> str:
-    return f"communicator {commid[-6:]}"
-
-
-def _numbers(text: str) -> Iterator[int]:
-    for part in text.split(",")[:1024]:
-        first, _, last = part.partition("-")
-        yield from range(int(first), min(int(last or first), int(first) + 1024) + 1)
-
-
-def _signal(code: int) -> str:
-    names = {-9: " (SIGKILL: perhaps out of memory)", -11: " (SIGSEGV)", -6: " (SIGABRT)", -15: " (SIGTERM)"}
-    return names.get(code, "")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from gpuipc_doctor.collective.logs import TOKENS, Finding, Lines
+from gpuipc_doctor.collective.logs import LAUNCH, TOKENS, Finding, Lines
 from gpuipc_doctor.diagnose.diagnosis import Difference
 from gpuipc_doctor.diagnose.rank_files import rank_in
 
@@ -30,7 +30,8 @@ class Collectives:
     _jobs: dict[str, _Job] = field(default_factory=dict)
 
     def log(self, name: str) -> CollectivesOfLog:
-        job = self._jobs.setdefault(re.sub(r"\d+", "0", name), _Job())
+        family = re.sub(r"(attempt_\d+)|\d+", lambda found: found[1] or "0", name)
+        job = self._jobs.setdefault(family, _Job())
         rank = rank_in(name)
         if rank:
             job.ranks.add(int(rank))
@@ -51,7 +52,7 @@ def ranks_at_fault(found: Collectives) -> Iterator[Difference]:
     for finding in found.findings():
         ranks = tuple(map(str, finding.ranks))
         quote = f"{finding.log}:{finding.line}: {finding.text}"
-        yield Difference(finding.says, ranks, finding.log, quote, finding.do)
+        yield Difference(finding.says, ranks, finding.log, quote, finding.do, finding.blames)
 
 
 @dataclass(slots=True)
@@ -66,11 +67,18 @@ class CollectivesOfLog:
 
     def feed(self, block: bytes) -> None:
         whole, newline, rest = (self._begun + block).rpartition(b"\n")
-        if newline and any(token in whole for token in TOKENS):
-            for offset, line in enumerate(whole.split(b"\n")):
-                if any(token in line for token in TOKENS):
-                    text = line[:LONGEST].decode("utf-8", "replace")
-                    self.lines.add(self.name, self._number + offset, text, self.rank)
+        if newline:
+            lines = list(enumerate(whole.split(b"\n"), self._number)) if LAUNCH in whole else []
+            if lines:
+                self.lines.launches(self.name, ((number, line) for number, line in lines if LAUNCH in line))
+                lines = [numbered for numbered in lines if LAUNCH not in numbered[1]]
+                numbers = [number for number, _ in lines]
+                text = b"\n".join([line for _, line in lines])
+            else:
+                numbers, text = [], whole
+            for place, line in _lines_with(TOKENS, text):
+                number = numbers[place] if numbers else self._number + place
+                self.lines.add(self.name, number, line[:LONGEST].decode("utf-8", "replace"), self.rank)
         self._number += whole.count(b"\n") + len(newline)
         self._begun = rest[-LONGEST:] if len(rest) > LONGEST else rest
 
@@ -78,3 +86,22 @@ class CollectivesOfLog:
         """Read the last line, which may lack its end."""
         if self._begun:
             self.feed(b"\n")
+
+
+def _lines_with(tokens: Iterable[bytes], text: bytes) -> Iterator[tuple[int, bytes]]:
+    """The lines that have one of the tokens, with their numbers from 0."""
+    begins = set()
+    for token in tokens:
+        at = text.find(token)
+        while at >= 0:
+            begins.add(text.rfind(b"\n", 0, at) + 1)
+            at = text.find(token, _end(text, at))
+    number, before = 0, 0
+    for begin in sorted(begins):
+        number, before = number + text.count(b"\n", before, begin), begin
+        yield number, text[begin : _end(text, begin)]
+
+
+def _end(text: bytes, at: int) -> int:
+    end = text.find(b"\n", at)
+    return end if end >= 0 else len(text)

@@ -55,6 +55,8 @@ class Difference:
     quote: str = ""
     """A line that shows the difference."""
     do: str = ""
+    blames: bool = False
+    """Whether the ranks keep others waiting, or failed first; else they may also be of a job that ran."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def _at_fault(found: Sequence[Difference], limits: Limits) -> Entry:
 
 def _without_needless_advice(one: Recognised) -> Recognised:
     """The issue without advice on how to find a rank, if the collectives in its lines have named the rank."""
-    return replace(one, remedies=()) if logs.Lines.is_read(one.lines.first.excerpt) else one
+    return replace(one, remedies=()) if logs.is_read(one.lines.first.excerpt) else one
 
 
 def _row(one: Recognised) -> tuple[str, ...]:

@@ -12,14 +12,14 @@ MEANINGS = {
     Exit.NOTHING: "nothing to read: no log, or only empty ones",
     Exit.WARN: "hints of known issues, or errors that no known issue explains (with --strict only)",
     Exit.ERROR: "a log, or a part of one, could not be read; no known issue in the rest",
-    Exit.FAIL: "a known issue was recognised",
+    Exit.FAIL: "a known issue was recognised, or a rank is named that keeps others waiting or failed first",
     Exit.INTERRUPTED: "interrupted before the end; no known issue before the interruption",
 }
 
 
 def code(diagnosis: Diagnosis, *, strict: bool = False) -> int:
     """The exit code. With ``strict``, hints and unexplained errors give WARN."""
-    if diagnosis.found:
+    if diagnosis.found or any(difference.blames for difference in diagnosis.flights):
         return Exit.FAIL
     if diagnosis.interrupted:
         return Exit.INTERRUPTED

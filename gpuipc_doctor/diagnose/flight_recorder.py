@@ -5,9 +5,10 @@ The fields are those of torch/csrc/distributed/c10d/FlightRecorder.hpp, versions
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpuipc_doctor.collective.call import Call, State
@@ -59,6 +60,16 @@ class Operation(NamedTuple):
         )
 
 
+class Message(NamedTuple):
+    """A send or a receive that a rank has not completed. Ranks are the job's."""
+
+    group: str
+    operation: str
+    """``send`` or ``recv``."""
+    peer: int
+    where: str
+
+
 class Dump(NamedTuple):
     log: str
     rank: str
@@ -66,6 +77,7 @@ class Dump(NamedTuple):
     operations: tuple[Operation, ...]
     members: Mapping[str, frozenset[int]] = {}
     """Group → its ranks, by the dump's configuration."""
+    messages: tuple[Message, ...] = ()
 
 
 def dump(value: Any, log: str, rank: str) -> Dump | None:
@@ -77,10 +89,15 @@ def dump(value: Any, log: str, rank: str) -> Dump | None:
         return None
     if isinstance(value.get("rank"), int):
         rank = str(value["rank"])
-    latest = (entry for entry in entries[-MOST_ENTRIES:] if isinstance(entry, dict))
-    return Dump(
-        log, rank or log, tuple(filter(None, map(_operation, latest))), _members(value.get("pg_config"))
-    )
+    latest = [entry for entry in entries[-MOST_ENTRIES:] if isinstance(entry, dict)]
+    ended = _ended(value.get("pg_status"))
+    made = [(entry, found) for entry in latest if (found := _operation(entry, ended)) is not None]
+    members = _members(value.get("pg_config"))
+    if unnamed := members.get(_group("")):  # gloo's configuration lacks the groups' names
+        members = {operation.group: unnamed for _, operation in made} | members
+    messages = (_message(operation, members) for entry, operation in made if entry.get("is_p2p") is True)
+    operations = [operation for entry, operation in made if entry.get("is_p2p") is not True]
+    return Dump(log, rank or log, _in_own_order(operations), members, tuple(filter(None, messages)))
 
 
 def _members(groups: Any) -> dict[str, frozenset[int]]:
@@ -100,10 +117,40 @@ def _group(named: Any) -> str:
     return " ".join(words) or "default"
 
 
-def _operation(entry: dict[str, Any]) -> Operation | None:
-    number = entry.get("collective_seq_id", entry.get("seq_id"))
-    if not isinstance(number, int) or entry.get("is_p2p") is True:
+def _ended(groups: Any) -> dict[str, int]:
+    """Group's id → number of the last collective that has ended; gloo marks no entry as ended."""
+    found = {}
+    for name, group in [*groups.items()][:_MOST_GROUPS] if isinstance(groups, dict) else ():
+        last = _text(group.get("last_completed_collective")) if isinstance(group, dict) else ""
+        if re.fullmatch(r"\d{1,18}", last):
+            found[str(name)] = int(last)
+    return found
+
+
+def _in_own_order(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """The operations with numbers of their groups; TorchComms counts all communicators' together."""
+    numbers = [operation.number for operation in operations]
+    if len({operation.group for operation in operations}) < 2 or numbers != [*range(len(numbers))]:
+        return tuple(operations)
+    count: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+    return tuple(operation._replace(number=next(count[operation.group])) for operation in operations)
+
+
+def _message(operation: Operation, members: Mapping[str, frozenset[int]]) -> Message | None:
+    """A pending send or receive, whose names are ``send 0->1`` and ``recv 1<-0`` by the group's ranks."""
+    found = re.fullmatch(r"(send|recv) \d{1,9}(?:->|<-)(\d{1,9})", operation.name)
+    if found is None or operation.state not in _PENDING:
         return None
+    ranks, peer = sorted(members.get(operation.group, ())), int(found[2])
+    peer = ranks[peer] if peer < len(ranks) else peer
+    return Message(operation.group, found[1], peer, operation.where)
+
+
+def _operation(entry: dict[str, Any], ended: Mapping[str, int]) -> Operation | None:
+    number = entry.get("collective_seq_id", entry.get("seq_id"))
+    if not isinstance(number, int):
+        return None
+    has_ended = entry.get("retired") is True or number <= ended.get(_text(entry.get("pg_id")), -1)
     sizes = entry.get("input_sizes")
     shapes = sizes[:4] if isinstance(sizes, list | tuple) else ()
     size = " + ".join("×".join(_texts(shape)) for shape in shapes)
@@ -113,7 +160,7 @@ def _operation(entry: dict[str, Any]) -> Operation | None:
         number,
         _text(entry.get("profiling_name")).rpartition(":")[2],
         f"{size} {kinds}".strip(),
-        _text(entry.get("state")),
+        "completed" if has_ended and entry.get("is_p2p") is not True else _text(entry.get("state")),
         _where(entry.get("frames")),
     )
 
@@ -159,7 +206,8 @@ def _judged(dumps: Mapping[int, Dump]) -> tuple[list[Judgement], list[Difference
     calls = [operation.call(rank) for rank, dump in dumps.items() for operation in dump.operations]
     members = {group: ranks for dump in dumps.values() for group, ranks in dump.members.items()}
     absent = frozenset[int]().union(*members.values()) - dumps.keys()
-    found = [judgement for judgement in judge(calls) if judgement.culprits]
+    messages = [*_unanswered(dumps)]
+    found = [judgement for judgement in judge(calls, messages=messages) if judgement.culprits]
     if not found:
         waits = {call.group for call in calls if call.state is State.QUEUED}
         in_them = {group: ranks for group, ranks in members.items() if group in waits}
@@ -170,8 +218,31 @@ def _judged(dumps: Mapping[int, Dump]) -> tuple[list[Judgement], list[Difference
     return found, [Difference(says, tuple(map(str, sorted(absent))), next(iter(dumps.values())).log)]
 
 
+def _unanswered(dumps: Mapping[int, Dump]) -> Iterator[Judgement]:
+    """Receives without a send, and sends without a receive, of ranks whose dumps there are."""
+    pending = {(rank, message) for rank, dump in dumps.items() for message in dump.messages}
+    waits = {(rank, message.peer, message.group, message.operation) for rank, message in pending}
+    for rank, message in sorted(pending):
+        other = "send" if message.operation == "recv" else "recv"
+        if message.peer in dumps and (message.peer, rank, message.group, other) not in waits:
+            yield Judgement(
+                problem=Problem.MESSAGE,
+                group=message.group,
+                culprits=(message.peer,),
+                waiting=(rank,),
+                operation=message.operation,
+                called=other,
+                where=message.where,
+            )
+
+
 def _difference(judgement: Judgement, dumps: Mapping[int, Dump]) -> Difference:
     """A judgement with the entry that shows it: of a culprit; if none has one, of a rank that waits."""
+    if judgement.problem is Problem.MESSAGE:
+        log = dumps[judgement.waiting[0]].log
+        place = f", at {judgement.where}" if judgement.where else ""
+        ranks, quote = tuple(map(str, judgement.culprits)), f"{log}: {judgement.operation}, pending{place}"
+        return Difference(judgement.sentence, ranks, log, quote, ADVICE[judgement.problem], blames=True)
     is_at = judgement.problem in _AT_ONE_NUMBER
     entries = [
         (rank, operation)
@@ -189,6 +260,7 @@ def _difference(judgement: Judgement, dumps: Mapping[int, Dump]) -> Difference:
         dumps[rank].log,
         f"{dumps[rank].log}: collective {entry.number}: {entry.words}, {entry.state}{place}",
         ADVICE[judgement.problem],
+        blames=True,
     )
 
 

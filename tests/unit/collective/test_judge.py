@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpuipc_doctor.collective.call import Call, State
 from gpuipc_doctor.collective.judge import Judgement, Problem, judge
@@ -76,4 +77,8 @@ def test_call_that_all_have_completed_waits_for_nobody() -> None:
     odd = Call(rank=2, operation="all_gather", number=9, state=State.DONE)
     assert judge([*done[:2], odd]) == ()
     waits = Call(rank=0, operation="all_reduce", number=10)
-    assert [found.culprits for found in judge([*done, waits])] == [(1, 2)]
+    assert judge([*done, waits]) == ()  # operation 9 has ended: ranks 1 and 2 have called it since
+    same = [replace(call, number=9) for call in done]
+    assert [found.culprits for found in judge([*same, waits])] == [(1, 2)]
+    sent = [replace(call, operation="broadcast") for call in done]
+    assert [found.culprits for found in judge([*sent, waits])] == [(1, 2)]  # ends before the others call it

@@ -209,8 +209,9 @@ def test_lines_that_say_nothing_use_nothing_up() -> None:
 def test_memory_does_not_grow_with_the_log() -> None:
     def used(calls: int) -> int:
         read = Lines()
+        lines = [joins(0), *(nccl(0, n) for n in range(calls))]
         tracemalloc.start()
-        for number, line in enumerate([joins(0), *(nccl(0, n) for n in range(calls))]):
+        for number, line in enumerate(lines):
             read.add("job.log", number, line)
             read.add("job.log", number, f"srun: error: n1: task {number % 8}: Killed")
             read.add("job.log", number, timeout(0, number))
@@ -218,7 +219,7 @@ def test_memory_does_not_grow_with_the_log() -> None:
         tracemalloc.stop()
         return current
 
-    assert used(4000) < 2 * used(1000)
+    assert used(4000) < used(1000) + (1 << 18)  # Python keeps some freed tuples; the lines have 2 MiB
 
 
 def test_two_ranks_on_one_line_are_two_lines() -> None:
