@@ -14,6 +14,7 @@ from gpuipc_doctor.api.gpu import Arm
 from gpuipc_doctor.files.node_files import Tree, quietly
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.node import kernel_log
+from gpuipc_doctor.vendors import SUPPORTED
 from gpuipc_doctor.worker.nvml import LOST, Nvml
 
 _COUNTERS = {"uncorrected": "umc_err_count", "xgmi": "xgmi_wafl_err_count"}
@@ -33,9 +34,9 @@ def read(arm: Arm, root: str, gpus: Sequence[Sequence[str]]) -> dict[str, Json]:
     with arm("read /dev/kmsg"):
         xids, loaded_s, has_log = kernel_log.of_nvidia(tree.path("/dev/kmsg"))
     told: dict[str, Json] = {"gpus": {}, "lost": {}, "silent": {}, "why": "", "has_log": has_log}
-    for label, _, _, pci in (gpu for gpu in gpus if gpu[1] == "hip"):
+    for label, _, _, pci in (gpu for gpu in gpus if not SUPPORTED[gpu[1]].manages):
         told["gpus"][label] = dict(_of_amdgpu(tree, pci))
-    asked = [gpu for gpu in gpus if gpu[1] == "cuda"]
+    asked = [gpu for gpu in gpus if SUPPORTED[gpu[1]].manages]
     if asked or not gpus:
         try:
             nvml = Nvml(arm)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpuipc_doctor.api.driver_errors import BackendUnavailable
 from gpuipc_doctor.api.gpu import Arm
-from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, is_off_bus, is_passed_through, matching
+from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, is_off_bus, is_passed_through, matching, quietly
 from gpuipc_doctor.model import DriverFault
 from gpuipc_doctor.node.gpus import entries_in_force
 from gpuipc_doctor.vendors import SupportedVendor
@@ -186,8 +186,13 @@ class Absence:
             for path in matching(self.root, pattern):
                 if denied := self._denial(path):
                     return denied
-        denials = list(map(self._denial, matching(self.root, self.vendor.gpu_files)))
+        files = filter(self._may_be_ours, matching(self.root, self.vendor.gpu_files))
+        denials = list(map(self._denial, files))
         return denials[0] if denials and all(denials) else None
+
+    def _may_be_ours(self, file: Path) -> bool:
+        """Whether a GPU's device file is of this vendor: all vendors' GPUs have render nodes."""
+        return quietly(self.root / "sys/class/drm" / file.name / "device/vendor") in ("", self.vendor.pci)
 
     def _denial(self, path: Path) -> Cause | None:
         """Why this process may not open the device file; None for any other error, of which the driver's own

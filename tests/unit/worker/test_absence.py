@@ -590,3 +590,15 @@ def test_uuid_of_an_amd_gpu_is_no_mistake_beside_nvidia_gpus(
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-0123456789abcdef")
     tree(tmp_path, "proc/driver/nvidia/gpus/0/information", text="GPU UUID: \t GPU-8c101110-0000\n")
     assert absence("hip", tmp_path).mistakes() == []
+
+
+@pytest.mark.parametrize(("denied", "is_cause"), [("renderD129", True), ("renderD128", False)])
+def test_render_node_of_another_vendors_gpu_explains_nothing(
+    denied: str, is_cause: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, pci in {"renderD128": "0x8086", "renderD129": "0x1002", "renderD130": "0x10de"}.items():
+        tree(tmp_path, f"dev/dri/{name}")
+        tree(tmp_path, f"sys/class/drm/{name}/device/vendor", text=pci)
+    deny(monkeypatch, tmp_path, f"dev/dri/{denied}", "dev/dri/renderD130")
+    unavailable = absence("hip", tmp_path).initialising_failed(DriverFault("hipInit", 46, "x"))
+    assert ("no permission to open" in unavailable.reason) is is_cause
