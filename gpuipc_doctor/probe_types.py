@@ -197,6 +197,8 @@ class Probe:
     by_process: bool = False
     """What it measures may be what its own processes hold. Where a driver tells that, the engine clears
     ``exclusive``: other probes may run on the devices."""
+    alone_at_first: bool = False
+    """Even so, the roles need their devices alone until all of them called `Worker.share_devices`."""
     together: bool = False
     """The roles busy-wait for each other, as ranks do: one that lacks a processor makes others look hung."""
     concurrent: frozenset[str] = frozenset()
@@ -342,6 +344,7 @@ class RoleOutcome:
     unsupported: str = field(default="", metadata=_UNREPORTED)
     """What the library does not support, by documentation: an end in a call is then no fault."""
     acts_for: str = field(default="", metadata=_UNREPORTED)
+    shares: bool = field(default=False, metadata=_UNREPORTED)
     """The check to which a failure belongs, if several checks share the launch."""
     tested: Mapping[str, str] = field(default_factory=dict, metadata=_UNREPORTED)
     """Library of collectives → its version as it reports it."""

@@ -294,6 +294,9 @@ class Worker(Protocol):
     def by_process(self) -> bool:
         """Whether other probes run on the devices: see `Gpu.by_process`."""
 
+    def share_devices(self) -> None:
+        """Let other probes run on the devices from now on: see `Probe.alone_at_first`."""
+
     @property
     def goes_on(self) -> bool:
         """Whether this role's process runs another probe after this one."""

@@ -96,6 +96,14 @@ def cases(ranks: int, room: int) -> Iterator[Case]:
                 )
 
 
+def parts(todo: Iterable[Case]) -> tuple[list[Case], list[Case]]:
+    """The small all-reduces, to verify before they are measured, and all other cases."""
+    found: tuple[list[Case], list[Case]] = [], []
+    for case in todo:
+        found[not (case.operation == "all-reduce" and case.nbytes <= BOTH_PLACES)].append(case)
+    return found
+
+
 def first_case(ranks: int) -> Case:
     """The first case that moves data."""
     return next(case for case in cases(ranks, 4) if case.elements)

@@ -32,7 +32,8 @@ def after_launch(ctx: Context, launch: Probe) -> Iterator[Probe]:
         killed = f"{NAME} 0"
         roles = {**dict.fromkeys(launch.roles, outlive), killed: be_killed}
         concurrent, ends = frozenset(roles), frozenset({killed})
-        yield replace(launch, name=NAME, roles=roles, concurrent=concurrent, harms=HARMS, ends=ends)
+        alone = replace(launch, by_process=False, alone_at_first=False)  # a killed rank's memory is nobody's
+        yield replace(alone, name=NAME, roles=roles, concurrent=concurrent, harms=HARMS, ends=ends)
 
 
 def be_killed(w: Worker) -> None:

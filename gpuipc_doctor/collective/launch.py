@@ -11,6 +11,7 @@ from gpuipc_doctor.api import (
     Context,
     Finding,
     Json,
+    Meter,
     Observed,
     Probe,
     ProbeOutcome,
@@ -84,13 +85,15 @@ def launches(ctx: Context) -> Iterator[Probe | Finding]:
                 params,
                 deadline_s=DEADLINE_S,
                 exclusive=True,
+                by_process=True,
+                alone_at_first=True,
                 together=True,
                 concurrent=frozenset(roles),
             )
 
 
 def take_part(w: Worker) -> None:
-    """A rank's part in all collective checks."""
+    """A rank's part in all collective checks. First comes what is measured, on GPUs without other probes."""
     ranks, room = AllRanks(w), w.params["room"]
     w.act_for("collective-start")
     library = w.collectives(w.params["library"])
@@ -100,6 +103,8 @@ def take_part(w: Worker) -> None:
     if ranks.rank == 0:
         w.observe(Observed.LIBRARY, f"{w.params['name']} {version}, {w.params['file']}")
     w.gpu.primary_context()
+    if w.by_process:
+        Meter(w)  # not all drivers tell what this process holds
     began = w.clock()
     with w.step("first communicator"):
         comm = ranks.begin(library)
@@ -111,13 +116,8 @@ def take_part(w: Worker) -> None:
     data.run(w, library, comm, [data.first_case(ranks.size)], results)
     w.record(first=[first_s, w.clock() - began])
     _tell_transports(w, ranks, library)
-    data.run(w, library, comm, data.cases(ranks.size, room), results)
-    data.run_on_two_streams(w, library, comm, room, results)
-    missing = library.lacks("ncclCommSplit")
-    if not missing and ranks.size > 1:
-        _split(w, ranks, library, comm, room, results)
-    w.record(**results.record, lacks=missing)
-    _tell_transports(w, ranks, library)
+    small, rest = data.parts(data.cases(ranks.size, room))
+    data.run(w, library, comm, small, results)
 
     w.act_for("collective-speed")
     figures = bandwidth.measure(w, ranks, comm, room)
@@ -125,6 +125,16 @@ def take_part(w: Worker) -> None:
         rate = bandwidth.bus(ranks.size, figures["nbytes"], figures["seconds"])
         w.price(rate / 1e9, "GB/s bus bandwidth")
     w.record(speed=figures)
+    w.share_devices()
+
+    w.act_for("collective-data")
+    data.run(w, library, comm, rest, results)
+    data.run_on_two_streams(w, library, comm, room, results)
+    missing = library.lacks("ncclCommSplit")
+    if not missing and ranks.size > 1:
+        _split(w, ranks, library, comm, room, results)
+    w.record(**results.record, lacks=missing)
+    _tell_transports(w, ranks, library)
 
     w.act_for("collective-start")
     w.record(registered=communicators.registered(w, library, comm))

@@ -18,18 +18,19 @@ def jobs(devices: Sequence[Device]) -> int:
     return min(MAX_JOBS_OF_ONE if len(devices) == 1 else MAX_JOBS, len(os.sched_getaffinity(0)))
 
 
-def priority(planned: Tour) -> tuple[Tier, int, bool, int]:
-    """Sort key: checks of the prolog first, then other shared probes, which run beside these: of these first
-    the one that takes longest, which starts processes. Then come exclusive probes, those with most devices
-    first. MPI jobs run in the gaps."""
+def priority(planned: Tour) -> tuple[bool, Tier, int, bool, int]:
+    """Sort key: what shares its devices after a while, so that the rest runs beside it; checks of the prolog,
+    then other shared probes, which run beside these: of these first the one that takes longest, which starts
+    processes. Then come exclusive probes, those with most devices first. MPI jobs run in the gaps."""
     probe = planned.probe
     most_first = -len(probe.devices) if probe.exclusive else 0
-    return planned.check.tier, turn(planned), not probe.starters, most_first
+    return not planned.will_share, planned.check.tier, turn(planned), not probe.starters, most_first
 
 
 def turn(planned: Tour) -> int:
-    """0 for a probe that shares its devices, 1 for an exclusive one, 2 for an MPI job."""
-    return 1 if planned.probe.exclusive else 2 if planned.probe.launch else 0
+    """0 for a probe that shares its devices, now or later, 1 for an exclusive one, 2 for an MPI job."""
+    is_exclusive = planned.probe.exclusive and not planned.will_share
+    return 1 if is_exclusive else 2 if planned.probe.launch else 0
 
 
 def startable(waiting: Sequence[Tour], running: Sequence[Tour], jobs: int) -> list[Tour]:

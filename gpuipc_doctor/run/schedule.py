@@ -133,14 +133,18 @@ class Schedule:
                         self._tell_started(able.visit)
                         pool.submit(self._make_visits, able, until)
                         running[able.outcome] = able
-                for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
+                shared = {tour.shared: tour for tour in running.values() if tour.will_share}
+                ended = wait([*running, *shared], return_when=FIRST_COMPLETED).done if running else set()
+                for future in shared.keys() & ended:
+                    shared[future].shares = True
+                for future in running.keys() & ended:
                     tour = running.pop(future)
                     waiting[:0] = self._after_visit(tour, future, take)
                     if tour.goes_on:
                         running[tour.outcome] = tour
                         self._tell_started(tour.visit)
                 if self._failed_beside >= LIKE_FAILURES:  # in a container, NVML may hide our processes
-                    waiting = [self._alone(t.visits) if is_beside(t) else t for t in waiting]
+                    waiting = [self._alone(t.visits) if is_beside(t.visits[0]) else t for t in waiting]
                 if self.tours.isolate or self.tours.ranks_apart:
                     waiting = [each for tour in waiting for each in self.tours.separate(tour)]
 
@@ -182,7 +186,8 @@ class Schedule:
 
         try:
             waits_itself = self._quiet.waits_itself(tour)
-            turn = StartSignal(self._quiet.baselines(tour)) if waits_itself else None
+            share = partial(tour.shared.set_result, None)
+            turn = StartSignal(self._quiet.baselines(tour), share=share) if waits_itself else None
             if turn is None:
                 self._quiet.before(tour, until)
             tell(self._supervise(tour, until, goes_on, turn))

@@ -45,10 +45,14 @@ class Tour:
     confirms: int = 0
     made: int = 0
     """Number of visits whose outcome was handled."""
+    shares: bool = False
+    """Whether others may run on the devices of a probe that was `alone_at_first`."""
 
     def __post_init__(self) -> None:
         self.outcomes: list[Future[ProbeOutcome | None]] = [Future() for _ in self.visits]
         """Of each visit; None for a visit that is not made."""
+        self.shared: Future[ProbeOutcome | None] = Future()
+        """Completed when a probe that is `alone_at_first` shares its devices."""
 
     @property
     def number(self) -> int:
@@ -62,9 +66,16 @@ class Tour:
     def probe(self) -> Probe:
         """The probe, or a stand-in for all of them, with what the tour occupies."""
         if len(self.visits) == 1:
-            return self.visits[0].probe
+            probe = self.visits[0].probe
+            return replace(probe, exclusive=True) if self.will_share else probe
         devices = dict.fromkeys(device for planned in self.visits for device in planned.probe.devices)
         return replace(self.visits[0].probe, devices=tuple(devices), exclusive=_is_exclusive(self.visits))
+
+    @property
+    def will_share(self) -> bool:
+        """Whether a probe needs its devices alone, but not to its end."""
+        probe = self.visits[0].probe
+        return probe.alone_at_first and not (probe.exclusive or self.shares)
 
     @property
     def goes_on(self) -> bool:
@@ -320,7 +331,7 @@ def is_unkillable(outcome: ProbeOutcome) -> bool:
     return any(role.ending is Ending.UNKILLABLE for role in outcome.roles.values())
 
 
-def is_beside(planned: PlannedProbe | Tour) -> bool:
+def is_beside(planned: PlannedProbe) -> bool:
     """Whether a probe that measures memory has others beside it on its devices."""
     return planned.probe.by_process and not planned.probe.exclusive
 

@@ -138,11 +138,12 @@ class StartSignal:
     Before the signal, the probe's workers start and initialise the driver, which uses no device memory. The
     scheduler sets the signal when the devices are free; the probe's supervisor reads it in another thread.
     ``baselines``: the devices' idle level; None before the signal. ``given_up``: whether the probe must end
-    without a signal.
+    without a signal. ``share`` is called when all roles share their devices.
     """
 
     baselines: Sequence[Baseline] | None = None
     given_up: bool = False
+    share: Callable[[], None] | None = None
 
 
 def announce(path: Path, baselines: Sequence[Baseline]) -> None:

@@ -216,11 +216,19 @@ class Execution:
                     for role in suspects:
                         role.ending = ending
                     return
+                self._share()
             if self._inbox is None:
                 soon = self._waits_for_turn or now - self._began < SLOW_AFTER_S
                 time.sleep(TICK_S if soon else SLOW_TICK_S)
             elif self._inbox.wait(LISTEN_S):  # a role that reports restarts its journal
                 next(iter(self._roles.values())).progress.begin_anew()
+
+    def _share(self) -> None:
+        """Tell the scheduler once every role shares its devices."""
+        all_do = all(role.progress.kept.get("shares") for role in self._roles.values())
+        if self.turn and self.turn.share and all_do:
+            self.turn.share()
+            self.turn.share = None
 
     def _settle(self) -> None:
         """Let roles that lost their partner end by themselves, then blame the first failure."""

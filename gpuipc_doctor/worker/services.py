@@ -253,6 +253,9 @@ class Worker:
     def by_process(self) -> bool:
         return self._assignment.by_process
 
+    def share_devices(self) -> None:
+        self._journal.keep("shares", self.by_process)
+
     @property
     def goes_on(self) -> bool:
         return bool(self._assignment.then)

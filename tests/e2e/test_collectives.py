@@ -17,6 +17,9 @@ from tests.e2e.test_faults import check
 
 CHECKS = ("collective-data", "collective-speed", "collective-start")
 
+BESIDE_THEM = "ipc-reopen"
+"""With another check in the run, their launch shares its GPUs after a while; other tests have them alone."""
+
 IN_EVERY_RUN = (
     "collectives-wrong-cumem",
     "collectives-one",
@@ -53,7 +56,7 @@ def found_on(stated: Profile, directory: Path, *arguments: str) -> tuple[Report,
 
 @pytest.mark.parametrize(("stated", "backend"), runs())
 def test_fault_is_found_and_blamed(stated: Profile, backend: str, tmp_path: Path) -> None:
-    report, code = found_on(stated, tmp_path, "--backend", backend, *CHECKS)
+    report, code = found_on(stated, tmp_path, "--backend", backend, *CHECKS, BESIDE_THEM)
     verdict = drill.judge(stated.expect[backend], drill.rows(report), code)
     assert verdict.missed == ()
     assert verdict.invented == ()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any as Anything
 
@@ -60,6 +61,9 @@ class Fake:
         role = RoleOutcome("role", ending)
         blamed = None if ending is Ending.COMPLETED else "role"
         return ProbeOutcome("", probe.devices, {}, {"role": role}, blamed, 0.0)
+
+    def baselines(self, _: Anything) -> tuple[()]:
+        return ()
 
     def learn(self, *_: Anything) -> None: ...
     def tells_by_process(self, planned: PlannedProbe) -> bool:
@@ -140,3 +144,41 @@ def test_pair_whose_two_devices_are_in_doubt_runs_again_once_and_only_for_a_loss
     schedule, _ = taken(fake, watches("a", FIRST, SECOND), watches("b", SECOND))
     assert fake.ran.count(("a", True)) == fake.ran.count(("b", True)) == runs - 1
     assert [[planned.check.id for planned in of] for _, of in schedule.lost.values()] == [["a"], ["a", "b"]]
+
+
+class Sharing(Fake):
+    """A session in which ``first`` shares its devices, or not, and ends after the other, or after a wait."""
+
+    def __init__(self, *, shares: bool) -> None:
+        super().__init__()
+        self.shares, self.other = shares, threading.Event()
+        self.ended: list[str] = []
+
+    def waits_itself(self, _: Anything) -> bool:
+        return True
+
+    def run(self, check: str, file: Path, probe: Probe, **given: Anything) -> ProbeOutcome:
+        if check == "first":
+            if self.shares:
+                given["turn"].share()
+            self.other.wait(10 if self.shares else 0.1)
+        else:
+            self.other.set()
+        self.ended.append(check)
+        return super().run(check, file, probe, **given)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_probe_that_is_alone_at_first_starts_first_and_others_run_once_it_shares(shares: bool) -> None:
+    planned = watches("first")
+    first = replace(planned, probe=replace(planned.probe, alone_at_first=True))
+    taken(fake := Sharing(shares=shares), watches("other"), first)
+    assert fake.ended == (["other", "first"] if shares else ["first", "other"])
+    assert ("first", False) in fake.ran
+
+
+def test_probe_that_shares_its_devices_is_alone_to_its_end_if_it_failed_beside_others() -> None:
+    planned = watches("a")
+    first = replace(planned, probe=replace(planned.probe, alone_at_first=True))
+    taken(fake := Fake({"a": Ending.HUNG}), first, watches("b"))
+    assert sorted(fake.ran) == [("a", False), ("a", True), ("b", False)]
