@@ -148,7 +148,7 @@ def _gpu(gpu: Json, growth: Growth) -> Json:
         used = what.pop("used")
         return {**what, "used_bytes": used, "growth_bytes_per_minute": growth((gpu["label"], pid))}
 
-    for load in ("busy", "watts"):
+    for load in ("busy", "watts", "limit"):
         del gpu[load]
     processes = gpu.pop("processes")
     in_use = with_growth(gpu, 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpuipc_doctor.api import DriverError, Worker
+from gpuipc_doctor.api.gpu import Arm
 from gpuipc_doctor.node import gpu_users
 from gpuipc_doctor.node.memory_sysfs import Amdgpu
 from gpuipc_doctor.node.memory_usage import GpuUse, ProcessUse, Sample
@@ -26,7 +27,7 @@ class Nvidia:
     """NVIDIA's GPUs, with the numbers of NVML and `nvidia-smi`."""
 
     def __init__(self, nvml: Nvml, *, loads: bool = False) -> None:
-        """``loads``: also read utilisation and power."""
+        """``loads``: also read utilisation, power and its limit."""
         self._nvml = nvml
         self._loads = loads
 
@@ -53,8 +54,9 @@ class Nvidia:
             if held is None
             else tuple(_of_each([*held, *(nvml.processes(device, "Graphics") or ())], total))
         )
-        busy, watts = nvml.load(device) if self._loads else (None, None)
-        return GpuUse(f"{NVIDIA.backend}:{index}", pci, name, used, total, processes, busy=busy, watts=watts)
+        busy, watts, limit = nvml.load(device) if self._loads else (None, None, None)
+        label = f"{NVIDIA.backend}:{index}"
+        return GpuUse(label, pci, name, used, total, processes, "", busy, watts, limit)
 
     def _memory(self, device: Any) -> tuple[int, int] | tuple[None, None]:
         try:
@@ -64,6 +66,11 @@ class Nvidia:
             if error.fault.code != NOT_SUPPORTED:
                 raise
             return None, None
+
+
+def nvidia_loads(arm: Arm) -> list[GpuUse]:
+    """NVIDIA's GPUs with utilisation and power. Raises `OSError`, `DriverError`."""
+    return Nvidia(Nvml(arm), loads=True).read()
 
 
 def _of_each(held: Iterable[tuple[int, int | None]], total: int | None) -> Iterator[ProcessUse]:

@@ -27,8 +27,8 @@ class GpuUse:
 
     ``label`` has the vendor tools' number (``cuda:0``: `nvidia-smi`), which may differ from CUDA's or
     HIP's. ``used`` and ``total`` are None if the driver has no such figures of this GPU, ``processes`` if the
-    driver does not report them. ``trouble`` says why nothing else is known. ``busy`` (percent) and ``watts``
-    are None unless asked for and reported by the driver.
+    driver does not report them. ``trouble`` says why nothing else is known. ``busy`` (percent), ``watts``
+    and ``limit`` (of power, in watts) are None unless asked for and reported by the driver.
     """
 
     label: str
@@ -40,6 +40,7 @@ class GpuUse:
     trouble: str = ""
     busy: int | None = None
     watts: float | None = None
+    limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

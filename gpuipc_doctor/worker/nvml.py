@@ -132,15 +132,18 @@ class Nvml:
             return [(pid, used) for (pid, *_), used in once.items()]
         return None
 
-    def load(self, device: Any) -> tuple[int | None, float | None]:
-        """Utilisation in percent and power in watts; None for what the GPU does not report."""
+    def load(self, device: Any) -> tuple[int | None, float | None, float | None]:
+        """Utilisation in percent, power and its limit in watts; None for what the GPU does not report."""
         busy: int | None = None
         watts: float | None = None
+        limit: float | None = None
         with suppress(DriverError):  # not of a MIG instance
             busy = self.call("nvmlDeviceGetUtilizationRates", device).gpu
         with suppress(DriverError):
             watts = self.call("nvmlDeviceGetPowerUsage", device) / 1000
-        return busy, watts
+        with suppress(DriverError):
+            limit = self.call("nvmlDeviceGetEnforcedPowerLimit", device) / 1000
+        return busy, watts, limit
 
     def traits(self, device: Any) -> dict[str, str]:
         """What equal GPUs should have in common, by the names of `equal_gpus`; without what the GPU does not

@@ -190,6 +190,12 @@ static void read_device(const char *key, const char *value, void *record)
         device->remap = (int)number(key, value);
     else if (IS("slowdown"))
         device->slowdown = (int)number(key, value);
+    else if (IS("busy"))
+        device->busy = (int)number(key, value);
+    else if (IS("watts"))
+        device->watts = (int)number(key, value);
+    else if (IS("watts-limit"))
+        device->watts_limit = (int)number(key, value);
     else if (IS("vbios"))
         TEXT(device->vbios);
     else if (IS("arch"))
@@ -288,6 +294,7 @@ static void read_line(char *line)
         device->links = device->link_speed = device->pcie_width = device->ecc = device->remap = device->slowdown = -1;
         device->pcie_slot = 16;
         device->pcie_generation = device->pcie_idle = 5;
+        device->busy = device->watts = device->watts_limit = -1;
         read_fields(fields, read_device, device);
     } else if (!strcmp(line, "peer")) {
         struct peer peer = {0};

@@ -460,6 +460,33 @@ int nvml_remapped_rows(void *gpu, unsigned *corrected, unsigned *uncorrected, un
     return code;
 }
 
+struct nvml_utilization { /* nvmlUtilization_t, percent */
+    unsigned gpu, memory;
+};
+
+int nvml_utilization(void *gpu, struct nvml_utilization *rates)
+{
+    int code = give_number(gpu, rates ? &rates->gpu : NULL, number_of(gpu) < 0 ? -1 : ((struct device *)gpu)->busy);
+    if (!code)
+        rates->memory = rates->gpu;
+    return code;
+}
+
+static int give_milliwatts(void *gpu, unsigned *to, int watts)
+{
+    return give_number(gpu, to, watts < 0 ? -1 : watts * 1000);
+}
+
+int nvml_power(void *gpu, unsigned *milliwatts)
+{
+    return give_milliwatts(gpu, milliwatts, number_of(gpu) < 0 ? -1 : ((struct device *)gpu)->watts);
+}
+
+int nvml_power_limit(void *gpu, unsigned *milliwatts)
+{
+    return give_milliwatts(gpu, milliwatts, number_of(gpu) < 0 ? -1 : ((struct device *)gpu)->watts_limit);
+}
+
 int nvml_vbios(void *gpu, char *text, unsigned bytes)
 {
     int code = check(gpu, text);

@@ -63,6 +63,7 @@ struct device {
     int pcie_slot, pcie_generation, pcie_idle;               /* idle: the generation without a context */
     int uncorrected, recovery;                               /* ECC errors; nvmlDeviceGpuRecoveryAction_t */
     int fabric, fabric_status, fabric_health, clique, cluster;
+    int busy, watts, watts_limit;                            /* busy: percent */
     char vbios[64];
 };
 
