@@ -49,6 +49,30 @@ def file(path: Path, flags: int, *, within: int | None = None) -> Iterator[int]:
         yield fd
 
 
+def read(name: str, max_bytes: int, *, within: int) -> bytes:
+    """The first bytes of a private file. Raises `NotOurs`, `OSError`."""
+    with file(Path(name), os.O_RDONLY, within=within) as fd:
+        return os.read(fd, max_bytes)
+
+
+def replace(name: str, data: bytes, *, within: int) -> None:
+    """Replace a file of a locked directory, completely or not at all. An existing draft, from a killed
+    process, is overwritten. Raises `NotOurs`, `OSError`.
+    """
+    draft = f"{name}.draft"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(draft, dir_fd=within)
+    try:
+        with file(Path(draft), os.O_WRONLY | os.O_CREAT | os.O_EXCL, within=within) as fd:
+            if os.write(fd, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.replace(draft, name, src_dir_fd=within, dst_dir_fd=within)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=within)
+        raise
+
+
 @contextmanager
 def _opened(path: Path, flags: int, within: int | None = None) -> Iterator[int]:
     try:

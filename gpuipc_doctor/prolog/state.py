@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +24,7 @@ if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored resul
     from gpuipc_doctor.model import Json
     from gpuipc_doctor.site.layers import Layers
 
-FILE, DRAFT = Path("state.json"), Path("state.json.draft")
+FILE = "state.json"
 
 MAX_BYTES = 1 << 17
 
@@ -218,7 +217,7 @@ def update(directory: Path, change: Callable[[State], State]) -> None:
             before = NOTHING
             with contextlib.suppress(NotOurs, ValueError):
                 before = _read(within)
-            _replace(within, dumps(change(before)))
+            private.replace(FILE, dumps(change(before)), within=within)
     except NotOurs as reason:
         raise Unusable(f"not stored: {reason}") from None
     except OSError as error:
@@ -227,21 +226,6 @@ def update(directory: Path, change: Callable[[State], State]) -> None:
 
 def _read(within: int) -> State:
     try:
-        with private.file(FILE, os.O_RDONLY, within=within) as fd:
-            return loads(os.read(fd, MAX_BYTES))
+        return loads(private.read(FILE, MAX_BYTES, within=within))
     except FileNotFoundError:
         return NOTHING
-
-
-def _replace(within: int, data: bytes) -> None:
-    """Replace the file in the locked directory. An existing draft, from a killed process, is overwritten."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(DRAFT, dir_fd=within)
-    try:
-        with private.file(DRAFT, os.O_WRONLY | os.O_CREAT | os.O_EXCL, within=within) as fd:
-            if os.write(fd, data) != len(data):
-                raise OSError(28, "No space left on device")
-        os.replace(DRAFT, FILE, src_dir_fd=within, dst_dir_fd=within)
-    except OSError:
-        os.unlink(DRAFT, dir_fd=within)
-        raise
