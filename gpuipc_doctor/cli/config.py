@@ -132,12 +132,12 @@ MAX_BYTES = 1 << 20
 )
 @click.option("--scontrol", metavar="FILE", help="Path of Slurm's scontrol, if it is not in PATH.")
 def hooks(which: str, config_file: Path, directory: Path | None, scontrol: str | None) -> None:
-    """Run `gpuipc-doctor prolog` before every job.
+    """Run `gpuipc-doctor prolog` before every job, or `job --sweep` in between.
 
     slurm is a Prolog, Epilog and HealthCheckProgram for Slurm; nhc is a check for LBNL's Node Health Check;
-    monitor is a plug-in for Kubernetes' node-problem-detector and a preflight check for NVSentinel. The file
-    has the paths of this Python, of the site config and of scontrol, and SLURM_CONF if that is set. Its first
-    lines say how to use it.
+    monitor is a plug-in for Kubernetes' node-problem-detector and a preflight check for NVSentinel. sweep is
+    one for `gpuipc-doctor job --sweep`, and a HealthCheckProgram. The file has the paths of this Python, of
+    the site config and of scontrol, and SLURM_CONF if that is set. Its first lines say how to use it.
     """
     config.load(config_file)
     hook = HOOKS[which]

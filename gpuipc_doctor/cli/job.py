@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from gpuipc_doctor.cli import fleet_reach, formats, options
 from gpuipc_doctor.files import writing
 from gpuipc_doctor.model import Exit
+from gpuipc_doctor.present.text import sanitise
 from gpuipc_doctor.supervise import scratch, tree
 
 if TYPE_CHECKING:
@@ -63,6 +65,8 @@ class JobOptions:
     deadline: float
     since_file: Path | None
     save: Path | None
+    sweep: bool
+    config_file: Path | None
     form: str
 
     def refuse_contradictions(self) -> None:
@@ -142,6 +146,9 @@ class JobOptions:
 @click.option("--since", "since_file", type=options.FilePath(), metavar="FILE",
               help="Show changes since an earlier run's JSON (--save).")  # fmt: skip
 @click.option("--save", type=options.FilePath(), metavar="FILE", help="Also write the JSON to FILE.")
+@click.option("--sweep", is_flag=True,
+              help="For a timer: examine jobs whose GPUs look stuck in several calls; one line.")  # fmt: skip
+@options.config("Site config, or a shipped one's name; overrides /etc/gpuipc-doctor/site.yaml.")
 @formats.options(["table", "markdown", "html", "json"], "Format for people, a ticket, a browser or programs.")
 @click.pass_context
 def command(ctx: click.Context, /, **given: Any) -> None:
@@ -159,9 +166,10 @@ def command(ctx: click.Context, /, **given: Any) -> None:
       11  cannot tell
       12  something is stuck or grows
     """
+    if given["sweep"]:
+        _sweep(ctx, given["config_file"])
     ctx.with_resource(tree.prioritised())  # before the imports: ranks that wait may take every processor
     from gpuipc_doctor.job.selection import NoSuchJob, SeveralJobs
-    from gpuipc_doctor.present.text import sanitise
     from gpuipc_doctor.site.hosts import BadNodes
 
     asked = JobOptions(**given)
@@ -184,6 +192,33 @@ def command(ctx: click.Context, /, **given: Any) -> None:
         if not asked.watch:
             raise
     ctx.exit(max((_exit(report) for report in found), default=Exit.ERROR))
+
+
+def _sweep(ctx: click.Context, config_file: Path | None) -> NoReturn:
+    """Print the sweep's line. Without an examination, little is imported: a timer pays for it."""
+    from gpuipc_doctor.job.sweep import Sweep
+
+    named = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if named - {"sweep", "config_file"}:
+        raise click.UsageError("--sweep goes with --config only", ctx)
+    config = options.site_config(config_file)
+
+    def examine(pids: tuple[int, ...]) -> list[JobReport]:
+        from gpuipc_doctor.job import here
+        from gpuipc_doctor.job.selection import Request, SeveralJobs
+
+        def examined(job: tuple[int, ...]) -> JobReport:
+            with tree.prioritised(), scratch.directory(scratch.usual()) as place:
+                return here.report(Request(pids=job), "", place)
+
+        try:
+            return [examined(pids)]
+        except SeveralJobs as several:  # that share the GPU by MPS
+            return [examined(job) for job in several.jobs]
+
+    answer = Sweep(config.sweep, config.job.late_after_s, examine).run()
+    click.echo(f"gpuipc-doctor: {sanitise(answer.line)}")
+    ctx.exit(answer.code)
 
 
 def _reports(asked: JobOptions) -> Iterator[list[JobReport]]:
@@ -231,10 +266,10 @@ def _examined(asked: JobOptions, request: Request, earlier: JobReport | None) ->
         alone = {"other nodes of the job": "squeue does not list them; name them with -w"}
         report = replace(report, unable={**report.unable, **alone})
     if report.ranks and not asked.part:  # of a merged report, they are found in the whole
-        report = _with_issues(report)
+        report = _with_issues(report, asked.config_file)
     if earlier is None:
         return report
-    return with_second_look(earlier, report, options.site_config(None).job.late_after_s)
+    return with_second_look(earlier, report, options.site_config(asked.config_file).job.late_after_s)
 
 
 def _print(asked: JobOptions, found: list[JobReport]) -> None:
@@ -266,11 +301,11 @@ def _exit(report: JobReport) -> Exit:
     return Exit.OK if cause is Cause.RUNS else Exit.ERROR if cause.is_open else Exit.FAIL
 
 
-def _with_issues(report: JobReport) -> JobReport:
+def _with_issues(report: JobReport, config_file: Path | None) -> JobReport:
     from gpuipc_doctor import knownissues
     from gpuipc_doctor.job import issues
 
-    known = knownissues.load(options.site_config(None).known_issues_dirs)
+    known = knownissues.load(options.site_config(config_file).known_issues_dirs)
     found = tuple(issues.matching(report, known))
     return replace(report, issues=found, wrong_settings=issues.wrong_settings(report.ranks))
 

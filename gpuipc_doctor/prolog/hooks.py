@@ -1,4 +1,4 @@
-"""Files that run gpuipc-doctor before every job, for each supported program."""
+"""Files with which other programs run gpuipc-doctor: before every job, and for stuck ones."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class Hook:
 HOOKS = {
     "slurm": Hook("gpuipc-doctor-slurm", 0o755, "slurm.sh"),
     "monitor": Hook("gpuipc-doctor-monitor", 0o755, "monitor.sh"),
+    "sweep": Hook("gpuipc-doctor-sweep", 0o755, "sweep.sh"),
     "nhc": Hook("gpuipc_doctor.nhc", 0o644, "nhc.sh"),
 }
 """Argument of ``gpuipc-doctor config hooks`` → hook."""

@@ -16,7 +16,7 @@ from gpuipc_doctor.model import Json, MemoryShare, Status, Subject, Tier
 from gpuipc_doctor.site import hosts, policy
 from gpuipc_doctor.site.config_mistakes import SUBJECTS, accepted_versions, examine
 from gpuipc_doctor.site.layers import Find, Layers
-from gpuipc_doctor.site.policy import PrologConfig
+from gpuipc_doctor.site.policy import JobConfig, PrologConfig, SweepConfig
 from gpuipc_doctor.versions import Range
 
 if TYPE_CHECKING:
@@ -197,14 +197,6 @@ class NodeType:
 
 
 @dataclass(frozen=True, slots=True)
-class JobConfig:
-    """A site's settings for ``job``."""
-
-    late_after_s: float = 1800.0
-    """Seconds between two looks after which a rank that works in one function counts as late."""
-
-
-@dataclass(frozen=True, slots=True)
 class SiteConfig:
     """A site's settings; without a file, the defaults. All times are seconds."""
 
@@ -245,6 +237,7 @@ class SiteConfig:
     """Settings of all nodes; after `of_node`, settings of this node."""
     node_types: tuple[NodeType, ...] = ()
     prolog: PrologConfig = field(default_factory=PrologConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     memory: MemoryShare = field(default_factory=MemoryShare)
     job: JobConfig = field(default_factory=JobConfig)
     fleet: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -352,6 +345,7 @@ def load(path: Path | None = None, match: Find = lambda: None, known: Iterable[D
             for name, said in data.get("node_types", {}).items()
         ),
         prolog=PrologConfig.read(data.get("prolog", {})),
+        sweep=SweepConfig(**data.get("sweep", {})),
         memory=MemoryShare(**data.get("memory", {})),
         job=JobConfig(**data.get("job", {})),
         fleet=data.get("fleet", {}),

@@ -167,7 +167,7 @@ def _anchored(document: Document) -> dict[str, Json]:
     for key in SITE_DIRECTORIES:
         if isinstance(said.get(key), list):
             said[key] = [str(base / name) for name in said[key]]
-    prolog = said.get("prolog")
-    if isinstance(prolog, dict):
-        said["prolog"] = anchored(prolog, base)
+    for key in ("prolog", "sweep"):
+        if isinstance(section := said.get(key), dict):
+            said[key] = anchored(section, base)
     return said

@@ -90,6 +90,29 @@ class PrologConfig(NamedTuple):
         return self.breaker.get("share", 1.0)
 
 
+class JobConfig(NamedTuple):
+    """The site config's section ``job``."""
+
+    late_after_s: float = 1800.0
+    """Seconds between two looks after which a rank that works in one function counts as late."""
+
+
+class SweepConfig(NamedTuple):
+    """The site config's section ``sweep``: when a GPU of a job looks stuck. All times are seconds."""
+
+    busy_percent: float = 95.0
+    """Least utilisation of a GPU whose kernel may wait for another rank."""
+    idle_percent: float = 1.0
+    """Highest utilisation of a GPU that is idle after use."""
+    power_share: float = 0.6
+    """Fraction of the usual power that a busy GPU of a stuck job does not reach."""
+    over_s: float = 600.0
+    """Time over which a GPU must look stuck."""
+    again_s: float = 3600.0
+    """Time after which a job is examined again that was not stuck."""
+    state_dir: str = "/var/lib/gpuipc-doctor-sweep"
+
+
 def anchored(section: Mapping[str, Json], base: Path) -> dict[str, Json]:
-    """The section ``prolog`` with its relative paths resolved against ``base``, its file's directory."""
+    """A section with its relative paths resolved against ``base``, its file's directory."""
     return {**section, **{key: str(base / section[key]) for key in ("state_dir", "log") if key in section}}

@@ -6,7 +6,7 @@ case $1 in
     1) exit 0 ;;
     0 | remove)
         if [ -d /run/systemd/system ]; then
-            systemctl disable --now gpuipc-doctor-metrics.timer || true
+            systemctl disable --now gpuipc-doctor-metrics.timer gpuipc-doctor-sweep.timer || true
         fi ;;
 esac
 find /opt/gpuipc-doctor/lib -name __pycache__ -prune -exec rm -rf {} +

@@ -18,12 +18,13 @@ from gpuipc_doctor.prolog.hooks import HOOKS
 from gpuipc_doctor.site.policy import Action, PrologConfig
 
 REPOSITORY = Path(__file__).parents[2]
-MONITORING = (REPOSITORY / "docs/kubernetes.md").read_text()
 
 
-def test_node_problem_detector_configuration_is_complete() -> None:
+@pytest.mark.parametrize(("page", "hook"), [("kubernetes", "monitor"), ("monitoring", "sweep")])
+def test_node_problem_detector_configuration_is_complete(page: str, hook: str) -> None:
     """The keys: github.com/kubernetes/node-problem-detector, docs/custom_plugin_monitor.md."""
-    (text,) = re.findall(r"```json\n(.*?)```", MONITORING, re.DOTALL)
+    monitoring = (REPOSITORY / f"docs/{page}.md").read_text()
+    (text,) = re.findall(r"```json\n(.*?)```", monitoring, re.DOTALL)
     document = json.loads(text)
     settings = document["pluginConfig"]
     assert document["plugin"] == "custom"
@@ -32,7 +33,7 @@ def test_node_problem_detector_configuration_is_complete() -> None:
     assert {rule["condition"] for rule in permanent} == {item["type"] for item in document["conditions"]}
     assert all(item["reason"] and item["message"] for item in document["conditions"])
     for rule in document["rules"]:
-        assert Path(rule["path"]).name == HOOKS["monitor"].name
+        assert Path(rule["path"]).name == HOOKS[hook].name
         assert seconds(rule["timeout"]) <= seconds(settings["timeout"]) < seconds(settings["invoke_interval"])
 
 
@@ -77,8 +78,9 @@ def test_pods_have_no_rights_that_they_do_not_need() -> None:
             assert bool(mounted & with_token) is (container["name"] == "condition")
 
 
-def test_metrics_unit_has_no_right_to_administer_the_system() -> None:
-    unit = (REPOSITORY / "ship/package/gpuipc-doctor-metrics.service").read_text()
+@pytest.mark.parametrize("name", ["metrics", "sweep"])
+def test_unit_has_no_right_to_administer_the_system(name: str) -> None:
+    unit = (REPOSITORY / f"ship/package/gpuipc-doctor-{name}.service").read_text()
     kept = " ".join(re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)).split()
     assert kept
     assert not {"CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SYS_RAWIO", "CAP_SETUID", "CAP_BPF"} & {*kept}

@@ -146,8 +146,8 @@ def assert_is_integrated(root: Root) -> None:
     families = {family.name for family in text_string_to_metric_families((root.path / METRICS).read_text())}
     assert any(name.startswith("gpuipc_doctor") for name in families)
     assert [file.name for file in (root.path / METRICS).parent.iterdir()] == ["gpuipc-doctor.prom"]
-    units = [str(file) for file in (root.path / "usr/lib/systemd/system").glob("gpuipc-doctor-metrics.*")]
-    assert len(units) == 2
+    units = [str(file) for file in (root.path / "usr/lib/systemd/system").glob("gpuipc-doctor-*")]
+    assert len(units) == 4
     (root.path / "var/log/gpuipc-doctor.jsonl").write_text("{}\n")
     ended(("logrotate", "--debug", root.path / "etc/logrotate.d/gpuipc-doctor"))
 

@@ -41,7 +41,8 @@ def hooks(*arguments: str | Path) -> Result:
 @pytest.mark.parametrize("which", HOOKS)
 def test_every_path_is_filled_in_and_quoted(config: Path, scontrol: str, which: str) -> None:
     shown = hooks(which, "--config", config, "--scontrol", scontrol).output
-    assert f"{sys.executable} -I -m gpuipc_doctor prolog --config '{config}')" in shown
+    command = "job --sweep" if which == "sweep" else "prolog"
+    assert f"{sys.executable} -I -m gpuipc_doctor {command} --config '{config}')" in shown
     assert "@" not in shown
     assert subprocess.run(["bash", "-n"], input=shown, text=True, capture_output=True).stderr == ""
 
@@ -51,7 +52,7 @@ def test_slurm_variables_that_the_prolog_keeps_are_passed_on(config: Path, scont
     assert tuple(re.findall(r'^    \$\{(\w+)\+"\1=\$\1"\}', shown, re.MULTILINE)) == isolation.KEPT
 
 
-@pytest.mark.parametrize("which", HOOKS)
+@pytest.mark.parametrize("which", [name for name in HOOKS if name != "sweep"])
 def test_hook_drains_on_the_prologs_drain_codes(which: str) -> None:
     codes = sorted({kind.exit_code for kind in Kind})
     text = (
@@ -178,6 +179,28 @@ def test_monitor_exits_0_healthy_1_drain_2_unknown(
     ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout.startswith(line)) == (code, True), ended
     assert ended.stdout.count("\n") == bool(line)
+
+
+@pytest.mark.parametrize(("found", "code"), [(0, 0), (11, 2), (12, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("is_slurm", [True, False])
+def test_sweep_exits_0_healthy_1_stuck_2_unknown_and_under_slurm_0(
+    config: Path, tmp_path: Path, found: int, code: int, is_slurm: bool
+) -> None:
+    """Slurm runs a HealthCheckProgram without PATH, and its slurmd registers only after exit code 0."""
+    said, logged = tmp_path / "said", tmp_path / "logged"
+    said.write_text(f"#!/bin/sh\necho 'gpuipc-doctor: FAIL $x'; exit {found}\n")
+    logger = tmp_path / "logger"
+    logger.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >{logged}\n')
+    for program in (said, logger):
+        program.chmod(0o755)
+    script = hooks("sweep", "--config", config).output.replace(sys.executable, str(said))
+    script = script.replace("/usr/bin/logger", str(logger))
+    environment = {"SLURMD_NODENAME": "n1"} if is_slurm else {}
+    ended = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, env=environment)
+    assert (ended.returncode, ended.stdout) == (0 if is_slurm else code, "gpuipc-doctor: FAIL $x\n")
+    assert logged.exists() == (is_slurm and found > 0)
+    if logged.exists():
+        assert logged.read_text() == "-t gpuipc-doctor -p daemon.warning -- FAIL $x\n"
 
 
 def test_monitor_with_a_config_that_became_wrong_is_unknown(config: Path) -> None:

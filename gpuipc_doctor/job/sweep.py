@@ -1,0 +1,265 @@
+"""Find stuck jobs by their GPUs, in short calls of a timer: only a GPU that looks stuck costs an examination.
+
+A GPU looks stuck if it is busy and draws little power, as while a collective's kernel waits for another rank,
+or if it is idle after its processes used it. So may the GPU of a healthy job: the examination decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpuipc_doctor.files.node_files import Tree, gpus_on_bus
+from gpuipc_doctor.job.sweep_state import MAX_USERS, Store, Unusable, Watch, opened
+from gpuipc_doctor.model import Exit
+from gpuipc_doctor.node import gpu_loads
+from gpuipc_doctor.present.text import counted
+from gpuipc_doctor.stacks.process_list import read_line
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.job.document import JobReport
+    from gpuipc_doctor.node.memory_usage import GpuUse
+    from gpuipc_doctor.site.policy import SweepConfig
+
+FEWEST_CALLS = 3
+"""Number of calls in a row in which a GPU must look stuck."""
+
+EXAMINE_S = 20.0
+"""Seconds of a call after which it begins no further examination; one takes 5 to 20 s, and Slurm ends a
+HealthCheckProgram after 60 s."""
+
+MPS = "nvidia-cuda-mps"
+"""Name of MPS's daemon and server, which are of no job, as the kernel cuts it."""
+
+AMD = "0x1002"
+
+
+class Answer(NamedTuple):
+    """``OK``: nothing is stuck; ``ERROR``: cannot tell; ``FAIL``: a job is stuck."""
+
+    code: Exit
+    line: str
+
+
+class Sweep(NamedTuple):
+    """``examine``: the reports of the jobs of these processes; raises `NoSuchJob`. ``late_after_s``: see
+    `progress.with_second_look`."""
+
+    config: SweepConfig
+    late_after_s: float
+    examine: Callable[[tuple[int, ...]], list[JobReport]]
+    clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def run(self) -> Answer:
+        """Compare the GPUs with the earlier calls, and examine jobs whose GPUs look stuck."""
+        try:
+            with opened(Path(self.config.state_dir)) as store:
+                return self._run(store)
+        except (Unusable, gpu_loads.NotRead) as reason:
+            return Answer(Exit.ERROR, f"ERROR cannot tell: {'; '.join([str(reason), *_amd()])}")
+
+    def _run(self, store: Store) -> Answer:
+        boot, now = Tree.of_machine().line("/proc/sys/kernel/random/boot_id"), self.clock()
+        troubles, before = list(_amd()), dict[str, Watch]()
+        try:
+            before = store.read(boot)
+        except Unusable as reason:
+            troubles.append(f"{reason}; begun anew")
+        seen = gpu_loads.read()
+        troubles += [f"{gpu.label}: {gpu.trouble}" for gpu in seen if gpu.trouble]
+        gpus = {gpu.pci: gpu for gpu in seen if not gpu.trouble}
+        watches = step(before, gpus.values(), self.config, now)
+        for pci in before.keys() - gpus.keys():
+            if len(gpus) < len(seen):  # it may be one that cannot be read now
+                watches[pci] = before[pci]
+            else:
+                troubles.append(f"GPU {pci} was listed in the last call and is not now: see dmesg")
+        store.write(boot, watches)
+        tried = set[str]()
+        while due := [pci for pci in gpus if pci not in tried and self._is_due(watches[pci], now)]:
+            if self.clock() - now > EXAMINE_S:
+                break
+            tried.add(pci := due[0])
+            watches[pci] = watches[pci]._replace(again=now + self.config.over_s, healthy_watts=0.0)
+            store.write(boot, watches)  # first: should this be killed, the next call is not as long
+            found = self._examined(gpus[pci], watches[pci], store, now)
+            for other in gpus.values():
+                if other.pci == pci or found.users & {*watches[other.pci].users}:
+                    watches[other.pci] = found.applied(watches[other.pci], other, self, now)
+            with suppress(Unusable):  # what was found is reported
+                store.write(boot, watches)
+        return answer(gpus.values(), watches, troubles, self.config, now)
+
+    def _is_due(self, watch: Watch, now: float) -> bool:
+        """Whether to examine a GPU's job. A healthy one is before its time if it draws much less."""
+        is_changed = watch.kind == "busy" and watch.healthy_watts > 0
+        can_tell = bool(watch.users) and watch.kind != "blind"
+        return can_tell and is_long(watch, self.config, now) and (now >= watch.again or is_changed)
+
+    def _examined(self, gpu: GpuUse, watch: Watch, store: Store, now: float) -> Found:
+        """The result for the job, or with MPS the jobs, of a GPU."""
+        from gpuipc_doctor.job.job_content import sentence
+        from gpuipc_doctor.job.progress import with_second_look
+        from gpuipc_doctor.job.selection import NoSuchJob
+
+        try:
+            reports = self.examine(tuple(int(user.partition(".")[0]) for user in watch.users))
+        except NoSuchJob as reason:
+            if {*watch.users}.isdisjoint(_users(gpu)):  # they have ended meanwhile
+                return Found()
+            return Found(code=Exit.ERROR, line=f"{_shown(gpu)}; {reason}")
+        ranks = [rank for report in reports for rank in report.ranks]
+        found = Found(users=frozenset(f"{rank.pid}.{rank.started}" for rank in ranks))
+        for report in reports:
+            if len(reports) == 1 and watch.report and (earlier := store.earlier(watch.report)):
+                taken = report.taken - (now - watch.examined)  # the clock may have been set
+                report = with_second_look(replace(earlier, taken=taken), report, self.late_after_s)
+            code = _code(report, watch.kind)
+            if code <= found.code:
+                continue
+            blamed = [str(rank.pid) for rank in report.ranks if rank.rank in report.verdict.blamed]
+            who = f"pid {(blamed or watch.users)[0].partition('.')[0]}"
+            minutes = f"{(now - watch.since) / 60:.0f} min"
+            try:
+                kept = store.keep(report)
+                evidence = f"see {store.directory / kept}"
+            except Unusable as reason:
+                kept, evidence = "", str(reason)
+            line = f"{sentence(report)} ({who}); {_shown(gpu)} for {minutes}; {evidence}"
+            found = found._replace(code=code, line=line, report=kept)
+        return found
+
+
+def _code(report: JobReport, kind: str) -> Exit:
+    """The exit code for a job. Ranks that all sleep beside idle GPUs, in no call that waits, are an
+    idle server or notebook."""
+    from gpuipc_doctor.job.document import Cause
+    from gpuipc_doctor.job.waits import Kind
+
+    verdict = report.verdict
+    is_asleep = kind == "idle" and {rank.doing for rank in report.ranks} == {Kind.SLEEPS.value}
+    if verdict.cause is Cause.RUNS or (verdict.cause.is_open and is_asleep and not verdict.blamed):
+        return Exit.OK
+    return Exit.ERROR if verdict.cause.is_open else Exit.FAIL
+
+
+class Found(NamedTuple):
+    """The result of an examination. ``users``: the job's processes, as in `Watch`."""
+
+    users: frozenset[str] = frozenset()
+    code: Exit = Exit.OK
+    line: str = ""
+    report: str = ""
+
+    def applied(self, watch: Watch, gpu: GpuUse, sweep: Sweep, now: float) -> Watch:
+        """What was seen of a GPU of the job, with this result."""
+        wait_s = sweep.late_after_s if self.code is Exit.ERROR else sweep.config.again_s
+        return watch._replace(
+            again=now + wait_s,
+            healthy_watts=float(gpu.watts or 0) if self.code is Exit.OK and gpu.busy else 0.0,
+            code=int(self.code),
+            line=self.line,
+            report=self.report,
+            examined=now,
+        )
+
+
+# -- what a GPU looks like --------------------------------------------------------------------------------
+
+
+def step(
+    before: Mapping[str, Watch], gpus: Iterable[GpuUse], config: SweepConfig, now: float
+) -> dict[str, Watch]:
+    """What was seen of each GPU, with this call. A GPU with other processes begins anew."""
+    found = {}
+    for gpu in gpus:
+        users = list(_users(gpu))
+        watch = before.get(gpu.pci, Watch([]))
+        if watch.since > now or (watch.users != users and {*watch.users}.isdisjoint(users)):
+            watch = Watch(users)
+        is_at_work = gpu.busy is not None and gpu.busy > config.idle_percent
+        watch = watch._replace(
+            users=users,
+            worked=watch.worked or is_at_work,
+            most_watts=max(watch.most_watts, gpu.watts or 0.0 if is_at_work else 0.0),
+        )
+        kind = _kind(gpu, watch, config, now)
+        if not kind or kind != watch.kind:
+            watch = watch._replace(kind=kind, since=now, calls=0, code=0, line="", report="", examined=0.0)
+        found[gpu.pci] = watch._replace(calls=watch.calls + 1)
+    return found
+
+
+def _kind(gpu: GpuUse, watch: Watch, config: SweepConfig, now: float) -> str:
+    """How a GPU looks stuck; see `Watch`. Usual power is what it drew while its job was healthy, else the
+    driver's limit, else the most that it drew for these processes."""
+    if gpu.busy is None:
+        return "blind" if watch.users else ""
+    if gpu.busy <= config.idle_percent:
+        return "idle" if watch.worked and watch.users else ""
+    if gpu.busy < config.busy_percent:
+        return ""
+    usual = (watch.healthy_watts if now < watch.again else 0.0) or gpu.limit or watch.most_watts
+    if gpu.watts is None:
+        return "blind"
+    return "busy" if gpu.watts < config.power_share * usual else ""
+
+
+def is_long(watch: Watch, config: SweepConfig, now: float) -> bool:
+    """Whether a GPU has looked stuck for long enough, and in enough calls."""
+    return bool(watch.kind) and watch.calls >= FEWEST_CALLS and now - watch.since >= config.over_s
+
+
+def _users(gpu: GpuUse) -> Iterator[str]:
+    """The processes of a GPU, as in `Watch`; 0 is the start of those that cannot be seen here."""
+    for process in (gpu.processes or ())[:MAX_USERS]:
+        start = "0"
+        with suppress(OSError, IndexError):
+            start = read_line(process.pid, "stat").rpartition(")")[2].split()[19]
+        if process.name != MPS:
+            yield f"{process.pid}.{start}"
+
+
+def _amd() -> Iterator[str]:
+    if gpus_on_bus(Path("/"), AMD):
+        yield "utilisation and power of AMD's GPUs are not read"
+
+
+def _shown(gpu: GpuUse) -> str:
+    use = "use unknown" if gpu.busy is None else f"{gpu.busy} %"
+    watts = "power unknown" if gpu.watts is None else f"{gpu.watts:.0f} W"
+    of = f" of {gpu.limit:.0f} W" if gpu.limit and gpu.watts is not None else ""
+    return f"{gpu.label}: {use}, {watts}{of}"
+
+
+# -- the line ---------------------------------------------------------------------------------------------
+
+
+def answer(
+    gpus: Iterable[GpuUse],
+    watches: Mapping[str, Watch],
+    troubles: Iterable[str],
+    config: SweepConfig,
+    now: float,
+) -> Answer:
+    """The answer to a call: the first of the worst results, and how many more there are."""
+    lines = {Exit.FAIL: list[str](), Exit.ERROR: list(troubles)}
+    in_use = 0
+    for gpu in gpus:
+        watch = watches[gpu.pci]
+        in_use += bool(watch.users)
+        if watch.code:
+            lines[Exit(watch.code)].append(watch.line)
+        elif is_long(watch, config, now) and watch.kind == "blind":
+            lines[Exit.ERROR].append(f"{_shown(gpu)}; the driver reports no more (MIG, vGPU)")
+        elif is_long(watch, config, now) and not watch.users:
+            lines[Exit.ERROR].append(f"{_shown(gpu)}; its processes are not listed; run this on the host")
+    for code, word in ((Exit.FAIL, "FAIL "), (Exit.ERROR, "ERROR cannot tell: ")):
+        if found := list(dict.fromkeys(lines[code])):
+            more = f" (and {len(found) - 1} more)" if found[1:] else ""
+            return Answer(code, f"{word}{found[0]}{more}")
+    return Answer(Exit.OK, f"OK nothing is stuck; {counted(len(watches), 'GPU')}, {in_use} in use")
