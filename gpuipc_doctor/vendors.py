@@ -365,7 +365,19 @@ AMD = SupportedVendor(
     allocators_from="install PyTorch or CuPy for the node's ROCm version",
 )
 
-VENDORS: tuple[Vendor, ...] = (NVIDIA, AMD)
+INTEL = Vendor(
+    backend="ze",
+    name="Intel",
+    pci="0x8086",
+    hides={"ZE_AFFINITY_MASK": False},  # compute-runtime, `parseAffinityMask`
+    # Not its kernel drivers, which a laptop also has, nor Level Zero's loader, which other nodes have.
+    facts=frozenset({"intel-compute-runtime", "oneccl"}),
+    drivers=frozenset({"intel-compute-runtime"}),
+    word="CCL_ZE",
+)
+"""Known issues and the inventory only: never run on an Intel GPU."""
+
+VENDORS: tuple[Vendor, ...] = (NVIDIA, AMD, INTEL)
 """All vendors, in the order in which the tool lists their GPUs."""
 
 SUPPORTED = {vendor.backend: vendor for vendor in VENDORS if isinstance(vendor, SupportedVendor)}

@@ -39,7 +39,7 @@ ORDERS = {
     "rocm": rf"{_NUMBERS}{_BUILD}",
     "hip-runtime": rf"{_NUMBERS}{_BUILD}",
     "amdgpu": _NUMBERS,
-    "intel-compute-runtime": rf"{_NUMBERS}{_BUILD}",
+    "intel-compute-runtime": rf"{_NUMBERS}(?:[-+~][\w.+~-]{{0,99}})?",  # 26.31.39395.13-1~26.04~ppa1
     "mpich": rf"{_STAGED}(?:p([0-9]{{1,4}}))?",
     "cray-mpich": _NUMBERS,
     "openmpi": _STAGED,
@@ -53,6 +53,7 @@ ORDERS = {
     "psm2": rf"{_NUMBERS}{_BUILD}",
     "nccl": rf"{_NUMBERS}{_BUILD}",
     "rccl": rf"{_NUMBERS}{_BUILD}",
+    "oneccl": rf"{_NUMBERS}{_BUILD}",
     # Distributions fix their kernels without changing the first numbers: a range can say when a feature came
     # into the kernel, but hardly ever when a fault left it.
     "kernel": rf"(?!.*-rc){_NUMBERS}(?:[-+.~][\w.+~-]{{0,199}})?",

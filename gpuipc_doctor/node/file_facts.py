@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpuipc_doctor.files.node_files import Tree, shown
 from gpuipc_doctor.model import Fact
+from gpuipc_doctor.node import gpus
 
 
 def facts(tree: Tree, environ: Mapping[str, str]) -> Iterator[Fact]:
@@ -20,6 +21,8 @@ def facts(tree: Tree, environ: Mapping[str, str]) -> Iterator[Fact]:
     yield _container(tree, environ)
     yield _namespaces(tree)
     yield _amd_models(tree)
+    yield gpus.intel_gpus(tree, environ.get("ZE_AFFINITY_MASK", ""))
+    yield _render_nodes(tree)
     yield _imex_daemon(tree)
     yield _cxi_devices(tree)
     yield from _python_packages(tree)
@@ -150,6 +153,8 @@ _STATED: tuple[tuple[str, str, Callable[[str], str]], ...] = (
     ("nvidia-peermem", "/sys/module/nv_peer_mem/version", _first_line),
     ("gdrcopy", "/sys/module/gdrdrv/version", _first_line),
     ("amdgpu", "/sys/module/amdgpu/version", _first_line),
+    ("i915", "/sys/module/i915/version", _first_line),
+    ("xe", "/sys/module/xe/version", _first_line),
     ("rocm", "/opt/rocm/.info/version", _first_line),
     ("xpmem", "/sys/module/xpmem/version", _first_line),
     ("kdreg2", "/sys/module/kdreg2/version", _first_line),
@@ -292,6 +297,19 @@ def models(name: str, found: Iterable[str], where: str) -> Fact:
     return Fact(name, ", ".join(names), where) if names else Fact(name, None, f"no {where}")
 
 
+def _render_nodes(tree: Tree) -> Fact:
+    """Whether this user may open the files through which AMD's and Intel's GPUs are used."""
+    where = "/dev/dri/renderD*"
+    files = list(tree.glob(where))
+    closed = [file for file in files if not os.access(tree.path(file), os.R_OK | os.W_OK)]
+    if not files:
+        return Fact("render-nodes", None, f"no {where}")
+    says = (
+        f"{len(closed)} of {len(files)} closed to this user" if closed else f"{len(files)}, open to this user"
+    )
+    return Fact("render-nodes", says, f"{where}{' (often group render)' if closed else ''}")
+
+
 def _imex_channels(tree: Tree) -> Fact:
     where = "/dev/nvidia-caps-imex-channels"
     found = (file.rpartition("/channel")[2] for file in tree.glob(f"{where}/channel*"))
@@ -323,7 +341,7 @@ def _cxi_devices(tree: Tree) -> Fact:
 
 # -- Python packages ------------------------------------------------------------------------------------
 
-_DISTRIBUTIONS = {"pytorch": "torch", "cupy": "cupy*", "vllm": "vllm"}
+_DISTRIBUTIONS = {"pytorch": "torch", "cupy": "cupy*", "vllm": "vllm", "oneccl": "oneccl"}
 
 
 def _python_packages(tree: Tree) -> Iterator[Fact]:

@@ -10,15 +10,16 @@ Interface"; Linux, ``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``; Slurm,
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
 
 from gpuipc_doctor.api.capabilities import CAPABILITIES
-from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, matching, quietly, shown
-from gpuipc_doctor.model import Device
-from gpuipc_doctor.vendors import AMD, NVIDIA, SUPPORTED, Choice, SupportedVendor
+from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, kernel_driver, matching, quietly, shown
+from gpuipc_doctor.model import Device, Fact
+from gpuipc_doctor.vendors import AMD, INTEL, NVIDIA, SUPPORTED, Choice, SupportedVendor
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +226,43 @@ def _nvidia_uuids(root: Path) -> list[str]:
     return [] if any("?" in uuid for uuid in uuids) else uuids
 
 
-_INTEL = "0x8086"
+_INTEGRATED = "0000:00:02.0"
+"""Address of the GPU that is part of an Intel processor (QEMU, docs/igd-assign.txt)."""
 
 
 def of_intel(root: str) -> list[str]:
-    """Intel GPUs on the PCI bus, as ``vendor:device``: ``8086:0bd5``. There is no backend for them."""
-    return [
-        ":".join(quietly(device / name).removeprefix("0x") for name in ("vendor", "device"))
-        for device in gpus_on_bus(Path(root), _INTEL)
-    ]
+    """Intel's GPUs on the PCI bus that are no part of a processor, as ``8086:0bd5``; no check tests them."""
+    return [_id(device) for device in _intel(Path(root)) if device.name != _INTEGRATED]
+
+
+def _intel(root: Path) -> list[Path]:
+    """Without Intel's NPUs, which are processing accelerators (class 0x12)."""
+    return [device for device in gpus_on_bus(root, INTEL.pci) if quietly(device / "class").startswith("0x03")]
+
+
+def _id(device: Path) -> str:
+    return ":".join(quietly(device / name).removeprefix("0x") for name in ("vendor", "device"))
+
+
+_MOST_TILES = 4
+"""Most tiles of an Intel GPU; each may be a device of its own (ZE_FLAT_DEVICE_HIERARCHY)."""
+
+
+def intel_gpus(tree: Tree, mask: str) -> Fact:
+    """``6 × 8086:0bd5 (i915)``: PCI id and kernel driver; ``mask``: ZE_AFFINITY_MASK.
+
+    The driver ignores numbers that no device has (compute-runtime, `parseAffinityMask`).
+    """
+    where = "/sys/bus/pci/devices"
+    gpus = _intel(tree.root)
+    if not gpus:
+        return Fact("intel-gpus", None, f"no display controller of Intel in {where}")
+    kinds = Counter(
+        f"{_id(gpu)} ({kernel_driver(gpu) or 'no driver'}{', integrated' * (gpu.name == _INTEGRATED)})"
+        for gpu in gpus
+    )
+    value = ", ".join(f"{count} × {kind}" if count > 1 else kind for kind, count in kinds.items())
+    numbers = re.findall(r"(\d+)[.\d]*(?:,|$)", mask) if re.fullmatch(r"[\d.,]+", mask) else []
+    if numbers and all(int(number) >= len(gpus) * _MOST_TILES for number in numbers):
+        value += f", all hidden by ZE_AFFINITY_MASK={mask}"
+    return Fact("intel-gpus", value, f"{where} (experimental: never run on an Intel GPU)")

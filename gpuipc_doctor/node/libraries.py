@@ -140,6 +140,8 @@ _MARKS = (
     _Mark("nccl", "libnccl.so.*", r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$"),
     # Packages of distributions lack that file: libamdhip64.so.7.2.53211 is HIP 7.2, a part of ROCm 7.2.
     _Mark("rocm", "libamdhip64.so.*", r"^([0-9]\S*)", "../.info/version", r"\.so\.([0-9]+\.[0-9]+)\."),
+    _Mark("level-zero", "libze_loader.so.1", r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$"),
+    _Mark("oneccl", "libccl.so.1", r"/ccl/([0-9]+\.[0-9.]*[0-9])/"),
     # HPE installs each version in a directory with the version as its name.
     _Mark("cray-mpich", "libmpi*.so.12", rf"/cray/pe/mpich/({_NUMBERS})/"),
     _Mark("mpich", "libmpi.so.12", _IN_PC, "pkgconfig/mpich.pc"),

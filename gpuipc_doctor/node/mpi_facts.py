@@ -13,6 +13,7 @@ VARIABLES = (
     "MPIR_CVAR_ENABLE_GPU",
     "MPIR_CVAR_NOLOCAL",
     "MPIR_CVAR_OFFLOAD_CUDA_LIBRARY",
+    "MPIR_CVAR_OFFLOAD_LEVEL_ZERO_LIBRARY",
     "MVP_ENABLE_GPU",
     "accelerator_cuda_major_version",
     "accelerator_rocm_major_version",
@@ -67,6 +68,7 @@ class Facts:
         self.identity = identify(seen["version_text"])
         self.environment: Mapping[str, str] = seen["environment"]
         self.cannot_load: Mapping[str, str] = seen["cannot_load"]
+        self.level_zero: str = seen["level_zero"]
         self._seen = seen
         self._ucx: Mapping[str, Json] = seen["ucx"] or {"library": "none", "version": "", "components": []}
 
@@ -154,4 +156,5 @@ class Facts:
             intel_mode=vendor.intel_mode,
             unloadable=unloadable,
             reason=reason,
+            level_zero=self.level_zero,
         )

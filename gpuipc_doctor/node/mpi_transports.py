@@ -212,6 +212,14 @@ _INTEL_MPI = (
                 "Intel MPI developer reference, I_MPI_OFFLOAD_MODE",
             ),
             Condition(
+                lambda facts: (
+                    facts.environment.get("I_MPI_OFFLOAD_MODE", "auto") != "auto" or not facts.level_zero
+                ),
+                "it chooses Level Zero, because {level_zero} can be loaded",
+                "set I_MPI_OFFLOAD_MODE={intel_mode}",
+                "2021.17 by trial, with Debian's libze1 and no driver of Intel's: MPI_Init fails in zeInit",
+            ),
+            Condition(
                 lambda facts: not facts.cannot_load,
                 "{unloadable}, which MPI_Init loads, cannot be loaded: {reason}",
                 "set I_MPI_OFFLOAD_CUDA_LIBRARY to the path of libcuda.so.1",

@@ -188,7 +188,7 @@ def of_other_gpus(intel: Sequence[str]) -> Iterator[Finding]:
     if intel:
         yield Finding.skip(
             "not-supported",
-            "{gpus} found: only NVIDIA and AMD GPUs are supported",
+            "{gpus} found: no check tests them (experimental: known issues and inventory, never run on one)",
             gpus=[f"{count} × Intel GPU ({id_})" for id_, count in Counter(intel).items()],
         )
 

@@ -27,6 +27,9 @@ NO_KERNELS = {"I_MPI_ADJUST_ALLREDUCE_OFFLOAD": "4"}
 play. Otherwise Intel MPI 2021.17 loads a binary module in MPI_Allreduce from 32 KiB on, and crashes if that
 fails; 4 copies through the host."""
 
+_THE_NODES_OWN = {"I_MPI_OFFLOAD_MODE": "cuda"}
+"""Without it, Intel MPI takes Level Zero if this machine has its loader."""
+
 _PCI_CLASS = {"cuda": "0x030200", "hip": "0x038000"}  # a 3D controller: a display controller without a port
 
 
@@ -89,6 +92,7 @@ def prepare(profile: str, state_dir: Path) -> Node:
     return Node(
         env={
             **lent,
+            **{name: value for name, value in _THE_NODES_OWN.items() if name not in os.environ},
             "LD_LIBRARY_PATH": ":".join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH")))),
             "GPUIPC_SIM_NODE": str(node_file),
             "GPUIPC_SIM_STATE": str(state),

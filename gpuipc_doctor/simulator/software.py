@@ -33,7 +33,9 @@ _LINKED = {
     ),
     "cuda-runtime": ("libcudart.so.{major}", "libcudart.so.{}"),
     "libcuda": ("libcuda.so.1", "libcuda.so.{}"),
+    "level-zero": ("libze_loader.so.1", "libze_loader.so.{}"),
     "nccl": ("libnccl.so.2", "libnccl.so.{}"),
+    "oneccl": ("libccl.so.1", "../../opt/intel/oneapi/ccl/{}/lib/libccl.so.1.0"),
     "shs-libfabric": ("libfabric.so.1", "../../opt/cray/libfabric/{}/lib64/libfabric.so.1"),
 }
 """Component → (library, target of its link). The target's name has the version."""

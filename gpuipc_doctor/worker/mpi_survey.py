@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,8 @@ def survey(library: str | None, arm: Arm) -> dict[str, Json]:
     names of all libraries in this process. ``variables``: control variables (`mpi_facts.VARIABLES` and
     ``EDGES``) as the library reads them. ``ucx``: path, version and transports of the UCX that it uses; None
     if it uses none. ``cannot_load``: a library that `MPI_Init` will load → why that fails here.
-    ``environment``: variables that matter (`mpi_facts.ENVIRONMENT`).
+    ``level_zero``: the loader of Level Zero that Intel MPI prefers to CUDA; empty if none. ``environment``:
+    variables that matter (`mpi_facts.ENVIRONMENT`).
 
     Raises `BackendUnavailable` if the library is not found or is not an MPI library.
     """
@@ -58,6 +59,8 @@ def survey(library: str | None, arm: Arm) -> dict[str, Json]:
         variables = _control_variables(mpi)
     with arm("uct_query_components"):
         ucx = _ucx()
+    cuda, refused = _offload_library("CUDA", variables, arm)
+    level_zero, no_loader = _offload_library("LEVEL_ZERO", variables, arm)
     return {
         "library": path,
         "version_text": version_text,
@@ -65,7 +68,8 @@ def survey(library: str | None, arm: Arm) -> dict[str, Json]:
         "loaded": sorted(Path(name).name for name in mapped_files()),
         "variables": variables,
         "ucx": ucx,
-        "cannot_load": _cannot_load(variables, arm),
+        "cannot_load": {cuda: refused} if refused else {},
+        "level_zero": "" if no_loader else level_zero,
         "environment": {name: value for name, value in os.environ.items() if ENVIRONMENT.match(name)},
     }
 
@@ -195,18 +199,19 @@ def _components(uct: ctypes.CDLL) -> list[str]:
     return names
 
 
-def _cannot_load(variables: dict[str, Json], arm: Arm) -> dict[str, str]:
-    """The driver library that Intel MPI will load by name, and the reason if it does not load here."""
+def _offload_library(api: str, variables: Mapping[str, Json], arm: Arm) -> tuple[str, str]:
+    """(a driver library that Intel MPI loads by name, the reason if it does not load here); empty for other
+    MPIs."""
     import ctypes
 
-    name = variables.get("MPIR_CVAR_OFFLOAD_CUDA_LIBRARY")
-    if name is None:
-        return {}
+    default = variables.get(f"MPIR_CVAR_OFFLOAD_{api}_LIBRARY")
+    if default is None:
+        return "", ""
     # MPI_T reports the default before MPI_Init, regardless of the environment (seen in 2021.17).
-    name = os.environ.get("I_MPI_OFFLOAD_CUDA_LIBRARY") or name
+    name = os.environ.get(f"I_MPI_OFFLOAD_{api}_LIBRARY") or str(default)
     try:
         with arm(f"dlopen {name}"):
             ctypes.CDLL(name)
     except OSError as error:
-        return {name: str(error)}
-    return {}
+        return name, str(error)
+    return name, ""

@@ -81,8 +81,10 @@ if __name__ != "__main__":
         aware = mpi_transports.gpu_aware(survey(path_of("impi"), node, I_MPI_OFFLOAD="1"), "cuda")
         assert (aware.able, aware.via) == (True, "own")
 
+    NO_DRIVER = {"I_MPI_OFFLOAD_CUDA_LIBRARY": "/nowhere/libcuda.so.1", "I_MPI_OFFLOAD_MODE": "cuda"}
+
     def test_intel_mpi_without_a_driver_library_accepts_no_device_pointers() -> None:
-        seen = survey(path_of("impi"), I_MPI_OFFLOAD="1", I_MPI_OFFLOAD_CUDA_LIBRARY="/nowhere/libcuda.so.1")
+        seen = survey(path_of("impi"), I_MPI_OFFLOAD="1", **NO_DRIVER)
         aware = mpi_transports.gpu_aware(seen, "cuda")
         assert aware.why_not.startswith("/nowhere/libcuda.so.1, which MPI_Init loads, cannot")
 

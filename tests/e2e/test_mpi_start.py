@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,3 +141,35 @@ def test_launcher_that_fails_after_good_ranks_is_reported_once(
     assert words in told[-1]["summary"]
     others = [result["finding"]["status"] for result in results if result["check"] == "mpi-small-message"]
     assert others == ["PASS"]
+
+
+@pytest.fixture
+def loader(tmp_path: Path) -> str:
+    """A loader of Level Zero that finds no driver, with all functions that Intel MPI asks for."""
+    library = Path(os.environ["GPUIPC_TEST_MPI"], "impi", LIBRARIES["impi"]).read_bytes()
+    calls = {
+        name.decode() for name in re.findall(rb"\0(?:MPL_level_zero_proxy\.)?(ze[A-Z]\w+)(?=\0)", library)
+    }
+    assert "zeInit" in calls
+    text = "".join(f"int {call}(void) {{ return 0x78000001; }}\n" for call in sorted(calls))
+    planted = str(tmp_path / "libze_loader.so.1")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", planted, "-x", "c", "-"], input=text.encode(), check=True)
+    return planted
+
+
+@pytest.mark.parametrize(("mode", "code"), [("auto", 12), (None, 0)])
+def test_loader_of_level_zero_without_a_driver_is_named_with_its_cure(
+    doctor: Command, tmp_path: Path, loader: str, mode: str | None, code: int
+) -> None:
+    node = tmp_path / "node.yaml"
+    node.write_text("description: x\nextends: healthy-cuda\nversions: {level-zero: 1.8.0}\n")
+    library = Path(os.environ["GPUIPC_TEST_MPI"], "impi", LIBRARIES["impi"])
+    environment = {**os.environ, "I_MPI_OFFLOAD": "1", "I_MPI_OFFLOAD_LEVEL_ZERO_LIBRARY": loader}
+    if mode:
+        environment["I_MPI_OFFLOAD_MODE"] = mode
+    ended = doctor("check", "mpi-start", "--simulate", str(node), "--mpi-lib", str(library), env=environment)
+    assert ended.returncode == code, ended.stdout
+    if code:
+        assert "Tried I_MPI_OFFLOAD_MODE=cuda: helps" in ended.stdout
+        assert "Known issue intel-mpi-takes-level-zero CONFIRMED" in ended.stdout
+        assert "Do: set I_MPI_OFFLOAD_MODE=cuda" in ended.stdout

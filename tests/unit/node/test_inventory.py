@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpuipc_doctor.model import Effect, Fact, Setting
 from gpuipc_doctor.node import inventory
+from gpuipc_doctor.node.gpus import of_intel
 from gpuipc_doctor.node.inventory_content import page, page_of_changes
 from gpuipc_doctor.node.survey_plan import LOOKED_FOR, LOOKED_FOR_FOREIGN
 from gpuipc_doctor.simulator import software
@@ -357,3 +358,79 @@ def test_page_size_and_gpu_memory_mode(
 ) -> None:
     plant(tmp_path, file, text)
     assert value(tmp_path, name) == found
+
+
+# -- Intel's GPUs ---------------------------------------------------------------------------------------
+
+BUS = "/sys/bus/pci/devices"
+PVC = ("0000:18:00.0", "0x8086", "0x0bd5", "0x038000", "i915")
+ARC = ("0000:03:00.0", "0x8086", "0xe20b", "0x030000", "xe")
+IN_PROCESSOR = ("0000:00:02.0", "0x8086", "0xa7a0", "0x030000", "i915")
+NPU = ("0000:00:0b.0", "0x8086", "0x7d1d", "0x120000", "intel_vpu")
+H200 = ("0000:19:00.0", "0x10de", "0x2335", "0x030200", "nvidia")
+MI300 = ("0000:1a:00.0", "0x1002", "0x74a1", "0x120000", "amdgpu")
+EXPERIMENTAL = f"{BUS} (experimental: never run on an Intel GPU)"
+
+
+def plant_device(root: Path, address: str, vendor: str, device: str, kind: str, driver: str) -> None:
+    for name, text in (("vendor", vendor), ("device", device), ("class", kind)):
+        plant(root, f"{BUS}/{address}/{name}", f"{text}\n")
+    plant(root, f"{BUS}/{address}/uevent", f"DRIVER={driver}\n" if driver else "PCI_CLASS=30000\n")
+
+
+@pytest.mark.parametrize(
+    ("devices", "mask", "found"),
+    [
+        ([PVC], "", "8086:0bd5 (i915)"),
+        ([PVC, ("0000:42:00.0", *PVC[1:]), H200, MI300], "", "2 × 8086:0bd5 (i915)"),
+        ([IN_PROCESSOR, ARC], "0", "8086:a7a0 (i915, integrated), 8086:e20b (xe)"),
+        ([(*ARC[:-1], "")], "", "8086:e20b (no driver)"),
+        ([(*ARC[:-1], "vfio-pci")], "", "8086:e20b (vfio-pci)"),
+        ([PVC], "4,5.1", "8086:0bd5 (i915), all hidden by ZE_AFFINITY_MASK=4,5.1"),
+        ([PVC], "0.1", "8086:0bd5 (i915)"),
+        ([PVC], "3", "8086:0bd5 (i915)"),  # a GPU may have four tiles
+        ([PVC], "9,0", "8086:0bd5 (i915)"),
+        ([PVC], "default", "8086:0bd5 (i915)"),
+        ([PVC], ",", "8086:0bd5 (i915)"),
+    ],
+)
+def test_intel_gpus_are_listed_with_their_driver(
+    tmp_path: Path, devices: list[tuple[str, ...]], mask: str, found: str
+) -> None:
+    for device in devices:
+        plant_device(tmp_path, *device)
+    assert rows(tmp_path, "intel-gpus", ZE_AFFINITY_MASK=mask) == [(found, EXPERIMENTAL)]
+
+
+def test_intel_npu_and_other_vendors_gpus_are_no_intel_gpus(tmp_path: Path) -> None:
+    for device in (NPU, H200, MI300):
+        plant_device(tmp_path, *device)
+    assert rows(tmp_path, "intel-gpus") == [(None, f"no display controller of Intel in {BUS}")]
+    assert of_intel(str(tmp_path)) == []
+
+
+def test_gpu_in_the_processor_is_no_gpu_to_test(tmp_path: Path) -> None:
+    plant_device(tmp_path, *IN_PROCESSOR)
+    assert of_intel(str(tmp_path)) == []
+    plant_device(tmp_path, *ARC)
+    assert of_intel(str(tmp_path)) == ["8086:e20b"]
+
+
+def test_render_nodes_that_this_user_may_not_open_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (128, 129):
+        plant(tmp_path, f"/dev/dri/renderD{number}", "")
+    assert rows(tmp_path, "render-nodes") == [("2, open to this user", "/dev/dri/renderD*")]
+    monkeypatch.setattr(os, "access", lambda file, _: not str(file).endswith("129"))
+    closed = ("1 of 2 closed to this user", "/dev/dri/renderD* (often group render)")
+    assert rows(tmp_path, "render-nodes") == [closed]
+
+
+def test_level_zeros_loader_and_oneccl_have_their_versions_in_their_paths(tmp_path: Path) -> None:
+    link(tmp_path, "/usr/lib/x86_64-linux-gnu/libze_loader.so.1", "libze_loader.so.1.8.0")
+    ccl = "/opt/intel/oneapi/ccl/2021.17/lib"
+    link(tmp_path, f"{ccl}/libccl.so.1", "libccl.so.1.0")
+    path = f"/usr/lib/x86_64-linux-gnu:{ccl}"
+    assert value(tmp_path, "level-zero", LD_LIBRARY_PATH=path) == "1.8.0"
+    assert value(tmp_path, "oneccl", LD_LIBRARY_PATH=path) == "2021.17"

@@ -42,6 +42,7 @@ PLAIN_UCX = {"library": "/opt/mpi/libucp.so.0", "version": "1.20.1", "components
 def seen(version_text: str, **facts: Any) -> dict[str, Any]:
     """A survey's result with only these facts."""
     nothing = {"needs": [], "loaded": [], "variables": {}, "ucx": None, "cannot_load": {}, "environment": {}}
+    nothing["level_zero"] = ""
     return {"library": "/opt/mpi/lib/libmpi.so", "version_text": version_text, **nothing, **facts}
 
 
@@ -171,6 +172,7 @@ def changed(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
             changed(INTEL_ON, environment={"I_MPI_OFFLOAD_MODE": "level_zero"}),
             "set I_MPI_OFFLOAD_MODE=cuda",
         ),
+        (INTEL, changed(INTEL_ON, level_zero="libze_loader.so.1"), "set I_MPI_OFFLOAD_MODE=cuda"),
         (
             INTEL,
             changed(INTEL_ON, cannot_load={"libcuda.so": "no such file"}),
