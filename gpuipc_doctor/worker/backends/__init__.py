@@ -47,23 +47,23 @@ class Backend:
         Raises `BackendUnavailable` if there is none.
         """
         driver = self.driver
-        count = self.initialise()
+        here = [driver.device_at(ordinal) for ordinal in range(self.initialise())]
         return [
             Device(
                 backend=driver.backend,
                 index=ordinal,
-                uuid=driver.uuid(ordinal),
-                pci=driver.text("device-pci", ordinal).lower(),
-                name=driver.text("device-name", ordinal),
-                total_bytes=driver.number("device-memory", ordinal),
-                capabilities=driver.capabilities(ordinal),
+                uuid=driver.uuid(one),
+                pci=driver.text("device-pci", one).lower(),
+                name=driver.text("device-name", one),
+                total_bytes=driver.number("device-memory", one),
+                capabilities=driver.capabilities(one),
                 peers=frozenset(
-                    f"{driver.backend}:{other}"
-                    for other in range(count)
-                    if other != ordinal and driver.call("can-access", ordinal, other)
+                    f"{driver.backend}:{number}"
+                    for number, other in enumerate(here)
+                    if number != ordinal and driver.call("can-access", one, other)
                 ),
             )
-            for ordinal in range(count)
+            for ordinal, one in enumerate(here)
         ]
 
     def gpu(self, device: Device, *, by_process: bool = False) -> DriverGpu:
@@ -85,10 +85,11 @@ class Backend:
     def _find(self, device: Device) -> DriverGpu:
         driver = self.driver
         for ordinal in range(self.initialise()):
+            one = driver.device_at(ordinal)
             if device.uuid:
-                found = driver.uuid(ordinal) == device.uuid
+                found = driver.uuid(one) == device.uuid
             elif device.pci:
-                found = driver.text("device-pci", ordinal).lower() == device.pci
+                found = driver.text("device-pci", one).lower() == device.pci
             else:
                 found = ordinal == device.index
             if found:

@@ -89,7 +89,7 @@ class DriverBuffer(Scoped, DeviceMemory):
 
     def ipc_handle(self, offset: int = 0) -> bytes:
         self._contexts.enter()
-        return self._driver.handle_bytes("ipc-get", self._driver.call("ipc-get", self.address + offset))
+        return self._driver.export_handle(self.address + offset)
 
     def free(self) -> None:
         self._leave()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from gpuipc_doctor.worker.backends.driver import Driver
 
 
 class DeviceContexts:
-    """The contexts of this process on the device with this ordinal."""
+    """The contexts of this process on the driver's device with this number."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         self.driver = driver
@@ -19,13 +20,17 @@ class DeviceContexts:
         """Those that may still exist, in the order in which they were made."""
         self._is_first = True
 
+    @cached_property
+    def device(self) -> Any:
+        return self.driver.device_at(self.ordinal)
+
     def create(self) -> DriverContext:
         """A new context, made current."""
-        return self._begin(self.driver.create_context(self.ordinal), primary=False)
+        return self._begin(self.driver.create_context(self.device), primary=False)
 
     def primary(self) -> DriverContext:
         """The primary context, retained and made current."""
-        return self._begin(self.driver.call("primary-retain", self.ordinal), primary=True)
+        return self._begin(self.driver.call("primary-retain", self.device), primary=True)
 
     def enter(self) -> DriverContext:
         """Ensure that a context of this device is current; returns it."""
@@ -69,7 +74,7 @@ class DriverContext:
         if self.destroyed:
             return
         if self.primary:
-            self._driver.call("primary-reset", self._siblings.ordinal)
+            self._driver.call("primary-reset", self._siblings.device)
         else:
             self._driver.call("context-destroy", self.handle)
         self.destroyed = True

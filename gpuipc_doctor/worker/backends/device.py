@@ -1,4 +1,4 @@
-"""The protocol of `gpuipc_doctor.api.gpu` on top of a `Driver`: the same code for both vendors."""
+"""The protocol of `gpuipc_doctor.api.gpu` on top of a `Driver`: the same code for all vendors."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ class DriverGpu:
 
     def has_native_atomics(self, other: Gpu) -> bool:
         assert isinstance(other, DriverGpu)
-        return self.driver.has_native_atomics(self.ordinal, other.ordinal)
+        return self.driver.has_native_atomics(self.contexts.device, other.contexts.device)
 
     @contextmanager
     def peer_access(self, other: Gpu) -> Iterator[None]:
         assert isinstance(other, DriverGpu)
-        peer = self.driver.peer(other.ordinal, other.contexts.enter().handle)
+        peer = self.driver.peer(other.contexts.device, other.contexts.enter().handle)
         self.contexts.enter()
         try:
             self.driver.call("enable-peer", peer, 0)
@@ -106,16 +106,16 @@ class DriverGpu:
         if kind not in self.unexportable_kinds:
             raise ValueError(f"{self.device.label} cannot allocate {kind!r}: {self.unexportable_kinds}")
         self.contexts.enter()
-        return DriverBuffer(self.contexts, *unexportable.ALLOCATE[kind](self.driver, self.ordinal))
+        return DriverBuffer(self.contexts, *unexportable.ALLOCATE[kind](self.driver, self.contexts.device))
 
     @cached_property
     def capabilities(self) -> frozenset[str]:
         """The device's capabilities in its current mode."""
-        return self.driver.capabilities(self.ordinal)
+        return self.driver.capabilities(self.contexts.device)
 
     def refuses_by_design(self, error: DriverError) -> str:
         call, name, peers = error.fault.call, error.fault.name, len(self.device.peers)
-        if error.is_not_supported and (kind := self.driver.kind(self.ordinal)):
+        if error.is_not_supported and (kind := self.driver.kind(self.contexts.device)):
             return f"is {kind}, which has no such feature"
         if name in TOO_MANY_PEERS and peers > MOST_PEERS:
             return f"has {peers} peers, of which the driver admits {MOST_PEERS}"
@@ -125,13 +125,12 @@ class DriverGpu:
 
     @cached_property
     def unexportable_kinds(self) -> tuple[str, ...]:
-        return self.driver.unexportable_kinds(self.ordinal)
+        return self.driver.unexportable_kinds(self.contexts.device)
 
     def open_ipc(self, handle: bytes) -> DriverMapping:
         self.contexts.enter()
-        driver = self.driver
-        address = driver.address("ipc-open", driver.handle_from(handle), driver.open_flags)
-        return DriverMapping(self.contexts, address, None, partial(driver.call, "ipc-close", address))
+        address = self.driver.open_handle(handle)
+        return DriverMapping(self.contexts, address, None, partial(self.driver.call, "ipc-close", address))
 
     def allocation_of(self, address: int) -> tuple[int, int]:
         return allocation_of(self.contexts, address)
@@ -163,11 +162,11 @@ class DriverGpu:
 
     @cached_property
     def granule(self) -> int:
-        return vmm.granule(self.driver, self.ordinal, HandleType.DESCRIPTOR)
+        return vmm.granule(self.driver, self.contexts.device, HandleType.DESCRIPTOR)
 
     @cached_property
     def fabric_granule(self) -> int:
-        return vmm.granule(self.driver, self.ordinal, HandleType.FABRIC)
+        return vmm.granule(self.driver, self.contexts.device, HandleType.FABRIC)
 
     def create_physical(self, nbytes: int) -> DriverPhysicalMemory:
         return DriverPhysicalMemory.create(self.contexts, nbytes, HandleType.DESCRIPTOR)

@@ -163,6 +163,11 @@ class Driver(ABC):
     @abstractmethod
     def _import_binding(self) -> Any: ...
 
+    def device_at(self, ordinal: int) -> Any:
+        """The driver's own object of its device with this number, as all methods with a ``device`` take it: a
+        GPU, or a part of one. CUDA's and HIP's is the number."""
+        return ordinal
+
     @abstractmethod
     def address_of(self, struct: Any) -> int:
         """Address of the C struct in one of the binding's objects; valid while the object lives."""
@@ -172,17 +177,17 @@ class Driver(ABC):
         """The ordinal of the device whose memory lies at this address, as the driver says."""
 
     @abstractmethod
-    def create_context(self, ordinal: int) -> Any:
-        """Create a context on the device with this ordinal; the caller makes it current."""
+    def create_context(self, device: Any) -> Any:
+        """Create a context on the device ; the caller makes it current."""
 
     @abstractmethod
-    def uuid(self, ordinal: int) -> str:
+    def uuid(self, device: Any) -> str:
         """The device's uuid in the vendor's spelling; empty if it has none."""
 
     @abstractmethod
-    def capabilities(self, ordinal: int) -> frozenset[str]: ...
+    def capabilities(self, device: Any) -> frozenset[str]: ...
 
-    def kind(self, ordinal: int) -> str:
+    def kind(self, device: Any) -> str:
         """What a device is that lacks features of a whole GPU by design, and how that was recognised; empty
         for a whole GPU."""
         return ""
@@ -227,15 +232,15 @@ class Driver(ABC):
     def versions(self) -> list[Fact]: ...
 
     @abstractmethod
-    def load_kernels(self, ordinal: int) -> Any:
+    def load_kernels(self, device: Any) -> Any:
         """Compile and load the kernels (`kernels`) in the current context, which is of this device.
 
         Raises `KernelsUnavailable` with the reason in the driver's words.
         """
 
     @abstractmethod
-    def peer(self, ordinal: int, context: object) -> Any:
-        """The argument of ``enable-peer``: the device with this ordinal, or its ``context``."""
+    def peer(self, device: Any, context: object) -> Any:
+        """The argument of ``enable-peer``: the device, or its ``context``."""
 
     @abstractmethod
     def alloc_coherent(self, nbytes: int) -> int:
@@ -272,46 +277,46 @@ class Driver(ABC):
         """A structure, constant or type of the binding, by its key in ``names``."""
         return attrgetter(self.names[what])(self.api)
 
-    def attribute_of(self, ordinal: int, name: str) -> int:
+    def attribute_of(self, device: Any, name: str) -> int:
         """An attribute of a device; 0 if the driver is too old to know it."""
         attribute = attrgetter(self.attribute.format(name))(self.api)
         try:
-            return int(self.call("device-attribute", attribute, ordinal))
+            return int(self.call("device-attribute", attribute, device))
         except DriverError as error:
             if error.fault.name == self.unknown_attribute:
                 return 0
             raise
 
-    def unexportable_kinds(self, ordinal: int) -> tuple[str, ...]:
-        return tuple(kind for kind, name in self.unexportable.items() if self.attribute_of(ordinal, name))
+    def unexportable_kinds(self, device: Any) -> tuple[str, ...]:
+        return tuple(kind for kind, name in self.unexportable.items() if self.attribute_of(device, name))
 
     def handle_type(self, handle_type: HandleType) -> Any:
         """The handle type in the binding's form."""
         return self.named("handle-type")(int(handle_type))
 
-    def create_pool(self, ordinal: int, handle_type: HandleType) -> Any:
-        """Create a pool of stream-ordered memory on the device with this ordinal."""
+    def create_pool(self, device: Any, handle_type: HandleType) -> Any:
+        """Create a pool of stream-ordered memory on the device."""
         properties = self.named("pool-properties")()
         properties.allocType = self.named("pinned")
         properties.handleTypes = self.handle_type(handle_type)
         properties.location.type = self.named("on-device")
-        properties.location.id = ordinal
+        properties.location.id = device
         return self.call("pool-create", properties)
 
-    def vmm_request(self, ordinal: int, handle_type: HandleType) -> tuple[Any, Any]:
+    def vmm_request(self, device: Any, handle_type: HandleType) -> tuple[Any, Any]:
         """The properties of memory on this device, and the flag for querying the minimum granularity."""
         request = self.named("memory-properties")()
         request.type = self.named("pinned")
         self.ask_for_handles(request, handle_type)
         request.location.type = self.named("on-device")
-        request.location.id = ordinal
+        request.location.id = device
         return request, self.named("minimum")
 
-    def access(self, ordinal: int) -> Any:
+    def access(self, device: Any) -> Any:
         """The argument for read and write access by this device; cuda-bindings takes a list."""
         access = self.named("access")()
         access.location.type = self.named("on-device")
-        access.location.id = ordinal
+        access.location.id = device
         access.flags = self.named("read-write")
         return access
 
@@ -323,16 +328,16 @@ class Driver(ABC):
         hostmemory.poke(self.address_of(shared), data)
         return self.number("pool-import-pointer", pool, shared)
 
-    def has_native_atomics(self, ordinal: int, other: int) -> bool:
+    def has_native_atomics(self, device: Any, other: Any) -> bool:
         """Whether atomics of one device reach another device's memory."""
-        return bool(self.call("peer-attribute", self.named("native-atomics"), ordinal, other))
+        return bool(self.call("peer-attribute", self.named("native-atomics"), device, other))
 
     def take_working_memory(self) -> None:  # noqa: B027  # most drivers take theirs with the context
         """Make the driver allocate its own memory on the current device, kept until this process exits."""
 
-    def text(self, operation: str, ordinal: int) -> str:
+    def text(self, operation: str, device: Any) -> str:
         """Result of a call that fills a character buffer, such as the device's name."""
-        data = bytes(self.call(operation, 256, ordinal))  # cuda-bindings fill it with spaces first
+        data = bytes(self.call(operation, 256, device))  # cuda-bindings fill it with spaces first
         return data.partition(b"\0")[0].decode(errors="replace").strip()
 
     def handle_bytes(self, operation: str, handle: Any) -> bytes:
@@ -340,6 +345,15 @@ class Driver(ABC):
         data = hostmemory.peek(self.address_of(handle), HANDLE_BYTES)
         self.see_result(operation, any(data))
         return data
+
+    def export_handle(self, address: int) -> bytes:
+        """An IPC handle: all that another process of this node needs to open the memory. If it names a
+        descriptor of this process, its pid goes with it (`worker.descriptors.fetch`)."""
+        return self.handle_bytes("ipc-get", self.call("ipc-get", address))
+
+    def open_handle(self, handle: bytes) -> int:
+        """The address of another process's memory, opened here; ``ipc-close`` closes it."""
+        return self.address("ipc-open", self.handle_from(handle), self.open_flags)
 
     def handle_from(self, data: bytes, kind: str = "memory-handle") -> Any:
         """The binding's object of an IPC handle; ``kind``: its structure in ``names``."""

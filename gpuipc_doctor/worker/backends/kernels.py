@@ -30,7 +30,7 @@ class DriverKernels:
         self._contexts = contexts
         self._driver = contexts.driver
         self._functions: dict[str, Any] = {}
-        self._module = self._driver.load_kernels(contexts.ordinal)
+        self._module = self._driver.load_kernels(contexts.device)
 
     def fill(self, stream: GpuStream, address: int, count: int, data: Linear) -> None:
         self._launch("fill", stream, address, count, 0, *data)

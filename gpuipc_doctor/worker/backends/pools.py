@@ -18,7 +18,7 @@ class DriverPool:
     def __init__(self, contexts: DeviceContexts, handle_type: HandleType = HandleType.NONE) -> None:
         self._contexts = contexts
         self._driver = contexts.driver
-        self._handle = self._driver.create_pool(contexts.ordinal, handle_type)
+        self._handle = self._driver.create_pool(contexts.device, handle_type)
         self._descriptor: int | None = None  # of a pool that has one only
 
     @property
@@ -69,7 +69,7 @@ class DriverImportedPool:
         self._handle = self._driver.import_descriptor("pool-import", descriptor)
 
     def give_access(self) -> None:
-        self._driver.call("pool-set-access", self._handle, self._driver.access(self._contexts.ordinal), 1)
+        self._driver.call("pool-set-access", self._handle, self._driver.access(self._contexts.device), 1)
 
     def import_pointer(self, data: bytes, nbytes: int) -> DriverPoolMemory:
         self._contexts.enter()

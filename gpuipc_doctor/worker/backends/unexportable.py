@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from gpuipc_doctor.worker.backends.driver import Driver, HandleType
 
@@ -15,7 +16,7 @@ NBYTES = 64 << 10
 Allocation = tuple[int, int, Callable[[], None]]
 
 
-def _pool(driver: Driver, _ordinal: int) -> Allocation:
+def _pool(driver: Driver, _device: Any) -> Allocation:
     stream = 0
     address = driver.number("pool-alloc", NBYTES, stream)
     driver.call("stream-sync", stream)
@@ -27,17 +28,17 @@ def _pool(driver: Driver, _ordinal: int) -> Allocation:
     return address, NBYTES, give_back
 
 
-def _allocated(operation: str, flag: int, freed_by: str) -> Callable[[Driver, int], Allocation]:
-    def allocate(driver: Driver, _ordinal: int) -> Allocation:
+def _allocated(operation: str, flag: int, freed_by: str) -> Callable[[Driver, Any], Allocation]:
+    def allocate(driver: Driver, _device: Any) -> Allocation:
         address = driver.number(operation, NBYTES, flag)
         return address, NBYTES, partial(driver.call, freed_by, address)
 
     return allocate
 
 
-def _vmm(driver: Driver, ordinal: int) -> Allocation:
+def _vmm(driver: Driver, device: Any) -> Allocation:
     """Physical memory mapped at reserved addresses; one granule, which may exceed `NBYTES`."""
-    request, minimum = driver.vmm_request(ordinal, HandleType.NONE)
+    request, minimum = driver.vmm_request(device, HandleType.NONE)
     nbytes = driver.number("vmm-granularity", request, minimum)
     memory = driver.call("vmm-create", nbytes, request, 0)
     address = driver.number("vmm-reserve", nbytes, 0, 0, 0)
@@ -51,7 +52,7 @@ def _vmm(driver: Driver, ordinal: int) -> Allocation:
     return address, nbytes, give_back
 
 
-ALLOCATE: dict[str, Callable[[Driver, int], Allocation]] = {
+ALLOCATE: dict[str, Callable[[Driver, Any], Allocation]] = {
     "async-pool": _pool,
     "managed": _allocated("managed-alloc", 1, "mem-free"),  # 1: attached globally
     "pinned-host": _allocated("host-alloc", 0, "host-free"),

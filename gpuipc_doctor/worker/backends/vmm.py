@@ -10,9 +10,9 @@ from gpuipc_doctor.worker.backends.contexts import DeviceContexts
 from gpuipc_doctor.worker.backends.driver import Driver, HandleType
 
 
-def granule(driver: Driver, ordinal: int, handle_type: HandleType) -> int:
+def granule(driver: Driver, device: Any, handle_type: HandleType) -> int:
     """Unit in bytes of the sizes and addresses of memory with this export type."""
-    request, minimum = driver.vmm_request(ordinal, handle_type)
+    request, minimum = driver.vmm_request(device, handle_type)
     return driver.number("vmm-granularity", request, minimum)
 
 
@@ -28,7 +28,7 @@ class DriverPhysicalMemory(Scoped):
 
     @classmethod
     def create(cls, contexts: DeviceContexts, nbytes: int, handle_type: HandleType) -> DriverPhysicalMemory:
-        request, _ = contexts.driver.vmm_request(contexts.ordinal, handle_type)
+        request, _ = contexts.driver.vmm_request(contexts.device, handle_type)
         return cls(contexts, contexts.driver.call("vmm-create", nbytes, request, 0), nbytes)
 
     def export_descriptor(self) -> int:
@@ -60,7 +60,7 @@ class DriverVmmMapping(Scoped, DeviceMemory):
         for part in parts:
             at = address + sum(size for _, size in self._parts)
             driver.call("vmm-map", at, part.nbytes, 0, part.handle, 0)
-            driver.call("vmm-set-access", at, part.nbytes, driver.access(contexts.ordinal), 1)
+            driver.call("vmm-set-access", at, part.nbytes, driver.access(contexts.device), 1)
             self._parts.append((at, part.nbytes))
         super().__init__(contexts, address, nbytes, lambda: None)
         self._unmapped = False

@@ -197,6 +197,9 @@ class Machine:
     def take_working_memory(self) -> None:
         """Nothing to do, as with CUDA."""
 
+    def device_at(self, ordinal: int) -> int:
+        return ordinal
+
     def create_context(self, ordinal: int) -> str:
         self.calls.append(("context-create", ordinal))
         return f"context {len(self.calls)}"
@@ -328,7 +331,9 @@ UNSUPPORTED, MANY, VALUE = "NOT_SUPPORTED", "TOO_MANY_PEERS", "INVALID_VALUE"
 def test_refusal_by_design_depends_on_call_error_and_node(
     call: str, error: str, kind: str, peers: int, in_gvisor: bool, reason: str
 ) -> None:
-    driver = SimpleNamespace(kind=lambda ordinal: kind, is_in_gvisor=in_gvisor)
+    driver = SimpleNamespace(
+        device_at=lambda ordinal: ordinal, kind=lambda device: kind, is_in_gvisor=in_gvisor
+    )
     device = Device("cuda", 0, "", "", "", 1, peers=frozenset(f"cuda:{n + 1}" for n in range(peers)))
     failed = DriverError(DriverFault(call, 1, f"CUDA_ERROR_{error}"))
     said = DriverGpu(cast("Any", driver), device, 0).refuses_by_design(failed)
@@ -471,6 +476,7 @@ def test_foreign_allocation_during_the_query_is_not_counted(journal: Journal) ->
         process_memory=SimpleNamespace(of_strangers=lambda uuid, has_context: next(held)),
         call=lambda *_: None,
         memory_info=lambda _: (90, 100),
+        device_at=lambda ordinal: ordinal,
         current=None,
         take_working_memory=lambda: None,
     )
