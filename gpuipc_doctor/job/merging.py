@@ -13,7 +13,7 @@ from gpuipc_doctor.job.verdict import judge, with_growth
 from gpuipc_doctor.job.waits import Activity, Kind
 from gpuipc_doctor.vendors import VENDORS
 
-BINDING = frozenset({"ZE_AFFINITY_MASK"}).union(*(vendor.hides for vendor in VENDORS))
+BINDING = frozenset().union(*(vendor.hides for vendor in VENDORS))
 """Variables by which launchers assign a GPU to each rank."""
 
 

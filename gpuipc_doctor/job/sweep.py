@@ -19,6 +19,7 @@ from gpuipc_doctor.model import Exit
 from gpuipc_doctor.node import gpu_loads
 from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.stacks.process_list import read_line
+from gpuipc_doctor.vendors import SUPPORTED
 
 if TYPE_CHECKING:
     from gpuipc_doctor.job.document import JobReport
@@ -34,8 +35,6 @@ HealthCheckProgram after 60 s."""
 
 MPS = "nvidia-cuda-mps"
 """Name of MPS's daemon and server, which are of no job, as the kernel cuts it."""
-
-AMD = "0x1002"
 
 
 class Answer(NamedTuple):
@@ -60,11 +59,11 @@ class Sweep(NamedTuple):
             with opened(Path(self.config.state_dir)) as store:
                 return self._run(store)
         except (Unusable, gpu_loads.NotRead) as reason:
-            return Answer(Exit.ERROR, f"ERROR cannot tell: {'; '.join([str(reason), *_amd()])}")
+            return Answer(Exit.ERROR, f"ERROR cannot tell: {'; '.join([str(reason), *_unread()])}")
 
     def _run(self, store: Store) -> Answer:
         boot, now = Tree.of_machine().line("/proc/sys/kernel/random/boot_id"), self.clock()
-        troubles, before = list(_amd()), dict[str, Watch]()
+        troubles, before = list(_unread()), dict[str, Watch]()
         try:
             before = store.read(boot)
         except Unusable as reason:
@@ -224,9 +223,10 @@ def _users(gpu: GpuUse) -> Iterator[str]:
             yield f"{process.pid}.{start}"
 
 
-def _amd() -> Iterator[str]:
-    if gpus_on_bus(Path("/"), AMD):
-        yield "utilisation and power of AMD's GPUs are not read"
+def _unread() -> Iterator[str]:
+    for vendor in SUPPORTED.values():
+        if not vendor.manages and gpus_on_bus(Path("/"), vendor.pci):
+            yield f"utilisation and power of {vendor.name}'s GPUs are not read"
 
 
 def _shown(gpu: GpuUse) -> str:
