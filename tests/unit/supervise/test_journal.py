@@ -37,8 +37,8 @@ def test_armed_operation_is_read_with_its_occurrence(path: Path) -> None:
 
 
 def test_returned_calls_are_counted_and_timed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = count(100.0)  # each line of the journal is written a second after the previous one
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    clock = count(100 * 10**9, 10**9)  # each line of the journal is written a second after the previous one
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(clock))
     journal = Journal(path)
     for _ in range(2):
         with journal.armed("open"):
