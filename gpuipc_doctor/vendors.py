@@ -369,7 +369,7 @@ INTEL = Vendor(
     backend="ze",
     name="Intel",
     pci="0x8086",
-    hides={"ZE_AFFINITY_MASK": False},  # compute-runtime, `parseAffinityMask`
+    hides={"ZE_AFFINITY_MASK": False},  # compute-runtime, execution_environment.cpp
     # Not its kernel drivers, which a laptop also has, nor Level Zero's loader, which other nodes have.
     facts=frozenset({"intel-compute-runtime", "oneccl"}),
     drivers=frozenset({"intel-compute-runtime"}),

@@ -251,7 +251,7 @@ _MOST_TILES = 4
 def intel_gpus(tree: Tree, mask: str) -> Fact:
     """``6 × 8086:0bd5 (i915)``: PCI id and kernel driver; ``mask``: ZE_AFFINITY_MASK.
 
-    The driver ignores numbers that no device has (compute-runtime, `parseAffinityMask`).
+    The driver ignores numbers that no device has (compute-runtime, execution_environment.cpp).
     """
     where = "/sys/bus/pci/devices"
     gpus = _intel(tree.root)
