@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuipc_doctor.api import Json, Meter, ProbeOutcome, Reading, leak_report
+from gpuipc_doctor.api import Meter, ProbeOutcome, Reading, leak_report
 from gpuipc_doctor.api.buffer_growth import FEWEST, BufferGrowth, Outcome, share_no_address
 from gpuipc_doctor.api.slopes import last_third
 
@@ -42,12 +42,9 @@ def growth_so_far(
     sizes: Sequence[int],
     used: Sequence[Reading],
     control: Sequence[Reading],
-    held: Sequence[Sequence[int | None]],
 ) -> BufferGrowth:
-    """Growth until now: of this process if used memory moves by itself and the driver counts processes."""
+    """Growth until now."""
     idle = meter.idle
-    if idle.moves and (ours := add_up_processes(held[:-1])):
-        return BufferGrowth(sizes, ours, [0.0] * len(control))
     steady, quiet = (
         idle.without([reading.nbytes for reading in each], [reading.at for reading in each])
         for each in (used, control)
@@ -69,16 +66,12 @@ def measure_devices(done: ProbeOutcome) -> list[DeviceGrowth]:
 
 
 def measure(done: ProbeOutcome, place: int, role: str) -> BufferGrowth:
-    """Growth of the device at this ``place``, from the records of ``role``. If used memory moves by itself
-    and the driver counts processes, it is that of both ranks' processes."""
+    """Growth of the device at this ``place``, from the records of ``role``."""
     record, ranks = done.records[role], done.records.values()
     idle = leak_report(done.roles[role]).idle
     used = idle.without([*record["used"], *record.get("then", [])], record.get("at", []))
     control = idle.without(record["control"], record.get("control_at", []))
     doubt = idle.change_within(record["seconds"] * len(last_third(record["used"])))[1]
-    held = add_up_processes(usage_on_device(rank, place) for rank in ranks)
-    if idle.moves and held:
-        used, control, doubt = held, [0.0] * len(control), 0.0
     large, small = len(record["used"]), done.params["small"]
     follow = [(rank["follow"], rank["freed"]) for rank in ranks if "follow" in rank]
     return BufferGrowth(
@@ -92,19 +85,3 @@ def measure(done: ProbeOutcome, place: int, role: str) -> BufferGrowth:
         pace=max(1.0, record["seconds"] / record["seconds_control"]),
         doubt=doubt,
     )
-
-
-def usage_on_device(rank: Mapping[str, Json], place: int) -> list[int | None]:
-    """Usage of a rank's process of one device, after each buffer, large and small."""
-    then = rank["then_held"][place] if "then_held" in rank else []
-    return [*rank["held"][place], *then]
-
-
-def add_up_processes(series: Iterable[Sequence[int | None]]) -> list[float]:
-    """The sum of these series of processes' usage; empty if the driver does not report it."""
-    sums = list[float]()
-    for usages in zip(*series, strict=True):
-        if None in usages:
-            return []
-        sums.append(float(sum(map(int, filter(None, usages)))))
-    return sums

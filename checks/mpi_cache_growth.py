@@ -134,7 +134,7 @@ def iterate(w: Worker) -> None:
     if w.mpi.any_says(meter.may_move(used, control)):
         meter.watch_idle(w.clock() - began)
         w.mpi.barrier()
-    if are_equal and w.mpi.any_says(growth_so_far(meter, sizes, used, control, held).may_creep):
+    if are_equal and w.mpi.any_says(growth_so_far(meter, sizes, used, control).may_creep):
         sizes = [*sizes, *sizes[-1:] * (SOAK - len(sizes))]
         others = stop_when_full(w, meter, allocate_large(w, sizes[len(used) :], alive, freed), used[0].nbytes)
         further, holders = send_and_free(w, meter, others, alive)
@@ -144,13 +144,11 @@ def iterate(w: Worker) -> None:
     w.record(used=[each.nbytes for each in used], control=[each.nbytes for each in control])
     w.record(at=[each.at for each in used], control_at=[each.at for each in control])
     decides = w.params["decides"]
-    if follow and (decides or w.mpi.any_says(growth_so_far(meter, sizes, used, control, held).may_grow)):
+    if follow and (decides or w.mpi.any_says(growth_so_far(meter, sizes, used, control).may_grow)):
         w.record(follow=[(buffer.address, buffer.nbytes) for buffer in follow], freed=freed)
         others = stop_when_full(w, meter, take_from(alive, follow), used[0].nbytes)
-        then, then_held = send_and_free(w, meter, others, alive)
-        w.record(
-            then=[each.nbytes for each in then], then_held=then_held, at=[each.at for each in (*used, *then)]
-        )
+        then, _ = send_and_free(w, meter, others, alive)
+        w.record(then=[each.nbytes for each in then], at=[each.at for each in (*used, *then)])
     if w.by_process and w.mpi.any_says(is_lost(held)):
         raise NotAlone("memory that no process holds grows")
     record_bandwidth(w, sizes[-1])

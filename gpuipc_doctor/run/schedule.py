@@ -92,8 +92,8 @@ class Schedule:
         until = self.until - spare_s
         self._quiet.learn(probes, until)
         self._jobs = max(jobs, 1)
-        if len({planned.check.id for planned in probes}) > 1:
-            probes = [self._beside_others(planned) for planned in probes]
+        several = len({planned.check.id for planned in probes}) > 1 and not self.tours.isolate
+        probes = [self._beside_others(each) if several or each.probe.launch else each for each in probes]
         self._run_all(probes, until, take)
         self._clear_those_behind(until, take)
         watched = [planned for planned in probes if planned.number in self._beside]
@@ -109,7 +109,7 @@ class Schedule:
         """The probe, beside others on its devices if it may."""
         probe = planned.probe
         is_here = probe.launch is None or probe.launch.nodes == 1
-        if self.tours.isolate or not (probe.by_process and is_here and self._quiet.tells_by_process(planned)):
+        if not (probe.by_process and is_here and self._quiet.tells_by_process(planned)):
             return planned
         self._beside.add(planned.number)
         return replace(planned, probe=replace(probe, exclusive=False))

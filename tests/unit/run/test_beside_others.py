@@ -14,7 +14,7 @@ import pytest
 
 from gpuipc_doctor.api import Check, Context, Device, Finding, Probe, ProbeOutcome
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.probe_types import Ending, RoleOutcome
+from gpuipc_doctor.probe_types import Ending, Launch, RoleOutcome
 from gpuipc_doctor.run.conclusions import Doubt, Ended
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.schedule import Schedule
@@ -109,6 +109,18 @@ def test_where_the_driver_tells_them_apart_they_run_beside_others() -> None:
 def test_otherwise_they_run_alone(tells: bool, isolate: bool, checks: str) -> None:
     taken(fake := Fake(tells=tells), *map(watches, checks), isolate=isolate)
     assert sorted(fake.ran) == [(check, True) for check in checks]
+
+
+@pytest.mark.parametrize(
+    ("isolate", "nodes", "alone"), [(True, 1, False), (False, 1, False), (False, 2, True)]
+)
+def test_ranks_of_this_node_are_measured_by_process_in_every_run(
+    isolate: bool, nodes: int, alone: bool
+) -> None:
+    planned = watches("a")
+    ranks = replace(planned, probe=replace(planned.probe, launch=Launch(("mpiexec",), nodes=nodes)))
+    taken(fake := Fake(), ranks, isolate=isolate)
+    assert fake.ran == [("a", alone)]
 
 
 @pytest.mark.parametrize("ending", [Ending.EXCEPTION, Ending.DRIVER_ERROR, Ending.CRASHED, Ending.HUNG])
