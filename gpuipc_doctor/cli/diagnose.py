@@ -50,10 +50,10 @@ def command(
     """Find known issues in logs and stacks, with workarounds.
 
     Reads messages of MPI libraries, libfabric, UCX, NCCL, Slurm and the kernel, stacks of gdb, and dumps of
-    PyTorch's Flight Recorder. Also reads compressed files (gzip, xz, bzip2, zstd), archives (tar, zip),
-    UTF-16, and JSON of systemd's journal and of containers. Compares dumps with each other. Compares logs
-    with each other if their names differ only in numbers. In a directory, reads the logs below it, newest
-    first. Without FILE, and for -, reads standard input.
+    PyTorch's Flight Recorder and debug server. Also reads compressed files (gzip, xz, bzip2, zstd), archives
+    (tar, zip), UTF-16, and JSON of systemd's journal and of containers. Compares dumps with each other.
+    Compares logs with each other if their names differ only in numbers. In a directory, reads the logs below
+    it, newest first. Without FILE, and for -, reads standard input.
     """
     formats.require(form)
     if not files and sys.stdin.isatty():

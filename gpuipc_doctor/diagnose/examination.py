@@ -12,6 +12,7 @@ from operator import attrgetter
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.diagnose import error_lines, log_facts
 from gpuipc_doctor.diagnose.collectives import Collectives, ranks_at_fault
+from gpuipc_doctor.diagnose.debug_dumps import late_by_stacks
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
 from gpuipc_doctor.diagnose.error_lines import ErrorLines
 from gpuipc_doctor.diagnose.flight_recorder import Dump, differences
@@ -149,6 +150,7 @@ class Examination:
     ) -> Diagnosis:
         """The diagnosis. ``known`` has facts of the node from other sources, which override facts in the
         logs."""
+        dumps = tuple(dumps)
         names = {fact.name for fact in known}
         facts = NamedFacts((*known, *(fact for fact in self._facts.all() if fact.name not in names)))
         order = {log.name: number for number, log in enumerate(logs)}
@@ -181,7 +183,7 @@ class Examination:
             self._groups.beyond,
             interrupted,
             tuple(compare(self._logs, {n: id_ for n, id_ in ids.items() if id_ in there}, unknown.keys())),
-            (*ranks_at_fault(self.collectives), *differences(dumps)),
+            (*ranks_at_fault(self.collectives), *differences(dumps), *late_by_stacks(dumps)),
         )
 
     def _last_day(self) -> date | None:

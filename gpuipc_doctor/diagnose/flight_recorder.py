@@ -9,6 +9,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gpuipc_doctor.collective.call import Call, State
@@ -26,7 +27,11 @@ _LONGEST_LIST = 1 << 16
 _DEEPEST = 200
 _SHOWN = 3
 """Maximum number of the program's frames shown."""
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/torch/|\(C\)|\.(?:cpp|cc|h|hpp|so)\b|^\?*$")
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3[\d.]*/|/torch/|\(C\)|\.(?:cpp|cc|h|hpp|so)\b|^\?*$"
+)
+
+MOMENTS = "give two dumps of different times: in a job that runs, ranks also differ for a moment"
 
 _PENDING = {"scheduled": "was not started by the GPU", "started": "started but did not end"}
 
@@ -78,6 +83,12 @@ class Dump(NamedTuple):
     members: Mapping[str, frozenset[int]] = {}
     """Group → its ranks, by the dump's configuration."""
     messages: tuple[Message, ...] = ()
+    calls: str = ""
+    """The collective in which the main thread's stack is."""
+    place: str = ""
+    """Frames of the program in that stack, innermost first."""
+    moment: str = ""
+    """When it was written, if dumps of one rank are written at several times."""
 
 
 def dump(value: Any, log: str, rank: str) -> Dump | None:
@@ -161,7 +172,7 @@ def _operation(entry: dict[str, Any], ended: Mapping[str, int]) -> Operation | N
         _text(entry.get("profiling_name")).rpartition(":")[2],
         f"{size} {kinds}".strip(),
         "completed" if has_ended and entry.get("is_p2p") is not True else _text(entry.get("state")),
-        _where(entry.get("frames")),
+        where(entry.get("frames")),
     )
 
 
@@ -174,7 +185,8 @@ def _texts(values: Any) -> list[str]:
     return list(map(_text, values[:_MOST_TEXTS])) if isinstance(values, list | tuple) else []
 
 
-def _where(frames: Any) -> str:
+def where(frames: Any) -> str:
+    """The program's own innermost frames, of dictionaries with ``name``, ``filename`` and ``line``."""
     own = []
     for frame in frames[:_DEEPEST] if isinstance(frames, list | tuple) else ():
         if isinstance(frame, dict) and not _LIBRARY.search(file := _text(frame.get("filename"))):
@@ -185,7 +197,12 @@ def _where(frames: Any) -> str:
 
 def differences(dumps: Iterable[Dump]) -> Iterator[Difference]:
     """The ranks at fault in each group, then the collectives that did not end, by rank."""
-    latest = {dump.rank: dump for dump in dumps}
+    moments: defaultdict[str, dict[str, Dump]] = defaultdict(dict)
+    for dump in dumps:
+        if not (dump.calls or dump.place):
+            moments[dump.moment][dump.rank] = dump
+    *before, last = sorted(moments) or [""]
+    latest = moments[last]
     of_rank = {int(rank): dump for rank, dump in latest.items() if rank.isdecimal()}
     if len(latest) > len(of_rank) and len(latest) > 1:
         unnamed = next(dump for rank, dump in latest.items() if not rank.isdecimal())
@@ -193,9 +210,19 @@ def differences(dumps: Iterable[Dump]) -> Iterator[Difference]:
         yield Difference(says, (unnamed.rank,), unnamed.log)
     found, absent = _judged(of_rank)
     yield from absent
-    yield from (_difference(judgement, of_rank) for judgement in found)
+    earlier = moments[before[-1]] if before else {}
+    for judgement in found:
+        difference = _difference(judgement, of_rank)
+        stay = all(_last(earlier, rank) == _last(latest, rank) for rank in difference.ranks)
+        if last and judgement.problem not in _AT_ONE_NUMBER and not (earlier and stay):
+            difference = replace(difference, do=MOMENTS, blames=False)
+        yield difference
     differ = {one.group for one in found if one.problem in _AT_ONE_NUMBER}
     yield from _pending(latest, differ)
+
+
+def _last(dumps: Mapping[str, Dump], rank: str) -> tuple[Operation, ...]:
+    return dumps[rank].operations[-1:] if rank in dumps else ()
 
 
 _AT_ONE_NUMBER = (Problem.OPERATION, Problem.SIZES)

@@ -11,10 +11,11 @@ import re
 import select
 import stat
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from gpuipc_doctor.diagnose import archives, flight_recorder, pickles, records
+from gpuipc_doctor.diagnose import archives, debug_dumps, flight_recorder, pickles, records
 from gpuipc_doctor.diagnose.decompress import NoText, Unreadable, decompressed, is_compressed
 from gpuipc_doctor.diagnose.flight_recorder import Dump
 from gpuipc_doctor.diagnose.rank_files import rank_in
@@ -184,6 +185,14 @@ class Log:
         _check(sample)
         sample = sample.removeprefix(codecs.BOM_UTF8)
         text: Blocks = chain((sample,), rest)
+        if debug_dumps.is_dump(sample) and not self._follow:
+            whole, log = _whole(sample, rest), str(name)
+            written = whole.decode("utf-8", "replace")
+            with suppress(foreign.Refused):  # it is searched as text
+                written = whole.decode("utf-8", "replace")
+                self.dumps += foreign.parsed(
+                    lambda text: debug_dumps.dumps(text, log), written, limit_s=PICKLE_S
+                )
         if records.is_json(sample):
             log, rank = str(name), rank_in(name)
             text = records.lines(
@@ -334,7 +343,7 @@ def _sample(blocks: Blocks) -> Generator[bytes | None, None, bytes]:
 
 
 def _whole(sample: bytes, rest: Blocks) -> bytes:
-    """All bytes of a log that cannot be read in blocks. Raises `Unreadable` if it is too large."""
+    """All bytes of a dump, which cannot be read in blocks. Raises `Unreadable` if it is too large."""
     data = bytearray(sample)
     for block in rest:
         if block is None:
@@ -342,7 +351,7 @@ def _whole(sample: bytes, rest: Blocks) -> bytes:
         else:
             data += block
         if len(data) > LARGEST_PICKLE:
-            raise Unreadable(f"is a pickle of more than {LARGEST_PICKLE} bytes; not read")
+            raise Unreadable(f"is a dump of more than {LARGEST_PICKLE} bytes; not read")
     return bytes(data)
 
 
