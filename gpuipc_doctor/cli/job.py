@@ -205,11 +205,14 @@ def _sweep(ctx: click.Context, config_file: Path | None) -> NoReturn:
 
     def examine(pids: tuple[int, ...]) -> list[JobReport]:
         from gpuipc_doctor.job import here
-        from gpuipc_doctor.job.selection import Request, SeveralJobs
+        from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs
 
         def examined(job: tuple[int, ...]) -> JobReport:
-            with tree.prioritised(), scratch.directory(scratch.usual()) as place:
-                return here.report(Request(pids=job), "", place)
+            try:
+                with tree.prioritised(), scratch.directory(scratch.usual()) as place:
+                    return here.report(Request(pids=job), "", place)
+            except scratch.NoPlace as full:
+                raise NoSuchJob(str(full)) from None
 
         try:
             return [examined(pids)]

@@ -58,7 +58,7 @@ class Sweep(NamedTuple):
         try:
             with opened(Path(self.config.state_dir)) as store:
                 return self._run(store)
-        except (Unusable, gpu_loads.NotRead) as reason:
+        except (Unusable, gpu_loads.NotRead, OSError) as reason:  # OSError: no process, no file can be made
             return Answer(Exit.ERROR, f"ERROR cannot tell: {'; '.join([str(reason), *_unread()])}")
 
     def _run(self, store: Store) -> Answer:

@@ -247,6 +247,23 @@ def test_health_check_drains_a_node_without_a_job(site: Site) -> None:
     assert cluster.node("n2")[0] == "idle"
 
 
+@pytest.mark.full
+def test_sweep_as_health_check_lets_nodes_register_and_drains_none(slurm: Callable[..., Cluster]) -> None:
+    """Here it cannot tell, for want of NVML; slurmd logs what exits with 0 at its level of debugging only."""
+
+    def prepare(cluster: Cluster) -> None:
+        config = cluster.directory / "site.yaml"
+        config.write_text(json.dumps({"sweep": {"state_dir": "state"}}))
+        tool = [sys.executable, "-m", "gpuipc_doctor", "config", "hooks", "sweep"]
+        subprocess.run([*tool, "--config", config, "--to", cluster.directory], check=True)
+
+    program = "{directory}/gpuipc-doctor-sweep"
+    cluster = slurm(prepare=prepare, nodes=1, HealthCheckProgram=program, HealthCheckInterval="1")
+    line = "health_check success rc:0 output:gpuipc-doctor: ERROR cannot tell: NVIDIA: "
+    until("it has run twice", lambda: cluster.log("n1").count(line) > 1)
+    assert cluster.node("n1")[0] == "idle"
+
+
 def test_existing_drain_reason_is_kept(site: Site) -> None:
     cluster = site(HEALTHY, hooks=("HealthCheckProgram",), HealthCheckInterval="1")
     cluster.ask("scontrol", "update", "nodename=n1", "state=drain", "reason=the fan is broken")

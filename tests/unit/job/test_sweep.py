@@ -486,3 +486,12 @@ def test_the_last_twenty_reports_are_kept(node: Node) -> None:
         assert store.earlier(names[-1]) == stuck(10, 11)
         assert store.earlier(names[0]) is None
     assert sorted(path.name for path in Path(node.config.state_dir).iterdir()) == names[-KEPT:]
+
+
+def test_node_without_room_for_a_process_cannot_be_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(gpu_loads.os, "fork", full)
+    assert node.call() == (Exit.ERROR, "ERROR cannot tell: [Errno 11] Resource temporarily unavailable")
