@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.collective.ras_counts import unchanged
-from gpuipc_doctor.job import gpu_holders, ipc_files, ras, selection
+from gpuipc_doctor.job import gpu_holders, ipc_files, ras, recorder_dumps, selection
 from gpuipc_doctor.job.document import Cause, JobReport, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
 from gpuipc_doctor.job.processes import read_process
@@ -74,7 +74,7 @@ def report(
     seen = replace(
         seen,
         stopped=stops,
-        ras=asked,
+        ras=(*asked, *recorder_dumps.lines(ranks)),
         memory_files=files,
         ranks=tuple(replace(rank, gpus=held.get(rank.pid, ())) for rank in seen.ranks),
     )
