@@ -10,7 +10,7 @@ import click
 from gpuipc_doctor.cli import formats, options, saved
 from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.files import reading
-from gpuipc_doctor.histories import c_program, documents, results
+from gpuipc_doctor.histories import c_drivers, documents, results
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import exits
 from gpuipc_doctor.run import engine
@@ -65,7 +65,7 @@ def command(
     if print_as == "c":
         try:
             click.echo(documents.program(history), nl=False)
-        except c_program.NotInC as error:
+        except c_drivers.NotInC as error:
             raise click.UsageError(f"{file}: {error}", ctx) from error
         return
     config = options.site_config(config_file)

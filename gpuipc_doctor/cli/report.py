@@ -86,9 +86,9 @@ def command(ctx: click.Context, /, *, file: Path, form: str, output: Path | None
 
 def _program(file: Path) -> str:
     """A C program that reproduces the failure. Raises `click.UsageError`."""
-    from gpuipc_doctor.histories import c_program, documents
+    from gpuipc_doctor.histories import c_drivers, documents
 
     try:
         return documents.program(documents.reproducer(saved.report(file)))
-    except (documents.BadHistory, c_program.NotInC) as error:
+    except (documents.BadHistory, c_drivers.NotInC) as error:
         raise click.UsageError(f"{file}: {error}") from error

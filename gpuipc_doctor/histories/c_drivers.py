@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 _FD = "(void *)(intptr_t)fd"
 
 
+class NotInC(Exception):
+    """The history has an operation, or is of a backend, that cannot be written in C."""
+
+
 @dataclass(frozen=True, slots=True)
 class CDriver:
     """The C statements of histories have CUDA's functions. Symbols with a version are called, since CUDA 13's
@@ -67,3 +71,10 @@ DRIVERS = {
     ),
 }
 """Backend → its driver."""
+
+
+def driver_of(backend: str) -> CDriver:
+    """The backend's driver. Raises `NotInC` if there is none in C."""
+    if backend not in DRIVERS:
+        raise NotInC(f"cannot write C code for {backend}")
+    return DRIVERS[backend]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpuipc_doctor.histories.c_drivers import DRIVERS
+from gpuipc_doctor.histories.c_drivers import NotInC, driver_of
 from gpuipc_doctor.histories.contents import Part, unit_of
 from gpuipc_doctor.histories.memory_model import Model
 from gpuipc_doctor.histories.memory_operations import TYPES
@@ -27,10 +27,6 @@ _TEMPLATE = Path(__file__).with_name("program.c")
 
 LEAKS = 12
 """Minimum repetitions for which the program also checks for leaks."""
-
-
-class NotInC(Exception):
-    """The history has an operation that cannot be written in C."""
 
 
 def source(history: History) -> str:
@@ -91,14 +87,14 @@ def _named(backend: str, program: str) -> str:
     """The program with the vendor's functions, each called by ``call``."""
 
     def call(found: re.Match[str]) -> str:
-        return f'call("{DRIVERS[backend].symbol(found[1])}", '
+        return f'call("{driver_of(backend).symbol(found[1])}", '
 
     return re.sub(r"\b(cu[A-Z]\w+)\(", call, program).replace(", )", ")")
 
 
 def _case(history: History, number: int, operation: Operation, parts: Sequence[Part], exporter: int) -> str:
     on, makes = operation.on, operation.makes
-    driver = DRIVERS[history.backend]
+    driver = driver_of(history.backend)
     keeps = driver.pools_have_one_descriptor
     width = FILLS.get(operation.kind, 4)
     values = {name: getattr(operation, name) for name in Operation.__slots__} | {

@@ -21,5 +21,9 @@ def rules() -> Mapping[str, Mapping[str, Ruling]]:
 
 
 def value(backend: str, case: str) -> str:
-    """`LEGAL`, `ILLEGAL` or `DECLARED`. Raises `KeyError` if the table lacks the case."""
-    return rules()[case][backend].value
+    """`LEGAL`, `ILLEGAL` or `DECLARED`; for a backend that the table leaves out, `ILLEGAL`.
+
+    Raises `KeyError` if the table lacks the case.
+    """
+    ruling = rules()[case].get(backend)
+    return ruling.value if ruling else ILLEGAL

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpuipc_doctor.histories.c_drivers import DRIVERS
+from gpuipc_doctor.histories.c_drivers import driver_of
 from gpuipc_doctor.histories.message_layouts import BLANK, LAYOUTS
 from gpuipc_doctor.histories.message_model import Model, legal
 from gpuipc_doctor.histories.message_operations import OF_ALL, TYPES
@@ -43,7 +43,7 @@ def source(history: History) -> str:
         if request.parts
     ]
     layouts = (f"{{ {one.begin}, {one.block}, {one.stride}, {one.split} }}" for one in LAYOUTS.values())
-    driver = DRIVERS[history.backend]
+    driver = driver_of(history.backend)
     values = {
         "ranks": max(2, *history.processes),
         "things": 1 + max((operation.makes for operation in operations), default=0),

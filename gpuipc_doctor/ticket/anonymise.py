@@ -20,6 +20,7 @@ from gpuipc_doctor.job.document import JobReport
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.node import variables
 from gpuipc_doctor.report_types import Report
+from gpuipc_doctor.vendors import SUPPORTED
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ _INTERPRETERS = re.compile(
     r"python[\d.]*|perl|bash|sh|java|julia|mpi(?:exec|run)\S*|srun|slurmstepd|orted|prted|hydra\w*"
 )
 _HOME = re.compile(r"/(?:home|users?)/([\w.-]+)", re.IGNORECASE)
-_LABEL = re.compile(r"(?:cuda|hip):\d+")
+_LABEL = re.compile(rf"(?:{'|'.join(SUPPORTED)}):\d+")
 _SUFFIX = re.compile(r"(?:\.[A-Za-z]\w{0,5}){1,2}$")
 _COMMON_USERS = frozenset({"root", "nobody", "daemon", ""})
 

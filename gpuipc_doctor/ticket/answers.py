@@ -105,13 +105,13 @@ def program(subject: Subject) -> Iterator[Block]:
 
 def source(subject: Subject) -> str:
     """A self-contained C program that reproduces the failure; empty if there is none."""
-    from gpuipc_doctor.histories import c_program
+    from gpuipc_doctor.histories import c_drivers, c_program
 
     if not isinstance(subject.about, Report):
         return ""
     try:
         return c_program.source(histories.reproducer(subject.about))
-    except (histories.BadHistory, c_program.NotInC):
+    except (histories.BadHistory, c_drivers.NotInC):
         return ""
 
 

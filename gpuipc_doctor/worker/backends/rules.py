@@ -32,11 +32,13 @@ def cases() -> Mapping[str, Mapping[str, Ruling]]:
 
 def rule(backend: str, case: str, generation: int = 0) -> Ruling:
     """The rule of ``case`` for ``backend``, or the rule of its runtime's ``generation`` if the table has one.
+    A backend without a rule is `UNSPECIFIED`.
 
     Raises `KeyError` if the table lacks the case.
     """
     rules = cases()[case]
-    return rules.get(f"{backend}-{generation}", rules[backend])
+    unread = Ruling(UNSPECIFIED, "no source was read")
+    return rules.get(f"{backend}-{generation}", rules.get(backend, unread))
 
 
 def expects(backend: str, case: str, generation: int = 0) -> str:
