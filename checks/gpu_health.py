@@ -60,13 +60,15 @@ class GpuHealth(Check):
     tier = Tier.PROLOG
     disturbed = frozenset({"fabric-in-progress", "fabric-stuck", "clocks-held"})
 
-    def probes(self, ctx: Context) -> Iterable[Probe]:
+    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         imex = {fact.name: fact.value for fact in ctx.inventory if fact.name.startswith("imex-")}
-        params = {"imex": imex, "quick": ctx.tier is Tier.PROLOG}
+        params = {"imex": imex, "quick": ctx.tier is Tier.PROLOG, "states_links": ctx.states_links}
         for device in ctx.devices:
             gpu = [device.label, device.backend, device.uuid, device.pci]
             yield Probe("", {ROLE: read}, (device,), {**params, "gpus": [gpu]})
-        if not ctx.devices:  # a driver whose fabric is not ready lists none; NVML does
+        if not ctx.devices and ctx.tier is Tier.PROLOG:
+            yield Finding.skip("no-device", "no GPU of the job to ask about")
+        elif not ctx.devices:  # a driver whose fabric is not ready lists none; NVML does
             yield Probe("", {ROLE: read}, params={**params, "quick": True, "gpus": []})
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
@@ -117,7 +119,9 @@ def _faults(told: Mapping[str, Json], params: Mapping[str, Json]) -> Iterator[tu
         yield label, ("gpu-lost", {"reason": reason})
     for label, gpu in told["gpus"].items():
         if not beyond_belief(gpu):
-            yield from ((label, row) for row in rows(gpu, told["loaded_s"], quick=params["quick"]))
+            found = rows(gpu, told["loaded_s"], quick=params["quick"])
+            by_site = {"links-down"} if params["states_links"] else ()
+            yield from ((label, row) for row in found if row[0] not in by_site)
         if told["imex_nodes"] > 1 and not params["imex"].get("imex-daemon"):
             yield label, ("imex-down", {"nodes": told["imex_nodes"]})
 

@@ -52,6 +52,8 @@ class Context:
     """Versions that are newer than what the database of known issues has read; their sources say so."""
     unmet: tuple[Finding, ...] = ()
     """Findings on the site config's other expectations of this node."""
+    states_links: bool = False
+    """Whether the site config states the number of NVLinks, which is then judged by that."""
     options: Mapping[str, Json] = field(default_factory=dict)
     """This check's ``options`` of the site config."""
     tier: Tier = Tier.ACCEPTANCE

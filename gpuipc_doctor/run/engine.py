@@ -160,6 +160,7 @@ class Run:
             unmet=tuple(
                 site_expectations.of_node(site, node_inventory.facts, self.discovery.node.root, seen)
             ),
+            states_links=bool(site.node.gpus.nvlinks),
             harmful=frozenset(harm.step for harm in harms),
             simulated=bool(self.discovery.node.simulated),
             time_left_s=max(self.schedule.until - time.monotonic(), 0.0),

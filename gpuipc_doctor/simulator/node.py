@@ -197,6 +197,7 @@ def claimed_files(profile: Profile) -> dict[str, str]:
         files[f"/sys/bus/pci/devices/{device.pci}/class"] = f"{_PCI_CLASS[device.backend]}\n"
         if device.backend == "hip":
             files[f"/sys/bus/pci/devices/{device.pci}/product_name"] = f"{device.name}\n"
+            files[f"/sys/bus/pci/devices/{device.pci}/ras/umc_err_count"] = "ue: 0\nce: 0\n"
         if device.backend == "cuda":
             files[f"/proc/driver/nvidia/gpus/{device.pci}/information"] = _nvidia_information(device)
     if any(device.imex for device in profile.devices):

@@ -31,7 +31,9 @@ def told_of(figures: dict[str, Json]) -> dict[str, Json]:
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def health(*gpus: dict[str, Json], quick: bool = False, **told: Json) -> list[Finding]:
+def health(
+    *gpus: dict[str, Json], quick: bool = False, states_links: bool = False, **told: Json
+) -> list[Finding]:
     record = {
         "gpus": {f"cuda:{number}": told_of({**WELL, **gpu}) for number, gpu in enumerate(gpus)},
         "lost": {},
@@ -44,7 +46,8 @@ def health(*gpus: dict[str, Json], quick: bool = False, **told: Json) -> list[Fi
         **told,
     }
     asked = [] if len(gpus) > 1 else [["cuda:0"]]
-    return conclude("gpu-health", {"allocator": record}, quick=quick, imex={"imex-daemon": None}, gpus=asked)
+    params = {"quick": quick, "imex": {"imex-daemon": None}, "gpus": asked, "states_links": states_links}
+    return conclude("gpu-health", {"allocator": record}, **params)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +176,10 @@ def test_without_figures_the_check_says_why_it_cannot_tell() -> None:
 def test_log_that_cannot_be_read_is_said() -> None:
     (found,) = health({}, has_log=False)
     assert any("Xids are unknown" in line for line in sentences.evidence(found))
+
+
+def test_number_of_links_that_a_site_states_wins_over_the_model() -> None:
+    assert statuses(health({"links": "17"}, states_links=True)) == GOOD
 
 
 def test_table_has_a_source_for_each_row() -> None:

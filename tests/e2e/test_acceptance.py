@@ -123,7 +123,7 @@ def test_prolog_uses_the_same_file(doctor: Command, site: Path) -> None:
         file.write(f"prolog: {{{policy}, simulate: healthy-cuda, state_dir: state, log: log.jsonl}}\n")
     ended = doctor("prolog", "--config", str(site))
     assert ended.returncode == 0, ended
-    assert "PASS 3 checks on cuda:0-1" in ended.stdout + ended.stderr  # the site expects peers
+    assert "PASS 4 checks on cuda:0-1" in ended.stdout + ended.stderr  # the site expects peers
 
 
 def matches(shown: list[str], printed: str) -> bool:

@@ -45,6 +45,8 @@ def said(report: Report) -> dict[tuple[str, str], Status]:
 def test_gpus_cost_two_initialisations_together_and_three_contexts_each(tmp_path: Path) -> None:
     report = run("healthy-cuda", "", tmp_path / "logs")
     assert said(report) == {
+        ("gpu-health", "cuda:0"): Status.PASS,
+        ("gpu-health", "cuda:1"): Status.PASS,
         ("ipc-reopen", "cuda:0"): Status.PASS,
         ("ipc-reopen", "cuda:1"): Status.PASS,
         ("known-versions", "node"): Status.PASS,

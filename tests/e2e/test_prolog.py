@@ -141,7 +141,7 @@ def test_healthy_node_passes_in_one_line_and_is_not_retested(site: Site) -> None
     site.write("healthy-single", FRESH)
     code, line, said = site.prolog(*AMPLE)
     assert (code, said) == (0, "")
-    assert line.startswith("gpuipc-doctor: SIMULATED (healthy-single) PASS 3 checks ")
+    assert line.startswith("gpuipc-doctor: SIMULATED (healthy-single) PASS 4 checks ")
     assert line.count("\n") == 1
     code, line, said = site.prolog(*AMPLE)
     assert (code, said) == (0, "")
@@ -150,7 +150,7 @@ def test_healthy_node_passes_in_one_line_and_is_not_retested(site: Site) -> None
     assert oct(site.state.parent.stat().st_mode) == "0o40700"
     site.state.with_name("state.json.draft").write_text("{")
     site.config.write_text(site.config.read_text() + "\n")
-    assert " PASS 3 checks" in site.prolog(*AMPLE)[1]
+    assert " PASS 4 checks" in site.prolog(*AMPLE)[1]
     assert [path.name for path in site.state.parent.iterdir()] == ["state.json"]
     assert [entry["line"].split(") ")[1][:4] for entry in site.entries()] == ["PASS"] * 3  # type: ignore[attr-defined]
 
@@ -186,7 +186,7 @@ def test_untrusted_state_is_ignored_and_reported(site: Site, what: str) -> None:
         os.chown(site.state, 4711, -1)
         says += "state.json belongs to user 4711"
     code, line, said = site.prolog(*AMPLE)
-    assert (code, " PASS 3 checks" in line) == (0, True)
+    assert (code, " PASS 4 checks" in line) == (0, True)
     assert says in said
     if what != "open to others":
         assert "ago" in site.prolog(*AMPLE)[1]
@@ -312,8 +312,8 @@ def test_missing_gpu(site: Site, prolog: dict[str, object], gpus: str, code: int
     ("counts", "prolog", "code", "says"),
     [
         full([8], {}, 12, "FAIL the kernel lists 2 GPUs; the site config says 8"),
-        full([2, 8], {}, 0, "PASS 2 checks, 1 WARN on "),
-        ([8], {"gpus": 2}, 0, "PASS 2 checks on "),
+        full([2, 8], {}, 0, "PASS 3 checks, 1 WARN on "),
+        ([8], {"gpus": 2}, 0, "PASS 3 checks on "),
     ],
 )
 def test_missing_gpu_by_type_of_node(
@@ -359,7 +359,7 @@ TOO_FEW = "cuda:3 has 17; site.yaml:1 expects 18 active NVLinks"
         full({"model": "H200", "count": 3, "else": "fail"}, "0", 12, "found 4 × H200; site.yaml:1 expects 3"),
         full({"count": 5, "else": "warn"}, "0", 0, "WARN driver-init: found 4 × GPU"),
         full({"count": 5}, "0", 12, "the kernel lists 4 GPUs; the site config says 5"),
-        full({"model": "H200", "count": 4}, "0", 0, "PASS 2 checks"),
+        full({"model": "H200", "count": 4}, "0", 0, "PASS 3 checks"),
     ],
 )
 def test_site_expectations_of_gpus_hold_before_a_job(
