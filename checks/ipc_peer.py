@@ -11,10 +11,12 @@ shared; all of them is read, and samples are written back.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gpuipc_doctor.api import (
     Check,
     Context,
+    Evidence,
     Finding,
     IpcMapping,
     Memory,
@@ -76,10 +78,11 @@ class IpcPeer(Check):
             yield Finding.skip("no-pair", "fewer than two devices of one vendor to test")
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        found = []
         if wrong := done.records["importer"]["wrong"]:
-            yield Finding.fail("wrong-data", "wrong data read from the other device", wrong)
-        found = list(judge_exchange(done))
-        if not (wrong or found):  # otherwise the copies are also wrong
+            found.append(Finding.fail("wrong-data", "wrong data read from the other device", wrong))
+        found += judge_exchange(done)
+        if not found:  # otherwise the copies are also wrong
             copied = [line for record in done.records.values() for line in record["copied"]]
             says = "wrong data after a copy from device to device"
             found = [Finding.fail("wrong-copy", says, *copied, remedy=AVOID)] if copied else []
@@ -87,15 +90,20 @@ class IpcPeer(Check):
             found.append(
                 Finding.fail("wrong-kind", "wrong data in some kinds of memory", *lines, remedy=AVOID)
             )
-        if not (wrong or found):
+        if not found:
             says = "{nbytes:mib} verified in both directions; also {kinds}"
-            found = [Finding.ok("right", says, nbytes=NBYTES, kinds=done.params["kinds"])]
-        yield from found
+            yield Finding.ok("right", says, nbytes=NBYTES, kinds=done.params["kinds"])
+        control = [line for record in done.records.values() for line in record["control"]]
+        says = "{lines}" if control else "the same data are right in each GPU's memory, through the host"
+        seen = Evidence.control(f"control, without peer access: {says}", lines=control)
+        for bad in found:
+            yield replace(bad, evidence=(*bad.evidence, seen), values={**bad.values, "control": control})
 
 
 def export(w: Worker) -> None:
     with w.gpu.alloc(NBYTES) as buffer:
         buffer.write(pattern(NBYTES))
+        w.record(control=differences("the exporter's device", buffer.read(), pattern(NBYTES)))
         w.peer.send(buffer.ipc_handle())
         w.record(exchanged=exchange_as_exporter(w, buffer, NBYTES))
         buffer.write(pattern(NBYTES, FROM_EXPORTER))
@@ -147,6 +155,7 @@ def copy_both_ways(w: Worker, mapping: IpcMapping) -> list[str]:
             stream.synchronize()
         copied = differences("from the exporter's device", own.read(), pattern(NBYTES, FROM_EXPORTER))
         own.write(pattern(NBYTES, FROM_IMPORTER))
+        w.record(control=differences("the importer's device", own.read(), pattern(NBYTES, FROM_IMPORTER)))
         with w.step("copy to the other device"):
             stream.copy(mapping, own)
             stream.synchronize()

@@ -147,11 +147,11 @@ REMEDIES = {
 
 
 def picture(devices: Sequence[Device], ways: Mapping[str, Mapping[str, str]]) -> list[Evidence]:
-    """Lines of evidence that show how each of four or more GPUs reaches the others.
+    """Lines of evidence that show how each GPU reaches the others; of fewer than four, if ways are known.
 
     ``ways``: label → label → the way, such as ``NV18`` or ``SYS``, if it is known; ``-``: no peer access.
     """
-    if len(devices) < FEWEST:
+    if len(devices) < (2 if ways else FEWEST):
         return []
 
     def cell(device: Device, other: Device) -> str:

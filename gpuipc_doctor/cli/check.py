@@ -137,6 +137,10 @@ def _write(report: Report, file: writing.OutputFile | None, exit_code: int) -> b
 def _text(asked: CheckOptions, report: Report, exit_code: int, earlier: Report | None) -> str:
     if asked.summary:
         return _summary(report, exit_code, full=asked.as_json)
+    if asked.as_json and asked.p2p:
+        from gpuipc_doctor.report import p2p
+
+        return p2p.KIND.dumps(p2p.content(report, exit_code))
     if asked.as_json:
         from gpuipc_doctor.report import report_json
 
@@ -155,8 +159,10 @@ def _text(asked: CheckOptions, report: Report, exit_code: int, earlier: Report |
         from gpuipc_doctor.report.comparison import compare
 
         news.append(comparison_content.news(compare(earlier, report)))
-    screen = node_content.screen(report, exit_code=exit_code, verbose=asked.verbose, news=news, **page)
-    return screen + counts
+    shown = node_content.screen(
+        report, exit_code=exit_code, verbose=asked.verbose, pairs=asked.p2p, news=news, **page
+    )
+    return shown + counts
 
 
 def _summary(report: Report, exit_code: int, *, full: bool) -> str:

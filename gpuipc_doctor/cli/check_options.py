@@ -13,12 +13,16 @@ from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.model import Subject, Tier
+from gpuipc_doctor.report import p2p
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.site.config import SiteConfig
 
 add = options.table(
     click.argument("checks", nargs=-1, metavar="[CHECK]..."),
     click.option("--all", "all_checks", is_flag=True, help="Run every check of the tier."),
+    click.option("--p2p", is_flag=True,
+                 help="Test the peer access of each pair of GPUs and print a verdict on each; with --json, "
+                      "as a small document (`schema p2p`). Needs neither MPI nor NCCL."),
     click.option("--tier", type=options.Choice([tier.label for tier in Tier]),
                  help="Depth of the run: prolog (seconds), acceptance (on H200s 23 s with one GPU, 31 with "
                       "two, 50 with four, 126 with eight) or soak (long).  [default: acceptance]"),
@@ -78,6 +82,7 @@ class CheckOptions:
 
     checks: tuple[str, ...]
     all_checks: bool
+    p2p: bool
     tier: str | None
     config_file: Path | None
     simulate: str | None
@@ -112,7 +117,9 @@ class CheckOptions:
         ctx = click.get_current_context(silent=True)
         if self.checks and self.all_checks:
             raise click.UsageError("--all runs every check of the tier; omit --all, or the names", ctx)
-        if not self.checks and not self.all_checks:
+        if self.p2p and (self.checks or self.all_checks):
+            raise click.UsageError("--p2p chooses its checks; omit --all, or the names", ctx)
+        if not (self.checks or self.all_checks or self.p2p):
             raise click.UsageError("name the checks to run, or give --all", ctx)
         if self.since and (self.for_programs or self.exit_style == "nagios" or self.dry_run):
             raise click.UsageError("--since is for the screen of a run; programs: `compare --json`", ctx)
@@ -141,7 +148,8 @@ class CheckOptions:
 
     def request(self, config: SiteConfig) -> Request:
         return Request(
-            checks=self.checks,
+            checks=p2p.CHECKS if self.p2p else self.checks,
+            asks_ways=self.p2p,
             tier=Tier[self.tier.upper()] if self.tier else config.tier,
             backend=self.backend,
             devices=self.devices,

@@ -9,6 +9,9 @@ from __future__ import annotations
 from gpuipc_doctor.probe_types import Workaround
 
 CONTROLS = (
+    Workaround(
+        {"NCCL_NVLS_ENABLE": "0"}, "without multicast over NVLink", part="multicast over NVLink (NVLS)"
+    ),
     Workaround({"NCCL_CUMEM_ENABLE": "0"}, "by legacy IPC instead of CUMEM", part="CUMEM"),
     Workaround({"NCCL_P2P_DISABLE": "1"}, "through host memory instead of peer-to-peer", part="peer-to-peer"),
     Workaround({"NCCL_SHM_DISABLE": "1"}, "without shared memory of the host", part="shared memory"),

@@ -30,7 +30,7 @@ from gpuipc_doctor.present.blocks import (
 )
 from gpuipc_doctor.present.text import counted, device_key, fold_devices, sanitise, shorten
 from gpuipc_doctor.probe_types import RoleOutcome
-from gpuipc_doctor.report import acceptance, exits, first_aid, merged_results, sentences
+from gpuipc_doctor.report import acceptance, exits, first_aid, merged_results, p2p, sentences
 from gpuipc_doctor.report.merged_results import Paragraph, by_check, culprits
 from gpuipc_doctor.report_types import Report, Result
 from gpuipc_doctor.vendors import VENDORS
@@ -81,18 +81,22 @@ def screen(
     color: bool = False,
     exit_code: int | None = None,
     verbose: bool = False,
+    pairs: bool = False,
     news: Sequence[Block] = (),
 ) -> str:
     """The screen in lines of at most ``width`` columns, ending in a newline.
 
     ``exit_code`` is the run's exit code; if it is not given, it is that of the default style. ``verbose``:
-    also how each GPU reaches the others, and what the run waited for. ``news``: what is new since an earlier
+    also how each GPU reaches the others, and what the run waited for. ``pairs``: the verdict on each pair of
+    GPUs, which ``verbose`` has if pairs were tested. ``news``: what is new since an earlier
     report, for the top.
     """
     code = exits.code(report) if exit_code is None else exit_code
     shown = [*blocks(report, code, news)]
     if verbose:
         shown[-1:-1] = [*(Table(tuple(rows)) for rows in gpu_ways(report)), *_waits(report)]
+    if pairs or (verbose and p2p.rows(report)):
+        shown[-1:-1] = p2p.blocks(report)
     return terminal.screen(shown, width=width, color=color)
 
 

@@ -15,7 +15,7 @@ from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.junit import case, document
 from gpuipc_doctor.present.metrics import SEVERITIES, Metric, by, exposition, moment
 from gpuipc_doctor.present.text import device_key, sanitise
-from gpuipc_doctor.report import acceptance, exits, merged_results, node_content, sentences
+from gpuipc_doctor.report import acceptance, exits, merged_results, node_content, p2p, sentences
 from gpuipc_doctor.report_types import Report, Result
 
 # -- HTML -------------------------------------------------------------------------------------------------
@@ -48,6 +48,7 @@ def html(report: Report) -> str:
         rows=[(check, [column.cells[row] for column in shown]) for row, check in enumerate(checks)],
         findings=list(node_content.described(merged_results.paragraphs(report))),
         content=node_content,
+        pairs=p2p.rows(report),
         summary=sentences.summary,
         folded=_folded,
         pictures=list(_pictures(report)),

@@ -187,7 +187,7 @@ class Discovery:
         options = {
             "backends": backends,
             "required": self.planner.request.backend != "auto",
-            "links": self.planner.config.expects_nvlinks,
+            "links": self.planner.config.expects_nvlinks or self.planner.request.asks_ways,
         }
         info, asked = self.planner.survey(loader.built_in_file(surveys.DRIVERS), options)
         ended = self.surveys.run((*asked, *beside))

@@ -8,6 +8,7 @@ import pytest
 
 from gpuipc_doctor.api import Context, Finding, Json, Probe
 from gpuipc_doctor.model import Status
+from gpuipc_doctor.report import sentences
 from tests.checks.judging import GOOD, TWO, check, conclude, gpu, plan, statuses
 
 SOME = ["turn 2 of 5: 1 B wrong"]
@@ -20,10 +21,17 @@ def peer(
     copied: Json = (),
     back: Json = (),
     sampled: Json = (),
+    control: Json = (),
 ) -> list[Finding]:
     records = {
-        "exporter": {"exchanged": exporter, "copied": back, "sampled": []},
-        "importer": {"wrong": wrong, "exchanged": importer, "copied": copied, "sampled": sampled},
+        "exporter": {"exchanged": exporter, "copied": back, "sampled": [], "control": control},
+        "importer": {
+            "wrong": wrong,
+            "exchanged": importer,
+            "copied": copied,
+            "sampled": sampled,
+            "control": [],
+        },
     }
     return conclude("ipc-peer", records, TWO, kinds=["64 KiB"])
 
@@ -47,6 +55,12 @@ def test_correct_data_in_both_directions_passes() -> None:
 def test_wrong_data_fails_and_names_the_direction(seen: dict[str, Json], key: str) -> None:
     (finding,) = peer(**seen)
     assert (finding.status, finding.key) == (Status.FAIL, key)
+
+
+def test_data_that_are_also_wrong_without_peer_access_say_so() -> None:
+    (right,), (wrong,) = peer(copied=SOME), peer(copied=SOME, control=SOME)
+    assert (right.values["control"], wrong.values["control"]) == ([], SOME)
+    assert "control, without peer access: turn 2 of 5: 1 B wrong" in sentences.evidence(wrong)[-1]
 
 
 def test_each_pair_of_a_backend_is_probed_and_a_single_device_skips() -> None:

@@ -60,10 +60,10 @@ enum call {
 
 static const char *const effects[] = {"error",   "hang",  "segv",  "exit",          "corrupt-last", "corrupt-middle", "lost",
                                       "cut",     "swap",  "twice", "overrun",       "delay",        "chatter",        "leak",
-                                      "leak-host", "leak-descriptor", "leak-thread", "leak-shared",   "newer-cuda",     NULL};
+                                      "leak-host", "leak-descriptor", "leak-thread", "leak-shared",   "newer-cuda",     "multicast",      NULL};
 enum effect {
     FAIL, HANG, SEGV, EXIT, CORRUPT_LAST, CORRUPT_MIDDLE, LOST, CUT, SWAP, TWICE, OVERRUN, DELAY, CHATTER, LEAK, LEAK_HOST,
-    LEAK_DESCRIPTOR, LEAK_THREAD, LEAK_SHARED, NEWER_CUDA,
+    LEAK_DESCRIPTOR, LEAK_THREAD, LEAK_SHARED, NEWER_CUDA, MULTICAST,
 };
 
 struct fault {
@@ -327,6 +327,13 @@ static int strike(struct asked *asked, enum call call, const struct comm *comm, 
             return fault->code;
         case NEWER_CUDA:
             say(comm, "WARN", "Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'");
+            return UNHANDLED_CUDA_ERROR;
+        case MULTICAST: /* as NCCL's transport/nvls.cc */
+            if (!is_on("NCCL_NVLS_ENABLE", true))
+                break;
+            say(comm, "WARN",
+                "Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401 'the operation "
+                "cannot be performed in the present state'");
             return UNHANDLED_CUDA_ERROR;
         case HANG:
             hang_here();
