@@ -83,7 +83,7 @@ class Sweep(NamedTuple):
             if self.clock() - now > EXAMINE_S:
                 break
             tried.add(pci := due[0])
-            watches[pci] = watches[pci]._replace(again=now + self.config.over_s, healthy_watts=0.0)
+            watches[pci] = replace(watches[pci], again=now + self.config.over_s, healthy_watts=0.0)
             store.write(boot, watches)  # first: should this be killed, the next call is not as long
             found = self._examined(gpus[pci], watches[pci], store, now)
             for other in gpus.values():
@@ -157,10 +157,11 @@ class Found(NamedTuple):
     def applied(self, watch: Watch, gpu: GpuUse, sweep: Sweep, now: float) -> Watch:
         """What was seen of a GPU of the job, with this result."""
         wait_s = sweep.late_after_s if self.code is Exit.ERROR else sweep.config.again_s
-        return watch._replace(
+        return replace(
+            watch,
             again=now + wait_s,
             healthy_watts=float(gpu.watts or 0) if self.code is Exit.OK and gpu.busy else 0.0,
-            code=int(self.code),
+            code=self.code,
             line=self.line,
             report=self.report,
             examined=now,
@@ -176,20 +177,23 @@ def step(
     """What was seen of each GPU, with this call. A GPU with other processes begins anew."""
     found = {}
     for gpu in gpus:
-        users = list(_users(gpu))
-        watch = before.get(gpu.pci, Watch([]))
+        users = tuple(_users(gpu))
+        watch = before.get(gpu.pci, Watch())
         if watch.since > now or (watch.users != users and {*watch.users}.isdisjoint(users)):
             watch = Watch(users)
         is_at_work = gpu.busy is not None and gpu.busy > config.idle_percent
-        watch = watch._replace(
+        watch = replace(
+            watch,
             users=users,
             worked=watch.worked or is_at_work,
             most_watts=max(watch.most_watts, gpu.watts or 0.0 if is_at_work else 0.0),
         )
         kind = _kind(gpu, watch, config, now)
         if not kind or kind != watch.kind:
-            watch = watch._replace(kind=kind, since=now, calls=0, code=0, line="", report="", examined=0.0)
-        found[gpu.pci] = watch._replace(calls=watch.calls + 1)
+            watch = replace(
+                watch, kind=kind, since=now, calls=0, code=Exit.OK, line="", report="", examined=0.0
+            )
+        found[gpu.pci] = replace(watch, calls=watch.calls + 1)
     return found
 
 
@@ -253,7 +257,7 @@ def answer(
         watch = watches[gpu.pci]
         in_use += bool(watch.users)
         if watch.code:
-            lines[Exit(watch.code)].append(watch.line)
+            lines.setdefault(watch.code, []).append(watch.line)
         elif is_long(watch, config, now) and watch.kind == "blind":
             lines[Exit.ERROR].append(f"{_shown(gpu)}; the driver reports no more (MIG, vGPU)")
         elif is_long(watch, config, now) and not watch.users:

@@ -7,21 +7,22 @@ can set; the state of another boot does not count.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from gpuipc_doctor.files import private, reading
 from gpuipc_doctor.model import Exit
+from gpuipc_doctor.report import json_documents
+from gpuipc_doctor.report.json_documents import BadDocument
 
 if TYPE_CHECKING:
     from gpuipc_doctor.job.document import JobReport
-    from gpuipc_doctor.model import Json
 
-FILE, FORMAT = "state.json", 1
+FILE = "state.json"
 
 MAX_BYTES, MAX_REPORT_BYTES = 1 << 18, 64 << 20
 
@@ -32,10 +33,11 @@ KEPT = 20
 """Number of reports that are kept; the oldest go."""
 
 
-class Watch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Watch:
     """What was seen of one GPU. ``users``: its processes, as ``PID.START`` (clock ticks since boot)."""
 
-    users: list[str]
+    users: tuple[str, ...] = ()
     kind: str = ""
     """How it looks stuck: ``busy``, ``idle``, ``blind`` (it has no figures); empty if it does not."""
     since: float = 0.0
@@ -49,11 +51,20 @@ class Watch(NamedTuple):
     """Its job is not examined before this time."""
     healthy_watts: float = 0.0
     """What it drew when its job was found healthy; 0 if it was not."""
-    code: int = 0
+    code: Exit = Exit.OK
     line: str = ""
     report: str = ""
     """Exit code, line and file name of the last examination of a job that may be stuck."""
     examined: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What was seen of each GPU, by PCI address, since a boot."""
+
+    boot: str
+    gpus: dict[str, Watch]
+    format: Literal[1] = 1
 
 
 class Unusable(Exception):
@@ -75,14 +86,15 @@ class Store:
         except private.NotOurs as reason:
             raise Unusable(f"{self.directory}: {reason}") from None
         try:
-            return _loads(data, boot)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            state = json_documents.load(State, json_documents.parse(data))
+        except (BadDocument, AttributeError) as error:  # AttributeError: it is no object
             raise Unusable(f"{self.directory / FILE} is damaged or of another version: {error}") from None
+        return state.gpus if state.boot == boot else {}
 
-    def write(self, boot: str, watches: Mapping[str, Watch]) -> None:
+    def write(self, boot: str, watches: dict[str, Watch]) -> None:
         """Raises `Unusable`; the state is then as before."""
-        gpus = {pci: watch._asdict() for pci, watch in list(watches.items())[:MAX_GPUS]}
-        self._replace(FILE, json.dumps({"format": FORMAT, "boot": boot, "gpus": gpus}).encode())
+        state = State(boot, dict(list(watches.items())[:MAX_GPUS]))
+        self._replace(FILE, json_documents.dumps(state).encode())
 
     def keep(self, report: JobReport) -> str:
         """Store a report under a new name, which is returned; remove the oldest. Raises `Unusable`."""
@@ -99,7 +111,6 @@ class Store:
     def earlier(self, name: str) -> JobReport | None:
         """A report that was kept; None if it is gone or damaged."""
         from gpuipc_doctor.job import document
-        from gpuipc_doctor.report.json_documents import BadDocument
 
         with suppress(reading.Unreadable, BadDocument):
             return document.loads(reading.read(name, MAX_REPORT_BYTES, within=self._within, follow=False))
@@ -135,23 +146,3 @@ def opened(directory: Path) -> Iterator[Store]:
             cure = "run as root, or set sweep.state_dir in the site config"
             raise Unusable(f"cannot use {directory}: {error.strerror}; {cure}") from None
         yield Store(directory, within)
-
-
-def _loads(data: bytes, boot: str) -> dict[str, Watch]:
-    """Parse a state. Raises `ValueError` for anything that `Store.write` does not write."""
-    document: Json = json.loads(data)
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"no state of format {FORMAT}")
-    if document["boot"] != boot:
-        return {}
-    return {pci: _watch(fields) for pci, fields in document["gpus"].items()}
-
-
-def _watch(fields: Json) -> Watch:
-    watch = Watch(**fields)
-    for value, default in zip(watch, Watch([]), strict=True):
-        if not isinstance(value, (float, int) if isinstance(default, float) else type(default)):
-            raise ValueError(f"not what is stored of a GPU: {value!r}")
-    if not all(isinstance(user, str) for user in watch.users) or watch.code not in (0, Exit.ERROR, Exit.FAIL):
-        raise ValueError("processes or exit codes that are none")
-    return watch
