@@ -190,9 +190,7 @@ def step(
         )
         kind = _kind(gpu, watch, config, now)
         if not kind or kind != watch.kind:
-            watch = replace(
-                watch, kind=kind, since=now, calls=0, code=Exit.OK, line="", report="", examined=0.0
-            )
+            watch = replace(watch, kind=kind, since=now, calls=0, code=Exit.OK, line="", report="")
         found[gpu.pci] = replace(watch, calls=watch.calls + 1)
     return found
 

@@ -387,7 +387,7 @@ def test_state_that_is_cut_anywhere_is_damaged(node: Node) -> None:
     node.call()
     file = Path(node.config.state_dir, FILE)
     whole = file.read_bytes()
-    for length in range(0, len(whole), 7):
+    for length in range(0, len(whole) - 1, 7):
         file.write_bytes(whole[:length])
         assert node.call()[0] == Exit.ERROR
 
