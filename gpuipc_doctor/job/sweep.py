@@ -37,6 +37,10 @@ MPS = "nvidia-cuda-mps"
 """Name of MPS's daemon and server, which are of no job, as the kernel cuts it."""
 
 
+FOR_EVENTS = frozenset({"do_epoll_wait", "ep_poll", "do_sys_poll", "do_poll", "do_select"})
+"""The kernel's functions in which event loops sleep."""
+
+
 class Answer(NamedTuple):
     """``OK``: nothing is stuck; ``ERROR``: cannot tell; ``FAIL``: a job is stuck."""
 
@@ -134,8 +138,8 @@ class Sweep(NamedTuple):
 
 
 def _code(report: JobReport, kind: str) -> Exit:
-    """The exit code for a job. Ranks that all sleep beside idle GPUs, in no call that waits, are an
-    idle server or notebook."""
+    """The exit code for a job. Ranks that all sleep beside idle GPUs, in no call that waits, are an idle
+    server or notebook. A late rank that waits for events may be a server's, which awaits a request."""
     from gpuipc_doctor.job.document import Cause
     from gpuipc_doctor.job.waits import Kind
 
@@ -143,7 +147,9 @@ def _code(report: JobReport, kind: str) -> Exit:
     is_asleep = kind == "idle" and {rank.doing for rank in report.ranks} == {Kind.SLEEPS.value}
     if verdict.cause is Cause.RUNS or (verdict.cause.is_open and is_asleep and not verdict.blamed):
         return Exit.OK
-    return Exit.ERROR if verdict.cause.is_open else Exit.FAIL
+    blamed = [rank for rank in report.ranks if rank.rank in verdict.blamed]
+    may_serve = verdict.cause is Cause.HOST_LATE and all({*rank.path[-1:]} <= FOR_EVENTS for rank in blamed)
+    return Exit.ERROR if verdict.cause.is_open or may_serve else Exit.FAIL
 
 
 class Found(NamedTuple):

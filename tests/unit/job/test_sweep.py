@@ -245,6 +245,15 @@ def test_idle_gpu_of_ranks_that_wait_for_nobody_is_a_server(
     assert node.calls(3)[-1] == code
 
 
+def test_late_rank_in_an_event_loop_may_be_a_server(node: Node) -> None:
+    """One of TensorRT-LLM's over MPI, for example: its ranks wait in MPI_Bcast for the next request."""
+    node.gpus = [gpu(0, SPINS, 10)]
+    loop = replace(WORKS, path=(*WORKS.path, "select (selectors.py:468)", "do_epoll_wait"))
+    node.says = lambda pids: [replace(stuck(*pids), ranks=(WAITS, loop))]
+    assert node.calls(3)[-1] == Exit.ERROR
+    assert "cannot tell: rank 1 computes in svd (linalg.py:7); rank 0 waits for it" in node.call()[1]
+
+
 # -- the second look --------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from gpuipc_doctor.files.yamlfile import BadFile
 from gpuipc_doctor.model import MemoryShare, Tier
 from gpuipc_doctor.site import config, config_mistakes
 from gpuipc_doctor.site.config import SiteConfig, Waiver
-from gpuipc_doctor.site.policy import Action, PrologConfig
+from gpuipc_doctor.site.policy import Action, PrologConfig, SweepConfig
 
 GENERIC = Path(str(site_configs.__file__)).with_name("generic.yaml")
 
@@ -79,6 +79,7 @@ def test_all_values_of_a_config(tmp_path: Path) -> None:
         "  syslog: false\n"
         "  breaker: {share: 0.5}\n"
         "  simulate: healthy-cuda\n"
+        "sweep: {state_dir: sweep, over_s: 300}\n"
         "options:\n"
         "  ipc-release: {rounds: 3}\n",
     )
@@ -105,6 +106,7 @@ def test_all_values_of_a_config(tmp_path: Path) -> None:
             breaker={"share": 0.5},
             simulate="healthy-cuda",
         ),
+        sweep=SweepConfig(over_s=300, state_dir=str(tmp_path / "sweep")),
         tier=Tier.PROLOG,
         deadline_s=5.0,
         start_up_s=1.5,
@@ -121,6 +123,8 @@ def test_all_values_of_a_config(tmp_path: Path) -> None:
         ("tier: acceptence\n", ["x.yaml:1: tier: 'acceptence' is not known; did you mean 'acceptance'?"]),
         ("budget_s: {prolog: 0}\n", ["x.yaml:1: budget_s.prolog must be more than 0, not 0"]),
         ("job: {late_after_s: 5}\n", ["x.yaml:1: job.late_after_s must be at least 60, not 5"]),
+        ("sweep: {power_share: 2}\n", ["x.yaml:1: sweep.power_share must be at most 1, not 2"]),
+        ("sweep: {over: 5}\n", ["x.yaml:1: sweep: unknown key 'over'; did you mean 'over_s'?"]),
         ("memory: {fraction: 5}\n", ["x.yaml:1: memory.fraction must be at most 0.9, not 5"]),
         ("deadline_s: 1000000\n", ["x.yaml:1: deadline_s must be at most 604800, not 1000000"]),
         (
