@@ -72,6 +72,12 @@ class Process:
     """Processor seconds of the children for which the process has waited."""
     carried: dict[int, int] = field(default_factory=dict)
     """Inode of an open TCP socket → bytes that it has sent and received."""
+    waits_for: str = ""
+    """What another process holds and the main thread waits for: a lock on a file, the other end of a pipe."""
+    cpus: str = ""
+    """Processors on which the main thread may run, such as ``0-3,8``; empty if unknown."""
+    world: str = ""
+    """What distinguishes ranks of MPI_Comm_spawn from those of their parents."""
     nodes: str = ""
     """Number of nodes that torchrun awaits, such as ``2`` or ``1:4``; empty if this is not torchrun."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -297,6 +303,10 @@ class JobReport:
     issues: tuple[MatchedIssue, ...] = ()
     wrong_settings: tuple[Setting, ...] = ()
     """Settings that the loaded libraries do not know, and settings whose values they do not accept."""
+    notes: tuple[str, ...] = ()
+    """What is unusual about the job's processes: a second world, a shared processor."""
+    stopped_launcher: str = ""
+    """A process above ranks that is stopped, such as ``mpiexec (7)``."""
     differences: tuple[Difference, ...] = ()
     memory_files: tuple[MemoryFile, ...] = ()
     since: Progress | None = None

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.grouping import by_key
-from gpuipc_doctor.job import loaded, shared_memory
+from gpuipc_doctor.job import loaded, shared_memory, surroundings
 from gpuipc_doctor.job.activity import activity
 from gpuipc_doctor.job.document import JobReport, Process, Rank, Snapshot
 from gpuipc_doctor.job.gpu_waits import Evidence
@@ -43,7 +43,14 @@ def examine(
     activities.update(_ended(snapshots[-1], last, activities))
     for rank, work in find_work(snapshots, of_rank, activities).items():
         activities[rank] = replace(activities[rank], works=work)
-    size = max((process.size for process in last.values() if process.size), default=None)
+    for rank in last:
+        if activities[rank].kind.is_outside:
+            defunct = surroundings.defunct_children(snapshots, last[rank].pid)
+            reason = "; ".join(filter(None, (defunct, activities[rank].reason)))
+            for other in last.keys() - {rank}:
+                reason = reason.replace(f"{last[other].program} ({last[other].pid})", f"rank {other}")
+            activities[rank] = replace(activities[rank], reason=reason)
+    size = here.size
     # Before the second of several snapshots, ranks may still arrive.
     settled = snapshots[1:] if len(snapshots) > 2 else snapshots
     moved = {shared_memory.moved(earlier.shared, later.shared) for earlier, later in pairwise(settled)}
@@ -58,7 +65,9 @@ def examine(
     refused = {what: why for process in last.values() for what, why in process.refused.items()}
     seconds = snapshots[-1].at - snapshots[0].at
     evidence = Evidence(calls, collectives_move, watts(ranks), seconds, busy(ranks))
+    launcher = surroundings.stopped_launcher(snapshots, last)
     verdict = judge(activities, _size_here(size, last, snapshots[-1]), messages, evidence)
+    verdict = surroundings.with_launcher(verdict, launcher)
     if not last:
         verdict = replace(verdict, reasons=(_no_rank(snapshots[-1]),))
     return JobReport(
@@ -72,6 +81,8 @@ def examine(
         collectives=calls,
         collectives_move=collectives_move,
         unable={**unable, **refused},
+        stopped_launcher=launcher,
+        notes=(*here.notes, *surroundings.crowded(last)),
         differences=tuple(differences(ranks)),
     )
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from gpuipc_doctor.collective.call import Call
 from gpuipc_doctor.collective.ras_counts import unchanged
-from gpuipc_doctor.job import gpu_holders, ipc_files, ras, recorder_dumps, selection
-from gpuipc_doctor.job.document import Cause, JobReport, Process, Snapshot
+from gpuipc_doctor.job import gpu_holders, ipc_files, ras, recorder_dumps, selection, surroundings
+from gpuipc_doctor.job.document import Cause, JobReport, Process, Snapshot, Verdict
 from gpuipc_doctor.job.examination import examine
 from gpuipc_doctor.job.processes import read_process
 from gpuipc_doctor.job.roles import Roles, by_rank, kind_of_helper, roles, workers
@@ -21,6 +21,7 @@ from gpuipc_doctor.job.verdict import with_growth
 from gpuipc_doctor.job.watcher import MORE, Watcher, take_snapshots
 from gpuipc_doctor.model import Node
 from gpuipc_doctor.node import kernel_log, variables
+from gpuipc_doctor.present.text import ranges
 from gpuipc_doctor.stacks import python_stacks
 
 if TYPE_CHECKING:
@@ -75,10 +76,14 @@ def report(
         seen,
         stopped=stops,
         ras=(*asked, *recorder_dumps.lines(ranks)),
+        notes=(*seen.notes, *surroundings.neighbours(ranks, chosen)),
         memory_files=files,
         ranks=tuple(replace(rank, gpus=held.get(rank.pid, ())) for rank in seen.ranks),
     )
     seen = _with_helpers(seen, roles(snapshots[-1]))
+    if again := _started_again(snapshots, request, chosen):
+        why = f"{again} while the ranks were examined: ask again"
+        seen = replace(seen, verdict=Verdict(cause=Cause.UNKNOWN, reasons=(why,)))
     if seen.verdict.cause is Cause.RANK_ENDED:
         log = kernel_log.since(min(process.started for process in ranks.values()))
         seen = replace(seen, verdict=replace(seen.verdict, reasons=(*seen.verdict.reasons, *log)))
@@ -92,6 +97,20 @@ def report(
         verdict=with_growth(seen.verdict, grown, watched.unseen),
         unable={**seen.unable, **watched.unseen},
     )
+
+
+def _started_again(snapshots: Sequence[Snapshot], request: Request, chosen: Sequence[int]) -> str:
+    """Which ranks ended during the snapshots and were started again, as torchrun does; empty if none were."""
+    left = {process.pid for process in snapshots[-1].processes}
+    gone = {each.rank for each in workers(snapshots[0].processes) if each.pid not in left} - {None}
+    new = set[int]()
+    if gone:
+        with suppress(NoSuchJob, selection.SeveralJobs):
+            new = {*selection.select(request)} - {*chosen}
+    read = (read_process(pid, lambda tid, used_s: 0.0, frozenset()) for pid in sorted(new))
+    ranks = [each.rank for each in read if each and each.rank is not None and each.rank in gone]
+    who = f"rank {ranks[0]} was" if len(ranks) == 1 else f"ranks {ranges(ranks)} were"
+    return f"{who} started again" if ranks else ""
 
 
 def _watch(ranks: Mapping[int, Process], seconds: float, node: Node) -> growth.Watched:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import groupby
@@ -24,6 +23,7 @@ from gpuipc_doctor.job.document import (
 )
 from gpuipc_doctor.job.process_facts import VFORK_WAITS
 from gpuipc_doctor.job.roles import BY_GPU
+from gpuipc_doctor.job.stack_tree import Branch, fold, readable
 from gpuipc_doctor.job.waits import Kind
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Parts, do
@@ -135,6 +135,8 @@ def sentence(report: JobReport) -> str:
         template = "{every} in {waits_in}{but}: cannot tell whether they are stuck"
     if verdict.cause is Cause.MISMATCH and verdict.blamed and verdict.waits_in:
         template = "{blamed} called {operation}, where {waiting} called {waits_in}"
+    if verdict.cause is Cause.STOPPED and not verdict.blamed:
+        template = "the launcher, {operation}, is stopped; {every} in {waits_in}"
     if verdict.cause is Cause.ALL_WAIT and verdict.blamed:
         template = _PARTNERS
     elif verdict.cause is Cause.RUNS and verdict.waiting:
@@ -218,6 +220,10 @@ def blocks(report: JobReport) -> Iterator[Block]:
     places = [item for rank in blamed[:MOST_BLAMED] for item in _place(rank)]
     found = [*map(Item, report.verdict.reasons), *places, do(_remedy(report))]
     yield Entry(status(report), sentence(report), tuple(found), columns=7)
+    is_told = report.verdict.cause is Cause.STOPPED or not report.stopped_launcher
+    yield Lines(
+        report.notes if is_told else (f"the launcher, {report.stopped_launcher}, is stopped", *report.notes)
+    )
     paths = {rank.rank: tuple(_shown(rank.path)) or (rank.doing,) for rank in report.ranks}
     if paths:
         yield Group((Lines(("where the ranks are in every snapshot",)), *map(_tree, fold(paths))))
@@ -383,68 +389,3 @@ def _brief(numbers: Sequence[int]) -> str:
     if len(text) <= LONGEST:
         return text
     return f"{text[:LONGEST].rpartition(',')[0]},… ({len(numbers)} ranks)"
-
-
-# -- ranks by stack: a tree, so that any number of ranks fits one screen -----------------------------------
-
-
-@dataclass(slots=True)
-class Branch:
-    """Ranks with common frames: ``frames`` are those between the parent branch and the next fork."""
-
-    frames: tuple[str, ...]
-    ranks: tuple[int, ...]
-    branches: list[Branch] = field(default_factory=list)
-
-
-def fold(paths: Mapping[int, Sequence[str]]) -> list[Branch]:
-    """The prefix tree of the ranks' stacks, outermost frames first, largest branch first."""
-    return _branches(sorted(paths), {rank: tuple(path) for rank, path in paths.items()}, 0)
-
-
-def _branches(ranks: Iterable[int], paths: Mapping[int, tuple[str, ...]], depth: int) -> list[Branch]:
-    groups = by_key((paths[rank][depth], rank) for rank in ranks if len(paths[rank]) > depth)
-    branches = [_branch(group, paths, depth) for group in groups.values()]
-    return sorted(branches, key=lambda branch: (-len(branch.ranks), branch.ranks))
-
-
-def _branch(ranks: Sequence[int], paths: Mapping[int, tuple[str, ...]], depth: int) -> Branch:
-    """The branch of ranks that share the frame at ``depth`` and all frames up to their next fork."""
-    first, end = paths[ranks[0]], depth + 1
-    while end < len(first) and all(paths[rank][end : end + 1] == first[end : end + 1] for rank in ranks):
-        end += 1
-    return Branch(first[depth:end], tuple(ranks), _branches(ranks, paths, end))
-
-
-# -- C++ names as people read them -------------------------------------------------------------------------
-
-
-_NESTED = re.compile(r"_?_Z(?:N[VKrRO]*)?(?=St\d|S[absiod]|\d)(?:St|S[absiod])?")
-_PART = re.compile(r"(\d+)")
-_SHOWN = 2
-
-
-def readable(frame: str) -> str:
-    """A frame with the last two names of a mangled function (Itanium C++ ABI, "External Names"); only the
-    file in brackets if no name is left.
-
-    Arguments and templates are left out: ``Work::wait (libtorch_cpu.so)``.
-    """
-    function, _, file = frame.partition(" (")
-    start = _NESTED.match(function)
-    if start is None:
-        is_mangled = function.startswith(("_Z", "__Z"))
-        return f"[{file.rstrip(')')}]" if is_mangled and file else frame
-    names, at = [], start.end()
-    while (length := _PART.match(function, at)) and int(length[1]) <= len(function):
-        begin = length.end()
-        at = begin + int(length[1])
-        name = function[begin:at]
-        if not name.startswith("_GLOBAL__N"):
-            names.append(name)
-        if function[at : at + 1] == "I":  # a template's arguments begin
-            break
-    shown = "::".join(names[-_SHOWN:])
-    if not shown or shown.startswith("_"):  # a function of the C++ library for itself
-        return f"[{file.rstrip(')')}]" if file else frame
-    return f"{shown} ({file}" if file else shown

@@ -9,6 +9,7 @@ from dataclasses import replace
 from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.job.document import GROWTH, Difference, JobReport, Rank
 from gpuipc_doctor.job.gpu_waits import Evidence
+from gpuipc_doctor.job.surroundings import with_launcher
 from gpuipc_doctor.job.verdict import judge, with_growth
 from gpuipc_doctor.job.waits import Activity, Kind
 from gpuipc_doctor.vendors import VENDORS
@@ -38,6 +39,8 @@ def merge(reports: Sequence[JobReport], silent: Mapping[str, str]) -> JobReport:
         for rank in ranks
     }
     stuck = judge(activities, None if silent else size, messages, evidence)
+    launcher = next((report.stopped_launcher for report in reports if report.stopped_launcher), "")
+    stuck = with_launcher(stuck, launcher)
     return JobReport(
         taken=min(report.taken for report in reports),
         seconds=seconds,
@@ -53,6 +56,8 @@ def merge(reports: Sequence[JobReport], silent: Mapping[str, str]) -> JobReport:
         growth=growth,
         ras=tuple(f"{_host(report)}: {line}" for report in reports for line in report.ras),
         stopped=any(report.stopped for report in reports),
+        stopped_launcher=launcher,
+        notes=tuple(f"{_host(report)}: {line}" for report in reports for line in report.notes),
         differences=tuple(differences(ranks)),
         memory_files=tuple(file for report in reports for file in report.memory_files),
     )

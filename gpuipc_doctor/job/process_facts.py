@@ -158,7 +158,8 @@ class ProcessFacts:
         still = ""
         if len(self.snapshots) > 1:
             still = STILL[1] if None in switches else STILL[0] if len(switches) == 1 else ""
-        return f"sleeps in {self.wchan or 'a system call'}{self._other_threads}{still}"
+        holds = f"{self.last.waits_for}; " if self.last.waits_for else ""
+        return f"{holds}sleeps in {self.wchan or 'a system call'}{self._other_threads}{still}"
 
     @property
     def _other_threads(self) -> str:

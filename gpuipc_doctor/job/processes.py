@@ -15,10 +15,14 @@ from gpuipc_doctor.job.document import Process
 from gpuipc_doctor.stacks.mappings import mappings
 from gpuipc_doctor.stacks.proc_files import RANK_VARIABLES, Gone, Reader, Stat, environment
 from gpuipc_doctor.stacks.process_list import PROC
-from gpuipc_doctor.stacks.thread import Thread
+from gpuipc_doctor.stacks.thread import MPI_LIBRARY, Thread
 
 RANKS = (*RANK_VARIABLES, "RANK")
 """Variables in which launchers pass the rank number; the last one is torchrun's."""
+
+OF_TORCH = {"RANK", "WORLD_SIZE", "MASTER_PORT"}
+"""Variables of PyTorch's launchers. A rank without MPI that has all of them has its number in RANK: one below
+``srun torchrun`` has the SLURM_PROCID and the PMIX_RANK of torchrun."""
 
 SIZES = ("PMIX_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS",
          "FLUX_JOB_SIZE", "WORLD_SIZE")  # fmt: skip
@@ -27,6 +31,9 @@ SIZES = ("PMIX_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE",
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
                "MV2_COMM_WORLD_LOCAL_RANK", "FLUX_TASK_LOCAL_ID")  # fmt: skip
 """Variables in which launchers pass the number of a rank on its node."""
+
+
+_CPUS = re.compile(r"^Cpus_allowed_list:\s*([\d,-]+)$", re.MULTILINE)
 
 
 def read_process(pid: int, used_s: Callable[[int, float], float], names: frozenset[str]) -> Process | None:
@@ -39,7 +46,13 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
     with suppress(Gone, FileNotFoundError, ProcessLookupError):
         stat = Stat(reader.text("stat"))
         environ = environment(reader)
+        libraries = tuple(sorted(_libraries(reader)))
+        ranks: tuple[str, ...] = RANKS
+        sizes: tuple[str, ...] = SIZES
+        if environ.keys() >= OF_TORCH and not any(map(MPI_LIBRARY.search, libraries)):
+            ranks, sizes = ("RANK",), ("WORLD_SIZE",)
         threads = tuple(_threads(pid, reader, used_s))
+        status = reader.text(f"task/{pid}/status")
         if not threads:
             reader.refused.setdefault("task", "lists no thread")
         return Process(
@@ -48,18 +61,20 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
             started=stat.started_ticks,
             uid=(PROC / str(pid)).stat().st_uid,
             program=stat.name,
-            rank=_number(environ, RANKS),
-            size=_number(environ, SIZES),
+            rank=_number(environ, ranks),
+            size=_number(environ, sizes),
             local=_number(environ, LOCAL_RANKS),
             threads=threads,
-            libraries=tuple(sorted(_libraries(reader))),
+            libraries=libraries,
             settings={name: environ[name] for name in sorted(names & environ.keys())},
             descriptors=None if (descriptors := reader.names("fd")) is None else len(descriptors),
-            switches=_switches(reader.text(f"task/{pid}/status")),
+            switches=_switches(status),
             transferred=_transferred(reader.text(f"task/{pid}/io")),
             io=_transferred(reader.text("io")),
             resident=stat.resident,
             children_s=stat.children_s,
+            cpus=found[1] if (found := _CPUS.search(status)) else "",
+            world=environ.get("PMIX_NAMESPACE") or "spawned" * ("PMI_SPAWNED" in environ),
             nodes=_nodes(reader.text("cmdline"), environ),
             refused=reader.refused,
         )

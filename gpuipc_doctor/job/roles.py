@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuipc_doctor.job.document import Process, Snapshot
+from gpuipc_doctor.present.text import ranges
 
 _HELPERS = (
     (re.compile(r"^_worker_loop \(worker\.py:"), "DataLoader worker"),
@@ -41,6 +42,10 @@ class Roles:
     """Ranks that no variable of the environment numbers."""
     order: str = IN_ORDER
     """How these ranks were numbered."""
+    size: int | None = None
+    """Number of ranks of all worlds, if launchers set it."""
+    notes: tuple[str, ...] = ()
+    """Ranks that have another number than that in their environment."""
 
 
 def is_candidate(process: Process) -> bool:
@@ -67,12 +72,12 @@ def roles(snapshot: Snapshot) -> Roles:
     """The roles of a snapshot's processes.
 
     Of several processes with one rank number, such as a wrapper and its child, the one that does more counts.
+    Ranks that MPI_Comm_spawn started, and further processes of one number, are numbered after the others.
     Processes without a number are numbered by their parents, in the order of their start, and by their GPUs:
     Ray and servers of inference start them in any order, and give the first GPU to the first rank. If a GPU
     is unknown, or two of a parent's children are on one, they are numbered in the order of their start.
     """
     candidates = {process.pid: process for process in snapshot.processes if is_candidate(process)}
-    found: dict[int, Process] = {}
     numbered: set[int] = set()
     ordered = sorted(workers(snapshot.processes), key=lambda process: (process.started, process.pid))
     unnumbered = [process for process in ordered if process.rank is None]
@@ -80,13 +85,11 @@ def roles(snapshot: Snapshot) -> Roles:
     if is_by_gpu := len(places) == len(unnumbered):
         parents = list(dict.fromkeys(process.parent for process in unnumbered))
         unnumbered.sort(key=lambda process: (parents.index(process.parent), _number(process.gpu)))
-    for process in (*(process for process in ordered if process.rank is not None), *unnumbered):
-        rank = process.rank
-        if rank is None:
-            rank = next(number for number in range(len(ordered) + len(found) + 1) if number not in found)
-            numbered.add(rank)
-        if rank not in found or _activity_key(process) > _activity_key(found[rank]):
-            found[rank] = process
+    found, size, notes = _by_number(ordered, {each.pid: each.parent for each in snapshot.processes})
+    for process in unnumbered:
+        rank = next(number for number in range(len(ordered) + len(found) + 1) if number not in found)
+        numbered.add(rank)
+        found[rank] = process
     of_pid = {process.pid: rank for rank, process in found.items()}
     helpers: dict[int, list[Process]] = {}
     for process in candidates.values():
@@ -94,7 +97,55 @@ def roles(snapshot: Snapshot) -> Roles:
         if helped is not None and helped.pid in of_pid:
             helpers.setdefault(of_pid[helped.pid], []).append(process)
     of_ranks = {rank: tuple(own) for rank, own in helpers.items()}
-    return Roles(found, of_ranks, frozenset(numbered), BY_GPU if is_by_gpu else IN_ORDER)
+    return Roles(found, of_ranks, frozenset(numbered), BY_GPU if is_by_gpu else IN_ORDER, size, notes)
+
+
+def _by_number(
+    ordered: Sequence[Process], parents: Mapping[int, int]
+) -> tuple[dict[int, Process], int | None, tuple[str, ...]]:
+    """The processes by the numbers in their environments, the number of ranks, remarks on other numbers."""
+    worlds: dict[str, dict[int, Process]] = {}
+    extra: list[tuple[Process, Process]] = []
+    for process in ordered:
+        if process.rank is None:
+            continue
+        world = worlds.setdefault(process.world, {})
+        other = world.setdefault(process.rank, process)
+        if other is not process and _are_two(process, other, parents):
+            extra.append((process, other))
+        elif _activity_key(process) > _activity_key(other):
+            world[process.rank] = process
+    found: dict[int, Process] = {}
+    sizes: list[int] = []
+    notes = []
+    for world in worlds.values():
+        first = sum(sizes)
+        found.update({first + rank: process for rank, process in world.items()})
+        if first:
+            here = ranges(first + rank for rank in world)
+            notes.append(f"ranks {here} are ranks {ranges(world)} of a world of their own (MPI_Comm_spawn)")
+        stated = [process.size for process in world.values() if process.size]
+        sizes.append(max([*stated, 1 + max(world)]) if stated or len(worlds) > 1 else 0)
+    for process, other in extra:
+        number = max([*found, sum(sizes) - 1]) + 1
+        found[number] = process
+        notes.append(
+            f"rank {number} is pid {process.pid}, which has the rank number of pid {other.pid}: {other.rank}"
+        )
+    return found, max([sum(sizes), *(number + 1 for number in found if extra)]) or None, tuple(notes)
+
+
+def _are_two(one: Process, other: Process, parents: Mapping[int, int]) -> bool:
+    """Whether two processes of one rank number both do a rank's work, rather than one for the other."""
+    both = any(getattr(one, what) and getattr(other, what) for what in ("has_mpi", "has_gpu", "has_torch"))
+    return both and one.pid not in _above(other.pid, parents) and other.pid not in _above(one.pid, parents)
+
+
+def _above(pid: int, parents: Mapping[int, int]) -> set[int]:
+    found: set[int] = set()
+    while (pid := parents.get(pid, 0)) and pid not in found:
+        found.add(pid)
+    return found
 
 
 def _number(gpu: str) -> tuple[str, int]:

@@ -20,6 +20,7 @@ from gpuipc_doctor.job.roles import by_rank, workers
 from gpuipc_doctor.stacks import (
     callers,
     counting,
+    holders,
     perf_events,
     python_stacks,
     sampling,
@@ -118,9 +119,12 @@ class Watcher:
             if recording:
                 recording.close()
         in_registers = recording.counting if recording else frozenset()
+        wchans = {rank.pid: rank.main.wchan for rank in _ranks(snapshots[-1]) if rank.main}
         seen = tuple(
             replace(
-                self._counted(process, snapshots, in_registers), places=len(self._places.get(process.pid, ()))
+                self._counted(process, snapshots, in_registers),
+                places=len(self._places.get(process.pid, ())),
+                waits_for=holders.waits_for(process.pid, wchans.get(process.pid, "")),
             )
             for process in snapshots[-1].processes
         )

@@ -297,6 +297,31 @@ def test_rank_whose_file_system_does_not_answer_is_stuck_in_the_kernel(
     assert report.verdict.operation == "request_wait_answer"
 
 
+RESTARTS = """
+import os, subprocess, sys
+rank = [sys.executable, "-c", "import os, time; time.sleep(float(os.environ['S']))"]
+for seconds in ("4", "600"):
+    for each in [subprocess.Popen(rank, env={**os.environ, "RANK": str(n), "S": seconds}) for n in range(2)]:
+        print(flush=True)
+        each.wait()
+"""
+"""Starts two ranks, and again when they have ended, as torchrun does."""
+
+
+def test_ranks_that_are_started_again_are_not_called_ended(doctor: Command) -> None:
+    with subprocess.Popen([sys.executable, "-c", RESTARTS], stdout=subprocess.PIPE) as agent:
+        try:
+            assert agent.stdout
+            agent.stdout.readline()
+            ended = doctor("job", "--pid", str(agent.pid))
+        finally:
+            for each in tree.descendants(agent.pid):
+                os.kill(each.pid, signal.SIGKILL)
+            agent.kill()
+    assert ended.returncode == 11
+    assert "ranks 0-1 were started again while the ranks were examined: ask again" in ended.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

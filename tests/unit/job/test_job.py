@@ -17,7 +17,7 @@ from gpuipc_doctor.job import job_content
 from gpuipc_doctor.job.activity import activity
 from gpuipc_doctor.job.document import Cause, Contents, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
-from gpuipc_doctor.job.job_content import Branch, fold
+from gpuipc_doctor.job.stack_tree import Branch, fold
 from gpuipc_doctor.job.verdict import judge
 from gpuipc_doctor.job.waits import Activity, Kind, mpi_function
 from gpuipc_doctor.stacks import python_stacks

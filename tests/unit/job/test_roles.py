@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 
 import pytest
 
 from gpuipc_doctor.job.document import Cause, Process, Snapshot
 from gpuipc_doctor.job.examination import examine
+from gpuipc_doctor.job.processes import read_process
 from gpuipc_doctor.job.roles import BY_GPU, IN_ORDER, kind_of_helper, roles, workers
 from gpuipc_doctor.stacks.thread import Thread
 
@@ -150,3 +152,52 @@ def test_launcher_of_numbered_ranks_is_no_rank() -> None:
 def test_helpers_frames_end_where_its_parents_begin() -> None:
     assert kind_of_helper(LOADS) == ("DataLoader worker", 1)
     assert kind_of_helper(("main (tool.py:1)",)) == ("child process", 1)
+
+
+def test_rank_of_torchrun_below_srun_has_the_number_of_torchrun() -> None:
+    """Every rank of ``srun torchrun`` has the SLURM_PROCID and PMIX_RANK of its agent."""
+    below = {"SLURM_PROCID": "1", "PMIX_RANK": "1", "SLURM_NTASKS": "2"}
+    torch = {"RANK": "9", "WORLD_SIZE": "16", "MASTER_PORT": "29500"}
+    numbers = []
+    for environ in ({**below, **torch}, below, {**below, "RANK": "9"}):
+        with subprocess.Popen(["/bin/sleep", "600"], env=environ) as rank:
+            read = read_process(rank.pid, lambda tid, used_s: 0.0, frozenset())
+            rank.kill()
+            assert read
+            numbers.append((read.rank, read.size))
+    assert numbers == [(9, 16), (1, 2), (1, 2)]
+
+
+MPI = ("/usr/lib/libmpi.so.40",)
+
+
+def of_world(pid: int, rank: int, world: str, size: int | None = None, parent: int = 1) -> Process:
+    return replace(process(pid, parent, rank, MPI), world=world, size=size)
+
+
+def test_ranks_of_comm_spawn_are_numbered_after_their_parents() -> None:
+    world = [of_world(100 + n, n, "job@1", 3) for n in range(3)]
+    children = [of_world(200 + n, n, "job@2", 2) for n in range(2)]
+    here = roles(Snapshot(at=0.0, host="n1", processes=(*children, *world)))
+    assert {rank: each.pid for rank, each in here.ranks.items()} == {0: 100, 1: 101, 2: 102, 3: 200, 4: 201}
+    assert (here.size, here.notes) == (
+        5,
+        ("ranks 3-4 are ranks 0-1 of a world of their own (MPI_Comm_spawn)",),
+    )
+
+
+@pytest.mark.parametrize("size", [2, None])
+def test_two_processes_of_one_rank_number_are_both_ranks(size: int | None) -> None:
+    """Two spawned worlds of MPICH, or a mistake in a script that starts ranks."""
+    ranks = [of_world(pid, rank, "", size) for pid, rank in ((100, 0), (101, 1), (102, 0))]
+    here = roles(Snapshot(at=0.0, host="n1", processes=tuple(ranks)))
+    assert ({rank: each.pid for rank, each in here.ranks.items()}, here.size) == ({0: 100, 1: 101, 2: 102}, 3)
+    assert here.notes == ("rank 2 is pid 102, which has the rank number of pid 100: 0",)
+
+
+def test_wrapper_and_its_child_are_one_rank_and_so_is_an_idle_sibling() -> None:
+    wrapper, below = of_world(100, 0, ""), of_world(102, 0, "", parent=101)
+    between = process(101, 100, libraries=())
+    assert len(found(wrapper, between, below)[0]) == 1
+    sibling = replace(process(103, 1, 0, ()), program="monitor")
+    assert found(wrapper, sibling)[0] == {0: 100}

@@ -8,8 +8,8 @@ import pytest
 
 from gpuipc_doctor.job.activity import activity
 from gpuipc_doctor.job.document import Process
-from gpuipc_doctor.job.job_content import readable
 from gpuipc_doctor.job.process_facts import STILL
+from gpuipc_doctor.job.stack_tree import readable
 from gpuipc_doctor.job.torch_calls import native_operation, operation
 from gpuipc_doctor.job.waits import Kind
 from gpuipc_doctor.stacks.python_stacks import is_python
