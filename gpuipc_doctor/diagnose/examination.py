@@ -20,7 +20,7 @@ from gpuipc_doctor.diagnose.log_facts import Facts
 from gpuipc_doctor.diagnose.occurrences import Place, Sighting, Tally
 from gpuipc_doctor.diagnose.origin import Writers, day
 from gpuipc_doctor.diagnose.rank_files import LogSummary, compare
-from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message, affected, cures, relation, vendors
+from gpuipc_doctor.knownissues import Confidence, KnownIssue, Message, affected, cures, relation, relevance
 from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import Lookalike
 from gpuipc_doctor.knownissues.literals import Needs, bare
@@ -162,7 +162,7 @@ class Examination:
             shown.setdefault(self.entry_of[signature], []).append(signature)
         for number, signatures in shown.items():
             entry = self.entries[number]
-            if vendors.may_concern(entry, facts) and (
+            if relevance.may_concern(entry, facts) and (
                 one := self._recognise(number, signatures, facts, last_day)
             ):
                 recognised.append(one)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from gpuipc_doctor.knownissues import vendors
+from gpuipc_doctor.knownissues import relevance
 from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import KnownIssue, Workaround
 from gpuipc_doctor.model import Fact
@@ -48,7 +48,7 @@ def _fitting(issue: KnownIssue, facts: Iterable[Fact]) -> Iterator[tuple[Workaro
     facts = NamedFacts.of(facts)
     versions = [fact.value for fact in facts.named(issue.component) if fact.value is not None]
     for workaround in issue.harmless_first:
-        if vendors.is_for_another(workaround.env, facts) or _is_done(workaround, issue.component, versions):
+        if relevance.is_for_another(workaround.env, facts) or _is_done(workaround, issue.component, versions):
             continue
         when = workaround.when
         if when is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
-from gpuipc_doctor.knownissues import affected, cures, finding_evidence, vendors
+from gpuipc_doctor.knownissues import affected, cures, finding_evidence, relevance
 from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression
 from gpuipc_doctor.knownissues.relation import relation
@@ -47,14 +47,14 @@ class _Part:
 
     @staticmethod
     def of(device: Device, facts: Iterable[Fact]) -> _Part:
-        others = vendors.foreign_to(device.backend) | {"gpu-model"}
+        others = relevance.foreign_to(device.backend) | {"gpu-model"}
         own = [fact for fact in facts if fact.name not in others]
         model = Fact("gpu-model", device.name, device.label)
         return _Part(device.label, NamedFacts((*own, model)), device.backend)
 
     def may_have(self, issue: KnownIssue) -> bool:
         """Whether the issue may concern this device: it is not about another vendor's devices."""
-        return vendors.concerns(issue, self.backend)
+        return relevance.concerns(issue, self.backend)
 
 
 def match_versions(
@@ -217,7 +217,7 @@ def _judge(
         return Verdict.FINE, "one GPU has no peer", facts, []
     judged = [(*affected.judge(issue, part.facts), part) for part in parts if part.may_have(issue)]
     if not judged:
-        if parts and not any(vendors.concerns(issue, backend) for backend in vendors.with_driver(facts)):
+        if parts and not any(relevance.concerns(issue, backend) for backend in relevance.with_driver(facts)):
             return Verdict.FINE, "neither a GPU nor a driver of its vendor was found", facts, []
         return (*affected.judge(issue, facts), facts, [])
     worst = any_of(verdict for verdict, *_ in judged)

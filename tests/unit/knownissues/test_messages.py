@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.cli import explain
 from gpuipc_doctor.files.yamlfile import BadFile
-from gpuipc_doctor.knownissues import database, relation, vendors
+from gpuipc_doctor.knownissues import database, relation, relevance
 from gpuipc_doctor.knownissues.message import Message, Severity
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.report_types import Relation
@@ -151,10 +151,10 @@ def test_component_decides_of_which_vendor_an_entry_is(
     component: str, also: tuple[str, ...], backends: set[str]
 ) -> None:
     entry = Message("x", Severity.ERROR, "x", component, (), ("x",), also)
-    assert {backend for backend in ("cuda", "hip") if vendors.concerns(entry, backend)} == backends
+    assert {backend for backend in ("cuda", "hip") if relevance.concerns(entry, backend)} == backends
     for backend, fact in (("cuda", "nvidia-driver"), ("hip", "amdgpu")):
-        assert vendors.may_concern(entry, [Fact(fact, "1", "x")]) is (backend in backends)
-    assert vendors.may_concern(entry, [])
+        assert relevance.may_concern(entry, [Fact(fact, "1", "x")]) is (backend in backends)
+    assert relevance.may_concern(entry, [])
 
 
 def test_shipped_issue_is_bound() -> None:
