@@ -219,9 +219,9 @@ def _sweep(ctx: click.Context, config_file: Path | None) -> NoReturn:
         except SeveralJobs as several:  # that share the GPU by MPS
             return [examined(job) for job in several.jobs]
 
-    answer = Sweep(config.sweep, config.job.late_after_s, examine).run()
-    click.echo(f"gpuipc-doctor: {sanitise(answer.line)}")
-    ctx.exit(answer.code)
+    code, line = Sweep(config.sweep, config.job.late_after_s, examine).run()
+    click.echo(f"gpuipc-doctor: {sanitise(line)}")
+    ctx.exit(code)
 
 
 def _reports(asked: JobOptions) -> Iterator[list[JobReport]]:

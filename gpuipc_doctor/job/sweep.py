@@ -41,13 +41,6 @@ FOR_EVENTS = frozenset({"do_epoll_wait", "ep_poll", "do_sys_poll", "do_poll", "d
 """The kernel's functions in which event loops sleep."""
 
 
-class Answer(NamedTuple):
-    """``OK``: nothing is stuck; ``ERROR``: cannot tell; ``FAIL``: a job is stuck."""
-
-    code: Exit
-    line: str
-
-
 class Sweep(NamedTuple):
     """``examine``: the reports of the jobs of these processes; raises `NoSuchJob`. ``late_after_s``: see
     `progress.with_second_look`."""
@@ -57,15 +50,15 @@ class Sweep(NamedTuple):
     examine: Callable[[tuple[int, ...]], list[JobReport]]
     clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def run(self) -> Answer:
-        """Compare the GPUs with the earlier calls, and examine jobs whose GPUs look stuck."""
+    def run(self) -> tuple[Exit, str]:
+        """Compare the GPUs with the earlier calls and examine jobs that look stuck: exit code and line."""
         try:
             with opened(Path(self.config.state_dir)) as store:
                 return self._run(store)
         except (Unusable, gpu_loads.NotRead, OSError) as reason:  # OSError: no process, no file can be made
-            return Answer(Exit.ERROR, f"ERROR cannot tell: {'; '.join([str(reason), *_unread()])}")
+            return Exit.ERROR, f"ERROR cannot tell: {'; '.join([str(reason), *_unread()])}"
 
-    def _run(self, store: Store) -> Answer:
+    def _run(self, store: Store) -> tuple[Exit, str]:
         boot, now = Tree.of_machine().line("/proc/sys/kernel/random/boot_id"), self.clock()
         troubles, before = list(_unread()), dict[str, Watch]()
         try:
@@ -75,7 +68,7 @@ class Sweep(NamedTuple):
         seen = gpu_loads.read()
         troubles += [f"{gpu.label}: {gpu.trouble}" for gpu in seen if gpu.trouble]
         gpus = {gpu.pci: gpu for gpu in seen if not gpu.trouble}
-        watches = step(before, gpus.values(), self.config, now)
+        watches = {pci: self._watch(gpu, before.get(pci, Watch()), now) for pci, gpu in gpus.items()}
         for pci in before.keys() - gpus.keys():
             if len(gpus) < len(seen):  # it may be one that cannot be read now
                 watches[pci] = before[pci]
@@ -90,51 +83,113 @@ class Sweep(NamedTuple):
             watches[pci] = replace(watches[pci], again=now + self.config.over_s, healthy_watts=0.0)
             store.write(boot, watches)  # first: should this be killed, the next call is not as long
             found = self._examined(gpus[pci], watches[pci], store, now)
-            for other in gpus.values():
-                if other.pci == pci or found.users & {*watches[other.pci].users}:
-                    watches[other.pci] = found.applied(watches[other.pci], other, self, now)
+            for other, gpu in gpus.items():
+                watch = watches[other]
+                if other == pci or {*found.users} & {*watch.users}:  # a GPU of the same job
+                    healthy_watts = gpu.watts or 0.0 if found.code is Exit.OK and gpu.busy else 0.0
+                    watches[other] = replace(
+                        watch, again=found.again, healthy_watts=healthy_watts, code=found.code,
+                        line=found.line, report=found.report, examined=now,
+                    )  # fmt: skip
             with suppress(Unusable):  # what was found is reported
                 store.write(boot, watches)
-        return answer(gpus.values(), watches, troubles, self.config, now)
+        return self._answer(gpus.values(), watches, troubles, now)
+
+    def _watch(self, gpu: GpuUse, watch: Watch, now: float) -> Watch:
+        """What was seen of a GPU, with this call. One with other processes begins anew."""
+        users = tuple(_users(gpu))
+        if watch.since > now or (watch.users != users and {*watch.users}.isdisjoint(users)):
+            watch = Watch()
+        is_at_work = gpu.busy is not None and gpu.busy > self.config.idle_percent
+        watts = gpu.watts or 0.0 if is_at_work else 0.0
+        watch = replace(
+            watch, users=users, worked=watch.worked or is_at_work, most_watts=max(watch.most_watts, watts)
+        )
+        kind = self._kind(gpu, watch, now)
+        if not kind or kind != watch.kind:
+            watch = replace(watch, kind=kind, since=now, calls=0, code=Exit.OK, line="", report="")
+        return replace(watch, calls=watch.calls + 1)
+
+    def _kind(self, gpu: GpuUse, watch: Watch, now: float) -> str:
+        """How a GPU looks stuck; see `Watch`. Usual power is what it drew while its job was healthy, else the
+        driver's limit, else the most that it drew for these processes."""
+        if gpu.busy is None:
+            return "blind" if watch.users else ""
+        if gpu.busy <= self.config.idle_percent:
+            return "idle" if watch.worked and watch.users else ""
+        if gpu.busy < self.config.busy_percent:
+            return ""
+        if gpu.watts is None:
+            return "blind"
+        usual = (watch.healthy_watts if now < watch.again else 0.0) or gpu.limit or watch.most_watts
+        return "busy" if gpu.watts < self.config.power_share * usual else ""
+
+    def _is_long(self, watch: Watch, now: float) -> bool:
+        """Whether a GPU has looked stuck for long enough, and in enough calls."""
+        is_over = now - watch.since >= self.config.over_s
+        return bool(watch.kind) and watch.calls >= FEWEST_CALLS and is_over
 
     def _is_due(self, watch: Watch, now: float) -> bool:
         """Whether to examine a GPU's job. A healthy one is before its time if it draws much less."""
         is_changed = watch.kind == "busy" and watch.healthy_watts > 0
         can_tell = bool(watch.users) and watch.kind != "blind"
-        return can_tell and is_long(watch, self.config, now) and (now >= watch.again or is_changed)
+        return can_tell and self._is_long(watch, now) and (now >= watch.again or is_changed)
 
-    def _examined(self, gpu: GpuUse, watch: Watch, store: Store, now: float) -> Found:
-        """The result for the job, or with MPS the jobs, of a GPU."""
+    def _examined(self, gpu: GpuUse, watch: Watch, store: Store, now: float) -> Watch:
+        """The result for the job, or with MPS the jobs, of a GPU: processes, when to look again, exit code, line
+        and report."""
         from gpuipc_doctor.job.job_content import sentence
         from gpuipc_doctor.job.progress import with_second_look
         from gpuipc_doctor.job.selection import NoSuchJob
 
+        found = Watch(again=now + self.config.again_s)
         try:
             reports = self.examine(tuple(int(user.partition(".")[0]) for user in watch.users))
         except NoSuchJob as reason:
             if {*watch.users}.isdisjoint(_users(gpu)):  # they have ended meanwhile
-                return Found()
-            return Found(code=Exit.ERROR, line=f"{_shown(gpu)}; {reason}")
+                return found
+            again = now + self.late_after_s
+            return replace(found, again=again, code=Exit.ERROR, line=f"{_shown(gpu)}; {reason}")
         ranks = [rank for report in reports for rank in report.ranks]
-        found = Found(users=frozenset(f"{rank.pid}.{rank.started}" for rank in ranks))
+        found = replace(found, users=tuple(f"{rank.pid}.{rank.started}" for rank in ranks))
         for report in reports:
             if len(reports) == 1 and watch.report and (earlier := store.earlier(watch.report)):
                 taken = report.taken - (now - watch.examined)  # the clock may have been set
                 report = with_second_look(replace(earlier, taken=taken), report, self.late_after_s)
-            code = _code(report, watch.kind)
-            if code <= found.code:
+            if (code := _code(report, watch.kind)) <= found.code:
                 continue
             blamed = [str(rank.pid) for rank in report.ranks if rank.rank in report.verdict.blamed]
-            who = f"pid {(blamed or watch.users)[0].partition('.')[0]}"
-            minutes = f"{(now - watch.since) / 60:.0f} min"
+            pid = (blamed or watch.users)[0].partition(".")[0]
             try:
                 kept = store.keep(report)
                 evidence = f"see {store.directory / kept}"
             except Unusable as reason:
                 kept, evidence = "", str(reason)
-            line = f"{sentence(report)} ({who}); {_shown(gpu)} for {minutes}; {evidence}"
-            found = found._replace(code=code, line=line, report=kept)
+            minutes = f"{(now - watch.since) / 60:.0f} min"
+            line = f"{sentence(report)} (pid {pid}); {_shown(gpu)} for {minutes}; {evidence}"
+            again = now + (self.late_after_s if code is Exit.ERROR else self.config.again_s)
+            found = replace(found, again=again, code=code, line=line, report=kept)
         return found
+
+    def _answer(
+        self, gpus: Iterable[GpuUse], watches: Mapping[str, Watch], troubles: list[str], now: float
+    ) -> tuple[Exit, str]:
+        """The exit code, and the first of the worst results with the number of others."""
+        lines, in_use = {Exit.FAIL: list[str](), Exit.ERROR: troubles}, 0
+        for gpu in gpus:
+            watch = watches[gpu.pci]
+            in_use += bool(watch.users)
+            if watch.code:
+                lines.setdefault(watch.code, []).append(watch.line)
+            elif self._is_long(watch, now) and watch.kind == "blind":
+                lines[Exit.ERROR].append(f"{_shown(gpu)}; the driver reports no more (MIG, vGPU)")
+            elif self._is_long(watch, now) and not watch.users:
+                lines[Exit.ERROR].append(f"{_shown(gpu)}; its processes are not listed; run this on the host")
+        for code, word in ((Exit.FAIL, "FAIL "), (Exit.ERROR, "ERROR cannot tell: ")):
+            if found := list(dict.fromkeys(lines[code])):
+                more = f" (and {len(found) - 1} more)" if found[1:] else ""
+                return code, f"{word}{found[0]}{more}"
+        return Exit.OK, f"OK nothing is stuck; {counted(len(watches), 'GPU')}, {in_use} in use"
 
 
 def _code(report: JobReport, kind: str) -> Exit:
@@ -150,75 +205,6 @@ def _code(report: JobReport, kind: str) -> Exit:
     blamed = [rank for rank in report.ranks if rank.rank in verdict.blamed]
     may_serve = verdict.cause is Cause.HOST_LATE and all({*rank.path[-1:]} <= FOR_EVENTS for rank in blamed)
     return Exit.ERROR if verdict.cause.is_open or may_serve else Exit.FAIL
-
-
-class Found(NamedTuple):
-    """The result of an examination. ``users``: the job's processes, as in `Watch`."""
-
-    users: frozenset[str] = frozenset()
-    code: Exit = Exit.OK
-    line: str = ""
-    report: str = ""
-
-    def applied(self, watch: Watch, gpu: GpuUse, sweep: Sweep, now: float) -> Watch:
-        """What was seen of a GPU of the job, with this result."""
-        wait_s = sweep.late_after_s if self.code is Exit.ERROR else sweep.config.again_s
-        return replace(
-            watch,
-            again=now + wait_s,
-            healthy_watts=float(gpu.watts or 0) if self.code is Exit.OK and gpu.busy else 0.0,
-            code=self.code,
-            line=self.line,
-            report=self.report,
-            examined=now,
-        )
-
-
-# -- what a GPU looks like --------------------------------------------------------------------------------
-
-
-def step(
-    before: Mapping[str, Watch], gpus: Iterable[GpuUse], config: SweepConfig, now: float
-) -> dict[str, Watch]:
-    """What was seen of each GPU, with this call. A GPU with other processes begins anew."""
-    found = {}
-    for gpu in gpus:
-        users = tuple(_users(gpu))
-        watch = before.get(gpu.pci, Watch())
-        if watch.since > now or (watch.users != users and {*watch.users}.isdisjoint(users)):
-            watch = Watch(users)
-        is_at_work = gpu.busy is not None and gpu.busy > config.idle_percent
-        watch = replace(
-            watch,
-            users=users,
-            worked=watch.worked or is_at_work,
-            most_watts=max(watch.most_watts, gpu.watts or 0.0 if is_at_work else 0.0),
-        )
-        kind = _kind(gpu, watch, config, now)
-        if not kind or kind != watch.kind:
-            watch = replace(watch, kind=kind, since=now, calls=0, code=Exit.OK, line="", report="")
-        found[gpu.pci] = replace(watch, calls=watch.calls + 1)
-    return found
-
-
-def _kind(gpu: GpuUse, watch: Watch, config: SweepConfig, now: float) -> str:
-    """How a GPU looks stuck; see `Watch`. Usual power is what it drew while its job was healthy, else the
-    driver's limit, else the most that it drew for these processes."""
-    if gpu.busy is None:
-        return "blind" if watch.users else ""
-    if gpu.busy <= config.idle_percent:
-        return "idle" if watch.worked and watch.users else ""
-    if gpu.busy < config.busy_percent:
-        return ""
-    usual = (watch.healthy_watts if now < watch.again else 0.0) or gpu.limit or watch.most_watts
-    if gpu.watts is None:
-        return "blind"
-    return "busy" if gpu.watts < config.power_share * usual else ""
-
-
-def is_long(watch: Watch, config: SweepConfig, now: float) -> bool:
-    """Whether a GPU has looked stuck for long enough, and in enough calls."""
-    return bool(watch.kind) and watch.calls >= FEWEST_CALLS and now - watch.since >= config.over_s
 
 
 def _users(gpu: GpuUse) -> Iterator[str]:
@@ -242,32 +228,3 @@ def _shown(gpu: GpuUse) -> str:
     watts = "power unknown" if gpu.watts is None else f"{gpu.watts:.0f} W"
     of = f" of {gpu.limit:.0f} W" if gpu.limit and gpu.watts is not None else ""
     return f"{gpu.label}: {use}, {watts}{of}"
-
-
-# -- the line ---------------------------------------------------------------------------------------------
-
-
-def answer(
-    gpus: Iterable[GpuUse],
-    watches: Mapping[str, Watch],
-    troubles: Iterable[str],
-    config: SweepConfig,
-    now: float,
-) -> Answer:
-    """The answer to a call: the first of the worst results, and how many more there are."""
-    lines = {Exit.FAIL: list[str](), Exit.ERROR: list(troubles)}
-    in_use = 0
-    for gpu in gpus:
-        watch = watches[gpu.pci]
-        in_use += bool(watch.users)
-        if watch.code:
-            lines.setdefault(watch.code, []).append(watch.line)
-        elif is_long(watch, config, now) and watch.kind == "blind":
-            lines[Exit.ERROR].append(f"{_shown(gpu)}; the driver reports no more (MIG, vGPU)")
-        elif is_long(watch, config, now) and not watch.users:
-            lines[Exit.ERROR].append(f"{_shown(gpu)}; its processes are not listed; run this on the host")
-    for code, word in ((Exit.FAIL, "FAIL "), (Exit.ERROR, "ERROR cannot tell: ")):
-        if found := list(dict.fromkeys(lines[code])):
-            more = f" (and {len(found) - 1} more)" if found[1:] else ""
-            return Answer(code, f"{word}{found[0]}{more}")
-    return Answer(Exit.OK, f"OK nothing is stuck; {counted(len(watches), 'GPU')}, {in_use} in use")

@@ -38,35 +38,22 @@ def read(deadline_s: float = DEADLINE_S) -> tuple[GpuUse, ...]:
         finally:
             os._exit(0)
     os.close(writer)
-    data, is_complete = _received(reader, deadline_s)
+    until, data, more = time.monotonic() + deadline_s, b"", b"-"
+    while more and select.select([reader], [], [], max(until - time.monotonic(), 0))[0]:
+        more = os.read(reader, 1 << 16)
+        data += more
+    os.close(reader)
     os.kill(child, signal.SIGKILL)
-    until = time.monotonic() + END_S
-    while not os.waitpid(child, os.WNOHANG)[0] and time.monotonic() < until:
+    while not os.waitpid(child, os.WNOHANG)[0] and time.monotonic() < until + END_S:
         time.sleep(0.001)
     *calls, answer = data.split(b"\n")
     if not answer:
-        how = "crashed" if is_complete else f"did not return in {deadline_s:.0f} s"
+        how = f"did not return in {deadline_s:.0f} s" if more else "crashed"
         raise NotRead(f"{calls[-1].decode() if calls else 'NVML'} {how}")
     said = json.loads(answer)
     if "why" in said:
         raise NotRead(f"NVIDIA: {said['why']}")
     return json_documents.load(Sample, said).gpus
-
-
-def _received(reader: int, deadline_s: float) -> tuple[bytes, bool]:
-    """What the child writes until it ends or the time is over, and whether it ended."""
-    until, data = time.monotonic() + deadline_s, b""
-    poll = select.poll()
-    poll.register(reader, select.POLLIN)
-    try:
-        while (left_s := until - time.monotonic()) > 0:
-            if poll.poll(left_s * 1000):
-                if not (more := os.read(reader, 1 << 16)):
-                    return data, True
-                data += more
-        return data, False
-    finally:
-        os.close(reader)
 
 
 def _write(writer: int) -> None:
