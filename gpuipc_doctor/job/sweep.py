@@ -136,8 +136,8 @@ class Sweep(NamedTuple):
         return can_tell and self._is_long(watch, now) and (now >= watch.again or is_changed)
 
     def _examined(self, gpu: GpuUse, watch: Watch, store: Store, now: float) -> Watch:
-        """The result for the job, or with MPS the jobs, of a GPU: processes, when to look again, exit code, line
-        and report."""
+        """The result for the job, or with MPS the jobs, of a GPU: processes, when to look again, code,
+        line and report."""
         from gpuipc_doctor.job.job_content import sentence
         from gpuipc_doctor.job.progress import with_second_look
         from gpuipc_doctor.job.selection import NoSuchJob
