@@ -346,7 +346,7 @@ class Worker(Protocol):
         """
 
     def gpu_health(self, gpus: Sequence[Sequence[str]]) -> dict[str, Json]:
-        """Figures of GPUs' health, read without a context; see `worker.gpu_health.read`."""
+        """Figures of GPUs' health, read without a context; see `worker.health_figures.read`."""
 
     def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:
         """Load an MPI library, by default the one that mpi4py finds, without initialising it. See

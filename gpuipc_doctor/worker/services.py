@@ -361,9 +361,9 @@ class Worker:
         return self._backend(backend).driver.compare_gpus(devices) if enough else {}
 
     def gpu_health(self, gpus: Sequence[Sequence[str]]) -> dict[str, Json]:
-        from gpuipc_doctor.worker import gpu_health
+        from gpuipc_doctor.worker import health_figures
 
-        return gpu_health.read(self.armed, self._assignment.root, gpus)
+        return health_figures.read(self.armed, self._assignment.root, gpus)
 
     def armed(self, operation: str) -> AbstractContextManager[None]:
         self._timer.renew()
