@@ -9,6 +9,7 @@ of libfabric and UCX) and `CUDA_RUNTIME` (for UCX's programs).
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -147,6 +148,8 @@ def generate(rows: list[Row]) -> dict[str, str]:
         "calls.def": "".join(f'CALL({_constant(call)}, "{call}")\n' for call in calls),
         "calls.h": "".join(f"{line}\n" for line in [*(f"{struct};" for struct in structs), *prototypes]),
         "symbols.h": _symbol_list(rows),
+        "backends.h": f"enum backend {{ {', '.join(PREFIXES).upper()}, BACKENDS }};\n"
+        f"#define BACKEND_NAMES {', '.join(map(json.dumps, PREFIXES))}\n",
     }
     for face in FACES:
         functions = [

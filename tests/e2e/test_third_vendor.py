@@ -8,11 +8,14 @@ is this one, but for the files added here.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.conftest import Command
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,3 +126,34 @@ def test_vendor_of_another_shape_is_a_record_and_a_backend(tmp_path: Path) -> No
     assert {check: finding["status"] for check, finding in said.items()} == expected, ran.stdout
     assert said["ipc-reopen"]["summary"] == "third:0 lacks contexts: Third has no such calls"
     assert {name for each in results for name in each["devices"]} == {"third:0"}
+
+
+INTEL = {"vendor": "0x8086", "class": "0x038000", "device": "0x0bd5"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "tested", "code", "says"),
+    [
+        ("", "", {"cuda:0", "cuda:1", "hip:0", "hip:1"}, 0, ""),
+        ("HIP_VISIBLE_DEVICES", "-1", {"cuda:0", "cuda:1"}, 11, "HIP_VISIBLE_DEVICES=-1 leaves no AMD GPU"),
+        ("CUDA_VISIBLE_DEVICES", "", {"hip:0", "hip:1"}, 11, "CUDA_VISIBLE_DEVICES= leaves no NVIDIA GPU"),
+        ("ZE_AFFINITY_MASK", "99", {"cuda:0", "cuda:1", "hip:0", "hip:1"}, 0, ""),
+    ],
+)
+@pytest.mark.cuda
+@pytest.mark.hip
+def test_gpus_of_three_vendors_are_tested_unless_a_mask_hides_a_vendors(
+    doctor: Command, tmp_path: Path, variable: str, value: str, tested: set[str], code: int, says: str
+) -> None:
+    node = tmp_path / "mixed.yaml"
+    files = {f"/sys/bus/pci/devices/0000:9a:00.0/{name}": f"{text}\n" for name, text in INTEL.items()}
+    node.write_text(
+        f"description: d\nextends: healthy-both\nexpect: {{exit: 0}}\nfiles: {json.dumps(files)}\n"
+    )
+    environment = dict(os.environ) | ({variable: value} if variable else {})
+    ran = doctor("check", "driver-init", "--simulate", str(node), "--json", env=environment)
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    report = json.loads(ran.stdout)
+    assert {f"{device['backend']}:{device['index']}" for device in report["devices"]} == tested
+    summaries = [result["finding"]["summary"] for result in report["results"]]
+    assert any(says in summary for summary in summaries)

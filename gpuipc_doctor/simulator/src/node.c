@@ -74,7 +74,7 @@ static int word_of(const char *const *words, const char *key, const char *value)
     refuse("unknown %s %s", key, value);
 }
 
-static const char *const backends[BACKENDS + 1] = {"cuda", "hip"};
+static const char *const backends[BACKENDS + 1] = {BACKEND_NAMES};
 /* In the order of enum device_mode. */
 static const char *const modes[] = {"usual", "exclusive", "confidential", "integrated", NULL};
 static const char *const conditions[] = {"always", "context-was-destroyed", "opened-before", "overlap",

@@ -19,7 +19,7 @@ enum error {
 #undef ERROR
 };
 
-enum backend { CUDA, HIP, BACKENDS };
+#include "backends.h"
 
 /* 64 bytes, by value, as both vendors pass it. ipc.c says what the words mean. */
 struct ipc_handle {
