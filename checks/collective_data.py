@@ -3,9 +3,11 @@
 A whole node can pass tests of its drivers while every collective hangs or returns wrong data. All-reduce,
 all-gather, reduce-scatter, broadcast, reduce, a ring of sends and an all-to-all run at sizes from 0 B to
 64 MiB around the edges of the library's protocols, in place and between two buffers, in two streams, and in a
-communicator split from the first one. Every case has buffers of its own and data of its own, in a type in
-which sums are exact. If something is wrong, hangs or fails, the launch is repeated with one transport
-switched off at a time.
+communicator split from the first one; then as training programs call them (`collective.as_used`): averages
+and maxima, bfloat16 and fp8, in groups, from another thread, in the default stream and in one with priority,
+at unaligned addresses. Every case has buffers of its own and data of its own, in a type in which results are
+exact. A wrong case is varied until it is known what it needs to be wrong. If something is wrong, hangs or
+fails, the launch is repeated with one transport switched off at a time.
 
 All collective checks share one launch.
 """
@@ -70,7 +72,7 @@ class CollectiveData(CollectiveCheck):
                 remedy="run jobs without the part at fault until it is mended; if none is found, try another "
                 "version with --nccl-lib",
                 operations=list(dict.fromkeys(each["operation"] for _, each in failed)),
-                where=_common(each for _, each in failed),
+                where=_where(first["needs"]),
                 failures=failures,
                 results=sum(rank["cases"] for rank in ranks.values()),
                 **values,
@@ -101,17 +103,14 @@ def _of(failed: Json) -> dict[str, Json]:
     return {"case": failed["case"], "says": failed["says"]}
 
 
-def _common(failed: Iterable[Json]) -> str:
-    """What all wrong results have in common, in words."""
-    every = list(failed)
-    common = []
-    if all(each["in_place"] for each in every):
-        common.append("in place")
-    if len(on := {each["on"] for each in every}) == 1 and (where := on.pop()):
-        common.append(f"in {where}" if where == "two streams" else f"in a {where}")
-    if (least := min(each["nbytes"] for each in every)) > 4:
-        common.append(f"from {least} B on")
-    return f" {', '.join(common)}" if common else ""
+def _where(needs: Json) -> str:
+    """What the first wrong case needs to be wrong, in words; what was not tried without is not said."""
+    if not needs["always"]:
+        return " at times"
+    words = list(needs["words"])
+    if needs["least"]:
+        words.append(f"from {needs['least']} B on")
+    return f" {', '.join(words)}" if words else ""
 
 
 def _tested(done: ProbeOutcome) -> Iterable[Evidence]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from enum import Enum
 from typing import Protocol, TypeVar
 
 from gpuipc_doctor.api.driver_errors import DriverError
@@ -83,6 +84,14 @@ class SharedEvent(Protocol):
         """Make the stream's later work wait for what the event stands for."""
 
     def destroy(self) -> None: ...
+
+
+class StreamKind(Enum):
+    """Which stream of a device: one with the usual or with the highest priority, or the default stream."""
+
+    OWN = "own"
+    PRIORITY = "priority"
+    DEFAULT = "default"
 
 
 class GpuStream(Protocol):
@@ -336,8 +345,9 @@ class Gpu(Protocol):
         """A new event that other processes can open."""
 
     def open_event(self, handle: bytes) -> SharedEvent: ...
-    def create_stream(self) -> GpuStream:
-        """A new stream that lives as long as the context and does not wait for the default stream."""
+    def create_stream(self, kind: StreamKind = StreamKind.OWN) -> GpuStream:
+        """A new stream that lives as long as the context and does not wait for the default stream; or the
+        default stream itself."""
 
     def create_pool(self) -> Pool:
         """A new pool on this device with release threshold 0."""

@@ -32,6 +32,10 @@ class Kind(NamedTuple):
     code: str
     most: int
 
+    @property
+    def is_float(self) -> bool:
+        return "float" in self.name
+
 
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
@@ -47,11 +51,15 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
+FP8 = Kind("float8e4m3", 1, "", 1)
+"""Exact in maxima of up to 16 ranks; its sums are not."""
+
+
 class Segment(NamedTuple):
     """A part of a buffer: the elements of ``key``, each multiplied by ``factor``."""
 
     key: str
-    factor: int
+    factor: float
 
 
 class Contents(NamedTuple):
@@ -97,12 +105,21 @@ def block(kind: Kind, segment: Segment) -> bytes:
     values = [segment.factor * value for value in _values(segment.key, kind.most)]
     if kind.name == "float16":
         return struct.pack(f"{PERIOD}e", *values)
+    if kind == FP8:
+        return bytes(_fp8(int(value)) for value in values)
     if kind.name == "bfloat16":
         wide = array("f", values).tobytes()
         data = bytearray(2 * PERIOD)
         data[::2], data[1::2] = wide[2::4], wide[3::4]
         return bytes(data)
-    return array(kind.code, [value & 255 for value in values] if kind.code == "B" else values).tobytes()
+    whole = values if kind.is_float else [int(value) for value in values]
+    return array(kind.code, [int(value) & 255 for value in whole] if kind.code == "B" else whole).tobytes()
+
+
+def _fp8(number: int) -> int:
+    """An integer up to 16 as a float of one sign, four exponent (bias 7) and three mantissa bits."""
+    exponent = number.bit_length() - 1
+    return (exponent + 7) << 3 | (number << 3 >> exponent & 7) if number else 0
 
 
 @lru_cache(64)

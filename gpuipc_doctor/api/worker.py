@@ -126,17 +126,29 @@ class Communicator(Protocol):
     """A communicator of NCCL or RCCL, as seen by one rank.
 
     Addresses are of device memory, counts are in elements of type ``kind`` (``float32``), and calls are
-    queued in a stream. A failed call raises `DriverError`.
+    queued in a stream. A ``reduction`` is a ``sum``, a ``maximum``, an ``average`` or, of floats, the sum of
+    ``doubled`` elements. A failed call raises `DriverError`.
     """
 
     rank: int
     size: int
 
-    def all_reduce(self, source: int, target: int, count: int, kind: str, stream: GpuStream) -> None:
-        """Sum the elements of all ranks."""
+    def all_reduce(
+        self, source: int, target: int, count: int, kind: str, stream: GpuStream, reduction: str = "sum"
+    ) -> None:
+        """Reduce the elements of all ranks."""
 
-    def reduce(self, source: int, target: int, count: int, kind: str, root: int, stream: GpuStream) -> None:
-        """Sum the elements of all ranks on rank ``root``."""
+    def reduce(
+        self,
+        source: int,
+        target: int,
+        count: int,
+        kind: str,
+        root: int,
+        stream: GpuStream,
+        reduction: str = "sum",
+    ) -> None:
+        """Reduce the elements of all ranks on rank ``root``."""
 
     def broadcast(
         self, source: int, target: int, count: int, kind: str, root: int, stream: GpuStream
@@ -144,8 +156,10 @@ class Communicator(Protocol):
     def all_gather(self, source: int, target: int, count: int, kind: str, stream: GpuStream) -> None:
         """Gather ``count`` elements of each rank."""
 
-    def reduce_scatter(self, source: int, target: int, count: int, kind: str, stream: GpuStream) -> None:
-        """Sum the elements of all ranks; each rank gets its ``count`` elements of the result."""
+    def reduce_scatter(
+        self, source: int, target: int, count: int, kind: str, stream: GpuStream, reduction: str = "sum"
+    ) -> None:
+        """Reduce the elements of all ranks; each rank gets its ``count`` elements of the result."""
 
     def send(self, source: int, count: int, kind: str, to: int, stream: GpuStream) -> None: ...
     def recv(self, target: int, count: int, kind: str, source: int, stream: GpuStream) -> None: ...

@@ -28,7 +28,7 @@ def cycles(w: Worker, ranks: AllRanks, library: Collectives, times: int) -> dict
     seconds: list[float] = []
     usage = {name: [figure] for name, figure in figures(w).items()}
     wrong = 0
-    per_figure = 2 if w.params["aborts"] else 1
+    per_figure = 2 if w.params["soak"] else 1
     ranks.all_say(None)
     for number in watched(w, CYCLE, range(times)):
         with w.step(f"communicator {number + 1} of {times}"):
@@ -36,7 +36,7 @@ def cycles(w: Worker, ranks: AllRanks, library: Collectives, times: int) -> dict
             comm = ranks.begin(library)
             wrong += not first_sum_is_right(w, comm, stream)
             seconds.append(w.clock() - began)
-            if number % 2 and w.params["aborts"]:
+            if number % 2 and w.params["soak"]:
                 _abort_in_the_middle(w, comm, stream)
             else:
                 comm.destroy()

@@ -14,6 +14,7 @@ from gpuipc_doctor.api.reduction_data import (
     KINDS,
     Contents,
     Kind,
+    Segment,
     contents_of,
     fill,
     write_segments,
@@ -32,6 +33,10 @@ _CALLS = {
 """Operation → its name in `api.reduction_data.contents_of`."""
 
 OPERATIONS = tuple(_CALLS)
+
+SPLIT, TWO_STREAMS = "a split communicator", "two streams"
+UNEVEN, TWO_MESSAGES = "uneven all-to-all", "ring of two messages"
+_CALLS |= {UNEVEN: "alltoall", TWO_MESSAGES: "ring"}
 
 SIZES = (0, 4, 100, 4092, 16_388, 65_532, 131_080, 524_284, (1 << 20) + 4, (4 << 20) + 12, (16 << 20) + 12)
 """Bytes of one rank's largest buffer: around the sizes at which NCCL changes from protocol LL to LL128 and to
@@ -52,6 +57,7 @@ SHOWN = 8
 MOST_RANKS_FOR_SHORT_FLOATS = 8
 
 _IN_PLACE = {"all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"}
+_REDUCING = {"all-reduce", "reduce-scatter", "reduce"}
 
 
 class Case(NamedTuple):
@@ -65,15 +71,24 @@ class Case(NamedTuple):
     root: int
     on: str = ""
     """Where it runs, if not in the first communicator alone: ``two streams``."""
+    reduction: str = "sum"
+    shift: int = 0
+    """Elements between the beginning of an allocation and the buffer in it."""
 
     @property
     def nbytes(self) -> int:
         return self.elements * self.kind.nbytes
 
+    @property
+    def place(self) -> str:
+        """Where its buffers begin, in words; nothing if at the beginning of an allocation."""
+        inside = "inside an allocation" if self.shift else ""
+        return "at an unaligned address" if self.shift * self.kind.nbytes % 16 else inside
+
     def __str__(self) -> str:
-        place = ", in place" if self.in_place else ""
-        on = f", {self.on}" if self.on else ""
-        return f"{self.operation} of {self.nbytes} B, {self.kind.name}{place}{on}"
+        words = [f"{self.operation} of {self.nbytes} B", self.kind.name]
+        words += [self.reduction] * (self.reduction != "sum") + [self.place] * bool(self.shift)
+        return ", ".join([*words, *["in place"] * self.in_place, *[self.on] * bool(self.on)])
 
 
 def cases(ranks: int, room: int) -> Iterator[Case]:
@@ -92,7 +107,7 @@ def cases(ranks: int, room: int) -> Iterator[Case]:
             for in_place in places:
                 number += 1
                 yield Case(
-                    number, operation, _count(operation, size, kind, ranks), kind, in_place, number % ranks
+                    number, operation, count(operation, size, kind, ranks), kind, in_place, number % ranks
                 )
 
 
@@ -114,8 +129,8 @@ def cases_of_split(ranks: int, room: int) -> Iterator[Case]:
     sizes = [size for size in OF_SPLIT if size <= room]
     for number, (operation, size) in enumerate((o, s) for o in OPERATIONS for s in sizes):
         kind = next(kinds)
-        count = _count(operation, size, kind, ranks)
-        yield Case(1000 + number, operation, count, kind, False, number % ranks, "split communicator")
+        elements = count(operation, size, kind, ranks)
+        yield Case(1000 + number, operation, elements, kind, False, number % ranks, SPLIT)
 
 
 def cases_on_streams(ranks: int, room: int) -> Iterator[tuple[Case, Case]]:
@@ -127,8 +142,8 @@ def cases_on_streams(ranks: int, room: int) -> Iterator[tuple[Case, Case]]:
             pair = []
             for place, operation in enumerate((one, other)):
                 kind = next(kinds)
-                count = _count(operation, size, kind, ranks)
-                pair.append(Case(2000 + 2 * number + place, operation, count, kind, False, 0, "two streams"))
+                elements = count(operation, size, kind, ranks)
+                pair.append(Case(2000 + 2 * number + place, operation, elements, kind, False, 0, TWO_STREAMS))
             yield pair[0], pair[1]
 
 
@@ -137,15 +152,21 @@ def _kinds(ranks: int) -> Iterator[Kind]:
     return cycle([kind for kind in KINDS.values() if not (short and "16" in kind.name)])
 
 
-def _count(operation: str, size: int, kind: Kind, ranks: int) -> int:
+def count(operation: str, size: int, kind: Kind, ranks: int) -> int:
     """Elements of each rank, so that the largest buffer has about this size."""
     elements = -(-size // kind.nbytes)
-    return -(-elements // ranks) if operation in ("all-gather", "reduce-scatter", "all-to-all") else elements
+    parts = ("all-gather", "reduce-scatter", "all-to-all", UNEVEN)
+    return -(-elements // ranks) if operation in parts else elements
 
 
 def contents(case: Case, rank: int, ranks: int) -> Contents:
     """The contents of this rank's buffers."""
-    return contents_of(_CALLS[case.operation], f"{case.number}/{{}}", rank, ranks, case.root)
+    found = contents_of(_CALLS[case.operation], f"{case.number}/{{}}", rank, ranks, case.root)
+    if case.operation not in _REDUCING:
+        return found
+    total = ranks * (ranks + 1) // 2
+    factor = {"sum": total, "maximum": ranks, "average": total / ranks, "doubled": 2 * total}[case.reduction]
+    return Contents(found.source, [Segment(each.key, factor) for each in found.target])
 
 
 class Operation:
@@ -156,17 +177,20 @@ class Operation:
         self.contents = contents(case, comm.rank, comm.size)
         nbytes, kind = case.nbytes, case.kind
         parts = max(1, len(self.contents.target), len(self.contents.source) if case.in_place else 1)
-        self.target: Buffer = resources.enter_context(w.gpu.alloc(parts * nbytes + GUARD))
-        fill(self.target, parts * nbytes + GUARD)
-        self._end = parts * nbytes
+        lead = case.shift * kind.nbytes
+        self._end = lead + parts * nbytes
+        self.target: Buffer = resources.enter_context(w.gpu.alloc(self._end + GUARD))
+        fill(self.target, self._end + GUARD)
+        self.source_at = self.target_at = lead
         if case.in_place:
             self.source = self.target
             own = comm.rank * nbytes
-            self.source_at = own if case.operation == "all-gather" else 0
-            self.target_at = own if case.operation == "reduce-scatter" else 0
+            self.source_at += own if case.operation == "all-gather" else 0
+            self.target_at += own if case.operation == "reduce-scatter" else 0
         else:
-            self.source = resources.enter_context(w.gpu.alloc(len(self.contents.source) * nbytes + GUARD))
-            self.source_at = self.target_at = 0
+            self.source = resources.enter_context(
+                w.gpu.alloc(lead + len(self.contents.source) * nbytes + GUARD)
+            )
         write_segments(self.source, kind, self.contents.source, case.elements, self.source_at)
 
     def queue(self, library: Collectives, stream: GpuStream) -> None:
@@ -175,34 +199,52 @@ class Operation:
         count, kind, root = case.elements, case.kind.name, case.root
         match case.operation:
             case "all-reduce":
-                comm.all_reduce(source, target, count, kind, stream)
+                comm.all_reduce(source, target, count, kind, stream, case.reduction)
             case "reduce":
-                comm.reduce(source, target, count, kind, root, stream)
+                comm.reduce(source, target, count, kind, root, stream, case.reduction)
             case "broadcast":
                 comm.broadcast(source, target, count, kind, root, stream)
             case "all-gather":
                 comm.all_gather(source, target, count, kind, stream)
             case "reduce-scatter":
-                comm.reduce_scatter(source, target, count, kind, stream)
-            case "ring":
+                comm.reduce_scatter(source, target, count, kind, stream, case.reduction)
+            case "ring" | "ring of two messages":
+                first = count if case.operation == "ring" else count // 2
                 with library.group():
-                    comm.send(source, count, kind, (comm.rank + 1) % comm.size, stream)
-                    comm.recv(target, count, kind, (comm.rank - 1) % comm.size, stream)
+                    for at, part in ((0, first), (first, count - first)):
+                        skip = at * case.kind.nbytes
+                        if part or not at:
+                            comm.send(source + skip, part, kind, (comm.rank + 1) % comm.size, stream)
+                            comm.recv(target + skip, part, kind, (comm.rank - 1) % comm.size, stream)
             case _:
                 with library.group():
                     for other in range(comm.size):
-                        comm.send(source + other * case.nbytes, count, kind, other, stream)
-                        comm.recv(target + other * case.nbytes, count, kind, other, stream)
+                        skip = other * case.nbytes
+                        comm.send(source + skip, self._part(comm.rank, other), kind, other, stream)
+                        comm.recv(target + skip, self._part(other, comm.rank), kind, other, stream)
+
+    def _part(self, sender: int, receiver: int) -> int:
+        """Elements that one rank sends to another in an all-to-all."""
+        less = (sender + 2 * receiver) % 3 if self.case.operation == UNEVEN else 0
+        return self.case.elements - less * (self.case.elements // 4)
 
     def wrong(self) -> str:
         """How the result differs from the expected one; empty if it is correct."""
         case = self.case
-        found = wrong_segments(self.target, case.kind, self.contents.target, case.elements, self.target_at)
+        found = ""
+        if case.operation == UNEVEN:
+            for sender, segment in enumerate(self.contents.target):
+                at, count = self.target_at + sender * case.nbytes, self._part(sender, self.comm.rank)
+                found = found or wrong_segments(self.target, case.kind, [segment], count, at)
+        else:
+            found = wrong_segments(
+                self.target, case.kind, self.contents.target, case.elements, self.target_at
+            )
         if not found and self.target.read(GUARD, self._end) != FILL * GUARD:
             found = f"bytes behind the result of {self._end} B were overwritten"
         if not found and not self.contents.target and not case.in_place:
             read = min(case.nbytes, 1 << 20)
-            if self.target.read(read) != FILL * read:
+            if self.target.read(read, self.target_at) != FILL * read:
                 found = "a rank that is not the root got a result"
         return found
 
@@ -218,16 +260,18 @@ class Results:
         self.cases = self.compared = 0
         self.failed: list[Json] = []
         self.failures = 0
+        self.first: Case | None = None
+        """The first wrong one."""
 
     def add(self, operation: Operation) -> None:
         self.cases += 1
         self.compared += operation.compared
         if says := operation.wrong():
             self.failures += 1
+            self.first = self.first or operation.case
             if len(self.failed) < SHOWN:
                 case = operation.case
-                of = {"operation": case.operation, "nbytes": case.nbytes, "on": case.on}
-                self.failed.append({"case": str(case), "says": says, "in_place": case.in_place, **of})
+                self.failed.append({"case": str(case), "says": says, "operation": case.operation})
 
     @property
     def record(self) -> dict[str, Json]:

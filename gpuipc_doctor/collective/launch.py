@@ -18,7 +18,7 @@ from gpuipc_doctor.api import (
     Tier,
     Worker,
 )
-from gpuipc_doctor.collective import bandwidth, channels, communicators, data
+from gpuipc_doctor.collective import as_used, bandwidth, channels, communicators, data
 from gpuipc_doctor.collective.all_ranks import AllRanks
 
 DEADLINE_S = 30.0
@@ -76,7 +76,7 @@ def launches(ctx: Context) -> Iterator[Probe | Finding]:
                 "cycles": SOAK_CYCLES if ctx.tier is Tier.SOAK else CYCLES,
                 "least": dict(ctx.collectives.least),
                 "least_where": ctx.collectives.least_where,
-                "aborts": ctx.tier is Tier.SOAK,
+                "soak": ctx.tier is Tier.SOAK,
             }
             yield Probe(
                 "",
@@ -130,10 +130,13 @@ def take_part(w: Worker) -> None:
     w.act_for("collective-data")
     data.run(w, library, comm, rest, results)
     data.run_on_two_streams(w, library, comm, room, results)
-    missing = library.lacks("ncclCommSplit")
-    if not missing and ranks.size > 1:
+    lacks = as_used.run(w, library, comm, room, results, soak=w.params["soak"])
+    if missing := library.lacks("ncclCommSplit"):
+        lacks += missing
+    elif ranks.size > 1:
         _split(w, ranks, library, comm, room, results)
-    w.record(**results.record, lacks=missing)
+    w.record(**results.record, lacks=lacks)
+    w.record(needs=as_used.needs(w, ranks, library, comm, results))
     _tell_transports(w, ranks, library)
 
     w.act_for("collective-start")
@@ -155,6 +158,7 @@ def _split(
     with w.step("split communicator"):
         part = comm.split(color, ranks.rank, len(members), members.index(ranks.rank))
     data.run(w, library, part, data.cases_of_split(part.size, room), results)
+    as_used.run_beside(w, library, comm, part, room, results)
     with w.step("end of the split communicator"):
         part.destroy()
 

@@ -43,11 +43,20 @@ _KINDS = {
     "float32": 7,
     "float64": 8,
     "bfloat16": 9,
+    "float8e4m3": 10,
 }
 """``ncclDataType_t``."""
 
-_SUM = 0
-"""``ncclSum``."""
+_REDUCTIONS = {"sum": 0, "maximum": 2, "average": 4}
+"""``ncclRedOp_t``. The sum of doubled elements is made by `Communicator._reduction`."""
+
+_SCALARS: dict[str, bytes] = {
+    "float16": b"\0\x40",
+    "bfloat16": b"\0\x40",
+    "float32": b"\0\0\0\x40",
+    "float64": b"\0\0\0\0\0\0\0\x40",
+}
+"""Type → the number two in it."""
 
 _RESULTS = (
     "ncclSuccess",
@@ -72,6 +81,8 @@ _CALLS: dict[str, tuple[type, ...]] = {
     "ncclCommGetAsyncError": (_COMM, POINTER(c_int)),
     "ncclGroupStart": (),
     "ncclGroupEnd": (),
+    "ncclRedOpCreatePreMulSum": (POINTER(c_int), c_void_p, c_int, c_int, _COMM),
+    "ncclRedOpDestroy": (c_int, _COMM),
     "ncclAllReduce": (_DATA, _DATA, c_size_t, c_int, c_int, _COMM, _STREAM),
     "ncclReduce": (_DATA, _DATA, c_size_t, c_int, c_int, c_int, _COMM, _STREAM),
     "ncclBroadcast": (_DATA, _DATA, c_size_t, c_int, c_int, _COMM, _STREAM),
@@ -198,11 +209,38 @@ class Communicator:
         self._library.enter()
         self._library.call(name, *arguments, self._handle, stream.number)
 
-    def all_reduce(self, source: int, target: int, count: int, kind: str, stream: GpuStream) -> None:
-        self._queue("ncclAllReduce", source, target, count, _KINDS[kind], _SUM, stream=stream)
+    @contextmanager
+    def _reduction(self, name: str, kind: str) -> Iterator[int]:
+        """The number of a reduction, which may be one of this communicator's own."""
+        if name in _REDUCTIONS:
+            yield _REDUCTIONS[name]
+            return
+        made, host = c_int(), 1  # ncclScalarHostImmediate: the scalar is read during the call
+        two = ctypes.create_string_buffer(_SCALARS[kind])
+        self._library.call(
+            "ncclRedOpCreatePreMulSum", byref(made), ctypes.addressof(two), _KINDS[kind], host, self._handle
+        )
+        yield made.value
+        self._library.call("ncclRedOpDestroy", made, self._handle)
 
-    def reduce(self, source: int, target: int, count: int, kind: str, root: int, stream: GpuStream) -> None:
-        self._queue("ncclReduce", source, target, count, _KINDS[kind], _SUM, root, stream=stream)
+    def all_reduce(
+        self, source: int, target: int, count: int, kind: str, stream: GpuStream, reduction: str = "sum"
+    ) -> None:
+        with self._reduction(reduction, kind) as number:
+            self._queue("ncclAllReduce", source, target, count, _KINDS[kind], number, stream=stream)
+
+    def reduce(
+        self,
+        source: int,
+        target: int,
+        count: int,
+        kind: str,
+        root: int,
+        stream: GpuStream,
+        reduction: str = "sum",
+    ) -> None:
+        with self._reduction(reduction, kind) as number:
+            self._queue("ncclReduce", source, target, count, _KINDS[kind], number, root, stream=stream)
 
     def broadcast(
         self, source: int, target: int, count: int, kind: str, root: int, stream: GpuStream
@@ -212,8 +250,11 @@ class Communicator:
     def all_gather(self, source: int, target: int, count: int, kind: str, stream: GpuStream) -> None:
         self._queue("ncclAllGather", source, target, count, _KINDS[kind], stream=stream)
 
-    def reduce_scatter(self, source: int, target: int, count: int, kind: str, stream: GpuStream) -> None:
-        self._queue("ncclReduceScatter", source, target, count, _KINDS[kind], _SUM, stream=stream)
+    def reduce_scatter(
+        self, source: int, target: int, count: int, kind: str, stream: GpuStream, reduction: str = "sum"
+    ) -> None:
+        with self._reduction(reduction, kind) as number:
+            self._queue("ncclReduceScatter", source, target, count, _KINDS[kind], number, stream=stream)
 
     def send(self, source: int, count: int, kind: str, to: int, stream: GpuStream) -> None:
         self._queue("ncclSend", source, count, _KINDS[kind], to, stream=stream)

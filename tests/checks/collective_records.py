@@ -28,6 +28,7 @@ def rank(**changed: Any) -> dict[str, Json]:
         "compared": 198 << 20,
         "failed": [],
         "failures": 0,
+        "needs": None,
         "lacks": [],
         "channels": {"P2P/CUMEM": 24},
         "first": [0.6, 0.3],

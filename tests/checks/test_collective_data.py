@@ -20,19 +20,15 @@ def judged(records: dict[str, Any], **params: Any) -> Finding:
     return finding
 
 
-def wrong(*failed: tuple[str, int, bool, str]) -> dict[str, Any]:
+ALWAYS = {"always": True, "words": [], "least": 0}
+
+
+def wrong(*failed: tuple[str, int]) -> dict[str, Any]:
     entries = [
-        {
-            "case": f"{operation} of {nbytes} B",
-            "says": "1 of 8 B wrong",
-            "operation": operation,
-            "nbytes": nbytes,
-            "in_place": in_place,
-            "on": on,
-        }
-        for operation, nbytes, in_place, on in failed
+        {"case": f"{operation} of {nbytes} B", "says": "1 of 8 B wrong", "operation": operation}
+        for operation, nbytes in failed
     ]
-    return {"failed": entries, "failures": len(entries)}
+    return {"failed": entries, "failures": len(entries), "needs": ALWAYS}
 
 
 def test_pass_says_how_much_was_compared_over_which_transport() -> None:
@@ -51,20 +47,30 @@ def test_other_libraries_and_a_missing_call_are_evidence() -> None:
     assert "other libraries, not tested: /opt/libnccl.so.2 (2.20.5)" in lines
 
 
-def test_wrong_data_names_operation_rank_and_what_the_cases_share() -> None:
-    finding = judged(ranks({}, wrong(("all-reduce", 65536, True, ""), ("all-reduce", 1 << 20, True, ""))))
+def test_wrong_data_names_operation_rank_and_what_it_needs() -> None:
+    needs = {"always": True, "words": ["in place", "of bfloat16"], "least": 65536}
+    failed = wrong(("all-reduce", 65536), ("all-reduce", 1 << 20))
+    finding = judged(ranks({"needs": needs}, failed))
     assert (finding.status, finding.key) == (Status.FAIL, "wrong-data")
     assert summary(finding) == (
-        "all-reduce returned wrong data in place, from 65536 B on: 2 of 548 results, "
+        "all-reduce returned wrong data in place, of bfloat16, from 65536 B on: 2 of 548 results, "
         "over 24 channels P2P/CUMEM"
     )
     assert evidence(finding)[0] == "rank 1 (cuda:1): all-reduce of 65536 B: 1 of 8 B wrong"
     assert "ranks with correct data: rank 0 (cuda:0), rank 2 (cuda:2), rank 3 (cuda:3)" in evidence(finding)
 
 
-def test_wrong_data_in_a_split_communicator_alone_is_said() -> None:
-    finding = judged(ranks(wrong(("reduce", 4, False, "split communicator"))))
-    assert summary(finding).startswith("reduce returned wrong data in a split communicator: 1 of")
+@pytest.mark.parametrize(
+    ("needs", "says"),
+    [
+        ({**ALWAYS, "words": ["in a split communicator"]}, "wrong data in a split communicator: 1 of"),
+        (ALWAYS, "wrong data: 1 of"),
+        ({**ALWAYS, "always": False}, "wrong data at times: 1 of"),
+    ],
+)
+def test_only_what_was_tried_without_is_said(needs: dict[str, Any], says: str) -> None:
+    finding = judged(ranks({**wrong(("reduce", 4)), "needs": needs}))
+    assert says in summary(finding)
 
 
 def test_ranks_with_different_transports_are_evidence() -> None:

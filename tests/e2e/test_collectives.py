@@ -62,6 +62,41 @@ def test_fault_is_found_and_blamed(stated: Profile, backend: str, tmp_path: Path
     assert verdict.invented == ()
 
 
+@pytest.mark.full
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (
+            "call: all-reduce, type: bfloat16, min: 8 MiB",
+            "all-reduce returned wrong data of bfloat16, from 8388608 B on:",
+        ),
+        ("call: reduce-scatter, where: thread", "reduce-scatter returned wrong data in another thread:"),
+        ("call: all-reduce, reduction: average", "all-reduce returned wrong data as average:"),
+        ("call: all-reduce, reduction: maximum", "all-reduce returned wrong data as maximum:"),
+        ("call: all-reduce, reduction: doubled", "all-reduce returned wrong data as doubled:"),
+        ("call: all-gather, where: group", "all-gather returned wrong data in a group of three:"),
+        ("call: broadcast, where: default-stream", "broadcast returned wrong data in the default stream:"),
+        ("call: all-reduce, type: float8e4m3", "all-reduce returned wrong data of float8e4m3:"),
+        ("call: all-gather, in-place: true, min: 1 MiB", "all-gather returned wrong data in place"),
+        ("call: all-reduce, split: true", "all-reduce returned wrong data in a split communicator:"),
+        ("call: all-reduce, rank: 1, nth: 30", "all-reduce returned wrong data at times:"),
+        ("call: recv, min: 1 MiB", "wrong data from 1048580 B on:"),
+    ],
+)
+def test_wrong_data_say_what_they_need(fault: str, says: str, tmp_path: Path) -> None:
+    """A property is said only if the same case without it is right: no other one by its side is."""
+    node = tmp_path / "node.yaml"
+    node.write_text(
+        "description: A fault.\nextends: collectives-two\n"
+        f"collective-faults: [{{{fault}, do: corrupt-last}}]\n"
+    )
+    report, code = check("collective-data", "--simulate", str(node), "--no-workarounds")
+    (finding,) = [result.finding for result in report.results if result.check == "collective-data"]
+    assert (finding.key, code) == ("wrong-data", 12)
+    assert says in sentences.summary(finding)
+
+
 @pytest.mark.full  # tests/checks/test_collective_speed.py judges its figures
 @pytest.mark.cuda
 def test_slow_pair_is_the_slowest(tmp_path: Path) -> None:

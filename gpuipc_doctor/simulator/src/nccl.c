@@ -70,7 +70,7 @@ struct fault {
     int call, effect, rank, peer, in_place, split, code;
     unsigned long long min, max, bytes;
     unsigned nth, from, ms, calls_made;
-    char transport[32];
+    char transport[32], type[16], reduction[16], where[16];
 };
 
 static struct fault faults[MAX_FAULTS];
@@ -91,9 +91,9 @@ static void read_line(const char *line)
         refuse(line, "too many faults");
     if (sscanf(line,
                "fault call=%31s do=%31s rank=%d peer=%d min=%llu max=%llu bytes=%llu nth=%u from=%u ms=%u code=%d in_place=%d "
-               "split=%d transport=%31s",
+               "split=%d transport=%31s type=%15s reduction=%15s where=%15s",
                call, effect, &f.rank, &f.peer, &f.min, &f.max, &f.bytes, &f.nth, &f.from, &f.ms, &f.code, &f.in_place, &f.split,
-               f.transport) != 14)
+               f.transport, f.type, f.reduction, f.where) != 17)
         refuse(line, "cannot be read");
     f.call = word_of(calls, call, line);
     f.effect = word_of(effects, effect, line);
@@ -258,7 +258,13 @@ static void leave(struct comm *comm)
     free(comm);
 }
 
-/* ---- the faults of the call under way ---- */
+/* ---- the call under way, and its faults ---- */
+
+/* What the arguments of an operation are, besides bytes, peer and place. */
+struct shape {
+    const char *type, *reduction;
+    bool in_place, in_group, on_default_stream, is_unaligned;
+};
 
 struct asked {
     unsigned effects;
@@ -294,7 +300,19 @@ static void leave_shared_file(void)
     }
 }
 
-static bool fits(struct fault *fault, enum call call, const struct comm *comm, uint64_t bytes, int peer, bool in_place)
+static bool is_where(const char *where, struct shape shape)
+{
+    return !strcmp(where, "any") || (!strcmp(where, "thread") && syscall(SYS_gettid) != getpid()) ||
+           (!strcmp(where, "group") && shape.in_group) || (!strcmp(where, "default-stream") && shape.on_default_stream) ||
+           (!strcmp(where, "unaligned") && shape.is_unaligned);
+}
+
+static bool is_word(const char *stated, const char *word)
+{
+    return !strcmp(stated, "any") || (word && !strcmp(stated, word));
+}
+
+static bool fits(struct fault *fault, enum call call, const struct comm *comm, uint64_t bytes, int peer, struct shape shape)
 {
     bool is_collective = call >= ALL_REDUCE && call <= RECV;
     if (fault->call != (int)call && !(fault->call == ANY && is_collective))
@@ -303,7 +321,9 @@ static bool fits(struct fault *fault, enum call call, const struct comm *comm, u
         return false;
     if ((fault->peer >= 0 && fault->peer != peer) || bytes < fault->min || bytes > fault->max)
         return false;
-    if ((fault->in_place && !in_place) || (fault->split && !(comm && comm->is_split)))
+    if (!is_word(fault->type, shape.type) || !is_word(fault->reduction, shape.reduction) || !is_where(fault->where, shape))
+        return false;
+    if ((fault->in_place && !shape.in_place) || (fault->split && !(comm && comm->is_split)))
         return false;
     if (strcmp(fault->transport, "any") && strncmp(fault->transport, transport(), strlen(fault->transport)))
         return false;
@@ -312,12 +332,12 @@ static bool fits(struct fault *fault, enum call call, const struct comm *comm, u
 }
 
 /* What faults do to a call; those that do not change its data have been done when this returns. */
-static int strike(struct asked *asked, enum call call, const struct comm *comm, uint64_t bytes, int peer, bool in_place)
+static int strike_shaped(struct asked *asked, enum call call, const struct comm *comm, uint64_t bytes, int peer, struct shape shape)
 {
     asked->effects = 0;
     for (int i = 0; i < fault_count; i++) {
         struct fault *fault = &faults[i];
-        if (!fits(fault, call, comm, bytes, peer, in_place))
+        if (!fits(fault, call, comm, bytes, peer, shape))
             continue;
         asked->effects |= 1u << fault->effect;
         asked->of[fault->effect] = *fault;
@@ -372,6 +392,11 @@ static int strike(struct asked *asked, enum call call, const struct comm *comm, 
     return SUCCESS;
 }
 
+static int strike(struct asked *asked, enum call call, const struct comm *comm, uint64_t bytes)
+{
+    return strike_shaped(asked, call, comm, bytes, -1, (struct shape){0});
+}
+
 static bool is_asked(const struct asked *asked, enum effect effect)
 {
     return asked->effects & 1u << effect;
@@ -392,8 +417,12 @@ static void spoil(const struct asked *asked, char *result, uint64_t bytes, uint6
 
 /* ---- elements ---- */
 
-static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16 };
+static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1};
+static const char *const types[] = {"int8",    "uint8",   "int32",   "uint32",  "int64",     "uint64",
+                                    "float16", "float32", "float64", "bfloat16", "float8e4m3"};
+enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8E4M3 };
+enum { SUM, PRODUCT, MAXIMUM, MINIMUM, AVERAGE, DOUBLED }; /* the last: the only scalar that ranks give here is 2 */
+static const char *const reductions[] = {"sum", "product", "maximum", "minimum", "average", "doubled"};
 
 static float of_bfloat(uint16_t bits)
 {
@@ -435,7 +464,7 @@ static uint16_t to_half(float value)
         type *into = to;                                                                                                         \
         const type *more = from;                                                                                                 \
         for (size_t i = 0; i < count; i++)                                                                                       \
-            into[i] = op == 0 ? (type)(into[i] + more[i]) : op == 2 ? (into[i] > more[i] ? into[i] : more[i])                    \
+            into[i] = op == SUM ? (type)(into[i] + more[i]) : op == MAXIMUM ? (into[i] > more[i] ? into[i] : more[i])                    \
                                                                     : (into[i] < more[i] ? into[i] : more[i]);                   \
     } while (0)
 
@@ -445,7 +474,7 @@ static uint16_t to_half(float value)
         const uint16_t *more = from;                                                                                             \
         for (size_t i = 0; i < count; i++) {                                                                                     \
             float a = read(into[i]), b = read(more[i]);                                                                          \
-            into[i] = write(op == 0 ? a + b : op == 2 ? (a > b ? a : b) : (a < b ? a : b));                                      \
+            into[i] = write(op == SUM ? a + b : op == MAXIMUM ? (a > b ? a : b) : (a < b ? a : b));                                      \
         }                                                                                                                        \
     } while (0)
 
@@ -453,7 +482,8 @@ static void combine(void *to, const void *from, size_t count, int type, int op)
 {
     switch (type) {
     case INT8: COMBINE(int8_t); break;
-    case UINT8: COMBINE(uint8_t); break;
+    case UINT8:
+    case FLOAT8E4M3: COMBINE(uint8_t); break; /* of floats the maximum of positive ones only, whose bits are in order */
     case INT32: COMBINE(int32_t); break;
     case UINT32: COMBINE(uint32_t); break;
     case INT64: COMBINE(int64_t); break;
@@ -463,6 +493,19 @@ static void combine(void *to, const void *from, size_t count, int type, int op)
     case FLOAT16: COMBINE_SHORT(of_half, to_half); break;
     default: COMBINE_SHORT(of_bfloat, to_bfloat);
     }
+}
+
+/* Divide or double a sum; of floats only, as the checks ask. */
+static void scale(void *data, size_t count, int type, float by)
+{
+    for (size_t i = 0; i < count; i++)
+        switch (type) {
+        case FLOAT32: ((float *)data)[i] *= by; break;
+        case FLOAT64: ((double *)data)[i] *= by; break;
+        case FLOAT16: ((uint16_t *)data)[i] = to_half(of_half(((uint16_t *)data)[i]) * by); break;
+        case BFLOAT16: ((uint16_t *)data)[i] = to_bfloat(of_bfloat(((uint16_t *)data)[i]) * by); break;
+        default: refuse(types[type], "no float");
+        }
 }
 
 /* ---- the calls ---- */
@@ -522,9 +565,12 @@ static void reduced(struct operation *o, uint64_t at, uint64_t bytes, void *data
     uint64_t element = (uint64_t)sizes[o->type], arrives = arriving(o, at, bytes) / element * element;
     if (!into || !arrives)
         return;
+    int op = o->op == AVERAGE || o->op == DOUBLED ? SUM : o->op;
     memcpy(into + at, slot_of(o->comm, 0), arrives);
     for (int rank = 1; rank < o->comm->size; rank++)
-        combine(into + at, slot_of(o->comm, rank), arrives / element, o->type, o->op);
+        combine(into + at, slot_of(o->comm, rank), arrives / element, o->type, op);
+    if (op != o->op)
+        scale(into + at, arrives / element, o->type, o->op == DOUBLED ? 2 : 1.0f / (float)o->comm->size);
     if (is_asked(&o->asked, TWICE))
         combine(into + at, slot_of(o->comm, o->comm->rank), arrives / element, o->type, o->op);
 }
@@ -635,17 +681,22 @@ static void run_queue(void)
     queued = 0;
 }
 
-static int begin(struct operation o, bool in_place)
+static int begin(struct operation o, bool in_place, const void *stream)
 {
     bool is_p2p = o.call == SEND || o.call == RECV;
-    if (!o.comm || o.type < INT8 || o.type > BFLOAT16 || queued == MAX_QUEUED)
+    if (!o.comm || o.type < INT8 || o.type > FLOAT8E4M3 || queued == MAX_QUEUED)
         return INVALID_ARGUMENT;
     if (o.call == BROADCAST && o.comm->rank != o.root)
         in_place = false;
     if (is_p2p)
         o.count *= (uint64_t)sizes[o.type];
     uint64_t bytes = is_p2p ? o.count : o.count * (uint64_t)sizes[o.type];
-    int code = strike(&o.asked, o.call, o.comm, bytes, o.root, in_place);
+    bool reduces = o.call == ALL_REDUCE || o.call == REDUCE || o.call == REDUCE_SCATTER;
+    if (reduces && (o.op < SUM || o.op > DOUBLED))
+        return INVALID_ARGUMENT;
+    struct shape shape = {types[o.type], reduces ? reductions[o.op] : NULL, in_place, depth > 0, !stream,
+                          ((uintptr_t)o.send | (uintptr_t)o.recv) % 16 != 0};
+    int code = strike_shaped(&o.asked, o.call, o.comm, bytes, o.root, shape);
     if (code)
         return code;
     queue[queued++] = o;
@@ -656,53 +707,60 @@ static int begin(struct operation o, bool in_place)
 
 EXPORT int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, struct comm *comm, void *stream)
 {
-    (void)stream;
     return begin((struct operation){.call = ALL_REDUCE, .comm = comm, .send = send, .recv = recv, .count = count, .type = type, .op = op, .root = -1},
-                 send == recv);
+                 send == recv, stream);
 }
 
 EXPORT int ncclReduce(const void *send, void *recv, size_t count, int type, int op, int root, struct comm *comm, void *stream)
 {
-    (void)stream;
     return begin((struct operation){.call = REDUCE, .comm = comm, .send = send, .recv = recv, .count = count, .type = type, .op = op, .root = root},
-                 send == recv);
+                 send == recv, stream);
 }
 
 EXPORT int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root, struct comm *comm, void *stream)
 {
-    (void)stream;
     return begin((struct operation){.call = BROADCAST, .comm = comm, .send = send, .recv = recv, .count = count, .type = type, .root = root},
-                 send == recv);
+                 send == recv, stream);
 }
 
 EXPORT int ncclAllGather(const void *send, void *recv, size_t count, int type, struct comm *comm, void *stream)
 {
-    (void)stream;
-    bool valid = comm && type >= INT8 && type <= BFLOAT16;
+    bool valid = comm && type >= INT8 && type <= FLOAT8E4M3;
     bool in_place = valid && (const char *)send == (char *)recv + (uint64_t)comm->rank * count * (uint64_t)sizes[type];
     return begin((struct operation){.call = ALL_GATHER, .comm = comm, .send = send, .recv = recv, .count = count, .type = type, .root = -1},
-                 in_place);
+                 in_place, stream);
 }
 
 EXPORT int ncclReduceScatter(const void *send, void *recv, size_t count, int type, int op, struct comm *comm, void *stream)
 {
-    (void)stream;
-    bool valid = comm && type >= INT8 && type <= BFLOAT16;
+    bool valid = comm && type >= INT8 && type <= FLOAT8E4M3;
     bool in_place = valid && (char *)recv == (const char *)send + (uint64_t)comm->rank * count * (uint64_t)sizes[type];
     return begin((struct operation){.call = REDUCE_SCATTER, .comm = comm, .send = send, .recv = recv, .count = count, .type = type, .op = op, .root = -1},
-                 in_place);
+                 in_place, stream);
 }
 
 EXPORT int ncclSend(const void *send, size_t count, int type, int peer, struct comm *comm, void *stream)
 {
-    (void)stream;
-    return begin((struct operation){.call = SEND, .comm = comm, .send = send, .count = count, .type = type, .root = peer}, false);
+    return begin((struct operation){.call = SEND, .comm = comm, .send = send, .count = count, .type = type, .root = peer}, false, stream);
 }
 
 EXPORT int ncclRecv(void *recv, size_t count, int type, int peer, struct comm *comm, void *stream)
 {
-    (void)stream;
-    return begin((struct operation){.call = RECV, .comm = comm, .recv = recv, .count = count, .type = type, .root = peer}, false);
+    return begin((struct operation){.call = RECV, .comm = comm, .recv = recv, .count = count, .type = type, .root = peer}, false, stream);
+}
+
+EXPORT int ncclRedOpCreatePreMulSum(int *made, void *scalar, int type, int residence, struct comm *comm)
+{
+    (void)residence;
+    float two = type == FLOAT32 ? *(float *)scalar : type == FLOAT64 ? (float)*(double *)scalar
+                : type == FLOAT16 ? of_half(*(uint16_t *)scalar) : type == BFLOAT16 ? of_bfloat(*(uint16_t *)scalar) : 0;
+    *made = DOUBLED;
+    return comm && two == 2 ? SUCCESS : INVALID_ARGUMENT;
+}
+
+EXPORT int ncclRedOpDestroy(int op, struct comm *comm)
+{
+    return comm && op == DOUBLED ? SUCCESS : INVALID_ARGUMENT;
 }
 
 EXPORT int ncclGroupStart(void)
@@ -745,9 +803,9 @@ EXPORT int ncclCommInitRank(struct comm **comm, int size, unique_id id, int rank
         return INVALID_ARGUMENT;
     memcpy(&word, id.internal, sizeof word);
     say(&before, "INFO", "%s version %d.%d.%d+simulated", SUBJECT, own_version / 10000, own_version / 100 % 100, own_version % 100);
-    int code = strike(&asked, INIT, &before, 0, -1, false);
+    int code = strike(&asked, INIT, &before, 0);
     if (!code && has_lost_a_rank)
-        code = strike(&asked, RESTART, &before, 0, -1, false);
+        code = strike(&asked, RESTART, &before, 0);
     if (!code)
         *comm = join(word, rank, size, rank, false);
     return code;
@@ -757,7 +815,7 @@ EXPORT int ncclCommSplit(struct comm *comm, int color, int key, struct comm **ma
 {
     (void)config;
     struct asked asked;
-    int code = strike(&asked, SPLIT, comm, 0, -1, false), place = 0, size = 0;
+    int code = strike(&asked, SPLIT, comm, 0), place = 0, size = 0;
     if (code)
         return code;
     comm->meeting->wish[comm->rank].color = color;
@@ -781,7 +839,7 @@ static int end(struct comm *comm, enum call call)
     struct asked asked;
     if (!comm)
         return INVALID_ARGUMENT;
-    int code = strike(&asked, call, comm, 0, -1, false);
+    int code = strike(&asked, call, comm, 0);
     say(comm, "INFO", "comm %p rank %d nranks %d - %s COMPLETE", (void *)comm, comm->rank, comm->size, call == ABORT ? "Abort" : "Destroy");
     if (call == ABORT)
         atomic_store(&comm->meeting->aborted, 1);
@@ -824,7 +882,7 @@ EXPORT int ncclMemAlloc(void **address, size_t bytes)
     struct asked asked;
     void *driver = dlopen(driver_file, RTLD_NOW);
     int (*allocate)(void **, size_t) = driver ? (int (*)(void **, size_t))dlsym(driver, allocate_name) : NULL;
-    int code = strike(&asked, MEM_ALLOC, NULL, bytes, -1, false);
+    int code = strike(&asked, MEM_ALLOC, NULL, bytes);
     return code ? code : allocate && !allocate(address, bytes) ? SUCCESS : UNHANDLED_CUDA_ERROR;
 }
 
@@ -839,7 +897,7 @@ EXPORT int ncclCommRegister(struct comm *comm, void *address, size_t bytes, void
 {
     struct asked asked;
     *handle = address;
-    return strike(&asked, REGISTER, comm, bytes, -1, false);
+    return strike(&asked, REGISTER, comm, bytes);
 }
 
 EXPORT int ncclCommDeregister(struct comm *comm, void *handle)

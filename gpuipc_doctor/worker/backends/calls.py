@@ -32,6 +32,7 @@ _BOTH = {
     "copy-from-device": ("cuMemcpyDtoH", "hipMemcpyDtoH"),
     "copy-on-device": ("cuMemcpyDtoDAsync", "hipMemcpyDtoDAsync"),
     "stream-create": ("cuStreamCreate", "hipStreamCreateWithFlags"),
+    "stream-create-priority": ("cuStreamCreateWithPriority", "hipStreamCreateWithPriority"),
     "stream-destroy": ("cuStreamDestroy", "hipStreamDestroy"),
     "stream-sync": ("cuStreamSynchronize", "hipStreamSynchronize"),
     "stream-query": ("cuStreamQuery", "hipStreamQuery"),

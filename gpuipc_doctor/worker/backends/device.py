@@ -14,7 +14,7 @@ from gpuipc_doctor.api.driver_errors import (
     DriverError,
     NotAlone,
 )
-from gpuipc_doctor.api.gpu import Gpu, PhysicalMemory
+from gpuipc_doctor.api.gpu import Gpu, PhysicalMemory, StreamKind
 from gpuipc_doctor.model import Device, Json
 from gpuipc_doctor.worker.backends import rules, unexportable, vmm
 from gpuipc_doctor.worker.backends.buffers import DriverBuffer, DriverMapping, allocation_of
@@ -148,8 +148,8 @@ class DriverGpu:
     def open_event(self, handle: bytes) -> DriverEvent:
         return DriverEvent(self.contexts, handle)
 
-    def create_stream(self) -> DriverStream:
-        return DriverStream(self.contexts)
+    def create_stream(self, kind: StreamKind = StreamKind.OWN) -> DriverStream:
+        return DriverStream(self.contexts, kind)
 
     def create_pool(self) -> DriverPool:
         return DriverPool(self.contexts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpuipc_doctor.api.driver_errors import DriverError
-from gpuipc_doctor.api.gpu import GpuStream, Memory
+from gpuipc_doctor.api.gpu import GpuStream, Memory, StreamKind
 from gpuipc_doctor.worker.backends.contexts import DeviceContexts
 from gpuipc_doctor.worker.backends.driver import NON_BLOCKING
 
@@ -15,6 +15,9 @@ DISABLE_TIMING = 2
 INTERPROCESS = 4
 """``CU_EVENT_INTERPROCESS`` and ``hipEventInterprocess``."""
 
+HIGHEST = -100
+"""A priority above the range of every driver, which takes its highest for it."""
+
 NOT_READY = 600
 """``CUDA_ERROR_NOT_READY`` and ``hipErrorNotReady``."""
 
@@ -22,11 +25,17 @@ NOT_READY = 600
 class DriverStream:
     """A stream (`gpuipc_doctor.api.gpu.GpuStream`)."""
 
-    def __init__(self, contexts: DeviceContexts) -> None:
+    def __init__(self, contexts: DeviceContexts, kind: StreamKind = StreamKind.OWN) -> None:
         contexts.enter()
         self._contexts = contexts
         self._driver = contexts.driver
-        self.handle = self._driver.call("stream-create", NON_BLOCKING)
+        match kind:
+            case StreamKind.DEFAULT:
+                self.handle: Any = 0
+            case StreamKind.PRIORITY:
+                self.handle = self._driver.call("stream-create-priority", NON_BLOCKING, HIGHEST)
+            case _:
+                self.handle = self._driver.call("stream-create", NON_BLOCKING)
 
     @property
     def number(self) -> int:
