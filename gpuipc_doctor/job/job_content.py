@@ -127,10 +127,8 @@ def sentence(report: JobReport) -> str:
     template = _SENTENCES[verdict.cause]
     if not report.ranks:
         template = "no rank found: cannot tell whether anything is stuck"
-    elif verdict.cause is Cause.UNKNOWN and _is_at_work(report):
-        template = (
-            "{blamed} {is_} late, and working at {operation}: look again; {waiting} {wait} in {waits_in}"
-        )
+    elif verdict.cause is Cause.UNKNOWN and (late := _late(report)):
+        template = f"{late}; {{waiting}} {{wait}} in {{waits_in}}"
     elif verdict.cause is Cause.UNKNOWN and len({*verdict.blamed, *verdict.waiting}) == len(report.ranks):
         template = "{every} in {waits_in}{but}: cannot tell whether they are stuck"
     if verdict.cause is Cause.MISMATCH and verdict.blamed and verdict.waits_in:
@@ -162,10 +160,13 @@ def sentence(report: JobReport) -> str:
     )
 
 
-def _is_at_work(report: JobReport) -> bool:
-    """Whether each of the late ranks was seen to work."""
+def _late(report: JobReport) -> str:
+    """A template for late ranks that may arrive: they work, or go through a loop; empty for others."""
     late = [rank for rank in report.ranks if rank.rank in report.verdict.blamed]
-    return bool(late) and all(rank.works for rank in late)
+    if late and all(rank.works for rank in late):
+        return "{blamed} {is_} late, and working at {operation}: look again"
+    may_advance = late and all(Kind(rank.doing).may_advance for rank in late)
+    return "{blamed} {is_} late, or in an endless loop, in {operation}: cannot tell" if may_advance else ""
 
 
 def _doing(report: JobReport) -> str:

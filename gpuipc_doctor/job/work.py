@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 
 from gpuipc_doctor.job.document import Process, Snapshot
 from gpuipc_doctor.job.process_facts import MUCH_BYTES, SOCKET_READS, ProcessFacts
-from gpuipc_doctor.job.waits import Activity, Kind, is_of_library
+from gpuipc_doctor.job.waits import Activity, Kind, is_of_library, is_shared
 from gpuipc_doctor.stacks.thread import Thread
 
 SHARE = 0.1
@@ -155,17 +155,24 @@ def _fills(facts: ProcessFacts) -> str:
 
 
 def _computing(facts: ProcessFacts) -> list[str]:
-    """The places of libraries in which Python's main thread computes, if they change.
+    """The places of libraries in which the main thread computes, if they change.
 
-    The interpreter's own places change in an endless loop as well. They count if all of many samples are
-    within one call, such as that of a sort: a loop is seen between its calls, too.
+    The places of Python's interpreter change in an endless loop as well, and so do those of a library that
+    such a loop in C calls. They count if all of many samples are within one call, such as that of a sort: a
+    loop is seen between its calls, too.
     """
-    stacks = facts.native(facts.last.pid) if facts.pythons else []
-    called = [facts.called(stack) for stack in stacks]
+    stacks = facts.native(facts.last.pid)
+    called = [facts.called(stack) for stack in stacks] if facts.pythons else []
     places = [frames for frames in called if frames and not is_of_library(frames[-1])]
-    inside = [[*takewhile(lambda frame: not frame.startswith(_EVALUATES), stack)] for stack in stacks]
+    inside = [[*takewhile(_is_called if facts.pythons else is_shared, stack)] for stack in stacks]
     outer = {own[-1] if 0 < len(own) < len(stack) else "[" for own, stack in zip(inside, stacks, strict=True)}
-    if len(stacks) >= FEWEST_SAMPLES and len(outer) == 1 and not min(outer).startswith("["):
+    is_one_call = len(outer) == 1 and not (min(outer).startswith("[") or is_of_library(min(outer)))
+    if len(stacks) >= FEWEST_SAMPLES and is_one_call:
         places += inside
     inner = dict.fromkeys(" < ".join(frames) for frames in places)
     return [*inner] if len(inner) > 1 else []
+
+
+def _is_called(frame: str) -> bool:
+    """Whether a frame is not that of Python's interpreter in which it runs a function of the program."""
+    return not frame.startswith(_EVALUATES)

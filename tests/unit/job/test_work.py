@@ -151,6 +151,25 @@ def test_one_long_call_of_the_interpreter_is_work_and_a_loop_is_not(
     assert examined(*[(waiting(), look) for look in late]).verdict.cause is cause
 
 
+SOLVES = ("dgesdd_ (libopenblas.so.0)", "solve (app)", "main (app)")
+
+
+@pytest.mark.parametrize(
+    ("inner", "seldom", "cause"),
+    [
+        (("dgemm (libopenblas.so.0)", "dlacpy (libopenblas.so.0)"), SOLVES, Cause.UNKNOWN),
+        (("dgemm (libopenblas.so.0)", "dlacpy (libopenblas.so.0)"), SOLVES[1:], Cause.HOST_LATE),
+        (("dgemm (libopenblas.so.0)",) * 2, ("dgemm (libopenblas.so.0)", *SOLVES), Cause.HOST_LATE),
+    ],
+)
+def test_one_long_call_of_a_library_from_c_is_work(
+    inner: tuple[str, str], seldom: Stack, cause: Cause
+) -> None:
+    stacks = [(inner[n % 2], *SOLVES) for n in range(8)] + [seldom]
+    late = [process(1, thread(20, stack, busy=1.0)) for stack in stacks]
+    assert examined(*[(waiting(), look) for look in late]).verdict.cause is cause
+
+
 def test_short_lived_children_are_work() -> None:
     """They are seen once each, or not at all: the kernel counts their time when their parent waits."""
 
