@@ -102,6 +102,21 @@ def worded_lines(count: int) -> Iterator[bytes]:
             )
 
 
+def calls(count: int) -> Iterator[bytes]:
+    """Calls of eight ranks in turn, as of NCCL_DEBUG_SUBSYS=COLL."""
+    for rank in range(8):
+        yield (
+            f"n1:10{rank}:20{rank} [{rank}] NCCL INFO ncclCommInitRank comm 0x55 rank {rank} nranks 8 "
+            f"cudaDev {rank} nvmlDev {rank} busId 1000 commId 0xabc - Init COMPLETE\n"
+        ).encode()
+    for number in range(count):
+        rank = number % 8
+        yield (
+            f"n1:10{rank}:10{rank} [{rank}] NCCL INFO AllReduce: opCount {number // 8:x} sendbuff 0x7f recvbuff "
+            "0x7e count 1024 datatype 7 op 0 root 0 comm 0x55 [nranks=8] stream 0x5\n"
+        ).encode()
+
+
 def known_lines() -> list[bytes]:
     """The lines of a seed log that libfabric wrote; each contains a known issue."""
     seed = (LOGS / "faulty" / "seed-001-cxi-device-memory.log").read_bytes().splitlines(keepends=True)
@@ -167,6 +182,7 @@ def main() -> None:
         print("| MB a processor-second | diagnose | without hyperscan |\n|---|---|---|")
         for name, part in (
             ("debug log, nothing known", quiet_lines(100_000)),
+            ("every line a call of NCCL_DEBUG", calls(100_000)),
             ("every third line an error", mixed_lines(100_000)),
             ("every third line an error in other words", worded_lines(1_000_000)),
             ("every line of a known issue", known_lines()),

@@ -15,12 +15,12 @@ _LONGEST = 160
 """Maximum characters of an error's text in a sentence."""
 
 TOKENS = (
-    *("atchdog caught ", "ast enqueued ", "Error: ", "Exception: ", "Fatal Python error: ", "Signal: "),
-    *("Caught signal ", "watchdog got stuck", "Fatal error in ", "srun: error: ", " exited on signal "),
-    *(" RUNNING AT ", "Worker exit type: ", "\tpid: ", "\tip: ", "memory pressure", "observed failure"),
-    *("time      : ", "rank      : ", "exitcode  : ", "CANCELLED AT ", "debug info, due to"),
+    *("Error: ", "Exception: ", "Fatal Python error: ", "Signal: ", "Caught signal ", "watchdog got stuck"),
+    *("Fatal error in ", "srun: error: ", " exited on signal ", " RUNNING AT ", "Worker exit type: "),
+    *("\tpid: ", "\tip: ", "memory pressure", "observed failure", "CANCELLED AT "),
+    *("time      : ", "rank      : ", "exitcode  : "),
 )
-"""Texts of which each line that is read has one."""
+"""Texts of which each line that is read has one, beside those of the watchdog."""
 
 _FOLLOWS = re.compile(
     r"atchdog caught|Timeout at WorkNCCL|ast enqueued|debug info, due to|Dist(?:Backend|Network|Store)Error"
@@ -30,7 +30,7 @@ _FOLLOWS = re.compile(
 )
 """What a rank writes because of another rank, or of somebody who ends the job."""
 _OWN = re.compile(
-    r"^(?:\[rank\d+\]:\s*)?(?P<says>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .*)"
+    r"^(?P<says>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .*)"
     r"|(?P<crash>Fatal Python error: .+|Signal: [\w ]+\(\d+\)|Caught signal \d+ \([^)]*\))"
     r"|watchdog got stuck for (?P<stuck>\d+) seconds"
 )
@@ -84,29 +84,29 @@ class Failures:
     is_over: bool = False
     """Whether a launcher says that the attempt has failed."""
 
-    def add(self, log: str, line: int, text: str, rank: int | None) -> None:
-        self._is_ended = self._is_ended or _ENDED.search(text) is not None
+    def add(self, log: str, line: int, text: str, rank: int | None, own: str) -> None:
+        """Read a line. ``own``: without what launchers and loggers wrote before it, such as the time."""
+        if "CANCELLED AT " in text and _ENDED.search(text):
+            self._is_ended = True
         if self._is_ended or len(self._own) + len(self._launcher) + len(self._table) > MOST_RANKS:
             return
         if rank is not None:
-            self._add_own(log, line, text, rank)
+            self._add_own(log, line, text, rank, own)
         if failure := self._of_launcher(log, line, text):
             self._launcher.setdefault(failure.ranks, failure)
         self._add_field(log, line, text)
 
-    def _add_own(self, log: str, line: int, text: str, rank: int) -> None:
-        before, time = self._own.get(rank), _time(text)
+    def _add_own(self, log: str, line: int, text: str, rank: int, own: str) -> None:
+        before = self._own.get(rank)
+        if before is not None and "atchdog caught" not in text:
+            return
+        time = _time(text)
         if _FOLLOWS.search(text):
-            survived = (
-                before is not None and before.log == log and not before.is_sure and "atchdog caught" in text
-            )
-            if before is None or survived:
+            if before is None or (before.log == log and not before.is_sure):  # it has survived its own error
                 self._own[rank] = Failure((rank,), "", log, line, text, time=time, is_cause=False)
-        elif before is None and (found := _OWN.search(text)):
-            says, do = (
-                f"rank {rank} failed first: {(found['says'] or found['crash'] or '')[:_LONGEST]}",
-                _do((rank,)),
-            )
+        elif found := _OWN.search(own):
+            error = (found["says"] or found["crash"] or "")[:_LONGEST]
+            says, do = f"rank {rank} failed first: {error}", _do((rank,))
             if stuck := found["stuck"]:
                 says = f"rank {rank} is stuck in a call of CUDA or NCCL: its watchdog got stuck for {stuck} s"
                 do = f"read the stacks of rank {rank}: py-spy dump --native"

@@ -17,13 +17,13 @@ LAUNCH = b" opCount "
 """Text of NCCL_DEBUG's lines on calls, which may be all lines of a log."""
 
 _RESTARTS = "will restart worker"
-_STACK = (" PMPI_", " in MPI_")
-_GLOO = ("monitoredBarrier", "CollectiveFingerPrint(")
-_WATCHDOG = ("WorkNCCL(", "ast enqueued ")
 _RAS = tuple(map(bytes.decode, ras_counts.TOKENS))
 TOKENS = tuple(
     text.encode()
-    for text in dict.fromkeys((*_WATCHDOG, *_GLOO, *_STACK, *_RAS, *failures.TOKENS, " commId ", _RESTARTS))
+    for text in (
+        *("WorkNCCL(", "ast enqueued ", "monitoredBarrier", "CollectiveFingerPrint(", " PMPI_", " in MPI_"),
+        *(" commId ", _RESTARTS, *_RAS, *failures.TOKENS),
+    )
 )
 """Texts of which each other line that is read has one, so that other lines cost nothing."""
 
@@ -133,20 +133,19 @@ class _Attempt:
     """Log → lines of the last two answers of NCCL's RAS."""
 
     def add(self, log: str, line: int, text: str, rank_of_log: str) -> None:
-        rank, text = _writer(text, rank_of_log)
-        if rank is not None and any(token in text for token in _WATCHDOG):
+        rank, own = _writer(text, rank_of_log)
+        if rank is not None and ("WorkNCCL(" in text or "ast enqueued " in text):
             self._timeout(log, line, text, rank)
             self._group(log, line, text, rank)
-        if any(token in text for token in _GLOO):
+        if "monitoredBarrier" in text or "CollectiveFingerPrint(" in text:
             self._gloo(log, line, text, rank)
         if " commId " in text:
             self._join(text)
-        if any(token in text for token in _STACK):
+        if "MPI_" in text:
             self._stack(log, line, text, rank_of_log)
         if any(token in text for token in _RAS):
             self._answer(log, line, text)
-        if any(token in text for token in failures.TOKENS):
-            self.failures.add(log, line, text, rank)
+        self.failures.add(log, line, text, rank, own)
 
     def is_over_for(self, text: str) -> bool:
         """Whether a rank that timed out joins a communicator again: it was started anew."""
@@ -407,10 +406,12 @@ def _finding(judgement: Judgement, seen: Iterable[_Seen]) -> Finding:
 
 
 def _writer(text: str, rank_of_log: str) -> tuple[int | None, str]:
-    """The rank that wrote a line, by the job's numbers, and the line without a launcher's prefix."""
+    """The rank that wrote a line, by the job's numbers, and the line without what stands before it."""
+    if found := _RANK.search(text):
+        return int(found[1]), text[found.end() :].lstrip()
     before = _LAUNCHER.match(text)
     text = text[before.end() :] if before else text
-    for pattern, place in ((_RANK, 1), (_PG, 3), (_OWN_RANK, 1)):
+    for pattern, place in ((_PG, 3), (_OWN_RANK, 1)):
         if found := pattern.search(text):
             return int(found[place]), text
     rank = rank_of_log or next(filter(None, before.groups()), "") if before else rank_of_log

@@ -52,6 +52,8 @@ def several(line: str, *ranks: int) -> str:
         ([f"[rank3]: {OOM}", *map(timeout, (0, 1, 2))], (3,), "rank 3 failed first: torch.OutOfMemoryError"),
         ([f"3: {OOM}", *(f"{rank}: {LOST}" for rank in (0, 1))], (3,), "OutOfMemory"),  # srun -l
         ([f"[1,3]<stderr>:{OOM}", f"[1,0]<stderr>:{LOST}"], (3,), "OutOfMemory"),
+        ([f"[pod/trainer-0/main] [rank3]: {OOM}", f"trainer-1  | [rank0]: {LOST}"], (3,), "OutOfMemory"),
+        ([f"2026-11-26T21:33:40.1Z [rank3]: {OOM}", f"[default0]:[rank0]: {LOST}"], (3,), "OutOfMemory"),
         (["[rank1]: Fatal Python error: Segmentation fault", f"[rank0]: {LOST}"], (1,), "Segmentation fault"),
         ([several("[rank{rank}]: " + LOST, 0, 1), TABLE], (3,), "with exit code 1"),  # earlier than the root
         (["[rank3]: TypeError: expected Half", TABLE], (3,), "TypeError"),

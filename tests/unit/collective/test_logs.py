@@ -291,3 +291,12 @@ def test_ranks_whose_stacks_are_in_different_collectives_are_named(
         for line in f"#2 0x1 in opal_progress ()\n#7 0x1 in PMPI_{call} () from libmpi.so".splitlines():
             read.add(f"rank{rank}.txt", 1, line, str(rank))
     assert [one.ranks for one in read.findings()] == ranks
+
+
+@pytest.mark.parametrize(("mode", "culprit"), [("late", 5), ("mismatch", 3), ("dead", 2)])
+def test_answer_of_ras_cut_anywhere_blames_no_other_rank(mode: str, culprit: int) -> None:
+    text = nccl_recordings.ras(mode)
+    for cut in range(0, len(text), 23):
+        for answers in (text[:cut], text + text[:cut]):
+            blamed = [one.ranks for one in findings(answers.splitlines()) if one.blames]
+            assert blamed in ([], [(culprit,)])
