@@ -112,8 +112,8 @@ def calls(count: int) -> Iterator[bytes]:
     for number in range(count):
         rank = number % 8
         yield (
-            f"n1:10{rank}:10{rank} [{rank}] NCCL INFO AllReduce: opCount {number // 8:x} sendbuff 0x7f recvbuff "
-            "0x7e count 1024 datatype 7 op 0 root 0 comm 0x55 [nranks=8] stream 0x5\n"
+            f"n1:10{rank}:10{rank} [{rank}] NCCL INFO AllReduce: opCount {number // 8:x} sendbuff 0x7f "
+            "recvbuff 0x7e count 1024 datatype 7 op 0 root 0 comm 0x55 [nranks=8] stream 0x5\n"
         ).encode()
 
 

@@ -307,7 +307,8 @@ class _Attempt:
             return set()
         wrote = {one.call.rank for one in seen if one.call.group == group}
         every = set(range(max(wrote, default=-1) + 1))
-        return {*ranks} | (every if len(wrote) > len(every) / 2 else wrote)
+        of_job = every.union(*self._members.values())
+        return {*ranks} | next((some for some in (of_job, every) if len(wrote) > len(some) / 2), wrote)
 
 
 @dataclass(slots=True)

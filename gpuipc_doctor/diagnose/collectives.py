@@ -40,11 +40,18 @@ class Collectives:
     def findings(self) -> Iterator[Finding]:
         """Conclusions on each job; equal ones once, such as of a joined log beside those of the ranks."""
         told = set()
-        for job in self._jobs.values():
+        for family in sorted(self._jobs, key=_attempt):
+            job = self._jobs[family]
             for finding in job.lines.findings(job.ranks):
                 if finding.says not in told:
                     told.add(finding.says)
                     yield finding
+
+
+def _attempt(family: str) -> int:
+    """The number of the attempt in the names of torchrun's logs."""
+    found = re.search(r"attempt_(\d{1,9})", family)
+    return int(found[1]) if found else 0
 
 
 def ranks_at_fault(found: Collectives) -> Iterator[Difference]:

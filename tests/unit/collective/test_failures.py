@@ -114,6 +114,11 @@ def test_attempts_in_one_log_are_judged_apart() -> None:
     assert found[0].says.endswith("[attempt 1 of 2]")
 
 
+def test_last_rank_of_the_job_is_missing_if_a_communicator_has_it() -> None:
+    (found,) = read([*map(joins, range(8)), *map(timeout, range(7))])
+    assert found.ranks == (7,)
+
+
 def test_log_copied_while_the_job_ran_blames_nobody() -> None:
     running = [*map(joins, range(8)), *(nccl(rank, n) for n in range(9) for rank in range(8))][:-2]
     (found,) = read(running)

@@ -73,3 +73,17 @@ def test_blocks_may_end_within_a_line(size: int) -> None:
         log.feed(data[begin : begin + size])
     log.end()
     assert [(one.ranks, one.line) for one in found.findings()] == [((3,), 8)]
+
+
+def test_attempts_in_directories_of_torchrun_are_told_in_their_order(
+    issues: list[object], tmp_path: Path
+) -> None:
+    line = LOG.read_text().splitlines()[1]  # of rank 2
+    for attempt, absent in ((0, 2), (1, 1)):
+        for rank in range(4):
+            log = tmp_path / f"attempt_{attempt}/{rank}/stderr.log"
+            log.parent.mkdir(parents=True)
+            own = line.replace("[rank2]", f"[rank{rank}]").replace("[Rank 2]", f"[Rank {rank}]")
+            log.write_text(own if rank != absent else "ready")
+    flights = diagnosed(issues, tmp_path).flights
+    assert [found.ranks for found in flights] == [("2",), ("1",)]
