@@ -85,12 +85,15 @@ class Sweep(NamedTuple):
             found = self._examined(gpus[pci], watches[pci], store, now)
             for other, gpu in gpus.items():
                 watch = watches[other]
-                if other == pci or {*found.users} & {*watch.users}:  # a GPU of the same job
-                    healthy_watts = gpu.watts or 0.0 if found.code is Exit.OK and gpu.busy else 0.0
-                    watches[other] = replace(
-                        watch, again=found.again, healthy_watts=healthy_watts, code=found.code,
-                        line=found.line, report=found.report, examined=now,
-                    )  # fmt: skip
+                if other != pci and {*found.users}.isdisjoint(watch.users):
+                    continue  # it is another job's
+                watches[other] = watch = replace(
+                    watch, again=found.again, healthy_watts=0.0, code=found.code, line=found.line,
+                    report=found.report, examined=now,
+                )  # fmt: skip
+                if found.code is Exit.OK:  # it has to look stuck anew
+                    watts = gpu.watts or 0.0 if gpu.busy else 0.0
+                    watches[other] = replace(watch, kind="", healthy_watts=watts)
             with suppress(Unusable):  # what was found is reported
                 store.write(boot, watches)
         return self._answer(gpus.values(), watches, troubles, now)

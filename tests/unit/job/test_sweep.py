@@ -147,6 +147,14 @@ def test_a_stuck_gpu_that_goes_on_is_no_longer_reported(node: Node) -> None:
     assert node.call()[0] == Exit.OK
 
 
+def test_stuck_job_that_is_found_healthy_after_an_hour_is_no_longer_reported(node: Node) -> None:
+    node.says = lambda pids: [stuck(*pids)]
+    node.gpus = [gpu(0, SPINS, 10)]
+    assert node.calls(3)[-1] == Exit.FAIL
+    node.says = lambda pids: [runs(*pids)]
+    assert node.calls(12) == [Exit.FAIL] * 11 + [Exit.OK]
+
+
 def test_inference_bound_by_memory_is_examined_once_an_hour(node: Node) -> None:
     node.gpus = [gpu(n, INFERS if n == 3 else TRAINS, 10 + n) for n in range(8)]
     assert node.calls(14) == [Exit.OK] * 14
@@ -164,11 +172,12 @@ def test_healthy_job_that_hangs_later_is_examined_before_the_hour_is_over(node: 
     assert len(node.examined) == 2
 
 
-def test_job_on_eight_gpus_is_examined_once(node: Node) -> None:
+@pytest.mark.parametrize("cause", [Cause.HOST_LATE, Cause.UNKNOWN, Cause.RUNS])
+def test_job_on_eight_gpus_is_examined_once(node: Node, cause: Cause) -> None:
     node.gpus = [gpu(n, SPINS, 10 + n) for n in range(8)]
     ranks = tuple(replace(WAITS, rank=n, pid=10 + n, started=0) for n in range(8))
-    node.says = lambda pids: [replace(stuck(10, 11), ranks=ranks)]
-    assert node.calls(4)[-2:] == [Exit.FAIL] * 2
+    node.says = lambda pids: [replace(_report(cause, 10, 11), ranks=ranks)]
+    node.calls(5)
     assert node.examined == [(10,)]
     assert "(and " not in node.call()[1]
 
