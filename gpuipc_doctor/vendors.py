@@ -337,7 +337,7 @@ AMD = SupportedVendor(
         "vmm-ipc": "nothing to repair; set NCCL_CUMEM_ENABLE=0, and no expandable segments in PyTorch",
         "memory-pools": "nothing to repair; jobs allocate with hipMalloc",
         "pool-ipc": "nothing to repair; jobs share memory of hipMalloc, not of pools",
-        "fabric-handles": "nothing to repair; no library uses them on AMD's GPUs",
+        "fabric-handles": "nothing to repair; only NVLink between nodes needs them",
     },
     collectives=CollectiveFamily(
         name="RCCL",

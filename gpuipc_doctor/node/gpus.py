@@ -18,6 +18,7 @@ from pathlib import Path
 
 from gpuipc_doctor.api.capabilities import CAPABILITIES
 from gpuipc_doctor.files.node_files import Tree, gpus_on_bus, kernel_driver, matching, quietly, shown
+from gpuipc_doctor.grouping import by_key
 from gpuipc_doctor.model import Device, Fact
 from gpuipc_doctor.vendors import AMD, INTEL, NVIDIA, SUPPORTED, Choice, SupportedVendor
 
@@ -98,18 +99,19 @@ class JobGpus:
         list)."""
         if not self.listed:
             return tuple(found), ()
-        missing = {(gpu.backend, gpu.pci): gpu for gpu in self.chosen}
+        left = by_key(((gpu.backend, gpu.pci), gpu) for gpu in self.chosen)  # parts of a GPU have one address
         numbered = {
-            device: replace(device, index=gpu.index)
+            device: replace(device, index=parts.pop(0).index)
             for device in found
-            if (gpu := missing.pop((device.backend, device.pci), None))
+            if (parts := left.get((device.backend, device.pci)))
         }
+        missing = [gpu for parts in left.values() for gpu in parts]
         labels = {device.label: gpu.label for device, gpu in numbered.items()}
         devices = tuple(
             replace(gpu, peers=frozenset(labels[label] for label in gpu.peers & labels.keys()))
             for gpu in numbered.values()
         )
-        return devices, tuple(f"{gpu.backend}:{gpu.index} ({gpu.pci})" for gpu in missing.values())
+        return devices, tuple(f"{gpu.backend}:{gpu.index} ({gpu.pci})" for gpu in missing)
 
 
 def _devices(listed: Iterable[ListedGpu]) -> tuple[Device, ...]:

@@ -84,7 +84,8 @@ class Backend:
 
     def _find(self, device: Device) -> DriverGpu:
         driver = self.driver
-        for ordinal in range(self.initialise()):
+        ordinals = range(self.initialise())  # parts of a GPU may have one identity: the own number first
+        for ordinal in sorted(ordinals, key=lambda number: number != device.index):
             one = driver.device_at(ordinal)
             if device.uuid:
                 found = driver.uuid(one) == device.uuid

@@ -137,3 +137,17 @@ def test_missing_gpu_is_unknown_if_gpus_are_split_or_lack_numbers(nvidia: Path) 
     put(nvidia, "/proc/driver/nvidia/capabilities/gpu0/mig/gi1/access")
     assert gpus.of_job(str(nvidia), "7").missing == ()
     assert gpus.of_job(str(nvidia), "7").unknown == ("7",)
+
+
+def test_parts_of_a_gpu_share_its_address_and_are_each_numbered(tmp_path: Path) -> None:
+    nodes = "/sys/class/kfd/kfd/topology/nodes"
+    for n in range(4):  # two GPUs in two parts each (Linux, Documentation/gpu/amdgpu: compute partitions)
+        place = f"location_id {(n // 2 + 1) << 8}\ndomain 1\ndrm_render_minor {128 + n}\n"
+        put(tmp_path, f"{nodes}/{n}/properties", f"simd_count 456\n{place}")
+    job = gpus.of_job(str(tmp_path), "0,1,2")
+    found = [Device("hip", n, f"GPU-{n}", f"0001:0{n // 2 + 1}:00.0", "MI300A", 1) for n in range(3)]
+    devices, missing = job.numbered(found)
+    assert ([device.uuid for device in devices], missing) == (["GPU-0", "GPU-1", "GPU-2"], ())
+    assert [device.label for device in devices] == ["hip:0", "hip:1", "hip:2"]
+    devices, missing = job.numbered(found[1:])
+    assert ([device.label for device in devices], missing) == (["hip:0", "hip:2"], ("hip:1 (0001:01:00.0)",))

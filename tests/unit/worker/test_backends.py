@@ -293,6 +293,20 @@ def test_device_without_a_uuid_is_found_by_its_pci_address(
     assert journal.seen.count("cuInit") == 1
 
 
+@pytest.mark.parametrize("uuid", ["", "GPU-0"])
+def test_parts_of_a_gpu_with_one_identity_are_told_by_their_numbers(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uuid: str
+) -> None:
+    backend = backend_of(journal, monkeypatch, tmp_path, count=3)
+    monkeypatch.setattr(CudaDriver, "uuid", lambda self, ordinal: uuid)
+    monkeypatch.setattr(CudaDriver, "text", lambda self, operation, ordinal: "0000:0A:00.0")
+    parts = [Device("cuda", index, uuid, "0000:0a:00.0", "", 0) for index in (2, 0, 1)]
+    assert [backend.gpu(part).ordinal for part in parts] == [2, 0, 1]
+    assert (
+        backend.gpu(Device("cuda", 5, uuid, "0000:0a:00.0", "", 0)).ordinal == 0
+    )  # the only one that it sees
+
+
 def test_device_invisible_to_this_process_is_named(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
