@@ -149,7 +149,7 @@ class Rank:
     numbered: str = ""
     """How the rank's number was found if no variable of its environment has it."""
     works: str = ""
-    """Work that the rank does although it is in no wait; empty if none was seen."""
+    """Work that the rank does although it is in no wait, or what its connections carry; empty if neither."""
     mark: str = ""
     """Hash of the stack or the variables of a waiting call's callers. It differs after another call; empty if
     unknown."""

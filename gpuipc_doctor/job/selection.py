@@ -15,7 +15,15 @@ from gpuipc_doctor.fleet import slurm
 from gpuipc_doctor.job.processes import RANKS
 from gpuipc_doctor.stacks import rights
 from gpuipc_doctor.stacks.proc_files import Gone, Reader, environment
-from gpuipc_doctor.stacks.process_list import KEEPER, MARKER, PROC, Process, descendants, processes
+from gpuipc_doctor.stacks.process_list import (
+    KEEPER,
+    MARKER,
+    PROC,
+    Process,
+    descendants,
+    processes,
+    with_descendants,
+)
 
 LAUNCHERS = re.compile(
     r"mpiexec|mpirun|hydra_|pmi_proxy|orted|orterun|prte|srun|slurmstepd|flux-shell|torchrun|aprun|palsd?"
@@ -60,7 +68,7 @@ def select(request: Request) -> tuple[int, ...]:
     else:
         found = _matching(everyone, lambda pid: _is_work(pid, _uid(request.user)))
     workers = _matching(found, lambda pid: MARKER in environment(Reader(pid)))  # those of gpuipc-doctor
-    found = _complete(found, everyone) - ours - workers
+    found = with_descendants(found, everyone) - ours - workers
     if not found:
         raise NoSuchJob(_absence(request, everyone))
     if not request.slurm:
@@ -145,14 +153,6 @@ def _launcher(pid: int, everyone: Mapping[int, Process]) -> int:
         if LAUNCHERS.match(everyone[above].name):
             top = above
     return top
-
-
-def _complete(found: set[int], everyone: Mapping[int, Process]) -> set[int]:
-    """These processes and those below them."""
-    complete = set(found)
-    while more := {pid for pid, each in everyone.items() if each.parent in complete} - complete:
-        complete |= more
-    return complete
 
 
 def _ancestors(pid: int, everyone: Mapping[int, Process]) -> set[int]:

@@ -69,7 +69,7 @@ class Activity:
     reason: str = ""
     """The evidence for the activity."""
     works: str = ""
-    """Work that the rank does although it is in no wait; empty if none was seen."""
+    """Work that the rank does although it is in no wait, or what its connections carry; empty if neither."""
 
 
 _OF_MPI: Mapping[str, Kind] = {

@@ -22,12 +22,14 @@ from gpuipc_doctor.stacks import (
     counting,
     holders,
     perf_events,
+    process_list,
     python_stacks,
     sampling,
     sleeping,
     sockets,
     stopping,
 )
+from gpuipc_doctor.stacks.process_list import with_descendants
 from gpuipc_doctor.stacks.python_stacks import PythonStack, is_python
 from gpuipc_doctor.stacks.thread import Stack, Thread
 
@@ -75,6 +77,8 @@ class Watcher:
         began = time.time()
         processes = [process for pid in self.pids if (process := self._read(pid))]
         ranks = workers(processes)
+        young = with_descendants({rank.pid for rank in ranks}, process_list.processes()) - {*self.pids}
+        processes += [process for pid in sorted(young) if (process := self._read(pid))]
         with ThreadPoolExecutor(4) as pool:
             python = {rank.pid: pool.submit(self._python, rank) for rank in ranks}
             samples = self._sample(ranks)

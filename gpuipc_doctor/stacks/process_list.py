@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,3 +68,11 @@ def descendants(root: int) -> list[Process]:
         frontier = [child.pid for parent in frontier for child in children.get(parent, [])]
         below += [everyone[pid] for pid in frontier]
     return below
+
+
+def with_descendants(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:
+    """These processes and those below them."""
+    found = set(pids)
+    while more := {pid for pid, each in everyone.items() if each.parent in found} - found:
+        found |= more
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from gpuipc_doctor.job import watcher as watching
 from gpuipc_doctor.job.processes import read_process
 from gpuipc_doctor.job.watcher import Watcher
+from gpuipc_doctor.stacks.process_list import descendants
+from tests.waiting import until
 
 
 def test_process_that_ends_during_a_snapshot_is_absent() -> None:
@@ -77,3 +80,22 @@ def test_where_perf_fails_running_ranks_are_sampled_by_the_system_call(
     stacks = [snapshot.processes[0].threads[0].approximate for snapshot in seen]
     assert not stacks[0]
     assert any("python" in frame for stack in stacks[-1] for frame in stack)
+
+
+def test_child_that_a_rank_starts_after_the_first_snapshot_is_seen(tmp_path: Path) -> None:
+    code = "import subprocess; input(); subprocess.run(['sleep', '60'])"
+    ranked = {**os.environ, "RANK": "0"}
+    with subprocess.Popen([sys.executable, "-c", code], env=ranked, stdin=subprocess.PIPE) as rank:
+        watcher = Watcher((rank.pid,), tmp_path)
+        try:
+            assert [process.pid for process in watcher.snapshot().processes] == [rank.pid]
+            assert rank.stdin
+            rank.stdin.write(b"\n")
+            rank.stdin.flush()
+            until("it has a child", lambda: len(descendants(rank.pid)) == 1)
+            (child,) = descendants(rank.pid)
+            assert {process.pid for process in watcher.snapshot().processes} == {rank.pid, child.pid}
+        finally:
+            for each in descendants(rank.pid):
+                os.kill(each.pid, signal.SIGKILL)
+            rank.kill()
