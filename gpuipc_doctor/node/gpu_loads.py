@@ -69,5 +69,6 @@ def _write(writer: int) -> None:
         said = asdict(Sample(time.time(), tuple(memory_sampling.nvidia_loads(arm))))
     except (OSError, DriverError) as error:
         said = {"why": str(error)}
-    with os.fdopen(writer, "wb") as file:
-        file.write(json.dumps(said).encode())
+    data = json.dumps(said).encode()
+    while data:
+        data = data[os.write(writer, data) :]
