@@ -9,18 +9,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpuipc_doctor.files.yamlfile import BadFile, Document, Key
-from gpuipc_doctor.model import Json, MemoryShare, Status, Subject, Tier
+from gpuipc_doctor.model import Device, Json, MemoryShare, Status, Subject, Tier
 from gpuipc_doctor.site import hosts, policy
 from gpuipc_doctor.site.config_mistakes import SUBJECTS, accepted_versions, examine
 from gpuipc_doctor.site.layers import Find, Layers
 from gpuipc_doctor.site.policy import JobConfig, PrologConfig, SweepConfig
 from gpuipc_doctor.versions import Range
-
-if TYPE_CHECKING:
-    from gpuipc_doctor.model import Device
 
 _BUDGET_S = {Tier.PROLOG: policy.BUDGET_S, Tier.ACCEPTANCE: 300.0, Tier.SOAK: 3600.0}
 
