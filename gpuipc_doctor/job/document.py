@@ -78,6 +78,8 @@ class Process:
     """Processors on which the main thread may run, such as ``0-3,8``; empty if unknown."""
     world: str = ""
     """What distinguishes ranks of MPI_Comm_spawn from those of their parents."""
+    launches: bool = False
+    """Whether its command line is that of a launcher of PyTorch's ranks."""
     nodes: str = ""
     """Number of nodes that torchrun awaits, such as ``2`` or ``1:4``; empty if this is not torchrun."""
     refused: dict[str, str] = field(default_factory=dict)

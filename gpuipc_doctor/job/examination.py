@@ -127,7 +127,10 @@ def _no_rank(snapshot: Snapshot) -> str:
         if agent := is_agent(process):
             nodes = f", which starts ranks on {process.nodes} nodes," if process.nodes else ""
             who = f"{process.program} ({process.pid}){nodes}"
-            return f"{who} is in {agent}: it waits for the launchers of other nodes"
+            waits = (
+                "it waits for the launchers of other nodes" if "rendezvous" in agent else "it starts ranks"
+            )
+            return f"{who} is in {agent}: {waits}"
         if process.threads and all(thread.state in ("T", "t") for thread in process.threads):
             return f"{process.program} ({process.pid}) is stopped; kill -CONT {process.pid} continues it"
     names = [f"{process.program} ({process.pid})" for process in snapshot.processes]

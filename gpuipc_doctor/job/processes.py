@@ -33,6 +33,7 @@ LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI
 """Variables in which launchers pass the number of a rank on its node."""
 
 
+_LAUNCHES = re.compile(r"(^|/)(torchrun|accelerate|deepspeed)$|^torch\.distributed\.(run|launch)$")
 _CPUS = re.compile(r"^Cpus_allowed_list:\s*([\d,-]+)$", re.MULTILINE)
 
 
@@ -75,7 +76,8 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
             children_s=stat.children_s,
             cpus=found[1] if (found := _CPUS.search(status)) else "",
             world=environ.get("PMIX_NAMESPACE") or "spawned" * ("PMI_SPAWNED" in environ),
-            nodes=_nodes(reader.text("cmdline"), environ),
+            launches=any(map(_LAUNCHES.search, (command := reader.text("cmdline")).split("\0")[:4])),
+            nodes=_nodes(command, environ),
             refused=reader.refused,
         )
     return None

@@ -19,7 +19,7 @@ _HELPERS = (
 _LAUNCHES = re.compile(r"^(?:\w+\.)*(?:join|start_processes) \(spawn\.py:")
 """Pattern for Python frames of a process that waits for the ranks that it started (torch.multiprocessing)."""
 
-_AGENT = re.compile(r"^(?:\w+\.)*(next_rendezvous|_rendezvous|_monitor_workers) \(")
+_AGENT = re.compile(r"^(?:\w+\.)*(next_rendezvous|_rendezvous|_monitor_workers|_invoke_run) \(")
 """Pattern for Python frames of torchrun's agent, which starts ranks (torch.distributed.elastic)."""
 
 _ACTIVE = re.compile(r"cuda-EvtHandlr|pt_(?:nccl|gloo|tcpstore)|gloo|ncclAsync|NCCL")
@@ -185,11 +185,11 @@ def _helped(process: Process, candidates: Mapping[int, Process]) -> Process | No
 
 
 def _is_launcher(process: Process, candidates: Mapping[int, Process]) -> bool:
-    """Whether a process without a rank number only started the ranks that are its children."""
+    """Whether a process only started the ranks that are its children. Below srun, torchrun has a number."""
+    if process.launches or is_agent(process):
+        return True
     if process.rank is not None or process.has_mpi:
         return False
-    if is_agent(process):
-        return True
     below = _descendants(process, candidates)
     if any(other.rank is not None for other in below):
         return True

@@ -76,7 +76,7 @@ class Watcher:
         """One snapshot; processes that have ended are missing."""
         began = time.time()
         processes = [process for pid in self.pids if (process := self._read(pid))]
-        ranks = workers(processes)
+        ranks = workers(processes) or [process for process in processes if process.launches]
         young = with_descendants({rank.pid for rank in ranks}, process_list.processes()) - {*self.pids}
         processes += [process for pid in sorted(young) if (process := self._read(pid))]
         with ThreadPoolExecutor(4) as pool:

@@ -168,6 +168,15 @@ def test_rank_of_torchrun_below_srun_has_the_number_of_torchrun() -> None:
     assert numbers == [(9, 16), (1, 2), (1, 2)]
 
 
+@pytest.mark.parametrize("what", ["its command line", "its frames"])
+def test_torchrun_below_srun_is_no_rank(what: str) -> None:
+    """It has the PMIX_RANK of srun, and the libraries of a rank."""
+    frames = ("_invoke_run (api.py:880)", "run (api.py:711)") if what == "its frames" else ()
+    agent = replace(process(100, 1, 0, python=frames), launches=not frames)
+    ranks = [process(101 + n, 100, n, threads=WORKS) for n in range(2)]
+    assert found(agent, *ranks) == ({0: 101, 1: 102}, {})
+
+
 MPI = ("/usr/lib/libmpi.so.40",)
 
 
