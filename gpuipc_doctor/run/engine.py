@@ -359,7 +359,8 @@ def run(
         seen = before.result() if before else {}
         plan = run.plan_probes(node_inventory, able, stacks, found.site, seen)
         run.execute(plan if able or not devices else room.without_probes(plan), able)
-        reruns.measure_again(run.log, run.schedule, run.planner)
+        if request.tier > Tier.PROLOG:  # which has no time for it
+            reruns.measure_again(run.log, run.schedule, run.planner)
         facts, stack = run.log.with_tested_collectives(node_inventory.facts), tuple[Fact, ...]()
         if mpi := stacks.mpi:
             in_ranks = run.log.loaded_in_ranks()

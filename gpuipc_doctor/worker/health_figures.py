@@ -15,7 +15,7 @@ from gpuipc_doctor.files.node_files import Tree, quietly
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.node import kernel_log
 from gpuipc_doctor.vendors import SUPPORTED
-from gpuipc_doctor.worker.nvml import LOST, Nvml
+from gpuipc_doctor.worker.nvml import LOST, NOT_FOUND, Nvml
 
 _COUNTERS = {"uncorrected": "umc_err_count", "xgmi": "xgmi_wafl_err_count"}
 """Figure → the file with its count since amdgpu was loaded (Linux, Documentation/gpu/amdgpu/ras.rst)."""
@@ -42,7 +42,11 @@ def read(arm: Arm, root: str, gpus: Sequence[Sequence[str]]) -> dict[str, Json]:
             nvml = Nvml(arm)
             for label, pci, found in _nvidia(nvml, asked):
                 if isinstance(found, DriverError):
-                    told["lost" if found.fault.code in LOST else "silent"][label] = str(found.fault)
+                    of = "lost" if found.fault.code in LOST else "silent"
+                    if found.fault.code == NOT_FOUND:  # a GPU or MIG instance that NVML lists by another name
+                        told["why"] = str(found.fault)
+                    else:
+                        told[of][label] = str(found.fault)
                     continue
                 here = {"xids": log} if (log := xids.get(pci.lower().partition(".")[0])) else {}
                 told["gpus"][label] = {**found, **here}
@@ -61,7 +65,8 @@ def _nvidia(
     for one in numbers:
         label, pci = (one[0], one[3]) if asked else (f"GPU {one}", "")
         try:
-            device = nvml.by_uuid(one[2]) if asked else nvml.by_index(one)
+            by_name = asked and (nvml.by_uuid(one[2]) if one[2] else nvml.by_pci(pci))
+            device = by_name or nvml.by_index(one)
             pci = pci or nvml.pci(device)
             yield label, pci, {"name": nvml.name(device), **nvml.health(device)}
         except DriverError as error:

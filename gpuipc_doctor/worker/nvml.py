@@ -25,6 +25,9 @@ NOT_SUPPORTED = 3
 
 _FUNCTION_NOT_FOUND = 13
 
+NOT_FOUND = 6
+"""``NVML_ERROR_NOT_FOUND``."""
+
 LOST = (15, 16)
 """``NVML_ERROR_GPU_IS_LOST``, ``NVML_ERROR_RESET_REQUIRED``."""
 
@@ -91,6 +94,9 @@ class Nvml:
 
     def by_uuid(self, uuid: str) -> Any:
         return self.call("nvmlDeviceGetHandleByUUID", uuid.encode())
+
+    def by_pci(self, pci: str) -> Any:
+        return self.call("nvmlDeviceGetHandleByPciBusId", pci.encode())
 
     def name(self, device: Any) -> str:
         return self._text("nvmlDeviceGetName", device)
