@@ -43,7 +43,7 @@ Row = tuple[str, dict[str, Json]]
 
 
 def rows(gpu: Mapping[str, Json], loaded_s: float | None, *, quick: bool) -> Iterator[Row]:
-    """The faults of one GPU. ``quick``: nothing is copied, and the fabric is not asked again."""
+    """The faults of one GPU. ``quick``: the fabric will not be asked again."""
     action = gpu.get("recovery")
     if action:
         yield "recovery-required", {"action": ACTIONS.get(action, f"action {action}")}
@@ -65,7 +65,9 @@ def rows(gpu: Mapping[str, Json], loaded_s: float | None, *, quick: bool) -> Ite
     if 0 < found < links:  # without any, this GPU is not connected: a virtual machine, MIG
         yield "links-down", {"found": found, "links": links}
     if pcie := gpu.get("pcie"):
-        idle = quick and pcie["generation"] < pcie["generations"]  # which may lower the width also
+        idle = (
+            "copied" not in gpu and pcie["generation"] < pcie["generations"]
+        )  # which may lower the width also
         yield from () if idle else of_link(pcie)
     if fabric := gpu.get("fabric"):
         yield from of_fabric(fabric, loaded_s, quick=quick)

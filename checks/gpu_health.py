@@ -65,11 +65,12 @@ class GpuHealth(Check):
         params = {"imex": imex, "quick": ctx.tier is Tier.PROLOG, "states_links": ctx.states_links}
         for device in ctx.devices:
             gpu = [device.label, device.backend, device.uuid, device.pci]
-            yield Probe("", {ROLE: read}, (device,), {**params, "gpus": [gpu]})
+            copies = ctx.tier > Tier.PROLOG and "multi-process" in device.capabilities
+            yield Probe("", {ROLE: read}, (device,), {**params, "gpus": [gpu], "copies": copies})
         if not ctx.devices and ctx.tier is Tier.PROLOG:
             yield Finding.skip("no-device", "no GPU of the job to ask about")
         elif not ctx.devices:  # a driver whose fabric is not ready lists none; NVML does
-            yield Probe("", {ROLE: read}, params={**params, "quick": True, "gpus": []})
+            yield Probe("", {ROLE: read}, params={**params, "gpus": [], "copies": False})
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         told = done.records[ROLE]
@@ -151,9 +152,9 @@ def notes(told: Mapping[str, Json], params: Mapping[str, Json]) -> Iterator[Evid
 
 def read(w: Worker) -> None:
     told, wrong = w.gpu_health(w.params["gpus"]), ""
-    if not w.params["quick"] and [gpu for gpu in told["gpus"].values() if "pcie" in gpu]:
-        wrong, link = copy(w)
-        next(iter(told["gpus"].values()))["pcie"] = link
+    if w.params["copies"] and (gpu := next((each for each in told["gpus"].values() if "pcie" in each), None)):
+        wrong, gpu["pcie"] = copy(w)
+        gpu["copied"] = True
     w.record(**told, wrong=wrong)
 
 
