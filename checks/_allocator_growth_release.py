@@ -36,7 +36,7 @@ def time_release_beside(w: Worker, allocator: Allocator, stream: Stream, busy: S
 def judge_kept(allocator: str, program: RoleOutcome) -> Finding | None:
     """Judge whether free memory was released."""
     _, kept = cached_and_kept(program)
-    if kept <= NOISE_BYTES + used_since_the_start(program)[1]:
+    if kept <= NOISE_BYTES:
         return None
     return Finding.fail(
         "keeps",
@@ -50,7 +50,7 @@ def judge_kept(allocator: str, program: RoleOutcome) -> Finding | None:
 
 def cached_and_kept(program: RoleOutcome) -> tuple[float, float]:
     """Bytes used after everything was freed, and after the cache was released."""
-    cached, *kept = used_since_the_start(program)[0][program.records["rounds"] :]
+    cached, *kept = used_since_the_start(program)[program.records["rounds"] :]
     return cached, max(kept)
 
 

@@ -113,10 +113,10 @@ def lost(done: ProbeOutcome) -> Finding | None:
 
 def judge_growth(allocator: str, role: RoleOutcome) -> Finding | None:
     """Judge whether used memory keeps growing while allocated memory stays constant."""
-    program, (used, doubt) = role.records, used_since_the_start(role)
+    program, used = role.records, used_since_the_start(role)
     growth, reserved = (lasting(each[: program["rounds"]]) for each in (used, program["samples"]["reserved"]))
     block = program["live"] / BLOCKS
-    if growth.low <= KEPT * block + doubt / program["rounds"]:
+    if growth.low <= KEPT * block:
         return None
     return Finding.fail(
         "grows",
@@ -138,7 +138,7 @@ def judge_growth(allocator: str, role: RoleOutcome) -> Finding | None:
 def judge_plateau(allocator: str, role: RoleOutcome) -> Finding:
     """Judge how much memory is reserved once usage levels off."""
     program, rounds = role.records, role.records["rounds"]
-    times = max(used_since_the_start(role)[0][rounds // 2 : rounds]) / program["live"]
+    times = max(used_since_the_start(role)[rounds // 2 : rounds]) / program["live"]
     told = (gave_back(role), release_time(role))
     if times > HIGH:
         says = "{allocator}: holds {times:times} times the allocated memory"

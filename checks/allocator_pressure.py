@@ -115,9 +115,8 @@ def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
 def lost(done: ProbeOutcome) -> Finding | None:
     """The FAIL if memory stayed in use after the program released everything."""
     program = done.records["program"]
-    used, doubt = used_since_the_start(done.roles["program"])
-    kept = used[-1]
-    if kept <= NOISE_BYTES + doubt:
+    kept = used_since_the_start(done.roles["program"])[-1]
+    if kept <= NOISE_BYTES:
         return None
     says = "{allocator}: {kept:mib} not released after {call} although every block was freed"
     return Finding.fail("keeps", says, allocator=done.probe, kept=kept, call=program["call"])

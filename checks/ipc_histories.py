@@ -118,9 +118,9 @@ class IpcHistories(Check):
 def judge_end(label: str, watched: LeakReport) -> Iterable[Finding]:
     """Warn if memory of a device is missing after all processes ended."""
     entry = watched.entries[-1]
-    if watched.idle.moves:  # a run is longer than the counter was watched, and it may turn
-        return
-    if entry.missing > NOISE_BYTES + entry.uncertainty:
+    if watched.idle.moves:
+        yield watched.moving()
+    elif entry.missing > NOISE_BYTES:
         yield Finding.warn(
             "not-returned",
             "{missing:mib} on {device} was not released after the processes ended",

@@ -1,9 +1,9 @@
 """Judges what a `meter` recorded of a device's used memory, as a `LeakReport`.
 
-What a counter does by itself while this run is idle is subtracted, and what this may hide is an ERROR. If
-the driver only counts the memory of all processes together, a change is attributed to this tool in two cases:
-if it is a multiple of the tested allocations, or if it recurs when the action is repeated. Other changes have
-an unknown cause.
+A counter that moves while this run is idle is an ERROR: nothing is subtracted, and only what the processes of
+this run hold is judged. If the driver only counts the memory of all processes together, a change is
+attributed to this tool in two cases: if it is a multiple of the tested allocations, or if it recurs when the
+action is repeated. Other changes have an unknown cause.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from gpuipc_doctor.api.loop_growth import CREEP_BYTES, RERUN_IDLE, Loop
+from gpuipc_doctor.api.loop_growth import RERUN_IDLE, Loop
 from gpuipc_doctor.api.memory_counter import LAG_S, NOISE_BYTES, ODD_BYTES, STILL, IdleCounter
 from gpuipc_doctor.api.slopes import block_of
 from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json
@@ -26,9 +26,6 @@ SETTLE_S = 2.0
 DESCRIBED_WITHIN = 1.01
 """A device is reported if its memory counter shows more than this many times the size that the driver
 states."""
-
-HIDES = 0.5
-"""Fraction of a tested allocation that a moving counter may hide: with more, nothing can be said."""
 
 REINSTALL = "reinstall the driver; check dmesg for GPU errors"
 """Remedy if a driver describes a device wrongly."""
@@ -53,45 +50,17 @@ class Entry:
     """Bytes missing after the action was repeated; None if it was not repeated."""
     mark: int | None = None
     """Bytes in use before the action."""
-    seconds: float = 0.0
-    repeated_s: float = 0.0
-    """Duration of the action and of its repetition, until the last reading."""
     ours: int | None = None
     """Bytes that the processes of this run hold more than before; None if the driver does not say."""
-    uncertainty: float = 0.0
-    """Bytes by which used memory may have changed by itself; 0 only if it does not move by itself."""
-
-    def beside(self, idle: IdleCounter) -> Entry:
-        """This entry, less what used memory does by itself."""
-        expected, uncertainty = idle.change_within(self.seconds)
-        if uncertainty and self.ours is not None and self.ours > NOISE_BYTES:
-            return replace(self, missing=self.ours)
-        again, uncertainty_again = idle.change_within(self.repeated_s)
-        repeated = None if self.repeated is None else int(self.repeated - again)
-        missing = int(self.missing - expected)
-        return replace(
-            self, missing=missing, repeated=repeated, uncertainty=max(uncertainty, uncertainty_again)
-        )
 
     @property
     def is_back(self) -> bool:
-        return abs(self.missing) <= NOISE_BYTES + self.uncertainty
-
-    def is_hidden(self, size: int) -> bool:
-        """Whether a counter that moves by itself may hide a loss of ``size`` bytes, or feign one.
-
-        What it did while idle says little about another time, if it turns: a loss must have recurred.
-        """
-        if not self.uncertainty:
-            return False
-        return NOISE_BYTES + self.uncertainty > HIDES * size if self.is_back else not self.repeats
+        return abs(self.missing) <= NOISE_BYTES
 
     def judge(self, size: int, most: int, block: int, later: Iterable[Entry] = ()) -> Finding | None:
         """Judge missing memory: a FAIL if it fits 1 to ``most`` allocations of ``size`` bytes, rounded up to
         whole blocks, or if a repetition of the action lost as much. ``later``: the entries after this one,
         any of which may have released the memory."""
-        if self.is_hidden(size):
-            return None
         if self.is_back:
             return self.late()
         if not self._fits(size, most, block) and not self.repeats:
@@ -104,9 +73,9 @@ class Entry:
         )
 
     def _fits(self, size: int, most: int, block: int) -> bool:
-        taken, noise = -(-size // block) * block, NOISE_BYTES + self.uncertainty
-        pieces = max(1, math.ceil((self.missing - noise) / taken))
-        return pieces <= most and self.missing >= pieces * size - noise
+        taken = -(-size // block) * block
+        pieces = max(1, math.ceil((self.missing - NOISE_BYTES) / taken))
+        return pieces <= most and self.missing >= pieces * size - NOISE_BYTES
 
     def not_returned(self, *evidence: Evidence) -> Finding:
         """The FAIL for missing memory."""
@@ -124,8 +93,7 @@ class Entry:
     def repeats(self) -> bool:
         """Whether a repetition lost the same amount."""
         lost = self.repeated if self.repeated is not None else 0
-        noise = NOISE_BYTES + self.uncertainty
-        return lost > noise and abs(lost - self.missing) <= noise
+        return lost > NOISE_BYTES and abs(lost - self.missing) <= NOISE_BYTES
 
     def _repetition(self) -> list[Evidence]:
         if self.repeated is None:
@@ -140,7 +108,7 @@ class Entry:
 
     def late(self) -> Finding | None:
         """Warn of memory that was released late."""
-        if not self.is_back or self.uncertainty or self.waited_s <= SETTLE_S:
+        if not self.is_back or self.waited_s <= SETTLE_S:
             return None
         return Finding.warn(
             "returned-late",
@@ -192,27 +160,10 @@ class LeakReport:
         if blind := self.blind():
             return [blind]
         found = self._judge_visible(size, most)
-        hidden = [
-            Evidence.seen("it cannot be seen whether all memory was released after {end}", end=entry.end)
-            for entry in self.entries
-            if entry.is_hidden(size)
-        ] + [
-            Evidence.seen(
-                "growth below {least:bytes} with each {what} would not have been noticed",
-                least=loop.hidden,
-                what=loop.what,
-            )
-            for loop in self.loops
-            if loop.hidden > CREEP_BYTES
-        ]
-        if self.idle.moves:
-            unexplained = [each for each in found if each.key == "unexplained-change"]
-            hidden += [item for each in unexplained for item in each.evidence[:1]]
-            found = [each for each in found if each not in unexplained]
-        return [*found, self.moving(*hidden)] if hidden else found
+        return [*found, self.moving()] if self.idle.moves else found
 
     def moving(self, *hidden: Evidence) -> Finding:
-        """The ERROR if used memory moves by itself so much that losses may be ``hidden``."""
+        """The ERROR if used memory moves by itself, so that losses may be ``hidden``."""
         moved, seconds = self.idle.seen
         return Finding.error(
             "counter-moves",
@@ -231,7 +182,7 @@ class LeakReport:
             if owed and abs(entry.missing + owed) <= NOISE_BYTES:
                 owed = 0
                 continue
-            owed += 0 if entry.is_back or entry.uncertainty else entry.missing
+            owed += 0 if entry.is_back else entry.missing
             if not any(loop.explains(entry.missing) for loop in creeping):
                 missing.append(entry.judge(size, most, self.block, self.entries[number:]))
         if creeping:
@@ -291,10 +242,7 @@ class LeakReport:
     def evidence(self) -> list[Evidence]:
         """Evidence of a PASS: the watched actions."""
         says = "released after {end}; up to {unseen:mib} missing would not have been noticed"
-        ends = [
-            Evidence.seen(says, end=entry.end, unseen=NOISE_BYTES + entry.uncertainty)
-            for entry in self.entries
-        ]
+        ends = [Evidence.seen(says, end=entry.end, unseen=NOISE_BYTES) for entry in self.entries]
         return ends + [loop.sensitivity(self.device, self.block) for loop in self.loops]
 
     def series(self) -> list[Series]:
@@ -305,11 +253,18 @@ def leak_report(role: RoleOutcome, device: str = "") -> LeakReport:
     """What a role's meter recorded. ``device``: label of a device that is not the role's own."""
     told = role.meters[device]
     idle = IdleCounter(told.get("idle", ()))
+    entries = [Entry(end, **entry) for end, entry in told["entries"].items()]
+    loops = [Loop(what, **loop) for what, loop in told["loops"].items()]
+    if idle.moves:
+        entries = [
+            replace(entry, missing=max(entry.ours or 0, 0), repeated=None, waited_s=0.0) for entry in entries
+        ]
+        loops = [ours for loop in loops if (ours := loop.of_this_run())]
     return LeakReport(
         told["device"],
         told["rises"],
-        [Entry(end, **entry).beside(idle) for end, entry in told["entries"].items()],
-        [Loop(what, **loop).beside(idle) for what, loop in told["loops"].items()],
+        entries,
+        loops,
         told["sizes"],
         idle,
         told.get("late_s", 0.0),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuipc_doctor.api.memory_counter import NOISE_BYTES, PROMPT_S, WIDER, IdleCounter
+from gpuipc_doctor.api.memory_counter import NOISE_BYTES, PROMPT_S
 from gpuipc_doctor.api.slopes import Slope, is_even, slope, smallest_found
 from gpuipc_doctor.model import Evidence, Finding
 from gpuipc_doctor.probe_types import RoleOutcome
@@ -14,10 +14,6 @@ from gpuipc_doctor.report_types import Line, Series
 
 CREEP_BYTES = 64 << 10
 """Bytes by which used memory may grow from the first round of a loop to its last."""
-
-WANDERS = 3.0
-"""Factor of what used memory may do by itself during a loop: a counter that wandered little while it was
-watched may wander on in one direction (a healthy node's `ipc-pool` was a FAIL)."""
 
 FEWEST_SAMPLES = 6
 """Minimum readings of used memory that show a steady rise in a loop without a control."""
@@ -37,24 +33,17 @@ class Loop:
     at: Sequence[float] = ()
     control_at: Sequence[float] = ()
     """Times of the readings in seconds."""
-    uncertainty: float = 0.0
-    """Bytes by which used memory may have changed by itself; 0 only if it does not move by itself."""
+    ours: Sequence[float | None] = ()
+    control_ours: Sequence[float | None] = ()
+    """What the processes of this run held at each reading; None if the driver does not say."""
 
-    def beside(self, idle: IdleCounter) -> Loop:
-        """This loop, less what used memory does by itself."""
-        uncertainty = WANDERS * idle.change_within(self.at[-1] - self.at[0])[1] if self.at else 0.0
-        used, control = idle.without(self.used, self.at), idle.without(self.control, self.control_at)
-        if (
-            uncertainty
-        ):  # a control that moves otherwise than the idle counter did shows that the counter turns
-            turned = abs(slope(self.rounds, control).estimate) * (self.rounds[-1] - self.rounds[0])
-            uncertainty += WIDER * turned
-        return replace(self, used=used, control=control, uncertainty=uncertainty)
-
-    @property
-    def hidden(self) -> float:
-        """Bytes per round that a counter which moves by itself may hide."""
-        return self.uncertainty / max(self.rounds[-1] - self.rounds[0], 1)
+    def of_this_run(self) -> Loop | None:
+        """The loop by what the processes of this run held; None if the driver did not say."""
+        ours, control = (
+            [held for held in each if held is not None] for each in (self.ours, self.control_ours)
+        )
+        is_known = 0 < len(ours) == len(self.used) and len(control) == len(self.control)
+        return replace(self, used=ours, control=control) if is_known else None
 
     @property
     def growth(self) -> Slope:
@@ -63,11 +52,7 @@ class Loop:
     @property
     def unsuspicious(self) -> float:
         """Bytes per round to ignore: the control's growth, or noise."""
-        control = self._without_rounds
-        return (
-            max(CREEP_BYTES / max(self.rounds), 0.0 if self.hidden else control, control - self.hidden)
-            + self.hidden
-        )
+        return max(CREEP_BYTES / max(self.rounds), self._without_rounds)
 
     @property
     def _without_rounds(self) -> float:
@@ -77,9 +62,8 @@ class Loop:
 
     @property
     def _pace(self) -> float:
-        """Duration of a round, relative to one of the control. It is 1 if what the idle counter did is
-        subtracted."""
-        if self.uncertainty or not (self.at and self.control_at):
+        """Duration of a round, relative to one of the control."""
+        if not (self.at and self.control_at):
             return 1.0
         return max((self.at[-1] - self.at[0]) / max(self.control_at[-1] - self.control_at[0], PROMPT_S), 1.0)
 
@@ -87,7 +71,7 @@ class Loop:
     def _is_of_rounds(self) -> bool:
         """Whether the growth may be what each round loses: it is even, and the control changed by less."""
         changed = max(max(self.control) - min(self.control) - NOISE_BYTES, 0.0) * self._pace
-        return is_even(self.used) and (bool(self.uncertainty) or changed < (self.used[-1] - self.used[0]) / 2)
+        return is_even(self.used) and changed < (self.used[-1] - self.used[0]) / 2
 
     def judge(self, device: str) -> Finding | None:
         """Judge whether each round loses memory, all of them alike."""

@@ -1,7 +1,7 @@
 """A device's counter of used memory: what it shows, and how it changes by itself while this run does nothing.
 
 Where a GPU is a NUMA node of the host (GH200, GB200), the pages of the host's files count as used, so the
-counter follows file I/O. What it does while idle is subtracted from what it does while a check works.
+counter follows file I/O. Only mpi-cache-growth subtracts what the counter does while idle.
 """
 
 from __future__ import annotations

@@ -152,17 +152,16 @@ class Meter:
         self._w.wait_until(is_quiet, SETTLE_S)
         last = self._read()
         self._is_suspect |= 0 < abs(last.nbytes - first.nbytes) <= NOISE_BYTES
-        return replace(last, ours=self._held_by_this_run() if self._idle else None)
+        return replace(last, ours=self._held_by_this_run())
 
     def change_since(self, mark: Reading) -> int:
-        """Bytes by which used memory rose since ``mark``, less what it does by itself."""
-        now = self.mark()
-        return int(now.nbytes - mark.nbytes - self.idle.change_within(now.at - mark.at)[0])
+        """Bytes by which used memory rose since ``mark``."""
+        return self.mark().nbytes - mark.nbytes
 
     def used(self) -> Reading:
         """Used memory, now."""
         self._wait_out_lag()
-        return self._read()
+        return replace(self._read(), ours=self._held_by_this_run())
 
     def sampled(self, rounds: range) -> range:
         """Rounds of a loop after which to read used memory; every fourth of them if the counter lags."""
@@ -213,26 +212,24 @@ class Meter:
         If memory is missing, ``again`` is called to see whether the loss recurs. Returns whether ``again``
         was called.
         """
-        missing, at, waited_s = self._missing_after_wait(mark)
+        missing, waited_s = self._missing_after_wait(mark)
         self._leave_if(missing > NOISE_BYTES, f"{missing} B are missing after {end}")
-        if self._is_suspect or abs(missing) > NOISE_BYTES or waited_s > SETTLE_S:
-            self.watch_idle(0 if self.moves else IDLE_S)
+        if not self.moves and (self._is_suspect or abs(missing) > NOISE_BYTES or waited_s > SETTLE_S):
+            self.watch_idle()
         ours = None if mark.ours is None else self._held_by_this_run()
         entry = self._entries[end] = {
             "mark": mark.nbytes,
             "missing": missing,
             "waited_s": waited_s,
-            "seconds": at - mark.at,
             "holders": [] if abs(missing) <= NOISE_BYTES else self._gpu.memory_holders(),
             "ours": None if mark.ours is None or ours is None else ours - mark.ours,
         }
         self._record()
-        if again is None or missing <= NOISE_BYTES + self._explained(at - mark.at):
+        if again is None or missing <= NOISE_BYTES:
             return False
         mark = self.mark()
         again()
-        missing, at, _ = self._missing_after_wait(mark)
-        entry |= {"repeated": missing, "repeated_s": at - mark.at}
+        entry["repeated"], _ = self._missing_after_wait(mark)
         self._record()
         return True
 
@@ -249,12 +246,16 @@ class Meter:
             "control": [each.nbytes for each in control],
         }
         self._leave_if(bool(Loop(what, **loop).judge("")), f"used memory grows with each {what}")
-        if self.may_move(used) or len(set(loop["control"])) > 1 or Loop(what, **loop).judge(""):
+        if not self.moves and (
+            _varies(used) or len(set(loop["control"])) > 1 or Loop(what, **loop).judge("")
+        ):
             self.watch_idle(used[-1].at - used[0].at)
         self._loops[what] = {
             **loop,
             "at": [each.at for each in used],
             "control_at": [each.at for each in control],
+            "ours": [each.ours for each in used],
+            "control_ours": [each.ours for each in control],
         }
         self._running = {}
         self._w.keep_loop(None)
@@ -309,9 +310,8 @@ class Meter:
     def _stands_at(self, used: int) -> bool:
         return abs(self._read().nbytes - used) <= NOISE_BYTES
 
-    def _missing_after_wait(self, mark: Reading) -> tuple[int, float, float]:
-        """Bytes missing since ``mark`` after a wait, the time of this reading, and the seconds until they
-        were last seen missing.
+    def _missing_after_wait(self, mark: Reading) -> tuple[int, float]:
+        """Bytes missing since ``mark`` after a wait, and the seconds until they were last seen missing.
 
         Time in which this process had no processor does not count: it could not see that they were back.
         """
@@ -322,8 +322,7 @@ class Meter:
         def is_back() -> bool:
             nonlocal last
             now = self._read()
-            more = now.nbytes - mark.nbytes
-            if more <= NOISE_BYTES or more <= NOISE_BYTES + self._explained(now.at - mark.at):
+            if now.nbytes - mark.nbytes <= NOISE_BYTES:
                 return True
             last = now.at
             return False
@@ -331,15 +330,11 @@ class Meter:
         if not self._w.wait_until(is_back, self._patience_s):
             self._patience_s, last = min(self._patience_s, SETTLE_S), self._w.clock()
         waited_s = last - began - (self._w.without_processor_s() - without_processor_s)
-        now = self._read()
-        return now.nbytes - mark.nbytes, now.at, max(waited_s, 0.0)
-
-    def _explained(self, seconds: float) -> float:
-        """Bytes by which a counter that moves by itself may have risen within this time."""
-        return max(sum(self.idle.change_within(seconds)), 0.0)
+        return self._read().nbytes - mark.nbytes, max(waited_s, 0.0)
 
     def _held_by_this_run(self) -> int | None:
-        holders = self._gpu.memory_holders()
+        """Bytes; None if the driver does not say, and beside other probes, where a reading is of this one."""
+        holders = [] if self._gpu.by_process else self._gpu.memory_holders()
         return sum(each["held"] for each in holders if each["whose"] == THIS_RUN) if holders else None
 
     def _wait_out_lag(self) -> None:

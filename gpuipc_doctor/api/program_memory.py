@@ -72,28 +72,19 @@ class MemorySamples:
         return {name: getattr(self, name) for name in ("seconds", *_LINES, "own", "marks")}
 
 
-def used_since_the_start(role: RoleOutcome) -> tuple[list[float], float]:
-    """Bytes used at each sample, and how far they may be wrong because the device's count moves by itself.
-
-    If it does, the bytes of this process count instead, where the driver reports them.
-    """
-    samples, idle = role.records["samples"], leak_report(role).idle
-    if not idle.moves:
-        return samples["used"], 0.0
-    if None not in samples["own"]:
-        return samples["own"], 0.0
-    used = idle.without([0, *samples["used"]], [0.0, *samples["seconds"]])[1:]
-    return used, idle.change_within(samples["seconds"][-1])[1]
+def used_since_the_start(role: RoleOutcome) -> list[float]:
+    """Bytes used at each sample: of the device or, if its count moves by itself, of this process; 0 where the
+    driver does not report them."""
+    samples = role.records["samples"]
+    return [own or 0 for own in samples["own"]] if leak_report(role).idle.moves else samples["used"]
 
 
 def judge_hidden(program: RoleOutcome, onlooker: RoleOutcome) -> Finding | None:
-    """The ERROR if used memory moves by itself so much that a loss would not have been noticed."""
-    watched = leak_report(onlooker)
-    uncertainty = max(used_since_the_start(program)[1], *(entry.uncertainty for entry in watched.entries))
-    if uncertainty <= NOISE_BYTES:
-        return None
-    says = "a loss of less than {least:mib} would not have been noticed"
-    return watched.moving(Evidence.seen(says, least=NOISE_BYTES + uncertainty))
+    """The ERROR if used memory moves by itself."""
+    watched, own = leak_report(onlooker), leak_report(program)
+    if watched.idle.moves:
+        return watched.moving()
+    return own.moving() if own.idle.moves and None in program.records["samples"]["own"] else None
 
 
 def series(title: str, samples: Mapping[str, Json]) -> Series:
@@ -112,7 +103,7 @@ def repeat_if_lost(ended: ProbeOutcome, roles: Mapping[str, Role], judge: Judge)
     if not ended.completed or LOST in ended.params or blind(ended):
         return
     found, missing = judge(ended), _after(ended).missing
-    if found or missing > NOISE_BYTES + _after(ended).uncertainty:
+    if found or missing > NOISE_BYTES:
         told = found and {"key": found.key, "says": found.says, "values": dict(found.values)}
         params: Json = {**ended.params, LOST: {"found": told, "missing": missing}}
         again = allocator_probe(ended.probe, ended.devices[0], roles, **params)

@@ -83,8 +83,25 @@ def test_healthy_node_never_fails_because_its_counter_moves(
 ) -> None:
     told = found(doctor, check, movement)
     assert judged(told) <= {("ERROR", "counter-moves")}
-    if movement == "counter-drifts" and check != "ipc-histories":  # its processes do not subtract the drift
-        assert not judged(told)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("leaks", [False, True])
+def test_checks_beside_each_other_tell_by_process_although_the_counter_moves(
+    doctor: Command, leaks: bool, tmp_path: Path
+) -> None:
+    moves = yaml.safe_load(profile.file_of("counter-drifts").read_text())["faults"]
+    leak = [{"call": "ipc-close", "do": "leak", "bytes": "2 MiB"}] if leaks else []
+    node = tmp_path / "node.yaml"
+    node.write_text(json.dumps({"description": ".", "extends": "counter-drifts", "faults": moves + leak}))
+    command = ("check", "ipc-release", "driver-pool-release", "--json", "--simulate", str(node))
+    ended = doctor(*command, "--backend", "cuda", "--budget", "600")
+    results = [result["finding"] for result in json.loads(ended.stdout)["results"]]
+    told = judged({(finding["status"], finding["key"]) for finding in results})
+    if leaks:
+        assert ("FAIL", "grows") in told
+    else:
+        assert told == {("SKIP", "not-compared")}
 
 
 @pytest.mark.full

@@ -543,7 +543,7 @@ def test_loss_at_a_programs_end_that_is_held_by_this_run_is_a_fail_although_the_
     (entry,) = leak_report(w).entries
     assert (entry.ours, entry.missing == ODD_BYTES) == ((ODD_BYTES, True) if is_ours else (0, False))
     found = leak_report(w).judge(ODD_BYTES)
-    assert [finding.key for finding in found] == ["not-returned"] or not is_ours
+    assert [finding.key for finding in found] == ["not-returned"] * is_ours + ["counter-moves"]
 
 
 def test_samples_are_drawn_with_marks() -> None:
@@ -691,13 +691,26 @@ MOVEMENTS: dict[str, Callable[[float], float]] = {
 }
 
 
-def moved(movement: str, phase: float, each: int, kept: int = 0) -> tuple[list[Finding], LeakReport]:
+def attribute(device: Device) -> None:
+    """Make the driver report what this run's process holds: NVML's figures do not follow the page cache."""
+    device.memory_holders = lambda: [  # type: ignore[method-assign]
+        STRANGER,
+        {**STRANGER, "pid": 1, "held": (600 << 20) + device.allocated, "whose": THIS_RUN},
+    ]
+
+
+def moved(
+    movement: str, phase: float, each: int, kept: int = 0, *, attributes: bool = False
+) -> tuple[list[Finding], LeakReport]:
     """The findings of an act of 3 s and a loop of 64 slow rounds with a quick control.
 
-    The counter moves by itself; each round loses ``each`` bytes, the act ``kept``.
+    The counter moves by itself; each round loses ``each`` bytes, the act ``kept``. ``attributes``: whether
+    the driver reports memory by process.
     """
     moves = MOVEMENTS[movement]
     device = Device(lambda now: 500 * MIB + int(moves(now + phase)) // PAGE * PAGE)
+    if attributes:
+        attribute(device)
     w, meter = opened(device)
 
     def act() -> None:
@@ -719,11 +732,14 @@ def moved(movement: str, phase: float, each: int, kept: int = 0) -> tuple[list[F
 
 @pytest.mark.parametrize("movement", MOVEMENTS)
 @pytest.mark.parametrize("phase", [0.0, 4.3, 9.1, 13.3, 17.9, 23.2])
-def test_counter_that_moves_by_itself_is_blamed_on_nothing(movement: str, phase: float) -> None:
-    found, _ = moved(movement, phase, 0)
+@pytest.mark.parametrize("attributes", [False, True])
+def test_counter_that_moves_by_itself_is_blamed_on_nothing(
+    movement: str, phase: float, attributes: bool
+) -> None:
+    found, _ = moved(movement, phase, 0, attributes=attributes)
     told = {(finding.status, finding.key) for finding in found}
     assert told <= {(Status.ERROR, "counter-moves"), (Status.ERROR, "unexplained-change")}
-    assert not (found and movement == "drift")
+    assert told or movement == "bursts"
     assert movement == "bursts" or (Status.ERROR, "unexplained-change") not in told
 
 
@@ -771,33 +787,38 @@ def test_control_that_rises_is_compared_by_the_second(control_s: float, key: str
 
 @pytest.mark.parametrize("movement", MOVEMENTS)
 @pytest.mark.parametrize("each", [PAGE, MIB, 64 * MIB])
-def test_leak_on_a_moving_counter_is_found_or_said_to_be_hidden(movement: str, each: int) -> None:
+@pytest.mark.parametrize("attributes", [False, True])
+def test_leak_on_a_moving_counter_is_found_by_process_or_said_to_be_hidden(
+    movement: str, each: int, attributes: bool
+) -> None:
     for phase in (0.0, 4.3, 9.1, 13.3, 17.9, 23.2):
-        found, _ = moved(movement, phase, each)
+        found, _ = moved(movement, phase, each, attributes=attributes)
         keys = {finding.key for finding in found}
         also = {"unexplained-change"} if movement == "bursts" else set[str]()
         assert keys & ({"grows", "counter-moves"} | also), phase
-        if movement == "drift" or (each == 64 * MIB and movement != "bursts"):
+        if attributes and movement != "bursts":
             assert "grows" in keys, phase
 
 
 @pytest.mark.parametrize("movement", MOVEMENTS)
-def test_segment_lost_on_a_moving_counter_is_found_or_said_to_be_hidden(movement: str) -> None:
+@pytest.mark.parametrize("attributes", [False, True])
+def test_segment_lost_on_a_moving_counter_is_found_by_process_or_said_to_be_hidden(
+    movement: str, attributes: bool
+) -> None:
     for phase in (0.0, 4.3, 9.1, 13.3, 17.9, 23.2):
-        keys = {finding.key for finding in moved(movement, phase, 0, ODD_BYTES)[0]}
+        keys = {finding.key for finding in moved(movement, phase, 0, ODD_BYTES, attributes=attributes)[0]}
         also = {"unexplained-change"} if movement == "bursts" else set[str]()
         assert keys <= {"not-returned", "counter-moves"} | also, phase
         assert keys, phase
-        assert "not-returned" in keys or movement != "drift", phase
+        assert not attributes or also or "not-returned" in keys, phase
 
 
-def test_error_of_a_moving_counter_says_how_far_it_moves_and_what_it_hides() -> None:
+def test_error_of_a_moving_counter_says_how_far_it_moves() -> None:
     (finding,), _ = moved("walk", 0.0, 0)
     assert re.fullmatch(
         r"used memory of cuda:0 moves by itself, by \d+ MiB in [\d.]+ s: it hides losses",
         sentences.summary(finding),
     )
-    assert any("with each round would not have been noticed" in line for line in sentences.evidence(finding))
 
 
 def test_still_counter_costs_no_time_and_no_words() -> None:
@@ -839,32 +860,3 @@ def test_release_is_not_late_by_the_time_in_which_the_waiter_had_no_processor() 
     device._base = lambda now: (500 * MIB) + (ODD_BYTES if now < ended + 4.3 else 0)
     meter.enter("the end", mark)
     assert leak_report(w).judge(ODD_BYTES) == []
-
-
-def test_loss_that_the_driver_attributes_to_this_run_is_found_on_a_counter_that_hides_it() -> None:
-    """NVML's figures of processes do not follow the page cache."""
-    device = Device(lambda now: 500 * MIB + int(JUMPS[int(now / 0.7)]))
-    device.memory_holders = lambda: [  # type: ignore[method-assign]
-        STRANGER,
-        {**STRANGER, "pid": 1, "held": (600 << 20) + device.allocated, "whose": THIS_RUN},
-    ]
-    w, meter = opened(device)
-    meter.watch_idle()
-
-    def act() -> None:
-        device.now += 1.0
-        device.allocated += ODD_BYTES
-
-    meter.watch("the act", act)
-    (finding,) = leak_report(w).judge(ODD_BYTES)
-    assert (finding.key, finding.values["missing"]) == ("not-returned", ODD_BYTES)
-
-
-def test_change_since_a_mark_leaves_out_what_the_counter_does_by_itself() -> None:
-    """A context of 37 MiB is made within 3 s, in which used memory drifts by 6 MiB."""
-    device = Device(lambda now: 500 * MIB + int(2 * MIB * now) // PAGE * PAGE)
-    _, meter = opened(device)
-    mark = meter.mark()
-    device.now += 3.0
-    device.allocated += ODD_BYTES
-    assert meter.change_since(mark) == pytest.approx(ODD_BYTES, abs=MIB // 2)
